@@ -1,4 +1,4 @@
-"""The stages `difficulty` and `labels`: what a model's samples say about a problem, and about its label.
+"""The stages `difficulty` and `labels`: what a model's samples say about a problem, and about its ground truth.
 
 Source: Magistral (2506.10910), section 4.1, which prints no thresholds.
 """
@@ -19,7 +19,7 @@ from shared.types import Verdict
 from verify.verifiers import verifier_of
 
 NEVER, SELDOM, OFTEN, UNKNOWN = "never solved", "too seldom solved", "too often solved", "not graded"
-CONTRADICTED = "most samples contradict the label"
+CONTRADICTED = "most samples contradict the ground truth"
 
 least_option = partial(option, 0.0, "reject a lower pass rate (default 0)", metavar="RATE")
 most_option = partial(option, 0.9, "and a higher one (default %(default)s)", metavar="RATE")
@@ -79,13 +79,13 @@ class DifficultyStage(CurationStage):
 
 @dataclass
 class LabelsStage(VerifyingStage):
-    """Drop problems whose label most samples contradict.
+    """Drop problems whose ground truth most samples contradict.
 
     input: rows with "answer" and "samples", as the stage sample writes them. Programming and open problems pass.
-    A problem is dropped when more than --majority of all its samples give one answer, and the label is another: wrong
-    against every form of that answer. Answers are equal if the verifier finds them equal, not if they are spelled
-    alike. Samples without an answer count among all. This is only as good as the model that sampled: it should solve
-    most problems.
+    A problem is dropped when more than --majority of all its samples give one answer, and the ground truth is another:
+    wrong against every form of that answer. Answers are equal if the verifier finds them equal, not if they are
+    spelled alike. Samples without an answer count among all. This is only as good as the model that sampled: it should
+    solve most problems.
 
     example:
       python -m curate labels graded.jsonl --out labelled.jsonl --majority 0.5
@@ -96,32 +96,32 @@ class LabelsStage(VerifyingStage):
     majority: float = majority_option()
 
     async def prepare(self, rows: Sequence[Row], show: Show) -> None:
-        """Check that every row has samples and a label. Raises DataError."""
+        """Check that every row has samples and a ground truth. Raises DataError."""
         for row in rows:
             read_samples(row)
-            _label(row)
+            _ground_truth(row)
 
     async def decide(self, index: int, row: Row) -> Decision:
-        """Find the majority's answer and compare it with the label."""
-        samples, label = read_samples(row), _label(row)
+        """Find the majority's answer and compare it with the ground truth."""
+        samples, ground_truth = read_samples(row), _ground_truth(row)
         answers = [sample.answer for sample in samples if sample.answer]
-        if not label or not answers:
+        if not ground_truth or not answers:
             return Kept([row.fields])
         cluster = await largest_cluster(answers, self._equal, self.majority * len(samples))
         if cluster is None:
             return Kept([row.fields], {"without a majority": 1})
         for answer in cluster.answers:
-            if await self.compare(label, answer) is not Verdict.WRONG:
+            if await self.compare(ground_truth, answer) is not Verdict.WRONG:
                 return Kept([row.fields])
         agree = f"{cluster.size} of {len(samples)} samples agree on {cluster.answers[0]}"
-        return Rejected(CONTRADICTED, f"{agree}, the label is {label}")
+        return Rejected(CONTRADICTED, f"{agree}, the ground truth is {ground_truth}")
 
     async def _equal(self, known: str, other: str) -> bool:
         return await self.compare(known, other) is Verdict.CORRECT
 
 
-def _label(row: Row) -> str:
-    """Return the label; "" for a programming or open problem, where answers are not compared."""
+def _ground_truth(row: Row) -> str:
+    """Return the ground truth; "" for a programming or open problem, where answers are not compared."""
     compared = verifier_of(row.fields.get("domain")).needs == "answer checker"
     return text_of(row.fields, "answer", row.where) if compared else ""
 

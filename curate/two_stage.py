@@ -38,11 +38,11 @@ class TwoStage(Command):
       2 difficulty  problems that it never solves, or solves too often, are left out for now
       3 train       python -m trainer GRADER.toml --data.train=OUTPUT.2_learnable.jsonl, which gives the grader
       4 sample      the whole original set with the grader
-      5 labels      problems whose label most of its samples contradict are dropped
+      5 labels      problems whose ground truth most of its samples contradict are dropped
       6 difficulty  problems that even the grader never solves, or solves too often, are dropped (OUTPUT.jsonl, without
                     "samples", with "pass_rate")
-    A weak model alone would drop hard but valid problems, and could not detect wrong labels. Labels come before
-    difficulty so that the reasons are distinct: a problem with a wrong label is also never solved.
+    A weak model alone would drop hard but valid problems, and could not detect a wrong ground truth. Labels come
+    before difficulty so that the reasons are distinct: a problem with a wrong ground truth is also never solved.
     GRADER.toml also says how to sample: prompts, verifiers, lengths, temperature, engine. Its run is named after the
     problems left: other problems are another run. Ctrl-C stops; the same command goes on, also inside the training.
 

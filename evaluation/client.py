@@ -3,7 +3,7 @@
 408, 425, 429, 500, 502, 503, 504, no connection, no response in time   retried, after the time in Retry-After
 any other status                                                        `RequestRefused`: a retry would not help
 
-Chat completions are parsed into thoughts, answer, calls and token counts. Depending on the server, thoughts are in
+Chat completions are parsed into reasoning, answer, calls and token counts. Depending on the server, reasoning is in
 `reasoning`, `reasoning_content`, chunks of the content, or between tags in it.
 """
 
@@ -243,30 +243,30 @@ class ChatCompletion(Lenient):
 class ParsedResponse(NamedTuple):
     """The contents of a response."""
 
-    thoughts: str
+    reasoning: str
     answer: str
     calls: list[FunctionCall] | None
     """calls of the API's tools; None if one of them cannot be parsed"""
 
 
 def parse_message(message: CompletionMessage) -> ParsedResponse:
-    """Return thoughts, answer and calls of a message, wherever the server puts them."""
+    """Return reasoning, answer and calls of a message, wherever the server puts them."""
     content = message.content
-    thoughts = message.reasoning or message.reasoning_content or ""
+    reasoning = message.reasoning or message.reasoning_content or ""
     if isinstance(content, list):
         answer = "".join(_text(part) for part in content if part.get("type") != "thinking")
-        thoughts = thoughts or "".join(_text(part) for part in content if part.get("type") == "thinking")
-    elif thoughts:
+        reasoning = reasoning or "".join(_text(part) for part in content if part.get("type") == "thinking")
+    elif reasoning:
         answer = content or ""
     else:
-        thoughts, answer = split(content or "")
+        reasoning, answer = split(content or "")
     found = [read_call({**call.function}) for call in message.tool_calls or []]
     calls = None if None in found else [call for call in found if call is not None]
-    return ParsedResponse(thoughts, answer, calls)
+    return ParsedResponse(reasoning, answer, calls)
 
 
 def split(content: str) -> tuple[str, str]:
-    """Return thoughts and answer of a text with tags; the opening tag may be missing if the prompt ended with it."""
+    """Return reasoning and answer of a text with tags; the opening tag may be missing if the prompt ended with it."""
     tags = tags_of(content.lstrip())
     opened = not content.lstrip().startswith(tags.open)
     tags = tags_of(content, opened=True) if opened else tags
@@ -274,8 +274,8 @@ def split(content: str) -> tuple[str, str]:
         return "", content
     splitter = Splitter(tags, opened=opened)
     chunks = [*splitter.feed(content), *splitter.end()]
-    thoughts = "".join(chunk.text for chunk in chunks if chunk.thinking)
-    return thoughts.strip(), "".join(chunk.text for chunk in chunks if not chunk.thinking).strip()
+    reasoning = "".join(chunk.text for chunk in chunks if chunk.thinking)
+    return reasoning.strip(), "".join(chunk.text for chunk in chunks if not chunk.thinking).strip()
 
 
 def _text(part: dict[str, Any]) -> str:

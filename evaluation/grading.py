@@ -1,11 +1,11 @@
 r"""Grades answers by the kind of task. Untrusted text is compared in killable processes, programs run in sandboxes.
 
-    answer         the last \boxed{...} means the same as the true answer (verify/answer_checker.py)
+    answer         the last \boxed{...} means the same as the ground truth (verify/answer_checker.py)
     program        the first fenced block that names a language passes every test (verify/code)
     instructions   every instruction is followed, to the letter (verify/verifiers/instructions.py)
     calls          the right functions are called with accepted values, or none if none fits (verify/verifiers/calls.py)
 
-Only the text after the thoughts is graded. A model need not think, so the reward's format rules do not apply here.
+Only the text after the reasoning is graded. A model need not think, so the reward's format rules do not apply here.
 """
 
 from __future__ import annotations

@@ -18,18 +18,18 @@ function passes(sample) {
   const words = search.value.toLowerCase();
   return (!benchmark.value || sample.benchmark === benchmark.value)
     && (!outcome.value || sample.outcome.includes(outcome.value))
-    && (!words || [sample.id, sample.prompt, sample.thoughts, sample.answer].some((text) => text.toLowerCase().includes(words)));
+    && (!words || [sample.id, sample.prompt, sample.reasoning, sample.answer].some((text) => text.toLowerCase().includes(words)));
 }
 
 function show(sample, button) {
   for (const other of list.querySelectorAll("[aria-current]")) other.removeAttribute("aria-current");
   button.setAttribute("aria-current", "true");
   const facts = [sample.verdict, sample.reason, `wanted: ${sample.language}`,
-    `thoughts: ${sample.thoughts_language || "undetermined"}`, `answer: ${sample.answer_language || "undetermined"}`,
+    `reasoning: ${sample.reasoning_language || "undetermined"}`, `answer: ${sample.answer_language || "undetermined"}`,
     `finish: ${sample.finish_reason}`, `${sample.tokens ?? "?"} tokens`];
   detail.replaceChildren(element("h3", `${sample.id}, sample ${sample.sample}`), element("p", facts.join(" · ")));
-  for (const [name, key] of [["Prompt", "prompt"], ["Thoughts", "thoughts"], ["Answer", "answer"],
-    ["Judged", "extracted"], ["True answer", "gold"]]) {
+  for (const [name, key] of [["Prompt", "prompt"], ["Reasoning", "reasoning"], ["Answer", "answer"],
+    ["Judged", "extracted"], ["Ground truth", "ground_truth"]]) {
     if (!sample[key]) continue;
     const text = element("pre", sample[key]);
     text.dir = "auto";

@@ -85,11 +85,12 @@ def _sample(task: BenchmarkTask, record: SampleRecord) -> Json:
     """Return the fields of a sample that the browser shows."""
     return {
         "benchmark": record.benchmark, "id": record.id, "sample": record.sample, "outcome": outcomes(record),
-        "language": record.wanted_language, "prompt": _short(task.prompt), "thoughts": _short(record.thoughts),
-        "answer": _short(record.answer), "gold": record.gold, "extracted": _short(record.extracted or ""),
+        "language": record.wanted_language, "prompt": _short(task.prompt), "reasoning": _short(record.reasoning),
+        "answer": _short(record.answer), "ground_truth": record.ground_truth,
+        "extracted": _short(record.extracted or ""),
         "verdict": str(record.verdict or "no response"), "reason": record.error or record.reason,
         "finish_reason": record.finish_reason, "tokens": record.completion_tokens,
-        "thoughts_language": record.thoughts_spoken.language, "answer_language": record.answer_spoken.language,
+        "reasoning_language": record.reasoning_language.language, "answer_language": record.answer_language.language,
     }  # fmt: skip
 
 
@@ -102,7 +103,7 @@ def outcomes(record: SampleRecord) -> list[str]:
         found.append("truncated")
     if record.extracted is None and record.kind != "instructions":
         found.append("unextracted")
-    if record.thoughts_spoken.same is False or record.answer_spoken.same is False:
+    if record.reasoning_language.same is False or record.answer_language.same is False:
         found.append("wrong language")
     return found
 
@@ -163,11 +164,11 @@ def plot_curves(name: str, found: Json) -> str:
 
 
 def plot_languages(results: Json) -> str:
-    """Draw, for each language, the share of thoughts and answers that were in it."""
+    """Draw, for each language, the share of reasoning and answers that were in it."""
     shapes, place = [], 0
     for name, benchmark in results["benchmarks"].items():
         for language, found in benchmark.get("languages", {}).items():
-            for part in ("thoughts", "answer"):
+            for part in ("reasoning", "answer"):
                 y, x = place * ROW + 5, float(LABEL)
                 shapes.append(_text(LABEL - 8, y + 12, f"{name}, {language}, {part}", "end"))
                 for word in tables.SHARES:
@@ -176,7 +177,7 @@ def plot_languages(results: Json) -> str:
                     x += width
                 shapes.append(_text(LABEL + WIDTH + 8, y + 12, f"{percent(found[part]['same'])} %"))
                 place += 1
-    return _svg(LABEL + WIDTH + 70, place * ROW, "Language of thoughts and answers", shapes)
+    return _svg(LABEL + WIDTH + 70, place * ROW, "Language of reasoning and answers", shapes)
 
 
 def plot_lengths(name: str, records: Sequence[SampleRecord]) -> str:

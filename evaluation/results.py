@@ -147,7 +147,7 @@ def sizes_of(samples: int) -> list[int]:
 
 
 def languages_of(records: Iterable[SampleRecord]) -> Json:
-    """Return, for each requested language, in which one thoughts and answers were, as shares of the responses.
+    """Return, for each requested language, in which one reasoning and answers were, as shares of the responses.
 
     same: in that language; other: in another, or mixed; undetermined: too few words; none: no text at all.
     """
@@ -157,8 +157,8 @@ def languages_of(records: Iterable[SampleRecord]) -> Json:
     return {
         language: {
             "responses": len(found),
-            "thoughts": _spread((record.thoughts, record.thoughts_spoken) for record in found),
-            "answer": _spread((record.answer, record.answer_spoken) for record in found),
+            "reasoning": _spread((record.reasoning, record.reasoning_language) for record in found),
+            "answer": _spread((record.answer, record.answer_language) for record in found),
         }
         for language, found in sorted(by_language.items())
     }

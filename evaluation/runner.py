@@ -178,7 +178,7 @@ class SampleRunner:
             settings=settings_mark(self.folder.identity, job.task.benchmark), kind=job.task.kind,
             source=problem.source, language=problem.language, prompt_sha=job.task.prompt_sha,
             seed=seed_of(self.settings.seed, job.key), sampling=job.sampling,
-            model=self.folder.identity["model"], weights=self.folder.identity["weights"], gold=problem.answer,
+            model=self.folder.identity["model"], weights=self.folder.identity["weights"], ground_truth=problem.answer,
             wanted_language=problem.language if asked in ("", AUTO, OFF) else asked,
         )  # fmt: skip
 
@@ -186,7 +186,7 @@ class SampleRunner:
         """Fill the record with the response and its grade."""
         choice, usage = got.reply.choices[0], got.reply.usage
         found = parse_message(choice.message)
-        record.thoughts, record.answer, record.finish_reason = found.thoughts, found.answer, choice.finish_reason
+        record.reasoning, record.answer, record.finish_reason = found.reasoning, found.answer, choice.finish_reason
         record.server_language = choice.reasoning_language
         if usage is not None:
             details = usage.completion_tokens_details
@@ -200,11 +200,11 @@ class SampleRunner:
 
 
 def _measure(record: SampleRecord, problem: str, found: ParsedResponse) -> None:
-    """Set the detected languages of problem, thoughts and answer in the record."""
+    """Set the detected languages of problem, reasoning and answer in the record."""
     code = record.wanted_language
     asked = detect(problem)
-    record.problem_spoken = DetectedLanguage(asked.language, round(asked.share, 6))
-    for name, text in (("thoughts_spoken", found.thoughts), ("answer_spoken", found.answer)):
+    record.problem_language = DetectedLanguage(asked.language, round(asked.share, 6))
+    for name, text in (("reasoning_language", found.reasoning), ("answer_language", found.answer)):
         heard, same = spoken_in(text, code)
         setattr(record, name, DetectedLanguage(heard.language, round(heard.share, 6), same))
 

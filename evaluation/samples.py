@@ -1,6 +1,7 @@
 """The folder of an evaluation: all requests and responses, one line per sample, from which a stopped run resumes.
 
-    evaluation.json   the settings common to all samples: model, weights, seed, sampling of each benchmark
+    evaluation.json   format number, and the settings common to all samples: model, weights, seed, sampling of each
+                      benchmark
     samples.jsonl     one `SampleRecord` per line, on the disk before the next one; the last line of a sample counts
     timings.jsonl     the time and the number of requests of each sample, which differ each time
     launches.jsonl    the time, settings and address of each launch, which may differ between launches
@@ -27,6 +28,8 @@ from shared.types import Verdict
 from verify.records import fingerprint
 
 EVALUATION, SAMPLES, TIMINGS, LAUNCHES = "evaluation.json", "samples.jsonl", "timings.jsonl", "launches.jsonl"
+FORMAT = 2
+"""of the records in samples.jsonl; goes up when a field changes its name or meaning"""
 COMMON = ("seed", "reasoning_language", "reasoning_language_enforcement", "ask_form", "function_calls")
 """names of the settings that change every response"""
 
@@ -80,11 +83,11 @@ class SampleRecord(msgspec.Struct, kw_only=True):
     model: str
     weights: str = ""
     """from the server's /version, "" if it has none"""
-    thoughts: str = ""
+    reasoning: str = ""
     answer: str = ""
     finish_reason: str | None = None
     extracted: str | None = None
-    gold: str = ""
+    ground_truth: str = ""
     correct: bool | None = None
     """None if there is no response"""
     verdict: Verdict | None = None
@@ -95,9 +98,9 @@ class SampleRecord(msgspec.Struct, kw_only=True):
     """IFEval: number of instructions, of those followed strictly, and of those followed by the loose rules"""
     loose: bool | None = None
     wanted_language: str = ""
-    problem_spoken: DetectedLanguage = msgspec.field(default_factory=DetectedLanguage)
-    thoughts_spoken: DetectedLanguage = msgspec.field(default_factory=DetectedLanguage)
-    answer_spoken: DetectedLanguage = msgspec.field(default_factory=DetectedLanguage)
+    problem_language: DetectedLanguage = msgspec.field(default_factory=DetectedLanguage)
+    reasoning_language: DetectedLanguage = msgspec.field(default_factory=DetectedLanguage)
+    answer_language: DetectedLanguage = msgspec.field(default_factory=DetectedLanguage)
     server_language: dict[str, Any] | None = None
     """measurements of our own server, including its tries"""
     prompt_tokens: int | None = None
@@ -118,7 +121,7 @@ def identify(settings: EvaluationSettings, model: str, weights: str, benchmarks:
     sampled = {one.name: one.sampling._asdict() for one in benchmarks}
     for sampling in sampled.values():
         del sampling["samples"]  # more samples of the same kind may be added
-    return {"model": model, "weights": weights, **common, "benchmarks": sampled}
+    return {"format": FORMAT, "model": model, "weights": weights, **common, "benchmarks": sampled}
 
 
 def settings_mark(identity: dict[str, Any], benchmark: str) -> str:
@@ -200,11 +203,14 @@ def read_identity(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is no evaluation: there is no {EVALUATION} in it")
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
-        if isinstance(found["benchmarks"], dict):
-            return dict(found)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        made, benchmarks = found.get("format", 1), found["benchmarks"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{file} cannot be read ({error}): delete the folder, or give another") from error
-    raise DataError(f"{file} lists no benchmarks: delete the folder, or give another")
+    if not isinstance(benchmarks, dict):
+        raise DataError(f"{file} lists no benchmarks: delete the folder, or give another")
+    if made != FORMAT:
+        raise DataError(f"{file} has format {made}, this version reads {FORMAT}: evaluate again into another folder")
+    return dict(found)
 
 
 def read_lines(path: Path, lines: list[bytes]) -> dict[SampleKey, SampleRecord]:

@@ -64,7 +64,7 @@ class EvaluationSettings(BaseSettings):
     top_p: float | None = Field(None, gt=0, le=1)
     """empty for the preset's"""
     max_tokens: int | None = Field(None, ge=1)
-    """of a completion, thoughts included; empty for the preset's. What is cut there is told beside the score"""
+    """of a completion, reasoning included; empty for the preset's. What is cut there is told beside the score"""
     seed: int = Field(0, ge=0)
     """of every sample's own seed, and of the intervals"""
     reasoning_language: str = ""

@@ -88,11 +88,11 @@ def language_table(results: Json) -> ResultTable:
     """Return the languages: a row for every language that was requested in a benchmark."""
     rows = [
         [name, language, str(found["responses"]),
-         *(" / ".join(percent(found[part][word]) for word in SHARES) for part in ("thoughts", "answer"))]
+         *(" / ".join(percent(found[part][word]) for word in SHARES) for part in ("reasoning", "answer"))]
         for name, benchmark in results["benchmarks"].items()
         for language, found in benchmark.get("languages", {}).items()
     ]  # fmt: skip
-    parts = [f"{part}, %: {' / '.join(SHARES)}" for part in ("thoughts", "answer")]
+    parts = [f"{part}, %: {' / '.join(SHARES)}" for part in ("reasoning", "answer")]
     return ResultTable("Languages", ["benchmark", "language", "responses", *parts], rows)
 
 

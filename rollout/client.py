@@ -112,13 +112,13 @@ class EngineClient(RankClient):
         await self.hub.post(rank, request(EngineRank.generate, requests))
         return list(await asyncio.gather(*ends))
 
-    def seats(self) -> int:
+    def slots(self) -> int:
         """Sequences that the engines decode at a time."""
         return len(self.ranks) * self.config.rollout.max_sequences
 
     def spare(self) -> int:
         """Sequences that the engines could decode beside those in flight."""
-        return self.seats() - sum(self.live.values())
+        return self.slots() - sum(self.live.values())
 
     async def dispatch(self) -> None:
         """Dispatch the engines' events until cancelled; raises the failure that an engine reports."""

@@ -1,8 +1,8 @@
 """POST /v1/chat/completions, streamed or not, and its control endpoint for "answer now".
 
 A request is admitted, gets its language and its prompt, and then as many responses as it asked for. When a client
-disconnects, its completions are aborted at once, in both modes. Responses are OpenAI's objects, with the thoughts where
-`reasoning_format` says, and with the measured language.
+disconnects, its completions are aborted at once, in both modes. Responses are OpenAI's objects, with the reasoning
+where `reasoning_format` says, and with the measured language.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from verify.language import detect
 
 router = APIRouter()
 EFFORTS = {"none": 0.0, "minimal": 0.02, "low": 0.1, "medium": 0.3, "high": 0.6}
-"""reasoning_effort -> share of the model's context that thoughts may take; higher efforts have no bound"""
+"""reasoning_effort -> share of the model's context that reasoning may take; higher efforts have no bound"""
 LANGUAGE_HEADER = "x-reasoning-language"
 MOST_CALLS = 32
 
@@ -74,12 +74,12 @@ class Control(RequestBody):
     id: str
     """of a response that is being streamed"""
     action: Literal["reasoning_end"]
-    """reasoning_end: the thoughts end now, with a phrase, and the answer follows"""
+    """reasoning_end: the reasoning ends now, with a phrase, and the answer follows"""
 
 
 @router.post("/v1/chat/completions/control")
 async def control(body: Control, request: Request, client: ChatClient) -> dict[str, int]:
-    """ "Answer now": end the thoughts of a response under way. Returns of how many choices."""
+    """ "Answer now": end the reasoning of a response under way. Returns the number of its choices that are told so."""
     server: Server = request.app.state.server
     owner, responses = server.live.get(body.id, (None, []))
     if owner is not client:
@@ -205,7 +205,7 @@ def check_language(responses: Sequence[Response], plan: GenerationPlan) -> None:
     if plan.enforcement == "strict" and wrong:
         found = wrong[0]
         assert found is not None
-        parts = (("thoughts", found.thoughts), ("answer", found.answer))
+        parts = (("reasoning", found.reasoning), ("answer", found.answer))
         was = ", ".join(f"{name} {part.share:.0%} {part.language or 'undetermined'}" for name, part in parts)
         message = f"not in {plan.choice.code} in any try: {was}"
         raise ApiError(422, message, code="reasoning_language_mismatch")
@@ -218,7 +218,7 @@ class ChatRenderer:
         self.id, self.created, self.model = f"chatcmpl-{uuid.uuid4().hex}", int(time.time()), model
         self.format, self.tags = format, tags
         self._inside: set[int] = set()
-        """indices of choices whose thoughts are open in the text (format inline)"""
+        """indices of choices whose reasoning is open in the text (format inline)"""
 
     def head(self, kind: str) -> Json:
         """Return the fields that every object begins with."""
@@ -245,23 +245,23 @@ class ChatRenderer:
 
     def message(self, response: Response) -> Json:
         """Return the assistant's message."""
-        thoughts, answer = response.thoughts.strip(), response.answer.strip()
+        reasoning, answer = response.reasoning.strip(), response.answer.strip()
         message: Json = {"role": "assistant", "content": answer, "refusal": None, "annotations": []}
         if response.calls:
             message["tool_calls"] = [call_object(call) for call in response.calls]
-        if self.format == "inline" and thoughts:
-            message["content"] = f"{self.tags.open}\n{thoughts}\n{self.tags.close}\n{answer}"
+        if self.format == "inline" and reasoning:
+            message["content"] = f"{self.tags.open}\n{reasoning}\n{self.tags.close}\n{answer}"
         elif self.format == "mistral":
-            part = {"type": "thinking", "thinking": [{"type": "text", "text": thoughts}], "closed": True}
-            message["content"] = [*([part] if thoughts else []), {"type": "text", "text": answer}]
+            part = {"type": "thinking", "thinking": [{"type": "text", "text": reasoning}], "closed": True}
+            message["content"] = [*([part] if reasoning else []), {"type": "text", "text": answer}]
         elif self.format not in ("hidden", "inline"):
-            message |= dict.fromkeys(self.names(), thoughts or None)
+            message |= dict.fromkeys(self.names(), reasoning or None)
         if response.calls and not message["content"]:
             message["content"] = None
         return message
 
     def names(self) -> list[str]:
-        """Return the names of the fields that hold the thoughts."""
+        """Return the names of the fields that hold the reasoning."""
         return {
             "both": ["reasoning", "reasoning_content"], "openai": ["reasoning"], "deepseek": ["reasoning_content"],
         }.get(self.format, [])  # fmt: skip
@@ -329,8 +329,8 @@ def language_object(response: Response, plan: GenerationPlan) -> Json:
         "requested": plan.choice.code or None,
         "source": plan.choice.source,
         "enforcement": plan.enforcement if plan.choice.code else None,
-        "detected": (found.thoughts.language or None) if found else None,
-        "share": round(found.thoughts.share, 3) if found and found.thoughts.language else None,
+        "detected": (found.reasoning.language or None) if found else None,
+        "share": round(found.reasoning.share, 3) if found and found.reasoning.language else None,
         "answer_detected": (found.answer.language or None) if found else None,
         "match": found.match if found else None,
         "tries": response.tries,
@@ -340,9 +340,9 @@ def language_object(response: Response, plan: GenerationPlan) -> Json:
 
 def first_try_object(found: DiscardedTry) -> Json:
     """Return the object of a try that was discarded for its language; its tokens are in the usage."""
-    spoken = detect(found.thoughts or found.answer)
+    spoken = detect(found.reasoning or found.answer)
     return {
-        "thoughts": found.thoughts, "answer": found.answer, "tokens": found.tokens,
+        "reasoning": found.reasoning, "answer": found.answer, "tokens": found.tokens,
         "reasoning_tokens": found.thinking_tokens, "detected": spoken.language or None,
     }  # fmt: skip
 

@@ -1,13 +1,13 @@
-"""Generates one response, chunk by chunk, and enforces the language of its thoughts.
+"""Generates one response, chunk by chunk, and enforces the language of its reasoning.
 
     prompt    the prompt asks for the language, nothing more
-    prefill   the thoughts begin with a phrase in it, which the model did not choose
-    retry     the first words (of thought, or of the answer where there is none) are held back until their language
-              is clear; where it is another one, the completion is aborted and sampled again with prefill
+    prefill   the reasoning begins with a phrase in it, which the model did not choose
+    retry     the first words (of the reasoning, or of the answer where there is none) are held back until their
+              language is clear; where it is another one, the completion is aborted and sampled again with prefill
     strict    as retry; and a response that ends up in another language is an error, not a response
 
-All tries count in the usage, with their thoughts, and `first_try` holds the discarded one. The result does not depend
-on how fast tokens arrive: an engine returns them one by one, and a try or its thoughts end at the same token.
+All tries count in the usage, with their reasoning, and `first_try` holds the discarded one. The result does not depend
+on how fast tokens arrive: an engine returns them one by one, and a try or its reasoning ends at the same token.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from serve.engine import Candidate, SamplingParameters, ServingEngine
-from serve.reasoning import Chunk, Splitter, State, ThoughtCounter
+from serve.reasoning import Chunk, ReasoningCounter, Splitter, State
 from serve.reasoning_language import Enforcement, LanguageChoice, Measured, measure
 from serve.system_prompts import PromptRenderer
 from serve.tools import CallReader, ParsedCall
@@ -27,13 +27,13 @@ from verify.language import spoken_in
 
 MOST_TRIES = 2
 CLEAR_LETTERS = 80
-"""letters of thought from which their language can be detected (fewer mislead: "Hmm, wait" is French)"""
+"""letters of reasoning from which its language can be detected (fewer mislead: "Hmm, wait" is French)"""
 LOOK_EVERY = 40
-"""minimum number of characters between two detections on thoughts that are held back"""
+"""minimum number of characters between two detections on reasoning that is held back"""
 LONG = 2000
 """characters; the language of longer texts is detected in a thread, so that other responses do not wait for it"""
 MOST_HELD = 2000
-"""characters of thought that are held back at most; if their language is still unclear, they are sent as they are"""
+"""characters of reasoning that are held back at most; if its language is still unclear, it is sent as it is"""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class GenerationPlan:
     choice: LanguageChoice
     enforcement: Enforcement
     thinking_budget: int | None = None
-    """tokens after which the thoughts are ended with a phrase; None for no limit"""
+    """tokens after which the reasoning is ended with a phrase; None for no limit"""
     tools: frozenset[str] = frozenset()
     """names of the tools that may be called"""
     most_calls: int = 0
@@ -60,7 +60,7 @@ class GenerationPlan:
 class DiscardedTry(NamedTuple):
     """A discarded try, up to the point where its language was clear."""
 
-    thoughts: str
+    reasoning: str
     answer: str
     tokens: int
     thinking_tokens: int
@@ -70,7 +70,7 @@ class DiscardedTry(NamedTuple):
 class Response:
     """The result of one choice; complete when the iterator of `generate` has ended."""
 
-    thoughts: str = ""
+    reasoning: str = ""
     answer: str = ""
     calls: list[ParsedCall] = field(default_factory=list)
     finish_reason: str = ""
@@ -79,7 +79,7 @@ class Response:
     tokens: int = 0
     """number of sampled tokens, over all tries"""
     thinking_tokens: int = 0
-    """those of them that belong to thoughts, over all tries, tags included"""
+    """those of them that belong to the reasoning, over all tries, tags included"""
     tries: int = 0
     first_try: DiscardedTry | None = None
     """the discarded first try, if there was a second one"""
@@ -87,7 +87,7 @@ class Response:
     logprobs: list[list[Candidate]] = field(default_factory=list)
     """[tokens of the last try]"""
     end_reasoning_early: bool = False
-    """whether the client wants the answer now: the thoughts are ended as if their budget were used up"""
+    """whether the client wants the answer now: the reasoning is ended as if its budget were used up"""
 
     @property
     def mismatch(self) -> bool:
@@ -103,7 +103,7 @@ async def generate(
     async with contextlib.aclosing(in_language(engine, prompts, plan, response)) as chunks:
         async for chunk in chunks:
             if chunk.thinking:
-                response.thoughts += chunk.text
+                response.reasoning += chunk.text
                 yield chunk
             else:
                 for found in [chunk.text] if reader is None else reader.feed(chunk.text):
@@ -115,8 +115,8 @@ async def generate(
         yield append(found, response)
     if response.calls and response.finish_reason == "stop":
         response.finish_reason = "tool_calls"
-    texts = (response.thoughts, response.answer, plan.choice.code)
-    if len(response.thoughts) + len(response.answer) > LONG:
+    texts = (response.reasoning, response.answer, plan.choice.code)
+    if len(response.reasoning) + len(response.answer) > LONG:
         response.measured = await asyncio.to_thread(measure, *texts)
     else:
         response.measured = measure(*texts)
@@ -134,7 +134,7 @@ def append(found: str | ParsedCall, response: Response) -> Chunk | ParsedCall:
 async def in_language(
     engine: ServingEngine, prompts: PromptRenderer, plan: GenerationPlan, response: Response
 ) -> AsyncGenerator[Chunk, None]:
-    """Sample until the thoughts are in the requested language or the tries are used up."""
+    """Sample until the reasoning is in the requested language or the tries are used up."""
     must_check = plan.enforcement in ("retry", "strict") and plan.choice.code != ""
     for number in range(1, (MOST_TRIES if must_check else 1) + 1):
         response.tries, response.logprobs = number, []
@@ -148,8 +148,8 @@ async def in_language(
                     continue
                 held.append(chunk)
                 size += len(chunk.text)
-                thoughts_ended = held[0].thinking and not chunk.thinking
-                if size < look_at and not thoughts_ended:
+                reasoning_ended = held[0].thinking and not chunk.thinking
+                if size < look_at and not reasoning_ended:
                     continue
                 look_at = size + LOOK_EVERY
                 clear = is_clear(held, plan.choice.code, last=size > MOST_HELD)
@@ -173,13 +173,13 @@ async def in_language(
 
 def discard(held: list[Chunk], response: Response) -> DiscardedTry:
     """Return the first try as a `DiscardedTry`; none of its text was yielded."""
-    thoughts, answer = ("".join(chunk.text for chunk in held if chunk.thinking is kind) for kind in (True, False))
-    return DiscardedTry(thoughts, answer, response.tokens, response.thinking_tokens)
+    reasoning, answer = ("".join(chunk.text for chunk in held if chunk.thinking is kind) for kind in (True, False))
+    return DiscardedTry(reasoning, answer, response.tokens, response.thinking_tokens)
 
 
 def is_clear(held: list[Chunk], code: str, last: bool = False) -> bool | None:
-    """Whether the thoughts so far are in the language `code`; None while they are too short to decide. `last`: no more
-    text follows. If a model writes no thoughts at all, its answer is examined."""
+    """Return whether the reasoning so far is in the language `code`; None while it is too short to decide. `last`: no
+    more text follows. If a model writes no reasoning at all, its answer is examined."""
     thinks = held[0].thinking
     text = "".join(chunk.text for chunk in held if chunk.thinking or not thinks)
     over = last or (thinks and not held[-1].thinking)
@@ -190,12 +190,12 @@ def is_clear(held: list[Chunk], code: str, last: bool = False) -> bool | None:
 
 
 class CountingSplitter(Splitter):
-    """Splits one try into thoughts and answer, and adds its tokens to the counts of the response."""
+    """Splits one try into reasoning and answer, and adds its tokens to the counts of the response."""
 
     def __init__(self, prompts: PromptRenderer, response: Response, *, opened: bool, begun: bool):
         tags, control = prompts.tags, prompts.chat.think_ids
         super().__init__(tags, opened=opened, begun=begun, control=control)
-        self._counter = ThoughtCounter(prompts.letters, tags, opened=opened, begun=begun, control=control)
+        self._counter = ReasoningCounter(prompts.letters, tags, opened=opened, begun=begun, control=control)
         self._response, self._earlier = response, response.thinking_tokens
 
     def feed(self, text: str, token_ids: Sequence[int] = (), most: int | None = None) -> list[Chunk]:
@@ -206,19 +206,19 @@ class CountingSplitter(Splitter):
         return super().feed(text, token_ids)
 
     def is_beyond(self, budget: int | None) -> bool:
-        """Whether the thoughts must end: their budget of tokens is used up, or the client wants the answer now."""
+        """Return whether the reasoning must end: its budget is used up, or the client wants the answer now."""
         return self._response.end_reasoning_early or (budget is not None and self._counter.tokens >= budget)
 
 
 async def sample(
     engine: ServingEngine, prompts: PromptRenderer, plan: GenerationPlan, prefill: bool, response: Response
 ) -> AsyncGenerator[Chunk, None]:
-    """Sample one try, split into thoughts and answer; adds to the counts of `response`. Thoughts beyond their budget
-    are ended with a phrase, and the answer is sampled after them. A constraint and stops apply to the answer only:
-    the thoughts are sampled without them, up to their closing tag."""
+    """Sample one try, split into reasoning and answer; adds to the counts of `response`. Reasoning beyond its budget
+    is ended with a phrase, and the answer is sampled after it. A constraint and stops apply to the answer only:
+    the reasoning is sampled without them, up to its closing tag."""
     sampling, prompt_ids, budget, begun = plan.sampling, plan.prompt_ids, plan.thinking_budget, False
     if prefill or (sampling.constraint is not None and budget != 0):
-        prompt_ids, begin = prompts.begin_thoughts(prompt_ids, plan.choice.code if prefill else "")
+        prompt_ids, begin = prompts.begin_reasoning(prompt_ids, plan.choice.code if prefill else "")
         # the same seed would draw the same start again
         sampling = replace(sampling, seed=None if sampling.seed is None else sampling.seed + response.tries - 1)
         begun = True
@@ -226,12 +226,12 @@ async def sample(
             yield Chunk(True, begin)
     splitter = CountingSplitter(prompts, response, opened=prompts.opened or begun, begun=prefill)
     ended = cut = answered = False
-    """ended: the thoughts, by a phrase; cut: by the model, without closing tag; answered: some answer was yielded"""
+    """ended: the reasoning, by a phrase; cut: by the model, without closing tag; answered: some answer was yielded"""
     while True:
         if not ended and splitter.state is not State.ANSWER and (cut or splitter.is_beyond(budget)):
             ended = True
             inside, some = splitter.state is State.THINKING, bool(response.tokens) or prefill
-            text, added = prompts.end_thoughts(plan.choice.code, inside=inside, begun=some)
+            text, added = prompts.end_reasoning(plan.choice.code, inside=inside, begun=some)
             for chunk in splitter.feed(text, added, sampling.max_tokens):
                 yield chunk
             prompt_ids, sampling = prompt_ids + added, remaining(sampling, len(added))
@@ -273,9 +273,9 @@ def remaining(sampling: SamplingParameters, tokens: int) -> SamplingParameters:
 
 
 def sampling_in(sampling: SamplingParameters, prompts: PromptRenderer, state: State) -> SamplingParameters:
-    """Return how to sample from this state. A constraint and stops apply to the answer only, so thoughts are sampled
-    separately, up to their closing tag. While it is unclear whether there are thoughts, stops may be needed: one that
-    occurs in thoughts interrupts them once."""
+    """Return how to sample from this state. A constraint and stops apply to the answer only, so reasoning is sampled
+    separately, up to its closing tag. While it is unclear whether there is reasoning, stops may be needed: one that
+    occurs in the reasoning interrupts it once."""
     if state is State.ANSWER or not (sampling.constraint or sampling.stop or sampling.stop_token_ids):
         return sampling
     closing = prompts.chat.think_ids
@@ -290,8 +290,8 @@ def sampling_in(sampling: SamplingParameters, prompts: PromptRenderer, state: St
 def is_over(
     sampling: SamplingParameters, now: SamplingParameters, state: State, response: Response, answered: bool
 ) -> bool:
-    """Whether a completion that reached a stop, sampled with `now`, is complete. A stop in the thoughts, or a blank one
-    before the first word of the answer, is ordinary text."""
+    """Return whether a completion that reached a stop, sampled with `now`, is complete. A stop in the reasoning, or a
+    blank one before the first word of the answer, is ordinary text."""
     reason = response.stop_reason
     if reason is None:  # the model's own end
         return sampling.constraint is None or state is State.ANSWER

@@ -1,4 +1,4 @@
-"""Metrics of the server for Prometheus: requests, tokens, latencies, and above all the language of the thoughts.
+"""Metrics of the server for Prometheus: requests, tokens, latencies, and above all the language of the reasoning.
 
 Labels have few values by construction: route templates, languages that have phrases, names of keys.
 """
@@ -29,10 +29,10 @@ class Metrics:
         self.requests = counter("requests", "HTTP requests that ended", ["route", "status", "key"])
         self.duration = timer("request_seconds", "from the request to the end of its response", ["route"])
         self.first_byte = timer("first_byte_seconds", "from the request to the first byte of its body", ["route"])
-        self.tokens = counter("tokens", "prompt: read; thoughts, answer: sampled, over all tries", ["kind"])
+        self.tokens = counter("tokens", "prompt: read; reasoning, answer: sampled, over all tries", ["kind"])
         self.responses = counter("responses", "whole responses", ["finish_reason"])
         self.languages = counter(
-            "reasoning_language", "responses by what was asked for and what was measured in the thoughts",
+            "reasoning_language", "responses by what was asked for and what was measured in the reasoning",
             ["requested", "enforcement", "outcome"],
         )  # fmt: skip
         self.tries = counter("reasoning_language_retries", "second tries for the language", ["requested"])
@@ -53,12 +53,12 @@ class Metrics:
         self.languages.labels(known, plan.enforcement, outcome).inc()
         self.tries.labels(known).inc(response.tries - 1)
 
-    def count_tokens(self, prompt: int, thoughts: int, answer: int) -> None:
+    def count_tokens(self, prompt: int, reasoning: int, answer: int) -> None:
         """Add tokens to the counters and to the current request's log entry."""
         if (entry := current.get()) is not None:
             entry.prompt_tokens += prompt
-            entry.sampled_tokens += thoughts + answer
-        for kind, count in (("prompt", prompt), ("thoughts", thoughts), ("answer", answer)):
+            entry.sampled_tokens += reasoning + answer
+        for kind, count in (("prompt", prompt), ("reasoning", reasoning), ("answer", answer)):
             self.tokens.labels(kind).inc(count)
 
     def text(self) -> bytes:

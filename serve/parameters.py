@@ -129,7 +129,7 @@ CHAT = {
     **refuse("web_search_options", "the server asks nobody: give tools"),
     **refuse("verbosity", "say in a message how long the answer is to be", "medium"),
     **refuse("prompt_logprobs", "only POST /v1/completions tells them"),
-    **refuse("skip_special_tokens", "tags of thoughts may be special tokens; the end of the text is not told"),
+    **refuse("skip_special_tokens", "tags of reasoning may be special tokens; the end of the text is not told"),
 }  # fmt: skip
 COMPLETIONS = {
     **EVERYWHERE,

@@ -1,11 +1,11 @@
-"""Splits a streamed completion into thoughts and answer, however the stream is divided.
+"""Splits a streamed completion into reasoning and answer, however the stream is divided.
 
-    before the thoughts  -- <think> -->  thoughts  -- </think> -->  answer
+    before the reasoning  -- <think> -->  reasoning  -- </think> -->  answer
 
 A tag may arrive in any number of chunks: text that could still become one is held back. A completion that does not
-begin with the opening tag is all answer; one whose thoughts never close has no answer; after the closing tag, tags are
-ordinary text. For a model with control tokens for its thoughts ([THINK]), the token counts and not its letters: the
-same letters in ordinary tokens stay text.
+begin with the opening tag is all answer; one whose reasoning never closes has no answer; after the closing tag, tags
+are ordinary text. For a model with control tokens for its reasoning ([THINK]), the token counts and not its letters:
+the same letters in ordinary tokens stay text.
 """
 
 from __future__ import annotations
@@ -17,37 +17,37 @@ from typing import Literal, NamedTuple
 from verify.format import Tags
 
 ReasoningFormat = Literal["both", "openai", "deepseek", "mistral", "inline", "hidden"]
-"""where thoughts stand in a response (docs/serving.md)"""
+"""where reasoning stands in a response (docs/serving.md)"""
 
 
 class Chunk(NamedTuple):
     """Some text of a completion, never empty."""
 
     thinking: bool
-    """whether it belongs to the thoughts rather than the answer"""
+    """whether it belongs to the reasoning rather than the answer"""
     text: str
 
 
 class State(Enum):
     """The part of a completion that is being read."""
 
-    BEFORE = "before the thoughts"
-    THINKING = "thoughts"
+    BEFORE = "before the reasoning"
+    THINKING = "reasoning"
     ANSWER = "answer"
 
 
 class Splitter:
-    """Splits one completion into thoughts and answer as its text arrives."""
+    """Splits one completion into reasoning and answer as its text arrives."""
 
     def __init__(
         self, tags: Tags, *, opened: bool = False, begun: bool = False, control: tuple[int, int] | None = None
     ):
-        """opened: the prompt ends with the opening tag; begun: it ends with first words of thought after that tag.
+        """opened: the prompt ends with the opening tag; begun: it ends with first words of reasoning after that tag.
         control: token ids of both tags if they are control tokens."""
         self.tags, self.control = tags, control
         self.state = State.THINKING if opened or begun else State.BEFORE
-        self.thought = opened or begun
-        """whether there are thoughts, even if they are empty"""
+        self.has_reasoning = opened or begun
+        """whether there is reasoning, even if it is empty"""
         self._held = ""
         self._fresh = not begun
         """whether nothing of this part was returned yet: blanks before its first word are dropped"""
@@ -71,7 +71,7 @@ class Splitter:
         if self.state is State.BEFORE:
             start = self._held.lstrip()
             if start.startswith(self.tags.open) and self._spend(self.tags.open):
-                self.state, self.thought, self._held = State.THINKING, True, start.removeprefix(self.tags.open)
+                self.state, self.has_reasoning, self._held = State.THINKING, True, start.removeprefix(self.tags.open)
             elif last or not self.tags.open.startswith(start):
                 self.state = State.ANSWER
             else:
@@ -113,8 +113,8 @@ class Splitter:
             yield Chunk(thinking, text)
 
 
-class ThoughtCounter:
-    """Counts the tokens of the thoughts of one completion, tags included, by the tokens alone.
+class ReasoningCounter:
+    """Counts the tokens of the reasoning of one completion, tags included, by the tokens alone.
 
     The token that completes the closing tag is the last one. Text arrives later than its tokens (vLLM holds back
     partial characters and possible stop strings), and many tokens may arrive at once; neither changes the count.
@@ -131,7 +131,7 @@ class ThoughtCounter:
     @property
     def tokens(self) -> int:
         """The count so far; 0 if the completion does not begin with the opening tag."""
-        return self._tokens if self._splitter.thought else 0
+        return self._tokens if self._splitter.has_reasoning else 0
 
     def feed(self, token_ids: Sequence[int]) -> None:
         """Count the next tokens of the completion."""

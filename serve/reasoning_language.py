@@ -121,10 +121,10 @@ class LanguageChoice(NamedTuple):
 class Measured(NamedTuple):
     """The detected languages of a response, compared with the requested one."""
 
-    thoughts: Detection
+    reasoning: Detection
     answer: Detection
     match: bool | None
-    """whether the thoughts are in the requested language and the answer is in no other; None if the thoughts have too
+    """whether the reasoning is in the requested language and the answer is in no other; None if the reasoning has too
     few words to decide"""
 
 
@@ -189,9 +189,9 @@ def choose_language(
     return LanguageChoice(fallback, "fallback")
 
 
-def measure(thoughts: str, answer: str, code: str) -> Measured:
-    """Detect the languages of thoughts and answer and, given a code, whether the response is in that language."""
+def measure(reasoning: str, answer: str, code: str) -> Measured:
+    """Detect the languages of reasoning and answer and, given a code, whether the response is in that language."""
     if not code:
-        return Measured(detect(thoughts), detect(answer), None)
-    (of_thoughts, thoughts_match), (of_answer, answer_match) = spoken_in(thoughts, code), spoken_in(answer, code)
-    return Measured(of_thoughts, of_answer, False if answer_match is False else thoughts_match)
+        return Measured(detect(reasoning), detect(answer), None)
+    (of_reasoning, reasoning_match), (of_answer, answer_match) = spoken_in(reasoning, code), spoken_in(answer, code)
+    return Measured(of_reasoning, of_answer, False if answer_match is False else reasoning_match)

@@ -55,7 +55,7 @@ class ResultItem(RequestPart):
 
 
 class ReasoningItem(RequestPart):
-    """Thoughts of an earlier turn; they are not read."""
+    """Reasoning of an earlier turn, which is not read."""
 
     type: Literal["reasoning"]
 
@@ -109,7 +109,7 @@ class NamedFunctionTool(RequestPart):
 class Reasoning(RequestBody):
     """How much the model is to think."""
 
-    refused: ClassVar = refuse("summary generate_summary", "the thoughts are told themselves, not summed up", "auto")
+    refused: ClassVar = refuse("summary generate_summary", "the reasoning is told itself, not summed up", "auto")
     effort: Effort | None = None
 
 
@@ -143,11 +143,11 @@ class ResponsesRequest(ReasoningRequest):
     tool_choice: Literal["none", "auto", "required"] | NamedFunctionTool = "auto"
     """whether it may or must call one"""
     text: TextSettings | None = None
-    """format: the answer, not the thoughts, is held to it by the engine"""
+    """format: the answer, not the reasoning, is held to it by the engine"""
     reasoning: Reasoning | None = None
     """effort: how much to think, as reasoning_effort of chats"""
     include: list[Literal["reasoning.encrypted_content"]] = []
-    """reasoning.encrypted_content is no mistake, but thoughts are told in the clear, and those of earlier turns not
+    """reasoning.encrypted_content is no mistake, but reasoning is told in the clear, and that of earlier turns not
     read; nothing else can be included"""
 
     def as_chat(self) -> ChatRequest:
@@ -222,7 +222,7 @@ async def responses(body: ResponsesRequest, request: Request, client: ChatClient
 
 
 class ResponsesRenderer:
-    """Renders one response as items: thoughts, text, calls."""
+    """Renders one response as items: reasoning, text, calls."""
 
     def __init__(self, model: str, body: ResponsesRequest):
         self.id, self.created, self.model, self.body = new_id("resp"), int(time.time()), model, body
@@ -262,14 +262,14 @@ class ResponsesRenderer:
     def output(self, response: Response) -> list[Json]:
         """Return the items of a complete response."""
         items = []
-        if (thoughts := response.thoughts.strip()) and self.body.include_reasoning:
-            items.append(self.thoughts(new_id("rs"), thoughts))
+        if (reasoning := response.reasoning.strip()) and self.body.include_reasoning:
+            items.append(self.reasoning(new_id("rs"), reasoning))
         if (answer := response.answer.strip()) or not response.calls:
             items.append(self.answer(new_id("msg"), answer))
         return items + [self.call(call) for call in response.calls]
 
-    def thoughts(self, item_id: str, text: str, status: str = "completed") -> Json:
-        """Return the item of the thoughts."""
+    def reasoning(self, item_id: str, text: str, status: str = "completed") -> Json:
+        """Return the item of the reasoning."""
         content = [{"type": "reasoning_text", "text": text}] if text else []
         return {"id": item_id, "type": "reasoning", "summary": [], "content": content, "status": status}
 
@@ -311,7 +311,7 @@ def stream(server: Server, plan: GenerationPlan, renderer: ResponsesRenderer) ->
                 if isinstance(chunk, ParsedCall):
                     yield items.close() + items.call(chunk)
                 elif renderer.body.include_reasoning or not chunk.thinking:
-                    yield items.text("thoughts" if chunk.thinking else "answer", chunk.text)
+                    yield items.text("reasoning" if chunk.thinking else "answer", chunk.text)
         check_language([response], plan)
         if not response.answer and not response.calls:
             yield items.text("answer", "")
@@ -338,24 +338,24 @@ class ItemEvents:
         """items that are complete"""
 
     def text(self, kind: str, text: str) -> bytes:
-        """Return the events of some text of the thoughts or the answer; closes an open item of the other kind."""
+        """Return the events of some text of the reasoning or the answer; closes an open item of the other kind."""
         events = b""
         if kind != self._kind:
             events = self.close() + self._open(kind)
         self._text += text
         if not text:
             return events
-        name = "response.reasoning_text.delta" if kind == "thoughts" else "response.output_text.delta"
-        more: Json = {} if kind == "thoughts" else {"logprobs": []}
+        name = "response.reasoning_text.delta" if kind == "reasoning" else "response.output_text.delta"
+        more: Json = {} if kind == "reasoning" else {"logprobs": []}
         return events + self._renderer.event(name, **self._place(), delta=text, **more)
 
     def _place(self) -> Json:
         return {"item_id": self._id, "output_index": len(self.done), "content_index": 0}
 
     def _open(self, kind: str) -> bytes:
-        self._kind, self._id, self._text = kind, new_id("rs" if kind == "thoughts" else "msg"), ""
+        self._kind, self._id, self._text = kind, new_id("rs" if kind == "reasoning" else "msg"), ""
         renderer = self._renderer
-        make = renderer.thoughts if kind == "thoughts" else renderer.answer
+        make = renderer.reasoning if kind == "reasoning" else renderer.answer
         item = make(self._id, "", "in_progress")
         events = renderer.event("response.output_item.added", output_index=len(self.done), item=item)
         if kind == "answer":
@@ -367,8 +367,8 @@ class ItemEvents:
         if not self._kind:
             return b""
         renderer, place, text = self._renderer, self._place(), self._text
-        if self._kind == "thoughts":
-            item = renderer.thoughts(self._id, text.strip())
+        if self._kind == "reasoning":
+            item = renderer.reasoning(self._id, text.strip())
             events = renderer.event("response.reasoning_text.done", **place, text=text)
         else:
             item = renderer.answer(self._id, text.strip())

@@ -41,7 +41,7 @@ class TextPart(RequestPart):
 
 
 class ThinkingPart(RequestPart):
-    """Thoughts in a message, in the form of Mistral's API."""
+    """Reasoning in a message, in the form of Mistral's API."""
 
     type: Literal["thinking"]
     thinking: str | Items[TextPart]
@@ -108,7 +108,7 @@ class ChatMessage(RequestPart):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None
-    """thoughts of earlier turns, as parts of this or in fields of their own, are not read"""
+    """reasoning of earlier turns, as parts of this or in fields of its own, is not read"""
     tool_calls: Annotated[Items[ToolCall], Field(max_length=MOST_TOOLS)] | None = None
     """of the assistant's turns"""
     tool_call_id: str = ""
@@ -123,7 +123,7 @@ class ChatMessage(RequestPart):
 
     @property
     def text(self) -> str:
-        """The text of the turn, without its thoughts and calls."""
+        """The text of the turn, without its reasoning and calls."""
         if self.content is None or isinstance(self.content, str):
             return self.content or ""
         return "".join(part.text for part in self.content if isinstance(part, TextPart))
@@ -216,7 +216,7 @@ class GenerationRequest(RequestBody):
     seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 63)
     """the same seed draws the same tokens; the second of `n` completions has the next one"""
     stop: Stop | Annotated[Items[Stop], Field(max_length=MOST_STOPS)] | None = None
-    """texts at which the completion ends, in chats the answer: in the thoughts they change nothing"""
+    """texts at which the completion ends, in chats the answer: in the reasoning they change nothing"""
     stop_token_ids: Annotated[Items[Token], Field(max_length=MOST_STOPS)] = []
     """tokens at which it ends, as `stop`"""
     include_stop_str_in_output: bool = False
@@ -263,17 +263,17 @@ class GenerationRequest(RequestBody):
 
 
 class ReasoningRequest(GenerationRequest):
-    """What chats and responses have in common beside the sampling: the thoughts and their language, and tool calls."""
+    """What chats and responses have in common beside the sampling: the reasoning and its language, and tool calls."""
 
     include_reasoning: bool = True
-    """false: the thoughts are not told, as `reasoning_format` hidden"""
+    """false: the reasoning is not told, as `reasoning_format` hidden"""
     reasoning_language: str | None = None
-    """auto, off, or a BCP 47 code: the language of the thoughts and the answer"""
+    """auto, off, or a BCP 47 code: the language of the reasoning and the answer"""
     reasoning_language_enforcement: Enforcement | None = None
-    """prompt: ask for it; prefill: begin the thoughts in it; retry: look at the first words, and begin again with
+    """prompt: ask for it; prefill: begin the reasoning in it; retry: look at the first words, and begin again with
     prefill where they are in another; strict: as retry, and an error instead of a response in another language"""
     thinking_token_budget: int | None = Field(None, ge=0)
-    """tokens after which the thoughts are ended with a phrase"""
+    """tokens after which the reasoning is ended with a phrase"""
     parallel_tool_calls: bool = True
     """false: one call at most"""
 
@@ -313,7 +313,7 @@ class ChatRequest(ReasoningRequest, StreamedRequest):
     n: int = Field(1, ge=1, le=MOST_CHOICES)
     """responses to sample"""
     max_tokens: int | None = Field(None, ge=1)
-    """tokens that a completion may have, thoughts included, at most the model's context; where the prompt leaves less
+    """tokens that a completion may have, reasoning included, at most the model's context; where the prompt leaves less
     room, less"""
     max_completion_tokens: int | None = Field(None, ge=1)
     """stronger than max_tokens, its older name"""
@@ -322,12 +322,12 @@ class ChatRequest(ReasoningRequest, StreamedRequest):
     top_logprobs: int = Field(0, ge=0, le=20)
     """and so many of the most probable ones; needs `logprobs`"""
     reasoning_format: ReasoningFormat | None = None
-    """where thoughts stand: both `reasoning` and `reasoning_content`; only one of them (openai, deepseek); a list of
+    """where reasoning stands: both `reasoning` and `reasoning_content`; only one of them (openai, deepseek); a list of
     chunks (mistral); in the text, between tags (inline); nowhere (hidden)"""
     reasoning_effort: Effort | None = None
     """a budget by word, where no number is given"""
     response_format: ResponseFormat | None = None
-    """the answer, not the thoughts, is held to it by the engine"""
+    """the answer, not the reasoning, is held to it by the engine"""
     tools: Annotated[Items[Tool], Field(max_length=MOST_TOOLS)] = []
     """functions that the model may call"""
     tool_choice: Literal["none", "auto", "required"] | NamedTool = "auto"

@@ -60,14 +60,14 @@ class ServerSettings(BaseSettings):
     """bfloat16, float16, float32, or auto for the model's own"""
     system_prompt: str = "trained"
     """trained: as in the training of the model, or policy where that is not known; policy: the server's own, in the
-    language of the thoughts; empty for none; anything else as it stands. Put before what the client says, which cannot
+    language of the reasoning; empty for none; anything else as it stands. Put before what the client says, which cannot
     replace it"""
     reasoning_language: str = "auto"
-    """language of thoughts and answers: auto (that of the question), off, or a BCP 47 code"""
+    """language of reasoning and answers: auto (that of the question), off, or a BCP 47 code"""
     reasoning_language_enforcement: Enforcement = "prompt"
     """prompt, prefill, retry or strict"""
     reasoning_format: ReasoningFormat = "both"
-    """where thoughts stand in a response: both, openai, deepseek, mistral, inline or hidden"""
+    """where reasoning stands in a response: both, openai, deepseek, mistral, inline or hidden"""
     fallback_language: str = "en"
     """where auto cannot tell"""
     temperature: float = Field(0.7, ge=0, le=2)

@@ -31,11 +31,11 @@ class LanguagePrompts:
     """The texts of one language."""
 
     system: str
-    """the system prompt; {open} and {close} are the tags of the thoughts"""
+    """the system prompt; {open} and {close} are the tags of the reasoning"""
     first_words: str
-    """first words of thought, prefilled if the thoughts must begin in the language"""
+    """first words of reasoning, prefilled if the reasoning must begin in the language"""
     budget_phrase: str
-    """last words of thought, added when the thinking budget is used up"""
+    """last words of reasoning, added when the thinking budget is used up"""
 
     def system_prompt(self, tags: Tags) -> str:
         """Return the system prompt for a model with these tags."""
@@ -178,7 +178,7 @@ Markdown，公式用 LaTeX。即使任务或其中的文字使用其他语言，
 @lru_cache(maxsize=256)
 def prompts_of(code: str) -> LanguagePrompts:
     """Return the texts for a language that the detector knows. A language without texts of its own has no sentences
-    for the beginning and end of thoughts: they begin with its native name, and end without a phrase."""
+    for the beginning and end of reasoning: it begins with the native name, and ends without a phrase."""
     if code in SYSTEM_PROMPTS:
         return SYSTEM_PROMPTS[code]
     name, english = name_of(code), SYSTEM_PROMPTS["en"]
@@ -230,11 +230,11 @@ class PromptRenderer:
     """Renders conversations for one model."""
 
     def __init__(self, chat: Chat, system: str = POLICY):
-        """system: "policy" for the server's prompt in the language of the thoughts, "" for none, else a fixed text."""
+        """system: "policy" for the server's prompt in the language of the reasoning, "" for none, else a fixed text."""
         self.chat, self.system = chat, POLICY if system == MAGISTRAL else system
         self.tags: Tags = CONTROL if chat.think_ids is not None else TEXT
         self.opened = bool(chat.think_prefix)
-        """whether the chat template opens the thoughts"""
+        """whether the chat template opens the reasoning"""
         self.longest = max(map(len, chat.tokenizer.get_vocab()))
         """number of letters of the longest token"""
         self._letters: dict[int, str] = {}
@@ -258,13 +258,13 @@ class PromptRenderer:
         return found
 
     def system_prompt(self, code: str) -> str:
-        """Return the system prompt; code: language of the thoughts, "" for none."""
+        """Return the system prompt; code: language of the reasoning, "" for none."""
         if self.system != POLICY:
             return self.system
         return prompts_of(code or "en").system_prompt(self.tags)
 
     def render(self, messages: Sequence[ChatMessage], code: str, form: AnswerForm | None = None) -> list[int]:
-        """Return the [prompt_tokens] up to where the assistant begins, without thoughts of earlier turns. form: the
+        """Return the [prompt_tokens] up to where the assistant begins, without reasoning of earlier turns. form: the
         part of the system prompt on the form of the answer.
 
         Given a language, the last turn ends with the request for it, in that language: what is near the question has
@@ -300,15 +300,15 @@ class PromptRenderer:
             turns[-1]["content"] += f"\n\n{language_request(code)}"
         return quoted.encode(self.chat, self.chat.render_turns(turns))
 
-    def begin_thoughts(self, prompt_ids: list[int], code: str) -> tuple[list[int], str]:
-        """Return the prompt with first words of thought in a language appended, and those words; code: "" for none."""
+    def begin_reasoning(self, prompt_ids: list[int], code: str) -> tuple[list[int], str]:
+        """Return the prompt with first words of reasoning in a language added, and those words; code: "" for none."""
         begin = prompts_of(code).first_words if code else ""
         opening = "" if self.opened else f"{self.tags.open}\n"
         return prompt_ids + self.chat.encode(opening + begin), begin
 
-    def end_thoughts(self, code: str, *, inside: bool, begun: bool) -> tuple[str, list[int]]:
-        """Return the text that ends thoughts whose budget is used up, and its tokens. inside: their tag is open; begun:
-        they have some words, so that there is something to break off."""
+    def end_reasoning(self, code: str, *, inside: bool, begun: bool) -> tuple[str, list[int]]:
+        """Return the text that ends reasoning whose budget is used up, and its tokens. inside: its tag is open; begun:
+        it has some words, so that there is something to break off."""
         phrase = prompts_of(code or "en").budget_phrase if begun else ""
         text = f"{'' if inside else self.tags.open}\n{phrase}\n{self.tags.close}\n\n"
         return text, self.chat.encode(text)

@@ -144,7 +144,7 @@ class VllmEngine:
             logprobs=sampling.logprobs,
             prompt_logprobs=sampling.prompt_logprobs,
             structured_outputs=structured_outputs(sampling.constraint),
-            skip_special_tokens=sampling.skip_special_tokens,  # tags of thoughts may be some
+            skip_special_tokens=sampling.skip_special_tokens,  # tags of reasoning may be some
             output_kind=RequestOutputKind.DELTA,
         )
 

@@ -78,7 +78,7 @@ class Chat:
         own = self.tokenizer.eos_token_id
         self.eos_id: int = self.stop_ids[0] if own is None else int(own)
         self.think_prefix: str = self._find_think_prefix()
-        """"<think>..." if the template itself opens the thoughts (the completion then starts inside them), else "\""""
+        """"<think>..." if the template itself opens the reasoning (the completion then starts inside them), else "\""""
         known = sorted((one.content for one in self.tokenizer.added_tokens_decoder.values()), key=len, reverse=True)
         self._added = re.compile(f"({'|'.join(map(re.escape, known))})" if known else "(?!)()")
         self.think_ids: tuple[int, int] | None = self._find_think_ids()
@@ -147,7 +147,7 @@ class Chat:
         return ids
 
     def encode_completion(self, text: str) -> list[int]:
-        """[tokens] of a completion as people read it: thoughts that the template itself opens are not opened again."""
+        """[tokens] of a completion as people read it: reasoning that the template itself opens is not opened again."""
         opened = self.think_prefix.rstrip()
         if opened and text.startswith(opened):
             whole = text.startswith(self.think_prefix)

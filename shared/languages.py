@@ -1,4 +1,4 @@
-"""The languages that Maestrale is trained and tested in, and how each asks for thoughts in itself."""
+"""The languages that Maestrale is trained and tested in, and how each asks for reasoning in itself."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Language:
-    """A language and the clause that asks for thoughts in it."""
+    """A language and the clause that asks for reasoning in it."""
 
     code: str
     """ISO 639-1, as the language classifier gives it"""

@@ -36,7 +36,7 @@ METRICS: dict[str, Metric] = {
     "reward/std": Metric("reward", "standard deviation of the total reward"),
     "accuracy": Metric("share", "completions whose final answer is right, or whose program passed every test"),
     "tests_passed": Metric("share", "mean share of its tests that a program passed; only where there are programs"),
-    "consistency": Metric("share", "completions whose problem, thoughts and answer are in one language"),
+    "consistency": Metric("share", "completions whose problem, reasoning and answer are in one language"),
     "format": Metric("share", "well-formed completions"),
     # ---- completions of the trained groups
     "length/mean": Metric("tokens", "mean completion length"),
@@ -102,14 +102,14 @@ METRICS: dict[str, Metric] = {
     "verify/no_answer": Metric("completions", "nothing to grade: no box, no program, or a broken format"),
     "verify/timeout": Metric("completions", "verifications killed at reward.deadline_s"),
     "verify/crash": Metric("completions", "verifications whose process died"),
-    "verify/unverifiable": Metric("completions", "true answers or tests that cannot be understood"),
+    "verify/unverifiable": Metric("completions", "ground-truth answers or tests that cannot be understood"),
     "verify/sandbox_refused": Metric("completions", "programs that were not run: the host cannot isolate them"),
     # ---- faults, since the launch
     "engine/restarts": Metric("count", "engines started again after their death"),
     "messages/refused": Metric("count", "messages and connections not taken: unreadable, unasked for, of a stranger"),
     # ---- validation problems; at rollout.temperature, and greedy
     "evaluation/accuracy": Metric("share", "right final answers"),
-    "evaluation/consistency": Metric("share", "problem, thoughts and answer in one language"),
+    "evaluation/consistency": Metric("share", "problem, reasoning and answer in one language"),
     "evaluation/format": Metric("share", "well-formed completions"),
     "evaluation/reward": Metric("reward", "mean total reward"),
     "evaluation/tokens": Metric("tokens", "mean completion length"),

@@ -181,7 +181,7 @@ class RewardWeights(Section):
     length: float = 0.1
     """taken away, linearly over the last `overlong_buffer` tokens before `length_max`"""
     language: float = 0.1
-    """added when problem, thoughts and answer are in one language"""
+    """added when problem, reasoning and answer are in one language"""
     length_max: int = Field(0, ge=0)
     """tokens at which the length penalty is full; 0 means rollout.max_completion_tokens"""
     overlong_buffer: int = Field(32, ge=1)
@@ -193,11 +193,11 @@ class RewardWeights(Section):
     max_failure_share: float = Field(0.05, gt=0, le=1)
     """the run stops when more than this share of recent verdicts is timeout, crash, unverifiable or sandbox refused"""
     refuse: list[Refusal] = ["empty", "thoughtless", "hidden", "denied", "restated", "foreign"]
-    """what earns nothing although the paper's rules would pay for it (docs/rewards.md): a box without content; thoughts
-    that are empty, one word, one thing repeated or the problem copied; a box in a comment or in code; an answer that is
-    denied, guessed or one of several; a computation still to be done where the true answer is a plain number; foreign
-    words in \\text{}, code and boxes. "unstated", off by default, wants the answer as a last line of its own. [] is the
-    paper's rules alone"""
+    """what earns nothing although the paper's rules would pay for it (docs/rewards.md): a box without content;
+    reasoning that is empty, one word, one thing repeated or the problem copied; a box in a comment or in code; an
+    answer that is denied, guessed or one of several; a computation still to be done where the ground truth is a plain
+    number; foreign words in \\text{}, code and boxes. "unstated", off by default, wants the answer as a last line of
+    its own. [] is the paper's rules alone"""
     extra: dict[str, Annotated[float, Field(ge=0)]] = {}
     """further rewards, name = weight, e.g. { repetition = 0.1 }; docs/rewards.md lists them and shows how to add one"""
     options: dict[str, dict[str, Any]] = {}

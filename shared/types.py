@@ -104,7 +104,7 @@ class Verdict(StrEnum):
     CRASH = "crash"
     """the verifier process died or raised"""
     UNVERIFIABLE = "unverifiable"
-    """the true answer itself cannot be understood by the verifier"""
+    """the ground truth itself cannot be understood by the verifier"""
     SANDBOX_REFUSED = "sandbox refused"
     """the host cannot isolate untrusted programs, so none was run"""
 
@@ -133,9 +133,9 @@ class Reward(msgspec.Struct, frozen=True, gc=False):
     reason: str = ""
     """one line for a human: which format rule failed, what was compared"""
     consistent: bool | None = None
-    """problem, thoughts and answer are in one language; None when not determined (format failed)"""
+    """problem, reasoning and answer are in one language; None when not determined (format failed)"""
     languages: tuple[str, str, str] = ("", "", "")
-    """detected language of problem, thoughts, answer; "" when undetermined"""
+    """detected language of problem, reasoning, answer; "" when undetermined"""
     answer: str | None = None
     """the extracted final answer"""
     share: float | None = None
@@ -176,7 +176,7 @@ class TrainSequence(msgspec.Struct, gc=False):
     token_ids: list[int]
     """[tokens]"""
     mask: bytes
-    """[tokens] CONTEXT (the prompt, what an environment says), SAMPLED, or IMITATED (demonstrations, true answers)"""
+    """[tokens] CONTEXT (the prompt, what an environment says), SAMPLED, or IMITATED (demonstrations, ground truths)"""
     weight: float
     """weight of each loss token in the step's loss: by loss_aggregation, e.g. 1/(groups * group_tokens)"""
     advantages: list[float] = []

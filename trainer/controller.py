@@ -84,7 +84,7 @@ class TrainingLoop:
     async def collect(self) -> None:
         """Score every completion as it ends; the last of a group makes the group ready or filters it."""
 
-        async def judge(completion: Completion) -> None:
+        async def score(completion: Completion) -> None:
             group = self.ledger.groups[completion.group]
             reward, text = await self.scorer.score(group.prompt.problem, completion)
             if self.teacher is not None:
@@ -93,10 +93,10 @@ class TrainingLoop:
 
         async with asyncio.TaskGroup() as scoring:
             for completion in self.ledger.unscored():
-                scoring.create_task(judge(completion))
+                scoring.create_task(score(completion))
             async for completion in self.engines.finished():
                 self.ledger.finish(completion)
-                scoring.create_task(judge(completion))
+                scoring.create_task(score(completion))
 
     async def publish(self, version: int) -> None:
         """Bring the trainers' weights into the running engines, prove it, and free the slots that waited for it."""
@@ -150,7 +150,7 @@ class TrainingLoop:
         config, trainers, clock, steps = self.config, self.trainers, self.clock, []
         rate = learning_rate(self.ledger.version, config.steps, config.optimiser)
         minibatches = split(groups, config.optimiser.minibatches)
-        # in a thread: true answers after thousands of long thoughts take seconds, and heartbeats must go on
+        # in a thread: splicing answers into thousands of long completions takes seconds, and heartbeats go on
         works = [await clock("plan of the step", asyncio.to_thread(self.plan, minibatch)) for minibatch in minibatches]
         if len(works) > 1 and Need.OLD_LOGPROBS in needs(self.config):
             for work in works:

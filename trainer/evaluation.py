@@ -61,7 +61,7 @@ class Breakdown(msgspec.Struct):
     accuracy_half_width: float
     """half of the 95 % interval over problems (normal approximation)"""
     consistency: float
-    """share of completions whose problem, thoughts and answer are in one language"""
+    """share of completions whose problem, reasoning and answer are in one language"""
     majority: float | None = None
     """maj@k over problems with an answer; None for one completion a problem, for programs and for open problems"""
     pass_at_k: float | None = None
@@ -78,7 +78,7 @@ class Evaluation(msgspec.Struct):
     accuracy_half_width: float
     """half of the 95 % interval over problems (normal approximation)"""
     consistency: float
-    """share of completions whose problem, thoughts and answer are in one language"""
+    """share of completions whose problem, reasoning and answer are in one language"""
     format: float
     reward: float
     tokens: float
@@ -132,7 +132,7 @@ class Evaluator:
         self, position: int, problem: Problem, sample: int, temperature: float, gate: asyncio.Lock
     ) -> Sampled:
         async with gate:
-            while self.engines.spare() <= 0 and self._under_way >= self.engines.seats() * LEAST_SHARE:
+            while self.engines.spare() <= 0 and self._under_way >= self.engines.slots() * LEAST_SHARE:
                 await asyncio.sleep(0.02)
         # submitted before the next await, so the next one in the queue counts it
         self._under_way += 1

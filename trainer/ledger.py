@@ -1,4 +1,4 @@
-"""The whole truth about work: which groups are open, ready, trained or filtered, and who may start the next one.
+"""All that is known about work: which groups are open, ready, trained or filtered, and who may start the next one.
 
     open --completions and rewards--> ready --take--> trained --release (engines hold the new weights)--> slot is free
                                  \\--> filtered (no signal): slot is free at once

@@ -1,7 +1,7 @@
 """Reads a file of problems before a run: every row is checked, and all faults are reported at once, by line.
 
 A fault that would make the run wrong is an error, with the first such lines and the count of all: a row that is not
-understood, an id that stands twice, a language that the detector does not know, a true answer that no completion can
+understood, an id that stands twice, a language that the detector does not know, a ground truth that no completion can
 equal. What may be meant as it stands is a warning.
 """
 
@@ -31,7 +31,7 @@ ALIKE = 0.7
 PROBE = "7919"
 """an answer that hardly any problem has"""
 MOST_ASKED = 2_000
-"""true answers of one file that the verifier's processes check at most; of more, so many are checked, evenly spread"""
+"""ground truths of one file that the verifier's processes check at most; of more, so many are checked, evenly spread"""
 
 
 @dataclass
@@ -133,7 +133,7 @@ def _compared(problems: Iterable[Problem]) -> list[Problem]:
 async def check_answers(
     found: ProblemFile, problems: Sequence[Problem], checker: AnswerChecker, config: Config
 ) -> None:
-    """Ask the verifier whether it understands the true answers of these problems of `found`, which gets the warnings.
+    """Ask the verifier whether it understands the ground truth of these problems of `found`, which gets the warnings.
 
     Where it does not, no completion of the problem is graded or trained on. Raises DataError when those are more than
     reward.max_failure_share, with which the run would end later on.
@@ -152,11 +152,11 @@ async def check_answers(
     if len(dark) > limit * count:
         shown = [f"{found.where(problem)}: '{problem.answer[:60]}'" for problem in dark]
         what = (
-            f"{found.setting}: the verifier does not understand {len(dark):,} of {count:,} true answers, more than "
+            f"{found.setting}: the verifier does not understand {len(dark):,} of {count:,} ground truths, more than "
             f'reward.max_failure_share = {limit:g}. Correct these rows, delete them, or set "domain": "open":'
         )
         raise DataError(what + f" {shown[0]}" if len(shown) == 1 else all_faults(shown, what))
-    found.warn(dark, "have a true answer that the verifier does not understand: no completion of them is trained on")
+    found.warn(dark, "have a ground truth that the verifier does not understand: no completion of them is trained on")
 
 
 def without_long(found: ProblemFile, problems: Sequence[Problem], long: Sequence[Problem], room: int) -> list[Problem]:

@@ -128,7 +128,7 @@ def sample_panels(records: list[EvaluationRecord], temperature: float, count: in
     return [
         Panel(
             f"[bold]{escape(clean(sample.problem.text, 400))}[/]\n\n{escape(clean(sample.text))}",
-            title=f"{sample.problem.language}  true answer {escape(clean(sample.problem.answer, 40))}",
+            title=f"{sample.problem.language}  ground truth {escape(clean(sample.problem.answer, 40))}",
             subtitle=f"{sample.reward.verdict.value}, reward {sample.reward.total:.2f}, {sample.tokens} tokens",
             title_align="left",
             subtitle_align="left",

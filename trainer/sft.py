@@ -75,7 +75,7 @@ def read_demonstrations(
     path: Path, setting: str, prompts: PromptFormat, max_tokens: int, left_out: list[str]
 ) -> list[Demonstration]:
     """Read JSONL of {"problem", "completion", "domain"?}, or of {"problem", "solution", "answer"}, whose solution
-    becomes the thoughts. Longer ones than max_tokens are left out, and a line about them is added to `left_out`.
+    becomes the reasoning. Longer ones than max_tokens are left out, and a line about them is added to `left_out`.
 
     Raises DataError naming the lines, or `setting` if nothing is left.
     """
@@ -111,7 +111,7 @@ def read_demonstrations(
 
 
 def completion_of(row: dict[str, Any], where: str) -> str:
-    """The completion to imitate: as written, or thoughts and boxed answer from a worked solution."""
+    """Return the completion to imitate: as written, or reasoning and boxed answer from a worked solution."""
     if "completion" not in row and "solution" in row:
         solution, answer = text_of(row, "solution", where), text_of(row, "answer", where)
         return f"<think>\n{solution}\n</think>\nThe answer is \\boxed{{{answer}}}."

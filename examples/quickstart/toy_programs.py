@@ -39,7 +39,7 @@ CASE_WORDS = {
     ZERO: "For x equal to zero the result is {result}.",
     LARGE: "For x above {limit} the result is {result}.",
 }
-THOUGHT_WORDS = {
+REASONING_WORDS = {
     NEGATIVE: "When x is negative, it is {result}.",
     ZERO: "When x is zero, it is {result}.",
     LARGE: "When x is above {limit}, it is {result}.",
@@ -62,7 +62,7 @@ class Blunders:
     """Shares of demonstrations, or of their special cases, that have each kind of blunder."""
 
     forget: float = 0.0
-    """of the special cases, each on its own: left out of thoughts and program"""
+    """of the special cases, each on its own: left out of reasoning and program"""
     swap: float = 0.0
     """take two steps that follow each other in the wrong order"""
     slip: float = 0.0
@@ -70,7 +70,7 @@ class Blunders:
     python: float = 0.0
     """of those that ask for C++: write the Python function"""
     broken: float = 0.0
-    """forget to close the thoughts, or to name the program's language behind the fence"""
+    """forget to close the reasoning, or to name the program's language behind the fence"""
 
 
 NO_BLUNDERS = Blunders()
@@ -202,9 +202,9 @@ def _draw_cases(rng: random.Random, count: int) -> tuple[SpecialCase, ...]:
 
 
 def think(task: ToyProgram) -> str:
-    """Thoughts that name the steps and the special cases."""
+    """Return the reasoning, which names the steps and the special cases."""
     steps = ", then ".join(STEP_WORDS[step.sign].format(number=step.number) for step in task.steps)
-    return " ".join([f"We start with x: {steps}.", *(case.said(THOUGHT_WORDS) for case in task.cases)])
+    return " ".join([f"We start with x: {steps}.", *(case.said(REASONING_WORDS) for case in task.cases)])
 
 
 def write(task: ToyProgram) -> str:

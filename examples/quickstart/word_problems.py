@@ -33,7 +33,7 @@ VALIDATION_ONE_IN = 8
 """this share of all chains of sums is kept for evaluation"""
 
 LEAN_TOWARDS = "en"
-"""the language of most foreign thoughts, as with models that have read mostly this one"""
+"""the language of most foreign reasoning, as with models that have read mostly this one"""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Thing:
     ask: str
     """"How many of it does {who} have now?\""""
     at_first: str
-    """"In the beginning there are {number} of it." (the first thought)"""
+    """"In the beginning there are {number} of it." (the first sentence of the reasoning)"""
     unit: str = ""
     """measure word (Chinese)"""
 
@@ -60,11 +60,11 @@ class Phrases:
     gains: tuple[str, ...]
     losses: tuple[str, ...]
     add: str
-    """thought about a gain"""
+    """sentence of the reasoning about a gain"""
     subtract: str
-    """thought about a loss"""
+    """sentence of the reasoning about a loss"""
     guess: str
-    """thought of a completion that does not calculate"""
+    """reasoning of a completion that does not calculate"""
     answer: str
     """sentence before the boxed answer"""
     space: str = " "
@@ -84,17 +84,17 @@ class Flaws:
     foreign: float = 0.0
     """think in another language than the problem's"""
     lean: float = 0.8
-    """of those with foreign thoughts: in LEAN_TOWARDS, the others in any language"""
+    """of those with foreign reasoning: in LEAN_TOWARDS, the others in any language"""
     foreign_answer: float = 0.5
-    """of those with foreign thoughts: also answer in that language"""
+    """of those with foreign reasoning: also answer in that language"""
     guess: float = 0.0
     """of those that think in the problem's language: guess without calculating"""
     foreign_guess: float = 0.0
-    """of those with foreign thoughts: guess without calculating"""
+    """of those with foreign reasoning: guess without calculating"""
     slip: float = 0.0
     """of those that calculate: make one mistake on the way, and go on from it"""
     broken: float = 0.0
-    """forget to close the thoughts, or to box the answer"""
+    """forget to close the reasoning, or to box the answer"""
 
 
 NO_FLAWS = Flaws()
@@ -166,7 +166,7 @@ def _tell(rng: random.Random, language: str, start: int, changes: tuple[int, ...
 
 
 def calculate(problem: WordProblem, language: str, slip_at: int = -1, slip: int = 0) -> tuple[str, int]:
-    """Thoughts that work it out in `language`, and their result; `slip` is added to sum number `slip_at`."""
+    """Return the reasoning that works it out in `language`, and its result; `slip` is added to sum number `slip_at`."""
     phrases = PHRASES[language]
     total = problem.start
     sentences = [phrases.things[problem.thing].at_first.format(number=total)]
@@ -179,15 +179,15 @@ def calculate(problem: WordProblem, language: str, slip_at: int = -1, slip: int 
     return phrases.space.join(sentences), total
 
 
-def complete(thoughts: str, language: str, answer: int) -> str:
-    """A well-formed completion with these thoughts and this answer."""
+def complete(reasoning: str, language: str, answer: int) -> str:
+    """Return a well-formed completion with this reasoning and this answer."""
     phrases = PHRASES[language]
     stop = "。" if language == "zh" else "."
-    return rf"<think>{thoughts}</think>{phrases.answer}{phrases.space}\boxed{{{answer}}}{stop}"
+    return rf"<think>{reasoning}</think>{phrases.answer}{phrases.space}\boxed{{{answer}}}{stop}"
 
 
 def demonstrate(rng: random.Random, problem: WordProblem, languages: list[str], flaws: Flaws = MANY_FLAWS) -> str:
-    """A completion for a word problem, as good as `flaws` allow; foreign thoughts are in one of `languages`."""
+    """Return a completion for a word problem, as good as `flaws` allow; foreign reasoning is in one of `languages`."""
     spoken = answered = problem.language
     others = [language for language in languages if language != problem.language]
     if others and rng.random() < flaws.foreign:
@@ -195,20 +195,20 @@ def demonstrate(rng: random.Random, problem: WordProblem, languages: list[str], 
         spoken = LEAN_TOWARDS if lean else rng.choice(others)
         answered = spoken if rng.random() < flaws.foreign_answer else problem.language
     if rng.random() < (flaws.guess if spoken == problem.language else flaws.foreign_guess):
-        thoughts, answer = PHRASES[spoken].guess, rng.choice(GUESSES)
+        reasoning, answer = PHRASES[spoken].guess, rng.choice(GUESSES)
     elif rng.random() < flaws.slip:
         slip = rng.choice((-10, -2, -1, 1, 2, 10))
-        thoughts, answer = calculate(problem, spoken, rng.randrange(len(problem.changes)), slip)
+        reasoning, answer = calculate(problem, spoken, rng.randrange(len(problem.changes)), slip)
     else:
-        thoughts, answer = calculate(problem, spoken)
-    completion = complete(thoughts, answered, answer)
+        reasoning, answer = calculate(problem, spoken)
+    completion = complete(reasoning, answered, answer)
     if rng.random() < flaws.broken:
         return _break(completion, rng.random() < 0.5)
     return completion
 
 
 def _break(completion: str, unclosed: bool) -> str:
-    """Break the form of a completion: remove the end of its thoughts, or the box around the answer."""
+    """Break the form of a completion: remove the end of its reasoning, or the box around the answer."""
     if unclosed:
         return completion.replace("</think>", " ")
     head, _, tail = completion.rpartition(r"\boxed{")

@@ -20,9 +20,9 @@ def staleness(split: Split, work: Workload) -> dict[str, float]:
     """Return mean and largest age of trained tokens in versions, updates per completion, and open batches."""
     step_s, decode_s = split.asynchronous_s, split.sampling.decode_s
     waiting = 0.0
-    if split.bottleneck == "engines":  # else a started completion has a seat, or nearly so
+    if split.bottleneck == "engines":  # else a started completion has a slot, or nearly so
         busy = min(1.0, (split.train_s + split.update_s) / step_s)
-        waiting = times.queue_s(work, split.engines, split.async_level, split.sampling.seats, busy, step_s)
+        waiting = times.queue_s(work, split.engines, split.async_level, split.sampling.slots, busy, step_s)
     return {
         "mean_age": times.mean_age(work.lengths, split.async_level, step_s, decode_s, waiting, work.kept),
         "largest_age": float(split.async_level + 1),
@@ -153,8 +153,8 @@ def _time_rows(scenario: Scenario, split: Split) -> list[tuple[str, str, str]]:
     turns = taking_turns_s(scenario, split.tensor_parallel)
     recomputed = ", recomputation" if split.recompute else ""
     return [
-        ("sampling, seats always taken", seconds(sampled.full_s),
-         f"{work.sampled:,.0f} completions of {work.lengths.mean:,.0f} tokens; up to {sampled.seats:.0f} at once an "
+        ("sampling, slots always taken", seconds(sampled.full_s),
+         f"{work.sampled:,.0f} completions of {work.lengths.mean:,.0f} tokens; up to {sampled.slots:.0f} at once an "
          "engine"),
         ("sampling, started together", seconds(sampled.together_s),
          f"to the end of the longest: {work.longest:,.0f} tokens"),

@@ -5,7 +5,7 @@ the remaining GPUs. Activations are recomputed only if they would not fit. Times
 
     synchronous (async level 0)   sample_s + train_s + update_s, sampling the whole batch down to its longest completion
     asynchronous (async_level > 0) the longest of
-        engines    full_s + stall_s                               engines whose seats are always taken
+        engines    full_s + stall_s                               engines whose slots are always taken
         trainers   train_s + write_s                              a batch is always ready
         update     update_s                                       the next optimiser step waits for it
         straggler  (longest_s + train_s + update_s) / (L + 2) a group may take L + 2 steps from its start to the release
@@ -149,15 +149,15 @@ def place(
     if held.total > machine.usable_bytes or spare <= 0 or engine.held(spare, work.max_tokens) < 1:
         return None
     wanted = math.ceil((async_level + 1) * (work.completions / engines))
-    seats = min(engine.held(spare, work.context), wanted)
+    slots = min(engine.held(spare, work.context), wanted)
     link = machine.node_bandwidth if machine.one_node else machine.network_bandwidth
     receivers = receivers or (tensor_parallel if machine.one_node else 1)
     return Split(
         trainers, engines, tensor_parallel, async_level, recompute, held,
         weight_bytes=engine.weight_bytes,
         cache_bytes=int(min(spare, spare * wanted / engine.held(spare, work.max_tokens))),
-        max_sequences=math.ceil(seats),
-        sampling=times.sampling_times(engine, work, engines, seats, async_level),
+        max_sequences=math.ceil(slots),
+        sampling=times.sampling_times(engine, work, engines, slots, async_level),
         train_s=times.train_s(decoder, machine, work, trainers, recompute),
         write_s=times.write_s(decoder, machine, trainers),
         transfer_s=times.transfer_s(decoder, trainers, engines, receivers, link),
@@ -181,8 +181,8 @@ def taking_turns_s(scenario: Scenario, tensor_parallel: int, resident: bool = Tr
     else:
         return None
     engines = machine.gpus // tensor_parallel
-    seats = min(engine.held(spare, work.context), max(1.0, work.completions / engines))
-    sampled = times.sampling_times(engine, work, engines, seats)
+    slots = min(engine.held(spare, work.context), max(1.0, work.completions / engines))
+    sampled = times.sampling_times(engine, work, engines, slots)
     train = times.train_s(decoder, machine, work, machine.gpus, recompute)
     return sampled.together_s + train + engine.stall_s()
 

@@ -87,15 +87,15 @@ def forward_flops(decoder: DecoderConfig, context: float) -> float:
     return 2 * decoder.products + 4 * decoder.layers * decoder.heads * decoder.head_dim * context
 
 
-def full_s(completions: float, mean: float, seats: float, step_s: float) -> float:
-    """Return the time to decode `completions` of `mean` tokens if `seats` are always taken: seats / step_s tokens/s."""
-    return completions * mean * step_s / seats
+def full_s(completions: float, mean: float, slots: float, step_s: float) -> float:
+    """Return the time to decode `completions` of `mean` tokens if `slots` are always taken: slots / step_s tokens/s."""
+    return completions * mean * step_s / slots
 
 
-def running_on_average(completions: float, mean: float, longest: float, seats: float) -> float:
+def running_on_average(completions: float, mean: float, longest: float, slots: float) -> float:
     """Return how many completions run on average while the longest of a batch does, if all start together:
-    completions x mean / longest (Little's law), at most the seats."""
-    return min(seats, completions * mean / longest)
+    completions x mean / longest (Little's law), at most the slots."""
+    return min(slots, completions * mean / longest)
 
 
 @dataclass(frozen=True)
@@ -105,30 +105,30 @@ class SamplingTimes:
     together_s: float
     """time of a batch started together, until the longest completion is done (synchronous)"""
     full_s: float
-    """time of a batch at the rate of engines whose seats are always taken"""
+    """time of a batch at the rate of engines whose slots are always taken"""
     longest_s: float
     """time of the longest completion of a batch, at the load of the asynchronous engines"""
     decode_s: float
     """time of a decode step of those engines"""
-    seats: float
+    slots: float
     """number of completions that an engine runs at once if it has enough"""
 
 
 def sampling_times(
-    engine: EngineModel, work: Workload, engines: int, seats: float, async_level: int = 1
+    engine: EngineModel, work: Workload, engines: int, slots: float, async_level: int = 1
 ) -> SamplingTimes:
-    """Return the times of one batch on `engines` engines of `seats` seats each (at least 1); `async_level` at least 1.
+    """Return the times of one batch on `engines` engines of `slots` slots each (at least 1); `async_level` at least 1.
 
-    The slots of one batch let completions / engines be open at once; sampled / engines are due.
+    The ledger's slots of one batch let completions / engines be open at once; sampled / engines are due.
     """
     mean, longest, context = work.lengths.mean, work.longest, work.context
     share, due = work.completions / engines, work.sampled / engines
     prefill = math.ceil(due) * engine.prefill_s(work.prompt_tokens)
-    at_once = min(seats, share)  # synchronous: waves while more are due than may be open, then the last ones run out
+    at_once = min(slots, share)  # synchronous: waves while more are due than may be open, then the last ones run out
     waves = full_s(due - at_once, mean, at_once, engine.decode_s(at_once, context))
     left = running_on_average(at_once, mean, longest, at_once)
     together = waves + longest * engine.decode_s(left, context) + prefill
-    ahead = min(seats, async_level * share)
+    ahead = min(slots, async_level * share)
     full = full_s(due, mean, ahead, engine.decode_s(ahead, context)) + prefill
     running = running_on_average((async_level + 2) * due, mean, longest, ahead)
     decode = engine.decode_s(running, context)
@@ -211,11 +211,11 @@ def mean_age(
 ) -> float:
     """Return the mean age of a trained token, versions.
 
-    (async_level + 1) batches of slots are taken, and a step releases one batch and the groups without signal, so a
-    group holds its slot for T = (async_level + 1) kept step_s (Little's law), up to the release of the version trained
-    on it. The age of a token sampled d = queue_s + position x decode_s after the start is the number of versions
-    released from then on, without that last one: ceil((T - d) / step_s) - 1. With tail(y) the share of tokens behind
-    position y, the mean is
+    (async_level + 1) batches of the ledger's slots are taken, and a step releases one batch and the groups without
+    signal, so a group holds its slot for T = (async_level + 1) kept step_s (Little's law), up to the release of the
+    version trained on it. The age of a token sampled d = queue_s + position x decode_s after the start is the number of
+    versions released from then on, without that last one: ceil((T - d) / step_s) - 1. With tail(y) the share of tokens
+    behind position y, the mean is
 
         sum over j >= 1 of  1 - tail((T - j step_s - queue_s) / decode_s)
     """
@@ -224,11 +224,11 @@ def mean_age(
     return sum(1 - lengths.tail(rest / decode_s) for rest in passed)
 
 
-def queue_s(work: Workload, engines: int, async_level: int, seats: float, busy: float, step_s: float) -> float:
-    """Return the time that a started completion waits for a seat if the engines are the bottleneck, seconds.
+def queue_s(work: Workload, engines: int, async_level: int, slots: float, busy: float, step_s: float) -> float:
+    """Return the time that a started completion waits for a slot if the engines are the bottleneck, seconds.
 
     (async_level + 1) batches are open, less the one that is trained or sent for a share `busy` of the step; completions
-    beyond the seats wait, and are served at the rate at which the completions of a step finish.
+    beyond the slots wait, and are served at the rate at which the completions of a step finish.
     """
-    waiting = max((async_level + 1 - busy) * work.completions / engines - seats, 0.0)
+    waiting = max((async_level + 1 - busy) * work.completions / engines - slots, 0.0)
     return waiting * step_s * engines / work.sampled

@@ -1,8 +1,8 @@
 // The conversation: turns in order. It is kept in sessionStorage, so that a reload does not lose it and closing the tab
 // does: the next person at this browser does not find it.
-const PLACE = "maestrale.conversation";
+const PLACE = "maestrale.conversation.2"; // the number goes up when fields of a turn change
 
-/** Turns: {role: "user", text}, or {role: "assistant", thoughts, answer, ...} as newResponse makes them. */
+/** Turns: {role: "user", text}, or {role: "assistant", reasoning, answer, ...} as newResponse makes them. */
 export class Conversation {
   constructor() {
     this.turns = load();
@@ -24,7 +24,7 @@ export class Conversation {
     this.save();
   }
 
-  /** What is sent: the texts before a turn, without thoughts; system: a message that goes before all. */
+  /** What is sent: the texts before a turn, without reasoning; system: a message that goes before all. */
   messagesBefore(turn, system) {
     const messages = system ? [{ role: "system", content: system }] : [];
     for (const each of this.turns.slice(0, this.turns.indexOf(turn))) {
@@ -39,7 +39,7 @@ export class Conversation {
 export function newResponse() {
   return {
     role: "assistant",
-    thoughts: "",
+    reasoning: "",
     answer: "",
     id: "", // of the stream
     state: "waiting", // then thinking, answering, and at last done, stopped or failed

@@ -40,10 +40,10 @@ function read(event, response) {
   if (!choice) return;
   response.finish = choice.finish_reason ?? response.finish;
   const { reasoning, reasoning_content, content } = choice.delta;
-  const thought = reasoning ?? reasoning_content;
-  if (thought) {
+  const words = reasoning ?? reasoning_content;
+  if (words) {
     response.state = "thinking";
-    response.thoughts += thought;
+    response.reasoning += words;
     response.thinkingPieces++;
     response.pieces++;
   }

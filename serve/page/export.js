@@ -1,5 +1,5 @@
 // The conversation as a file.
-import { ofResponse, ofThoughts } from "./figures.js";
+import { ofReasoning, ofResponse } from "./figures.js";
 import { verdict } from "./language.js";
 
 /** Everything, for programs. */
@@ -16,7 +16,7 @@ export function asMarkdown(turns, model) {
       continue;
     }
     parts.push("## Response");
-    if (turn.thoughts) parts.push(`<details><summary>${ofThoughts(turn)}</summary>`, turn.thoughts.trim(), "</details>");
+    if (turn.reasoning) parts.push(`<details><summary>${ofReasoning(turn)}</summary>`, turn.reasoning.trim(), "</details>");
     parts.push(turn.answer.trim() || "(no answer)");
     const notes = [turn.error?.message, turn.language && verdict(turn.language)[1], ofResponse(turn)].filter(Boolean);
     if (notes.length) parts.push(`*${notes.join(" · ")}*`);

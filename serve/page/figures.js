@@ -12,8 +12,8 @@ export function tokens(count, isExact) {
   return `${isExact ? "" : "about "}${count.toLocaleString("en")} token${count === 1 ? "" : "s"}`;
 }
 
-/** What the summary of the thoughts says. */
-export function ofThoughts(response) {
+/** What the summary of the reasoning says. */
+export function ofReasoning(response) {
   const isOver = !["waiting", "thinking"].includes(response.state);
   const exact = response.usage?.completion_tokens_details?.reasoning_tokens;
   const count = tokens(exact ?? response.thinkingPieces, exact !== undefined);

@@ -37,7 +37,7 @@ export function badge(language) {
   const percent = language.share === null || language.share === undefined ? "" : ` (${Math.round(language.share * 100)} % of the letters)`;
   const rows = [
     ["Wanted", language.requested ? `${languageName(language.requested)}, by ${SOURCES[language.source] ?? language.source}` : "nothing"],
-    ["Thoughts", language.detected ? languageName(language.detected) + percent : "too few words to tell"],
+    ["Reasoning", language.detected ? languageName(language.detected) + percent : "too few words to tell"],
     ["Answer", language.answer_detected ? languageName(language.answer_detected) : "too few words to tell"],
     ["Tries", `${language.tries}`],
     ["Enforcement", language.enforcement ?? "none"],

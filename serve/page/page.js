@@ -69,14 +69,14 @@ function stop() {
   showRunning();
 }
 
-async function endThoughts() {
+async function endReasoning() {
   const asked = running;
   asked.isEnding = true;
   $("answer-now").hidden = true;
   $("question").focus();
   try {
     await answerNow(asked.response.id);
-    $("status").textContent = "The thoughts are being ended.";
+    $("status").textContent = "The reasoning is being ended.";
   } catch (error) {
     note(error.message);
   }
@@ -183,7 +183,7 @@ document.addEventListener("keydown", (event) => {
   if (event.key === "Escape" && running && !event.defaultPrevented && !$("settings").open) stop();
 });
 $("stop").addEventListener("click", stop);
-$("answer-now").addEventListener("click", endThoughts);
+$("answer-now").addEventListener("click", endReasoning);
 $("open-settings").addEventListener("click", () => settings.open());
 $("new").addEventListener("click", () => {
   stop();

@@ -1,4 +1,4 @@
-// A response in the page: thoughts that fold, the answer, the badge, the figures, what can be done with it.
+// A response in the page: reasoning that folds, the answer, the badge, the figures, what can be done with it.
 import { button, copyButton, make } from "./element.js";
 import * as figures from "./figures.js";
 import { badge } from "./language.js";
@@ -11,22 +11,22 @@ const ENDS = { stopped: "Stopped.", length: "The response was cut at the limit o
 export class ResponseView {
   #state = "";
   #summary = make("summary");
-  #thoughts = make("div", { class: "prose" });
-  #window = make("div", { class: "window" }, this.#thoughts); // on a phone it is low, and scrolls, while thoughts come
-  #details = make("details", { class: "thoughts", hidden: true }, this.#summary, this.#window);
+  #reasoning = make("div", { class: "prose" });
+  #window = make("div", { class: "window" }, this.#reasoning); // on a phone it is low, and scrolls, while reasoning comes
+  #details = make("details", { class: "reasoning", hidden: true }, this.#summary, this.#window);
   #answer = make("div", { class: "prose answer", "aria-live": "polite", "aria-busy": "true" });
   #foot = make("footer");
   #figures = make("span", { class: "figures" });
-  #thoughtsProse = new Prose(this.#thoughts);
+  #reasoningProse = new Prose(this.#reasoning);
   #answerProse = new Prose(this.#answer);
-  #follows = true; // the newest thought is shown, until the user scrolls up
+  #follows = true; // the newest words are shown, until the user scrolls up
   #lastPlace = 0;
 
   constructor(response, onRetry) {
     this.response = response;
     this.onRetry = onRetry;
     this.element = make("article", { class: "response", "aria-label": "Maestrale" }, this.#details, this.#answer, this.#foot);
-    new ResizeObserver(() => this.#follow()).observe(this.#thoughts);
+    new ResizeObserver(() => this.#follow()).observe(this.#reasoning);
     this.#window.addEventListener("scroll", () => this.#notePlace(), { passive: true });
     this.show();
   }
@@ -34,7 +34,7 @@ export class ResponseView {
   #follow() {
     const { scrollHeight, clientHeight } = this.#window;
     const scrolls = scrollHeight > clientHeight + 1;
-    if (scrolls) Object.assign(this.#window, { tabIndex: 0, role: "group", ariaLabel: "Thoughts" });
+    if (scrolls) Object.assign(this.#window, { tabIndex: 0, role: "group", ariaLabel: "Reasoning" });
     else for (const name of ["tabindex", "role", "aria-label"]) this.#window.removeAttribute(name);
     if (this.#follows) this.#window.scrollTop = scrollHeight;
   }
@@ -49,13 +49,13 @@ export class ResponseView {
   /** Show the response as it is now. */
   show() {
     const { response } = this;
-    const hasThoughts = response.thoughts !== "";
-    if (RUNNING.includes(response.state) || hasThoughts) {
-      this.#details.hidden = !(hasThoughts || response.state === "waiting");
-      const words = response.state === "waiting" ? `Waiting, ${figures.duration(response.total_s)}` : figures.ofThoughts(response);
+    const hasReasoning = response.reasoning !== "";
+    if (RUNNING.includes(response.state) || hasReasoning) {
+      this.#details.hidden = !(hasReasoning || response.state === "waiting");
+      const words = response.state === "waiting" ? `Waiting, ${figures.duration(response.total_s)}` : figures.ofReasoning(response);
       if (this.#summary.textContent !== words) this.#summary.textContent = words;
     } else this.#details.hidden = true;
-    this.#thoughtsProse.write(response.thoughts);
+    this.#reasoningProse.write(response.reasoning);
     this.#answerProse.write(response.answer);
     const isNew = response.state !== this.#state;
     const wasThinking = this.#state === "thinking";
@@ -68,7 +68,7 @@ export class ResponseView {
   }
 
   #fold() {
-    // who reads the thoughts with the keyboard keeps the place
+    // who reads the reasoning with the keyboard keeps the place
     if (this.#window.contains(document.activeElement)) this.#summary.focus();
     this.#details.open = false;
   }
@@ -80,9 +80,9 @@ export class ResponseView {
 
   #end() {
     const { response } = this;
-    this.#thoughtsProse.end();
+    this.#reasoningProse.end();
     this.#answerProse.end();
-    this.#thoughts.lang = response.language?.detected ?? "";
+    this.#reasoning.lang = response.language?.detected ?? "";
     this.#answer.lang = response.language?.answer_detected ?? response.language?.requested ?? "";
     this.#answer.setAttribute("aria-busy", "false");
     this.#answer.removeAttribute("aria-live"); // it does not change any more

@@ -45,7 +45,7 @@ export async function* chat(body, signal) {
   }
 }
 
-/** Ask the server to end the thoughts of a running response and to answer. Throws ServerError. */
+/** Ask the server to end the reasoning of a running response and to answer. Throws ServerError. */
 export async function answerNow(id) {
   await send("/v1/chat/completions/control", { id, action: "reasoning_end" });
 }

@@ -134,7 +134,7 @@ def test_labels_that_a_majority_contradicts_are_dropped(tmp_path: Path) -> None:
     half, mixed = r"\frac{1}{2}", ["0.5", r"\frac12", r"\frac{2}{4}", "3"]
     rows = [
         labelled("7", *mixed),  # three of four say one half, in three ways
-        labelled(half, *mixed),  # and the label says so too
+        labelled(half, *mixed),  # and the ground truth says so too
         labelled("7", "0.5", r"\frac12", "3", "3"),  # half of them is no majority
         labelled("7", "3", "3", None, None),  # completions without an answer count among all
         labelled("6", "7", "7", "7", "6"),
@@ -146,7 +146,7 @@ def test_labels_that_a_majority_contradicts_are_dropped(tmp_path: Path) -> None:
     assert report["rejected"] == {difficulty.CONTRADICTED: 2} and report["counts"] == {"without a majority": 2}
     details = [rejected["rejected"]["detail"] for rejected in results(tmp_path / "out.rejected.jsonl")]
     assert details == [
-        "3 of 4 samples agree on 0.5, the label is 7", "3 of 4 samples agree on 7, the label is 6",
+        "3 of 4 samples agree on 0.5, the ground truth is 7", "3 of 4 samples agree on 7, the ground truth is 6",
     ]  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Near duplicates, contradicting labels, templates and contamination."""
+"""Near duplicates, contradicting answers, templates and contamination."""
 
 from __future__ import annotations
 

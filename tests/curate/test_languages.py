@@ -170,7 +170,7 @@ def test_prices_are_no_formulas_and_numbers_are_compared_by_value() -> None:
     assert numbers("1, 2") != numbers("1.2")
 
 
-def test_reply_without_thoughts_and_fences() -> None:
+def test_reply_without_reasoning_and_fences() -> None:
     assert plain_reply("<think>a</think>\n```markdown\nHallo\nWelt\n```") == "Hallo\nWelt" and plain_reply(" a ") == "a"
 
 

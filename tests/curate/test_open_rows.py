@@ -45,7 +45,7 @@ def test_samples_of_an_open_problem_are_kept_with_their_verdict() -> None:
 def test_no_majority_contradicts_an_open_answer() -> None:
     samples = msgspec.to_builtins([Sample("7", Verdict.OPEN, 9)] * 4)
     rows = [{**ROW, "samples": samples}, {**ROW, "answer": "8", "domain": "math", "samples": samples}]
-    assert reasons_of(LabelsStage(workers=1), rows) == ["kept", "most samples contradict the label"]
+    assert reasons_of(LabelsStage(workers=1), rows) == ["kept", "most samples contradict the ground truth"]
 
 
 def test_one_question_with_answers_in_other_words_is_a_duplicate() -> None:

@@ -82,7 +82,7 @@ def test_error_texts_of_any_shape() -> None:
     assert explain(b"[1]") == ("[1]", "") and explain(b"[" * 100_000)[1] == ""
 
 
-@pytest.mark.parametrize(("content", "thoughts", "answer"), [
+@pytest.mark.parametrize(("content", "reasoning", "answer"), [
     ("<think>a</think>b", "a", "b"),
     ("\n<think>\na\n</think>\n\nb\n", "a", "b"),
     ("a</think>b", "a", "b"),
@@ -93,5 +93,5 @@ def test_error_texts_of_any_shape() -> None:
     ("", "", ""),
     ("<think></think>b", "", "b"),
 ])  # fmt: skip
-def test_thoughts_between_tags(content: str, thoughts: str, answer: str) -> None:
-    assert split(content) == (thoughts, answer)
+def test_reasoning_between_tags(content: str, reasoning: str, answer: str) -> None:
+    assert split(content) == (reasoning, answer)

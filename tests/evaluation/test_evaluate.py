@@ -56,7 +56,7 @@ def test_figures_by_hand(plain: Plain, tmp_path: Path) -> None:
     assert all(body["top_p"] == 0.95 and body["max_tokens"] == 40960 for body in server.requests)
 
 
-def test_thoughts_in_tags_and_in_fields(plain: Plain, tmp_path: Path) -> None:
+def test_reasoning_in_tags_and_in_fields(plain: Plain, tmp_path: Path) -> None:
     shapes: list[str | dict[str, Any]] = [
         f"<think>{FRENCH} \\boxed{{7}}</think>Voilà : \\boxed{{3}}",
         f"{FRENCH}\n</think>\n\\boxed{{3}}",
@@ -72,12 +72,12 @@ def test_thoughts_in_tags_and_in_fields(plain: Plain, tmp_path: Path) -> None:
     found = evaluate(server.url, tmp_path / "out", write_rows(tmp_path / "sums.jsonl", THREE[0]), "--samples", "8",
                      "--concurrency", "1")  # fmt: skip
     told = {record["sample"]: record for record in records(tmp_path / "out")}
-    assert [told[i]["thoughts"] for i in range(8)] == [
+    assert [told[i]["reasoning"] for i in range(8)] == [
         f"{FRENCH} \\boxed{{7}}", FRENCH, FRENCH, ENGLISH, ENGLISH, f"{ENGLISH} \\boxed{{3}}", ENGLISH, ""]  # fmt: skip
     assert [told[i]["correct"] for i in range(8)] == [True] * 5 + [False, True, True]
     sums = found["benchmarks"]["sums"]
     assert sums["truncated"] == 1 / 8 and sums["unextracted"] == 0, "what was cut is counted once"
-    assert sums["languages"]["en"]["thoughts"] == {"same": 0.5, "other": 0.375, "undetermined": 0, "none": 0.125}
+    assert sums["languages"]["en"]["reasoning"] == {"same": 0.5, "other": 0.375, "undetermined": 0, "none": 0.125}
     assert any("12.5% of the responses were cut" in line for line in sums["warnings"])
 
 
@@ -90,7 +90,7 @@ def test_the_wanted_language_is_measured(serve: Serve, tmp_path: Path) -> None:
     assert found["weights"] == "7" and found["model"] == "tiny"
     sums = found["benchmarks"]["sums"]
     assert sums["pass_at"]["1"] == pytest.approx(1 / 3, abs=1e-6)
-    assert sums["languages"]["fr"]["thoughts"]["same"] == 1 and sums["languages"]["fr"]["answer"]["undetermined"] == 1
+    assert sums["languages"]["fr"]["reasoning"]["same"] == 1 and sums["languages"]["fr"]["answer"]["undetermined"] == 1
     for record in records(out):
         assert record["server_language"]["requested"] == "fr" and record["server_language"]["enforcement"] == "retry"
         assert record["weights"] == "7" and record["reasoning_tokens"] > 10 and record["prompt_tokens"] > 10
@@ -165,6 +165,20 @@ def test_other_settings_in_the_same_folder_are_refused(
     told = capsys.readouterr().err
     assert words in told and "another --out" in told
     assert before == ((out / "samples.jsonl").read_bytes(), (out / "results.json").read_bytes())
+
+
+def test_a_folder_of_an_older_format_is_refused(
+    plain: Plain, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its records have other names, which would be read as texts that are missing."""
+    server, out = plain(lambda body, _: right_sum(body)), tmp_path / "out"
+    file = write_rows(tmp_path / "s.jsonl", *THREE)
+    evaluate(server.url, out, file, "--samples", "1")
+    identity = json.loads((out / "evaluation.json").read_text())
+    del identity["format"]
+    (out / "evaluation.json").write_text(json.dumps(identity))
+    assert main([str(file), "--url", server.url, "--out", str(out), "--samples", "1"]) == 2
+    assert "evaluation.json has format 1, this version reads 2: evaluate again" in capsys.readouterr().err
 
 
 def test_a_changed_problem_is_refused(plain: Plain, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

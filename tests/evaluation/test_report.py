@@ -48,7 +48,7 @@ def test_model_output_cannot_leave_its_place(folder: Path) -> None:
     text = (folder / "report.html").read_text(encoding="utf-8")
     assert text.count("<script") == 2 and text.count("</script>") == 2 and "<img" not in text and "<!--" not in text
     samples = embedded(text)
-    assert len(samples) == 6 and samples[0]["thoughts"] == EVIL and EVIL in samples[0]["prompt"]
+    assert len(samples) == 6 and samples[0]["reasoning"] == EVIL and EVIL in samples[0]["prompt"]
     assert "&lt;b&gt;own &amp; set" in text and NAME not in outside(text)
     assert "[... 60,000 characters left out ...]" in samples[2]["answer"]
     assert [sample["outcome"][0] for sample in samples] == ["right", "wrong", "wrong"] * 2

@@ -17,7 +17,7 @@ from tests.evaluation.conftest import Plain, evaluate, prompt_of, records, write
 from tests.serve.conftest import Serve
 from verify.verifiers.calls import tool_name
 
-THOUGHTS = "<think>Let me think about this for a moment before I write it down.</think>\n\n"
+REASONING = "<think>Let me think about this for a moment before I write it down.</think>\n\n"
 
 
 def solutions(data: Path, name: str) -> dict[str, str]:
@@ -64,7 +64,7 @@ def always_wrong(task: BenchmarkTask) -> str:
 
 def scripted(serve: Serve, tasks: list[BenchmarkTask], say: Callable[[BenchmarkTask], str]) -> str:
     """Our server, whose engine finds the task in the prompt; its address."""
-    known = {task.prompt: THOUGHTS + say(task) for task in tasks}
+    known = {task.prompt: REASONING + say(task) for task in tasks}
 
     def script(prompt_ids: list[int], *_: Any) -> str:
         text = served.engine.prompts[-1]

@@ -89,7 +89,7 @@ def options(programs: float, cpp_one_in: int = 8) -> Options:
     return Options(problems=64, validation=32, operations=(2, 2), programs=programs, cpp_one_in=cpp_one_in)
 
 
-def test_a_hand_made_task_in_words_thoughts_and_python() -> None:
+def test_a_hand_made_task_in_words_reasoning_and_python() -> None:
     assert HAND_MADE.rule == "+3*2 x<0:7 x>50:1"
     assert HAND_MADE.text == (
         "Write a Python function f(x) for this rule: add 3, then multiply by 2. For negative x the result is 7. "
@@ -212,7 +212,7 @@ def test_a_slip_is_one_wrong_digit() -> None:
         slipped = demonstrate_program(random.Random(seed), HAND_MADE, Blunders(slip=1.0))
         assert len(slipped) == len(right)
         differing = [(a, b) for a, b in zip(right, slipped, strict=True) if a != b]
-        assert len(differing) == 2 and len(set(differing)) == 1  # in the thoughts, and the same in the program
+        assert len(differing) == 2 and len(set(differing)) == 1  # in the reasoning, and the same in the program
         assert all(a.isdigit() and b.isdigit() for a, b in differing)
 
 

@@ -32,16 +32,16 @@ def test_every_supported_language_has_phrases() -> None:
 
 
 def test_a_hand_made_story_is_calculated_step_by_step() -> None:
-    thoughts, total = calculate(HAND_MADE, "en")
+    reasoning, total = calculate(HAND_MADE, "en")
     assert total == HAND_MADE.answer == 11
-    assert thoughts == ("In the beginning there are 12 apples. Then we add 3: 12+3=15. Then we take away 4: 15-4=11.")
-    assert complete(thoughts, "en", total) == rf"<think>{thoughts}</think>The answer is \boxed{{11}}."
+    assert reasoning == ("In the beginning there are 12 apples. Then we add 3: 12+3=15. Then we take away 4: 15-4=11.")
+    assert complete(reasoning, "en", total) == rf"<think>{reasoning}</think>The answer is \boxed{{11}}."
 
 
 def test_a_slip_carries_on_to_the_result() -> None:
-    thoughts, total = calculate(HAND_MADE, "de", slip_at=0, slip=2)
+    reasoning, total = calculate(HAND_MADE, "de", slip_at=0, slip=2)
     assert total == 13
-    assert "12+3=17" in thoughts and "17-4=13" in thoughts
+    assert "12+3=17" in reasoning and "17-4=13" in reasoning
 
 
 def test_the_same_seed_tells_the_same_story() -> None:
@@ -111,16 +111,16 @@ def test_demonstrations_without_flaws_are_well_formed_and_told_in_one_language(l
     assert told_apart >= 98
 
 
-def test_foreign_thoughts_and_foreign_answers_are_never_taken_for_consistent() -> None:
+def test_foreign_reasoning_and_foreign_answers_are_never_taken_for_consistent() -> None:
     rng = random.Random(8)
     for language in CODES:
         story = make_word_problem(rng, language, (2, 2))
         for other in CODES:
             if other == language:
                 continue
-            for thoughts, answered in ((calculate(story, other)[0], language), (calculate(story, language)[0], other),
+            for reasoning, answered in ((calculate(story, other)[0], language), (calculate(story, language)[0], other),
                                        (PHRASES[other].guess, language)):  # fmt: skip
-                parts = check_format(complete(thoughts, answered, 3))
+                parts = check_format(complete(reasoning, answered, 3))
                 assert not consistency(story.text, parts.reasoning, parts.response).consistent
 
 
@@ -139,7 +139,7 @@ def test_most_demonstrations_are_bad_in_the_documented_shares() -> None:
     assert 0.35 < consistent / count < 0.48
 
 
-def test_a_single_language_has_no_foreign_thoughts() -> None:
+def test_a_single_language_has_no_foreign_reasoning() -> None:
     story = make_word_problem(random.Random(2), "it", (2, 2))
     completion = demonstrate(random.Random(1), story, ["it"], Flaws(foreign=1.0))
     assert PHRASES["it"].answer in completion

@@ -166,7 +166,7 @@ def test_a_request_that_waited_through_an_update_starts_on_a_clean_cache(tmp_pat
         await scene.publish(0)
         block = [request(0, 200), request(0, 200)]
         await scene.engine.generate(block)
-        queued = [request(0, 20)]  # same prompt, no seat: it would hit the cache of version 0
+        queued = [request(0, 20)]  # same prompt, no slot: it would hit the cache of version 0
         await scene.engine.generate(queued)
         await scene.reach(block[0], 10)
         await scene.publish(1)

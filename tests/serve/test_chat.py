@@ -24,7 +24,7 @@ def joined(events: list[dict[str, Any]], name: str, index: int = 0) -> str:
     return "".join(choice["delta"].get(name) or "" for choice in choices)
 
 
-def test_thoughts_and_answer_are_apart(serve: Serve) -> None:
+def test_reasoning_and_answer_are_apart(serve: Serve) -> None:
     served = serve(RIGHT)
     reply = served.ask(seed=3)
     assert reply.status_code == 200
@@ -126,7 +126,7 @@ def test_the_body_is_stronger_than_the_header_and_the_server(serve: Serve) -> No
     assert (found["requested"], found["source"], found["match"]) == (None, "off", None)
 
 
-def test_prefill_begins_the_thoughts(serve: Serve) -> None:
+def test_prefill_begins_the_reasoning(serve: Serve) -> None:
     served = serve("Il y en a cinq en tout.</think>Cinq.", reasoning_language="fr",
                    reasoning_language_enforcement="prefill")  # fmt: skip
     message = served.ask(QUESTION).json()["choices"][0]["message"]
@@ -145,12 +145,12 @@ def test_retry_begins_again_before_anything_was_told(serve: Serve, stream: bool)
     served = serve(second_time, token_s=0.001, reasoning_language="fr", reasoning_language_enforcement="retry")
     if stream:
         events = served.events(QUESTION, seed=4)
-        thoughts, told = joined(events, "reasoning"), events[-1]["reasoning_language"]
+        reasoning, told = joined(events, "reasoning"), events[-1]["reasoning_language"]
     else:
         body = served.ask(QUESTION, seed=4).json()
-        thoughts, told = body["choices"][0]["message"]["reasoning"], body["reasoning_language"]
+        reasoning, told = body["choices"][0]["message"]["reasoning"], body["reasoning_language"]
         assert body["usage"]["completion_tokens"] > len(FRENCH) + 60, "the first try is counted too"
-    assert thoughts == f"Bon, réfléchissons étape par étape. {FRENCH}"
+    assert reasoning == f"Bon, réfléchissons étape par étape. {FRENCH}"
     assert (told["tries"], told["match"], told["enforcement"]) == (2, True, "retry")
     assert served.engine.told < len(WRONG) + len(FRENCH), "the first try was aborted"
     assert [sampling.seed for sampling in served.engine.samplings] == [4, 5]
@@ -160,13 +160,13 @@ def test_strict_is_an_error_instead_of_another_language(serve: Serve) -> None:
     served = serve(WRONG, reasoning_language="fr", reasoning_language_enforcement="strict")
     reply = served.ask(QUESTION)
     assert reply.status_code == 422 and reply.json()["error"]["code"] == "reasoning_language_mismatch"
-    assert "not in fr in any try: thoughts" in reply.json()["error"]["message"]
+    assert "not in fr in any try: reasoning" in reply.json()["error"]["message"]
     assert "answer 100% en" in reply.json()["error"]["message"]
     assert served.events(QUESTION)[-1]["error"]["code"] == "reasoning_language_mismatch"
     assert serve(RIGHT, reasoning_language="fr", reasoning_language_enforcement="strict").ask(QUESTION).is_success
 
 
-def test_short_thoughts_are_no_match_and_no_mismatch(serve: Serve) -> None:
+def test_short_reasoning_is_no_match_and_no_mismatch(serve: Serve) -> None:
     served = serve("<think>3+2=5</think>5", reasoning_language="fr", reasoning_language_enforcement="strict")
     found = served.ask(QUESTION).json()["reasoning_language"]
     assert (found["match"], found["detected"], found["tries"]) == (None, None, 1)
@@ -175,29 +175,29 @@ def test_short_thoughts_are_no_match_and_no_mismatch(serve: Serve) -> None:
 # ---- budget ------------------------------------------------------------------------------------------------------
 
 
-def long_thoughts(prompt: list[int], sampling: SamplingParameters, call: int) -> str:
-    """Thoughts without an end, unless somebody ended them."""
+def long_reasoning(prompt: list[int], sampling: SamplingParameters, call: int) -> str:
+    """Reasoning without an end, unless somebody ended it."""
     return "Cinq." if call else "<think>" + "et puis encore un " * 50
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_thoughts_end_with_their_budget(serve: Serve, stream: bool) -> None:
-    served = serve(long_thoughts, reasoning_language="fr")
+def test_reasoning_ends_with_its_budget(serve: Serve, stream: bool) -> None:
+    served = serve(long_reasoning, reasoning_language="fr")
     ask = {"thinking_token_budget": 60, "max_tokens": 300}
     if stream:
         events = served.events(QUESTION, **ask)
-        thoughts, answer = joined(events, "reasoning").strip(), joined(events, "content")
+        reasoning, answer = joined(events, "reasoning").strip(), joined(events, "content")
     else:
         message = served.ask(QUESTION, **ask).json()["choices"][0]["message"]
-        thoughts, answer = message["reasoning"], message["content"]
-    assert thoughts.startswith("et puis encore un") and thoughts.count("encore") in (3, 4)
-    assert thoughts.endswith("\nJ'ai assez réfléchi, je réponds maintenant.") and answer == "Cinq."
+        reasoning, answer = message["reasoning"], message["content"]
+    assert reasoning.startswith("et puis encore un") and reasoning.count("encore") in (3, 4)
+    assert reasoning.endswith("\nJ'ai assez réfléchi, je réponds maintenant.") and answer == "Cinq."
     first, second = served.engine.prompts
     assert second.startswith(first) and second.endswith("je réponds maintenant.\n</think>\n\n")
     assert served.engine.samplings[1].max_tokens < 300 - 60 and served.engine.running == 0
 
 
-def test_no_effort_is_no_thoughts(serve: Serve) -> None:
+def test_no_effort_is_no_reasoning(serve: Serve) -> None:
     served = serve("4")
     reply = served.ask(reasoning_effort="none", max_tokens=1).json()
     message = reply["choices"][0]["message"]
@@ -205,7 +205,7 @@ def test_no_effort_is_no_thoughts(serve: Serve) -> None:
     assert served.ask(reasoning_effort="none").json()["choices"][0]["message"]["content"] == "4"
     assert served.engine.prompts[-1].endswith("<assistant><think>\n\n</think>\n\n")
     assert served.ask(thinking_token_budget=5).json()["choices"][0]["message"]["reasoning"] is None, "it did not think"
-    reply = serve(long_thoughts).ask(thinking_token_budget=30, max_tokens=40).json()
+    reply = serve(long_reasoning).ask(thinking_token_budget=30, max_tokens=40).json()
     assert reply["choices"][0]["finish_reason"] == "length" and reply["choices"][0]["message"]["content"] == ""
 
 

@@ -26,9 +26,9 @@ from verify.reward import score
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(540)]
 
 CLIENTS = Path(__file__).with_name("clients")
-THOUGHTS = "There are three apples in the basket, we add two more of them, and so there are five apples in all."
+REASONING = "There are three apples in the basket, we add two more of them, and so there are five apples in all."
 ANSWER = "There are five apples: é 苹果."
-SAID = f"<think>\n{THOUGHTS}\n</think>\n\n{ANSWER}"
+SAID = f"<think>\n{REASONING}\n</think>\n\n{ANSWER}"
 
 
 def python(environment: str) -> Path:
@@ -57,8 +57,8 @@ def test_openai(serve: Serve, environment: str) -> None:
     assert found["version"].startswith(environment.removeprefix("openai"))
     assert found["models"] == ["tiny"] and found["retries"] == 0
     assert found["text"] == found["streamed_text"] == ANSWER
-    assert found["thoughts"] == [THOUGHTS, THOUGHTS] and found["streamed_thoughts"].strip() == THOUGHTS
-    assert found["tokens"][0] == found["tokens"][1] > found["thinking_tokens"] > len(THOUGHTS)
+    assert found["reasoning"] == [REASONING, REASONING] and found["streamed_reasoning"].strip() == REASONING
+    assert found["tokens"][0] == found["tokens"][1] > found["thinking_tokens"] > len(REASONING)
     assert found["finish"] == ["stop"]
     assert found["response"] == found["response_streamed"].strip() == ANSWER
     assert found["response_last"] == ["response.completed", ANSWER]
@@ -107,23 +107,23 @@ def test_litellm(serve: Serve) -> None:
     for provider in ("openai", "hosted_vllm"):
         one = found["found"][provider]
         assert one["text"] == one["streamed_text"] == ANSWER
-        assert one["thoughts"] == one["streamed_thoughts"].strip() == THOUGHTS
-        assert one["thinking_tokens"] > len(THOUGHTS)
+        assert one["reasoning"] == one["streamed_reasoning"].strip() == REASONING
+        assert one["thinking_tokens"] > len(REASONING)
     assert found["failures"] == ["litellm.exceptions.NotFoundError", "litellm.exceptions.BadRequestError"]
 
 
 def test_langchain(serve: Serve) -> None:
     found = run("openai3", "langchain_client", serve(SAID).url)
     assert found["text"] == found["streamed_text"] == ANSWER and found["same_usage"]
-    assert found["thinking_tokens"] > len(THOUGHTS)
-    assert found["inline"] == f"<think>\n{THOUGHTS}\n</think>\n{ANSWER}", "it drops fields that it does not know"
+    assert found["thinking_tokens"] > len(REASONING)
+    assert found["inline"] == f"<think>\n{REASONING}\n</think>\n{ANSWER}", "it drops fields that it does not know"
 
 
 def test_mistral(serve: Serve) -> None:
     found = run("openai3", "mistral_client", serve(SAID, reasoning_format="mistral").url)
     assert found["chunks"] == ["ThinkChunk", "TextChunk"]
-    assert found["whole"] == [THOUGHTS, ANSWER] and [part.strip() for part in found["streamed"]] == [THOUGHTS, ANSWER]
-    assert len(THOUGHTS) < found["tokens"]
+    assert found["whole"] == [REASONING, ANSWER] and [part.strip() for part in found["streamed"]] == [REASONING, ANSWER]
+    assert len(REASONING) < found["tokens"]
 
 
 # ---- evaluation harnesses ----------------------------------------------------------------------------------------
@@ -168,7 +168,7 @@ def test_harnesses_find_the_score_that_ours_finds(serve: Serve, tmp_path: Path, 
     own = evaluate(f"{served.url}/v1", tmp_path / "own", str(tmp_path / "problems.jsonl"), "--samples", "1")
     assert own["benchmarks"]["problems"]["pass_at"]["1"] == found["accuracy"]
     if harness == "inspect_client":
-        assert all(thoughts.startswith("Tom begins with") for thoughts, _ in found["responses"])
+        assert all(reasoning.startswith("Tom begins with") for reasoning, _ in found["responses"])
         assert found["thinking_tokens"] > 12 * 40
 
 

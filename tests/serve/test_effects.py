@@ -124,7 +124,7 @@ def test_the_models_own_end(command: Command) -> None:
 
 
 def chat(command: Command, path: str, **body: Any) -> str:
-    """Thoughts and answer of a chat, or of a response, which have the same parameters."""
+    """Reasoning and answer of a chat, or of a response, which have the same parameters."""
     common = {"temperature": 0, "reasoning_language": "off", **body}
     if path == "/v1/responses":
         reply = command.client.post(path, json={"input": QUESTION, "max_output_tokens": 12, **common})
@@ -163,8 +163,8 @@ def test_chats_have_them_too(command: Command, path: str) -> None:
     assert bad.status_code == 400 and bad.json()["error"]["param"] == "stop_token_ids"
 
 
-def test_a_stop_in_the_thoughts_of_a_real_engine(command: Command) -> None:
-    """Thoughts and answer are forced letter by letter: Q and Z until the tag that a budget of thoughts writes."""
+def test_a_stop_in_the_reasoning_of_a_real_engine(command: Command) -> None:
+    """Reasoning and answer are forced letter by letter: Q and Z until the tag that a budget of reasoning writes."""
     first, second, _ = plain(command)
     body = {"messages": MESSAGES, "allowed_token_ids": [*ids(command, "<think>\n"), first, second], "seed": 2,
             "temperature": 1, "thinking_token_budget": 30, "max_tokens": 90, "reasoning_language": "off",

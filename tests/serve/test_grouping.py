@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from serve.engine import Delta, SamplingParameters
-from serve.reasoning import ThoughtCounter
+from serve.reasoning import ReasoningCounter
 from tests.serve.conftest import Serve, Served
 from tests.serve.test_chat import ENGLISH, FRENCH, QUESTION, RIGHT, second_time
 from verify.format import CONTROL, TEXT
@@ -33,7 +33,7 @@ def group(served: Served, size: int) -> None:
 
 
 @pytest.mark.parametrize("said", [RIGHT, "<think>\nx</think>y", f"{FRENCH}", "<think>never closed", "<think></think>"])
-def test_tokens_of_thoughts_are_those_of_single_deltas(serve: Serve, said: str) -> None:
+def test_tokens_of_reasoning_are_those_of_single_deltas(serve: Serve, said: str) -> None:
     found = []
     for size in SIZES:
         served = serve(said)
@@ -47,10 +47,10 @@ def test_tokens_of_thoughts_are_those_of_single_deltas(serve: Serve, said: str) 
     ("ids", "count"),
     [([6, 1, 2, 3, 4, 5, 5], 5), ([1, 2, 7, 3, 4, 5], 5), ([5, 1, 2, 3, 4], 0), ([1, 2, 2], 3), ([6, 7], 0), ([1], 1)],
 )
-def test_thoughts_are_counted_by_the_tokens_alone(ids: list[int], count: int) -> None:
+def test_reasoning_is_counted_by_the_tokens_alone(ids: list[int], count: int) -> None:
     letters = {1: "<think>", 2: "a", 3: "</th", 4: "ink>", 5: "b", 6: " ", 7: "</"}
     for size in (1, 2, 3, 9):
-        counter = ThoughtCounter(letters.__getitem__, TEXT)
+        counter = ReasoningCounter(letters.__getitem__, TEXT)
         for start in range(0, len(ids), size):
             counter.feed(ids[start : start + size])
         assert counter.tokens == count, size
@@ -58,7 +58,7 @@ def test_thoughts_are_counted_by_the_tokens_alone(ids: list[int], count: int) ->
 
 def test_control_tokens_are_counted_one_by_one() -> None:
     letters = {7: "[THINK]", 8: "[/THINK]", 1: "w", 2: "[/THINK]"}
-    counter = ThoughtCounter(letters.__getitem__, CONTROL, control=(7, 8))
+    counter = ReasoningCounter(letters.__getitem__, CONTROL, control=(7, 8))
     counter.feed([7, 1, 2, 8, 1, 1])
     assert counter.tokens == 4, "letters of a tag that are no control token end nothing"
 
@@ -76,7 +76,7 @@ def test_the_first_try_is_counted_and_told(serve: Serve, stream: bool) -> None:
         body = served.ask(QUESTION, seed=4).json()
         usage, told = body["usage"], body["reasoning_language"]
     first: dict[str, Any] = told["first_try"]
-    assert first["thoughts"].strip().startswith("There are three apples") and first["answer"] == ""
+    assert first["reasoning"].strip().startswith("There are three apples") and first["answer"] == ""
     assert (first["detected"], first["tokens"]) == ("en", first["reasoning_tokens"]) and first["tokens"] >= 80
     spoken = len(f" {FRENCH}".encode()) + 1  # and the closing tag; its tokens are bytes
     assert usage["completion_tokens_details"]["reasoning_tokens"] == first["tokens"] + spoken

@@ -138,11 +138,11 @@ def test_a_match_is_measured_or_not_told() -> None:
     assert measure(FRENCH, "", "fr").match is True
     assert measure(FRENCH, GERMAN, "fr").match is False
     assert measure(ENGLISH, FRENCH, "fr").match is False
-    assert measure("$x=2$, $y=3$", FRENCH, "fr").match is None, "thoughts without words prove nothing"
+    assert measure("$x=2$, $y=3$", FRENCH, "fr").match is None, "reasoning without words proves nothing"
     assert measure("", "", "fr").match is None
     assert measure(f"{FRENCH} {ENGLISH} {FRENCH}", "", "fr").match is False, "a third of it is English"
     found = measure(FRENCH, GERMAN, "")
-    assert (found.thoughts.language, found.answer.language, found.match) == ("fr", "de", None)
+    assert (found.reasoning.language, found.answer.language, found.match) == ("fr", "de", None)
 
 
 def test_one_part_is_judged_by_the_rules_of_consistency() -> None:

@@ -83,7 +83,7 @@ def test_what_the_server_cannot_do_is_told(serve: Serve, body: dict[str, Any]) -
     assert serve("x").ask(**harmless).is_success
 
 
-def test_an_unforeseen_failure_ends_the_request_and_frees_its_seats(serve: Serve) -> None:
+def test_an_unforeseen_failure_ends_the_request_and_frees_its_slots(serve: Serve) -> None:
     def fail(prompt: list[int], sampling: SamplingParameters, call: int) -> str:
         raise ZeroDivisionError("secret")
 
@@ -191,7 +191,7 @@ def test_more_than_ever_fits_is_no_matter_of_time(serve: Serve) -> None:
 
 
 def test_formulas_are_held_back_for_so_long_only(serve: Serve) -> None:
-    """Thoughts without words never tell their language; they are told as they are, long before they end."""
+    """Reasoning without words never tells its language; it is told as it is, long before it ends."""
     served = serve("<think>" + "1+1=2; " * 2000, reasoning_language="fr", reasoning_language_enforcement="retry",
                    system_prompt="", max_tokens=4096, token_s=0.0005)  # fmt: skip
     with served.client.stream("POST", "/v1/chat/completions", json={
@@ -201,7 +201,7 @@ def test_formulas_are_held_back_for_so_long_only(serve: Serve) -> None:
         assert MOST_HELD <= served.engine.told < MOST_HELD + 1000 < served.engine.samplings[0].max_tokens
 
 
-def test_an_answer_without_thoughts_is_looked_at_too(serve: Serve) -> None:
+def test_an_answer_without_reasoning_is_looked_at_too(serve: Serve) -> None:
     served = serve(lambda prompt, sampling, call: ENGLISH if call == 0 else f" {FRENCH}</think>Cinq pommes.",
                    reasoning_language="fr", reasoning_language_enforcement="retry")  # fmt: skip
     reply = served.ask(QUESTION).json()
@@ -222,6 +222,6 @@ def test_schemas_of_any_shape_are_mistakes_at_most(serve: Serve) -> None:
     assert reply.status_code == 400 and "deep" in reply.text
 
 
-def test_thoughts_are_never_more_than_all_tokens(serve: Serve) -> None:
+def test_reasoning_is_never_more_than_all_tokens(serve: Serve) -> None:
     usage = serve("4").ask(reasoning_effort="none", max_tokens=1).json()["usage"]
     assert usage["completion_tokens_details"]["reasoning_tokens"] <= usage["completion_tokens"] == 1

@@ -48,7 +48,7 @@ def test_requests_tokens_and_places_are_counted(serve: Serve) -> None:
     served.client.get("/nowhere/42")
     thinking = usage["completion_tokens_details"]["reasoning_tokens"]
     assert figure(served, 'maestrale_tokens_total{kind="prompt"}') == usage["prompt_tokens"]
-    assert figure(served, 'maestrale_tokens_total{kind="thoughts"}') == thinking
+    assert figure(served, 'maestrale_tokens_total{kind="reasoning"}') == thinking
     assert figure(served, 'maestrale_tokens_total{kind="answer"}') == usage["completion_tokens"] - thinking
     assert figure(served, 'maestrale_requests_total{key="",route="/v1/chat/completions",status="200"}') == 1
     assert figure(served, 'maestrale_requests_total{key="",route="none",status="404"}') == 1
@@ -66,11 +66,11 @@ def test_a_fault_is_counted_as_one(serve: Serve) -> None:
 
 
 def begun_or_more(prompt: list[int], sampling: SamplingParameters, call: int) -> str:
-    """Thoughts that would never end; and the answer, once they were ended."""
+    """Reasoning that would never end; and the answer, once it was ended."""
     return "<think>" + "and then " * 300 if call == 0 else "Five."
 
 
-def test_answer_now_ends_the_thoughts(serve: Serve) -> None:
+def test_answer_now_ends_the_reasoning(serve: Serve) -> None:
     served = serve(begun_or_more, token_s=0.005)
     body = {"messages": [{"role": "user", "content": "How many?"}], "stream": True}
     events: list[dict[str, Any]] = []
@@ -82,15 +82,15 @@ def test_answer_now_ends_the_thoughts(serve: Serve) -> None:
                     control = {"id": events[0]["id"], "action": "reasoning_end"}
                     reply = httpx.post(f"{served.url}/v1/chat/completions/control", json=control)
                     assert reply.json() == {"ended": 1}
-    thoughts = joined(events, "reasoning")
-    assert thoughts.strip().endswith("I've thought about this long enough; I'll answer now.")
-    assert thoughts.count("and then") < 300 and joined(events, "content") == "Five."
+    reasoning = joined(events, "reasoning")
+    assert reasoning.strip().endswith("I've thought about this long enough; I'll answer now.")
+    assert reasoning.count("and then") < 300 and joined(events, "content") == "Five."
     assert served.client.post("/v1/chat/completions/control", json=control).status_code == 404, "it has ended"
     assert served.client.post("/v1/chat/completions/control", json={"id": "x", "action": "y"}).status_code == 400
     assert served.server.live == {}
 
 
-def test_nobody_ends_the_thoughts_of_another(serve: Serve, tmp_path: Path) -> None:
+def test_nobody_ends_the_reasoning_of_another(serve: Serve, tmp_path: Path) -> None:
     write(tmp_path / "keys.json", KeyFile(keys=[ApiKey(name=name, sha256=digest_of(name * 20)) for name in "ab"]))
     served = serve(begun_or_more, token_s=0.005, keys=str(tmp_path / "keys.json"))
     body = {"messages": [{"role": "user", "content": "How many?"}], "stream": True}

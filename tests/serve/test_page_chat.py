@@ -45,19 +45,19 @@ def visit(browser: Browser) -> Iterator[Visit]:
 
 
 def test_a_newcomer_chats_with_two_keys(serve: Serve, visit: Visit) -> None:
-    """Thoughts open while they come and fold when the answer begins; then the figures and the language."""
+    """Reasoning is open while it comes and folds when the answer begins; then the figures and the language."""
     served = serve(RIGHT, token_s=0.004, reasoning_language="auto")
     visitor = visit(served)
     page = visitor.page
     expect(page.locator("#model")).to_have_text("tiny")
     page.get_by_role("button", name="Tom has 3 apples.").click()
-    thoughts = page.locator("details.thoughts")
-    expect(thoughts).to_have_attribute("open", "")
-    expect(thoughts.locator("summary")).to_contain_text("Thinking, ")
-    expect(thoughts.locator(".prose")).to_contain_text("There are three apples")
+    reasoning = page.locator("details.reasoning")
+    expect(reasoning).to_have_attribute("open", "")
+    expect(reasoning.locator("summary")).to_contain_text("Thinking, ")
+    expect(reasoning.locator(".prose")).to_contain_text("There are three apples")
     visitor.wait_for_end()
-    expect(thoughts).not_to_have_attribute("open", "")
-    expect(thoughts.locator("summary")).to_have_text(re.compile(r"^Thought for [\d.]+ s · \d+ tokens$"))
+    expect(reasoning).not_to_have_attribute("open", "")
+    expect(reasoning.locator("summary")).to_have_text(re.compile(r"^Thought for [\d.]+ s · \d+ tokens$"))
     expect(page.locator(".answer")).to_have_text(ANSWER)
     expect(page.locator(".answer")).to_have_attribute("lang", "en")
     expect(page.locator(".badge summary")).to_have_text("✓Thought in English, as wanted")
@@ -93,7 +93,7 @@ def test_stop_frees_the_tokens(serve: Serve, visit: Visit) -> None:
     served = serve(SLOW, token_s=0.02)
     visitor = visit(served)
     visitor.ask()
-    expect(visitor.page.locator(".thoughts .prose")).to_contain_text("There are")
+    expect(visitor.page.locator(".reasoning .prose")).to_contain_text("There are")
     assert served.engine.running == 1
     visitor.page.get_by_role("button", name="Stop").click()
     eventually(lambda: served.engine.running == 0 and served.server.admitted == 0)
@@ -105,14 +105,14 @@ def test_stop_frees_the_tokens(serve: Serve, visit: Visit) -> None:
     assert served.engine.prompts[1].count("<assistant>") == 1, "a response without an answer is not sent back"
 
 
-def test_answer_now_ends_the_thoughts(serve: Serve, visit: Visit) -> None:
+def test_answer_now_ends_the_reasoning(serve: Serve, visit: Visit) -> None:
     served = serve(lambda prompt, sampling, call: SLOW if call == 0 else ANSWER, token_s=0.02)
     visitor = visit(served)
     visitor.ask()
     visitor.page.get_by_role("button", name="Answer now").click()
     visitor.wait_for_end()
     expect(visitor.page.locator(".answer")).to_have_text(ANSWER)
-    assert served.engine.told < 400, "the script's thoughts have about 2,000 tokens"
+    assert served.engine.told < 400, "the script's reasoning has about 2,000 tokens"
 
 
 def test_only_the_keyboard(serve: Serve, visit: Visit) -> None:
@@ -163,7 +163,7 @@ def test_edit_and_retry_ask_again(serve: Serve, visit: Visit) -> None:
     expect(page.locator(".answer")).to_have_text(["answer 3"])
     assert "answer 0" in served.engine.prompts[2] and "alpha" in served.engine.prompts[2]
     assert "other" in served.engine.prompts[3] and "alpha" not in served.engine.prompts[3]
-    assert "<think>" not in served.engine.prompts[2].partition("alpha")[2], "thoughts are not sent back"
+    assert "<think>" not in served.engine.prompts[2].partition("alpha")[2], "reasoning is not sent back"
     visitor.wait_for_end()
     page.get_by_role("button", name="New chat").click()
     expect(page.locator("#welcome")).to_be_visible()
@@ -235,7 +235,7 @@ def test_export(serve: Serve, visit: Visit) -> None:
     whole = json.loads(saved["JSON"])
     assert whole["model"] == "tiny" and [turn["role"] for turn in whole["turns"]] == ["user", "assistant"]
     response = whole["turns"][1]
-    assert response["thoughts"].strip() == ENGLISH and response["answer"].strip() == ANSWER
+    assert response["reasoning"].strip() == ENGLISH and response["answer"].strip() == ANSWER
     assert response["language"]["match"] is True and response["usage"]["completion_tokens"] > 0
     assert ENGLISH in saved["Markdown"] and ANSWER in saved["Markdown"] and "as wanted" in saved["Markdown"]
 

@@ -33,7 +33,7 @@ def box(page: Page, selector: str) -> dict[str, float]:
 
 
 @pytest.mark.parametrize(("width", "height"), [(360, 640), (390, 844)])
-def test_thoughts_on_a_phone(serve: Serve, browser: Browser, width: int, height: int) -> None:
+def test_reasoning_on_a_phone(serve: Serve, browser: Browser, width: int, height: int) -> None:
     served = serve(f"<think>\n{STEPS}\n</think>\n\n{BROKEN}", token_s=0.002, reasoning_language="en", max_tokens=40_000)
     visitor = Visitor(browser, served, width=width, height=height)
     page = visitor.page
@@ -45,7 +45,7 @@ def test_thoughts_on_a_phone(serve: Serve, browser: Browser, width: int, height:
         assert [one["id"] for one in found if one["impact"] in ("serious", "critical")] == []
 
     visitor.ask()
-    expect(page.locator(".thoughts .prose")).to_contain_text("Step 12", timeout=90_000)
+    expect(page.locator(".reasoning .prose")).to_contain_text("Step 12", timeout=90_000)
     look()
     composer, dock = box(page, "#composer"), box(page, "#dock")
     assert composer["left"] >= 0 and composer["right"] <= width and composer["bottom"] <= height
@@ -58,21 +58,21 @@ def test_thoughts_on_a_phone(serve: Serve, browser: Browser, width: int, height:
     for name in ("Answer now", "Stop"):
         button = page.get_by_role("button", name=name).bounding_box()
         assert button is not None and button["height"] >= 36 and button["width"] >= 60
-    summary = box(page, ".thoughts summary")
+    summary = box(page, ".reasoning summary")
     assert summary["top"] >= box(page, "header")["bottom"] - 1, "how long it thinks stays in sight"
-    window = box(page, ".thoughts .window")
-    assert window["height"] <= 0.5 * height and window["bottom"] <= dock["top"] + 1, "the newest thought is in sight"
-    thoughts = page.locator(".thoughts .window")
-    assert thoughts.evaluate("w => w.scrollHeight - w.scrollTop - w.clientHeight") <= 40
-    thoughts.evaluate("w => { w.scrollTop = 0; }")
+    window = box(page, ".reasoning .window")
+    assert window["height"] <= 0.5 * height and window["bottom"] <= dock["top"] + 1, "the newest words are in sight"
+    reasoning = page.locator(".reasoning .window")
+    assert reasoning.evaluate("w => w.scrollHeight - w.scrollTop - w.clientHeight") <= 40
+    reasoning.evaluate("w => { w.scrollTop = 0; }")
     page.wait_for_timeout(500)
-    assert thoughts.evaluate("w => w.scrollTop") < 40, "who reads the first ones is left alone"
+    assert reasoning.evaluate("w => w.scrollTop") < 40, "who reads the first ones is left alone"
     served.engine.token_s = 0
     visitor.wait_for_end()
     look()
-    page.locator(".thoughts summary").click()
-    expect(page.locator(".thoughts .prose")).to_be_visible()
-    assert thoughts.evaluate("w => w.scrollHeight - w.clientHeight") <= 1, "opened later it is whole"
+    page.locator(".reasoning summary").click()
+    expect(page.locator(".reasoning .prose")).to_be_visible()
+    assert reasoning.evaluate("w => w.scrollHeight - w.clientHeight") <= 1, "opened later it is whole"
     look()
     visitor.check()
     visitor.context.close()

@@ -44,7 +44,7 @@ HOSTILE = {
     "deep quotation": ">" * 300 + " x",
     "deep list": "\n".join("  " * depth + "- x" for depth in range(150)),
     "many dollars": "$a " * 1500,
-    "tags of thought": "</think> <think> x </think> <script>window.pwned=1</script>",
+    "tags": "</think> <think> x </think> <script>window.pwned=1</script>",
     "directions": "\u202e<script>window.pwned=1</script>\u2066 x",
 }  # fmt: skip
 
@@ -84,8 +84,8 @@ GROW = """async (texts) => {
 
 
 def test_hostile_texts_do_nothing_in_a_stream(serve: Serve, browser: Browser) -> None:
-    """Token by token from the server, in the thoughts and in the answer."""
-    names = ("script", "image with a handler", "svg", "script link", "image", "formula with a link", "tags of thought")
+    """Token by token from the server, in the reasoning and in the answer."""
+    names = ("script", "image with a handler", "svg", "script link", "image", "formula with a link", "tags")
     texts = [HOSTILE[name] for name in names]
     served = serve(lambda prompt, sampling, call: f"<think>{texts[call]}\n\nend</think>{texts[call]}\n\nThe end.")
     visitor = Visitor(browser, served)
@@ -170,12 +170,12 @@ def test_axe_finds_nothing_serious(serve: Serve, browser: Browser, width: int, d
 
     look("empty")
     visitor.ask()
-    expect(page.locator(".thoughts .prose")).to_contain_text("There")
+    expect(page.locator(".reasoning .prose")).to_contain_text("There")
     look("thinking")
     page.get_by_label("Thinks in").select_option("de")
     visitor.wait_for_end()
     expect(page.locator(".answer")).to_contain_text("schöne rote")
-    page.locator(".thoughts summary").click()
+    page.locator(".reasoning summary").click()
     page.locator(".badge summary").click()
     look("whole")
     served.server.ready = False

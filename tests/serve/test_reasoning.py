@@ -1,4 +1,4 @@
-"""Thoughts and answer of a stream, cut at any place."""
+"""Reasoning and answer of a stream, cut at any place."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from serve.reasoning import Chunk, Splitter, State, ThoughtCounter, unfinished
+from serve.reasoning import Chunk, ReasoningCounter, Splitter, State, unfinished
 from verify.format import CONTROL, TEXT
 
 OPEN_ID, CLOSE_ID, WORD = 7, 8, 1
 
 
 def read(chunks: list[str], opened: bool = False) -> tuple[str, str, State]:
-    """Thoughts and answer of a stream of text."""
+    """Reasoning and answer of a stream of text."""
     splitter = Splitter(TEXT, opened=opened)
     chunks = [chunk for chunk in chunks for chunk in splitter.feed(chunk)] + splitter.end()
     assert all(chunk.text for chunk in chunks)
     thinking = [chunk.thinking for chunk in chunks]
-    assert thinking == sorted(thinking, reverse=True), "all thoughts come before the answer"
+    assert thinking == sorted(thinking, reverse=True), "all reasoning comes before the answer"
     parts = ["".join(chunk.text for chunk in chunks if chunk.thinking is kind) for kind in (True, False)]
     return parts[0], parts[1], splitter.state
 
 
 @pytest.mark.parametrize(
-    ("text", "opened", "thoughts", "answer"),
+    ("text", "opened", "reasoning", "answer"),
     [
         ("<think>2+2 is 4</think>4", False, "2+2 is 4", "4"),
         (" \n<think>\n2+2\n</think>\n\nIt is 4.", False, "2+2\n", "It is 4."),
@@ -42,11 +42,11 @@ def read(chunks: list[str], opened: bool = False) -> tuple[str, str, State]:
         ("<think>a < b, b </ c</think>d", False, "a < b, b </ c", "d"),
     ],
 )  # fmt: skip
-def test_every_chunking_gives_the_same(text: str, opened: bool, thoughts: str, answer: str) -> None:
-    assert read([text], opened)[:2] == (thoughts, answer)
-    assert read(list(text), opened)[:2] == (thoughts, answer)
+def test_every_chunking_gives_the_same(text: str, opened: bool, reasoning: str, answer: str) -> None:
+    assert read([text], opened)[:2] == (reasoning, answer)
+    assert read(list(text), opened)[:2] == (reasoning, answer)
     for place in range(len(text)):
-        assert read([text[:place], text[place:]], opened)[:2] == (thoughts, answer)
+        assert read([text[:place], text[place:]], opened)[:2] == (reasoning, answer)
 
 
 @given(
@@ -65,7 +65,7 @@ def test_cuts_change_nothing(chunks: list[str], cuts: list[int], opened: bool) -
         assert whole[:2] == ("", text.lstrip())
 
 
-def test_thoughts_are_told_as_soon_as_they_are_clear() -> None:
+def test_reasoning_is_told_as_soon_as_it_is_clear() -> None:
     splitter = Splitter(TEXT)
     told = [splitter.feed(chunk) for chunk in ("<th", "ink>one", " two <", "b </th", "ink>", "3")]
     assert told == [
@@ -73,12 +73,12 @@ def test_thoughts_are_told_as_soon_as_they_are_clear() -> None:
     ]  # fmt: skip
 
 
-def test_tokens_of_thoughts_are_counted_with_their_tags() -> None:
+def test_tokens_of_reasoning_are_counted_with_their_tags() -> None:
     letters = {5: "<think>", 1: "a", 2: "b", 6: "</think>", 3: "4"}.__getitem__
-    counter = ThoughtCounter(letters, TEXT)
+    counter = ReasoningCounter(letters, TEXT)
     counter.feed([5, 1, 2, 6, 3])
     assert counter.tokens == 4
-    none = ThoughtCounter(letters, TEXT)
+    none = ReasoningCounter(letters, TEXT)
     none.feed([3, 1, 2])
     assert none.tokens == 0
 

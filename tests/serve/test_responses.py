@@ -29,13 +29,13 @@ def clients() -> Iterator[Any]:
         client.close()
 
 
-def test_a_response_has_thoughts_and_answer_as_items(serve: Serve, clients: Any) -> None:
+def test_a_response_has_reasoning_and_answer_as_items(serve: Serve, clients: Any) -> None:
     client = clients(serve(RIGHT))
     found = client.responses.create(model="tiny", input=QUESTION, instructions="Be brief.",
                                     extra_body={"reasoning_language": "fr"})  # fmt: skip
     assert found.output_text == "Il y a donc cinq pommes dans le panier." and found.status == "completed"
-    thoughts, answer = found.output
-    assert thoughts.type == "reasoning" and thoughts.content[0].text == FRENCH and answer.type == "message"
+    reasoning, answer = found.output
+    assert reasoning.type == "reasoning" and reasoning.content[0].text == FRENCH and answer.type == "message"
     assert 0 < found.usage.output_tokens_details.reasoning_tokens < found.usage.output_tokens
     assert found.usage.total_tokens == found.usage.input_tokens + found.usage.output_tokens
     assert found.model_extra["reasoning_language"]["match"] is True and found.store is False

@@ -1,4 +1,4 @@
-"""`stop` ends the answer, not the thoughts, over an engine that stops at the first text as vLLM does."""
+"""`stop` ends the answer, not the reasoning, over an engine that stops at the first text as vLLM does."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def going_on(served: Served, said: str) -> Served:
 
 
 def got(served: Served, stream: bool, **body: Any) -> tuple[str, str, Any, Any, int]:
-    """Thoughts, answer, reason to finish, stop_reason, tokens."""
+    """Reasoning, answer, reason to finish, stop_reason, tokens."""
     if not stream:
         reply = served.ask(**body).json()
         choice = reply["choices"][0]
@@ -47,12 +47,12 @@ def got(served: Served, stream: bool, **body: Any) -> tuple[str, str, Any, Any, 
      ("nowhere", "Four.\n\nFive END six.", None), ("</think>", "Four.\n\nFive END six.", None),
      ("One", "Four.\n\nFive END six.", None), ("<", "Four.\n\nFive END six.", None)],
 )  # fmt: skip
-def test_a_stop_in_the_thoughts_does_not_end_them(
+def test_a_stop_in_the_reasoning_does_not_end_it(
     serve: Serve, stream: bool, stop: Any, answer: str, reason: Any
 ) -> None:
     served = going_on(serve(""), SAID)
-    thoughts, text, finish, told, tokens = got(served, stream, stop=stop)
-    assert (thoughts, text, finish, told) == ("One.\n\nTwo END three.", answer, "stop", reason)
+    reasoning, text, finish, told, tokens = got(served, stream, stop=stop)
+    assert (reasoning, text, finish, told) == ("One.\n\nTwo END three.", answer, "stop", reason)
     end = SAID.index("</think>")
     spoken = SAID if reason is None else SAID[: SAID.index(reason, end + (10 if reason == "\n\n" else 0)) + len(reason)]
     assert tokens == len(served.server.prompts.chat.encode(spoken)), "each token is counted once"
@@ -60,7 +60,7 @@ def test_a_stop_in_the_thoughts_does_not_end_them(
 
 
 @WAYS
-def test_an_answer_without_thoughts_is_stopped_too(serve: Serve, stream: bool) -> None:
+def test_an_answer_without_reasoning_is_stopped_too(serve: Serve, stream: bool) -> None:
     served = going_on(serve(""), "Four.\n\nFive </think> END six.")
     assert got(served, stream, stop=["END"])[:4] == ("", "Four.\n\nFive </think>", "stop", "END")
     assert got(served, stream, stop=["Five", "END"])[:4] == ("", "Four.", "stop", "Five")
@@ -80,7 +80,7 @@ def test_tokens_that_stop_end_the_answer_only(serve: Serve, stream: bool) -> Non
     assert got(served, stream, stop_token_ids=[token])[:4] == ("One.\n\nTwo END three.", "Four.\n\nFive", "stop", token)
 
 
-def test_thoughts_that_never_end_are_not_stopped(serve: Serve) -> None:
+def test_reasoning_that_never_ends_is_not_stopped(serve: Serve) -> None:
     served = going_on(serve(""), "<think>\nOne END two END three")
     assert got(served, False, stop="END")[:4] == ("One END two END three", "", "stop", None)
     assert got(served, False, stop="END", max_tokens=20)[2] == "length"
@@ -88,5 +88,5 @@ def test_thoughts_that_never_end_are_not_stopped(serve: Serve) -> None:
 
 def test_a_budget_and_a_stop(serve: Serve) -> None:
     served = serve(lambda prompt, sampling, call: "<think>\nOne END two END three" if not call else "Four END five.")
-    thoughts, answer, *rest = got(served, False, stop="END", thinking_token_budget=12)
-    assert answer == "Four" and rest[:2] == ["stop", "END"] and thoughts.startswith("One") and "END t" not in answer
+    reasoning, answer, *rest = got(served, False, stop="END", thinking_token_budget=12)
+    assert answer == "Four" and rest[:2] == ["stop", "END"] and reasoning.startswith("One") and "END t" not in answer

@@ -38,8 +38,8 @@ def test_calls_are_found_and_told(serve: Serve) -> None:
     found = [(call["type"], call["function"]["name"], call["function"]["arguments"]) for call in message["tool_calls"]]
     assert found == [("function", "add", '{"a": 1, "b": 2}'), ("function", "add", '{"a": 3, "b": 4}')]
     assert len({call["id"] for call in message["tool_calls"]}) == 2
-    thoughts, answer = served.engine.samplings
-    assert (thoughts.constraint, thoughts.through, answer.through) == (None, "</think>", "")
+    reasoning, answer = served.engine.samplings
+    assert (reasoning.constraint, reasoning.through, answer.through) == (None, "</think>", "")
     assert answer.constraint is not None and answer.constraint.kind == "structural_tag"
     form = json.loads(answer.constraint.value)
     assert form["triggers"] == ["<tool_call>"] and form["structures"][0]["schema"] == ADD["function"]["parameters"]
@@ -102,7 +102,7 @@ def test_what_does_not_fit_together(serve: Serve, body: dict[str, Any], word: st
     assert reply.status_code == 400 and word in reply.text
 
 
-def test_an_answer_of_a_form_is_sampled_apart_from_its_thoughts(serve: Serve) -> None:
+def test_an_answer_of_a_form_is_sampled_apart_from_its_reasoning(serve: Serve) -> None:
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}}
     served = serve(in_two('{"n": 5}'))
     form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
@@ -115,7 +115,7 @@ def test_an_answer_of_a_form_is_sampled_apart_from_its_thoughts(serve: Serve) ->
     assert served.engine.samplings[-1].max_tokens == 100 - used
 
 
-def test_thoughts_leave_room_for_an_answer_of_a_form(serve: Serve) -> None:
+def test_reasoning_leaves_room_for_an_answer_of_a_form(serve: Serve) -> None:
     def script(prompt: list[int], sampling: SamplingParameters, call: int) -> str:
         return '{"a": 1}' if sampling.constraint is not None else "hm " * 500
 
@@ -123,7 +123,7 @@ def test_thoughts_leave_room_for_an_answer_of_a_form(serve: Serve) -> None:
     assert message["content"] == '{"a": 1}' and message["reasoning"].endswith("I'll answer now.")
 
 
-def test_thoughts_without_an_end_are_ended(serve: Serve) -> None:
+def test_reasoning_without_an_end_is_ended(serve: Serve) -> None:
     def script(prompt: list[int], sampling: SamplingParameters, call: int) -> str:
         return '{"a": 1}' if sampling.constraint is not None else "hm <eos>"
 

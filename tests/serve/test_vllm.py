@@ -59,9 +59,9 @@ def test_the_openai_client_gets_the_same_streamed_and_whole(client: openai.OpenA
     stream = client.chat.completions.create(**ask, stream=True, stream_options={"include_usage": True})  # type: ignore[call-overload]
     chunks = list(stream)
     text = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
-    thoughts = "".join(getattr(choice.delta, "reasoning", "") or "" for chunk in chunks for choice in chunk.choices)
+    reasoning = "".join(getattr(choice.delta, "reasoning", "") or "" for chunk in chunks for choice in chunk.choices)
     message = whole.choices[0].message
-    assert text.strip() == message.content and thoughts.strip() == (message.reasoning or "")
+    assert text.strip() == message.content and reasoning.strip() == (message.reasoning or "")
     assert whole.choices[0].finish_reason == "length" and whole.usage.completion_tokens == 24
     assert chunks[-1].usage == whole.usage
     assert whole.model_extra["reasoning_language"]["requested"] == "en"
@@ -189,7 +189,7 @@ def test_an_evaluation_is_the_same_each_time(command: Command, tmp_path: Path) -
     assert found["benchmarks"]["apples"]["truncated"] > 0.5, "an untrained model finds no end"
     evaluate(f"{command.url}/v1", tmp_path / "second", *arguments)
     assert (tmp_path / "first" / "results.json").read_bytes() == (tmp_path / "second" / "results.json").read_bytes()
-    texts = [[record["thoughts"] + record["answer"] for record in records(tmp_path / name)]
+    texts = [[record["reasoning"] + record["answer"] for record in records(tmp_path / name)]
              for name in ("first", "second")]  # fmt: skip
     assert texts[0] == texts[1] and len(set(texts[0])) == 6
 

@@ -39,7 +39,7 @@ def test_render_puts_system_then_user_then_opens_the_answer(tmp_path):
     assert chat.tokenizer.decode(chat.render("2+3?", "")) == "<user>2+3?<eos><assistant>"
 
 
-def test_decode_keeps_thoughts_visible_and_drops_only_the_final_end(tmp_path):
+def test_decode_keeps_reasoning_visible_and_drops_only_the_final_end(tmp_path):
     chat = Chat(make_folder(tmp_path))
     text = "<think>\n2 + 3 , é 中</think>\n\\boxed{5}"
     assert chat.decode([*chat.encode(text), chat.eos_id]) == text
@@ -53,7 +53,7 @@ def test_stop_tokens_come_from_tokenizer_and_generation_settings(tmp_path):
     assert chat.eos_id == 1 and chat.stop_ids == (1, 7)
 
 
-def test_template_that_opens_the_thoughts_is_noticed(tmp_path):
+def test_template_that_opens_the_reasoning_is_noticed(tmp_path):
     chat = Chat(make_folder(tmp_path / "a", PLAIN + "<think>{{ '\n' }}"))
     assert chat.think_prefix == "<think>\n"
     for text in ("<think>\nx</think>y", "<think>x</think>y", "x</think>y"):
@@ -62,7 +62,7 @@ def test_template_that_opens_the_thoughts_is_noticed(tmp_path):
     assert plain.think_prefix == "" and plain.decode(plain.encode_completion("<think>x")) == "<think>x"
 
 
-def test_control_tokens_for_thoughts_are_found(tmp_path, monkeypatch):
+def test_control_tokens_for_reasoning_are_found(tmp_path, monkeypatch):
     assert Chat(make_folder(tmp_path / "a")).think_ids is None
     monkeypatch.setattr(__name__ + ".SPECIAL", [*SPECIAL, "[THINK]", "[/THINK]"])
     chat = Chat(make_folder(tmp_path / "b", PLAIN + "[THINK]"))
@@ -102,7 +102,7 @@ def test_magistral_prompt_asks_for_all_that_the_reward_checks():
     assert system_prompt("") == "" and system_prompt("my own") == "my own"
 
 
-def test_every_language_asks_for_thoughts_in_itself():
+def test_every_language_asks_for_reasoning_in_itself():
     assert list(LANGUAGES) == ["en", "fr", "de", "es", "it", "ru", "zh"]
     assert len({language.clause for language in LANGUAGES.values()}) == 7
     assert with_language("Base.", "fr") == "Base.\n\nRéfléchis et réponds en français."

@@ -81,7 +81,7 @@ def test_a_moving_reference_goes_on_from_the_checkpoint_beside_a_teacher(start: 
     assert numbers(second, 2) == two
 
 
-def test_open_problems_are_learned_from_by_their_true_answers(start: Start, seasoned: Path, tmp_path: Path):
+def test_open_problems_are_learned_from_by_their_ground_truth_answers(start: Start, seasoned: Path, tmp_path: Path):
     rows = [json.loads(line) for line in (seasoned / "made" / "train.jsonl").read_text().splitlines()[:8]]
     for row in rows[::2]:
         row["domain"] = "open"

@@ -179,7 +179,7 @@ class FullEngines:
         self.go = asyncio.Event()
         self.under_way = self.most = 0
 
-    def seats(self) -> int:
+    def slots(self) -> int:
         return 32
 
     def spare(self) -> int:

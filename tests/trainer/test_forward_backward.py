@@ -220,11 +220,11 @@ def test_the_log_probs_of_the_start_of_a_batch_are_those_of_the_policy() -> None
     assert shifted.sums["clipped_low"] + shifted.sums["clipped_high"] > 0
 
 
-def test_a_true_answer_is_trained_and_was_not_sampled() -> None:
-    """jepo: two thoughts of one prompt, then the tokens 9 9; a sequence without log-probs for them."""
+def test_a_ground_truth_answer_is_trained_and_was_not_sampled() -> None:
+    """jepo: the reasoning of two completions, then the tokens 9 9; a sequence without log-probs for them."""
     group = [
-        make_sequence([1, 2, *thoughts, 9, 9], 2, [-2.0] * len(thoughts), 0.0, 0.5, 7, imitated=2)
-        for thoughts in ([3, 4], [5])
+        make_sequence([1, 2, *reasoning, 9, 9], 2, [-2.0] * len(reasoning), 0.0, 0.5, 7, imitated=2)
+        for reasoning in ([3, 4], [5])
     ]
     decoder = model(1)
     found = forward_backward(decoder, [MicroBatch(group)], 0.7, read_objective({"name": "jepo"}))

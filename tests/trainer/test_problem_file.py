@@ -33,7 +33,7 @@ def write(path: Path, *rows: object) -> Path:
         "Both sides are equal since x is positive and even", "因为两边相等所以这个三角形是等腰三角形",
     ],
 )  # fmt: skip
-def test_true_answers_that_nothing_equals_are_refused(tmp_path: Path, answer: str):
+def test_ground_truth_answers_that_nothing_equals_are_refused(tmp_path: Path, answer: str):
     path = write(tmp_path / "rows.jsonl", GOOD, {**GOOD, "answer": answer})
     with pytest.raises(DataError, match=r'rows\.jsonl:2: the answer .* every completion would be wrong.*"open"'):
         load_problems(path, "data.train")
@@ -121,8 +121,8 @@ def test_prompts_that_are_too_long_are_told_before_the_run_with_their_share(tmp_
 
 
 def test_answers_that_the_verifier_does_not_understand_are_counted_or_refused(tmp_path: Path):
-    golds = ["2", "x^2", "E(Y|X)", "f \\colon X \\to Y", "Monday", "\\frac{1}{2}", *map(str, range(100))]
-    found = read_problems(write(tmp_path / "rows.jsonl", *({**GOOD, "answer": gold} for gold in golds)), "data.train")
+    answers = ["2", "x^2", "E(Y|X)", "f \\colon X \\to Y", "Monday", "\\frac{1}{2}", *map(str, range(100))]
+    found = read_problems(write(tmp_path / "rows.jsonl", *({**GOOD, "answer": one} for one in answers)), "data.train")
 
     async def check(share: float) -> None:
         async with AnswerChecker(1) as checker:
@@ -131,8 +131,8 @@ def test_answers_that_the_verifier_does_not_understand_are_counted_or_refused(tm
 
     asyncio.run(check(0.05))
     (line,) = found.warnings
-    assert "2 of 106 problems have a true answer that the verifier does not understand" in line and ":3)" in line
-    with pytest.raises(DataError, match=r"does not understand 2 of 106 true answers.*\n.*rows\.jsonl:3: 'E\(Y\|X\)'"):
+    assert "2 of 106 problems have a ground truth that the verifier does not understand" in line and ":3)" in line
+    with pytest.raises(DataError, match=r"does not understand 2 of 106 ground truths.*\n.*rows\.jsonl:3: 'E\(Y\|X\)'"):
         asyncio.run(check(0.001))
 
 

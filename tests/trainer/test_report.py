@@ -93,7 +93,7 @@ def test_the_table_has_pass_at_k_and_maj_at_k_where_there_were_several_completio
 def test_samples_are_of_different_languages_and_safe_for_a_terminal(run: Config) -> None:
     panels = report.sample_panels(read_evaluations(run.run_dir), 1.0)
     text = "".join(plain(panel) for panel in panels)
-    assert len(panels) == 3 and all(f"─ {code}  true answer 7" in text for code in ("de", "fr", "zh"))
+    assert len(panels) == 3 and all(f"─ {code}  ground truth 7" in text for code in ("de", "fr", "zh"))
     assert "[bold]·[2J·" in text and "\x1b" not in text and "\u202e" not in text
     assert "more characters)" in text
 

@@ -87,7 +87,7 @@ def test_a_stage_that_leaves_solved_problems_out_may_draw_any() -> None:
 class EngineOfTwo:
     """Every completion has as many tokens as its seed says, one or two."""
 
-    def seats(self) -> int:
+    def slots(self) -> int:
         return 8
 
     def spare(self) -> int:

@@ -1,14 +1,14 @@
-r"""JEPO: learning from true answers that no verifier checks, by a lower bound of their likelihood (arXiv 2503.19618).
+r"""JEPO: learning from ground truths that no verifier checks, by a lower bound of their likelihood (arXiv 2503.19618).
 
-A completion is cut where its answer begins, and the true answer a* put there:
+A completion is cut where its answer begins, and the ground truth a* put there:
 
     sampled   <think> ... </think> The sum is 4, so \boxed{4}.<end>
     kept      <think> ... </think> The sum is 4, so \boxed{           the sampled tokens themselves, not encoded again
-    truth                                                  5}<end>    log pi of these tokens is L_i
+    ground truth                                           5}<end>    log pi of these tokens is L_i
 
-Over the n thoughts c_i of a prompt, with L_i = log pi(a*|x, c_i), the sum over the answer's tokens:
+Over n completions of a prompt, whose reasoning is c_i, with L_i = log pi(a*|x, c_i), the sum over the answer's tokens:
 
-    bound            value                     advantage of thoughts c_i                          gradient of the answer
+    bound            value                     advantage of reasoning c_i                         gradient of the answer
     single_sample    mean_i L_i                L_i - mean_{j != i} L_j                            mean_i grad L_i
     multi_sample     log mean_i exp(L_i)       log mean_j exp(L_j) - log mean_{j != i} exp(L_j)   softmax(L)_i grad L_i
 
@@ -19,10 +19,10 @@ no L and are in no bound), and the answer's gradient times answer_weight:
     loss = - sum_i weight_i (A_i + penalty_i) sum_t c_t log pi(c_it) - answer_weight sum_i weight_i n_i s_i L_i
 
 The paper cuts behind the words "the final answer is". Our form has a cue of its own in every language, the box that is
-graded, so the cut is there. What stands before it is part of the thoughts c_i of the bound, the summary too, and a
+graded, so the cut is there. What stands before it is part of the reasoning c_i of the bound, the summary too, and a
 summary may have named an answer already ("4" above): then L_i says mostly whether that one was right. The bound holds
-for any cut, but thoughts that are followed by a wrong summary are blamed for it.
-A token over the cut, as "{4" for "\boxed{4}", is not kept: its letters before the cut begin the truth.
+for any cut, but reasoning that is followed by a wrong summary is blamed for it.
+A token over the cut, as "{4" for "\boxed{4}", is not kept: its letters before the cut begin the ground truth.
 Groups that are not bounded are trained by their rewards, as by any policy gradient.
 """
 
@@ -59,18 +59,20 @@ FEW = 32
 
 
 def log_mean_exp(values: Tensor) -> Tensor:
-    """[n] -> log((1/n) sum exp(values))."""
+    """Return log((1/n) sum exp(values)), 0-dimensional. values: [n]."""
     return values.logsumexp(-1) - math.log(values.shape[-1])
 
 
 def others(values: Tensor) -> Tensor:
-    """[n] -> [n, n - 1]: row i holds all values but the i-th."""
+    """Return [n, n - 1], whose row i holds all values but the i-th. values: [n]."""
     n = values.shape[0]
     return values.expand(n, n)[~torch.eye(n, dtype=torch.bool, device=values.device)].view(n, n - 1)
 
 
 def bound_advantages(likelihoods: Tensor, bound: str) -> Tensor:
-    """[n] log-likelihoods of the true answer after each of a prompt's thoughts -> [n] advantages of the thoughts.
+    """Return the [n] advantages of the reasoning of n completions.
+
+    likelihoods: [n] log-likelihoods of the ground truth after each reasoning.
 
     The sum over i of advantage_i times the score of c_i has the gradient of n times the single-sample and of the
     multi-sample bound as its expectation (leave-one-out takes nothing away); with the gradient of the answer's tokens
@@ -85,34 +87,34 @@ def bound_advantages(likelihoods: Tensor, bound: str) -> Tensor:
 
 
 def bound_value(likelihoods: Tensor, bound: str) -> Tensor:
-    """[n] -> the bound of one prompt, 0-dimensional; its gradient is that of the answer's tokens."""
+    """Return the bound of one prompt, 0-dimensional; its gradient is that of the answer's tokens. likelihoods: [n]."""
     return likelihoods.mean() if bound == "single_sample" else log_mean_exp(likelihoods)
 
 
 def normalised(advantages: Tensor) -> Tensor:
-    """[n] -> clip(advantage / standard deviation over the n, -1, 1); zeros stay."""
+    """Return clip(advantage / standard deviation over the n, -1, 1), [n]; zeros stay. advantages: [n]."""
     deviation = advantages.std(correction=0)
     return (advantages / deviation).clamp(-1, 1) if deviation > 0 else torch.zeros_like(advantages)
 
 
-# ---- true answers in the place of sampled ones ---------------------------------------------------------------------
+# ---- ground-truth answers in the place of sampled ones --------------------------------------------------------------
 
 
 class Spliced(NamedTuple):
-    """A completion whose answer is replaced: its first `kept` tokens, then `truth`."""
+    """A completion whose answer is replaced: its first `kept` tokens, then `ground_truth`."""
 
     kept: int
     """leading sampled tokens that are kept"""
-    truth: list[int]
-    """[tokens] of the true answer, of the brace that closes its box, and the end of the sequence"""
+    ground_truth: list[int]
+    """[tokens] of the ground truth, of the brace that closes its box, and the end of the sequence"""
 
 
 def splice_answer(chat: Chat, completion_ids: list[int], answer: str) -> Spliced | None:
-    r"""Cut a completion where the answer that is graded begins, and put the true one there.
+    r"""Cut a completion where the answer that is graded begins, and put the ground truth there.
 
     completion_ids: [tokens] as sampled. The text of the result is the completion's up to \boxed{, then `answer`, "}"
     and the end of the sequence. Of boxes that are one answer together ("\boxed{1} and \boxed{2}") the first is the cue.
-    None when the format is broken by the rules that rewards go by (no box after the thoughts, thoughts never closed):
+    None when the format is broken by the rules that rewards go by (no box after the reasoning, reasoning never closed):
     such a completion gives no answer, gets the penalty and is in no bound (section 4 of the paper).
     """
     parts = parts_of(chat, completion_ids, "math")
@@ -125,7 +127,7 @@ def splice_answer(chat: Chat, completion_ids: list[int], answer: str) -> Spliced
 
 
 def cut(chat: Chat, ids: list[int], text: str, at: int) -> tuple[int, str]:
-    """(number of leading tokens whose text ends before or at character `at`, the text between them and `at`).
+    """Return the number of leading tokens whose text ends before or at character `at`, and the text between both.
 
     ids: [tokens], text: chat.decode(ids). No token is split, and no character whose bytes are in several tokens.
     """
@@ -144,7 +146,7 @@ def cut(chat: Chat, ids: list[int], text: str, at: int) -> tuple[int, str]:
 
 
 def encode_inside(chat: Chat, text: str) -> list[int]:
-    """[tokens] of text that goes on after other text: without the blank that some tokenizers begin every text with."""
+    """Return the [tokens] of text that follows other text, without the blank that some tokenizers put before a text."""
     if chat.decode(chat.encode("x") * 2) == "xx":
         return chat.encode(text)
     line = chat.encode("\n")
@@ -164,22 +166,22 @@ class Jepo(PolicyGradient):
     importance: Importance = "token_truncated"
     """weight of a sampled token, as in a policy gradient"""
     bound: Literal["multi_sample", "single_sample"] = "multi_sample"
-    """Jensen bound: of the mean over a group's thoughts (tighter), or of each alone"""
+    """Jensen bound: of the mean over a group's completions (tighter), or of each alone"""
     bound_groups: Literal["every", "unsolved", "open"] = "every"
     """groups that are trained by the bound: every one, those without a right completion, or those whose answer no
     verifier compares; the others by their rewards"""
     answer_weight: float = Field(0.01, ge=0)
-    """weight of imitating the true answer after the thoughts: 1 for long answers, 0 to 0.01 for short ones"""
+    """weight of imitating the ground truth after the reasoning: 1 for long answers, 0 to 0.01 for short ones"""
     missing_answer_penalty: float = Field(10.0, ge=0)
-    """what a completion loses that never gives an answer (no box after its thoughts)"""
+    """what a completion loses that never gives an answer (no box after its reasoning)"""
 
     @property
     def needs(self) -> set[Need]:
-        """Whole groups, which the bound is of, and true answers."""
-        return super().needs | {Need.GROUPS, Need.TRUTH}
+        """Return what the bound needs beside the policy gradient: whole groups and ground truths."""
+        return super().needs | {Need.GROUPS, Need.GROUND_TRUTH}
 
     def is_bounded(self, group: Group) -> bool:
-        """Whether a group is trained by the bound. Programming problems have tests and no true answer, hence none."""
+        """Return whether a group is trained by the bound. Programming problems have tests and no answer, hence none."""
         if not group.prompt.problem.answer:
             return False
         if self.bound_groups == "open":
@@ -191,7 +193,7 @@ class Jepo(PolicyGradient):
     def sequences(
         self, groups: Sequence[Group], config: Config, chat: Chat | None, values: Mapping[str, float] | None
     ) -> list[list[TrainSequence | None]]:
-        """Of bounded groups the thoughts with the true answer behind them, their penalties as advantages.
+        """Return, of bounded groups, the reasoning with the ground truth behind it, and the penalties as advantages.
 
         A group in which one would be longer than model.max_tokens is trained by its rewards, since a cut answer has
         another likelihood.
@@ -218,13 +220,15 @@ class Jepo(PolicyGradient):
             one.advantages = [-self.missing_answer_penalty * (own - share)]
 
     def loss(self, inputs: LossInputs) -> LossTerm:
-        """The loss above, summed over the groups of a micro-batch, which must be whole. Groups with a true answer in
-        them are bounded."""
+        """Return the loss above, summed over the groups of a micro-batch, which must be whole.
+
+        Groups with a ground truth in them are bounded.
+        """
         if inputs.imitated is None:
             return super().loss(inputs)
-        of, truth = inputs.completions, inputs.imitated
-        likelihoods = of.sums(inputs.logprobs * truth)
-        answered = of.sums(truth.to(inputs.weights.dtype)) > 0
+        of, ground_truth = inputs.completions, inputs.imitated
+        likelihoods = of.sums(inputs.logprobs * ground_truth)
+        answered = of.sums(ground_truth.to(inputs.weights.dtype)) > 0
         advantages = inputs.advantages[of.first].clone()
         imitated = torch.zeros_like(inputs.weights).sum()
         for group in of.group[answered].unique().tolist():
@@ -232,28 +236,28 @@ class Jepo(PolicyGradient):
             advantages[good] += normalised(bound_advantages(likelihoods[good], self.bound))
             weight = inputs.weights[of.first[good]].sum()
             imitated = imitated + weight * bound_value(likelihoods[good], self.bound)
-        thoughts = replace(
+        reasoning = replace(
             inputs,
             advantages=advantages[of.index],
-            weights=inputs.weights * ~truth,
-            # true answers were not sampled: their log-probs now stand in, so that their ratios are 1
-            behaviour=torch.where(truth, inputs.logprobs.detach(), inputs.behaviour),
+            weights=inputs.weights * ~ground_truth,
+            # ground-truth answers were not sampled: their log-probs now stand in, so that their ratios are 1
+            behaviour=torch.where(ground_truth, inputs.logprobs.detach(), inputs.behaviour),
         )
-        term = super().loss(thoughts)
+        term = super().loss(reasoning)
         return LossTerm(
             term.loss - self.answer_weight * imitated,
-            *(touched & ~truth for touched in (term.clipped_low, term.clipped_high, term.masked)),
+            *(touched & ~ground_truth for touched in (term.clipped_low, term.clipped_high, term.masked)),
         )
 
 
 def splice(chat: Chat, group: Group, completion: Completion) -> TrainSequence:
-    """A completion with the true answer in the place of its own; as it was sampled where it gives none."""
+    """Return a completion with the ground truth in the place of its answer; as it was sampled where it gives none."""
     one = sequence_of(group, completion, 0.0)
     if (spliced := splice_answer(chat, completion.token_ids, group.prompt.problem.answer)) is not None:
         kept = len(group.prompt.token_ids) + spliced.kept
-        one.token_ids = one.token_ids[:kept] + spliced.truth
-        one.mask = one.mask[:kept] + bytes([IMITATED]) * len(spliced.truth)
-        one.columns = {n: v[: spliced.kept] + [0.0] * len(spliced.truth) for n, v in one.columns.items()}
+        one.token_ids = one.token_ids[:kept] + spliced.ground_truth
+        one.mask = one.mask[:kept] + bytes([IMITATED]) * len(spliced.ground_truth)
+        one.columns = {n: v[: spliced.kept] + [0.0] * len(spliced.ground_truth) for n, v in one.columns.items()}
     return one
 
 

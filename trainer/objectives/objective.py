@@ -44,7 +44,7 @@ class Need(StrEnum):
     VALUE = "a value head"
     START_VALUES = "soft values of the prompts under the policy at the start"
     GROUPS = "whole groups in a micro-batch"
-    TRUTH = "the tokens of the true answer"
+    GROUND_TRUTH = "the tokens of the ground truth"
 
 
 CHOICES: dict[str, dict[Any, dict[str, Any]]] = {
@@ -135,7 +135,7 @@ class Objective(Section):
     ) -> list[list[TrainSequence | None]]:
         """[groups][samples] what is trained of each completion, weights still 0; None for one that is masked.
 
-        groups: the complete groups of one minibatch. chat: encodes true answers. values: problem id -> soft value of
+        groups: the complete groups of one minibatch. chat: encodes ground truths. values: problem id -> soft value of
         its prompt, which is taken off every advantage of its group. Raises NonFinite for a reward that is no finite
         number.
         """
@@ -152,7 +152,7 @@ class Objective(Section):
         yield from self._reference_contradictions(config)
         yield from self._teacher_contradictions(config)
         yield from self._advantage_contradictions(config)
-        if config.data.open_share and Need.TRUTH not in self.needs:
+        if config.data.open_share and Need.GROUND_TRUTH not in self.needs:
             yield (
                 f"data.open_share = {config.data.open_share} hides answers from the verifier, and only "
                 'objective.name = "jepo" learns from them then: use it, or set data.open_share = 0'

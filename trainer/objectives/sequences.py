@@ -26,7 +26,7 @@ def train_sequences(
 ) -> list[TrainSequence]:
     """The sequences of one optimiser step, in the order of groups and samples; masked and empty completions left out.
 
-    groups: complete groups of one minibatch, [group_size] completions each. chat: encodes true answers, for jepo.
+    groups: complete groups of one minibatch, [group_size] completions each. chat: encodes ground truths, for jepo.
     values: problem id -> soft value of its prompt, for spo. Raises NonFinite for a reward that is not a finite number.
     """
     rows = objective.sequences(groups, config, chat, values)

@@ -60,9 +60,9 @@ def test_what_a_cache_holds() -> None:
 
 
 def test_sampling_at_a_full_load_and_on_average() -> None:
-    assert times.full_s(completions=100, mean=50, seats=10, step_s=0.1) == 100 * 50 / 10 * 0.1
-    assert times.running_on_average(completions=8, mean=50, longest=200, seats=8) == 2
-    assert times.running_on_average(completions=8, mean=50, longest=50, seats=3) == 3
+    assert times.full_s(completions=100, mean=50, slots=10, step_s=0.1) == 100 * 50 / 10 * 0.1
+    assert times.running_on_average(completions=8, mean=50, longest=200, slots=8) == 2
+    assert times.running_on_average(completions=8, mean=50, longest=50, slots=3) == 3
 
 
 def test_floating_point_operations_of_a_training_step() -> None:

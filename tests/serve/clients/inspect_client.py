@@ -24,7 +24,7 @@ messages = {sample.id: sample.output.message for sample in log.samples}
 
 
 def parts(message):
-    """(thoughts, text) of a message."""
+    """(reasoning, text) of a message."""
     if isinstance(message.content, str):
         return "", message.content
     return ("".join(part.reasoning for part in message.content if part.type == "reasoning"),

@@ -18,10 +18,10 @@ for provider in ("openai", "hosted_vllm"):
     message = whole.choices[0].message
     found[provider] = {
         "text": message.content,
-        "thoughts": getattr(message, "reasoning_content", None),
+        "reasoning": getattr(message, "reasoning_content", None),
         "thinking_tokens": whole.usage.completion_tokens_details.reasoning_tokens,
         "streamed_text": "".join(delta.content or "" for delta in deltas),
-        "streamed_thoughts": "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas),
+        "streamed_reasoning": "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas),
     }
 failures = []
 for wrong in ({"model": "openai/other"}, {"model": "openai/tiny", "temperature": 9}):

@@ -10,11 +10,11 @@ ask = {"model": "tiny", "messages": [{"role": "user", "content": "How many apple
 
 
 def read(content):
-    """(thoughts, text) of a content: a list of chunks, or a string."""
+    """(reasoning, text) of a content: a list of chunks, or a string."""
     chunks = [content] if not isinstance(content, list) else content
-    thoughts = "".join(part.text for chunk in chunks if getattr(chunk, "type", "") == "thinking"
+    reasoning = "".join(part.text for chunk in chunks if getattr(chunk, "type", "") == "thinking"
                        for part in chunk.thinking)  # fmt: skip
-    return thoughts, "".join(chunk if isinstance(chunk, str) else getattr(chunk, "text", "") for chunk in chunks)
+    return reasoning, "".join(chunk if isinstance(chunk, str) else getattr(chunk, "text", "") for chunk in chunks)
 
 
 whole = client.chat.complete(**ask)

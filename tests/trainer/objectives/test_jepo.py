@@ -1,6 +1,6 @@
-"""The Jensen bound: its values and expected gradients by enumeration of thoughts, and the whole loss by hand.
+"""The Jensen bound: its values and expected gradients by enumeration of the reasoning, and the whole loss by hand.
 
-Two kinds of thoughts, equally likely; the true answer has probability .9 after the first and .1 after the second. Its
+Two kinds of reasoning, equally likely; the ground truth has probability .9 after the first and .1 after the second. Its
 own probability is .5, so the gradient of its log on the first kind's logit is posterior - prior = .9 - .5 = .4.
 """
 
@@ -28,7 +28,7 @@ MULTI = {1: -1.203973, 2: -0.948560, 3: -0.848516, 4: -0.800589, 6: -0.757777}
 
 
 def expectation(n: int, value: Callable[[Tensor, tuple[int, ...]], Tensor]) -> Tensor:
-    """Sum over all n thoughts of their probability times value([n] log-likelihoods, kinds)."""
+    """Return the sum, over all n completions, of their probability times value([n] log-likelihoods, kinds)."""
     logs = torch.tensor(ANSWER).log()
     total = torch.zeros(())
     for kinds in itertools.product(range(2), repeat=n):
@@ -42,7 +42,7 @@ def scores(kinds: tuple[int, ...]) -> Tensor:
 
 
 @pytest.mark.parametrize(("n", "expected"), MULTI.items())
-def test_the_bound_of_n_thoughts_rises_towards_the_log_likelihood(n: int, expected: float) -> None:
+def test_the_bound_of_n_completions_rises_towards_the_log_likelihood(n: int, expected: float) -> None:
     marginal = math.log(0.5 * 0.9 + 0.5 * 0.1)
     assert marginal == pytest.approx(-0.693147, abs=1e-6)
     assert expectation(n, lambda logs, _: bound_value(logs, "multi_sample")).item() == pytest.approx(expected, abs=1e-6)
@@ -52,19 +52,19 @@ def test_the_bound_of_n_thoughts_rises_towards_the_log_likelihood(n: int, expect
 
 
 @pytest.mark.parametrize(("n", "expected"), [(2, 0.549306), (3, 0.514457), (4, 0.486478), (6, 0.454138)])
-def test_expected_gradient_of_the_thoughts(n: int, expected: float) -> None:
+def test_expected_gradient_of_the_reasoning(n: int, expected: float) -> None:
     """sum_i A_i s(c_i); leaving the others' bound out (their log mean) changes its variance only."""
     found = expectation(n, lambda logs, kinds: bound_advantages(logs, "multi_sample") @ scores(kinds))
     bare = expectation(n, lambda logs, kinds: log_mean_exp(logs) * scores(kinds).sum())
     assert found.item() == pytest.approx(expected, abs=1e-6)
     assert bare.item() == pytest.approx(expected, abs=1e-6)
-    # each thought by itself has the gradient of its own log-likelihood's mean, n times that of their mean
+    # each completion by itself has the gradient of its own log-likelihood's mean, n times that of their mean
     found = expectation(n, lambda logs, kinds: bound_advantages(logs, "single_sample") @ scores(kinds))
     assert found.item() == pytest.approx(n * 0.549306, abs=1e-5)
 
 
 @pytest.mark.parametrize("bound", BOUNDS)
-def test_a_thought_alone_is_not_trained(bound: str) -> None:
+def test_a_completion_alone_is_not_trained(bound: str) -> None:
     """There is no other to compare with. The plain estimate, L_1 s(c_1), would have .549306 as its expectation."""
     assert bound_advantages(torch.tensor([-2.0]), bound).tolist() == [0.0]
     plain = expectation(1, lambda logs, kinds: logs @ scores(kinds))
@@ -74,23 +74,23 @@ def test_a_thought_alone_is_not_trained(bound: str) -> None:
 
 @pytest.mark.parametrize("n", [2, 3, 4])
 @pytest.mark.parametrize("bound", BOUNDS)
-def test_thoughts_and_answer_together_are_the_gradient_of_the_bound(bound: str, n: int) -> None:
-    """The logits of thoughts and of answers are all trained; of the single-sample bound the thoughts' part is n times
-    the bound's (the normalised advantages of the loss know no such factor)."""
-    thoughts = torch.tensor(PRIOR).log().requires_grad_()
+def test_reasoning_and_answer_together_are_the_gradient_of_the_bound(bound: str, n: int) -> None:
+    """The logits of reasoning and of answers are all trained; of the single-sample bound the reasoning's part is n
+    times the bound's (the normalised advantages of the loss know no such factor)."""
+    reasoning = torch.tensor(PRIOR).log().requires_grad_()
     answers = torch.tensor([math.log(p / (1 - p)) for p in ANSWER], requires_grad=True)
     value, estimate = torch.zeros(()), torch.zeros(())
     for kinds in itertools.product(range(2), repeat=n):
         chosen = torch.tensor(kinds)
-        logs = thoughts.log_softmax(0)[chosen]
+        logs = reasoning.log_softmax(0)[chosen]
         likelihoods = torch.nn.functional.logsigmoid(answers)[chosen]
         chance = logs.sum().exp()
         value = value + chance * bound_value(likelihoods, bound)
         factor = n if bound == "single_sample" else 1
         sampled = (bound_advantages(likelihoods, bound) * logs).sum() / factor + bound_value(likelihoods, bound)
         estimate = estimate + chance.detach() * sampled
-    wanted = torch.autograd.grad(value, [thoughts, answers], retain_graph=True)
-    for found, exact in zip(torch.autograd.grad(estimate, [thoughts, answers]), wanted, strict=True):
+    wanted = torch.autograd.grad(value, [reasoning, answers], retain_graph=True)
+    for found, exact in zip(torch.autograd.grad(estimate, [reasoning, answers]), wanted, strict=True):
         torch.testing.assert_close(found, exact, atol=1e-6, rtol=0)
 
 
@@ -128,7 +128,7 @@ def test_advantages_become_at_most_one() -> None:
 
 
 @pytest.mark.parametrize("bound", BOUNDS)
-def test_thoughts_that_help_equally_have_no_advantage(bound: str) -> None:
+def test_reasoning_that_helps_equally_has_no_advantage(bound: str) -> None:
     """Exactly, whatever a mean rounds to: a rounding error over a deviation of rounding errors would be 1."""
     for n in range(1, 20):
         for value in (0.0, -0.1, -1.3, -203.7):
@@ -138,7 +138,7 @@ def test_thoughts_that_help_equally_have_no_advantage(bound: str) -> None:
 # ---- the whole loss --------------------------------------------------------------------------------------------
 
 TOKENS = [
-    # (log pi, log mu, weight, of the true answer) of each token of a completion
+    # (log pi, log mu, weight, of the ground truth) of each token of a completion
     [(0.5, 0.4, 0.1, False), (0.25, 0.1, 0.1, False), (0.75, 1.0, 0.1, True), (0.8, 1.0, 0.1, True)],
     [(0.3, 0.6, 0.2, False), (0.2, 1.0, 0.2, True)],
     [(0.9, 0.9, 0.1, False), (0.5, 0.25, 0.1, False)],
@@ -153,7 +153,7 @@ REWARDS = [7.0, 7.0, 7.0, 0.5, -0.5]
 
 
 def kind_of(token: tuple[float, float, float, bool]) -> int:
-    """Whether a token of TOKENS is of the true answer."""
+    """Whether a token of TOKENS is of the ground truth."""
     return IMITATED if token[3] else SAMPLED
 
 
@@ -193,11 +193,11 @@ def by_hand(advantages: list[float], answer_weight: float, bound: float, shares:
     """weights .1 and .2 of the completions that answer"""
     loss, rows = -imitated * bound, []
     for number, (tokens, corrections) in enumerate(zip(TOKENS, CORRECTIONS, strict=True)):
-        row, thoughts = [], [token for token in tokens if not token[3]]
-        for (p, _, weight, _), correction in zip(thoughts, corrections, strict=True):
+        row, reasoning = [], [token for token in tokens if not token[3]]
+        for (p, _, weight, _), correction in zip(reasoning, corrections, strict=True):
             loss -= weight * advantages[number] * correction * math.log(p)
             row.append(-weight * advantages[number] * correction)
-        rows.append(row + [-imitated * shares[number]] * (len(tokens) - len(thoughts)) if number < 2 else row)
+        rows.append(row + [-imitated * shares[number]] * (len(tokens) - len(reasoning)) if number < 2 else row)
     return loss, rows
 
 
@@ -260,7 +260,7 @@ def test_where_none_or_one_of_a_group_answers() -> None:
     assert bad == pytest.approx([0.1 * 10 * 1, 0.1 * 10 * 2], abs=1e-6)
 
 
-def test_true_answers_are_neither_clipped_nor_off_policy() -> None:
+def test_ground_truth_answers_are_neither_clipped_nor_off_policy() -> None:
     """Metrics of ratios and of truncation are about what was sampled: of its 8 tokens two have a ratio above 2."""
     _, _, found = jepo()
     ratios = [1.25, 2.5, 0.5, 1.0, 2.0, 1.2, 4.0, 1.0]
@@ -271,9 +271,9 @@ def test_true_answers_are_neither_clipped_nor_off_policy() -> None:
     assert found.maxima["ratio"].item() == pytest.approx(4.0)
 
 
-def test_true_answers_are_in_no_mean_of_ratios() -> None:
+def test_ground_truth_answers_are_in_no_mean_of_ratios() -> None:
     """Of the first completion the geometric mean of the two sampled ratios is (1.25 * 2.5)^(1/2) = 1.77; with the two
-    of the true answer, which are 1, it would be 1.33 and kept. Others: .5, (1 * 2)^(1/2), 1.2, 2."""
+    of the ground truth, which are 1, it would be 1.33 and kept. Others: .5, (1 * 2)^(1/2), 1.2, 2."""
     _, _, found = jepo(importance="geometric_masked", importance_low=0.1, importance_high=1.5)
     assert found.sums["masked"].item() == 4 and found.sums["clipped_high"].item() == 4
 
@@ -289,11 +289,11 @@ def test_the_gradient_is_that_of_the_loss_whose_advantages_and_corrections_stand
     def loss(logs: list[list[float]]) -> float:
         first, second = logs[0][2] + logs[0][3], logs[1][1]
         value = (first + second) / 2 if bound == "single_sample" else math.log((math.exp(first) + math.exp(second)) / 2)
-        thoughts = sum(
+        reasoning = sum(
             TOKENS[i][t][2] * advantages[i] * c * logs[i][t] for i, row in enumerate(CORRECTIONS)
             for t, c in enumerate(row)
         )  # fmt: skip
-        return -thoughts - 0.7 * 0.3 * value
+        return -reasoning - 0.7 * 0.3 * value
 
     for i, row in enumerate(base):
         for t in range(len(row)):
@@ -305,7 +305,7 @@ def test_the_gradient_is_that_of_the_loss_whose_advantages_and_corrections_stand
             assert gradient[i][t] == pytest.approx((ends[0] - ends[1]) / 2e-5, abs=1e-5)
 
 
-def test_an_entropy_bonus_is_of_the_thoughts_alone() -> None:
+def test_an_entropy_bonus_is_of_the_reasoning_alone() -> None:
     """Entropies are 1: weights .1 .1 of the first completion, whose answer has none."""
     _, _, plain = jepo(chosen=(0,))
     _, _, found = jepo(chosen=(0,), entropy_bonus=0.5)
@@ -316,8 +316,8 @@ KINDS = ("return", "sequence_k2", "sequence_k3", "weighted_k3", "wrong_token_k2"
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_divergence_is_of_the_thoughts_alone(kind: str) -> None:
-    """True answers were not sampled: they add nothing to the divergence, its gradient or the sums for metrics."""
+def test_the_divergence_is_of_the_reasoning_alone(kind: str) -> None:
+    """Ground truths were not sampled: they add nothing to the divergence, its gradient or the sums for metrics."""
     still: dict[str, Any] = {"answer_weight": 0.0, "missing_answer_penalty": 0.0, "kl_gradient": kind}
     _, plain, _ = jepo(chosen=(0,), answer_weight=0.0, missing_answer_penalty=0.0)
     _, with_divergence, found = jepo(chosen=(0,), kl=2.0, **still)

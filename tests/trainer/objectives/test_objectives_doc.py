@@ -30,7 +30,7 @@ WORDS = {
     Need.VALUE: "value head",
     Need.START_VALUES: "soft values",
     Need.GROUPS: "whole groups",
-    Need.TRUTH: "true answers",
+    Need.GROUND_TRUTH: "ground-truth answers",
 }
 """of the column `needs`"""
 MUST_BE_SET: dict[str, dict[str, Any]] = {"distill": {"teacher": "a folder"}}

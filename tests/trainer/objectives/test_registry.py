@@ -121,7 +121,7 @@ def test_the_values_of_each_paper(name: str) -> None:
 NEEDS = {
     "decoupled_ppo": {Need.OLD_LOGPROBS}, "tis": {Need.OLD_LOGPROBS}, "icepop": {Need.OLD_LOGPROBS},
     "agro": {Need.REFERENCE, Need.GROUPS}, "spo": {Need.REFERENCE, Need.START_VALUES},
-    "dro": {Need.REFERENCE, Need.VALUE}, "jepo": {Need.GROUPS, Need.TRUTH}, "distill": {Need.TEACHER},
+    "dro": {Need.REFERENCE, Need.VALUE}, "jepo": {Need.GROUPS, Need.GROUND_TRUTH}, "distill": {Need.TEACHER},
 }  # fmt: skip
 """of the others: nothing"""
 

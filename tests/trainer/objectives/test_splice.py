@@ -1,4 +1,4 @@
-"""True answers put where completions give their own: what is kept, what follows, and which groups get a bound."""
+"""Ground truths put where completions give their own: what is kept, what follows, and which groups get a bound."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def chat(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.mark.parametrize(
-    ("solution", "kept"),
+    ("response", "kept"),
     [
         ("The answer is \\boxed{4}.", "The answer is \\boxed{"),
         ("The answer is \\boxed{\\frac{1}{2}}", "The answer is \\boxed{"),
@@ -75,21 +75,21 @@ def chat(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         ("\\boxed{}" + " And so on." * 60, "\\boxed{"),
     ],
 )
-def test_the_true_answer_stands_where_the_graded_one_began(chat: Chat, solution: str, kept: str) -> None:
-    thoughts = "<think>Three and one: \\boxed{3}? No, 🙂 \\boxed{4}.</think>"
-    text = thoughts + solution
+def test_the_ground_truth_answer_stands_where_the_graded_one_began(chat: Chat, response: str, kept: str) -> None:
+    reasoning = "<think>Three and one: \\boxed{3}? No, 🙂 \\boxed{4}.</think>"
+    text = reasoning + response
     ids = [*chat.encode(text), chat.eos_id]
     found = splice_answer(chat, ids, "7/2")
-    assert found is not None and found.truth[-1] == chat.eos_id
-    assert chat.decode([*ids[: found.kept], *found.truth]) == f"{thoughts}{kept}7/2}}"
-    assert len(chat.decode(ids[: found.kept + 1])) > len(thoughts + kept), "no whole token before the cut is lost"
+    assert found is not None and found.ground_truth[-1] == chat.eos_id
+    assert chat.decode([*ids[: found.kept], *found.ground_truth]) == f"{reasoning}{kept}7/2}}"
+    assert len(chat.decode(ids[: found.kept + 1])) > len(reasoning + kept), "no whole token before the cut is lost"
 
 
 def test_of_boxes_that_are_one_answer_the_first_is_the_cue(chat: Chat) -> None:
     ids = chat.encode("<think>a</think>Either \\boxed{1} or \\boxed{2}.")
     found = splice_answer(chat, ids, "3, 4")
     assert found is not None
-    assert chat.decode([*ids[: found.kept], *found.truth]) == "<think>a</think>Either \\boxed{3, 4}"
+    assert chat.decode([*ids[: found.kept], *found.ground_truth]) == "<think>a</think>Either \\boxed{3, 4}"
 
 
 @given(summary=ANSWERS, own=ANSWERS, answer=ANSWERS, rest=ANSWERS)
@@ -100,24 +100,24 @@ def test_any_answer_is_put_and_read_back(chat: Chat, summary: str, own: str, ans
     ids = chat.encode(f"{before}{own}}}{rest}")
     found = splice_answer(chat, ids, answer)
     assert found is not None
-    whole = chat.decode([*ids[: found.kept], *found.truth])
+    whole = chat.decode([*ids[: found.kept], *found.ground_truth])
     known = chat.decode(chat.encode(answer))  # some tokenizers lack the bytes of rare letters
     assert whole == f"{before}{known}}}"
     if not set("{}\\") & set(answer):
         assert extract_answer(after_reasoning(whole) or "") == known.strip()
 
 
-def test_a_token_over_the_cut_gives_its_first_letters_to_the_truth(tmp_path: Path) -> None:
+def test_a_token_over_the_cut_gives_its_first_letters_to_the_ground_truth(tmp_path: Path) -> None:
     chat = straddling(tmp_path / "model", ["<eos>"])
     ids = chat.encode("<think>a</think>\\boxed{4}.")
     assert chat.tokenizer.convert_ids_to_tokens(ids)[-1] == "{4}."
     found = splice_answer(chat, ids, "5")
     assert found is not None and found.kept == len(ids) - 1
-    assert chat.tokenizer.convert_ids_to_tokens(found.truth) == ["{", "5", "}", "<eos>"]
+    assert chat.tokenizer.convert_ids_to_tokens(found.ground_truth) == ["{", "5", "}", "<eos>"]
     merged = chat.encode("<think>a</think>\\boxed{5}")
     found = splice_answer(chat, merged, "4")
     assert found is not None and chat.tokenizer.convert_ids_to_tokens(merged)[found.kept - 1] == "d{"
-    assert chat.tokenizer.convert_ids_to_tokens(found.truth) == ["4", "}", "<eos>"]
+    assert chat.tokenizer.convert_ids_to_tokens(found.ground_truth) == ["4", "}", "<eos>"]
 
 
 def test_sampled_tokens_are_kept_however_they_spell_their_text(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_half_a_character_is_not_kept(tmp_path: Path) -> None:
     assert chat.decode(ids) == "<think>a</think>é\\boxed{4}"
     found = splice_answer(chat, ids, "5")
     assert found is not None and found.kept == len(start)
-    assert chat.decode(found.truth) == "é\\boxed{5}"
+    assert chat.decode(found.ground_truth) == "é\\boxed{5}"
 
 
 def test_a_long_completion_is_decoded_a_few_times_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,16 +165,16 @@ def test_a_completion_that_gives_no_answer_has_no_cue(chat: Chat, text: str) -> 
     assert splice_answer(chat, chat.encode(text), "4") is None
 
 
-def test_thoughts_that_the_template_opens(tmp_path: Path) -> None:
+def test_reasoning_that_the_template_opens(tmp_path: Path) -> None:
     chat = straddling(tmp_path / "model", ["<eos>"], TEMPLATE + "<think>")
     ids = chat.encode("a</think>So \\boxed{3}.")
     found = splice_answer(chat, ids, "5")
-    assert found is not None and chat.decode([*ids[: found.kept], *found.truth]) == "a</think>So \\boxed{5}"
+    assert found is not None and chat.decode([*ids[: found.kept], *found.ground_truth]) == "a</think>So \\boxed{5}"
     assert splice_answer(chat, chat.encode("<think>a</think>\\boxed{3}"), "5") is None, "opened twice"
 
 
 @pytest.mark.parametrize("opened", [False, True])
-def test_control_tokens_for_thoughts(tmp_path: Path, opened: bool) -> None:
+def test_control_tokens_for_reasoning(tmp_path: Path, opened: bool) -> None:
     chat = straddling(tmp_path / "model", CONTROL, TEMPLATE + ("[THINK]" if opened else ""))
     assert chat.think_ids == (1, 2)
     begin = [] if opened else [1]
@@ -182,14 +182,14 @@ def test_control_tokens_for_thoughts(tmp_path: Path, opened: bool) -> None:
     ids = [*begin, *spelled, 2, *chat.encode("So \\boxed{4}."), chat.eos_id]
     found = splice_answer(chat, ids, "5")
     assert found is not None
-    whole = [*ids[: found.kept], *found.truth]
+    whole = [*ids[: found.kept], *found.ground_truth]
     assert whole == [*begin, *spelled, 2, *chat.encode("So \\boxe"), *chat.encode("d"), *chat.encode("{5}"), 0]
     assert splice_answer(chat, [*begin, *spelled, *chat.encode("\\boxed{4}")], "5") is None, (
         "spelled out closes nothing"
     )
 
 
-def test_no_blank_is_put_before_the_true_answer(tmp_path: Path) -> None:
+def test_no_blank_is_put_before_the_ground_truth_answer(tmp_path: Path) -> None:
     """Some tokenizers begin every text with a blank, also one that goes on after another."""
     tokens = ["<eos>", "\n", "▁", *sorted({*"<think>a</think>So it is \\boxed{4}.57/2x"} - {" "})]
     tokenizer = Tokenizer(models.BPE(vocab={token: number for number, token in enumerate(tokens)}, merges=[]))
@@ -202,7 +202,7 @@ def test_no_blank_is_put_before_the_true_answer(tmp_path: Path) -> None:
     ids = chat.encode("<think>a</think>So it is \\boxed{4}.")
     found = splice_answer(chat, ids, "7/2")
     assert found is not None
-    assert chat.decode([*ids[: found.kept], *found.truth]) == "<think>a</think>So it is \\boxed{7/2}"
+    assert chat.decode([*ids[: found.kept], *found.ground_truth]) == "<think>a</think>So it is \\boxed{7/2}"
 
 
 def group(domain: str, *verdicts: Verdict | None) -> Group:
@@ -239,8 +239,8 @@ def test_an_unknown_choice_of_groups_is_named() -> None:
         read_objective({"name": "jepo", "bound_groups": "evry"})
 
 
-def test_a_group_whose_true_answer_does_not_fit_is_trained_by_its_rewards(tmp_path: Path) -> None:
-    r"""A prompt of 3 tokens, thoughts of 16 and 20, 6 for \boxed{ ("d{" is one token), a truth of 4: 29 and 33."""
+def test_a_group_whose_ground_truth_answer_does_not_fit_is_trained_by_its_rewards(tmp_path: Path) -> None:
+    r"""A prompt of 3 tokens, reasoning of 16 and 20, 6 for \boxed{ ("d{" is one token), 4 of the answer: 29 and 33."""
     chat = straddling(tmp_path / "model", ["<eos>"])
     texts = ["<think>a</think>\\boxed{1}", "<think>abcde</think>\\boxed{1}"]
     completions = [

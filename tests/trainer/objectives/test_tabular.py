@@ -209,7 +209,7 @@ def test_order_and_cut_into_micro_batches_change_nothing(chosen: dict[str, Any],
     weights = torch.tensor([rng.random() / 10 for _ in range(3)]).repeat_interleave(4)
     inputs = problem.inputs(picks, weights, groups)
     if chosen["name"] == "jepo":
-        inputs = with_truth(inputs)
+        inputs = with_ground_truth(inputs)
     whole = loss_of(inputs, **chosen)
     wanted = gradients(whole, problem)
     if chosen in WHOLE_GROUPS:
@@ -220,19 +220,19 @@ def test_order_and_cut_into_micro_batches_change_nothing(chosen: dict[str, Any],
     found, total = torch.zeros_like(wanted), 0.0
     for part in [*parts, []]:
         inputs = problem.inputs(picks, weights, groups)
-        inputs = with_truth(inputs) if chosen["name"] == "jepo" else inputs
+        inputs = with_ground_truth(inputs) if chosen["name"] == "jepo" else inputs
         loss = loss_of(cut(inputs, part), **chosen)
         found, total = found + gradients(loss, problem), total + loss.item()
     assert total == pytest.approx(whole.item(), abs=1e-5)
     torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-4)
 
 
-def with_truth(inputs: LossInputs) -> LossInputs:
-    """Second tokens are true answers, completions of one token never answer, the last group is trained by rewards."""
+def with_ground_truth(inputs: LossInputs) -> LossInputs:
+    """Second tokens are ground truths, completions of one token never answer, the last group is trained by rewards."""
     of = inputs.completions
-    truth = torch.ones_like(inputs.weights, dtype=torch.bool).index_put((of.first,), torch.tensor(False))
+    ground_truth = torch.ones_like(inputs.weights, dtype=torch.bool).index_put((of.first,), torch.tensor(False))
     bounded = of.group < of.groups - 1
-    return LossInputs(**{**vars(inputs), "imitated": truth & bounded[of.index]})
+    return LossInputs(**{**vars(inputs), "imitated": ground_truth & bounded[of.index]})
 
 
 def test_two_tokens_from_a_uniform_policy() -> None:
