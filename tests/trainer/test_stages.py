@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from trainer.engines import Engines
 
+from rollout.client import EngineClient
 from shared.config import Config
 from shared.types import Problem, Prompt
 from tests.trainer.test_data import LetterChat
@@ -133,7 +133,7 @@ def test_source_engines_and_scorer_read_the_settings_of_the_stage() -> None:
     stages = Stages(config)
     ledger = Ledger(stages)
     source = DataSource([Problem("p", "?", "1")], stages, PromptFormat(LetterChat(), config.data))  # type: ignore[arg-type]
-    engines = Engines(None, range(1), stages, None)  # type: ignore[arg-type]
+    engines = EngineClient(None, range(1), lambda: stages.now, print)  # type: ignore[arg-type]
     scorer = RewardScorer(stages, LetterChat())  # type: ignore[arg-type]
 
     def sizes() -> tuple[int, ...]:
