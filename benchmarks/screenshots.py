@@ -62,7 +62,7 @@ def screenshots(quick: bool, out: Path = ROOT / "docs" / "images") -> Iterator[S
                 visitor = Visitor(browser, Served(url, engine, app.state.server), width=width, height=height, dark=dark)
                 visitor.ask("Im Korb sind drei Äpfel, und wir legen noch zwei dazu. Wie viele Äpfel sind es jetzt?")
                 visitor.wait_for_end()
-                visitor.page.locator(".thoughts summary").click()
+                visitor.page.locator(".reasoning summary").click()
                 visitor.page.evaluate("scrollTo(0, 0)")
                 if name == "dark":
                     visitor.ask("Und wenn wir davon wieder drei Äpfel wegnehmen, wie viele sind dann noch im Korb?")
