@@ -109,7 +109,7 @@ class CallRequest(Generic[Result]):
         return self.call.phase.format_map(self._arguments())
 
     def run(self, rank: object) -> Any:
-        """RankCall the method of `rank`. Returns what it returns: of an async method, a coroutine."""
+        """Call the method of `rank`. Returns what it returns: of an async method, a coroutine."""
         return self.call.method(rank, **self._arguments())
 
     def _arguments(self) -> dict[str, Any]:

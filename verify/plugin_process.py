@@ -151,7 +151,7 @@ def _place(function: Any, home: str) -> str:
 
 
 def _begin(asked: RewardCall | Verification, settings: RewardWeights) -> Any:
-    """RewardCall the function; returns its value, or what must be awaited."""
+    """Call the function; returns its value, or what must be awaited."""
     if isinstance(asked, Verification):
         return verifiers.VERIFIERS[asked.domain].function(asked.answer)
     parts = (asked.problem, asked.reasoning, asked.response, asked.answer, asked.tokens, asked.verdict, asked.share)
@@ -219,7 +219,7 @@ class PluginProcess:
         return f"{place or what} fails with {type(error).__name__}: {error}"[:500]
 
     async def call(self, asked: RewardCall | Verification) -> None:
-        """RewardCall one function and send its value, or why there is none."""
+        """Call one function and send its value, or why there is none."""
         settings = settings_of(asked.settings)
         deadline_s = settings.deadline_s
         if isinstance(asked, RewardCall):
