@@ -184,7 +184,7 @@ class Launch:
                 await self.teacher.close()
 
     def _read(self) -> list[ProblemFile]:
-        """Read the files of problems: those to train on and, where there are such, the validation ones."""
+        """Read the files of problems: those to train on and, where there are such, to validate on."""
         choose(self.config.reward)  # its files may define the verifiers of the rows
         train, validation = self.sources.train, self.sources.validation
         files = [read_problems(train, "data.train", self.config.data)]

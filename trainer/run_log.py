@@ -176,7 +176,7 @@ class RunLogger:
         }
 
     def sft(self, step: int, steps: int, loss: float, rate: float, tokens_per_s: float) -> None:
-        """Record a SFT step that ended."""
+        """Record an SFT step that ended."""
         values = {"sft/loss": loss, "sft/lr": rate, "sft/tokens_per_s": tokens_per_s}
         self._write(step, values)
         self.progress.sft(step, steps, loss, tokens_per_s)

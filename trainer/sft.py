@@ -48,7 +48,7 @@ class Demonstrations:
     """one line for each file in which some demonstrations are too long"""
 
     def batch_at(self, step: int, size: int, seed: int) -> list[Demonstration]:
-        """The batch of a SFT step, [size] demonstrations: a pure function of (seed, step)."""
+        """The batch of an SFT step, [size] demonstrations: a pure function of (seed, step)."""
         rng = random.Random(f"cold start {seed} {step}")
         if not self.general:
             return rng.choices(self.reasoning, k=size)

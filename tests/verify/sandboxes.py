@@ -1,4 +1,4 @@
-"""SandboxPool for tests, where the host offers them."""
+"""A sandbox pool for tests, where the host offers them."""
 
 from __future__ import annotations
 
