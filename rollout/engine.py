@@ -119,6 +119,7 @@ class Engine:
             raise
         except Exception as error:
             raise RunError(f"engine {self.engine} cannot open the trainers' weights: {error}") from error
+        self.receiver.engine_back()
 
     async def restart(self) -> int:
         """Replace a dead engine process by one with the same weight version, which continues interrupted completions.
@@ -130,7 +131,8 @@ class Engine:
         await self.start()
         if self.receiver is not None:
             await self._attach()
-        if self.version != NO_VERSION:
+        if self.receiver is not None and self.version != NO_VERSION:
+            await asyncio.to_thread(self.receiver.wait_for, self.version, self.config.deadlines.sync_s)
             await self._apply(self.version)
         interrupted = list(self.outputs.running.values())
         self.outputs.running.clear()

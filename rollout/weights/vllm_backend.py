@@ -10,11 +10,13 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 from vllm.distributed.weight_transfer import WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
@@ -28,6 +30,7 @@ from rollout.weights.checksum import checksum_rows
 from rollout.weights.layout import Layout, buffer_of, read_layout
 from rollout.weights.receiver import check_flags
 from rollout.weights.shm import HostWeightBuffer, open_buffer
+from rollout.weights.slots import WeightSlots
 from shared.errors import RunError
 from shared.model.cpu import keep_freed_memory
 from shared.watchdog import STACKS_VARIABLE, die_with_parent, open_stacks
@@ -48,6 +51,7 @@ class AttachInfo(WeightTransferInitInfo):
     path: str | None = None
     handles: list[dict[str, Any]] = field(default_factory=list)
     rows: list[list[list[Any]]] = field(default_factory=list)
+    slots: dict[str, Any] | None = None
 
 
 @dataclass
@@ -111,9 +115,11 @@ class MaestraleTransferEngine(WeightTransferEngine[AttachInfo, UpdateInfo]):
             keep_freed_memory()
             # the parent forked with one thread, and vLLM disabled torch's own setter
             torch._C.set_num_threads(int(os.environ.get(THREADS_VARIABLE, "1")))
-        self.source: HostWeightBuffer | DeviceWeightBuffer | None = None
+        self.source: HostWeightBuffer | DeviceWeightBuffer | WeightSlots | None = None
         self.loader: CpuWeightLoader | None = None
         self.thread: threading.Thread | None = None
+        self.sums: dict[str, int] = {}
+        """checksums of what was streamed last"""
         self.result: dict[str, int] | None = None
         self.failure: Exception | None = None
 
@@ -121,7 +127,9 @@ class MaestraleTransferEngine(WeightTransferEngine[AttachInfo, UpdateInfo]):
         """Open the buffers and plan which parameter takes which tensors."""
         self.engine = init_info.engine
         self.layout = read_layout(init_info.layout)
-        if init_info.path is not None:
+        if init_info.slots is not None:
+            self.source = WeightSlots.open(self.layout, **init_info.slots)
+        elif init_info.path is not None:
             self.source = open_buffer(init_info.path, self.layout)
         else:
             self.source = DeviceWeightBuffer(init_info, self.layout, self.device)
@@ -129,9 +137,9 @@ class MaestraleTransferEngine(WeightTransferEngine[AttachInfo, UpdateInfo]):
             from rollout.weights.cpu import CpuWeightLoader, plan_targets
 
             self._stop_loader()
-            assert isinstance(self.source, HostWeightBuffer)
-            targets = plan_targets(self.model, self.layout)
-            self.loader = CpuWeightLoader(targets, self.source, self.model_config.dtype)
+            self.targets = plan_targets(self.model, self.layout)
+            if isinstance(self.source, HostWeightBuffer):
+                self.loader = CpuWeightLoader(self.targets, self.source, self.model_config.dtype)
 
     def start_weight_update(self) -> None:
         """Do nothing: weights are replaced in place."""
@@ -143,6 +151,9 @@ class MaestraleTransferEngine(WeightTransferEngine[AttachInfo, UpdateInfo]):
             raise RunError("the engine was not attached to the trainers' buffers")
         if self.thread is not None:
             self.thread.join()
+        if isinstance(source, WeightSlots):
+            self._receive_stream(source, update_info.version)
+            return
         buffer = buffer_of(update_info.version)
         check_flags(source.version_flags(buffer), update_info.version, self.engine)
         if self.loader is not None:
@@ -151,6 +162,24 @@ class MaestraleTransferEngine(WeightTransferEngine[AttachInfo, UpdateInfo]):
             self.model.load_weights((name, source.read(buffer, [name])) for name in self.layout.places)
             torch.cuda.synchronize(self.device)
         check_flags(source.version_flags(buffer), update_info.version, self.engine)
+
+    def _receive_stream(self, slots: WeightSlots, version: int) -> None:
+        """Put tensors into the model as they arrive: no more than two slots of them are here beside it."""
+        sums: dict[str, int] = {}
+
+        def summed_up() -> Iterator[tuple[str, torch.Tensor]]:
+            for name, tensor in slots.tensors(version, self.engine, get_tensor_model_parallel_rank()):
+                sums[name] = checksum_rows(tensor, 0, self.layout.dtype)
+                yield name, tensor
+
+        if self.device.type == "cpu":
+            from rollout.weights.cpu import load_stream
+
+            load_stream(self.targets, summed_up(), self.model_config.dtype)
+        else:
+            self.model.load_weights(summed_up())
+            torch.cuda.synchronize(self.device)
+        self.sums = sums
 
     def finish_weight_update(self) -> None:
         """Do nothing: there is no quantisation and no layerwise reload."""
@@ -165,6 +194,9 @@ class MaestraleTransferEngine(WeightTransferEngine[AttachInfo, UpdateInfo]):
         source, buffer = self.source, buffer_of(version)
         assert source is not None
         try:
+            if isinstance(source, WeightSlots):
+                self.result = self.sums
+                return
             on_gpu = self.device.type == "cuda"
             dtype, names = self.layout.dtype, list(self.layout.places)
             with torch.cuda.stream(torch.cuda.Stream(self.device)) if on_gpu else contextlib.nullcontext():
