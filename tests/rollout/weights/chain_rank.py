@@ -7,6 +7,7 @@ process does, and compares what it read with the trainers' checksums. What a ran
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import random
@@ -32,7 +33,7 @@ from rollout.weights.slots import WeightSlots
 SMALL = [("embed", (37, 16)), ("q", (8, 16)), ("k", (3, 16)), ("norm", (5,)), ("single", (1, 4))]
 LARGE = [("embed", (65536, 256)), *((f"layer{n}", (2048, 1024)) for n in range(16)), ("norm", (1024,))]
 """about 100 MB in bfloat16, a third of them in one tensor"""
-DEADLINE_S = 20.0
+DEADLINE_S = 40.0
 
 
 @dataclass
@@ -132,6 +133,7 @@ def main(play: Play) -> None:
         group = dist.PrefixStore("trainers", store)
         dist.init_process_group("gloo", store=group, rank=rank, world_size=play.trainers)
     for number in range(play.meetings):
+        faulthandler.dump_traceback_later(DEADLINE_S - 10)  # a rank that hangs says where
         random.seed(f"{number} {rank}")
         torch.manual_seed(1000 * number + rank)
         meeting = dist.PrefixStore(f"meeting/{number}", store)
