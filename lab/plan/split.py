@@ -133,9 +133,7 @@ def fitting(scenario: Scenario, trainers: int) -> tuple[bool, TrainerMemory]:
     return True, trainer_memory(scenario, trainers, recompute=True)
 
 
-def place(
-    scenario: Scenario, engines: int, tensor_parallel: int, async_level: int, links: int = 1
-) -> Split | None:
+def place(scenario: Scenario, engines: int, tensor_parallel: int, async_level: int, links: int = 1) -> Split | None:
     """Return the split of a placement; None if it does not fit. The trainers get all GPUs that the engines leave.
 
     links: over which an engine gets its weights between nodes; one in rollout/weights.

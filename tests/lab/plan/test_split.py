@@ -9,9 +9,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from lab.plan import split
+from lab.plan import split, times
 from lab.plan.lengths import lognormal
 from lab.plan.scenario import CARDS, MODELS, Machine, Scenario, Workload
+from rollout.weights import network
 from shared.errors import ConfigError
 from shared.model.config import DecoderConfig
 from tests.lab.plan.shapes import decoders, machines, workloads
@@ -117,11 +118,11 @@ def test_what_arrives_is_counted_on_both_sides() -> None:
     beside = split.trainer_memory(usual("8b", 8), 6, recompute=False).buffers
     assert beside == 2 * 2 * 8_030_261_248 / 6 + 2 * context, "two engine GPUs open its buffers"
     assert split.trainer_memory(usual("8b", 16), 6, recompute=False).buffers == 2 * 2 * 8_030_261_248 / 6
-    assert times.MESSAGE_BYTES == network.MESSAGE_BYTES["cuda"]
+    assert network.MESSAGE_BYTES["cuda"] == times.MESSAGE_BYTES
 
 
 def test_too_few_gpus_are_said_with_what_is_missing() -> None:
-    arithmetic = r"hold no split: a trainer rank of 1 needs [\d.]+ GiB .*moments 1051.2 \+ .*on their way [\d.]+ \+"
+    arithmetic = r"hold no split: a trainer rank of 1 needs [\d.]+ GiB .*moments 1051.3 \+ .*on their way [\d.]+ \+"
     with pytest.raises(ConfigError, match=arithmetic):
         split.best(usual("70b", 2))
     assert split.place(usual("8b", 8), engines=8, tensor_parallel=1, async_level=1) is None
