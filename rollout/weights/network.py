@@ -231,11 +231,11 @@ class NetworkSender:
 
     def _deliver(self, chain: Chain, version: int) -> None:
         with self.changed:
-            self.sending = version
             if not self.changed.wait_for(lambda: self.closed or self.newest >= version, DELIVERY_DEADLINE_S):
                 self._late(f"send weights of version {version}", "its own write of it")
-        if self.newest < version:
-            return
+            if self.newest < version:
+                return
+            self.sending = version  # not before: the write itself waits until nothing is sent from its buffer
         memory = self.outgoing(buffer_of(version))
         for parts in self.messages:
             chain.exchange([], [(chain.head, memory[number][start:end]) for number, start, end in parts])

@@ -28,7 +28,6 @@ from rollout.weights import make_sender
 from rollout.weights.checksum import add_parts, checksum_rows
 from rollout.weights.proof import compare_checksums
 from rollout.weights.receiver import WeightReceiver
-from rollout.weights.slots import WeightSlots
 
 SMALL = [("embed", (37, 16)), ("q", (8, 16)), ("k", (3, 16)), ("norm", (5,)), ("single", (1, 4))]
 LARGE = [("embed", (65536, 256)), *((f"layer{n}", (2048, 1024)) for n in range(16)), ("norm", (1024,))]
@@ -102,8 +101,7 @@ def sample(play: Play, store: dist.Store, engine: int) -> dict[str, object]:
         start, sums = time.perf_counter(), dict[str, int]()
         while len(sums) < len(receiver.layout.places):
             receiver.wait_for(version, DEADLINE_S)
-            slots = WeightSlots.open(receiver.layout, **receiver.engine_info()["slots"])
-            for name, tensor in slots.tensors(version, engine):
+            for name, tensor in receiver.slots.tensors(version, engine):  # type: ignore[union-attr]
                 sums[name] = checksum_rows(tensor, 0, torch.bfloat16)
                 if dying == (engine, version, len(sums)):
                     receiver.engine_lost()
@@ -111,7 +109,6 @@ def sample(play: Play, store: dist.Store, engine: int) -> dict[str, object]:
                     receiver.engine_back()
                     dying, sums = None, {}
                     break
-            slots.close()
         seconds.append(time.perf_counter() - start)
         compare_checksums(truth, sums, engine)
         store.set(f"taken/{version}/{engine}", "1")
