@@ -124,6 +124,8 @@ class Engine:
     async def restart(self) -> int:
         """Replace a dead engine process by one with the same weight version, which continues interrupted completions.
         Returns their number, without those that are given up (`trial.report`)."""
+        if self.receiver is not None:
+            self.receiver.engine_lost()
         self._llm.kill()
         self._llm.shutdown()
         self.outputs.step_timer.stop()
