@@ -36,7 +36,7 @@ IDLE = datetime.timedelta(days=30)
 DEADLINE = datetime.timedelta(seconds=DELIVERY_DEADLINE_S)
 LOOK_S, REQUEST_LOOK_S = 0.1, 1.0
 """seconds between two looks into the store: for the engines' answers, for requests of a version"""
-MESSAGE_BYTES = {"cpu": 4 << 20, "cuda": 32 << 20}
+MESSAGE_BYTES = {"cpu": 2 << 20, "cuda": 32 << 20}
 """small enough that a chain is soon full, large enough that starting an exchange costs little"""
 STOP = -1
 Piece = tuple[int, torch.Tensor]
