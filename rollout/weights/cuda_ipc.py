@@ -147,11 +147,11 @@ class DeviceWeightSender(WeightSender):
     def mark_complete(self, buffer: int, version: int) -> None:
         """Set the version flag, in stream order with the copies."""
         self.shard.version_flag(buffer).fill_(version)
-        torch.cuda.synchronize(self.device)
+        torch.cuda.current_stream(self.device).synchronize()  # not the device: weights may be on their way
 
     def finish_writes(self) -> None:
         """Wait for the copies; kernels of other processes may read as soon as this returns."""
-        torch.cuda.synchronize(self.device)
+        torch.cuda.current_stream(self.device).synchronize()
 
     def outgoing(self, buffer: int) -> list[torch.Tensor]:
         """Byte ranges of this rank's buffer."""
