@@ -1,9 +1,10 @@
 """Detects and reports hangs and deaths: heartbeats between ranks, stack dumps of all processes, death with the parent.
 
 Every worker rank runs a `Pulse` thread that tells the controller's `PulseKeeper` thread once a second that it lives and
-in which phase; the keeper echoes. A side that hears nothing from the other for `heartbeat_s` reports the silent rank by
-role, phase and peer, makes every process it can reach write its stacks, kills what hangs and exits non-zero, so that
-torchrun ends the launch. A process is asked by SIGUSR1 first, which it answers between two of its own instructions; one
+in which phase; the keeper answers with what it knows of the ranks of that node, so that its work grows with the ranks,
+not with their square. A side that hears nothing from the other for `heartbeat_s` reports the silent rank by role, phase
+and peer, makes every process it can reach write its stacks, kills what hangs and exits non-zero, so that torchrun ends
+the launch. A process is asked by SIGUSR1 first, which it answers between two of its own instructions; one
 that does not (it hangs in a library) by SIGUSR2, which needs no GIL and can crash a process whose threads still move. A
 stopped process is continued for it.
 
@@ -73,14 +74,16 @@ class Peer(msgspec.Struct):
 
 
 class Echo(msgspec.Struct):
-    """The keeper's answer: all living ranks, and whether the launch is over."""
+    """The keeper's answer: the living ranks of the receiver's node, and whether the launch is over."""
 
     peers: list[Peer]
+    """the controller first, wherever it is"""
     leave: bool = False
     """the launch is over: end this process"""
 
 
 _decode_peer = msgspec.msgpack.Decoder(Peer).decode
+_encode = msgspec.msgpack.Encoder().encode
 
 
 def _run_dir() -> Path:
@@ -235,12 +238,12 @@ class Pulse(threading.Thread):
         """Send a pulse, read the echo, and check for silence and deaths, once a second."""
         socket = self.socket
         socket.setsockopt(zmq.LINGER, 0)
-        decode, encode = msgspec.msgpack.Decoder(Echo).decode, msgspec.msgpack.Encoder().encode
+        decode = msgspec.msgpack.Decoder(Echo).decode
         heard = checked = time.monotonic()
         while True:
             before = time.monotonic()
             self.siblings.know(self.peers)
-            socket.send(encode(describe_self(self.role, self.siblings.seen)))
+            socket.send(_encode(describe_self(self.role, self.siblings.seen)))
             if self.siblings.poll(socket, PULSE_EVERY_S):
                 echo = decode(socket.recv())
                 heard = time.monotonic()
@@ -281,17 +284,25 @@ class PulseKeeper(threading.Thread):
     def __init__(self, role: Role, address: str, heartbeat_s: float):
         super().__init__(name="pulse keeper", daemon=True)
         self.heartbeat_s = heartbeat_s
-        self.socket = ListeningSocket(role, "pulse", address).socket
+        self.door = ListeningSocket(role, "pulse", address)
+        self.socket = self.door.socket
         self.socket.setsockopt(zmq.LINGER, 0)
         role.store.set("controller", f"{role.host} {os.getpid()}")
         self.role = role
         self.heard: dict[int, tuple[float, Peer]] = {}
         self._known: dict[int, tuple[bytes, int, str]] = {}
         """rank -> identity, pid and host of its first pulse, which do not change"""
+        self._nodes: dict[str, list[int]] = {}
+        """host -> the ranks that have been heard from there"""
+        self._own = describe_self(role)
+        self._echoes: dict[tuple[str, bool], bytes] = {}
+        """(host, whether the launch is over) -> the answer of this round, encoded"""
         self.leaving = False
         self.ending = False
         """the work is done: ranks are told to end, and may"""
         self.dismissed: set[int] | None = None
+        self.closed = False
+        """the thread is to end, and to free its socket"""
         self.loop_turned = time.monotonic()
         self.siblings = Siblings(role)
         self.lost: tuple[float, str] | None = None
@@ -314,20 +325,12 @@ class PulseKeeper(threading.Thread):
 
     def run(self) -> None:
         """Echo pulses; report the first rank (or the own loop) that is silent too long."""
-        encode = msgspec.msgpack.Encoder().encode
         checked = time.monotonic()
-        while True:
-            round_ends = time.monotonic() + PULSE_EVERY_S / 2
+        while not self.closed:
+            round_ends, self._own = time.monotonic() + PULSE_EVERY_S / 2, describe_self(self.role)
+            self._echoes.clear()
             while (left := round_ends - time.monotonic()) > 0 and self.siblings.poll(self.socket, left):
-                identity, *frames = self.socket.recv_multipart()
-                if (peer := self._recognised(identity, frames)) is None:
-                    refused.add("a heartbeat that is of no rank of this launch")
-                    continue
-                self.heard[peer.rank] = (time.monotonic(), peer)
-                self.siblings.know([peer])
-                self.socket.send_multipart([identity, encode(Echo(self.peers(), self.dismissed is not None))])
-                if self.dismissed is not None:
-                    self.dismissed.add(peer.rank)
+                self._answer()
             now = time.monotonic()
             if now - checked > 3 * PULSE_EVERY_S + 2:  # this process itself was stopped: give everybody a new chance
                 self.heard = {rank: (now, peer) for rank, (_, peer) in self.heard.items()}
@@ -336,6 +339,31 @@ class PulseKeeper(threading.Thread):
             self._bury()
             if not self.leaving:
                 self._judge(now)
+        self.door.close()
+
+    def _answer(self) -> None:
+        """Answer the pulses that are there, at most one of every rank."""
+        for _ in range(self.role.world):
+            try:
+                identity, *frames = self.socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            if (peer := self._recognised(identity, frames)) is None:
+                refused.add("a heartbeat that is of no rank of this launch")
+                continue
+            self.heard[peer.rank] = (time.monotonic(), peer)
+            self.siblings.know([peer])
+            dismissed = self.dismissed
+            self.socket.send_multipart([identity, self._echo(peer.host, dismissed is not None)])
+            if dismissed is not None:
+                dismissed.add(peer.rank)
+
+    def _echo(self, host: str, over: bool) -> bytes:
+        """The answer to the ranks of a node, made once a round."""
+        if (host, over) not in self._echoes:
+            here = [self.heard[rank][1] for rank in sorted(self._nodes[host]) if rank in self.heard]
+            self._echoes[host, over] = _encode(Echo([self._own, *here], over))
+        return self._echoes[host, over]
 
     def _recognised(self, identity: bytes, frames: list[bytes]) -> Peer | None:
         """Return the pulse of a rank of this launch; None unless it is from the connection and process of its first."""
@@ -346,7 +374,11 @@ class PulseKeeper(threading.Thread):
         if len(frames) > 1 or rank_of(identity, self.role.world) != peer.rank:
             return None
         whole = identity, peer.pid, peer.host
-        return peer if self._known.setdefault(peer.rank, whole) == whole else None
+        if peer.rank not in self._known:
+            self._known[peer.rank] = whole
+            self._nodes.setdefault(peer.host, []).append(peer.rank)
+            self._echoes.clear()  # those beside a new rank know it at once
+        return peer if self._known[peer.rank] == whole else None
 
     def _bury(self) -> None:
         """Report the first death (`on_death`), and the first rank asked to end while all live (`on_asked`)."""
