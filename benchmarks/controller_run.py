@@ -223,6 +223,7 @@ async def play(
             for task in (looping, *beside):
                 if task.done():
                     task.result()
+            await run.checkpointer.finish()
             found.wall_s = time.monotonic() - began
             after = sum(own.cpu_times()[:2]), sum(ranks.cpu_times()[:2]), thread_s(keeper)
             spent = (end - start for start, end in zip(before, after, strict=True))

@@ -31,6 +31,7 @@ from rollout.weights.proof import PublishedWeights, Updated
 from shared.calls import CallReply, call
 from shared.messages import Finished, GenerateRequest
 from shared.ranks import Kind, Role, kind_of
+from shared.record_file import Written
 from shared.rpc import EngineLink, TrainerLink
 from shared.sockets import connect
 from shared.types import Completion, VersionSpan
@@ -146,9 +147,9 @@ class ScriptedEngine:
                        scored_version=version, probe=scores(probe or []))  # fmt: skip
 
     @call("snapshot", deadline="step")
-    async def snapshot(self) -> list[Completion]:
-        """Return nothing: no checkpoint of a run against scripted ranks is taken up again."""
-        return []
+    async def snapshot(self) -> dict[str, Written]:
+        """Write nothing: no checkpoint of a run against scripted ranks is taken up again."""
+        return {}
 
     @call("stop", deadline=30, last=True)
     async def stop(self) -> None:
@@ -218,8 +219,13 @@ class ScriptedTrainer:
         return PublishedWeights(version, 0, seconds, sums, scores(probe))
 
     @call("checkpoint of the trainers", deadline="step")
-    def save(self) -> dict[str, str]:
-        """Write nothing."""
+    def save(self) -> dict[str, int]:
+        """Begin nothing."""
+        return {}
+
+    @call("writing of the checkpoint", deadline="step")
+    def saved(self) -> dict[str, Written]:
+        """Have written nothing."""
         return {}
 
     @call("stop of the trainers", deadline=60, last=True)

@@ -12,6 +12,7 @@ import heapq
 import itertools
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -23,6 +24,7 @@ from shared.batch_queue import BatchQueue
 from shared.calls import Connection, RankClient, request
 from shared.config import Config
 from shared.messages import EngineEnded, EngineRestarted, Finished, GenerateRequest, RankFailed
+from shared.record_file import Written
 from shared.rpc import raise_failure
 from shared.sockets import refused
 from shared.types import Completion, Group
@@ -171,10 +173,11 @@ class EngineClient(RankClient):
         training = [since for (group, _), (_, since) in self._routed.items() if group >= 0]
         return time.monotonic() - min(training) if training else 0.0
 
-    async def snapshot(self) -> list[Completion]:
-        """Return all unfinished training completions in their current state."""
-        found = await self.call(EngineRank.snapshot)
-        return [completion for completions in found for completion in completions if completion.group >= 0]
+    async def snapshot(self, folder: Path) -> dict[str, Written]:
+        """Let every engine write its unfinished training completions, as they stand when the call comes, into a
+        checkpoint: the tokens do not pass through the controller. Returns what was written, by name."""
+        found = await self.call(EngineRank.snapshot, str(folder))
+        return {name: written for files in found for name, written in files.items()}
 
     # ---- weights ---------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ import asyncio
 import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
@@ -19,12 +20,13 @@ import torch.distributed as dist
 from rollout.weights.layout import NO_VERSION
 from rollout.weights.proof import Updated
 from rollout.weights.receiver import WeightReceiver
-from shared import deaths, watchdog
+from shared import deaths, record_file, watchdog
 from shared.batch_queue import BatchQueue
 from shared.calls import CallReply, CallRequest, call
 from shared.config import Config
-from shared.errors import DeadlineExceeded, EngineLost, RunError
+from shared.errors import CheckpointError, DeadlineExceeded, EngineLost, RunError
 from shared.messages import EngineEnded, EngineRestarted, Finished, GenerateRequest, Message
+from shared.record_file import Written
 from shared.rpc import failure
 from shared.types import Completion
 
@@ -143,12 +145,14 @@ class EngineRank:
             raise errors.exceptions[0] from None
 
     async def answer(self, call_id: int, request: CallRequest[Any]) -> None:
-        """Do one call and answer it. An error is reported and ends the rank."""
+        """Do one call and answer it. An error is reported and ends the rank, unless the call survives it."""
         try:
             value = await request.run(self)
         except Exception as error:
             if call_id:
                 await self.link.send(call_id, failure(error))
+            if isinstance(error, request.call.survives):
+                return
             raise
         if call_id:
             await self.link.send(call_id, CallReply(value))
@@ -182,10 +186,13 @@ class EngineRank:
             return updated
         return await self.run_exclusive("scoring the probe", lambda: self.score(probe, updated))
 
-    @call("snapshot of running completions", deadline=60)
-    async def snapshot(self) -> list[Completion]:
-        """Return all unfinished completions as they stand."""
-        return self.engine.snapshot()
+    @call("snapshot of running completions", deadline="step", survives=(CheckpointError,))
+    async def snapshot(self, folder: str) -> dict[str, Written]:
+        """Write all unfinished completions of training, as they stand now, into a checkpoint; returns what was written,
+        by name. Raises CheckpointError."""
+        held = [completion for completion in self.engine.snapshot() if completion.group >= 0]
+        path = Path(folder) / f"engine-{self.role.rank_in_role}.msgpack"
+        return {path.name: await asyncio.to_thread(record_file.write, path, held)}
 
     @call("stop of the engines", deadline=30, last=True)
     async def stop(self) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from rollout.weights.proof import PublishedWeights
-from shared.calls import Connection, RankClient, request
+from shared.calls import CallRequest, Connection, RankClient, Result, request
 from shared.config import Config
 from shared.errors import NonFinite
+from shared.record_file import Written
 from shared.types import MicroBatch
 from trainer.forward_backward import StepSums
 from trainer.rank import Stepped, TrainerRank
-from trainer.safetensors_file import Written
 
 
 class TrainerClient(RankClient):
@@ -22,6 +22,8 @@ class TrainerClient(RankClient):
         self.config = config
         self.version = 0
         """policy version that was last published"""
+        self.under_way = 0
+        """calls that the ranks have not answered yet"""
 
     async def compute_old_logprobs(self, plan: list[list[MicroBatch]]) -> None:
         """Write into every sequence of the plan its log-probs under the policy as it is (column "old")."""
@@ -57,7 +59,22 @@ class TrainerClient(RankClient):
         self.version, proof = version, self.config.sync.verify
         return await self.call(TrainerRank.publish, version, probe if proof else [], proof)
 
-    async def save(self, folder: Path, version: int) -> dict[str, Written]:
-        """Write all shards of a version; returns what was written, by name."""
-        found = await self.call(TrainerRank.save, str(folder), version)
-        return {name: written for files in found for name, written in files.items()}
+    async def save(self, folder: Path, version: int) -> list[dict[str, int]]:
+        """Begin to write all shards of a version; returns the checksums of each rank's weights."""
+        return await self.call(TrainerRank.save, str(folder), version)
+
+    async def saved(self) -> dict[str, Written] | None:
+        """What all ranks have written since `save`, by name; None while a file is not done, or ranks work on another
+        call, behind which this one would wait."""
+        if self.under_way:
+            return None
+        found = [files for files in await self.call(TrainerRank.saved) if files is not None]
+        return None if len(found) < len(self.ranks) else {name: each for files in found for name, each in files.items()}
+
+    async def call_each(self, requests: list[CallRequest[Result]]) -> list[Result]:
+        """Call one method of every rank; `under_way` counts such calls."""
+        self.under_way += 1
+        try:
+            return await super().call_each(requests)
+        finally:
+            self.under_way -= 1

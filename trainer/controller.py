@@ -121,6 +121,7 @@ class TrainingLoop:
                 groups = await clock("a full batch", ledger.take(), 2 * self.config.deadlines.step_s)
             except Interrupted:
                 await self.checkpointer.save(after=kept)
+                await self.checkpointer.finish()
                 if not all(task.done() for task in evaluations):  # the next launch's engines have later weights
                     self.logger.progress.warning("a validation evaluation under way ends here and is not made up for")
                 raise

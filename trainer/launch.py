@@ -24,6 +24,7 @@ from shared.sockets import reachable_address, refused
 from shared.types import Problem
 from shared.watchdog import PulseKeeper
 from trainer import checkpoint, report, resume, run_log
+from trainer.checkpoint_reader import VerifiedCheckpoint, compare_weights
 from trainer.client import TrainerClient
 from trainer.controller import TrainingLoop
 from trainer.data import DataSource, PromptFormat, opened
@@ -82,6 +83,9 @@ class Launch:
         self.teacher: Teacher | None = None
         """asked over HTTP"""
         self.looping: TrainingLoop | None = None
+        self.checkpointer: checkpoint.Checkpointer | None = None
+        self.resumed: VerifiedCheckpoint | None = None
+        """what this launch goes on from"""
         self.origin: Origin
         """known once the sources are read"""
         self.asked: signal.Signals | None = None
@@ -109,6 +113,7 @@ class Launch:
                         raise Interrupted
                     task.result()
         except BaseException:
+            await self._end_checkpoint(background)
             await asyncio.to_thread(self.keeper.dismiss)
             raise
         finally:
@@ -117,6 +122,14 @@ class Launch:
                 task.cancel()
             await asyncio.gather(work, *background, return_exceptions=True)
             self.hub.close()
+
+    async def _end_checkpoint(self, background: Sequence[asyncio.Future[None]]) -> None:
+        """After an error: let a checkpoint that is being written become whole, unless a rank has died meanwhile or a
+        signal asks to end."""
+        writing = self.checkpointer.writing if self.checkpointer is not None and self.asked is None else None
+        if writing is not None and not writing.done():
+            self.progress.note("the run ends with an error: the checkpoint under way is written first")
+            await asyncio.wait([writing, *background], return_when=asyncio.FIRST_COMPLETED)
 
     def _interrupt(self, work: asyncio.Future[None], number: signal.Signals, name: str = "") -> None:
         """Save a checkpoint where there is something to save, and end; at the second signal end at once."""
@@ -231,6 +244,8 @@ class Launch:
         loaded = await self.trainers.call(
             TrainerRank.load, str(self.sources.model_dir), str(newest) if newest else None
         )
+        if self.resumed is not None:
+            compare_weights(self.resumed, [part.checksums for part in loaded])
         self.progress.phase("connecting the engines")
         await self.engines.call(EngineRank.attach, [part.transfer for part in loaded])
         self._describe(loaded)
@@ -250,6 +265,7 @@ class Launch:
             return None
         for line in run_log.check_folder(config.run_dir):
             progress.warning(line)
+        self.resumed = found
         ledger.restore(found.state)
         clock.before_s = found.manifest.seconds
         run_log.forget_after(config.run_dir, ledger.version, ledger.stage.number)
@@ -264,7 +280,7 @@ class Launch:
         if validation:
             evaluator = Evaluator(self.engines, scorer, source, validation, config.seed)
         written = run_log.RunLogger(clock, self.progress, self.engines, scorer, ledger, self.keeper.peers)
-        checkpointer = checkpoint.Checkpointer(
+        self.checkpointer = checkpointer = checkpoint.Checkpointer(
             config, ledger, self.engines, self.trainers, clock, self.progress, self.origin
         )
         checkpointer.saved = ledger.version if ledger.version else -1
@@ -311,6 +327,7 @@ class Launch:
         else:
             progress.phase("training")
             await run.run()
+        await run.checkpointer.finish()
         self.looping = None
 
     async def _place_models(self, newest: Path | None, version: int) -> None:

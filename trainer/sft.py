@@ -151,6 +151,7 @@ async def sft_run(run: TrainingLoop, demonstrations: Demonstrations) -> None:
     for step in range(ledger.version, config.sft.steps):
         if ledger.interrupted:
             await run.checkpointer.save()
+            await run.checkpointer.finish()
             raise Interrupted
         found = await imitate(run.trainers, demonstrations, config, step)
         tokens += found.tokens

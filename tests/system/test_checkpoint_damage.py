@@ -23,7 +23,7 @@ from tests.system.launch import Launch
 from tests.trainer.damages import CHANGED, DAMAGES, TWO_RANKS, Damage, before, flip, flip_exponent, remove, shards_of
 from trainer import checkpoint_reader
 from trainer.checkpoint import Manifest
-from trainer.safetensors_file import Written
+from shared.record_file import Written
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(5400)]
 STEPS = 3

@@ -24,7 +24,7 @@ from trainer.export import export_checkpoint, main
 from trainer.ledger import LedgerState
 from trainer.origin import Origin
 from trainer.run_log import forget_after
-from trainer.safetensors_file import Written
+from shared.record_file import Written
 from trainer.shards import save_shard
 
 ORIGIN = Origin({"seed": 0}, {"data.train": {"content": "1 lines"}})

@@ -17,7 +17,7 @@ from shared.types import Completion
 from trainer import checkpoint
 from trainer.ledger import Ledger
 from trainer.origin import Origin
-from trainer.safetensors_file import Written
+from shared.record_file import Written
 from trainer.stages import Stages
 from trainer.timing import PhaseTimer
 

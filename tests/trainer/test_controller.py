@@ -21,7 +21,7 @@ from trainer.forward_backward import StepSums
 from trainer.ledger import Interrupted, Ledger
 from trainer.origin import Origin
 from trainer.rank import Stepped, TrainerRank
-from trainer.safetensors_file import Written
+from shared.record_file import Written
 from trainer.stages import Stages
 from trainer.timing import PhaseTimer
 

@@ -12,7 +12,7 @@ from torch import nn
 from shared.errors import CheckpointError
 from shared.sections import Optimiser
 from trainer.optimiser import make_optimiser, step_count, update
-from trainer.safetensors_file import Written
+from shared.record_file import Written
 from trainer.shard_files import read_shards
 from trainer.shards import load_shards, save_shard
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from trainer import checkpoint
 from trainer.ledger import LedgerState
 from trainer.origin import Origin
-from trainer.safetensors_file import Written
+from shared.record_file import Written
 
 SHAPES = {"big.weight": (6, 4), "small.weight": (3,)}
 FIRST = (-6.0, -2.0, 2.0, 6.0)
