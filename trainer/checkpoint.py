@@ -248,7 +248,7 @@ class Checkpointer:
         try:
             if (found := await self.trainers.saved()) is not None and not self.shards.done():
                 self.shards.set_result(found)
-        except RunError as error:
+        except (OSError, RunError) as error:
             if not self.shards.done():
                 self.shards.set_exception(error)
 

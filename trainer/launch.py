@@ -85,7 +85,7 @@ class Launch:
         self.looping: TrainingLoop | None = None
         self.checkpointer: checkpoint.Checkpointer | None = None
         self.resumed: VerifiedCheckpoint | None = None
-        """what this launch goes on from"""
+        """what this launch goes on from, until its weights are loaded"""
         self.origin: Origin
         """known once the sources are read"""
         self.asked: signal.Signals | None = None
@@ -246,6 +246,7 @@ class Launch:
         )
         if self.resumed is not None:
             compare_weights(self.resumed, [part.checksums for part in loaded])
+            self.resumed = None
         self.progress.phase("connecting the engines")
         await self.engines.call(EngineRank.attach, [part.transfer for part in loaded])
         self._describe(loaded)

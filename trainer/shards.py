@@ -1,7 +1,7 @@
 """Checkpoints of the sharded trainers in safetensors: no pickle, any number of ranks reads what any other number wrote.
 
-Each rank writes its own file, in a thread, and flushes it to the disk; reading copies just the rows a rank holds, so resuming on
-one, two or eight ranks is bitwise the same (what is in a file: shard_files.py).
+Each rank writes its own file, in a thread, and flushes it to the disk; reading copies just the rows a rank holds, so
+resuming on one, two or eight ranks is bitwise the same (what is in a file: shard_files.py).
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class ShardWriter(threading.Thread):
             self.path.unlink(missing_ok=True)
             told = f"{self.path} could not be written ({error}): free disk space, or set runs_dir to a larger disk"
             self.outcome.set_exception(CheckpointError(told))
-        except BaseException as error:
+        except Exception as error:  # noqa: BLE001  (`files` raises it)
             self.outcome.set_exception(error)
         finally:
             self.waiting.clear()

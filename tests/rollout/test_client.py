@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from shared.calls import CallReply
 from shared.config import Config
 from shared.errors import NonFinite, RunError, SyncMismatch
 from shared.messages import EngineEnded, EngineRestarted, Finished, GenerateRequest, RankFailed
+from shared.record_file import Written
 from shared.sockets import refused
 from shared.types import Completion, Group, Problem, Prompt
 
@@ -143,9 +145,9 @@ def test_the_error_of_a_rank_is_raised() -> None:
     async def story() -> None:
         scene.answers["snapshot"] = RankFailed("RunError", "no memory")
         with pytest.raises(RunError, match="no memory"):
-            await scene.client.snapshot()
-        scene.answers["snapshot"] = CallReply([Completion(2, 0, 0), Completion(-2, 0, 0)])
-        assert [completion.group for completion in await scene.client.snapshot()] == [2], "those of training"
+            await scene.client.snapshot(Path("x"))
+        scene.answers["snapshot"] = CallReply({"engine-0.msgpack": Written(1, "")})
+        assert await scene.client.snapshot(Path("x")) == {"engine-0.msgpack": Written(1, "")}
         await scene.link.send(0, RankFailed("NonFinite", "log-prob nan"))
         with pytest.raises(NonFinite, match="log-prob nan"):
             await scene.client.dispatch()

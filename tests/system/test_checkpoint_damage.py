@@ -18,12 +18,12 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
+from shared.record_file import Written
 from tests.system.conftest import Start
 from tests.system.launch import Launch
 from tests.trainer.damages import CHANGED, DAMAGES, TWO_RANKS, Damage, before, flip, flip_exponent, remove, shards_of
 from trainer import checkpoint_reader
 from trainer.checkpoint import Manifest
-from shared.record_file import Written
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(5400)]
 STEPS = 3

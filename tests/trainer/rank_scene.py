@@ -252,11 +252,12 @@ class Scene:
         saved = self.folder / "checkpoint"
         if self.world == WORLDS[0]:
             saved.mkdir(exist_ok=True)
-            shards.save_shard(saved, decoder, made, self.rank, self.world)
+            shards.ShardWriter(saved, decoder, made, self.rank, self.world).files()
+            self.found["live"] = shards.checksums(decoder)
             dist.barrier()
         fresh = make_model(self.mesh)
         restored = optimiser.make_optimiser(fresh, Optimiser(weight_decay=0.1))
-        self.found["step"] = shards.load_shards(saved, fresh, restored)
+        self.found["step"], self.found["taken"] = shards.load_shards(saved, fresh, restored)
         self.keep("loaded", fresh, restored)
         if self.world == WORLDS[0]:
             self.train(decoder, made)
