@@ -98,9 +98,10 @@ def read(folder: Path) -> VerifiedCheckpoint:
 
 def decode(path: Path, kind: type[Kind]) -> Kind:
     """What a JSON or msgpack file of a checkpoint holds. Raises CheckpointError, and OSError."""
-    form = msgspec.json if path.suffix == ".json" else msgspec.msgpack
     try:
-        return form.decode(path.read_bytes(), type=kind)
+        if path.suffix == ".msgpack":
+            return msgspec.msgpack.decode(path.read_bytes(), type=kind)
+        return msgspec.json.decode(path.read_bytes(), type=kind)
     except ValueError as error:  # not of this form, not of this kind, or not UTF-8
         raise CheckpointError(f"{path.parent.name}: {path.name} is damaged ({error})") from error
 

@@ -74,7 +74,7 @@ class ShardWriter(threading.Thread):
             if held.count:
                 rows[name] = [held.first, list(parameters[name].shape)]
                 self.tensors |= {f"{part}/{name}": tensor for part, tensor in parts.items()}
-        self.index = {
+        self.index: dict[str, Any] = {
             "format": FORMAT, "version": version, "rank": rank, "world": world, "step": step_count(optimiser),
             "rows": rows,
         }  # fmt: skip
@@ -105,7 +105,8 @@ class ShardWriter(threading.Thread):
         except Exception as error:  # noqa: BLE001  (`files` raises it)
             self.outcome.set_exception(error)
         finally:
-            self.waiting.clear()
+            with self.lock:
+                self.waiting.clear()
 
     def _take(self, name: str) -> Tensor:
         with self.lock, self.aside:
