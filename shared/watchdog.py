@@ -31,7 +31,7 @@ import msgspec
 import zmq
 
 from shared import deaths
-from shared.deaths import Death, Siblings
+from shared.deaths import Death, Siblings, catches, children, peak_bytes
 from shared.errors import DeadlineExceeded
 from shared.ranks import Role
 from shared.sockets import ListeningSocket, connect, rank_of, refused
@@ -156,30 +156,21 @@ def _signal(pid: int, number: int) -> None:
         pass  # it ended meanwhile, which is what the caller wants
 
 
-def _children(pid: int) -> list[int]:
-    try:
-        lines = [Path(f"/proc/{pid}/task/{task}/children").read_text() for task in os.listdir(f"/proc/{pid}/task")]
-    except OSError:
-        return []
-    direct = [int(child) for line in lines for child in line.split()]
-    return direct + [pid for child in direct for pid in _children(child)]
-
-
 def report_hang(reason: str, peers: list[Peer], folder: str, kill: bool) -> None:
     """Print why, make all local processes write their stacks, and optionally kill them. Returns after 2 s at most."""
     ctypes.CDLL(None).signal(signal.SIGTERM, 1)  # SIG_IGN: if another rank ends first, torchrun must not cut us short
     host = os.uname().nodename
-    ours = _children(os.getppid())  # whatever a message says: nothing else is ever signalled
+    ours = children(os.getppid())  # whatever a message says: nothing else is ever signalled
     local = [peer for peer in peers if peer.host == host and peer.pid in ours and peer.pid != os.getpid()]
     print(f"\n[maestrale] stopped: {reason}", file=sys.stderr)  # noqa: T201 - the last words of a dying launch
     for peer in peers:
         line = f"[maestrale]   {peer.role} rank {peer.rank}: phase '{peer.phase}', pid {peer.pid} on {peer.host}"
         print(line, file=sys.stderr)  # noqa: T201
     _write_own_stacks()
-    asked = [pid for peer in local for pid in (peer.pid, *_children(peer.pid))]
+    asked = [pid for peer in local for pid in (peer.pid, *children(peer.pid))]
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         for pid in asked:
-            if _catches(pid, number):
+            if catches(pid, number):
                 _signal(pid, number)
                 _signal(pid, signal.SIGCONT)
         end = time.monotonic() + 1.0
@@ -189,34 +180,15 @@ def report_hang(reason: str, peers: list[Peer], folder: str, kill: bool) -> None
     print(f"[maestrale] stacks of all processes: {folder}", file=sys.stderr, flush=True)  # noqa: T201
     if kill:
         for peer in local:
-            for pid in (*_children(peer.pid), peer.pid):
-                if pid in _children(os.getppid()):
+            for pid in (*children(peer.pid), peer.pid):
+                if pid in children(os.getppid()):
                     _signal(pid, signal.SIGKILL)
-
-
-def _catches(pid: int, number: signal.Signals) -> bool:
-    """True if the process lives and handles the signal (one without a handler would die of it and report nothing)."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
-    mask = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0")
-    return bool(int(mask, 16) >> (number - 1) & 1)
-
-
-def peak_bytes(pid: int) -> int:
-    """Largest resident memory of a process so far (VmHWM), 0 if it is gone."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM:")), 0)
 
 
 def describe_self(role: Role, seen: Sequence[Death] = ()) -> Peer:
     """Return the present state of this rank."""
     pid = os.getpid()
-    largest_child = max((peak_bytes(child) for child in _children(pid)), default=0)
+    largest_child = max((peak_bytes(child) for child in children(pid)), default=0)
     asked, peak, number = deaths.requested(), peak_bytes(pid), role.rank_in_role
     return Peer(role.rank, role.kind, pid, role.host, _phase, peak, largest_child, number, asked, list(seen))
 

@@ -18,7 +18,7 @@ import hashlib
 import re
 import shutil
 import time
-from collections.abc import Awaitable, Collection, Mapping
+from collections.abc import Awaitable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -213,9 +213,20 @@ class Checkpointer:
 
     async def finish(self) -> None:
         """Wait until the checkpoint that is being written is on the disk. Raises as `save`."""
-        if self.writing is not None:
-            writing, self.writing = self.writing, None
-            await self.clock("writing of the checkpoint", writing)
+        if (writing := self.writing) is None:
+            return
+        try:
+            await self.clock("writing of the checkpoint", asyncio.shield(writing))
+        finally:
+            if writing.done():
+                self.writing = None
+
+    async def rescue(self, background: Iterable[asyncio.Future[None]]) -> None:
+        """After an error of the run: let a checkpoint that is being written become whole, unless something in the
+        background ends too (a rank has died)."""
+        if self.writing is not None and not self.writing.done():
+            self.progress.note("the run ends with an error: the checkpoint under way is written first")
+            await asyncio.wait([self.writing, *background], return_when=asyncio.FIRST_COMPLETED)
 
     async def _write(
         self,

@@ -113,7 +113,8 @@ class Launch:
                         raise Interrupted
                     task.result()
         except BaseException:
-            await self._end_checkpoint(background)
+            if self.checkpointer is not None and self.asked is None:
+                await self.checkpointer.rescue(background)
             await asyncio.to_thread(self.keeper.dismiss)
             raise
         finally:
@@ -122,14 +123,6 @@ class Launch:
                 task.cancel()
             await asyncio.gather(work, *background, return_exceptions=True)
             self.hub.close()
-
-    async def _end_checkpoint(self, background: Sequence[asyncio.Future[None]]) -> None:
-        """After an error: let a checkpoint that is being written become whole, unless a rank has died meanwhile or a
-        signal asks to end."""
-        writing = self.checkpointer.writing if self.checkpointer is not None and self.asked is None else None
-        if writing is not None and not writing.done():
-            self.progress.note("the run ends with an error: the checkpoint under way is written first")
-            await asyncio.wait([writing, *background], return_when=asyncio.FIRST_COMPLETED)
 
     def _interrupt(self, work: asyncio.Future[None], number: signal.Signals, name: str = "") -> None:
         """Save a checkpoint where there is something to save, and end; at the second signal end at once."""
