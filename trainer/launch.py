@@ -241,6 +241,8 @@ class Launch:
             compare_weights(self.resumed, [part.checksums for part in loaded])
             self.resumed = None
         self.progress.phase("connecting the engines")
+        for part in loaded[1:]:
+            part.transfer.pop("layout")  # the same for all ranks: tens of kB for every pair of a trainer and an engine
         await self.engines.call(EngineRank.attach, [part.transfer for part in loaded])
         self._describe(loaded)
 

@@ -168,3 +168,27 @@ def test_a_ledger_of_open_tokens_does_not_hold_the_loop(tmp_path: Path, completi
     written = (tmp_path / "run" / "checkpoints" / "step_0" / ledger_file.LEDGER).stat().st_size
     print(f"{completions * tokens:,} tokens, {written:,} bytes: the loop was held for {1e3 * held:.0f} ms at most")
     assert written > 12 * completions * tokens and held < 0.1
+
+
+@pytest.mark.parametrize("dies", [False, True], ids=["all ranks live", "a rank has died"])
+def test_a_checkpoint_under_way_outlives_an_error_of_the_run_unless_a_rank_is_dead(tmp_path: Path, dies: bool):
+    checkpointer, disk = on_slow_disk(tmp_path, "stop")
+
+    async def go() -> None:
+        await checkpointer.save()
+        loop = asyncio.ensure_future(checkpointer.finish())
+        await asyncio.sleep(0.05)
+        loop.cancel()  # as a task group does with the other loops when one fails
+        await asyncio.gather(loop, return_exceptions=True)
+        lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        rescue = asyncio.ensure_future(checkpointer.rescue([lost]))
+        await asyncio.sleep(0.05)
+        assert not rescue.done()
+        if dies:
+            lost.set_result(None)
+        else:
+            disk.taken = True
+        await asyncio.wait_for(rescue, 10)
+
+    asyncio.run(go())
+    assert checkpointer.saved == (-1 if dies else 0)
