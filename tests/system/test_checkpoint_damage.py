@@ -242,10 +242,12 @@ def test_weights_that_were_ruined_before_they_were_saved_stop_the_run(start: Sta
 def stale(folder: Path) -> None:
     """The first rank's shard of the step before, whose header says that it is of this one."""
     path, number = shards_of(folder)[0], int(folder.name.removeprefix("step_"))
-    told = [f'\\"version\\": {version},'.encode() for version in (number - 1, number)]
     content = (before(folder) / path.name).read_bytes()
-    assert content.count(told[0]) == 1
-    path.write_bytes(content.replace(*told))
+    for key in ("version", "step"):
+        old, new = (f'\\"{key}\\": {value},'.encode() for value in (number - 1, number))
+        assert content.count(old) == 1
+        content = content.replace(old, new)
+    path.write_bytes(content)
 
 
 @pytest.mark.parametrize("name", ["stale", "one bit"])
