@@ -20,14 +20,15 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from benchmarks.flops import step_flops, wait
 from benchmarks.llama import Shape
+from benchmarks.peak import wait
 from shared.model.config import DecoderConfig
 from shared.model.decoder import Decoder
 from shared.sections import Optimiser
 from shared.types import CONTEXT, SAMPLED, MicroBatch, TrainSequence
 from trainer import fsdp, optimiser
 from trainer.batching import plan_batch
+from trainer.flops import packed_flops
 from trainer.forward_backward import forward_backward, pack_sequences
 from trainer.objectives.registry import read_objective
 
@@ -112,8 +113,7 @@ def work(shape: Shape, batches: Sequence[MicroBatch]) -> float:
     config, found = DecoderConfig.from_hf(shape.config()), 0.0
     for batch in batches:
         packed = pack_sequences(batch.sequences, torch.device("cpu"))
-        before = [packed.lengths[prefix] if prefix >= 0 else 0 for prefix in packed.prefixes]
-        found += step_flops(config, packed.lengths, len(packed.targets), before)
+        found += 3 * packed_flops(config, packed.lengths, packed.prefixes, len(packed.targets))
     return found
 
 

@@ -82,6 +82,8 @@ class Launch:
         self.teacher: Teacher | None = None
         """asked over HTTP"""
         self.looping: TrainingLoop | None = None
+        self.peak_flops = 0.0
+        """of a trainer's card, as `LoadedTrainer` says"""
         self.origin: Origin
         """known once the sources are read"""
         self.asked: signal.Signals | None = None
@@ -233,6 +235,7 @@ class Launch:
         )
         self.progress.phase("connecting the engines")
         await self.engines.call(EngineRank.attach, [part.transfer for part in loaded])
+        self.peak_flops = min(part.peak_flops for part in loaded)
         self._describe(loaded)
 
     def _describe(self, loaded: list[LoadedTrainer]) -> None:
@@ -263,7 +266,9 @@ class Launch:
         evaluator = None
         if validation:
             evaluator = Evaluator(self.engines, scorer, source, validation, config.seed)
-        written = run_log.RunLogger(clock, self.progress, self.engines, scorer, ledger, self.keeper.peers)
+        written = run_log.RunLogger(
+            clock, self.progress, self.engines, scorer, ledger, self.keeper.peers, self.peak_flops
+        )
         checkpointer = checkpoint.Checkpointer(
             config, ledger, self.engines, self.trainers, clock, self.progress, self.origin
         )
