@@ -24,6 +24,7 @@ from benchmarks.step import (
 from benchmarks.step_peer import Peer, Variant, pad, padded_batches
 from benchmarks.training import FULL, HEAD_TARGET, QUICK, compared, fastest
 from shared.model.config import DecoderConfig
+from shared.model.decoder import Decoder, initialise
 from tests.process import in_fresh_process
 from trainer import fsdp
 from trainer.forward_backward import forward_backward
