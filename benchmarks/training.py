@@ -97,13 +97,13 @@ def standard(load: Load, mesh: DeviceMesh, place: torch.device, dtype: str, whol
     """Yield speed, MFU and peer with products in `dtype`; whole: also growth and shared prompts."""
     sequences = draw(load.tokens, SEED, load.shape.vocabulary)
     batches = micro_batches(sequences, load.tokens)
-    peak, rank = Peak(getattr(torch, dtype), place), Rank(load.shape, dtype, mesh, place)
+    peak, rank = Peak(getattr(torch, dtype), place), Rank(load.shape.decoder, dtype, mesh, place)
     rank.step(batches)
     peaks, seconds = [], []
     for _ in range(load.repeats):
         peaks.append(peak.measure())
         seconds.append(rank.step(batches))
-    flops, name = work(load.shape, batches), f"{load.tokens:,} tokens, {dtype}"
+    flops, name = work(load.shape.decoder, batches), f"{load.tokens:,} tokens, {dtype}"
     yield Figure(f"step, {name}", [load.tokens / s for s in seconds], "tokens/s", better="higher")
     shares = [flops / s / p for s, p in zip(seconds, peaks, strict=True)]
     yield Figure(f"MFU, {name}", shares, "", f"peak of {dtype} matrix products, same threads", "higher",
@@ -181,8 +181,8 @@ def scaling(load: Load, mesh: DeviceMesh, place: torch.device, dtype: str) -> It
         costs = {}
         for size, (of, sequences) in sizes.items():
             batches = micro_batches(sequences, load.tokens)
-            flops = work(of, batches)
-            costs[size] = [s / flops for s in timed(Rank(of, dtype, mesh, place), batches, load.repeats)]
+            flops = work(of.decoder, batches)
+            costs[size] = [s / flops for s in timed(Rank(of.decoder, dtype, mesh, place), batches, load.repeats)]
         for size, values in compared(costs).items():
             of_first = f"that with {min(sizes):,}"
             yield Figure(f"time of an operation, {name.format(size)}", values, "", of_first, "lower")

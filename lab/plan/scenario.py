@@ -99,13 +99,15 @@ def _decoder(
 
 MODELS = {
     "135m": _decoder("llama", 30, 576, 1536, 9, 3, 49152, head_dim=64, tied=True),
+    "0.6b": _decoder("qwen3", 28, 1024, 3072, 16, 8, 151936, tied=True),
+    "1.7b": _decoder("qwen3", 28, 2048, 6144, 16, 8, 151936, tied=True),
     "8b": _decoder("llama", 32, 4096, 14336, 32, 8, 128256),
     "24b": _decoder("mistral", 40, 5120, 32768, 32, 8, 131072),
     "32b": _decoder("qwen3", 64, 5120, 25600, 64, 8, 151936),
     "70b": _decoder("llama", 80, 8192, 28672, 64, 8, 128256),
     "405b": _decoder("llama", 126, 16384, 53248, 128, 8, 128256),
 }
-"""SmolLM2-135M, Llama 3.1 8B, Mistral Small 24B, Qwen3 32B, Llama 3.1 70B and 405B"""
+"""SmolLM2-135M, Qwen3 0.6B and 1.7B, Llama 3.1 8B, Mistral Small 24B, Qwen3 32B, Llama 3.1 70B and 405B"""
 
 
 def find_decoder(name: str) -> DecoderConfig:

@@ -23,7 +23,6 @@ from benchmarks.step import (
 )
 from benchmarks.step_peer import Peer, Variant, pad, padded_batches
 from benchmarks.training import FULL, HEAD_TARGET, QUICK, compared, fastest
-from shared.model.config import DecoderConfig
 from shared.model.decoder import Decoder, initialise
 from tests.process import in_fresh_process
 from trainer import fsdp
@@ -48,7 +47,7 @@ def test_micro_batches_hold_every_token_and_groups_can_share_a_prompt() -> None:
     assert len({tuple(sequence.token_ids[:10]) for sequence in apart}) == 8
     assert len({tuple(sequence.token_ids[:10]) for sequence in together}) == 2
     assert sum(sequence.weight * 10 for sequence in apart) == pytest.approx(1)
-    assert work(TINY, micro_batches(together, 400)) < work(TINY, micro_batches(apart, 400))
+    assert work(TINY.decoder, micro_batches(together, 400)) < work(TINY.decoder, micro_batches(apart, 400))
 
 
 def test_padded_batches_by_hand() -> None:
@@ -65,7 +64,7 @@ def test_the_peer_pads_on_the_right() -> None:
 
 def test_the_peer_has_the_gradients_of_ours() -> None:
     sequences = make_sequences([9, 14, 11], 40, 4)
-    decoder = Decoder(DecoderConfig.from_hf(TINY.config()))
+    decoder = Decoder(TINY.decoder)
     initialise(decoder, 0)
     forward_backward(decoder, micro_batches(sequences, 20), 1.0, read_objective({}))
     peer = Peer(TINY, "float32", CPU)
@@ -87,7 +86,7 @@ def one_step(dtype: str) -> None:
     """In a process of its own."""
     batches = micro_batches(draw(256, 0, 40), 128)
     with alone(CPU) as mesh:
-        rank = Rank(TINY, dtype, mesh, CPU)
+        rank = Rank(TINY.decoder, dtype, mesh, CPU)
         before = [fsdp.local(parameter).clone() for parameter in rank.decoder.parameters()]
         assert rank.step(batches) > 0
         moved = [bool((fsdp.local(parameter) != old).any())
