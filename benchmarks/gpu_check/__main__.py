@@ -8,8 +8,8 @@
 The trainer part needs neither vLLM, network nor .venv. The packages that an interpreter with torch lacks come from
 build/gpu-wheels/PYTHON-VERSION, which `make gpu-wheels` fills; what the interpreter has itself comes first. The launch
 part needs vLLM, so .venv. Every item runs in a process of its own with a deadline: one that fails, hangs or runs out of
-memory costs only its own figures. Items that cannot run here are told with the reason. Exit code: 0 nothing failed, 1 an
-item failed or missed a limit, 2 a wrong option. This file needs the standard library only.
+memory costs only its own figures. Items that cannot run here are told with the reason. Exit code: 0 nothing failed, 1
+an item failed or missed a limit, 2 a wrong option. This file needs the standard library only.
 """
 
 from __future__ import annotations
@@ -117,6 +117,7 @@ def be_item(name: str, device: str, tiny: bool, known: dict[str, float]) -> int:
     """Measure in this process; a line of JSON on standard output for every figure, what else is printed goes to the
     error stream. 3: it cannot run here, and says why."""
     sys.path.append(str(wheels()))
+    os.environ["PYTHONPATH"] = os.pathsep.join([os.environ.get("PYTHONPATH", str(ROOT)), str(wheels())])
     lines = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     part = next(item.part for item in ITEMS if item.name == name)
@@ -182,13 +183,8 @@ def shown(row: dict[str, Any]) -> str:
     if row["value"] is None:
         return f"not measured: {row['not_measured']}"
     value, unit = row["value"], row["unit"]
-    text = (
-        f"{100 * value:.1f} %"
-        if unit == "%"
-        else f"{value:,.3g} {unit}"
-        if abs(value) < 1000
-        else f"{value:,.0f} {unit}"
-    )
+    number = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    text = f"{100 * value:.1f} %" if unit == "%" else f"{number} {unit}"
     if row["target"] is None:
         return text.strip()
     sign = ">=" if row["better"] == "higher" else "<="
@@ -223,11 +219,15 @@ def write_page(folder: Path = RESULTS, page: Path = PAGE) -> None:
 
 def commit() -> str:
     """Return the commit, with " and changes" where files differ; "unknown" outside a checkout."""
-    done = [subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
-            for words in (("rev-parse", "--short", "HEAD"), ("status", "--porcelain", "--untracked-files=no"))]  # fmt: skip
-    if done[0].returncode:
+    asked = (("rev-parse", "--short", "HEAD"), ("status", "--porcelain", "--untracked-files=no"))
+    try:
+        name, changes = (
+            subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+            for words in asked
+        )
+    except (OSError, subprocess.CalledProcessError):
         return "unknown"
-    return done[0].stdout.strip() + (" and changes" if done[1].stdout.strip() else "")
+    return name + (" and changes" if changes else "")
 
 
 def check(given: argparse.Namespace) -> int:
@@ -257,10 +257,11 @@ def check(given: argparse.Namespace) -> int:
     counts = {status: sum(row["status"] == status for row in rows) for status in ("passed", "failed", "skipped")}
     print(", ".join(f"{count} {status}" for status, count in counts.items()))
     card = found.get("card", "") if given.device == "cuda" else ""
+    versions = {key: found.get(key, "") for key in ("torch", "cuda", "nccl")}
     results = {
         "card": card, "card_bytes": found.get("bytes", 0), "date": str(datetime.date.today()), "commit": commit(),
         "machine": f"{len(os.sched_getaffinity(0))} cores of {platform.machine()}",
-        "versions": {"python": platform.python_version(), **{key: found.get(key, "") for key in ("torch", "cuda", "nccl")}},
+        "versions": {"python": platform.python_version(), **versions},
         "tiny": given.tiny, "items": rows,
     }  # fmt: skip
     path = given.out
@@ -278,7 +279,8 @@ def check(given: argparse.Namespace) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.gpu_check", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
+        prog="python -m benchmarks.gpu_check", description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="items:\n" + "\n".join(f"  {one.name:<13} {one.part:<8} {one.about}" for one in ITEMS),
     )  # fmt: skip
     names = [item.name for item in ITEMS]

@@ -66,8 +66,8 @@ def test_a_trainer_counts_what_its_micro_batches_hold() -> None:
 
     found = forward_backward(decoder, [batch(*shared), batch(alone), batch()], 1.0, None)
     packed = pack_from(shared, [3, 3])
-    assert packed.lengths == (2, 3, 3) and packed.prefixes == (-1, 0, 0)
-    together = packed_flops(TINY, [2, 3, 3], [-1, 0, 0], 4)
+    assert packed.lengths == (3, 1, 1) and packed.prefixes == (-1, 0, 0) and len(packed.targets) == 4
+    together = packed_flops(TINY, [3, 1, 1], [-1, 0, 0], 4)
     assert found.flops == 3 * (together + packed_flops(TINY, [5], [-1], 2))
 
 
