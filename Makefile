@@ -65,7 +65,7 @@ gpu-check: $(if $(GPU_PYTHON),,install-dev)
 gpu-wheels: .venv/bin/uv
 	@$(PASS_LINKS); \
 	for version in $(GPU_PYTHONS); do \
-		.venv/bin/uv pip install --quiet --no-config --target build/gpu-wheels/$$version --python-version $$version \
+		.venv/bin/uv pip install --quiet --target build/gpu-wheels/$$version --python-version $$version \
 			--python-platform x86_64-unknown-linux-gnu --only-binary :all: --upgrade $(GPU_PACKAGES); \
 		echo "build/gpu-wheels/$$version: $$(du -sh build/gpu-wheels/$$version | cut -f 1)"; \
 	done

@@ -78,8 +78,8 @@ ITEMS = (
 
 
 def wheels() -> Path:
-    """Return the folder of packages for this interpreter."""
-    return WHEELS / ".".join(platform.python_version_tuple()[:2])
+    """Return the folder of packages for this interpreter, in $GPU_WHEELS or build/gpu-wheels."""
+    return Path(os.environ.get("GPU_WHEELS", WHEELS)) / ".".join(platform.python_version_tuple()[:2])
 
 
 def probe() -> dict[str, Any]:
@@ -167,6 +167,8 @@ def run(item: Item, device: str, tiny: bool, known: dict[str, float], left_s: fl
     elif process.returncode:
         last = [line for line in said.strip().splitlines() if line.strip()] or [f"code {process.returncode}"]
         reason = f"ended with code {process.returncode}: {last[-1][:300]}"
+        if "ModuleNotFoundError" in last[-1] and item.part == "trainer":
+            reason += f"; make gpu-wheels brings it (looked into {wheels()})"
         print(said[-3000:], file=sys.stderr)
     elif missed:
         reason = f"missed: {', '.join(missed)}"
