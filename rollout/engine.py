@@ -300,7 +300,7 @@ class Engine:
         """Largest GPU memory that one of the engine's workers has allocated so far; 0 on a CPU."""
         if self.device.type != "cuda":
             return 0
-        return max(await self._ask(self._llm.collective_rpc("maestrale_gpu_peak_bytes")))
+        return int(max(await self._ask(self._llm.collective_rpc("maestrale_gpu_peak_bytes"))))
 
     async def _apply(self, version: int) -> tuple[dict[str, float], Awaitable[float]]:
         """Pause, apply, finish with the version's label, resume. Returns seconds of each, and a future of the stall."""
