@@ -269,7 +269,7 @@ def ports() -> Finding:
             return Finding("ports", "OK", f"127.0.0.1 listens; port {port} is free, where several nodes would meet")
     except OSError as error:
         status: Status = "FAIL" if given else "WARN"
-        text = f"port {port} cannot be had ({error.strerror}): launches on several nodes meet there"
+        text = f"port {port} cannot be had ({os.strerror(error.errno or 0)}): launches on several nodes meet there"
         step = f"torchrun --master-port={port + 1} on every node, or end what listens (ss -ltnp)"
         return Finding("ports", status, text, step)
 

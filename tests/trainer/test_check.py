@@ -1,4 +1,4 @@
-"""`python -m trainer check`: each kind of trouble, planted for real where a process can: the right line and next step."""
+"""`python -m trainer check`: each kind of trouble, planted for real where one can: line and next step."""
 
 from __future__ import annotations
 
@@ -88,8 +88,7 @@ mount -t tmpfs -o size=8m none {runs}"""
         ("data", "data.validation = 'made/validation.jsonl'", "correct the path"),
     ):
         row = found[name]
-        assert row["status"] == "FAIL" and text in row["text"] and row["next"].startswith(step.split("hf ")[0]), row
-        assert step in row["next"]
+        assert row["status"] == "FAIL" and text in row["text"] and step in row["next"], row
     assert found["settings"]["status"] == found["packages"]["status"] == found["memory"]["status"] == "OK"
 
 
@@ -97,8 +96,9 @@ mount -t tmpfs -o size=8m none {runs}"""
 def test_this_machine_has_no_trouble(tmp_path: Path) -> None:
     code, found = trainer_check(QUICKSTART, f"--runs_dir={tmp_path}")
     assert code == 0, found
-    assert list(found) == ["settings", "packages", "driver", *(["cards", "CUDA"] if torch.cuda.is_available() else []),
-                           "memory", "shared memory", "compiler", "isolation", "disk", "ports", "data", "model"]  # fmt: skip
+    of_cards = ["cards", "CUDA"] if torch.cuda.is_available() else []
+    assert list(found) == ["settings", "packages", "driver", *of_cards, "memory", "shared memory", "compiler",
+                           "isolation", "disk", "ports", "data", "model"]  # fmt: skip
     assert all(row["next"] for row in found.values() if row["status"] != "OK")
     assert "made at the start by examples/quickstart/prepare.py" in found["model"]["text"]
 
@@ -164,7 +164,7 @@ H100 = "0, NVIDIA H100 80GB HBM3, 81559, {used}, 570.86.15, {capability}"
 
 def smi(used: int = 4, capability: str = "9.0", newest: str = "12.8") -> str:
     listed = H100.format(used=used, capability=capability)
-    return f'case "$1" in --query*) echo "{listed}";; *) echo "| Driver Version: 570.86.15  CUDA Version: {newest} |";; esac'
+    return f'case "$1" in --query*) echo "{listed}";; *) echo "| Driver Version: 570  CUDA Version: {newest} |";; esac'
 
 
 def test_a_driver_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
