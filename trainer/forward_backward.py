@@ -156,11 +156,9 @@ def forward_backward(
     if objective is not None:
         check_needs(objective, auxiliary, micro_batches)
     device = next(decoder.parameters()).device
-    keep = fits_whole(decoder)
+    keep, flops = fits_whole(decoder), 0.0
     provide_gradients(decoder)
-    sums: dict[str, Tensor] = {}
-    maxima: dict[str, Tensor] = {}
-    flops = 0.0
+    sums, maxima = dict[str, Tensor](), dict[str, Tensor]()
     for number, batch in enumerate(micro_batches, 1):
         last = number == len(micro_batches)
         packed = pack_sequences(batch.sequences, device)

@@ -19,7 +19,7 @@ import torch
 from shared.config import Config
 from trainer import cards, check
 from trainer.__main__ import load, main
-from trainer.finding import Finding
+from trainer.check_result import CheckResult
 from verify.code import cpp
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -113,7 +113,7 @@ def only(monkeypatch: pytest.MonkeyPatch, *kept: str) -> None:
     """Leave out the other examinations, which take seconds."""
     for name in ("packages", "host_memory", "shared_memory", "compilers", "isolation", "disk", "ports"):
         if name not in kept:
-            monkeypatch.setattr(check, name, lambda *_, name=name: Finding(name, "OK", ""))
+            monkeypatch.setattr(check, name, lambda *_, name=name: CheckResult(name, "OK", ""))
 
 
 def test_lines_exit_code_and_counts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -121,8 +121,8 @@ def test_lines_exit_code_and_counts(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert main(["check"]) == 0
     out = capsys.readouterr().out
     assert out.splitlines()[0].split() == ["OK", "packages"] and "0 WARN, 0 FAIL" in out
-    monkeypatch.setattr(check, "ports", lambda: Finding("ports", "FAIL", "port 1 is taken", "end it"))
-    monkeypatch.setattr(check, "disk", lambda *_: Finding("disk", "WARN", "slow", "a faster one"))
+    monkeypatch.setattr(check, "ports", lambda: CheckResult("ports", "FAIL", "port 1 is taken", "end it"))
+    monkeypatch.setattr(check, "disk", lambda *_: CheckResult("disk", "WARN", "slow", "a faster one"))
     assert main(["check"]) == 1
     out = capsys.readouterr().out
     assert "FAIL  ports         port 1 is taken\n                    next: end it" in out and "1 WARN, 1 FAIL" in out
@@ -188,7 +188,7 @@ def test_driver_and_torch(
     found, told = cards.driver()
     assert told.status == status and text in told.text and told.step.startswith(step)
     assert found == (
-        [cards.Card(0, "NVIDIA H100 80GB HBM3", 81559 << 20, 4 << 20, "570.86.15", 9.0)] if cuda == "12.8" else []
+        [cards.NvidiaCard(0, "NVIDIA H100 80GB HBM3", 81559 << 20, 4 << 20, "570.86.15", 9.0)] if cuda == "12.8" else []
     )
 
 
@@ -199,7 +199,7 @@ def test_torch_for_cuda_without_a_driver(tmp_path: Path, monkeypatch: pytest.Mon
     assert told.status == "WARN" and "no nvidia-smi" in told.text and "--gpus all" in told.step
 
 
-CARD = cards.Card(0, "NVIDIA H100 80GB HBM3", 80 << 30, 0, "570.86.15", 9.0)
+CARD = cards.NvidiaCard(0, "NVIDIA H100 80GB HBM3", 80 << 30, 0, "570.86.15", 9.0)
 
 
 @pytest.mark.parametrize(
@@ -211,11 +211,11 @@ CARD = cards.Card(0, "NVIDIA H100 80GB HBM3", 80 << 30, 0, "570.86.15", 9.0)
      (CARD, None, "OK", "0: NVIDIA H100 80GB HBM3 80.0 GiB", "")],
 )  # fmt: skip
 def test_cards(
-    monkeypatch: pytest.MonkeyPatch, card: cards.Card, settings: Any, status: str, text: str, step: str
+    monkeypatch: pytest.MonkeyPatch, card: cards.NvidiaCard, settings: Any, status: str, text: str, step: str
 ) -> None:
     from lab.plan.scenario import MODELS
 
-    monkeypatch.setattr(cards, "computing", lambda: (1, Finding("CUDA", "OK", "")))
+    monkeypatch.setattr(cards, "computing", lambda: (1, CheckResult("CUDA", "OK", "")))
     shape = MODELS["135m"] if settings else None
     first, _ = cards.use_of_cards([card], None if settings is None else Config(), shape)
     assert first.status == status and text in first.text and first.step.startswith(step)
