@@ -144,8 +144,8 @@ def host_memory(config: Config | None, shape: DecoderConfig | None, on_gpus: boo
     engines = placed.engines * (memory.weight_bytes(parameters, width, 1) + config.rollout.cache_bytes)
     text += f"; trainers {size(trainers)} and engines {size(engines)} beside activations and libraries"
     if trainers + engines > min(limit, free):
-        return CheckResult("memory", "FAIL", text, "lower rollout.cache_bytes or placement.engines, train a smaller model, "
-                       "or end other programs")  # fmt: skip
+        step = "lower rollout.cache_bytes or placement.engines, train a smaller model, or end other programs"
+        return CheckResult("memory", "FAIL", text, step)
     return CheckResult("memory", "OK", text)
 
 
@@ -158,9 +158,11 @@ def shared_memory(several_gpus: bool, folder: Path = SHM) -> CheckResult:
         return CheckResult("shared memory", "FAIL", f"{folder}: {error.strerror}", f"mount -t tmpfs none {folder}")
     text = f"{folder} has {size(free)} free"
     if free < need:
-        return CheckResult("shared memory", "FAIL", f"{text}, {size(need)} are needed",
-                       "docker run --shm-size=8g (or --ipc=host); outside a container: mount -o remount,size=8g "
-                       f"{folder}, and delete what lies there")  # fmt: skip
+        step = (
+            "docker run --shm-size=8g (or --ipc=host); outside a container delete what lies there, or make it larger: "
+        )
+        step += f"mount -o remount,size=8g {folder}"
+        return CheckResult("shared memory", "FAIL", f"{text}, {size(need)} are needed", step)
     return CheckResult("shared memory", "OK", text)
 
 
@@ -175,12 +177,10 @@ def compilers(on_gpus: bool, config: Config | None) -> CheckResult:
         return CheckResult("compiler", "FAIL", "no C compiler in PATH: vLLM compiles kernels when it starts", install)
     if missing:
         status: Status = "FAIL" if config is not None and holds_programs(config) else "WARN"
-        return CheckResult(
-            "compiler", status, f"{missing} is missing: C++ programs of the model are not graded", install
-        )
-    return CheckResult(
-        "compiler", "OK", f"{cpp.compiler()} for C++ programs" + (f", {host} for kernels" if on_gpus else "")
-    )
+        text = f"{missing} is missing: C++ programs of the model are not graded"
+        return CheckResult("compiler", status, text, install)
+    kernels = f", {host} for kernels" if on_gpus else ""
+    return CheckResult("compiler", "OK", f"{cpp.compiler()} for C++ programs{kernels}")
 
 
 def holds_programs(config: Config) -> bool:

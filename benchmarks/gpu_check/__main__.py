@@ -103,8 +103,6 @@ def unfit(item: Item, found: dict[str, Any], device: str) -> str:
         return f"torch {found['torch']} is older than 2.11"
     if device == "cuda" and not found["card"]:
         return f"torch {found['torch']} sees no NVIDIA card"
-    if item.part == "launch" and device == "cpu":
-        return "of a card; on a CPU the tests of the launches do the same"
     if item.part == "launch" and importlib.util.find_spec("vllm") is None:
         return f"{sys.executable} has no vLLM: make install EXTRA=cuda, then .venv/bin/python"
     return ""

@@ -28,7 +28,7 @@ LACKING = ("msgspec", "pydantic", "pydantic_core", "annotated_types", "typing_in
 def check(*arguments: str, python: str = sys.executable, **environment: str) -> tuple[int, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     done = subprocess.run(
-        [python, "-m", "benchmarks.gpu_check", *arguments], cwd=gpu_check.ROOT, text=True, check=False, timeout=170,
+        [python, "-m", "benchmarks.gpu_check", *arguments], cwd=gpu_check.ROOT, text=True, check=False, timeout=300,
         capture_output=True, env={**kept, "OMP_NUM_THREADS": "1", **environment},
     )  # fmt: skip
     return done.returncode, done.stdout + done.stderr
@@ -76,12 +76,13 @@ def test_the_trainer_part_needs_torch_and_a_folder_of_packages_only(tmp_path: Pa
 
 
 @pytest.mark.soak
-def test_every_item_of_the_trainer_part_runs_on_a_cpu(tmp_path: Path) -> None:
-    """Several minutes: so the code does not run for the first time on a card."""
-    items = [item.name for item in gpu_check.ITEMS if item.part == "trainer"]
-    for name in items:
-        code, said = check("--device", "cpu", "--tiny", "--only", name)
-        assert code == 0 and "1 passed" in said, said
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("name", [item.name for item in gpu_check.ITEMS if item.name != "trl"])
+def test_every_item_runs_on_a_cpu(name: str) -> None:
+    """Several minutes: so that no code runs for the first time on a card."""
+    code, said = check("--device", "cpu", "--tiny", "--only", name)
+    waits = name in ("proof_faults", "sleep_wake")
+    assert code == 0 and f"{1 - waits} passed, 0 failed" in said, said
 
 
 def row_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: str, deadline_s: float = 20.0) -> dict[str, Any]:
@@ -129,7 +130,7 @@ def test_a_figure_beyond_its_limit_fails_the_item(monkeypatch: pytest.MonkeyPatc
         ("peaks", {"torch": "2.10.1+cu128", "card": "NVIDIA H100"}, "cuda", "is older than 2.11"),
         ("peaks", {"torch": "2.11.0", "card": "NVIDIA H100"}, "cuda", ""),
         ("peaks", {"torch": "2.13.0+cpu", "card": ""}, "cpu", ""),
-        ("learning", {"torch": "2.13.0+cpu", "card": ""}, "cpu", "of a card"),
+        ("learning", {"torch": "2.13.0+cpu", "card": ""}, "cuda", "torch 2.13.0+cpu sees no NVIDIA card"),
     ],
 )
 def test_what_does_not_fit_is_told(item: str, found: dict[str, Any], device: str, why: str) -> None:
