@@ -57,7 +57,7 @@ def peaks(where: Where) -> Iterator[Figure]:
     rate = Peak(torch.bfloat16, where.device).measure()
     yield Figure(MATMUL, [rate / 1e12], "TFLOP/s")
     if where.on_card and (sheet := peak_of(torch.cuda.get_device_name(where.device))):
-        yield Figure("the same", [rate / sheet], "%", "the data sheet's dense bfloat16 peak")
+        yield Figure(f"{MATMUL}: share", [rate / sheet], "%", "the data sheet's dense bfloat16 peak")
     count = where.size(1 << 30, 1 << 24)
     source = torch.zeros(count, dtype=torch.uint8, device=where.device)
     target = torch.empty_like(source)
@@ -253,7 +253,7 @@ def adamw_step(where: Where) -> Iterator[Figure]:
     rate = moved_bytes / where.seconds(step)
     yield Figure(f"AdamW of {start.numel() / 1e6:,.0f} M parameters", [rate / 1e9], "GB/s")
     if where.copy:
-        yield Figure("the same: share", [rate / where.copy], "%", COPY)
+        yield Figure("AdamW: share", [rate / where.copy], "%", COPY)
 
 
 def read_elsewhere(kind: str, description: dict[str, Any], answers: Any) -> None:
@@ -299,7 +299,7 @@ def transfer(where: Where) -> Iterator[Figure]:
     rate = moved / statistics.median(seconds[1:])
     yield Figure(f"write of {written / 1e9:.2f} GB for the engines", [1e-9 * rate], "GB/s")
     if where.copy:
-        yield Figure("the same: share", [rate / where.copy], "%", COPY)
+        yield Figure("write for the engines: share", [rate / where.copy], "%", COPY)
     context = multiprocessing.get_context("spawn")
     answers = context.Queue()
     process = context.Process(target=read_elsewhere, args=(kind, sender.describe(), answers), daemon=True)
@@ -310,7 +310,7 @@ def transfer(where: Where) -> Iterator[Figure]:
     yield Figure("tensors and versions that another process reads otherwise", [float(wrong)], "", "", "lower", 0.0)
     yield Figure("copy by another process", [2e-9 * written / took], "GB/s")
     if where.copy:
-        yield Figure("the same: share", [2 * written / took / where.copy], "%", COPY)
+        yield Figure("copy by another process: share", [2 * written / took / where.copy], "%", COPY)
     sender.close()
 
 
