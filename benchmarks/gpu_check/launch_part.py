@@ -28,7 +28,7 @@ QUICKSTART = "configs/quickstart.toml"
 LEARNING = ("--steps=60", "--evaluate.greedy=false", "--checkpoint.every=0")
 SHORT = ("--steps=12", "--sft.steps=60", "--prepare.options.problems=256", "--prepare.options.validation=32",
          "--evaluate.problems=32", "--evaluate.greedy=false", "--checkpoint.every=0")  # fmt: skip
-LEARNED = 0.05
+LEARNED = 0.2
 """accuracy that the quickstart must gain by reinforcement learning"""
 WAIT_S = 0.2
 SAID = 2000
