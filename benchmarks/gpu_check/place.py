@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import statistics
 import time
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from benchmarks import head_memory
 from benchmarks.peak import wait
@@ -18,12 +20,30 @@ MATMUL, COPY = "matrix product, bfloat16", "copy on the device"
 """figures of the item `peaks`, by which others are divided"""
 
 
+def group_heads() -> None:
+    """Give torch's attention over packed sequences grouped heads where it has none (2.11): keys and values are repeated
+    for every head that reads them, which takes time and memory."""
+    from torch.nn.attention import varlen
+
+    plain = varlen.varlen_attn
+    if "enable_gqa" in inspect.signature(plain).parameters:
+        return
+
+    def grouped(query: Tensor, key: Tensor, value: Tensor, *others: Any, enable_gqa: bool = False, **named: Any) -> Any:
+        if enable_gqa:
+            key, value = (one.repeat_interleave(query.shape[1] // one.shape[1], 1) for one in (key, value))
+        return plain(query, key, value, *others, **named)
+
+    varlen.varlen_attn = grouped
+
+
 class Where:
     """Device and sizes of an item, and the figures of `peaks`."""
 
     def __init__(self, device: str, tiny: bool, known: dict[str, float]):
         self.tiny, self.known = tiny, known
         self.device = torch.device("cuda", 0) if device == "cuda" else torch.device("cpu")
+        group_heads()
 
     @property
     def on_card(self) -> bool:

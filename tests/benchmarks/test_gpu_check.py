@@ -3,6 +3,7 @@ item's failure, hang or lack of memory costs that item alone. Its code runs here
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import subprocess
@@ -14,7 +15,7 @@ import pytest
 import torch
 
 from benchmarks.gpu_check import __main__ as gpu_check
-from benchmarks.gpu_check import trainer_part
+from benchmarks.gpu_check import place, trainer_part
 from lab.plan.scenario import MODELS
 
 TORCH = ("torch", "torchgen", "functorch", "typing_extensions.py", "sympy", "mpmath", "networkx", "jinja2",
@@ -156,6 +157,25 @@ def test_the_page_is_what_the_results_files_say(tmp_path: Path) -> None:
     text = page.read_text()
     assert gpu_check.NOT_RUN not in text and "### NVIDIA H100 80GB HBM3" in text
     assert "| peaks | speed | 1.5 GB/s |  |" in text and "**skipped** | TRL is not installed" in text
+
+
+def test_attention_without_grouped_heads_reads_repeated_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch 2.11 on a card; the attention of later ones is left alone."""
+    from torch.nn.attention import varlen
+
+    usual = varlen.varlen_attn
+    place.group_heads()
+    assert varlen.varlen_attn is usual or "enable_gqa" not in inspect.signature(usual).parameters
+
+    def plain(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *offsets: Any, window_size: Any) -> Any:
+        return key, value
+
+    monkeypatch.setattr(varlen, "varlen_attn", plain)
+    place.group_heads()
+    query, key, value = torch.zeros(3, 4, 2), torch.randn(3, 2, 2), torch.randn(3, 2, 2)
+    found = varlen.varlen_attn(query, key, value, 0, enable_gqa=True, window_size=())
+    for own, read in zip((key, value), found, strict=True):
+        assert read.shape == query.shape and all(torch.equal(read[:, head], own[:, head // 2]) for head in range(4))
 
 
 def test_as_many_layers_as_fit() -> None:
