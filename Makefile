@@ -13,10 +13,13 @@ EXTRA ?= $(shell nvidia-smi >/dev/null 2>&1 && echo cuda || echo cpu)
 PYTHON ?= $(shell for python in python3 python3.11 python3.12; do \
 	$$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' >/dev/null 2>&1 \
 	&& echo $$python && break; done)
+# what the trainer part of gpu-check needs beside torch, and for which versions of Python it is fetched
+GPU_PYTHONS ?= 3.11 3.12 3.13
+GPU_PACKAGES := 'msgspec>=0.19' 'pydantic>=2.12,<3' 'pyzmq>=25' 'safetensors>=0.6.2' 'psutil>=6'
 # without bytecode every process of a launch would compile torch and vLLM anew
 RUN_ENV := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} GLIBC_TUNABLES=glibc.malloc.hugetlb=1 PYTHONDONTWRITEBYTECODE=
 
-.PHONY: help train recipe test soak check sizes bench page install install-dev install-clients install-peers smollm2 clean
+.PHONY: help train recipe test soak check sizes bench gpu-check gpu-wheels page install install-dev install-clients install-peers smollm2 clean
 help:
 	@echo 'make train     set up and train the quickstart model (CONFIG=..., ARGS="--steps=10")'
 	@echo 'make test      set up and run the tests (ARGS="-m \"not slow\"", WORKERS=2)'
@@ -24,6 +27,8 @@ help:
 	@echo 'make check     ruff (rules and format) and mypy'
 	@echo 'make sizes     lines, files, public names and settings by room, beside their budgets'
 	@echo 'make bench     measure how fast everything is (ARGS="packing --quick"); writes docs/performance.md'
+	@echo 'make gpu-check  acceptance on one card in ten minutes; writes docs/gpu.md (ARGS="--part trainer")'
+	@echo 'make gpu-wheels  fetch what an interpreter with torch lacks for its trainer part (GPU_PYTHONS="3.12")'
 	@echo 'make install   set up only (EXTRA=cpu or cuda)'
 	@echo 'make install-clients  set up the clients that the tests of the server run'
 	@echo 'make install-peers    set up the trainers that the benchmarks stand beside'
@@ -51,6 +56,19 @@ sizes: install-dev
 
 bench: install-dev
 	$(RUN_ENV) .venv/bin/python -m benchmarks $(ARGS)
+
+# with GPU_PYTHON, an interpreter that has torch and CUDA, nothing is installed
+gpu-check: $(if $(GPU_PYTHON),,install-dev)
+	$(RUN_ENV) $(or $(GPU_PYTHON),.venv/bin/python) -m benchmarks.gpu_check $(ARGS)
+
+# unpacked, one folder for each version of Python: nothing is installed where they are used
+gpu-wheels: .venv/bin/uv
+	@$(PASS_LINKS); \
+	for version in $(GPU_PYTHONS); do \
+		.venv/bin/uv pip install --quiet --target build/gpu-wheels/$$version --python-version $$version \
+			--python-platform x86_64-unknown-linux-gnu --only-binary :all: --upgrade $(GPU_PACKAGES); \
+		echo "build/gpu-wheels/$$version: $$(du -sh build/gpu-wheels/$$version | cut -f 1)"; \
+	done
 
 recipe: .venv/.installed-$(EXTRA)-smollm2-recipe
 	[ -d models/smollm2-135m-instruct ] || .venv/bin/python -m examples.quickstart.smollm2

@@ -45,6 +45,8 @@ class SyncReport(msgspec.Struct):
     stall_steps: float
     logprob_diff_mean: float = 0.0
     logprob_diff_max: float = 0.0
+    gpu_peak_bytes: int = 0
+    """largest allocated GPU memory so far of an engine"""
 
 
 class EngineClient(RankClient):
@@ -207,6 +209,7 @@ class EngineClient(RankClient):
             stall_steps=max(reply.stall_steps for reply in replies),
             logprob_diff_mean=max(mean for mean, _ in stats),
             logprob_diff_max=max(largest for _, largest in stats),
+            gpu_peak_bytes=max(reply.gpu_peak_bytes for reply in replies),
         )
 
     def _probe(self, published: PublishedWeights, reply: Updated, engine: int) -> tuple[float, float]:

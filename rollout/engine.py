@@ -293,7 +293,14 @@ class Engine:
             stall_s=stall,
             stall_steps=stall / median_s if median_s else 0.0,
             running=len(self.outputs.running),
+            gpu_peak_bytes=await self._gpu_peak_bytes(),
         )
+
+    async def _gpu_peak_bytes(self) -> int:
+        """Largest GPU memory that one of the engine's workers has allocated so far; 0 on a CPU."""
+        if self.device.type != "cuda":
+            return 0
+        return int(max(await self._ask(self._llm.collective_rpc("maestrale_gpu_peak_bytes"))))
 
     async def _apply(self, version: int) -> tuple[dict[str, float], Awaitable[float]]:
         """Pause, apply, finish with the version's label, resume. Returns seconds of each, and a future of the stall."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from rollout.weights.proof import PublishedWeights
 from shared.calls import CallRequest, Connection, RankClient, Result, request
 from shared.config import Config
@@ -48,11 +50,19 @@ class TrainerClient(RankClient):
                 maxima[name] = max(maxima.get(name, value), value)
         if (loss_sum := sums.get("loss", 0.0)) != loss_sum:
             raise NonFinite(f"the loss of the step after version {self.version} is {loss_sum}")
-        return StepSums(sums, maxima, max(part.seconds for part in found), sum(part.tokens for part in found))
+        return StepSums(
+            sums=sums,
+            maxima=maxima,
+            seconds=max(part.seconds for part in found),
+            tokens=sum(part.tokens for part in found),
+            flops=sum(part.flops for part in found),
+        )
 
     async def step(self, learning_rate: float) -> Stepped:
-        """Take one optimiser step on every rank; returns the slowest rank's answer."""
-        return max(await self.call(TrainerRank.step, learning_rate), key=lambda stepped: stepped.seconds)
+        """Take one optimiser step on every rank; returns the slowest rank's answer, with the largest peak of memory."""
+        found = await self.call(TrainerRank.step, learning_rate)
+        slowest = max(found, key=lambda stepped: stepped.seconds)
+        return replace(slowest, gpu_peak_bytes=max(stepped.gpu_peak_bytes for stepped in found))
 
     async def publish(self, version: int, probe: list[list[int]]) -> list[PublishedWeights]:
         """Write the weights for the engines; returns one report a rank."""

@@ -86,6 +86,8 @@ class Launch:
         self.checkpointer: checkpoint.Checkpointer | None = None
         self.resumed: VerifiedCheckpoint | None = None
         """what this launch goes on from, until its weights are loaded"""
+        self.peak_flops = 0.0
+        """of a trainer's card, as `LoadedTrainer` says"""
         self.origin: Origin
         """known once the sources are read"""
         self.asked: signal.Signals | None = None
@@ -244,6 +246,7 @@ class Launch:
         for part in loaded[1:]:
             part.transfer.pop("layout")  # the same for all ranks: tens of kB for every pair of a trainer and an engine
         await self.engines.call(EngineRank.attach, [part.transfer for part in loaded])
+        self.peak_flops = min(part.peak_flops for part in loaded)
         self._describe(loaded)
 
     def _describe(self, loaded: list[LoadedTrainer]) -> None:
@@ -275,7 +278,9 @@ class Launch:
         evaluator = None
         if validation:
             evaluator = Evaluator(self.engines, scorer, source, validation, config.seed)
-        written = run_log.RunLogger(clock, self.progress, self.engines, scorer, ledger, self.keeper.peers)
+        written = run_log.RunLogger(
+            clock, self.progress, self.engines, scorer, ledger, self.keeper.peers, self.peak_flops
+        )
         self.checkpointer = checkpointer = checkpoint.Checkpointer(
             config, ledger, self.engines, self.trainers, clock, self.progress, self.origin
         )

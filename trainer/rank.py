@@ -33,6 +33,7 @@ from shared.record_file import Written
 from shared.rpc import TrainerLink
 from shared.types import CONTEXT, SAMPLED, MicroBatch
 from trainer import forward_backward, fsdp, optimiser, safetensors_file, shards
+from trainer.flops import peak_of
 from trainer.forward_backward import AuxiliaryModels, StepSums
 from trainer.memory import DTYPE_BYTES, recomputed_layers
 from trainer.objectives.registry import objective_of
@@ -51,13 +52,17 @@ class LoadedTrainer(msgspec.Struct):
     """dtypes and settings to print once at start"""
     checksums: dict[str, dict[str, int]] = {}
     """of a checkpoint: file -> parameter -> checksum of the weights that this rank took from it (`load_shards`)"""
+    peak_flops: float = 0.0
+    """dense bfloat16 peak of its card, FLOP/s; 0 on a CPU, and for a card that trainer/flops.py does not list"""
 
 
 class Stepped(msgspec.Struct):
-    """The gradient's norm before clipping, and the seconds of the step."""
+    """The gradient's norm before clipping, the seconds of the step, and the rank's largest GPU memory so far."""
 
     grad_norm: float
     seconds: float
+    gpu_peak_bytes: int = 0
+    """allocated by torch on its card; 0 on a CPU"""
 
 
 def serve(link: TrainerLink, config: Config, role: Role) -> None:
@@ -177,7 +182,13 @@ class TrainerRank:
             transfer=self.sender.describe(),
             description=self.describe(),
             checksums=checksums,
+            peak_flops=peak_of(self.card),
         )
+
+    @property
+    def card(self) -> str:
+        """Name of its card; "" on a CPU."""
+        return torch.cuda.get_device_name(self.role.device) if self.role.device.type == "cuda" else ""
 
     def describe(self) -> dict[str, str]:
         """Dtypes and settings, for the user."""
@@ -188,7 +199,7 @@ class TrainerRank:
             "gradient sums": "float32",
             "log-probs": "float32",
             "engines": self.config.model.dtype,
-            "device": str(self.role.device),
+            "device": f"{self.role.device} {self.card}".rstrip(),
         }
         if settings.compute_dtype == "bfloat16" and not multiplies_bfloat16_fast(self.role.device.type):
             description["compute"] += " (slow on this processor: optimiser.compute_dtype = 'float32' takes less time)"
@@ -231,7 +242,9 @@ class TrainerRank:
         optimiser.update(self.decoder, self.optimiser, learning_rate)
         if self.auxiliary.values is not None:
             self.auxiliary.values.step(self.mesh.get_group())
-        return Stepped(grad_norm=norm, seconds=time.perf_counter() - start)
+        seconds, device = time.perf_counter() - start, self.role.device
+        peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
+        return Stepped(grad_norm=norm, seconds=seconds, gpu_peak_bytes=peak)
 
     @call("reset of the optimiser", deadline="step")
     def reset_optimiser(self) -> None:

@@ -48,6 +48,8 @@ class Updated(msgspec.Struct):
     """the same in median decode steps"""
     running: int = 0
     """requests that were running"""
+    gpu_peak_bytes: int = 0
+    """largest GPU memory that one of its GPUs had allocated so far; 0 on a CPU"""
     scored_version: int = -1
     """version with which the engine process itself says it scored the probe"""
     probe: list[list[float]] = []

@@ -212,6 +212,10 @@ class WorkerExtension:
         """See MaestraleTransferEngine.take_checksums."""
         return self.weight_transfer_engine.take_checksums()
 
+    def maestrale_gpu_peak_bytes(self) -> int:
+        """Return the largest GPU memory that this worker has allocated so far."""
+        return torch.cuda.max_memory_allocated(self.weight_transfer_engine.device)
+
     def maestrale_pid(self) -> int:
         """Return the id of the process that holds the model; also the sign of life that the watchdog asks for."""
         return os.getpid()
