@@ -212,6 +212,10 @@ class WorkerExtension:
         """See MaestraleTransferEngine.take_checksums."""
         return self.weight_transfer_engine.take_checksums()
 
+    def maestrale_cache_bytes(self) -> int:
+        """Return the bytes for keys and values that vLLM found free on this worker's GPU."""
+        return int(self.available_kv_cache_memory_bytes)  # type: ignore[attr-defined]  # the worker's
+
     def maestrale_pid(self) -> int:
         """Return the id of the process that holds the model; also the sign of life that the watchdog asks for."""
         return os.getpid()
