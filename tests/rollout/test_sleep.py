@@ -18,6 +18,7 @@ from rollout.engine import Engine
 from rollout.vllm_config import build_vllm_config
 from rollout.weights.layout import NO_VERSION
 from rollout.worker import EngineRank
+from shared.calls import request as call_of
 from shared.errors import RunError
 from tests.rollout.test_worker import Line, place
 from tests.rollout.tiny_llama import Trainers, engine_config, random_weights, request, write_model
@@ -54,7 +55,7 @@ async def play(folder: Path) -> dict[str, Any]:
             await asyncio.sleep(1)
             found["started while asleep"] = worker.engine.starts
     found["starts"] = worker.engine.starts
-    line.incoming.put_nowait((0, SimpleNamespace(call=SimpleNamespace(last=True))))
+    line.incoming.put_nowait((0, call_of(EngineRank.stop)))
     await running
     trainers.sender.close()
     return found
@@ -146,7 +147,7 @@ def test_a_sleeping_engine_frees_its_gpu(tmp_path: Path) -> None:
             free.append(torch.cuda.mem_get_info(device)[0])
             await line.call(EngineRank.sleep)
             free.append(torch.cuda.mem_get_info(device)[0])
-        line.incoming.put_nowait((0, SimpleNamespace(call=SimpleNamespace(last=True))))
+        line.incoming.put_nowait((0, call_of(EngineRank.stop)))
         await running
         return free, sampled
 

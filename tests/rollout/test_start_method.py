@@ -25,7 +25,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     script = Path(__file__).with_name("start_scene.py")
     ended = subprocess.run(
         [sys.executable, str(script), str(folder)], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=300, check=False,
+        capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     lines = [line.split("\t") for line in ended.stdout.splitlines() if "\t" in line]
     assert ended.returncode == 0 and lines, ended.stderr[-3000:]
