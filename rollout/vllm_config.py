@@ -119,7 +119,8 @@ def build_vllm_config(
 def own_gpu_share(config: Config, model_dir: str, total_bytes: int) -> float:
     """Share of a GPU's memory for the engine that has it for itself: GPU_SHARE less what a weight update takes."""
     shape = DecoderConfig.from_hf(load_config(Path(model_dir)))
-    largest = shape.vocab_size * shape.hidden_size * getattr(torch, config.model.dtype).itemsize
+    dtype: torch.dtype = getattr(torch, config.model.dtype)
+    largest = shape.vocab_size * shape.hidden_size * dtype.itemsize
     return GPU_SHARE - (TRANSFER_TENSORS * largest + TRANSFER_BYTES) / total_bytes
 
 

@@ -40,7 +40,10 @@ class HostMemory:
         wait_for_copies(storages.values())
         for key, storage in storages.items():
             self.sizes[key] = storage.nbytes()
-            storage.resize_(0)
+            if storage.resizable():
+                storage.resize_(0)
+            else:  # on a CPU, where an export has shown it to numpy: not freed, but nothing can take it for weights
+                bytes_of(storage).fill_(0xFF)
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
         return sum(self.sizes.values())
@@ -50,7 +53,8 @@ class HostMemory:
         """Give the tensors their memory back, with the contents of before. Does nothing where none is away."""
         for key, size in self.sizes.items():
             storage, held = self.kept[key]
-            storage.resize_(size)
+            if storage.nbytes() != size:
+                storage.resize_(size)
             bytes_of(storage).copy_(held, non_blocking=True)
         wait_for_copies(self.kept[key][0] for key in self.sizes)
         self.sizes.clear()

@@ -59,7 +59,7 @@ def test_memory_decides_and_the_error_names_what_to_lower() -> None:
     assert decide(settings(), 26) == Sharing("turns", 4 * GIB)
     assert decide(settings(placement={"colocate": "turns"}), 80).way == "turns"
     given = settings(rollout={"cache_bytes": 512 << 20})
-    assert decide(given, 29) == Sharing("resident", 512 << 20)
+    assert decide(given, 29.5) == Sharing("resident", 512 << 20)
     for level, gpu, host, placement, words in (
         (2, 26, 256, {}, ["rollout.max_async_level = 2: set it to 0", "micro_batch_tokens", "a trainer takes 21"]),
         (0, 20, 256, {}, ["not even in turns", "master weights, gradients, moments 15.5", "rollout.cache_bytes"]),

@@ -51,6 +51,16 @@ def test_every_bit_comes_back() -> None:
         assert torch.equal(whole.view(torch.int32), bits) and torch.equal(half.view(torch.int32), bits[:500])
 
 
+def test_memory_that_numpy_has_seen_becomes_nan_meanwhile() -> None:
+    """On a CPU torch cannot give it back."""
+    tensor, host = torch.ones(10), HostMemory()
+    tensor.numpy()
+    host.offload([tensor])
+    assert tensor.isnan().all()
+    host.onload()
+    assert (tensor == 1).all()
+
+
 @pytest.mark.gpu
 def test_on_a_gpu_the_memory_is_free_meanwhile() -> None:
     tensor = torch.randn(64 << 20, device="cuda")
