@@ -94,7 +94,10 @@ class Engine:
             name = f"engine rank {self.rank}"
             raise DeadlineExceeded(name, "start of the engine", "its engine process", deadline_s) from error
         except RuntimeError as error:
-            raise EngineLost(str(error)) from error
+            words = str(error)
+            if "Free memory on device" in words:
+                words += " Another program uses this GPU: set rollout.cache_bytes to start beside it"
+            raise EngineLost(words) from error
         self.llm = llm
         try:
             async with asyncio.timeout(deadline_s):

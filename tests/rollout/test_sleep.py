@@ -67,6 +67,35 @@ def test_after_its_sleep_an_engine_samples_with_the_weights_it_was_given(tmp_pat
     assert (found["started while asleep"], found["starts"]) == (1, 2), "a dead engine waits for its turn"
 
 
+@pytest.mark.soak
+def test_an_engine_that_is_spawned_takes_weights_and_samples_as_a_forked_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The start method of GPUs, with all that hangs on the engine process, on the CPU (half a minute to start)."""
+
+    async def ask() -> list[list[int]]:
+        line, store = Line(), dist.HashStore()
+        worker = EngineRank(line, engine_config(), place(store), str(write_model(tmp_path, random_weights(0))))
+        running, trainers = asyncio.create_task(worker.run()), Trainers(1, store)
+        await line.call(EngineRank.attach, [trainers.sender.describe()])
+        trainers.sender.write(0)
+        await line.call(EngineRank.update, 0, [[1, 2, 3]])
+        found = await tokens_of(line, 0)
+        line.incoming.put_nowait((0, call_of(EngineRank.stop)))
+        await running
+        trainers.sender.close()
+        return found
+
+    def spawned(*arguments: Any, **named: Any) -> Any:
+        made = build_vllm_config(*arguments, **named)
+        monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+        return made
+
+    forked = asyncio.run(ask())
+    monkeypatch.setattr("rollout.engine.build_vllm_config", spawned)
+    assert asyncio.run(ask()) == forked
+
+
 class Noted:
     """vLLM's calls, noted down."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ def test_turns_change_no_bit_of_what_is_trained(start: Start, tmp_path: Path) ->
     for colocate in ("never", "turns"):
         launch = start(
             tmp_path / colocate, placement__colocate=colocate, rollout__max_async_level=0, steps=2, objective__kl=0.01,
-            evaluate__every=1,
+            evaluate__every=1, evaluate__greedy=False,
         )  # fmt: skip
         assert launch.wait() == 0, launch.output[-6000:]
         assert launch.told("shares GPUs with the engines (turns)") is (colocate == "turns")
@@ -27,3 +28,15 @@ def test_turns_change_no_bit_of_what_is_trained(start: Start, tmp_path: Path) ->
         losses.append(launch.losses())
     assert len(losses[0]) == 2 and any(losses[0]) and losses[0] == losses[1]
     assert digests[0] == digests[1]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("colocate", ["resident", "turns"])
+def test_on_one_gpu_trainer_and_engine_share_it(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, colocate: str
+) -> None:
+    """Every update is proved as ever."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0])
+    launch = start(tmp_path, placement__colocate=colocate, rollout__max_async_level=0, steps=3)
+    assert launch.wait() == 0, launch.output[-6000:]
+    assert launch.told(f"shares GPUs with the engines ({colocate})") and len(launch.losses()) == 3
