@@ -62,6 +62,9 @@ class Engine:
         self.trial = Trial()
         self.warm_up_s = 0.0
         """seconds of the last start that the warm-up took"""
+        self.cache_bytes: int | None = None
+        """for keys and values, as the first start found them free: the next ones may have a process beside them"""
+        self.asleep = False
         self.starts = 0
         self.ended = asyncio.Event()
         self.failure: BaseException | None = None
@@ -80,7 +83,10 @@ class Engine:
         seed = (self.config.seed * 1_000_003 + self.engine * 101 + self.starts) % (1 << 31)
         self.starts += 1
         self.ended.clear()
-        deadline_s, config = self.config.deadlines.start_s, build_vllm_config(self.config, self.model_dir, seed=seed)
+        deadline_s, self.asleep = self.config.deadlines.start_s, False
+        config = build_vllm_config(
+            self.config, self.model_dir, seed=seed, device=self.device, cache_bytes=self.cache_bytes
+        )
         try:
             with own_gpus_first(self.device, self.config.rollout.tensor_parallel), started_within(deadline_s):
                 llm: TokenLLM = TokenLLM.from_vllm_config(config, disable_log_stats=True)
@@ -88,7 +94,10 @@ class Engine:
             name = f"engine rank {self.rank}"
             raise DeadlineExceeded(name, "start of the engine", "its engine process", deadline_s) from error
         except RuntimeError as error:
-            raise EngineLost(str(error)) from error
+            words = str(error)
+            if "Free memory on device" in words:
+                words += " Another program uses this GPU: set rollout.cache_bytes to start beside it"
+            raise EngineLost(words) from error
         self.llm = llm
         try:
             async with asyncio.timeout(deadline_s):
@@ -104,6 +113,21 @@ class Engine:
         llm.on_end = lambda error: self._end(llm, error)
         self.outputs.active_s, self.outputs.longest_s = time.monotonic(), None
         await self._ask(llm.update_weight_version(str(NO_VERSION)))
+        if self.device.type == "cuda" and self.config.rollout.cache_bytes is None and self.cache_bytes is None:
+            self.cache_bytes = min(await self._ask(llm.collective_rpc("maestrale_cache_bytes")))
+
+    async def sleep(self) -> None:
+        """Leave the GPU to the trainers: vLLM drops weights and KV cache (its level 2), requests that run are kept and
+        begin anew after `wake`. The next thing after that must be an update. On a CPU nothing is freed."""
+        if self.device.type == "cuda" and not self.asleep:
+            await self._ask(self._llm.sleep(level=2, mode="keep"))
+        self.version, self.asleep = NO_VERSION, True
+
+    async def wake(self) -> None:
+        """Take the GPU again, with weights that an update has yet to bring."""
+        if self.device.type == "cuda" and self.asleep:
+            await self._ask(self._llm.wake_up())
+        self.asleep = False
 
     async def attach(self, receiver: WeightReceiver) -> None:
         """Connect the engine process to the trainers' weights. Raises RunError if it cannot open them."""

@@ -79,6 +79,9 @@ class EngineRank:
         self.lock = asyncio.Lock()
         """one engine operation (generate, update, score, restart) at a time, first come first served"""
         self.ready = asyncio.Event()
+        self.awake = asyncio.Event()
+        """unset while the engine sleeps: its GPU is the trainers' then, and a dead engine waits for its turn"""
+        self.awake.set()
         self.restarts = 0
         self.kills_before = deaths.memory_kills()
         self.stop_id = 0
@@ -186,6 +189,18 @@ class EngineRank:
             return updated
         return await self.run_exclusive("scoring the probe", lambda: self.score(probe, updated))
 
+    @call("sleep of the engines", deadline="start")
+    async def sleep(self) -> None:
+        """Leave the GPU to the trainers. Waits until the engine has started."""
+        await self.run_exclusive("leaving the GPU to the trainers", self.engine.sleep)
+        self.awake.clear()
+
+    @call("waking of the engines", deadline="start")
+    async def wake(self) -> None:
+        """Take the GPU again; the next call must be an update."""
+        self.awake.set()
+        await self.run_exclusive("waking", self.engine.wake)
+
     @call("snapshot of running completions", deadline="step", survives=(CheckpointError,))
     async def snapshot(self, folder: str) -> dict[str, Written]:
         """Write all unfinished completions of training, as they stand now, into a checkpoint; returns what was written,
@@ -243,6 +258,7 @@ class EngineRank:
             if self.engine.failure is not None:
                 raise self.engine.failure
             self.ready.clear()
+            await self.awake.wait()
             start = time.monotonic()
             async with self.lock:
                 reason = self.reason or self.how_it_ended()

@@ -203,7 +203,11 @@ def run_rank(path: str, overrides: list[str]) -> int:
     watchdog.open_stacks(config.run_dir / "stacks", f"rank{rank}")
     deaths.only_note_requests()  # they are the controller's to handle: it saves first
     work = run_trainer if kind_of(rank, config.placement.trainers) == "trainer" else run_engine
-    code = work(config, store, node.path)
+    try:
+        code = work(config, store, node.path)
+    except InputError as error:  # of its role: the controller is told by its end
+        print(f"error: rank {rank}: {error}", file=sys.stderr)
+        code = error.exit_code
     watchdog.phase(watchdog.DONE)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -215,8 +219,10 @@ def run_rank(path: str, overrides: list[str]) -> int:
 
 def run_controller(path: str, overrides: list[str], node: LaunchFolder) -> int:
     """Rank 0."""
+    from rollout.start import with_time_to_start
     from shared.progress import Progress
-    from shared.ranks import invite, open_meeting, open_store, read_role
+    from shared.ranks import count_gpus, invite, open_meeting, open_store, read_role
+    from trainer.colocate import settle
     from trainer.run_lock import RunLock
     from trainer.sources import gather_sources, prepare
 
@@ -238,13 +244,17 @@ def run_controller(path: str, overrides: list[str], node: LaunchFolder) -> int:
             progress.warning(f"{lock.silent}. {deaths.again(config.run_dir)}")
         prepare(config, progress)
         sources = gather_sources(config)
-        ready = config.model_copy(update={"model": config.model.model_copy(update={"path": str(sources.model_dir)})})
+        gpus = count_gpus(config.placement.device)
+        settled = with_time_to_start(
+            settle(config, sources.model_dir, gpus, role.one_node), sources.model_dir, bool(gpus)
+        )
+        ready = settled.model_copy(update={"model": config.model.model_copy(update={"path": str(sources.model_dir)})})
         store.set("settings", ready.model_dump_json())  # first: the other ranks import while this one does
         invite(meeting)
         told = True
         from trainer.launch import Launch
 
-        session = Launch(config, sources, role, progress, [path, *overrides])
+        session = Launch(settled, sources, role, progress, [path, *overrides], config)
         session.keeper.on_stop = partial(lock.close, "stopped because something hung")
         asyncio.run(session.run())
         code = 0

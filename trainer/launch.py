@@ -44,6 +44,7 @@ from trainer.sources import Sources
 from trainer.stages import Stages
 from trainer.teachers import Teacher
 from trainer.timing import PhaseTimer
+from trainer.turns import Turns
 from verify.plugins import choose
 from verify.scorer import RewardScorer
 
@@ -69,9 +70,12 @@ def later(loop: asyncio.AbstractEventLoop, call: Callable[..., object], *argumen
 class Launch:
     """One launch on rank 0: assembles the run, trains, evaluates, exports and reports."""
 
-    def __init__(self, config: Config, sources: Sources, role: Role, progress: Progress, arguments: Sequence[str] = ()):
-        """arguments: of the command, for the run's list of launches; ACCEPT_CHANGES may be among them."""
-        self.config, self.sources, self.role, self.progress = config, sources, role, progress
+    def __init__(
+        self, config: Config, sources: Sources, role: Role, progress: Progress, arguments: Sequence[str], given: Config
+    ):
+        """config: as settled for this machine. arguments: of the command, for the run's list of launches;
+        ACCEPT_CHANGES may be among them. given: the settings before they were settled, which the run keeps."""
+        self.config, self.sources, self.role, self.progress, self.given = config, sources, role, progress, given
         self.arguments = arguments
         self.keeper = PulseKeeper(role, reachable_address(role), config.deadlines.heartbeat_s)
         self.hub = Hub(role)
@@ -80,6 +84,8 @@ class Launch:
         self.stages = Stages(config)
         in_force, engines = lambda: self.stages.now, range(first_engine, role.world)
         self.engines = EngineClient(self.hub, engines, in_force, progress.warning)
+        if config.placement.colocate == "turns":
+            Turns(self.trainers, self.engines)
         self.teacher: Teacher | None = None
         """asked over HTTP"""
         self.looping: TrainingLoop | None = None
@@ -180,7 +186,7 @@ class Launch:
             demonstrations = await asyncio.to_thread(self._demonstrations, prompts, newest)
             await self._start_ranks(newest)
             run = self._assemble(source, scorer, ledger, clock, validation)
-            settings_file.write(config, config.run_dir / "config.toml")
+            settings_file.write(self.given, config.run_dir / "config.toml")
             try:
                 await self._learn(run, demonstrations, newest)
                 await self._finish(run)
@@ -252,13 +258,15 @@ class Launch:
     def _describe(self, loaded: list[LoadedTrainer]) -> None:
         first = loaded[0]
         details = ", ".join(f"{name} {value}" for name, value in first.description.items())
+        if (way := self.config.placement.colocate) != "never":
+            details += f", shares GPUs with the engines ({way})"
         self.progress.note(f"{first.parameters / 1e6:.2f} M parameters on {len(loaded)} trainer(s): {details}")
 
     async def _resume(self, prompts: PromptFormat, ledger: Ledger, clock: PhaseTimer) -> Path | None:
         """Restore the state of the newest checkpoint that is whole, if there is one; returns its folder. Raises
         ConfigError for a run that cannot go on like this."""
         config, progress = self.config, self.progress
-        self.origin = await asyncio.to_thread(origin_of, config, self.sources, prompts)
+        self.origin = await asyncio.to_thread(origin_of, self.given, self.sources, prompts)
         found = await asyncio.to_thread(resume.find, config, self.origin, self.arguments, progress)
         if found is None:
             return None
@@ -310,10 +318,10 @@ class Launch:
             await self._place_models(newest, run.ledger.version)
             if newest is None:
                 forget_values(config.run_dir)
-        progress.phase("first weights to the engines")
-        await run.publish(run.ledger.version)
         if run.ledger.version == 0:
             await run.checkpointer.save()  # a resume need not start cold again
+        progress.phase("first weights to the engines")
+        await run.publish(run.ledger.version)
         await self._value_prompts(run)
         if run.ledger.version == 0:
             progress.phase("evaluating before training")

@@ -1,9 +1,11 @@
 """A trainer rank: answers the controller's calls, one after the other; all ranks get the same calls in the same order.
 
     load -> load_frozen, where the objective needs it -> (compute_old_logprobs? -> forward_backward -> step ->
-    move_reference? -> publish)*, save -> saved*, export, reset_optimiser at any time between, stop
+    move_reference? -> publish -> (offload -> onload)?)*, save -> saved*, export, reset_optimiser at any time between,
+    stop
 
-Collectives run inside all of these but stop, saved and reset_optimiser: a rank that is alone in one waits.
+Collectives run inside all of these but stop, saved, reset_optimiser, offload and onload: a rank that is alone in one
+waits.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ from trainer.forward_backward import AuxiliaryModels, StepSums
 from trainer.memory import DTYPE_BYTES, recomputed_layers
 from trainer.objectives.registry import objective_of
 from trainer.objectives.regularised import Dro
+from trainer.offload import HostMemory
 from trainer.safetensors_file import REFERENCE
 from trainer.value_head import ValueHead
 
@@ -153,6 +156,7 @@ class TrainerRank:
         """of the checkpoint that was begun last"""
         self.beside: dict[str, Written] = {}
         """what is in that checkpoint besides, written already"""
+        self.host = HostMemory()
 
     @call("load of the model", deadline="start")
     def load(self, model_dir: str, checkpoint_dir: str | None = None) -> LoadedTrainer:
@@ -330,6 +334,19 @@ class TrainerRank:
         finally:
             for _ in gathered:  # to the end on every rank, also when the disk failed: the others wait in the gather
                 pass
+
+    @call("offload of the trainers", deadline="step")
+    def offload(self) -> None:
+        """Leave the GPU to the engines: weights and moments, and the models beside the policy, move to the host."""
+        self.settle()
+        models = (self.decoder, self.auxiliary.reference, self.auxiliary.teacher)
+        held = [parameter for model in models if model is not None for parameter in model.parameters()]
+        self.host.offload([*held, *(value for state in self.optimiser.state.values() for value in state.values())])
+
+    @call("return of the trainers' memory", deadline="step")
+    def onload(self) -> None:
+        """Bring back what `offload` moved, if anything."""
+        self.host.onload()
 
     @call("stop of the trainers", deadline=60, last=True)
     def stop(self) -> None:

@@ -215,6 +215,9 @@ class WorkerExtension:
     def maestrale_gpu_peak_bytes(self) -> int:
         """Return the largest GPU memory that this worker has allocated so far."""
         return torch.cuda.max_memory_allocated(self.weight_transfer_engine.device)
+    def maestrale_cache_bytes(self) -> int:
+        """Return the bytes for keys and values that vLLM found free on this worker's GPU."""
+        return int(self.available_kv_cache_memory_bytes)  # type: ignore[attr-defined]  # the worker's
 
     def maestrale_pid(self) -> int:
         """Return the id of the process that holds the model; also the sign of life that the watchdog asks for."""
