@@ -176,6 +176,10 @@ class EngineClient(RankClient):
 
     # ---- weights ---------------------------------------------------------------------------------------------
 
+    def probe_due(self, probe: list[list[int]], version: int) -> list[list[int]]:
+        """Those of the probe's sequences that prove the update to `version`."""
+        return self._proof.due(probe, version)
+
     async def update(self, published: list[PublishedWeights], probe: list[list[int]], started: float) -> SyncReport:
         """Bring every engine to the published version while completions are in flight, and prove it.
 

@@ -47,7 +47,7 @@ from trainer.timing import PhaseTimer
 from verify.plugins import choose
 from verify.scorer import RewardScorer
 
-PROBE_TOKENS = 16, 64, 256
+PROBE_TOKENS = 8, 64, 256
 """of each probe sequence, where model.max_tokens has room for them"""
 REPEAT_S = 3.0
 """a signal that comes again later than this counts as a second request"""

@@ -66,12 +66,9 @@ def checksum_columns(values: torch.Tensor, first_row: int) -> int:
     A product gives 0 for -0 and may give 0 for numbers too small to be normal, so these count as 0. Returns an integer
     in [0, 2**64).
     """
-    size = values.element_size()
-    bits = values.view(WORDS[size])
-    # all bits of a normal number's exponent are not 0; of the others only the sign may be set
-    least = torch.tensor(torch.finfo(values.dtype).tiny, dtype=values.dtype).view(WORDS[size]).item()
-    small = bits.bitwise_and((1 << 8 * size - 1) - 1) < least
-    sums = bits.masked_fill(small, 0).sum(dim=1, dtype=torch.int64)
+    kind = torch.finfo(values.dtype)
+    normal = torch.nn.functional.hardshrink(values, kind.tiny * (1 - kind.eps))
+    sums = normal.view(WORDS[values.element_size()]).sum(dim=1, dtype=torch.int64)
     weights = torch.arange(first_row, first_row + values.shape[0], device=values.device).mul_(2).add_(1)
     return int((sums * weights).sum().item()) % MODULUS
 

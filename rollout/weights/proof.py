@@ -26,7 +26,7 @@ LOGPROB_LIMITS = {"float32": 1e-4, "float16": 0.05, "bfloat16": 0.25}
 """dtype of the weights on the wire -> largest mean |difference| of the probe. It scores prompts, whose tokens are
 improbable: there rounding to bfloat16 shows (SmolLM2 after SFT: 0.07 to 0.105 a token, while sampled completions agree
 to 0.005; SmolLM2-Instruct: 0.057, and 0.009 in float16); weights in a wrong place differ by several nats"""
-MOVE_LIMITS = {"float32": 1e-4, "float16": 0.005, "bfloat16": 0.02}
+MOVE_LIMITS = {"float32": 3e-5, "float16": 0.005, "bfloat16": 0.02}
 """the same for how far the log-probs moved, unless MOVE_SHARE of the first difference is more"""
 MOVE_SHARE = 1.0
 AS_HEAD = " as the head"
@@ -195,7 +195,7 @@ def compare_checksums(
     stale = [name for name in wrong if old.get(name) == received[name]]
     changed = [name for name in truth if old.get(name) != truth[name]]
     if stale and stale == changed:
-        raise SyncMismatch(f"{head}all {len(stale)} changed tensors are those of the previous version")
+        raise SyncMismatch(f"{head}all {len(stale)} changed tensors are those of the previous version: {_list(stale)}")
     parts, named = [], set(stale)
     if stale:
         parts.append(f"{_list(stale)} still of the previous version (dropped)")
@@ -281,6 +281,15 @@ class WeightProof:
         self.before: list[PublishedWeights] = []
         self.scored: dict[tuple[int, tuple[int, ...]], Scored] = {}
         """(engine, probe sequence) -> when it was scored last"""
+
+    def due(self, probe: list[list[int]], version: int) -> list[list[int]]:
+        """The sequences to score after the update to `version`: those never scored, the shortest, and longer ones the
+        less often the longer they are, since scoring holds up running requests."""
+        return [
+            sequence
+            for sequence in probe
+            if (0, tuple(sequence)) not in self.scored or version % (len(sequence) // len(probe[0])) == 0
+        ]
 
     def check(
         self, published: list[PublishedWeights], updates: Sequence[Updated], probe: Sequence[Sequence[int]]
