@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
@@ -74,7 +75,8 @@ def own_rows(target: Target, layout: Layout, held: int, worker: int) -> Iterator
 
     held: rows of the parameter. worker: which of the engine's tensor-parallel workers this is.
     """
-    module, rows = target.module, [layout.places[source].rows for source in target.sources]
+    module: Any = target.module
+    rows = [layout.places[source].rows for source in target.sources]
     whole, start = sum(rows), 0
     for number, (source, count) in enumerate(zip(target.sources, rows, strict=True)):
         first = 0

@@ -165,8 +165,9 @@ def compare_held(
     }
     if truth == received:
         return
-    old = [expected(set(ranks)), *(expected({rank}) for rank in ranks)] if before else []
-    compare_checksums(truth, received, engine, *old[:1], by_rank=old[1:])
+    if not before:
+        return compare_checksums(truth, received, engine)
+    compare_checksums(truth, received, engine, expected(set(ranks)), [expected({rank}) for rank in ranks])
 
 
 def compare_checksums(
