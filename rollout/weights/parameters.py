@@ -16,7 +16,6 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
 from rollout.weights.checksum import checksum_columns, checksum_rows, probed_columns
 from rollout.weights.layout import Layout
-from rollout.weights.proof import Held
 from shared.errors import ModelError
 
 Linear = Callable[..., torch.Tensor]
@@ -101,23 +100,35 @@ def unit_vectors(columns: slice, dtype: torch.dtype) -> torch.Tensor:
 
 
 @torch.no_grad()
-def read_back(targets: list[Target], layout: Layout, dtype: torch.dtype, version: int, worker: int = 0) -> Held:
-    """Read what a worker's model computes with after the update to `version`. dtype: of the model."""
-    plain: dict[str, tuple[int, int]] = {}
-    packed: dict[str, int] = {}
+def read_plain(targets: list[Target], layout: Layout, worker: int = 0) -> dict[str, tuple[int, int]]:
+    """tensor -> (checksum, number of values) of the plain parameters of a worker's model; safe beside generation."""
+    found: dict[str, tuple[int, int]] = {}
+    for target in targets:
+        if target.plain:
+            held: torch.Tensor = getattr(target.module, target.parameter).data
+            held = held if held.ndim else held.reshape(1)
+            for source, first, count, start in own_rows(target, layout, held.shape[0], worker):
+                rows, of_bytes = held[start : start + count], layout.places[source].row_bytes(layout.dtype.itemsize)
+                found[source] = checksum_rows(rows, first, layout.dtype, of_bytes), rows.numel()
+    return found
+
+
+def read_packed(
+    targets: list[Target], layout: Layout, dtype: torch.dtype, version: int
+) -> Iterator[list[tuple[str, int]]]:
+    """Yield (tensor, checksum of the columns that `version` compares) for the tensors of one packed linear after
+    another. dtype: of the model. Only between two engine steps: vLLM's products on a CPU share caches and scratch
+    memory, and two at a time end the process."""
     vectors: dict[int, torch.Tensor] = {}
     for target in targets:
-        parameter: torch.Tensor = getattr(target.module, target.parameter)
         if target.packed:
             width = layout.places[target.sources[0]].shape[1]
             if width not in vectors:
                 vectors[width] = unit_vectors(probed_columns(version, width), dtype)
-            columns = target.module.cpu_linear(vectors[width], parameter, None).t().to(layout.dtype)  # type: ignore[operator]
-            for source, first, count, start in own_rows(target, layout, columns.shape[0], 0):
-                packed[source] = checksum_columns(columns[start : start + count], first)
-        if target.plain:
-            held = parameter.data if parameter.ndim else parameter.data.reshape(1)
-            for source, first, count, start in own_rows(target, layout, held.shape[0], worker):
-                rows, of_bytes = held[start : start + count], layout.places[source].row_bytes(layout.dtype.itemsize)
-                plain[source] = checksum_rows(rows, first, layout.dtype, of_bytes), rows.numel()
-    return plain, packed
+            module: Any = target.module
+            with torch.no_grad():
+                columns = module.cpu_linear(vectors[width], module.weight, None).t().to(layout.dtype)
+            yield [
+                (source, checksum_columns(columns[start : start + count], first))
+                for source, first, count, start in own_rows(target, layout, columns.shape[0], 0)
+            ]

@@ -26,9 +26,10 @@ LOGPROB_LIMITS = {"float32": 1e-4, "float16": 0.05, "bfloat16": 0.25}
 """dtype of the weights on the wire -> largest mean |difference| of the probe. It scores prompts, whose tokens are
 improbable: there rounding to bfloat16 shows (SmolLM2 after SFT: 0.07 to 0.105 a token, while sampled completions agree
 to 0.005; SmolLM2-Instruct: 0.057, and 0.009 in float16); weights in a wrong place differ by several nats"""
-MOVE_LIMITS = {"float32": 3e-5, "float16": 0.005, "bfloat16": 0.02}
-"""the same for how far the log-probs moved, unless MOVE_SHARE of the first difference is more"""
-MOVE_SHARE = 1.0
+MOVE_LIMITS = {"float32": 3e-5, "float16": 0.004, "bfloat16": 0.03}
+"""the same for how far the log-probs moved, unless MOVE_SHARE times what they differed by at first, or when they were
+scored last, is more"""
+MOVE_SHARE = 3.0
 AS_HEAD = " as the head"
 Held = tuple[dict[str, tuple[int, int]], dict[str, int]]
 """what a worker's model computes with: {tensor: (checksum, number of values)} of plain parameters, and {tensor:
@@ -327,7 +328,10 @@ class WeightProof:
                 continue
             moved = [now - then for now, then in zip(trainer, last.trainer, strict=True)]
             there = [now - then for now, then in zip(theirs, last.engine, strict=True)]
-            difference, limit = mean_gap(moved, there), max(MOVE_LIMITS[self.dtype], MOVE_SHARE * first)
+            difference, limit = (
+                mean_gap(moved, there),
+                max(MOVE_LIMITS[self.dtype], MOVE_SHARE * max(first, mean_gap(last.trainer, last.engine))),
+            )
             largest = max(largest, difference)
             if not difference <= limit:
                 sizes = (f"{sum(map(abs, way)) / len(way):.2e}" for way in (moved, there))

@@ -2,7 +2,7 @@
 
 Importing this module registers the backend; vLLM imports it in the process that holds the model, because it is named as
 `worker_extension_cls`. An update reads the buffers in place (host) or peer to peer (GPU): on a GPU while generation is
-paused, on the CPU partly before. What the model then computes with is read back by a thread, outside the pause.
+paused, on the CPU partly before. What the model then computes with is read back outside the pause.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +28,7 @@ from vllm.distributed.weight_transfer.base import (
 from rollout.vllm_config import THREADS_VARIABLE
 from rollout.warm_up import allow_amx
 from rollout.weights.layout import Layout, buffer_of, read_layout
-from rollout.weights.parameters import Target, plan_targets, read_back
+from rollout.weights.parameters import Target, plan_targets, read_packed, read_plain
 from rollout.weights.proof import Held
 from rollout.weights.receiver import check_flags
 from rollout.weights.shm import HostWeightBuffer, open_buffer
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
 
 BACKEND = "maestrale"
 ENGINE_VARIABLE = "MAESTRALE_ENGINE"
+SLICE_S = 0.005
+"""about how long packed linears are read back between two engine steps"""
 
 
 @dataclass
@@ -117,7 +121,10 @@ class MaestraleTransferEngine(WeightTransferEngine[AttachInfo, UpdateInfo]):
         self.loader: CpuWeightLoader | None = None
         self.thread: threading.Thread | None = None
         self.targets: list[Target] = []
-        self.result: Held | None = None
+        self.result: dict[str, tuple[int, int]] | None = None
+        self.packed: dict[str, int] = {}
+        self.left: Iterator[list[tuple[str, int]]] = iter(())
+        """what is still to be read back of packed linears"""
         self.failure: Exception | None = None
 
     def init_transfer_engine(self, init_info: AttachInfo) -> None:
@@ -159,24 +166,33 @@ class MaestraleTransferEngine(WeightTransferEngine[AttachInfo, UpdateInfo]):
         """Do nothing: there is no quantisation and no layerwise reload."""
 
     def start_read_back(self, version: int) -> None:
-        """Begin to read back what the model computes with after the update to `version`, beside generation."""
-        self.result, self.failure = None, None
-        self.thread = threading.Thread(target=self._read_back, args=(version,), name="weight read-back", daemon=True)
+        """Begin to read back what the model computes with after the update to `version`: plain parameters beside
+        generation."""
+        self.result, self.failure, self.packed = None, None, {}
+        self.left = read_packed(self.targets, self.layout, self.model_config.dtype, version)
+        self.thread = threading.Thread(target=self._read_plain, name="weight read-back", daemon=True)
         self.thread.start()
 
-    def _read_back(self, version: int) -> None:
-        on_gpu, dtype = self.device.type == "cuda", self.model_config.dtype
+    def _read_plain(self) -> None:
+        on_gpu = self.device.type == "cuda"
         try:
             with torch.cuda.stream(torch.cuda.Stream(self.device)) if on_gpu else contextlib.nullcontext():
-                self.result = read_back(self.targets, self.layout, dtype, version, get_tensor_model_parallel_rank())
+                self.result = read_plain(self.targets, self.layout, get_tensor_model_parallel_rank())
         except Exception as error:  # noqa: BLE001 - handed to whoever asks for the result
             self.failure = error
 
     def take_read_back(self) -> Held | None:
-        """What `read_back` returned, or None while it runs."""
+        """What was read back, or None if it was not all; each call goes on with packed linears for a moment."""
+        end = time.monotonic() + SLICE_S
+        while time.monotonic() < end:
+            if (found := next(self.left, None)) is None:
+                break
+            self.packed.update(found)
+        else:
+            return None
         if self.failure is not None:
             raise self.failure
-        return self.result
+        return None if self.result is None else (self.result, self.packed)
 
     def _stop_loader(self) -> None:
         if self.loader is not None:

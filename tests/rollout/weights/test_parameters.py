@@ -12,7 +12,7 @@ import rollout.engine  # noqa: F401 - prepares the environment for vLLM
 
 from rollout.weights.checksum import add_parts, checksum_rows  # isort: skip
 from rollout.weights.layout import Layout, Slice, plan_layout
-from rollout.weights.parameters import Target, read_back
+from rollout.weights.parameters import Target, read_packed, read_plain
 from rollout.weights.proof import PublishedWeights, add_workers, compare_held
 from shared.errors import SyncMismatch
 
@@ -62,7 +62,7 @@ def test_tensor_parallel_workers_together_hold_what_the_trainers_sent_and_one_st
     )
 
     def read(worker: int, values: dict[str, torch.Tensor]) -> Any:
-        return read_back(worker_targets(worker, values), layout, DTYPE, 1, worker)
+        return read_plain(worker_targets(worker, values), layout, worker), {}
 
     workers = [read(worker, held) for worker in range(WORKERS)]
     found = add_workers(workers, layout)
@@ -79,7 +79,7 @@ def test_tensor_parallel_workers_together_hold_what_the_trainers_sent_and_one_st
 
 def test_a_slice_that_no_worker_holds_is_an_error() -> None:
     layout = plan_layout(SHAPES, DTYPE, 1)
-    workers = [read_back(worker_targets(worker, weights()), layout, DTYPE, 1, worker) for worker in range(WORKERS - 1)]
+    workers = [(read_plain(worker_targets(worker, weights()), layout, worker), {}) for worker in range(WORKERS - 1)]
     with pytest.raises(SyncMismatch, match=r"hold 480 values of embed beside 0 whole copies"):
         add_workers(workers, layout)
 
@@ -97,6 +97,6 @@ def test_packed_linears_are_read_by_products_with_unit_vectors() -> None:
         module = SimpleNamespace(cpu_linear=linear, weight=torch.empty(0))
         target = Target(module, "weight", ["q", "k"], 0, 0, False, True)  # type: ignore[arg-type]
         for version in (0, 7, 19):
-            plain, columns = read_back([target], layout, dtype, version)
+            columns = {name: value for found in read_packed([target], layout, dtype, version) for name, value in found}
             pieces = [Slice(name, value, 0) for name, value in held.items()]
-            assert plain == {} and columns == add_parts([column_parts(pieces, version, dtype)])
+            assert read_plain([target], layout) == {} and columns == add_parts([column_parts(pieces, version, dtype)])
