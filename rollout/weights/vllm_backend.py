@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 BACKEND = "maestrale"
 ENGINE_VARIABLE = "MAESTRALE_ENGINE"
-SLICE_S = 0.005
+SLICE_S = 0.02
 """about how long packed linears are read back between two engine steps"""
 
 
