@@ -236,6 +236,6 @@ def of_load(load: str, times: Times, size_bytes: int) -> Iterator[Figure]:
 def weight_update(quick: bool) -> Iterator[Figure]:
     """Measure one engine at rest, then decoding."""
     updates, requests = (4, 8) if quick else (12, 16)
-    loads = measured(SMOLLM2_135M, 1, updates, requests, 40 + 120 * updates)
+    loads = measured(SMOLLM2_135M, 1, updates, requests, 40 + 180 * updates)
     for load, times in loads.items():
         yield from of_load(load, times, 2 * SMOLLM2_135M.parameters)
