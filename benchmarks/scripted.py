@@ -27,7 +27,7 @@ import torch.distributed as dist
 import zmq
 import zmq.asyncio
 
-from rollout.weights.proof import PublishedWeights, Updated
+from rollout.weights.proof import PublishedWeights, Updated, WeightsHeld
 from shared.calls import CallReply, call
 from shared.messages import Finished, GenerateRequest
 from shared.ranks import Kind, Role, kind_of
@@ -143,7 +143,7 @@ class ScriptedEngine:
         seconds = self.script.update_s
         await asyncio.sleep(seconds)
         self.updates.append((time.monotonic(), version))
-        return Updated(0, version, {"total": seconds}, 0, self.script.checksums(version), seconds,
+        return Updated(0, version, {"total": seconds}, 0, WeightsHeld(self.script.checksums(version)), seconds,
                        scored_version=version, probe=scores(probe or []))  # fmt: skip
 
     @call("snapshot", deadline="step")
@@ -216,7 +216,7 @@ class ScriptedTrainer:
         time.sleep(seconds)
         if not self.first:
             return PublishedWeights(version, 0, seconds, dict.fromkeys(sums, 0))
-        return PublishedWeights(version, 0, seconds, sums, scores(probe))
+        return PublishedWeights(version, 0, seconds, sums, probe=scores(probe))
 
     @call("checkpoint of the trainers", deadline="step")
     def save(self) -> dict[str, int]:

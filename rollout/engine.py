@@ -35,7 +35,7 @@ from rollout.stream import TokenLLM  # noqa: E402
 from rollout.trial import GIVEN_UP, Trial  # noqa: E402
 from rollout.warm_up import Died, warm_up  # noqa: E402
 from rollout.weights.layout import NO_VERSION  # noqa: E402
-from rollout.weights.proof import Updated  # noqa: E402
+from rollout.weights.proof import Updated, WeightsHeld, add_workers  # noqa: E402
 from rollout.weights.receiver import WeightReceiver  # noqa: E402
 from rollout.weights.vllm_backend import ENGINE_VARIABLE  # noqa: E402
 from shared.config import Config  # noqa: E402
@@ -313,7 +313,7 @@ class Engine:
             version=version,
             seconds=seconds,
             bytes=self.receiver.layout.payload_bytes,
-            checksums=await self.checksums(version) if self.config.sync.verify else {},
+            held=await self.read_back(version) if self.config.sync.verify else WeightsHeld(),
             stall_s=stall,
             stall_steps=stall / median_s if median_s else 0.0,
             running=len(self.outputs.running),
@@ -365,15 +365,12 @@ class Engine:
             return 0.0
         return after - before
 
-    async def checksums(self, version: int) -> dict[str, int]:
-        """Return tensor -> checksum of what the engine process reads for `version`, computed beside generation."""
-        await self._ask(self._llm.collective_rpc("maestrale_start_checksums", args=(version,)))
+    async def read_back(self, version: int) -> WeightsHeld:
+        """What the engine process computes with after the update to `version`, read beside generation."""
+        assert self.receiver is not None
+        await self._ask(self._llm.collective_rpc("maestrale_start_read_back", args=(version,)))
         while True:
-            results = await self._ask(self._llm.collective_rpc("maestrale_take_checksums"))
-            if all(result is not None for result in results):
-                break
+            workers = await self._ask(self._llm.collective_rpc("maestrale_take_read_back"))
+            if all(held is not None for held in workers):
+                return add_workers(workers, self.receiver.layout)
             await asyncio.sleep(0.01)
-        for other in results[1:]:
-            if other != results[0]:
-                raise SyncMismatch(f"engine {self.engine}: its tensor-parallel workers read different weights")
-        return {str(name): int(value) for name, value in results[0].items()}

@@ -200,8 +200,9 @@ class LocalEngine:
             raise RunError("the engine was asked for new weights before it follows any")
         self.version, started = self.version + 1, time.monotonic()
         size_bytes, seconds = await asyncio.to_thread(self.sender.write, self.version)
-        sums = await asyncio.to_thread(self.sender.checksums) if self.config.sync.verify else {}
-        published = PublishedWeights(self.version, size_bytes, seconds, sums)
+        published = PublishedWeights(self.version, size_bytes, seconds)
+        if self.config.sync.verify:
+            await asyncio.to_thread(published.add_checksums, self.sender)
         return await self._guarded(self.client.update([published], [], started))
 
     async def _guarded(self, work: Coroutine[Any, Any, Value]) -> Value:

@@ -81,6 +81,7 @@ METRICS: dict[str, Metric] = {
     "sync/stall_steps": Metric("decode steps", "the same in median decode steps"),
     "sync/logprob_diff_mean": Metric("nats", "mean |log-prob difference| of the probe between trainer and engines"),
     "sync/logprob_diff_max": Metric("nats", "largest such difference"),
+    "sync/logprob_move_diff": Metric("nats", "mean |difference| of how far the probe moved in trainer and engines"),
     # ---- time and machine
     "time/step_s": Metric("s", "wall time of the step"),
     "time/wait_batch_s": Metric("s", "waiting for a full batch of groups (rollout and verification)"),

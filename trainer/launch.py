@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -48,7 +49,8 @@ from trainer.turns import Turns
 from verify.plugins import choose
 from verify.scorer import RewardScorer
 
-PROBE_SEQUENCES, PROBE_TOKENS = 2, 24
+PROBE_TOKENS = 8, 64, 256
+"""of each probe sequence, where model.max_tokens has room for them"""
 REPEAT_S = 3.0
 """a signal that comes again later than this counts as a second request"""
 PHASES = "phases.jsonl"
@@ -56,9 +58,19 @@ PHASES = "phases.jsonl"
 
 
 def choose_probe(source: DataSource) -> list[list[int]]:
-    """[sequences][tokens] fixed sequences to score on both sides: the beginnings of the first prompts."""
-    found = [source.render(problem, 0).token_ids[:PROBE_TOKENS] for problem in source.all[:PROBE_SEQUENCES]]
-    return [ids for ids in found if len(ids) > 1]
+    """[sequences][tokens] fixed sequences to score on both sides: ends of problems with their answers, the longest of
+    several, each of another length and from another problem on."""
+    found: list[list[int]] = []
+    longest = min(PROBE_TOKENS[-1], source.stages.now.model.max_tokens - 1)
+    problems = itertools.cycle(source.all)
+    for count in sorted({max(2, tokens * longest // PROBE_TOKENS[-1]) for tokens in PROBE_TOKENS}):
+        ids: list[int] = []
+        while len(ids) < count:
+            problem = next(problems)
+            answer = source.prompt_format.chat.encode_plain(problem.answer or problem.text)
+            ids += source.render(problem, 0).token_ids + answer
+        found.append(ids[-count:])
+    return found
 
 
 def later(loop: asyncio.AbstractEventLoop, call: Callable[..., object], *arguments: object) -> None:

@@ -268,13 +268,10 @@ class TrainerRank:
         assert self.sender is not None
         size_bytes, seconds = self.sender.write(version)
         scored = self.score(probe) if probe else []
-        return PublishedWeights(
-            version=version,
-            bytes=size_bytes,
-            seconds=seconds,
-            checksums=self.sender.checksums() if proof else {},
-            probe=scored if self.rank == 0 else [],
-        )
+        published = PublishedWeights(version, size_bytes, seconds, probe=scored if self.rank == 0 else [])
+        if proof:
+            published.add_checksums(self.sender)
+        return published
 
     @torch.no_grad()
     def score(self, sequences: list[list[int]]) -> list[list[float]]:

@@ -189,6 +189,7 @@ class RunLogger:
             "sync/stall_steps": report.stall_steps,
             "sync/logprob_diff_mean": report.logprob_diff_mean,
             "sync/logprob_diff_max": report.logprob_diff_max,
+            "sync/logprob_move_diff": report.logprob_move_diff,
         }
 
     def sft(self, step: int, steps: int, learned: Learned, rate: float, tokens_per_s: float) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from rollout.client import EngineClient
 from rollout.local_engine import InProcessLink
-from rollout.weights.proof import PublishedWeights, Updated
+from rollout.weights.proof import PublishedWeights, Updated, WeightsHeld
 from rollout.worker import EngineRank
 from shared.calls import CallReply
 from shared.config import Config
@@ -165,15 +165,20 @@ def test_an_update_is_proved_by_version_checksums_and_probe() -> None:
     probe = [[1, 2, 3]]
 
     def updated(**other: Any) -> CallReply[Updated]:
-        held = {"engine": 0, "version": 4, "seconds": {"total": 0.5}, "bytes": 8, "checksums": {"w": 30}}
+        held = {"engine": 0, "version": 4, "seconds": {"total": 0.5}, "bytes": 8, "held": WeightsHeld({"w": 30})}
         return CallReply(Updated(**{**held, "scored_version": 4, "probe": [[-1.0, -2.0]], **other}))
 
     async def story() -> None:
-        parts = [PublishedWeights(4, 8, 0.1, {"w": 10}, [[-1.0, -2.0]]), PublishedWeights(4, 8, 0.2, {"w": 20})]
+        parts = [PublishedWeights(4, 8, 0.1, {"w": 10}, probe=[[-1.0, -2.0]]), PublishedWeights(4, 8, 0.2, {"w": 20})]
         scene.answers["update"] = updated()
         report = await scene.client.update(parts, probe, time.monotonic())
         assert (report.version, report.bytes, report.write_s, report.update_s) == (4, 16, 0.2, 0.5)
-        for wrong in ({"checksums": {"w": 31}}, {"version": 3}, {"scored_version": 3}, {"probe": [[-1.0, -3.0]]}):
+        for wrong in (
+            {"held": WeightsHeld({"w": 31})},
+            {"version": 3},
+            {"scored_version": 3},
+            {"probe": [[-1.0, -3.0]]},
+        ):
             scene.answers["update"] = updated(**wrong)
             with pytest.raises(SyncMismatch):
                 await scene.client.update(parts, probe, time.monotonic())

@@ -163,7 +163,7 @@ def test_attach_and_update_are_answered(played: dict[str, Any]) -> None:
     update: Updated = played["update"]
     assert (update.engine, update.version) == (0, 0)
     assert set(update.seconds) == {"receive", "requeue", "pause", "apply", "finish", "resume", "total"}
-    assert len(update.checksums) == len(random_weights(0)) and update.bytes == 4 * sum(
+    assert {*update.held.checksums, *update.held.columns} == set(random_weights(0)) and update.bytes == 4 * sum(
         value.numel() for value in random_weights(0).values()
     )
 
