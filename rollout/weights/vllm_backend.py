@@ -229,6 +229,7 @@ class WorkerExtension:
     def maestrale_gpu_peak_bytes(self) -> int:
         """Return the largest GPU memory that this worker has allocated so far."""
         return torch.cuda.max_memory_allocated(self.weight_transfer_engine.device)
+
     def maestrale_cache_bytes(self) -> int:
         """Return the bytes for keys and values that vLLM found free on this worker's GPU."""
         return int(self.available_kv_cache_memory_bytes)  # type: ignore[attr-defined]  # the worker's
