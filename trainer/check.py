@@ -22,6 +22,7 @@ from pathlib import Path
 import psutil
 import torch
 
+from rollout.vllm_config import CPU_CACHE_BYTES
 from shared.config import Config
 from shared.errors import DataError, InputError, MaestraleError, ModelError
 from shared.jsonl import read_rows
@@ -141,7 +142,8 @@ def host_memory(config: Config | None, shape: DecoderConfig | None, on_gpus: boo
         return CheckResult("memory", "OK", text)
     width, placed, parameters = DTYPE_BYTES[config.model.dtype], config.placement, shape.parameters
     trainers = placed.trainers * memory.states_bytes(parameters, placed.trainers) + memory.BUFFERS * width * parameters
-    engines = placed.engines * (memory.weight_bytes(parameters, width, 1) + config.rollout.cache_bytes)
+    cache = config.rollout.cache_bytes or CPU_CACHE_BYTES
+    engines = placed.engines * (memory.weight_bytes(parameters, width, 1) + cache)
     text += f"; trainers {size(trainers)} and engines {size(engines)} beside activations and libraries"
     if trainers + engines > min(limit, free):
         step = "lower rollout.cache_bytes or placement.engines, train a smaller model, or end other programs"
