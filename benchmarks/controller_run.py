@@ -1,6 +1,7 @@
 """The controller of a launch, real in all its parts, against scripted engines and trainers in another process.
 
-Real: the loop, ledger, wire, packing, metrics, records on disk, checkpoint, proof of every weight update. Scripted:
+Real: the loop, ledger, wire, heartbeats, packing, metrics, records on disk, checkpoint, proof of every weight update.
+Scripted:
 what engines and trainers answer, and when (scripted.py); and, where no scorer is given, rewards (alternately high and
 low: every group is trained) and tokens of prompts.
 """
@@ -13,6 +14,7 @@ import resource
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -35,6 +37,7 @@ from shared.metrics import read_rows
 from shared.progress import Progress
 from shared.rpc import Hub
 from shared.types import Completion, Problem, Reward, Verdict
+from shared.watchdog import PulseKeeper
 from trainer.checkpoint import Checkpointer
 from trainer.client import TrainerClient
 from trainer.controller import TrainingLoop
@@ -48,7 +51,7 @@ from trainer.stages import Stages
 from trainer.timing import PhaseTimer
 from verify.scorer import RewardScorer
 
-START_S = 60.0
+START_S, HEARTBEAT_S = 60.0, 60.0
 PROMPT_TOKENS, VOCABULARY = 64, 128
 RIGHT = Reward(1.0, 0.1, 0.9, 0.0, 0.0, Verdict.CORRECT, consistent=False)
 WRONG = Reward(0.1, 0.1, 0.0, 0.0, 0.0, Verdict.WRONG, consistent=False)
@@ -65,6 +68,8 @@ class Measures:
     cpu_s: float = 0.0
     """of the controller's process, all threads"""
     ranks_cpu_s: float = 0.0
+    keeper_cpu_s: float = 0.0
+    """of the thread that answers heartbeats, of `cpu_s`"""
     rss_bytes: list[int] = field(default_factory=list)
     """of the controller's process, sampled at equal times"""
 
@@ -117,25 +122,43 @@ def raise_open_files(needed: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
+def thread_s(thread: threading.Thread) -> float:
+    """Return the seconds of processor time that a thread of this process has taken."""
+    assert thread.ident is not None
+    return time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
+
+
 @asynccontextmanager
-async def scripted_ranks(script: Script) -> AsyncIterator[tuple[Hub, psutil.Process]]:
-    """A hub that all scripted ranks have registered at, and their process. Raises what its receiving loop raised."""
-    world = 1 + script.trainers + script.engines
-    raise_open_files(8 * world + 256)
+async def scripted_ranks(script: Script) -> AsyncIterator[tuple[Hub, psutil.Process, PulseKeeper]]:
+    """A hub that all scripted ranks have registered at, their process, and the keeper that hears the heart of each.
+    Raises what the hub's receiving loop raised."""
+    world = script.world
+    raise_open_files(16 * world + 256)
     store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
     folder = launch_folder.make(launch_folder.temporary(), "benchmark")
-    hub = Hub(role_of(0, world, script.trainers, store, folder.path))
+    role = role_of(script, 0, store, folder.path)
+    hub, keeper = Hub(role), PulseKeeper(role, HOST, HEARTBEAT_S)
+    keeper.start()
     command = [sys.executable, "-m", "benchmarks.scripted", str(store.port), str(folder.path)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, cwd=ROOT)
-    receiving = asyncio.ensure_future(hub.receive())
+
+    async def turn() -> None:
+        while True:
+            keeper.turn()
+            await asyncio.sleep(0.5)
+
+    beside = [asyncio.ensure_future(hub.receive()), asyncio.ensure_future(turn())]
     try:
         assert process.stdin is not None
         with process.stdin as stream:
             stream.write(msgspec.json.encode(script))
         await hub.wait_for_ranks(range(1, world), START_S)
-        yield hub, psutil.Process(process.pid)
+        yield hub, psutil.Process(process.pid), keeper
     finally:
-        receiving.cancel()
+        keeper.leaving = keeper.closed = True
+        for task in beside:
+            task.cancel()
+        await asyncio.to_thread(keeper.join)
         hub.close()
         process.kill()
         process.wait()
@@ -188,21 +211,23 @@ async def play(
             found.rss_bytes.append(own.memory_info().rss)
             await asyncio.sleep(0.1)
 
-    async with scripted_ranks(script) as (hub, ranks):
+    async with scripted_ranks(script) as (hub, ranks, keeper):
         run = assemble(config, hub, list(tasks), scorer or ScriptedScorer(), chat or Letters())
         beside = [asyncio.ensure_future(work) for work in (run.engines.dispatch(), watch())]
         await run.publish(0)
         run.clock.close_step()
-        began, *before = time.monotonic(), sum(own.cpu_times()[:2]), sum(ranks.cpu_times()[:2])
+        began, *before = time.monotonic(), sum(own.cpu_times()[:2]), sum(ranks.cpu_times()[:2]), thread_s(keeper)
         looping = asyncio.ensure_future(run.run())
         try:
             await asyncio.wait([looping, *beside], return_when=asyncio.FIRST_COMPLETED)
             for task in (looping, *beside):
                 if task.done():
                     task.result()
+            await run.checkpointer.finish()
             found.wall_s = time.monotonic() - began
-            after = sum(own.cpu_times()[:2]), sum(ranks.cpu_times()[:2])
-            found.cpu_s, found.ranks_cpu_s = (end - start for start, end in zip(before, after, strict=True))
+            after = sum(own.cpu_times()[:2]), sum(ranks.cpu_times()[:2]), thread_s(keeper)
+            spent = (end - start for start, end in zip(before, after, strict=True))
+            found.cpu_s, found.ranks_cpu_s, found.keeper_cpu_s = spent
         finally:
             for task in (looping, *beside):
                 task.cancel()

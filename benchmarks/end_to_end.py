@@ -1,11 +1,11 @@
 """A real launch on SmolLM2-135M beside TRL's GRPOTrainer: steps, trained tokens, memory.
 
 Both sides train the same model on the same prompts (workload.py) with the same group size, prompts a step, longest
-completion, learning rate and cores; each with the fastest settings that were found on two cores, of those with float32
-weights and moments (products in float32 or in bfloat16, whichever is faster for that side here). For TRL that is plain
-`generate`, batches of 2 at up to 512 tokens and of 8 at up to 128, and glibc told to keep freed memory as our trainers
-tell it; a static cache, larger batches, continuous batching and autocast on processors without matrix units were slower
-or took more memory. All of it in bfloat16 is faster, but rounds small updates away, which is not the same training.
+completion, learning rate and cores; each with the fastest settings that were found, of those with float32 weights and
+moments. TRL's are looked for on the machine at hand: products in float32 and in bfloat16 (autocast), each with several
+batch sizes, take two steps, and the fastest goes on. It samples with plain `generate`, and glibc keeps freed memory as
+our trainers tell it; on two cores a static cache and continuous batching were slower or took more memory. All of it in
+bfloat16 is faster, but rounds small updates away, which is not the same training.
 
 Ours is `python -m trainer`, read from its metrics.jsonl; TRL runs in an environment of its own (`make install-peers`;
 peers/trl_grpo.py says what it can do on a CPU). The first steps warm up and are left out, as are ours at the end, when
@@ -34,7 +34,7 @@ from benchmarks.memory import Watch, tree_bytes
 from benchmarks.workload import FULL, QUICK, SYSTEM, Files, Workload, prepare
 from shared.errors import RunError
 from shared.metrics import read_rows
-from shared.model.cpu import has_matrix_units, multiplies_bfloat16_fast, multiplies_float16_fast
+from shared.model.cpu import multiplies_bfloat16_fast, multiplies_float16_fast
 from verify.code.sandbox.syscalls import die_with_parent
 
 ASYNC_LEVEL = 2
@@ -54,9 +54,10 @@ OURS: dict[str, Any] = {
 """our settings; trainer and engine work at the same time: the engine with half of the cores, the trainer with as many
 threads as there are cores, so that none is idle. Two batches ahead keep the engine's batch full while the longest
 completions of the oldest one end"""
-TRL: dict[str, Any] = {"precision": "autocast" if has_matrix_units(DEVICE) else "float32",
-                       "generation": "generate", "keep_freed": True}  # fmt: skip
-"""TRL's settings, which train as ours do"""
+TRL: dict[str, Any] = {"generation": "generate", "keep_freed": True}
+"""TRL's settings, which train as ours do; precision and batch size are tried"""
+PRECISIONS = ("float32", "autocast")
+TRIAL_STEPS = WARM_UP["trl"] + 1
 HUGE_PAGES = "glibc.malloc.hugetlb=1"
 KEEP_FREED = ":".join(
     f"glibc.malloc.{name}"
@@ -219,7 +220,7 @@ def run_trl(files: Files, load: Workload, cores: int, own: Mapping[str, Any]) ->
         "model": str(files.model), "prompts": str(files.prompts), "steps": load.peer_steps, "threads": cores,
         "prompts_per_step": load.prompts_per_step, "group_size": load.group_size,
         "max_completion_tokens": load.max_completion_tokens, "learning_rate": load.learning_rate,
-        "batch": load.peer_batch, **own,
+        **own,
     }  # fmt: skip
     tunables = KEEP_FREED if settings.pop("keep_freed") else HUGE_PAGES
     with tempfile.TemporaryDirectory() as name:
@@ -230,6 +231,16 @@ def run_trl(files: Files, load: Workload, cores: int, own: Mapping[str, Any]) ->
         text, peak = watched(command, environment(cores, tunables), folder)
     versions, steps = from_lines(text)
     return Side(counted(steps, WARM_UP["trl"], 0), peak, versions)
+
+
+def fastest_trl(files: Files, load: Workload, cores: int) -> Iterator[tuple[dict[str, Any], float]]:
+    """Yield (settings of TRL, trained tokens a second over a step) for every precision and batch size. Raises
+    NotMeasured where TRL is not installed."""
+    for precision in PRECISIONS:
+        for batch in load.peer_batches:
+            own = {**TRL, "precision": precision, "batch": batch}
+            side = run_trl(files, load._replace(peer_steps=TRIAL_STEPS), cores, own)
+            yield own, statistics.median(rates(side.steps))
 
 
 def absolute(name: str, side: Side) -> Iterator[Figure]:
@@ -270,7 +281,12 @@ def both_sides(load: Workload) -> Iterator[Figure]:
         ours = run_ours(files, load, cores, OURS)
         yield from absolute("ours", ours)
         try:
-            trl = run_trl(files, load, cores, TRL)
+            tried = []
+            for own, rate in fastest_trl(files, load, cores):
+                tried.append((rate, own))
+                name = f"trained, TRL tried in {own['precision']} with batches of {own['batch']}"
+                yield Figure(name, [rate], "tokens/s")
+            trl = run_trl(files, load, cores, max(tried, key=lambda one: one[0])[1])
         except NotMeasured as absent:
             yield from beside(ours, None, str(absent))
             return

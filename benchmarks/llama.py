@@ -17,6 +17,7 @@ from tokenizers import AddedToken
 
 from examples.quickstart import tiny_model
 from examples.quickstart.prepare import Options, texts_of
+from shared.model.config import DecoderConfig
 
 SCALE = 0.02
 """standard deviation of the weights"""
@@ -57,6 +58,11 @@ class Shape(NamedTuple):
     def parameters(self) -> int:
         """Numbers in all tensors."""
         return sum(math.prod(shape) for _, shape in self.tensors())
+
+    @property
+    def decoder(self) -> DecoderConfig:
+        """The same for our decoder."""
+        return DecoderConfig.from_hf(self.config())
 
     def config(self) -> dict[str, Any]:
         """Return the content of config.json."""

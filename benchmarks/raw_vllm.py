@@ -55,8 +55,7 @@ def settings_of(config: Config, model_dir: str) -> VllmConfig:
     rollout = config.rollout
     return make_vllm_config(
         model_dir, dtype=config.model.dtype, max_tokens=config.model.max_tokens, max_sequences=rollout.max_sequences,
-        cache_bytes=rollout.cache_bytes, tensor_parallel_size=1, distributed_executor_backend="uni", seed=config.seed,
-        skip_tokenizer_init=True,
+        cache_bytes=rollout.cache_bytes, seed=config.seed, skip_tokenizer_init=True,
     )  # fmt: skip
 
 

@@ -61,6 +61,7 @@ from verify.scorer import RewardScorer
 
 ASYNC_LEVEL = 2
 RANK, WORLD = 1, 2
+SCRIPT = Script(trainers=0, engines=1)
 """of the engine; rank 0 is the controller, and also holds the weights here"""
 DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 SIGMA, LONGEST = 0.5, 2.5
@@ -190,7 +191,7 @@ async def take_all(ledger: Ledger, engines: EngineClient) -> None:
 def be_rank(port: int, folder: Path, settings: str, model_dir: str) -> None:
     """Be a rollout rank as a launch has it, in a process of its own, until `stop`."""
     die_with_parent()
-    role = role_of(RANK, WORLD, 0, dist.TCPStore(HOST, port, is_master=False), folder, DEVICE)
+    role = role_of(SCRIPT, RANK, dist.TCPStore(HOST, port, is_master=False), folder, DEVICE)
 
     async def work() -> None:
         link = EngineLink(role)
@@ -233,7 +234,7 @@ async def launched(load: Load, model_dir: str) -> AsyncIterator[tuple[Ours, int]
     """(our side, process id of the rollout rank), with the weights in the engine. Raises what a rank reported."""
     store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
     folder = launch_folder.make(launch_folder.temporary(), "benchmark")
-    hub = Hub(role_of(0, WORLD, 0, store, folder.path))
+    hub = Hub(role_of(SCRIPT, 0, store, folder.path))
     config, chat = load.config(), Chat(Path(model_dir))
     tasks, replies = stories(chat, 64)
     stages = Stages(config)

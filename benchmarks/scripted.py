@@ -10,7 +10,9 @@ takes no time, what was asked for in one message ends in one message.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
+import os
 import sys
 import threading
 import time
@@ -25,13 +27,15 @@ import torch.distributed as dist
 import zmq
 import zmq.asyncio
 
-from rollout.weights.proof import PublishedWeights, Updated
+from rollout.weights.proof import PublishedWeights, Updated, WeightsHeld
 from shared.calls import CallReply, call
 from shared.messages import Finished, GenerateRequest
-from shared.ranks import Kind, Role
+from shared.ranks import Kind, Role, kind_of
+from shared.record_file import Written
 from shared.rpc import EngineLink, TrainerLink
+from shared.sockets import connect
 from shared.types import Completion, VersionSpan
-from shared.watchdog import die_with_parent
+from shared.watchdog import Peer, die_with_parent
 from trainer.forward_backward import StepSums
 from trainer.rank import Stepped
 
@@ -50,6 +54,10 @@ class Script(msgspec.Struct, frozen=True):
 
     trainers: int = 1
     engines: int = 1
+    one_node: bool = True
+    """messages go over Unix sockets in a private folder; else over TCP, encrypted and authenticated (CURVE)"""
+    node_ranks: int = 8
+    """ranks of a node, as far as heartbeats tell"""
     seats: int = 1
     """completions that one engine decodes at a time"""
     token_s: float = 0.0
@@ -73,6 +81,11 @@ class Script(msgspec.Struct, frozen=True):
     replies: list[list[int]] = []
     """[texts][tokens] completions to give instead, with their own lengths; those at even places to completions with an
     even index"""
+
+    @property
+    def world(self) -> int:
+        """Ranks, the controller included."""
+        return 1 + self.trainers + self.engines
 
     def checksums(self, version: int) -> dict[str, int]:
         """Return checksums that change with every version."""
@@ -130,13 +143,13 @@ class ScriptedEngine:
         seconds = self.script.update_s
         await asyncio.sleep(seconds)
         self.updates.append((time.monotonic(), version))
-        return Updated(0, version, {"total": seconds}, 0, self.script.checksums(version), seconds,
+        return Updated(0, version, {"total": seconds}, 0, WeightsHeld(self.script.checksums(version)), seconds,
                        scored_version=version, probe=scores(probe or []))  # fmt: skip
 
-    @call("snapshot", deadline=60)
-    async def snapshot(self) -> list[Completion]:
-        """Return nothing: no checkpoint of a run against scripted ranks is taken up again."""
-        return []
+    @call("snapshot", deadline="step")
+    async def snapshot(self) -> dict[str, Written]:
+        """Write nothing: no checkpoint of a run against scripted ranks is taken up again."""
+        return {}
 
     @call("stop", deadline=30, last=True)
     async def stop(self) -> None:
@@ -203,11 +216,16 @@ class ScriptedTrainer:
         time.sleep(seconds)
         if not self.first:
             return PublishedWeights(version, 0, seconds, dict.fromkeys(sums, 0))
-        return PublishedWeights(version, 0, seconds, sums, scores(probe))
+        return PublishedWeights(version, 0, seconds, sums, probe=scores(probe))
 
-    @call("checkpoint of the trainers", deadline=1800)
-    def save(self) -> dict[str, str]:
-        """Write nothing."""
+    @call("checkpoint of the trainers", deadline="step")
+    def save(self) -> dict[str, int]:
+        """Begin nothing."""
+        return {}
+
+    @call("writing of the checkpoint", deadline="step")
+    def saved(self) -> dict[str, Written]:
+        """Have written nothing."""
         return {}
 
     @call("stop of the trainers", deadline=60, last=True)
@@ -215,21 +233,45 @@ class ScriptedTrainer:
         """End."""
 
 
-def role_of(rank: int, world: int, trainers: int, store: dist.Store, folder: Path, device: Any = "cpu") -> Role:
+def role_of(script: Script, rank: int, store: dist.Store, folder: Path, device: Any = "cpu") -> Role:
     """Return the role of a rank of a launch on this machine."""
-    kind: Kind = "controller" if not rank else "trainer" if rank <= trainers else "engine"
-    return Role(kind, rank, world, 0, rank, True, HOST, torch.device(device), store, folder=folder)
+    kind: Kind = kind_of(rank, script.trainers)
+    number = rank - {"controller": 0, "trainer": 1, "engine": 1 + script.trainers}[kind]
+    device = torch.device(device)
+    return Role(kind, rank, script.world, number, rank, script.one_node, HOST, device, store, folder=folder)
+
+
+def beat(script: Script, store: dist.Store, folder: Path) -> None:
+    """Send the heartbeat of every rank once a second, evenly, from one thread and as many sockets; read the answers.
+
+    What is spared of a real rank's pulse is the look at its own processes, which costs the controller nothing.
+    """
+    encode, lines = msgspec.msgpack.Encoder().encode, []
+    for rank in range(1, script.world):
+        role = role_of(script, rank, store, folder)
+        line = connect(zmq.Context.instance().socket(zmq.DEALER), role, "pulse")
+        peer = Peer(rank, role.kind, os.getpid(), f"node {rank // script.node_ranks}", "sampling", 1 << 30, 1 << 34)
+        lines.append((line, encode(peer)))
+    began = time.monotonic()
+    for number in itertools.count():
+        line, pulse = lines[number % len(lines)]
+        while line.poll(0):
+            line.recv()
+        line.send(pulse)
+        if number % 16 == 0:
+            time.sleep(max(0.0, began + number / len(lines) - time.monotonic()))
 
 
 async def be_ranks(script: Script, store: dist.Store, folder: Path) -> None:
     """Play all ranks but the controller until each was told to stop."""
-    world = 1 + script.trainers + script.engines
-    zmq.asyncio.Context.instance().set(zmq.MAX_SOCKETS, world + 64)
+    for context in (zmq.asyncio.Context.instance(), zmq.Context.instance()):
+        context.set(zmq.MAX_SOCKETS, script.world + 64)
+    threading.Thread(target=beat, args=(script, store, folder), daemon=True).start()
     lengths = length_table(script)
     for rank in range(1, 1 + script.trainers):
-        link = TrainerLink(role_of(rank, world, script.trainers, store, folder))
+        link = TrainerLink(role_of(script, rank, store, folder))
         threading.Thread(target=link.serve, args=(ScriptedTrainer(script, first=rank == 1),)).start()
-    roles = [role_of(rank, world, script.trainers, store, folder) for rank in range(1 + script.trainers, world)]
+    roles = [role_of(script, rank, store, folder) for rank in range(1 + script.trainers, script.world)]
     async with asyncio.TaskGroup() as group:
         for role in roles:
             group.create_task(ScriptedEngine(script, lengths, EngineLink(role)).serve())

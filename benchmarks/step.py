@@ -1,7 +1,7 @@
 """One trainer rank, alone: model, optimiser, micro-batches and step as trainer/rank.py puts them together.
 
     with alone(device) as mesh:
-        rank = Rank(SMOLLM2_135M, "bfloat16", mesh, device)
+        rank = Rank(SMOLLM2_135M.decoder, "bfloat16", mesh, device)
         seconds = rank.step(micro_batches(draw(4096, seed=0, vocabulary=49_152), 4096))
 
 The weights are random: speed does not depend on them.
@@ -20,14 +20,14 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from benchmarks.flops import step_flops, wait
-from benchmarks.llama import Shape
+from benchmarks.peak import wait
 from shared.model.config import DecoderConfig
 from shared.model.decoder import Decoder
 from shared.sections import Optimiser
 from shared.types import CONTEXT, SAMPLED, MicroBatch, TrainSequence
 from trainer import fsdp, optimiser
 from trainer.batching import plan_batch
+from trainer.flops import packed_flops
 from trainer.forward_backward import forward_backward, pack_sequences
 from trainer.objectives.registry import read_objective
 
@@ -107,27 +107,28 @@ def token_count(batches: Sequence[MicroBatch]) -> int:
     return sum(len(sequence.token_ids) for batch in batches for sequence in batch.sequences)
 
 
-def work(shape: Shape, batches: Sequence[MicroBatch]) -> float:
+def work(config: DecoderConfig, batches: Sequence[MicroBatch]) -> float:
     """Return the FLOP of forward and backward; a prompt that is stored once is computed once."""
-    config, found = DecoderConfig.from_hf(shape.config()), 0.0
+    found = 0.0
     for batch in batches:
         packed = pack_sequences(batch.sequences, torch.device("cpu"))
-        before = [packed.lengths[prefix] if prefix >= 0 else 0 for prefix in packed.prefixes]
-        found += step_flops(config, packed.lengths, len(packed.targets), before)
+        found += 3 * packed_flops(config, packed.lengths, packed.prefixes, len(packed.targets))
     return found
 
 
 class Rank:
     """Model and optimiser of a trainer rank, with what it needs to step."""
 
-    def __init__(self, shape: Shape, compute_dtype: str, mesh: DeviceMesh, place: torch.device):
-        """compute_dtype: "float32" or "bfloat16"."""
+    def __init__(
+        self, config: DecoderConfig, compute_dtype: str, mesh: DeviceMesh, place: torch.device, recompute: int = 0
+    ):
+        """compute_dtype: "float32" or "bfloat16". recompute: layers that are computed twice."""
         gc.collect()  # an earlier one: sharded models hold themselves in circles
         settings = Optimiser.model_validate({"compute_dtype": compute_dtype})
         self.mesh, self.device = mesh, place
         self.objective = read_objective({})
         with torch.device("meta"):
-            self.decoder = Decoder(DecoderConfig.from_hf(shape.config()))
+            self.decoder = Decoder(config, recompute=recompute)
         fsdp.shard(self.decoder, mesh, getattr(torch, compute_dtype))
         fsdp.materialise(self.decoder, place)
         self.fill()

@@ -17,8 +17,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from benchmarks.flops import wait
 from benchmarks.llama import Shape
+from benchmarks.peak import wait
 from shared.types import TrainSequence
 
 Precision = Literal["float32", "autocast", "bfloat16"]

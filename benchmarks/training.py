@@ -4,7 +4,8 @@ SmolLM2-135M's shape with random weights, heavy-tailed sequences packed into mic
 forward and backward (accumulate.py), clipping and AdamW over float32 master weights (optimiser.py). All of it, the peak
 and the peer in the same process, with all cores (or one GPU).
 
-- MFU: operations of the step (flops.py) over its time and the peak of large matrix products, measured before each step.
+- MFU: operations of the step (trainer/flops.py) over its time and the peak of large matrix products, measured before
+  each step.
   Products are in the type that is faster here: bfloat16 on GPUs and some CPUs, and there float32 comes last; float32
   alone on other CPUs, where bfloat16 only costs time.
 - Peer: the fastest of the settings of a transformers + AdamW loop (step_peer.py), tried in this run, same sequences.
@@ -26,8 +27,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from benchmarks import head_memory
 from benchmarks.figures import Figure, benchmark
-from benchmarks.flops import Peak
 from benchmarks.llama import SMOLLM2_135M, Shape
+from benchmarks.peak import Peak
 from benchmarks.step import Rank, alone, device, draw, make_sequences, micro_batches, token_count, work
 from benchmarks.step_peer import Peer, Variant
 from shared.model.cpu import keep_freed_memory, multiplies_bfloat16_fast
@@ -96,13 +97,13 @@ def standard(load: Load, mesh: DeviceMesh, place: torch.device, dtype: str, whol
     """Yield speed, MFU and peer with products in `dtype`; whole: also growth and shared prompts."""
     sequences = draw(load.tokens, SEED, load.shape.vocabulary)
     batches = micro_batches(sequences, load.tokens)
-    peak, rank = Peak(getattr(torch, dtype), place), Rank(load.shape, dtype, mesh, place)
+    peak, rank = Peak(getattr(torch, dtype), place), Rank(load.shape.decoder, dtype, mesh, place)
     rank.step(batches)
     peaks, seconds = [], []
     for _ in range(load.repeats):
         peaks.append(peak.measure())
         seconds.append(rank.step(batches))
-    flops, name = work(load.shape, batches), f"{load.tokens:,} tokens, {dtype}"
+    flops, name = work(load.shape.decoder, batches), f"{load.tokens:,} tokens, {dtype}"
     yield Figure(f"step, {name}", [load.tokens / s for s in seconds], "tokens/s", better="higher")
     shares = [flops / s / p for s, p in zip(seconds, peaks, strict=True)]
     yield Figure(f"MFU, {name}", shares, "", f"peak of {dtype} matrix products, same threads", "higher",
@@ -180,8 +181,8 @@ def scaling(load: Load, mesh: DeviceMesh, place: torch.device, dtype: str) -> It
         costs = {}
         for size, (of, sequences) in sizes.items():
             batches = micro_batches(sequences, load.tokens)
-            flops = work(of, batches)
-            costs[size] = [s / flops for s in timed(Rank(of, dtype, mesh, place), batches, load.repeats)]
+            flops = work(of.decoder, batches)
+            costs[size] = [s / flops for s in timed(Rank(of.decoder, dtype, mesh, place), batches, load.repeats)]
         for size, values in compared(costs).items():
             of_first = f"that with {min(sizes):,}"
             yield Figure(f"time of an operation, {name.format(size)}", values, "", of_first, "lower")

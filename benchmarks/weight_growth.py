@@ -44,8 +44,8 @@ SIZES = (
     Size("10 MB", Shape(192, 8, 3, 1, 512, 8192), tokens=6000),
     Size("50 MB", Shape(320, 18, 5, 1, 896, 16384), tokens=3000, engines=(1, 2)),
     Size("270 MB", SMOLLM2_135M, tokens=1200, engines=(1, 2)),
-    Size("1 GB", Shape(1024, 36, 16, 8, 3072, 49152), tokens=500, engines=(1, 2)),
-    Size("2 GB", Shape(2048, 20, 32, 8, 5632, 49152), tokens=400),
+    Size("1 GB", Shape(1024, 36, 16, 8, 3072, 49152), tokens=800, engines=(1, 2)),
+    Size("2 GB", Shape(2048, 20, 32, 8, 5632, 49152), tokens=700),
 )
 
 

@@ -7,7 +7,8 @@ memcpy is timed in the trainer process between two updates. `update` is the writ
 on; while it decodes that contains the wait for the step under way, half a step on average, so that it grows with the
 load, while the stall in steps grows as steps get shorter: with 24 completions the first may be missed, with 8 the
 second. The stall is the time between two tokens of running requests across the update, the usual step included. Both
-sides compare their checksums after each update, outside the pause.
+The proof of an update runs beside decoding, outside the pause: `cost of the proof` is by how much the steps until its
+end took longer than as many undisturbed ones.
 """
 
 from __future__ import annotations
@@ -31,12 +32,13 @@ from benchmarks.child import Child
 from benchmarks.figures import Figure, benchmark
 from benchmarks.llama import SMOLLM2_135M, Shape, random_weights, write_model
 from rollout.weights import make_sender
-from rollout.weights.proof import compare_checksums
+from rollout.weights.proof import PublishedWeights, compare_held
 from rollout.weights.receiver import WeightReceiver
 from shared.config import Config
 from shared.errors import RunError
 from shared.messages import GenerateRequest
 from shared.types import Completion
+from trainer.launch import PROBE_TOKENS
 
 MEMCPY_BYTES = 512 << 20
 """a larger copy is made of several of this size"""
@@ -45,12 +47,13 @@ START_S = 300.0
 WARM_UP = 2
 """updates that do not count: they touch both buffers on both sides"""
 SHARE, SHARE_OF, SHARE_TARGET = "bandwidth of the write, bytes read and written", "memcpy's, read and written", 0.7
-UPDATE_TARGET, STALL_TARGET = 5.0, 2.0
+UPDATE_TARGET, STALL_TARGET, PROOF_TARGET = 5.0, 2.0, 0.5
 CAST = "one cast of as many values, float32 to bfloat16"
 MOVED = (4 + 2) / (2 + 2)
 """bytes that a write reads (float32) and writes (bfloat16) for a value, beside those of a copy of what it writes"""
 Times = dict[str, list[float]]
-"""[updates] seconds of each part, "stall" in decode steps"""
+"""[updates] seconds of each part, "stall" and "proof" in decode steps"""
+PROBE = [list(range(100, 100 + count)) for count in PROBE_TOKENS]
 
 
 def parts(size_bytes: int) -> list[int]:
@@ -105,9 +108,11 @@ class TrainerSide:
         values = self.bytes // torch.bfloat16.itemsize
         return time_copies([(torch.ones(values), torch.zeros(values, dtype=torch.bfloat16))], rounds)
 
-    def checksums(self) -> dict[str, int]:
+    def published(self, version: int) -> PublishedWeights:
         """Return the checksums of the master weights."""
-        return self.sender.checksums()
+        found = PublishedWeights(version, self.bytes, 0.0)
+        found.add_checksums(self.sender)
+        return found
 
     def close(self) -> None:
         """Free the buffers."""
@@ -135,10 +140,27 @@ async def keep_busy(engine: Engine, count: int, tokens: int) -> None:
         await asyncio.sleep(0.01)
 
 
+async def prove(engine: Engine, published: PublishedWeights, version: int) -> float:
+    """Prove an update as a run does, without the trainers' log-probs. Returns by how many undisturbed decode steps the
+    steps until its end were longer."""
+    timer, probe = engine.outputs.step_timer, [ids for ids in PROBE if version % (len(ids) // len(PROBE[0])) == 0]
+    await asyncio.sleep(0.3)  # the trainer has just read all its weights
+    median_s = timer.median_s()
+    if engine.outputs.running:
+        await timer.next_step()
+    timer.intervals_s.clear()
+    compare_held([published], await engine.read_back(version), engine.engine)
+    await engine.score(probe)
+    if not engine.outputs.running:
+        return 0.0
+    await timer.next_step()
+    return sum(timer.intervals_s) / median_s - len(timer.intervals_s)
+
+
 async def measure(engines: list[Engine], trainer: Child, versions: range, requests: int) -> Times:
     """Update all engines at once with each version; of several engines the slowest counts. Raises RunError when
     completions ended before the last update."""
-    found: Times = {name: [] for name in ("memcpy", "cast", "write", "update", "stall")}
+    found: Times = {name: [] for name in ("memcpy", "cast", "write", "update", "stall", "proof")}
     for version in versions:
         # decode undisturbed, so that the median step is known; for a random time, so that writes begin anywhere in one
         await asyncio.sleep(random.uniform(0.6, 0.9))
@@ -150,7 +172,7 @@ async def measure(engines: list[Engine], trainer: Child, versions: range, reques
         found["update"].append(write_s + max(one.seconds["total"] for one in done))
         found["stall"].append(max(one.stall_steps for one in done))
         for engine in engines:
-            compare_checksums(await trainer("checksums"), await engine.checksums(version), engine.engine)
+            found["proof"].append(await prove(engine, await trainer("published", version), version))
             if len(engine.outputs.running) < requests:
                 raise RunError(f"completions ended before the last of {len(versions)} updates")
     return found
@@ -206,12 +228,14 @@ def of_load(load: str, times: Times, size_bytes: int) -> Iterator[Figure]:
     if load == "decoding":
         yield Figure(f"stall of running requests, {load}", times["stall"], "", "a decode step", "lower", STALL_TARGET,
                      "sync")  # fmt: skip
+        yield Figure("cost of the proof to running requests", times["proof"], "", "a decode step", "lower",
+                     PROOF_TARGET, "sync")  # fmt: skip
 
 
 @benchmark()
 def weight_update(quick: bool) -> Iterator[Figure]:
     """Measure one engine at rest, then decoding."""
     updates, requests = (4, 8) if quick else (12, 16)
-    loads = measured(SMOLLM2_135M, 1, updates, requests, 40 + 60 * updates)
+    loads = measured(SMOLLM2_135M, 1, updates, requests, 40 + 180 * updates)
     for load, times in loads.items():
         yield from of_load(load, times, 2 * SMOLLM2_135M.parameters)

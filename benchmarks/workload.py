@@ -38,15 +38,15 @@ class Workload(NamedTuple):
     """of a micro-batch of ours: a third of a group, on average"""
     cache_bytes: int
     """of the engine: what is in flight most of the time, not all completions at their longest"""
-    peer_batch: int
-    """completions that the peer trains at a time"""
+    peer_batches: tuple[int, ...]
+    """completions that the peer trains at a time: the fastest of these"""
 
 
-FULL = Workload(4, 8, 512, 1e-5, 9, 4, 896, 448 << 20, 2)
+FULL = Workload(4, 8, 512, 1e-5, 9, 4, 896, 448 << 20, (2, 4))
 """room to think: SmolLM2-135M-Instruct writes 290 tokens on average, from 10 to the limit, which three in ten reach"""
-CUT_SHORT = Workload(4, 8, 128, 1e-5, 12, 5, 640, 160 << 20, 8)
+CUT_SHORT = Workload(4, 8, 128, 1e-5, 12, 5, 640, 160 << 20, (8, 16))
 """the same cut off where three in four completions have not ended: lengths hardly differ, little is padded"""
-QUICK = Workload(2, 4, 32, 1e-5, 6, 3, 640, 160 << 20, 8)
+QUICK = Workload(2, 4, 32, 1e-5, 6, 3, 640, 160 << 20, (8,))
 
 
 class Files(NamedTuple):

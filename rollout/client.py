@@ -12,17 +12,17 @@ import heapq
 import itertools
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from pathlib import Path
 
 import msgspec
 
-from rollout.weights import proof
-from rollout.weights.checksum import add_parts
-from rollout.weights.proof import PublishedWeights, Updated
+from rollout.weights.proof import LogprobDifference, PublishedWeights, WeightProof
 from rollout.worker import EngineRank
 from shared.batch_queue import BatchQueue
 from shared.calls import Connection, RankClient, request
 from shared.config import Config
 from shared.messages import EngineEnded, EngineRestarted, Finished, GenerateRequest, RankFailed
+from shared.record_file import Written
 from shared.rpc import raise_failure
 from shared.sockets import refused
 from shared.types import Completion, Group
@@ -43,6 +43,9 @@ class SyncReport(msgspec.Struct):
     stall_steps: float
     logprob_diff_mean: float = 0.0
     logprob_diff_max: float = 0.0
+    gpu_peak_bytes: int = 0
+    """largest allocated GPU memory so far of an engine"""
+    logprob_move_diff: float = 0.0
 
 
 class EngineClient(RankClient):
@@ -61,8 +64,7 @@ class EngineClient(RankClient):
         self._samples: dict[tuple[int, int], asyncio.Future[Completion]] = {}
         """(group, index) of a completion outside of training -> future of its end"""
         self._serial = itertools.count(1)
-        self._checksums: dict[str, int] = {}
-        """of the previous version, to distinguish old weights from wrong ones"""
+        self._proof = WeightProof(settings().model.dtype)
         self.restarting: dict[int, float] = {}
         """engine ranks that start a new engine -> since when"""
         self._routed: dict[tuple[int, int], tuple[int, float]] = {}
@@ -171,29 +173,27 @@ class EngineClient(RankClient):
         training = [since for (group, _), (_, since) in self._routed.items() if group >= 0]
         return time.monotonic() - min(training) if training else 0.0
 
-    async def snapshot(self) -> list[Completion]:
-        """Return all unfinished training completions in their current state."""
-        found = await self.call(EngineRank.snapshot)
-        return [completion for completions in found for completion in completions if completion.group >= 0]
+    async def snapshot(self, folder: Path) -> dict[str, Written]:
+        """Let every engine write its unfinished training completions, as they stand when the call comes, into a
+        checkpoint: the tokens do not pass through the controller. Returns what was written, by name."""
+        found = await self.call(EngineRank.snapshot, str(folder))
+        return {name: written for files in found for name, written in files.items()}
 
     # ---- weights ---------------------------------------------------------------------------------------------
+
+    def probe_due(self, probe: list[list[int]], version: int) -> list[list[int]]:
+        """Those of the probe's sequences that prove the update to `version`."""
+        return self._proof.due(probe, version)
 
     async def update(self, published: list[PublishedWeights], probe: list[list[int]], started: float) -> SyncReport:
         """Bring every engine to the published version while completions are in flight, and prove it.
 
         published: one per trainer rank. probe: the sequences that the trainers scored. started: time.monotonic() of
-        the write's start. Raises SyncMismatch naming the engine and the tensor or token.
+        the write's start. Raises what `WeightProof.check` raises.
         """
         version, proof_on = published[0].version, self.config.sync.verify
         replies = await self.call(EngineRank.update, version, probe if proof_on else None)
-        stats = [(0.0, 0.0)]
-        if proof_on:
-            truth = add_parts(part.checksums for part in published)
-            for engine, reply in enumerate(replies):
-                proof.compare_version(engine, version, reply.version)
-                proof.compare_checksums(truth, reply.checksums, engine, self._checksums)
-            self._checksums = truth
-            stats = [self._probe(published[0], reply, engine) for engine, reply in enumerate(replies)]
+        found = self._proof.check(published, replies, probe) if proof_on else [LogprobDifference(0.0, 0.0, 0.0)]
         return SyncReport(
             version=version,
             bytes=sum(part.bytes for part in published),
@@ -202,15 +202,11 @@ class EngineClient(RankClient):
             total_s=time.monotonic() - started,
             stall_s=max(reply.stall_s for reply in replies),
             stall_steps=max(reply.stall_steps for reply in replies),
-            logprob_diff_mean=max(mean for mean, _ in stats),
-            logprob_diff_max=max(largest for _, largest in stats),
+            logprob_diff_mean=max(difference.mean for difference in found),
+            logprob_diff_max=max(difference.max for difference in found),
+            logprob_move_diff=max(difference.moved for difference in found),
+            gpu_peak_bytes=max(reply.gpu_peak_bytes for reply in replies),
         )
-
-    def _probe(self, published: PublishedWeights, reply: Updated, engine: int) -> tuple[float, float]:
-        """(mean, largest) difference between the trainers' and an engine's log-probs of the probe."""
-        proof.compare_version(engine, published.version, reply.scored_version)
-        found = proof.compare_probe(published.probe, reply.probe, engine, self.config.model.dtype)
-        return found.mean, found.max
 
     def excused(self) -> set[int]:
         """Ranks that are starting a new engine, which has a deadline of its own."""

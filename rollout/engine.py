@@ -35,7 +35,7 @@ from rollout.stream import TokenLLM  # noqa: E402
 from rollout.trial import GIVEN_UP, Trial  # noqa: E402
 from rollout.warm_up import Died, warm_up  # noqa: E402
 from rollout.weights.layout import NO_VERSION  # noqa: E402
-from rollout.weights.proof import Updated  # noqa: E402
+from rollout.weights.proof import Updated, WeightsHeld, add_workers  # noqa: E402
 from rollout.weights.receiver import WeightReceiver  # noqa: E402
 from rollout.weights.vllm_backend import ENGINE_VARIABLE  # noqa: E402
 from shared.config import Config  # noqa: E402
@@ -62,6 +62,9 @@ class Engine:
         self.trial = Trial()
         self.warm_up_s = 0.0
         """seconds of the last start that the warm-up took"""
+        self.cache_bytes: int | None = None
+        """for keys and values, as the first start found them free: the next ones may have a process beside them"""
+        self.asleep = False
         self.starts = 0
         self.ended = asyncio.Event()
         self.failure: BaseException | None = None
@@ -80,7 +83,10 @@ class Engine:
         seed = (self.config.seed * 1_000_003 + self.engine * 101 + self.starts) % (1 << 31)
         self.starts += 1
         self.ended.clear()
-        deadline_s, config = self.config.deadlines.start_s, build_vllm_config(self.config, self.model_dir, seed=seed)
+        deadline_s, self.asleep = self.config.deadlines.start_s, False
+        config = build_vllm_config(
+            self.config, self.model_dir, seed=seed, device=self.device, cache_bytes=self.cache_bytes
+        )
         try:
             with own_gpus_first(self.device, self.config.rollout.tensor_parallel), started_within(deadline_s):
                 llm: TokenLLM = TokenLLM.from_vllm_config(config, disable_log_stats=True)
@@ -88,7 +94,10 @@ class Engine:
             name = f"engine rank {self.rank}"
             raise DeadlineExceeded(name, "start of the engine", "its engine process", deadline_s) from error
         except RuntimeError as error:
-            raise EngineLost(str(error)) from error
+            words = str(error)
+            if "Free memory on device" in words:
+                words += " Another program uses this GPU: set rollout.cache_bytes to start beside it"
+            raise EngineLost(words) from error
         self.llm = llm
         try:
             async with asyncio.timeout(deadline_s):
@@ -104,6 +113,21 @@ class Engine:
         llm.on_end = lambda error: self._end(llm, error)
         self.outputs.active_s, self.outputs.longest_s = time.monotonic(), None
         await self._ask(llm.update_weight_version(str(NO_VERSION)))
+        if self.device.type == "cuda" and self.config.rollout.cache_bytes is None and self.cache_bytes is None:
+            self.cache_bytes = min(await self._ask(llm.collective_rpc("maestrale_cache_bytes")))
+
+    async def sleep(self) -> None:
+        """Leave the GPU to the trainers: vLLM drops weights and KV cache (its level 2), requests that run are kept and
+        begin anew after `wake`. The next thing after that must be an update. On a CPU nothing is freed."""
+        if self.device.type == "cuda" and not self.asleep:
+            await self._ask(self._llm.sleep(level=2, mode="keep"))
+        self.version, self.asleep = NO_VERSION, True
+
+    async def wake(self) -> None:
+        """Take the GPU again, with weights that an update has yet to bring."""
+        if self.device.type == "cuda" and self.asleep:
+            await self._ask(self._llm.wake_up())
+        self.asleep = False
 
     async def attach(self, receiver: WeightReceiver) -> None:
         """Connect the engine process to the trainers' weights. Raises RunError if it cannot open them."""
@@ -293,11 +317,18 @@ class Engine:
             version=version,
             seconds=seconds,
             bytes=self.receiver.layout.payload_bytes,
-            checksums=await self.checksums(version) if self.config.sync.verify else {},
+            held=await self.read_back(version) if self.config.sync.verify else WeightsHeld(),
             stall_s=stall,
             stall_steps=stall / median_s if median_s else 0.0,
             running=len(self.outputs.running),
+            gpu_peak_bytes=await self._gpu_peak_bytes(),
         )
+
+    async def _gpu_peak_bytes(self) -> int:
+        """Largest GPU memory that one of the engine's workers has allocated so far; 0 on a CPU."""
+        if self.device.type != "cuda":
+            return 0
+        return int(max(await self._ask(self._llm.collective_rpc("maestrale_gpu_peak_bytes"))))
 
     async def _apply(self, version: int) -> tuple[dict[str, float], Awaitable[float]]:
         """Pause, apply, finish with the version's label, resume. Returns seconds of each, and a future of the stall."""
@@ -338,15 +369,12 @@ class Engine:
             return 0.0
         return after - before
 
-    async def checksums(self, version: int) -> dict[str, int]:
-        """Return tensor -> checksum of what the engine process reads for `version`, computed beside generation."""
-        await self._ask(self._llm.collective_rpc("maestrale_start_checksums", args=(version,)))
+    async def read_back(self, version: int) -> WeightsHeld:
+        """What the engine process computes with after the update to `version`, read beside generation."""
+        assert self.receiver is not None
+        await self._ask(self._llm.collective_rpc("maestrale_start_read_back", args=(version,)))
         while True:
-            results = await self._ask(self._llm.collective_rpc("maestrale_take_checksums"))
-            if all(result is not None for result in results):
-                break
+            workers = await self._ask(self._llm.collective_rpc("maestrale_take_read_back"))
+            if all(held is not None for held in workers):
+                return add_workers(workers, self.receiver.layout)
             await asyncio.sleep(0.01)
-        for other in results[1:]:
-            if other != results[0]:
-                raise SyncMismatch(f"engine {self.engine}: its tensor-parallel workers read different weights")
-        return {str(name): int(value) for name, value in results[0].items()}

@@ -16,12 +16,14 @@ import signal
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from rollout.client import EngineClient, SyncReport
+from rollout.start import with_time_to_start
 from rollout.weights import WeightSender, make_sender
 from rollout.weights.proof import PublishedWeights
 from rollout.worker import EngineRank
@@ -30,6 +32,7 @@ from shared.calls import CallReply, CallRequest, Result, request
 from shared.config import Config
 from shared.errors import RunError
 from shared.messages import Message, RankFailed
+from shared.ranks import count_gpus
 from shared.rpc import raise_failure
 from shared.types import Completion
 
@@ -105,8 +108,9 @@ class LocalEngine:
     def __init__(self, config: Config, model_dir: str, warn: Callable[[str], None] = lambda text: None):
         """config: model, rollout, sync, deadlines and seed are used. warn: called when an engine died, and after it was
         replaced."""
-        self.config = config
-        self.device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+        on_gpu = count_gpus(config.placement.device) > 0
+        config = self.config = with_time_to_start(config, Path(model_dir), on_gpu)
+        self.device = torch.device("cuda", 0) if on_gpu else torch.device("cpu")
         self.sender: WeightSender | None = None
         self.version = -1
         """version of the weights that were sent last; -1 for those of the model folder"""
@@ -196,8 +200,9 @@ class LocalEngine:
             raise RunError("the engine was asked for new weights before it follows any")
         self.version, started = self.version + 1, time.monotonic()
         size_bytes, seconds = await asyncio.to_thread(self.sender.write, self.version)
-        sums = await asyncio.to_thread(self.sender.checksums) if self.config.sync.verify else {}
-        published = PublishedWeights(self.version, size_bytes, seconds, sums)
+        published = PublishedWeights(self.version, size_bytes, seconds)
+        if self.config.sync.verify:
+            await asyncio.to_thread(published.add_checksums, self.sender)
         return await self._guarded(self.client.update([published], [], started))
 
     async def _guarded(self, work: Coroutine[Any, Any, Value]) -> Value:

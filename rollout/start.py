@@ -14,19 +14,36 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from shared import deaths
+from shared.config import Config
 from shared.watchdog import die_with_parent
 
 ENGINE_PROCESS = "EngineCore"
 """prefix of the names that vLLM gives engine processes"""
 REASON_VARIABLE = "MAESTRALE_START_REASON"
 REASON_BYTES = 600
+SLOW_DISK = 200e6
+"""bytes/s"""
+CHECKPOINT_FACTOR = 6
+"""size of a checkpoint (float32 weights and two moments) over that of the weights in bfloat16"""
+COMPILE_S = 600
+"""for torch.compile and the capture of CUDA graphs by an engine whose caches are empty"""
 BELOW_A_RANK = "MAESTRALE_ENGINE"
 """environment variable of a rank whose main thread starts an engine: the engine process ends with it"""
+
+
+def with_time_to_start(config: Config, model_dir: Path, on_gpu: bool) -> Config:
+    """The settings with deadlines.start_s extended by what this model takes: its weights are read, or a checkpoint of
+    CHECKPOINT_FACTOR times their size, from a slow disk; on GPUs vLLM compiles and captures graphs."""
+    size_bytes = sum(path.stat().st_size for path in model_dir.glob("*.safetensors"))
+    more_s = CHECKPOINT_FACTOR * size_bytes / SLOW_DISK + (COMPILE_S if on_gpu else 0)
+    deadlines = config.deadlines.model_copy(update={"start_s": config.deadlines.start_s + round(more_s)})
+    return config.model_copy(update={"deadlines": deadlines})
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """Environment and settings with which vLLM starts in seconds inside a rank of torchrun. Import this before vllm.
 
+On GPUs engine processes are spawned: one that is forked from a process that asked CUDA anything cannot use it.
 On the CPU the engine process is forked (3-6 s instead of 30): the parent keeps one OpenMP thread, since a pool does
 not survive a fork, and the child takes half of the user's OMP_NUM_THREADS, because engines share the cores with
 trainers (MAESTRALE_ENGINE_THREADS for another number). Two small sampler functions are not compiled (15 s of a
@@ -23,8 +24,10 @@ import torch
 from rollout.token_ranks import count_ranks_by_row
 from shared import launch_folder
 from shared.config import Config
-from shared.errors import ModelError
+from shared.errors import ConfigError, ModelError
+from shared.model.config import DecoderConfig
 from shared.model.cpu import given_threads
+from shared.model.folder import load_config
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -35,14 +38,28 @@ TORCHRUN_VARIABLES = (
 )  # fmt: skip
 THREADS_VARIABLE = "MAESTRALE_ENGINE_THREADS"
 """CPU threads of an engine process"""
+START_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 LEAST_BATCHED_TOKENS = 4096
+CPU_CACHE_BYTES = 256 << 20
+"""keys and values of an engine on the CPU where no setting says how many"""
+GPU_SHARE = 0.92
+"""of a GPU's memory, for weights, keys and values, and work of an engine that has it for itself: vLLM's default"""
+LEAST_GPU_SHARE = 0.01
+"""what vLLM asks for where the bytes for keys and values are given: it refuses to start where less is free, whatever it
+needs, and so would not start beside another process, or again"""
+TRANSFER_TENSORS, TRANSFER_BYTES = 2, 512 << 20
+"""what a weight update takes beside the engine on its GPU: copies of so many of the largest tensors, and so much more
+for another process that uses the GPU"""
 CPU_BLOCK_TOKENS = 32
 """tokens of a KV cache block: a group shares the full blocks of its prompt, and few prompts fill vLLM's 128"""
 WORKER_EXTENSION = "rollout.weights.vllm_backend.WorkerExtension"
 
 
 def prepare_environment() -> None:
-    """Set what vLLM reads at import, and remove what torchrun left. Idempotent; values the user set stay."""
+    """Set what vLLM reads at import, and remove what torchrun left. Idempotent; values the user set stay.
+
+    Raises ConfigError for a start method that cannot work on GPUs.
+    """
     for name in [*TORCHRUN_VARIABLES, *(name for name in os.environ if name.startswith("TORCHELASTIC_"))]:
         os.environ.pop(name, None)
     defaults = {
@@ -57,6 +74,13 @@ def prepare_environment() -> None:
         defaults[THREADS_VARIABLE] = str(max(1, given_threads() // 2))
         os.environ["OMP_NUM_THREADS"] = "1"
         torch._C.set_num_threads(1)
+    else:
+        defaults[START_METHOD] = "spawn"
+        if (asked := os.environ.get(START_METHOD, "spawn")) != "spawn":
+            raise ConfigError(
+                f"{START_METHOD}={asked} in the environment: an engine on a GPU cannot start by {asked}, since CUDA "
+                "does not work in a process forked from one that has asked for it; unset it, or set it to spawn"
+            )
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
     # what vLLM's imports say about other people's deprecations, and that Triton is not needed on a CPU
@@ -64,41 +88,71 @@ def prepare_environment() -> None:
     logging.getLogger("torch._library.triton").setLevel(logging.ERROR)
 
 
-def build_vllm_config(config: Config, model_dir: str, *, seed: int) -> VllmConfig:
-    """vLLM's settings for one engine of this run. Raises ModelError if the folder is no model that vLLM can serve."""
-    settings = config.rollout
+def build_vllm_config(
+    config: Config, model_dir: str, *, seed: int, device: torch.device, cache_bytes: int | None = None
+) -> VllmConfig:
+    """vLLM's settings for one engine of this run. Raises ModelError if the folder is no model that vLLM can serve.
+
+    device: its first GPU, or the CPU. cache_bytes: those that the engine found free when it started before.
+    """
+    settings, sleeps = config.rollout, config.placement.colocate == "turns" and device.type == "cuda"
+    cache_bytes = settings.cache_bytes or cache_bytes
+    more: dict[str, Any] = {"enable_sleep_mode": True} if sleeps else {}
+    if device.type == "cuda" and cache_bytes is None:
+        total = torch.cuda.get_device_properties(device).total_memory
+        more["gpu_memory_utilization"] = own_gpu_share(config, model_dir, total)
     return make_vllm_config(
         model_dir,
         dtype=config.model.dtype,
         max_tokens=config.model.max_tokens,
         max_sequences=settings.max_sequences,
-        cache_bytes=settings.cache_bytes,
-        tensor_parallel_size=settings.tensor_parallel,
-        distributed_executor_backend="uni" if settings.tensor_parallel == 1 else "mp",
+        cache_bytes=cache_bytes,
+        tensor_parallel=settings.tensor_parallel,
         seed=seed,
         skip_tokenizer_init=True,
         weight_transfer_config={"backend": "maestrale"},
         worker_extension_cls=WORKER_EXTENSION,
+        **more,
     )
 
 
+def own_gpu_share(config: Config, model_dir: str, total_bytes: int) -> float:
+    """Share of a GPU's memory for the engine that has it for itself: GPU_SHARE less what a weight update takes."""
+    shape = DecoderConfig.from_hf(load_config(Path(model_dir)))
+    dtype: torch.dtype = getattr(torch, config.model.dtype)
+    largest = shape.vocab_size * shape.hidden_size * dtype.itemsize
+    return GPU_SHARE - (TRANSFER_TENSORS * largest + TRANSFER_BYTES) / total_bytes
+
+
 def make_vllm_config(
-    model_dir: str, *, dtype: str, max_tokens: int, max_sequences: int, cache_bytes: int | None, **more: Any
+    model_dir: str,
+    *,
+    dtype: str,
+    max_tokens: int,
+    max_sequences: int,
+    cache_bytes: int | None,
+    tensor_parallel: int = 1,
+    **more: Any,
 ) -> VllmConfig:
     """Return vLLM's settings with the values that all engines here share, and `more` arguments. Raises ModelError.
 
-    max_tokens: prompt and completion together. cache_bytes: for keys and values; None: vLLM decides.
+    max_tokens: prompt and completion together. cache_bytes: for keys and values; None: CPU_CACHE_BYTES, on a GPU what
+    is free of the share `gpu_memory_utilization`. tensor_parallel: GPUs of the engine.
     """
     from vllm.engine.arg_utils import AsyncEngineArgs
 
     close_sockets()
     on_gpu = torch.cuda.is_available()
+    if on_gpu and cache_bytes is not None:
+        more["gpu_memory_utilization"] = LEAST_GPU_SHARE
     arguments = AsyncEngineArgs(
         model=model_dir,
         dtype=dtype,
         max_model_len=max_tokens,
         max_num_seqs=max_sequences,
-        kv_cache_memory_bytes=cache_bytes,
+        kv_cache_memory_bytes=cache_bytes if on_gpu else cache_bytes or CPU_CACHE_BYTES,
+        tensor_parallel_size=tensor_parallel,
+        distributed_executor_backend="uni" if tensor_parallel == 1 else "mp",
         enforce_eager=not on_gpu,
         logprobs_mode="processed_logprobs",
         generation_config="vllm",
@@ -112,8 +166,8 @@ def make_vllm_config(
         vllm_config = arguments.create_engine_config()
     except (ValueError, OSError) as error:
         raise ModelError(f"vLLM cannot serve the model folder {model_dir}: {error}") from error
+    os.environ[START_METHOD] = "spawn" if on_gpu else "fork"  # vLLM's CPU platform forces spawn while settings are made
     if not on_gpu:
-        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"  # vLLM's CPU platform forces spawn while settings are made
         count_ranks_by_row()
     return vllm_config
 

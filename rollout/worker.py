@@ -11,6 +11,7 @@ import asyncio
 import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
@@ -19,12 +20,13 @@ import torch.distributed as dist
 from rollout.weights.layout import NO_VERSION
 from rollout.weights.proof import Updated
 from rollout.weights.receiver import WeightReceiver
-from shared import deaths, watchdog
+from shared import deaths, record_file, watchdog
 from shared.batch_queue import BatchQueue
 from shared.calls import CallReply, CallRequest, call
 from shared.config import Config
-from shared.errors import DeadlineExceeded, EngineLost, RunError
+from shared.errors import CheckpointError, DeadlineExceeded, EngineLost, RunError
 from shared.messages import EngineEnded, EngineRestarted, Finished, GenerateRequest, Message
+from shared.record_file import Written
 from shared.rpc import failure
 from shared.types import Completion
 
@@ -77,6 +79,9 @@ class EngineRank:
         self.lock = asyncio.Lock()
         """one engine operation (generate, update, score, restart) at a time, first come first served"""
         self.ready = asyncio.Event()
+        self.awake = asyncio.Event()
+        """unset while the engine sleeps: its GPU is the trainers' then, and a dead engine waits for its turn"""
+        self.awake.set()
         self.restarts = 0
         self.kills_before = deaths.memory_kills()
         self.stop_id = 0
@@ -143,12 +148,14 @@ class EngineRank:
             raise errors.exceptions[0] from None
 
     async def answer(self, call_id: int, request: CallRequest[Any]) -> None:
-        """Do one call and answer it. An error is reported and ends the rank."""
+        """Do one call and answer it. An error is reported and ends the rank, unless the call survives it."""
         try:
             value = await request.run(self)
         except Exception as error:
             if call_id:
                 await self.link.send(call_id, failure(error))
+            if isinstance(error, request.call.survives):
+                return
             raise
         if call_id:
             await self.link.send(call_id, CallReply(value))
@@ -185,10 +192,25 @@ class EngineRank:
             return updated
         return await self.run_exclusive("scoring the probe", lambda: self.score(probe, updated))
 
-    @call("snapshot of running completions", deadline=60)
-    async def snapshot(self) -> list[Completion]:
-        """Return all unfinished completions as they stand."""
-        return self.engine.snapshot()
+    @call("sleep of the engines", deadline="start")
+    async def sleep(self) -> None:
+        """Leave the GPU to the trainers. Waits until the engine has started."""
+        await self.run_exclusive("leaving the GPU to the trainers", self.engine.sleep)
+        self.awake.clear()
+
+    @call("waking of the engines", deadline="start")
+    async def wake(self) -> None:
+        """Take the GPU again; the next call must be an update."""
+        self.awake.set()
+        await self.run_exclusive("waking", self.engine.wake)
+
+    @call("snapshot of running completions", deadline="step", survives=(CheckpointError,))
+    async def snapshot(self, folder: str) -> dict[str, Written]:
+        """Write all unfinished completions of training, as they stand now, into a checkpoint; returns what was written,
+        by name. Raises CheckpointError."""
+        held = [completion for completion in self.engine.snapshot() if completion.group >= 0]
+        path = Path(folder) / f"engine-{self.role.rank_in_role}.msgpack"
+        return {path.name: await asyncio.to_thread(record_file.write, path, held)}
 
     @call("stop of the engines", deadline=30, last=True)
     async def stop(self) -> None:
@@ -241,6 +263,7 @@ class EngineRank:
             self.ready.clear()
             if (receiver := self.engine.receiver) is not None:
                 receiver.engine_lost()
+            await self.awake.wait()
             start = time.monotonic()
             async with self.lock:
                 reason = self.reason or self.how_it_ended()

@@ -51,7 +51,8 @@ def create_app(settings: ServerSettings | None = None, engine: ServingEngine | N
         hf.check(folder)
         engine = VllmEngine(
             str(folder), max_tokens=max_tokens, max_sequences=settings.max_sequences, dtype=settings.dtype,
-            cache_bytes=settings.cache_bytes,
+            cache_bytes=settings.cache_bytes, gpu_share=settings.gpu_memory_utilization,
+            tensor_parallel=settings.tensor_parallel, quantization=settings.quantization,
         )  # fmt: skip
     server = Server(settings, engine, PromptRenderer.of_model(folder, settings.system_prompt), max_tokens)
 

@@ -55,9 +55,17 @@ class ServerSettings(BaseSettings):
     queue: int = Field(256, ge=0)
     """completions that wait beyond these; more get status 503"""
     cache_bytes: int = Field(0, ge=0)
-    """memory for keys and values; 0: 1 GiB on a CPU, on a GPU what is free"""
+    """memory for keys and values, on each GPU; 0: 1 GiB on a CPU, on a GPU what is free of gpu_memory_utilization"""
+    gpu_memory_utilization: float = Field(0.92, gt=0, le=1)
+    """share of each GPU for weights, keys and values, and work, where cache_bytes is 0; as much must be free at the
+    start. Beside another program on the GPU: a smaller share, or cache_bytes"""
+    tensor_parallel: int = Field(1, ge=1)
+    """GPUs that hold the model together; CUDA_VISIBLE_DEVICES says which"""
     dtype: str = "auto"
     """bfloat16, float16, float32, or auto for the model's own"""
+    quantization: str = ""
+    """a method of vLLM to quantise weights while they are loaded, e.g. fp8; empty: as the checkpoint is, which says
+    itself how it was quantised"""
     system_prompt: str = "trained"
     """trained: as in the training of the model, or policy where that is not known; policy: the server's own, in the
     language of the reasoning; empty for none; anything else as it stands. Put before what the client says, which cannot

@@ -16,12 +16,14 @@ from collections.abc import AsyncGenerator, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from rollout import warm_up
 from rollout.start import engine_processes, kill_engines, started_within
-from rollout.vllm_config import make_vllm_config, prepare_environment, read_stop_tokens
+from rollout.vllm_config import GPU_SHARE, make_vllm_config, prepare_environment, read_stop_tokens
 from serve.engine import Candidate, Constraint, Delta, EngineDied, EngineRefused, SamplingParameters
 from serve.engine_deaths import EngineFailover
-from shared.errors import ModelError
+from shared.errors import ConfigError, ModelError
 from shared.model.model_card import read_card
 
 if TYPE_CHECKING:
@@ -40,11 +42,30 @@ MINUS_INFINITY = -9999.0
 class VllmEngine:
     """An engine on vLLM: its AsyncLLM in this process, its engine core in a child process."""
 
-    def __init__(self, model_dir: str, *, max_tokens: int, max_sequences: int, cache_bytes: int, dtype: str = "auto"):
+    def __init__(
+        self,
+        model_dir: str,
+        *,
+        max_tokens: int,
+        max_sequences: int,
+        cache_bytes: int,
+        dtype: str = "auto",
+        gpu_share: float = GPU_SHARE,
+        tensor_parallel: int = 1,
+        quantization: str = "",
+    ):
         """max_tokens: context of prompt and completion together. cache_bytes: for keys and values; 0: 1 GiB on
-        a CPU, on a GPU the memory that vLLM finds free."""
+        a CPU, on a GPU what is free of its share `gpu_share`. tensor_parallel: GPUs. quantization: vLLM's name of a
+        method to quantise weights with; "" for what the checkpoint says.
+
+        Raises ConfigError for more GPUs than there are."""
         self.model_dir, self.max_tokens, self.max_sequences = model_dir, max_tokens, max_sequences
-        self.cache_bytes, self.dtype = cache_bytes, dtype
+        self.cache_bytes, self.dtype, self.gpu_share = cache_bytes, dtype, gpu_share
+        self.tensor_parallel, self.quantization = tensor_parallel, quantization
+        if tensor_parallel > max(1, gpus := torch.cuda.device_count()):
+            raise ConfigError(
+                f"tensor_parallel = {tensor_parallel}: this process sees {gpus} GPUs; give at most as many"
+            )
         self.version = version_of(model_dir)
         self.llm: StepLLM | None = None
         self.warm_up_s = 0.0
@@ -84,22 +105,25 @@ class VllmEngine:
 
     def _begin(self) -> StepLLM:
         prepare_environment()
-        import torch
-
         from serve.vllm_steps import StepLLM
 
+        on_gpu = torch.cuda.is_available()
+        more: dict[str, Any] = {"quantization": self.quantization} if self.quantization else {}
+        if on_gpu:
+            more["gpu_memory_utilization"] = self.gpu_share
         config = make_vllm_config(
             self.model_dir,
             dtype=self.dtype,
             max_tokens=self.max_tokens,
             max_sequences=self.max_sequences,
-            cache_bytes=self.cache_bytes or (None if torch.cuda.is_available() else CPU_CACHE_BYTES),
-            distributed_executor_backend="uni",
+            cache_bytes=self.cache_bytes or (None if on_gpu else CPU_CACHE_BYTES),
+            tensor_parallel=self.tensor_parallel,
             worker_extension_cls="serve.vllm_process.ServingWorkerExtension",
             load_format="safetensors",
             # JSON without blanks: an unsure model would write blanks without end
             structured_outputs_config={"backend": "guidance", "disable_any_whitespace": True},
             trust_remote_code=False,
+            **more,
         )
         try:
             with started_within(START_DEADLINE_S):

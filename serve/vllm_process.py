@@ -51,7 +51,8 @@ def open_tensors(folder: Path, files: ExitStack) -> dict[str, Any]:
 @torch.no_grad()
 def load_on_cpu(model: torch.nn.Module, tensors: dict[str, Any]) -> None:
     """Copy the tensors into a model on the CPU, and repack the packed copies that vLLM's linears compute with."""
-    from rollout.weights.cpu import pack, plan_targets
+    from rollout.weights.cpu import pack
+    from rollout.weights.parameters import plan_targets
 
     dtype = next(parameter.dtype for parameter in model.parameters())
     shapes = [(name, tuple(file.get_slice(name).get_shape())) for name, file in tensors.items()]

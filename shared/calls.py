@@ -176,6 +176,8 @@ class RankClient:
 
     def __init__(self, hub: Connection, ranks: range, deadlines: Deadlines):
         self.hub, self.ranks, self.deadlines = hub, ranks, deadlines
+        self.prepare: Callable[[CallRequest[Any]], Coroutine[Any, Any, None]] | None = None
+        """awaited with each call before it is made"""
 
     @typing.overload
     async def call(
@@ -203,6 +205,8 @@ class RankClient:
 
     async def call_each(self, requests: list[CallRequest[Result]]) -> list[Result]:
         """Call one method of every rank, with arguments of its own. Raises as `call`."""
+        if self.prepare is not None:
+            await self.prepare(requests[0])
         deadline_s = requests[0].call.seconds(self.deadlines)
         return await self.hub.call_all(dict(zip(self.ranks, requests, strict=True)), deadline_s, self.excused)
 

@@ -59,6 +59,11 @@ class Config(Section):
 
     def _run_contradictions(self) -> Iterator[str]:
         """Contradictions of names, mode and counts."""
+        if self.placement.colocate == "turns" and self.rollout.max_async_level:
+            yield (
+                'placement.colocate = "turns" samples and trains in turns, but rollout.max_async_level = '
+                f"{self.rollout.max_async_level} samples ahead of training: set rollout.max_async_level = 0"
+            )
         if "/" in self.name or self.name in ("", ".", ".."):
             yield f'name = "{self.name}" must be the name of one folder inside runs_dir = "{self.runs_dir}"'
         if self.evaluate.every and not self.data.validation:

@@ -60,6 +60,35 @@ def is_gone(pid: int) -> bool:
     return not fields or fields[0] in "ZX"
 
 
+def children(pid: int) -> list[int]:
+    """Pids of the processes that a process and its children have started and that are left."""
+    try:
+        lines = [Path(f"/proc/{pid}/task/{task}/children").read_text() for task in os.listdir(f"/proc/{pid}/task")]
+    except OSError:
+        return []
+    direct = [int(child) for line in lines for child in line.split()]
+    return direct + [pid for child in direct for pid in children(child)]
+
+
+def catches(pid: int, number: signal.Signals) -> bool:
+    """True if the process lives and handles the signal (one without a handler would die of it and report nothing)."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+    mask = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0")
+    return bool(int(mask, 16) >> (number - 1) & 1)
+
+
+def peak_bytes(pid: int) -> int:
+    """Largest resident memory of a process so far (VmHWM), 0 if it is gone."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM:")), 0)
+
+
 class Watched:
     """Watches a process for its end. `fileno` is for poll: readable once the process has ended."""
 

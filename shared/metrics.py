@@ -81,6 +81,7 @@ METRICS: dict[str, Metric] = {
     "sync/stall_steps": Metric("decode steps", "the same in median decode steps"),
     "sync/logprob_diff_mean": Metric("nats", "mean |log-prob difference| of the probe between trainer and engines"),
     "sync/logprob_diff_max": Metric("nats", "largest such difference"),
+    "sync/logprob_move_diff": Metric("nats", "mean |difference| of how far the probe moved in trainer and engines"),
     # ---- time and machine
     "time/step_s": Metric("s", "wall time of the step"),
     "time/wait_batch_s": Metric("s", "waiting for a full batch of groups (rollout and verification)"),
@@ -90,6 +91,18 @@ METRICS: dict[str, Metric] = {
     "time/total_s": Metric("s", "training time of the run, over all its launches"),
     "tokens/generated_per_s": Metric("tokens/s", "sampled completion tokens, all engines"),
     "tokens/trained_per_s": Metric("tokens/s", "prompt and completion tokens put through the trainers"),
+    "tokens/generated_per_s_per_device": Metric("tokens/s", "the former, by the GPUs of the engines (CPU: by engine)"),
+    "tokens/trained_per_s_per_device": Metric("tokens/s", "the latter, by trainer"),
+    "tflops_per_device": Metric(
+        "TFLOP/s",
+        "operations of forward and backward, by trainer and time of both and of the "
+        "optimiser's step; what is recomputed counts once (trainer/flops.py)",
+    ),
+    "mfu": Metric(
+        "share",
+        "tflops_per_device by the dense bfloat16 peak of the card's data sheet; only on cards that "
+        "trainer/flops.py lists",
+    ),
     "memory/controller_peak_bytes": Metric("bytes", "largest resident memory so far of the controller"),
     "memory/trainer_peak_bytes": Metric("bytes", "largest resident memory so far of a trainer rank"),
     "memory/engine_peak_bytes": Metric("bytes", "largest resident memory so far of an engine"),
@@ -124,6 +137,11 @@ METRICS: dict[str, Metric] = {
     "sft/loss": Metric("nats", "mean cross-entropy of a completion token"),
     "sft/lr": Metric("rate", "learning rate of the SFT step"),
     "sft/tokens_per_s": Metric("tokens/s", "tokens put through the trainers since SFT began"),
+    "sft/tokens_per_s_per_device": Metric("tokens/s", "the same, by trainer"),
+    "sft/tflops_per_device": Metric("TFLOP/s", "as tflops_per_device, of the SFT step"),
+    "sft/mfu": Metric("share", "as mfu, of the SFT step"),
+    "sft/trainer_peak_bytes": Metric("bytes", "largest resident memory so far of a trainer rank"),
+    "sft/trainer_peak_gpu_bytes": Metric("bytes", "largest allocated GPU memory so far of a trainer rank"),
 }
 
 KINDS = ("sft", "evaluation", "train")

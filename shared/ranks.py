@@ -1,7 +1,8 @@
 """The role of each rank and its place in the launch: the only reader of torchrun's environment variables.
 
 rank 0 is the controller, ranks 1..T are trainers, the others are engines. On every node the trainers and engines take
-the node's GPUs in order (an engine takes `tensor_parallel` of them); the controller takes none.
+the node's GPUs in order (an engine takes `tensor_parallel` of them); the controller takes none. Where one node has too
+few GPUs for that, trainers and engines share them: the trainers take the first ones, the engines the last.
 """
 
 from __future__ import annotations
@@ -73,10 +74,59 @@ def rank_name(rank: int, trainers: int) -> str:
     return f"{kind}{number} (rank {rank})"
 
 
-def first_gpu(rank: int, local_rank: int, trainers: int, tensor_parallel: int) -> int:
-    """Index of the first GPU of a rank on its node: the ranks before it on the node took theirs."""
-    need = {"controller": 0, "trainer": 1, "engine": tensor_parallel}
-    return sum(need[kind_of(other, trainers)] for other in range(rank - local_rank, rank))
+def count_gpus(device: Literal["auto", "cpu", "cuda"]) -> int:
+    """Return how many GPUs of this node the ranks may use, 0 for the CPU. device: placement.device.
+
+    Raises ConfigError where it cannot be had, and with "auto" where GPUs are there that cannot be used.
+    """
+    if device == "cpu":
+        if torch.version.cuda is not None:
+            raise ConfigError(
+                'placement.device = "cpu" needs the CPU builds of torch and vLLM, but CUDA builds are installed: '
+                '`make install EXTRA=cpu`, or placement.device = "cuda"'
+            )
+        return 0
+    gpus = torch.cuda.device_count()
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") == ""
+    there = [] if gpus or hidden else [path.name for path in Path("/dev").glob("nvidia[0-9]*")]
+    if not gpus and (device == "cuda" or there):
+        why = "CUDA_VISIBLE_DEVICES is empty" if hidden else "no NVIDIA GPU is in /dev"
+        if there:
+            why = f"/dev/{there[0]} is there: " + (
+                "the CPU build of torch is installed (`make install EXTRA=cuda` brings the other)"
+                if torch.version.cuda is None
+                else "is its driver new enough (`nvidia-smi`)?"
+            )
+        raise ConfigError(
+            f'placement.device = "{device}", but torch can use no GPU; {why}. To compute on the CPU: '
+            'placement.device = "cpu"'
+        )
+    return gpus
+
+
+def shares_gpus(config: Config, gpus: int) -> bool:
+    """Whether trainers and engines of a launch on one node with `gpus` GPUs share them: enough for either, too few for
+    both."""
+    needs = config.placement.trainers, config.placement.engines * config.rollout.tensor_parallel
+    return config.placement.colocate != "never" and max(needs) <= gpus < sum(needs)
+
+
+def gpus_of(rank: int, node: range, config: Config, gpus: int) -> range:
+    """Indices of a rank's GPUs on its node, which has `gpus` and the ranks `node`; beyond `gpus` if these are too
+    few."""
+    trainers, parallel = config.placement.trainers, config.rollout.tensor_parallel
+    need = {"controller": 0, "trainer": 1, "engine": parallel}
+    kind = kind_of(rank, trainers)
+    first = sum(need[kind_of(other, trainers)] for other in range(node.start, rank))
+    if kind == "engine" and len(node) == config.world_size and shares_gpus(config, gpus):
+        first = gpus - parallel * (config.world_size - rank)
+    return range(first, first + need[kind])
+
+
+def ranks_here() -> range:
+    """Return the ranks of the launch on this node."""
+    first = int(os.environ["RANK"]) - int(os.environ["LOCAL_RANK"])
+    return range(first, first + int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"])))
 
 
 def one_node() -> bool:
@@ -169,8 +219,23 @@ def _attempt() -> str:
     return f"{run}/{count}/{os.environ['MASTER_PORT']}"
 
 
+def too_few_gpus(rank: int, own: range, config: Config, gpus: int) -> str:
+    """What to tell the user where the GPUs `own` of a rank are not all there."""
+    repair = "start fewer ranks here (--nproc-per-node), or lower rollout.tensor_parallel"
+    if one_node():
+        parallel, placement = config.rollout.tensor_parallel, config.placement
+        repair = (
+            f"placement.trainers = {placement.trainers} and placement.engines x rollout.tensor_parallel = "
+            f"{placement.engines * parallel} may each be at most {gpus}, so that they can share the GPUs "
+            '(placement.colocate other than "never"); lower them, or start on several nodes'
+        )
+    kind = kind_of(rank, config.placement.trainers)
+    return f"{kind} rank {rank} needs GPU {own.stop - 1} of this node, which has {gpus} (0 to {gpus - 1}): {repair}"
+
+
 def read_role(config: Config, store: dist.Store, folder: Path) -> Role:
-    """Read this process's role. Raises ConfigError if the launch has another number of ranks than the settings."""
+    """Read this process's role. Raises ConfigError if the launch has another number of ranks than the settings, or if
+    this node has too few GPUs for its ranks."""
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     local_rank = int(os.environ["LOCAL_RANK"])
     trainers, engines = config.placement.trainers, config.placement.engines
@@ -181,15 +246,13 @@ def read_role(config: Config, store: dist.Store, folder: Path) -> Role:
             "one node, or change these settings"
         )
     kind = kind_of(rank, trainers)
-    device = torch.device("cpu")
-    if kind != "controller" and torch.cuda.is_available():
-        index = first_gpu(rank, local_rank, trainers, config.rollout.tensor_parallel)
-        if index >= torch.cuda.device_count():
-            raise ConfigError(
-                f"{kind} rank {rank} needs GPU {index} of this node, which has {torch.cuda.device_count()}: start "
-                "fewer ranks here (--nproc-per-node) or lower rollout.tensor_parallel"
-            )
-        device = torch.device("cuda", index)
+    device, gpus = torch.device("cpu"), count_gpus(config.placement.device)
+    if gpus:
+        for other in ranks_here():
+            if (own := gpus_of(other, ranks_here(), config, gpus)) and own.stop > gpus:
+                raise ConfigError(too_few_gpus(other, own, config, gpus))
+        if kind != "controller":
+            device = torch.device("cuda", gpus_of(rank, ranks_here(), config, gpus).start)
     return Role(
         kind=kind,
         rank=rank,

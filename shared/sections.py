@@ -78,6 +78,13 @@ class Placement(Section):
     """number of trainer ranks (FSDP2)"""
     engines: int = Field(1, ge=1)
     """number of rollout ranks, each with one vLLM engine"""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """what trainers and engines compute on: "auto" is the GPUs where the machine has some, and refuses to start where
+    it has some that cannot be used; "cpu" needs the CPU builds of torch and vLLM"""
+    colocate: Literal["auto", "resident", "turns", "never"] = "auto"
+    """how trainers and engines share the GPUs of a launch on one node that has fewer than both need: "resident", both
+    stay in GPU memory; "turns", only those who work do (the engines sleep, the trainers' weights and moments move to
+    host memory), which needs rollout.max_async_level = 0; "auto", the first of them that fits; "never", refuse"""
 
 
 class Rollout(Section):
@@ -99,8 +106,9 @@ class Rollout(Section):
     turns"""
     max_sequences: int = Field(256, ge=1)
     """completions that one engine decodes at once"""
-    cache_bytes: int = Field(256 << 20, gt=0)
-    """KV cache on each GPU of an engine (on the CPU: of the engine), bytes"""
+    cache_bytes: int | None = Field(None, gt=0)
+    """KV cache on each GPU of an engine (on the CPU: of the engine), bytes. Not given: what is free on a GPU that an
+    engine has for itself, what the open completions need on one that it shares, 256 MiB on the CPU"""
     tensor_parallel: int = Field(1, ge=1)
     """GPUs of one engine (CPU: 1)"""
     transport: Literal["auto", "shm", "cuda_ipc", "network"] = "auto"
@@ -341,7 +349,8 @@ class Sync(Section):
 
 class Deadlines(Section):
     start_s: float = Field(300, gt=0)
-    """all ranks are up, models loaded; a teacher behind an address, which may have to start too, has as long for the
+    """all ranks are up, models loaded; the time to read this model from a slow disk is added, and on GPUs that to
+    compile and to capture graphs. A teacher behind an address, which may have to start too, has as long for the
     log-probs of one completion"""
     step_s: float = Field(3600, gt=0)
     """one accumulate or optimiser call; this and other calls and waits end sooner after ten times the longest of their

@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
-import numpy as np
-
 RESAMPLES = 10_000
 _AT_ONCE = 1 << 22
 """problems drawn in one array"""
@@ -97,7 +95,8 @@ def cluster_bootstrap(values: Sequence[float], seed: int = 0, resamples: int = R
 
     The same seed gives the same interval. One problem has no spread: its interval is its value.
     """
-    from scipy.stats import bootstrap  # late: it takes seconds, and ranks that train never need it
+    import numpy as np
+    from scipy.stats import bootstrap  # late: it takes seconds, and ranks that train need neither
 
     found = np.asarray(values, np.float64)
     if len(found) == 1:

@@ -1,9 +1,10 @@
 """Detects and reports hangs and deaths: heartbeats between ranks, stack dumps of all processes, death with the parent.
 
 Every worker rank runs a `Pulse` thread that tells the controller's `PulseKeeper` thread once a second that it lives and
-in which phase; the keeper echoes. A side that hears nothing from the other for `heartbeat_s` reports the silent rank by
-role, phase and peer, makes every process it can reach write its stacks, kills what hangs and exits non-zero, so that
-torchrun ends the launch. A process is asked by SIGUSR1 first, which it answers between two of its own instructions; one
+in which phase; the keeper answers with what it knows of the ranks of that node, so that its work grows with the ranks,
+not with their square. A side that hears nothing from the other for `heartbeat_s` reports the silent rank by role, phase
+and peer, makes every process it can reach write its stacks, kills what hangs and exits non-zero, so that torchrun ends
+the launch. A process is asked by SIGUSR1 first, which it answers between two of its own instructions; one
 that does not (it hangs in a library) by SIGUSR2, which needs no GIL and can crash a process whose threads still move. A
 stopped process is continued for it.
 
@@ -30,7 +31,7 @@ import msgspec
 import zmq
 
 from shared import deaths
-from shared.deaths import Death, Siblings
+from shared.deaths import Death, Siblings, catches, children, peak_bytes
 from shared.errors import DeadlineExceeded
 from shared.ranks import Role
 from shared.sockets import ListeningSocket, connect, rank_of, refused
@@ -73,14 +74,16 @@ class Peer(msgspec.Struct):
 
 
 class Echo(msgspec.Struct):
-    """The keeper's answer: all living ranks, and whether the launch is over."""
+    """The keeper's answer: the living ranks of the receiver's node, and whether the launch is over."""
 
     peers: list[Peer]
+    """the controller first, wherever it is"""
     leave: bool = False
     """the launch is over: end this process"""
 
 
 _decode_peer = msgspec.msgpack.Decoder(Peer).decode
+_encode = msgspec.msgpack.Encoder().encode
 
 
 def _run_dir() -> Path:
@@ -153,30 +156,21 @@ def _signal(pid: int, number: int) -> None:
         pass  # it ended meanwhile, which is what the caller wants
 
 
-def _children(pid: int) -> list[int]:
-    try:
-        lines = [Path(f"/proc/{pid}/task/{task}/children").read_text() for task in os.listdir(f"/proc/{pid}/task")]
-    except OSError:
-        return []
-    direct = [int(child) for line in lines for child in line.split()]
-    return direct + [pid for child in direct for pid in _children(child)]
-
-
 def report_hang(reason: str, peers: list[Peer], folder: str, kill: bool) -> None:
     """Print why, make all local processes write their stacks, and optionally kill them. Returns after 2 s at most."""
     ctypes.CDLL(None).signal(signal.SIGTERM, 1)  # SIG_IGN: if another rank ends first, torchrun must not cut us short
     host = os.uname().nodename
-    ours = _children(os.getppid())  # whatever a message says: nothing else is ever signalled
+    ours = children(os.getppid())  # whatever a message says: nothing else is ever signalled
     local = [peer for peer in peers if peer.host == host and peer.pid in ours and peer.pid != os.getpid()]
     print(f"\n[maestrale] stopped: {reason}", file=sys.stderr)  # noqa: T201 - the last words of a dying launch
     for peer in peers:
         line = f"[maestrale]   {peer.role} rank {peer.rank}: phase '{peer.phase}', pid {peer.pid} on {peer.host}"
         print(line, file=sys.stderr)  # noqa: T201
     _write_own_stacks()
-    asked = [pid for peer in local for pid in (peer.pid, *_children(peer.pid))]
+    asked = [pid for peer in local for pid in (peer.pid, *children(peer.pid))]
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         for pid in asked:
-            if _catches(pid, number):
+            if catches(pid, number):
                 _signal(pid, number)
                 _signal(pid, signal.SIGCONT)
         end = time.monotonic() + 1.0
@@ -186,34 +180,15 @@ def report_hang(reason: str, peers: list[Peer], folder: str, kill: bool) -> None
     print(f"[maestrale] stacks of all processes: {folder}", file=sys.stderr, flush=True)  # noqa: T201
     if kill:
         for peer in local:
-            for pid in (*_children(peer.pid), peer.pid):
-                if pid in _children(os.getppid()):
+            for pid in (*children(peer.pid), peer.pid):
+                if pid in children(os.getppid()):
                     _signal(pid, signal.SIGKILL)
-
-
-def _catches(pid: int, number: signal.Signals) -> bool:
-    """True if the process lives and handles the signal (one without a handler would die of it and report nothing)."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
-    mask = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0")
-    return bool(int(mask, 16) >> (number - 1) & 1)
-
-
-def peak_bytes(pid: int) -> int:
-    """Largest resident memory of a process so far (VmHWM), 0 if it is gone."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM:")), 0)
 
 
 def describe_self(role: Role, seen: Sequence[Death] = ()) -> Peer:
     """Return the present state of this rank."""
     pid = os.getpid()
-    largest_child = max((peak_bytes(child) for child in _children(pid)), default=0)
+    largest_child = max((peak_bytes(child) for child in children(pid)), default=0)
     asked, peak, number = deaths.requested(), peak_bytes(pid), role.rank_in_role
     return Peer(role.rank, role.kind, pid, role.host, _phase, peak, largest_child, number, asked, list(seen))
 
@@ -235,12 +210,12 @@ class Pulse(threading.Thread):
         """Send a pulse, read the echo, and check for silence and deaths, once a second."""
         socket = self.socket
         socket.setsockopt(zmq.LINGER, 0)
-        decode, encode = msgspec.msgpack.Decoder(Echo).decode, msgspec.msgpack.Encoder().encode
+        decode = msgspec.msgpack.Decoder(Echo).decode
         heard = checked = time.monotonic()
         while True:
             before = time.monotonic()
             self.siblings.know(self.peers)
-            socket.send(encode(describe_self(self.role, self.siblings.seen)))
+            socket.send(_encode(describe_self(self.role, self.siblings.seen)))
             if self.siblings.poll(socket, PULSE_EVERY_S):
                 echo = decode(socket.recv())
                 heard = time.monotonic()
@@ -281,17 +256,25 @@ class PulseKeeper(threading.Thread):
     def __init__(self, role: Role, address: str, heartbeat_s: float):
         super().__init__(name="pulse keeper", daemon=True)
         self.heartbeat_s = heartbeat_s
-        self.socket = ListeningSocket(role, "pulse", address).socket
+        self.door = ListeningSocket(role, "pulse", address)
+        self.socket = self.door.socket
         self.socket.setsockopt(zmq.LINGER, 0)
         role.store.set("controller", f"{role.host} {os.getpid()}")
         self.role = role
         self.heard: dict[int, tuple[float, Peer]] = {}
         self._known: dict[int, tuple[bytes, int, str]] = {}
         """rank -> identity, pid and host of its first pulse, which do not change"""
+        self._nodes: dict[str, list[int]] = {}
+        """host -> the ranks that have been heard from there"""
+        self._own = describe_self(role)
+        self._echoes: dict[tuple[str, bool], bytes] = {}
+        """(host, whether the launch is over) -> the answer of this round, encoded"""
         self.leaving = False
         self.ending = False
         """the work is done: ranks are told to end, and may"""
         self.dismissed: set[int] | None = None
+        self.closed = False
+        """the thread is to end, and to free its socket"""
         self.loop_turned = time.monotonic()
         self.siblings = Siblings(role)
         self.lost: tuple[float, str] | None = None
@@ -314,20 +297,12 @@ class PulseKeeper(threading.Thread):
 
     def run(self) -> None:
         """Echo pulses; report the first rank (or the own loop) that is silent too long."""
-        encode = msgspec.msgpack.Encoder().encode
         checked = time.monotonic()
-        while True:
-            round_ends = time.monotonic() + PULSE_EVERY_S / 2
+        while not self.closed:
+            round_ends, self._own = time.monotonic() + PULSE_EVERY_S / 2, describe_self(self.role)
+            self._echoes.clear()
             while (left := round_ends - time.monotonic()) > 0 and self.siblings.poll(self.socket, left):
-                identity, *frames = self.socket.recv_multipart()
-                if (peer := self._recognised(identity, frames)) is None:
-                    refused.add("a heartbeat that is of no rank of this launch")
-                    continue
-                self.heard[peer.rank] = (time.monotonic(), peer)
-                self.siblings.know([peer])
-                self.socket.send_multipart([identity, encode(Echo(self.peers(), self.dismissed is not None))])
-                if self.dismissed is not None:
-                    self.dismissed.add(peer.rank)
+                self._answer()
             now = time.monotonic()
             if now - checked > 3 * PULSE_EVERY_S + 2:  # this process itself was stopped: give everybody a new chance
                 self.heard = {rank: (now, peer) for rank, (_, peer) in self.heard.items()}
@@ -336,6 +311,31 @@ class PulseKeeper(threading.Thread):
             self._bury()
             if not self.leaving:
                 self._judge(now)
+        self.door.close()
+
+    def _answer(self) -> None:
+        """Answer the pulses that are there, at most one of every rank."""
+        for _ in range(self.role.world):
+            try:
+                identity, *frames = self.socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            if (peer := self._recognised(identity, frames)) is None:
+                refused.add("a heartbeat that is of no rank of this launch")
+                continue
+            self.heard[peer.rank] = (time.monotonic(), peer)
+            self.siblings.know([peer])
+            dismissed = self.dismissed
+            self.socket.send_multipart([identity, self._echo(peer.host, dismissed is not None)])
+            if dismissed is not None:
+                dismissed.add(peer.rank)
+
+    def _echo(self, host: str, over: bool) -> bytes:
+        """The answer to the ranks of a node, made once a round."""
+        if (host, over) not in self._echoes:
+            here = [self.heard[rank][1] for rank in sorted(self._nodes[host]) if rank in self.heard]
+            self._echoes[host, over] = _encode(Echo([self._own, *here], over))
+        return self._echoes[host, over]
 
     def _recognised(self, identity: bytes, frames: list[bytes]) -> Peer | None:
         """Return the pulse of a rank of this launch; None unless it is from the connection and process of its first."""
@@ -346,7 +346,11 @@ class PulseKeeper(threading.Thread):
         if len(frames) > 1 or rank_of(identity, self.role.world) != peer.rank:
             return None
         whole = identity, peer.pid, peer.host
-        return peer if self._known.setdefault(peer.rank, whole) == whole else None
+        if peer.rank not in self._known:
+            self._known[peer.rank] = whole
+            self._nodes.setdefault(peer.host, []).append(peer.rank)
+            self._echoes.clear()  # those beside a new rank know it at once
+        return peer if self._known[peer.rank] == whole else None
 
     def _bury(self) -> None:
         """Report the first death (`on_death`), and the first rank asked to end while all live (`on_asked`)."""

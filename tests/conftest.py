@@ -104,6 +104,8 @@ def skip_without_gpu(items: list[pytest.Item]) -> None:
         return
     import torch
 
-    if not torch.cuda.is_available():
-        for item in marked:
-            item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
+    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    for item in marked:
+        if (wanted := next((mark.args[0] for mark in item.iter_markers("gpu") if mark.args), 1)) > there:
+            reason = f"needs {wanted} NVIDIA GPU{'s' * (wanted > 1)}, this machine has {there or 'none'}"
+            item.add_marker(pytest.mark.skip(reason=reason))

@@ -22,10 +22,10 @@ OTHERS = ("benchmarks", "tests")
 APART = "reward.judge."
 """settings of the judge, which validates its own"""
 BUDGETS = {
-    "product lines": 46_800,
-    "training lines": 18_450,
-    "files": 285,
-    "settings": 80,
+    "product lines": 48_900,
+    "training lines": 20_500,
+    "files": 293,
+    "settings": 81,
     "class names used twice": 0,
 }
 """A later issue may raise one, in a commit of its own that gives the reason; one that lowers a total lowers it."""

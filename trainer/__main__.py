@@ -3,6 +3,7 @@
 Every rank runs this file and takes its role. Rank 0 reads the settings once and hands them to the others.
 Without torchrun, `python -m trainer FILE` starts it for you with the right number of ranks on this machine.
 Options: --dry-run (show everything that would happen, start nothing), --help (every setting with its meaning).
+`python -m trainer check [FILE]` looks at the machine and the settings instead (check.py).
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ USAGE = """usage: torchrun --nproc-per-node=N -m trainer SETTINGS.toml [--sectio
 
 Train a reasoning model by reinforcement learning. N = 1 controller + placement.trainers + placement.engines.
 `python -m trainer SETTINGS.toml` starts torchrun itself, with the right N, on this machine.
+`python -m trainer check [SETTINGS.toml]` looks at the machine and the settings, and says what to repair.
 An interrupted run goes on from its last checkpoint with the same command. Ctrl-C, SIGTERM and SIGHUP save one first.
 
   --dry-run                 print settings, placement, token and memory budget; start nothing
@@ -70,11 +72,15 @@ class Asked(KeyboardInterrupt):
 def main(arguments: list[str]) -> int:
     """Parse, pick the role, run; returns the exit code: 0 done, 1 failed, 2 bad input, and 128 + the signal that asked
     for the end (130 after Ctrl-C, 143 after SIGTERM) or that killed a rank (137 after kill -9)."""
-    if not arguments or "--help" in arguments or "-h" in arguments:
+    if not arguments or (arguments[0] != "check" and ("--help" in arguments or "-h" in arguments)):
         from trainer.objectives.registry import describe_settings
 
         print(f"{USAGE}{settings_file.describe()}\n[objective]\n{describe_settings()}")
         return 0
+    if arguments[0] == "check":
+        from trainer import check
+
+        return check.main(arguments[1:], load, print)
     dry_run = "--dry-run" in arguments
     if dry_run and os.environ.get("RANK", "0") != "0":
         return 0  # under torchrun one rank tells
@@ -197,7 +203,11 @@ def run_rank(path: str, overrides: list[str]) -> int:
     watchdog.open_stacks(config.run_dir / "stacks", f"rank{rank}")
     deaths.only_note_requests()  # they are the controller's to handle: it saves first
     work = run_trainer if kind_of(rank, config.placement.trainers) == "trainer" else run_engine
-    code = work(config, store, node.path)
+    try:
+        code = work(config, store, node.path)
+    except InputError as error:  # of its role: the controller is told by its end
+        print(f"error: rank {rank}: {error}", file=sys.stderr)
+        code = error.exit_code
     watchdog.phase(watchdog.DONE)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -209,8 +219,10 @@ def run_rank(path: str, overrides: list[str]) -> int:
 
 def run_controller(path: str, overrides: list[str], node: LaunchFolder) -> int:
     """Rank 0."""
+    from rollout.start import with_time_to_start
     from shared.progress import Progress
-    from shared.ranks import invite, open_meeting, open_store, read_role
+    from shared.ranks import count_gpus, invite, open_meeting, open_store, read_role
+    from trainer.colocate import settle
     from trainer.run_lock import RunLock
     from trainer.sources import gather_sources, prepare
 
@@ -232,13 +244,17 @@ def run_controller(path: str, overrides: list[str], node: LaunchFolder) -> int:
             progress.warning(f"{lock.silent}. {deaths.again(config.run_dir)}")
         prepare(config, progress)
         sources = gather_sources(config)
-        ready = config.model_copy(update={"model": config.model.model_copy(update={"path": str(sources.model_dir)})})
+        gpus = count_gpus(config.placement.device)
+        settled = with_time_to_start(
+            settle(config, sources.model_dir, gpus, role.one_node), sources.model_dir, bool(gpus)
+        )
+        ready = settled.model_copy(update={"model": config.model.model_copy(update={"path": str(sources.model_dir)})})
         store.set("settings", ready.model_dump_json())  # first: the other ranks import while this one does
         invite(meeting)
         told = True
         from trainer.launch import Launch
 
-        session = Launch(config, sources, role, progress, [path, *overrides])
+        session = Launch(settled, sources, role, progress, [path, *overrides], config)
         session.keeper.on_stop = partial(lock.close, "stopped because something hung")
         asyncio.run(session.run())
         code = 0

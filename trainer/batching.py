@@ -210,9 +210,16 @@ def combine(steps: Sequence[Learned]) -> Learned:
             padding_share=statistics.fmean(step.plan.padding_share for step in steps),
             imbalance=statistics.fmean(step.plan.imbalance for step in steps),
         ),
-        StepSums(sums, maxima, sum(s.sums.seconds for s in steps), sum(s.sums.tokens for s in steps)),
+        StepSums(
+            sums=sums,
+            maxima=maxima,
+            seconds=sum(step.sums.seconds for step in steps),
+            tokens=sum(step.sums.tokens for step in steps),
+            flops=sum(step.sums.flops for step in steps),
+        ),
         Stepped(
             grad_norm=statistics.fmean(step.stepped.grad_norm for step in steps),
             seconds=sum(step.stepped.seconds for step in steps),
+            gpu_peak_bytes=max(step.stepped.gpu_peak_bytes for step in steps),
         ),
     )

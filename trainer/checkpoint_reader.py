@@ -3,12 +3,13 @@
 The controller reads the whole checkpoint once, several files at a time, while the other ranks still import: of a large
 one each byte is read twice in all (here and by the rank that loads it), whatever the number of ranks and nodes.
 Manifest, folder name, ledger and shards must have the same version and format, and no file may be missing or too many.
+Once the trainers have loaded their rows, these are compared with the weights that were live then (`compare_weights`).
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,11 +17,13 @@ from typing import TypeVar
 
 import msgspec
 
+from rollout.weights.checksum import add_parts
 from shared.errors import CheckpointError
-from trainer.checkpoint import FORMAT, LEDGER, MANIFEST, ORIGIN, Manifest, folder_of, folders
+from shared.record_file import Written
+from trainer import ledger_file
+from trainer.checkpoint import CHECKSUMS, FORMAT, MANIFEST, ORIGIN, Manifest, folder_of, folders
 from trainer.ledger import LedgerState
 from trainer.origin import Origin
-from trainer.safetensors_file import Written
 from trainer.shard_files import FILE_NAME, read_index, read_shards, told
 
 Kind = TypeVar("Kind")
@@ -44,6 +47,8 @@ class VerifiedCheckpoint:
     manifest: Manifest
     state: LedgerState
     origin: Origin
+    checksums: dict[str, dict[str, int]]
+    """shard -> parameter -> checksum of the rows that its rank had in memory when it was written"""
 
 
 @dataclass
@@ -78,24 +83,56 @@ def read(folder: Path) -> VerifiedCheckpoint:
         manifest = read_manifest(folder)
         check_names(folder, manifest.files)
         check_contents(folder, manifest.files)
-        state = decode(folder / LEDGER, LedgerState)
+        state = read_ledger(folder)
         origin = decode(folder / ORIGIN, Origin)
+        checksums = decode(folder / CHECKSUMS, dict[str, dict[str, int]])
         shards = read_shards(folder)
     except OSError as error:
         raise CheckpointError(f"{folder.name}: {error}") from error
-    versions = {LEDGER: state.version} | {shard.path.name: shard.version for shard in shards}
+    versions = {ledger_file.LEDGER: state.version} | {shard.path.name: shard.version for shard in shards}
     for name, version in versions.items():
         if version != manifest.version:
             raise CheckpointError(f"{folder.name}: {name} is of version {version}, the manifest of {manifest.version}")
-    return VerifiedCheckpoint(folder, manifest, state, origin)
+    return VerifiedCheckpoint(folder, manifest, state, origin, checksums)
 
 
 def decode(path: Path, kind: type[Kind]) -> Kind:
-    """What a JSON file of a checkpoint holds. Raises CheckpointError, and OSError."""
+    """What a JSON or msgpack file of a checkpoint holds. Raises CheckpointError, and OSError."""
     try:
+        if path.suffix == ".msgpack":
+            return msgspec.msgpack.decode(path.read_bytes(), type=kind)
         return msgspec.json.decode(path.read_bytes(), type=kind)
-    except ValueError as error:  # not JSON, not of this kind, or not UTF-8
+    except ValueError as error:  # not of this form, not of this kind, or not UTF-8
         raise CheckpointError(f"{path.parent.name}: {path.name} is damaged ({error})") from error
+
+
+def read_ledger(folder: Path) -> LedgerState:
+    """The ledger, with what the engines had of unfinished completions. Raises CheckpointError, and OSError."""
+    try:
+        return ledger_file.read(folder)
+    except ValueError as error:
+        raise CheckpointError(
+            f"{folder.name}: {ledger_file.LEDGER} or an engine's file is damaged ({error})"
+        ) from error
+
+
+def compare_weights(found: VerifiedCheckpoint, loaded: Sequence[dict[str, dict[str, int]]]) -> None:
+    """Raise CheckpointError if the weights that the trainers have loaded are not those that were live when the
+    checkpoint was taken, naming the shards and parameters: a shard may be whole and yet of another step or rank.
+
+    loaded: of each rank, file -> parameter -> checksum of what it took from there (`load_shards`).
+    """
+    wrong = []
+    for name in sorted(found.checksums.keys() | {name for part in loaded for name in part}):
+        held, live = add_parts(part.get(name, {}) for part in loaded), found.checksums.get(name, {})
+        if parameters := [each for each in sorted(live.keys() | held.keys()) if live.get(each) != held.get(each)]:
+            wrong.append(f"{name} ({parameters[0]}" + (f" and {more} more)" if (more := len(parameters) - 1) else ")"))
+    if wrong:
+        raise CheckpointError(
+            f"{found.folder.name} does not hold the weights that were live at step {found.manifest.version}: "
+            f"{', '.join(wrong)}. Every byte is as it was written, so these are of another step or rank: move "
+            f"{found.folder} away to go on from the checkpoint before, or start another run (--name=...)"
+        )
 
 
 def read_manifest(folder: Path) -> Manifest:

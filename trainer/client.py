@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from rollout.weights.proof import PublishedWeights
-from shared.calls import Connection, RankClient, request
+from shared.calls import CallRequest, Connection, RankClient, Result, request
 from shared.config import Config
 from shared.errors import NonFinite
+from shared.record_file import Written
 from shared.types import MicroBatch
 from trainer.forward_backward import StepSums
 from trainer.rank import Stepped, TrainerRank
-from trainer.safetensors_file import Written
 
 
 class TrainerClient(RankClient):
@@ -22,6 +24,8 @@ class TrainerClient(RankClient):
         self.config = config
         self.version = 0
         """policy version that was last published"""
+        self.under_way = 0
+        """calls that the ranks have not answered yet"""
 
     async def compute_old_logprobs(self, plan: list[list[MicroBatch]]) -> None:
         """Write into every sequence of the plan its log-probs under the policy as it is (column "old")."""
@@ -46,18 +50,41 @@ class TrainerClient(RankClient):
                 maxima[name] = max(maxima.get(name, value), value)
         if (loss_sum := sums.get("loss", 0.0)) != loss_sum:
             raise NonFinite(f"the loss of the step after version {self.version} is {loss_sum}")
-        return StepSums(sums, maxima, max(part.seconds for part in found), sum(part.tokens for part in found))
+        return StepSums(
+            sums=sums,
+            maxima=maxima,
+            seconds=max(part.seconds for part in found),
+            tokens=sum(part.tokens for part in found),
+            flops=sum(part.flops for part in found),
+        )
 
     async def step(self, learning_rate: float) -> Stepped:
-        """Take one optimiser step on every rank; returns the slowest rank's answer."""
-        return max(await self.call(TrainerRank.step, learning_rate), key=lambda stepped: stepped.seconds)
+        """Take one optimiser step on every rank; returns the slowest rank's answer, with the largest peak of memory."""
+        found = await self.call(TrainerRank.step, learning_rate)
+        slowest = max(found, key=lambda stepped: stepped.seconds)
+        return replace(slowest, gpu_peak_bytes=max(stepped.gpu_peak_bytes for stepped in found))
 
     async def publish(self, version: int, probe: list[list[int]]) -> list[PublishedWeights]:
         """Write the weights for the engines; returns one report a rank."""
         self.version, proof = version, self.config.sync.verify
         return await self.call(TrainerRank.publish, version, probe if proof else [], proof)
 
-    async def save(self, folder: Path, version: int) -> dict[str, Written]:
-        """Write all shards of a version; returns what was written, by name."""
-        found = await self.call(TrainerRank.save, str(folder), version)
-        return {name: written for files in found for name, written in files.items()}
+    async def save(self, folder: Path, version: int) -> list[dict[str, int]]:
+        """Begin to write all shards of a version; returns the checksums of each rank's weights."""
+        return await self.call(TrainerRank.save, str(folder), version)
+
+    async def saved(self) -> dict[str, Written] | None:
+        """What all ranks have written since `save`, by name; None while a file is not done, or ranks work on another
+        call, behind which this one would wait."""
+        if self.under_way:
+            return None
+        found = [files for files in await self.call(TrainerRank.saved) if files is not None]
+        return None if len(found) < len(self.ranks) else {name: each for files in found for name, each in files.items()}
+
+    async def call_each(self, requests: list[CallRequest[Result]]) -> list[Result]:
+        """Call one method of every rank; `under_way` counts such calls."""
+        self.under_way += 1
+        try:
+            return await super().call_each(requests)
+        finally:
+            self.under_way -= 1

@@ -55,7 +55,7 @@ class TrainingLoop:
     logger: RunLogger
     checkpointer: Checkpointer
     probe: list[list[int]]
-    """[sequences][tokens] scored by both sides after every weight update"""
+    """[sequences][tokens] scored by both sides after weight updates, the shortest first"""
     vocabulary: int
     """number of tokens in the vocabulary"""
     evaluator: Evaluator | None = None
@@ -101,8 +101,9 @@ class TrainingLoop:
     async def publish(self, version: int) -> None:
         """Bring the trainers' weights into the running engines, prove it, and free the slots that waited for it."""
         started = time.monotonic()
-        published = await self.trainers.publish(version, self.probe)
-        self.logger.sync(await self.engines.update(published, self.probe, started))
+        probe = self.engines.probe_due(self.probe, version)
+        published = await self.trainers.publish(version, probe)
+        self.logger.sync(await self.engines.update(published, probe, started))
         if self.config.rollout.max_async_level == 0:
             await self.evaluate_if_due(version)  # synchronous: before the next wave, so that batches repeat
         self.ledger.release(version)
@@ -121,6 +122,7 @@ class TrainingLoop:
                 groups = await clock("a full batch", ledger.take(), 2 * self.config.deadlines.step_s)
             except Interrupted:
                 await self.checkpointer.save(after=kept)
+                await self.checkpointer.finish()
                 if not all(task.done() for task in evaluations):  # the next launch's engines have later weights
                     self.logger.progress.warning("a validation evaluation under way ends here and is not made up for")
                 raise

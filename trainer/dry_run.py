@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-import torch
-
+from rollout.vllm_config import CPU_CACHE_BYTES
 from shared import settings_file
 from shared.config import Config
 from shared.model.config import DecoderConfig
 from shared.model.folder import load_config
-from shared.ranks import first_gpu, kind_of
+from shared.ranks import count_gpus, gpus_of, kind_of, shares_gpus
 from trainer import memory
+from trainer.colocate import frozen_models, settle
 from trainer.memory import DTYPE_BYTES, FROZEN_BYTES, TrainerMemory
 from trainer.objectives.objective import Need
 from trainer.objectives.registry import needs, objective_of
@@ -58,15 +58,13 @@ def model_shape(config: Config) -> DecoderConfig | None:
 
 def placement_lines(config: Config) -> Iterator[str]:
     """One line for each rank: its number, role and device."""
-    trainers, parallel, gpus = config.placement.trainers, config.rollout.tensor_parallel, torch.cuda.device_count()
-    for rank in range(config.world_size):
-        kind = kind_of(rank, trainers)
+    gpus, ranks = count_gpus(config.placement.device), range(config.world_size)
+    for rank in ranks:
+        kind, own = kind_of(rank, config.placement.trainers), gpus_of(rank, ranks, config, gpus)
         device = "CPU"
-        if kind != "controller" and gpus:
-            first = first_gpu(rank, rank, trainers, parallel)
-            last = first + (parallel if kind == "engine" else 1) - 1
-            device = f"GPU {first}" if first == last else f"GPUs {first}-{last}"
-            device += "" if last < gpus else f" (this machine has {gpus}: more nodes are needed)"
+        if own and gpus:
+            device = f"GPU {own.start}" if len(own) == 1 else f"GPUs {own.start}-{own.stop - 1}"
+            device += "" if own.stop <= gpus else f" (this machine has {gpus}: more nodes are needed)"
         yield f"rank {rank}  {kind:10}  {device}"
 
 
@@ -118,11 +116,14 @@ def memory_lines(config: Config, shape: DecoderConfig | None) -> Iterator[str]:
         yield f"model.path = {config.model.path!r} {made}: no estimate"
         return
     trainers, width = config.placement.trainers, DTYPE_BYTES[config.model.dtype]
-    in_place = memory.works_in_place(trainers, config.optimiser.compute_dtype, torch.cuda.is_available())
-    objective = objective_of(config)
-    reference = memory.frozen_bytes(shape.parameters, trainers, in_place) if Need.REFERENCE in needs(config) else 0.0
-    teacher_shape = teacher_shape_of(config)
-    teacher = memory.frozen_bytes(teacher_shape.parameters, trainers, in_place) if teacher_shape is not None else 0.0
+    gpus = count_gpus(config.placement.device)
+    in_place = memory.works_in_place(trainers, config.optimiser.compute_dtype, gpus > 0)
+    objective, frozen = objective_of(config), frozen_models(config, shape, gpus > 0)
+    reference, teacher = frozen.get("reference", 0.0), frozen.get("teacher", 0.0)
+    if shares_gpus(config, gpus):
+        config = settle(config, Path(config.locate(config.model.path)), gpus, one_node=True)
+        way = config.placement.colocate
+        yield f"shared GPUs    {'both stay in GPU memory' if way == 'resident' else 'in turns'} ({way})"
     held = TrainerMemory(
         states=memory.states_bytes(shape.parameters, trainers),
         gathered=memory.whole_bytes(shape.parameters, in_place),
@@ -132,6 +133,7 @@ def memory_lines(config: Config, shape: DecoderConfig | None) -> Iterator[str]:
     )
     moved = FROZEN_BYTES * shape.parameters if reference and objective.reference != "start" else 0
     weights = memory.weight_bytes(shape.parameters, width, config.rollout.tensor_parallel)
+    cache = config.rollout.cache_bytes or (0 if gpus else CPU_CACHE_BYTES)
     cache_tokens = held_tokens(config, shape)
     yield f"parameters     {shape.parameters / 1e6:,.2f} M"
     yield (
@@ -142,17 +144,19 @@ def memory_lines(config: Config, shape: DecoderConfig | None) -> Iterator[str]:
         + (f"teacher model {size(teacher)} + " if teacher else "")
         + f"weight buffers {size(held.buffers)}; activations come on top"
     )
-    yield (
-        f"engine rank    {size(weights + config.rollout.cache_bytes)} = weights {size(weights)} + KV cache "
-        f"{size(config.rollout.cache_bytes)} ({cache_tokens:,} tokens, "
-        f"{cache_tokens // config.model.max_tokens} full sequences)"
-    )
+    if cache:
+        yield (
+            f"engine rank    {size(weights + cache)} = weights {size(weights)} + KV cache {size(cache)} "
+            f"({cache_tokens:,} tokens, {cache_tokens // config.model.max_tokens} full sequences)"
+        )
+    else:
+        yield f"engine rank    weights {size(weights)} + KV cache in what is free of each GPU"
     slots, where = 2 * width * memory.largest_tensor(shape), "each engine rank"
     if config.rollout.transport == "auto":
         where = "an engine rank on another node than the trainers"
     if config.rollout.transport in ("auto", "network"):
         yield f"on their way   {size(slots)} more in {where}: two slots of the largest tensor"
-    if Need.TEACHER in needs(config) and not objective.served_teacher and teacher_shape is None:
+    if Need.TEACHER in needs(config) and not objective.served_teacher and not teacher:
         yield f"teacher        objective.teacher = {objective.teacher!r} is not a folder here: on top of a trainer"
     checkpoint = 3 * 4 * shape.parameters + moved
     yield f"a checkpoint   {size(checkpoint)} on disk, an export {size(width * shape.parameters)}"
@@ -161,14 +165,7 @@ def memory_lines(config: Config, shape: DecoderConfig | None) -> Iterator[str]:
 def held_tokens(config: Config, shape: DecoderConfig) -> int:
     """Tokens that the KV cache of an engine holds; rollout.cache_bytes is what each of its GPUs sets aside."""
     rollout, width = config.rollout, DTYPE_BYTES[config.model.dtype]
-    return memory.cache_tokens(shape, width, rollout.tensor_parallel, rollout.cache_bytes)
-
-
-def teacher_shape_of(config: Config) -> DecoderConfig | None:
-    """The shape of a teacher that runs in the trainers; None without one, and where its folder is not here yet."""
-    teacher = objective_of(config).teacher
-    here = Need.TEACHER in needs(config) and Path(teacher).is_dir()
-    return DecoderConfig.from_hf(load_config(Path(teacher))) if here else None
+    return memory.cache_tokens(shape, width, rollout.tensor_parallel, rollout.cache_bytes or CPU_CACHE_BYTES)
 
 
 def remark_lines(config: Config, shape: DecoderConfig | None) -> Iterator[str]:
@@ -187,13 +184,14 @@ def remark_lines(config: Config, shape: DecoderConfig | None) -> Iterator[str]:
         )
     yield from objective_lines(config)
     yield from group_lines(config)
-    if shape is not None:
+    cache = rollout.cache_bytes or (0 if count_gpus(config.placement.device) else CPU_CACHE_BYTES)
+    if shape is not None and cache:
         fitting = held_tokens(config, shape) // config.model.max_tokens
         if fitting < 1:
-            yield f"rollout.cache_bytes = {rollout.cache_bytes} does not hold one sequence of model.max_tokens"
+            yield f"rollout.cache_bytes = {cache} does not hold one sequence of model.max_tokens"
         elif fitting < min(rollout.max_sequences, open_completions) // 4:
             yield (
-                f"rollout.cache_bytes = {rollout.cache_bytes} holds {fitting} full sequences, far fewer than "
+                f"rollout.cache_bytes = {cache} holds {fitting} full sequences, far fewer than "
                 f"rollout.max_sequences = {rollout.max_sequences}: engines may preempt"
             )
 

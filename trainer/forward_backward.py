@@ -16,6 +16,7 @@ from shared.errors import NonFinite, RunError
 from shared.model.decoder import Decoder
 from shared.model.packing import PackedBatch, pack
 from shared.types import MicroBatch, TrainSequence
+from trainer.flops import packed_flops
 from trainer.fsdp import fits_whole, hold, provide_gradients, reshard
 from trainer.objectives.inputs import loss_inputs
 from trainer.objectives.loss import policy_loss, sft_loss
@@ -33,6 +34,8 @@ class StepSums(msgspec.Struct):
     """of the slowest rank"""
     tokens: int
     """prompt + completion tokens put through the model"""
+    flops: float = 0.0
+    """operations of the policy's forward and backward, and of the forwards of models beside it (trainer/flops.py)"""
 
 
 @dataclass
@@ -82,6 +85,12 @@ def check(sequence: TrainSequence, sft: bool) -> None:
 def pack_sequences(sequences: Sequence[TrainSequence], device: torch.device) -> PackedBatch:
     """Pack sequences end to end with their loss tokens as targets; none give a stand-in without targets."""
     return pack([sequence.token_ids for sequence in sequences], [sequence.mask for sequence in sequences], device)
+
+
+def work_of(model: Decoder, packed: PackedBatch) -> float:
+    """Return the operations of one forward pass; none for a stand-in without targets."""
+    targets = len(packed.targets)
+    return packed_flops(model.config, packed.lengths, packed.prefixes, targets) if targets else 0.0
 
 
 @torch.no_grad()
@@ -147,10 +156,9 @@ def forward_backward(
     if objective is not None:
         check_needs(objective, auxiliary, micro_batches)
     device = next(decoder.parameters()).device
-    keep = fits_whole(decoder)
+    keep, flops = fits_whole(decoder), 0.0
     provide_gradients(decoder)
-    sums: dict[str, Tensor] = {}
-    maxima: dict[str, Tensor] = {}
+    sums, maxima = dict[str, Tensor](), dict[str, Tensor]()
     for number, batch in enumerate(micro_batches, 1):
         last = number == len(micro_batches)
         packed = pack_sequences(batch.sequences, device)
@@ -159,9 +167,11 @@ def forward_backward(
             for name, model in (("reference", auxiliary.reference), ("teacher", auxiliary.teacher)):
                 if model is not None:
                     frozen[name] = score_with(model, packed, temperature, last)
+                    flops += work_of(model, packed)
         if keep:
             hold(decoder, last)
         logprobs, entropy, states = decoder(packed, temperature, "states")
+        flops += 3 * work_of(decoder, packed)
         if objective is None:
             found = sft_loss(loss_inputs(batch.sequences, logprobs), entropy)
         else:
@@ -182,6 +192,7 @@ def forward_backward(
         maxima=read(maxima),
         seconds=time.perf_counter() - start,
         tokens=sum(len(sequence.token_ids) for batch in micro_batches for sequence in batch.sequences),
+        flops=flops,
     )
 
 

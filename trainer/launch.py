@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -24,6 +25,7 @@ from shared.sockets import reachable_address, refused
 from shared.types import Problem
 from shared.watchdog import PulseKeeper
 from trainer import checkpoint, report, resume, run_log
+from trainer.checkpoint_reader import VerifiedCheckpoint, compare_weights
 from trainer.client import TrainerClient
 from trainer.controller import TrainingLoop
 from trainer.data import DataSource, PromptFormat, opened
@@ -43,10 +45,12 @@ from trainer.sources import Sources
 from trainer.stages import Stages
 from trainer.teachers import Teacher
 from trainer.timing import PhaseTimer
+from trainer.turns import Turns
 from verify.plugins import choose
 from verify.scorer import RewardScorer
 
-PROBE_SEQUENCES, PROBE_TOKENS = 2, 24
+PROBE_TOKENS = 8, 64, 256
+"""of each probe sequence, where model.max_tokens has room for them"""
 REPEAT_S = 3.0
 """a signal that comes again later than this counts as a second request"""
 PHASES = "phases.jsonl"
@@ -54,9 +58,19 @@ PHASES = "phases.jsonl"
 
 
 def choose_probe(source: DataSource) -> list[list[int]]:
-    """[sequences][tokens] fixed sequences to score on both sides: the beginnings of the first prompts."""
-    found = [source.render(problem, 0).token_ids[:PROBE_TOKENS] for problem in source.all[:PROBE_SEQUENCES]]
-    return [ids for ids in found if len(ids) > 1]
+    """[sequences][tokens] fixed sequences to score on both sides: ends of problems with their answers, the longest of
+    several, each of another length and from another problem on."""
+    found: list[list[int]] = []
+    longest = min(PROBE_TOKENS[-1], source.stages.now.model.max_tokens - 1)
+    problems = itertools.cycle(source.all)
+    for count in sorted({max(2, tokens * longest // PROBE_TOKENS[-1]) for tokens in PROBE_TOKENS}):
+        ids: list[int] = []
+        while len(ids) < count:
+            problem = next(problems)
+            answer = source.prompt_format.chat.encode_plain(problem.answer or problem.text)
+            ids += source.render(problem, 0).token_ids + answer
+        found.append(ids[-count:])
+    return found
 
 
 def later(loop: asyncio.AbstractEventLoop, call: Callable[..., object], *arguments: object) -> None:
@@ -68,9 +82,12 @@ def later(loop: asyncio.AbstractEventLoop, call: Callable[..., object], *argumen
 class Launch:
     """One launch on rank 0: assembles the run, trains, evaluates, exports and reports."""
 
-    def __init__(self, config: Config, sources: Sources, role: Role, progress: Progress, arguments: Sequence[str] = ()):
-        """arguments: of the command, for the run's list of launches; ACCEPT_CHANGES may be among them."""
-        self.config, self.sources, self.role, self.progress = config, sources, role, progress
+    def __init__(
+        self, config: Config, sources: Sources, role: Role, progress: Progress, arguments: Sequence[str], given: Config
+    ):
+        """config: as settled for this machine. arguments: of the command, for the run's list of launches;
+        ACCEPT_CHANGES may be among them. given: the settings before they were settled, which the run keeps."""
+        self.config, self.sources, self.role, self.progress, self.given = config, sources, role, progress, given
         self.arguments = arguments
         self.keeper = PulseKeeper(role, reachable_address(role), config.deadlines.heartbeat_s)
         self.hub = Hub(role)
@@ -79,9 +96,16 @@ class Launch:
         self.stages = Stages(config)
         in_force, engines = lambda: self.stages.now, range(first_engine, role.world)
         self.engines = EngineClient(self.hub, engines, in_force, progress.warning)
+        if config.placement.colocate == "turns":
+            Turns(self.trainers, self.engines)
         self.teacher: Teacher | None = None
         """asked over HTTP"""
         self.looping: TrainingLoop | None = None
+        self.checkpointer: checkpoint.Checkpointer | None = None
+        self.resumed: VerifiedCheckpoint | None = None
+        """what this launch goes on from, until its weights are loaded"""
+        self.peak_flops = 0.0
+        """of a trainer's card, as `LoadedTrainer` says"""
         self.origin: Origin
         """known once the sources are read"""
         self.asked: signal.Signals | None = None
@@ -109,6 +133,8 @@ class Launch:
                         raise Interrupted
                     task.result()
         except BaseException:
+            if self.checkpointer is not None and self.asked is None:
+                await self.checkpointer.rescue(background)
             await asyncio.to_thread(self.keeper.dismiss)
             raise
         finally:
@@ -172,7 +198,7 @@ class Launch:
             demonstrations = await asyncio.to_thread(self._demonstrations, prompts, newest)
             await self._start_ranks(newest)
             run = self._assemble(source, scorer, ledger, clock, validation)
-            settings_file.write(config, config.run_dir / "config.toml")
+            settings_file.write(self.given, config.run_dir / "config.toml")
             try:
                 await self._learn(run, demonstrations, newest)
                 await self._finish(run)
@@ -231,25 +257,34 @@ class Launch:
         loaded = await self.trainers.call(
             TrainerRank.load, str(self.sources.model_dir), str(newest) if newest else None
         )
+        if self.resumed is not None:
+            compare_weights(self.resumed, [part.checksums for part in loaded])
+            self.resumed = None
         self.progress.phase("connecting the engines")
+        for part in loaded[1:]:
+            part.transfer.pop("layout")  # the same for all ranks: tens of kB for every pair of a trainer and an engine
         await self.engines.call(EngineRank.attach, [part.transfer for part in loaded])
+        self.peak_flops = min(part.peak_flops for part in loaded)
         self._describe(loaded)
 
     def _describe(self, loaded: list[LoadedTrainer]) -> None:
         first = loaded[0]
         details = ", ".join(f"{name} {value}" for name, value in first.description.items())
+        if (way := self.config.placement.colocate) != "never":
+            details += f", shares GPUs with the engines ({way})"
         self.progress.note(f"{first.parameters / 1e6:.2f} M parameters on {len(loaded)} trainer(s): {details}")
 
     async def _resume(self, prompts: PromptFormat, ledger: Ledger, clock: PhaseTimer) -> Path | None:
         """Restore the state of the newest checkpoint that is whole, if there is one; returns its folder. Raises
         ConfigError for a run that cannot go on like this."""
         config, progress = self.config, self.progress
-        self.origin = await asyncio.to_thread(origin_of, config, self.sources, prompts)
+        self.origin = await asyncio.to_thread(origin_of, self.given, self.sources, prompts)
         found = await asyncio.to_thread(resume.find, config, self.origin, self.arguments, progress)
         if found is None:
             return None
         for line in run_log.check_folder(config.run_dir):
             progress.warning(line)
+        self.resumed = found
         ledger.restore(found.state)
         clock.before_s = found.manifest.seconds
         run_log.forget_after(config.run_dir, ledger.version, ledger.stage.number)
@@ -263,8 +298,10 @@ class Launch:
         evaluator = None
         if validation:
             evaluator = Evaluator(self.engines, scorer, source, validation, config.seed)
-        written = run_log.RunLogger(clock, self.progress, self.engines, scorer, ledger, self.keeper.peers)
-        checkpointer = checkpoint.Checkpointer(
+        written = run_log.RunLogger(
+            clock, self.progress, self.engines, scorer, ledger, self.keeper.peers, self.peak_flops
+        )
+        self.checkpointer = checkpointer = checkpoint.Checkpointer(
             config, ledger, self.engines, self.trainers, clock, self.progress, self.origin
         )
         checkpointer.saved = ledger.version if ledger.version else -1
@@ -293,10 +330,10 @@ class Launch:
             await self._place_models(newest, run.ledger.version)
             if newest is None:
                 forget_values(config.run_dir)
-        progress.phase("first weights to the engines")
-        await run.publish(run.ledger.version)
         if run.ledger.version == 0:
             await run.checkpointer.save()  # a resume need not start cold again
+        progress.phase("first weights to the engines")
+        await run.publish(run.ledger.version)
         await self._value_prompts(run)
         if run.ledger.version == 0:
             progress.phase("evaluating before training")
@@ -311,6 +348,7 @@ class Launch:
         else:
             progress.phase("training")
             await run.run()
+        await run.checkpointer.finish()
         self.looping = None
 
     async def _place_models(self, newest: Path | None, version: int) -> None:

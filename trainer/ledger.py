@@ -31,7 +31,8 @@ Pure but for one asyncio event.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from copy import copy, deepcopy
 
 import msgspec
 
@@ -48,7 +49,7 @@ class Interrupted(Exception):
 
 
 class LedgerState(msgspec.Struct):
-    """The ledger on disk (JSON), everything needed to go on as if nothing had happened."""
+    """The ledger on disk (ledger_file.py), everything needed to go on as if nothing had happened."""
 
     version: int
     """policy version = batches trained"""
@@ -68,6 +69,23 @@ class LedgerState(msgspec.Struct):
     stage: StageState = msgspec.field(default_factory=StageState)
     teacher: str = ""
     """`Objective.served_teacher`, whose log-probs the completions hold"""
+    filtered_since_step: list[Group] = []
+    """groups without signal that no step has reported yet"""
+
+
+def with_unfinished(state: LedgerState, partial: Iterable[Completion]) -> LedgerState:
+    """The state with what engines had of its unfinished completions (partial), whose groups it changes."""
+    known = {(c.group, c.index): c for c in partial}
+    for group in state.groups:
+        group.completions = [
+            known.get((c.group, c.index), c) if c.finish_reason is None else c for c in group.completions
+        ]
+    return state
+
+
+def _copy(group: Group) -> Group:
+    """The group as it is now: its completions get log-probs of a teacher, rewards and texts later."""
+    return Group(group.prompt, [copy(each) for each in group.completions], list(group.rewards), list(group.texts))
 
 
 class Ledger:
@@ -309,26 +327,23 @@ class Ledger:
             if completion.finish_reason is not None and reward is None
         ]
 
-    def state(self, partial: list[Completion]) -> LedgerState:
-        """Everything, with the engines' partial completions merged in."""
-        known = {(c.group, c.index): c for c in partial}
-        groups = []
-        for group in self.groups.values():
-            completions = [
-                known.get((c.group, c.index), c) if c.finish_reason is None else c for c in group.completions
-            ]
-            groups.append(Group(group.prompt, completions, list(group.rewards), list(group.texts)))
+    def state(self) -> LedgerState:
+        """Everything at this moment; what happens afterwards does not change it, so that it can be written meanwhile.
+
+        What engines have of unfinished completions is not in it: `with_unfinished` adds that.
+        """
         return LedgerState(
             self.version,
             self.next_index,
             self.started,
             self.filtered,
             self.filtered_in_a_row,
-            groups,
+            [_copy(group) for group in self.groups.values()],
             list(self._taken_after.values()),
             self.trained_groups,
-            self.stage,
+            deepcopy(self.stage),
             self.teacher,
+            [_copy(group) for group in self._filtered_since_step],
         )
 
     def restore(self, state: LedgerState) -> None:
@@ -341,6 +356,7 @@ class Ledger:
         self.stages.enter(state.stage)
         self.groups = {group.prompt.index: group for group in state.groups}
         self._taken_after = dict(zip(self.groups, state.overtaken, strict=True))
+        self._filtered_since_step = list(state.filtered_since_step)
         self._held.clear()
         self.busy_slots = len(self.groups)
         if state.teacher != self.teacher:

@@ -1,9 +1,11 @@
 """A trainer rank: answers the controller's calls, one after the other; all ranks get the same calls in the same order.
 
     load -> load_frozen, where the objective needs it -> (compute_old_logprobs? -> forward_backward -> step ->
-    move_reference? -> publish)*, save, export, reset_optimiser at any time between, stop
+    move_reference? -> publish -> (offload -> onload)?)*, save -> saved*, export, reset_optimiser at any time between,
+    stop
 
-Collectives run inside all of these but stop and reset_optimiser: a rank that is alone in one waits.
+Collectives run inside all of these but stop, saved, reset_optimiser, offload and onload: a rank that is alone in one
+waits.
 """
 
 from __future__ import annotations
@@ -29,14 +31,17 @@ from shared.model.cpu import given_threads, keep_freed_memory, multiplies_bfloat
 from shared.model.decoder import Decoder
 from shared.model.packing import pack
 from shared.ranks import Role
+from shared.record_file import Written
 from shared.rpc import TrainerLink
 from shared.types import CONTEXT, SAMPLED, MicroBatch
 from trainer import forward_backward, fsdp, optimiser, safetensors_file, shards
+from trainer.flops import peak_of
 from trainer.forward_backward import AuxiliaryModels, StepSums
 from trainer.memory import DTYPE_BYTES, recomputed_layers
 from trainer.objectives.registry import objective_of
 from trainer.objectives.regularised import Dro
-from trainer.safetensors_file import REFERENCE, Written
+from trainer.offload import HostMemory
+from trainer.safetensors_file import REFERENCE
 from trainer.value_head import ValueHead
 
 
@@ -48,13 +53,19 @@ class LoadedTrainer(msgspec.Struct):
     """how engines attach to the weight transfer (see rollout/weights)"""
     description: dict[str, str]
     """dtypes and settings to print once at start"""
+    checksums: dict[str, dict[str, int]] = {}
+    """of a checkpoint: file -> parameter -> checksum of the weights that this rank took from it (`load_shards`)"""
+    peak_flops: float = 0.0
+    """dense bfloat16 peak of its card, FLOP/s; 0 on a CPU, and for a card that trainer/flops.py does not list"""
 
 
 class Stepped(msgspec.Struct):
-    """The gradient's norm before clipping, and the seconds of the step."""
+    """The gradient's norm before clipping, the seconds of the step, and the rank's largest GPU memory so far."""
 
     grad_norm: float
     seconds: float
+    gpu_peak_bytes: int = 0
+    """allocated by torch on its card; 0 on a CPU"""
 
 
 def serve(link: TrainerLink, config: Config, role: Role) -> None:
@@ -75,10 +86,11 @@ def serve(link: TrainerLink, config: Config, role: Role) -> None:
 
 def build(
     model_dir: Path, checkpoint_dir: Path | None, config: Config, mesh: DeviceMesh, device: torch.device
-) -> tuple[Decoder, torch.optim.AdamW]:
+) -> tuple[Decoder, torch.optim.AdamW, dict[str, dict[str, int]]]:
     """Build model and optimiser of this rank, sharded from the start: no rank ever holds more than one whole tensor.
 
-    Weights come from the checkpoint if given (moments too), else from the Hugging Face folder.
+    Weights come from the checkpoint if given (moments too, and checksums: `load_shards`), else from the Hugging Face
+    folder.
     """
     shape, settings = DecoderConfig.from_hf(hf.load_config(model_dir)), config.optimiser
     width, budget = DTYPE_BYTES[settings.compute_dtype], settings.activation_bytes
@@ -88,10 +100,9 @@ def build(
     fsdp.materialise(decoder, device)
     made = optimiser.make_optimiser(decoder, settings)
     if checkpoint_dir is not None:
-        shards.load_shards(checkpoint_dir, decoder, made)
-    else:
-        load_weights(model_dir, decoder)
-    return decoder, made
+        return decoder, made, shards.load_shards(checkpoint_dir, decoder, made)[1]
+    load_weights(model_dir, decoder)
+    return decoder, made, {}
 
 
 def build_frozen(folder: Path, config: Config, mesh: DeviceMesh, device: torch.device) -> Decoder:
@@ -141,6 +152,11 @@ class TrainerRank:
         self.objective = objective_of(config)
         self.auxiliary = AuxiliaryModels()
         self.sender: WeightSender | None = None
+        self.writer: shards.ShardWriter | None = None
+        """of the checkpoint that was begun last"""
+        self.beside: dict[str, Written] = {}
+        """what is in that checkpoint besides, written already"""
+        self.host = HostMemory()
 
     @call("load of the model", deadline="start")
     def load(self, model_dir: str, checkpoint_dir: str | None = None) -> LoadedTrainer:
@@ -149,7 +165,8 @@ class TrainerRank:
         self.model_dir = Path(model_dir)
         self.mesh = fsdp.join(self.role.store, self.rank, self.world, self.role.device, self.config.deadlines.step_s)
         checkpoint = Path(checkpoint_dir) if checkpoint_dir else None
-        self.decoder, self.optimiser = build(self.model_dir, checkpoint, self.config, self.mesh, self.role.device)
+        built = build(self.model_dir, checkpoint, self.config, self.mesh, self.role.device)
+        self.decoder, self.optimiser, checksums = built
         if isinstance(self.objective, Dro):
             rate = self.objective.value_learning_rate
             self.auxiliary.values = ValueHead(self.decoder.config.hidden_size, rate, self.role.device)
@@ -168,7 +185,14 @@ class TrainerRank:
             parameters=sum(parameter.numel() for parameter in self.decoder.parameters()),
             transfer=self.sender.describe(),
             description=self.describe(),
+            checksums=checksums,
+            peak_flops=peak_of(self.card),
         )
+
+    @property
+    def card(self) -> str:
+        """Name of its card; "" on a CPU."""
+        return torch.cuda.get_device_name(self.role.device) if self.role.device.type == "cuda" else ""
 
     def describe(self) -> dict[str, str]:
         """Dtypes and settings, for the user."""
@@ -179,7 +203,7 @@ class TrainerRank:
             "gradient sums": "float32",
             "log-probs": "float32",
             "engines": self.config.model.dtype,
-            "device": str(self.role.device),
+            "device": f"{self.role.device} {self.card}".rstrip(),
         }
         if settings.compute_dtype == "bfloat16" and not multiplies_bfloat16_fast(self.role.device.type):
             description["compute"] += " (slow on this processor: optimiser.compute_dtype = 'float32' takes less time)"
@@ -218,14 +242,18 @@ class TrainerRank:
         start = time.perf_counter()
         norm = optimiser.clip(self.decoder, self.config.optimiser.max_grad_norm, self.mesh.get_group())
         fsdp.reshard(self.decoder)
+        self.settle()
         optimiser.update(self.decoder, self.optimiser, learning_rate)
         if self.auxiliary.values is not None:
             self.auxiliary.values.step(self.mesh.get_group())
-        return Stepped(grad_norm=norm, seconds=time.perf_counter() - start)
+        seconds, device = time.perf_counter() - start, self.role.device
+        peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
+        return Stepped(grad_norm=norm, seconds=seconds, gpu_peak_bytes=peak)
 
     @call("reset of the optimiser", deadline="step")
     def reset_optimiser(self) -> None:
         """Set moments and step count back to zero."""
+        self.settle()
         optimiser.reset(self.optimiser)
         if self.auxiliary.values is not None:
             self.auxiliary.values.reset()
@@ -240,13 +268,10 @@ class TrainerRank:
         assert self.sender is not None
         size_bytes, seconds = self.sender.write(version)
         scored = self.score(probe) if probe else []
-        return PublishedWeights(
-            version=version,
-            bytes=size_bytes,
-            seconds=seconds,
-            checksums=self.sender.checksums() if proof else {},
-            probe=scored if self.rank == 0 else [],
-        )
+        published = PublishedWeights(version, size_bytes, seconds, probe=scored if self.rank == 0 else [])
+        if proof:
+            published.add_checksums(self.sender)
+        return published
 
     @torch.no_grad()
     def score(self, sequences: list[list[int]]) -> list[list[float]]:
@@ -256,27 +281,43 @@ class TrainerRank:
         fsdp.reshard(self.decoder)
         return [part.tolist() for part in logprobs.cpu().split([len(sequence) - 1 for sequence in sequences])]
 
-    @call("checkpoint of the trainers", deadline=1800, survives=(CheckpointError,))
-    def save(self, folder: str, version: int) -> dict[str, Written]:
-        """Write this rank's part of a checkpoint: its rows, and on rank 0 what every rank has whole (the value head) or
-        gathers (a reference that moves: first, so that a full disk fails here when no rank waits for this one).
+    def settle(self) -> None:
+        """Before weights or moments change, move or are freed: let a checkpoint that is being written have them."""
+        if self.writer is not None:
+            self.writer.settle()
 
-        Returns what was written, by name in the folder. version: of the policy, kept in the shard too.
+    @call("checkpoint of the trainers", deadline="step", survives=(CheckpointError,))
+    def save(self, folder: str, version: int) -> dict[str, int]:
+        """Begin to write this rank's part of a checkpoint: its rows, and on rank 0 what every rank has whole (the value
+        head) or gathers (a reference that moves: first, so that a full disk fails here when no rank waits for this
+        one). `saved` tells when all of it is on the disk.
+
+        Returns parameter -> checksum of this rank's rows as they are now. version: of the policy, kept in the shard
+        too.
         """
-        path, files = Path(folder), dict[str, Written]()
+        path, self.beside = Path(folder), {}
+        if self.writer is not None:
+            self.writer.join()  # one that was given up
         if self.auxiliary.reference is not None and self.objective.reference != "start":
             moved = path / REFERENCE
             self.write_model(self.auxiliary.reference, moved, torch.float32)
             if self.rank == 0:
-                files |= {
+                self.beside |= {
                     f"{REFERENCE}/{file.name}": safetensors_file.written(file) for file in sorted(moved.iterdir())
                 }
-        files |= shards.save_shard(path, self.decoder, self.optimiser, self.rank, self.world, version)
         if self.auxiliary.values is not None and self.rank == 0:
-            files |= self.auxiliary.values.save(path)
-        return files
+            self.beside |= self.auxiliary.values.save(path)
+        self.writer = shards.ShardWriter(path, self.decoder, self.optimiser, self.rank, self.world, version)
+        return shards.checksums(self.decoder)
 
-    @call("export", deadline=1800)
+    @call("writing of the checkpoint", deadline="step", survives=(CheckpointError,))
+    def saved(self) -> dict[str, Written] | None:
+        """What was written since `save`, by name in the folder; None while the disk is at it. Raises CheckpointError if
+        it did not take it."""
+        assert self.writer is not None
+        return None if not self.writer.outcome.done() else self.beside | self.writer.files()
+
+    @call("export", deadline="step")
     def export(self, folder: str) -> None:
         """Write the policy as a Hugging Face folder (safetensors, config, tokenizer) in the engines' dtype."""
         self.write_model(self.decoder, Path(folder), getattr(torch, self.config.model.dtype))
@@ -290,6 +331,19 @@ class TrainerRank:
         finally:
             for _ in gathered:  # to the end on every rank, also when the disk failed: the others wait in the gather
                 pass
+
+    @call("offload of the trainers", deadline="step")
+    def offload(self) -> None:
+        """Leave the GPU to the engines: weights and moments, and the models beside the policy, move to the host."""
+        self.settle()
+        models = (self.decoder, self.auxiliary.reference, self.auxiliary.teacher)
+        held = [parameter for model in models if model is not None for parameter in model.parameters()]
+        self.host.offload([*held, *(value for state in self.optimiser.state.values() for value in state.values())])
+
+    @call("return of the trainers' memory", deadline="step")
+    def onload(self) -> None:
+        """Bring back what `offload` moved, if anything."""
+        self.host.onload()
 
     @call("stop of the trainers", deadline=60, last=True)
     def stop(self) -> None:

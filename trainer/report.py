@@ -7,12 +7,14 @@ finished, stopped or running run again.
 from __future__ import annotations
 
 import os
+import statistics
 import sys
 import unicodedata
 from collections.abc import Callable
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 from rich import box
 from rich.markup import escape
@@ -22,13 +24,37 @@ from rich.table import Table
 from shared import settings_file
 from shared.config import Config
 from shared.errors import DataError, InputError
+from shared.metrics import read_rows, series
 from shared.progress import Progress
+from trainer.dry_run import size
 from trainer.evaluation import GREEDY, Evaluation, EvaluationRecord, Sampled, at_temperature, read_evaluations
 from trainer.plot import write_plot
 
 SAMPLE_CHARACTERS = 700
 FIGURES = {"language consistency": "consistency", "format": "format", "reward": "reward"}
 """label in the table -> field of an evaluation"""
+
+SPEED = {
+    "train": [
+        ("tokens trained, a second", "tokens/trained_per_s", "{:,.0f}"),
+        ("  of each trainer", "tokens/trained_per_s_per_device", "{:,.0f}"),
+        ("tokens sampled, a second", "tokens/generated_per_s", "{:,.0f}"),
+        ("  of each engine's GPU (CPU: engine)", "tokens/generated_per_s_per_device", "{:,.0f}"),
+        ("TFLOP/s of a trainer", "tflops_per_device", "{:,.3g}"),
+        ("MFU, of the data sheet's dense bfloat16 peak", "mfu", "{:.1%}"),
+        *((f"memory of {kind}", f"memory/{kind}_peak_bytes", "bytes") for kind in ("controller", "trainer", "engine")),
+        *((f"GPU memory of {kind}", f"memory/{kind}_peak_gpu_bytes", "bytes") for kind in ("trainer", "engine")),
+    ],
+    "sft": [
+        ("tokens trained, a second", "sft/tokens_per_s", "{:,.0f}"),
+        ("  of each trainer", "sft/tokens_per_s_per_device", "{:,.0f}"),
+        ("TFLOP/s of a trainer", "sft/tflops_per_device", "{:,.3g}"),
+        ("MFU, of the data sheet's dense bfloat16 peak", "sft/mfu", "{:.1%}"),
+        ("memory of trainer", "sft/trainer_peak_bytes", "bytes"),
+        ("GPU memory of trainer", "sft/trainer_peak_gpu_bytes", "bytes"),
+    ],
+}
+"""kind of the steps -> (label, metric, format) of the table of speed"""
 
 
 def show(config: Config, progress: Progress) -> None:
@@ -39,6 +65,8 @@ def show(config: Config, progress: Progress) -> None:
         progress.show(before_after_table(records, config.rollout.temperature))
         for panel in sample_panels(records, config.rollout.temperature):
             progress.show(panel)
+    if (speed := speed_table(read_rows(run_dir / "metrics.jsonl"))) is not None:
+        progress.show(speed)
     try:
         progress.note(f"plot: {write_plot(run_dir)}")
     except (OSError, ValueError, ImportError, DataError) as error:
@@ -106,6 +134,21 @@ def _table_rows(records: list[EvaluationRecord]) -> list[tuple[str, str, Callabl
 def _accuracy_of(part: str, evaluation: Evaluation) -> float | None:
     found = evaluation.parts.get(part)
     return None if found is None else found.accuracy
+
+
+def speed_table(rows: list[dict[str, Any]]) -> Table | None:
+    """Speed (median over the steps) and largest memory of a run, of its SFT where it did nothing else; None before the
+    first step."""
+    kind = "train" if any(row["kind"] == "train" for row in rows) else "sft"
+    found = [(label, values, form) for label, name, form in SPEED[kind] if (values := series(rows, name, kind)[1])]
+    if not found:
+        return None
+    table = Table(title="speed (median of the steps) and largest memory", title_justify="left", box=box.SIMPLE_HEAD)
+    table.add_column("", no_wrap=True)
+    table.add_column("", justify="right", no_wrap=True)
+    for label, values, form in found:
+        table.add_row(label, size(max(values)) if form == "bytes" else form.format(statistics.median(values)))
+    return table
 
 
 def clean(text: str, limit: int = SAMPLE_CHARACTERS) -> str:

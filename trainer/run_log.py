@@ -26,8 +26,9 @@ from trainer.batching import Learned
 from trainer.data import write_jsonl
 from trainer.evaluation import FILE, Evaluation, EvaluationRecord, forget_evaluations
 from trainer.ledger import Ledger
+from trainer.rank import Stepped
 from trainer.schedule import learning_rate
-from trainer.step_metrics import rollout_metrics, training_metrics
+from trainer.step_metrics import rollout_metrics, speed_metrics, training_metrics
 from trainer.timing import PhaseTimer
 from verify.scorer import RewardScorer
 
@@ -48,8 +49,10 @@ class RunLogger:
         scorer: RewardScorer,
         ledger: Ledger,
         peers: Callable[[], list[Peer]],
+        peak_flops: float = 0.0,
     ):
-        self.clock, self.progress, self.peers = clock, progress, peers
+        """peak_flops: of a trainer's card; 0 where it is not known."""
+        self.clock, self.progress, self.peers, self.peak_flops = clock, progress, peers, peak_flops
         self.engines, self.scorer, self.ledger = engines, scorer, ledger
         self.folder = self.config.run_dir
         with writing(self.folder / "rollouts"):
@@ -59,6 +62,11 @@ class RunLogger:
         """lines of metrics that waited for room when that was last reported"""
         self.last_sync: SyncReport | None = None
         self.generated_before = 0
+
+    @property
+    def engine_devices(self) -> int:
+        """GPUs of all engines; on a CPU their number."""
+        return self.config.placement.engines * self.config.rollout.tensor_parallel
 
     @property
     def config(self) -> Config:
@@ -95,14 +103,17 @@ class RunLogger:
             "time/wait_sync_s": account.get("previous weight update", 0.0) + account.get("weight update", 0.0),
             "time/checkpoint_s": account.get("checkpoint", 0.0),
             "time/total_s": self.clock.total_s,
-            "tokens/generated_per_s": generated / account["step"],
-            "tokens/trained_per_s": learned.sums.tokens / account["step"],
+            "tokens/generated_per_s": (sampled := generated / account["step"]),
+            "tokens/trained_per_s": (trained := learned.sums.tokens / account["step"]),
+            "tokens/generated_per_s_per_device": sampled / self.engine_devices,
+            "tokens/trained_per_s_per_device": trained / self.config.placement.trainers,
             "engine/restarts": self.engines.restarts,
             "messages/refused": refused.total,
         }
         for verdict in Verdict:
             row[f"verify/{verdict.value.replace(' ', '_')}"] = self.scorer.counts.get(verdict, 0)
-        row |= self._memory_metrics()
+        row |= speed_metrics(learned.sums, learned.stepped, self.config.placement.trainers, self.peak_flops)
+        row |= self._memory_metrics(learned.stepped)
         self._write(version, row)
         self.progress.step_line(version, row)
         self._tell_failures()
@@ -136,13 +147,18 @@ class RunLogger:
         and messages and heartbeats must go on."""
         await asyncio.to_thread(write_jsonl, self.folder / "rollouts" / f"step_{version}.jsonl", list(groups))
 
-    def _memory_metrics(self) -> dict[str, float]:
-        """Largest resident memory so far of a rank of each kind; an engine's is that of its own process."""
+    def _memory_metrics(self, stepped: Stepped) -> dict[str, float]:
+        """Largest resident memory so far of a rank of each kind, an engine's is that of its own process; on GPUs also
+        what they allocated there."""
         found: dict[str, float] = {}
         for peer in self.peers():
             name = f"memory/{peer.role}_peak_bytes"
             used = max(peer.peak_bytes, peer.children_peak_bytes) if peer.role == "engine" else peer.peak_bytes
             found[name] = max(found.get(name, 0.0), float(used))
+        if stepped.gpu_peak_bytes:
+            found["memory/trainer_peak_gpu_bytes"] = stepped.gpu_peak_bytes
+        if self.last_sync is not None and self.last_sync.gpu_peak_bytes:
+            found["memory/engine_peak_gpu_bytes"] = self.last_sync.gpu_peak_bytes
         return found
 
     def live(self) -> None:
@@ -173,12 +189,22 @@ class RunLogger:
             "sync/stall_steps": report.stall_steps,
             "sync/logprob_diff_mean": report.logprob_diff_mean,
             "sync/logprob_diff_max": report.logprob_diff_max,
+            "sync/logprob_move_diff": report.logprob_move_diff,
         }
 
-    def sft(self, step: int, steps: int, loss: float, rate: float, tokens_per_s: float) -> None:
+    def sft(self, step: int, steps: int, learned: Learned, rate: float, tokens_per_s: float) -> None:
         """Record an SFT step that ended."""
-        values = {"sft/loss": loss, "sft/lr": rate, "sft/tokens_per_s": tokens_per_s}
-        self._write(step, values)
+        trainers, loss = self.config.placement.trainers, learned.sums.sums["loss"]
+        row = speed_metrics(learned.sums, learned.stepped, trainers, self.peak_flops)
+        memory = self._memory_metrics(learned.stepped)
+        row |= {name.removeprefix("memory/"): value for name, value in memory.items() if "trainer" in name}
+        row |= {
+            "loss": loss,
+            "lr": rate,
+            "tokens_per_s": tokens_per_s,
+            "tokens_per_s_per_device": tokens_per_s / trainers,
+        }
+        self._write(step, {f"sft/{name}": value for name, value in row.items()})
         self.progress.sft(step, steps, loss, tokens_per_s)
 
     def evaluation(self, version: int, found: Evaluation) -> None:

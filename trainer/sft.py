@@ -17,12 +17,11 @@ from shared.config import Config
 from shared.errors import DataError
 from shared.jsonl import all_faults, read_rows, text_of
 from shared.sections import Sft
-from trainer.batching import plan_batch
+from trainer.batching import Learned, plan_batch
 from trainer.client import TrainerClient
 from trainer.controller import TrainingLoop
 from trainer.data import PromptFormat
 from trainer.evaluation import evaluation_due
-from trainer.forward_backward import StepSums
 from trainer.ledger import Interrupted
 from trainer.objectives.sequences import sft_sequences
 from trainer.rank import TrainerRank
@@ -123,13 +122,12 @@ def sft_rate(step: int, settings: Sft) -> float:
     return warm_and_decay(step, settings.steps, settings.learning_rate, WARMUP_STEPS, FINAL_SHARE)
 
 
-async def imitate(trainers: TrainerClient, demonstrations: Demonstrations, config: Config, step: int) -> StepSums:
+async def imitate(trainers: TrainerClient, demonstrations: Demonstrations, config: Config, step: int) -> Learned:
     """Train one sft step: mean negative log-likelihood over the completion tokens of its batch."""
     batch = sft_sequences(demonstrations.batch_at(step, config.sft.batch, config.seed))
     work = plan_batch(batch, len(trainers.ranks), config.optimiser.micro_batch_tokens)
-    found = await trainers.forward_backward(work.micro_batches, sft=True)
-    await trainers.step(sft_rate(step, config.sft))
-    return found
+    sums = await trainers.forward_backward(work.micro_batches, sft=True)
+    return Learned(work, sums, await trainers.step(sft_rate(step, config.sft)))
 
 
 async def sft(run: TrainingLoop, demonstrations: Demonstrations) -> None:
@@ -137,7 +135,7 @@ async def sft(run: TrainingLoop, demonstrations: Demonstrations) -> None:
     settings, tokens, began = run.config.sft, 0, time.monotonic()
     for step in range(settings.steps):
         found = await imitate(run.trainers, demonstrations, run.config, step)
-        tokens += found.tokens
+        tokens += found.sums.tokens
         _report(run, step, found, tokens / (time.monotonic() - began))
     await run.trainers.call(TrainerRank.reset_optimiser)
 
@@ -151,9 +149,10 @@ async def sft_run(run: TrainingLoop, demonstrations: Demonstrations) -> None:
     for step in range(ledger.version, config.sft.steps):
         if ledger.interrupted:
             await run.checkpointer.save()
+            await run.checkpointer.finish()
             raise Interrupted
         found = await imitate(run.trainers, demonstrations, config, step)
-        tokens += found.tokens
+        tokens += found.sums.tokens
         _report(run, step, found, tokens / (time.monotonic() - began))
         ledger.version = step + 1
         await run.checkpointer.save_if_due()
@@ -163,7 +162,6 @@ async def sft_run(run: TrainingLoop, demonstrations: Demonstrations) -> None:
     await run.publish(ledger.version)
 
 
-def _report(run: TrainingLoop, step: int, found: StepSums, tokens_per_s: float) -> None:
+def _report(run: TrainingLoop, step: int, found: Learned, tokens_per_s: float) -> None:
     settings = run.config.sft
-    rate = sft_rate(step, settings)
-    run.logger.sft(step + 1, settings.steps, found.sums["loss"], rate, tokens_per_s)
+    run.logger.sft(step + 1, settings.steps, found, sft_rate(step, settings), tokens_per_s)

@@ -113,3 +113,10 @@ def training_metrics(sums: StepSums, stepped: Stepped, plan: BatchPlan) -> dict[
         if name in sums.sums:  # only where the objective has one
             row[metric] = sums.sums[name] / tokens
     return row
+
+
+def speed_metrics(sums: StepSums, stepped: Stepped, trainers: int, peak_flops: float) -> dict[str, float]:
+    """Operations a second of a trainer, of the slowest rank's time; and what share of `peak_flops` that is, unless the
+    peak is not known (0)."""
+    reached = sums.flops / (trainers * max(sums.seconds + stepped.seconds, 1e-9))
+    return {"tflops_per_device": reached / 1e12} | ({"mfu": reached / peak_flops} if peak_flops else {})

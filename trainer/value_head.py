@@ -17,8 +17,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from shared.errors import CheckpointError
+from shared.record_file import Written
 from trainer import safetensors_file
-from trainer.safetensors_file import Written
 
 FILE = "value_head.safetensors"
 

@@ -13,6 +13,7 @@ Ways to sample ("generation"), as TRL 1.16 has them on a machine without a GPU:
     paged       transformers' continuous batching ("paged" in the settings: its configuration)
 vLLM is none of them. As we read the code (it was not tried): its server takes weights over NCCL only, and the colocated
 engine loads them into the parameters, of which vLLM's CPU build keeps packed copies.
+On a GPU "vllm" is that colocated engine (benchmarks/gpu_check; not run on a card yet).
 Ways to compute ("precision"): "float32"; "autocast", products in bfloat16 over float32 weights and moments, as ours;
 "bfloat16", everything in bfloat16.
 """
@@ -34,6 +35,9 @@ import torch
 from datasets import Dataset
 from transformers import PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
+
+VLLM_SHARE = 0.3
+"""of the card's memory, for TRL's colocated engine (its own default)"""
 
 
 def reserve_output() -> TextIO:
@@ -83,6 +87,7 @@ def arguments(settings: dict[str, Any], folder: str) -> GRPOConfig:
         cache_implementation="static" if settings["generation"] == "static" else None,
         use_transformers_continuous_batching=paged,
         transformers_continuous_batching_config=settings.get("paged") if paged else None,
+        use_vllm=settings["generation"] == "vllm", vllm_mode="colocate", vllm_gpu_memory_utilization=VLLM_SHARE,
         save_strategy="no", report_to="none", logging_steps=1, disable_tqdm=True, dataloader_pin_memory=gpu,
     )  # fmt: skip
 

@@ -19,6 +19,7 @@ from lab.plan.lengths import Lengths
 from shared.errors import ConfigError
 from shared.model.config import DecoderConfig
 from shared.model.folder import load_config
+from trainer.flops import peak_of
 
 
 def option(meaning: str, default: Any = MISSING, name: str = "", unit: int | Fraction = 1) -> Any:
@@ -69,17 +70,18 @@ class Machine:
         return min(self.node_bandwidth, self.node_gpus * self.network_bandwidth)
 
 
-def _card(memory: float, flops: float, bandwidth: float, node: float, network: float) -> Machine:
+def _card(name: str, memory: float, bandwidth: float, node: float, network: float) -> Machine:
+    peak = peak_of(name)
     return Machine(
-        memory_bytes=memory, flops_per_s=flops, bandwidth=bandwidth, node_bandwidth=node, network_bandwidth=network
+        memory_bytes=memory, flops_per_s=peak, bandwidth=bandwidth, node_bandwidth=node, network_bandwidth=network
     )
 
 
 CARDS = {
-    "a100-40": _card(40e9, 312e12, 1.555e12, 300e9, 25e9),
-    "a100-80": _card(80e9, 312e12, 2.039e12, 300e9, 25e9),
-    "h100": _card(80e9, 989e12, 3.35e12, 450e9, 50e9),
-    "h200": _card(141e9, 989e12, 4.8e12, 450e9, 50e9),
+    "a100-40": _card("A100", 40e9, 1.555e12, 300e9, 25e9),
+    "a100-80": _card("A100", 80e9, 2.039e12, 300e9, 25e9),
+    "h100": _card("H100", 80e9, 3.35e12, 450e9, 50e9),
+    "h200": _card("H200", 141e9, 4.8e12, 450e9, 50e9),
 }
 """one node of SXM cards; the network is one card for each GPU: 200 Gb/s beside an A100, 400 Gb/s else"""
 
@@ -97,13 +99,15 @@ def _decoder(
 
 MODELS = {
     "135m": _decoder("llama", 30, 576, 1536, 9, 3, 49152, head_dim=64, tied=True),
+    "0.6b": _decoder("qwen3", 28, 1024, 3072, 16, 8, 151936, tied=True),
+    "1.7b": _decoder("qwen3", 28, 2048, 6144, 16, 8, 151936, tied=True),
     "8b": _decoder("llama", 32, 4096, 14336, 32, 8, 128256),
     "24b": _decoder("mistral", 40, 5120, 32768, 32, 8, 131072),
     "32b": _decoder("qwen3", 64, 5120, 25600, 64, 8, 151936),
     "70b": _decoder("llama", 80, 8192, 28672, 64, 8, 128256),
     "405b": _decoder("llama", 126, 16384, 53248, 128, 8, 128256),
 }
-"""SmolLM2-135M, Llama 3.1 8B, Mistral Small 24B, Qwen3 32B, Llama 3.1 70B and 405B"""
+"""SmolLM2-135M, Qwen3 0.6B and 1.7B, Llama 3.1 8B, Mistral Small 24B, Qwen3 32B, Llama 3.1 70B and 405B"""
 
 
 def find_decoder(name: str) -> DecoderConfig:

@@ -166,7 +166,8 @@ def taking_turns_s(scenario: Scenario, tensor_parallel: int, resident: bool = Tr
     """Return the time of a step that alternates on the same GPUs: all sample, then all train, weights stay in nodes.
 
     resident: both sides stay in memory, as in the synchronous baseline of LlamaRL's theory; else the idle one takes no
-    memory (and moving it takes no time). None if it does not fit. For comparison only: Maestrale does not do this.
+    memory (and moving it takes no time). None if it does not fit. For comparison only: Maestrale does this on one node
+    (placement.colocate).
     """
     decoder, machine, work = scenario.decoder, scenario.machine, scenario.work
     engine = EngineModel(decoder, machine, tensor_parallel)

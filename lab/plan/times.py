@@ -25,6 +25,7 @@ from lab.plan.lengths import Lengths
 from lab.plan.scenario import Machine, Workload
 from shared.model.config import DecoderConfig
 from trainer import memory
+from trainer.flops import forward_flops
 
 WIDTH = memory.DTYPE_BYTES["bfloat16"]
 OPTIMISER_BYTES = 4 + 4 + 8 + 4 + 8
@@ -74,24 +75,18 @@ class EngineModel:
         read = (self.weight_bytes + running * context * self.token_bytes) / (
             machine.bandwidth * machine.bandwidth_share
         )
-        compute = machine.compute_s(running * forward_flops(decoder, context), self.tensor_parallel)
+        compute = machine.compute_s(running * forward_flops(decoder, 1, 1, 2 * context), self.tensor_parallel)
         reductions = 2 * decoder.layers if self.tensor_parallel > 1 else 0
         return max(read, compute) + machine.step_overhead_s + reductions * machine.reduction_s
 
     def prefill_s(self, prompt_tokens: float) -> float:
         """Return the time of prefilling one prompt: compute-bound, with attention over half of it on average."""
-        flops = prompt_tokens * forward_flops(self.decoder, prompt_tokens / 2)
+        flops = forward_flops(self.decoder, prompt_tokens, prompt_tokens, prompt_tokens**2)
         return self.machine.compute_s(flops, self.tensor_parallel)
 
     def stall_s(self) -> float:
         """Return how long an engine pauses while each of its GPUs receives its part over the links of its node."""
         return self.weight_bytes / self.machine.node_bandwidth
-
-
-def forward_flops(decoder: DecoderConfig, context: float) -> float:
-    """Return the FLOPs of a token's forward pass with `context` tokens before it: 2 per weight, and for each channel of
-    a head and each token 2 for the scores and 2 for the mixture."""
-    return 2 * decoder.products + 4 * decoder.layers * decoder.heads * decoder.head_dim * context
 
 
 def full_s(completions: float, mean: float, slots: float, step_s: float) -> float:
@@ -152,8 +147,7 @@ def training_flops(
 
     extra_forwards: passes without gradient, e.g. of a reference model. Source: Kaplan et al. 2020, section 2.1.
     """
-    attention = 2 * decoder.layers * decoder.heads * decoder.head_dim * square_tokens
-    forward = 2 * decoder.products * tokens + attention
+    forward = forward_flops(decoder, tokens, tokens, square_tokens)
     return forward * (4 if recompute else 3) + forward * extra_forwards
 
 

@@ -1,23 +1,39 @@
-"""Pure comparisons that prove that an engine holds the weights that the trainers sent; errors name what differs.
+"""Pure comparisons that prove that an engine computes with the trainers' weights; errors name what differs.
 
-There are three independent checks after every update: the version the engine process reports, a checksum of every
-tensor it read against one computed from the trainers' master weights, and log-probs of fixed sequences scored by both.
+There are four independent checks after every update: the version that the engine process reports; a checksum of every
+tensor, read back from the engine's model (parameters.py), against one of the trainers' master weights, cast as the wire
+casts them; log-probs of fixed sequences, scored by both; and how far these log-probs moved since an update before, in
+which what rounding does to both versions alike is not contained.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import msgspec
 
+from rollout.weights.checksum import MODULUS, add_parts, column_parts
+from rollout.weights.layout import Layout
 from shared.errors import NonFinite, SyncMismatch
+
+if TYPE_CHECKING:
+    from rollout.weights.sender import WeightSender
 
 NAMED = 5
 LOGPROB_LIMITS = {"float32": 1e-4, "float16": 0.05, "bfloat16": 0.25}
 """dtype of the weights on the wire -> largest mean |difference| of the probe. It scores prompts, whose tokens are
 improbable: there rounding to bfloat16 shows (SmolLM2 after SFT: 0.07 to 0.105 a token, while sampled completions agree
 to 0.005; SmolLM2-Instruct: 0.057, and 0.009 in float16); weights in a wrong place differ by several nats"""
+MOVE_LIMITS = {"float32": 3e-5, "float16": 0.004, "bfloat16": 0.04}
+"""the same for how far the log-probs moved, unless MOVE_SHARE times what they differed by at first, or when they were
+scored last, is more, or WAY_SHARE of how far they moved in the trainers (those of stale weights do not move at all)"""
+MOVE_SHARE, WAY_SHARE = 3.0, 0.1
+AS_HEAD = " as the head"
+Held = tuple[dict[str, tuple[int, int]], dict[str, int]]
+"""what a worker's model computes with: {tensor: (checksum, number of values)} of plain parameters, and {tensor:
+checksum} of those columns of packed ones that a version compares; a part of a tensor gives a part of its checksum"""
 
 
 class PublishedWeights(msgspec.Struct):
@@ -26,10 +42,31 @@ class PublishedWeights(msgspec.Struct):
     version: int
     bytes: int
     seconds: float
-    checksums: dict[str, int]
+    checksums: dict[str, int] = {}
     """tensor -> this rank's part of the checksum (parts of all ranks add up modulo 2**64)"""
+    columns: dict[str, int] = {}
+    """the same for those columns of each matrix that this version compares where an engine keeps it packed"""
+    coming: dict[str, int] = {}
+    """the same for those that the next version compares, to tell then what stayed as it is now"""
     probe: list[list[float]] = []
     """[sequences][tokens - 1] log-probs of the probe sequences under these weights (rank 0 of the trainers only)"""
+
+    def add_checksums(self, sender: WeightSender) -> None:
+        """Compute the checksums from this rank's master weights."""
+        pieces, dtype = sender.pieces, sender.layout.dtype
+        self.checksums = sender.checksums()
+        self.columns, self.coming = (column_parts(pieces, self.version + ahead, dtype) for ahead in (0, 1))
+
+
+class WeightsHeld(msgspec.Struct):
+    """What an engine computes with, read back from its model after an update."""
+
+    checksums: dict[str, int] = {}
+    """tensor -> checksum of its values, added up over the engine's tensor-parallel workers"""
+    copies: dict[str, int] = {}
+    """tensor -> on how many of them it lies, where that is not one"""
+    columns: dict[str, int] = {}
+    """tensor -> checksum of some columns of a packed linear or head"""
 
 
 class Updated(msgspec.Struct):
@@ -40,14 +77,15 @@ class Updated(msgspec.Struct):
     seconds: dict[str, float]
     """receive, pause, apply, finish, resume, total"""
     bytes: int
-    checksums: dict[str, int]
-    """tensor -> checksum of what was received"""
+    held: WeightsHeld
     stall_s: float = 0.0
     """longest time without a token that running requests saw across this update"""
     stall_steps: float = 0.0
     """the same in median decode steps"""
     running: int = 0
     """requests that were running"""
+    gpu_peak_bytes: int = 0
+    """largest GPU memory that one of its GPUs had allocated so far; 0 on a CPU"""
     scored_version: int = -1
     """version with which the engine process itself says it scored the probe"""
     probe: list[list[float]] = []
@@ -61,6 +99,8 @@ class LogprobDifference:
     mean: float
     p99: float
     max: float
+    moved: float = 0.0
+    """mean |difference| between how far both moved since the same tokens were scored before"""
 
 
 def compare_version(engine: int, expected: int, held: int | None) -> None:
@@ -76,13 +116,75 @@ def _list(names: Sequence[str]) -> str:
     return ", ".join(names[:NAMED]) + more
 
 
-def compare_checksums(
-    truth: dict[str, int], received: dict[str, int], engine: int, previous: dict[str, int] | None = None
-) -> None:
-    """Compare what the trainers hold (parts of all ranks added up: `checksum.add_parts`) with what an engine read.
+def add_workers(workers: Sequence[Held], layout: Layout) -> WeightsHeld:
+    """Add up what the tensor-parallel workers of an engine hold.
 
-    previous: `truth` of the version before, to detect old weights. Raises SyncMismatch naming the engine and: tensors
-    missing on either side, tensors that still have their previous value (dropped, or the whole old version), pairs that
+    Raises SyncMismatch if they hold a tensor one and a half times, say: then a part of it lies on none of them.
+    """
+    found = WeightsHeld(columns=workers[0][1])
+    for name, place in layout.places.items():
+        if held := [plain[name] for plain, _ in workers if name in plain]:
+            found.checksums[name] = sum(value for value, _ in held) % MODULUS
+            copies, rest = divmod(sum(count for _, count in held), place.rows * place.row_bytes(1))
+            if rest or not copies:
+                raise SyncMismatch(f"the engine's workers hold {rest} values of {name} beside {copies} whole copies")
+            if copies > 1:
+                found.copies[name] = copies
+    return found
+
+
+def _by_reading(held: WeightsHeld, whole: dict[str, int], columns: dict[str, int]) -> dict[str, int]:
+    """What the trainers' checksums say of each thing that was read back: tensors of plain parameters, or of packed
+    ones; a tied head is packed, and its tensor is the embedding too."""
+    found = {
+        name: value * held.copies.get(name, 1) % MODULUS
+        for name, value in whole.items()
+        if name in held.checksums or name not in held.columns
+    }
+    for name, value in columns.items():
+        if name in held.columns:
+            found[name + AS_HEAD if name in held.checksums else name] = value
+    return found
+
+
+def compare_held(
+    published: Sequence[PublishedWeights], held: WeightsHeld, engine: int, before: Sequence[PublishedWeights] = ()
+) -> None:
+    """Compare what the trainer ranks published with what an engine computes with; before: the version before.
+
+    Raises SyncMismatch as `compare_checksums` does.
+    """
+
+    def expected(old: set[int]) -> dict[str, int]:
+        """With the rows of these ranks still old."""
+        whole = [(before if rank in old else published)[rank].checksums for rank in ranks]
+        columns = [before[rank].coming if rank in old else published[rank].columns for rank in ranks]
+        return _by_reading(held, add_parts(whole), add_parts(columns))
+
+    ranks = range(len(published))
+    truth = expected(set())
+    received = held.checksums | {
+        name + AS_HEAD if name in held.checksums else name: value for name, value in held.columns.items()
+    }
+    if truth == received:
+        return
+    if not before:
+        return compare_checksums(truth, received, engine)
+    compare_checksums(truth, received, engine, expected(set(ranks)), [expected({rank}) for rank in ranks])
+
+
+def compare_checksums(
+    truth: dict[str, int],
+    received: dict[str, int],
+    engine: int,
+    previous: dict[str, int] | None = None,
+    by_rank: Sequence[dict[str, int]] = (),
+) -> None:
+    """Compare what the trainers hold (parts of all ranks added up: `checksum.add_parts`) with what an engine holds.
+
+    previous: `truth` of the version before, to detect old weights. by_rank: what `truth` would be if only one rank's
+    rows were old, [ranks]. Raises SyncMismatch naming the engine and: tensors missing on either side, tensors that
+    still have their previous value (dropped, or the whole old version), or of which one rank's rows have it, pairs that
     were swapped, others.
     """
     if truth == received:
@@ -97,17 +199,20 @@ def compare_checksums(
     stale = [name for name in wrong if old.get(name) == received[name]]
     changed = [name for name in truth if old.get(name) != truth[name]]
     if stale and stale == changed:
-        raise SyncMismatch(f"{head}all {len(stale)} changed tensors are those of the previous version")
-    parts = []
+        raise SyncMismatch(f"{head}all {len(stale)} changed tensors are those of the previous version: {_list(stale)}")
+    parts, named = [], set(stale)
     if stale:
         parts.append(f"{_list(stale)} still of the previous version (dropped)")
-    swapped: list[str] = []
+    for rank, partly_old in enumerate(by_rank):
+        if late := [name for name in wrong if name not in named and received[name] == partly_old[name]]:
+            parts.append(f"the rows of trainer rank {rank} in {_list(late)} still of the previous version")
+            named.update(late)
     for name in wrong:
         partner = next((other for other in wrong if other > name and is_swapped(truth, received, name, other)), None)
-        if partner is not None and name not in swapped:
-            swapped += [name, partner]
+        if partner is not None and name not in named:
+            named |= {name, partner}
             parts.append(f"{name} and {partner} are swapped")
-    if others := [name for name in wrong if name not in stale and name not in swapped]:
+    if others := [name for name in wrong if name not in named]:
         parts.append(f"{_list(others)} differ (dropped or damaged)")
     raise SyncMismatch(head + "; ".join(parts))
 
@@ -153,3 +258,87 @@ def _refuse(trainer: list[list[float]], engine: list[list[float]], number: int, 
         f"{mean:.2e} is above {LOGPROB_LIMITS[dtype]:.2e}, the limit of {dtype}; worst at token {token} of probe "
         f"sequence {sequence}: trainer {ours:.5f}, engine {theirs:.5f}"
     )
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Log-probs of a probe sequence, [tokens - 1], by trainers and one engine."""
+
+    version: int
+    trainer: list[float]
+    engine: list[float]
+    first: float
+    """mean |difference| when both scored it for the first time"""
+
+
+def mean_gap(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """Mean |difference|."""
+    return sum(abs(one - other) for one, other in zip(ours, theirs, strict=True)) / max(1, len(ours))
+
+
+class WeightProof:
+    """Compares each update with the one before it, engine by engine. It is given every update of a run, in order."""
+
+    def __init__(self, dtype: str):
+        """dtype: of the weights on the wire."""
+        self.dtype = dtype
+        self.before: list[PublishedWeights] = []
+        self.scored: dict[tuple[int, tuple[int, ...]], Scored] = {}
+        """(engine, probe sequence) -> when it was scored last"""
+
+    def due(self, probe: list[list[int]], version: int) -> list[list[int]]:
+        """The sequences to score after the update to `version`: those never scored, the shortest, and longer ones the
+        less often the longer they are, since scoring holds up running requests."""
+        return [
+            sequence
+            for sequence in probe
+            if (0, tuple(sequence)) not in self.scored or version % (len(sequence) // len(probe[0])) == 0
+        ]
+
+    def check(
+        self, published: list[PublishedWeights], updates: Sequence[Updated], probe: Sequence[Sequence[int]]
+    ) -> list[LogprobDifference]:
+        """Compare what every engine took with what the trainer ranks published; [engines] differences of the probe.
+
+        Raises SyncMismatch naming the engine and the version, the tensors or the tokens that differ.
+        """
+        version = published[0].version
+        for engine, updated in enumerate(updates):
+            compare_version(engine, version, updated.version)
+            compare_held(published, updated.held, engine, self.before)
+        self.before = published
+        found = []
+        for engine, updated in enumerate(updates):
+            compare_version(engine, version, updated.scored_version)
+            difference = compare_probe(published[0].probe, updated.probe, engine, self.dtype)
+            moved = self.compare_moves(published[0], updated.probe, engine, probe)
+            found.append(replace(difference, moved=moved))
+        return found
+
+    def compare_moves(
+        self, published: PublishedWeights, rows: list[list[float]], engine: int, probe: Sequence[Sequence[int]]
+    ) -> float:
+        """Compare how far the log-probs of each sequence moved since it was scored last: the largest mean |difference|.
+        Raises SyncMismatch."""
+        largest = 0.0
+        for sequence, trainer, theirs in zip(probe, published.probe, rows, strict=True):
+            key = engine, tuple(sequence)
+            last = self.scored.get(key)
+            first = mean_gap(trainer, theirs) if last is None else last.first
+            self.scored[key] = Scored(published.version, trainer, theirs, first)
+            if last is None:
+                continue
+            moved = [now - then for now, then in zip(trainer, last.trainer, strict=True)]
+            there = [now - then for now, then in zip(theirs, last.engine, strict=True)]
+            way = sum(map(abs, moved)) / len(moved)
+            rounding = MOVE_SHARE * max(first, mean_gap(last.trainer, last.engine))
+            difference, limit = mean_gap(moved, there), max(MOVE_LIMITS[self.dtype], rounding, WAY_SHARE * way)
+            largest = max(largest, difference)
+            if not difference <= limit:
+                theirs_way = sum(map(abs, there)) / len(there)
+                raise SyncMismatch(
+                    f"engine {engine} does not compute with version {published.version}: since version {last.version} "
+                    f"{len(moved)} log-probs of the probe moved by {way:.2e} in the trainers and {theirs_way:.2e} in "
+                    f"the engine on average, {difference:.2e} apart, above {limit:.2e}"
+                )
+        return largest

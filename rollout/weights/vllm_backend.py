@@ -2,7 +2,7 @@
 
 Importing this module registers the backend; vLLM imports it in the process that holds the model, because it is named as
 `worker_extension_cls`. An update reads the buffers in place (host) or peer to peer (GPU): on a GPU while generation is
-paused, on the CPU partly before. Checksums of what was read are taken afterwards by a thread, outside the pause.
+paused, on the CPU partly before. What the model then computes with is read back outside the pause.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,8 +27,9 @@ from vllm.distributed.weight_transfer.base import (
 
 from rollout.vllm_config import THREADS_VARIABLE
 from rollout.warm_up import allow_amx
-from rollout.weights.checksum import checksum_rows
 from rollout.weights.layout import Layout, buffer_of, read_layout
+from rollout.weights.parameters import Target, plan_targets, read_packed, read_plain
+from rollout.weights.proof import Held
 from rollout.weights.receiver import check_flags
 from rollout.weights.shm import HostWeightBuffer, open_buffer
 from rollout.weights.slots import WeightSlots
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
 
 BACKEND = "maestrale"
 ENGINE_VARIABLE = "MAESTRALE_ENGINE"
+SLICE_S = 0.02
+"""about how long packed linears are read back between two engine steps"""
 
 
 @dataclass
@@ -100,7 +104,7 @@ class DeviceWeightBuffer:
 
 
 class MaestraleTransferEngine(WeightTransferEngine[AttachInfo, UpdateInfo]):
-    """Replaces the model's weights: vLLM calls init, start, receive and finish; WorkerExtension the checksums."""
+    """Replaces the model's weights: vLLM calls init, start, receive and finish; WorkerExtension reads back."""
 
     init_info_cls = AttachInfo
     update_info_cls = UpdateInfo
@@ -118,9 +122,11 @@ class MaestraleTransferEngine(WeightTransferEngine[AttachInfo, UpdateInfo]):
         self.source: HostWeightBuffer | DeviceWeightBuffer | WeightSlots | None = None
         self.loader: CpuWeightLoader | None = None
         self.thread: threading.Thread | None = None
-        self.sums: dict[str, int] = {}
-        """checksums of what was streamed last"""
-        self.result: dict[str, int] | None = None
+        self.targets: list[Target] = []
+        self.result: dict[str, tuple[int, int]] | None = None
+        self.packed: dict[str, int] = {}
+        self.left: Iterator[list[tuple[str, int]]] = iter(())
+        """what is still to be read back of packed linears"""
         self.failure: Exception | None = None
 
     def init_transfer_engine(self, init_info: AttachInfo) -> None:
@@ -133,11 +139,11 @@ class MaestraleTransferEngine(WeightTransferEngine[AttachInfo, UpdateInfo]):
             self.source = open_buffer(init_info.path, self.layout)
         else:
             self.source = DeviceWeightBuffer(init_info, self.layout, self.device)
+        self.targets = plan_targets(self.model, self.layout)
         if self.device.type == "cpu":
-            from rollout.weights.cpu import CpuWeightLoader, plan_targets
+            from rollout.weights.cpu import CpuWeightLoader
 
             self._stop_loader()
-            self.targets = plan_targets(self.model, self.layout)
             if isinstance(self.source, HostWeightBuffer):
                 self.loader = CpuWeightLoader(self.targets, self.source, self.model_config.dtype)
 
@@ -165,52 +171,46 @@ class MaestraleTransferEngine(WeightTransferEngine[AttachInfo, UpdateInfo]):
 
     def _receive_stream(self, slots: WeightSlots, version: int) -> None:
         """Put tensors into the model as they arrive: no more than two slots of them are here beside it."""
-        sums: dict[str, int] = {}
-
-        def summed_up() -> Iterator[tuple[str, torch.Tensor]]:
-            for name, tensor in slots.tensors(version, self.engine, get_tensor_model_parallel_rank()):
-                sums[name] = checksum_rows(tensor, 0, self.layout.dtype)
-                yield name, tensor
-
+        tensors = slots.tensors(version, self.engine, get_tensor_model_parallel_rank())
         if self.device.type == "cpu":
             from rollout.weights.cpu import load_stream
 
-            load_stream(self.targets, summed_up(), self.model_config.dtype)
+            load_stream(self.targets, tensors, self.model_config.dtype)
         else:
-            self.model.load_weights(summed_up())
+            self.model.load_weights(tensors)
             torch.cuda.synchronize(self.device)
-        self.sums = sums
 
     def finish_weight_update(self) -> None:
         """Do nothing: there is no quantisation and no layerwise reload."""
 
-    def start_checksums(self, version: int) -> None:
-        """Begin to compute the checksums of what lies in the version's buffer, beside generation."""
-        self.result, self.failure = None, None
-        self.thread = threading.Thread(target=self._sum_up, args=(version,), name="weight checksums", daemon=True)
+    def start_read_back(self, version: int) -> None:
+        """Begin to read back what the model computes with after the update to `version`: plain parameters beside
+        generation."""
+        self.result, self.failure, self.packed = None, None, {}
+        self.left = read_packed(self.targets, self.layout, self.model_config.dtype, version)
+        self.thread = threading.Thread(target=self._read_plain, name="weight read-back", daemon=True)
         self.thread.start()
 
-    def _sum_up(self, version: int) -> None:
-        source, buffer = self.source, buffer_of(version)
-        assert source is not None
+    def _read_plain(self) -> None:
+        on_gpu = self.device.type == "cuda"
         try:
-            if isinstance(source, WeightSlots):
-                self.result = self.sums
-                return
-            on_gpu = self.device.type == "cuda"
-            dtype, names = self.layout.dtype, list(self.layout.places)
             with torch.cuda.stream(torch.cuda.Stream(self.device)) if on_gpu else contextlib.nullcontext():
-                sums = {name: checksum_rows(source.read(buffer, [name]), 0, dtype) for name in names}
-            check_flags(source.version_flags(buffer), version, self.engine)
-            self.result = sums
+                self.result = read_plain(self.targets, self.layout, get_tensor_model_parallel_rank())
         except Exception as error:  # noqa: BLE001 - handed to whoever asks for the result
             self.failure = error
 
-    def take_checksums(self) -> dict[str, int] | None:
-        """tensor -> checksum, or None while they are being computed."""
+    def take_read_back(self) -> Held | None:
+        """What was read back, or None if it was not all; each call goes on with packed linears for a moment."""
+        end = time.monotonic() + SLICE_S
+        while time.monotonic() < end:
+            if (found := next(self.left, None)) is None:
+                break
+            self.packed.update(found)
+        else:
+            return None
         if self.failure is not None:
             raise self.failure
-        return self.result
+        return None if self.result is None else (self.result, self.packed)
 
     def _stop_loader(self) -> None:
         if self.loader is not None:
@@ -236,13 +236,21 @@ class WorkerExtension:
 
     weight_transfer_engine: MaestraleTransferEngine
 
-    def maestrale_start_checksums(self, version: int) -> None:
-        """See MaestraleTransferEngine.start_checksums."""
-        self.weight_transfer_engine.start_checksums(version)
+    def maestrale_start_read_back(self, version: int) -> None:
+        """See MaestraleTransferEngine.start_read_back."""
+        self.weight_transfer_engine.start_read_back(version)
 
-    def maestrale_take_checksums(self) -> dict[str, int] | None:
-        """See MaestraleTransferEngine.take_checksums."""
-        return self.weight_transfer_engine.take_checksums()
+    def maestrale_take_read_back(self) -> Held | None:
+        """See MaestraleTransferEngine.take_read_back."""
+        return self.weight_transfer_engine.take_read_back()
+
+    def maestrale_gpu_peak_bytes(self) -> int:
+        """Return the largest GPU memory that this worker has allocated so far."""
+        return torch.cuda.max_memory_allocated(self.weight_transfer_engine.device)
+
+    def maestrale_cache_bytes(self) -> int:
+        """Return the bytes for keys and values that vLLM found free on this worker's GPU."""
+        return int(self.available_kv_cache_memory_bytes)  # type: ignore[attr-defined]  # the worker's
 
     def maestrale_pid(self) -> int:
         """Return the id of the process that holds the model; also the sign of life that the watchdog asks for."""

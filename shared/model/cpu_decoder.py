@@ -52,8 +52,9 @@ class Block:
     """the same for the own part of `key`"""
     padding: Tensor | None
     """entries of `query` that are padding"""
-    mask: Tensor
-    """[heads / key_heads * length, prefix + length] 0 or -inf, in the compute type"""
+    mask: Tensor | None
+    """0 or -inf in the compute type, [heads / key_heads * length, prefix + length] for bmm, [length, prefix + length]
+    for sdpa; None for sdpa without a prefix, which knows causality itself"""
     backend: str
 
 
@@ -110,7 +111,7 @@ def _lay_out(
     backend: str,
 ) -> Block:
     start, length = torch.tensor(spans).T[:, :, None]
-    longest, before, repeat = int(length.max()), common.stop - common.start, heads // key_heads
+    longest, before = int(length.max()), common.stop - common.start
     time = torch.arange(longest)
     own = start + torch.minimum(time, length - 1)
     keys = torch.cat([torch.arange(common.start, common.stop).expand(len(spans), -1), own], 1)
@@ -118,8 +119,11 @@ def _lay_out(
     valid = (time < length)[:, None].expand(-1, heads, -1).flatten()
     valid_keys = (time < length)[:, None].expand(-1, key_heads, -1).flatten()
     padded = not bool(valid.all())
-    mask = torch.full((longest, longest), -math.inf, dtype=dtype).triu_(1)
-    mask = torch.cat([mask.new_zeros(longest, before), mask], 1).repeat(repeat, 1)
+    mask = None
+    if backend == "bmm" or before:
+        square = torch.full((longest, longest), -math.inf, dtype=dtype).triu_(1)
+        repeat = heads // key_heads if backend == "bmm" else 1
+        mask = torch.cat([square.new_zeros(longest, before), square], 1).repeat(repeat, 1).to(device)
     width = heads + 2 * key_heads
     return Block(
         rows=len(spans),
@@ -131,7 +135,7 @@ def _lay_out(
         kept_queries=valid.nonzero()[:, 0].to(device) if padded else None,
         kept_keys=valid_keys.nonzero()[:, 0].to(device) if padded else None,
         padding=(~valid).nonzero()[:, 0].to(device) if padded else None,
-        mask=mask.to(device),
+        mask=mask,
         backend=backend,
     )
 
@@ -164,10 +168,8 @@ def _attend_sdpa(joined: Tensor, plan: PaddedPlan, block: Block) -> Tensor:
         vectors.index_select(0, block.key + shift).view(block.rows, plan.key_heads, -1, head_dim)
         for shift in (0, plan.key_heads)
     )
-    whole = block.prefix.start == block.prefix.stop
-    mask = None if whole else block.mask[: block.length]
     attended = F.scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, is_causal=whole, enable_gqa=plan.heads != plan.key_heads
+        query, key, value, attn_mask=block.mask, is_causal=block.mask is None, enable_gqa=plan.heads != plan.key_heads
     )
     return _kept(attended.reshape(-1, head_dim), block.kept_queries)
 
@@ -232,6 +234,7 @@ def _gather(vectors: Tensor, plan: PaddedPlan, block: Block) -> tuple[Tensor, Te
 
 def _probabilities(query: Tensor, key: Tensor, block: Block) -> Tensor:
     """[rows * key_heads, queries of a key head, keys] causal softmax."""
+    assert block.mask is not None
     mask = block.mask.expand(len(query), -1, -1)
     return torch.baddbmm(mask, query, key.transpose(1, 2), alpha=query.shape[2] ** -0.5).softmax(-1)
 

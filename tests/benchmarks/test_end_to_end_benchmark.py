@@ -101,12 +101,20 @@ def test_without_trl_ours_is_measured_and_the_command_is_named(tmp_path: Path, m
     assert found["trained tokens a second"].not_measured == found["peak memory"].not_measured == INSTALL
 
 
-def test_ours_stands_beside_trls_median(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ours_stands_beside_the_fastest_trl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_trl(_: Files, load: Any, cores: int, own: dict[str, Any]) -> Side:
+        fast = own["precision"] == "autocast" and own["batch"] == FULL.peer_batches[-1]
+        ran.append((own["precision"], own["batch"], load.peer_steps))
+        return Side([StepTime(10.0 if fast else 20.0, 100.0)], 2**32, {"trl": "1.16.0"})
+
+    ran: list[tuple[str, int, int]] = []
     files = Files(tmp_path, tmp_path, tmp_path, False)
     monkeypatch.setattr(end_to_end, "prepare", lambda folder: files)
     monkeypatch.setattr(end_to_end, "run_ours", lambda *_: Side(STEPS, 2**31, {}))
-    monkeypatch.setattr(end_to_end, "run_trl", lambda *_: Side([StepTime(10.0, 100.0)], 2**32, {"trl": "1.16.0"}))
+    monkeypatch.setattr(end_to_end, "run_trl", run_trl)
     found = {row.name: row for row in end_to_end.end_to_end(quick=False)}
+    assert len(ran) == 5 and ran[-1] == ("autocast", FULL.peer_batches[-1], FULL.peer_steps)
+    assert found["trained, TRL tried in float32 with batches of 2"].values == [5.0]
     assert found["trained tokens a second"].values == [5.0, 7.5, 2.5] and found["trained tokens a second"].met
     assert found["seconds of an optimiser step"].values == pytest.approx([0.2, 0.2, 0.4])
     assert found["peak memory"].values == [0.5] and found["peak memory"].of == "TRL's GRPOTrainer 1.16.0"

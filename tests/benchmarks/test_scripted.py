@@ -11,7 +11,7 @@ import time
 import pytest
 
 from benchmarks.asynchrony import of_ideal, script_for
-from benchmarks.controller import GROUP_SIZE, flatness, group_bytes, token_bytes
+from benchmarks.controller import GROUP_SIZE, KEEPER_CORES, flatness, group_bytes, heartbeats, token_bytes
 from benchmarks.controller_run import Measures, play_in_folder
 from benchmarks.scripted import Script, ScriptedEngine, length_table, spans
 from shared.messages import Finished, GenerateRequest, Message
@@ -90,7 +90,16 @@ def test_a_run_trains_every_step_with_scripted_ranks(async_level: int) -> None:
     assert [step["step"] for step in measures.steps] == [1, 2, 3, 4, 5]
     lengths = length_table(script)
     assert all(min(lengths) <= step["length/mean"] <= max(lengths) for step in measures.steps)
-    assert measures.ranks_cpu_s > 0 and measures.cpu_s > 0 and measures.rss_bytes
+    assert measures.ranks_cpu_s > 0 and measures.keeper_cpu_s > 0 and measures.cpu_s > 0 and measures.rss_bytes
+
+
+@pytest.mark.slow
+def test_heartbeats_of_a_thousand_ranks_take_a_tenth_of_a_core_at_most() -> None:
+    """Over authenticated TCP, eight ranks a node; processor time of the keeper's thread, whatever else the machine
+    does."""
+    kept, whole = asyncio.run(heartbeats(Script(engines=1000, one_node=False), 4.0))
+    print(f"keeper {kept:.3f} cores, the whole controller {whole:.3f}")
+    assert 0 < kept <= KEEPER_CORES
 
 
 def measures(seconds: list[float], tokens: float = 64.0) -> Measures:

@@ -6,10 +6,8 @@ import math
 
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import head_memory
-from benchmarks.flops import step_flops
 from benchmarks.llama import Shape
 from benchmarks.step import (
     LONGEST_TOKENS,
@@ -25,9 +23,7 @@ from benchmarks.step import (
 )
 from benchmarks.step_peer import Peer, Variant, pad, padded_batches
 from benchmarks.training import FULL, HEAD_TARGET, QUICK, compared, fastest
-from shared.model.config import DecoderConfig
 from shared.model.decoder import Decoder, initialise
-from tests.packed import pack_from
 from tests.process import in_fresh_process
 from trainer import fsdp
 from trainer.forward_backward import forward_backward
@@ -35,34 +31,6 @@ from trainer.objectives.registry import read_objective
 
 TINY = Shape(hidden=16, layers=2, heads=2, kv_heads=1, inner=32, vocabulary=40)
 CPU = torch.device("cpu")
-
-
-def test_operations_by_hand() -> None:
-    shape = DecoderConfig("llama", 10, 4, 8, layers=2, heads=2, key_heads=1, head_dim=2, norm_epsilon=1e-5,
-                          max_positions=64, tied=True)  # fmt: skip
-    # query, key, value 4 * 8, output 4 * 4, feed-forward 3 * 4 * 8; 5 tokens, 3 of them with a loss
-    projections = 2 * 32 * 5 + (16 + 96) * (5 + 3)
-    assert step_flops(shape, [3, 2], 3) == 6 * (projections + 10 * 4 * 3 + 2 * 2 * 2 * (9 + 4))
-    shared = step_flops(shape, [3, 2], 3, [0, 3])
-    assert shared == 6 * (projections + 10 * 4 * 3 + 2 * 2 * 2 * (9 + 2 * (2 + 2 * 3)))
-
-
-def test_operations_are_those_that_torch_counts_less_what_is_done_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shared.model.cpu_decoder.ROWS", 1)  # no stand-ins
-    config = DecoderConfig.from_hf(TINY.config())
-    decoder, length = Decoder(config), 12
-    initialise(decoder, 0)
-    decoder.to(torch.bfloat16)
-    with FlopCounterMode(display=False) as counter:
-        logprobs, _ = decoder(pack_from([list(range(length))], [1]))
-        logprobs.sum().backward()
-    loss_tokens = length - 1
-    head = config.vocab_size * config.hidden_size * loss_tokens
-    pairs = config.layers * config.heads * config.head_dim * length**2
-    # logits are formed twice, and torch does not count the head's two gradients, which are added in place; attention
-    # is counted whole, not its causal half, and its scores are formed twice
-    twice = (2 - 4) * head + (14 - 6) * pairs
-    assert counter.get_total_flops() == step_flops(config, [length], loss_tokens) + twice
 
 
 @pytest.mark.parametrize("tokens", [1024, 4096, 16_384])
@@ -79,7 +47,7 @@ def test_micro_batches_hold_every_token_and_groups_can_share_a_prompt() -> None:
     assert len({tuple(sequence.token_ids[:10]) for sequence in apart}) == 8
     assert len({tuple(sequence.token_ids[:10]) for sequence in together}) == 2
     assert sum(sequence.weight * 10 for sequence in apart) == pytest.approx(1)
-    assert work(TINY, micro_batches(together, 400)) < work(TINY, micro_batches(apart, 400))
+    assert work(TINY.decoder, micro_batches(together, 400)) < work(TINY.decoder, micro_batches(apart, 400))
 
 
 def test_padded_batches_by_hand() -> None:
@@ -96,7 +64,7 @@ def test_the_peer_pads_on_the_right() -> None:
 
 def test_the_peer_has_the_gradients_of_ours() -> None:
     sequences = make_sequences([9, 14, 11], 40, 4)
-    decoder = Decoder(DecoderConfig.from_hf(TINY.config()))
+    decoder = Decoder(TINY.decoder)
     initialise(decoder, 0)
     forward_backward(decoder, micro_batches(sequences, 20), 1.0, read_objective({}))
     peer = Peer(TINY, "float32", CPU)
@@ -118,7 +86,7 @@ def one_step(dtype: str) -> None:
     """In a process of its own."""
     batches = micro_batches(draw(256, 0, 40), 128)
     with alone(CPU) as mesh:
-        rank = Rank(TINY, dtype, mesh, CPU)
+        rank = Rank(TINY.decoder, dtype, mesh, CPU)
         before = [fsdp.local(parameter).clone() for parameter in rank.decoder.parameters()]
         assert rank.step(batches) > 0
         moved = [bool((fsdp.local(parameter) != old).any())

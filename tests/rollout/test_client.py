@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rollout.client import EngineClient
 from rollout.local_engine import InProcessLink
-from rollout.weights.proof import PublishedWeights, Updated
+from rollout.weights.proof import PublishedWeights, Updated, WeightsHeld
 from rollout.worker import EngineRank
 from shared.calls import CallReply
 from shared.config import Config
 from shared.errors import NonFinite, RunError, SyncMismatch
 from shared.messages import EngineEnded, EngineRestarted, Finished, GenerateRequest, RankFailed
+from shared.record_file import Written
 from shared.sockets import refused
 from shared.types import Completion, Group, Problem, Prompt
 
@@ -143,9 +145,9 @@ def test_the_error_of_a_rank_is_raised() -> None:
     async def story() -> None:
         scene.answers["snapshot"] = RankFailed("RunError", "no memory")
         with pytest.raises(RunError, match="no memory"):
-            await scene.client.snapshot()
-        scene.answers["snapshot"] = CallReply([Completion(2, 0, 0), Completion(-2, 0, 0)])
-        assert [completion.group for completion in await scene.client.snapshot()] == [2], "those of training"
+            await scene.client.snapshot(Path("x"))
+        scene.answers["snapshot"] = CallReply({"engine-0.msgpack": Written(1, "")})
+        assert await scene.client.snapshot(Path("x")) == {"engine-0.msgpack": Written(1, "")}
         await scene.link.send(0, RankFailed("NonFinite", "log-prob nan"))
         with pytest.raises(NonFinite, match="log-prob nan"):
             await scene.client.dispatch()
@@ -163,15 +165,20 @@ def test_an_update_is_proved_by_version_checksums_and_probe() -> None:
     probe = [[1, 2, 3]]
 
     def updated(**other: Any) -> CallReply[Updated]:
-        held = {"engine": 0, "version": 4, "seconds": {"total": 0.5}, "bytes": 8, "checksums": {"w": 30}}
+        held = {"engine": 0, "version": 4, "seconds": {"total": 0.5}, "bytes": 8, "held": WeightsHeld({"w": 30})}
         return CallReply(Updated(**{**held, "scored_version": 4, "probe": [[-1.0, -2.0]], **other}))
 
     async def story() -> None:
-        parts = [PublishedWeights(4, 8, 0.1, {"w": 10}, [[-1.0, -2.0]]), PublishedWeights(4, 8, 0.2, {"w": 20})]
+        parts = [PublishedWeights(4, 8, 0.1, {"w": 10}, probe=[[-1.0, -2.0]]), PublishedWeights(4, 8, 0.2, {"w": 20})]
         scene.answers["update"] = updated()
         report = await scene.client.update(parts, probe, time.monotonic())
         assert (report.version, report.bytes, report.write_s, report.update_s) == (4, 16, 0.2, 0.5)
-        for wrong in ({"checksums": {"w": 31}}, {"version": 3}, {"scored_version": 3}, {"probe": [[-1.0, -3.0]]}):
+        for wrong in (
+            {"held": WeightsHeld({"w": 31})},
+            {"version": 3},
+            {"scored_version": 3},
+            {"probe": [[-1.0, -3.0]]},
+        ):
             scene.answers["update"] = updated(**wrong)
             with pytest.raises(SyncMismatch):
                 await scene.client.update(parts, probe, time.monotonic())

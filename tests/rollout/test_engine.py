@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from rollout.engine import Engine
-from rollout.weights.proof import compare_checksums, compare_probe
+from rollout.weights.proof import PublishedWeights, compare_held, compare_probe
 from rollout.weights.receiver import WeightReceiver
 from shared.errors import ConfigError, DeadlineExceeded, SyncMismatch
 from shared.messages import GenerateRequest
@@ -126,8 +126,7 @@ def test_streamed_weights_are_those_of_a_fresh_engine_and_come_again_to_the_next
     scene.attach("network")
 
     async def story() -> list[list[Completion]]:
-        updated = await scene.publish(1)
-        compare_checksums(scene.trainers.sender.checksums(), updated.checksums, 0)
+        await publish_and_prove(scene, 1)
         found = [await scene.complete([request(index) for index in range(4)])]
         assert scene.engine.llm is not None
         scene.engine.llm.kill()
@@ -248,10 +247,12 @@ NAMES = ("model.layers.1.self_attn.o_proj.weight", "model.layers.1.self_attn.q_p
 
 
 async def publish_and_prove(scene: Scene, seed: int) -> None:
-    """What the controller does after an update: compare checksums and probe log-probs."""
-    previous = scene.trainers.sender.checksums()
+    """What the controller does after an update: compare what the engine computes with."""
+    before, published = (PublishedWeights(scene.version + ahead, 0, 0.0) for ahead in (0, 1))
+    before.add_checksums(scene.trainers.sender)
     updated = await scene.publish(seed)
-    compare_checksums(scene.trainers.sender.checksums(), updated.checksums, 0, previous)
+    published.add_checksums(scene.trainers.sender)
+    compare_held([published], updated.held, 0, [before])
 
 
 def test_a_correct_update_passes_the_proof(scene: Scene) -> None:

@@ -6,11 +6,13 @@ import multiprocessing
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 import torch
 
-from rollout.start import own_gpus_first, started_within
+from rollout.start import own_gpus_first, started_within, with_time_to_start
+from shared.config import Config
 
 
 def test_an_engine_sees_its_own_gpus_first_and_the_trainers_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -18,6 +20,17 @@ def test_an_engine_sees_its_own_gpus_first_and_the_trainers_too(monkeypatch: pyt
     with own_gpus_first(torch.device("cuda", 1), 2):
         assert os.environ["CUDA_VISIBLE_DEVICES"] == "5,6,4,7"
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "4,5,6,7"
+
+
+def test_the_time_to_start_grows_with_the_model_and_on_gpus(tmp_path: Path) -> None:
+    """A folder of 2 GB: a checkpoint of it has up to 12, at 200 MB/s a minute."""
+    for number in range(2):
+        with (tmp_path / f"model-{number}.safetensors").open("wb") as file:
+            file.truncate(1_000_000_000)
+    assert with_time_to_start(Config(), tmp_path / "made", False).deadlines.start_s == 300
+    assert with_time_to_start(Config(), tmp_path, False).deadlines.start_s == 360
+    found = with_time_to_start(Config.model_validate({"deadlines": {"start_s": 50}}), tmp_path, True)
+    assert (found.deadlines.start_s, found.deadlines.step_s) == (50 + 60 + 600, Config().deadlines.step_s)
 
 
 def test_an_engine_process_that_hangs_at_its_start_is_killed_at_the_deadline() -> None:

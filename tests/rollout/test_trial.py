@@ -21,7 +21,7 @@ from rollout.worker import EngineRank
 from shared.config import Config
 from shared.errors import EngineLost
 from shared.types import Completion
-from tests.rollout.test_worker import Line, place
+from tests.rollout.test_worker import Line, place, snapshot
 from tests.rollout.tiny_llama import Trainers, engine_config, random_weights, request, write_model
 
 DEADLY = 3
@@ -78,7 +78,7 @@ def test_a_completion_that_kills_every_engine_is_given_up_alone(tmp_path: Path) 
                 if group == 1:
                     while len(line.restarted) < 2:
                         await asyncio.sleep(0.01)
-                    assert len(await line.call(EngineRank.snapshot)) == 6, "those that wait are not lost"
+                    assert len(await snapshot(line, tmp_path)) == 6, "those that wait are not lost"
                 done = asyncio.create_task(line.wait(group, 6))
                 await asyncio.wait({done, running}, timeout=200, return_when=asyncio.FIRST_COMPLETED)
                 assert done.done(), running

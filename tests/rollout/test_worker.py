@@ -10,12 +10,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 import torch.distributed as dist
 
 from rollout.weights.proof import Updated
 from rollout.worker import EngineRank, serve
+from shared import record_file
 from shared.calls import CallReply, CallRequest
 from shared.calls import request as call_of
 from shared.errors import EngineLost, RunError
@@ -80,6 +82,13 @@ class Line:
         return found
 
 
+async def snapshot(line: Line, folder: Path) -> list[Completion]:
+    """What the rank writes into a checkpoint."""
+    (name,) = await line.call(EngineRank.snapshot, str(folder))
+    assert name == "engine-0.msgpack"
+    return [msgspec.msgpack.decode(content, type=Completion) for content in record_file.read(folder / name)]
+
+
 def place(store: dist.Store) -> Any:
     """The role of the only engine rank."""
     return SimpleNamespace(rank=2, rank_in_role=0, device=torch.device("cpu"), store=store)
@@ -99,7 +108,7 @@ async def story(worker: EngineRank, line: Line, trainers: Trainers) -> dict[str,
         if harm is not None:
             assert worker.engine.llm is not None
             os.kill(worker.engine.llm.pids()[0], harm)
-            result[f"snapshot {group}"] = await line.call(EngineRank.snapshot)
+            result[f"snapshot {group}"] = await snapshot(line, Path(os.environ["MAESTRALE_STACKS"]).parent)
         result[group] = await line.wait(group, 6)
         if group == 1:  # while the engine was away nobody asked the trainers; now they publish, and all is as ever
             trainers.become(1)
@@ -154,7 +163,7 @@ def test_attach_and_update_are_answered(played: dict[str, Any]) -> None:
     update: Updated = played["update"]
     assert (update.engine, update.version) == (0, 0)
     assert set(update.seconds) == {"receive", "requeue", "pause", "apply", "finish", "resume", "total"}
-    assert len(update.checksums) == len(random_weights(0)) and update.bytes == 4 * sum(
+    assert {*update.held.checksums, *update.held.columns} == set(random_weights(0)) and update.bytes == 4 * sum(
         value.numel() for value in random_weights(0).values()
     )
 

@@ -67,7 +67,8 @@ class Trainers:
     """One trainer rank without training: holds master weights and publishes them."""
 
     def __init__(self, seed: int, store: dist.Store, transport: str = "shm"):
-        self.parameters = {name: torch.nn.Parameter(value) for name, value in random_weights(seed).items()}
+        device = "cuda" if transport == "cuda_ipc" else "cpu"
+        self.parameters = {name: torch.nn.Parameter(value.to(device)) for name, value in random_weights(seed).items()}
         self.sender: WeightSender = make_sender(
             transport, list(self.parameters.items()), torch.float32, rank=0, world=1, store=store, engines=1
         )

@@ -75,6 +75,13 @@ def test_short_and_long_rows_mix(monkeypatch):
     assert_same(joined, attend(joined, mixed), reference(*joined.split([4, 2, 2], 1), LENGTHS))
 
 
+def test_no_mask_is_kept_that_nothing_reads():
+    """torch's attention knows causality itself; with a prefix it needs a mask, the same for all heads."""
+    whole, continued = plan((600, 3), backend="sdpa"), plan((600, 3), (-1, 0), backend="sdpa")
+    assert {block.mask for block in whole.blocks} == {None}
+    assert [None if block.mask is None else tuple(block.mask.shape) for block in continued.blocks] == [None, (3, 603)]
+
+
 def test_double_precision_gradient_is_exact():
     joined = random_input((3, 5, 1, 2), head_dim=4, dtype=torch.float64)
     exact = plan((3, 5, 1, 2), (-1, -1, 0, 0), dtype=torch.float64, backend="bmm")

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from shared import launch_folder
 from shared.config import Config
 from shared.errors import ConfigError
-from shared.ranks import first_gpu, invite, join_meeting, kind_of, open_meeting, open_store, read_role
+from shared.ranks import count_gpus, gpus_of, invite, join_meeting, kind_of, open_meeting, open_store, read_role
 
 
 def test_rank_0_controls_the_next_train_the_rest_roll_out():
@@ -18,16 +20,113 @@ def test_rank_0_controls_the_next_train_the_rest_roll_out():
 
 
 def test_gpus_are_taken_in_order_and_the_controller_takes_none():
-    # node 0: controller, 4 trainers (9 ranks would need 8 GPUs), engines with 2 GPUs each
-    assert [first_gpu(rank, rank, trainers=4, tensor_parallel=2) for rank in range(7)] == [0, 0, 1, 2, 3, 4, 6]
+    config = Config.model_validate({"placement": {"trainers": 4, "engines": 6}, "rollout": {"tensor_parallel": 2}})
+    # node 0: controller, 4 trainers, engines with 2 GPUs each
+    node = range(7)
+    starts = [gpus_of(rank, node, config, 8).start for rank in node]
+    assert starts == [0, 0, 1, 2, 3, 4, 6] and len(gpus_of(0, node, config, 8)) == 0
     # node 1 starts at rank 7 with engines only
-    assert [first_gpu(7 + local, local, trainers=4, tensor_parallel=2) for local in range(4)] == [0, 2, 4, 6]
+    node = range(7, 11)
+    assert [list(gpus_of(rank, node, config, 8)) for rank in node] == [[0, 1], [2, 3], [4, 5], [6, 7]]
 
 
-def set_launch(monkeypatch: pytest.MonkeyPatch, rank: int, world: int) -> None:
-    for name, value in {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": rank, "MASTER_ADDR": "127.0.0.1"}.items():
+def set_launch(monkeypatch: pytest.MonkeyPatch, rank: int, world: int, node: range | None = None) -> None:
+    node = node or range(world)
+    for name, value in {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": rank - node.start,
+                        "LOCAL_WORLD_SIZE": len(node), "MASTER_ADDR": "127.0.0.1"}.items():  # fmt: skip
         monkeypatch.setenv(name, str(value))
-    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)  # vLLM sets it in processes where it has run
+
+
+def see_gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+
+
+def devices(monkeypatch: pytest.MonkeyPatch, config: Config, node: range) -> list[str]:
+    """Of the ranks of a node."""
+    found = []
+    for rank in node:
+        set_launch(monkeypatch, rank, config.world_size, node)
+        device = read_role(config, dist.HashStore(), Path()).device
+        found.append("cpu" if device.type == "cpu" else str(device.index))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("gpus", "placement", "expected"),
+    [
+        (0, {}, "cpu cpu cpu"),
+        (1, {}, "cpu 0 0"),
+        (2, {}, "cpu 0 1"),
+        (2, {"trainers": 2, "engines": 2}, "cpu 0 1 0 1"),
+        (2, {"trainers": 1, "engines": 2}, "cpu 0 0 1"),
+        (8, {"trainers": 4, "engines": 4}, "cpu 0 1 2 3 4 5 6 7"),
+        (8, {"trainers": 8, "engines": 8}, "cpu 0 1 2 3 4 5 6 7 0 1 2 3 4 5 6 7"),
+        (8, {"trainers": 6, "engines": 4}, "cpu 0 1 2 3 4 5 4 5 6 7"),  # the fewest GPUs are shared
+        (8, {"device": "cpu"}, "cpu cpu cpu"),
+    ],
+)
+def test_devices_of_a_launch_on_one_node(
+    monkeypatch: pytest.MonkeyPatch, gpus: int, placement: dict[str, Any], expected: str
+) -> None:
+    see_gpus(monkeypatch, gpus)
+    config = Config.model_validate({"placement": placement})
+    assert devices(monkeypatch, config, range(config.world_size)) == expected.split()
+
+
+def test_on_four_nodes_every_rank_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    see_gpus(monkeypatch, 8)
+    config = Config.model_validate({"placement": {"trainers": 16, "engines": 16}})
+    assert devices(monkeypatch, config, range(9)) == ["cpu", *"01234567"]
+    for node in (range(9, 17), range(17, 25), range(25, 33)):
+        assert devices(monkeypatch, config, node) == list("01234567")
+    see_gpus(monkeypatch, 1)
+    few = Config.model_validate({"placement": {"trainers": 2, "engines": 2}})
+    for node in (range(2), range(2, 3), range(3, 4), range(4, 5)):
+        assert devices(monkeypatch, few, node)[-1] == "0"
+    with pytest.raises(ConfigError, match=r"trainer rank 2 needs GPU 1.* has 1 .*fewer ranks here \(--nproc-per-node"):
+        devices(monkeypatch, few, range(3))  # GPUs are shared on one node only
+
+
+@pytest.mark.parametrize(
+    ("gpus", "placement", "message"),
+    [
+        (
+            1,
+            {"colocate": "never"},
+            r"engine rank 2 needs GPU 1 of this node, which has 1.*placement\.colocate other than",
+        ),
+        (1, {"trainers": 2}, r"trainer rank 2 needs GPU 1.*placement\.trainers = 2.*at most 1.*lower them"),
+        (2, {"trainers": 2, "engines": 3}, r"engine rank 3 needs GPU 2.*tensor_parallel = 3 may each be at most 2"),
+        (0, {"device": "cuda"}, r'placement\.device = "cuda", but torch can use no GPU.*placement\.device = "cpu"'),
+    ],
+)
+def test_too_few_gpus_are_refused_with_the_repair(
+    monkeypatch: pytest.MonkeyPatch, gpus: int, placement: dict[str, Any], message: str
+) -> None:
+    """By every rank of the node, the controller included, which tells the user."""
+    see_gpus(monkeypatch, gpus)
+    config = Config.model_validate({"placement": placement})
+    for rank in range(config.world_size):
+        set_launch(monkeypatch, rank, config.world_size)
+        with pytest.raises(ConfigError, match=message):
+            read_role(config, dist.HashStore(), Path())
+
+
+def test_a_gpu_that_torch_cannot_use_is_no_accident(monkeypatch: pytest.MonkeyPatch) -> None:
+    see_gpus(monkeypatch, 0)
+    monkeypatch.setattr(Path, "glob", lambda path, pattern: iter([Path("/dev/nvidia0")] if str(path) == "/dev" else []))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with pytest.raises(ConfigError, match=r"/dev/nvidia0 is there: .*EXTRA=cuda.*placement\.device = \"cpu\""):
+        count_gpus("auto")
+    assert count_gpus("cpu") == 0
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    with pytest.raises(ConfigError, match=r"driver new enough"):
+        count_gpus("auto")
+    with pytest.raises(ConfigError, match=r'placement\.device = "cpu" needs the CPU builds.*make install EXTRA=cpu'):
+        count_gpus("cpu")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # hidden on purpose
+    assert count_gpus("auto") == 0
 
 
 def test_a_launch_of_another_size_names_both_settings_and_the_repair(monkeypatch: pytest.MonkeyPatch):

@@ -224,6 +224,35 @@ def test_a_heartbeat_is_taken_from_the_rank_that_it_names_and_from_nobody_else()
     folder.leave()
 
 
+def test_an_answer_is_as_long_as_a_node_has_ranks_and_made_once_for_all_of_them() -> None:
+    folder, store = launch_folder.make(launch_folder.temporary(), "test"), dist.HashStore()
+    role = Role("controller", 0, 901, 0, 0, True, "", torch.device("cpu"), store, folder=folder.path)
+    keeper = watchdog.PulseKeeper(role, "", heartbeat_s=60)
+    keeper.start()
+    lines = {rank: zmq.Context.instance().socket(zmq.DEALER) for rank in (1, 2, 900)}
+    encode, decode = msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder(watchdog.Echo).decode
+
+    def answer(rank: int, phase: str) -> dict[int, str]:
+        lines[rank].send(encode(watchdog.Peer(rank, "engine", rank, f"node {rank // 8}", phase)))
+        assert lines[rank].poll(20_000)
+        return {peer.rank: peer.phase for peer in decode(lines[rank].recv()).peers if peer.rank}
+
+    for rank, line in lines.items():
+        line.setsockopt(zmq.IDENTITY, b"%d:a" % rank)
+        line.connect(store.get("pulse").decode())
+    assert answer(1, "a") == {1: "a"}
+    assert answer(900, "b") == {900: "b"}
+    assert answer(2, "c") == {1: "a", 2: "c"}, "a new rank is known to those beside it at once"
+    time.sleep(1.2)
+    assert answer(1, "d")[2] == "c"
+    time.sleep(1.2)
+    assert answer(2, "e") == {1: "d", 2: "e"}, "made anew in every round"
+    keeper.leaving = keeper.closed = True
+    keeper.join(20)
+    assert not keeper.is_alive()
+    folder.leave()
+
+
 KILLER = """
 import os, subprocess, sys
 from shared import watchdog

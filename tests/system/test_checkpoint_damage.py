@@ -17,13 +17,17 @@ from typing import Any, NamedTuple
 
 import msgspec
 import pytest
+import torch
+from safetensors import safe_open
 
+from rollout.weights.checksum import checksum_rows
+from shared.record_file import Written
 from tests.system.conftest import Start
 from tests.system.launch import Launch
 from tests.trainer.damages import CHANGED, DAMAGES, TWO_RANKS, Damage, before, flip, flip_exponent, remove, shards_of
 from trainer import checkpoint_reader
 from trainer.checkpoint import Manifest
-from trainer.safetensors_file import Written
+from trainer.shard_files import read_shards
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(5400)]
 STEPS = 3
@@ -200,12 +204,21 @@ def test_changed_settings_are_refused_until_they_are_accepted(
     assert "--accept-changes" in lines[-1]["arguments"]
 
 
-def reseal(folder: Path) -> None:
-    """Make the manifest fit what lies there now: weights that were ruined before they were saved."""
+def reseal(folder: Path, live: bool) -> None:
+    """Make the manifest fit what lies there now. live: the checksums too, as if weights had been ruined before they
+    were saved."""
+    if live:
+        sums = {}
+        for shard in read_shards(folder):
+            with safe_open(shard.path, framework="pt") as file:
+                sums[shard.path.name] = {
+                    name: checksum_rows(file.get_tensor(f"weight/{name}"), first, torch.float32)
+                    for name, first in shard.first_row.items()
+                }
+        (folder / "checksums.msgpack").write_bytes(msgspec.msgpack.encode(sums))
     manifest = msgspec.json.decode((folder / "manifest.json").read_bytes(), type=Manifest)
-    for shard in shards_of(folder):
-        digest = hashlib.sha256(shard.read_bytes()).hexdigest()
-        manifest.files[shard.name] = Written(shard.stat().st_size, digest)
+    for path in (*shards_of(folder), folder / "checksums.msgpack"):
+        manifest.files[path.name] = Written(path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest())
     (folder / "manifest.json").write_bytes(manifest.content())
 
 
@@ -217,10 +230,35 @@ def test_weights_that_were_ruined_before_they_were_saved_stop_the_run(start: Sta
     shutil.copytree(first.run_dir, run_dir, symlinks=True)
     shutil.rmtree(run_dir / "checkpoints" / "step_4")
     flip_exponent(run_dir / "checkpoints" / "step_2")
-    reseal(run_dir / "checkpoints" / "step_2")
+    reseal(run_dir / "checkpoints" / "step_2", live=True)
     launch = start(tmp_path / "second", **{**SHORT, **settings, "steps": 30})
     code, seconds = ended(launch)
     message = said(launch.output, "error:", "step 3")
     assert code == 1 and "TrainingDied" in message, launch.output[-4000:]
     assert "checkpoints/" in message and not (run_dir / "checkpoints" / "step_4").exists()
     table.append(Line("weights ruined before they were saved", message, seconds, code, "stopped at its first step"))
+
+
+def stale(folder: Path) -> None:
+    """The first rank's shard of the step before, whose header says that it is of this one."""
+    path, number = shards_of(folder)[0], int(folder.name.removeprefix("step_"))
+    content = (before(folder) / path.name).read_bytes()
+    for key in ("version", "step"):
+        old, new = (f'\\"{key}\\": {value},'.encode() for value in (number - 1, number))
+        assert content.count(old) == 1
+        content = content.replace(old, new)
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", ["stale", "one bit"])
+def test_a_shard_that_was_not_live_is_refused_by_name_though_every_hash_is_right(
+    start: Start, whole: Launch, table: list[Line], tmp_path: Path, name: str
+):
+    newest = copied(whole, tmp_path)
+    stale(newest) if name == "stale" else flip_exponent(newest)
+    reseal(newest, live=False)
+    launch = start(tmp_path, **{**SHORT, "placement__trainers": 2})
+    code, seconds = ended(launch)
+    message = said(launch.output, "error:", f"step_{STEPS} does not hold the weights that were live")
+    assert code == 1 and "trainer-0-of-2.safetensors" in message and "trainer-1-of-2" not in message
+    table.append(Line(f"{name}, every hash made to fit", message, seconds, code, "refused, all files as before"))

@@ -13,6 +13,7 @@ from shared import settings_file
 from shared.chat import Chat
 from shared.config import Config
 from shared.messages import GenerateRequest
+from shared.metrics import read_rows
 from shared.types import Completion
 from tests.system.conftest import Start
 from tests.system.launch import Launch, free_port
@@ -40,6 +41,18 @@ def test_every_group_is_trained_exactly_once_and_nothing_is_aborted(run: Launch)
     reasons = {c["finish_reason"] for group in run.groups() for c in group["completions"]}
     assert reasons <= {"stop", "length"}
     assert all(row["completions/aborted"] == 0 for row in run.metrics())
+
+
+def test_speed_and_memory_of_every_step_are_told(run: Launch, seasoned: Path):
+    for row in run.metrics():
+        assert row["tflops_per_device"] > 0 and "mfu" not in row, "a CPU has no data sheet"
+        assert row["tokens/trained_per_s_per_device"] == row["tokens/trained_per_s"] / 2
+        assert row["tokens/generated_per_s_per_device"] == row["tokens/generated_per_s"]
+        assert min(row[f"memory/{kind}_peak_bytes"] for kind in ("controller", "trainer", "engine")) > 1 << 20
+    assert "TFLOP/s of a trainer" in run.output and "memory of engine" in run.output
+    sft = [row for row in read_rows(seasoned / "metrics.jsonl") if row["kind"] == "sft"]
+    assert len(sft) == 70 and all(row["sft/tflops_per_device"] > 0 for row in sft)
+    assert all(row["sft/trainer_peak_bytes"] > 1 << 20 and row["sft/tokens_per_s_per_device"] > 0 for row in sft)
 
 
 def test_completions_span_versions_and_no_token_is_older_than_the_bound(run: Launch):

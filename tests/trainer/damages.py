@@ -142,11 +142,11 @@ def forget_a_file(folder: Path) -> None:
 
 
 def cursor(folder: Path) -> None:
-    """Another data cursor of as many digits."""
-    path = folder / "ledger.json"
-    table = path.read_text()
-    at = table.index('"next_index":') + len('"next_index":')
-    path.write_text(table[:at] + ("9" if table[at] != "9" else "8") + table[at + 1 :])
+    """Another data cursor of as many bytes."""
+    path = folder / "ledger.msgpack"
+    table = bytearray(path.read_bytes())
+    table[table.index(b"next_index") + len(b"next_index")] ^= 1
+    path.write_bytes(table)
 
 
 CHANGED, BYTES, MISSING = "was changed after it was written", "bytes instead of", "is missing"
@@ -163,11 +163,13 @@ DAMAGES: dict[str, Damage] = {
     "zeroed last page": Damage(zero_tail, CHANGED),
     "missing shard": Damage(remove(), MISSING),
     "shard of the step before": Damage(older(), "wrote at version"),
-    "bit in the ledger": Damage(flip("ledger.json", 0.5, 0), CHANGED),
+    "bit in the ledger": Damage(flip("ledger.msgpack", 0.5, 0), CHANGED),
     "another data cursor": Damage(cursor, CHANGED),
-    "ledger of the step before": Damage(older("ledger.json"), "ledger.json"),
-    "ledger cut": Damage(cut("ledger.json"), BYTES),
-    "missing ledger": Damage(remove("ledger.json"), MISSING),
+    "ledger of the step before": Damage(older("ledger.msgpack"), "ledger.msgpack"),
+    "ledger cut": Damage(cut("ledger.msgpack"), BYTES),
+    "bit in the checksums of weights": Damage(flip("checksums.msgpack", 0.5, 0), CHANGED),
+    "missing checksums of weights": Damage(remove("checksums.msgpack"), MISSING),
+    "missing ledger": Damage(remove("ledger.msgpack"), MISSING),
     "bit in the origin": Damage(flip("origin.json", 0.5, 0), CHANGED),
     "missing origin": Damage(remove("origin.json"), MISSING),
     "bit in the manifest": Damage(flip("manifest.json", 0.7, 0), "manifest.json"),

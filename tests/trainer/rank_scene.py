@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor
 
 from shared.config import Config
 from shared.errors import NonFinite, RunError
-from shared.model.decoder import Decoder, initialise
+from shared.model.decoder import Decoder, DecoderConfig, initialise
 from shared.sections import Optimiser
 from shared.types import MicroBatch
 from tests.packed import pack_from
@@ -49,14 +49,16 @@ REGULARISED = read_objective({"kl": 0.2, "kl_gradient": "return", "entropy_bonus
 WHOLE = {name: read_objective({"name": name}) for name in ("agro", "dro")}
 
 
-def make_model(mesh: Any, compute: str = "float32", recompute: int = 0) -> Decoder:
+def make_model(
+    mesh: Any, compute: str = "float32", recompute: int = 0, device: str = "cpu", shape: DecoderConfig = SHAPE
+) -> Decoder:
     """The same weights on any number of ranks."""
-    whole = Decoder(SHAPE)
+    whole = Decoder(shape)
     initialise(whole, seed=1)
     with torch.device("meta"):
-        decoder = Decoder(SHAPE, recompute=recompute)
+        decoder = Decoder(shape, recompute=recompute)
     fsdp.shard(decoder, mesh, getattr(torch, compute))
-    fsdp.materialise(decoder, torch.device("cpu"))
+    fsdp.materialise(decoder, torch.device(device))
     with torch.no_grad():
         for parameter, original in zip(decoder.parameters(), whole.parameters(), strict=True):
             rows = fsdp.rows_of(parameter)
@@ -252,11 +254,12 @@ class Scene:
         saved = self.folder / "checkpoint"
         if self.world == WORLDS[0]:
             saved.mkdir(exist_ok=True)
-            shards.save_shard(saved, decoder, made, self.rank, self.world)
+            shards.ShardWriter(saved, decoder, made, self.rank, self.world).files()
+            self.found["live"] = shards.checksums(decoder)
             dist.barrier()
         fresh = make_model(self.mesh)
         restored = optimiser.make_optimiser(fresh, Optimiser(weight_decay=0.1))
-        self.found["step"] = shards.load_shards(saved, fresh, restored)
+        self.found["step"], self.found["taken"] = shards.load_shards(saved, fresh, restored)
         self.keep("loaded", fresh, restored)
         if self.world == WORLDS[0]:
             self.train(decoder, made)

@@ -18,14 +18,14 @@ from safetensors.torch import load_file
 from shared import settings_file
 from shared.config import Config
 from shared.errors import CheckpointError
-from tests.trainer.test_shards import trained
-from trainer import checkpoint, checkpoint_reader, safetensors_file
+from shared.record_file import Written
+from tests.trainer.test_shards import save_shard, trained
+from trainer import checkpoint, checkpoint_reader, ledger_file, safetensors_file
 from trainer.export import export_checkpoint, main
 from trainer.ledger import LedgerState
+from trainer.ledger_file import LEDGER
 from trainer.origin import Origin
 from trainer.run_log import forget_after
-from trainer.safetensors_file import Written
-from trainer.shards import save_shard
 
 ORIGIN = Origin({"seed": 0}, {"data.train": {"content": "1 lines"}})
 
@@ -45,7 +45,13 @@ def save(run_dir: Path, version: int, keep: int = 9, weight: float | None = None
         (partial / name).parent.mkdir(exist_ok=True)
         (partial / name).write_text(f"{name} of version {version}")
         files[name] = Written((partial / name).stat().st_size, digest(partial / name))
-    return checkpoint.finish(partial, state(version), files, ORIGIN, 1.5, keep)
+    return finish(partial, version, files, keep)
+
+
+def finish(partial: Path, version: int, files: dict[str, Written], keep: int = 9) -> Path:
+    """The rest of a checkpoint."""
+    files[LEDGER] = ledger_file.write(partial, state(version))
+    return checkpoint.finish(partial, version, files, {}, ORIGIN, 1.5, keep)
 
 
 def digest(path: Path) -> str:
@@ -88,7 +94,7 @@ def test_a_shard_of_another_size_than_told_is_refused(tmp_path: Path):
     partial = checkpoint.begin(tmp_path, 1)
     (partial / "trainer-0.safetensors").write_bytes(b"x" * 99)
     with pytest.raises(CheckpointError, match="99 bytes, 100 were written"):
-        checkpoint.finish(partial, state(1), {"trainer-0.safetensors": Written(100, "")}, ORIGIN, 0.0, 2)
+        finish(partial, 1, {"trainer-0.safetensors": Written(100, "")})
 
 
 def test_latest_points_at_the_export(tmp_path: Path):
@@ -134,9 +140,9 @@ def test_an_export_of_a_version_that_was_made_again_is_written_again(tmp_path: P
     shutil.rmtree(folder)
     trained_again = save(config.run_dir, 2, weight=5)
     assert exported() == 5
-    (trained_again / "ledger.json").write_bytes(b"{}")
+    (trained_again / LEDGER).write_bytes(b"{}")
     (config.run_dir / "hf" / "step_2" / "config.json").unlink()
-    with pytest.raises(CheckpointError, match=r"step_2: ledger\.json"):
+    with pytest.raises(CheckpointError, match=r"step_2: ledger\.msgpack"):
         exported()
 
 

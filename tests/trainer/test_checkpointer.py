@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import errno
 import io
+import time
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,11 @@ import pytest
 from shared.config import Config
 from shared.errors import CheckpointError
 from shared.progress import Progress
-from shared.types import Completion
-from trainer import checkpoint
+from shared.record_file import Written
+from shared.types import Completion, Group, Problem, Prompt, VersionSpan
+from trainer import checkpoint, ledger_file
 from trainer.ledger import Ledger
 from trainer.origin import Origin
-from trainer.safetensors_file import Written
 from trainer.stages import Stages
 from trainer.timing import PhaseTimer
 
@@ -25,12 +27,17 @@ from trainer.timing import PhaseTimer
 class FullDisk:
     """Trainers whose shards do not fit, and engines without completions (the real ones: tests/system)."""
 
-    async def save(self, folder: Path, version: int) -> dict[str, Written]:
+    under_way = 0
+
+    async def save(self, folder: Path, version: int) -> list[dict[str, int]]:
         (folder / "trainer-0.safetensors").write_bytes(b"half")
+        return [{}]
+
+    async def saved(self) -> dict[str, Written] | None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    async def snapshot(self) -> list[Completion]:
-        return []
+    async def snapshot(self, folder: Path) -> dict[str, Written]:
+        return {}
 
 
 def make(runs_dir: Path, on_error: str) -> tuple[checkpoint.Checkpointer, io.StringIO]:
@@ -43,15 +50,145 @@ def make(runs_dir: Path, on_error: str) -> tuple[checkpoint.Checkpointer, io.Str
     return checkpointer, told
 
 
+async def save(checkpointer: checkpoint.Checkpointer) -> None:
+    await checkpointer.save()
+    await checkpointer.finish()
+
+
 def test_a_full_disk_stops_the_run_with_the_repair(tmp_path: Path):
     checkpointer, _ = make(tmp_path, "stop")
     with pytest.raises(CheckpointError, match="disk is full.*checkpoint.keep"):
-        asyncio.run(checkpointer.save())
+        asyncio.run(save(checkpointer))
     assert not list((checkpointer.config.run_dir / "checkpoints").iterdir())
 
 
 def test_a_full_disk_may_only_be_told(tmp_path: Path):
     checkpointer, told = make(tmp_path, "continue")
-    asyncio.run(checkpointer.save())
+    asyncio.run(save(checkpointer))
     assert checkpointer.failures == 1 and checkpointer.saved == -1
     assert "disk is full" in " ".join(told.getvalue().split())
+
+
+class SlowDisk(FullDisk):
+    """Trainers whose disk takes nothing more until it is told to, as a file system that hangs."""
+
+    def __init__(self) -> None:
+        self.taken = False
+
+    async def saved(self) -> dict[str, Written] | None:
+        return {} if self.taken else None
+
+
+def on_slow_disk(tmp_path: Path, on_error: str, **settings: Any) -> tuple[checkpoint.Checkpointer, SlowDisk]:
+    checkpointer, _ = make(tmp_path, on_error)
+    disk: Any = SlowDisk()
+    checkpointer.trainers = checkpointer.engines = disk
+    config = checkpointer.config
+    checkpointer.config = config.model_copy(update={"deadlines": config.deadlines.model_copy(update=settings)})
+    return checkpointer, disk
+
+
+def test_a_run_goes_on_while_a_checkpoint_is_written_and_gets_the_state_of_its_step(tmp_path: Path):
+    checkpointer, disk = on_slow_disk(tmp_path, "stop")
+    ledger, folder = checkpointer.ledger, tmp_path / "run" / "checkpoints"
+
+    async def go() -> None:
+        ledger.open(Prompt(0, Problem("p", "1+1=?", "2"), [1]), [7, 8])
+        ledger.version = 3
+        await checkpointer.save()
+        ledger.finish(Completion(0, 1, 8, [1, 2], [-1.0, -1.0], finish_reason="stop"))
+        ledger.version = 4
+        await checkpointer.save_if_due()
+        await asyncio.sleep(0.1)
+        assert [path.name for path in folder.iterdir()] == ["step_3.partial"] and checkpointer.saved == -1
+        disk.taken = True
+        await checkpointer.save()  # the one before ends first
+        assert checkpointer.saved == 3
+        await checkpointer.finish()
+
+    asyncio.run(go())
+    assert checkpointer.saved == 4
+    (three,), (four,) = (ledger_file.read(folder / f"step_{version}").groups for version in (3, 4))
+    assert [c.finish_reason for c in three.completions] == [None, None]
+    assert [c.finish_reason for c in four.completions] == [None, "stop"]
+
+
+def test_a_disk_that_hangs_is_named_after_a_deadline_of_the_settings(tmp_path: Path):
+    checkpointer, _ = on_slow_disk(tmp_path, "stop", step_s=0.6)
+    with pytest.raises(CheckpointError, match=r"'writing of the checkpoint of version 0' \(raise deadlines.step_s"):
+        asyncio.run(save(checkpointer))
+
+
+def test_a_disk_is_waited_for_as_long_as_it_takes_something(tmp_path: Path):
+    checkpointer, disk = on_slow_disk(tmp_path, "stop", step_s=0.6)
+
+    async def go() -> None:
+        await checkpointer.save()
+        for _ in range(8):
+            await asyncio.sleep(0.25)
+            with (tmp_path / "run" / "checkpoints" / "step_0.partial" / "shard").open("ab") as stream:
+                stream.write(b"more")
+        (tmp_path / "run" / "checkpoints" / "step_0.partial" / "shard").unlink()
+        disk.taken = True
+        await checkpointer.finish()
+
+    asyncio.run(go())
+    assert checkpointer.saved == 0
+
+
+async def longest_hold(work: Awaitable[None]) -> float:
+    """Seconds that the loop was kept from a task that wants to run every 5 ms, at most, while `work` was done."""
+    ending, longest = asyncio.ensure_future(work), 0.0
+    while not ending.done():
+        before = time.monotonic()
+        await asyncio.sleep(0.005)
+        longest = max(longest, time.monotonic() - before - 0.005)
+    await ending
+    return longest
+
+
+@pytest.mark.parametrize(
+    "completions", [pytest.param(400, id="5 M tokens"), pytest.param(8334, id="100 M tokens", marks=pytest.mark.soak)]
+)
+def test_a_ledger_of_open_tokens_does_not_hold_the_loop(tmp_path: Path, completions: int):
+    """All completions share their lists, which saves 7 GB of memory, and no work of encoding."""
+    checkpointer, disk = on_slow_disk(tmp_path, "stop")
+    disk.taken, tokens = True, 12_000
+    ids, logprobs = [100_000 + number for number in range(tokens)], [-0.1 - number for number in range(tokens)]
+    problem, ledger = Problem("p", "1+1=?", "2"), checkpointer.ledger
+    for index in range(completions // 16 + 1):
+        ended = [Completion(index, n, 0, ids, logprobs, [VersionSpan(0, 0, tokens)], "stop") for n in range(16)]
+        ledger.groups[index] = Group(Prompt(index, problem, [1] * 64), ended, [None] * 16, ["word " * tokens] * 16)
+        ledger._taken_after[index] = 0
+
+    async def go() -> float:
+        return await longest_hold(save(checkpointer))
+
+    held = asyncio.run(go())
+    written = (tmp_path / "run" / "checkpoints" / "step_0" / ledger_file.LEDGER).stat().st_size
+    print(f"{completions * tokens:,} tokens, {written:,} bytes: the loop was held for {1e3 * held:.0f} ms at most")
+    assert written > 12 * completions * tokens and held < 0.1
+
+
+@pytest.mark.parametrize("dies", [False, True], ids=["all ranks live", "a rank has died"])
+def test_a_checkpoint_under_way_outlives_an_error_of_the_run_unless_a_rank_is_dead(tmp_path: Path, dies: bool):
+    checkpointer, disk = on_slow_disk(tmp_path, "stop")
+
+    async def go() -> None:
+        await checkpointer.save()
+        loop = asyncio.ensure_future(checkpointer.finish())
+        await asyncio.sleep(0.05)
+        loop.cancel()  # as a task group does with the other loops when one fails
+        await asyncio.gather(loop, return_exceptions=True)
+        lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        rescue = asyncio.ensure_future(checkpointer.rescue([lost]))
+        await asyncio.sleep(0.05)
+        assert not rescue.done()
+        if dies:
+            lost.set_result(None)
+        else:
+            disk.taken = True
+        await asyncio.wait_for(rescue, 10)
+
+    asyncio.run(go())
+    assert checkpointer.saved == (-1 if dies else 0)

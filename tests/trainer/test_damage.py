@@ -5,16 +5,22 @@ Through real resumes: tests/system/test_checkpoint_damage.py.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import torch
+from torch import Tensor
 
+from rollout.weights.checksum import checksum_rows
 from shared.errors import CheckpointError
 from tests.trainer.damages import CHANGED, DAMAGES, Damage, flip, swap_ranks, zero
-from tests.trainer.test_checkpoint import ORIGIN, save, state
-from tests.trainer.test_shards import trained
-from trainer import checkpoint, checkpoint_reader
-from trainer.shards import save_shard
+from tests.trainer.test_checkpoint import ORIGIN, finish, save, state
+from tests.trainer.test_shards import save_shard, train, trained
+from trainer import checkpoint, checkpoint_reader, ledger_file, safetensors_file
+from trainer.ledger_file import LEDGER
+from trainer.shards import load_shards, named_state
 
 BESIDE = {
     "bit in the value head": Damage(flip("value_head.safetensors", 0.5, 0), CHANGED),
@@ -41,7 +47,7 @@ def two_ranks(run_dir: Path) -> Path:
     partial = checkpoint.begin(run_dir, 2)
     model, optimiser = trained()
     files = save_shard(partial, model, optimiser, 0, 2, 2) | save_shard(partial, model, optimiser, 1, 2, 2)
-    return checkpoint.finish(partial, state(2), files, ORIGIN, 1.5, 9)
+    return finish(partial, 2, files)
 
 
 def test_shards_of_two_ranks_in_each_others_place_are_told_apart(tmp_path: Path):
@@ -56,7 +62,7 @@ def test_a_checkpoint_that_fits_together_but_is_of_another_version_is_refused(tm
     """Every hash is right: only the shard's own header tells."""
     partial = checkpoint.begin(tmp_path, 3)
     files = save_shard(partial, *trained(), 0, 1, version=2)
-    last = checkpoint.finish(partial, state(3), files, ORIGIN, 1.5, 9)
+    last = finish(partial, 3, files)
     with pytest.raises(CheckpointError, match=r"trainer-0-of-1.safetensors is of version 2, the manifest of 3"):
         checkpoint_reader.read(last)
 
@@ -75,3 +81,70 @@ def test_no_bit_of_a_manifest_may_be_another(tmp_path: Path, bit: int):
         assert "manifest.json" in search.skipped[path.parent] or "older version" in search.skipped[path.parent]
     path.write_bytes(content)
     assert checkpoint_reader.newest(tmp_path).newest is not None
+
+
+ROWS = {"0.weight": 3, "0.bias": 3, "1.weight": 1, "1.bias": 1}
+"""of each of two ranks"""
+Tensors = dict[str, Tensor]
+
+
+def shares(step: int) -> list[Tensors]:
+    """What two ranks hold after so many steps: weights and moments of half the rows."""
+    model, optimiser = trained(rows=6)
+    for _ in range(step):
+        train(model, optimiser)
+    state = named_state(model, optimiser)
+    return [
+        {f"{part}/{name}": tensor[rank * ROWS[name] :][: ROWS[name]].clone()
+         for name, parts in state.items() for part, tensor in parts.items()}
+        for rank in (0, 1)
+    ]  # fmt: skip
+
+
+def sealed(run_dir: Path, held: list[Tensors], live: list[Tensors], rows: Sequence[int] = (0, 1)) -> Path:
+    """A checkpoint of step 2 in which every hash, header and version is right. rows: whose rows a header tells."""
+    partial, files, sums = checkpoint.begin(run_dir, 2), {}, {}
+    for rank, tensors in enumerate(held):
+        shapes = {name: [2 * len(tensors[f"weight/{name}"]), *tensors[f"weight/{name}"].shape[1:]] for name in ROWS}
+        index = {"format": 2, "version": 2, "rank": rank, "world": 2, "step": 1,
+                 "rows": {name: [rows[rank] * ROWS[name], shapes[name]] for name in ROWS}}  # fmt: skip
+        path = partial / f"trainer-{rank}-of-2.safetensors"
+        files[path.name] = safetensors_file.write(path, tensors, {"index": json.dumps(index)})
+        sums[path.name] = {
+            name: checksum_rows(live[rank][f"weight/{name}"], rank * count, torch.float32)
+            for name, count in ROWS.items()
+        }
+    files[LEDGER] = ledger_file.write(partial, state(2))
+    return checkpoint.finish(partial, 2, files, sums, ORIGIN, 1.5, 9)
+
+
+def resume(folder: Path) -> None:
+    """What a launch does: read, load, compare."""
+    found = checkpoint_reader.read(folder)
+    checkpoint_reader.compare_weights(found, [load_shards(folder, *trained(rows=6))[1]])
+
+
+def flip_last_bit(tensor: Tensor) -> None:
+    tensor.view(torch.int32)[0] ^= 1
+
+
+def test_weights_that_were_not_live_are_refused_by_name_though_every_hash_is_right(tmp_path: Path) -> None:
+    before, live = shares(1), shares(2)
+    resume(sealed(tmp_path, live, live))
+    first, last = "trainer-0-of-2.safetensors (0.bias and 3 more)", "trainer-1-of-2.safetensors (0.bias and 3 more)"
+
+    def told(held: list[Tensors], rows: Sequence[int] = (0, 1)) -> str:
+        with pytest.raises(CheckpointError) as refused:
+            resume(sealed(tmp_path, held, live, rows))
+        assert "step_2 does not hold the weights that were live at step 2" in str(refused.value)
+        return str(refused.value)
+
+    stale = told([before[0], live[1]])
+    assert first in stale and "trainer-1" not in stale
+    swapped = told(live[::-1])
+    assert first in swapped and last in swapped
+    renamed = told(live[::-1], rows=(1, 0))
+    assert first in renamed and last in renamed
+    flip_last_bit(live[1]["weight/1.bias"])
+    with pytest.raises(CheckpointError, match=r"trainer-1-of-2\.safetensors \(1\.bias\)\."):
+        resume(sealed(tmp_path, live, shares(2)))

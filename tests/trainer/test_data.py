@@ -14,6 +14,7 @@ from shared.errors import DataError
 from shared.sections import Data
 from shared.types import Problem
 from trainer.data import DataSource, PromptFormat, completion_seed, load_problems, opened
+from trainer.launch import choose_probe
 from trainer.stages import Stages
 
 
@@ -24,6 +25,9 @@ class LetterChat:
 
     def render(self, text: str, system: str) -> list[int]:
         return [ord(letter) % 256 for letter in system + text]
+
+    def encode_plain(self, text: str) -> list[int]:
+        return self.render(text, "")
 
 
 def make_source(count: int, **settings: object) -> DataSource:
@@ -144,3 +148,19 @@ def test_a_share_of_the_problems_is_made_open_evenly() -> None:
         assert [(problem.id, problem.domain) for problem in found] == [(one.id, one.domain) for one in problems]
         marked = [one for one, was in zip(found, problems, strict=True) if was.verified and not one.verified]
         assert len(marked) == count and all(problem.tests is None for problem in marked)
+
+
+@pytest.mark.parametrize("max_tokens", [40, 120, 4096])
+@pytest.mark.parametrize("system", ["", "You solve the user's task by reasoning first and answering second. " * 5])
+def test_probe_sequences_differ_in_length_and_hold_problems_and_answers(system: str, max_tokens: int) -> None:
+    config = make_config(
+        data={"system_prompt": system}, model={"max_tokens": max_tokens}, rollout={"max_completion_tokens": 32}
+    )
+    problems = [Problem("a", "Wie viel ist 2+3?", "fuenf"), Problem("b", "How much is 9-1?", "eight")]
+    source = DataSource(problems, Stages(config), PromptFormat(LetterChat(), config.data))  # type: ignore[arg-type]
+    probe = choose_probe(source)
+    lengths = [len(ids) for ids in probe]
+    assert lengths == sorted(set(lengths)) and lengths[0] >= 2 and lengths[-1] == min(256, max_tokens - 1)
+    texts = ["".join(map(chr, ids)) for ids in probe]
+    assert all(text.endswith(("fuenf"[-len(text) :], "eight"[-len(text) :])) for text in texts)
+    assert max_tokens == 40 or "2+3?fuenf" in texts[1] + texts[2]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -72,9 +73,23 @@ def test_placement_without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_placement_on_gpus_counts_tensor_parallel_engines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     config = settings(placement={"trainers": 2, "engines": 2}, rollout={"tensor_parallel": 2})
+    shared = ["CPU", "GPU 0", "GPU 1", "GPUs 0-1", "GPUs 2-3"]
+    assert [line[20:].strip() for line in placement_lines(config)] == shared
+    config = settings(placement={"trainers": 2, "engines": 2, "colocate": "never"}, rollout={"tensor_parallel": 2})
     assert [line[20:].strip() for line in placement_lines(config)] == [
         "CPU", "GPU 0", "GPU 1", "GPUs 2-3", "GPUs 4-5 (this machine has 4: more nodes are needed)"
     ]  # fmt: skip
+
+
+def test_memory_on_gpus_says_how_they_are_shared(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    config = settings(model={"path": folder})
+    text = "\n".join(memory_lines(config, model_shape(config)))
+    assert "KV cache in what is free of each GPU" in text and "shared" not in text
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(total_memory=24 << 30))
+    text = "\n".join(memory_lines(config, model_shape(config)))
+    assert "shared GPUs    both stay in GPU memory (resident)" in text and "256 full sequences" in text
 
 
 def test_derived_numbers() -> None:

@@ -15,7 +15,7 @@ from shared.config import Config
 from shared.types import Completion, Prompt
 from tests.trainer.test_ledger import PROBLEM, Simulation, end, finish_group, reward
 from tests.trainer.test_stages import StagedSimulation
-from trainer.ledger import Interrupted, Ledger, LedgerState
+from trainer.ledger import Interrupted, Ledger, LedgerState, with_unfinished
 from trainer.stages import Stages
 
 P = 4
@@ -81,7 +81,7 @@ class TimedSimulation(Simulation):
                         for completion in self.ledger.unfinished()
                         if (key := (completion.group, completion.index)) in self.decoded
                     ]
-                    self.saved = msgspec.json.encode(self.ledger.state(partial))
+                    self.saved = msgspec.json.encode(with_unfinished(self.ledger.state(), partial))
                     raise
                 for _ in range(self.train_ticks):
                     await asyncio.sleep(0)

@@ -6,6 +6,7 @@ import asyncio
 import math
 import random
 from collections import Counter
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -13,9 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shared import record_file
 from shared.config import Config
 from shared.errors import NoProgress, RunError
 from shared.types import Completion, Problem, Prompt, Reward, Verdict, VersionSpan
+from trainer import ledger_file
 from trainer.ledger import Interrupted, Ledger, LedgerState
 from trainer.objectives.advantage import diverse
 from trainer.stages import Stages
@@ -261,7 +264,7 @@ def test_an_interrupted_take_gives_its_groups_back():
     assert ledger.busy_slots == 4
 
 
-def test_the_saved_state_holds_partial_completions_and_goes_on():
+def test_the_saved_state_holds_partial_completions_and_goes_on(tmp_path: Path):
     ledger = Ledger(Stages(make_config(max_async_level=1)))
     for index in range(6):
         ledger.open(Prompt(index, PROBLEM, [1]), [7, 8])
@@ -269,14 +272,39 @@ def test_the_saved_state_holds_partial_completions_and_goes_on():
     ledger.finish(end(ledger.groups[0].completions[0], [0]))
     running = ledger.groups[2].completions[1]
     partial = msgspec.structs.replace(running, token_ids=[5, 6], logprobs=[-1.0, -2.0], spans=[VersionSpan(0, 0, 2)])
-    blob = msgspec.json.encode(ledger.state([partial]))
-    fresh = Ledger(Stages(make_config(max_async_level=1)))
-    fresh.restore(msgspec.json.decode(blob, type=LedgerState))
+    state, target = ledger.state(), ledger.stage.target
+    ledger.groups[2].rewards[0] = ledger.groups[1].rewards[0]
+    ledger.groups[0].completions[0].teacher = [-1.0]
+    ledger.stage.target += 5
+    written = {ledger_file.LEDGER: ledger_file.write(tmp_path, state)}
+    assert written[ledger_file.LEDGER].bytes == (tmp_path / ledger_file.LEDGER).stat().st_size
+    record_file.write(tmp_path / "engine-0.msgpack", [partial, Completion(77, 0, 0)])
+    fresh, found = Ledger(Stages(make_config(max_async_level=1))), ledger_file.read(tmp_path)
+    assert found.groups[2].rewards == [None, None] and not found.groups[0].completions[0].teacher, "of that moment"
+    assert found.stage.target == target
+    blob = msgspec.json.encode(found)
+    fresh.restore(found)
     assert fresh.groups[2].completions[1] == partial
     assert [(c.group, c.index) for c in fresh.unscored()] == [(0, 0)]
     assert fresh.next_index == 6 and fresh.busy_slots == 6 and fresh.wanted() == 2
     assert fresh.ready() == 1
-    assert msgspec.json.encode(fresh.state([])) == blob
+    assert msgspec.json.encode(fresh.state()) == blob
+
+
+def test_groups_without_signal_are_reported_by_the_first_step_after_a_resume(tmp_path: Path):
+    ledger = Ledger(Stages(make_config(max_async_level=1)))
+    for index in range(3):
+        ledger.open(Prompt(index, PROBLEM, [1]), [7, 8])
+    finish_group(ledger, 1, [1.0, 1.0])
+    ledger_file.write(tmp_path, ledger.state())
+    fresh = Ledger(Stages(make_config(max_async_level=1)))
+    fresh.restore(ledger_file.read(tmp_path))
+    assert list(fresh.groups) == [0, 2]
+    (filtered,) = fresh.trained([])
+    assert filtered.prompt.index == 1 and [c.token_ids for c in filtered.completions] == [
+        c.token_ids for c in ledger.trained([])[0].completions
+    ]
+    assert fresh.trained([]) == []
 
 
 @pytest.mark.parametrize(("teacher", "asked"), [("", [(1, 0), (1, 1)]), ("one", []), ("two", [(1, 0), (1, 1)])])
@@ -294,7 +322,7 @@ def test_another_teacher_is_asked_about_what_has_ended(teacher: str, asked: list
     for completion in ledger.groups[1].completions:
         completion.teacher = [-1.0] * len(completion.token_ids)
     fresh = taught_by(teacher)
-    fresh.restore(msgspec.json.decode(msgspec.json.encode(ledger.state([])), type=LedgerState))
+    fresh.restore(msgspec.json.decode(msgspec.json.encode(ledger.state()), type=LedgerState))
     assert [(c.group, c.index) for c in fresh.unscored()] == asked
     assert all(bool(c.teacher) != bool(asked) for c in fresh.groups[1].completions)
     assert fresh.ready() == (0 if asked else 1)

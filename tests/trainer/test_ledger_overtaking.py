@@ -56,11 +56,11 @@ async def play(ledger: Ledger, seed: int) -> tuple[list[int], bytes]:
         elif event < 0.97:
             batch = await take_and_interrupt(ledger)
         elif event > 0.99:
-            state = msgspec.json.encode(ledger.state([]))
+            state = msgspec.json.encode(ledger.state())
             ledger.restore(msgspec.json.decode(state, type=LedgerState))
         taken += [group.prompt.index for group in batch]
         ledger.busy_slots -= len(batch)
-    return taken, msgspec.json.encode(ledger.state([]))
+    return taken, msgspec.json.encode(ledger.state())
 
 
 @settings(max_examples=25, deadline=None)

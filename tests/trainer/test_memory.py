@@ -13,8 +13,8 @@ from shared.model.decoder import Decoder
 from trainer import memory
 
 PUBLISHED = {
-    "135m": 134_515_008, "8b": 8_030_261_248, "24b": 23_572_403_200, "32b": 32_762_123_264, "70b": 70_553_706_496,
-    "405b": 405_853_388_800,
+    "135m": 134_515_008, "0.6b": 596_049_920, "1.7b": 1_720_574_976, "8b": 8_030_261_248, "24b": 23_572_403_200,
+    "32b": 32_762_123_264, "70b": 70_553_706_496, "405b": 405_853_388_800,
 }  # fmt: skip
 SMALL = DecoderConfig(
     family="llama", vocab_size=100, hidden_size=8, intermediate_size=12, layers=3, heads=4, key_heads=2, head_dim=4,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
+from rich.console import Console
 
 from shared import settings_file
 from shared.config import Config
@@ -118,3 +120,22 @@ def test_the_command_shows_a_folder_or_says_what_is_wrong(run: Config, capsys: p
     assert report.main([str(run.run_dir / "nowhere")]) == 2
     assert report.main([]) == 2
     assert "there is no such settings file" in capsys.readouterr().out
+
+
+def shown(table: Any) -> str:
+    stream = io.StringIO()
+    Console(file=stream, width=100).print(table)
+    return stream.getvalue()
+
+
+def test_speed_and_memory_are_told() -> None:
+    rows = [{"kind": "train", "step": step, "tokens/trained_per_s": 1000.0 * step, "mfu": 0.1 * step,
+             "memory/trainer_peak_bytes": step << 30, "tflops_per_device": 0.05} for step in (1, 2, 3)]  # fmt: skip
+    text = shown(report.speed_table([*rows, {"kind": "sft", "step": 1, "sft/mfu": 0.9}]))
+    assert "2,000" in text and "20.0%" in text and "3.0 GiB" in text and "0.05" in text
+    assert "GPU memory" not in text and "90.0%" not in text
+
+
+def test_speed_of_a_run_of_sft_alone() -> None:
+    assert "90.0%" in shown(report.speed_table([{"kind": "sft", "step": 1, "sft/mfu": 0.9}]))
+    assert report.speed_table([]) is None

@@ -17,7 +17,7 @@ from shared.config import Config
 from shared.errors import ConfigError
 from shared.progress import Progress
 from shared.settings_file import SECTIONS, SETTINGS
-from tests.trainer.test_checkpoint import save, state
+from tests.trainer.test_checkpoint import save
 from tests.trainer.test_data import LetterChat
 from trainer import checkpoint, resume
 from trainer.data import PromptFormat
@@ -62,8 +62,8 @@ class Folder:
             folder = save(self.run_dir, version)
             manifest = msgspec.json.decode((folder / "manifest.json").read_bytes(), type=checkpoint.Manifest)
             shutil.move(folder, partial := folder.with_suffix(".partial"))
-            del manifest.files["ledger.json"], manifest.files["origin.json"]
-            checkpoint.finish(partial, state(version), manifest.files, self.origin(self.config), 1.5, 9)
+            del manifest.files["checksums.msgpack"], manifest.files["origin.json"]
+            checkpoint.finish(partial, version, manifest.files, {}, self.origin(self.config), 1.5, 9)
         (self.run_dir / "metrics.jsonl").write_text('{"step": 2, "kind": "train", "loss": 1.0}\n')
 
     def origin(self, config: Config) -> Origin:

@@ -1,20 +1,24 @@
 import hashlib
 import json
+import os
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors import safe_open
-from torch import nn
+from torch import Tensor, nn
 
+from rollout.weights.checksum import add_parts
 from shared.errors import CheckpointError
+from shared.record_file import Written
 from shared.sections import Optimiser
+from trainer import shards
 from trainer.optimiser import make_optimiser, step_count, update
-from trainer.safetensors_file import Written
 from trainer.shard_files import read_shards
-from trainer.shards import load_shards, save_shard
+from trainer.shards import ShardWriter, checksums, load_shards
 
 
 def trained(rows: int = 5) -> tuple[nn.Module, torch.optim.AdamW]:
@@ -27,6 +31,13 @@ def trained(rows: int = 5) -> tuple[nn.Module, torch.optim.AdamW]:
     return model, optimiser
 
 
+def save_shard(
+    folder: Path, model: nn.Module, optimiser: torch.optim.Optimizer, rank: int, world: int, version: int = 0
+) -> dict[str, Written]:
+    """Write a rank's rows, and wait for them."""
+    return ShardWriter(folder, model, optimiser, rank, world, version).files()
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_two_ranks_write_and_one_two_or_four_read_bitwise_the_same(scene: Any) -> None:
@@ -37,6 +48,15 @@ def test_two_ranks_write_and_one_two_or_four_read_bitwise_the_same(scene: Any) -
         assert loaded.keys() == written.keys()
         assert all(torch.equal(loaded[name], value) for name, value in written.items())
         assert all(found["step"] == 3 for found in scene.found[world])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_what_any_number_of_ranks_take_from_a_file_adds_up_to_what_its_rank_had(scene: Any) -> None:
+    for rank in (0, 1):
+        name, live = f"trainer-{rank}-of-2.safetensors", scene.found[2][rank]["live"]
+        for world in (1, 2, 4):
+            assert add_parts(found["taken"].get(name, {}) for found in scene.found[world]) == live
 
 
 @pytest.mark.slow
@@ -77,7 +97,7 @@ def test_loading_restores_weights_moments_and_step(tmp_path: Path) -> None:
     for parameter in other.parameters():
         nn.init.zeros_(parameter)
     restored.state.clear()
-    assert load_shards(tmp_path, other, restored) == 1 == step_count(restored)
+    assert load_shards(tmp_path, other, restored)[0] == 1 == step_count(restored)
     for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
         assert torch.equal(mine, theirs)
         for moment in ("exp_avg", "exp_avg_sq"):
@@ -101,3 +121,70 @@ def test_a_disk_that_does_not_take_the_file_is_one_clear_error(tmp_path: Path) -
     model, optimiser = trained()
     with pytest.raises(CheckpointError, match="runs_dir"):
         save_shard(tmp_path / "absent", model, optimiser, 0, 1)
+
+
+def train(model: nn.Module, optimiser: torch.optim.AdamW) -> None:
+    model(torch.ones(1, 3)).sum().backward()
+    update(model, optimiser, 1e-2)
+
+
+class SlowDisk:
+    """Takes so many tensors of a shard, and the rest when it is told to."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, at_once: int):
+        self.left, self.told, self.waits = at_once, threading.Event(), threading.Event()
+        take = ShardWriter._take
+
+        def slow(writer: ShardWriter, name: str) -> Tensor:
+            if self.left == 0:
+                self.waits.set()
+                assert self.told.wait(60)
+            self.left = max(self.left - 1, 0)
+            return take(writer, name)
+
+        monkeypatch.setattr(ShardWriter, "_take", slow)
+
+
+@pytest.mark.parametrize("at_once", [0, 1, 5, 11])
+def test_what_is_written_beside_training_is_bit_for_bit_the_state_of_its_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    for name in ("before", "beside", "spoiled"):
+        (tmp_path / name).mkdir()
+    model, optimiser = trained()
+    at_the_step = save_shard(tmp_path / "before", model, optimiser, 0, 1, 7)
+    sums, disk = checksums(model), SlowDisk(monkeypatch, at_once)
+    writer = ShardWriter(tmp_path / "beside", model, optimiser, 0, 1, 7)
+    assert disk.waits.wait(60) and not writer.outcome.done()
+    writer.settle()
+    train(model, optimiser)
+    writer.settle()
+    train(model, optimiser)
+    disk.told.set()
+    assert writer.files() == at_the_step, "the very same bytes"
+    assert load_shards(tmp_path / "beside", *trained())[1] == {"trainer-0-of-1.safetensors": sums}
+    before = save_shard(tmp_path / "before", model, optimiser, 0, 1, 7)
+    disk.left, disk.told = at_once, threading.Event()
+    spoiled = ShardWriter(tmp_path / "spoiled", model, optimiser, 0, 1, 7)
+    train(model, optimiser)  # without a word to the writer: this test would notice
+    disk.told.set()
+    assert spoiled.files() != before
+
+
+def test_where_memory_is_short_training_waits_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shards, "free_bytes", lambda: 0)
+    model, optimiser = trained()
+    expected, disk = save_shard(tmp_path, model, optimiser, 0, 1), SlowDisk(monkeypatch, 3)
+    writer = ShardWriter(tmp_path, model, optimiser, 0, 1)
+    training = threading.Thread(target=lambda: (writer.settle(), train(model, optimiser)))
+    training.start()
+    training.join(0.3)
+    assert training.is_alive() and not writer.settled
+    disk.told.set()
+    training.join(60)
+    assert writer.files() == expected and step_count(optimiser) == 2
+
+
+def test_free_memory_is_that_of_this_machine_or_less() -> None:
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert 0 < shards.free_bytes() < total

@@ -115,7 +115,7 @@ def test_a_run_goes_on_in_the_stage_where_it_was_saved():
         ledger.trained(groups)
         ledger.release(ledger.version)
         ledger.stages.observe({}, groups)
-    state = msgspec.json.decode(msgspec.json.encode(ledger.state([])), type=LedgerState)
+    state = msgspec.json.decode(msgspec.json.encode(ledger.state()), type=LedgerState)
     again = Ledger(Stages(config))
     again.restore(state)
     assert again.stages.stage.name == "long" and again.stages.now.rollout.prompts_per_step == 3

@@ -5,11 +5,13 @@ worker-WORLD-RANK.json    name of the launch -> its replies, in the order of the
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import msgspec
 import torch
@@ -19,11 +21,14 @@ from shared.calls import CallReply, CallRequest, encode, request
 from shared.config import Config
 from shared.errors import NonFinite
 from shared.messages import Message
+from shared.record_file import Written
 from shared.rpc import TrainerLink, framed
 from shared.types import MicroBatch
 from tests.trainer.rank_data import deal, make_sequences
 from tests.trainer.sequences import make_sequence
+from trainer import shards
 from trainer.rank import TrainerRank, serve
+from trainer.safetensors_file import write
 
 PROBE = [[3, 1, 4, 1, 5], [9, 2, 6]]
 Replies = dict[int, Any]
@@ -32,23 +37,43 @@ Call = CallRequest[Any] | Callable[[Replies], CallRequest[Any]]
 """a call, or one that is made of the replies so far"""
 LOAD, TRAIN, STEP = TrainerRank.load, TrainerRank.forward_backward, request(TrainerRank.step, 1e-2)
 LOAD_FROZEN, MOVE = TrainerRank.load_frozen, TrainerRank.move_reference
-SAVE, EXPORT = TrainerRank.save, TrainerRank.export
+SAVE, SAVED, EXPORT = TrainerRank.save, request(TrainerRank.saved), TrainerRank.export
 RESET, STOP = request(TrainerRank.reset_optimiser), request(TrainerRank.stop)
 
 
 class ScriptedLink(TrainerLink):
-    """The controller's end replaced by a list of calls; keeps the replies."""
+    """The controller's end replaced by a list of calls; keeps the replies: of a save, what `saved` tells in the end,
+    which is asked as late as the calls allow."""
 
     def __init__(self, calls: Sequence[Call]):
-        self.calls, self.replies = iter(enumerate(calls, 1)), Replies()
+        self.calls, self.replies, self.begun = list(calls), Replies(), 0
+        self.next = 0
 
     def receive(self) -> bytes:
-        number, asked = next(self.calls)
-        return framed(number, encode((asked(self.replies) if callable(asked) else asked).message))
+        made = self.calls[self.next]
+        self.asked = made(self.replies) if callable(made) else made
+        self.asks = bool(self.begun) and (self.asked.call.method is SAVE or self.asked.call.last)
+        if self.asks:
+            time.sleep(0.01)
+            return framed(self.begun, encode(SAVED.message))
+        self.next += 1
+        return framed(self.next, encode(self.asked.message))
 
     def send(self, call_id: int, message: Message | CallReply[Any]) -> None:
+        if self.asks and isinstance(message, CallReply) and message.value is None:
+            return
+        if self.asked.call.method is SAVE and isinstance(message, CallReply) and not self.asks:
+            self.begun = call_id
+            return
+        self.begun = 0 if self.asks else self.begun
         assert call_id - 1 not in self.replies, "one reply a call"
         self.replies[call_id - 1] = message.value if isinstance(message, CallReply) else message
+
+
+def write_late(*arguments: Any) -> Written:
+    """A disk that takes nothing before the next optimiser step."""
+    time.sleep(1.0)
+    return write(*arguments)
 
 
 class WorkerScene:
@@ -150,7 +175,9 @@ class WorkerScene:
             request(SAVE, str(saved), 0), train, STEP, train, STOP,
         ]  # fmt: skip
         second = [request(LOAD, model, str(saved)), beside, train, STEP, train, STOP]
-        return {"dro": self.launch("dro", first), "dro resumed": self.launch("dro resumed", second)}
+        with mock.patch.object(shards.safetensors_file, "write", write_late):
+            began = self.launch("dro", first)
+        return {"dro": began, "dro resumed": self.launch("dro resumed", second)}
 
     def launch(self, name: str, calls: Sequence[Call]) -> list[Any]:
         store = dist.FileStore(str(self.folder / f"store-{name}-{self.world}"), self.world)

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 Scale = Literal["minibatch", "group", "none"]
 LossAggregation = Literal["group_tokens", "batch_tokens", "sequence", "completions", "constant"]
 GroupFilter = Literal["total", "correctness", "off"]
+LEAST_DEVIATION = 1e-8
+"""of rewards about 1, far above their rounding (1e-16) and far below what any reward tells apart"""
 
 
 def graded(reward: Reward | None) -> bool:
@@ -47,6 +49,13 @@ def deviation(values: Sequence[float]) -> float:
         return 0.0
     mean = math.fsum(values) / len(values)
     return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))
+
+
+def divisor(values: Sequence[float]) -> float:
+    """What advantages are divided by: their deviation, or 1 where that is below LEAST_DEVIATION: rewards that differ by
+    their rounding alone must not become advantages of +-1."""
+    found = deviation(values)
+    return found if found >= LEAST_DEVIATION else 1.0
 
 
 def check_finite(rewards: Sequence[Reward]) -> None:
@@ -113,16 +122,17 @@ def advantages(
 
     groups: [groups, samples] rewards; what is not graded is masked: None, in no mean and no deviation. Returns the same
     shape. The deviation is the population's, over sequences. Magistral also takes off the minibatch mean of A: it is 0
-    here, because groups are whole. A deviation of 0 leaves advantages of 0. Raises NonFinite.
+    here, because groups are whole. Advantages with a deviation below LEAST_DEVIATION stay as they are: 0, but for
+    rounding. Raises NonFinite.
     """
     known = [
         group_advantages([reward for reward in group if reward and graded(reward)], settings, weights)
         for group in groups
     ]
     if settings.scale == "group":
-        known = [[value / (deviation(group) or 1.0) for value in group] for group in known]
+        known = [[value / divisor(group) for value in group] for group in known]
     elif settings.scale == "minibatch":
-        whole = deviation([value for group in known for value in group]) or 1.0
+        whole = divisor([value for group in known for value in group])
         known = [[value / whole for value in group] for group in known]
     rows = []
     for group, values in zip(groups, known, strict=True):

@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from trainer import checkpoint
+from shared.record_file import Written
+from trainer import checkpoint, ledger_file
 from trainer.ledger import LedgerState
 from trainer.origin import Origin
-from trainer.safetensors_file import Written
 
 SHAPES = {"big.weight": (6, 4), "small.weight": (3,)}
 FIRST = (-6.0, -2.0, 2.0, 6.0)
@@ -48,8 +48,8 @@ def write_checkpoint(run_dir: Path, step: int, weights: dict[str, Tensor], world
         path = partial / f"trainer-{rank}-of-{world}.safetensors"
         save_file(tensors, path, {"index": json.dumps(index)})
         files[path.name] = Written(path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest())
-    state = LedgerState(step, step * 4, step * 4, 0, 0, [], [])
-    return checkpoint.finish(partial, state, files, Origin({}, {}), 1.5, keep=99)
+    files[ledger_file.LEDGER] = ledger_file.write(partial, LedgerState(step, step * 4, step * 4, 0, 0, [], []))
+    return checkpoint.finish(partial, step, files, {}, Origin({}, {}), 1.5, keep=99)
 
 
 def write_export(run_dir: Path, step: int, weights: dict[str, Tensor]) -> None:

@@ -5,7 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rollout.weights.checksum import MODULUS, add_parts, checksum_rows, row_sums
+from rollout.weights.checksum import (
+    MODULUS,
+    PERIOD,
+    add_parts,
+    checksum_columns,
+    checksum_rows,
+    column_parts,
+    probed_columns,
+    row_sums,
+)  # fmt: skip
+from rollout.weights.layout import Slice
 
 
 def whole(tensor: torch.Tensor, dtype: torch.dtype = torch.bfloat16) -> int:
@@ -53,3 +63,40 @@ def test_one_flipped_bit_swapped_rows_and_shifted_rows_are_seen() -> None:
 def test_a_scalar_and_the_full_range_of_bits() -> None:
     assert whole(torch.tensor(1.0)) == 0x3F80
     assert 0 <= whole(torch.full((64, 64), -float("inf"))) < MODULUS
+
+
+def test_parts_of_columns_add_up_where_a_row_is_cut_too() -> None:
+    """As a tensor-parallel worker has them, whose rows may divide by other words than whole ones."""
+    tensor = torch.randn(6, 8, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+    for cut in (4, 8):
+        parts = (tensor[:, :cut], tensor[:, cut:])
+        sums = [checksum_rows(part, 0, torch.bfloat16, of_bytes=16) for part in parts if part.numel()]
+        assert sum(sums) % MODULUS == whole(tensor)
+
+
+@pytest.mark.parametrize("columns", [1, 7, 20, 33, 576])
+def test_columns_are_evenly_spaced_and_all_of_them_have_their_turn(columns: int) -> None:
+    turns = [range(columns)[probed_columns(version, columns)] for version in range(40, 40 + PERIOD)]
+    assert all(turns) and all(len(turn) <= columns / PERIOD + 1 for turn in turns)
+    assert {column for turn in turns for column in turn} == set(range(columns))
+
+
+def test_checksums_of_columns_by_hand_add_up_and_see_one_bit() -> None:
+    ones = torch.ones(2, 3, dtype=torch.bfloat16)
+    assert checksum_columns(ones, 0) == (1 + 3) * 3 * 0x3F80
+    tensor = torch.randn(9, 40, generator=torch.Generator().manual_seed(0))
+    pieces = [[Slice("t", tensor[:4], 0), Slice("norm", tensor[0], 0)], [Slice("t", tensor[4:], 4)]]
+    parts = [column_parts(held, 3, torch.bfloat16) for held in pieces]
+    chosen = tensor[:, [3, 23]].to(torch.bfloat16)
+    assert add_parts(parts) == {"t": checksum_columns(chosen, 0)}
+    changed = chosen.clone()
+    changed.view(torch.int16)[8, 1] ^= 1
+    assert checksum_columns(changed, 0) != checksum_columns(chosen, 0) == checksum_columns(chosen.t().clone().t(), 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_what_a_product_may_give_as_zero_counts_as_zero(dtype: torch.dtype) -> None:
+    tiny = torch.finfo(dtype).tiny
+    assert checksum_columns(torch.tensor([[0.0, -0.0, tiny / 2, -tiny / 4]], dtype=dtype), 0) == 0
+    assert checksum_columns(torch.tensor([[tiny]], dtype=dtype), 0) != 0
+    assert checksum_columns(torch.tensor([[-tiny]], dtype=dtype), 0) != 0

@@ -12,8 +12,9 @@ import rollout.engine  # noqa: F401 - prepares the environment for vLLM
 
 from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm  # isort: skip
 
-from rollout.weights.cpu import CpuWeightLoader, plan_targets
+from rollout.weights.cpu import CpuWeightLoader
 from rollout.weights.layout import plan_layout
+from rollout.weights.parameters import plan_targets
 from shared.errors import ModelError
 
 SHAPES = [("embed.weight", (8, 16)), ("up.weight", (32, 16)), ("down.weight", (16, 32)), ("norm.weight", (16,))]

@@ -5,7 +5,19 @@ from __future__ import annotations
 import pytest
 
 from rollout.weights.checksum import add_parts
-from rollout.weights.proof import LOGPROB_LIMITS, compare_checksums, compare_probe, compare_version
+from rollout.weights.proof import (
+    LOGPROB_LIMITS,
+    MOVE_LIMITS,
+    MOVE_SHARE,
+    PublishedWeights,
+    Updated,
+    WeightProof,
+    WeightsHeld,
+    compare_checksums,
+    compare_held,
+    compare_probe,
+    compare_version,
+)  # fmt: skip
 from shared.errors import NonFinite, SyncMismatch
 
 PARTS = [{"a": 1, "b": 2, "c": 3}, {"a": 10, "b": 20, "c": 2**64 - 1}]
@@ -69,3 +81,75 @@ def test_the_limit_follows_the_dtype(dtype: str, limit: float) -> None:
     assert compare_probe([[-1.0]], [[-1.0 - 0.9 * limit]], 0, dtype).mean == pytest.approx(0.9 * limit)
     with pytest.raises(SyncMismatch, match=f"the limit of {dtype}"):
         compare_probe([[-1.0]], [[-1.0 - 1.1 * limit]], 0, dtype)
+
+
+def published(version: int, whole: dict[str, int], columns: dict[str, int], coming: dict[str, int]) -> PublishedWeights:
+    return PublishedWeights(version, 0, 0.0, whole, columns, coming)
+
+
+# two ranks; "e" is the embedding and the tied head, "l" a packed linear, "n" a norm that two workers hold
+OLD = [
+    published(6, {"e": 1, "l": 2, "n": 3}, {}, {"e": 4, "l": 5}),
+    published(6, {"e": 6, "l": 7}, {}, {"e": 8, "l": 9}),
+]
+NEW = [
+    published(7, {"e": 10, "l": 20, "n": 30}, {"e": 40, "l": 50}, {}),
+    published(7, {"e": 60, "l": 70}, {"e": 80, "l": 90}, {}),
+]
+HELD = WeightsHeld({"e": 70, "n": 60}, {"n": 2}, {"e": 120, "l": 140})
+
+
+@pytest.mark.parametrize(
+    ("checksums", "columns", "message"),
+    [
+        ({}, {"l": 14}, r"sent: l still of the previous version \(dropped\)$"),
+        ({}, {"e": 12}, r"sent: e as the head still of the previous version \(dropped\)$"),
+        ({"e": 7}, {}, r"sent: e still of the previous version \(dropped\)$"),
+        ({"n": 6}, {}, r"sent: n still of the previous version \(dropped\)$"),
+        ({"n": 33}, {}, r"sent: n differ \(dropped or damaged\)$"),
+        ({"e": 10 + 6}, {"l": 50 + 9}, r"sent: the rows of trainer rank 1 in e, l still of the previous version$"),
+        (
+            {"e": 7, "n": 6},
+            {"e": 12, "l": 14},
+            r"sent: all 4 changed tensors are those of the previous version: e, n",
+        ),
+    ],
+    ids=["linear", "head", "embedding", "copies", "one copy", "rank", "version"],
+)
+def test_what_an_engine_computes_with_is_compared(
+    checksums: dict[str, int], columns: dict[str, int], message: str
+) -> None:
+    compare_held(NEW, HELD, 2, OLD)
+    wrong = WeightsHeld({**HELD.checksums, **checksums}, HELD.copies, {**HELD.columns, **columns})
+    with pytest.raises(SyncMismatch, match=message):
+        compare_held(NEW, wrong, 2, OLD)
+
+
+def test_a_tensor_that_was_not_read_back_is_missed() -> None:
+    with pytest.raises(SyncMismatch, match="no l$"):
+        compare_held(NEW, WeightsHeld(HELD.checksums, HELD.copies, {"e": 120}), 0, OLD)
+
+
+@pytest.mark.parametrize(("dtype", "bias"), [("bfloat16", 0.02), ("bfloat16", 0.001), ("float32", 1e-6)])
+def test_how_far_the_probe_moved_is_compared_without_what_both_versions_differ_by(dtype: str, bias: float) -> None:
+    """The engine's log-probs lie `bias` off, for ever; it may move otherwise by the limit, and no further."""
+    probe, ours = [[1, 2, 3]], [[-1.0, -2.0]]
+    limit = max(MOVE_LIMITS[dtype], MOVE_SHARE * bias)
+
+    def update(proof: WeightProof, version: int, moved: float, extra: float) -> float:
+        theirs = [[value + bias + moved + extra for value in row] for row in ours]
+        parts = [PublishedWeights(version, 0, 0.0, probe=[[value + moved for value in row] for row in ours])]
+        reply = Updated(0, version, {}, 0, WeightsHeld(), scored_version=version, probe=theirs)
+        return proof.check(parts, [reply], probe)[0].moved
+
+    for extra in (0.9 * limit, 1.1 * limit):
+        proof = WeightProof(dtype)
+        assert update(proof, 0, 0.0, 0.0) == 0.0
+        assert update(proof, 1, 0.01, 0.0) == pytest.approx(0.0, abs=1e-6)
+        if extra < limit:
+            assert update(proof, 2, 0.01, extra) == pytest.approx(extra, rel=1e-3)
+            continue
+        with pytest.raises(
+            SyncMismatch, match=r"engine 0 does not compute with version 2: since version 1 2 log-probs"
+        ):
+            update(proof, 2, 0.01, extra)

@@ -60,6 +60,15 @@ def test_equal_rewards_give_exactly_zero_whatever_the_mean_rounds_to() -> None:
         assert scaled([[1.1, 1.1, 1.1]], scale) == [[0.0, 0.0, 0.0]]
 
 
+@pytest.mark.parametrize("scale", ["minibatch", "group"])
+def test_rewards_that_differ_by_their_rounding_alone_are_not_made_large(scale: str) -> None:
+    totals = [0.1 + 0.2, 0.3, 0.3, 0.1 + 0.2]
+    assert len(set(totals)) == 2
+    (found,) = scaled([totals], scale)
+    assert max(abs(value) for value in found if value is not None) < 1e-15
+    assert scaled([[1e-7, 0.0]], scale) == [[1.0, -1.0]], "a difference of rewards, though a small one"
+
+
 def test_a_group_is_diverse_by_exact_inequality_of_graded_rewards() -> None:
     assert not diverse([reward(1.1), reward(1.1)], "total")
     assert diverse([reward(1.1), reward(1.1 - 1e-12)], "total")

@@ -1,0 +1,391 @@
+"""Items of the trainer part: one trainer rank on the device, without vLLM. Each yields figures; limits are targets."""
+
+from __future__ import annotations
+
+import gc
+import math
+import multiprocessing
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from benchmarks import head_memory
+from benchmarks.figures import Figure
+from benchmarks.gpu_check.place import COPY, MATMUL, Where
+from benchmarks.peak import Peak
+from benchmarks.step import Rank, alone, draw, make_sequences, micro_batches, token_count, work
+from lab.plan.scenario import MODELS
+from rollout.weights import make_sender
+from rollout.weights.checksum import checksum_rows
+from rollout.weights.cuda_ipc import DeviceShard, import_handle
+from rollout.weights.layout import read_layout
+from rollout.weights.shm import open_buffer
+from shared.model.attention import attend, plan_attention
+from shared.model.config import DecoderConfig
+from shared.model.decoder import Decoder
+from shared.model.logprobs import chunked_logprobs
+from shared.types import MicroBatch, TrainSequence
+from trainer import fsdp, memory, optimiser
+from trainer.flops import peak_of
+from trainer.forward_backward import forward_backward, pack_sequences
+from trainer.objectives.inputs import loss_inputs
+from trainer.objectives.loss import policy_loss
+from trainer.objectives.objective import Objective
+from trainer.objectives.registry import read_objective
+
+GRADIENTS = DecoderConfig("qwen3", 512, 256, 512, layers=2, heads=8, key_heads=2, head_dim=64, norm_epsilon=1e-6,
+                          max_positions=8192, qk_norm=True)  # fmt: skip
+"""grouped heads, norms of queries and keys, a head of its own: all that the families have"""
+FAR = {"bfloat16": 3e-2, "float32": 1e-4}
+"""largest relative distance of a step's gradients from float64, by the type of the products"""
+SAME = 2e-2
+"""the same of packed sequences from each alone, both in bfloat16"""
+OPTIMISER_BYTES = 4 + 4 + 8 + 4 + 8
+"""that AdamW moves for a parameter: weight, gradient, moments read; weight, moments written"""
+SHARE_OF_MEMORY = 0.6
+"""of the card, for the states of the model of `step_large`"""
+READ_S = 40.0
+
+
+def peaks(where: Where) -> Iterator[Figure]:
+    """Matrix products and copies."""
+    rate = Peak(torch.bfloat16, where.device).measure()
+    yield Figure(MATMUL, [rate / 1e12], "TFLOP/s")
+    if where.on_card and (sheet := peak_of(torch.cuda.get_device_name(where.device))):
+        yield Figure(f"{MATMUL}: share", [rate / sheet], "%", "the data sheet's dense bfloat16 peak")
+    count = where.size(1 << 30, 1 << 24)
+    source = torch.zeros(count, dtype=torch.uint8, device=where.device)
+    target = torch.empty_like(source)
+    yield Figure(COPY, [2e-9 * count / where.seconds(lambda: target.copy_(source))], "GB/s")
+    if where.on_card:
+        host = torch.empty(count, dtype=torch.uint8, pin_memory=True)
+        yield Figure("copy from pinned host memory", [1e-9 * count / where.seconds(lambda: target.copy_(host))], "GB/s")
+        yield Figure("copy to pinned host memory", [1e-9 * count / where.seconds(lambda: host.copy_(source))], "GB/s")
+
+
+def distance(found: Sequence[torch.Tensor], exact: Sequence[torch.Tensor]) -> float:
+    """Norm of the difference of all tensors over the norm of the exact ones."""
+    pairs = zip(found, exact, strict=True)
+    apart = sum(float((a.double().cpu() - b.double().cpu()).square().sum()) for a, b in pairs)
+    return math.sqrt(apart / sum(float(b.double().square().sum()) for b in exact))
+
+
+def gradients_of(model: Decoder) -> list[torch.Tensor]:
+    """This rank's gradients, copied; then they are dropped."""
+    held = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    found = [fsdp.local(gradient).detach().clone() for gradient in held]
+    model.zero_grad(set_to_none=True)
+    return found
+
+
+def backward_exactly(model: Decoder, batches: Sequence[MicroBatch], objective: Objective) -> None:
+    """Backward of the same loss through a float64 decoder on the CPU; only the loss's own formula is float32."""
+    for batch in batches:
+        logprobs, entropy, _ = model(pack_sequences(batch.sequences, torch.device("cpu")), 1.0, "states")
+        rounded = logprobs.detach().float().requires_grad_()
+        policy_loss(loss_inputs(batch.sequences, rounded), entropy.detach().float(), objective).loss.backward()
+        assert rounded.grad is not None
+        logprobs.backward(rounded.grad.double())
+
+
+def gradients(where: Where) -> Iterator[Figure]:
+    """A whole step's gradients, through the trainer's own objective."""
+    long = where.size(1500, 90)
+    shared = make_sequences([long // 2] * 4, GRADIENTS.vocab_size, long // 4, 4, one_prompt=True)
+    apart = make_sequences([long, 70, 33, 20], GRADIENTS.vocab_size, 16)
+    batches = [MicroBatch([*shared, *apart]), MicroBatch(make_sequences([50, 41], GRADIENTS.vocab_size, 9))]
+    objective = read_objective({})
+    with alone(where.device) as mesh:
+        for dtype in ("bfloat16", "float32"):
+            rank = Rank(GRADIENTS, dtype, mesh, where.device)
+            exact = Decoder(GRADIENTS, attention="bmm").double()
+            with torch.no_grad():
+                for one, other in zip(exact.parameters(), rank.decoder.parameters(), strict=True):
+                    one.copy_(fsdp.local(other))
+            forward_backward(rank.decoder, batches, 1.0, objective)
+            backward_exactly(exact, batches, objective)
+            found, truth = gradients_of(rank.decoder), gradients_of(exact)
+            fsdp.reshard(rank.decoder)
+            far = max(distance([a], [b]) for a, b in zip(found, truth, strict=True))
+            yield Figure(f"gradients in {dtype}: distance from float64", [distance(found, truth)], "",
+                         "their norm", "lower", FAR[dtype])  # fmt: skip
+            yield Figure(f"gradients in {dtype}: the farthest tensor", [far], "", "its norm", "lower", 4 * FAR[dtype])
+            del rank, exact
+
+
+def attention(where: Where) -> Iterator[Figure]:
+    """Forward and backward of one layer's attention, 32 heads on 8 of 128 channels."""
+    heads, key_heads, width = where.size((32, 8, 128), (4, 2, 16))
+    dtype = torch.bfloat16 if where.on_card else torch.float32
+    ratios = {}
+    for tokens in where.size((4096, 8192, 16_384, 32_768), (64, 256)):
+        piece = tokens // 8
+        for name, lengths, prefixes in (
+            (f"one sequence of {tokens:,} tokens", [tokens], [-1]),
+            (f"7 completions of a prompt, {tokens:,} tokens", [piece] * 8, [-1, *[0] * 7]),
+        ):
+            plan = plan_attention(lengths, prefixes, heads, key_heads, where.device, dtype)
+            joined = torch.randn(tokens, heads + 2 * key_heads, width, device=where.device, dtype=dtype)
+            joined.requires_grad_()
+            out_gradient = torch.randn(tokens, heads, width, device=where.device, dtype=dtype)
+
+            def both(joined=joined, plan=plan, out_gradient=out_gradient) -> None:  # type: ignore[no-untyped-def]
+                attend(joined, plan).backward(out_gradient)
+                joined.grad = None
+
+            extra, seconds = where.extra_bytes(both), where.seconds(both)
+            before = [lengths[prefix] if prefix >= 0 else 0 for prefix in prefixes]
+            squares = sum(own * (own + 2 * more) for own, more in zip(lengths, before, strict=True))
+            flops = 6.0 * heads * width * squares
+            yield from shares(where, f"attention, {name}", flops, seconds)
+            taken = extra / (joined.numel() * joined.element_size())
+            yield Figure(f"attention, {name}: extra memory", [taken], "", "queries, keys and values")
+            if len(lengths) == 1:
+                ratios[tokens] = taken
+    first, *_, last = ratios
+    if where.on_card:
+        yield Figure(f"extra memory of a token, {last:,} tokens", [ratios[last] / ratios[first]], "",
+                     f"that of {first:,}", "lower", 1.2)  # fmt: skip
+
+
+def shares(where: Where, name: str, flops: float, seconds: float) -> Iterator[Figure]:
+    """Yield the speed of an amount of work, and its share of the fastest product where that is known."""
+    yield Figure(f"{name}: speed", [1e-12 * flops / seconds], "TFLOP/s")
+    if where.peak:
+        yield Figure(f"{name}: share", [flops / seconds / where.peak], "%", MATMUL)
+
+
+def head(where: Where) -> Iterator[Figure]:
+    """Log-probs of a large vocabulary, forward and backward."""
+    tokens, vocabulary, hidden = where.size((8192, 131_072, 2048), (128, 512, 32))
+    dtype = torch.bfloat16 if where.on_card else torch.float32
+    states = (hidden**-0.5 * torch.randn(tokens, hidden, device=where.device)).to(dtype).requires_grad_()
+    weight = torch.randn(vocabulary, hidden, device=where.device).to(dtype).requires_grad_()
+    targets = torch.randint(vocabulary, (tokens,), device=where.device)
+
+    def both() -> None:
+        logprobs, _ = chunked_logprobs(states, weight, targets, 1.0)
+        logprobs.sum().backward()
+        states.grad = weight.grad = None
+
+    name = f"head, {tokens:,} tokens, {vocabulary:,} words"
+    yield from shares(where, name, 6.0 * tokens * vocabulary * hidden, where.seconds(both))
+    exact = torch.log_softmax(states[:64].double() @ weight.double().T, -1)
+    exact = exact.gather(-1, targets[:64, None]).squeeze(-1)
+    off = float((chunked_logprobs(states[:64], weight, targets[:64], 1.0)[0].double() - exact).abs().max())
+    yield Figure(f"{name}: largest error of a log-prob", [off], "nats", "", "lower", 1e-4)
+    if where.on_card:
+        torch.cuda.empty_cache()
+    sizes = [(n, v) for n in (tokens, tokens // 4) for v in (vocabulary, vocabulary // 4)]
+    if not where.tiny:  # resident memory of a small head is what the allocator keeps
+        found, logits = [head_memory.measured(*one) for one in sizes], [head_memory.logits_bytes(*one) for one in sizes]
+        growing = head_memory.interaction(*found) / head_memory.interaction(*logits)
+        yield Figure(f"{name}: memory that grows with tokens x words", [growing], "", "float32 logits", "lower", 0.02)
+    else:
+        yield Figure("extra memory of the head", [float(head_memory.measured(*sizes[0]))], "bytes")
+
+
+def packing(where: Where) -> Iterator[Figure]:
+    """The same sequences packed into micro-batches, and each in one of its own."""
+    config = where.size(replace(MODELS["0.6b"], layers=8, vocab_size=32_768), GRADIENTS)
+    tokens = where.size(16_384, 512)
+    sequences = draw(tokens, 0, config.vocab_size)
+    objective, dtype = read_objective({}), "bfloat16"
+    with alone(where.device) as mesh:
+        rank = Rank(config, dtype, mesh, where.device)
+        together, singles = micro_batches(sequences, tokens), [MicroBatch([one]) for one in sequences]
+        found = []
+        for batches in (together, singles):
+            forward_backward(rank.decoder, batches, 1.0, objective)
+            found.append(gradients_of(rank.decoder))
+            fsdp.reshard(rank.decoder)
+        off = distance(found[0], found[1])
+        yield Figure("gradients, packed", [off], "", "their distance from each alone", "lower", SAME)
+        rank.step(together)
+        packed = statistics.median(rank.step(together) for _ in range(3))
+        rank.step(singles)
+        single = statistics.median(rank.step(singles) for _ in range(3))
+    yield Figure(f"step of {len(sequences)} sequences, packed", [packed / single], "", "each alone", "lower",
+                 1.0 if where.on_card else None)  # fmt: skip
+
+
+def adamw(weight: torch.Tensor, gradients: Sequence[torch.Tensor], rate: float, decay: float) -> torch.Tensor:
+    """Steps of AdamW in float64, in its own words."""
+    w, first, second = weight.double(), torch.zeros_like(weight).double(), torch.zeros_like(weight).double()
+    for step, gradient in enumerate(gradients, 1):
+        g, (one, two) = gradient.double(), optimiser.BETAS
+        w = w * (1 - rate * decay)
+        first, second = one * first + (1 - one) * g, two * second + (1 - two) * g * g
+        w = w - rate * (first / (1 - one**step)) / ((second / (1 - two**step)).sqrt() + optimiser.EPSILON)
+    return w
+
+
+def adamw_step(where: Where) -> Iterator[Figure]:
+    """AdamW over float32 master weights."""
+    from shared.sections import Optimiser
+
+    rows = where.size(1 << 16, 64)
+    model = torch.nn.Linear(4096 if not where.tiny else 32, rows, bias=False, device=where.device)
+    settings = Optimiser.model_validate({"weight_decay": 0.1})
+    made, start = optimiser.make_optimiser(model, settings), model.weight.detach().clone()
+    torch.manual_seed(0)
+    gradients = [torch.randn_like(start[:256]) for _ in range(3)]
+    for gradient in gradients:
+        model.weight.grad = torch.zeros_like(start)
+        model.weight.grad[:256] = gradient
+        optimiser.update(model, made, 1e-2)
+    moved = model.weight.detach()[:256].double() - start[:256].double()
+    exact = adamw(start[:256], gradients, 1e-2, 0.1) - start[:256].double()
+    far = float((moved - exact).abs().max() / exact.abs().max())
+    yield Figure("three AdamW steps: largest distance from float64", [far], "", "the largest move", "lower", 1e-5)
+    kept = torch.randn_like(start)
+
+    def step() -> None:
+        model.weight.grad = kept
+        optimiser.update(model, made, 1e-6)
+
+    moved_bytes = OPTIMISER_BYTES * start.numel()
+    rate = moved_bytes / where.seconds(step)
+    yield Figure(f"AdamW of {start.numel() / 1e6:,.0f} M parameters", [rate / 1e9], "GB/s")
+    if where.copy:
+        yield Figure("AdamW: share", [rate / where.copy], "%", COPY)
+
+
+def read_elsewhere(kind: str, description: dict[str, Any], answers: Any) -> None:
+    """The engine's process: opens the buffers, reads version 1 and sums it up."""
+    layout = read_layout(description["layout"])
+    rows = [(str(name), int(first), int(count)) for name, first, count in description["rows"]]
+    if kind == "cuda_ipc":
+        shard = DeviceShard(layout, rows, import_handle(description["handle"]))
+        views = [shard.rows_view(1, number) for number in range(len(rows))]
+        version = int(shard.version_flag(1).item())
+    else:
+        buffer = open_buffer(description["path"], layout)
+        views, version = [buffer.tensor(1, name) for name, _, _ in rows], buffer.version_flags(1)[0]
+    sums = {name: checksum_rows(view, first, layout.dtype) for (name, first, _), view in zip(rows, views, strict=True)}
+    target = [torch.empty_like(view) for view in views]
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        for own, view in zip(target, views, strict=True):
+            own.copy_(view)
+        if kind == "cuda_ipc":
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - start)
+    answers.put((version, sums, statistics.median(seconds)))
+
+
+def transfer(where: Where) -> Iterator[Figure]:
+    """A version written into the transfer buffers, and another process that reads it."""
+    config = where.size(MODELS["0.6b"], GRADIENTS)
+    with torch.device(where.device):
+        decoder = Decoder(config)
+    with torch.no_grad():
+        for parameter in decoder.parameters():
+            parameter.normal_()
+    kind = "cuda_ipc" if where.on_card else "shm"
+    named = list(decoder.named_parameters())
+    sender = make_sender(kind, named, torch.bfloat16, rank=0, world=1, store=dist.HashStore(), engines=1)
+    seconds = []
+    for version in (1, 3, 5, 1):  # odd ones share a buffer
+        written, taken = sender.write(version)
+        seconds.append(taken)
+    moved = 3 * written  # 4 bytes read and 2 written for each parameter
+    rate = moved / statistics.median(seconds[1:])
+    yield Figure(f"write of {written / 1e9:.2f} GB for the engines", [1e-9 * rate], "GB/s")
+    if where.copy:
+        yield Figure("write for the engines: share", [rate / where.copy], "%", COPY)
+    context = multiprocessing.get_context("spawn")
+    answers = context.Queue()
+    process = context.Process(target=read_elsewhere, args=(kind, sender.describe(), answers), daemon=True)
+    process.start()
+    version, sums, took = answers.get(timeout=READ_S)
+    process.join(READ_S)
+    wrong = sum(sums.get(name) != own for name, own in sender.checksums().items()) + (version != 1)
+    yield Figure("tensors and versions that another process reads otherwise", [float(wrong)], "", "", "lower", 0.0)
+    yield Figure("copy by another process", [2e-9 * written / took], "GB/s")
+    if where.copy:
+        yield Figure("copy by another process: share", [2 * written / took / where.copy], "%", COPY)
+    sender.close()
+
+
+def fitting_layers(config: DecoderConfig, total_bytes: float) -> int:
+    """Return how many layers have states that fit into a share of the card, at least one."""
+
+    def needed(layers: int) -> float:
+        held = replace(config, layers=layers)
+        return memory.states_bytes(held.parameters, 1) + memory.gathered_bytes(held, 2)
+
+    counts = range(config.layers, 0, -1)
+    return next((layers for layers in counts if needed(layers) <= SHARE_OF_MEMORY * total_bytes), 1)
+
+
+def step_of(where: Where, name: str) -> Iterator[Figure]:
+    """Yield speed, MFU and memory of steps of a model: one micro-batch of packed sequences of 4,096 tokens, and at last
+    of a single sequence; without and with recomputation of all layers."""
+    config, label = MODELS[name], name
+    if where.tiny:
+        config = replace(GRADIENTS, layers=2)
+    elif where.on_card:
+        layers = fitting_layers(config, torch.cuda.get_device_properties(where.device).total_memory)
+        label = name if layers == config.layers else f"{name}, {layers} of {config.layers} layers"
+        config = replace(config, layers=layers)
+    one = where.size(4096, 64)
+    sheet = peak_of(torch.cuda.get_device_name(where.device)) if where.on_card else 0.0
+    with alone(where.device) as mesh:
+        for recompute in (0, config.layers):
+            rank = Rank(config, "bfloat16", mesh, where.device, recompute)
+            way = "all layers recomputed" if recompute else "nothing recomputed"
+            for tokens, length in where.size(((4096, one), (8192, one), (16_384, one), (32_768, one), (32_768, 32_768)),
+                                             ((64, one), (128, one), (128, 128))):  # fmt: skip
+                sequences = make_sequences([length] * (tokens // length), config.vocab_size, where.size(256, 8))
+                title = f"{label}, {tokens:,} tokens, " + ("one sequence, " if length == tokens > one else "") + way
+                try:
+                    yield from one_step(where, rank, config, sequences, title, sheet)
+                except torch.OutOfMemoryError:
+                    yield Figure(title, [], "", not_measured="out of memory")
+                    rank.decoder.zero_grad(set_to_none=True)
+                    fsdp.reshard(rank.decoder)
+                    gc.collect()
+                    torch.cuda.empty_cache()
+                    break
+            del rank
+
+
+def one_step(
+    where: Where, rank: Rank, config: DecoderConfig, sequences: list[TrainSequence], title: str, sheet: float
+) -> Iterator[Figure]:
+    """Yield the figures of one size of a step."""
+    batches = micro_batches(sequences, sum(len(one.token_ids) for one in sequences))
+    if where.on_card:
+        torch.cuda.reset_peak_memory_stats()
+    rank.step(batches)
+    seconds = statistics.median(rank.step(batches) for _ in range(where.size(2, 1)))
+    flops = work(config, batches)
+    yield Figure(title, [token_count(batches) / seconds], "tokens/s")
+    if sheet:
+        yield Figure(f"{title}: MFU", [flops / seconds / sheet], "%", "the data sheet's peak")
+    if where.peak:
+        yield Figure(f"{title}: MFU of this run", [flops / seconds / where.peak], "%", MATMUL)
+    if where.on_card:
+        yield Figure(f"{title}: memory", [torch.cuda.max_memory_allocated() / 2**30], "GiB")
+
+
+def step_small(where: Where) -> Iterator[Figure]:
+    """Qwen3 0.6B."""
+    yield from step_of(where, "0.6b")
+
+
+def step_middle(where: Where) -> Iterator[Figure]:
+    """Qwen3 1.7B."""
+    yield from step_of(where, "1.7b")
+
+
+def step_large(where: Where) -> Iterator[Figure]:
+    """Llama 3.1 8B."""
+    yield from step_of(where, "8b")

@@ -1,0 +1,53 @@
+"""Files of records: structs in msgpack, each with its length before it, hashed as they are written.
+
+Every record is encoded by itself. That holds Python's lock, so that a thread which writes a gigabyte keeps the others
+waiting for no longer than one record takes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from shared.errors import CheckpointError
+
+LENGTH_BYTES = 8
+
+
+class Written(msgspec.Struct, frozen=True):
+    """Size and hash of a checkpoint file, as its writer knows them."""
+
+    bytes: int
+    sha256: str
+
+
+def write(path: Path, records: Iterable[msgspec.Struct]) -> Written:
+    """Write the records and flush them to the disk; returns size and hash. Raises CheckpointError."""
+    encode, digest, size = msgspec.msgpack.Encoder().encode, hashlib.sha256(), 0
+    try:
+        with path.open("wb") as stream:
+            for record in records:
+                content = encode(record)
+                for part in (len(content).to_bytes(LENGTH_BYTES, "little"), content):
+                    digest.update(part)
+                    stream.write(part)
+                size += LENGTH_BYTES + len(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+    except OSError as error:
+        raise CheckpointError(f"{path} could not be written ({error}): free disk space") from error
+    return Written(size, digest.hexdigest())
+
+
+def read(path: Path) -> Iterator[bytes]:
+    """Yield the encoded records of a file. Raises ValueError for a file that ends within one, and OSError."""
+    with path.open("rb") as stream:
+        while head := stream.read(LENGTH_BYTES):
+            length = int.from_bytes(head, "little")
+            if len(head) < LENGTH_BYTES or len(content := stream.read(length)) < length:
+                raise ValueError("it ends within a record")
+            yield content

@@ -1,0 +1,63 @@
+"""Engines on GPUs are never forked: every entry point, on a machine that seems to have two GPUs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from examples.quickstart.prepare import prepare
+from tests.conftest import ROOT
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """Entry point -> what it was about to do."""
+    folder = tmp_path_factory.mktemp("model")
+    prepare(folder, {"problems": 16, "validation": 4, "max_tokens": 160}, 0)
+    script = Path(__file__).with_name("start_scene.py")
+    ended = subprocess.run(
+        [sys.executable, str(script), str(folder)], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    lines = [line.split("\t") for line in ended.stdout.splitlines() if "\t" in line]
+    assert ended.returncode == 0 and lines, ended.stderr[-3000:]
+    return {name: json.loads(found) for name, found in lines}
+
+
+def test_every_entry_point_spawns_its_engine(told: dict[str, dict[str, Any]]) -> None:
+    for name in ("trainer", "curate", "serve", "serve with a cache", "serve with a share"):
+        assert told[name].get("method") == "spawn", (name, told[name])
+        assert told[name]["asked_early"] == [], name
+
+
+def test_a_user_who_asks_for_fork_is_refused(told: dict[str, dict[str, Any]]) -> None:
+    assert "VLLM_WORKER_MULTIPROC_METHOD=fork" in told["fork"]["error"] and "unset it" in told["fork"]["error"]
+
+
+def test_keys_and_values_take_what_is_free_or_what_is_given(told: dict[str, dict[str, Any]]) -> None:
+    """An engine for which bytes are given starts beside whatever lies on its GPU: vLLM asks for a hundredth of it."""
+    assert (told["serve"]["cache"], told["serve"]["share"]) == (None, 0.92)
+    assert (told["serve with a share"]["cache"], told["serve with a share"]["share"]) == (None, 0.25)
+    assert (told["serve with a cache"]["cache"], told["serve with a cache"]["share"]) == (1_000_000, 0.01)
+    assert (told["serve"]["parallel"], told["serve with a cache"]["parallel"]) == (1, 2)
+    for name in ("trainer", "curate"):  # vLLM's share less half a GiB and copies of two tables, of 80 GiB
+        assert told[name]["cache"] is None and 0.9 < told[name]["share"] < 0.92 - 0.5 / 80
+
+
+def test_vllms_settings_are_made_in_one_place(root: Path) -> None:
+    makers = [
+        path.relative_to(root).as_posix()
+        for room in ("shared", "rollout", "trainer", "serve", "evaluation", "curate", "lab", "benchmarks")
+        for path in (root / room).rglob("*.py")
+        if any(word in path.read_text() for word in ("EngineArgs(", "create_engine_config", "LLM("))
+        and path.name != "trl_grpo.py"
+    ]
+    assert sorted(makers) == ["rollout/stream.py", "rollout/vllm_config.py", "serve/vllm_steps.py"]

@@ -1,0 +1,169 @@
+"""A true vLLM engine whose weight loader can be told to leave something out, and two trainer ranks in this process.
+
+The faults are planted where the model takes new weights; what the trainers send is right. vLLM forks its process on a
+CPU, so it inherits the loader set here, and the page in which this process writes what is to go wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from rollout.local_engine import LocalEngine  # first: it prepares the environment for vLLM
+
+# isort: split
+import pytest
+import torch
+import torch.distributed as dist
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+
+from rollout.weights import cpu
+from rollout.weights.cpu import Linear
+from rollout.weights.layout import Slice, plan_layout, unique_shapes
+from rollout.weights.parameters import Target
+from rollout.weights.proof import PublishedWeights, Updated
+from rollout.weights.sender import HostWeightSender
+from rollout.worker import EngineRank
+from shared.model.decoder import Decoder
+from shared.sections import Optimiser
+from tests.packed import pack_from
+from tests.rollout.test_agreement import make_folder
+from tests.rollout.tiny_llama import engine_config
+from trainer.optimiser import make_optimiser
+from trainer.rank import TrainerRank
+
+RANKS = 2
+PAGE = mmap.mmap(-1, mmap.PAGESIZE)
+"""what goes wrong at the next update, as JSON"""
+
+
+@contextmanager
+def planted(**fault: Any) -> Iterator[None]:
+    """While this lasts: skip_packed, skip_plain = names of tensors ("linears": all but the head's, "head"); old =
+    names of tensors whose rows come from the version before ("all"), only those of trainer rank `rank` if given."""
+    write_page(fault)
+    yield
+    write_page({})
+
+
+def write_page(fault: dict[str, Any]) -> None:
+    PAGE[:] = json.dumps(fault).encode().ljust(mmap.PAGESIZE)
+
+
+def fault() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(PAGE[:].strip(b"\0 ") or b"{}")
+    return found
+
+
+class FaultyLoader(cpu.CpuWeightLoader):
+    """Leaves out what the page says."""
+
+    def _rows(self, version: int, target: Target) -> torch.Tensor:
+        rows, planned = super()._rows(version, target), fault()
+        if not any(name in planned.get("old", []) for name in ("all", *target.sources)):
+            return rows
+        old, rows, start = super()._rows(version - 1, target), rows.clone(), 0
+        for source in target.sources:
+            count = self.weights.layout.places[source].rows
+            first = rank_rows(count, planned["rank"]) if "rank" in planned else slice(0, count)
+            if planned["old"] == ["all"] or source in planned["old"]:
+                rows[start + first.start : start + first.stop] = old[start + first.start : start + first.stop]
+            start += count
+        return rows
+
+    def _place_plain(self, version: int) -> None:
+        everything, skipped = self.plain, fault().get("skip_plain", [])
+        self.plain = [target for target in everything if target.sources[0] not in skipped]
+        super()._place_plain(version)
+        self.plain = everything
+
+    def _exchange(self, target: Target, linear: Linear) -> None:
+        skipped, head = fault().get("skip_packed", []), isinstance(target.module, ParallelLMHead)
+        if not any(name in skipped for name in ("head" if head else "linears", *([] if head else target.sources))):
+            super()._exchange(target, linear)
+
+
+def rank_rows(count: int, rank: int) -> slice:
+    """A trainer rank's rows of a tensor, as FSDP2 cuts it."""
+    share = -(-count // RANKS)
+    return slice(min(count, rank * share), min(count, (rank + 1) * share))
+
+
+class UpdateScene:
+    """Weights that move, and an engine that follows."""
+
+    def __init__(self, decoder: Decoder, dtype: str, engine: LocalEngine):
+        self.decoder, self.dtype, self.engine, self.version = decoder, dtype, engine, -1
+        named = list(decoder.named_parameters())
+        layout, store = plan_layout(unique_shapes(named), getattr(torch, dtype), RANKS), dist.HashStore()
+
+        def sender(rank: int) -> HostWeightSender:
+            cuts = [(name, value, rank_rows(len(value), rank)) for name, value in named]
+            pieces = [Slice(name, value.detach()[rows], rows.start) for name, value, rows in cuts]
+            return HostWeightSender("shm", layout, pieces, rank, store, 1)
+
+        with ThreadPoolExecutor(RANKS) as pool:
+            self.senders = list(pool.map(sender, range(RANKS)))
+        generator = torch.Generator().manual_seed(5)
+        self.probe = [torch.randint(3, 256, (count,), generator=generator).tolist() for count in (12, 40, 200)]
+        self.optimiser = make_optimiser(decoder, Optimiser(learning_rate=1e-6))
+        self.generator = generator
+
+    @torch.no_grad()
+    def move(self, share: float) -> None:
+        """Move every weight by noise of this share of its tensor's size."""
+        for parameter in self.decoder.parameters():
+            size = parameter.square().mean().sqrt() * share
+            parameter.add_(torch.randn(parameter.shape, generator=self.generator) * size)
+
+    @torch.no_grad()
+    def restore(self, weights: list[torch.Tensor]) -> None:
+        """Take up the weights of an earlier time, in the order of the parameters."""
+        for parameter, kept in zip(self.decoder.parameters(), weights, strict=True):
+            parameter.copy_(kept)
+
+    def step(self, rate: float = 1e-6) -> None:
+        """A true step of AdamW on random tokens."""
+        tokens = torch.randint(3, 256, (64,), generator=self.generator).tolist()
+        (-self.decoder(pack_from([tokens], [8]))[0].mean()).backward()
+        self.optimiser.param_groups[0]["lr"] = self.optimiser.param_groups[1]["lr"] = rate
+        self.optimiser.step()
+        self.optimiser.zero_grad()
+
+    async def update(self) -> tuple[list[PublishedWeights], list[Updated]]:
+        """Publish the weights as they are; what the trainers and the engine say of it."""
+        self.version += 1
+        published = []
+        for rank, sender in enumerate(self.senders):
+            size_bytes, seconds = sender.write(self.version)
+            scored = self.score() if rank == 0 else []
+            published.append(PublishedWeights(self.version, size_bytes, seconds, probe=scored))
+            published[-1].add_checksums(sender)
+        return published, await self.engine.client.call(EngineRank.update, self.version, self.probe)
+
+    def score(self) -> list[list[float]]:
+        """The trainers' log-probs of the probe."""
+        place: Any = SimpleNamespace(decoder=self.decoder, role=SimpleNamespace(device="cpu"))
+        return TrainerRank.score(place, self.probe)
+
+
+@asynccontextmanager
+async def update_scene(folder: Path, family: str, dtype: str) -> Any:
+    """Start the engine of a tiny model; the test sends the first version."""
+    decoder = make_folder(folder / "model", family)
+    config = engine_config()
+    config = config.model_copy(update={"model": config.model.model_copy(update={"dtype": dtype})})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cpu, "CpuWeightLoader", FaultyLoader)
+        async with LocalEngine(config, str(folder / "model")) as engine:
+            scene = UpdateScene(decoder, dtype, engine)
+            await engine.client.call(EngineRank.attach, [sender.describe() for sender in scene.senders])
+            yield scene
+            for sender in scene.senders:
+                sender.close()

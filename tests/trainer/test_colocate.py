@@ -1,0 +1,101 @@
+"""How trainers and engines share GPUs: by hand for a model of a thousand million parameters."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from shared.config import Config
+from shared.errors import ConfigError
+from shared.model.config import DecoderConfig
+from trainer.colocate import GIB, Sharing, open_sequences, settle, share, trainer_memory
+
+SHAPE = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 32768, "hidden_size": 2048,
+    "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8,
+    "tie_word_embeddings": True, "rms_norm_eps": 1e-5, "max_position_embeddings": 8192,
+}  # fmt: skip
+PARAMETERS = 1_040_254_976
+
+
+def settings(level: int = 0, **sections: Any) -> Config:
+    rollout = {"max_async_level": level, "max_sequences": 64, "max_completion_tokens": 1024}
+    sections["rollout"] = rollout | sections.get("rollout", {})
+    return Config.model_validate({"model": {"max_tokens": 2048}, "optimiser": {"activation_bytes": 0}, **sections})
+
+
+def decide(config: Config, gpu: float, host: float = 256) -> Sharing:
+    """With GPUs and a host of so many GiB."""
+    return share(config, DecoderConfig.from_hf(SHAPE), gpu * GIB, host * GIB)
+
+
+def test_a_trainers_memory_is_the_sum_of_its_parts() -> None:
+    shape = DecoderConfig.from_hf(SHAPE)
+    assert shape.parameters == PARAMETERS
+    found = trainer_memory(settings(), shape, on_gpu=True)
+    layer, table = 60_821_504, 32768 * 2048
+    assert found.states == 16 * PARAMETERS and found.buffers == 4 * PARAMETERS and found.frozen == 0
+    assert found.gathered == 6 * (PARAMETERS - 16 * layer + 2 * layer) and PARAMETERS - 16 * layer == table + 2048
+    inputs = 16 * 2 * 2048  # of all layers, recomputed, and one layer whole
+    whole = 2 * (4 * 2048 + 2 * 2048 + 2 * 512 + 2 * 8192)
+    assert found.activations == 8192 * (inputs + whole)
+    two = trainer_memory(settings(placement={"trainers": 2}, objective={"kl": 0.1}), shape, on_gpu=True)
+    assert two.states == 8 * PARAMETERS and two.frozen == 2 * PARAMETERS
+
+
+def test_memory_decides_and_the_error_names_what_to_lower() -> None:
+    """Trainer 15.5 + 1.1 + 3.9 + 0.8 GiB, engine 1.9 + 3 GiB and keys and values of 64 MiB a sequence."""
+    assert open_sequences(settings()) == 64
+    assert decide(settings(), 80) == Sharing("resident", 64 * 2048 * 32768)
+    tight = decide(settings(), 30)
+    assert tight.way == "resident" and GIB < tight.cache_bytes < 4 * GIB  # at least a quarter of what is wanted
+    assert decide(settings(level=2), 80).way == "resident"
+    assert decide(settings(), 26) == Sharing("turns", 4 * GIB)
+    assert decide(settings(placement={"colocate": "turns"}), 80).way == "turns"
+    given = settings(rollout={"cache_bytes": 512 << 20})
+    assert decide(given, 29.5) == Sharing("resident", 512 << 20)
+    for level, gpu, host, placement, words in (
+        (2, 26, 256, {}, ["rollout.max_async_level = 2: set it to 0", "micro_batch_tokens", "a trainer takes 21"]),
+        (0, 20, 256, {}, ["not even in turns", "master weights, gradients, moments 15.5", "rollout.cache_bytes"]),
+        (0, 26, 8, {}, ["memory of 8 GiB does not hold the 12 GiB"]),
+        (0, 26, 256, {"colocate": "resident"}, ['placement.colocate = "resident": a trainer', 'colocate = "turns"']),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError) as error:
+            decide(settings(level, placement=placement), gpu, host)
+        assert all(word in str(error.value) for word in words), str(error.value)
+
+
+def test_a_stage_that_samples_ahead_counts() -> None:
+    stages = [{"name": "a", "until_step": 2}, {"name": "b", "rollout": {"max_async_level": 1}}]
+    with pytest.raises(ConfigError, match="max_async_level = 1: set it to 0"):
+        decide(settings(stages=stages), 26)
+    with pytest.raises(
+        ValueError, match='colocate = "turns" samples and trains in turns, but rollout.max_async_level = 1'
+    ):
+        settings(placement={"colocate": "turns"}, stages=stages)
+
+
+def test_a_launch_is_settled_by_the_gpus_of_its_node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(SHAPE))
+    sizes = {"gpu": 80.0}
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda index: SimpleNamespace(total_memory=sizes["gpu"] * GIB)
+    )
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=256 * GIB))
+
+    def told(gpus: int, one_node: bool = True, **placement: Any) -> tuple[str, int | None]:
+        found = settle(settings(placement=placement), tmp_path, gpus, one_node)
+        return found.placement.colocate, found.rollout.cache_bytes
+
+    assert told(0) == told(2) == told(8, trainers=4, engines=4) == ("never", None)
+    assert told(1) == told(8, trainers=8, engines=8) == ("resident", 4 * GIB)
+    assert told(1, one_node=False) == ("never", None)
+    assert told(0, colocate="turns") == ("turns", None)  # the order of work alone
+    sizes["gpu"] = 26
+    assert told(1) == ("turns", 4 * GIB)

@@ -1,0 +1,150 @@
+"""Decides, before anything is loaded, how trainers and engines share the GPUs of a node, by arithmetic on their memory.
+
+Per GPU, of its memory less RESERVED:
+
+    resident   a trainer (states, gathered weights, frozen models, buffers, activations) + an engine (weights, KV cache)
+    turns      the trainer alone, then the engine beside the buffers of the weight transfer
+
+each with PROCESS_BYTES for a process's CUDA context and ENGINE_WORK_BYTES for the engine's prefill and CUDA graphs.
+Estimates, not run on a card yet.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import psutil
+import torch
+
+from shared.config import Config
+from shared.errors import ConfigError
+from shared.model.config import DecoderConfig
+from shared.model.folder import load_config
+from shared.ranks import shares_gpus
+from trainer import memory
+from trainer.memory import DTYPE_BYTES, TrainerMemory
+from trainer.objectives.objective import Need
+from trainer.objectives.registry import needs, objective_of
+
+RESERVED = 0.05
+"""share of a GPU's memory that is left to drivers, displays and fragments"""
+PROCESS_BYTES, ENGINE_WORK_BYTES = 1 << 30, 2 << 30
+MOVED_BYTES = 4 + 8
+"""of a parameter: float32 weight, two moments"""
+PINNED_SHARE = 0.8
+"""of the host's memory, for what trainers move there"""
+GIB = 1 << 30
+
+
+def frozen_models(config: Config, shape: DecoderConfig, on_gpu: bool) -> dict[str, float]:
+    """Bytes of the models beside the policy on a trainer rank: "reference", and "teacher" where its folder is here."""
+    objective, trainers = objective_of(config), config.placement.trainers
+    in_place = memory.works_in_place(trainers, config.optimiser.compute_dtype, on_gpu)
+    found = {}
+    if Need.REFERENCE in needs(config):
+        found["reference"] = memory.frozen_bytes(shape.parameters, trainers, in_place)
+    if Need.TEACHER in needs(config) and Path(objective.teacher).is_dir():
+        teacher = DecoderConfig.from_hf(load_config(Path(objective.teacher)))
+        found["teacher"] = memory.frozen_bytes(teacher.parameters, trainers, in_place)
+    return found
+
+
+def trainer_memory(config: Config, shape: DecoderConfig, on_gpu: bool) -> TrainerMemory:
+    """Memory of one trainer rank of this run: all that it holds at the peak of a step."""
+    trainers, settings = config.placement.trainers, config.optimiser
+    width = DTYPE_BYTES[settings.compute_dtype]
+    in_place = memory.works_in_place(trainers, settings.compute_dtype, on_gpu)
+    tokens = max(settings.micro_batch_tokens, config.model.max_tokens)
+    again = memory.recomputed_layers(shape, settings.micro_batch_tokens, width, settings.activation_bytes)
+    return TrainerMemory(
+        states=memory.states_bytes(shape.parameters, trainers),
+        gathered=0.0 if in_place else memory.gathered_bytes(shape, width),
+        frozen=sum(frozen_models(config, shape, on_gpu).values()),
+        buffers=memory.buffer_bytes(shape.parameters, trainers, DTYPE_BYTES[config.model.dtype]),
+        activations=memory.activation_bytes(shape, tokens, width, again),
+    )
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """How trainers and engines share GPUs, and the bytes for keys and values on each."""
+
+    way: Literal["resident", "turns"]
+    cache_bytes: int
+
+
+def share(config: Config, shape: DecoderConfig, gpu_bytes: float, host_bytes: float) -> Sharing:
+    """Choose how to share GPUs of `gpu_bytes` each. host_bytes: memory of the node. Raises ConfigError, naming what to
+    lower, if nothing fits."""
+    usable, asked, width = (1 - RESERVED) * gpu_bytes, config.placement.colocate, DTYPE_BYTES[config.model.dtype]
+    trainer = trainer_memory(config, shape, on_gpu=True)
+    parallel = config.rollout.tensor_parallel
+    engine = memory.weight_bytes(shape.parameters, width, parallel) + PROCESS_BYTES + ENGINE_WORK_BYTES
+    a_sequence = config.model.max_tokens * memory.cache_bytes_per_token(shape, width, parallel)
+    wanted = config.rollout.cache_bytes or open_sequences(config) * a_sequence
+    least = config.rollout.cache_bytes or max(a_sequence, wanted / 4)
+    spare = {
+        "resident": usable - trainer.total - PROCESS_BYTES - engine,
+        "turns": usable - trainer.buffers - PROCESS_BYTES - engine,
+    }
+    if spare["resident"] >= least and asked != "turns":
+        return Sharing("resident", int(min(wanted, spare["resident"])))
+    alone = trainer.total + 2 * PROCESS_BYTES
+    lower = (
+        "lower optimiser.micro_batch_tokens, model.max_tokens or rollout.cache_bytes, set optimiser.activation_bytes = "
+        "0, or train on more GPUs (placement.trainers)"
+    )
+    sums = (
+        f"a trainer takes {trainer.total / GIB:.1f} GiB (master weights, gradients, moments "
+        f"{trainer.states / GIB:.1f}, gathered {trainer.gathered / GIB:.1f}, frozen models {trainer.frozen / GIB:.1f}, "
+        f"buffers of the weight transfer {trainer.buffers / GIB:.1f}, activations {trainer.activations / GIB:.1f}), an "
+        f"engine {engine / GIB:.1f} GiB and at least {least / GIB:.1f} for keys and values, a GPU has "
+        f"{usable / GIB:.1f} GiB for them"
+    )
+    if asked == "resident":
+        raise ConfigError(f'placement.colocate = "resident": {sums}: {lower}, or set placement.colocate = "turns"')
+    least = config.rollout.cache_bytes or a_sequence
+    if alone > usable or spare["turns"] < least:
+        raise ConfigError(f"trainers and engines share GPUs, but not even in turns do they fit: {sums}: {lower}")
+    moved = MOVED_BYTES * shape.parameters + config.placement.trainers * trainer.frozen
+    if moved > PINNED_SHARE * host_bytes:
+        raise ConfigError(
+            f"trainers and engines share GPUs in turns, but this node's memory of {host_bytes / GIB:.0f} GiB does not "
+            f"hold the {moved / GIB:.0f} GiB of weights and moments that trainers move there: take a smaller model, or "
+            "GPUs for both (placement.trainers, placement.engines)"
+        )
+    if ahead := max(stage.rollout.max_async_level for stage in config.every_stage):
+        raise ConfigError(
+            f"trainers and engines share GPUs and do not fit together ({sums}), only in turns, which samples and "
+            f"trains one after the other, but rollout.max_async_level = {ahead}: set it to 0 (in every stage), or "
+            f"{lower}"
+        )
+    return Sharing("turns", int(min(wanted, spare["turns"])))
+
+
+def open_sequences(config: Config) -> int:
+    """Completions that an engine decodes at once, at most."""
+    rollout = config.rollout
+    opened = (rollout.max_async_level + 1) * rollout.prompts_per_step * rollout.group_size
+    return min(rollout.max_sequences, -(-opened // config.placement.engines))
+
+
+def settle(config: Config, model_dir: Path, gpus: int, one_node: bool) -> Config:
+    """The settings with placement.colocate and rollout.cache_bytes as this launch has them: "never" where each rank has
+    a GPU of its own. gpus: of this node. Raises ConfigError if trainers and engines fit on no way."""
+    if not (one_node and shares_gpus(config, gpus)):
+        way = config.placement.colocate if gpus == 0 and config.placement.colocate == "turns" else "never"
+        return with_sharing(config, way, config.rollout.cache_bytes)
+    shape = DecoderConfig.from_hf(load_config(model_dir))
+    least = min(torch.cuda.get_device_properties(index).total_memory for index in range(gpus))
+    found = share(config, shape, least, psutil.virtual_memory().total)
+    return with_sharing(config, found.way, found.cache_bytes)
+
+
+def with_sharing(config: Config, way: str, cache_bytes: int | None) -> Config:
+    """The settings with these two replaced."""
+    placement = config.placement.model_copy(update={"colocate": way})
+    rollout = config.rollout.model_copy(update={"cache_bytes": cache_bytes})
+    return config.model_copy(update={"placement": placement, "rollout": rollout})
