@@ -150,15 +150,15 @@ def llamarl_section() -> str:
                      f"{gain:.2f}", error(gain, faster)))  # fmt: skip
     updates = [("model", "published update", "plan, 8 links an engine", "error", "Maestrale's network way, 1 link")]
     for name, gpus, published in DDMA:
-        fast, ours = (update_s(MODELS[name], gpus, receivers) for receivers in (8, 1))
+        fast, ours = (update_s(MODELS[name], gpus, links) for links in (8, 1))
         updates.append((name.upper(), f"{published:g} s", f"{fast:.2f} s", error(fast, published), f"{ours:.1f} s"))
     told = f"One length was fitted, on the {FITTED.upper()} row: {mean:,.0f} tokens a completion on average.\n\n"
     return told + table(*rows) + "\n" + table(*updates)
 
 
-def update_s(decoder: DecoderConfig, gpus: int, receivers: int) -> float:
+def update_s(decoder: DecoderConfig, gpus: int, links: int) -> float:
     """Return the seconds of sending all weights between nodes, half of the GPUs in engines of 8."""
-    return times.transfer_s(decoder, gpus // 2, gpus // 16, receivers, h100(gpus).network_bandwidth)
+    return times.delivery_s(decoder, h100(gpus), gpus // 2, gpus // 16, 8, links)
 
 
 # ---- Magistral's rules ---------------------------------------------------------------------------------------------

@@ -143,10 +143,13 @@ class Engine:
             raise
         except Exception as error:
             raise RunError(f"engine {self.engine} cannot open the trainers' weights: {error}") from error
+        self.receiver.engine_back()
 
     async def restart(self) -> int:
         """Replace a dead engine process by one with the same weight version, which continues interrupted completions.
         Returns their number, without those that are given up (`trial.report`)."""
+        if self.receiver is not None:
+            self.receiver.engine_lost()
         self._llm.kill()
         self._llm.shutdown()
         self.outputs.step_timer.stop()
@@ -154,7 +157,8 @@ class Engine:
         await self.start()
         if self.receiver is not None:
             await self._attach()
-        if self.version != NO_VERSION:
+        if self.receiver is not None and self.version != NO_VERSION:
+            await asyncio.to_thread(self.receiver.wait_for, self.version, self.config.deadlines.sync_s)
             await self._apply(self.version)
         interrupted = list(self.outputs.running.values())
         self.outputs.running.clear()

@@ -164,7 +164,10 @@ class EngineRank:
     async def attach(self, transfers: list[dict[str, Any]]) -> None:
         """Connect to the trainers' weight transfer. transfers: `Loaded.transfer` of every trainer rank, in order."""
         role = self.role
-        receiver = await asyncio.to_thread(WeightReceiver, transfers, role.rank_in_role, role.store, role.device)
+        workers = self.config.rollout.tensor_parallel
+        receiver = await asyncio.to_thread(
+            WeightReceiver, transfers, role.rank_in_role, role.store, role.device, workers
+        )
         await self.run_exclusive("connecting to the trainers' weights", lambda: self.engine.attach(receiver))
 
     @call("start of completions", deadline="step")
@@ -259,6 +262,8 @@ class EngineRank:
                 raise self.engine.failure
             self.ready.clear()
             await self.awake.wait()
+            if (receiver := self.engine.receiver) is not None:
+                receiver.engine_lost()
             start = time.monotonic()
             async with self.lock:
                 reason = self.reason or self.how_it_ended()
@@ -309,6 +314,8 @@ class EngineRank:
         while True:
             patience_s = self.patience_s()
             await asyncio.sleep(min(patience_s / 4, 5.0))
+            if (receiver := self.engine.receiver) is not None and receiver.lively():
+                self.engine.outputs.alive()
             busy = bool(self.engine.outputs.running or self.engine.outputs.scoring) or self.lock.locked()
             silent_s = time.monotonic() - self.engine.outputs.active_s
             if not busy or not self.ready.is_set() or silent_s < patience_s or self.engine.ended.is_set():

@@ -151,6 +151,11 @@ def memory_lines(config: Config, shape: DecoderConfig | None) -> Iterator[str]:
         )
     else:
         yield f"engine rank    weights {size(weights)} + KV cache in what is free of each GPU"
+    slots, where = 2 * width * memory.largest_tensor(shape), "each engine rank"
+    if config.rollout.transport == "auto":
+        where = "an engine rank on another node than the trainers"
+    if config.rollout.transport in ("auto", "network"):
+        yield f"on their way   {size(slots)} more in {where}: two slots of the largest tensor"
     if Need.TEACHER in needs(config) and not objective.served_teacher and not teacher:
         yield f"teacher        objective.teacher = {objective.teacher!r} is not a folder here: on top of a trainer"
     checkpoint = 3 * 4 * shape.parameters + moved

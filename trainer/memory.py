@@ -17,6 +17,8 @@ FROZEN_BYTES = 4
 """of a parameter of a frozen model beside the policy: reference and teacher"""
 BUFFERS = 2
 """of the weight transfer: one is read while the other is written"""
+CONTEXT_BYTES = 500 << 20
+"""assumed of a process that uses a GPU beside its owner: its CUDA context, and NCCL's buffers"""
 KEEP_WHOLE_BYTES = 4 << 30
 """gathered weights and unreduced gradients below this stay between micro-batches: one gather and one reduction a
 step"""
@@ -32,6 +34,7 @@ class TrainerMemory:
     frozen: float
     """reference and other models without gradient"""
     buffers: float
+    """of the weight transfer, and the contexts of engines that read them"""
     activations: float
 
     @property
@@ -66,6 +69,24 @@ def frozen_bytes(parameters: int, trainers: int, in_place: bool = False) -> floa
 def buffer_bytes(parameters: int, trainers: int, width: int) -> float:
     """Bytes of a rank's part of the buffers of the weight transfer; `width` bytes a parameter."""
     return BUFFERS * width * parameters / trainers
+
+
+def reader_bytes(engine_gpus: int) -> float:
+    """Bytes on a trainer's GPU of the contexts of engines on the same node, each of whose GPUs reads its buffers."""
+    return CONTEXT_BYTES * engine_gpus
+
+
+def arriving_bytes(decoder: DecoderConfig, width: int, one_node: bool) -> float:
+    """Bytes on an engine's GPU of weights on their way, at most: a whole tensor, joined from the trainers' rows; over
+    the network two slots, and the context of the rollout rank that fills them (on the engine's first GPU)."""
+    tensor = width * largest_tensor(decoder)
+    return tensor if one_node else 2 * tensor + CONTEXT_BYTES
+
+
+def largest_tensor(decoder: DecoderConfig) -> int:
+    """Parameters of the largest tensor: the embedding, a part of the feed-forward, or the queries."""
+    widest = max(decoder.vocab_size, decoder.intermediate_size, decoder.heads * decoder.head_dim)
+    return decoder.hidden_size * widest
 
 
 def gathered_bytes(decoder: DecoderConfig, width: int) -> float:

@@ -87,12 +87,14 @@ def as_json(scenario: Scenario, split: Split) -> dict[str, Any]:
         "sampling": asdict(split.sampling),
         "train_s": split.train_s,
         "update_s": {
-            "total": split.update_s, "write": split.write_s, "transfer": split.transfer_s, "stall": split.stall_s
+            "total": split.update_s, "write": split.write_s, "delivery": split.delivery_s
         },
         "staleness": staleness(split, work),
         "memory_bytes": {
             "trainer": {**asdict(split.trainer_memory), "total": split.trainer_memory.total},
-            "engine_gpu": {"weights": split.weight_bytes, "cache": split.cache_bytes},
+            "engine_gpu": {
+                "weights": split.weight_bytes, "arriving": split.arriving_bytes, "cache": split.cache_bytes
+            },
             "usable": scenario.machine.usable_bytes,
         },
         "tokens": {
@@ -161,7 +163,7 @@ def _time_rows(scenario: Scenario, split: Split) -> list[tuple[str, str, str]]:
         ("longest completion", seconds(sampled.longest_s), f"decode step {seconds(sampled.decode_s)}"),
         ("training", seconds(split.train_s), f"{work.tokens:,.0f} tokens, MFU {scenario.machine.mfu:g}{recomputed}"),
         ("weight update", seconds(split.update_s),
-         f"write {seconds(split.write_s)}, send {seconds(split.transfer_s)}, stall {seconds(split.stall_s)}"),
+         f"write {seconds(split.write_s)}, delivery {seconds(split.delivery_s)}, in which engines pause"),
         ("step, asynchronous", seconds(split.asynchronous_s), f"waits for: {split.bottleneck}"),
         ("step, synchronous (async level 0)", seconds(split.synchronous_s), "sampling together + training + update"),
         ("taking turns on the same GPUs", seconds(turns) if turns else "-",
@@ -176,8 +178,9 @@ def _memory_rows(split: Split) -> list[tuple[str, str, str]]:
     held = split.trainer_memory
     names = {"frozen": "frozen models", "buffers": "weight buffers"}
     parts = [f"{names.get(name, name)} {gib(count)}" for name, count in asdict(held).items() if count]
-    engine = f"weights {gib(split.weight_bytes)}, KV cache {gib(split.cache_bytes)}"
+    engine = [("weights", split.weight_bytes), ("weights on their way", split.arriving_bytes),
+              ("KV cache", split.cache_bytes)]  # fmt: skip
     return [
         ("trainer", gib(held.total), ", ".join(parts)),
-        ("engine", gib(split.weight_bytes + split.cache_bytes), engine),
+        ("engine", gib(sum(count for _, count in engine)), ", ".join(f"{name} {gib(count)}" for name, count in engine)),
     ]

@@ -5,7 +5,7 @@ the remaining GPUs. Activations are recomputed only if they would not fit. Times
 
     synchronous (async level 0)   sample_s + train_s + update_s, sampling the whole batch down to its longest completion
     asynchronous (async_level > 0) the longest of
-        engines    full_s + stall_s                               engines whose slots are always taken
+        engines    full_s + delivery_s                            engines whose slots are always taken
         trainers   train_s + write_s                              a batch is always ready
         update     update_s                                       the next optimiser step waits for it
         straggler  (longest_s + train_s + update_s) / (L + 2) a group may take L + 2 steps from its start to the release
@@ -53,25 +53,26 @@ class Split:
     trainer_memory: TrainerMemory
     weight_bytes: float
     """weights on one GPU of an engine"""
+    arriving_bytes: float
+    """tensors of an update on their way, on an engine's first GPU"""
     cache_bytes: int
     """KV cache on one GPU of an engine (rollout.cache_bytes)"""
     max_sequences: int
     sampling: SamplingTimes
     train_s: float
     write_s: float
-    transfer_s: float
-    stall_s: float
+    delivery_s: float
 
     @property
     def update_s(self) -> float:
-        """Time of a whole weight update: written, sent, loaded."""
-        return self.write_s + self.transfer_s + self.stall_s
+        """Time of a whole weight update: written and delivered."""
+        return self.write_s + self.delivery_s
 
     @cached_property
     def bounds(self) -> dict[str, float]:
         """Possible bottleneck of the asynchronous step -> the step time if it were the only one."""
         return {
-            "engines": self.sampling.full_s + self.stall_s,
+            "engines": self.sampling.full_s + self.delivery_s,
             "trainers": self.train_s + self.write_s,
             "weight update": self.update_s,
             "longest completion": times.straggler_s(
@@ -114,11 +115,12 @@ def trainer_memory(scenario: Scenario, trainers: int, recompute: bool) -> Traine
     """Return the memory of one trainer rank."""
     decoder, work = scenario.decoder, scenario.work
     tokens = max(work.micro_batch_tokens, work.max_tokens)
+    readers = scenario.machine.gpus - trainers if scenario.machine.one_node else 0
     return TrainerMemory(
         states=memory.states_bytes(decoder.parameters, trainers),
         gathered=memory.gathered_bytes(decoder, WIDTH),
         frozen=memory.frozen_bytes(decoder.parameters, trainers) if work.extra_forwards else 0.0,
-        buffers=memory.buffer_bytes(decoder.parameters, trainers, WIDTH),
+        buffers=memory.buffer_bytes(decoder.parameters, trainers, WIDTH) + memory.reader_bytes(readers),
         activations=memory.activation_bytes(decoder, tokens, WIDTH, decoder.layers if recompute else 0),
     )
 
@@ -131,13 +133,10 @@ def fitting(scenario: Scenario, trainers: int) -> tuple[bool, TrainerMemory]:
     return True, trainer_memory(scenario, trainers, recompute=True)
 
 
-def place(
-    scenario: Scenario, engines: int, tensor_parallel: int, async_level: int, receivers: int | None = None
-) -> Split | None:
+def place(scenario: Scenario, engines: int, tensor_parallel: int, async_level: int, links: int = 1) -> Split | None:
     """Return the split of a placement; None if it does not fit. The trainers get all GPUs that the engines leave.
 
-    receivers: links over which an engine gets its weights; by default as in rollout/weights: each of its GPUs within
-    one node, one rank for all of them between nodes.
+    links: over which an engine gets its weights between nodes; one in rollout/weights.
     """
     decoder, machine, work = scenario.decoder, scenario.machine, scenario.work
     trainers = machine.gpus - engines * tensor_parallel
@@ -150,18 +149,16 @@ def place(
         return None
     wanted = math.ceil((async_level + 1) * (work.completions / engines))
     slots = min(engine.held(spare, work.context), wanted)
-    link = machine.node_bandwidth if machine.one_node else machine.network_bandwidth
-    receivers = receivers or (tensor_parallel if machine.one_node else 1)
     return Split(
         trainers, engines, tensor_parallel, async_level, recompute, held,
         weight_bytes=engine.weight_bytes,
+        arriving_bytes=engine.arriving_bytes,
         cache_bytes=int(min(spare, spare * wanted / engine.held(spare, work.max_tokens))),
         max_sequences=math.ceil(slots),
         sampling=times.sampling_times(engine, work, engines, slots, async_level),
         train_s=times.train_s(decoder, machine, work, trainers, recompute),
         write_s=times.write_s(decoder, machine, trainers),
-        transfer_s=times.transfer_s(decoder, trainers, engines, receivers, link),
-        stall_s=engine.stall_s(),
+        delivery_s=times.delivery_s(decoder, machine, trainers, engines, tensor_parallel, links),
     )  # fmt: skip
 
 
@@ -253,10 +250,17 @@ def why_nothing_fits(scenario: Scenario) -> str:
     trainers = max(machine.gpus - width, 1)
     _, held = fitting(scenario, trainers)
     engine = EngineModel(scenario.decoder, machine, width)
-    needed = engine.weight_bytes + scenario.work.max_tokens * engine.token_bytes
+    completion = scenario.work.max_tokens * engine.token_bytes
+    needed = engine.weight_bytes + engine.arriving_bytes + completion
+
+    def gib(count: float) -> str:
+        return f"{count / 2**30:.1f}"
+
     return (
-        f"{machine.gpus} GPUs with {machine.usable_bytes / 2**30:.0f} GiB to use hold no split: a trainer rank of "
-        f"{trainers} needs {held.total / 2**30:.0f} GiB with recomputation, a GPU of an engine of {width} needs "
-        f"{needed / 2**30:.0f} GiB for weights and one completion. More --gpus, more --memory, a smaller --micro-batch "
-        "or a shorter --max-completion"
+        f"{machine.gpus} GPUs with {gib(machine.usable_bytes)} GiB to use hold no split: a trainer rank of {trainers} "
+        f"needs {gib(held.total)} GiB with recomputation (master weights, gradients, moments {gib(held.states)} + "
+        f"gathered {gib(held.gathered)} + frozen {gib(held.frozen)} + weight buffers {gib(held.buffers)} + activations "
+        f"{gib(held.activations)}), a GPU of an engine of {width} needs {gib(needed)} GiB (weights "
+        f"{gib(engine.weight_bytes)} + tensors on their way {gib(engine.arriving_bytes)} + one completion "
+        f"{gib(completion)}). More --gpus, more --memory, a smaller --micro-batch or a shorter --max-completion"
     )

@@ -30,6 +30,8 @@ from trainer.flops import forward_flops
 WIDTH = memory.DTYPE_BYTES["bfloat16"]
 OPTIMISER_BYTES = 4 + 4 + 8 + 4 + 8
 """bytes moved per parameter: weight, gradient and moments read, weight and moments written"""
+MESSAGE_BYTES = 32 << 20
+"""of a message in the chain of engines on several nodes (rollout/weights/network.py)"""
 
 
 # ---- engines -----------------------------------------------------------------------------------------------------
@@ -51,7 +53,12 @@ class EngineModel:
     @property
     def spare_bytes(self) -> float:
         """Bytes left for the cache on each GPU; negative if the weights do not fit."""
-        return self.machine.usable_bytes - self.weight_bytes
+        return self.machine.usable_bytes - self.weight_bytes - self.arriving_bytes
+
+    @property
+    def arriving_bytes(self) -> float:
+        """Bytes of an update's tensors on their way, on an engine's first GPU."""
+        return memory.arriving_bytes(self.decoder, WIDTH, self.machine.one_node)
 
     @property
     def token_bytes(self) -> float:
@@ -184,12 +191,19 @@ def write_s(decoder: DecoderConfig, machine: Machine, trainers: int) -> float:
     return moved_s(decoder, machine, trainers, 4 + WIDTH)
 
 
-def transfer_s(decoder: DecoderConfig, trainers: int, engines: int, receivers: int, bandwidth: float) -> float:
-    """Return the time from the trainers' buffers to the engines: every engine receives all weights over the links of
-    `receivers` ranks, every trainer sends its shard to every engine; the busier side counts. `bandwidth` bytes/s of one
-    link."""
+def delivery_s(
+    decoder: DecoderConfig, machine: Machine, trainers: int, engines: int, tensor_parallel: int, links: int = 1
+) -> float:
+    """Return the time from the trainers' buffers into the engines, in which these pause; the busiest link counts.
+
+    Within a node each GPU of an engine reads every tensor whole, and each trainer's shard leaves it as often. Between
+    nodes weights come over `links` links of each engine (Maestrale: one) from the engine before it, and the last one is
+    as many messages behind.
+    """
     total = WIDTH * decoder.parameters
-    return max(total / receivers, total * engines / trainers) / bandwidth
+    if machine.one_node:
+        return max(total, total * engines * tensor_parallel / trainers) / machine.node_bandwidth
+    return (total / links + (engines - 1) * MESSAGE_BYTES) / machine.network_bandwidth
 
 
 # ---- what overlaps -----------------------------------------------------------------------------------------------

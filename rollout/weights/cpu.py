@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
@@ -204,3 +205,35 @@ class CpuWeightLoader:
             if len(set(held)) == 1 and buffer_of(held[0]) == buffer:
                 complete.append(held[0])
         return max(complete)
+
+
+@torch.no_grad()
+def load_stream(targets: list[Target], tensors: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype) -> None:
+    """Put tensors into the model while the engine is paused. A tensor is copied or packed before the next one comes;
+    those of a fused weight are kept until it is complete."""
+    takers: dict[str, list[Target]] = {}
+    for target in targets:
+        for source in target.sources:
+            takers.setdefault(source, []).append(target)
+    kept: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors:
+        for target in takers[name]:
+            if len(target.sources) == 1:
+                put(target, tensor.to(dtype))
+                continue
+            kept[name] = tensor.to(dtype, copy=True)
+            if all(source in kept for source in target.sources):
+                put(target, torch.cat([kept.pop(source) for source in target.sources]))
+
+
+def put(target: Target, rows: torch.Tensor) -> None:
+    """Copy or pack the rows into the target's module; none of their memory is kept."""
+    parameter = getattr(target.module, target.parameter)
+    if target.plain:
+        (parameter.data[: rows.shape[0]] if rows.ndim else parameter.data).copy_(rows)
+    if target.packed:
+        if parameter.shape[0] > rows.shape[0]:  # a head with padding rows
+            rows = torch.cat([rows, rows.new_zeros(parameter.shape[0] - rows.shape[0], *rows.shape[1:])])
+        elif needs_padding(target, rows.element_size()):
+            rows = pad_rows(rows, rows.new_empty(padded_bytes(target, rows.element_size()) // rows.element_size()))
+        target.module.cpu_linear = pack(rows)  # type: ignore[assignment]  # a function, not a submodule

@@ -142,6 +142,46 @@ def piece_start(layout: Layout, name: str, first_row: int) -> int:
     return place.offset + first_row * place.row_bytes(layout.dtype.itemsize)
 
 
+@dataclass(frozen=True)
+class Bucket:
+    """Neighbouring tensors that travel together: bytes `start` to `end` of the buffer."""
+
+    names: list[str]
+    start: int
+    end: int
+
+
+def plan_buckets(layout: Layout) -> list[Bucket]:
+    """Divide the tensors, in order, into as few buckets as are each no longer than the largest tensor."""
+    item, found = layout.dtype.itemsize, list[Bucket]()
+    ends = {name: place.offset + align(place.rows * place.row_bytes(item)) for name, place in layout.places.items()}
+    largest = max(ends[name] - place.offset for name, place in layout.places.items())
+    for name, end in ends.items():
+        if found and end - found[-1].start <= largest:
+            found[-1] = Bucket([*found[-1].names, name], found[-1].start, end)
+        else:
+            found.append(Bucket([name], layout.places[name].offset, end))
+    return found
+
+
+def cut(ranges: list[tuple[int, int]], spans: list[tuple[int, int]]) -> list[list[tuple[int, int, int]]]:
+    """For each span (start, end), what of the byte ranges (start, size) lies in it: (number of the range, start, end).
+
+    Both are in ascending order and do not overlap among themselves.
+    """
+    found, at = list[list[tuple[int, int, int]]](), 0
+    for start, end in spans:
+        found.append([])
+        while at < len(ranges) and ranges[at][0] < end:
+            first, last = ranges[at][0], sum(ranges[at])
+            if max(first, start) < min(last, end):
+                found[-1].append((at, max(first, start), min(last, end)))
+            if last > end:
+                break
+            at += 1
+    return found
+
+
 def merge_ranges(layout: Layout, rows: list[tuple[str, int, int]]) -> list[tuple[int, int]]:
     """Byte ranges (start, size) of (name, first row, rows) parts; neighbours with only padding between become one.
 

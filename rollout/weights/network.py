@@ -1,9 +1,19 @@
-"""Sends weights to engines on other hosts: gloo between CPUs, NCCL between GPUs, over a small group for each engine.
+"""Streams weights to engines on other hosts along a chain: trainers -> first engine -> second engine -> ...
 
-The group holds all trainer ranks and the engine's rollout rank (not the engine process), built on the launch's store;
-nothing is registered as a default process group, so a rollout rank stays free to restart its engine. The rollout rank
-keeps what it received in a staging buffer on its host, from which the engine reads as from the trainers' own buffers:
-there is one way to apply weights, and a restarted engine needs no trainer.
+Each trainer rank sends its rows once, to the first engine's rollout rank; every engine passes on what it receives while
+the next message arrives. So a delivery takes as long as one link needs for the model, and a message more for each
+engine, however many there are. All ranks of the chain (not the engine processes) form one group, gloo between CPUs and
+NCCL between GPUs, on the launch's store; nothing is registered as a default process group.
+
+Why nobody waits in a circle: engines say in the store whether they need the network, and everybody waits for all of
+these answers before joining, so that all form the same group. Trainer 0 alone decides which version is delivered next
+and tells all, over gloo, where waiting takes neither processor nor GPU; ranks carry out deliveries in this one order.
+Message j reaches the engine at place p of the chain in the same exchange in which that of place p - 1 receives message
+j + 1, and depends on earlier messages only.
+
+An engine process that is gone holds nobody up: its rollout rank only passes on what comes. Once there is another one,
+the rank asks trainer 0, in the store, for the version again. The trainers' buffers have it as long as it can be wanted:
+version n + 2, which takes its place, is published only after every engine has taken n + 1.
 """
 
 from __future__ import annotations
@@ -17,53 +27,136 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rollout.weights.layout import BUFFERS, buffer_of
+from rollout.weights.layout import BUFFERS, Bucket, Layout, buffer_of, cut, plan_buckets
+from rollout.weights.slots import DELIVERY_DEADLINE_S, POLL_S, WeightSlots
 from shared.errors import DeadlineExceeded, RunError
 
-PATIENCE = datetime.timedelta(days=30)
-"""timeout of the group itself; the deadlines that matter are those of the calls that wait"""
-SEND_DEADLINE_S = 600.0
-MESSAGE_BYTES = 256 << 20
+IDLE = datetime.timedelta(days=30)
+"""limit of the wait for the next delivery, which is none: a step may take as long as it likes"""
+DEADLINE = datetime.timedelta(seconds=DELIVERY_DEADLINE_S)
+LOOK_S, REQUEST_LOOK_S = 0.1, 1.0
+"""seconds between two looks into the store: for the engines' answers, for requests of a version"""
+MESSAGE_BYTES = {"cpu": 2 << 20, "cuda": 32 << 20}
+"""small enough that a chain is soon full, large enough that starting an exchange costs little"""
 STOP = -1
+Piece = tuple[int, torch.Tensor]
+"""(peer in the chain, [bytes] to receive or to send)"""
 
 
-def join_group(store: dist.Store, engine: int, rank: int, world: int, device: torch.device) -> Any:
-    """Join the side group of one engine: trainers are 0 .. world-1, the engine's rollout rank is `world`."""
-    group_store = dist.PrefixStore(f"transfer/group/{engine}", store)
-    if device.type == "cuda":
-        options = dist.ProcessGroupNCCL.Options()
-        options._timeout = PATIENCE
-        return dist.ProcessGroupNCCL(group_store, rank, world + 1, options)
-    return dist.ProcessGroupGloo(group_store, rank, world + 1, PATIENCE)
+def spans(bucket: Bucket, device: torch.device) -> list[tuple[int, int]]:
+    """Cut a bucket into messages: (start, end) in bytes of the buffer."""
+    step = MESSAGE_BYTES[device.type]
+    return [(start, min(start + step, bucket.end)) for start in range(bucket.start, bucket.end, step)]
 
 
-def split(memory: torch.Tensor) -> list[torch.Tensor]:
-    """Cut [bytes] into messages of at most 256 MiB."""
-    return list(memory.split(MESSAGE_BYTES))
+class Chain:
+    """One rank's place in the chain: trainers come first, then the engines that need the network, by number."""
+
+    def __init__(self, name: str, store: dist.Store, trainers: int, engines: int, number: int, device: torch.device):
+        """Wait for the answers of all `engines` and join. number: of the trainer, or `trainers` + the engine's number.
+
+        Raises DeadlineExceeded, RunError.
+        """
+        self.name, self.device, self.sent_bytes = name, device, 0
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # of this thread
+            self.stream = torch.cuda.Stream(device)  # so that nothing here is ordered behind training or copies
+        keys, end = [f"transfer/engine/{engine}" for engine in range(engines)], time.monotonic() + DELIVERY_DEADLINE_S
+        while not store.check(keys):
+            if time.monotonic() > end:
+                missing = [key.rpartition("/")[2] for key in keys if not store.check([key])]
+                self._late("meet for the weight transfer", f"engine {', '.join(missing)}")
+            time.sleep(LOOK_S)
+        members = [*range(trainers), *(trainers + n for n, key in enumerate(keys) if store.get(key) == b"network")]
+        self.size, self.head = len(members), trainers
+        if self.size == trainers:
+            return
+        self.place = members.index(number)
+        self.control = self.data = self._join(dist.ProcessGroupGloo, "control", store, DEADLINE)
+        if device.type == "cuda":
+            options = dist.ProcessGroupNCCL.Options()
+            options._timeout = DEADLINE
+            self.data = self._join(dist.ProcessGroupNCCL, "data", store, options)
+            self.data.eager_connect_single_device(device)
+
+    def _join(self, kind: Any, name: str, store: dist.Store, last: Any) -> Any:
+        return kind(dist.PrefixStore(f"transfer/{name}", store), self.place, self.size, last)
+
+    def _late(self, phase: str, peer: str) -> None:
+        raise DeadlineExceeded(self.name, phase, peer, DELIVERY_DEADLINE_S, setting="")
+
+    def announce(self, version: int) -> None:
+        """Trainer 0: tell all others which version is delivered next, or STOP."""
+        told = torch.tensor([version], dtype=torch.int64)
+        for work in [self.control.send([told], place, 0) for place in range(1, self.size)]:
+            work.wait(DEADLINE)
+
+    def hear(self) -> int:
+        """The others: wait for the next announcement."""
+        told = torch.empty(1, dtype=torch.int64)
+        self.control.recv([told], 0, 0).wait(IDLE)
+        return int(told.item())
+
+    def exchange(self, receives: list[Piece], sends: list[Piece]) -> None:
+        """Receive and send at the same time; returns when all of it is done. Raises RunError naming the peers."""
+        self.sent_bytes += sum(memory.numel() for _, memory in sends)
+        try:
+            if self.device.type == "cuda":
+                self._exchange_on_gpu(receives, sends)
+                return
+            works = [self.data.recv([memory], peer, 1) for peer, memory in receives]
+            for work in [*works, *(self.data.send([memory], peer, 1) for peer, memory in sends)]:
+                work.wait(DEADLINE)
+        except RuntimeError as error:
+            peers = ", ".join(f"{way} {peer}" for way, some in (("from", receives), ("to", sends)) for peer, _ in some)
+            raise RunError(f"{self.name}: weights {peers} (places in the chain): {error}") from error
+
+    def _exchange_on_gpu(self, receives: list[Piece], sends: list[Piece]) -> None:
+        """The same as one NCCL operation, in which all of it makes progress at once."""
+        if not receives and not sends:
+            return
+        with torch.cuda.stream(self.stream):
+            self.data._start_coalescing()
+            for peer, memory in receives:
+                self.data.recv([memory], peer, 0)
+            for peer, memory in sends:
+                self.data.send([memory], peer, 0)
+            self.data._end_coalescing().wait()
+            done = self.stream.record_event()
+        done.synchronize()
 
 
 class NetworkSender:
-    """A trainer rank's background thread that carries its shard to every engine that asked for the network."""
+    """A trainer rank's background thread that sends its rows of each version into the chain."""
 
     def __init__(
         self,
         store: dist.Store,
         rank: int,
-        world: int,
+        layout: Layout,
         engines: int,
+        ranges: list[tuple[int, int]],
         outgoing: Callable[[int], list[torch.Tensor]],
         device: torch.device,
     ):
-        self.rank, self.world, self.device = rank, world, device
+        """ranges: this rank's bytes of a buffer, (start, size). outgoing(buffer) -> the memory of each of them."""
+        self.rank, self.world, self.engines, self.device = rank, layout.world, engines, device
         self.store: dist.Store = store.clone()  # type: ignore[attr-defined]  # missing in torch's stubs
         self.outgoing = outgoing
-        self.unknown = set(range(engines))
-        self.groups: dict[int, Any] = {}
-        self.delivered: dict[int, int] = {}
-        self.newest = -1
+        messages = [span for bucket in plan_buckets(layout) for span in spans(bucket, device)]
+        self.messages = [
+            [(number, start - ranges[number][0], end - ranges[number][0]) for number, start, end in parts]
+            for parts in cut(ranges, messages)
+            if parts
+        ]
+        """of each message with rows of this rank: (range, its first byte, its last)"""
+        self.newest = self.announced = -1
+        self.served = 0
+        """requests of a version that were looked at"""
         self.sending: int | None = None
         self.closed = False
         self.error: BaseException | None = None
+        self.chain: Chain | None = None
         self.changed = threading.Condition()
         self.thread = threading.Thread(target=self._work, name="weight transfer", daemon=True)
         self.thread.start()
@@ -72,8 +165,6 @@ class NetworkSender:
         """Begin to send a version that lies complete in its buffer; returns at once."""
         with self.changed:
             self.newest = version
-            if self.groups:
-                self.sending = version
             self.changed.notify_all()
 
     def wait_until_free(self, buffer: int) -> None:
@@ -81,145 +172,230 @@ class NetworkSender:
         with self.changed:
             free = self.changed.wait_for(
                 lambda: self.error is not None or self.sending is None or buffer_of(self.sending) != buffer,
-                SEND_DEADLINE_S,
+                DELIVERY_DEADLINE_S,
             )
         if self.error is not None:
             raise RunError(f"sending weights over the network failed: {self.error}") from self.error
         if not free:
-            peer = "the engines on other hosts"
-            raise DeadlineExceeded(f"trainer rank {self.rank}", "send weights", peer, SEND_DEADLINE_S)
+            self._late("send weights", "the engines on other hosts")
 
     def close(self) -> None:
-        """Send STOP to the receivers and end the thread."""
+        """End the thread; trainer 0 sends STOP to all others of the chain."""
         with self.changed:
             self.closed = True
             self.changed.notify_all()
         self.thread.join(timeout=10)
 
+    def _late(self, phase: str, peer: str) -> None:
+        raise DeadlineExceeded(f"trainer rank {self.rank}", phase, peer, DELIVERY_DEADLINE_S, setting="")
+
     def _work(self) -> None:
         try:
-            while not self.closed:
-                self._meet_engines()
-                late = [engine for engine in self.groups if self.delivered[engine] < self.newest]
-                for engine in late:
-                    self._deliver(engine, self.newest)
-                with self.changed:
-                    self.sending = None
-                    self.changed.notify_all()
-                    if not self.closed and all(done >= self.newest for done in self.delivered.values()):
-                        self.changed.wait(0.05 if self.unknown else None)
-            for group in self.groups.values():
-                self._send(group, torch.tensor([STOP], dtype=torch.int64))
+            with self.changed:
+                self.changed.wait_for(lambda: self.closed or self.newest >= 0)
+            if self.closed:
+                return
+            name = f"trainer rank {self.rank}"
+            chain = self.chain = Chain(name, self.store, self.world, self.engines, self.rank, self.device)
+            while chain.size > self.world and (version := self._next(chain)) != STOP:
+                self._deliver(chain, version)
         except Exception as error:  # noqa: BLE001 - kept for the next write(), which must not go on
             with self.changed:
                 self.error = error
                 self.changed.notify_all()
 
-    def _meet_engines(self) -> None:
-        """Look up in the store what engines chose; join the groups of those that need the network."""
-        for engine in sorted(self.unknown):
-            key = f"transfer/engine/{engine}"
-            if self.store.check([key]):
-                self.unknown.discard(engine)
-                if self.store.get(key) == b"network":
-                    self.groups[engine] = join_group(self.store, engine, self.rank, self.world, self.device)
-                    self.delivered[engine] = -1
+    def _next(self, chain: Chain) -> int:
+        """Return the version of the next delivery, which trainer 0 decides for all, or STOP."""
+        if self.rank:
+            return chain.hear()
+        version = self._decide()
+        chain.announce(version)
+        return version
 
-    def _deliver(self, engine: int, version: int) -> None:
+    def _decide(self) -> int:
+        """Wait for a new version, for a request of one that is still here, or for the end."""
+        while True:
+            with self.changed:
+                self.changed.wait_for(lambda: self.closed or self.newest > self.announced, REQUEST_LOOK_S)
+                if self.closed:
+                    return STOP
+                newest = self.newest
+                if newest > self.announced:
+                    self.announced = newest
+                    return newest
+            if self.store.check([f"transfer/request/{self.served + 1}"]):
+                self.served += 1
+                wanted = int(self.store.get(f"transfer/request/{self.served}"))
+                if wanted > newest - BUFFERS:  # else of an engine that has died again, and taken a later one since
+                    return wanted
+
+    def _deliver(self, chain: Chain, version: int) -> None:
         with self.changed:
-            self.sending = version
-        group = self.groups[engine]
-        self._send(group, torch.tensor([version], dtype=torch.int64))
-        for memory in self.outgoing(buffer_of(version)):
-            for message in split(memory):
-                self._send(group, message)
-        self.delivered[engine] = version
-
-    def _send(self, group: Any, message: torch.Tensor) -> None:
-        group.send([message.to(self.device)], self.world, 0).wait()
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+            if not self.changed.wait_for(lambda: self.closed or self.newest >= version, DELIVERY_DEADLINE_S):
+                self._late(f"send weights of version {version}", "its own write of it")
+            if self.newest < version:
+                return
+            self.sending = version  # not before: the write itself waits until nothing is sent from its buffer
+        memory = self.outgoing(buffer_of(version))
+        for parts in self.messages:
+            chain.exchange([], [(chain.head, memory[number][start:end]) for number, start, end in parts])
+        with self.changed:
+            self.sending = None
+            self.changed.notify_all()
 
 
 class NetworkReceiver:
-    """A rollout rank's background thread that receives all shards into its staging buffers."""
+    """A rollout rank's background thread: passes deliveries on, and fills the slots of its engine with those it wants.
+
+    A version that is announced for the first time is wanted by every engine that lives, once the controller has told it
+    to update; the thread waits for that, and posts no receive before.
+    """
 
     def __init__(
         self,
         store: dist.Store,
         engine: int,
-        world: int,
-        incoming: Callable[[int, int], list[torch.Tensor]],
-        mark_complete: Callable[[int, int, int], None],
+        engines: int,
+        slots: WeightSlots,
+        ranges: list[list[tuple[int, int]]],
         device: torch.device,
     ):
-        """incoming(trainer rank, buffer) -> byte ranges to fill; mark_complete(trainer rank, buffer, version) sets its
-        version flag."""
-        self.world, self.incoming, self.mark_complete, self.device = world, incoming, mark_complete, device
+        """ranges: [trainers] byte ranges (start, size) that each of them sends."""
+        self.engine, self.engines, self.slots, self.ranges, self.device = engine, engines, slots, ranges, device
         self.store: dist.Store = store.clone()  # type: ignore[attr-defined]  # missing in torch's stubs
-        self.engine = engine
-        self.held = [-1] * BUFFERS
+        self.messages = [spans(bucket, device) for bucket in slots.buckets]
+        self.present = True
+        """whether there is an engine process"""
+        self.wanted: int | None = None
+        self.begun: int | None = None
+        """the version that was wanted last, once its delivery has begun"""
+        self.last = -1
+        """the newest version of which a delivery has begun"""
+        self.taking = False
+        """whether the delivery under way is for the engine, too"""
+        self.seen = 0
         self.stopped = False
         self.error: BaseException | None = None
+        self.chain: Chain | None = None
         self.changed = threading.Condition()
         self.store.set(f"transfer/engine/{engine}", "network")
         self.thread = threading.Thread(target=self._work, name="weight transfer", daemon=True)
         self.thread.start()
 
     def wait_for(self, version: int, deadline_s: float) -> float:
-        """Block until `version` is complete here. Returns the seconds waited. Raises DeadlineExceeded or RunError."""
+        """Have `version` delivered: block until it begins to fill the slots, or the engine is gone.
+
+        Returns the seconds waited. Raises DeadlineExceeded or RunError.
+        """
         start = time.perf_counter()
         with self.changed:
-            there = self.changed.wait_for(
-                lambda: self.error is not None or self.stopped or self.held[buffer_of(version)] == version, deadline_s
-            )
-            if self.held[buffer_of(version)] == version:
-                return time.perf_counter() - start
-        if self.error is not None or self.stopped:
+            self.wanted, self.begun, passed = version, None, version <= self.last
+            self.changed.notify_all()
+        if passed:  # while the engine was away
+            request = self.store.add("transfer/requests", 1)
+            self.store.set(f"transfer/request/{request}", str(version))
+        with self.changed:
+            ends = self.changed.wait_for(lambda: self.stopped or not self.present or self.begun == version, deadline_s)
+        self.check()
+        if not ends:
+            phase = f"receive weights of version {version}"
+            raise DeadlineExceeded(f"engine {self.engine}", phase, "the trainers", deadline_s)
+        return time.perf_counter() - start
+
+    def check(self) -> None:
+        """Raise RunError if the transfer has failed."""
+        if self.stopped:
             why = self.error or "the trainers closed the transfer"
             raise RunError(f"receiving weights over the network failed: {why}") from self.error
-        assert not there
-        phase = f"receive weights of version {version}"
-        raise DeadlineExceeded(f"engine {self.engine}", phase, "the trainers", deadline_s)
+
+    def engine_lost(self) -> None:
+        """From now on only pass on what comes."""
+        with self.changed:
+            self.present = self.taking = False
+            self.wanted = self.begun = None
+            self.slots.begin(STOP)
+            self.changed.notify_all()
+
+    def engine_back(self) -> None:
+        """There is an engine process again."""
+        with self.changed:
+            self.present = True
+
+    def lively(self) -> bool:
+        """Whether the engine took weights out of the slots since the last call, or waits for those on their way. Raises
+        RunError if the transfer has failed."""
+        if self.taking:
+            self.check()
+        taken, seen = self.slots.taken, self.seen
+        self.seen = taken
+        return self.taking and (taken != seen or taken == self.slots.filled)
 
     def _work(self) -> None:
         try:
-            group = join_group(self.store, self.engine, self.world, self.world, self.device)
-            while True:
-                versions = [self._receive_header(group, rank) for rank in range(self.world)]
-                if STOP in versions:
-                    break
-                while min(versions) != max(versions):  # we came late, and one rank met us a version earlier
-                    behind = versions.index(min(versions))
-                    self._receive(group, versions[behind], [behind])
-                    versions[behind] = self._receive_header(group, behind)
-                self._receive(group, versions[0], list(range(self.world)))
+            with self.changed:
+                self.changed.wait_for(lambda: self.wanted is not None)
+            name, trainers = f"engine {self.engine}", len(self.ranges)
+            place = trainers + self.engine
+            chain = self.chain = Chain(name, self.store, trainers, self.engines, place, self.device)
+            self.parts = self._plan() if chain.place == chain.head else []
+            while (version := chain.hear()) != STOP:
+                self._decide(version)
+                self._take_part(chain)
                 with self.changed:
-                    self.held[buffer_of(versions[0])] = versions[0]
-                    self.changed.notify_all()
+                    self.taking = False
         except Exception as error:  # noqa: BLE001 - told to whoever waits for the next version
             self.error = error
         with self.changed:
             self.stopped = True
             self.changed.notify_all()
 
-    def _receive_header(self, group: Any, rank: int) -> int:
-        header = torch.empty(1, dtype=torch.int64, device=self.device)
-        group.recv([header], rank, 0).wait()
-        return int(header.item())
+    def _plan(self) -> list[list[tuple[int, int, int]]]:
+        """For the first of the chain: of every message, (trainer, start, end) of what comes from whom."""
+        messages = [span for bucket in self.messages for span in bucket]
+        cuts = [cut(ranges, messages) for ranges in self.ranges]
+        return [[(rank, a, b) for rank, parts in enumerate(cuts) for _, a, b in parts[n]] for n in range(len(messages))]
 
-    def _receive(self, group: Any, version: int, ranks: list[int]) -> None:
-        buffer = buffer_of(version)
+    def _decide(self, version: int) -> None:
+        """Decide whether a delivery is for the engine, too."""
         with self.changed:
-            self.held[buffer] = -1
-        works = []
-        for rank in ranks:
-            self.mark_complete(rank, buffer, -1)
-            for memory in self.incoming(rank, buffer):
-                works += [group.recv([message], rank, 0) for message in split(memory)]
-        for work in works:
-            work.wait()
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        for rank in ranks:
-            self.mark_complete(rank, buffer, version)
+            known = version <= self.last or self.changed.wait_for(
+                lambda: self.wanted is not None or not self.present, DELIVERY_DEADLINE_S
+            )
+            if not known:
+                phase, peer = f"receive weights of version {version}", "the controller's call to update"
+                raise DeadlineExceeded(f"engine {self.engine}", phase, peer, DELIVERY_DEADLINE_S, setting="")
+            self.last = max(self.last, version)
+            self.taking = self.present and self.wanted == version
+            if self.taking:
+                self.wanted, self.begun = None, version
+                self.slots.begin(version)
+            self.changed.notify_all()
+
+    def _take_part(self, chain: Chain) -> None:
+        """Receive all messages, each while the one before goes on to the next of the chain."""
+        slots, held, message = self.slots, list[Piece](), 0
+        last = chain.place == chain.size - 1
+        for number, bucket in enumerate(slots.buckets):
+            self._wait_for_slot(number)
+            slot = slots.slot(number)
+            for start, end in self.messages[number]:
+                memory = slot[start - bucket.start : end - bucket.start]
+                if chain.place == chain.head:
+                    arriving = [(rank, memory[a - start : b - start]) for rank, a, b in self.parts[message]]
+                else:
+                    arriving = [(chain.place - 1, memory)]
+                chain.exchange(arriving, held)
+                held = [] if last else [(chain.place + 1, memory)]
+                message += 1
+            slots.fill(number)
+        chain.exchange([], held)
+        self._wait_for_slot(len(slots.buckets) + 1)  # all of it was read: the next delivery may fill the slots
+
+    def _wait_for_slot(self, number: int) -> None:
+        """Block until the engine has read the bucket that lies where this one is to go."""
+        end = time.monotonic() + DELIVERY_DEADLINE_S
+        while self.taking and self.slots.taken < number - 1:
+            if time.monotonic() > end:
+                phase, peer = "fill the slots of weights", "its engine process, which reads them"
+                raise DeadlineExceeded(f"engine {self.engine}", phase, peer, DELIVERY_DEADLINE_S, setting="")
+            time.sleep(POLL_S)

@@ -1,8 +1,8 @@
 """The rollout rank's side of a weight transfer: finds the buffers, waits for versions, informs the engine process.
 
-An engine on the host of all trainer ranks reads their buffers directly; one elsewhere (or under transport = "network")
-gets a staging copy on its own host, filled by a NetworkReceiver. Either way the rank itself holds the memory that the
-engine process opens, so a restarted engine needs no trainer.
+An engine on the host of all trainer ranks reads their buffers directly. To one elsewhere (or under transport =
+"network") the weights stream through two slots, which a NetworkReceiver fills (slots.py). An engine that is started
+again finds the newest weights in the trainers' buffers, or has them delivered once more.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import torch.distributed as dist
 
 from rollout.weights.layout import Layout, buffer_of, merge_ranges, read_layout
 from rollout.weights.network import NetworkReceiver
-from rollout.weights.shm import HostWeightBuffer, create_buffer, host_identity, open_buffer
+from rollout.weights.shm import HostWeightBuffer, host_identity, open_buffer
+from rollout.weights.slots import WeightSlots
 from shared.errors import ConfigError, SyncMismatch
 
 Rows = list[tuple[str, int, int]]
@@ -41,9 +42,11 @@ def choose_transport(transfers: Sequence[dict[str, Any]], host: str) -> str:
 class WeightReceiver:
     """Holds the buffers of one engine's weights. `engine_info` is what its process needs to open them."""
 
-    def __init__(self, transfers: list[dict[str, Any]], engine: int, store: dist.Store, device: torch.device):
+    def __init__(
+        self, transfers: list[dict[str, Any]], engine: int, store: dist.Store, device: torch.device, workers: int = 1
+    ):
         """transfers: `WeightSender.describe()` of every trainer rank, in order. device: of the engine (a GPU or the
-        CPU)."""
+        CPU). workers: processes that hold its model, one for each of its GPUs."""
         self.engine = engine
         self.layout: Layout = read_layout(transfers[0]["layout"])
         self.rows: list[Rows] = [[(name, first, count) for name, first, count in t["rows"]] for t in transfers]
@@ -51,9 +54,11 @@ class WeightReceiver:
         self.memory: HostWeightBuffer | None = None
         self.network: NetworkReceiver | None = None
         self.handles: list[dict[str, Any]] = []
-        self._keep: list[Any] = []
+        self.slots: WeightSlots | None = None
         if self.transport == "network":
-            self._stage(transfers, store, device)
+            slots = self.slots = WeightSlots.create(self.layout, workers, device)
+            ranges = [merge_ranges(self.layout, rows) for rows in self.rows]
+            self.network = NetworkReceiver(store, engine, transfers[0]["engines"], slots, ranges, device)
             return
         if transfers[0]["transport"] == "auto":
             store.set(f"transfer/engine/{engine}", "local")
@@ -62,34 +67,8 @@ class WeightReceiver:
         else:
             self.handles = [transfer["handle"] for transfer in transfers]
 
-    def _stage(self, transfers: list[dict[str, Any]], store: dist.Store, device: torch.device) -> None:
-        """Make the staging buffers and the thread that fills them."""
-        if transfers[0]["kind"] == "cuda_ipc":
-            from rollout.weights.cuda_ipc import create_shard, export_handle
-
-            shards = [create_shard(self.layout, rows, device) for rows in self.rows]
-            self.handles = [export_handle(shard.memory) for shard in shards]
-            self._keep = list(shards)
-            self.network = NetworkReceiver(
-                store,
-                self.engine,
-                self.layout.world,
-                lambda rank, buffer: [shards[rank].range_view(buffer, i) for i in range(len(shards[rank].ranges))],
-                lambda rank, buffer, version: shards[rank].mark_complete(buffer, version),
-                device,
-            )
-            return
-        memory = self.memory = create_buffer(self.layout)
-        ranges = [merge_ranges(self.layout, rows) for rows in self.rows]
-
-        def incoming(rank: int, buffer: int) -> list[torch.Tensor]:
-            return memory.ranges(buffer, ranges[rank])
-
-        cpu, world = torch.device("cpu"), self.layout.world
-        self.network = NetworkReceiver(store, self.engine, world, incoming, memory.mark_complete, cpu)
-
     def wait_for(self, version: int, deadline_s: float) -> float:
-        """Block until all ranks' parts of `version` are readable here. Returns the seconds waited.
+        """Block until all ranks' parts of `version` are readable here, or begin to arrive. Returns the seconds waited.
 
         Raises SyncMismatch if a trainer rank's part holds another version, DeadlineExceeded if the network is late.
         """
@@ -101,14 +80,32 @@ class WeightReceiver:
     def engine_info(self) -> dict[str, Any]:
         """Arguments of the engine process's transfer engine (plain JSON types)."""
         info: dict[str, Any] = {"engine": self.engine, "layout": self.layout.describe(), "path": None, "handles": []}
+        if self.slots is not None:
+            return {**info, "slots": self.slots.describe()}
         if self.memory is not None:
             return {**info, "path": self.memory.path}
         return {**info, "handles": self.handles, "rows": [[list(row) for row in rows] for rows in self.rows]}
 
+    def engine_lost(self) -> None:
+        """The engine process is gone; deliveries to others go on through here."""
+        if self.network is not None:
+            self.network.engine_lost()
+
+    def engine_back(self) -> None:
+        """There is another engine process."""
+        if self.network is not None:
+            self.network.engine_back()
+
+    def lively(self) -> bool:
+        """Whether the engine process takes weights as they arrive, or waits for them. Raises RunError if the network
+        has failed."""
+        return self.network is not None and self.network.lively()
+
     def close(self) -> None:
         """Close the buffer in host memory."""
-        if self.memory is not None:
-            self.memory.close()
+        for memory in (self.memory, self.slots):
+            if memory is not None:
+                memory.close()
 
 
 def check_flags(flags: list[int], version: int, engine: int) -> None:

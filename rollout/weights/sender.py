@@ -29,10 +29,11 @@ class WeightSender(ABC):
         self.rows = [(piece.name, piece.first_row, piece.local.shape[0] if piece.local.ndim else 1) for piece in pieces]
         self.ranges = merge_ranges(layout, self.rows)
         self.host = host_identity()
-        self.store = store
+        self.store, self.engines = store, engines
         self.network: NetworkSender | None = None
         if transport in ("auto", "network"):
-            self.network = NetworkSender(store, rank, layout.world, engines, self.outgoing, self.network_device)
+            device = self.network_device
+            self.network = NetworkSender(store, rank, layout, engines, self.ranges, self.outgoing, device)
 
     @property
     def network_device(self) -> torch.device:
@@ -61,6 +62,7 @@ class WeightSender(ABC):
             "kind": self.kind,
             "rank": self.rank,
             "host": self.host,
+            "engines": self.engines,
             "layout": self.layout.describe(),
             "rows": [list(row) for row in self.rows],
         }

@@ -95,16 +95,29 @@ def _map(descriptor: int, size_bytes: int) -> torch.Tensor:
     return memory
 
 
-def create_buffer(layout: Layout) -> HostWeightBuffer:
-    """Make a new memfd with every page touched and all flags set to -1. Raises RunError if memory is short."""
+def create_memory(size: int) -> tuple[int, torch.Tensor]:
+    """Make a new memfd with every page touched: (descriptor, [size] uint8). Raises RunError if memory is short."""
     descriptor = os.memfd_create("maestrale-weights", os.MFD_CLOEXEC)
-    size = BUFFERS * layout.size_bytes
     try:
         os.ftruncate(descriptor, size)
-        memory = _map(descriptor, size)
+        return descriptor, _map(descriptor, size)
     except OSError as error:
         os.close(descriptor)
         raise RunError(f"cannot map {size} bytes of shared memory for the weight transfer: {error}") from error
+
+
+def open_memory(path: str, size: int) -> tuple[int, torch.Tensor]:
+    """Map what another process of this host owns: (descriptor, [size] uint8)."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        raise RunError(f"cannot open the weight buffer {path}: {error} (its owner died, or runs elsewhere)") from error
+    return descriptor, _map(descriptor, size)
+
+
+def create_buffer(layout: Layout) -> HostWeightBuffer:
+    """Make a new memfd with all flags set to -1. Raises RunError if memory is short."""
+    descriptor, memory = create_memory(BUFFERS * layout.size_bytes)
     made = HostWeightBuffer(layout, memory, descriptor)
     for buffer in range(BUFFERS):
         for rank in range(layout.world):
@@ -114,8 +127,5 @@ def create_buffer(layout: Layout) -> HostWeightBuffer:
 
 def open_buffer(path: str, layout: Layout) -> HostWeightBuffer:
     """Map what another process of this host owns."""
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except OSError as error:
-        raise RunError(f"cannot open the weight buffer {path}: {error} (its owner died, or runs elsewhere)") from error
-    return HostWeightBuffer(layout, _map(descriptor, BUFFERS * layout.size_bytes), descriptor)
+    descriptor, memory = open_memory(path, BUFFERS * layout.size_bytes)
+    return HostWeightBuffer(layout, memory, descriptor)

@@ -32,6 +32,7 @@ from rollout.weights.parameters import Target, plan_targets, read_packed, read_p
 from rollout.weights.proof import Held
 from rollout.weights.receiver import check_flags
 from rollout.weights.shm import HostWeightBuffer, open_buffer
+from rollout.weights.slots import WeightSlots
 from shared.errors import RunError
 from shared.model.cpu import keep_freed_memory
 from shared.watchdog import STACKS_VARIABLE, die_with_parent, open_stacks
@@ -54,6 +55,7 @@ class AttachInfo(WeightTransferInitInfo):
     path: str | None = None
     handles: list[dict[str, Any]] = field(default_factory=list)
     rows: list[list[list[Any]]] = field(default_factory=list)
+    slots: dict[str, Any] | None = None
 
 
 @dataclass
@@ -117,7 +119,7 @@ class MaestraleTransferEngine(WeightTransferEngine[AttachInfo, UpdateInfo]):
             keep_freed_memory()
             # the parent forked with one thread, and vLLM disabled torch's own setter
             torch._C.set_num_threads(int(os.environ.get(THREADS_VARIABLE, "1")))
-        self.source: HostWeightBuffer | DeviceWeightBuffer | None = None
+        self.source: HostWeightBuffer | DeviceWeightBuffer | WeightSlots | None = None
         self.loader: CpuWeightLoader | None = None
         self.thread: threading.Thread | None = None
         self.targets: list[Target] = []
@@ -131,7 +133,9 @@ class MaestraleTransferEngine(WeightTransferEngine[AttachInfo, UpdateInfo]):
         """Open the buffers and plan which parameter takes which tensors."""
         self.engine = init_info.engine
         self.layout = read_layout(init_info.layout)
-        if init_info.path is not None:
+        if init_info.slots is not None:
+            self.source = WeightSlots.open(self.layout, **init_info.slots)
+        elif init_info.path is not None:
             self.source = open_buffer(init_info.path, self.layout)
         else:
             self.source = DeviceWeightBuffer(init_info, self.layout, self.device)
@@ -140,8 +144,8 @@ class MaestraleTransferEngine(WeightTransferEngine[AttachInfo, UpdateInfo]):
             from rollout.weights.cpu import CpuWeightLoader
 
             self._stop_loader()
-            assert isinstance(self.source, HostWeightBuffer)
-            self.loader = CpuWeightLoader(self.targets, self.source, self.model_config.dtype)
+            if isinstance(self.source, HostWeightBuffer):
+                self.loader = CpuWeightLoader(self.targets, self.source, self.model_config.dtype)
 
     def start_weight_update(self) -> None:
         """Do nothing: weights are replaced in place."""
@@ -153,6 +157,9 @@ class MaestraleTransferEngine(WeightTransferEngine[AttachInfo, UpdateInfo]):
             raise RunError("the engine was not attached to the trainers' buffers")
         if self.thread is not None:
             self.thread.join()
+        if isinstance(source, WeightSlots):
+            self._receive_stream(source, update_info.version)
+            return
         buffer = buffer_of(update_info.version)
         check_flags(source.version_flags(buffer), update_info.version, self.engine)
         if self.loader is not None:
@@ -161,6 +168,17 @@ class MaestraleTransferEngine(WeightTransferEngine[AttachInfo, UpdateInfo]):
             self.model.load_weights((name, source.read(buffer, [name])) for name in self.layout.places)
             torch.cuda.synchronize(self.device)
         check_flags(source.version_flags(buffer), update_info.version, self.engine)
+
+    def _receive_stream(self, slots: WeightSlots, version: int) -> None:
+        """Put tensors into the model as they arrive: no more than two slots of them are here beside it."""
+        arriving = slots.tensors(version, self.engine, get_tensor_model_parallel_rank())
+        if self.device.type == "cpu":
+            from rollout.weights.cpu import load_stream
+
+            load_stream(self.targets, arriving, self.model_config.dtype)
+        else:
+            self.model.load_weights(arriving)
+            torch.cuda.synchronize(self.device)
 
     def finish_weight_update(self) -> None:
         """Do nothing: there is no quantisation and no layerwise reload."""

@@ -40,10 +40,10 @@ class Scene:
         """Run to its end."""
         return self.runner.run(work)
 
-    def attach(self) -> None:
+    def attach(self, transport: str = "shm") -> None:
         """Connect to a trainer rank with the weights of seed 0."""
         store = dist.HashStore()
-        self.trainers = Trainers(0, store)
+        self.trainers = Trainers(0, store, transport)
         receiver = WeightReceiver([self.trainers.sender.describe()], 0, store, torch.device("cpu"))
         self.run(self.engine.attach(receiver))
 
@@ -117,6 +117,32 @@ def test_after_an_update_in_flight_greedy_tokens_and_logprobs_equal_those_of_a_f
     for ours, theirs in zip(scene.run(story()), fresh["completions"], strict=True):
         assert ours.token_ids == theirs.token_ids
         assert largest_gap(ours.logprobs, theirs.logprobs) < CLOSE
+
+
+def test_streamed_weights_are_those_of_a_fresh_engine_and_come_again_to_the_next_one(
+    tmp_path: Path, fresh: dict[str, Any]
+) -> None:
+    scene = Scene(write_model(tmp_path, random_weights(0)))
+    scene.attach("network")
+
+    async def story() -> list[list[Completion]]:
+        updated = await scene.publish(1)
+        compare_checksums(scene.trainers.sender.checksums(), updated.checksums, 0)
+        found = [await scene.complete([request(index) for index in range(4)])]
+        assert scene.engine.llm is not None
+        scene.engine.llm.kill()
+        await asyncio.wait_for(scene.engine.ended.wait(), 30)
+        await scene.engine.restart()
+        return [*found, await scene.complete([request(index) for index in range(4)])]
+
+    try:
+        for found in scene.run(story()):
+            for ours, theirs in zip(found, fresh["completions"], strict=True):
+                assert ours.token_ids == theirs.token_ids
+                assert largest_gap(ours.logprobs, theirs.logprobs) < CLOSE
+    finally:
+        scene.close()
+        scene.trainers.sender.close()
 
 
 def test_scores_equal_those_of_a_fresh_engine_and_the_logprobs_of_sampling(scene: Scene, fresh: dict[str, Any]) -> None:

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from lab.plan import split
+from lab.plan import split, times
 from lab.plan.lengths import lognormal
 from lab.plan.scenario import CARDS, MODELS, Machine, Scenario, Workload
+from rollout.weights import network
 from shared.errors import ConfigError
 from shared.model.config import DecoderConfig
 from tests.lab.plan.shapes import decoders, machines, workloads
@@ -96,18 +97,33 @@ def test_activations_are_recomputed_only_where_they_would_not_fit() -> None:
     assert split.fitting(replace(scenario, machine=scarce), 8)[0]
 
 
-def test_an_update_over_the_network_comes_over_one_link_of_an_engine() -> None:
+def test_an_update_over_the_network_comes_over_one_link_and_a_message_later_for_each_engine() -> None:
     inside = split.place(usual("8b", 8), 1, 4, 1)
     across = split.place(usual("8b", 16), 1, 4, 1)
-    wide = split.place(usual("8b", 16), 1, 4, 1, receivers=4)
-    assert inside and across and wide
+    wide = split.place(usual("8b", 16), 1, 4, 1, links=4)
+    many = split.place(usual("8b", 64), 10, 4, 1)
+    assert inside and across and wide and many
     total = 2 * 8_030_261_248
-    assert math.isclose(inside.transfer_s, total / 4 / 450e9)
-    assert math.isclose(across.transfer_s, total / 50e9) and math.isclose(wide.transfer_s, total / 4 / 50e9)
+    assert math.isclose(inside.delivery_s, total / 450e9), "each GPU of the engine reads all of it"
+    assert math.isclose(across.delivery_s, total / 50e9) and math.isclose(wide.delivery_s, total / 4 / 50e9)
+    assert math.isclose(many.delivery_s, total / 50e9 + 9 * (32 << 20) / 50e9)
+
+
+def test_what_arrives_is_counted_on_both_sides() -> None:
+    """24B, Mistral Small: the embedding is the largest tensor, 131,072 x 5,120 in bfloat16 = 1.25 GiB."""
+    tensor, context = 2 * 131_072 * 5_120, 500 << 20
+    across, inside = (times.EngineModel(MODELS["24b"], h100(gpus), 2) for gpus in (32, 8))
+    assert across.arriving_bytes == 2 * tensor + context and inside.arriving_bytes == tensor
+    assert across.spare_bytes == 72e9 - across.weight_bytes - 2 * tensor - context
+    beside = split.trainer_memory(usual("8b", 8), 6, recompute=False).buffers
+    assert beside == 2 * 2 * 8_030_261_248 / 6 + 2 * context, "two engine GPUs open its buffers"
+    assert split.trainer_memory(usual("8b", 16), 6, recompute=False).buffers == 2 * 2 * 8_030_261_248 / 6
+    assert network.MESSAGE_BYTES["cuda"] == times.MESSAGE_BYTES
 
 
 def test_too_few_gpus_are_said_with_what_is_missing() -> None:
-    with pytest.raises(ConfigError, match="hold no split: a trainer rank of 1 needs .* GiB"):
+    arithmetic = r"hold no split: a trainer rank of 1 needs [\d.]+ GiB .*moments 1051.3 \+ .*on their way [\d.]+ \+"
+    with pytest.raises(ConfigError, match=arithmetic):
         split.best(usual("70b", 2))
     assert split.place(usual("8b", 8), engines=8, tensor_parallel=1, async_level=1) is None
 

@@ -55,7 +55,7 @@ def test_prompts_are_read_at_the_peak() -> None:
 
 def test_what_a_cache_holds() -> None:
     engine = EngineModel(MODELS["8b"], ROUND, 2)
-    assert math.isclose(engine.spare_bytes, 0.9 * 80e9 - 8_030_261_248)
+    assert math.isclose(engine.spare_bytes, 0.9 * 80e9 - 8_030_261_248 - 2 * 128_256 * 4096)
     assert engine.held(131_072 * 50, 10) == 10.0, "two GPUs hold 100 tokens"
 
 
@@ -93,11 +93,11 @@ def test_the_optimiser_and_the_write_are_bound_by_memory() -> None:
     assert math.isclose(times.write_s(shape, ROUND, 4), 6 * 8_030_261_248 / 4 / 5e11)
 
 
-def test_the_busier_side_of_a_transfer_counts() -> None:
+def test_the_busier_side_of_a_delivery_within_a_node_counts() -> None:
     shape, total = MODELS["8b"], 2 * 8_030_261_248
-    few = times.transfer_s(shape, trainers=4, engines=2, receivers=1, bandwidth=1e10)
-    many = times.transfer_s(shape, trainers=4, engines=16, receivers=1, bandwidth=1e10)
-    assert math.isclose(few, total / 1e10) and math.isclose(many, total * 16 / 4 / 1e10)
+    few = times.delivery_s(shape, ROUND, trainers=6, engines=2, tensor_parallel=1)
+    many = times.delivery_s(shape, ROUND, trainers=2, engines=3, tensor_parallel=2)
+    assert math.isclose(few, total / 4e11) and math.isclose(many, total * 6 / 2 / 4e11)
     assert math.isclose(EngineModel(shape, ROUND, 4).stall_s(), total / 4 / 4e11)
 
 

@@ -1,0 +1,152 @@
+"""One rank that plays the weight transfer alone: trainers and engines that meet anew, again and again.
+
+Usage: RANK=N python chain_rank.py SETTINGS, with the fields of `Play` as JSON. Ranks below `trainers` train, the others
+are engines; each comes to every point of every meeting after a random delay. An engine reads the slots as an engine
+process does, and compares what it read with the trainers' checksums. What a rank measured it prints as one JSON line.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import random
+import sys
+import time
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+
+from rollout.weights import make_sender
+from rollout.weights.checksum import add_parts, checksum_rows
+from rollout.weights.proof import compare_checksums
+from rollout.weights.receiver import WeightReceiver
+
+SMALL = [("embed", (37, 16)), ("q", (8, 16)), ("k", (3, 16)), ("norm", (5,)), ("single", (1, 4))]
+LARGE = [("embed", (65536, 256)), *((f"layer{n}", (2048, 1024)) for n in range(16)), ("norm", (1024,))]
+"""about 100 MB in bfloat16, a third of them in one tensor"""
+DEADLINE_S = 40.0
+
+
+@dataclass
+class Play:
+    """What the ranks play."""
+
+    folder: str
+    trainers: int
+    engines: int
+    meetings: int = 1
+    versions: int = 2
+    delay_s: float = 0.0
+    large: bool = False
+    die: tuple[int, int, int] | None = None
+    """(engine, version, tensors): its process dies after so many tensors of that version, and another one comes"""
+
+    def dawdle(self) -> None:
+        """Come late by a random time."""
+        time.sleep(random.uniform(0, self.delay_s))
+
+
+def resident_bytes(name: str) -> int:
+    """A field of /proc/self/status, e.g. VmHWM: the highest resident memory since it was reset."""
+    [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(f"{name}:")]
+    return int(line.split()[1]) << 10
+
+
+def train(play: Play, store: dist.Store, rank: int) -> dict[str, object]:
+    """Publish all versions, each once every engine has taken the one before."""
+    mesh, shapes = init_device_mesh("cpu", (play.trainers,)), LARGE if play.large else SMALL
+    whole = {name: torch.zeros(shape) for name, shape in shapes}
+    parameters = {name: distribute_tensor(value, mesh, [Shard(0)]) for name, value in whole.items()}
+    play.dawdle()
+    sender = make_sender(
+        "network", list(parameters.items()), torch.bfloat16, rank=rank, world=play.trainers, store=store,
+        engines=play.engines,
+    )  # fmt: skip
+    store.set(f"description/{rank}", json.dumps(sender.describe()))
+    own = 0
+    for version in range(play.versions):
+        for parameter in parameters.values():
+            parameter.to_local().normal_()
+        play.dawdle()
+        own, _ = sender.write(version)
+        store.set(f"written/{version}/{rank}", json.dumps(sender.checksums()))
+        store.wait([f"taken/{version}/{engine}" for engine in range(play.engines)], timedelta(seconds=DEADLINE_S))
+    sender.close()
+    assert sender.network is not None and sender.network.chain is not None and sender.network.error is None
+    return {"own": own, "sent": sender.network.chain.sent_bytes}
+
+
+def sample(play: Play, store: dist.Store, engine: int) -> dict[str, object]:
+    """Take every version and compare it. Returns seconds of each version and the growth of this rank's memory."""
+    play.dawdle()
+    transfers = [json.loads(store.get(f"description/{rank}")) for rank in range(play.trainers)]
+    play.dawdle()
+    Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
+    before = resident_bytes("VmRSS")
+    receiver = WeightReceiver(transfers, engine, store, torch.device("cpu"))
+    dying, seconds = play.die, []
+    for version in range(play.versions):
+        keys = [f"written/{version}/{rank}" for rank in range(play.trainers)]
+        store.wait(keys, timedelta(seconds=DEADLINE_S))
+        truth = add_parts(json.loads(store.get(key)) for key in keys)
+        play.dawdle()
+        start, sums = time.perf_counter(), dict[str, int]()
+        while len(sums) < len(receiver.layout.places):
+            receiver.wait_for(version, DEADLINE_S)
+            for name, tensor in receiver.slots.tensors(version, engine):  # type: ignore[union-attr]
+                sums[name] = checksum_rows(tensor, 0, torch.bfloat16)
+                if dying == (engine, version, len(sums)):
+                    receiver.engine_lost()
+                    play.dawdle()
+                    receiver.engine_back()
+                    dying, sums = None, {}
+                    break
+        seconds.append(time.perf_counter() - start)
+        compare_checksums(truth, sums, engine)
+        store.set(f"taken/{version}/{engine}", "1")
+    grown = resident_bytes("VmHWM") - before
+    while not receiver.network.stopped:  # type: ignore[union-attr]
+        time.sleep(0.01)
+    receiver.close()
+    assert receiver.network is not None and receiver.network.chain is not None and receiver.network.error is None
+    return {"seconds": seconds, "grown": grown, "sent": receiver.network.chain.sent_bytes}
+
+
+def main(play: Play) -> None:
+    """Play one rank of every meeting."""
+    rank = int(os.environ["RANK"])
+    store = dist.FileStore(f"{play.folder}/store", -1)
+    store.set_timeout(timedelta(seconds=60))
+    torch.set_num_threads(1)
+    if rank < play.trainers:
+        group = dist.PrefixStore("trainers", store)
+        dist.init_process_group("gloo", store=group, rank=rank, world_size=play.trainers)
+    for number in range(play.meetings):
+        faulthandler.dump_traceback_later(DEADLINE_S - 10)  # a rank that hangs says where
+        random.seed(f"{number} {rank}")
+        torch.manual_seed(1000 * number + rank)
+        meeting = dist.PrefixStore(f"meeting/{number}", store)
+        if rank < play.trainers:
+            found = train(play, meeting, rank)
+        else:
+            found = sample(play, meeting, rank - play.trainers)
+        sys.stdout.write(json.dumps({"rank": rank, "meeting": number, **found}) + "\n")
+        sys.stdout.flush()
+
+
+def settings(play: Play) -> str:
+    """The argument of this program."""
+    return json.dumps(asdict(play))
+
+
+if __name__ == "__main__":
+    read = json.loads(sys.argv[1])
+    main(Play(**{**read, "die": tuple(read["die"]) if read["die"] else None}))
