@@ -126,8 +126,7 @@ def test_streamed_weights_are_those_of_a_fresh_engine_and_come_again_to_the_next
     scene.attach("network")
 
     async def story() -> list[list[Completion]]:
-        updated = await scene.publish(1)
-        compare_checksums(scene.trainers.sender.checksums(), updated.checksums, 0)
+        await scene.publish(1)
         found = [await scene.complete([request(index) for index in range(4)])]
         assert scene.engine.llm is not None
         scene.engine.llm.kill()
