@@ -6,7 +6,7 @@ engine, however many there are. All ranks of the chain (not the engine processes
 NCCL between GPUs, on the launch's store; nothing is registered as a default process group.
 
 Why nobody waits in a circle: engines say in the store whether they need the network, and everybody waits for all of
-these answers before joining, so that all form the same group. Trainer 0 alone decides which version is delivered next and
+these answers before joining, so that all form the same group. Trainer 0 alone decides which version comes next and
 tells all, over gloo, where waiting takes neither processor nor GPU; ranks carry out deliveries in this one order. The
 engine at place p of the chain receives message j while that at place p - 1 receives j + 1: earlier messages only.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import multiprocessing
 from collections.abc import Iterator
 from pathlib import Path
@@ -142,6 +143,8 @@ def test_streamed_weights_are_those_of_a_fresh_engine_and_come_again_to_the_next
     finally:
         scene.close()
         scene.trainers.sender.close()
+        del scene
+        gc.collect()  # gloo's groups end here, and not in a process that a later test forks
 
 
 def test_scores_equal_those_of_a_fresh_engine_and_the_logprobs_of_sampling(scene: Scene, fresh: dict[str, Any]) -> None:
