@@ -120,6 +120,14 @@ def test_after_an_update_in_flight_greedy_tokens_and_logprobs_equal_those_of_a_f
         assert largest_gap(ours.logprobs, theirs.logprobs) < CLOSE
 
 
+@pytest.fixture
+def collected() -> Iterator[None]:
+    """Let gloo's groups end in this process, and not in one that a later test forks."""
+    yield
+    gc.collect()
+
+
+@pytest.mark.usefixtures("collected")
 def test_streamed_weights_are_those_of_a_fresh_engine_and_come_again_to_the_next_one(
     tmp_path: Path, fresh: dict[str, Any]
 ) -> None:
@@ -143,8 +151,6 @@ def test_streamed_weights_are_those_of_a_fresh_engine_and_come_again_to_the_next
     finally:
         scene.close()
         scene.trainers.sender.close()
-        del scene
-        gc.collect()  # gloo's groups end here, and not in a process that a later test forks
 
 
 def test_scores_equal_those_of_a_fresh_engine_and_the_logprobs_of_sampling(scene: Scene, fresh: dict[str, Any]) -> None:
