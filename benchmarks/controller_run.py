@@ -42,9 +42,9 @@ from trainer.checkpoint import Checkpointer
 from trainer.client import TrainerClient
 from trainer.controller import TrainingLoop
 from trainer.data import DataSource, PromptFormat
-from trainer.launch import choose_probe
 from trainer.ledger import Ledger
 from trainer.origin import Origin
+from trainer.probe import choose_probe
 from trainer.rank import TrainerRank
 from trainer.run_log import RunLogger
 from trainer.stages import Stages
@@ -106,6 +106,10 @@ class Letters:
     def render(self, text: str, system: str) -> list[int]:
         """Return [PROMPT_TOKENS] ids."""
         return [ord(letter) for letter in text[:PROMPT_TOKENS].ljust(PROMPT_TOKENS)]
+
+    def encode_plain(self, text: str) -> list[int]:
+        """Return [letters] ids."""
+        return [ord(letter) for letter in text]
 
 
 def problems(count: int) -> list[Problem]:

@@ -38,7 +38,7 @@ from shared.config import Config
 from shared.errors import RunError
 from shared.messages import GenerateRequest
 from shared.types import Completion
-from trainer.launch import PROBE_TOKENS
+from trainer.probe import PROBE_TOKENS
 
 MEMCPY_BYTES = 512 << 20
 """a larger copy is made of several of this size"""

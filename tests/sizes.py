@@ -22,9 +22,9 @@ OTHERS = ("benchmarks", "tests")
 APART = "reward.judge."
 """settings of the judge, which validates its own"""
 BUDGETS = {
-    "product lines": 48_900,
-    "training lines": 20_500,
-    "files": 293,
+    "product lines": 49_400,
+    "training lines": 21_000,
+    "files": 295,
     "settings": 81,
     "class names used twice": 0,
 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -36,6 +35,7 @@ from trainer.ledger import Interrupted, Ledger
 from trainer.objectives.objective import Need
 from trainer.objectives.registry import needs, objective_of
 from trainer.origin import Origin, origin_of, reference_parts
+from trainer.probe import choose_probe
 from trainer.problem_file import ProblemFile, check_answers, read_problems, tell, without_long
 from trainer.rank import LoadedTrainer, TrainerRank
 from trainer.safetensors_file import REFERENCE
@@ -49,28 +49,10 @@ from trainer.turns import Turns
 from verify.plugins import choose
 from verify.scorer import RewardScorer
 
-PROBE_TOKENS = 8, 64, 256
-"""of each probe sequence, where model.max_tokens has room for them"""
 REPEAT_S = 3.0
 """a signal that comes again later than this counts as a second request"""
 PHASES = "phases.jsonl"
 """in the run's folder: when each phase of each launch began"""
-
-
-def choose_probe(source: DataSource) -> list[list[int]]:
-    """[sequences][tokens] fixed sequences to score on both sides: ends of problems with their answers, the longest of
-    several, each of another length and from another problem on."""
-    found: list[list[int]] = []
-    longest = min(PROBE_TOKENS[-1], source.stages.now.model.max_tokens - 1)
-    problems = itertools.cycle(source.all)
-    for count in sorted({max(2, tokens * longest // PROBE_TOKENS[-1]) for tokens in PROBE_TOKENS}):
-        ids: list[int] = []
-        while len(ids) < count:
-            problem = next(problems)
-            answer = source.prompt_format.chat.encode_plain(problem.answer or problem.text)
-            ids += source.render(problem, 0).token_ids + answer
-        found.append(ids[-count:])
-    return found
 
 
 def later(loop: asyncio.AbstractEventLoop, call: Callable[..., object], *arguments: object) -> None:
@@ -295,12 +277,9 @@ class Launch:
         self, source: DataSource, scorer: RewardScorer, ledger: Ledger, clock: PhaseTimer, validation: list[Problem]
     ) -> TrainingLoop:
         config = self.config
-        evaluator = None
-        if validation:
-            evaluator = Evaluator(self.engines, scorer, source, validation, config.seed)
-        written = run_log.RunLogger(
-            clock, self.progress, self.engines, scorer, ledger, self.keeper.peers, self.peak_flops
-        )
+        evaluator = Evaluator(self.engines, scorer, source, validation, config.seed) if validation else None
+        peers, peak = self.keeper.peers, self.peak_flops
+        written = run_log.RunLogger(clock, self.progress, self.engines, scorer, ledger, peers, peak)
         self.checkpointer = checkpointer = checkpoint.Checkpointer(
             config, ledger, self.engines, self.trainers, clock, self.progress, self.origin
         )

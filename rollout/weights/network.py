@@ -6,10 +6,9 @@ engine, however many there are. All ranks of the chain (not the engine processes
 NCCL between GPUs, on the launch's store; nothing is registered as a default process group.
 
 Why nobody waits in a circle: engines say in the store whether they need the network, and everybody waits for all of
-these answers before joining, so that all form the same group. Trainer 0 alone decides which version is delivered next
-and tells all, over gloo, where waiting takes neither processor nor GPU; ranks carry out deliveries in this one order.
-Message j reaches the engine at place p of the chain in the same exchange in which that of place p - 1 receives message
-j + 1, and depends on earlier messages only.
+these answers before joining, so that all form the same group. Trainer 0 alone decides which version comes next and
+tells all, over gloo, where waiting takes neither processor nor GPU; ranks carry out deliveries in this one order. The
+engine at place p of the chain receives message j while that at place p - 1 receives j + 1: earlier messages only.
 
 An engine process that is gone holds nobody up: its rollout rank only passes on what comes. Once there is another one,
 the rank asks trainer 0, in the store, for the version again. The trainers' buffers have it as long as it can be wanted:

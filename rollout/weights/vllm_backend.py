@@ -171,13 +171,13 @@ class MaestraleTransferEngine(WeightTransferEngine[AttachInfo, UpdateInfo]):
 
     def _receive_stream(self, slots: WeightSlots, version: int) -> None:
         """Put tensors into the model as they arrive: no more than two slots of them are here beside it."""
-        tensors = slots.tensors(version, self.engine, get_tensor_model_parallel_rank())
+        arriving = slots.tensors(version, self.engine, get_tensor_model_parallel_rank())
         if self.device.type == "cpu":
             from rollout.weights.cpu import load_stream
 
-            load_stream(self.targets, tensors, self.model_config.dtype)
+            load_stream(self.targets, arriving, self.model_config.dtype)
         else:
-            self.model.load_weights(tensors)
+            self.model.load_weights(arriving)
             torch.cuda.synchronize(self.device)
 
     def finish_weight_update(self) -> None:

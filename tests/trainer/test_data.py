@@ -14,7 +14,7 @@ from shared.errors import DataError
 from shared.sections import Data
 from shared.types import Problem
 from trainer.data import DataSource, PromptFormat, completion_seed, load_problems, opened
-from trainer.launch import choose_probe
+from trainer.probe import choose_probe
 from trainer.stages import Stages
 
 

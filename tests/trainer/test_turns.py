@@ -51,7 +51,7 @@ def test_the_gpus_change_hands_exactly_when_the_other_side_is_called() -> None:
             await trainers.call(TrainerRank.step, 1e-3)
             await trainers.call(TrainerRank.publish, version, [])
             await engines.call(EngineRank.update, version)
-            await engines.call(EngineRank.snapshot)
+            await engines.call(EngineRank.snapshot, "folder")
         await asyncio.gather(*(trainers.call(TrainerRank.reset_optimiser) for _ in range(2)))
         await trainers.call(TrainerRank.stop)
         await engines.call(EngineRank.stop)
