@@ -261,9 +261,9 @@ class EngineRank:
             if self.engine.failure is not None:
                 raise self.engine.failure
             self.ready.clear()
-            await self.awake.wait()
             if (receiver := self.engine.receiver) is not None:
                 receiver.engine_lost()
+            await self.awake.wait()
             start = time.monotonic()
             async with self.lock:
                 reason = self.reason or self.how_it_ended()

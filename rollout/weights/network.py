@@ -263,7 +263,8 @@ class NetworkReceiver:
         self.engine, self.engines, self.slots, self.ranges, self.device = engine, engines, slots, ranges, device
         self.store: dist.Store = store.clone()  # type: ignore[attr-defined]  # missing in torch's stubs
         self.messages = [spans(bucket, device) for bucket in slots.buckets]
-        self.present = True  # an engine process
+        self.present = True
+        """whether there is an engine process"""
         self.wanted: int | None = None
         self.begun: int | None = None
         """the version that was wanted last, once its delivery has begun"""

@@ -5,6 +5,8 @@ pytest --soak -n 0 tests/system/test_nodes.py
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -15,19 +17,33 @@ from tests.system.launch import Launch, free_port
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
 
 
-@pytest.mark.parametrize(("count", "launch"), [(2, 0), (2, 1), (2, 2), (3, 0), (3, 1)])
-def test_as_many_engines_as_trainers_train_over_the_network(start: Start, tmp_path: Path, count: int, launch: int):
-    port = free_port()
-
-    def agent(node: int, ranks: int) -> Launch:
+def two_nodes(start: Start, folder: Path, count: int, **settings: int) -> list[Launch]:
+    """Start `count` trainers on the first node and `count` engines on the second."""
+    port, agents = free_port(), []
+    for node, ranks in enumerate((1 + count, count)):
         where = [f"--node-rank={node}", f"--nproc-per-node={ranks}", f"--master-port={port}"]
-        return start(
-            tmp_path, torchrun=("--nnodes=2", "--master-addr=127.0.0.1", *where), steps=3, rollout__transport="network",
-            placement__trainers=count, placement__engines=count, deadlines__start_s=900,
-        )  # fmt: skip
+        agents.append(start(
+            folder, torchrun=("--nnodes=2", "--master-addr=127.0.0.1", *where), rollout__transport="network",
+            placement__trainers=count, placement__engines=count, deadlines__start_s=900, **settings,
+        ))  # fmt: skip
+    return agents
 
-    agents = [agent(0, 1 + count), agent(1, count)]
+
+def assert_trained(agents: list[Launch], steps: int) -> None:
     codes = [one.wait(900) for one in agents]
     assert codes == [0, 0], agents[0].output[-6000:] + agents[1].output[-3000:]
-    assert agents[0].trained_prompts() == list(range(12))
+    assert agents[0].trained_prompts() == list(range(4 * steps))
     assert all(row["sync/logprob_diff_mean"] < 1e-4 for row in agents[0].metrics())
+
+
+@pytest.mark.parametrize(("count", "launch"), [(2, 0), (2, 1), (2, 2), (3, 0), (3, 1)])
+def test_as_many_engines_as_trainers_train_over_the_network(start: Start, tmp_path: Path, count: int, launch: int):
+    assert_trained(two_nodes(start, tmp_path, count, steps=3), 3)
+
+
+def test_an_engine_that_is_killed_gets_the_weights_again_while_the_others_go_on(start: Start, tmp_path: Path):
+    agents = two_nodes(start, tmp_path, 2, steps=12)
+    agents[0].until_step(3)
+    os.kill(agents[1].engine_pid(3), signal.SIGKILL)
+    assert_trained(agents, 12)
+    assert agents[0].told("was started again in"), agents[0].output[-6000:]
