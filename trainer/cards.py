@@ -9,12 +9,16 @@ import sys
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import psutil
 import torch
 
 from shared.config import Config
+from shared.errors import ConfigError
 from shared.model.config import DecoderConfig
+from shared.ranks import shares_gpus
 from trainer import memory
 from trainer.check_result import CheckResult, Status
+from trainer.colocate import share
 from trainer.dry_run import size
 from trainer.memory import DTYPE_BYTES
 
@@ -90,6 +94,7 @@ def use_of_cards(cards: list[NvidiaCard], config: Config | None, shape: DecoderC
     """Yield what the cards are, whether they compute, and whether they are enough."""
     visible, computed = computing()
     text, wanted, need = ", ".join(f"{card.number}: {card.name} {size(card.total_bytes)}" for card in cards), 0, 0.0
+    refusal = ""
     if config is not None:
         trainers, engines = config.placement.trainers, config.placement.engines
         wanted = trainers + engines * config.rollout.tensor_parallel
@@ -97,6 +102,12 @@ def use_of_cards(cards: list[NvidiaCard], config: Config | None, shape: DecoderC
             width = DTYPE_BYTES[config.model.dtype]
             need = memory.states_bytes(shape.parameters, trainers)
             need += memory.buffer_bytes(shape.parameters, trainers, width)
+        if visible and shares_gpus(config, visible):
+            wanted = visible
+            try:
+                text += shared(cards, config, shape)
+            except ConfigError as error:
+                refusal = f"; {error}"
     old = [card for card in cards if card.capability < LEAST_CAPABILITY]
     busy = [card for card in cards if card.used_bytes > card.total_bytes // 10]
     status: Status = "OK"
@@ -107,6 +118,9 @@ def use_of_cards(cards: list[NvidiaCard], config: Config | None, shape: DecoderC
     elif need > min(card.total_bytes for card in cards):
         status, step = "FAIL", "raise placement.trainers, or train a smaller model"
         text += f"; a trainer needs {size(need)} beside activations"
+    elif refusal:
+        status, step = "FAIL", "change what it names; python -m trainer SETTINGS --dry-run shows the arithmetic"
+        text += refusal
     elif visible and wanted > visible:
         status, step = "WARN", "lower placement.trainers, placement.engines or rollout.tensor_parallel, or add nodes"
         text += f"; the settings place ranks on {wanted} GPUs, {visible} are visible here (--dry-run shows them)"
@@ -115,6 +129,15 @@ def use_of_cards(cards: list[NvidiaCard], config: Config | None, shape: DecoderC
         text += f"; {size(busy[0].used_bytes)} of card {busy[0].number} are taken"
     yield CheckResult("cards", status, text, step)
     yield computed
+
+
+def shared(cards: list[NvidiaCard], config: Config, shape: DecoderConfig | None) -> str:
+    """Say how trainers and engines share the cards. Raises ConfigError if they do not fit."""
+    way = config.placement.colocate
+    if shape is not None:
+        least = min(card.total_bytes for card in cards)
+        way = share(config, shape, least, psutil.virtual_memory().total).way
+    return f"; trainers and engines share them ({way})"
 
 
 def computing() -> tuple[int, CheckResult]:

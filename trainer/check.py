@@ -33,6 +33,7 @@ from trainer.cards import driver, use_of_cards
 from trainer.check_result import CheckResult, Status
 from trainer.dry_run import model_shape, size
 from trainer.memory import DTYPE_BYTES
+from trainer.shards import free_bytes
 
 USAGE = """usage: python -m trainer check [SETTINGS.toml] [--section.key=value ...] [--json]
 
@@ -123,21 +124,10 @@ def installed(name: str) -> str:
 # ---- host ---------------------------------------------------------------------------------------------------------
 
 
-def memory_limit() -> int:
-    """Bytes that this process's group may take (cgroup), or all of the machine."""
-    found = [psutil.virtual_memory().total]
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        try:
-            found.append(int(Path(path).read_text()))
-        except (OSError, ValueError):  # no such limit, or "max"
-            continue
-    return min(found)
-
-
 def host_memory(config: Config | None, shape: DecoderConfig | None, on_gpus: bool) -> CheckResult:
     """Memory of the host, against what trainers and engines take of it on a CPU."""
-    limit, free = memory_limit(), psutil.virtual_memory().available
-    text = f"{size(limit)}, {size(min(free, limit))} free"
+    free = free_bytes()
+    text = f"{size(psutil.virtual_memory().total)}, {size(free)} free"
     if config is None or shape is None or on_gpus:
         return CheckResult("memory", "OK", text)
     width, placed, parameters = DTYPE_BYTES[config.model.dtype], config.placement, shape.parameters
@@ -145,7 +135,7 @@ def host_memory(config: Config | None, shape: DecoderConfig | None, on_gpus: boo
     cache = config.rollout.cache_bytes or CPU_CACHE_BYTES
     engines = placed.engines * (memory.weight_bytes(parameters, width, 1) + cache)
     text += f"; trainers {size(trainers)} and engines {size(engines)} beside activations and libraries"
-    if trainers + engines > min(limit, free):
+    if trainers + engines > free:
         step = "lower rollout.cache_bytes or placement.engines, train a smaller model, or end other programs"
         return CheckResult("memory", "FAIL", text, step)
     return CheckResult("memory", "OK", text)

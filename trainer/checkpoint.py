@@ -266,18 +266,20 @@ class Checkpointer:
     async def _written(self, partial: Path, version: int) -> dict[str, Written]:
         """Wait for the trainers' files. Raises DeadlineExceeded once the folder has not grown for deadlines.step_s
         though no trainer works on anything else: however large a checkpoint is, a disk that takes it is waited for."""
-        size, since, patience_s = -1, time.monotonic(), self.config.deadlines.step_s
+        size, since, limit_s = -1, time.monotonic(), self.config.deadlines.step_s
         while True:
             await self._look()
             await asyncio.wait([self.shards], timeout=LOOK_S)
             if self.shards.done():
                 return self.shards.result()
-            if self.trainers.under_way or (found := await asyncio.to_thread(bytes_in, partial)) != size:
-                size, since = size if self.trainers.under_way else found, time.monotonic()
-            elif time.monotonic() - since > patience_s:
+            busy = self.trainers.under_way > 0
+            found = size if busy else await asyncio.to_thread(bytes_in, partial)
+            if busy or found != size:
+                size, since = found, time.monotonic()
+            elif time.monotonic() - since > limit_s:
                 what = f"the trainers' files, of which nothing came behind the first {size:,} bytes,"
                 phase = f"writing of the checkpoint of version {version}"
-                raise DeadlineExceeded("controller", phase, what, patience_s, setting="deadlines.step_s")
+                raise DeadlineExceeded("controller", phase, what, limit_s, setting="deadlines.step_s")
 
     async def _give_up(self, partial: Path, error: Exception) -> None:
         report = await asyncio.to_thread(abandon, partial, error)

@@ -72,7 +72,7 @@ ITEMS = (
     Item("learning", "launch", 240, "the quickstart: start, updates under load and their proof, and that it learns"),
     Item("engine_kill", "launch", 150, "kill -9 of the engine in a run, which goes on"),
     Item("proof_faults", "launch", 90, "stale and wrong weights, which the proof must find"),
-    Item("sleep_wake", "launch", 120, "trainer and engine in turns on the card: sleep and wake"),
+    Item("sleep_wake", "launch", 240, "trainer and engine in turns on the card: sleep and wake"),
     Item("trl", "launch", 240, "our step beside TRL's with colocated vLLM, where TRL is installed"),
 )
 

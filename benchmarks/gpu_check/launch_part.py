@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import os
 import signal
 import statistics
@@ -13,14 +15,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from rollout.local_engine import LocalEngine  # first: it prepares the environment for vLLM
+
+# isort: split
 import psutil
+import torch
 from msgspec.structs import replace
 
 from benchmarks import end_to_end
 from benchmarks.figures import ROOT, Figure, NotMeasured
+from benchmarks.gpu_check import faulty_worker
 from benchmarks.gpu_check.place import Where
+from benchmarks.llama import SMOLLM2_135M, Shape, random_weights, write_model
 from benchmarks.workload import QUICK, prepare
-from shared.errors import RunError
+from rollout import vllm_config
+from shared.config import Config
+from shared.errors import RunError, SyncMismatch
 from shared.metrics import read_rows
 from trainer.evaluation import at_temperature, read_evaluations
 
@@ -30,6 +40,11 @@ SHORT = ("--steps=12", "--sft.steps=60", "--prepare.options.problems=256", "--pr
          "--evaluate.problems=32", "--evaluate.greedy=false", "--checkpoint.every=0")  # fmt: skip
 LEARNED = 0.2
 """accuracy that the quickstart must gain by reinforcement learning"""
+STALE = ("model.embed_tokens.weight", "model.layers.1.self_attn.k_proj.weight", "model.layers.1.mlp.down_proj.weight",
+         "model.layers.0.input_layernorm.weight", "model.norm.weight")  # fmt: skip
+"""tensors that stay as they were, one after the other; linears cannot on a CPU, which keeps packed copies of them"""
+MOVES = (0.01, 0.1)
+"""how far the weights move, as a share of each tensor's size"""
 WAIT_S = 0.2
 SAID = 2000
 
@@ -136,15 +151,59 @@ def engine_kill(where: Where) -> Iterator[Figure]:
 
 
 def proof_faults(where: Where) -> Iterator[Figure]:
-    """Weights that do not arrive."""
-    raise NotMeasured("the proof has no fault injection that runs on a card yet")
-    yield
+    """A model whose weights move, and an engine in which some of them stay as they were: stale, though all arrived."""
+    with tempfile.TemporaryDirectory() as name:
+        yield from asyncio.run(find_faults(where, Path(name)))
+
+
+async def find_faults(where: Where, folder: Path) -> list[Figure]:
+    """Plant each of STALE at updates that move the weights by each of MOVES; between them come honest updates."""
+    vllm_config.WORKER_EXTENSION = faulty_worker.NAME
+    shape = where.size(SMOLLM2_135M, Shape(hidden=128, layers=2, heads=4, kv_heads=2, inner=256, vocabulary=512))
+    model, planted, named, alarms = folder / "model", 0, 0, 0
+    model.mkdir()
+    write_model(model, shape)
+    config = Config.model_validate({"model": {"path": str(model), "dtype": "bfloat16"},
+                                    "rollout": {"cache_bytes": 64 << 20, "max_sequences": 8}})  # fmt: skip
+    weights = {key: value.data.to(where.device) for key, value in random_weights(shape).items()}
+    async with LocalEngine(config, str(model)) as engine:
+        await engine.follow(list(weights.items()))
+        await engine.update()
+        for tensor, share in itertools.product(STALE, MOVES):
+            for values in weights.values():
+                values.add_(share * values.square().mean().sqrt() * torch.randn_like(values))
+            assert engine.rank.engine.llm is not None
+            [count] = await engine.rank.engine.llm.collective_rpc("maestrale_keep_old", args=([tensor],))
+            try:
+                await engine.update()
+            except SyncMismatch as found:
+                named += tensor in str(found)
+            planted += count > 0
+            for values in weights.values():
+                values.mul_(1.01)
+            try:
+                await engine.update()
+            except SyncMismatch:
+                alarms += 1
+    return [
+        Figure("parameters that stayed stale", [float(planted)], "", "", "higher", 1.0),
+        Figure("of them stopped and named", [named / max(1, planted)], "%", "", "higher", 1.0),
+        Figure("honest updates that were refused", [float(alarms)], "", "", "lower", 0.0),
+    ]
 
 
 def sleep_wake(where: Where) -> Iterator[Figure]:
-    """Trainer and engine by turns."""
-    raise NotMeasured("trainers and engines do not take turns on a card yet")
-    yield
+    """The same synchronous launch with trainer and engine resident on the card, and in turns."""
+    seconds = []
+    with tempfile.TemporaryDirectory() as name:
+        for way in ("resident", "turns"):
+            process = start(Path(name), way, *SHORT, "--rollout.max_async_level=0", f"--placement.colocate={way}")
+            finished(process)
+            rows = trained(Path(name) / way)
+            seconds.append(statistics.median(row["time/step_s"] for row in rows))
+            yield Figure(f"steps, {way}", [float(len(rows))], "", "12 were asked for", "higher", 12.0)
+            yield from medians(rows, (f"step, {way}", "time/step_s", "s", 1.0))
+    yield Figure("step in turns", [seconds[1] / seconds[0]], "", "resident", "lower")
 
 
 def trl(where: Where) -> Iterator[Figure]:

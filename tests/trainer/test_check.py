@@ -204,10 +204,14 @@ CARD = cards.NvidiaCard(0, "NVIDIA H100 80GB HBM3", 80 << 30, 0, "570.86.15", 9.
 
 @pytest.mark.parametrize(
     ("card", "settings", "status", "text", "step"),
-    [(CARD, {}, "WARN", "the settings place ranks on 2 GPUs, 1 are visible", "lower placement.trainers"),
+    [(CARD, {}, "OK", "trainers and engines share them (resident)", ""),
+     (CARD, {"placement": {"colocate": "never"}}, "WARN", "the settings place ranks on 2 GPUs, 1 are visible",
+      "lower placement.trainers"),
+     (CARD, {"placement": {"engines": 2}}, "WARN", "the settings place ranks on 3 GPUs, 1 are visible", "lower"),
+     (CARD._replace(total_bytes=5 << 30), {}, "FAIL", "do they fit", "change what it names"),
      (CARD._replace(capability=7.5), {}, "FAIL", "compute capability 7.5, bfloat16 needs 8.0", "hide it"),
      (CARD._replace(used_bytes=20 << 30), None, "WARN", "20.0 GiB of card 0 are taken", "end what runs there"),
-     (CARD._replace(total_bytes=1 << 30), {"big": 1}, "FAIL", "a trainer needs 2.5 GiB", "raise placement.trainers"),
+     (CARD._replace(total_bytes=1 << 30), {}, "FAIL", "a trainer needs 2.5 GiB", "raise placement.trainers"),
      (CARD, None, "OK", "0: NVIDIA H100 80GB HBM3 80.0 GiB", "")],
 )  # fmt: skip
 def test_cards(
@@ -216,8 +220,8 @@ def test_cards(
     from lab.plan.scenario import MODELS
 
     monkeypatch.setattr(cards, "computing", lambda: (1, CheckResult("CUDA", "OK", "")))
-    shape = MODELS["135m"] if settings else None
-    first, _ = cards.use_of_cards([card], None if settings is None else Config(), shape)
+    config = None if settings is None else Config.model_validate(settings)
+    first, _ = cards.use_of_cards([card], config, None if config is None else MODELS["135m"])
     assert first.status == status and text in first.text and first.step.startswith(step)
 
 
@@ -268,7 +272,7 @@ def test_memory_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     told = check.host_memory(config, shape, False)
     trainers, engines = 16 * 134_515_008 + 4 * 134_515_008, 2 * 134_515_008 + (1 << 30)
     assert check.size(trainers) in told.text and check.size(engines) in told.text
-    monkeypatch.setattr(check, "memory_limit", lambda: trainers + engines - 1)
+    monkeypatch.setattr(check, "free_bytes", lambda: trainers + engines - 1)
     told = check.host_memory(config, shape, False)
     assert told.status == "FAIL" and told.step.startswith("lower rollout.cache_bytes")
     assert check.host_memory(config, shape, True).status == "OK", "the cards' line says it"

@@ -132,7 +132,7 @@ def test_a_tensor_that_was_not_read_back_is_missed() -> None:
 
 @pytest.mark.parametrize(("dtype", "bias"), [("bfloat16", 0.02), ("bfloat16", 0.001), ("float32", 1e-6)])
 def test_how_far_the_probe_moved_is_compared_without_what_both_versions_differ_by(dtype: str, bias: float) -> None:
-    """The engine's log-probs lie `bias` off, for ever; it may move otherwise by the limit, and no further."""
+    """The engine's log-probs always lie `bias` off; how far they move may differ by the limit, and no more."""
     probe, ours = [[1, 2, 3]], [[-1.0, -2.0]]
     limit = max(MOVE_LIMITS[dtype], MOVE_SHARE * bias)
 
