@@ -90,7 +90,7 @@ def test_a_run_trains_every_step_with_scripted_ranks(async_level: int) -> None:
     assert [step["step"] for step in measures.steps] == [1, 2, 3, 4, 5]
     lengths = length_table(script)
     assert all(min(lengths) <= step["length/mean"] <= max(lengths) for step in measures.steps)
-    assert measures.ranks_cpu_s > 0 and measures.keeper_cpu_s > 0 and measures.cpu_s > 0 and measures.rss_bytes
+    assert measures.cpu_s > 0 and measures.rss_bytes  # the others may be below a tick of the clock
 
 
 @pytest.mark.slow

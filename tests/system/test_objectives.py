@@ -25,7 +25,7 @@ SHORT = {"rollout__max_async_level": 0, "data__validation": "", "evaluate__every
 def numbers(launch: Launch, step: int) -> dict[str, float]:
     """What a step found, but for its times and what counts from the start of a launch."""
     row = [row for row in launch.metrics() if row["step"] == step][-1]
-    others = ("time", "sync", "engine", "tokens", "memory", "verify")
+    others = ("time", "sync", "engine", "tokens", "memory", "verify", "tflops", "mfu")
     return {name: value for name, value in row.items() if not name.startswith(others)}
 
 

@@ -13,6 +13,7 @@ from tests.system.conftest import Start
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
+@pytest.mark.soak
 def test_turns_change_no_bit_of_what_is_trained(start: Start, tmp_path: Path) -> None:
     """Synchronous, with a reference model beside the policy and an evaluation on the way. On a CPU the engines' sleep
     frees nothing, but they lose their version and may not sample before the next update."""
