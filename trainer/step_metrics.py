@@ -64,7 +64,9 @@ def rollout_metrics(groups: list[Group], staleness: list[int], filtered: list[Gr
         "truncated": mean([float(completion.finish_reason == "length") for completion in completions]),
         "staleness/mean": float(ages),
         "staleness/max": float(max(staleness)),
-        "spans/multi_version_share": mean([float(len({span.version for span in completion.spans}) > 1) for completion in completions]),
+        "spans/multi_version_share": mean(
+            [float(len({span.version for span in completion.spans}) > 1) for completion in completions]
+        ),
         "groups/trained": float(len(groups)),
         "groups/filtered": float(len(filtered)),
         "completions/aborted": float(
