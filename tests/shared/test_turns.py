@@ -47,7 +47,7 @@ def chat_of(folder: Path, name: str) -> Chat:
 
 @pytest.mark.parametrize("name", ENDS)
 def test_what_is_trained_is_what_was_sampled_and_what_was_said(tmp_path: Path, name: str) -> None:
-    """Random transcripts, spelling control tokens too; log-probs and versions stay with the tokens that were sampled."""
+    """Random transcripts, spelling control tokens too; log-probs and versions stay with the sampled tokens."""
     chat, draw = chat_of(tmp_path, name), random.Random(7)
     ordinary = len(chat.tokenizer)
     changed = 0
