@@ -154,7 +154,7 @@ class EngineClient(RankClient):
         elif not end.done():
             end.set_result(completion)
         self.live[rank] -= 1
-        self.generated_tokens += len(completion.token_ids)
+        self.generated_tokens += len(completion.token_ids) - completion.turn_start
 
     async def finished(self) -> AsyncIterator[Completion]:
         """Completions of training groups as they end, until `close`."""

@@ -44,7 +44,7 @@ def extend(completion: Completion, token_ids: list[int], logprobs: list[float], 
             )
     completion.token_ids.extend(token_ids)
     completion.logprobs.extend(logprobs)
-    if completion.spans and completion.spans[-1].version == version:
+    if completion.spans and completion.spans[-1].version == version and completion.spans[-1].end == start:
         start = completion.spans.pop().start
     completion.spans.append(VersionSpan(version, start, len(completion.token_ids)))
 
@@ -59,6 +59,7 @@ def copy_unfinished(completion: Completion) -> Completion:
         logprobs=list(completion.logprobs),
         spans=list(completion.spans),
         restarts=completion.restarts,
+        turns=list(completion.turns),
     )
 
 
@@ -129,11 +130,11 @@ class OutputCollector:
                 scoring.future.set_result(scoring.logprobs)
 
     def requeue_unstarted(self) -> list[str]:
-        """Rename the requests that have no token yet, so that whatever the engine still sends for them is ignored.
+        """Rename the requests whose turn has no token yet, so that whatever the engine still sends for them is ignored.
 
         They stay in `running`, so that a restart in between submits them again. Returns their names in the engine.
         """
-        old = [name for name, request in self.running.items() if not request.completion.token_ids]
+        old = [name for name, request in self.running.items() if not request.completion.turn_begun]
         for name in old:
             self.running[f"requeued {name}"] = self.running.pop(name)
         return old

@@ -55,6 +55,10 @@ def with_language(system: str, code: str) -> str:
     return f"{system}\n\n{LANGUAGES[code].clause}".strip()
 
 
+def _message(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
+
+
 class Chat:
     """Tokenizer and chat template of a model folder."""
 
@@ -81,6 +85,8 @@ class Chat:
         """"<think>..." if the template itself opens the reasoning (the completion then starts inside them), else "\""""
         known = sorted((one.content for one in self.tokenizer.added_tokens_decoder.values()), key=len, reverse=True)
         self._added = re.compile(f"({'|'.join(map(re.escape, known))})" if known else "(?!)()")
+        self._bridges: dict[tuple[str, ...], list[list[int]]] = {}
+        self.folder = folder
         self.think_ids: tuple[int, int] | None = self._find_think_ids()
         """control tokens [THINK] and [/THINK], None when the tokenizer has none"""
 
@@ -121,6 +127,68 @@ class Chat:
             joined = f"{messages[0]['content']}\n\n{messages[1]['content']}"
             return self.render_turns([{**messages[1], "content": joined}, *messages[2:]])
         return str(text)
+
+    # ---- several turns -------------------------------------------------------------------------------------------
+
+    def bridge(self, messages: Sequence[tuple[str, str]], most_tokens: int = 1 << 30) -> list[int]:
+        """[tokens] between a turn of the assistant and its next one: what the template puts behind the first turn's end
+        token, with (role, text) messages in it, up to where the assistant begins again.
+
+        The texts are encoded by themselves and cannot spell control tokens; together they are cut to `most_tokens`.
+        Nothing that was sampled is rendered. Raises ModelError for roles that the template does not know.
+        """
+        first, *between = self._around(tuple(role for role, _ in messages))
+        ids = list(first)
+        for (_, text), behind in zip(messages, between, strict=True):
+            said = self.encode_plain(text)[:most_tokens]
+            most_tokens -= len(said)
+            ids += said + behind
+        return ids
+
+    def _around(self, roles: tuple[str, ...]) -> list[list[int]]:
+        """[messages + 1][tokens] what the template puts before the first message, between two, and behind the last."""
+        if (found := self._bridges.get(roles)) is None:
+            marks = [f"MARK{place}MARK" for place in range(len(roles) + 1)]
+            turns = zip(("assistant", *roles), marks, strict=True)
+            rest = self.render_turns([_message("user", "?"), *(_message(role, mark) for role, mark in turns)])
+            parts: list[str] = []
+            for mark in marks:
+                part, there, rest = rest.partition(mark)
+                if not there:
+                    raise ModelError(f"{self.folder}: the chat template leaves out a message of role {roles}")
+                parts.append(part)
+            ends = [str(self.tokenizer.convert_ids_to_tokens(number)) for number in self.stop_ids]
+            parts = [*parts[1:], rest]
+            end = next((end for end in ends if parts[0].startswith(end)), None)
+            if end is None:
+                raise ModelError(
+                    f"{self.folder}: the chat template ends a turn of the assistant with {parts[0][:40]!r}, and the "
+                    f"model with {' or '.join(ends)}: name the template's token in generation_config.json"
+                )
+            self._bridges[roles] = found = [self.encode(part) for part in (parts[0].removeprefix(end), *parts[1:])]
+        return found
+
+    def check_history(self, system: str = "") -> None:
+        """Raise ModelError if the template changes earlier turns when another follows, as where it drops reasoning: a
+        server that renders the history would then show the model other tokens than it was trained on."""
+        opening, closing = ("[THINK]", "[/THINK]") if self.think_ids else ("<think>", "</think>")
+        turns = [*([_message("system", system)] if system else []), _message("user", "A question.")]
+        opened = self.think_prefix or f"{opening}\n"
+        for _ in range(2):
+            before = self.render_turns(turns)
+            turns.append(_message("assistant", f"{opened}Some thoughts.\n{closing}\n\nAn answer."))
+            turns.append(_message("user", "Another question."))
+            after = self.render_turns(turns)
+            if not after.startswith(before + turns[-2]["content"].removeprefix(self.think_prefix)):
+                dropped = after.count("Some thoughts.") < len(turns) // 2
+                what = "drops the reasoning of" if dropped else "changes what it wrote before or in"
+                raise ModelError(
+                    f"{self.folder}: the chat template rewrites its history: it {what} earlier turns. "
+                    'environment.history = "whole" trains on the whole history as it was sampled, and then a server '
+                    "must keep it too; or give the folder a template that keeps it"
+                )
+
+    # ---- tokens and text -----------------------------------------------------------------------------------------
 
     def render(self, problem_text: str, system: str) -> list[int]:
         """[prompt_tokens] of one user turn, up to where the assistant begins; system "" leaves it to the template."""

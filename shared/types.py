@@ -27,6 +27,8 @@ class Problem(msgspec.Struct, frozen=True):
     source: str = ""
     tests: Any = None
     """the ground truth of domains such as "code", in a shape that their verifiers take"""
+    environment: str = ""
+    """name of the environment in which the policy acts, in several turns (`environments/`); "" for one completion"""
     pass_rate: float | None = None
     """share of an earlier model's completions that were right; None when it was not measured"""
     hidden: bool = False
@@ -57,8 +59,19 @@ class VersionSpan(msgspec.Struct, frozen=True, gc=False):
     end: int
 
 
+class Turn(msgspec.Struct, frozen=True, gc=False):
+    """A turn of the policy that has ended: tokens `start` to `end` (exclusive) of its completion were sampled."""
+
+    start: int
+    end: int
+    reward: float | None = None
+    """what the environment gave for it; None where it gave nothing, or has not answered"""
+
+
 class Completion(msgspec.Struct, gc=False):
-    """One answer of the policy to a prompt; partial while `finish_reason` is None.
+    """One answer of the policy to a prompt, or one episode in an environment; partial while `finish_reason` is None.
+
+    In an episode the tokens between two turns come from the environment: they are context, in no span and no turn.
 
     Example: a completion of 3 tokens, sampled while version 4 became version 5:
     Completion(group=7, index=0, seed=11, token_ids=[5, 9, 2], logprobs=[-.1, -2., -.3],
@@ -71,11 +84,12 @@ class Completion(msgspec.Struct, gc=False):
     """0 .. group_size-1"""
     seed: int
     token_ids: list[int] = []
-    """[tokens] exactly as sampled, the end-of-sequence token included"""
+    """[tokens] exactly as sampled, the end-of-sequence token included; between turns what the environment said"""
     logprobs: list[float] = []
-    """[tokens] log-probability under the sampling distribution (temperature applied), as the engine reported it"""
+    """[tokens] log-probability under the sampling distribution (temperature applied), as the engine reported it; 0 for
+    tokens that were not sampled"""
     spans: list[VersionSpan] = []
-    """consecutive, covering [0, tokens)"""
+    """in order, covering the tokens that were sampled; none reaches over two turns"""
     finish_reason: str | None = None
     """"stop" (end of sequence), "length" (token limit), "abort" (it kills engines, and is given up), None while
     unfinished"""
@@ -83,6 +97,43 @@ class Completion(msgspec.Struct, gc=False):
     """how often an engine died under this completion"""
     teacher: list[float] = []
     """[tokens] log-probs under a teacher that is asked over HTTP, once it has ended"""
+    turns: list[Turn] = []
+    """of an episode: the turns that have ended; [] without an environment"""
+
+    @property
+    def turn_start(self) -> int:
+        """Where the turn under way begins, or would begin."""
+        before = self.turns[-1].end if self.turns else 0
+        return next((span.start for span in self.spans if span.start >= before), len(self.token_ids) if before else 0)
+
+    @property
+    def sampled(self) -> bytes:
+        """[tokens] 1 for a token that was sampled, 0 for one of the environment."""
+        mask, here = bytearray(b"\1") * len(self.token_ids), 0
+        for start, end in (*((turn.start, turn.end) for turn in self.turns), (self.turn_start, len(self.token_ids))):
+            mask[here:start] = bytes(max(start - here, 0))
+            here = end
+        return bytes(mask)
+
+    @property
+    def sampled_tokens(self) -> int:
+        """Number of tokens that were sampled."""
+        return self.sampled.count(1) if self.turns else len(self.token_ids)
+
+    @property
+    def last_turn(self) -> list[int]:
+        """Tokens of the last turn that was sampled; all of them without an environment."""
+        return self.token_ids[self.turns[-1].start : self.turns[-1].end] if self.turns else self.token_ids
+
+    @property
+    def waiting(self) -> bool:
+        """Whether its turn has ended and the environment has not answered: no engine works on it."""
+        return self.finish_reason is None and bool(self.turns) and self.turns[-1].end == len(self.token_ids)
+
+    @property
+    def turn_begun(self) -> bool:
+        """Whether the turn under way has tokens."""
+        return self.turn_start < len(self.token_ids)
 
     @property
     def oldest_version(self) -> int:

@@ -143,7 +143,7 @@ class Evaluator:
         finally:
             self._under_way -= 1
         reward, text = await self.scorer.score(problem, completion)
-        return Sampled(problem, text, reward, len(completion.token_ids))
+        return Sampled(problem, text, reward, completion.sampled_tokens)
 
 
 def right(sample: Sampled) -> bool:

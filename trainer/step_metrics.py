@@ -38,7 +38,7 @@ def rollout_metrics(groups: list[Group], staleness: list[int], filtered: list[Gr
         if reward is not None and reward.share is not None and reward.verdict.graded
     ]
     completions = [completion for group in groups for completion in group.completions]
-    lengths = np.array([len(completion.token_ids) for completion in completions])
+    lengths = np.array([completion.sampled_tokens for completion in completions])
 
     def mean(values: list[float]) -> float:
         return float(np.mean(values)) if values else 0.0
@@ -64,7 +64,9 @@ def rollout_metrics(groups: list[Group], staleness: list[int], filtered: list[Gr
         "truncated": mean([float(completion.finish_reason == "length") for completion in completions]),
         "staleness/mean": float(ages),
         "staleness/max": float(max(staleness)),
-        "spans/multi_version_share": mean([float(len(completion.spans) > 1) for completion in completions]),
+        "spans/multi_version_share": mean(
+            [float(len({span.version for span in completion.spans}) > 1) for completion in completions]
+        ),
         "groups/trained": float(len(groups)),
         "groups/filtered": float(len(filtered)),
         "completions/aborted": float(

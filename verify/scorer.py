@@ -108,9 +108,9 @@ class RewardScorer:
         """The reward of a finished completion, and its text; the reward is masked if engines died of the completion."""
         if completion.finish_reason == "abort":
             return Reward(0.0, 0.0, 0.0, 0.0, 0.0, Verdict.CRASH, reason="given up: engines died of it"), ""
-        text = self.chat.think_prefix + self.chat.decode(completion.token_ids)
-        parts = parts_of(self.chat, completion.token_ids, problem.domain)
-        tokens = len(completion.token_ids)
+        text = self.chat.think_prefix + self.chat.decode(completion.last_turn)
+        parts = parts_of(self.chat, completion.last_turn, problem.domain)
+        tokens = completion.sampled_tokens
         reward = await self.scorer.score(problem, text, tokens, parts=parts, group=completion.group)
         self.counts[reward.verdict] = self.counts.get(reward.verdict, 0) + 1
         if not reward.verdict.graded:

@@ -6,6 +6,7 @@ No torch.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import compress
 from typing import TYPE_CHECKING
 
 from shared.chat import Chat
@@ -42,16 +43,19 @@ def train_sequences(
 
 
 def sequence_of(group: Group, completion: Completion, advantage: float) -> TrainSequence:
-    """Prompt and completion as sampled; the weight is still 0."""
-    prompt, sampled = group.prompt.token_ids, completion.token_ids
+    """Prompt and completion as sampled, all turns with one advantage; the weight is still 0."""
+    prompt, sampled = group.prompt.token_ids, completion.sampled
     columns = {"behaviour": completion.logprobs}
     if completion.teacher:
         columns["teacher"] = completion.teacher
+    if CONTEXT in sampled:
+        columns = {name: list(compress(values, sampled)) for name, values in columns.items()}
+    mask = bytes([CONTEXT]) * len(prompt) + sampled
     return TrainSequence(
-        token_ids=prompt + sampled,
-        mask=bytes([CONTEXT]) * len(prompt) + bytes([SAMPLED]) * len(sampled),
+        token_ids=prompt + completion.token_ids,
+        mask=mask,
         weight=0.0,
-        advantages=[advantage],
+        advantages=[advantage] * sum(map(bool, mask.split(b"\0"))),
         group=group.prompt.index,
         columns=columns,
     )
