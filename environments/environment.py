@@ -1,0 +1,177 @@
+"""Environments: tasks in which the policy acts in several turns. What one is, and how it is found by its name.
+
+    @environment("guess")
+    class Guess(Environment):
+        async def reset(self, problem, seed):
+            self.number = random.Random(seed).randrange(16)
+            return Observation()
+
+        async def step(self, action):
+            if action.response.strip() == str(self.number):
+                return Observation(reward=1.0, done=True)
+            return Observation([user("No. Guess again.")], reward=0.0)
+
+There is one instance for each episode. Those of this project are modules of this folder, which are loaded when their
+name is first looked up, and run in the event loop of the caller; those of `environment.plugins` run in processes of
+their own (host.py). A method may be `async` or not. docs/environments.md shows how to write one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
+
+import msgspec
+from pydantic import ValidationError
+
+from shared.errors import ConfigError
+from shared.section import Section
+from shared.settings_file import literal, type_name
+from shared.types import Problem, Reward
+
+
+class Message(msgspec.Struct, frozen=True):
+    """One message of a conversation that the policy did not write."""
+
+    role: Literal["system", "user", "tool"]
+    text: str
+
+
+def user(text: str) -> Message:
+    """A message of the user."""
+    return Message("user", text)
+
+
+class Action(msgspec.Struct, frozen=True):
+    """One turn of the policy, decoded."""
+
+    text: str
+    """the whole turn, reasoning included, without the end token"""
+    response: str
+    """what stands behind the reasoning; the whole turn where there is none"""
+    tokens: int
+    """number of tokens sampled, the end token included"""
+
+
+class Observation(msgspec.Struct):
+    """What an environment answers to a turn, or begins an episode with."""
+
+    messages: list[Message] = []
+    """what the policy reads next. Of `reset`: a "user" message replaces the problem's text, a "system" message is added
+    to the system prompt; none leaves the problem as it is"""
+    reward: float | None = None
+    """for the turn; an episode's reward is the sum over its turns. Ignored where a verifier grades"""
+    done: bool = False
+    """the episode is over"""
+    solved: bool | None = None
+    """whether the task is solved, for the accuracy; not given: an episode is solved when its reward is at least 1"""
+    info: dict[str, float] = {}
+    """numbers that become metrics: environment/info/NAME is their mean over turns"""
+
+
+class Environment:
+    """Base class of environments. Instances are made without arguments; `options` and `grade` are there in `reset`."""
+
+    verified: ClassVar[bool] = False
+    """True: the verifier of the problem's domain grades the last turn, with the usual rewards. False: the reward is
+    what the environment gives"""
+    Options: ClassVar[type[Section]] = Section
+    """class of the options that `environment.options.NAME` may set"""
+    options: Any
+    """an instance of `Options`"""
+    grade: Grade
+    """scores a text as the completion of a problem, with the rewards of the run"""
+
+    async def reset(self, problem: Problem, seed: int) -> Observation:
+        """Begin an episode. All episodes of a group have the same seed and must begin alike."""
+        return Observation()
+
+    async def step(self, action: Action) -> Observation:
+        """Answer a turn. Episodes are replayed after a restart: the same actions must get the same answers."""
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        """The episode is over, or given up."""
+
+
+Grade = Callable[[Problem, str], Awaitable[Reward]]
+E = TypeVar("E", bound=type[Environment])
+Result = TypeVar("Result")
+
+
+class Registered(NamedTuple):
+    """An environment that problems may name."""
+
+    name: str
+    make: type[Environment]
+    home: str
+    """file that defines it"""
+
+
+ENVIRONMENTS: dict[str, Registered] = {}
+"""name -> environment, of the modules loaded so far"""
+
+
+def environment(name: str) -> Callable[[E], E]:
+    """Decorator: register a class as the environment `name`. Raises ConfigError when another file has the name."""
+
+    def known(made: E) -> E:
+        home = inspect.getsourcefile(made) or "?"
+        if (before := ENVIRONMENTS.get(name)) is not None and before.home != home:
+            raise ConfigError(f"{home}: an environment '{name}' exists already ({before.home}): choose another name")
+        ENVIRONMENTS[name] = Registered(name, made, home)
+        return made
+
+    return known
+
+
+def load_ready() -> None:
+    """Load the environments of this project."""
+    import environments
+
+    for module in pkgutil.iter_modules(environments.__path__):
+        if module.name not in ("environment", "host", "process"):
+            importlib.import_module(f"environments.{module.name}")
+
+
+def find(name: str, others: Mapping[str, object] = {}) -> Registered | None:
+    """The environment of this project with this name, None for one of `others`. Raises ConfigError for neither."""
+    load_ready()
+    if name in ENVIRONMENTS:
+        return ENVIRONMENTS[name]
+    if name in others:
+        return None
+    known = sorted({*ENVIRONMENTS, *others})
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]}?" if near else "environment.plugins names the files that define more"
+    raise ConfigError(f"there is no environment '{name}'; {hint} Known: {', '.join(known)}")
+
+
+def read_options(name: str, kind: type[Section], given: Mapping[str, Any]) -> Section:
+    """The options of an environment. Raises ConfigError that lists every mistake in them, one line each."""
+    try:
+        return kind.model_validate(dict(given))
+    except ValidationError as error:
+        lines = []
+        for found in error.errors():
+            option = str(found["loc"][0]) if found["loc"] else ""
+            place, field = f"environment.options.{name}.{option}", kind.model_fields.get(option)
+            if field is None:
+                has = ", ".join(sorted(kind.model_fields)) or "none"
+                lines.append(f"{place}: there is no such option; {name} has {has}")
+            else:
+                value = f" = {literal(given[option])}" if option in given else ""
+                lines.append(f"{place}{value}: must be {type_name(field)}")
+        raise ConfigError("\n".join(lines)) from error
+
+
+async def call(method: Callable[..., Any], *arguments: Any) -> Any:
+    """The result of a method that is `async` or not; one that is not runs in a thread, since it may block."""
+    if inspect.iscoroutinefunction(method):
+        return await method(*arguments)
+    return await asyncio.to_thread(method, *arguments)
