@@ -54,8 +54,10 @@ class Action(msgspec.Struct, frozen=True):
     """the whole turn, reasoning included, without the end token"""
     response: str
     """what stands behind the reasoning; the whole turn where there is none"""
-    tokens: int
-    """number of tokens sampled, the end token included"""
+    token_ids: list[int] = []
+    """[tokens] as sampled, the end token included"""
+    logprobs: list[float] = []
+    """[tokens] log-probability of each under the sampling distribution"""
 
 
 class Observation(msgspec.Struct):
@@ -64,6 +66,9 @@ class Observation(msgspec.Struct):
     messages: list[Message] = []
     """what the policy reads next. Of `reset`: a "user" message replaces the problem's text, a "system" message is added
     to the system prompt; none leaves the problem as it is"""
+    token_ids: list[int] | None = None
+    """[tokens] in place of `messages`, for an environment that speaks tokens: of `reset` the whole prompt, of `step` all
+    that stands between the turn and the next one"""
     reward: float | None = None
     """for the turn; an episode's reward is the sum over its turns. Ignored where a verifier grades"""
     done: bool = False

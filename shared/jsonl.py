@@ -22,7 +22,7 @@ Item = TypeVar("Item")
 
 MAX_ROW_BYTES = 64 << 20
 """a longer line is an error: the tests of a programming problem may take some megabytes, no row takes more"""
-KEYS = ("problem", "answer", "tests", "domain", "language", "pass_rate")
+KEYS = ("problem", "answer", "tests", "domain", "language", "pass_rate", "environment")
 """keys of a problem that change what it means; "id" and "source" only name it"""
 ALIKE = 0.8
 """share of letters (difflib) from which an unknown key is a misspelt one"""
@@ -166,7 +166,8 @@ def meant_by(name: str, row: Mapping[str, Any]) -> str | None:
 def problem_of(
     row: Mapping[str, Any], where: str, ground_truth: Literal["answer", "tests"] = "answer", *, hidden: bool = False
 ) -> Problem:
-    """Make the problem of {"problem", "answer" or "tests", "id"?, "language"?, "domain"?, "source"?, "pass_rate"?}.
+    """Make the problem of {"problem", "answer" or "tests", "id"?, "language"?, "domain"?, "source"?,
+    "pass_rate"?, "environment"?}.
 
     ground_truth, hidden: what the verifier of the domain says, see `verify.verifiers.read_problem`. Raises DataError.
     """
@@ -186,11 +187,12 @@ def problem_of(
     return Problem(
         id=text_of(row, "id", where, where),
         text=text_of(row, "problem", where),
-        answer="" if tested else text_of(row, "answer", where),
+        answer="" if tested else text_of(row, "answer", where, "" if row.get("environment") else None),
         language=text_of(row, "language", where, "en"),
         domain=domain,
         source=text_of(row, "source", where, ""),
         tests=row["tests"] if tested else None,
+        environment=text_of(row, "environment", where, ""),
         pass_rate=None if pass_rate is None else float(pass_rate),
         hidden=hidden,
     )

@@ -15,12 +15,12 @@ from typing import NamedTuple
 from shared.settings_file import SECTIONS, SETTINGS
 
 ROOT = Path(__file__).resolve().parents[1]
-PRODUCT = ("shared", "verify", "rollout", "trainer", "serve", "evaluation", "curate", "lab", "examples")
+PRODUCT = ("shared", "verify", "environments", "rollout", "trainer", "serve", "evaluation", "curate", "lab", "examples")
 TRAINING = ("shared", "rollout", "trainer")
 """what a person reads to change training"""
 OTHERS = ("benchmarks", "tests")
-APART = "reward.judge."
-"""settings of the judge, which validates its own"""
+APART = ("reward.judge.", "environment.")
+"""settings of the judge and of environments, which validate their own"""
 BUDGETS = {
     "product lines": 49_400,
     "training lines": 21_000,

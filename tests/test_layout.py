@@ -20,11 +20,12 @@ ALLOWED = {
     "shared": {"shared"},
     "verify": {"shared", "verify"},
     "rollout": {"shared", "rollout"},
-    "trainer": {"shared", "verify", "rollout", "trainer"},
-    "serve": {"shared", "verify", "rollout", "serve"},
-    "evaluation": {"shared", "verify", "serve", "evaluation"},
-    "curate": {"shared", "verify", "rollout", "trainer", "curate"},
-    "lab": {"shared", "verify", "rollout", "trainer", "lab"},
+    "environments": {"shared", "verify", "environments"},
+    "trainer": {"shared", "verify", "environments", "rollout", "trainer"},
+    "serve": {"shared", "verify", "environments", "rollout", "serve"},
+    "evaluation": {"shared", "verify", "environments", "serve", "evaluation"},
+    "curate": {"shared", "verify", "environments", "rollout", "trainer", "curate"},
+    "lab": {"shared", "verify", "environments", "rollout", "trainer", "lab"},
     "examples": {"shared", "examples"},
 }
 SOURCES = sorted(path for room in ALLOWED for path in (ROOT / room).rglob("*.py"))
