@@ -88,7 +88,7 @@ def test_a_demonstration_of_several_turns_is_what_an_episode_is(tmp_path: Path):
     assert one.completion == first + between + last and chat.eos_id not in between
     assert one.mask == bytes([2] * len(first) + [0] * len(between) + [2] * len(last))
     for wrong, why in (
-        ([("user", "x")], "begins"),
+        ([("user", "x"), ("assistant", "5")], "begins"),
         ([("assistant", "5"), ("user", "x")], "must end"),
         ([], "must end"),
     ):
