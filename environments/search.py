@@ -166,4 +166,4 @@ class Search(ToolEnvironment):
 
 
 if __name__ == "__main__":
-    print(index_of(Path(sys.argv[1])))
+    sys.stdout.write(f"{index_of(Path(sys.argv[1]))}\n")

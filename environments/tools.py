@@ -142,7 +142,7 @@ class ToolEnvironment(Environment):
         """Run the calls of the turn; one without is the answer. info: calls of the turn, and those without a result."""
         results, failed = [], 0
         for part in CallReader(self._tools.keys(), MOST_CALLS).feed(action.response, last=True):
-            if isinstance(part, ParsedCall) or part.startswith(OPEN):
+            if isinstance(part, ParsedCall) or part.lstrip().startswith(OPEN):
                 text, right = await self._answer(part)
                 results.append(EnvironmentMessage("tool", cut(text, self.options.result_characters)))
                 failed += not right
@@ -153,7 +153,7 @@ class ToolEnvironment(Environment):
         """The result of a call, and whether it is one."""
         try:
             if isinstance(part, str):
-                body, closed, _ = part.removeprefix(OPEN).partition(CLOSE)
+                body, closed, _ = part.lstrip().removeprefix(OPEN).partition(CLOSE)
                 if not closed:
                     raise NoCallError(f"the call has no {CLOSE}")
                 parse_call(body, self._tools.keys())  # says what is wrong

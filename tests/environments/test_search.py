@@ -49,17 +49,14 @@ def texts(corpus: Path, *calls: tuple[str, dict[str, Any]], **options: Any) -> l
 def test_the_best_documents_come_first_and_can_be_read(corpus: Path) -> None:
     found, rain, odd, none, read = texts(
         corpus,
-        ("search", {"query": "capital of Norway"}),
+        ("search", {"query": "Oslo, or a city in Norway with capitals"}),
         ("search", {"query": "RAINS, cafe?"}),
         ("search", {"query": '"NEAR( AND * -x" OR title:oslo'}),
         ("search", {"query": "xylophone"}),
         ("open", {"id": "3"}),
     )
-    assert [line for line in found.splitlines() if line.startswith("[")] == [
-        "[oslo] Oslo",
-        "[bergen] Bergen",
-        "[3] Paris",
-    ]
+    order = [line for line in found.splitlines() if line.startswith("[")]
+    assert order == ["[bergen] Bergen", "[oslo] Oslo", "[3] Paris"]
     assert "[bergen]" in rain and "[3]" in rain and "[oslo]" not in rain and "[oslo]" in odd
     assert none == "(nothing is found)" and read == "Paris\n" + ROWS[2]["text"]
     assert texts(corpus, ("search", {"query": "norway"}), results=1)[0].count("[") == 1
@@ -69,9 +66,7 @@ def test_long_documents_have_pages_and_mistakes_are_told(corpus: Path) -> None:
     calls = [("open", {"id": "oslo", "page": page}) for page in (1, 2, 3, 4, 0)]
     one, two, three, four, zero = texts(corpus, *calls)
     parts = [page.split("\n", 1)[1] for page in (one, two, three)]
-    assert "".join(parts) == ROWS[0]["text"].strip() or "".join(parts).replace(" ", "") == ROWS[0]["text"].replace(
-        " ", ""
-    )
+    assert "".join(parts).split() == ROWS[0]["text"].split()
     assert one.startswith("Oslo (page 1 of 3)") and four == "Error: the document has 3 pages" and "page" in zero
     missing, empty = texts(corpus, ("open", {"id": "rome"}), ("search", {"query": "?!"}))
     assert "no document with the id 'rome'" in missing and "the query has no words" in empty

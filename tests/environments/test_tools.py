@@ -132,8 +132,9 @@ def test_what_fails_for_good_costs_the_episode() -> None:
 def test_calls_in_the_reasoning_are_none_and_there_are_not_too_many() -> None:
     text = call_text("add", '{"a": 1}')
     thought, many = asyncio.run(played(Action(f"<think>{text}</think>3", "3"), turn(*[("add", {"a": 1})] * 40)))
-    assert thought.done and len(many.messages) in (MOST_CALLS, MOST_CALLS + 1)
+    assert thought.done and len(many.messages) == MOST_CALLS + 1
     assert [one.text for one in many.messages[:MOST_CALLS]] == ["2"] * MOST_CALLS
+    assert many.messages[-1].text == f"Error: a turn has at most {MOST_CALLS} calls"
 
 
 def test_long_results_are_cut_in_their_middle() -> None:

@@ -88,7 +88,7 @@ def _run_cell(cell: str, place: str, names: dict[str, Any]) -> bool:
     """Run one cell; say whether it raised."""
     linecache.cache[place] = len(cell), None, cell.splitlines(keepends=True), place  # for tracebacks
     try:
-        tree = compile(cell, place, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
+        tree = ast.parse(cell, place)
         last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
         exec(compile(tree, place, "exec", dont_inherit=True), names)
         if last is not None:
