@@ -1,4 +1,4 @@
-"""The environment "search": questions that are answered from a corpus on this disk, which the policy searches and reads.
+"""The environment "search": questions that are answered from a corpus on this disk, which the policy searches.
 
 The corpus is a .jsonl file of {"text", "title"?, "id"?}; a row without an id has its line number. Its index, SQLite's
 FTS5, is made when it is first needed and kept beside the file (or in a temporary folder where that cannot be written),

@@ -1,4 +1,4 @@
-"""A server of the Model Context Protocol with the `mcp` package: `python mcp_server.py [PORT]`, stdio without a port."""
+"""A server of the Model Context Protocol for tests: `python mcp_server.py [PORT]`, stdio without a port."""
 
 from __future__ import annotations
 

@@ -14,9 +14,8 @@ from tests.environments.test_tools import PROBLEM, no_grade
 from verify.plugins import Failed
 from verify.reward import score
 
-DOUBLE = Problem(
-    "d", "Print twice the number.", "", domain="code", tests=[{"input": "2\n", "output": "4\n"}, {"input": "3\n", "output": "6\n"}],
-)  # fmt: skip
+TESTS = [{"input": "2\n", "output": "4\n"}, {"input": "3\n", "output": "6\n"}]
+DOUBLE = Problem("d", "Print twice the number.", "", domain="code", tests=TESTS)
 WRONG, RIGHT = "print(4)", "print(2 * int(input()))"
 
 

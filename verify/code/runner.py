@@ -249,7 +249,7 @@ class ProgramVerifier:
         limits = Limits(test_s=self.settings.test_s, memory_bytes=self.settings.memory_bytes, output_bytes=CELL_BYTES)
         if (last := _plain(cells[-1])) is None:
             return CellOutput("", "not run: the program is too long or has NUL characters")
-        pool: SandboxPool = self._sandboxes or await asyncio.to_thread(self._open)
+        pool = await asyncio.to_thread(self._open)
         read = [*cells[:-1], last]
 
         def use(lease: SandboxLease) -> CellOutput:

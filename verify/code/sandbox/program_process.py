@@ -89,9 +89,11 @@ def _run_cell(cell: str, place: str, names: dict[str, Any]) -> bool:
     linecache.cache[place] = len(cell), None, cell.splitlines(keepends=True), place  # for tracebacks
     try:
         tree = ast.parse(cell, place)
-        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        last = tree.body[-1] if tree.body else None
+        if isinstance(last, ast.Expr):
+            tree.body.pop()
         exec(compile(tree, place, "exec", dont_inherit=True), names)
-        if last is not None:
+        if isinstance(last, ast.Expr):
             value = eval(compile(ast.Expression(last.value), place, "eval", dont_inherit=True), names)
             if value is not None:
                 sys.stdout.write(f"{value!r}\n")
