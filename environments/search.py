@@ -40,7 +40,7 @@ SETTING = "environment.options.search.corpus"
 _making = threading.Lock()
 
 
-class SearchOptions(ToolOptions):
+class CorpusSearchOptions(ToolOptions):
     """Options of "search"."""
 
     corpus: str = Field(min_length=1)
@@ -120,11 +120,11 @@ def _make(corpus: Path, path: Path) -> None:
 
 
 @environment("search")
-class Search(ToolEnvironment):
+class CorpusSearch(ToolEnvironment):
     """Offers tools that search the corpus and open its documents; the verifier of the problem's domain grades."""
 
-    Options = SearchOptions
-    options: SearchOptions
+    Options = CorpusSearchOptions
+    options: CorpusSearchOptions
 
     async def reset(self, problem: Problem, seed: int) -> Observation:
         """Make the index if there is none, in a thread, since that takes its time. Raises Failed."""

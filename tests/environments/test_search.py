@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from environments import search
-from environments.search import Search, index_of
+from environments.search import CorpusSearch, index_of
 from shared.errors import DataError
 from tests.environments.test_tools import PROBLEM, new, turn
 from verify.plugins import Failed
@@ -39,7 +39,7 @@ def written(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 def texts(corpus: Path, *calls: tuple[str, dict[str, Any]], **options: Any) -> list[str]:
     async def play() -> list[str]:
-        one = new(Search, corpus=str(corpus), **options)
+        one = new(CorpusSearch, corpus=str(corpus), **options)
         await one.reset(PROBLEM, 0)
         return [message.text for message in (await one.step(turn(*calls))).messages]
 
