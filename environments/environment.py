@@ -165,13 +165,15 @@ def read_options(name: str, kind: type[Section], given: Mapping[str, Any]) -> Se
         lines = []
         for found in error.errors():
             option = str(found["loc"][0]) if found["loc"] else ""
-            place, field = f"environment.options.{name}.{option}", kind.model_fields.get(option)
-            if field is None:
+            place, field = f"environment.options.{name}.{option}".rstrip("."), kind.model_fields.get(option)
+            if field is None and option:
                 has = ", ".join(sorted(kind.model_fields)) or "none"
                 lines.append(f"{place}: there is no such option; {name} has {has}")
+            elif found["type"] == "value_error":  # a check of the option's own says what is wrong
+                lines.append(f"{place}: {found['ctx']['error']}")
             else:
                 value = f" = {literal(given[option])}" if option in given else ""
-                lines.append(f"{place}{value}: must be {type_name(field)}")
+                lines.append(f"{place}{value}: must be {type_name(field) if field is not None else found['msg']}")
         raise ConfigError("\n".join(lines)) from error
 
 
