@@ -18,11 +18,12 @@ from pathlib import Path
 
 from serve.reasoning_language import name_of
 from serve.schemas import ChatMessage
-from serve.tools import RESULT_CLOSE, RESULT_OPEN, AnswerForm, call_text
+from serve.tools import AnswerForm
 from shared.chat import Chat
 from shared.errors import ModelError
 from shared.languages import LANGUAGES
 from shared.model.model_card import read_card
+from shared.tool_calls import RESULT_CLOSE, RESULT_OPEN, call_text
 from verify.format import CONTROL, TEXT, Tags
 
 

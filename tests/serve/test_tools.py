@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from serve.engine import SamplingParameters
-from serve.tools import CallReader, ParsedCall, bounded, call_text, read_call
+from serve.tools import bounded
+from shared.tool_calls import CallReader, ParsedCall, call_text, read_call
 from tests.serve.conftest import Serve
 
 ADD: dict[str, Any] = {
