@@ -216,7 +216,7 @@ def test_the_gateway_refuses_strangers_and_large_bodies_and_two_requests_at_once
                 {"Authorization": "Bearer x"},
                 {"Authorization": f"Basic {session.key}"},
             ):
-                refused = await client.post("/v1/chat/completions", json=ask, headers=wrong)
+                refused = await client.post("/v1/chat/completions", json=ask, headers={"Authorization": wrong})
                 assert refused.status_code == 401 and refused.headers["x-should-retry"] == "false"
             large = await client.post("/v1/chat/completions", content=b"[" * (9 << 20))
             assert large.status_code == 413
