@@ -22,6 +22,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 import msgspec
 import uvicorn
@@ -42,8 +43,8 @@ from environments.gateway.messages import (
     TurnGiven,
 )
 from environments.gateway.wire import (
+    GatewayRefusal,
     Json,
-    RequestRefused,
     chat_events,
     chat_object,
     read_chat,
@@ -77,29 +78,30 @@ class Gateway:
         write_all(self.replies, frame(message))
 
     def key(self, request: Request) -> str:
-        """The key of a request. Raises RequestRefused 401 for one of no episode."""
+        """The key of a request. Raises GatewayRefusal 401 for one of no episode."""
         kind, _, key = request.headers.get("authorization", "").partition(" ")
         if kind.lower() != "bearer" or (key := key.strip()) not in self.waiting:
-            raise RequestRefused("this is no key of an episode under way: send the api_key that the agent got", 401)
+            raise GatewayRefusal("this is no key of an episode under way: send the api_key that the agent got", 401)
         return key
 
     async def ask(self, request: Request, key: str, make: Callable[[int], FromGateway]) -> TurnGiven:
         """The turn that the request asks for. make: the message that asks for it, from its number. Raises
-        RequestRefused when the episode ends before, or has a request already."""
+        GatewayRefusal when the episode ends before, or has a request already."""
         if key not in self.waiting:
-            raise RequestRefused("the episode is over", 409)
+            raise GatewayRefusal("the episode is over", 409)
         if self.waiting[key] is not None:
-            raise RequestRefused("another request of this episode waits: an episode is one sequence of turns, so ask "
+            raise GatewayRefusal("another request of this episode waits: an episode is one sequence of turns, so ask "
                                  "one after the other")  # fmt: skip
         future: asyncio.Future[TurnGiven] = asyncio.get_running_loop().create_future()
         self.waiting[key] = number, _ = next(self.numbers), future
         self.say(make(number))
         gone: asyncio.Future[None] = asyncio.ensure_future(_until_gone(request))
         try:
-            await asyncio.wait([future, gone], return_when=asyncio.FIRST_COMPLETED)
+            waits: list[asyncio.Future[Any]] = [future, gone]
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             if not future.done():
                 self.say(ClientLeft(key))
-                raise RequestRefused("the client left", 499)
+                raise GatewayRefusal("the client left", 499)
             return future.result()
         finally:
             gone.cancel()
@@ -113,7 +115,7 @@ class Gateway:
             self.waiting[told.key] = None
         elif isinstance(told, KeyClosed):
             if (found := self.waiting.pop(told.key, None)) is not None and not found[1].done():
-                found[1].set_exception(RequestRefused(told.reason, 409))
+                found[1].set_exception(GatewayRefusal(told.reason, 409))
         else:
             waits = self.waiting.get(told.key)
             if waits is not None and waits[0] == told.number and not waits[1].done():
@@ -137,20 +139,20 @@ async def _until_gone(request: Request) -> None:
 
 
 async def read_body(request: Request) -> Json:
-    """The JSON object of a request. Raises RequestRefused for one that is too large, too slow, or none."""
+    """The JSON object of a request. Raises GatewayRefusal for one that is too large, too slow, or none."""
     body = bytearray()
     try:
         async with asyncio.timeout(BODY_S):
             async for part in request.stream():
                 body += part
                 if len(body) > BODY_BYTES:
-                    raise RequestRefused(f"the body has more than {BODY_BYTES} bytes", 413)
+                    raise GatewayRefusal(f"the body has more than {BODY_BYTES} bytes", 413)
     except TimeoutError as error:
-        raise RequestRefused(f"the body did not arrive within {BODY_S:g} s", 408) from error
+        raise GatewayRefusal(f"the body did not arrive within {BODY_S:g} s", 408) from error
     return read_object(bytes(body))
 
 
-def refuse(error: RequestRefused) -> JSONResponse:
+def refuse(error: GatewayRefusal) -> JSONResponse:
     """The response to a request that is refused: OpenAI's error object. Its clients shall not ask again."""
     kind = ERROR_TYPES.get(error.status, "invalid_request_error")
     content = {"error": {"message": str(error), "type": kind, "param": error.param, "code": None}}
@@ -161,14 +163,14 @@ def create_app(gateway: Gateway) -> FastAPI:
     """The HTTP application."""
     app = FastAPI(title="Maestrale gateway", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
 
-    @app.exception_handler(RequestRefused)
-    async def refused(request: Request, error: RequestRefused) -> JSONResponse:
+    @app.exception_handler(GatewayRefusal)
+    async def refused(request: Request, error: GatewayRefusal) -> JSONResponse:
         return refuse(error)
 
     @app.exception_handler(HTTPException)
     async def unknown(request: Request, error: HTTPException) -> JSONResponse:
         return refuse(
-            RequestRefused(f"{request.method} {request.scope['path'][:200]}: {error.detail}", error.status_code)
+            GatewayRefusal(f"{request.method} {request.scope['path'][:200]}: {error.detail}", error.status_code)
         )
 
     @app.post("/v1/chat/completions")
@@ -198,9 +200,9 @@ def create_app(gateway: Gateway) -> FastAPI:
         body = await read_body(request)
         reward, solved = body.get("reward"), body.get("solved")
         if isinstance(reward, bool) or not isinstance(reward, (int, float)) or abs(reward) > 1e9:
-            raise RequestRefused(f"reward: a number is needed, not {reward!r:.60}", param="reward")
+            raise GatewayRefusal(f"reward: a number is needed, not {reward!r:.60}", param="reward")
         if not isinstance(solved, (bool, type(None))):
-            raise RequestRefused(f"solved: true or false is needed, not {solved!r:.60}", param="solved")
+            raise GatewayRefusal(f"solved: true or false is needed, not {solved!r:.60}", param="solved")
         await gateway.ask(request, key, lambda number: RewardTold(key, number, float(reward), solved))
         return JSONResponse({"reward": float(reward)})
 

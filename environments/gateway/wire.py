@@ -44,7 +44,7 @@ TOKENS_REFUSED: dict[str, tuple[str, tuple[Any, ...]]] = {
 Json = dict[str, Any]
 
 
-class RequestRefused(Exception):
+class GatewayRefusal(Exception):
     """A request that gets an error instead of a turn."""
 
     def __init__(self, message: str, status: int = 400, param: str | None = None):
@@ -108,7 +108,7 @@ class GenerateBody(msgspec.Struct):
     model: str | None = None
 
 
-class Chat(NamedTuple):
+class AgentChat(NamedTuple):
     """A chat that was read."""
 
     messages: list[AgentMessage]
@@ -119,13 +119,13 @@ class Chat(NamedTuple):
 
 
 def read_object(body: bytes) -> Json:
-    """A body as a JSON object. Raises RequestRefused."""
+    """A body as a JSON object. Raises GatewayRefusal."""
     try:
         found = msgspec.json.decode(body)
     except (ValueError, RecursionError) as error:  # msgspec's errors, UTF-8's among them
-        raise RequestRefused(f"{BODY}: {error}"[:300]) from error
+        raise GatewayRefusal(f"{BODY}: {error}"[:300]) from error
     if not isinstance(found, dict):
-        raise RequestRefused(BODY)
+        raise GatewayRefusal(BODY)
     return found
 
 
@@ -133,44 +133,44 @@ def _read(body: Json, kind: type[Any]) -> Any:
     try:
         return msgspec.convert(body, kind)
     except msgspec.ValidationError as error:
-        raise RequestRefused(str(error)[:300]) from error
+        raise GatewayRefusal(str(error)[:300]) from error
 
 
 def _check_refused(body: Json, refused: dict[str, tuple[str, tuple[Any, ...]]]) -> None:
     for name, (why, nothing) in refused.items():
         if (value := body.get(name)) is not None and not any(value == one for one in nothing):
-            raise RequestRefused(f"{name} is not supported while the policy is trained: {why}", param=name)
+            raise GatewayRefusal(f"{name} is not supported while the policy is trained: {why}", param=name)
 
 
-def read_chat(body: Json) -> Chat:
-    """The chat of a body. Raises RequestRefused."""
+def read_chat(body: Json) -> AgentChat:
+    """The chat of a body. Raises GatewayRefusal."""
     _check_refused(body, CHAT_REFUSED)
     asked: ChatBody = _read(body, ChatBody)
     if not 0 < len(asked.messages) <= MOST_MESSAGES:
-        raise RequestRefused(f"messages: from 1 to {MOST_MESSAGES}, not {len(asked.messages)}", param="messages")
+        raise GatewayRefusal(f"messages: from 1 to {MOST_MESSAGES}, not {len(asked.messages)}", param="messages")
     tools = [tool.function for tool in asked.tools or []]
     if len(tools) > MOST_TOOLS:
-        raise RequestRefused(f"tools: at most {MOST_TOOLS}", param="tools")
+        raise GatewayRefusal(f"tools: at most {MOST_TOOLS}", param="tools")
     messages = []
     for place, message in enumerate(asked.messages):
         content = message.content
         if isinstance(content, list):
             if other := [part.type for part in content if part.type != "text"]:
-                raise RequestRefused(f"messages[{place}]: a part of type {other[0]:.40}: text only", param="messages")
+                raise GatewayRefusal(f"messages[{place}]: a part of type {other[0]:.40}: text only", param="messages")
             content = "".join(part.text for part in content)
         calls = [AgentCall(one.id, one.function.name, one.function.arguments) for one in message.tool_calls or []]
         messages.append(AgentMessage(message.role, content or "", calls, message.tool_call_id or ""))
     most = 1 if asked.parallel_tool_calls is False else MOST_CALLS
-    return Chat(messages, tools, most, bool(asked.stream), asked.model)
+    return AgentChat(messages, tools, most, bool(asked.stream), asked.model)
 
 
 def read_tokens(body: Json) -> GenerateBody:
-    """The request for tokens of a body. Raises RequestRefused."""
+    """The request for tokens of a body. Raises GatewayRefusal."""
     _check_refused(body, TOKENS_REFUSED)
     asked: GenerateBody = _read(body, GenerateBody)
     _check_refused(asked.sampling_params, TOKENS_REFUSED)
     if not 0 < len(asked.token_ids) <= MOST_TOKENS or min(asked.token_ids) < 0:
-        raise RequestRefused(f"token_ids: from 1 to {MOST_TOKENS} numbers, none negative", param="token_ids")
+        raise GatewayRefusal(f"token_ids: from 1 to {MOST_TOKENS} numbers, none negative", param="token_ids")
     return asked
 
 
@@ -211,9 +211,10 @@ def chat_events(head: Json, turn: TurnGiven) -> bytes:
 
 
 def tokens_object(head: Json, prompt_tokens: int, turn: TurnGiven) -> Json:
-    """The response to a request for tokens: vLLM's GenerateTokensResponse with one choice that has ended."""
+    """The response to a request for tokens: vLLM's GenerateTokensResponse with one choice that has ended. Tokens have
+    their older name beside their id, which `renderers` (the client of verifiers) reads."""
     content = [
-        {"token_id": token, "logprob": logprob, "rank": None,
+        {"token": f"token_id:{token}", "token_id": token, "logprob": logprob, "rank": None,
          "top_logprobs": [{"token_id": token, "logprob": logprob, "rank": None}]}
         for token, logprob in zip(turn.token_ids, turn.logprobs, strict=True)
     ]  # fmt: skip

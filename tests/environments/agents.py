@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from environments.agent import Agent
-from environments.environment import Action, Observation, read_options
+from environments.agent import Agent, AgentOptions
+from environments.environment import Action, Observation
 from shared.types import Problem, Reward, Verdict
 
 PROBLEM = Problem("p1", "2 + 3 = ?", "5", environment="agent")
@@ -33,7 +33,7 @@ def action(text: str, token_ids: Sequence[int] = (), logprobs: Sequence[float] =
 async def agent(**options: Any) -> AsyncGenerator[Agent, None]:
     """An instance that is closed at the end."""
     one = Agent()
-    one.options, one.grade = read_options("agent", Agent.Options, options), grade
+    one.options, one.grade = AgentOptions.model_validate(options), grade
     try:
         yield one
     finally:

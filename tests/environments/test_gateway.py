@@ -16,7 +16,7 @@ from environments.agent import Agent
 from environments.environment import Observation, read_options
 from environments.gateway.client import open_session
 from environments.gateway.messages import AgentMessage, ChatAsked, TurnGiven
-from environments.gateway.wire import RequestRefused, read_chat, read_tokens, tokens_object
+from environments.gateway.wire import GatewayRefusal, read_chat, read_tokens, tokens_object
 from shared.errors import ConfigError
 from tests.environments.agents import PROBLEM, action, agent, play, program
 from verify.plugins import Failed
@@ -273,7 +273,7 @@ def test_a_chat_that_asks_for_what_is_not_there_is_refused_by_name(field: str, v
     good: dict[str, Any] = {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}], "n": 1}
     good |= {"temperature": 0.1, "max_tokens": 3, "seed": 1, "stop": None, "response_format": {"type": "text"}}
     assert read_chat(good).messages == [AgentMessage("user", "a")]
-    with pytest.raises(RequestRefused, match=field):
+    with pytest.raises(GatewayRefusal, match=field):
         read_chat({**good, field: value})
 
 
@@ -283,7 +283,7 @@ def test_a_chat_that_asks_for_what_is_not_there_is_refused_by_name(field: str, v
 def test_token_requests_are_refused_by_name(wrong: dict[str, Any]) -> None:
     good = {"token_ids": [1], "sampling_params": {"temperature": 1.0, "logprobs": 1, "stop_token_ids": [2]}}
     assert read_tokens(good).token_ids == [1]
-    with pytest.raises(RequestRefused, match="token_ids|n is|stream"):
+    with pytest.raises(GatewayRefusal, match="token_ids|n is|stream"):
         read_tokens({**good, **wrong})
 
 

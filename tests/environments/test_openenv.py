@@ -10,7 +10,7 @@ import pytest
 from websockets.asyncio.server import ServerConnection, serve
 
 from environments.environment import Observation, read_options
-from environments.openenv import OpenEnv
+from environments.openenv import OpenEnv, OpenEnvOptions
 from shared.errors import ConfigError
 from shared.types import Problem
 from tests.environments.agents import action
@@ -42,7 +42,7 @@ def run(turns: list[str], **options: str) -> list[Observation]:
         async with serve(answer, "127.0.0.1", 0) as server, asyncio.timeout(30):
             url = f"http://127.0.0.1:{next(iter(server.sockets)).getsockname()[1]}"
             one = OpenEnv()
-            one.options = read_options("openenv", OpenEnv.Options, {"url": url, **options})
+            one.options = OpenEnvOptions.model_validate({"url": url, **options})
             try:
                 seen = [await one.reset(Problem("p", "Find it.", ""), 7)]
                 return [*seen, *[await one.step(action(turn)) for turn in turns]]
@@ -82,7 +82,7 @@ def test_what_fails_costs_the_episode(turn: str, options: dict[str, str], reason
 def test_a_server_that_is_not_there() -> None:
     async def scene() -> None:
         one = OpenEnv()
-        one.options = read_options("openenv", OpenEnv.Options, {"url": "http://127.0.0.1:1"})
+        one.options = OpenEnvOptions(url="http://127.0.0.1:1")
         await one.reset(Problem("p", "", ""), 7)
 
     with pytest.raises(Failed, match="ws://127.0.0.1:1/ws does not answer"):
