@@ -211,11 +211,7 @@ def test_the_gateway_refuses_strangers_and_large_bodies_and_two_requests_at_once
         headers = {"Authorization": f"Bearer {session.key}"}
         ask = {"messages": [{"role": "user", "content": "x"}]}
         async with httpx.AsyncClient(base_url=session.gateway.url, headers=headers, timeout=30) as client:
-            for wrong in (
-                {"Authorization": ""},
-                {"Authorization": "Bearer x"},
-                {"Authorization": f"Basic {session.key}"},
-            ):
+            for wrong in ("", "Bearer x", f"Basic {session.key}"):
                 refused = await client.post("/v1/chat/completions", json=ask, headers={"Authorization": wrong})
                 assert refused.status_code == 401 and refused.headers["x-should-retry"] == "false"
             large = await client.post("/v1/chat/completions", content=b"[" * (9 << 20))
