@@ -160,7 +160,10 @@ def find(name: str, others: Mapping[str, object] = {}) -> KnownEnvironment | Non
 def read_options(name: str, kind: type[Section], given: Mapping[str, Any]) -> Section:
     """The options of an environment. Raises ConfigError that lists every mistake in them, one line each."""
     try:
-        return kind.model_validate(dict(given))
+        options = kind.model_validate(dict(given))
+        if wrong := list(options.own_contradictions()):
+            raise ConfigError("\n".join(wrong))
+        return options
     except ValidationError as error:
         lines = []
         for found in error.errors():
