@@ -20,8 +20,10 @@ from environments.environment import Action, Observation
 from environments.host import EnvironmentHost, InstanceLost, Key
 from shared.chat import Chat
 from shared.config import Config
+from shared.errors import ConfigError
 from shared.types import Completion, Problem, Prompt, Reward, Turn, Verdict
 from trainer.data import PromptFormat, completion_seed
+from trainer.objectives.registry import objective_of
 from verify.format import after_reasoning
 from verify.plugins import Failed
 from verify.scorer import RewardScorer
@@ -57,11 +59,13 @@ class Episodes:
         return await self.scorer.scorer.score(problem, text, None)
 
     async def start(self, problems: Iterable[Problem]) -> None:
-        """Start what the environments of these problems need. Raises ConfigError, and ModelError for a chat template
-        that changes its history where that is not allowed."""
+        """Start what the environments of these problems need. Raises ConfigError, also for an objective that cannot be
+        trained on episodes, and ModelError for a chat template that changes its history where that is not allowed."""
         named = {problem.environment for problem in problems if problem.environment}
         if not named:
             return
+        if self.config.mode == "rl" and (refusal := objective_of(self.config).refusal(min(named))):
+            raise ConfigError(refusal)
         await self.host.start(sorted(named))
         if self.settings.history == "template":
             self.chat.check_history()

@@ -42,8 +42,8 @@ def train_sequences(
     return found
 
 
-def sequence_of(group: Group, completion: Completion, advantage: float) -> TrainSequence:
-    """Prompt and completion as sampled, all turns with one advantage; the weight is still 0."""
+def sequence_of(group: Group, completion: Completion, advantages: list[float]) -> TrainSequence:
+    """Prompt and completion as sampled; the weight is still 0. advantages: one for each turn, or one for all."""
     prompt, sampled = group.prompt.token_ids, completion.sampled
     columns = {"behaviour": completion.logprobs}
     if completion.teacher:
@@ -55,7 +55,7 @@ def sequence_of(group: Group, completion: Completion, advantage: float) -> Train
         token_ids=prompt + completion.token_ids,
         mask=mask,
         weight=0.0,
-        advantages=[advantage] * sum(map(bool, mask.split(b"\0"))),
+        advantages=advantages * sum(map(bool, mask.split(b"\0"))) if len(advantages) == 1 else advantages,
         group=group.prompt.index,
         columns=columns,
     )
