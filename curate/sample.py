@@ -23,7 +23,7 @@ from shared import settings_file
 from shared.errors import DataError
 from shared.jsonl import Row
 from shared.types import Group, Prompt, Verdict
-from verify.verifiers import read_problem, verifier_of
+from verify.verifiers import read_problem, verifier_of, without_environment
 
 if TYPE_CHECKING:
     from shared.config import Config
@@ -206,7 +206,8 @@ class SampleStage(CurationStage):
         from trainer.solver import Solver
 
         config = self.run_config
-        problems = [read_problem(row.fields, row.where) for row in rows]
+        what = f"python -m curate {self.name} samples"
+        problems = [without_environment(read_problem(row.fields, row.where), row.where, what) for row in rows]
         chat = Chat(self.model_dir)
         style = PromptFormat(chat, config.data)
         self.prompts: list[Prompt] = []

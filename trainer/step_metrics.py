@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from shared.types import Group, Reward, Verdict
+from shared.types import Group, Verdict
 from trainer.batching import BatchPlan
 from trainer.forward_backward import StepSums
 from trainer.rank import Stepped
@@ -46,17 +46,14 @@ def rollout_metrics(groups: list[Group], staleness: list[int], filtered: list[Gr
     def component(name: str) -> float:
         return mean([getattr(reward, name) for reward in graded])
 
+    formed = [reward for reward in graded if reward.format is not None]
     ages = _token_ages(groups, staleness)
     row = {
         "reward/mean": component("total"),
-        "reward/format": component("format"),
         "reward/correctness": component("correctness"),
         "reward/length": component("length"),
-        "reward/language": component("language"),
         "reward/extra": mean([sum(reward.extra.values()) for reward in graded]),
         "reward/std": float(np.std([reward.total for reward in graded])) if graded else 0.0,
-        "consistency": mean([float(_consistent(reward)) for reward in graded]),
-        "format": mean([float(reward.format > 0) for reward in graded]),
         "length/mean": float(lengths.mean()),
         "length/p50": float(np.percentile(lengths, 50)),
         "length/p99": float(np.percentile(lengths, 99)),
@@ -74,6 +71,11 @@ def rollout_metrics(groups: list[Group], staleness: list[int], filtered: list[Gr
         ),
         "completions/continued": float(sum(completion.restarts > 0 for completion in completions)),
     }
+    if formed or not graded:  # an environment that grades looks at neither
+        row["reward/format"] = mean([reward.format or 0.0 for reward in formed])
+        row["reward/language"] = mean([reward.language for reward in formed])
+        row["consistency"] = mean([float(bool(reward.consistent)) for reward in formed])
+        row["format"] = mean([float((reward.format or 0.0) > 0) for reward in formed])
     turns = [turn for one in completions for turn in one.turns]
     if turns:
         every = [one for group in (*groups, *filtered) for one in group.completions if one.turns]
@@ -84,10 +86,6 @@ def rollout_metrics(groups: list[Group], staleness: list[int], filtered: list[Gr
         for name in sorted({name for turn in turns for name in turn.info}):
             row[f"environment/info/{name}"] = mean([turn.info[name] for turn in turns if name in turn.info])
     return row | ({"accuracy": mean(right)} if right else {}) | ({"tests_passed": mean(programs)} if programs else {})
-
-
-def _consistent(reward: Reward) -> bool:
-    return bool(reward.consistent)
 
 
 def _token_ages(groups: list[Group], staleness: list[int]) -> float:

@@ -20,6 +20,7 @@ from typing import Any
 
 import msgspec
 import torch
+from msgspec.structs import replace
 
 from lab.analyse.plane import Plane
 from lab.analyse.snapshots import WeightSnapshot
@@ -31,8 +32,10 @@ from shared.jsonl import spread
 from shared.model import hf
 from shared.progress_bar import ProgressBar
 from shared.types import Group, Prompt, Verdict
-from trainer.data import PromptFormat, load_problems
+from trainer.data import PromptFormat
+from trainer.problem_file import read_problems
 from trainer.solver import Solver
+from verify.verifiers import without_environment
 
 Axes = tuple[list[float], list[float]]
 """values along the first and the second direction"""
@@ -83,7 +86,7 @@ def summarise(row: int, column: int, alpha: tuple[float, float], groups: Sequenc
         reward=sum(reward.total for reward in rewards) / len(rewards),
         raw_reward=sum(reward.total - reward.length for reward in rewards) / len(rewards),
         accuracy=sum(right) / max(len(right), 1),
-        format=sum(reward.format > 0 for reward in rewards) / len(rewards),
+        format=sum((reward.format or 0.0) > 0 for reward in rewards) / len(rewards),
         length=sum(lengths) / len(lengths),
         truncated=sum(tokens >= limit for tokens in lengths) / len(lengths),
         completions=len(lengths),
@@ -205,9 +208,13 @@ class Survey:
         config = self.config
         path = self.data or Path(config.locate(config.data.validation or config.data.train))
         style, room = PromptFormat(chat, config.data), config.model.max_tokens - config.rollout.max_completion_tokens
+        found = read_problems(path, "--data")
+        for problem in found.problems:
+            one = replace(problem, environment=problem.environment or config.environment.name)
+            without_environment(one, found.where(problem), "a surface is measured with")
         prompts = [
             Prompt(index, problem, style.render(problem.text, problem.domain))
-            for index, problem in enumerate(spread(load_problems(path, "--data"), self.problems))
+            for index, problem in enumerate(spread(found.problems, self.problems))
         ]
         fitting = [prompt for prompt in prompts if len(prompt.token_ids) <= room]
         if not fitting:
