@@ -20,7 +20,6 @@ from typing import Any
 
 import msgspec
 import torch
-from msgspec.structs import replace
 
 from lab.analyse.plane import Plane
 from lab.analyse.snapshots import WeightSnapshot
@@ -32,8 +31,8 @@ from shared.jsonl import spread
 from shared.model import hf
 from shared.progress_bar import ProgressBar
 from shared.types import Group, Prompt, Verdict
-from trainer.data import PromptFormat
-from trainer.problem_file import read_problems
+from trainer.data import PromptFormat, load_problems
+from trainer.episodes import with_environment
 from trainer.solver import Solver
 from verify.verifiers import without_environment
 
@@ -208,13 +207,12 @@ class Survey:
         config = self.config
         path = self.data or Path(config.locate(config.data.validation or config.data.train))
         style, room = PromptFormat(chat, config.data), config.model.max_tokens - config.rollout.max_completion_tokens
-        found = read_problems(path, "--data")
-        for problem in found.problems:
-            one = replace(problem, environment=problem.environment or config.environment.name)
-            without_environment(one, found.where(problem), "a surface is measured with")
+        problems = with_environment(load_problems(path, "--data"), config.environment.name)
+        for problem in problems:
+            without_environment(problem, f"--data {path}: {problem.id}", "a surface is measured with")
         prompts = [
             Prompt(index, problem, style.render(problem.text, problem.domain))
-            for index, problem in enumerate(spread(found.problems, self.problems))
+            for index, problem in enumerate(spread(problems, self.problems))
         ]
         fitting = [prompt for prompt in prompts if len(prompt.token_ids) <= room]
         if not fitting:
