@@ -31,7 +31,7 @@ from trainer.ledger import Ledger
 from trainer.rank import Stepped
 from trainer.schedule import learning_rate
 from trainer.step_metrics import rollout_metrics, speed_metrics, training_metrics
-from trainer.timing import PhaseTimer
+from trainer.timing import IdleSeats, PhaseTimer
 from verify.scorer import RewardScorer
 
 TRAINING = ("log-probs of the batch", "forward and backward", "optimiser step", "move of the reference")
@@ -67,6 +67,9 @@ class RunLogger:
         """lines of metrics that waited for room when that was last reported"""
         self.last_sync: SyncReport | None = None
         self.generated_before = 0
+        self.waiting = 0
+        """episodes that no engine works on, because an environment has not answered"""
+        self._idle = IdleSeats()
 
     @property
     def engine_devices(self) -> int:
@@ -118,6 +121,10 @@ class RunLogger:
         for verdict in Verdict:
             row[f"verify/{verdict.value.replace(' ', '_')}"] = self.scorer.counts.get(verdict, 0)
         row |= speed_metrics(learned.sums, learned.stepped, self.config.placement.trainers, self.peak_flops)
+        idle, still_open = self._idle.take_share(), self.ledger.unfinished()
+        if "environment/turns" in row:
+            row["environment/waiting"] = sum(one.waiting for one in still_open) / max(len(still_open), 1)
+            row["environment/idle_seats"] = idle
         row |= self._memory_metrics(learned.stepped)
         self._write(version, row)
         self.progress.step_line(version, row)
@@ -173,8 +180,14 @@ class RunLogger:
             found["memory/engine_peak_gpu_bytes"] = self.last_sync.gpu_peak_bytes
         return found
 
+    def note_waiting(self, waiting: int) -> None:
+        """Note how many episodes no engine works on because an environment has not answered."""
+        self.waiting = waiting
+        self._idle.note(sum(self.engines.live.values()), self.engines.slots(), waiting)
+
     def live(self) -> None:
         """Update the progress bar of the current step."""
+        self.note_waiting(self.waiting)
         ledger, elapsed = self.ledger, self.clock.since_step_s
         generated = self.engines.generated_tokens - self.generated_before
         self.progress.batch(
@@ -183,6 +196,7 @@ class RunLogger:
             in_flight=sum(self.engines.live.values()),
             tokens_per_s=generated / max(elapsed, 1e-3),
             oldest_wait_s=self.engines.oldest_wait_s(),
+            waiting=self.waiting,
             step=ledger.version + 1,
             steps=self.config.steps,
         )

@@ -13,6 +13,9 @@ from trainer.forward_backward import StepSums
 from trainer.rank import Stepped
 from verify.verifiers import verifier_of
 
+CALLS = "tool_calls", "failed_calls"
+"""what environments with tools give of each turn: its calls of tools, and how many of them failed"""
+
 
 def rollout_metrics(groups: list[Group], staleness: list[int], filtered: list[Group]) -> dict[str, float]:
     """Means over completions of the step.
@@ -83,7 +86,11 @@ def rollout_metrics(groups: list[Group], staleness: list[int], filtered: list[Gr
         row["environment/turns"] = len(turns) / len(completions)
         row["environment/wait_s"] = mean([turn.seconds for turn in turns])
         row["environment/failed"] = mean(failed)
-        for name in sorted({name for turn in turns for name in turn.info}):
+        calls, failures = (sum(turn.info.get(name, 0.0) for turn in turns) for name in CALLS)
+        if any(CALLS[0] in turn.info for turn in turns):
+            row["environment/tool_calls"] = calls / len(completions)
+            row["environment/failed_calls"] = failures / calls if calls else 0.0
+        for name in sorted({name for turn in turns for name in turn.info} - {*CALLS}):
             row[f"environment/info/{name}"] = mean([turn.info[name] for turn in turns if name in turn.info])
     return row | ({"accuracy": mean(right)} if right else {}) | ({"tests_passed": mean(programs)} if programs else {})
 
