@@ -175,6 +175,15 @@ class Chat:
             self._bridges[roles] = found = [self.encode(part) for part in (parts[0].removeprefix(end), *parts[1:])]
         return found
 
+    def decode_bridge(self, ids: Sequence[int]) -> str:
+        """Text of the tokens between two turns, without what the template puts around it where `bridge` has made such
+        ones of a single message before."""
+        for before, *others in self._bridges.values():
+            end = len(ids) - len(others[-1])
+            if len(others) == 1 and len(before) <= end and [*ids[: len(before)], *ids[end:]] == before + others[0]:
+                return self.decode(ids[len(before) : end])
+        return self.decode(ids)
+
     def check_history(self, system: str = "") -> None:
         """Raise ModelError if the template changes earlier turns when another follows, as where it drops reasoning: a
         server that renders the history would then show the model other tokens than it was trained on."""
