@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 
 from rollout.weights.checksum import MODULUS, add_parts, bits, checksum_rows, random_weights
 from rollout.weights.layout import Layout
@@ -46,6 +46,7 @@ def plan_targets(model: torch.nn.Module, layout: Layout) -> list[Target]:
     fused: dict[str, list[str]] = getattr(model, "packed_modules_mapping", {})
     targets: list[Target] = []
     unused = set(layout.places)
+    has_head = any(isinstance(module, ParallelLMHead) for module in model.modules())
     for path, module in model.named_modules():
         parent, _, last = path.rpartition(".")
         for name, parameter in module.named_parameters(recurse=False):
@@ -63,6 +64,8 @@ def plan_targets(model: torch.nn.Module, layout: Layout) -> list[Target]:
             row_bytes = places[0].row_bytes(layout.dtype.itemsize)
             size = sum(place.rows for place in places) * row_bytes
             packed = name == "weight" and hasattr(module, "cpu_linear")
+            if has_head and isinstance(module, VocabParallelEmbedding) and not isinstance(module, ParallelLMHead):
+                packed = False  # vLLM packs every embedding, but multiplies with one only where it is the head, too
             targets.append(Target(module, name, sources, size, row_bytes, parameter.numel() > 0 and not tied, packed))
     if unused:
         raise ModelError(f"the engine's model has no place for {sorted(unused)[:5]}, which trainers send")
