@@ -109,7 +109,7 @@ def read_plain(targets: list[Target], layout: Layout, worker: int = 0) -> dict[s
 
 
 @dataclass
-class Reading:
+class PackedReading:
     """Reads columns of one packed linear: it takes the place of the module's product until it has been called once, and
     multiplies a unit vector for each column beside the model's own rows, so that the weight is read once for both."""
 
@@ -158,7 +158,7 @@ class PackedReader:
         """dtype: of the model. rows: of each trainer rank, tensor -> its first row and their number. chosen: of each
         trainer rank, tensor -> columns that are read of these rows."""
         self.layout, self.rows, self.chosen = layout, rows, chosen
-        self.readings, vectors = list[Reading](), dict[tuple[int, tuple[int, ...]], torch.Tensor]()
+        self.readings, vectors = list[PackedReading](), dict[tuple[int, tuple[int, ...]], torch.Tensor]()
         for target in targets:
             columns = tuple(sorted({n for part in chosen for name in target.sources for n in part.get(name, ())}))
             if target.packed and columns:
@@ -166,10 +166,10 @@ class PackedReader:
                 if key not in vectors:
                     vectors[key] = torch.nn.functional.one_hot(torch.tensor(columns), key[0]).to(dtype)
                 module: Any = target.module
-                self.readings.append(Reading(target, module.cpu_linear, list(columns), vectors[key]))
+                self.readings.append(PackedReading(target, module.cpu_linear, list(columns), vectors[key]))
                 module.cpu_linear = self.readings[-1]
 
-    def left(self) -> Iterator[Reading]:
+    def left(self) -> Iterator[PackedReading]:
         """Those that were not read yet."""
         return (reading for reading in self.readings if reading.found is None)
 
