@@ -140,8 +140,9 @@ class PackedReading:
 
     def end(self) -> None:
         """Give the module its product back."""
-        if self.target.module.cpu_linear is self:
-            self.target.module.cpu_linear = self.linear  # type: ignore[assignment]  # a function, not a submodule
+        module: Any = self.target.module
+        if module.cpu_linear is self:
+            module.cpu_linear = self.linear
 
 
 class PackedReader:
