@@ -130,7 +130,7 @@ class Chat:
 
     # ---- several turns -------------------------------------------------------------------------------------------
 
-    def bridge(self, messages: Sequence[tuple[str, str]], most_tokens: int = 1 << 30) -> list[int]:
+    def bridge(self, messages: Sequence[tuple[str, str]], most_tokens: int = 1 << 20) -> list[int]:
         """[tokens] between a turn of the assistant and its next one: what the template puts behind the first turn's end
         token, with (role, text) messages in it, up to where the assistant begins again.
 
@@ -140,7 +140,7 @@ class Chat:
         first, *between = self._around(tuple(role for role, _ in messages))
         ids = list(first)
         for (_, text), behind in zip(messages, between, strict=True):
-            said = self.encode_plain(text)[:most_tokens]
+            said = self.encode_plain(text[: most_tokens * self.longest_token])[:most_tokens]
             most_tokens -= len(said)
             ids += said + behind
         return ids

@@ -65,7 +65,15 @@ class Turn(msgspec.Struct, frozen=True, gc=False):
     start: int
     end: int
     reward: float | None = None
-    """what the environment gave for it; None where it gave nothing, or has not answered"""
+    """what the environment gave for it; None where a verifier grades, or it has not answered"""
+    solved: bool | None = None
+    """whether the environment says that the task is solved; None where it says nothing"""
+    seconds: float = 0.0
+    """that the environment took to answer"""
+    info: dict[str, float] = {}
+    """numbers that the environment gave, for the metrics"""
+    failure: str = ""
+    """why the environment did not answer, "" if it did"""
 
 
 class Completion(msgspec.Struct, gc=False):
@@ -91,8 +99,8 @@ class Completion(msgspec.Struct, gc=False):
     spans: list[VersionSpan] = []
     """in order, covering the tokens that were sampled; none reaches over two turns"""
     finish_reason: str | None = None
-    """"stop" (end of sequence), "length" (token limit), "abort" (it kills engines, and is given up), None while
-    unfinished"""
+    """"stop" (end of sequence, of the last turn), "length" (token limit), "abort" (it kills engines, and is given up),
+    "crash" or "timeout" (of its environment), None while unfinished"""
     restarts: int = 0
     """how often an engine died under this completion"""
     teacher: list[float] = []
@@ -124,6 +132,11 @@ class Completion(msgspec.Struct, gc=False):
     def last_turn(self) -> list[int]:
         """Tokens of the last turn that was sampled; all of them without an environment."""
         return self.token_ids[self.turns[-1].start : self.turns[-1].end] if self.turns else self.token_ids
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether it has no end yet."""
+        return self.finish_reason is None
 
     @property
     def waiting(self) -> bool:

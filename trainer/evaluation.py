@@ -29,8 +29,10 @@ from rollout.client import EngineClient
 from shared.atomic_write import beside
 from shared.config import Config
 from shared.statistics import majority_at_k, mean_and_half_width, pass_at_k
-from shared.types import Problem, Reward, Verdict
+from shared.types import Completion, Problem, Prompt, Reward, Verdict
 from trainer.data import DataSource, completion_seed
+from trainer.episodes import Episodes, failed_start
+from verify.plugins import Failed
 from verify.scorer import RewardScorer
 from verify.verifiers import verifier_of
 
@@ -98,9 +100,15 @@ class Evaluator:
     """Samples and verifies completions of its problems beside training; several evaluations may be under way."""
 
     def __init__(
-        self, engines: EngineClient, scorer: RewardScorer, source: DataSource, problems: list[Problem], seed: int
+        self,
+        engines: EngineClient,
+        scorer: RewardScorer,
+        source: DataSource,
+        problems: list[Problem],
+        episodes: Episodes | None = None,
     ):
-        self.engines, self.scorer, self.source, self.seed = engines, scorer, source, seed
+        """episodes: needed where a problem has an environment."""
+        self.engines, self.scorer, self.source, self.episodes = engines, scorer, source, episodes
         self.problems = problems
         self._under_way = 0
 
@@ -137,13 +145,29 @@ class Evaluator:
         # submitted before the next await, so the next one in the queue counts it
         self._under_way += 1
         try:
-            prompt = self.source.render(problem, position)
-            seed = completion_seed(self.seed, -1 - position, sample)
-            [completion] = await self.engines.sample(prompt.token_ids, [seed], temperature)
+            # other seeds than those of training, for environments
+            prompt = self.source.render(problem, -1 - position if problem.environment else position)
+            seed = completion_seed(self.source.seed, -1 - position, sample)
+            if problem.environment:
+                completion = await self._play(prompt, seed, temperature)
+            else:
+                [completion] = await self.engines.sample(prompt.token_ids, [seed], temperature)
         finally:
             self._under_way -= 1
         reward, text = await self.scorer.score(problem, completion)
         return Sampled(problem, text, reward, completion.sampled_tokens)
+
+    async def _play(self, prompt: Prompt, seed: int, temperature: float) -> Completion:
+        """Sample one episode; where the environment cannot begin it, it has no tokens, and is not graded."""
+        completion, episodes = self.engines.episode(seed), self.episodes
+        assert episodes is not None, "a problem has an environment, and nothing plays it"
+        try:
+            opened = await episodes.open(prompt)
+        except Failed as failed:
+            return failed_start(completion, failed)
+        return await episodes.play(
+            opened, completion, lambda one: self.engines.continue_turn(opened.token_ids, one, temperature)
+        )
 
 
 def right(sample: Sampled) -> bool:

@@ -74,6 +74,15 @@ def rollout_metrics(groups: list[Group], staleness: list[int], filtered: list[Gr
         ),
         "completions/continued": float(sum(completion.restarts > 0 for completion in completions)),
     }
+    turns = [turn for one in completions for turn in one.turns]
+    if turns:
+        every = [one for group in (*groups, *filtered) for one in group.completions if one.turns]
+        failed = [float(bool(one.turns[-1].failure)) for one in every]
+        row["environment/turns"] = len(turns) / len(completions)
+        row["environment/wait_s"] = mean([turn.seconds for turn in turns])
+        row["environment/failed"] = mean(failed)
+        for name in sorted({name for turn in turns for name in turn.info}):
+            row[f"environment/info/{name}"] = mean([turn.info[name] for turn in turns if name in turn.info])
     return row | ({"accuracy": mean(right)} if right else {}) | ({"tests_passed": mean(programs)} if programs else {})
 
 
