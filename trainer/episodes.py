@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 
 from msgspec.structs import replace
 
@@ -20,7 +20,7 @@ from environments.environment import Action, Observation
 from environments.host import EnvironmentHost, InstanceLost, Key
 from shared.chat import Chat
 from shared.config import Config
-from shared.errors import ConfigError
+from shared.errors import ConfigError, ModelError
 from shared.types import Completion, Problem, Prompt, Reward, Turn, TurnText, Verdict
 from trainer.data import PromptFormat, completion_seed
 from trainer.objectives.registry import objective_of
@@ -103,7 +103,7 @@ class Episodes:
     def _prompt_ids(self, prompt: Prompt, observation: Observation) -> list[int]:
         """[prompt_tokens] of the problem with what `reset` said."""
         if observation.token_ids is not None:
-            return observation.token_ids
+            return self._known(observation.token_ids)
         texts = [message.text for message in observation.messages if message.role != "system"]
         system = [message.text for message in observation.messages if message.role == "system"]
         if not texts and not system:
@@ -215,9 +215,18 @@ class Episodes:
         if (ids := observation.token_ids) is not None:
             if len(ids) > self.settings.observation_tokens:
                 raise Failed(Verdict.CRASH, f"{len(ids)} tokens exceed environment.observation_tokens")
-            return ids
+            return self._known(ids)
         messages = [(message.role, message.text) for message in observation.messages] or [("user", "")]
-        return self.chat.bridge(messages, self.settings.observation_tokens)
+        try:
+            return self.chat.bridge(messages, self.settings.observation_tokens)
+        except ModelError as error:
+            raise Failed(Verdict.CRASH, str(error)) from error
+
+    def _known(self, ids: list[int]) -> list[int]:
+        """The ids; raises Failed for one that is none of the vocabulary."""
+        if ids and not 0 <= min(ids) <= max(ids) < len(self.chat.tokenizer):
+            raise Failed(Verdict.CRASH, f"token ids must lie from 0 to {len(self.chat.tokenizer) - 1}")
+        return ids
 
 
 def turns_of(prompts: PromptFormat, prompt: Prompt, completion: Completion) -> list[TurnText]:
@@ -240,8 +249,3 @@ def failed_start(completion: Completion, failed: Failed) -> Completion:
     return replace(
         completion, turns=[Turn(0, 0, failure=str(failed))], finish_reason=FAILURES.get(failed.verdict, "crash")
     )
-
-
-def with_environment(problems: Sequence[Problem], name: str) -> list[Problem]:
-    """The problems, with the environment `name` where they name none."""
-    return [one if one.environment or not name else replace(one, environment=name) for one in problems]
