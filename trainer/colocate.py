@@ -113,8 +113,8 @@ def share(config: Config, shape: DecoderConfig, gpu_bytes: float, host_bytes: fl
     sums = (
         f"a trainer takes {trainer.total / GIB:.1f} GiB ({parts(trainer)}, activations "
         f"{trainer.activations / GIB:.1f}), an engine {engine / GIB:.1f} GiB ({arriving / GIB:.1f} of it for tensors "
-        f"of an update on their way) and at least {least / GIB:.1f} for keys and values, a GPU has {usable / GIB:.1f} GiB "
-        "for them"
+        f"of an update on their way) and at least {least / GIB:.1f} for keys and values, a GPU has "
+        f"{usable / GIB:.1f} GiB for them"
     )
     if asked == "resident":
         raise ConfigError(f'placement.colocate = "resident": {sums}: {lower}, or set placement.colocate = "turns"')
