@@ -194,9 +194,11 @@ def assemble(config: Config, hub: Hub, tasks: list[Problem], scorer: Any, chat: 
     source = DataSource(tasks, stages, PromptFormat(chat, config.data))
     logger = RunLogger(clock, progress, engines, scorer, ledger, list)
     checkpointer = Checkpointer(config, ledger, engines, trainers, clock, progress, Origin({}, {}))
+    no_episodes: Any = None
     return TrainingLoop(
-        ledger=ledger, engines=engines, scorer=scorer, trainers=trainers, source=source, clock=clock, logger=logger,
-        checkpointer=checkpointer, probe=choose_probe(source), vocabulary=VOCABULARY,
+        ledger=ledger, engines=engines, scorer=scorer, episodes=no_episodes, trainers=trainers,
+        source=source, clock=clock, logger=logger, checkpointer=checkpointer,
+        probe=choose_probe(source), vocabulary=VOCABULARY,
     )  # fmt: skip
 
 

@@ -162,7 +162,7 @@ class Ours:
     async def _run(self, ledger: Ledger) -> None:
         unused: Any = None
         path = TrainingLoop(
-            ledger=ledger, engines=self.engines, scorer=self.scorer, trainers=unused,
+            ledger=ledger, engines=self.engines, scorer=self.scorer, episodes=unused, trainers=unused,
             source=self.source, clock=unused, logger=unused, checkpointer=unused, probe=[], vocabulary=0,
         )  # fmt: skip
         async with asyncio.TaskGroup() as loops:

@@ -35,16 +35,16 @@ from shared.settings_file import literal, type_name
 from shared.types import Problem, Reward
 
 
-class Message(msgspec.Struct, frozen=True):
+class EnvironmentMessage(msgspec.Struct, frozen=True):
     """One message of a conversation that the policy did not write."""
 
     role: Literal["system", "user", "tool"]
     text: str
 
 
-def user(text: str) -> Message:
+def user(text: str) -> EnvironmentMessage:
     """A message of the user."""
-    return Message("user", text)
+    return EnvironmentMessage("user", text)
 
 
 class Action(msgspec.Struct, frozen=True):
@@ -63,12 +63,12 @@ class Action(msgspec.Struct, frozen=True):
 class Observation(msgspec.Struct):
     """What an environment answers to a turn, or begins an episode with."""
 
-    messages: list[Message] = []
+    messages: list[EnvironmentMessage] = []
     """what the policy reads next. Of `reset`: a "user" message replaces the problem's text, a "system" message is added
     to the system prompt; none leaves the problem as it is"""
     token_ids: list[int] | None = None
-    """[tokens] in place of `messages`, for an environment that speaks tokens: of `reset` the whole prompt, of `step` all
-    that stands between the turn and the next one"""
+    """[tokens] in place of `messages`, for an environment that speaks tokens: of `reset` the whole prompt, of `step`
+    all that stands between the turn and the next one"""
     reward: float | None = None
     """for the turn; an episode's reward is the sum over its turns. Ignored where a verifier grades"""
     done: bool = False
@@ -109,7 +109,7 @@ E = TypeVar("E", bound=type[Environment])
 Result = TypeVar("Result")
 
 
-class Registered(NamedTuple):
+class KnownEnvironment(NamedTuple):
     """An environment that problems may name."""
 
     name: str
@@ -118,19 +118,19 @@ class Registered(NamedTuple):
     """file that defines it"""
 
 
-ENVIRONMENTS: dict[str, Registered] = {}
+ENVIRONMENTS: dict[str, KnownEnvironment] = {}
 """name -> environment, of the modules loaded so far"""
 
 
 def environment(name: str) -> Callable[[E], E]:
     """Decorator: register a class as the environment `name`. Raises ConfigError when another file has the name."""
 
-    def known(made: E) -> E:
-        home = inspect.getsourcefile(made) or "?"
+    def known(kind: E) -> E:
+        home = inspect.getsourcefile(kind) or "?"
         if (before := ENVIRONMENTS.get(name)) is not None and before.home != home:
             raise ConfigError(f"{home}: an environment '{name}' exists already ({before.home}): choose another name")
-        ENVIRONMENTS[name] = Registered(name, made, home)
-        return made
+        ENVIRONMENTS[name] = KnownEnvironment(name, kind, home)
+        return kind
 
     return known
 
@@ -144,7 +144,7 @@ def load_ready() -> None:
             importlib.import_module(f"environments.{module.name}")
 
 
-def find(name: str, others: Mapping[str, object] = {}) -> Registered | None:
+def find(name: str, others: Mapping[str, object] = {}) -> KnownEnvironment | None:
     """The environment of this project with this name, None for one of `others`. Raises ConfigError for neither."""
     load_ready()
     if name in ENVIRONMENTS:
@@ -160,19 +160,31 @@ def find(name: str, others: Mapping[str, object] = {}) -> Registered | None:
 def read_options(name: str, kind: type[Section], given: Mapping[str, Any]) -> Section:
     """The options of an environment. Raises ConfigError that lists every mistake in them, one line each."""
     try:
-        return kind.model_validate(dict(given))
+        options = kind.model_validate(dict(given))
+        if wrong := list(options.own_contradictions()):
+            raise ConfigError("\n".join(wrong))
+        return options
     except ValidationError as error:
         lines = []
         for found in error.errors():
             option = str(found["loc"][0]) if found["loc"] else ""
-            place, field = f"environment.options.{name}.{option}", kind.model_fields.get(option)
-            if field is None:
+            place, field = f"environment.options.{name}.{option}".rstrip("."), kind.model_fields.get(option)
+            if field is None and option:
                 has = ", ".join(sorted(kind.model_fields)) or "none"
                 lines.append(f"{place}: there is no such option; {name} has {has}")
+            elif found["type"] == "value_error":  # a check of the option's own says what is wrong
+                lines.append(f"{place}: {found['ctx']['error']}")
             else:
                 value = f" = {literal(given[option])}" if option in given else ""
-                lines.append(f"{place}{value}: must be {type_name(field)}")
+                lines.append(f"{place}{value}: must be {type_name(field) if field is not None else found['msg']}")
         raise ConfigError("\n".join(lines)) from error
+
+
+def made(kind: type[Environment], name: str, options: Mapping[str, Any], grade: Grade) -> Environment:
+    """A new instance of an environment, whose `reset` has not been called. Raises ConfigError for wrong options."""
+    one = kind()
+    one.options, one.grade = read_options(name, kind.Options, options), grade
+    return one
 
 
 async def call(method: Callable[..., Any], *arguments: Any) -> Any:

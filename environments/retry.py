@@ -1,8 +1,8 @@
 """The environment "retry": the policy answers, is asked to look again, and answers a second time.
 
-Source: Training Language Models to Self-Correct via Reinforcement Learning (SCoRe, 2409.12917), section 5: the reward of
-the second turn is r2 + alpha (r2 - r1), where r1 and r2 say whether the two answers are right, so that copying a right
-answer earns r2 and making a wrong one right earns more. The first turn has reward r1.
+Source: Training Language Models to Self-Correct via Reinforcement Learning (SCoRe, 2409.12917), section 5: the reward
+of the second turn is r2 + alpha (r2 - r1), where r1 and r2 say whether the two answers are right, so that copying a
+right answer earns r2 and making a wrong one right earns more. The first turn has reward r1.
 """
 
 from __future__ import annotations

@@ -61,6 +61,8 @@ class EngineClient(RankClient):
         self.restarts = 0
         self.generated_tokens = 0
         self._finished: BatchQueue[Completion | None] = BatchQueue()
+        self._ended: set[tuple[int, int]] = set()
+        """(group, index) of training completions in `_finished`"""
         self._samples: dict[tuple[int, int], asyncio.Future[Completion]] = {}
         """(group, index) of a completion outside of training -> future of its end"""
         self._serial = itertools.count(1)
@@ -78,7 +80,8 @@ class EngineClient(RankClient):
     # ---- sampling --------------------------------------------------------------------------------------------
 
     async def submit(self, groups: Iterable[Group]) -> None:
-        """Sample, or continue, every unfinished completion of these groups."""
+        """Sample, or continue, every unfinished completion of these groups that no engine works on and that does not
+        wait for its environment. The turns of an episode stay on one engine, whose cache holds what was before."""
         hold = self.config.rollout.max_async_level == 0
         batches: dict[int, list[GenerateRequest]] = {}
         now = time.monotonic()
@@ -86,30 +89,63 @@ class EngineClient(RankClient):
         heapq.heapify(quietest)
         for position, group in enumerate(groups):
             rank = self.ranks[position % len(self.ranks)] if hold else quietest[0][1]
+            if group.prompt.problem.environment:
+                rank = self.ranks[group.prompt.index % len(self.ranks)]
             routed = rank, now
-            unfinished = [completion for completion in group.completions if completion.finish_reason is None]
+            unfinished = [one for one in group.completions if one.unfinished and self._free(one)]
             batches.setdefault(rank, []).extend(self._request(group, completion) for completion in unfinished)
             self.live[rank] += len(unfinished)
             for completion in unfinished:
                 self._routed[completion.group, completion.index] = routed
-            if not hold:
+            if not hold and rank == quietest[0][1]:
                 heapq.heapreplace(quietest, (self.live[rank], rank))
         for rank, requests in batches.items():
             await self.hub.post(rank, request(EngineRank.generate, requests, hold))
 
+    def _free(self, completion: Completion) -> bool:
+        """Whether neither an engine nor an environment works on it, and no news of it is on the way."""
+        key = completion.group, completion.index
+        return key not in self._routed and key not in self._ended and not completion.waiting
+
+    def training_in_flight(self) -> bool:
+        """Whether an engine works on a completion of training, or news of one is on the way."""
+        return bool(self._ended) or any(group >= 0 for group, _ in self._routed)
+
     def _request(self, group: Group, completion: Completion) -> GenerateRequest:
         rollout = self.config.rollout
-        return GenerateRequest(group.prompt.token_ids, completion, rollout.max_completion_tokens, rollout.temperature)
+        limit = self._limit(completion) if group.prompt.problem.environment else rollout.max_completion_tokens
+        return GenerateRequest(group.prompt.token_ids, completion, limit, rollout.temperature)
+
+    def _limit(self, completion: Completion) -> int:
+        """Tokens at which the turn under way is cut: environment.turn_tokens, or what the episode may still sample."""
+        most, before = self.config.rollout.max_completion_tokens, sum(one.end - one.start for one in completion.turns)
+        return completion.turn_start + min(self.config.environment.turn_tokens or most, most - before)
 
     async def sample(self, prompt_ids: list[int], seeds: Sequence[int], temperature: float) -> list[Completion]:
         """Sample outside of training: one completion of the prompt for each seed, [seeds]. temperature: 0 is greedy."""
-        rank, now, group = min(self.ranks, key=lambda rank: self.live[rank]), time.monotonic(), -next(self._serial)
-        limit = self.config.rollout.max_completion_tokens
-        requests, ends = [], []
-        for index, seed in enumerate(seeds):
-            requests.append(GenerateRequest(prompt_ids, Completion(group, index, seed), limit, temperature))
+        group = -next(self._serial)
+        completions, limit = (
+            [Completion(group, *one) for one in enumerate(seeds)],
+            self.config.rollout.max_completion_tokens,
+        )
+        return await self._sample([GenerateRequest(prompt_ids, one, limit, temperature) for one in completions])
+
+    def episode(self, seed: int) -> Completion:
+        """A completion outside of training that `continue_turn` samples."""
+        return Completion(-next(self._serial), 0, seed)
+
+    async def continue_turn(self, prompt_ids: list[int], completion: Completion, temperature: float) -> Completion:
+        """Sample the next turn of an episode outside of training."""
+        [ended] = await self._sample([GenerateRequest(prompt_ids, completion, self._limit(completion), temperature)])
+        return ended
+
+    async def _sample(self, requests: list[GenerateRequest]) -> list[Completion]:
+        rank, now = min(self.ranks, key=lambda rank: self.live[rank]), time.monotonic()
+        ends = []
+        for request_ in requests:
+            key = request_.completion.group, request_.completion.index
             ends.append(asyncio.get_running_loop().create_future())
-            self._routed[group, index], self._samples[group, index] = (rank, now), ends[-1]
+            self._routed[key], self._samples[key] = (rank, now), ends[-1]
         self.live[rank] += len(requests)
         await self.hub.post(rank, request(EngineRank.generate, requests))
         return list(await asyncio.gather(*ends))
@@ -150,6 +186,7 @@ class EngineClient(RankClient):
             return
         del self._routed[key]
         if (end := self._samples.pop(key, None)) is None:
+            self._ended.add(key)
             self._finished.put(completion)
         elif not end.done():
             end.set_result(completion)
@@ -162,6 +199,7 @@ class EngineClient(RankClient):
             for completion in await self._finished.take():
                 if completion is None:
                     return
+                self._ended.discard((completion.group, completion.index))
                 yield completion
 
     def close(self) -> None:
@@ -192,7 +230,8 @@ class EngineClient(RankClient):
         the write's start. Raises what `WeightProof.check` raises.
         """
         version, proof_on = published[0].version, self.config.sync.verify
-        replies = await self.call(EngineRank.update, version, probe if proof_on else None)
+        chosen = [part.chosen for part in published]
+        replies = await self.call(EngineRank.update, version, probe if proof_on else None, chosen)
         found = self._proof.check(published, replies, probe) if proof_on else [LogprobDifference(0.0, 0.0, 0.0)]
         return SyncReport(
             version=version,

@@ -29,7 +29,7 @@ class Config(Section):
     placement: sections.Placement = sections.Placement()
     rollout: sections.Rollout = sections.Rollout()
     reward: sections.RewardWeights = sections.RewardWeights()
-    environment: sections.Environment = sections.Environment()
+    environment: sections.EnvironmentSettings = sections.EnvironmentSettings()
     objective: dict[str, Any] = {}
     """settings of the objective, which reads and checks them itself (trainer/objectives); docs/objectives.md"""
     optimiser: sections.Optimiser = sections.Optimiser()

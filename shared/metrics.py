@@ -51,6 +51,21 @@ METRICS: dict[str, Metric] = {
     "groups/filtered": Metric("groups", "groups without signal since the last step: all values equal, not trained"),
     "completions/aborted": Metric("completions", "completions given up, for engines died of them: 0 but for a fault"),
     "completions/continued": Metric("completions", "completions that went on after their engine died"),
+    # ---- episodes of the trained groups, where problems have an environment
+    "environment/turns": Metric("turns", "mean turns of an episode"),
+    "environment/wait_s": Metric("s", "mean time that an environment took to answer a turn"),
+    "environment/waiting": Metric(
+        "share", "open completions that wait for their environment when the step ends, of all open ones"
+    ),
+    "environment/idle_seats": Metric(
+        "share",
+        "seats of engines that are free only because episodes wait for their environments, of these seats and those in "
+        "use, by time over the step (trainer/timing.py)",
+    ),
+    "environment/tool_calls": Metric("calls", "mean calls of tools in an episode"),
+    "environment/failed_calls": Metric("share", "calls of tools that failed, of all calls"),
+    "environment/failed": Metric("share", "episodes that are not graded, because their environment failed"),
+    "environment/info": Metric("number", "environment/info/NAME: mean over turns of a number that an environment gives"),
     # ---- learning: means over trained completion tokens
     "loss": Metric(
         "nats", "policy loss of the step, as normalised by objective.loss_aggregation; no KL, no entropy bonus"
@@ -150,7 +165,7 @@ KINDS = ("sft", "evaluation", "train")
 def check_names(values: Mapping[str, Any]) -> None:
     """Raise KeyError naming the nearest known metric for a name that METRICS lacks."""
     for name in values:
-        if name not in METRICS:
+        if name not in METRICS and not name.startswith("environment/info/"):
             near = difflib.get_close_matches(name, METRICS, n=1, cutoff=0)
             raise KeyError(f"unknown metric '{name}' (nearest: '{near[0]}'): define it in shared/metrics.py")
 

@@ -228,7 +228,7 @@ class RewardWeights(Section):
             yield f"reward.options.{name} has no effect: give reward.extra.{name} a weight, or remove it"
 
 
-class Environment(Section):
+class EnvironmentSettings(Section):
     name: str = ""
     """environment of the problems whose row names none; "" for none: one completion, graded by the verifier"""
     plugins: list[str] = []
@@ -239,8 +239,8 @@ class Environment(Section):
     max_turns: int = Field(8, ge=1)
     """turns of the policy in an episode"""
     turn_tokens: int | None = Field(None, ge=1)
-    """a turn that is cut at this length ends its episode. Not given: rollout.max_completion_tokens, which limits what is
-    sampled in a whole episode"""
+    """a turn that is cut at this length ends its episode. Not given: rollout.max_completion_tokens, which limits what
+    is sampled in a whole episode"""
     observation_tokens: int = Field(512, ge=1)
     """what an environment says between two turns is cut to this length"""
     step_s: float = Field(30.0, gt=0)

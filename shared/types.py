@@ -7,7 +7,7 @@ Shapes are given in brackets, units in names. What is not here: messages between
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -65,7 +65,26 @@ class Turn(msgspec.Struct, frozen=True, gc=False):
     start: int
     end: int
     reward: float | None = None
-    """what the environment gave for it; None where it gave nothing, or has not answered"""
+    """what the environment gave for it; None where a verifier grades, or it has not answered"""
+    solved: bool | None = None
+    """whether the environment says that the task is solved; None where it says nothing"""
+    seconds: float = 0.0
+    """that the environment took to answer"""
+    info: dict[str, float] = {}
+    """numbers that the environment gave, for the metrics"""
+    failure: str = ""
+    """why the environment did not answer, "" if it did"""
+
+
+class TurnText(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the policy or its environment said in an episode, decoded: for people only, never trained on."""
+
+    role: Literal["policy", "environment"]
+    text: str
+    reward: float | None = None
+    """what the environment gave for a turn of the policy; None where a verifier grades"""
+    failure: str = ""
+    """why the environment did not answer the turn, "" if it did"""
 
 
 class Completion(msgspec.Struct, gc=False):
@@ -91,8 +110,8 @@ class Completion(msgspec.Struct, gc=False):
     spans: list[VersionSpan] = []
     """in order, covering the tokens that were sampled; none reaches over two turns"""
     finish_reason: str | None = None
-    """"stop" (end of sequence), "length" (token limit), "abort" (it kills engines, and is given up), None while
-    unfinished"""
+    """"stop" (end of sequence, of the last turn), "length" (token limit), "abort" (it kills engines, and is given up),
+    "crash" or "timeout" (of its environment), None while unfinished"""
     restarts: int = 0
     """how often an engine died under this completion"""
     teacher: list[float] = []
@@ -124,6 +143,11 @@ class Completion(msgspec.Struct, gc=False):
     def last_turn(self) -> list[int]:
         """Tokens of the last turn that was sampled; all of them without an environment."""
         return self.token_ids[self.turns[-1].start : self.turns[-1].end] if self.turns else self.token_ids
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether it has no end yet."""
+        return self.finish_reason is None
 
     @property
     def waiting(self) -> bool:
@@ -172,8 +196,8 @@ class Reward(msgspec.Struct, frozen=True, gc=False):
     """The reward of one completion with every component, in about [-0.1, 1.1] (Magistral, 2506.10910, section 2.2)."""
 
     total: float
-    format: float
-    """0 or the format weight"""
+    format: float | None
+    """0 or the format weight; None where an environment grades: neither format nor language are looked at"""
     correctness: float
     """0 or the correctness weight"""
     length: float
@@ -184,7 +208,7 @@ class Reward(msgspec.Struct, frozen=True, gc=False):
     reason: str = ""
     """one line for a human: which format rule failed, what was compared"""
     consistent: bool | None = None
-    """problem, reasoning and answer are in one language; None when not determined (format failed)"""
+    """problem, reasoning and answer are in one language; None when not determined (the format failed, or None)"""
     languages: tuple[str, str, str] = ("", "", "")
     """detected language of problem, reasoning, answer; "" when undetermined"""
     answer: str | None = None
@@ -196,7 +220,7 @@ class Reward(msgspec.Struct, frozen=True, gc=False):
     """name -> weighted part of the total of every further reward"""
 
 
-class Group(msgspec.Struct):
+class Group(msgspec.Struct, omit_defaults=True):
     """All completions of one prompt; complete when every reward is there."""
 
     prompt: Prompt
@@ -206,6 +230,8 @@ class Group(msgspec.Struct):
     """[group_size], None while a completion is unfinished or unverified"""
     texts: list[str] = []
     """[group_size] decoded completions, for verifiers and people only; never trained on"""
+    turns: list[list[TurnText]] = []
+    """[group_size] what was said in each episode; in rollout files only"""
 
     @property
     def complete(self) -> bool:

@@ -19,11 +19,12 @@ from dataclasses import dataclass, field
 
 from rollout.client import EngineClient
 from shared.config import Config
-from shared.types import Completion, Group
+from shared.types import Completion, Group, Prompt
 from trainer.batching import BatchPlan, Learned, combine, plan_batch, split
 from trainer.checkpoint import Checkpointer
 from trainer.client import TrainerClient
 from trainer.data import DataSource
+from trainer.episodes import Episodes
 from trainer.evaluation import Evaluator, evaluation_due, was_evaluated
 from trainer.health import check_alive
 from trainer.ledger import Interrupted, Ledger
@@ -35,6 +36,7 @@ from trainer.run_log import RunLogger
 from trainer.schedule import learning_rate
 from trainer.teachers import Teacher
 from trainer.timing import PhaseTimer
+from verify.plugins import Failed
 from verify.scorer import RewardScorer
 
 GARBAGE_OBJECTS = 20_000
@@ -49,6 +51,7 @@ class TrainingLoop:
     ledger: Ledger
     engines: EngineClient
     scorer: RewardScorer
+    episodes: Episodes
     trainers: TrainerClient
     source: DataSource
     clock: PhaseTimer
@@ -75,28 +78,69 @@ class TrainingLoop:
         """Start groups wherever there is a slot; after a resume first go on with the interrupted ones."""
         await self.engines.submit(list(self.ledger.groups.values()))
         while count := await self.ledger.slot():
-            prompts = []
-            for _ in range(count):
-                prompt = self.source.draw(self.ledger.next_index)
-                prompts.append(self.ledger.open(prompt, self.source.seeds(prompt)))
-            await self.engines.submit(prompts)
+            prompts = await self.open_episodes(self.source.draw_many(self.ledger.next_index, count))
+            opened = [self.ledger.open(prompt, self.source.seeds(prompt)) for prompt in prompts]
+            await self.engines.submit(opened)
+
+    async def open_episodes(self, prompts: list[Prompt]) -> list[Prompt]:
+        """The prompts as their environments begin them; those whose environment fails are left out."""
+        if not any(prompt.problem.environment for prompt in prompts):
+            return prompts
+        found = await asyncio.gather(*(self.episodes.open(prompt) for prompt in prompts), return_exceptions=True)
+        opened: list[Prompt] = []
+        for prompt, one in zip(prompts, found, strict=True):
+            if isinstance(one, Failed):
+                self.scorer.failed(prompt.problem, one)
+            elif isinstance(one, BaseException):
+                raise one
+            elif len(opened) < self.ledger.wanted():  # a stage may have ended meanwhile
+                opened.append(one)
+            self.ledger.next_index = prompt.index + 1
+        return opened
 
     async def collect(self) -> None:
         """Score every completion as it ends; the last of a group makes the group ready or filters it."""
 
         async def score(completion: Completion) -> None:
             group = self.ledger.groups[completion.group]
+            if group.prompt.problem.environment and (completion := await self.answer(group, completion)).unfinished:
+                return
             reward, text = await self.scorer.score(group.prompt.problem, completion)
             if self.teacher is not None:
                 completion.teacher = await self.teacher.score(group.prompt.token_ids, completion.token_ids)
             self.ledger.close(completion, reward, text)
 
         async with asyncio.TaskGroup() as scoring:
-            for completion in self.ledger.unscored():
+            for completion in (*self.ledger.unscored(), *self.ledger.waiting()):
                 scoring.create_task(score(completion))
             async for completion in self.engines.finished():
-                self.ledger.finish(completion)
-                scoring.create_task(score(completion))
+                scoring.create_task(score(self.ended(completion)))
+
+    def ended(self, completion: Completion) -> Completion:
+        """Take what an engine has ended: a completion, or a turn of an episode."""
+        if self.ledger.groups[completion.group].prompt.problem.environment:
+            completion = self.episodes.end_turn(completion)
+        (self.ledger.turn if completion.unfinished else self.ledger.finish)(completion)
+        return completion
+
+    async def answer(self, group: Group, completion: Completion) -> Completion:
+        """Let the environment answer the turn that ended; unless the episode is over, the engine goes on behind it. In
+        synchronous mode the turns of a wave wait for one another, so that batches repeat."""
+        ledger, logger = self.ledger, self.logger
+        logger.note_waiting(logger.waiting + 1)
+        answered = await self.episodes.answer(group.prompt, completion)
+        if completion.unfinished:
+            (ledger.turn if answered.unfinished else ledger.finish)(answered)
+        else:
+            group.completions[completion.index] = answered
+        if self.config.rollout.max_async_level and answered.unfinished:
+            await self.engines.submit([group])
+        if self.config.rollout.max_async_level or not answered.unfinished:
+            logger.note_waiting(logger.waiting - 1)
+        if not (self.config.rollout.max_async_level or self.engines.training_in_flight() or ledger.waiting()):
+            logger.note_waiting(0)
+            await self.engines.submit(list(ledger.groups.values()))
+        return answered
 
     async def publish(self, version: int) -> None:
         """Bring the trainers' weights into the running engines, prove it, and free the slots that waited for it."""

@@ -68,10 +68,11 @@ class PromptFormat:
         """The same chat format, with neither system prompt nor template: for general instructions."""
         return PromptFormat(self.chat, self.settings.model_copy(update={"system_prompt": "", "templates": {}}))
 
-    def render(self, text: str, domain: str = "math") -> list[int]:
-        """[prompt_tokens] token ids of one user turn."""
+    def render(self, text: str, domain: str = "math", also: str = "") -> list[int]:
+        """[prompt_tokens] token ids of one user turn. also: a text behind the system prompt."""
         template = self.settings.templates.get(domain, "{problem}")
         system = system_prompt(self.settings.system_prompt, verifier_of(domain).form)
+        system = f"{system}\n\n{also}".strip() if also else system
         return self.chat.render(template.replace("{problem}", text), system)
 
 
@@ -166,6 +167,13 @@ class DataSource:
             f"every problem is longer than {self.room} tokens with the chat format: raise model.max_tokens or lower "
             "rollout.max_completion_tokens"
         )
+
+    def draw_many(self, index: int, count: int) -> list[Prompt]:
+        """The next `count` prompts from `index` on."""
+        found: list[Prompt] = []
+        for _ in range(count):
+            found.append(self.draw(found[-1].index + 1 if found else index))
+        return found
 
     def seeds(self, prompt: Prompt) -> list[int]:
         """[group_size] sampling seeds of a prompt's completions."""

@@ -29,6 +29,7 @@ from trainer.client import TrainerClient
 from trainer.controller import TrainingLoop
 from trainer.data import DataSource, PromptFormat, opened
 from trainer.dry_run import objective_lines
+from trainer.episodes import Episodes, with_environment
 from trainer.evaluation import Evaluator, best_version
 from trainer.export import export_checkpoint, note_training
 from trainer.ledger import Interrupted, Ledger
@@ -161,12 +162,15 @@ class Launch:
         chat = Chat(self.sources.model_dir)
         prompts = PromptFormat(chat, config.data)
         files = await asyncio.to_thread(self._read)
+        for file in files:
+            file.problems = with_environment(file.problems, config.environment.name)
         ledger, clock = Ledger(self.stages), PhaseTimer()
         newest = await self._resume(prompts, ledger, clock)
         problems = opened(files[0].problems, config.data.open_share)
         validation = files[1].problems if len(files) > 1 else []
         scorer = RewardScorer(self.stages, chat)
         isolation = await scorer.start([*problems, *validation])
+        self.episodes = episodes = Episodes(config, prompts, scorer)
         if isolation:
             progress.note(isolation)
         if config.mode == "rl":
@@ -174,6 +178,7 @@ class Launch:
             for line in objective_lines(config):
                 progress.warning(line)
         try:
+            await episodes.start([*problems, *validation])
             await self._ask_teacher(prompts, problems)
             source = DataSource(problems, self.stages, prompts)
             validation = await self._check_data(files, source, scorer, validation)
@@ -187,6 +192,7 @@ class Launch:
             finally:
                 run.logger.end()
         finally:
+            await episodes.close()
             await scorer.close()
             if self.teacher is not None:
                 await self.teacher.close()
@@ -277,9 +283,11 @@ class Launch:
         self, source: DataSource, scorer: RewardScorer, ledger: Ledger, clock: PhaseTimer, validation: list[Problem]
     ) -> TrainingLoop:
         config = self.config
-        evaluator = Evaluator(self.engines, scorer, source, validation, config.seed) if validation else None
+        evaluator = Evaluator(self.engines, scorer, source, validation, self.episodes) if validation else None
         peers, peak = self.keeper.peers, self.peak_flops
-        written = run_log.RunLogger(clock, self.progress, self.engines, scorer, ledger, peers, peak)
+        written = run_log.RunLogger(
+            clock, self.progress, self.engines, scorer, ledger, peers, peak, source.prompt_format
+        )
         self.checkpointer = checkpointer = checkpoint.Checkpointer(
             config, ledger, self.engines, self.trainers, clock, self.progress, self.origin
         )
@@ -288,6 +296,7 @@ class Launch:
             ledger=ledger,
             engines=self.engines,
             scorer=scorer,
+            episodes=self.episodes,
             trainers=self.trainers,
             source=source,
             clock=clock,

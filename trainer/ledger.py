@@ -77,8 +77,10 @@ def with_unfinished(state: LedgerState, partial: Iterable[Completion]) -> Ledger
     """The state with what engines had of its unfinished completions (partial), whose groups it changes."""
     known = {(c.group, c.index): c for c in partial}
     for group in state.groups:
-        group.completions = [
-            known.get((c.group, c.index), c) if c.finish_reason is None else c for c in group.completions
+        found = [known.get((c.group, c.index), c) if c.finish_reason is None else c for c in group.completions]
+        group.completions = [  # an environment may have answered since
+            one if len(one.token_ids) >= len(c.token_ids) else c
+            for one, c in zip(found, group.completions, strict=True)
         ]
     return state
 
@@ -190,6 +192,14 @@ class Ledger:
         if group is None or group.completions[completion.index].finish_reason is not None:
             raise RunError(f"completion {completion.index} of group {completion.group} arrived twice or unasked")
         group.completions[completion.index] = completion
+        return group
+
+    def turn(self, completion: Completion) -> Group:
+        """A turn of an episode ended, or its environment answered: the episode is not over. Raises RunError as
+        `finish`."""
+        group = self.finish(completion)
+        if completion.finish_reason is not None:
+            raise RunError(f"completion {completion.index} of group {completion.group} is over, and its turn ended")
         return group
 
     def close(self, completion: Completion, reward: Reward, text: str) -> None:
@@ -326,6 +336,10 @@ class Ledger:
             for completion, reward in zip(group.completions, group.rewards, strict=True)
             if completion.finish_reason is not None and reward is None
         ]
+
+    def waiting(self) -> list[Completion]:
+        """Completions that wait for their environment."""
+        return [c for group in self.groups.values() for c in group.completions if c.waiting]
 
     def state(self) -> LedgerState:
         """Everything at this moment; what happens afterwards does not change it, so that it can be written meanwhile.

@@ -169,7 +169,7 @@ async def soft_values(
         )
     if missing:
         progress.phase(f"soft values of {len(problems)} prompts ({samples} completions each)")
-    evaluator, before = Evaluator(engines, scorer, source, problems, config.seed), 0
+    evaluator, before = Evaluator(engines, scorer, source, problems), 0
     parts = [range(first, min(first + PART, len(problems))) for first in range(0, len(problems), PART)]
     waiting = [part for part in parts if any(problems[place].id in missing for place in part)]
     for part in waiting:

@@ -15,6 +15,7 @@ from shared.types import Completion, Problem, Reward, Verdict
 from verify.answer_checker import AnswerChecker
 from verify.code.runner import ProgramVerifier
 from verify.format import CONTROL, Parts, check_format, check_tokens
+from verify.plugins import Failed
 from verify.reward import CompletionScorer
 from verify.verifiers import verifier_of
 
@@ -107,11 +108,25 @@ class RewardScorer:
     async def score(self, problem: Problem, completion: Completion) -> tuple[Reward, str]:
         """The reward of a finished completion, and its text; the reward is masked if engines died of the completion."""
         if completion.finish_reason == "abort":
-            return Reward(0.0, 0.0, 0.0, 0.0, 0.0, Verdict.CRASH, reason="given up: engines died of it"), ""
-        text = self.chat.think_prefix + self.chat.decode(completion.last_turn)
-        parts = parts_of(self.chat, completion.last_turn, problem.domain)
-        tokens = completion.sampled_tokens
-        reward = await self.scorer.score(problem, text, tokens, parts=parts, group=completion.group)
+            return _ungraded(Verdict.CRASH, "given up: engines died of it"), ""
+        text = self.chat.think_prefix + self.chat.decode(completion.token_ids)
+        if completion.finish_reason in ("crash", "timeout"):
+            reward = _ungraded(Verdict(completion.finish_reason), completion.turns[-1].failure, format=None)
+        elif completion.turns and completion.turns[-1].reward is not None:
+            reward = reward_of(completion)
+        else:
+            last = text if not completion.turns else self.chat.think_prefix + self.chat.decode(completion.last_turn)
+            parts = parts_of(self.chat, completion.last_turn, problem.domain)
+            tokens = completion.sampled_tokens
+            reward = await self.scorer.score(problem, last, tokens, parts=parts, group=completion.group)
+        self._count(problem, reward)
+        return reward, text
+
+    def failed(self, problem: Problem, failure: Failed) -> None:
+        """Count an episode that could not begin. Raises RunError as `score`."""
+        self._count(problem, _ungraded(failure.verdict, str(failure), format=None))
+
+    def _count(self, problem: Problem, reward: Reward) -> None:
         self.counts[reward.verdict] = self.counts.get(reward.verdict, 0) + 1
         if not reward.verdict.graded:
             kind = f"{reward.verdict.value}, {re.split(': |; ', reward.reason, maxsplit=1)[0]}"
@@ -121,7 +136,6 @@ class RewardScorer:
             self.window.add(reward.verdict)
         except RunError as error:
             raise RunError(f"{error}. Since the launch: {'; '.join(map(self._line, self.failures))}") from error
-        return reward, text
 
     def news(self) -> list[str]:
         """One line for each kind of failed verification that is new, or ten times as frequent as when last reported."""
@@ -140,6 +154,29 @@ class RewardScorer:
         """End the verifier processes."""
         await self.checker.close()
         await self.programs.close()
+
+
+def _ungraded(verdict: Verdict, reason: str, format: float | None = 0.0) -> Reward:
+    return Reward(0.0, format, 0.0, 0.0, 0.0, verdict, reason=reason)
+
+
+def reward_of(completion: Completion) -> Reward:
+    """The reward of an episode that its environment grades: the sum over its turns. It is solved where the environment
+    says so, else from a reward of 1 on."""
+    total = sum(turn.reward or 0.0 for turn in completion.turns)
+    said = [turn.solved for turn in completion.turns if turn.solved is not None]
+    solved = said[-1] if said else total >= 1
+    given = ", ".join(f"{turn.reward:g}" for turn in completion.turns if turn.reward is not None)
+    return Reward(
+        total=total,
+        format=None,
+        correctness=total,
+        length=0.0,
+        language=0.0,
+        verdict=Verdict.CORRECT if solved else Verdict.WRONG,
+        reason=f"rewards of the environment: {given}",
+        share=float(solved),
+    )
 
 
 def parts_of(chat: Chat, ids: Sequence[int], domain: str) -> Parts:

@@ -80,7 +80,7 @@ def test_what_is_trained_is_what_was_sampled_and_what_was_said(tmp_path: Path, n
             changed += chat.encode(chat.decode(completion.token_ids[start:])) != completion.token_ids[start:-1]
             completion.turns.append(Turn(start, len(completion.token_ids)))
             assert completion.waiting and completion.last_turn == completion.token_ids[start:]
-        one = sequence_of(Group(prompt, [completion], [None]), completion, 0.5)
+        one = sequence_of(Group(prompt, [completion], [None]), completion, [0.5])
         places = [(token, kind) for token, kind in zip(one.token_ids, one.mask, strict=True)]
         assert places == [*((token, CONTEXT) for token in prompt.token_ids), *expected]
         assert one.columns["behaviour"] == logprobs and one.advantages == [0.5] * len(completion.turns)

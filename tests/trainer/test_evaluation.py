@@ -199,6 +199,8 @@ class EasyJudges:
 
 
 class Plain:
+    seed = 0
+
     def render(self, problem: Problem, position: int) -> Prompt:
         return Prompt(position, problem, [1])
 
@@ -207,7 +209,7 @@ def test_an_evaluation_has_an_eighth_of_the_slots_where_training_leaves_none():
     async def evaluate() -> tuple[int, Evaluation]:
         engines = FullEngines()
         problems = [Problem(str(number), "?", "1") for number in range(9)]
-        evaluator = Evaluator(engines, EasyJudges(), Plain(), problems, seed=0)  # type: ignore[arg-type]
+        evaluator = Evaluator(engines, EasyJudges(), Plain(), problems)  # type: ignore[arg-type]
         task = asyncio.create_task(evaluator.run(1.0))
         await asyncio.sleep(0.1)
         first = engines.under_way

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 from shared.errors import NonFinite
 from shared.sections import RewardWeights
-from shared.types import Reward, Verdict
+from shared.types import Completion, Group, Reward, Verdict
 from trainer.objectives import baselines
 
 if TYPE_CHECKING:
@@ -84,13 +84,15 @@ def group_advantages(rewards: Sequence[Reward], settings: Objective, weights: Re
     if name == "each_reward":
         names = sorted({extra for reward in rewards for extra in reward.extra})
         kinds = ("format", "correctness", "length", "language")
-        parts = [[getattr(reward, kind) for reward in rewards] for kind in kinds]
+        parts = [[getattr(reward, kind) or 0.0 for reward in rewards] for kind in kinds]
         parts += [[reward.extra.get(extra, 0.0) for reward in rewards] for extra in names]
         own = [getattr(weights, kind) for kind in kinds]
         return baselines.each_reward(parts, own + [weights.extra.get(extra, 0.0) for extra in names])
     rights = [reward.correctness for reward in rewards]
     # a sum of its own: total - correctness would differ by roundings, which a scale makes large
-    rest = baselines.leave_one_out([math.fsum((r.format, r.length, r.language, *r.extra.values())) for r in rewards])
+    rest = baselines.leave_one_out(
+        [math.fsum((r.format or 0.0, r.length, r.language, *r.extra.values())) for r in rewards]
+    )
     k = min(settings.k or len(rewards), len(rewards))
     if name == "maxrl":
         found = [weights.correctness * value for value in baselines.maxrl(rights)]
@@ -138,6 +140,42 @@ def advantages(
     for group, values in zip(groups, known, strict=True):
         waiting = iter(values)
         rows.append([next(waiting) if graded(reward) else None for reward in group])
+    return rows
+
+
+def turn_returns(completion: Completion, reward: Reward) -> list[float]:
+    """[turns] sum of the rewards from each turn on. Where a verifier grades, its total is the last turn's reward; a
+    completion without an environment is one turn."""
+    given = [turn.reward or 0.0 for turn in completion.turns[:-1]]
+    last = completion.turns[-1].reward if completion.turns else None
+    found = [*given, reward.total if last is None else last]
+    return [math.fsum(found[turn:]) for turn in range(len(found))]
+
+
+def turn_advantages(groups: Sequence[Group], settings: Objective) -> list[list[list[float] | None]]:
+    """[groups][samples][turns] advantages of the turns, scaled; None for a completion that is not graded.
+
+    That of turn t is the sum of the completion's rewards from t on, less the mean of the same over the group's
+    completions that have a turn t (of the others', with "leave_one_out"). Scale "group" divides by the deviation of the
+    same values, those of one turn of a group; "minibatch" by that over all turns of the step. Raises NonFinite.
+    """
+    rows: list[list[list[float] | None]] = []
+    for group in groups:
+        pairs = zip(group.completions, group.rewards, strict=True)
+        known = [turn_returns(c, reward) if reward and graded(reward) else None for c, reward in pairs]
+        check_finite([reward for reward in group.rewards if reward and graded(reward)])
+        for turn in range(max((len(one) for one in known if one is not None), default=0)):
+            have = [one for one in known if one is not None and len(one) > turn]
+            values = [one[turn] for one in have]
+            leave_out = settings.advantage == "leave_one_out"
+            values = baselines.leave_one_out(values) if leave_out else baselines.mean_baseline(values)
+            whole = divisor(values) if settings.scale == "group" else 1.0
+            for one, value in zip(have, values, strict=True):
+                one[turn] = value / whole
+        rows.append(list(known))
+    if settings.scale == "minibatch":
+        whole = divisor([value for row in rows for one in row if one is not None for value in one])
+        rows = [[None if one is None else [value / whole for value in one] for one in row] for row in rows]
     return rows
 
 

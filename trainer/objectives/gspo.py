@@ -3,6 +3,9 @@
 name          ratio of a token
 gspo          s = exp(mean_t log r_t) of its completion          equation 7
 gspo_token    sg(s) pi_t / sg(pi_t)                              equation 14: the same value, each token's gradient
+
+In an environment each turn is a completion in this sense: it has a ratio of its own, and with environment.credit =
+"turn" an advantage of its own.
 """
 
 from __future__ import annotations
@@ -18,9 +21,9 @@ class Gspo(ClippedRatio):
     """The clipped objective with the geometric mean of a completion's ratios for each of its tokens."""
 
     def ratios(self, inputs: LossInputs) -> Tensor:
-        """[loss_tokens] s of each token's completion, with gradients."""
+        """[loss_tokens] s of each token's turn, with gradients."""
         of = inputs.completions
-        return of.means(self.log_ratios(inputs)).exp()[of.index]
+        return of.turn_means(self.log_ratios(inputs)).exp()[of.turn]
 
 
 class GspoToken(Gspo):

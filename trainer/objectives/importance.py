@@ -11,6 +11,7 @@
     geometric_masked     rho_t 1[low <= exp(mean_s log rho_s) <= high]
 
 pi is the policy at the start of the batch where the loss clips against it (ratio_reference "old"), else the policy now.
+In an environment the products are those of the whole episode, the geometric means those of a turn.
 Single tokens are biased (what a token does to later ones stays as mu made it), products are not until they are
 truncated. Masked tokens stay in the denominator of the step.
 """
@@ -82,7 +83,7 @@ def importance_weights(
         return Weights(ratio.clamp(max=LARGEST) * ~(below | above), below, above, below | above)
     of = inputs.completions
     if name == "geometric_masked":
-        return mask(ratio, of.means(log_ratio, inputs.imitated).exp()[of.index], least, most)
+        return mask(ratio, of.turn_means(log_ratio, inputs.imitated).exp()[of.turn], least, most)
     product = of.sums(log_ratio).exp()[of.index]
     if name == "sequence":
         return Weights(product, none, none, none)

@@ -1,6 +1,9 @@
 """The inputs of the formulas for one packed micro-batch, and sums over its completions.
 
 completions  [7 8 9] [7 8]          index  0 0 0 1 1          last  2 2 2 4 4          counts  3 2
+
+A completion of several turns is one here: sums go over all that was sampled in the episode, since what the environment
+says has the same probability under every policy. Means of ratios are those of a turn: its length is the policy's own.
 """
 
 from __future__ import annotations
@@ -27,6 +30,9 @@ class Completions:
     group: Tensor
     """[completions] int64 number of the group, 0, 1, ..."""
     groups: int
+    turn: Tensor
+    """[loss_tokens] int64 number of the token's turn, 0 0 0 1 1 ...; a completion without an environment is one"""
+    turns: int
 
     @property
     def count(self) -> int:
@@ -38,13 +44,13 @@ class Completions:
         total = torch.zeros(self.count, dtype=torch.float64, device=values.device)
         return total.index_add(0, self.index, values.double()).to(values.dtype)
 
-    def means(self, values: Tensor, without: Tensor | None = None) -> Tensor:
-        """values [loss_tokens] -> [completions] means of each, those `without` [loss_tokens] bool left out (0 where
-        that is all of them); carries gradients."""
-        if without is None:
-            return self.sums(values) / self.sums(torch.ones_like(values.detach()))
-        kept = (~without).to(values.dtype)
-        return self.sums(values * kept) / self.sums(kept).clamp(min=1.0)
+    def turn_means(self, values: Tensor, without: Tensor | None = None) -> Tensor:
+        """values [loss_tokens] -> [turns] means of each, those `without` [loss_tokens] bool left out (0 where that is
+        all of them); added in float64, carries gradients."""
+        kept = torch.ones_like(values.detach()) if without is None else (~without).to(values.dtype)
+        zeros = torch.zeros(self.turns, dtype=torch.float64, device=values.device)
+        total = zeros.index_add(0, self.turn, (values if without is None else values * kept).double())
+        return total.to(values.dtype) / zeros.index_add(0, self.turn, kept.double()).to(values.dtype).clamp(min=1.0)
 
     def returns_to_go(self, values: Tensor) -> Tensor:
         """values [loss_tokens] -> sum_{s >= t} values_s within each completion, in the same type, without gradients.
@@ -55,20 +61,27 @@ class Completions:
 
 
 def completions_of(
-    counts: Sequence[int], groups: Sequence[int] | None = None, device: torch.device | str = "cpu"
+    counts: Sequence[int],
+    groups: Sequence[int] | None = None,
+    device: torch.device | str = "cpu",
+    turns: Sequence[int] | None = None,
 ) -> Completions:
     """Build `Completions`. counts [completions]: tokens of each, as packed; groups [completions]: any numbers, the same
-    for one group (without them each is a group of its own)."""
+    for one group (without them each is a group of its own); turns [turns]: tokens of each, as packed (without them
+    each completion is one)."""
     lengths = torch.tensor(counts, dtype=torch.int64)
     ends = lengths.cumsum(0)
     names = list(range(len(counts)) if groups is None else groups)
     numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    of_turns = lengths if turns is None else torch.tensor(turns, dtype=torch.int64)
     return Completions(
         index=torch.arange(len(counts)).repeat_interleave(lengths).to(device, non_blocking=True),
         first=(ends - lengths).to(device, non_blocking=True),
         last=(ends - 1).repeat_interleave(lengths).to(device, non_blocking=True),
         group=torch.tensor([numbers[name] for name in names], dtype=torch.int64).to(device, non_blocking=True),
         groups=len(numbers),
+        turn=torch.arange(len(of_turns)).repeat_interleave(of_turns).to(device, non_blocking=True),
+        turns=len(of_turns),
     )
 
 
@@ -147,7 +160,8 @@ def loss_inputs(
     counts = [sequence.loss_tokens for sequence in sequences]
     per_sequence = torch.tensor(counts, dtype=torch.int64)
     weights = torch.tensor([sequence.weight for sequence in sequences], dtype=torch.float32)
-    completions = completions_of(counts, [sequence.group for sequence in sequences], device)
+    turns = [count for sequence in sequences for count in sequence.segments]
+    completions = completions_of(counts, [sequence.group for sequence in sequences], device, turns)
     behaviour, asked = column("behaviour"), column("teacher")
     return LossInputs(
         logprobs=logprobs,

@@ -162,6 +162,7 @@ class Jepo(PolicyGradient):
     gradient_follows_advantages = False
     compares_rewards = False
     advantages_by_token = False
+    several_turns = "puts the ground truth in the place of the only answer of a completion"
 
     importance: Importance = "token_truncated"
     """weight of a sampled token, as in a policy gradient"""
@@ -252,7 +253,7 @@ class Jepo(PolicyGradient):
 
 def splice(chat: Chat, group: Group, completion: Completion) -> TrainSequence:
     """Return a completion with the ground truth in the place of its answer; as it was sampled where it gives none."""
-    one = sequence_of(group, completion, 0.0)
+    one = sequence_of(group, completion, [0.0])
     if (spliced := splice_answer(chat, completion.token_ids, group.prompt.problem.answer)) is not None:
         kept = len(group.prompt.token_ids) + spliced.kept
         one.token_ids = one.token_ids[:kept] + spliced.ground_truth

@@ -14,7 +14,9 @@
 Source: arXiv 2506.09477 (its pitfalls 1 and 2); weighted_k3: DeepSeek-V3.2. Tokens come from mu, not pi. "return" and
 "weighted_k3" weigh each token's gradient by its own ratio r_t, neither clipped nor truncated: exact for a completion of
 one token. The product of all ratios of the sequence forms is exact for any, but varies exponentially with length: for
-short completions. The wrong ones exist to be compared with: many public trainers have them.
+short completions. In an environment a completion is the whole episode: what the environment says has the same
+probability under pi, mu and ref, so that "return", "sequence_k2" and "sequence_k3" have the gradient of the episode's
+KL, what a turn does to later ones included. The wrong ones exist to be compared with: many public trainers have them.
 """
 
 from __future__ import annotations

@@ -78,6 +78,8 @@ class Objective(Section):
     """whether the loss takes a baseline off itself"""
     advantages_by_token: ClassVar[bool] = False
     """whether the tokens of a completion may have advantages of their own, as a teacher gives them"""
+    several_turns: ClassVar[str] = ""
+    """why it cannot be trained on episodes of several turns; "" if it can"""
 
     name: str = "magistral"
     """the objective, as published, or FILE.py:NAME for one of your own; docs/objectives.md has formula, source and when
@@ -136,15 +138,24 @@ class Objective(Section):
         """[groups][samples] what is trained of each completion, weights still 0; None for one that is masked.
 
         groups: the complete groups of one minibatch. chat: encodes ground truths. values: problem id -> soft value of
-        its prompt, which is taken off every advantage of its group. Raises NonFinite for a reward that is no finite
-        number.
+        its prompt, which is taken off every advantage of its group. With environment.credit = "turn" the turns of a
+        completion have advantages of their own. Raises NonFinite for a reward that is no finite number.
         """
+        if config.environment.credit == "turn":
+            by_turn = advantage.turn_advantages(groups, self)
+            return [
+                [
+                    None if one is None else sequence_of(group, c, one)
+                    for c, one in zip(group.completions, found, strict=True)
+                ]
+                for group, found in zip(groups, by_turn, strict=True)
+            ]
         scored = advantage.advantages([group.rewards for group in groups], self, config.reward)
         rows = []
         for group, found in zip(groups, scored, strict=True):
             value = values[group.prompt.problem.id] if values is not None else 0.0
             pairs = zip(group.completions, found, strict=True)
-            rows.append([None if one is None else sequence_of(group, c, one - value) for c, one in pairs])
+            rows.append([None if one is None else sequence_of(group, c, [one - value]) for c, one in pairs])
         return rows
 
     def contradictions(self, config: Config) -> Iterator[str]:
@@ -152,6 +163,8 @@ class Objective(Section):
         yield from self._reference_contradictions(config)
         yield from self._teacher_contradictions(config)
         yield from self._advantage_contradictions(config)
+        if config.environment.name and (refusal := self.refusal(config.environment.name)):
+            yield refusal
         if config.data.open_share and Need.GROUND_TRUTH not in self.needs:
             yield (
                 f"data.open_share = {config.data.open_share} hides answers from the verifier, and only "
@@ -159,6 +172,20 @@ class Objective(Section):
             )
 
     # ---- what all have -------------------------------------------------------------------------------------------
+
+    def refusal(self, environment: str) -> str:
+        """Why episodes in this environment cannot be trained, and what can be done; "" if they can."""
+        if self.several_turns:
+            return (
+                f'objective.name = "{self.name}" {self.several_turns}, but problems have the environment '
+                f'"{environment}": use another objective, such as "magistral", or problems without an environment'
+            )
+        if self.advantage == "majority":
+            return (
+                f'objective.advantage = "majority" compares answers, and episodes in the environment "{environment}" '
+                'have none of one form: use "mean" or "pass_at_k"'
+            )
+        return ""
 
     @property
     def served_teacher(self) -> str:
@@ -205,6 +232,11 @@ class Objective(Section):
 
     def _advantage_contradictions(self, config: Config) -> Iterator[str]:
         size, rights = config.rollout.group_size, config.reward.correctness
+        if config.environment.credit == "turn" and self.advantage not in ("mean", "leave_one_out"):
+            yield (
+                f'environment.credit = "turn" compares the rewards from a turn on with their mean over the group, but '
+                f'objective.advantage = "{self.advantage}": use "mean" or "leave_one_out", or credit = "episode"'
+            )
         if self.advantage == "reward" and not self.reads_plain_rewards:
             yield (
                 f'objective.advantage = "reward" takes no baseline off, and objective.name = "{self.name}" would only '

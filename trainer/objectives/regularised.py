@@ -92,6 +92,8 @@ class Agro(Regularised):
 class Spo(Regularised):
     """The distance of R from a soft value that is estimated before training (trainer/soft_values.py)."""
 
+    several_turns = "samples its soft values before training, in one turn and without the environment"
+
     value_samples: int = Field(8, ge=1)
     """completions of each prompt, sampled before training, from which its soft value is estimated"""
 

@@ -185,7 +185,7 @@ def test_sums_end_with_the_completion() -> None:
     values = torch.tensor([1.0, 2.0, 5.0, 0.5, 0.25, 0.25])
     assert of.returns_to_go(values).tolist() == [3.0, 2.0, 5.0, 1.0, 0.5, 0.25]
     assert of.sums(values).tolist() == [3.0, 5.0, 1.0]
-    assert of.means(values).tolist() == pytest.approx([1.5, 5.0, 1 / 3])
+    assert of.turn_means(values).tolist() == pytest.approx([1.5, 5.0, 1 / 3])
     none = completions_of([])
     assert none.returns_to_go(torch.zeros(0)).shape == none.sums(torch.zeros(0)).shape == (0,) and none.count == 0
 

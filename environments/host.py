@@ -1,0 +1,255 @@
+"""Runs the instances of environments: those of this project in the caller's event loop, those of plug-in files in
+processes that can be killed.
+
+A call that exceeds its deadline or raises has failed, and costs its episode only. A process that hangs is killed at the
+deadline of the call that hung, one that ends is replaced; the other instances in it are lost, which `alive` says, and
+the caller makes them again by resetting and repeating their actions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import signal
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from environments.environment import Action, Environment, Grade, Observation, call, find, made, read_options
+from environments.process import (
+    ANSWER_BYTES,
+    Answered,
+    CloseCall,
+    EnvironmentCall,
+    EnvironmentReply,
+    FilesLoaded,
+    FilesRefused,
+    ResetCall,
+    StepCall,
+    answered,
+)
+from shared.errors import ConfigError
+from shared.sections import EnvironmentSettings, RewardWeights
+from shared.types import Problem, Verdict
+from verify.checker_process import HEADER, frame
+from verify.plugins import Failed
+
+START_S = 60.0
+"""seconds for running the files"""
+GRACE_S = 2.0
+"""seconds beyond a deadline, before a process that does not keep it is killed"""
+Key = tuple[int, int]
+"""(group, index) of an episode's completion"""
+
+
+class InstanceLost(Exception):
+    """The process of the instance ended through no fault that is known to be its own."""
+
+
+class _Process:
+    """One child process, and the calls that it has not answered."""
+
+    def __init__(self, files: tuple[str, ...]):
+        self.files = files
+        self.child: asyncio.subprocess.Process | None = None
+        self.waiting: dict[int, asyncio.Future[Answered]] = {}
+        self.dead, self.how = False, ""
+        self._reading: asyncio.Task[None] | None = None
+
+    async def start(self) -> FilesLoaded:
+        """Start the process and run the files in it. Raises ConfigError."""
+        paths = [str(Path(__file__).resolve().parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+        self.child = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "environments.process", str(os.getpid()), *self.files),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            start_new_session=True,
+        )
+        names = ", ".join(self.files)
+        try:
+            said = await asyncio.wait_for(self._read_one(), START_S)
+        except TimeoutError as error:
+            self.kill()
+            raise ConfigError(f"environment.plugins: {names} does not come to an end in {START_S:g} s") from error
+        except EOFError as error:
+            raise ConfigError(f"environment.plugins: {names} ends its process ({await self._end()})") from error
+        if isinstance(said, FilesRefused):
+            raise ConfigError(said.reason)
+        assert isinstance(said, FilesLoaded)
+        self._reading = asyncio.create_task(self._read(), name="environments' answers")
+        return said
+
+    async def _read_one(self) -> EnvironmentReply:
+        """The next message. Raises EOFError at the end, and for a frame that is too long or none."""
+        assert self.child and self.child.stdout
+        try:
+            size = HEADER.unpack(await self.child.stdout.readexactly(HEADER.size))[0]
+            if size > 2 * ANSWER_BYTES:
+                raise EOFError(f"a frame of {size:,} bytes")
+            body = await self.child.stdout.readexactly(size)
+            reply: EnvironmentReply = msgspec.msgpack.decode(body, type=EnvironmentReply)
+            return reply
+        except (asyncio.IncompleteReadError, msgspec.DecodeError, OSError) as error:
+            raise EOFError(str(error)) from error
+
+    async def _read(self) -> None:
+        with contextlib.suppress(EOFError):
+            while True:
+                said = await self._read_one()
+                if not isinstance(said, Answered):
+                    break
+                future = self.waiting.pop(said.number, None)
+                if future is not None and not future.done():
+                    future.set_result(said)
+        self.how = await self._end()
+        left, self.waiting = self.waiting, {}
+        for future in left.values():
+            if not future.done():
+                future.set_exception(InstanceLost(self.how))
+
+    async def _end(self) -> str:
+        assert self.child
+        self.kill()
+        code = await self.child.wait()
+        return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+
+    def send(self, asked: EnvironmentCall) -> None:
+        """Send a message. Raises InstanceLost when the process has ended."""
+        if self.dead:
+            raise InstanceLost(self.how or "killed")
+        assert self.child and self.child.stdin
+        self.child.stdin.write(frame(asked))
+
+    async def ask(self, asked: ResetCall | StepCall, deadline_s: float) -> Answered:
+        """The reply to a call. Raises InstanceLost; a call that is late ends the process and is a reply TIMEOUT."""
+        future: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()
+        self.waiting[asked.number] = future
+        try:
+            self.send(asked)
+            return await asyncio.wait_for(future, deadline_s + GRACE_S)
+        except TimeoutError:
+            self.kill()
+            return Answered(asked.number, None, Verdict.TIMEOUT, f"no answer after {deadline_s:g} s: killed")
+        finally:
+            self.waiting.pop(asked.number, None)
+
+    def kill(self) -> None:
+        """SIGKILL the process and what it started."""
+        self.dead = True
+        if self.child is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.child.pid, signal.SIGKILL)
+
+
+class EnvironmentHost:
+    """Makes, steps and closes the instances of environments, each known by its key."""
+
+    def __init__(self, settings: EnvironmentSettings, rewards: RewardWeights, grade: Grade):
+        """rewards: of the run, for `Environment.grade` in other processes. grade: the same in this one."""
+        self.settings, self.rewards, self.grade = settings, rewards, grade
+        self._instances: dict[Key, tuple[str, Environment | tuple[_Process, int]]] = {}
+        self._others: dict[str, bool] = {}
+        """environments of the plug-in files: name -> whether a verifier grades"""
+        self._processes: list[_Process] = []
+        self._starting = asyncio.Lock()
+        self._numbers, self._places = itertools.count(), itertools.count()
+
+    async def start(self, names: Iterable[str]) -> None:
+        """Start the processes of plug-in files, and look up the environments of these names. Raises ConfigError for a
+        file that cannot be run, an unknown name, and wrong options."""
+        files = []
+        for file in self.settings.plugins:
+            if not (path := Path(file).resolve()).is_file():
+                raise ConfigError(f"environment.plugins names '{file}': there is no such file")
+            files.append(str(path))
+        if files:
+            self._processes = [_Process(tuple(files)) for _ in range(self.settings.processes)]
+            for process in self._processes:
+                self._others = (await process.start()).verified
+        for name in names:
+            if (known := find(name, self._others)) is not None:
+                read_options(name, known.make.Options, self.settings.options.get(name, {}))
+        for name in self.settings.options:
+            find(name, self._others)
+
+    def verified(self, name: str) -> bool:
+        """Whether a verifier grades the last turn of episodes in this environment."""
+        known = find(name, self._others)
+        return self._others[name] if known is None else known.make.verified
+
+    def alive(self, key: Key) -> bool:
+        """Whether the instance exists."""
+        found = self._instances.get(key)
+        return found is not None and not (isinstance(found[1], tuple) and found[1][0].dead)
+
+    async def reset(self, key: Key, problem: Problem, seed: int, deadline_s: float) -> Observation:
+        """Make an instance that begins an episode. Raises Failed, or InstanceLost."""
+        await self.close(key)
+        name, number = problem.environment, next(self._numbers)
+        known, given = find(name, self._others), self.settings.options.get(name, {})
+        if known is not None:
+            one = made(known.make, name, given, self.grade)
+            self._instances[key] = name, one
+            return await self._wait(name, number, call(one.reset, problem, seed), deadline_s)
+        process = await self._living(next(self._places) % len(self._processes))
+        self._instances[key] = name, (process, number)
+        rewards = self.rewards.model_dump_json().encode()
+        asked = ResetCall(number, number, name, problem, seed, msgspec.json.encode(given), rewards)
+        return _checked(await process.ask(asked, deadline_s), name)
+
+    async def step(self, key: Key, action: Action, deadline_s: float) -> Observation:
+        """Let the instance answer a turn. Raises Failed, or InstanceLost."""
+        name, one = self._instances[key]
+        number = next(self._numbers)
+        if isinstance(one, Environment):
+            return await self._wait(name, number, call(one.step, action), deadline_s)
+        process, instance = one
+        return _checked(await process.ask(StepCall(number, instance, action), deadline_s), name)
+
+    async def close(self, key: Key) -> None:
+        """End an instance, if it exists."""
+        if (found := self._instances.pop(key, None)) is None:
+            return
+        with contextlib.suppress(Exception):
+            if isinstance(found[1], Environment):
+                await asyncio.wait_for(call(found[1].close), self.settings.step_s)
+            else:
+                found[1][0].send(CloseCall(found[1][1]))
+
+    async def end(self) -> None:
+        """Close all instances and end the processes."""
+        for key in list(self._instances):
+            await self.close(key)
+        for process in self._processes:
+            process.kill()
+
+    async def _wait(self, name: str, number: int, work: object, deadline_s: float) -> Observation:
+        task = asyncio.ensure_future(work)  # type: ignore[call-overload]
+        try:
+            reply = await asyncio.wait_for(answered(number, name, task, []), deadline_s)
+        except TimeoutError:
+            reply = Answered(number, None, Verdict.TIMEOUT, f"no answer after {deadline_s:g} s")
+        return _checked(reply, name)
+
+    async def _living(self, place: int) -> _Process:
+        """The process at this place, a new one if it has ended."""
+        async with self._starting:
+            if self._processes[place].dead:
+                self._processes[place] = process = _Process(self._processes[place].files)
+                try:
+                    await process.start()
+                except ConfigError as error:
+                    raise Failed(Verdict.CRASH, str(error)) from error
+            return self._processes[place]
+
+
+def _checked(reply: Answered, name: str) -> Observation:
+    if reply.observation is None:
+        reason = reply.reason if reply.reason.startswith("environment") else f"environment {name}: {reply.reason}"
+        raise Failed(reply.verdict, reason)
+    return reply.observation

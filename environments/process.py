@@ -1,0 +1,211 @@
+"""The process in which environments of plug-in files run: what hangs or exits there harms nothing else.
+
+Started as `python -m environments.process PARENT_PID FILE...`. Frames on stdin and stdout as in
+`verify/checker_process.py`: it sends `FilesLoaded` or `FilesRefused`, then for each `ResetCall` and `StepCall` an
+`Answered`. What environments print goes to standard error. The kernel's out-of-memory killer takes this process first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+import traceback
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from environments.environment import ENVIRONMENTS, Action, Environment, Observation, call, load_ready, made
+from shared.errors import ConfigError
+from shared.sections import RewardWeights
+from shared.types import Problem, Reward, Verdict
+from shared.user_file import run_file
+from verify.checker_process import frame, read_frames, write_all
+from verify.code.sandbox.syscalls import die_with_parent
+from verify.plugins import Failed
+from verify.reward import score
+
+ANSWER_BYTES = 1 << 20
+"""most bytes of an observation, encoded"""
+THREADS = 256
+"""methods that are not `async` and run at once"""
+
+
+class FilesLoaded(msgspec.Struct, tag=True):
+    """Sent when the files have been run: the environments that they define."""
+
+    verified: dict[str, bool]
+    """name -> `Environment.verified`"""
+
+
+class FilesRefused(msgspec.Struct, tag=True):
+    """Sent when a file cannot be run."""
+
+    reason: str
+
+
+class Answered(msgspec.Struct, tag=True):
+    """The outcome of a call: an observation, or why there is none."""
+
+    number: int
+    observation: Observation | None
+    verdict: Verdict = Verdict.CRASH
+    reason: str = ""
+
+
+EnvironmentReply = FilesLoaded | FilesRefused | Answered
+
+
+class ResetCall(msgspec.Struct, tag=True):
+    """Makes an instance and asks it to begin an episode."""
+
+    number: int
+    instance: int
+    name: str
+    problem: Problem
+    seed: int
+    options: bytes
+    """JSON of the environment's options"""
+    rewards: bytes
+    """JSON of the [reward] section, for `grade`"""
+
+
+class StepCall(msgspec.Struct, tag=True):
+    """Asks an instance to answer a turn."""
+
+    number: int
+    instance: int
+    action: Action
+
+
+class CloseCall(msgspec.Struct, tag=True):
+    """The instance is needed no more. Gets no reply."""
+
+    instance: int
+
+
+EnvironmentCall = ResetCall | StepCall | CloseCall
+
+
+async def answered(number: int, name: str, work: asyncio.Future[Any], files: list[str]) -> Answered:
+    """The reply to a call, whatever the environment raised or returned."""
+    try:
+        observation = await work
+        if not isinstance(observation, Observation):
+            return Answered(number, None, reason=f"environment {name}: returned {observation!r:.80}, no Observation")
+        observation = msgspec.convert(msgspec.to_builtins(observation), Observation)  # raises for wrong types
+        size = len(msgspec.msgpack.encode(observation))
+    except Failed as failed:
+        return Answered(number, None, failed.verdict, f"environment {name}: {failed}")
+    except asyncio.CancelledError:
+        raise
+    except BaseException as error:  # noqa: BLE001 - whatever a plug-in raises, sys.exit too, costs its episode only
+        lines = [at for at in traceback.extract_tb(error.__traceback__) if at.filename in files]
+        place = f" ({lines[-1].filename}:{lines[-1].lineno} in {lines[-1].name})" if lines else ""
+        return Answered(number, None, reason=f"environment {name}: {type(error).__name__}: {error}"[:400] + place)
+    if size > ANSWER_BYTES:
+        return Answered(
+            number, None, reason=f"environment {name}: answered {size:,} bytes, of {ANSWER_BYTES:,} allowed"
+        )
+    return Answered(number, observation)
+
+
+class EnvironmentProcess:
+    """Runs the instances of the files' environments at the requests of the host."""
+
+    def __init__(self, replies: int, files: list[str]):
+        self.replies, self.files = replies, files
+        self.instances: dict[int, tuple[str, Environment]] = {}
+        self.running: set[asyncio.Task[None]] = set()
+
+    def say(self, message: EnvironmentReply) -> None:
+        """Send a message to the host as a frame."""
+        write_all(self.replies, frame(message))
+
+    def load(self) -> bool:
+        """Run the files; return False when one cannot be run."""
+        try:
+            load_ready()
+            for file in self.files:
+                run_file(Path(file), "environment.plugins")
+        except ConfigError as error:
+            self.say(FilesRefused(str(error)))
+            return False
+        self.say(FilesLoaded({one.name: one.make.verified for one in ENVIRONMENTS.values() if one.home in self.files}))
+        return True
+
+    async def handle(self, asked: ResetCall | StepCall) -> None:
+        """Make one call and send its outcome."""
+        if isinstance(asked, ResetCall):
+            rewards = RewardWeights.model_validate_json(asked.rewards)
+
+            async def grade(problem: Problem, text: str) -> Reward:
+                return await asyncio.to_thread(score, problem, text, rewards)
+
+            name = asked.name
+            try:
+                one = made(ENVIRONMENTS[name].make, name, msgspec.json.decode(asked.options), grade)
+            except BaseException as error:  # noqa: BLE001 - as in `answered`
+                self.say(Answered(asked.number, None, reason=f"environment {name}: {type(error).__name__}: {error}"))
+                return
+            self.instances[asked.instance] = name, one
+            work = call(one.reset, asked.problem, asked.seed)
+        else:
+            name, one = self.instances[asked.instance]
+            work = call(one.step, asked.action)
+        self.say(await answered(asked.number, name, asyncio.ensure_future(work), self.files))
+
+    async def close(self, instance: int) -> None:
+        """End an episode; what the environment raises then is only printed."""
+        if (found := self.instances.pop(instance, None)) is not None:
+            try:
+                await call(found[1].close)
+            except Exception:  # noqa: BLE001 - it is over, whatever goes wrong
+                traceback.print_exc()
+
+    def begin(self, body: bytes) -> None:
+        """Handle the body of a frame."""
+        asked = msgspec.msgpack.decode(body, type=EnvironmentCall)
+        work = self.close(asked.instance) if isinstance(asked, CloseCall) else self.handle(asked)
+        task = asyncio.get_running_loop().create_task(work)
+        self.running.add(task)
+        task.add_done_callback(self.running.discard)
+
+    async def serve(self, requests: int) -> None:
+        """Handle requests until the host closes its end."""
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+        loop.set_default_executor(ThreadPoolExecutor(THREADS))
+
+        def listen() -> None:
+            for body in read_frames(requests):
+                loop.call_soon_threadsafe(self.begin, body)
+            loop.call_soon_threadsafe(ended.set)
+
+        threading.Thread(target=listen, daemon=True).start()
+        await ended.wait()
+
+
+def main() -> None:
+    """Entry point of the process."""
+    parent, *files = sys.argv[1:]
+    die_with_parent(int(parent))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    requests, replies = os.dup(0), os.dup(1)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
+    process = EnvironmentProcess(replies, files)
+    with suppress(BrokenPipeError, KeyboardInterrupt):
+        if process.load():
+            asyncio.run(process.serve(requests))
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

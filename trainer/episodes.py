@@ -1,0 +1,247 @@
+"""Episodes: what happens between two turns of a completion whose problem has an environment.
+
+    the engine ends a turn -> the environment answers -> its words follow the turn as tokens, and the engine goes on
+                                                      -> or the episode is over, and is scored
+
+The completion holds everything: the turns that have ended, with the tokens between them. An instance that is lost (its
+process died, or the launch was resumed) is made again by resetting and repeating the turns, and must say the same
+tokens again; otherwise the completion starts anew. Nothing that was sampled is encoded again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+from msgspec.structs import replace
+
+from environments.environment import Action, Observation
+from environments.host import EnvironmentHost, InstanceLost, Key
+from shared.chat import Chat
+from shared.config import Config
+from shared.errors import ConfigError
+from shared.types import Completion, Problem, Prompt, Reward, Turn, TurnText, Verdict
+from trainer.data import PromptFormat, completion_seed
+from trainer.objectives.registry import objective_of
+from verify.format import after_reasoning
+from verify.plugins import Failed
+from verify.scorer import RewardScorer
+
+ATTEMPTS = 3
+"""tries to get an answer from instances that are lost, and to repeat an episode that does not repeat"""
+FAILURES = {Verdict.TIMEOUT: "timeout"}
+"""verdict -> finish reason of an episode whose environment failed; others are a crash"""
+
+
+class NotRepeatable(Exception):
+    """An environment that was made again answers the same turns with other tokens."""
+
+
+class Episodes:
+    """Opens episodes, and lets environments answer turns."""
+
+    def __init__(self, config: Config, prompts: PromptFormat, scorer: RewardScorer):
+        self.config, self.prompts, self.scorer = config, prompts, scorer
+        self.settings = config.environment
+        self.host = EnvironmentHost(self.settings, config.reward, self._grade)
+        self.started_anew = 0
+        """completions whose environment did not repeat itself"""
+        self._repeats: dict[Key, int] = {}
+        self._opened = itertools.count(-1, -1)
+
+    @property
+    def chat(self) -> Chat:
+        """The chat format."""
+        return self.prompts.chat
+
+    async def _grade(self, problem: Problem, text: str) -> Reward:
+        return await self.scorer.scorer.score(problem, text, None)
+
+    async def start(self, problems: Iterable[Problem]) -> None:
+        """Start what the environments of these problems need. Raises ConfigError, also for an objective that cannot be
+        trained on episodes, and ModelError for a chat template that changes its history where that is not allowed."""
+        named = {problem.environment for problem in problems if problem.environment}
+        if not named:
+            return
+        if self.config.mode == "rl" and (refusal := objective_of(self.config).refusal(min(named))):
+            raise ConfigError(refusal)
+        await self.host.start(sorted(named))
+        if self.settings.history == "template":
+            self.chat.check_history()
+        self.chat.bridge([("user", "?")])
+
+    async def close(self) -> None:
+        """End all instances and their processes."""
+        await self.host.end()
+
+    # ---- the beginning -----------------------------------------------------------------------------------------------
+
+    def seed(self, prompt: Prompt) -> int:
+        """Seed of the environments of a group."""
+        return completion_seed(self.config.seed, prompt.index, -1)
+
+    async def open(self, prompt: Prompt) -> Prompt:
+        """The prompt as the environment begins it; the same without one. Raises Failed."""
+        if not prompt.problem.environment:
+            return prompt
+        key = prompt.index, next(self._opened)  # an instance of its own, for the prompt alone
+        try:
+            for _ in range(ATTEMPTS):
+                try:
+                    observation = await self.host.reset(key, prompt.problem, self.seed(prompt), self.settings.step_s)
+                except InstanceLost:
+                    continue
+                opened = replace(prompt, token_ids=self._prompt_ids(prompt, observation))
+                if len(opened.token_ids) + 1 < self.config.model.max_tokens:
+                    return opened
+                raise Failed(Verdict.CRASH, f"a prompt of {len(opened.token_ids)} tokens exceeds model.max_tokens")
+            raise Failed(Verdict.CRASH, f"its process ended {ATTEMPTS} times")
+        finally:
+            await self.host.close(key)
+
+    def _prompt_ids(self, prompt: Prompt, observation: Observation) -> list[int]:
+        """[prompt_tokens] of the problem with what `reset` said."""
+        if observation.token_ids is not None:
+            return observation.token_ids
+        texts = [message.text for message in observation.messages if message.role != "system"]
+        system = [message.text for message in observation.messages if message.role == "system"]
+        if not texts and not system:
+            return prompt.token_ids
+        text = "\n\n".join(texts) or prompt.problem.text
+        return self.prompts.render(text, prompt.problem.domain, "\n\n".join(system))
+
+    # ---- turns -------------------------------------------------------------------------------------------------------
+
+    def end_turn(self, completion: Completion) -> Completion:
+        """The completion with the turn that its engine has just ended among its turns: it waits for the environment,
+        unless the turn was cut or given up, which ends the episode."""
+        turn = Turn(completion.turn_start, len(completion.token_ids))
+        reason = None if completion.finish_reason == "stop" else completion.finish_reason
+        return replace(completion, turns=[*completion.turns, turn], finish_reason=reason)
+
+    async def answer(self, prompt: Prompt, completion: Completion) -> Completion:
+        """What becomes of a completion whose turn has ended: it goes on behind the environment's words, or is over."""
+        key = completion.group, completion.index
+        if completion.waiting:
+            try:
+                completion = await self._answered(prompt, completion, key)
+            except Failed as failed:
+                last = replace(completion.turns[-1], failure=str(failed))
+                reason = FAILURES.get(failed.verdict, "crash")
+                completion = replace(completion, turns=[*completion.turns[:-1], last], finish_reason=reason)
+            except NotRepeatable:
+                self.started_anew += 1
+                self._repeats[key] = self._repeats.get(key, 0) + 1
+                await self.host.close(key)
+                return Completion(completion.group, completion.index, completion.seed)
+        if completion.finish_reason is not None:
+            await self.host.close(key)
+            self._repeats.pop(key, None)
+            last = completion.turns[-1]
+            if last.reward is None and not self.host.verified(prompt.problem.environment):
+                completion = replace(completion, turns=[*completion.turns[:-1], replace(last, reward=0.0)])
+        return completion
+
+    async def play(
+        self, prompt: Prompt, completion: Completion, sample: Callable[[Completion], Awaitable[Completion]]
+    ) -> Completion:
+        """The whole episode. sample: lets an engine go on with a completion until its turn ends."""
+        while completion.finish_reason is None:
+            completion = await self.answer(prompt, self.end_turn(await sample(completion)))
+        return completion
+
+    async def _answered(self, prompt: Prompt, completion: Completion, key: Key) -> Completion:
+        started = time.monotonic()
+        observation = await self._step(prompt, completion, key)
+        turn = replace(
+            completion.turns[-1],
+            reward=observation.reward,
+            solved=observation.solved,
+            seconds=time.monotonic() - started,
+            info=observation.info,
+        )
+        if self.host.verified(prompt.problem.environment):
+            turn = replace(turn, reward=None)
+        completion = replace(completion, turns=[*completion.turns[:-1], turn])
+        if observation.done or len(completion.turns) >= self.settings.max_turns:
+            return replace(completion, finish_reason="stop")
+        ids = self._observed(observation)
+        token_ids = [*completion.token_ids, *ids]
+        room = self.config.model.max_tokens - len(prompt.token_ids) - len(token_ids)
+        left = self.scorer.stages.now.rollout.max_completion_tokens - completion.sampled_tokens
+        if room < 1 or left < 1:
+            return replace(completion, finish_reason="length")
+        return replace(completion, token_ids=token_ids, logprobs=[*completion.logprobs, *[0.0] * len(ids)])
+
+    async def _step(self, prompt: Prompt, completion: Completion, key: Key) -> Observation:
+        """The environment's answer to the last turn. Raises Failed, NotRepeatable."""
+        for _ in range(ATTEMPTS):
+            used = sum(turn.seconds for turn in completion.turns)
+            if (left := self.settings.episode_s - used) <= 0:
+                raise Failed(Verdict.TIMEOUT, f"no end after environment.episode_s = {self.settings.episode_s:g}")
+            try:
+                if not self.host.alive(key):
+                    await self._make(prompt, completion, key)
+                action = self._action(completion, completion.turns[-1])
+                return await self.host.step(key, action, min(left, self.settings.step_s))
+            except InstanceLost:
+                continue
+        raise Failed(Verdict.CRASH, f"its process ended {ATTEMPTS} times")
+
+    async def _make(self, prompt: Prompt, completion: Completion, key: Key) -> None:
+        """Make the instance of an episode, and bring it to where the episode is. Raises Failed, NotRepeatable."""
+        step_s, before = self.settings.step_s, completion.turns[:-1]
+        observation = await self.host.reset(key, prompt.problem, self.seed(prompt), step_s)
+        if self._prompt_ids(prompt, observation) != prompt.token_ids:
+            raise Failed(Verdict.CRASH, "reset says other things for the same seed: derive everything from it")
+        for turn, following in zip(before, completion.turns[1:], strict=True):
+            observation = await self.host.step(key, self._action(completion, turn), step_s)
+            if observation.done or self._observed(observation) != completion.token_ids[turn.end : following.start]:
+                if self._repeats.get(key, 0) + 1 >= ATTEMPTS:
+                    raise Failed(Verdict.CRASH, f"it did not repeat itself {ATTEMPTS} times")
+                raise NotRepeatable
+
+    def _action(self, completion: Completion, turn: Turn) -> Action:
+        ids = completion.token_ids[turn.start : turn.end]
+        text = self.chat.think_prefix + self.chat.decode(ids)
+        response = after_reasoning(text)
+        return Action(
+            text, text if response is None else response.strip(), ids, completion.logprobs[turn.start : turn.end]
+        )
+
+    def _observed(self, observation: Observation) -> list[int]:
+        """[tokens] between a turn and the next one."""
+        if (ids := observation.token_ids) is not None:
+            if len(ids) > self.settings.observation_tokens:
+                raise Failed(Verdict.CRASH, f"{len(ids)} tokens exceed environment.observation_tokens")
+            return ids
+        messages = [(message.role, message.text) for message in observation.messages] or [("user", "")]
+        return self.chat.bridge(messages, self.settings.observation_tokens)
+
+
+def turns_of(prompts: PromptFormat, prompt: Prompt, completion: Completion) -> list[TurnText]:
+    """What was said in an episode, in order: the policy's words are the tokens of `Completion.turns`, its environment's
+    those between them, and the prompt where `reset` made another one than the problem's text."""
+    problem, chat, found, here = prompt.problem, prompts.chat, list[TurnText](), 0
+    if prompt.token_ids != prompts.render(problem.text, problem.domain):
+        found.append(TurnText("environment", chat.decode(prompt.token_ids)))
+    for turn in completion.turns:
+        if turn.start > here:
+            found.append(TurnText("environment", chat.decode_bridge(completion.token_ids[here : turn.start])))
+        said = chat.think_prefix + chat.decode(completion.token_ids[turn.start : turn.end])
+        found.append(TurnText("policy", said if turn.end else "", turn.reward, turn.failure))
+        here = turn.end
+    return found
+
+
+def failed_start(completion: Completion, failed: Failed) -> Completion:
+    """The completion of an episode that its environment could not begin."""
+    return replace(
+        completion, turns=[Turn(0, 0, failure=str(failed))], finish_reason=FAILURES.get(failed.verdict, "crash")
+    )
+
+
+def with_environment(problems: Sequence[Problem], name: str) -> list[Problem]:
+    """The problems, with the environment `name` where they name none."""
+    return [one if one.environment or not name else replace(one, environment=name) for one in problems]
