@@ -197,7 +197,8 @@ def assemble(config: Config, hub: Hub, tasks: list[Problem], scorer: Any, chat: 
     no_episodes: Any = None
     return TrainingLoop(
         ledger=ledger, engines=engines, scorer=scorer, episodes=no_episodes, trainers=trainers,
-        source=source, clock=clock, logger=logger, checkpointer=checkpointer, probe=choose_probe(source), vocabulary=VOCABULARY,
+        source=source, clock=clock, logger=logger, checkpointer=checkpointer,
+        probe=choose_probe(source), vocabulary=VOCABULARY,
     )  # fmt: skip
 
 

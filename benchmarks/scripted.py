@@ -138,7 +138,9 @@ class ScriptedEngine:
                 await self.link.send(call_id, CallReply(answer))
 
     @call("weight update", deadline="sync")
-    async def update(self, version: int, probe: list[list[int]] | None = None) -> Updated:
+    async def update(
+        self, version: int, probe: list[list[int]] | None = None, chosen: list[dict[str, list[int]]] | None = None
+    ) -> Updated:
         """Hold other weights from now on."""
         seconds = self.script.update_s
         await asyncio.sleep(seconds)

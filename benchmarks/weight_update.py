@@ -18,7 +18,7 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,8 @@ MEMCPY_BYTES = 512 << 20
 """a larger copy is made of several of this size"""
 START_S = 300.0
 """for a trainer to draw its weights and touch its buffers"""
+CALM_S = 1.0
+"""of decoding before a proof, to compare with"""
 WARM_UP = 2
 """updates that do not count: they touch both buffers on both sides"""
 SHARE, SHARE_OF, SHARE_TARGET = "bandwidth of the write, bytes read and written", "memcpy's, read and written", 0.7
@@ -123,7 +125,7 @@ def settings(tokens: int, requests: int) -> Config:
     """Return settings of an engine that decodes so many requests of so many tokens; the proof is measured apart."""
     return Config.model_validate({
         "model": {"dtype": "bfloat16", "max_tokens": tokens + 64},
-        "rollout": {"max_completion_tokens": tokens, "max_sequences": requests, "cache_bytes": 1 << 30},
+        "rollout": {"max_completion_tokens": tokens, "max_sequences": requests + len(PROBE), "cache_bytes": 3 << 30},
         "sync": {"verify": False},
     })  # fmt: skip
 
@@ -145,16 +147,25 @@ async def prove(engine: Engine, published: PublishedWeights, version: int) -> fl
     steps until its end were longer."""
     timer, probe = engine.outputs.step_timer, [ids for ids in PROBE if version % (len(ids) // len(PROBE[0])) == 0]
     await asyncio.sleep(0.3)  # the trainer has just read all its weights
-    median_s = timer.median_s()
-    if engine.outputs.running:
+
+    async def steps(work: Awaitable[None]) -> list[float]:
+        """Seconds of the decode steps until some work is done, whole ones."""
         await timer.next_step()
-    timer.intervals_s.clear()
-    compare_held([published], await engine.read_back(version), engine.engine)
-    await engine.score(probe)
+        timer.intervals_s.clear()
+        await work
+        await timer.next_step()
+        return list(timer.intervals_s)
+
+    async def proof() -> None:
+        await engine.start_read_back([published.chosen])
+        await engine.score(probe)
+        compare_held([published], await engine.read_back(), engine.engine)
+
     if not engine.outputs.running:
+        await proof()
         return 0.0
-    await timer.next_step()
-    return sum(timer.intervals_s) / median_s - len(timer.intervals_s)
+    calm, proved = await steps(asyncio.sleep(CALM_S)), await steps(proof())
+    return sum(proved) / statistics.mean(calm) - len(proved)
 
 
 async def measure(engines: list[Engine], trainer: Child, versions: range, requests: int) -> Times:

@@ -20,9 +20,11 @@ from shared.errors import ConfigError, DataError
 from shared.jsonl import Row
 from shared.types import Group, Problem, Verdict
 from verify.records import Record, fingerprint
-from verify.verifiers import read_problem
+from verify.verifiers import read_problem, without_environment
 
 _STEP = re.compile(r"step_(\d+)\.jsonl$")
+WHAT = "python -m curate demonstrations imitates"
+"""for the error about rows with an environment, whose words a model must not imitate"""
 
 
 class GradedCompletion(NamedTuple):
@@ -166,7 +168,7 @@ def _read_row(index: int, row: Row, records: dict[int, Record]) -> list[GradedCo
     if not isinstance(response, str):
         raise DataError(f"{row.where}: neither a group of a run (rollouts/step_N.jsonl) nor a row with 'response'")
     inner = fields["problem"] if isinstance(fields.get("problem"), dict) else fields
-    problem = read_problem(inner, row.where)
+    problem = without_environment(read_problem(inner, row.where), row.where, WHAT)
     if records:
         record = records.get(row.number)
         if record is None or record.row != fingerprint(json.dumps(fields)):
@@ -190,9 +192,10 @@ def _read_group(index: int, row: Row) -> list[GradedCompletion]:
         group = msgspec.convert(row.fields, Group)
     except msgspec.ValidationError as error:
         raise DataError(f"{row.where} is no group of a run ({error})") from error
+    problem = without_environment(group.prompt.problem, row.where, WHAT)
     step = _step(row.where.rpartition(":")[0])
     return [
-        GradedCompletion(index, group.prompt.problem, text, len(completion.token_ids), reward.verdict, step)
+        GradedCompletion(index, problem, text, len(completion.token_ids), reward.verdict, step)
         for completion, reward, text in zip(group.completions, group.rewards, group.texts, strict=True)
         if reward is not None and text
     ]

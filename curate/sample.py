@@ -23,7 +23,7 @@ from shared import settings_file
 from shared.errors import DataError
 from shared.jsonl import Row
 from shared.types import Group, Prompt, Verdict
-from verify.verifiers import read_problem, verifier_of
+from verify.verifiers import read_problem, verifier_of, without_environment
 
 if TYPE_CHECKING:
     from shared.config import Config
@@ -203,10 +203,14 @@ class SampleStage(CurationStage):
         """Render all prompts, so that the engine reserves no longer sequences than occur, and start it."""
         from shared.chat import Chat
         from trainer.data import PromptFormat
+        from trainer.episodes import with_environment
         from trainer.solver import Solver
 
         config = self.run_config
-        problems = [read_problem(row.fields, row.where) for row in rows]
+        what = f"python -m curate {self.name} samples"
+        problems = with_environment([read_problem(row.fields, row.where) for row in rows], config.environment.name)
+        for problem, row in zip(problems, rows, strict=True):
+            without_environment(problem, row.where, what)
         chat = Chat(self.model_dir)
         style = PromptFormat(chat, config.data)
         self.prompts: list[Prompt] = []

@@ -160,18 +160,23 @@ def find(name: str, others: Mapping[str, object] = {}) -> KnownEnvironment | Non
 def read_options(name: str, kind: type[Section], given: Mapping[str, Any]) -> Section:
     """The options of an environment. Raises ConfigError that lists every mistake in them, one line each."""
     try:
-        return kind.model_validate(dict(given))
+        options = kind.model_validate(dict(given))
+        if wrong := list(options.own_contradictions()):
+            raise ConfigError("\n".join(wrong))
+        return options
     except ValidationError as error:
         lines = []
         for found in error.errors():
             option = str(found["loc"][0]) if found["loc"] else ""
-            place, field = f"environment.options.{name}.{option}", kind.model_fields.get(option)
-            if field is None:
+            place, field = f"environment.options.{name}.{option}".rstrip("."), kind.model_fields.get(option)
+            if field is None and option:
                 has = ", ".join(sorted(kind.model_fields)) or "none"
                 lines.append(f"{place}: there is no such option; {name} has {has}")
+            elif found["type"] == "value_error":  # a check of the option's own says what is wrong
+                lines.append(f"{place}: {found['ctx']['error']}")
             else:
                 value = f" = {literal(given[option])}" if option in given else ""
-                lines.append(f"{place}{value}: must be {type_name(field)}")
+                lines.append(f"{place}{value}: must be {type_name(field) if field is not None else found['msg']}")
         raise ConfigError("\n".join(lines)) from error
 
 

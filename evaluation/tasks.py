@@ -19,7 +19,7 @@ from shared.jsonl import Row, read_rows, spread, text_of
 from shared.types import Problem
 from verify.code.tests import language_of, read_tests
 from verify.language import detect
-from verify.verifiers import read_problem, verifier_of
+from verify.verifiers import read_problem, verifier_of, without_environment
 from verify.verifiers.calls import plain_schema, tool_name
 
 Kind = Literal["answer", "program", "instructions", "calls"]
@@ -168,7 +168,7 @@ def make_task(benchmark: str, row: Row, settings: EvaluationSettings) -> Benchma
     else:
         kind = "program" if tests is not None else "answer"
         fields["domain"] = "code" if kind == "program" else fields.get("domain", "math")
-        problem = read_problem(fields, row.where)
+        problem = without_environment(read_problem(fields, row.where), row.where, "an evaluation samples")
         if not problem.verified:
             raise DataError(f"{row.where}: an open problem has no right answers: leave it out of an evaluation")
         prompt = problem.text

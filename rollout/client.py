@@ -230,7 +230,8 @@ class EngineClient(RankClient):
         the write's start. Raises what `WeightProof.check` raises.
         """
         version, proof_on = published[0].version, self.config.sync.verify
-        replies = await self.call(EngineRank.update, version, probe if proof_on else None)
+        chosen = [part.chosen for part in published]
+        replies = await self.call(EngineRank.update, version, probe if proof_on else None, chosen)
         found = self._proof.check(published, replies, probe) if proof_on else [LogprobDifference(0.0, 0.0, 0.0)]
         return SyncReport(
             version=version,

@@ -317,7 +317,7 @@ class Engine:
             version=version,
             seconds=seconds,
             bytes=self.receiver.layout.payload_bytes,
-            held=await self.read_back(version) if self.config.sync.verify else WeightsHeld(),
+            held=WeightsHeld(),
             stall_s=stall,
             stall_steps=stall / median_s if median_s else 0.0,
             running=len(self.outputs.running),
@@ -369,10 +369,14 @@ class Engine:
             return 0.0
         return after - before
 
-    async def read_back(self, version: int) -> WeightsHeld:
-        """What the engine process computes with after the update to `version`, read beside generation."""
+    async def start_read_back(self, chosen: list[dict[str, list[int]]]) -> None:
+        """Begin to read back what the engine process computes with, beside generation. chosen: of each trainer rank,
+        tensor -> columns of its rows that are read where the engine keeps it packed; the next step reads them."""
+        await self._ask(self._llm.collective_rpc("maestrale_start_read_back", args=(chosen,)))
+
+    async def read_back(self) -> WeightsHeld:
+        """What the engine process computes with, since `start_read_back`."""
         assert self.receiver is not None
-        await self._ask(self._llm.collective_rpc("maestrale_start_read_back", args=(version,)))
         while True:
             workers = await self._ask(self._llm.collective_rpc("maestrale_take_read_back"))
             if all(held is not None for held in workers):

@@ -181,16 +181,19 @@ class EngineRank:
         await self.run_exclusive("taking requests", lambda: self.engine.generate(requests, hold))
 
     @call("weight update to version {version}", deadline="sync")
-    async def update(self, version: int, probe: list[list[int]] | None = None) -> Updated:
-        """Take the weights of `version` in flight: pause, apply, label, resume; then score the probe with them.
+    async def update(
+        self, version: int, probe: list[list[int]] | None = None, chosen: list[dict[str, list[int]]] | None = None
+    ) -> Updated:
+        """Take the weights of `version` in flight: pause, apply, label, resume; then show what it computes with.
 
-        probe: [sequences][tokens] that the trainers score too; None when the proof is off.
+        probe: [sequences][tokens] that the trainers score too; None when the proof is off. chosen: of each trainer
+        rank, matrix -> columns of its rows that are read back where the engine keeps it packed.
         """
         name = f"updating the weights to version {version}"
         updated = await self.run_exclusive(name, lambda: self.engine.update(version))
         if probe is None:
             return updated
-        return await self.run_exclusive("scoring the probe", lambda: self.score(probe, updated))
+        return await self.run_exclusive("reading the weights back", lambda: self.show(probe, chosen or [], updated))
 
     @call("sleep of the engines", deadline="start")
     async def sleep(self) -> None:
@@ -216,9 +219,12 @@ class EngineRank:
     async def stop(self) -> None:
         """End the engine and free everything: `run` does that, and answers when it is done."""
 
-    async def score(self, probe: list[list[int]], updated: Updated) -> Updated:
-        """Add the log-probs of the probe and the version that the engine process itself reports to `updated`."""
+    async def show(self, probe: list[list[int]], chosen: list[dict[str, list[int]]], updated: Updated) -> Updated:
+        """Add to `updated` what the engine computes with, its log-probs of the probe, and the version that the engine
+        process itself reports."""
+        await self.engine.start_read_back(chosen)
         updated.probe = await self.engine.score(probe)
+        updated.held = await self.engine.read_back()
         updated.scored_version = await self.engine.held_version()
         return updated
 

@@ -41,8 +41,9 @@ from serve.streams import (
     sse,
     until_disconnect,
 )
-from serve.tools import ParsedCall, describe_form
+from serve.tools import describe_form
 from shared.errors import ModelError
+from shared.tool_calls import ParsedCall
 from verify.format import Tags
 from verify.language import detect
 

@@ -22,7 +22,7 @@ from serve.engine import Candidate, SamplingParameters, ServingEngine
 from serve.reasoning import Chunk, ReasoningCounter, Splitter, State
 from serve.reasoning_language import Enforcement, LanguageChoice, Measured, measure
 from serve.system_prompts import PromptRenderer
-from serve.tools import CallReader, ParsedCall
+from shared.tool_calls import CallReader, ParsedCall
 from verify.language import spoken_in
 
 MOST_TRIES = 2

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from typing import Literal, NamedTuple
 
+from shared.tool_calls import unfinished
 from verify.format import Tags
 
 ReasoningFormat = Literal["both", "openai", "deepseek", "mistral", "inline", "hidden"]
@@ -140,9 +141,3 @@ class ReasoningCounter:
                 return
             self._tokens += 1
             self._splitter.feed(self._letters(token), (token,))
-
-
-def unfinished(text: str, tag: str) -> int:
-    """Return how many characters at the end of a text may begin a tag, e.g. 3 for ("x</t", "</think>")."""
-    longest = min(len(text), len(tag) - 1)
-    return next((size for size in range(longest, 0, -1) if text.endswith(tag[:size])), 0)

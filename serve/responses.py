@@ -26,7 +26,8 @@ from serve.parameters import Items, RequestBody, RequestPart, refuse
 from serve.schemas import MOST_MESSAGES, MOST_TOOLS, ChatRequest, Content, Effort, ReasoningRequest
 from serve.server import Server
 from serve.streams import STREAMED, EventStream, Json, in_thread_if_long, merge, sse, until_disconnect
-from serve.tools import Name, ParsedCall, Schema
+from serve.tools import Name, Schema
+from shared.tool_calls import ParsedCall
 
 
 class MessageItem(RequestPart):

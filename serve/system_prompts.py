@@ -18,11 +18,12 @@ from pathlib import Path
 
 from serve.reasoning_language import name_of
 from serve.schemas import ChatMessage
-from serve.tools import RESULT_CLOSE, RESULT_OPEN, AnswerForm, call_text
+from serve.tools import AnswerForm
 from shared.chat import Chat
 from shared.errors import ModelError
 from shared.languages import LANGUAGES
 from shared.model.model_card import read_card
+from shared.tool_calls import call_text, result_text
 from verify.format import CONTROL, TEXT, Tags
 
 
@@ -286,7 +287,7 @@ class PromptRenderer:
             calls = [call_text(one.name, quoted.quote(one.arguments)) for one in made]
             text = "\n".join(filter(None, [quoted.quote(message.text), *calls]))
             if message.role == "tool":
-                result = f"{RESULT_OPEN}\n{text}\n{RESULT_CLOSE}"
+                result = result_text(text)
                 if of_tools:  # templates want the user and the assistant in turn
                     turns[-1]["content"] += f"\n{result}"
                 else:

@@ -1,46 +1,28 @@
-"""Tool calls: describing tools to a model, constraining calls to their schemas, and finding calls in an answer.
+"""Tools of a request: their definitions, how they are told to a model, and the constraint of calls to their schemas.
 
-Calls have the form of the templates of Hermes and Qwen, for every model:
-
-    <tool_call>
-    {"name": "add", "arguments": {"a": 1, "b": 2}}
-    </tool_call>
-
-After <tool_call> the engine can only sample a call of one of the tools with arguments that fit its schema.
+After <tool_call> the engine can only sample a call of one of the tools with arguments that fit its schema. The texts of
+calls are those of `shared/tool_calls.py`, in which environments train.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import uuid
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, Field
 
 from serve.engine import Constraint
 from serve.parameters import RequestPart
-from serve.reasoning import unfinished
+from shared.tool_calls import CALL_END, OPEN, TOOLS_PROMPT, ToolDefinition, call_start, signatures
 
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
-CALL_END = f"}}\n{CLOSE}"
 NO_BLANKS = {"x-guidance": {"whitespace_flexible": False}}
 """added to a schema inside a grammar, since the engine's own setting applies to bare schemas only"""
-RESULT_OPEN, RESULT_CLOSE = "<tool_response>", "</tool_response>"
 MOST_SCHEMA_LETTERS = 32_768
 MOST_DEPTH = 24
 MOST_REPEATS = 1024
 """largest repetition count in a schema's bounds and patterns, since the engine unrolls repetitions"""
-TOOLS_PROMPT = """You may call tools. Their signatures, one JSON object a line:
-
-{given}
-
-To call one, write after your thoughts, for each call:
-
-<tool_call>
-{"name": <name of the tool>, "arguments": <object of its arguments>}
-</tool_call>"""
 FORM_PROMPT = "Answer after your thoughts with JSON only, of this schema:\n\n{given}"
 COUNTS = {
     **dict.fromkeys(("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"), MOST_REPEATS),
@@ -108,25 +90,6 @@ class Tool(RequestPart):
     function: Function
 
 
-class ParsedCall(NamedTuple):
-    """A tool call in a completion."""
-
-    id: str
-    name: str
-    arguments: str
-    """JSON"""
-
-
-def call_start(name: str) -> str:
-    """Return the text of a call before its arguments."""
-    return f'{OPEN}\n{{"name": {json.dumps(name)}, "arguments": '
-
-
-def call_text(name: str, arguments: str) -> str:
-    """Return the text of a call in a prompt or completion; arguments: JSON."""
-    return call_start(name) + arguments + CALL_END
-
-
 class AnswerForm(NamedTuple):
     """The part of the system prompt that describes the form of the answer."""
 
@@ -138,9 +101,7 @@ class AnswerForm(NamedTuple):
 def describe_form(tools: Sequence[Tool], constraint: Constraint | None) -> AnswerForm | None:
     """Describe the tools that may be called, or the schema of the answer; None if the answer may have any form."""
     if tools:
-        return AnswerForm(
-            TOOLS_PROMPT, "\n".join(json.dumps(tool.function.model_dump(), ensure_ascii=False) for tool in tools)
-        )
+        return AnswerForm(TOOLS_PROMPT, signatures([ToolDefinition(**tool.function.model_dump()) for tool in tools]))
     if constraint is not None and constraint.kind == "json":
         return AnswerForm(FORM_PROMPT, constraint.value)
     return None
@@ -157,65 +118,3 @@ def constrain_calls(tools: Sequence[Tool], *, must: bool, parallel: bool) -> Con
         return Constraint("grammar", f"start: call{more}\ncall: " + "\n    | ".join(kinds))
     structures = [{"begin": start, "schema": schema, "end": CALL_END} for start, schema in calls]
     return Constraint("structural_tag", json.dumps({"triggers": [OPEN], "structures": structures}))
-
-
-class CallReader:
-    """Finds the calls in the streamed text of an answer, however the stream is divided."""
-
-    def __init__(self, names: Collection[str], most: int):
-        """names: of the tools. most: calls beyond this number stay text."""
-        self._names, self._left = names, most
-        self._held = ""
-        self._searched = 0
-        """number of characters of the held text that were searched for the end of a call"""
-        self._called = False
-
-    def feed(self, text: str, last: bool = False) -> Iterator[str | ParsedCall]:
-        """Take the next text of the answer; yield the text and calls that are settled. last: no more text follows, and
-        an unfinished call is text."""
-        self._held += text
-        while self._held:
-            place = self._held.find(OPEN) if self._left else -1
-            if place < 0:
-                keep = 0 if last or not self._left else self._unclear()
-                clear, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
-                if clear.strip() or (clear and not self._called):  # blanks behind a call say nothing
-                    yield clear
-                return
-            before = len(self._held[:place].rstrip())
-            if before:
-                yield self._held[:before]
-                self._held, place, self._searched = self._held[before:], place - before, 0
-            end = self._held.find(CLOSE, max(place, self._searched))
-            if end < 0:
-                self._searched = max(len(self._held) - len(CLOSE), 0)
-                if last:
-                    yield self._held
-                    self._held = ""
-                return
-            self._searched = 0
-            whole, self._held = self._held[: end + len(CLOSE)], self._held[end + len(CLOSE) :]
-            call = read_call(whole[place + len(OPEN) : -len(CLOSE)], self._names)
-            self._left -= call is not None
-            self._called = self._called or call is not None
-            yield call or whole  # blanks before a call say nothing
-
-    def _unclear(self) -> int:
-        """Return how many letters at the end of the held text may belong to a call or be blanks before one."""
-        begun = unfinished(self._held, OPEN)
-        rest = self._held[: len(self._held) - begun]
-        return begun + len(rest) - len(rest.rstrip())
-
-
-def read_call(text: str, names: Collection[str]) -> ParsedCall | None:
-    """Parse the text between the tags as a call; None if it is not a call of a known tool."""
-    try:
-        found = json.loads(text)
-        name, arguments = found["name"], found["arguments"]
-        encoded = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-        encoded.encode()  # not with half a character in it
-    except (ValueError, TypeError, LookupError, RecursionError):
-        return None
-    if not isinstance(name, str) or name not in names or not isinstance(arguments, dict):
-        return None
-    return ParsedCall(f"call_{uuid.uuid4().hex[:24]}", name, encoded)

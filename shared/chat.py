@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from shared.errors import ModelError
 from shared.languages import LANGUAGES
+from shared.tool_calls import result_text
 
 MAGISTRAL = r"""You solve the user's task by reasoning first and answering second.
 
@@ -134,7 +135,8 @@ class Chat:
         """[tokens] between a turn of the assistant and its next one: what the template puts behind the first turn's end
         token, with (role, text) messages in it, up to where the assistant begins again.
 
-        The texts are encoded by themselves and cannot spell control tokens; together they are cut to `most_tokens`.
+        Results of calls, of role "tool", are written as in serving. The texts are encoded by themselves and cannot
+        spell control tokens; together they are cut to `most_tokens`.
         Nothing that was sampled is rendered. Raises ModelError for roles that the template does not know.
         """
         first, *between = self._around(tuple(role for role, _ in messages))
@@ -149,8 +151,13 @@ class Chat:
         """[messages + 1][tokens] what the template puts before the first message, between two, and behind the last."""
         if (found := self._bridges.get(roles)) is None:
             marks = [f"MARK{place}MARK" for place in range(len(roles) + 1)]
-            turns = zip(("assistant", *roles), marks, strict=True)
-            rest = self.render_turns([_message("user", "?"), *(_message(role, mark) for role, mark in turns)])
+            turns = [_message("user", "?"), _message("assistant", marks[0])]
+            for before, role, mark in zip(("assistant", *roles), roles, marks[1:], strict=False):
+                if role == before == "tool":  # as in serving: results of calls are a turn of the user
+                    turns[-1]["content"] += f"\n{result_text(mark)}"
+                else:
+                    turns.append(_message("user", result_text(mark)) if role == "tool" else _message(role, mark))
+            rest = self.render_turns(turns)
             parts: list[str] = []
             for mark in marks:
                 part, there, rest = rest.partition(mark)
@@ -167,6 +174,15 @@ class Chat:
                 )
             self._bridges[roles] = found = [self.encode(part) for part in (parts[0].removeprefix(end), *parts[1:])]
         return found
+
+    def decode_bridge(self, ids: Sequence[int]) -> str:
+        """Text of the tokens between two turns, without what the template puts around it where `bridge` has made such
+        ones of a single message before."""
+        for before, *others in self._bridges.values():
+            end = len(ids) - len(others[-1])
+            if len(others) == 1 and len(before) <= end and [*ids[: len(before)], *ids[end:]] == before + others[0]:
+                return self.decode(ids[len(before) : end])
+        return self.decode(ids)
 
     def check_history(self, system: str = "") -> None:
         """Raise ModelError if the template changes earlier turns when another follows, as where it drops reasoning: a

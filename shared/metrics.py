@@ -54,8 +54,18 @@ METRICS: dict[str, Metric] = {
     # ---- episodes of the trained groups, where problems have an environment
     "environment/turns": Metric("turns", "mean turns of an episode"),
     "environment/wait_s": Metric("s", "mean time that an environment took to answer a turn"),
+    "environment/waiting": Metric(
+        "share", "open completions that wait for their environment when the step ends, of all open ones"
+    ),
+    "environment/idle_seats": Metric(
+        "share",
+        "seats of engines that are free only because episodes wait for their environments, of these seats and those in "
+        "use, by time over the step (trainer/timing.py)",
+    ),
+    "environment/tool_calls": Metric("calls", "mean calls of tools in an episode"),
+    "environment/failed_calls": Metric("share", "calls of tools that failed, of all calls"),
     "environment/failed": Metric("share", "episodes that are not graded, because their environment failed"),
-    "environment/info": Metric("", "environment/info/NAME: mean over turns of a number that an environment gives"),
+    "environment/info": Metric("number", "environment/info/NAME: mean over turns of a number that an environment gives"),
     # ---- learning: means over trained completion tokens
     "loss": Metric(
         "nats", "policy loss of the step, as normalised by objective.loss_aggregation; no KL, no entropy bonus"

@@ -212,8 +212,10 @@ class Progress:
         oldest_wait_s: float,
         step: int,
         steps: int,
+        waiting: int = 0,
     ) -> None:
-        """Draw a step's bar: `done` of `needed` completions of the next batch, and how fast. To be called often."""
+        """Draw a step's bar: `done` of `needed` completions of the next batch, and how fast. To be called often.
+        waiting: episodes that wait for their environment."""
         self.steps = steps
         if not self._due():
             return
@@ -225,6 +227,7 @@ class Progress:
             f"step {step}/{steps} {self._bar(share)} {done}/{needed}  "
             f"left {duration(max(of_step - elapsed, 0.0)) if known else '?'}, run {duration(left) if known else '?'}  "
             f"{tokens_per_s:,.0f} tokens/s  {in_flight} in flight  oldest {duration(oldest_wait_s)}"
+            + (f"  {waiting} wait for environments" if waiting else "")
         )
 
     @harmless

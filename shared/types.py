@@ -7,7 +7,7 @@ Shapes are given in brackets, units in names. What is not here: messages between
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -74,6 +74,17 @@ class Turn(msgspec.Struct, frozen=True, gc=False):
     """numbers that the environment gave, for the metrics"""
     failure: str = ""
     """why the environment did not answer, "" if it did"""
+
+
+class TurnText(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the policy or its environment said in an episode, decoded: for people only, never trained on."""
+
+    role: Literal["policy", "environment"]
+    text: str
+    reward: float | None = None
+    """what the environment gave for a turn of the policy; None where a verifier grades"""
+    failure: str = ""
+    """why the environment did not answer the turn, "" if it did"""
 
 
 class Completion(msgspec.Struct, gc=False):
@@ -185,8 +196,8 @@ class Reward(msgspec.Struct, frozen=True, gc=False):
     """The reward of one completion with every component, in about [-0.1, 1.1] (Magistral, 2506.10910, section 2.2)."""
 
     total: float
-    format: float
-    """0 or the format weight"""
+    format: float | None
+    """0 or the format weight; None where an environment grades: neither format nor language are looked at"""
     correctness: float
     """0 or the correctness weight"""
     length: float
@@ -197,7 +208,7 @@ class Reward(msgspec.Struct, frozen=True, gc=False):
     reason: str = ""
     """one line for a human: which format rule failed, what was compared"""
     consistent: bool | None = None
-    """problem, reasoning and answer are in one language; None when not determined (format failed)"""
+    """problem, reasoning and answer are in one language; None when not determined (the format failed, or None)"""
     languages: tuple[str, str, str] = ("", "", "")
     """detected language of problem, reasoning, answer; "" when undetermined"""
     answer: str | None = None
@@ -209,7 +220,7 @@ class Reward(msgspec.Struct, frozen=True, gc=False):
     """name -> weighted part of the total of every further reward"""
 
 
-class Group(msgspec.Struct):
+class Group(msgspec.Struct, omit_defaults=True):
     """All completions of one prompt; complete when every reward is there."""
 
     prompt: Prompt
@@ -219,6 +230,8 @@ class Group(msgspec.Struct):
     """[group_size], None while a completion is unfinished or unverified"""
     texts: list[str] = []
     """[group_size] decoded completions, for verifiers and people only; never trained on"""
+    turns: list[list[TurnText]] = []
+    """[group_size] what was said in each episode; in rollout files only"""
 
     @property
     def complete(self) -> bool:

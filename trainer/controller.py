@@ -126,15 +126,19 @@ class TrainingLoop:
     async def answer(self, group: Group, completion: Completion) -> Completion:
         """Let the environment answer the turn that ended; unless the episode is over, the engine goes on behind it. In
         synchronous mode the turns of a wave wait for one another, so that batches repeat."""
-        answered, ledger = await self.episodes.answer(group.prompt, completion), self.ledger
+        ledger, logger = self.ledger, self.logger
+        logger.note_waiting(logger.waiting + 1)
+        answered = await self.episodes.answer(group.prompt, completion)
         if completion.unfinished:
             (ledger.turn if answered.unfinished else ledger.finish)(answered)
         else:
             group.completions[completion.index] = answered
-        if self.config.rollout.max_async_level:
-            if answered.unfinished:
-                await self.engines.submit([group])
-        elif not self.engines.training_in_flight() and not ledger.waiting():
+        if self.config.rollout.max_async_level and answered.unfinished:
+            await self.engines.submit([group])
+        if self.config.rollout.max_async_level or not answered.unfinished:
+            logger.note_waiting(logger.waiting - 1)
+        if not (self.config.rollout.max_async_level or self.engines.training_in_flight() or ledger.waiting()):
+            logger.note_waiting(0)
             await self.engines.submit(list(ledger.groups.values()))
         return answered
 

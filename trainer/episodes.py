@@ -21,7 +21,7 @@ from environments.host import EnvironmentHost, InstanceLost, Key
 from shared.chat import Chat
 from shared.config import Config
 from shared.errors import ConfigError
-from shared.types import Completion, Problem, Prompt, Reward, Turn, Verdict
+from shared.types import Completion, Problem, Prompt, Reward, Turn, TurnText, Verdict
 from trainer.data import PromptFormat, completion_seed
 from trainer.objectives.registry import objective_of
 from verify.format import after_reasoning
@@ -218,6 +218,21 @@ class Episodes:
             return ids
         messages = [(message.role, message.text) for message in observation.messages] or [("user", "")]
         return self.chat.bridge(messages, self.settings.observation_tokens)
+
+
+def turns_of(prompts: PromptFormat, prompt: Prompt, completion: Completion) -> list[TurnText]:
+    """What was said in an episode, in order: the policy's words are the tokens of `Completion.turns`, its environment's
+    those between them, and the prompt where `reset` made another one than the problem's text."""
+    problem, chat, found, here = prompt.problem, prompts.chat, list[TurnText](), 0
+    if prompt.token_ids != prompts.render(problem.text, problem.domain):
+        found.append(TurnText("environment", chat.decode(prompt.token_ids)))
+    for turn in completion.turns:
+        if turn.start > here:
+            found.append(TurnText("environment", chat.decode_bridge(completion.token_ids[here : turn.start])))
+        said = chat.think_prefix + chat.decode(completion.token_ids[turn.start : turn.end])
+        found.append(TurnText("policy", said if turn.end else "", turn.reward, turn.failure))
+        here = turn.end
+    return found
 
 
 def failed_start(completion: Completion, failed: Failed) -> Completion:

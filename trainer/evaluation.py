@@ -29,9 +29,9 @@ from rollout.client import EngineClient
 from shared.atomic_write import beside
 from shared.config import Config
 from shared.statistics import majority_at_k, mean_and_half_width, pass_at_k
-from shared.types import Completion, Problem, Prompt, Reward, Verdict
+from shared.types import Completion, Problem, Prompt, Reward, TurnText, Verdict
 from trainer.data import DataSource, completion_seed
-from trainer.episodes import Episodes, failed_start
+from trainer.episodes import Episodes, failed_start, turns_of
 from verify.plugins import Failed
 from verify.scorer import RewardScorer
 from verify.verifiers import verifier_of
@@ -45,13 +45,15 @@ LEAST_SHARE = 1 / 8
 """share of the engines' slots that evaluations take where training leaves none"""
 
 
-class Sampled(msgspec.Struct):
+class Sampled(msgspec.Struct, omit_defaults=True):
     """One evaluated completion: problem, text, reward and length in tokens."""
 
     problem: Problem
     text: str
     reward: Reward
     tokens: int
+    turns: list[TurnText] = []
+    """what was said in an episode"""
 
 
 class Breakdown(msgspec.Struct):
@@ -62,8 +64,8 @@ class Breakdown(msgspec.Struct):
     """pass@1; None where all problems are open"""
     accuracy_half_width: float
     """half of the 95 % interval over problems (normal approximation)"""
-    consistency: float
-    """share of completions whose problem, reasoning and answer are in one language"""
+    consistency: float | None
+    """share of completions whose problem, reasoning and answer are in one language; None where environments grade"""
     majority: float | None = None
     """maj@k over problems with an answer; None for one completion a problem, for programs and for open problems"""
     pass_at_k: float | None = None
@@ -79,9 +81,10 @@ class Evaluation(msgspec.Struct):
     """pass@1; None where all problems are open"""
     accuracy_half_width: float
     """half of the 95 % interval over problems (normal approximation)"""
-    consistency: float
-    """share of completions whose problem, reasoning and answer are in one language"""
-    format: float
+    consistency: float | None
+    """share of completions whose problem, reasoning and answer are in one language; None where environments grade"""
+    format: float | None
+    """share of well-formed completions; None where environments grade"""
     reward: float
     tokens: float
     """mean completion length"""
@@ -149,23 +152,25 @@ class Evaluator:
             prompt = self.source.render(problem, -1 - position if problem.environment else position)
             seed = completion_seed(self.source.seed, -1 - position, sample)
             if problem.environment:
-                completion = await self._play(prompt, seed, temperature)
+                prompt, completion = await self._play(prompt, seed, temperature)
             else:
                 [completion] = await self.engines.sample(prompt.token_ids, [seed], temperature)
         finally:
             self._under_way -= 1
         reward, text = await self.scorer.score(problem, completion)
-        return Sampled(problem, text, reward, completion.sampled_tokens)
+        turns = turns_of(self.source.prompt_format, prompt, completion) if problem.environment else []
+        return Sampled(problem, text, reward, completion.sampled_tokens, turns)
 
-    async def _play(self, prompt: Prompt, seed: int, temperature: float) -> Completion:
-        """Sample one episode; where the environment cannot begin it, it has no tokens, and is not graded."""
+    async def _play(self, prompt: Prompt, seed: int, temperature: float) -> tuple[Prompt, Completion]:
+        """Sample one episode, behind the prompt as its environment begins it; where that fails, the episode has no
+        tokens, and is not graded."""
         completion, episodes = self.engines.episode(seed), self.episodes
         assert episodes is not None, "a problem has an environment, and nothing plays it"
         try:
             opened = await episodes.open(prompt)
         except Failed as failed:
-            return failed_start(completion, failed)
-        return await episodes.play(
+            return prompt, failed_start(completion, failed)
+        return opened, await episodes.play(
             opened, completion, lambda one: self.engines.continue_turn(opened.token_ids, one, temperature)
         )
 
@@ -199,15 +204,22 @@ def part_of(problems: Sequence[Sequence[Sampled]]) -> Breakdown:
     several = [samples for samples in verified if len(samples) > 1]
     votes = [majority(samples) for samples in several if verifier_of(samples[0].problem.domain).answer_in == "box"]
     solved = [pass_at_k(len(samples), sum(map(right, samples)), len(samples)) for samples in several]
-    every = [sample for samples in problems for sample in samples]
     return Breakdown(
         problems=len(problems),
         accuracy=accuracy,
         accuracy_half_width=half_width,
-        consistency=sum(bool(sample.reward.consistent) for sample in every) / len(every),
+        consistency=_share([bool(sample.reward.consistent) for sample in _formed(problems)]),
         majority=math.fsum(votes) / len(votes) if votes else None,
         pass_at_k=math.fsum(solved) / len(solved) if solved else None,
     )
+
+
+def _formed(problems: Sequence[Sequence[Sampled]]) -> list[Sampled]:
+    return [sample for samples in problems for sample in samples if sample.reward.format is not None]
+
+
+def _share(found: list[bool]) -> float | None:
+    return sum(found) / len(found) if found else None
 
 
 def parts_of(problems: Sequence[Sequence[Sampled]]) -> dict[str, Breakdown]:
@@ -232,7 +244,7 @@ def summarise(temperature: float, problems: Sequence[Sequence[Sampled]]) -> Eval
         accuracy=whole.accuracy,
         accuracy_half_width=whole.accuracy_half_width,
         consistency=whole.consistency,
-        format=sum(sample.reward.format > 0 for sample in every) / len(every),
+        format=_share([(sample.reward.format or 0.0) > 0 for sample in _formed(problems)]),
         reward=sum(sample.reward.total for sample in every) / len(every),
         tokens=sum(sample.tokens for sample in every) / len(every),
         completions=len(problems[0]),

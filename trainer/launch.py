@@ -285,7 +285,9 @@ class Launch:
         config = self.config
         evaluator = Evaluator(self.engines, scorer, source, validation, self.episodes) if validation else None
         peers, peak = self.keeper.peers, self.peak_flops
-        written = run_log.RunLogger(clock, self.progress, self.engines, scorer, ledger, peers, peak)
+        written = run_log.RunLogger(
+            clock, self.progress, self.engines, scorer, ledger, peers, peak, source.prompt_format
+        )
         self.checkpointer = checkpointer = checkpoint.Checkpointer(
             config, ledger, self.engines, self.trainers, clock, self.progress, self.origin
         )

@@ -39,12 +39,13 @@ FREE = (
     "reward.workers", "reward.sandbox.max_concurrency",
     # further deadlines and limits, addresses and keys
     "reward.deadline_s", "reward.max_failure_share", "reward.judge.url", "reward.judge.key_variable",
-    "reward.judge.deadline_s", "objective.teacher_key_variable",
+    "reward.judge.deadline_s", "objective.teacher_key_variable", "environment.step_s", "environment.episode_s",
+    "environment.processes",
 )  # fmt: skip
 """settings and sections that do not change what a step means"""
 PATHS = (
     "prepare.script", "model.path", "data.train", "data.validation", "sft.demonstrations", "sft.general",
-    "objective.teacher", "reward.plugins",
+    "objective.teacher", "reward.plugins", "environment.plugins",
 )  # fmt: skip
 """settings that say where something lies: what lies there is compared instead"""
 PIECES, PIECE_BYTES = 64, 1 << 16
@@ -99,9 +100,12 @@ def origin_of(config: Config, sources: Sources, prompts: PromptFormat) -> Origin
     file, colon, _ = objective_of(config).name.rpartition(":")
     if colon:
         contents["objective.name"] = {Path(file).name: content_of(Path(file), "objective.name")}
-    if config.reward.plugins:
-        files = [Path(path) for path in config.reward.plugins]
-        contents["reward.plugins"] = {path.name: content_of(path, "reward.plugins") for path in files}
+    for setting, plugins in (
+        ("reward.plugins", config.reward.plugins),
+        ("environment.plugins", config.environment.plugins),
+    ):
+        if plugins:
+            contents[setting] = {Path(path).name: content_of(Path(path), setting) for path in plugins}
     if Need.REFERENCE in needs(config) and (config.run_dir / REFERENCE).is_dir():
         contents[REFERENCE] = reference_parts(config.run_dir)
     return Origin(flat(config), contents)

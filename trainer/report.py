@@ -124,7 +124,9 @@ def _table_rows(records: list[EvaluationRecord]) -> list[tuple[str, str, Callabl
     for name, figure in (("pass", "pass_at_k"), ("maj", "majority")):
         if any(getattr(evaluation, figure) is not None for evaluation in evaluations):
             rows.append((f"{name}@{evaluations[-1].completions}", "{:.3f}", attrgetter(figure)))
-    rows += [(name, "{:.3f}", attrgetter(figure)) for name, figure in FIGURES.items()]
+    for name, figure in FIGURES.items():
+        if any(getattr(evaluation, figure) is not None for evaluation in evaluations):
+            rows.append((name, "{:.3f}", attrgetter(figure)))
     rows.append(("tokens of a completion", "{:.0f}", attrgetter("tokens")))
     for part in sorted({name for evaluation in evaluations for name in evaluation.parts}):
         rows.append((f"accuracy, {part.replace('/', ' ')}", "{:.3f}", partial(_accuracy_of, part)))
@@ -170,14 +172,30 @@ def sample_panels(records: list[EvaluationRecord], temperature: float, count: in
     others = [sample for samples in by_language.values() for sample in samples[1:]]
     return [
         Panel(
-            f"[bold]{escape(clean(sample.problem.text, 400))}[/]\n\n{escape(clean(sample.text))}",
-            title=f"{sample.problem.language}  ground truth {escape(clean(sample.problem.answer, 40))}",
+            f"[bold]{escape(clean(sample.problem.text, 400))}[/]\n\n{_said(sample)}",
+            title=_title(sample),
             subtitle=f"{sample.reward.verdict.value}, reward {sample.reward.total:.2f}, {sample.tokens} tokens",
             title_align="left",
             subtitle_align="left",
         )
         for sample in [*firsts, *others][:count]
     ]
+
+
+def _title(sample: Sampled) -> str:
+    named, answer = sample.problem.environment, escape(clean(sample.problem.answer, 40))
+    parts = [sample.problem.language, f"environment {escape(clean(named, 40))}" if named else ""]
+    return "  ".join(filter(None, [*parts, f"ground truth {answer}" if answer or not named else ""]))
+
+
+def _said(sample: Sampled) -> str:
+    """The completion; an episode as one paragraph for each turn and for each answer of the environment."""
+    limit, lines = max(SAMPLE_CHARACTERS // max(len(sample.turns), 1), SAMPLE_CHARACTERS // 5), []
+    for turn in sample.turns:
+        given = f" (reward {turn.reward:g})" if turn.reward is not None else ""
+        given += f" (failed: {escape(clean(turn.failure, 200))})" if turn.failure else ""
+        lines.append(f"[dim]{turn.role}{given}:[/] {escape(clean(turn.text.strip(), limit))}")
+    return "\n".join(lines) if sample.turns else escape(clean(sample.text))
 
 
 def main(arguments: list[str]) -> int:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from rollout.client import EngineClient, SyncReport
 from shared.atomic_write import append_line, beside, writing
@@ -23,13 +24,14 @@ from shared.sockets import refused
 from shared.types import Group, Verdict
 from shared.watchdog import Peer
 from trainer.batching import Learned
-from trainer.data import write_jsonl
+from trainer.data import PromptFormat, write_jsonl
+from trainer.episodes import turns_of
 from trainer.evaluation import FILE, Evaluation, EvaluationRecord, forget_evaluations
 from trainer.ledger import Ledger
 from trainer.rank import Stepped
 from trainer.schedule import learning_rate
 from trainer.step_metrics import rollout_metrics, speed_metrics, training_metrics
-from trainer.timing import PhaseTimer
+from trainer.timing import IdleSeats, PhaseTimer
 from verify.scorer import RewardScorer
 
 TRAINING = ("log-probs of the batch", "forward and backward", "optimiser step", "move of the reference")
@@ -50,9 +52,12 @@ class RunLogger:
         ledger: Ledger,
         peers: Callable[[], list[Peer]],
         peak_flops: float = 0.0,
+        prompts: PromptFormat | None = None,
     ):
-        """peak_flops: of a trainer's card; 0 where it is not known."""
+        """peak_flops: of a trainer's card; 0 where it is not known. prompts: needed where problems have an
+        environment."""
         self.clock, self.progress, self.peers, self.peak_flops = clock, progress, peers, peak_flops
+        self.prompts = prompts
         self.engines, self.scorer, self.ledger = engines, scorer, ledger
         self.folder = self.config.run_dir
         with writing(self.folder / "rollouts"):
@@ -62,6 +67,9 @@ class RunLogger:
         """lines of metrics that waited for room when that was last reported"""
         self.last_sync: SyncReport | None = None
         self.generated_before = 0
+        self.waiting = 0
+        """episodes that no engine works on, because an environment has not answered"""
+        self._idle = IdleSeats()
 
     @property
     def engine_devices(self) -> int:
@@ -113,6 +121,10 @@ class RunLogger:
         for verdict in Verdict:
             row[f"verify/{verdict.value.replace(' ', '_')}"] = self.scorer.counts.get(verdict, 0)
         row |= speed_metrics(learned.sums, learned.stepped, self.config.placement.trainers, self.peak_flops)
+        idle, still_open = self._idle.take_share(), self.ledger.unfinished()
+        if "environment/turns" in row:
+            row["environment/waiting"] = sum(one.waiting for one in still_open) / max(len(still_open), 1)
+            row["environment/idle_seats"] = idle
         row |= self._memory_metrics(learned.stepped)
         self._write(version, row)
         self.progress.step_line(version, row)
@@ -145,7 +157,14 @@ class RunLogger:
     async def keep(self, groups: list[Group], version: int) -> None:
         """Write the groups that step `version` was trained on, in a thread: thousands of long completions take seconds,
         and messages and heartbeats must go on."""
-        await asyncio.to_thread(write_jsonl, self.folder / "rollouts" / f"step_{version}.jsonl", list(groups))
+        await asyncio.to_thread(self._keep, self.folder / "rollouts" / f"step_{version}.jsonl", list(groups))
+
+    def _keep(self, path: Path, groups: list[Group]) -> None:
+        write_jsonl(path, [self._with_turns(group) if group.prompt.problem.environment else group for group in groups])
+
+    def _with_turns(self, group: Group) -> Group:
+        assert self.prompts is not None, "a problem has an environment, and nothing decodes its turns"
+        return replace(group, turns=[turns_of(self.prompts, group.prompt, one) for one in group.completions])
 
     def _memory_metrics(self, stepped: Stepped) -> dict[str, float]:
         """Largest resident memory so far of a rank of each kind, an engine's is that of its own process; on GPUs also
@@ -161,8 +180,14 @@ class RunLogger:
             found["memory/engine_peak_gpu_bytes"] = self.last_sync.gpu_peak_bytes
         return found
 
+    def note_waiting(self, waiting: int) -> None:
+        """Note how many episodes no engine works on because an environment has not answered."""
+        self.waiting = waiting
+        self._idle.note(sum(self.engines.live.values()), self.engines.slots(), waiting)
+
     def live(self) -> None:
         """Update the progress bar of the current step."""
+        self.note_waiting(self.waiting)
         ledger, elapsed = self.ledger, self.clock.since_step_s
         generated = self.engines.generated_tokens - self.generated_before
         self.progress.batch(
@@ -171,6 +196,7 @@ class RunLogger:
             in_flight=sum(self.engines.live.values()),
             tokens_per_s=generated / max(elapsed, 1e-3),
             oldest_wait_s=self.engines.oldest_wait_s(),
+            waiting=self.waiting,
             step=ledger.version + 1,
             steps=self.config.steps,
         )
@@ -220,7 +246,9 @@ class RunLogger:
             + ("" if found.accuracy is None else f"accuracy {found.accuracy:.3f} ± {found.accuracy_half_width:.3f}, ")
             + (f"pass@{found.completions} {found.pass_at_k:.3f}, " if found.pass_at_k is not None else "")
             + (f"maj@{found.completions} {found.majority:.3f}, " if found.majority is not None else "")
-            + f"language consistency {found.consistency:.3f}, format {found.format:.3f}, {found.tokens:.0f} tokens"
+            + ("" if found.consistency is None else f"language consistency {found.consistency:.3f}, ")
+            + ("" if found.format is None else f"format {found.format:.3f}, ")
+            + f"{found.tokens:.0f} tokens"
         )
 
 

@@ -13,22 +13,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shared.chat import Chat
 from shared.config import Config
 from shared.errors import DataError
 from shared.jsonl import all_faults, read_rows, text_of
 from shared.sections import Sft
+from shared.types import CONTEXT, IMITATED
 from trainer.batching import Learned, plan_batch
 from trainer.client import TrainerClient
 from trainer.controller import TrainingLoop
 from trainer.data import PromptFormat
 from trainer.evaluation import evaluation_due
 from trainer.ledger import Interrupted
-from trainer.objectives.sequences import sft_sequences
+from trainer.objectives.sequences import Demonstration, sft_sequences
 from trainer.rank import TrainerRank
 from trainer.schedule import warm_and_decay
-
-Demonstration = tuple[list[int], list[int]]
-"""prompt tokens, completion tokens (end of sequence included)"""
 
 WARMUP_STEPS = 20
 FINAL_SHARE = 0.1
@@ -74,7 +73,9 @@ def read_demonstrations(
     path: Path, setting: str, prompts: PromptFormat, max_tokens: int, left_out: list[str]
 ) -> list[Demonstration]:
     """Read JSONL of {"problem", "completion", "domain"?}, or of {"problem", "solution", "answer"}, whose solution
-    becomes the reasoning. Longer ones than max_tokens are left out, and a line about them is added to `left_out`.
+    becomes the reasoning. "completion" may be a list of {"role", "content"} messages, of several turns of the
+    "assistant" with what an environment says ("user" or "tool") between them. Longer ones than max_tokens are left
+    out, and a line about them is added to `left_out`.
 
     Raises DataError naming the lines, or `setting` if nothing is left.
     """
@@ -85,15 +86,18 @@ def read_demonstrations(
     for where, _, row in read_rows(path, setting, faults):
         try:
             prompt = text_of(row, "problem", where), text_of(row, "domain", where, "math")
-            completion = completion_of(row, where)
+            if isinstance(row.get("completion"), list):
+                completion = encode_turns(chat, row["completion"], where)
+            else:
+                completion = Demonstration([], [*chat.encode_completion(completion_of(row, where)), chat.eos_id])
         except DataError as error:
             faults.append(str(error))
             continue
         if faults:
             continue
-        prompt_ids, completion_ids = prompts.render(*prompt), chat.encode_completion(completion)
-        if len(prompt_ids) + len(completion_ids) < max_tokens:
-            found.append((prompt_ids, [*completion_ids, chat.eos_id]))
+        prompt_ids = prompts.render(*prompt)
+        if len(prompt_ids) + len(completion.completion) <= max_tokens:
+            found.append(completion._replace(prompt=prompt_ids))
         else:
             long.append(where)
     if faults:
@@ -107,6 +111,29 @@ def read_demonstrations(
             f"{max_tokens}: they are left out (first: {long[0].removeprefix(f'{setting}: ')})"
         )
     return found
+
+
+def encode_turns(chat: Chat, messages: list[Any], where: str) -> Demonstration:
+    """The tokens of a conversation as an episode has them, turns of the assistant imitated. Raises DataError."""
+    ids, mask, between = list[int](), b"", list[tuple[str, str]]()
+    for place, message in enumerate(messages):
+        if not isinstance(message, dict) or message.get("role") not in ("assistant", "user", "tool"):
+            raise DataError(f'{where}: message {place} of "completion" needs a "role": "assistant", "user" or "tool"')
+        role, text = message["role"], text_of(message, "content", f'{where}: message {place} of "completion"')
+        if role != "assistant":
+            between.append((role, text))
+            continue
+        if bool(ids) != bool(between):
+            raise DataError(
+                f'{where}: "completion" begins with a turn of the assistant, and something stands between two'
+            )
+        said = chat.bridge(between) if between else []
+        turn = [*chat.encode_completion(text), chat.eos_id]
+        ids, between = [*ids, *said, *turn], []
+        mask += bytes([CONTEXT]) * len(said) + bytes([IMITATED]) * len(turn)
+    if not ids or between:
+        raise DataError(f'{where}: "completion" must end with a turn of the assistant')
+    return Demonstration([], ids, mask)
 
 
 def completion_of(row: dict[str, Any], where: str) -> str:

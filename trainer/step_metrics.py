@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from shared.types import Group, Reward, Verdict
+from shared.types import Group, Verdict
 from trainer.batching import BatchPlan
 from trainer.forward_backward import StepSums
 from trainer.rank import Stepped
 from verify.verifiers import verifier_of
+
+CALLS = "tool_calls", "failed_calls"
+"""what environments with tools give of each turn: its calls of tools, and how many of them failed"""
 
 
 def rollout_metrics(groups: list[Group], staleness: list[int], filtered: list[Group]) -> dict[str, float]:
@@ -46,17 +49,14 @@ def rollout_metrics(groups: list[Group], staleness: list[int], filtered: list[Gr
     def component(name: str) -> float:
         return mean([getattr(reward, name) for reward in graded])
 
+    formed = [reward for reward in graded if reward.format is not None]
     ages = _token_ages(groups, staleness)
     row = {
         "reward/mean": component("total"),
-        "reward/format": component("format"),
         "reward/correctness": component("correctness"),
         "reward/length": component("length"),
-        "reward/language": component("language"),
         "reward/extra": mean([sum(reward.extra.values()) for reward in graded]),
         "reward/std": float(np.std([reward.total for reward in graded])) if graded else 0.0,
-        "consistency": mean([float(_consistent(reward)) for reward in graded]),
-        "format": mean([float(reward.format > 0) for reward in graded]),
         "length/mean": float(lengths.mean()),
         "length/p50": float(np.percentile(lengths, 50)),
         "length/p99": float(np.percentile(lengths, 99)),
@@ -74,6 +74,11 @@ def rollout_metrics(groups: list[Group], staleness: list[int], filtered: list[Gr
         ),
         "completions/continued": float(sum(completion.restarts > 0 for completion in completions)),
     }
+    if formed or not graded:  # an environment that grades looks at neither
+        row["reward/format"] = mean([reward.format or 0.0 for reward in formed])
+        row["reward/language"] = mean([reward.language for reward in formed])
+        row["consistency"] = mean([float(bool(reward.consistent)) for reward in formed])
+        row["format"] = mean([float((reward.format or 0.0) > 0) for reward in formed])
     turns = [turn for one in completions for turn in one.turns]
     if turns:
         every = [one for group in (*groups, *filtered) for one in group.completions if one.turns]
@@ -81,13 +86,13 @@ def rollout_metrics(groups: list[Group], staleness: list[int], filtered: list[Gr
         row["environment/turns"] = len(turns) / len(completions)
         row["environment/wait_s"] = mean([turn.seconds for turn in turns])
         row["environment/failed"] = mean(failed)
-        for name in sorted({name for turn in turns for name in turn.info}):
+        calls, failures = (sum(turn.info.get(name, 0.0) for turn in turns) for name in CALLS)
+        if any(CALLS[0] in turn.info for turn in turns):
+            row["environment/tool_calls"] = calls / len(completions)
+            row["environment/failed_calls"] = failures / calls if calls else 0.0
+        for name in sorted({name for turn in turns for name in turn.info} - {*CALLS}):
             row[f"environment/info/{name}"] = mean([turn.info[name] for turn in turns if name in turn.info])
     return row | ({"accuracy": mean(right)} if right else {}) | ({"tests_passed": mean(programs)} if programs else {})
-
-
-def _consistent(reward: Reward) -> bool:
-    return bool(reward.consistent)
 
 
 def _token_ages(groups: list[Group], staleness: list[int]) -> float:

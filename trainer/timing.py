@@ -14,6 +14,34 @@ from shared.errors import DeadlineExceeded
 Result = TypeVar("Result")
 
 
+class IdleSeats:
+    """How much of the engines stands idle because episodes wait for their environments.
+
+    With `busy` sequences in the engines, `seats` for them and `waiting` episodes, min(seats - busy, waiting) more seats
+    would be taken if environments answered at once: those are idle. The share is the integral over time of idle seats
+    by that of idle and busy ones: 0 if engines are full whatever waits, 1/2 if they decode half as many as they could.
+    """
+
+    def __init__(self) -> None:
+        self._busy_s = self._idle_s = 0.0
+        self._since, self._busy, self._idle = time.monotonic(), 0, 0
+
+    def note(self, busy: int, seats: int, waiting: int) -> None:
+        """Note how it is from now on; to be called at every change."""
+        now = time.monotonic()
+        self._busy_s += self._busy * (now - self._since)
+        self._idle_s += self._idle * (now - self._since)
+        self._since, self._busy = now, min(busy, seats)
+        self._idle = min(seats - self._busy, waiting)
+
+    def take_share(self) -> float:
+        """The share since it was taken last; 0 if nothing was sampled and nothing waited."""
+        self.note(self._busy, self._busy + self._idle, self._idle)
+        both, idle_s = self._busy_s + self._idle_s, self._idle_s
+        self._busy_s = self._idle_s = 0.0
+        return idle_s / both if both else 0.0
+
+
 class PhaseTimer:
     """Names, times and bounds waits: `await clock("a full batch", ledger.take(), deadline_s)`."""
 

@@ -20,7 +20,7 @@ from shared.errors import DataError
 from shared.jsonl import Row, read_rows
 from shared.sections import RewardWeights
 from shared.types import Problem, Reward
-from verify.verifiers import read_problem, verifier_of
+from verify.verifiers import read_problem, verifier_of, without_environment
 
 
 class Item(NamedTuple):
@@ -82,7 +82,7 @@ def _item(row: Row) -> Item:
     if tokens is not None and (isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 0):
         raise DataError(f"{where}: 'tokens' is {tokens!r:.40}: it must be a whole number, the length of the response")
     inner: Any = fields["problem"] if isinstance(fields.get("problem"), dict) else fields
-    problem = read_problem(inner, where)
+    problem = without_environment(read_problem(inner, where), where, "python -m verify grades")
     return Item(row.number, problem, completion, tokens, fingerprint(json.dumps(fields)))
 
 

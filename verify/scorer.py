@@ -111,7 +111,7 @@ class RewardScorer:
             return _ungraded(Verdict.CRASH, "given up: engines died of it"), ""
         text = self.chat.think_prefix + self.chat.decode(completion.token_ids)
         if completion.finish_reason in ("crash", "timeout"):
-            reward = _ungraded(Verdict(completion.finish_reason), completion.turns[-1].failure)
+            reward = _ungraded(Verdict(completion.finish_reason), completion.turns[-1].failure, format=None)
         elif completion.turns and completion.turns[-1].reward is not None:
             reward = reward_of(completion)
         else:
@@ -124,7 +124,7 @@ class RewardScorer:
 
     def failed(self, problem: Problem, failure: Failed) -> None:
         """Count an episode that could not begin. Raises RunError as `score`."""
-        self._count(problem, _ungraded(failure.verdict, str(failure)))
+        self._count(problem, _ungraded(failure.verdict, str(failure), format=None))
 
     def _count(self, problem: Problem, reward: Reward) -> None:
         self.counts[reward.verdict] = self.counts.get(reward.verdict, 0) + 1
@@ -156,8 +156,8 @@ class RewardScorer:
         await self.programs.close()
 
 
-def _ungraded(verdict: Verdict, reason: str) -> Reward:
-    return Reward(0.0, 0.0, 0.0, 0.0, 0.0, verdict, reason=reason)
+def _ungraded(verdict: Verdict, reason: str, format: float | None = 0.0) -> Reward:
+    return Reward(0.0, format, 0.0, 0.0, 0.0, verdict, reason=reason)
 
 
 def reward_of(completion: Completion) -> Reward:
@@ -169,7 +169,7 @@ def reward_of(completion: Completion) -> Reward:
     given = ", ".join(f"{turn.reward:g}" for turn in completion.turns if turn.reward is not None)
     return Reward(
         total=total,
-        format=0.0,
+        format=None,
         correctness=total,
         length=0.0,
         language=0.0,

@@ -61,6 +61,8 @@ class Options(Section):
     """share of the problems that ask for a small program instead of a number"""
     cpp_one_in: int = Field(8, ge=0)
     """one in so many of these programs is asked for in C++, which takes a compiler and its time; 0 for none"""
+    retry: str = ""
+    """demonstrations answer twice, and this stands between the two answers; "" for one answer"""
     max_tokens: int = Field(512, gt=0)
     """longest sequence of the model, tokens; at least model.max_tokens"""
 
@@ -105,7 +107,7 @@ def prepare(folder: Path, options: Mapping[str, Any], seed: int) -> None:
     _write_lines(
         folder / "demonstrations.jsonl",
         (
-            {"problem": one.text, "completion": _imitable(rng, one, wanted.languages)}
+            {"problem": one.text, "completion": _imitable(rng, one, wanted)}
             for one in train
             for _ in range(DEMONSTRATIONS_PER_PROBLEM)
         ),
@@ -115,8 +117,18 @@ def prepare(folder: Path, options: Mapping[str, Any], seed: int) -> None:
     make_tiny_model(folder / "model", wanted, seed)
 
 
-def _imitable(rng: random.Random, one: WordProblem | ToyProgram, languages: list[str]) -> str:
-    return demonstrate_program(rng, one) if isinstance(one, ToyProgram) else demonstrate(rng, one, languages)
+def _imitable(rng: random.Random, one: WordProblem | ToyProgram, options: Options) -> str | list[dict[str, str]]:
+    """What is imitated of a problem: a completion, or with options.retry two answers and what is said between them."""
+
+    def answer() -> str:
+        if isinstance(one, ToyProgram):
+            return demonstrate_program(rng, one)
+        return demonstrate(rng, one, options.languages)
+
+    if not options.retry:
+        return answer()
+    said = (("assistant", answer()), ("user", options.retry), ("assistant", answer()))
+    return [{"role": role, "content": text} for role, text in said]
 
 
 def make_tiny_model(folder: Path, options: Options, seed: int) -> None:

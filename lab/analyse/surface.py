@@ -32,7 +32,9 @@ from shared.model import hf
 from shared.progress_bar import ProgressBar
 from shared.types import Group, Prompt, Verdict
 from trainer.data import PromptFormat, load_problems
+from trainer.episodes import with_environment
 from trainer.solver import Solver
+from verify.verifiers import without_environment
 
 Axes = tuple[list[float], list[float]]
 """values along the first and the second direction"""
@@ -83,7 +85,7 @@ def summarise(row: int, column: int, alpha: tuple[float, float], groups: Sequenc
         reward=sum(reward.total for reward in rewards) / len(rewards),
         raw_reward=sum(reward.total - reward.length for reward in rewards) / len(rewards),
         accuracy=sum(right) / max(len(right), 1),
-        format=sum(reward.format > 0 for reward in rewards) / len(rewards),
+        format=sum((reward.format or 0.0) > 0 for reward in rewards) / len(rewards),
         length=sum(lengths) / len(lengths),
         truncated=sum(tokens >= limit for tokens in lengths) / len(lengths),
         completions=len(lengths),
@@ -205,9 +207,12 @@ class Survey:
         config = self.config
         path = self.data or Path(config.locate(config.data.validation or config.data.train))
         style, room = PromptFormat(chat, config.data), config.model.max_tokens - config.rollout.max_completion_tokens
+        problems = with_environment(load_problems(path, "--data"), config.environment.name)
+        for problem in problems:
+            without_environment(problem, f"--data {path}: {problem.id}", "a surface is measured with")
         prompts = [
             Prompt(index, problem, style.render(problem.text, problem.domain))
-            for index, problem in enumerate(spread(load_problems(path, "--data"), self.problems))
+            for index, problem in enumerate(spread(problems, self.problems))
         ]
         fitting = [prompt for prompt in prompts if len(prompt.token_ids) <= room]
         if not fitting:

@@ -114,6 +114,8 @@ def of_run(folder: Path) -> tuple[Lengths, int]:
         for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
             try:
                 row = json.loads(line)
+                if row["prompt"]["problem"].get("environment"):
+                    raise DataError(f"{file}, line {number} holds episodes, and a plan knows no waiting between turns")
                 completions += [len(completion["token_ids"]) for completion in row["completions"]]
                 prompts.append(len(row["prompt"]["token_ids"]))
             except (ValueError, KeyError, TypeError) as error:

@@ -6,22 +6,25 @@ Values that changed places within one row are not (no transport moves part of a 
 Works on any device.
 
 A linear that an engine keeps packed shows its weight only by products: the product with a unit vector is a column of
-the weight, exactly. A few columns are summed up in the same way; PERIOD versions in succession take all of them.
+the weight, exactly. So few columns are compared, one of each rank's rows or two: that whose turn it is, and the next in
+which something changed since the version before, since weights that stayed old differ there. Few bits change there, by
+one step of the dtype; the rows' weights are random numbers, so that changes do not cancel.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+import msgspec
 import torch
-
-from rollout.weights.layout import Slice
 
 MODULUS = 1 << 64
 CHUNK_BYTES = 2 << 20
 """on the CPU: a chunk of rows that stays in the cache between the cast and the sum"""
-PERIOD = 20
-"""versions within which every column of a packed weight is compared once"""
+FIRST_COLUMNS, MORE_COLUMNS = 8, 4
+"""of a matrix, columns that are searched first for changes; how many times as many are searched then"""
+MIX = (-0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15)
+"""odd numbers of the generator splitmix64, as signed ones"""
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -55,33 +58,63 @@ def checksum_rows(local: torch.Tensor, first_row: int, dtype: torch.dtype, of_by
     return int(total.item()) % MODULUS
 
 
-def probed_columns(version: int, columns: int) -> slice:
-    """Which of so many columns are compared after the update to `version`: evenly spaced ones, at least one."""
-    return slice(version % min(PERIOD, columns), columns, PERIOD)
+class Columns(msgspec.Struct):
+    """Some columns of a rank's rows of a matrix."""
+
+    numbers: list[int]
+    checksum: int
+    before: int
+    """their checksum in the version before, if it is known, else the same"""
 
 
-def checksum_columns(values: torch.Tensor, first_row: int) -> int:
-    """The same sum for a few columns. values: [rows, columns] in the dtype of the wire, of rows from `first_row` on.
+def random_weights(count: int, device: torch.device) -> torch.Tensor:
+    """[count] int64 odd random numbers, always the same: of splitmix64 (Steele, Lea and Flood, "Fast splittable
+    pseudorandom number generators", 2014), but for the sign that its shifts keep here."""
+    found = torch.arange(1, count + 1, device=device).mul_(MIX[0])
+    for shift, factor in ((30, MIX[1]), (27, MIX[2])):
+        found = (found ^ (found >> shift)).mul_(factor)
+    return (found ^ (found >> 31)) | 1
 
-    A product gives 0 for -0 and may give 0 for numbers too small to be normal, so these count as 0. Returns an integer
-    in [0, 2**64).
-    """
+
+def bits(values: torch.Tensor) -> torch.Tensor:
+    """The values' bit patterns as int64. A product gives 0 for -0 and may give 0 for numbers too small to be normal, so
+    these count as 0."""
     kind = torch.finfo(values.dtype)
     normal = torch.nn.functional.hardshrink(values, kind.tiny * (1 - kind.eps))
-    sums = normal.view(WORDS[values.element_size()]).sum(dim=1, dtype=torch.int64)
-    weights = torch.arange(first_row, first_row + values.shape[0], device=values.device).mul_(2).add_(1)
-    return int((sums * weights).sum().item()) % MODULUS
+    return normal.view(WORDS[values.element_size()]).to(torch.int64)
 
 
-def column_parts(pieces: Iterable[Slice], version: int, dtype: torch.dtype) -> dict[str, int]:
-    """tensor -> this rank's part of the checksum of the columns of `version`, for each tensor with two dimensions."""
-    return {
-        piece.name: checksum_columns(
-            piece.local[:, probed_columns(version, piece.local.shape[1])].to(dtype), piece.first_row
-        )
-        for piece in pieces
-        if piece.local.ndim == 2
-    }
+def checksum_columns(values: torch.Tensor, weights: torch.Tensor) -> int:
+    """Checksum of columns. values: [rows, columns] in the dtype of the wire; weights: `random_weights` of the rows.
+    Returns an integer in [0, 2**64)."""
+    return int((bits(values).sum(dim=1) * weights).sum().item()) % MODULUS
+
+
+def next_changed(values: torch.Tensor, before: torch.Tensor, start: int) -> int | None:
+    """The first column from `start` on, and then from 0, in which a value differs. values, before: [rows, columns]; the
+    first are compared after a cast to the dtype of the second."""
+    for low, high in ((start, values.shape[1]), (0, start)):
+        width = FIRST_COLUMNS
+        while low < high:
+            span = slice(low, min(high, low + width))
+            differ = (values[:, span].to(before.dtype) != before[:, span]).any(dim=0)
+            if (found := differ.nonzero()).numel():
+                return low + int(found[0])
+            low, width = span.stop, width * MORE_COLUMNS
+    return None
+
+
+def choose_columns(
+    local: torch.Tensor, first_row: int, version: int, dtype: torch.dtype, before: torch.Tensor | None
+) -> Columns:
+    """The columns of a rank's rows that are compared after the update to `version`. local: [rows, columns] of any
+    dtype; before: the same rows of the version before, in the dtype of the wire."""
+    turn = version % local.shape[1]
+    changed = None if before is None else next_changed(local, before, turn)
+    numbers = [turn] if changed in (None, turn) else [turn, changed]
+    weights = random_weights(first_row + local.shape[0], local.device)[first_row:]
+    checksum = checksum_columns(local[:, numbers].to(dtype), weights)
+    return Columns(numbers, checksum, checksum if before is None else checksum_columns(before[:, numbers], weights))
 
 
 def add_parts(parts: Iterable[dict[str, int]]) -> dict[str, int]:

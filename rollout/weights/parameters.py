@@ -2,7 +2,7 @@
 
 What is read back is compared with the trainers' weights after every update (proof.py). It is taken from the model, not
 from the memory that the update came through: the values of a plain parameter, and of a linear that keeps a packed copy
-(on a CPU) some columns, as its products with unit vectors.
+(on a CPU) some columns, as its products with unit vectors, which its next step multiplies beside its own rows.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 
-from rollout.weights.checksum import checksum_columns, checksum_rows, probed_columns
+from rollout.weights.checksum import MODULUS, add_parts, bits, checksum_rows, random_weights
 from rollout.weights.layout import Layout
 from shared.errors import ModelError
 
@@ -46,6 +46,7 @@ def plan_targets(model: torch.nn.Module, layout: Layout) -> list[Target]:
     fused: dict[str, list[str]] = getattr(model, "packed_modules_mapping", {})
     targets: list[Target] = []
     unused = set(layout.places)
+    has_head = any(isinstance(module, ParallelLMHead) for module in model.modules())
     for path, module in model.named_modules():
         parent, _, last = path.rpartition(".")
         for name, parameter in module.named_parameters(recurse=False):
@@ -63,6 +64,8 @@ def plan_targets(model: torch.nn.Module, layout: Layout) -> list[Target]:
             row_bytes = places[0].row_bytes(layout.dtype.itemsize)
             size = sum(place.rows for place in places) * row_bytes
             packed = name == "weight" and hasattr(module, "cpu_linear")
+            if has_head and isinstance(module, VocabParallelEmbedding) and not isinstance(module, ParallelLMHead):
+                packed = False  # vLLM packs every embedding, but multiplies with one only where it is the head, too
             targets.append(Target(module, name, sources, size, row_bytes, parameter.numel() > 0 and not tied, packed))
     if unused:
         raise ModelError(f"the engine's model has no place for {sorted(unused)[:5]}, which trainers send")
@@ -91,14 +94,6 @@ def own_rows(target: Target, layout: Layout, held: int, worker: int) -> Iterator
         start += count
 
 
-def unit_vectors(columns: slice, dtype: torch.dtype) -> torch.Tensor:
-    """[chosen columns, columns]: a linear's product with these is the chosen columns of its weight."""
-    chosen = torch.arange(columns.start, columns.stop, columns.step)
-    return torch.zeros(len(chosen), columns.stop, dtype=dtype).index_put_(
-        (torch.arange(len(chosen)), chosen), torch.ones((), dtype=dtype)
-    )
-
-
 @torch.no_grad()
 def read_plain(targets: list[Target], layout: Layout, worker: int = 0) -> dict[str, tuple[int, int]]:
     """tensor -> (checksum, number of values) of the plain parameters of a worker's model; safe beside generation."""
@@ -113,22 +108,87 @@ def read_plain(targets: list[Target], layout: Layout, worker: int = 0) -> dict[s
     return found
 
 
-def read_packed(
-    targets: list[Target], layout: Layout, dtype: torch.dtype, version: int
-) -> Iterator[list[tuple[str, int]]]:
-    """Yield (tensor, checksum of the columns that `version` compares) for the tensors of one packed linear after
-    another. dtype: of the model. Only between two engine steps: vLLM's products on a CPU share caches and scratch
-    memory, and two at a time end the process."""
-    vectors: dict[int, torch.Tensor] = {}
-    for target in targets:
-        if target.packed:
-            width = layout.places[target.sources[0]].shape[1]
-            if width not in vectors:
-                vectors[width] = unit_vectors(probed_columns(version, width), dtype)
-            module: Any = target.module
-            with torch.no_grad():
-                columns = module.cpu_linear(vectors[width], module.weight, None).t().to(layout.dtype)
-            yield [
-                (source, checksum_columns(columns[start : start + count], first))
-                for source, first, count, start in own_rows(target, layout, columns.shape[0], 0)
-            ]
+@dataclass
+class PackedReading:
+    """Reads columns of one packed linear: it takes the place of the module's product until it has been called once, and
+    multiplies a unit vector for each column beside the model's own rows, so that the weight is read once for both."""
+
+    target: Target
+    linear: Linear
+    columns: list[int]
+    vectors: torch.Tensor
+    """[chosen columns, columns] in the model's dtype"""
+    found: torch.Tensor | None = None
+    """[chosen columns, rows of the weight]"""
+
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """The linear's product of `x`."""
+        if bias is not None or x.ndim != 2:  # what is read would not be the weight alone
+            return self.linear(x, weight, bias)
+        product = self.linear(torch.cat([x, self.vectors]), weight, None)
+        self.found = product[len(x) :]
+        self.end()
+        return product[: len(x)]
+
+    @torch.no_grad()
+    def read(self) -> None:
+        """Read now. Only between two engine steps: vLLM's products on a CPU share caches and scratch memory, and two at
+        a time end the process."""
+        module: Any = self.target.module
+        self.found = self.linear(self.vectors, module.weight, None)
+        self.end()
+
+    def end(self) -> None:
+        """Give the module its product back."""
+        module: Any = self.target.module
+        if module.cpu_linear is self:
+            module.cpu_linear = self.linear
+
+
+class PackedReader:
+    """Reads columns of a model's packed linears with its next step, beside generation."""
+
+    def __init__(
+        self,
+        targets: list[Target],
+        layout: Layout,
+        dtype: torch.dtype,
+        rows: list[dict[str, tuple[int, int]]],
+        chosen: list[dict[str, list[int]]],
+    ):
+        """dtype: of the model. rows: of each trainer rank, tensor -> its first row and their number. chosen: of each
+        trainer rank, tensor -> columns that are read of these rows."""
+        self.layout, self.rows, self.chosen = layout, rows, chosen
+        self.readings, vectors = list[PackedReading](), dict[tuple[int, tuple[int, ...]], torch.Tensor]()
+        for target in targets:
+            columns = tuple(sorted({n for part in chosen for name in target.sources for n in part.get(name, ())}))
+            if target.packed and columns:
+                key = layout.places[target.sources[0]].shape[1], columns
+                if key not in vectors:
+                    vectors[key] = torch.nn.functional.one_hot(torch.tensor(columns), key[0]).to(dtype)
+                module: Any = target.module
+                self.readings.append(PackedReading(target, module.cpu_linear, list(columns), vectors[key]))
+                module.cpu_linear = self.readings[-1]
+
+    def left(self) -> Iterator[PackedReading]:
+        """Those that were not read yet."""
+        return (reading for reading in self.readings if reading.found is None)
+
+    def checksums(self) -> dict[str, int]:
+        """tensor -> checksum of the chosen columns, added up over the ranks. All must have been read."""
+        parts: list[tuple[str, torch.Tensor, int]] = []
+        for reading in self.readings:
+            assert reading.found is not None
+            place = {column: number for number, column in enumerate(reading.columns)}
+            for source, _, _, start in own_rows(reading.target, self.layout, reading.found.shape[1], 0):
+                for rows, chosen in zip(self.rows, self.chosen, strict=True):
+                    for column in chosen.get(source, ()):
+                        first, count = rows[source]
+                        parts.append((source, reading.found[place[column], start + first :][:count], first))
+        if not parts:
+            return {}
+        weights = random_weights(max(first + len(values) for _, values, first in parts), parts[0][1].device)
+        products = bits(torch.cat([values for _, values, _ in parts]).to(self.layout.dtype))
+        products *= torch.cat([weights[first : first + len(values)] for _, values, first in parts])
+        sums = [0, *products.cumsum(0)[torch.tensor([len(values) for _, values, _ in parts]).cumsum(0) - 1].tolist()]
+        return add_parts({name: (sums[n + 1] - sums[n]) % MODULUS} for n, (name, _, _) in enumerate(parts))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from rollout.weights.checksum import MODULUS, add_parts, column_parts
+from rollout.weights.checksum import MODULUS, Columns, add_parts
 from rollout.weights.layout import Layout
 from shared.errors import NonFinite, SyncMismatch
 
@@ -44,18 +44,19 @@ class PublishedWeights(msgspec.Struct):
     seconds: float
     checksums: dict[str, int] = {}
     """tensor -> this rank's part of the checksum (parts of all ranks add up modulo 2**64)"""
-    columns: dict[str, int] = {}
-    """the same for those columns of each matrix that this version compares where an engine keeps it packed"""
-    coming: dict[str, int] = {}
-    """the same for those that the next version compares, to tell then what stayed as it is now"""
+    columns: dict[str, Columns] = {}
+    """matrix -> those columns of this rank's rows that this version compares where an engine keeps it packed"""
     probe: list[list[float]] = []
     """[sequences][tokens - 1] log-probs of the probe sequences under these weights (rank 0 of the trainers only)"""
 
     def add_checksums(self, sender: WeightSender) -> None:
-        """Compute the checksums from this rank's master weights."""
-        pieces, dtype = sender.pieces, sender.layout.dtype
-        self.checksums = sender.checksums()
-        self.columns, self.coming = (column_parts(pieces, self.version + ahead, dtype) for ahead in (0, 1))
+        """Compute the checksums from this rank's master weights, of which the sender wrote this version last."""
+        self.checksums, self.columns = sender.checksums(), sender.columns(self.version)
+
+    @property
+    def chosen(self) -> dict[str, list[int]]:
+        """matrix -> which columns of this rank's rows are compared."""
+        return {name: columns.numbers for name, columns in self.columns.items()}
 
 
 class WeightsHeld(msgspec.Struct):
@@ -66,7 +67,7 @@ class WeightsHeld(msgspec.Struct):
     copies: dict[str, int] = {}
     """tensor -> on how many of them it lies, where that is not one"""
     columns: dict[str, int] = {}
-    """tensor -> checksum of some columns of a packed linear or head"""
+    """tensor -> checksum of those columns of a packed linear or head that the ranks chose, added up over the ranks"""
 
 
 class Updated(msgspec.Struct):
@@ -158,7 +159,10 @@ def compare_held(
     def expected(old: set[int]) -> dict[str, int]:
         """With the rows of these ranks still old."""
         whole = [(before if rank in old else published)[rank].checksums for rank in ranks]
-        columns = [before[rank].coming if rank in old else published[rank].columns for rank in ranks]
+        columns = [
+            {name: part.before if rank in old else part.checksum for name, part in published[rank].columns.items()}
+            for rank in ranks
+        ]
         return _by_reading(held, add_parts(whole), add_parts(columns))
 
     ranks = range(len(published))

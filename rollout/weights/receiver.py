@@ -79,12 +79,13 @@ class WeightReceiver:
 
     def engine_info(self) -> dict[str, Any]:
         """Arguments of the engine process's transfer engine (plain JSON types)."""
-        info: dict[str, Any] = {"engine": self.engine, "layout": self.layout.describe(), "path": None, "handles": []}
+        rows = [[list(row) for row in part] for part in self.rows]
+        info: dict[str, Any] = {"engine": self.engine, "layout": self.layout.describe(), "rows": rows}
         if self.slots is not None:
             return {**info, "slots": self.slots.describe()}
         if self.memory is not None:
             return {**info, "path": self.memory.path}
-        return {**info, "handles": self.handles, "rows": [[list(row) for row in rows] for rows in self.rows]}
+        return {**info, "handles": self.handles}
 
     def engine_lost(self) -> None:
         """The engine process is gone; deliveries to others go on through here."""

@@ -13,8 +13,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rollout.weights.checksum import checksum_rows
-from rollout.weights.layout import Layout, Slice, buffer_of, merge_ranges, own_pieces, plan_layout, unique_shapes
+from rollout.weights.checksum import Columns, checksum_rows, choose_columns
+from rollout.weights.layout import (
+    BUFFERS,
+    NO_VERSION,
+    Layout,
+    Slice,
+    buffer_of,
+    merge_ranges,
+    own_pieces,
+    plan_layout,
+    unique_shapes,
+)
 from rollout.weights.network import NetworkSender
 from rollout.weights.shm import HostWeightBuffer, create_buffer, host_identity, open_buffer
 
@@ -30,6 +40,8 @@ class WeightSender(ABC):
         self.ranges = merge_ranges(layout, self.rows)
         self.host = host_identity()
         self.store, self.engines = store, engines
+        self.held = [NO_VERSION] * BUFFERS
+        """the complete version in each buffer"""
         self.network: NetworkSender | None = None
         if transport in ("auto", "network"):
             device = self.network_device
@@ -79,6 +91,7 @@ class WeightSender(ABC):
             self.network.wait_until_free(buffer)
         start = time.perf_counter()
         self.mark_complete(buffer, -1)
+        self.held[buffer] = NO_VERSION
         written = 0
         for number, piece in enumerate(self.pieces):
             target = self.target(buffer, number)
@@ -86,6 +99,7 @@ class WeightSender(ABC):
             written += target.numel() * target.element_size()
         self.finish_writes()
         self.mark_complete(buffer, version)
+        self.held[buffer] = version
         seconds = time.perf_counter() - start
         if self.network is not None:
             self.network.send(version)
@@ -95,6 +109,21 @@ class WeightSender(ABC):
     def checksums(self) -> dict[str, int]:
         """tensor -> this rank's part of its checksum, from the master weights, not from what was written."""
         return {piece.name: checksum_rows(piece.local, piece.first_row, self.layout.dtype) for piece in self.pieces}
+
+    @torch.no_grad()
+    def columns(self, version: int) -> dict[str, Columns]:
+        """matrix -> the columns of this rank's rows that are compared where an engine keeps it packed, from the master
+        weights; `version` was written last. What changed is seen in the other buffer, which holds the version before
+        (not at first)."""
+        other = buffer_of(version - 1)
+        known, dtype = version > 0 and self.held[other] == version - 1, self.layout.dtype
+        return {
+            piece.name: choose_columns(
+                piece.local, piece.first_row, version, dtype, self.target(other, number) if known else None
+            )
+            for number, piece in enumerate(self.pieces)
+            if piece.local.ndim == 2
+        }
 
     def close(self) -> None:
         """Stop the network sender and free the buffers."""

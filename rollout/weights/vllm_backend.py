@@ -11,7 +11,6 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +27,7 @@ from vllm.distributed.weight_transfer.base import (
 from rollout.vllm_config import THREADS_VARIABLE
 from rollout.warm_up import allow_amx
 from rollout.weights.layout import Layout, buffer_of, read_layout
-from rollout.weights.parameters import Target, plan_targets, read_packed, read_plain
+from rollout.weights.parameters import PackedReader, Target, plan_targets, read_plain
 from rollout.weights.proof import Held
 from rollout.weights.receiver import check_flags
 from rollout.weights.shm import HostWeightBuffer, open_buffer
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
 BACKEND = "maestrale"
 ENGINE_VARIABLE = "MAESTRALE_ENGINE"
 SLICE_S = 0.02
-"""about how long packed linears are read back between two engine steps"""
+"""about how long packed linears that no step has read are read between two"""
 
 
 @dataclass
@@ -52,9 +51,9 @@ class AttachInfo(WeightTransferInitInfo):
 
     engine: int
     layout: dict[str, Any]
+    rows: list[list[list[Any]]]
     path: str | None = None
     handles: list[dict[str, Any]] = field(default_factory=list)
-    rows: list[list[list[Any]]] = field(default_factory=list)
     slots: dict[str, Any] | None = None
 
 
@@ -124,9 +123,7 @@ class MaestraleTransferEngine(WeightTransferEngine[AttachInfo, UpdateInfo]):
         self.thread: threading.Thread | None = None
         self.targets: list[Target] = []
         self.result: dict[str, tuple[int, int]] | None = None
-        self.packed: dict[str, int] = {}
-        self.left: Iterator[list[tuple[str, int]]] = iter(())
-        """what is still to be read back of packed linears"""
+        self.packed: PackedReader | None = None
         self.failure: Exception | None = None
 
     def init_transfer_engine(self, init_info: AttachInfo) -> None:
@@ -140,6 +137,7 @@ class MaestraleTransferEngine(WeightTransferEngine[AttachInfo, UpdateInfo]):
         else:
             self.source = DeviceWeightBuffer(init_info, self.layout, self.device)
         self.targets = plan_targets(self.model, self.layout)
+        self.rows = [{name: (first, count) for name, first, count in rows} for rows in init_info.rows]
         if self.device.type == "cpu":
             from rollout.weights.cpu import CpuWeightLoader
 
@@ -183,11 +181,11 @@ class MaestraleTransferEngine(WeightTransferEngine[AttachInfo, UpdateInfo]):
     def finish_weight_update(self) -> None:
         """Do nothing: there is no quantisation and no layerwise reload."""
 
-    def start_read_back(self, version: int) -> None:
-        """Begin to read back what the model computes with after the update to `version`: plain parameters beside
-        generation."""
-        self.result, self.failure, self.packed = None, None, {}
-        self.left = read_packed(self.targets, self.layout, self.model_config.dtype, version)
+    def start_read_back(self, chosen: list[dict[str, list[int]]]) -> None:
+        """Begin to read back what the model computes with: plain parameters beside generation, packed linears with its
+        next step. chosen: see PackedReader."""
+        self.result, self.failure = None, None
+        self.packed = PackedReader(self.targets, self.layout, self.model_config.dtype, self.rows, chosen)
         self.thread = threading.Thread(target=self._read_plain, name="weight read-back", daemon=True)
         self.thread.start()
 
@@ -200,17 +198,16 @@ class MaestraleTransferEngine(WeightTransferEngine[AttachInfo, UpdateInfo]):
             self.failure = error
 
     def take_read_back(self) -> Held | None:
-        """What was read back, or None if it was not all; each call goes on with packed linears for a moment."""
+        """What was read back, or None if it was not all. What no step has read is read now, for a moment."""
+        assert self.packed is not None
         end = time.monotonic() + SLICE_S
-        while time.monotonic() < end:
-            if (found := next(self.left, None)) is None:
-                break
-            self.packed.update(found)
-        else:
-            return None
+        for reading in self.packed.left():
+            if time.monotonic() > end:
+                return None
+            reading.read()
         if self.failure is not None:
             raise self.failure
-        return None if self.result is None else (self.result, self.packed)
+        return None if self.result is None else (self.result, self.packed.checksums())
 
     def _stop_loader(self) -> None:
         if self.loader is not None:
@@ -236,9 +233,9 @@ class WorkerExtension:
 
     weight_transfer_engine: MaestraleTransferEngine
 
-    def maestrale_start_read_back(self, version: int) -> None:
+    def maestrale_start_read_back(self, chosen: list[dict[str, list[int]]]) -> None:
         """See MaestraleTransferEngine.start_read_back."""
-        self.weight_transfer_engine.start_read_back(version)
+        self.weight_transfer_engine.start_read_back(chosen)
 
     def maestrale_take_read_back(self) -> Held | None:
         """See MaestraleTransferEngine.take_read_back."""

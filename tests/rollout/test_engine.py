@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import multiprocessing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from rollout.engine import Engine
+from rollout.weights.layout import buffer_of
 from rollout.weights.proof import PublishedWeights, compare_held, compare_probe
 from rollout.weights.receiver import WeightReceiver
 from shared.errors import ConfigError, DeadlineExceeded, SyncMismatch
@@ -259,9 +260,17 @@ async def publish_and_prove(scene: Scene, seed: int) -> None:
     """What the controller does after an update: compare what the engine computes with."""
     before, published = (PublishedWeights(scene.version + ahead, 0, 0.0) for ahead in (0, 1))
     before.add_checksums(scene.trainers.sender)
-    updated = await scene.publish(seed)
+    await scene.publish(seed)
     published.add_checksums(scene.trainers.sender)
-    compare_held([published], updated.held, 0, [before])
+    await scene.engine.start_read_back([published.chosen])
+    compare_held([published], await scene.engine.read_back(), 0, [before])
+
+
+def misplace(scene: Scene, monkeypatch: pytest.MonkeyPatch, bad: Callable[[int, int], torch.Tensor]) -> None:
+    """From now on the trainers write where `bad(buffer, number of the piece)` says; what they wrote before stays."""
+    sender, first = scene.trainers.sender, scene.version + 1
+    target = sender.target
+    monkeypatch.setattr(sender, "target", lambda buffer, n: (bad if buffer == buffer_of(first) else target)(buffer, n))
 
 
 def test_a_correct_update_passes_the_proof(scene: Scene) -> None:
@@ -275,7 +284,7 @@ def test_a_dropped_tensor_is_named(scene: Scene, monkeypatch: pytest.MonkeyPatch
     scene.run(scene.publish(4))  # both buffers hold seed 4
     number = [piece.name for piece in sender.pieces].index(NAMES[0])
     target, trash = sender.target, torch.empty(sender.pieces[number].local.shape)
-    monkeypatch.setattr(sender, "target", lambda buffer, n: trash if n == number else target(buffer, n))
+    misplace(scene, monkeypatch, lambda buffer, n: trash if n == number else target(buffer, n))
     with pytest.raises(SyncMismatch, match=rf"engine 0 .*{NAMES[0]} still of the previous version \(dropped\)$"):
         scene.run(publish_and_prove(scene, 5))
 
@@ -286,7 +295,7 @@ def test_two_swapped_tensors_are_both_named(scene: Scene, monkeypatch: pytest.Mo
     names = [piece.name for piece in sender.pieces]
     swap = {names.index(NAMES[0]): names.index(NAMES[1]), names.index(NAMES[1]): names.index(NAMES[0])}
     target = sender.target
-    monkeypatch.setattr(sender, "target", lambda buffer, n: target(buffer, swap.get(n, n)))
+    misplace(scene, monkeypatch, lambda buffer, n: target(buffer, swap.get(n, n)))
     with pytest.raises(SyncMismatch, match=rf"engine 0 .*{NAMES[0]} and {NAMES[1]} are swapped$"):
         scene.run(publish_and_prove(scene, 5))
 
@@ -294,9 +303,7 @@ def test_two_swapped_tensors_are_both_named(scene: Scene, monkeypatch: pytest.Mo
 def test_the_old_version_under_a_new_number_is_recognised(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     scene.run(scene.publish(4))
     scene.run(scene.publish(4))
-    monkeypatch.setattr(
-        scene.trainers.sender, "target", lambda buffer, n: torch.empty(scene.trainers.sender.pieces[n].local.shape)
-    )
+    misplace(scene, monkeypatch, lambda buffer, n: torch.empty(scene.trainers.sender.pieces[n].local.shape))
     with pytest.raises(SyncMismatch, match=r"engine 0 .*all \d+ changed tensors are those of the previous version"):
         scene.run(publish_and_prove(scene, 5))
 

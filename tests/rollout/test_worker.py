@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from rollout.weights.proof import Updated
+from rollout.weights.proof import PublishedWeights, Updated
 from rollout.worker import EngineRank, serve
 from shared import record_file
 from shared.calls import CallReply, CallRequest
@@ -113,7 +113,9 @@ async def story(worker: EngineRank, line: Line, trainers: Trainers) -> dict[str,
         if group == 1:  # while the engine was away nobody asked the trainers; now they publish, and all is as ever
             trainers.become(1)
             trainers.sender.write(1)
-            result["update after"] = await line.call(EngineRank.update, 1, [[1, 2, 3]])
+            published = PublishedWeights(1, 0, 0.0)
+            published.add_checksums(trainers.sender)
+            result["update after"] = await line.call(EngineRank.update, 1, [[1, 2, 3]], [published.chosen])
             trainers.become(0)
             trainers.sender.write(2)
             result["update with an empty probe"] = await line.call(EngineRank.update, 2, [])
@@ -163,9 +165,9 @@ def test_attach_and_update_are_answered(played: dict[str, Any]) -> None:
     update: Updated = played["update"]
     assert (update.engine, update.version) == (0, 0)
     assert set(update.seconds) == {"receive", "requeue", "pause", "apply", "finish", "resume", "total"}
-    assert {*update.held.checksums, *update.held.columns} == set(random_weights(0)) and update.bytes == 4 * sum(
-        value.numel() for value in random_weights(0).values()
-    )
+    assert update.bytes == 4 * sum(value.numel() for value in random_weights(0).values())
+    held = played["update after"].held
+    assert {*held.checksums, *held.columns} == set(random_weights(0))
 
 
 @pytest.mark.parametrize("group", [1, 2], ids=["kill -9", "SIGSTOP"])

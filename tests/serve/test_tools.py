@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from serve.engine import SamplingParameters
-from serve.tools import CallReader, ParsedCall, bounded, call_text, read_call
+from serve.tools import bounded
+from shared.tool_calls import CallReader, NoCallError, ParsedCall, call_text, parse_call
 from tests.serve.conftest import Serve
 
 ADD: dict[str, Any] = {
@@ -190,7 +191,8 @@ def test_sampling_ends_behind_the_last_call_that_may_be(serve: Serve) -> None:
              '{"name": "add", "arguments": {"a": "\\ud800"}}', '{"name": "add", "arguments": []}', "5"],
 )  # fmt: skip
 def test_what_is_no_call_stays_text(text: str) -> None:
-    assert read_call(text, {"add"}) is None
+    with pytest.raises(NoCallError):
+        parse_call(text, {"add"})
 
 
 def test_arguments_without_end_are_a_mistake(serve: Serve) -> None:

@@ -84,13 +84,15 @@ def group_advantages(rewards: Sequence[Reward], settings: Objective, weights: Re
     if name == "each_reward":
         names = sorted({extra for reward in rewards for extra in reward.extra})
         kinds = ("format", "correctness", "length", "language")
-        parts = [[getattr(reward, kind) for reward in rewards] for kind in kinds]
+        parts = [[getattr(reward, kind) or 0.0 for reward in rewards] for kind in kinds]
         parts += [[reward.extra.get(extra, 0.0) for reward in rewards] for extra in names]
         own = [getattr(weights, kind) for kind in kinds]
         return baselines.each_reward(parts, own + [weights.extra.get(extra, 0.0) for extra in names])
     rights = [reward.correctness for reward in rewards]
     # a sum of its own: total - correctness would differ by roundings, which a scale makes large
-    rest = baselines.leave_one_out([math.fsum((r.format, r.length, r.language, *r.extra.values())) for r in rewards])
+    rest = baselines.leave_one_out(
+        [math.fsum((r.format or 0.0, r.length, r.language, *r.extra.values())) for r in rewards]
+    )
     k = min(settings.k or len(rewards), len(rewards))
     if name == "maxrl":
         found = [weights.correctness * value for value in baselines.maxrl(rights)]

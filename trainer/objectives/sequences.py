@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import compress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from shared.chat import Chat
 from shared.config import Config
@@ -61,16 +61,26 @@ def sequence_of(group: Group, completion: Completion, advantages: list[float]) -
     )
 
 
-def sft_sequences(examples: Sequence[tuple[list[int], list[int]]]) -> list[TrainSequence]:
-    """Demonstrations of one SFT step, each token weighing the same (mean negative log-likelihood over tokens).
+class Demonstration(NamedTuple):
+    """What is imitated: tokens behind a prompt, of one turn or of several."""
 
-    examples: [batch] pairs of prompt tokens and completion tokens.
+    prompt: list[int]
+    """[prompt_tokens]"""
+    completion: list[int]
+    """[tokens] the end of each turn included"""
+    mask: bytes = b""
+    """[tokens] IMITATED, or CONTEXT for what stands between two turns; b"" where all are imitated"""
+
+
+def sft_sequences(examples: Sequence[Demonstration]) -> list[TrainSequence]:
+    """Demonstrations of one SFT step, each imitated token weighing the same (mean negative log-likelihood over tokens).
+
+    examples: [batch].
     """
-    total = sum(len(completion) for _, completion in examples)
+    masks = [mask or bytes([IMITATED]) * len(completion) for _, completion, mask in examples]
+    total = sum(mask.count(IMITATED) for mask in masks)
     return [
-        TrainSequence(
-            prompt + completion, bytes([CONTEXT]) * len(prompt) + bytes([IMITATED]) * len(completion), 1.0 / total
-        )
-        for prompt, completion in examples
+        TrainSequence(prompt + completion, bytes([CONTEXT]) * len(prompt) + mask, 1.0 / total)
+        for (prompt, completion, _), mask in zip(examples, masks, strict=True)
         if completion
     ]

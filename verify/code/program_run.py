@@ -16,9 +16,21 @@ from verify.code import cpp, untyped
 from verify.code.output import same_output, same_value
 from verify.code.sandbox import codec
 from verify.code.sandbox.client import Ended, Pipe
+from verify.code.sandbox.program_process import CELL_ENDED, CELL_RAISED
 from verify.code.sandbox.protocol import AssertionResults, call, run_assertions
 from verify.code.sandbox_pool import SandboxLease
-from verify.code.tests import Assertions, CallTest, Language, Limits, Output, ProgramVerdict, Status, StdioTest, Test
+from verify.code.tests import (
+    Assertions,
+    CallTest,
+    CellOutput,
+    Language,
+    Limits,
+    Output,
+    ProgramVerdict,
+    Status,
+    StdioTest,
+    Test,
+)
 
 _Found = TypeVar("_Found")
 _PATIENCE = 3.0
@@ -64,6 +76,25 @@ class ProgramRun:
         finally:
             if language == "cpp":
                 self.sandbox.tell(do="clear")
+
+    def cells(self, cells: list[str], seed: int, earlier_s: float) -> CellOutput:
+        """Run the last of the cells with the names that the others leave (`program_process.run_cells`), which took
+        `earlier_s` processor seconds before. Raises Lost."""
+        cpu_s, what = self.limits.test_s + 1.5 * earlier_s, {"do": "run_cells", "arguments": [cells, seed]}
+
+        def attempt(wall_s: float) -> tuple[Ended, Pipe]:
+            with Pipe(b"", self.limits.output_bytes) as pipe:
+                memory = self.limits.memory_bytes
+                return self.sandbox.run(pipe, (0, 1), wall_s, cpu_s, memory_bytes=memory, **what), pipe
+
+        ended, pipe = self._with_patience(attempt, cpu_s)
+        text = bytes(pipe.got[: self.limits.output_bytes]).decode("utf-8", "replace")
+        if pipe.flooded:
+            return CellOutput(text, f"stopped: it printed more than {self.limits.output_bytes} bytes", ended.cpu_s)
+        if not ended.timed_out and ended.status in (CELL_ENDED, CELL_RAISED):
+            return CellOutput(text, cpu_s=ended.cpu_s, raised=ended.status == CELL_RAISED)
+        self._how(ended)
+        return CellOutput(text, f"stopped: {self.reason or 'it left the interpreter'}", ended.cpu_s)
 
     def _each(self, source: str, language: Language, tests: list[Test]) -> Iterator[Output]:
         """Yield the output of each test, until too many took all their time."""

@@ -35,6 +35,7 @@ from verify.code.sandbox.client import Lost, SandboxRefused
 from verify.code.sandbox_pool import SandboxLease, SandboxPool
 from verify.code.tests import (
     Assertions,
+    CellOutput,
     Language,
     Limits,
     Output,
@@ -47,6 +48,8 @@ from verify.code.tests import (
 
 _Found = TypeVar("_Found")
 MAX_SOURCE_BYTES = 1 << 20
+CELL_BYTES = 1 << 16
+"""a cell of a notebook may print so much"""
 _sandboxes: SandboxPool | None = None
 _sandboxes_lock = threading.Lock()
 
@@ -239,6 +242,20 @@ class ProgramVerifier:
             return await run_tests_async(source, known, problem.tests, limits, pool=sandboxes)
         except DataError as error:
             return ProgramVerdict(Verdict.UNVERIFIABLE, [], str(error))
+
+    async def run_cells(self, cells: list[str], seed: int, earlier_s: float) -> CellOutput:
+        """Run the last of the cells of a notebook with the names that the others leave, see `ProgramRun.cells`. Raises
+        SandboxRefused, and Lost when the sandbox is lost twice."""
+        limits = Limits(test_s=self.settings.test_s, memory_bytes=self.settings.memory_bytes, output_bytes=CELL_BYTES)
+        if (last := _plain(cells[-1])) is None:
+            return CellOutput("", "not run: the program is too long or has NUL characters")
+        pool = await asyncio.to_thread(self._open)
+        read = [*cells[:-1], last]
+
+        def use(lease: SandboxLease) -> CellOutput:
+            return ProgramRun(lease, limits).cells(read, seed, earlier_s)
+
+        return await asyncio.get_running_loop().run_in_executor(pool.threads, lambda: _with_lease(pool, use))
 
     async def close(self) -> None:
         """End all sandboxes."""

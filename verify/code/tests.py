@@ -71,6 +71,18 @@ class Output(msgspec.Struct, frozen=True, eq=False):
     """its arguments afterwards, where it returned None"""
 
 
+class CellOutput(msgspec.Struct, frozen=True):
+    """What one cell of a notebook did; data of an untrusted program."""
+
+    printed: str
+    stopped: str = ""
+    """why it did not come to its end, "" if it did: what it changed is then lost"""
+    cpu_s: float = 0.0
+    """of this cell and those before it"""
+    raised: bool = False
+    """it ended with an exception, whose traceback is printed"""
+
+
 class ProgramVerdict(msgspec.Struct, frozen=True, eq=False):
     """The result of a program. Equals its Verdict, so `run_tests(...) == Verdict.CORRECT` reads as it should."""
 

@@ -178,6 +178,17 @@ def verifier_of(domain: object) -> Verifier:
     return VERIFIERS.get(str(domain)) or VERIFIERS[DEFAULT]
 
 
+def without_environment(problem: Problem, where: str, what: str) -> Problem:
+    """The problem, for what knows single completions only. Raises DataError if it has an environment. what: the verb,
+    for example "python -m verify grades"."""
+    if problem.environment:
+        raise DataError(
+            f"{where}: the problem has the environment '{problem.environment}', and {what} single completions only: "
+            'leave such rows out; where one completion is meant, delete "environment"'
+        )
+    return problem
+
+
 def read_problem(row: Mapping[str, Any], where: str) -> Problem:
     """Make the problem of a row, and check that its verifier can use its ground truth. Raises DataError with
     `where`."""

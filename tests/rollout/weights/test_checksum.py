@@ -7,15 +7,13 @@ import torch
 
 from rollout.weights.checksum import (
     MODULUS,
-    PERIOD,
     add_parts,
     checksum_columns,
     checksum_rows,
-    column_parts,
-    probed_columns,
+    choose_columns,
+    random_weights,
     row_sums,
 )  # fmt: skip
-from rollout.weights.layout import Slice
 
 
 def whole(tensor: torch.Tensor, dtype: torch.dtype = torch.bfloat16) -> int:
@@ -74,29 +72,39 @@ def test_parts_of_columns_add_up_where_a_row_is_cut_too() -> None:
         assert sum(sums) % MODULUS == whole(tensor)
 
 
-@pytest.mark.parametrize("columns", [1, 7, 20, 33, 576])
-def test_columns_are_evenly_spaced_and_all_of_them_have_their_turn(columns: int) -> None:
-    turns = [range(columns)[probed_columns(version, columns)] for version in range(40, 40 + PERIOD)]
-    assert all(turns) and all(len(turn) <= columns / PERIOD + 1 for turn in turns)
-    assert {column for turn in turns for column in turn} == set(range(columns))
+@pytest.mark.parametrize("place", [0, 1, 16, 17, 30, 575])
+def test_the_column_whose_turn_it_is_is_compared_and_the_next_that_changed(place: int) -> None:
+    now = torch.randn(9, 576, generator=torch.Generator().manual_seed(0))
+    before = now.to(torch.bfloat16)
+    kept = choose_columns(now, 4, 592, torch.bfloat16, before)
+    assert kept.numbers == [16] and kept.checksum == kept.before
+    before.view(torch.int16)[3, place] += 1
+    found = choose_columns(now, 4, 592, torch.bfloat16, before)
+    assert found.numbers == ([16] if place == 16 else [16, place]) and found.checksum != found.before
+    assert choose_columns(now, 4, 592, torch.bfloat16, None).numbers == [16]
 
 
 def test_checksums_of_columns_by_hand_add_up_and_see_one_bit() -> None:
+    weights = random_weights(9, torch.device("cpu"))
+    assert len(set(weights.tolist())) == 9 and bool((weights % 2 == 1).all())
     ones = torch.ones(2, 3, dtype=torch.bfloat16)
-    assert checksum_columns(ones, 0) == (1 + 3) * 3 * 0x3F80
-    tensor = torch.randn(9, 40, generator=torch.Generator().manual_seed(0))
-    pieces = [[Slice("t", tensor[:4], 0), Slice("norm", tensor[0], 0)], [Slice("t", tensor[4:], 4)]]
-    parts = [column_parts(held, 3, torch.bfloat16) for held in pieces]
-    chosen = tensor[:, [3, 23]].to(torch.bfloat16)
-    assert add_parts(parts) == {"t": checksum_columns(chosen, 0)}
+    assert checksum_columns(ones, weights[:2]) == sum(weights[:2].tolist()) * 3 * 0x3F80 % MODULUS
+    chosen = torch.randn(9, 2, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+    whole = checksum_columns(chosen, weights)
+    assert whole == (checksum_columns(chosen[:4], weights[:4]) + checksum_columns(chosen[4:], weights[4:])) % MODULUS
     changed = chosen.clone()
     changed.view(torch.int16)[8, 1] ^= 1
-    assert checksum_columns(changed, 0) != checksum_columns(chosen, 0) == checksum_columns(chosen.t().clone().t(), 0)
+    assert checksum_columns(changed, weights) != whole == checksum_columns(chosen.t().clone().t(), weights)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 def test_what_a_product_may_give_as_zero_counts_as_zero(dtype: torch.dtype) -> None:
     tiny = torch.finfo(dtype).tiny
-    assert checksum_columns(torch.tensor([[0.0, -0.0, tiny / 2, -tiny / 4]], dtype=dtype), 0) == 0
-    assert checksum_columns(torch.tensor([[tiny]], dtype=dtype), 0) != 0
-    assert checksum_columns(torch.tensor([[-tiny]], dtype=dtype), 0) != 0
+    assert (
+        checksum_columns(
+            torch.tensor([[0.0, -0.0, tiny / 2, -tiny / 4]], dtype=dtype), random_weights(1, torch.device("cpu"))
+        )
+        == 0
+    )
+    assert checksum_columns(torch.tensor([[tiny]], dtype=dtype), random_weights(1, torch.device("cpu"))) != 0
+    assert checksum_columns(torch.tensor([[-tiny]], dtype=dtype), random_weights(1, torch.device("cpu"))) != 0

@@ -10,9 +10,9 @@ import torch
 
 import rollout.engine  # noqa: F401 - prepares the environment for vLLM
 
-from rollout.weights.checksum import add_parts, checksum_rows  # isort: skip
-from rollout.weights.layout import Layout, Slice, plan_layout
-from rollout.weights.parameters import Target, read_packed, read_plain
+from rollout.weights.checksum import add_parts, checksum_rows, choose_columns  # isort: skip
+from rollout.weights.layout import Layout, plan_layout
+from rollout.weights.parameters import PackedReader, Target, read_plain
 from rollout.weights.proof import PublishedWeights, add_workers, compare_held
 from shared.errors import SyncMismatch
 
@@ -84,19 +84,36 @@ def test_a_slice_that_no_worker_holds_is_an_error() -> None:
         add_workers(workers, layout)
 
 
-def test_packed_linears_are_read_by_products_with_unit_vectors() -> None:
-    from rollout.weights.checksum import column_parts
+@pytest.mark.parametrize("carried", [True, False])
+def test_packed_linears_are_read_by_products_with_unit_vectors(carried: bool) -> None:
+    """Two trainer ranks; the second chose other columns, and has no rows of k."""
     from rollout.weights.cpu import pack
 
     shapes = [("q", (64, 48)), ("k", (32, 48))]
     generator = torch.Generator().manual_seed(1)
     held = {name: torch.randn(shape, generator=generator) for name, shape in shapes}
+    rows = [{"q": (0, 40), "k": (0, 32)}, {"q": (40, 24)}]
     for dtype in (torch.bfloat16, torch.float32):
-        layout = plan_layout(shapes, dtype, 1)
+        layout = plan_layout(shapes, dtype, 2)
         linear = pack(torch.cat([held["q"], held["k"]]).to(dtype))
-        module = SimpleNamespace(cpu_linear=linear, weight=torch.empty(0))
-        target = Target(module, "weight", ["q", "k"], 0, 0, False, True)  # type: ignore[arg-type]
-        for version in (0, 7, 19):
-            columns = {name: value for found in read_packed([target], layout, dtype, version) for name, value in found}
-            pieces = [Slice(name, value, 0) for name, value in held.items()]
-            assert read_plain([target], layout) == {} and columns == add_parts([column_parts(pieces, version, dtype)])
+        module: Any = SimpleNamespace(cpu_linear=linear, weight=torch.empty(0))
+        target = Target(module, "weight", ["q", "k"], 0, 0, False, True)
+        for version in (0, 7, 50):
+            parts = [
+                {
+                    name: choose_columns(held[name][first : first + count], first, version + 3 * rank, dtype, None)
+                    for name, (first, count) in held_rows.items()
+                }
+                for rank, held_rows in enumerate(rows)
+            ]
+            chosen = [{name: part.numbers for name, part in columns.items()} for columns in parts]
+            reader = PackedReader([target], layout, dtype, rows, chosen)
+            if carried:
+                x = torch.randn(5, 48, generator=generator).to(dtype)
+                torch.testing.assert_close(module.cpu_linear(x, module.weight, None), linear(x, module.weight, None))
+            for reading in reader.left():
+                assert not carried
+                reading.read()
+            assert module.cpu_linear is linear
+            expected = add_parts({name: part.checksum for name, part in columns.items()} for columns in parts)
+            assert read_plain([target], layout) == {} and reader.checksums() == expected

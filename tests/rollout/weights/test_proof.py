@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rollout.weights.checksum import add_parts
+from rollout.weights.checksum import Columns, add_parts
 from rollout.weights.proof import (
     LOGPROB_LIMITS,
     MOVE_LIMITS,
@@ -83,18 +83,16 @@ def test_the_limit_follows_the_dtype(dtype: str, limit: float) -> None:
         compare_probe([[-1.0]], [[-1.0 - 1.1 * limit]], 0, dtype)
 
 
-def published(version: int, whole: dict[str, int], columns: dict[str, int], coming: dict[str, int]) -> PublishedWeights:
-    return PublishedWeights(version, 0, 0.0, whole, columns, coming)
+def published(version: int, whole: dict[str, int], columns: dict[str, int], before: dict[str, int]) -> PublishedWeights:
+    chosen = {name: Columns([version], value, before[name]) for name, value in columns.items()}
+    return PublishedWeights(version, 0, 0.0, whole, chosen)
 
 
 # two ranks; "e" is the embedding and the tied head, "l" a packed linear, "n" a norm that two workers hold
-OLD = [
-    published(6, {"e": 1, "l": 2, "n": 3}, {}, {"e": 4, "l": 5}),
-    published(6, {"e": 6, "l": 7}, {}, {"e": 8, "l": 9}),
-]
+OLD = [published(6, {"e": 1, "l": 2, "n": 3}, {}, {}), published(6, {"e": 6, "l": 7}, {}, {})]
 NEW = [
-    published(7, {"e": 10, "l": 20, "n": 30}, {"e": 40, "l": 50}, {}),
-    published(7, {"e": 60, "l": 70}, {"e": 80, "l": 90}, {}),
+    published(7, {"e": 10, "l": 20, "n": 30}, {"e": 40, "l": 50}, {"e": 4, "l": 5}),
+    published(7, {"e": 60, "l": 70}, {"e": 80, "l": 90}, {"e": 8, "l": 9}),
 ]
 HELD = WeightsHeld({"e": 70, "n": 60}, {"n": 2}, {"e": 120, "l": 140})
 

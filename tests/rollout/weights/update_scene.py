@@ -145,7 +145,8 @@ class UpdateScene:
             scored = self.score() if rank == 0 else []
             published.append(PublishedWeights(self.version, size_bytes, seconds, probe=scored))
             published[-1].add_checksums(sender)
-        return published, await self.engine.client.call(EngineRank.update, self.version, self.probe)
+        chosen = [part.chosen for part in published]
+        return published, await self.engine.client.call(EngineRank.update, self.version, self.probe, chosen)
 
     def score(self) -> list[list[float]]:
         """The trainers' log-probs of the probe."""

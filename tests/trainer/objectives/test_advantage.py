@@ -12,7 +12,7 @@ from shared.sections import RewardWeights
 from shared.types import Completion, Group, Problem, Prompt, Reward, Verdict
 from trainer.objectives.advantage import advantages, deviation, diverse, group_advantages, token_weights
 from trainer.objectives.registry import objective_of, read_objective
-from trainer.objectives.sequences import sft_sequences, train_sequences
+from trainer.objectives.sequences import Demonstration, sft_sequences, train_sequences
 
 TWO_GROUPS = [[1.0, 0.0, 0.0, 0.0], [1.0, 1.0, 0.0, 0.0]]
 
@@ -208,6 +208,11 @@ def test_soft_values_come_off_the_rewards() -> None:
 
 
 def test_sft_sequences_weigh_every_token_the_same() -> None:
-    first, second = sft_sequences([([1], [2, 3]), ([1, 1], [2])])
+    first, second = sft_sequences([Demonstration([1], [2, 3]), Demonstration([1, 1], [2])])
     assert first.weight == second.weight == pytest.approx(1 / 3)
     assert (second.mask, second.columns, second.advantages) == (bytes([0, 0, 2]), {}, [])
+
+
+def test_of_a_demonstration_of_several_turns_only_the_turns_are_imitated() -> None:
+    [one] = sft_sequences([Demonstration([1], [2, 3, 4, 5], bytes([2, 0, 0, 2]))])
+    assert (one.token_ids, one.mask, one.weight) == ([1, 2, 3, 4, 5], bytes([0, 2, 0, 0, 2]), 0.5)

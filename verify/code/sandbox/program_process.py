@@ -12,8 +12,10 @@ import atexit
 import builtins
 import gc
 import itertools
+import linecache
 import operator
 import os
+import random
 import socket
 import sys
 import threading
@@ -25,7 +27,9 @@ from verify.code.sandbox import codec
 from verify.code.sandbox.assertion_runner import run_assertions
 from verify.code.sandbox.codec import FramePipe, fresh_module, message, open_streams
 
-__all__ = ["probe", "run_assertions", "run_script", "serve_calls"]
+__all__ = ["CELL_ENDED", "CELL_RAISED", "probe", "run_assertions", "run_cells", "run_script", "serve_calls"]
+CELL_ENDED, CELL_RAISED = 70, 71
+"""exit statuses of `run_cells`; any other says that the last cell did not come to its end"""
 
 
 def probe() -> int:
@@ -58,6 +62,49 @@ def run_script(source: str) -> int:
     names.clear()  # as at the end of an interpreter: files that the program still holds are written
     gc.collect()
     return status or (0 if flushed and _flush() else 120)
+
+
+def run_cells(cells: list[str], seed: int) -> int:
+    """Run programs one after another with the same names, as a notebook does: of the last one the output counts, with
+    its traceback and the value of a last expression; that of the others is dropped. Returns CELL_ENDED or CELL_RAISED.
+
+    `random` begins at `seed`, so that running the earlier cells again gives the names that they gave before.
+    """
+    output = os.dup(1)
+    os.dup2(2, 1)  # which is /dev/null
+    random.seed(seed)
+    names, raised = fresh_module("__main__"), False
+    for number, cell in enumerate(cells, 1):
+        _flush()
+        open_streams()  # an earlier cell may have closed them
+        sys.stderr = sys.stdout
+        if number == len(cells):
+            os.dup2(output, 1)
+        raised = _run_cell(cell, f"cell {number}", names)
+    return CELL_RAISED if _flush() and raised else CELL_ENDED
+
+
+def _run_cell(cell: str, place: str, names: dict[str, Any]) -> bool:
+    """Run one cell; say whether it raised."""
+    linecache.cache[place] = len(cell), None, cell.splitlines(keepends=True), place  # for tracebacks
+    try:
+        tree = ast.parse(cell, place)
+        last = tree.body[-1] if tree.body else None
+        if isinstance(last, ast.Expr):
+            tree.body.pop()
+        exec(compile(tree, place, "exec", dont_inherit=True), names)
+        if isinstance(last, ast.Expr):
+            value = eval(compile(ast.Expression(last.value), place, "eval", dont_inherit=True), names)
+            if value is not None:
+                sys.stdout.write(f"{value!r}\n")
+    except SystemExit as end:
+        return bool(_status(end))
+    except BaseException as error:  # noqa: BLE001 - as `run_script`
+        _flush()
+        shown = error.__traceback__.tb_next if error.__traceback__ is not None else None  # without this function
+        traceback.print_exception(type(error), error, shown, file=sys.__stdout__)
+        return True
+    return False
 
 
 def _flush() -> bool:

@@ -1,0 +1,110 @@
+"""What the gateway's process and the environments say to each other, in frames as in `verify/checker_process.py`."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+
+class AgentCall(msgspec.Struct, frozen=True):
+    """A call of a tool."""
+
+    id: str
+    name: str
+    arguments: str
+    """JSON"""
+
+
+class AgentMessage(msgspec.Struct, frozen=True):
+    """One message of an agent's conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    text: str
+    calls: list[AgentCall] = []
+    call_id: str = ""
+    """of a message of role "tool": the call that it answers"""
+
+
+class AgentTool(msgspec.Struct, frozen=True):
+    """A tool that the policy may call."""
+
+    name: str
+    description: str = ""
+    parameters: dict[str, Any] = {}
+    """JSON schema of its arguments"""
+
+
+class GatewayListens(msgspec.Struct, tag=True):
+    """Sent first: where the gateway is."""
+
+    url: str
+    """without a path"""
+
+
+class ChatAsked(msgspec.Struct, tag=True):
+    """An agent asks for the next turn of its conversation."""
+
+    key: str
+    number: int
+    messages: list[AgentMessage]
+    tools: list[AgentTool] = []
+    most_calls: int = 32
+
+
+class TokensAsked(msgspec.Struct, tag=True):
+    """A client that renders the conversation itself asks for the next turn."""
+
+    key: str
+    number: int
+    token_ids: list[int]
+
+
+class RewardTold(msgspec.Struct, tag=True):
+    """An agent tells the reward of its episode, which ends it."""
+
+    key: str
+    number: int
+    reward: float
+    solved: bool | None = None
+
+
+class ClientLeft(msgspec.Struct, tag=True):
+    """The client has closed the connection of a request that was not answered."""
+
+    key: str
+
+
+class GatewayEnded(msgspec.Struct, tag=True):
+    """The gateway's process has ended; not sent, but told to all episodes by the side that finds it."""
+
+
+class KeyOpened(msgspec.Struct, tag=True):
+    """An episode begins: requests with this key are its own."""
+
+    key: str
+
+
+class KeyClosed(msgspec.Struct, tag=True):
+    """An episode is over: its request that waits is refused, and its key is known no more."""
+
+    key: str
+    reason: str
+
+
+class TurnGiven(msgspec.Struct, tag=True):
+    """The turn of the policy that a request asked for; empty for one that told the reward."""
+
+    key: str
+    number: int
+    text: str = ""
+    """what stands behind the reasoning, without its calls"""
+    reasoning: str = ""
+    calls: list[AgentCall] = []
+    token_ids: list[int] = []
+    logprobs: list[float] = []
+
+
+Request = ChatAsked | TokensAsked | RewardTold
+FromGateway = GatewayListens | Request | ClientLeft
+ToGateway = KeyOpened | KeyClosed | TurnGiven

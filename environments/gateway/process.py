@@ -1,0 +1,245 @@
+"""The gateway's process: receives the requests of agents, and answers each when the run has sampled its turn.
+
+Started as `python -m environments.gateway.process PARENT_PID ADDRESS`. Frames on stdin and stdout (messages.py).
+
+    POST /v1/chat/completions     OpenAI's chat, one request at a time
+    POST /inference/v1/generate   token ids in and out, as vLLM 0.32 has it
+    POST /v1/reward               {"reward": 1.0, "solved": true}: the episode is over
+
+The key of a request says to which episode it belongs. Nothing is sampled here: a request waits until the other side
+gives its turn or closes its episode. Weight updates and new engines are out of its sight.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+import uvicorn
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
+
+from environments.gateway.messages import (
+    ChatAsked,
+    ClientLeft,
+    FromGateway,
+    GatewayListens,
+    KeyClosed,
+    KeyOpened,
+    RewardTold,
+    ToGateway,
+    TokensAsked,
+    TurnGiven,
+)
+from environments.gateway.wire import (
+    GatewayRefusal,
+    Json,
+    chat_events,
+    chat_object,
+    read_chat,
+    read_object,
+    read_tokens,
+    tokens_object,
+)
+from verify.checker_process import frame, read_frames, write_all
+from verify.code.sandbox.syscalls import die_with_parent
+
+BODY_BYTES = 8 << 20
+"""largest body of a request"""
+BODY_S = 30.0
+"""seconds in which it must arrive"""
+CONNECTIONS = 4096
+"""connections at once; more are refused with status 503"""
+ERROR_TYPES = {401: "authentication_error", 404: "not_found_error", 408: "timeout_error"}
+
+
+class Gateway:
+    """The episodes under way, and the request of each that waits for its turn."""
+
+    def __init__(self, replies: int):
+        self.replies = replies
+        self.numbers = itertools.count()
+        self.waiting: dict[str, tuple[int, asyncio.Future[TurnGiven]] | None] = {}
+        """key of an episode -> number of its request, and what it waits for"""
+
+    def say(self, message: FromGateway) -> None:
+        """Send a message to the other side."""
+        write_all(self.replies, frame(message))
+
+    def key(self, request: Request) -> str:
+        """The key of a request. Raises GatewayRefusal 401 for one of no episode."""
+        kind, _, key = request.headers.get("authorization", "").partition(" ")
+        if kind.lower() != "bearer" or (key := key.strip()) not in self.waiting:
+            raise GatewayRefusal("this is no key of an episode under way: send the api_key that the agent got", 401)
+        return key
+
+    async def ask(self, request: Request, key: str, make: Callable[[int], FromGateway]) -> TurnGiven:
+        """The turn that the request asks for. make: the message that asks for it, from its number. Raises
+        GatewayRefusal when the episode ends before, or has a request already."""
+        if key not in self.waiting:
+            raise GatewayRefusal("the episode is over", 409)
+        if self.waiting[key] is not None:
+            raise GatewayRefusal("another request of this episode waits: an episode is one sequence of turns, so ask "
+                                 "one after the other")  # fmt: skip
+        future: asyncio.Future[TurnGiven] = asyncio.get_running_loop().create_future()
+        self.waiting[key] = number, _ = next(self.numbers), future
+        self.say(make(number))
+        gone: asyncio.Future[None] = asyncio.ensure_future(_until_gone(request))
+        try:
+            waits: list[asyncio.Future[Any]] = [future, gone]
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            if not future.done():
+                self.say(ClientLeft(key))
+                raise GatewayRefusal("the client left", 499)
+            return future.result()
+        finally:
+            gone.cancel()
+            if key in self.waiting:
+                self.waiting[key] = None
+
+    def handle(self, body: bytes) -> None:
+        """Do what a message of the other side says."""
+        told = msgspec.msgpack.decode(body, type=ToGateway)
+        if isinstance(told, KeyOpened):
+            self.waiting[told.key] = None
+        elif isinstance(told, KeyClosed):
+            if (found := self.waiting.pop(told.key, None)) is not None and not found[1].done():
+                found[1].set_exception(GatewayRefusal(told.reason, 409))
+        else:
+            waits = self.waiting.get(told.key)
+            if waits is not None and waits[0] == told.number and not waits[1].done():
+                waits[1].set_result(told)
+
+    def listen(self, requests: int) -> None:
+        """Handle messages until the other side closes its end, which ends this process."""
+        loop = asyncio.get_running_loop()
+
+        def read() -> None:
+            for body in read_frames(requests):
+                loop.call_soon_threadsafe(self.handle, body)
+            os._exit(0)
+
+        threading.Thread(target=read, daemon=True).start()
+
+
+async def _until_gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def read_body(request: Request) -> Json:
+    """The JSON object of a request. Raises GatewayRefusal for one that is too large, too slow, or none."""
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_S):
+            async for part in request.stream():
+                body += part
+                if len(body) > BODY_BYTES:
+                    raise GatewayRefusal(f"the body has more than {BODY_BYTES} bytes", 413)
+    except TimeoutError as error:
+        raise GatewayRefusal(f"the body did not arrive within {BODY_S:g} s", 408) from error
+    return read_object(bytes(body))
+
+
+def refuse(error: GatewayRefusal) -> JSONResponse:
+    """The response to a request that is refused: OpenAI's error object. Its clients shall not ask again."""
+    kind = ERROR_TYPES.get(error.status, "invalid_request_error")
+    content = {"error": {"message": str(error), "type": kind, "param": error.param, "code": None}}
+    return JSONResponse(content, error.status, {"X-Should-Retry": "false"})
+
+
+def create_app(gateway: Gateway) -> FastAPI:
+    """The HTTP application."""
+    app = FastAPI(title="Maestrale gateway", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
+
+    @app.exception_handler(GatewayRefusal)
+    async def refused(request: Request, error: GatewayRefusal) -> JSONResponse:
+        return refuse(error)
+
+    @app.exception_handler(HTTPException)
+    async def unknown(request: Request, error: HTTPException) -> JSONResponse:
+        return refuse(
+            GatewayRefusal(f"{request.method} {request.scope['path'][:200]}: {error.detail}", error.status_code)
+        )
+
+    @app.post("/v1/chat/completions")
+    async def chat(request: Request) -> Response:
+        key = gateway.key(request)
+        asked = read_chat(await read_body(request))
+        turn = await gateway.ask(
+            request, key, lambda number: ChatAsked(key, number, asked.messages, asked.tools, asked.most_calls)
+        )
+        head = {"id": f"chatcmpl-{turn.number}", "created": int(time.time()), "model": asked.model}
+        if asked.stream:
+            headers = {"Cache-Control": "no-store"}
+            return Response(chat_events(head, turn), media_type="text/event-stream", headers=headers)
+        return JSONResponse(chat_object(head, turn))
+
+    @app.post("/inference/v1/generate")
+    async def generate(request: Request) -> Response:
+        key = gateway.key(request)
+        asked = read_tokens(await read_body(request))
+        turn = await gateway.ask(request, key, lambda number: TokensAsked(key, number, asked.token_ids))
+        head = {"request_id": asked.request_id or f"generate-{turn.number}", "created": int(time.time())}
+        return JSONResponse(tokens_object({**head, "model": asked.model}, len(asked.token_ids), turn))
+
+    @app.post("/v1/reward")
+    async def reward(request: Request) -> Response:
+        key = gateway.key(request)
+        body = await read_body(request)
+        reward, solved = body.get("reward"), body.get("solved")
+        if isinstance(reward, bool) or not isinstance(reward, (int, float)) or abs(reward) > 1e9:
+            raise GatewayRefusal(f"reward: a number is needed, not {reward!r:.60}", param="reward")
+        if not isinstance(solved, (bool, type(None))):
+            raise GatewayRefusal(f"solved: true or false is needed, not {solved!r:.60}", param="solved")
+        await gateway.ask(request, key, lambda number: RewardTold(key, number, float(reward), solved))
+        return JSONResponse({"reward": float(reward)})
+
+    return app
+
+
+def serve(requests: int, replies: int, address: str) -> None:
+    """Serve at the address until the other side closes its end."""
+    gateway = Gateway(replies)
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listening = socket.create_server((address, 0), family=family, backlog=1024)
+    host = f"[{address}]" if ":" in address else address
+
+    async def run() -> None:
+        gateway.listen(requests)
+        config = uvicorn.Config(
+            create_app(gateway), log_level="warning", access_log=False, server_header=False, ws="none",
+            timeout_keep_alive=75, limit_concurrency=CONNECTIONS,
+        )  # fmt: skip
+        gateway.say(GatewayListens(f"http://{host}:{listening.getsockname()[1]}"))
+        await uvicorn.Server(config).serve([listening])
+
+    asyncio.run(run())
+
+
+def main() -> None:
+    """Entry point of the process."""
+    parent, address = sys.argv[1:]
+    die_with_parent(int(parent))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    requests, replies = os.dup(0), os.dup(1)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
+    with suppress(BrokenPipeError, KeyboardInterrupt):
+        serve(requests, replies, address)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,203 @@
+"""The environment "mcp": the tools of any server of the Model Context Protocol, by a command or an HTTP address.
+
+A server that is started by a command dies with this process, whatever ends that, and gets of its environment what the
+`mcp` package passes on (PATH, HOME, ...); "env NAME=VALUE command" gives it more. Each episode has a session of its
+own, which is a process of its own for a command, unless `shared`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shlex
+import sys
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from pydantic import Field, model_validator
+
+from environments.environment import Observation, environment
+from environments.tools import EnvironmentTool, ToolEnvironment, ToolError, ToolOptions
+from shared.tool_calls import ToolDefinition
+from shared.types import Problem, Verdict
+from verify.plugins import Failed
+
+MOST_PAGES = 100
+"""of a server's list of tools"""
+_WITH_PARENT = (
+    "import os, sys; sys.path.insert(0, sys.argv[1]); from verify.code.sandbox.syscalls import die_with_parent; "
+    "die_with_parent(int(sys.argv[2])); os.execvp(sys.argv[3], sys.argv[3:])"
+)
+
+
+class McpOptions(ToolOptions):
+    """Options of "mcp"."""
+
+    command: str = ""
+    """starts a server that speaks on its standard input and output, e.g. "npx server /data\""""
+    url: str = ""
+    """address of a running server (streamable HTTP), e.g. "http://localhost:8000/mcp", in place of a command"""
+    tools: list[str] = []
+    """names of the tools that are offered; all of the server by default"""
+    shared: bool = False
+    """all episodes use one session: for servers without state, which start slowly"""
+    call_s: float = Field(20.0, gt=0)
+    """a call that takes longer is a failed one; it should be below environment.step_s"""
+
+    @model_validator(mode="after")
+    def one_server(self) -> McpOptions:
+        """Raises ValueError for no server, two, or a command that cannot be read."""
+        if bool(self.command) == bool(self.url):
+            raise ValueError("give either a command or a url")
+        shlex.split(self.command)
+        return self
+
+
+class McpSession:
+    """A session with a server. The package wants it opened and closed by one task: `_hold`."""
+
+    def __init__(self, options: McpOptions):
+        self.options, self.users = options, 0
+        self.definitions: list[ToolDefinition] = []
+        self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._closing = asyncio.Event()
+        self._task = asyncio.create_task(self._hold())
+
+    @property
+    def ended(self) -> bool:
+        """Whether the server is gone."""
+        return self._task.done()
+
+    def _server(self) -> Any:
+        from mcp import StdioServerParameters
+
+        if self.options.url:
+            return self.options.url
+        root = str(Path(__file__).resolve().parents[1])
+        started = ["-S", "-P", "-c", _WITH_PARENT, root, str(os.getpid()), *shlex.split(self.options.command)]
+        return StdioServerParameters(command=sys.executable, args=started)
+
+    async def _hold(self) -> None:
+        from mcp import Client
+
+        try:
+            async with Client(self._server()) as client:
+                self._client, cursor = client, None
+                for _ in range(MOST_PAGES):
+                    page = await client.list_tools(cursor=cursor)
+                    self.definitions += [
+                        ToolDefinition(one.name, one.description or "", one.input_schema) for one in page.tools
+                    ]
+                    if (cursor := page.next_cursor) is None:
+                        break
+                self._opened.set_result(None)
+                await self._closing.wait()
+        except Exception as error:  # noqa: BLE001 - whatever a server or its transport raises ends the session
+            if not self._opened.done():
+                self._opened.set_exception(Failed(Verdict.CRASH, f"the MCP server cannot be used: {_told(error)}"))
+
+    async def open(self) -> None:
+        """Wait until the tools are known. Raises Failed."""
+        await asyncio.shield(self._opened)
+        known = {one.name for one in self.definitions}
+        if missing := set(self.options.tools) - known:
+            raise Failed(
+                Verdict.CRASH,
+                f"environment.options.mcp.tools names {min(missing)!r}; the server has {', '.join(sorted(known))}",
+            )
+
+    async def call(self, name: str, arguments: dict[str, Any]) -> str:
+        """The result of a call as text. Raises ToolError for what the server refuses, Failed when it is gone."""
+        from mcp import MCPError
+        from mcp_types import CONNECTION_CLOSED
+
+        try:
+            async with asyncio.timeout(self.options.call_s):
+                result = await self._client.call_tool(name, arguments)
+        except TimeoutError as error:
+            raise ToolError(f"no result after {self.options.call_s:g} s") from error
+        except MCPError as error:
+            if error.error.code == CONNECTION_CLOSED:
+                raise Failed(Verdict.CRASH, "the MCP server has ended") from error
+            raise ToolError(str(error)) from error
+        text = "\n".join(_text(part) for part in result.content)
+        if result.is_error:
+            raise ToolError(text)
+        return text
+
+    async def close(self) -> None:
+        """End the session, and the server that a command started."""
+        self._closing.set()
+        if not self._opened.done():
+            self._task.cancel()
+        await asyncio.wait([self._task])
+
+
+def _text(part: Any) -> str:
+    """A part of a result as text; what is none is named."""
+    if part.type == "text":
+        return str(part.text)
+    text = getattr(getattr(part, "resource", None), "text", None)
+    return f"[{part.type}]" if text is None else str(text)
+
+
+def _told(error: BaseException) -> str:
+    """The first cause in a group of exceptions."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return f"{type(error).__name__}: {error}"
+
+
+_shared: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, McpSession]] = WeakKeyDictionary()
+"""event loop -> options as JSON -> the session that its episodes share, while there are any"""
+
+
+@environment("mcp")
+class Mcp(ToolEnvironment):
+    """Offers the tools of a server; the verifier of the problem's domain grades the answer."""
+
+    Options = McpOptions
+    options: McpOptions
+    session: McpSession | None = None
+
+    async def reset(self, problem: Problem, seed: int) -> Observation:
+        """Open a session, or take the shared one. Raises Failed."""
+        sessions = _shared.setdefault(asyncio.get_running_loop(), {})
+        key = self.options.model_dump_json()
+        found = sessions.get(key) if self.options.shared else None
+        if found is None or found.ended:
+            found = McpSession(self.options)
+            if self.options.shared:
+                sessions[key] = found
+        self.session = found
+        found.users += 1
+        await found.open()
+        return await super().reset(problem, seed)
+
+    def tools(self) -> Sequence[EnvironmentTool | Callable[..., Any]]:
+        """The tools of the server, or those of them that `options.tools` names."""
+        wanted = self.options.tools
+        known = self.session.definitions if self.session is not None else []
+        return [EnvironmentTool(one, self._caller(one.name)) for one in known if not wanted or one.name in wanted]
+
+    def _caller(self, name: str) -> Callable[[str], Coroutine[Any, Any, str]]:
+        async def run(arguments: str) -> str:
+            assert self.session is not None
+            return await self.session.call(name, json.loads(arguments))
+
+        return run
+
+    async def close(self) -> None:
+        """End the session when no other episode uses it."""
+        session, self.session = self.session, None
+        if session is None:
+            return
+        session.users -= 1
+        if session.users == 0:
+            sessions = _shared.get(asyncio.get_running_loop(), {})
+            for key in [key for key, one in sessions.items() if one is session]:
+                del sessions[key]
+            await session.close()

@@ -1,0 +1,96 @@
+"""The environment "openenv": an episode in an environment server that speaks the wire of OpenEnv (0.10).
+
+A WebSocket at URL/ws for each episode: {"type": "reset", "data": {"seed": 7}} and {"type": "step", "data": ACTION} are
+answered with {"type": "observation", "data": {"observation": {...}, "reward": 1.0, "done": true}}, or with {"type":
+"error", "data": {"message", "code"}}. The openenv package is not needed here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import WebSocketException
+
+from environments.environment import Action, Environment, Observation, environment, user
+from shared.section import Section
+from shared.types import Problem, Verdict
+from verify.plugins import Failed
+
+MOST_BYTES = 1 << 20
+"""of one message of the server"""
+
+
+class OpenEnvOptions(Section):
+    """Options of "openenv"."""
+
+    url: str = ""
+    """of the server, e.g. http://127.0.0.1:8000"""
+    action: str = ""
+    """field of the server's action that gets the response of the policy; "": the response is the action, as JSON"""
+    observation: str = ""
+    """field of the server's observation that the policy reads; "": all of it, as JSON"""
+
+    def own_contradictions(self) -> Iterator[str]:
+        """The address is needed."""
+        if not self.url.startswith(("http://", "https://")):
+            yield "environment.options.openenv.url: give the address of the server, http://HOST:PORT"
+
+
+@environment("openenv")
+class OpenEnv(Environment):
+    """The reward is the server's. What the server says of a wrong action is told to the policy."""
+
+    Options = OpenEnvOptions
+    options: OpenEnvOptions
+    socket: ClientConnection | None = None
+
+    async def reset(self, problem: Problem, seed: int) -> Observation:
+        """Begin an episode; what the server shows stands behind the problem's text. Raises Failed."""
+        address = f"ws{self.options.url.removeprefix('http').rstrip('/')}/ws"
+        try:
+            self.socket = await connect(address, max_size=MOST_BYTES, open_timeout=None)
+        except (OSError, WebSocketException) as error:
+            raise Failed(Verdict.CRASH, f"{address} does not answer: {error}"[:300]) from error
+        begun = await self._ask("reset", {"seed": seed})
+        shown = "\n\n".join(message.text for message in begun.messages)
+        return Observation([user(f"{problem.text}\n\n{shown}".strip())] if shown else [])
+
+    async def step(self, action: Action) -> Observation:
+        """Let the server answer the response of the policy. Raises Failed."""
+        if self.options.action:
+            return await self._ask("step", {self.options.action: action.response})
+        try:
+            found = json.loads(action.response)
+        except (ValueError, RecursionError):
+            found = None
+        if not isinstance(found, dict):
+            return Observation([user("Error: answer with one JSON object.")], reward=0.0)
+        return await self._ask("step", found)
+
+    async def close(self) -> None:
+        """End the session."""
+        if self.socket is not None:
+            await self.socket.close()
+
+    async def _ask(self, kind: str, data: dict[str, Any]) -> Observation:
+        """The server's answer to a message. Raises Failed."""
+        assert self.socket
+        try:
+            await self.socket.send(json.dumps({"type": kind, "data": data}))
+            told = json.loads(await self.socket.recv())
+            said = told["data"]
+            if told["type"] == "error":
+                if kind == "step" and said.get("code") == "VALIDATION_ERROR":
+                    return Observation([user(f"Error: {said['message']}"[:2000])], reward=0.0)
+                raise Failed(Verdict.CRASH, f"the server says of {kind}: {said.get('message')}"[:300])
+            seen, reward, done = said["observation"], said.get("reward"), bool(said.get("done"))
+            if self.options.observation:
+                seen = seen[self.options.observation]
+            reward = None if reward is None else float(reward)
+        except (OSError, WebSocketException, ValueError, LookupError, TypeError, AttributeError) as error:
+            raise Failed(Verdict.CRASH, f"no answer to {kind}: {type(error).__name__}: {error}"[:300]) from error
+        text = seen if isinstance(seen, str) else json.dumps(seen, ensure_ascii=False) if seen else ""
+        return Observation([user(text)] if text else [], reward=reward, done=done)

@@ -1,0 +1,169 @@
+"""The environment "search": questions that are answered from a corpus on this disk, which the policy searches.
+
+The corpus is a .jsonl file of {"text", "title"?, "id"?}; a row without an id has its line number. Its index, SQLite's
+FTS5, is made when it is first needed and kept beside the file (or in a temporary folder where that cannot be written),
+until the file changes. `python -m environments.search FILE` makes it before a run, which a large corpus needs.
+Documents are ranked by BM25 over the words of the query, each of which may be missing. Source: Robertson & Zaragoza,
+The Probabilistic Relevance Framework: BM25 and Beyond (2009); for the task: Search-R1 (2503.09516).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+import re
+import shutil
+import sqlite3
+import sys
+import tempfile
+import threading
+from contextlib import closing
+from functools import cache
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from environments.environment import Observation, environment
+from environments.tools import ToolEnvironment, ToolError, ToolOptions, tool
+from shared.errors import DataError
+from shared.jsonl import read_rows, text_of
+from shared.types import Problem, Verdict
+from verify.plugins import Failed
+
+FORMAT = 1
+"""raised when the tables of an index change"""
+MOST_WORDS = 64
+"""words of a query that are searched for"""
+SETTING = "environment.options.search.corpus"
+_making = threading.Lock()
+
+
+class CorpusSearchOptions(ToolOptions):
+    """Options of "search"."""
+
+    corpus: str = Field(min_length=1)
+    """the .jsonl file (or .jsonl.gz) that is searched"""
+    results: int = Field(5, ge=1)
+    """documents that a search returns"""
+
+
+def index_of(corpus: Path) -> Path:
+    """The index of a corpus, made now if there is none of this file as it is. Raises DataError."""
+    with _making:
+        if not corpus.is_file():
+            raise DataError(f"{SETTING} = '{corpus}': there is no such file")
+        for folder in (corpus.parent, _temporary()):
+            path = folder / f"{corpus.name}.fts5"
+            if _is_index(path, corpus):
+                return path
+            if os.access(folder, os.W_OK):
+                break
+        _make(corpus, path)
+        return path
+
+
+@cache
+def _temporary() -> Path:
+    """A folder of this process."""
+    folder = Path(tempfile.mkdtemp(prefix="maestrale-search-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def _state(corpus: Path) -> str:
+    """What changes when the corpus does."""
+    found = corpus.stat()
+    return f"{FORMAT} {found.st_size} {found.st_mtime_ns}"
+
+
+def _read(path: Path) -> closing[sqlite3.Connection]:
+    return closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True))
+
+
+def _is_index(path: Path, corpus: Path) -> bool:
+    try:
+        with _read(path) as index:
+            return bool(index.execute("SELECT state FROM corpus").fetchone() == (_state(corpus),))
+    except sqlite3.Error:
+        return False
+
+
+def _make(corpus: Path, path: Path) -> None:
+    """Write the index of a corpus, whole or not at all."""
+    state = _state(corpus)
+    handle, unfinished = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.")
+    os.close(handle)
+    try:
+        with closing(sqlite3.connect(unfinished)) as index, index:
+            index.execute("PRAGMA synchronous = OFF")
+            index.execute("CREATE TABLE corpus (state TEXT)")
+            index.execute("CREATE TABLE ids (id TEXT PRIMARY KEY, document INTEGER) WITHOUT ROWID")
+            words = "tokenize = 'porter unicode61 remove_diacritics 2'"
+            index.execute(f"CREATE VIRTUAL TABLE documents USING fts5(title, text, id UNINDEXED, {words})")
+            for row in read_rows(corpus, SETTING):
+                name = text_of(row.fields, "id", row.where, str(row.number))
+                try:
+                    index.execute("INSERT INTO ids VALUES (?, ?)", (name, row.number))
+                except sqlite3.IntegrityError as error:
+                    raise DataError(f"{row.where}: the id {name!r} is there twice: ids name one document") from error
+                fields = text_of(row.fields, "title", row.where, ""), text_of(row.fields, "text", row.where), name
+                index.execute(
+                    "INSERT INTO documents(rowid, title, text, id) VALUES (?, ?, ?, ?)", (row.number, *fields)
+                )
+            index.execute("INSERT INTO documents(documents) VALUES ('optimize')")
+            index.execute("INSERT INTO corpus VALUES (?)", (state,))
+        os.replace(unfinished, path)
+    finally:
+        Path(unfinished).unlink(missing_ok=True)
+
+
+@environment("search")
+class CorpusSearch(ToolEnvironment):
+    """Offers tools that search the corpus and open its documents; the verifier of the problem's domain grades."""
+
+    Options = CorpusSearchOptions
+    options: CorpusSearchOptions
+
+    async def reset(self, problem: Problem, seed: int) -> Observation:
+        """Make the index if there is none, in a thread, since that takes its time. Raises Failed."""
+        try:
+            self.index = await asyncio.to_thread(index_of, Path(self.options.corpus))
+        except (DataError, OSError, sqlite3.Error) as error:
+            raise Failed(Verdict.CRASH, str(error)) from error
+        return await super().reset(problem, seed)
+
+    @tool
+    def search(self, query: str) -> str:
+        """Search the documents for the words of a query, and return the best with their ids, titles and passages."""
+        words = re.findall(r"\w+", query)[:MOST_WORDS]
+        if not words:
+            raise ToolError("the query has no words")
+        wanted = " OR ".join(f'"{word}"' for word in words)
+        asked = (
+            "SELECT id, title, snippet(documents, 1, '', '', '...', 48) FROM documents WHERE documents MATCH ? "
+            "ORDER BY bm25(documents), rowid LIMIT ?"
+        )
+        with _read(self.index) as index:
+            found = index.execute(asked, (wanted, self.options.results)).fetchall()
+        return "\n\n".join(f"[{name}] {title}\n{passage}" for name, title, passage in found) or "(nothing is found)"
+
+    @tool
+    def open(self, id: str, page: Annotated[int, Field(ge=1)] = 1) -> str:
+        """Read the document with this id; a long one has several pages."""
+        asked = "SELECT title, text FROM documents WHERE rowid = (SELECT document FROM ids WHERE id = ?)"
+        with _read(self.index) as index:
+            found = index.execute(asked, (id,)).fetchone()
+        if found is None:
+            raise ToolError(f"there is no document with the id {id[:100]!r}")
+        size = max(self.options.result_characters - 100 - len(found[0]), 100)
+        pages = max(-(-len(found[1]) // size), 1)
+        if page > pages:
+            raise ToolError(f"the document has {pages} pages")
+        place = f" (page {page} of {pages})" if pages > 1 else ""
+        return f"{found[0]}{place}\n{found[1][(page - 1) * size : page * size]}".strip()
+
+
+if __name__ == "__main__":
+    sys.stdout.write(f"{index_of(Path(sys.argv[1]))}\n")

@@ -1,0 +1,175 @@
+"""Environments with tools: the policy calls functions, reads what they return, and ends the episode with an answer.
+
+    @environment("sums")
+    class Sums(ToolEnvironment):
+        @tool
+        def add(self, a: int, b: int) -> int:
+            "Add two whole numbers."
+            return a + b
+
+The tools are told, calls found and results written as in serving (`shared/tool_calls.py`), so that a model is served as
+it was trained. A turn with calls is answered by their results, in the order of the calls; a turn without a call is the
+answer. Calls are looked for behind the reasoning. Whatever goes wrong in a call (no such tool, no JSON, arguments that
+do not fit, a function that raises) is its result, as a text that begins with "Error:"; only `Failed` costs the episode.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import typing
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, ClassVar, NamedTuple, TypeVar
+
+from pydantic import ConfigDict, Field, ValidationError, create_model
+from pydantic.json_schema import GenerateJsonSchema
+from pydantic_core import to_json
+
+from environments.environment import Action, Environment, EnvironmentMessage, Observation, call
+from shared.errors import ConfigError
+from shared.section import Section
+from shared.tool_calls import (
+    CLOSE,
+    OPEN,
+    TOOLS_PROMPT,
+    CallReader,
+    NoCallError,
+    ParsedCall,
+    ToolDefinition,
+    parse_call,
+    signatures,
+)
+from shared.types import Problem
+from verify.plugins import Failed
+
+MOST_CALLS = 16
+"""calls of one turn that are run; what follows stays text"""
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class ToolError(Exception):
+    """A call has no result; the message is told to the policy, and the call is counted as failed."""
+
+
+class EnvironmentTool(NamedTuple):
+    """A tool that the policy may call."""
+
+    definition: ToolDefinition
+    run: Callable[[str], Awaitable[str]]
+    """the result of a call, from JSON of its arguments. Raises ToolError"""
+
+
+class _Untitled(GenerateJsonSchema):
+    """JSON schemas without the titles that pydantic makes of names."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
+
+
+def tool(function: F) -> F:
+    """Decorator: make a method of a ToolEnvironment a tool. Its docstring is the description; the schema of its
+    arguments is that of their annotations, as pydantic has it. Raises ConfigError where one is missing."""
+    tool_of(function)
+    function.__dict__["is_tool"] = True
+    return function
+
+
+def tool_of(function: Callable[..., Any]) -> EnvironmentTool:
+    """The tool that calls a function or a method of an instance. Raises ConfigError, see `tool`."""
+    name, place = function.__name__, f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
+    description = inspect.cleandoc(function.__doc__ or "")
+    if not description:
+        raise ConfigError(f"{place}: the tool {name} has no docstring, which tells the model what it is for")
+    try:
+        known = typing.get_type_hints(function, include_extras=True)
+    except Exception as error:  # whatever an annotation raises when it is evaluated
+        raise ConfigError(f"{place}: the annotations of the tool {name} are not understood ({error})") from error
+    fields: dict[str, Any] = {}
+    for one in inspect.signature(function).parameters.values():
+        if one.name == "self":
+            continue
+        if one.name not in known or one.kind not in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY):
+            raise ConfigError(
+                f"{place}: the tool {name} needs a type for its argument {one.name}, and takes no * or **"
+            )
+        fields[one.name] = known[one.name], ... if one.default is one.empty else one.default
+    arguments = create_model(name, __config__=ConfigDict(extra="forbid", strict=True), **fields)
+    parameters = arguments.model_json_schema(schema_generator=_Untitled)
+    parameters.pop("title", None)
+
+    async def run(given: str) -> str:
+        try:
+            read = arguments.model_validate_json(given)
+        except ValidationError as error:
+            told = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()[:5])
+            raise ToolError(f"the arguments of {name} do not fit: {told}") from error
+        result = await call(functools.partial(function, **{field: getattr(read, field) for field in fields}))
+        return result if isinstance(result, str) else to_json(result).decode()
+
+    return EnvironmentTool(ToolDefinition(name, description, parameters), run)
+
+
+class ToolOptions(Section):
+    """Options of every environment with tools."""
+
+    result_characters: int = Field(2000, ge=100)
+    """a longer result of a call is cut in its middle"""
+
+
+class ToolEnvironment(Environment):
+    """Base class of environments with tools; the verifier of the problem's domain grades the last turn."""
+
+    verified = True
+    Options: ClassVar[type[Section]] = ToolOptions
+    problem: Problem
+    seed: int
+
+    def tools(self) -> Sequence[EnvironmentTool | Callable[..., Any]]:
+        """What may be called, functions with annotations among it: here the methods that are marked `@tool`, in the
+        order in which the class has them."""
+        names = dict.fromkeys(name for kind in reversed(type(self).__mro__) for name in vars(kind))
+        return [getattr(self, name) for name in names if getattr(getattr(type(self), name), "is_tool", False)]
+
+    async def reset(self, problem: Problem, seed: int) -> Observation:
+        """Begin an episode: the tools are added to the system prompt, in the words of serving."""
+        self.problem, self.seed = problem, seed
+        tools = [one if isinstance(one, EnvironmentTool) else tool_of(one) for one in self.tools()]
+        self._tools = {one.definition.name: one for one in tools}
+        given = signatures([one.definition for one in self._tools.values()])
+        return Observation([EnvironmentMessage("system", TOOLS_PROMPT.replace("{given}", given))])
+
+    async def step(self, action: Action) -> Observation:
+        """Run the calls of the turn; one without is the answer. info: calls of the turn, and those without a result."""
+        results, failed = [], 0
+        for part in CallReader(self._tools.keys(), MOST_CALLS).feed(action.response, last=True):
+            if isinstance(part, ParsedCall) or part.lstrip().startswith(OPEN):
+                text, right = await self._answer(part)
+                results.append(EnvironmentMessage("tool", cut(text, self.options.result_characters)))
+                failed += not right
+        info = {"tool_calls": float(len(results)), "failed_calls": float(failed)}
+        return Observation(results, done=not results, info=info)
+
+    async def _answer(self, part: ParsedCall | str) -> tuple[str, bool]:
+        """The result of a call, and whether it is one."""
+        try:
+            if isinstance(part, str):
+                body, closed, _ = part.lstrip().removeprefix(OPEN).partition(CLOSE)
+                if not closed:
+                    raise NoCallError(f"the call has no {CLOSE}")
+                parse_call(body, self._tools.keys())  # says what is wrong
+                raise NoCallError(f"a turn has at most {MOST_CALLS} calls")
+            return await self._tools[part.name].run(part.arguments), True
+        except (NoCallError, ToolError) as error:
+            return f"Error: {error}", False
+        except Failed:
+            raise
+        except Exception as error:  # noqa: BLE001 - the policy may have caused whatever a tool raises
+            return f"Error: {type(error).__name__}: {error}", False
+
+
+def cut(text: str, most: int) -> str:
+    """A text of at most `most` characters and a remark: its middle is left out where it is longer."""
+    if len(text) <= most:
+        return text
+    left = len(text) - 2 * (most // 2)
+    return f"{text[: most // 2]}\n[... {left} characters left out ...]\n{text[len(text) - most // 2 :]}"

@@ -1,0 +1,57 @@
+"""A server of the Model Context Protocol for tests: `python mcp_server.py [PORT]`, stdio without a port."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from mcp.server.mcpserver import MCPServer
+
+server = MCPServer("tests")
+notes: list[str] = []
+
+
+@server.tool()
+def add(a: int, b: int) -> int:
+    """Add two whole numbers."""
+    return a + b
+
+
+@server.tool()
+def note(text: str) -> str:
+    """Keep a text, and return all that were kept in this process."""
+    notes.append(text)
+    return ",".join(notes)
+
+
+@server.tool()
+def process() -> str:
+    """The process id, and that of the parent."""
+    return f"{os.getpid()} {os.getppid()}"
+
+
+@server.tool()
+def fail() -> str:
+    """Fail."""
+    raise ValueError("nothing works")
+
+
+@server.tool()
+def wait(seconds: float) -> str:
+    """Wait."""
+    time.sleep(seconds)
+    return "waited"
+
+
+@server.tool()
+def leave() -> str:
+    """End the server."""
+    os._exit(3)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        server.run("streamable-http", host="127.0.0.1", port=int(sys.argv[1]))
+    else:
+        server.run("stdio")

@@ -1,0 +1,42 @@
+"""The environment of the documentation works as it stands there, in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+
+from environments.environment import Action
+from environments.host import EnvironmentHost
+from shared.sections import EnvironmentSettings, RewardWeights
+from shared.types import Problem, Reward
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "environments.md"
+
+
+async def no_grade(problem: Problem, text: str) -> Reward:
+    raise AssertionError("not asked")
+
+
+def test_the_example_of_the_page_runs(tmp_path: Path) -> None:
+    code = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)[0]
+    (tmp_path / "rooms.py").write_text(code, encoding="utf-8")
+
+    async def episode(answer: str) -> float | None:
+        settings = EnvironmentSettings(plugins=[str(tmp_path / "rooms.py")])
+        host = EnvironmentHost(settings, RewardWeights(), no_grade)
+        try:
+            await host.start(["parity"])
+            begun = await host.reset((0, 0), Problem("1", "?", "", environment="parity"), 5, 30)
+            [message] = begun.messages
+            number = int(re.findall(r"\d+", message.text)[0])
+            right = "odd" if number % 2 else "even"
+            said = right if answer == "right" else "maybe"
+            ended = await host.step((0, 0), Action(said, said), 30)
+            assert ended.done
+            return ended.reward
+        finally:
+            await host.end()
+
+    assert asyncio.run(episode("right")) == 1.0
+    assert asyncio.run(episode("wrong")) == 0.0

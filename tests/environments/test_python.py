@@ -1,0 +1,90 @@
+"""The environment "python" in real sandboxes: names are kept, limits hold, episodes repeat."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from environments.environment import Observation
+from environments.python import Python
+from tests.environments.test_tools import PROBLEM, new, turn
+from verify.plugins import Failed
+
+
+def run(*codes: str, seed: int = 3, **options: Any) -> list[Observation]:
+    async def play() -> list[Observation]:
+        one = new(Python, **options)
+        await one.reset(PROBLEM, seed)
+        return [await one.step(turn(("python", {"code": code}))) for code in codes]
+
+    return asyncio.run(play())
+
+
+def texts(*codes: str, **more: Any) -> list[str]:
+    return [one.messages[0].text for one in run(*codes, **more)]
+
+
+def test_names_files_and_random_numbers_are_there_in_the_next_program() -> None:
+    drawn = "import random\nx = random.random()\nprint(x)"
+    found = texts(
+        "def f(n):\n    return n + 1\nf(1)", drawn, "f(3), x", "open('a', 'w').write('hi')", "open('a').read()"
+    )
+    assert found[0] == "2\n" and found[2] == f"(4, {found[1].strip()})\n" and found[4] == "'hi'\n"
+    assert texts(drawn) == [found[1]] and texts(drawn, seed=4) != [found[1]]
+
+
+def test_only_the_output_of_the_last_program_is_shown_and_the_whole_repeats() -> None:
+    codes = ["print('first')", "import sys\nprint('error', file=sys.stderr)\nsys.stdout.close()", "print('third')", ""]
+    assert texts(*codes) == texts(*codes)
+    assert texts(*codes)[2:] == ["third\n", "(it printed nothing)"]
+
+
+def test_a_program_that_raises_keeps_what_it_did() -> None:
+    found = run("x = 1\nx / 0\nx = 2", "x", "raise SystemExit", "x", "y = (")
+    assert "ZeroDivisionError: division by zero" in found[0].messages[0].text and 'File "cell 1", line 2' in str(
+        found[0]
+    )
+    assert "program_process" not in str(found[0]) and [one.info["failed_calls"] for one in found] == [1, 0, 0, 0, 1]
+    assert found[1].messages[0].text == found[3].messages[0].text == "1\n"
+    assert "SyntaxError" in found[4].messages[0].text
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        ("x = 2\nwhile True: pass", "took more than 1 s"),
+        ("x = 2\nimport time\ntime.sleep(60)", "took more than 1 s"),
+        ("x = 2\nimport os\nos._exit(0)", "it left the interpreter"),
+        ("x = 2\nprint('a' * 10 ** 6)", "it printed more than 65536 bytes"),
+        ("x = 2\nimport os\nos.kill(os.getpid(), 11)", "stopped"),
+        ("x = '\0'", "NUL"),
+    ],
+)
+def test_a_program_that_is_stopped_changes_nothing(code: str, told: str) -> None:
+    found = run("x = 1", code, "x", sandbox={"test_s": 1.0})
+    assert told in found[1].messages[0].text and "What it changed is undone" in found[1].messages[0].text
+    assert len(found[1].messages[0].text) < 2200 and found[1].info["failed_calls"] == 1.0
+    assert found[2].messages[0].text == "1\n"
+
+
+def test_the_sandbox_is_one() -> None:
+    for code in ("import os\nos.listdir('/root')", "import socket\nsocket.socket()", "import os\nos.fork()"):
+        assert "PermissionError" in texts(code)[0] or "OSError" in texts(code)[0]
+    assert "MemoryError" in texts("[0] * 10 ** 9")[0]
+
+
+def test_a_host_that_cannot_isolate_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    from verify.code import sandbox_pool
+
+    class Refused(sandbox_pool.SandboxHandle):
+        def __init__(self, *arguments: Any, **named: Any) -> None:
+            self.isolation = sandbox_pool.Isolation(refused="not here")
+
+        def kill(self) -> None:
+            pass
+
+    monkeypatch.setattr(sandbox_pool, "SandboxHandle", Refused)
+    with pytest.raises(Failed, match=r"environment.options.python.sandbox.isolation = \"none\""):
+        run("1", sandbox={"test_s": 3.21})

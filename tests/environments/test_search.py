@@ -1,0 +1,113 @@
+"""The environment "search" over SQLite's index: ranking, pages, what an index is made of, and when again."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from environments import search
+from environments.search import CorpusSearch, index_of
+from shared.errors import DataError
+from tests.environments.test_tools import PROBLEM, new, turn
+from verify.plugins import Failed
+
+ROWS = [
+    {"id": "oslo", "title": "Oslo", "text": "Oslo is the capital of Norway. " + "It lies on a fjord. " * 200},
+    {"id": "bergen", "title": "Bergen", "text": "Bergen is a city in Norway with much rain."},
+    {"title": "Paris", "text": "Paris is the capital of France. Its café 'Procope' is old."},
+]
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    return written(tmp_path / "corpus.jsonl", ROWS)
+
+
+def written(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def texts(corpus: Path, *calls: tuple[str, dict[str, Any]], **options: Any) -> list[str]:
+    async def play() -> list[str]:
+        one = new(CorpusSearch, corpus=str(corpus), **options)
+        await one.reset(PROBLEM, 0)
+        return [message.text for message in (await one.step(turn(*calls))).messages]
+
+    return asyncio.run(play())
+
+
+def test_the_best_documents_come_first_and_can_be_read(corpus: Path) -> None:
+    found, rain, odd, none, read = texts(
+        corpus,
+        ("search", {"query": "Oslo, or a city in Norway with capitals"}),
+        ("search", {"query": "RAINS, cafe?"}),
+        ("search", {"query": '"NEAR( AND * -x" OR title:oslo'}),
+        ("search", {"query": "xylophone"}),
+        ("open", {"id": "3"}),
+    )
+    order = [line for line in found.splitlines() if line.startswith("[")]
+    assert order == ["[bergen] Bergen", "[oslo] Oslo", "[3] Paris"]
+    assert "[bergen]" in rain and "[3]" in rain and "[oslo]" not in rain and "[oslo]" in odd
+    assert none == "(nothing is found)" and read == "Paris\n" + ROWS[2]["text"]
+    assert texts(corpus, ("search", {"query": "norway"}), results=1)[0].count("[") == 1
+
+
+def test_long_documents_have_pages_and_mistakes_are_told(corpus: Path) -> None:
+    calls = [("open", {"id": "oslo", "page": page}) for page in (1, 2, 3, 4, 0)]
+    one, two, three, four, zero = texts(corpus, *calls)
+    parts = [page.split("\n", 1)[1] for page in (one, two, three)]
+    assert "".join(parts).split() == ROWS[0]["text"].split()
+    assert one.startswith("Oslo (page 1 of 3)") and four == "Error: the document has 3 pages" and "page" in zero
+    missing, empty = texts(corpus, ("open", {"id": "rome"}), ("search", {"query": "?!"}))
+    assert "no document with the id 'rome'" in missing and "the query has no words" in empty
+
+
+def test_an_index_is_made_once_and_again_when_the_file_changes(corpus: Path) -> None:
+    with ThreadPoolExecutor(4) as threads:
+        assert set(threads.map(index_of, [corpus] * 8)) == {Path(f"{corpus}.fts5")}
+    made = Path(f"{corpus}.fts5").stat().st_ino
+    assert index_of(corpus).stat().st_ino == made
+    written(corpus, [{"text": "Rome is the capital of Italy."}])
+    assert "[1]" in texts(corpus, ("search", {"query": "italy"}))[0] and index_of(corpus).stat().st_ino != made
+    Path(f"{corpus}.fts5").write_bytes(b"no index")
+    assert "[1]" in texts(corpus, ("search", {"query": "italy"}))[0]
+    assert sorted(path.name for path in corpus.parent.iterdir()) == ["corpus.jsonl", "corpus.jsonl.fts5"]
+
+
+def test_a_folder_that_cannot_be_written_is_left_alone(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search.os, "access", lambda folder, mode: folder != corpus.parent)
+    path = index_of(corpus)
+    assert path.parent != corpus.parent and index_of(corpus) == path
+    assert "[oslo]" in texts(corpus, ("search", {"query": "oslo"}))[0]
+    assert [one.name for one in corpus.parent.iterdir()] == ["corpus.jsonl"]
+
+
+def test_mistakes_of_the_file_name_setting_and_line(tmp_path: Path) -> None:
+    for rows, told in [
+        ([{"text": "a", "id": "x"}, {"text": "b", "id": "x"}], ":2: the id 'x' is there twice"),
+        ([{"title": "a"}], ":1 lacks 'text'"),
+    ]:
+        path = written(tmp_path / "bad.jsonl", rows)
+        with pytest.raises(DataError, match="environment.options.search.corpus") as error:
+            index_of(path)
+        assert told in str(error.value) and [one.name for one in tmp_path.iterdir()] == ["bad.jsonl"]
+    with pytest.raises(Failed, match="there is no such file"):
+        texts(tmp_path / "none.jsonl")
+
+
+def test_the_index_is_made_before_a_run(tmp_path: Path) -> None:
+    path = tmp_path / "corpus.jsonl.gz"
+    path.write_bytes(gzip.compress(b'{"text": "Rome"}\n'))
+    command = [sys.executable, "-m", "environments.search", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=os.getcwd(), check=True)
+    assert done.stdout.strip() == f"{path}.fts5" and "[1]" in texts(path, ("search", {"query": "rome"}))[0]

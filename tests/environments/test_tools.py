@@ -1,0 +1,157 @@
+"""Tools of environments: schemas from signatures, calls found as serving finds them, errors told and counted."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from environments.environment import Action, Environment, Observation, made
+from environments.tools import MOST_CALLS, ToolEnvironment, ToolError, cut, tool
+from serve.tools import Function, Tool, describe_form
+from shared.errors import ConfigError
+from shared.tool_calls import call_text
+from shared.types import Problem, Verdict
+from shared.user_file import run_file
+from verify.plugins import Failed
+
+PROBLEM = Problem("p", "What is 1 + 2?", "3")
+
+
+async def no_grade(problem: Problem, text: str) -> Any:
+    raise AssertionError("nothing is graded here")
+
+
+def new(kind: type[Environment], **options: Any) -> Any:
+    return made(kind, "one", options, no_grade)
+
+
+def turn(*calls: tuple[str, dict[str, Any]], before: str = "I see.") -> Action:
+    text = "\n".join([before, *(call_text(name, json.dumps(arguments)) for name, arguments in calls)])
+    return Action(text, text)
+
+
+@tool
+def double(number: int) -> int:
+    """Double a number."""
+    return 2 * number
+
+
+class Sums(ToolEnvironment):
+    """Two tools as methods, one as a function."""
+
+    @tool
+    def add(self, a: int, b: int = 1) -> int:
+        """Add two whole numbers,
+        or one and 1."""
+        return a + b
+
+    @tool
+    async def fail(self, how: str) -> str:
+        """Fail."""
+        raise {"tool": ToolError("it is not there"), "bug": KeyError("x"), "crash": Failed(Verdict.CRASH, "gone")}[how]
+
+    def tools(self) -> Any:
+        return [*super().tools(), double]
+
+
+def test_tools_are_told_as_serving_tells_them() -> None:
+    observation = asyncio.run(new(Sums).reset(PROBLEM, 1))
+    schema = {
+        "additionalProperties": False,
+        "properties": {"a": {"type": "integer"}, "b": {"default": 1, "type": "integer"}},
+        "required": ["a"],
+        "type": "object",
+    }
+    one = {"properties": {"how": {"type": "string"}}, "required": ["how"]}
+    number = {"properties": {"number": {"type": "integer"}}, "required": ["number"]}
+    rest = {"additionalProperties": False, "type": "object"}
+    form = describe_form(
+        [
+            Tool(type="function", function=Function(name=name, description=told, parameters=parameters))
+            for name, told, parameters in [
+                ("add", "Add two whole numbers,\nor one and 1.", schema),
+                ("fail", "Fail.", dict(sorted((one | rest).items()))),
+                ("double", "Double a number.", dict(sorted((number | rest).items()))),
+            ]
+        ],
+        None,
+    )
+    assert form is not None
+    [message] = observation.messages
+    assert message.role == "system" and message.text == form.text.replace("{given}", form.given)
+
+
+async def played(*actions: Action, **options: Any) -> list[Observation]:
+    one = new(Sums, **options)
+    await one.reset(PROBLEM, 1)
+    return [await one.step(action) for action in actions]
+
+
+def test_calls_are_run_in_order_and_a_turn_without_one_ends_the_episode() -> None:
+    first, last = asyncio.run(
+        played(turn(("add", {"a": 1, "b": 2}), ("double", {"number": 4}), ("add", {"a": 1})), turn(before="It is 3."))
+    )
+    assert [(one.role, one.text) for one in first.messages] == [("tool", "3"), ("tool", "8"), ("tool", "2")]
+    assert not first.done and first.info == {"tool_calls": 3.0, "failed_calls": 0.0} and Sums.verified
+    assert last.done and not last.messages and last.info == {"tool_calls": 0.0, "failed_calls": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (call_text("subtract", "{}"), "there is no tool 'subtract'; there is add, double, fail"),
+        ("<tool_call>\n{add(1, 2)}\n</tool_call>", "the call is not JSON"),
+        ('<tool_call>\n{"name": "add"}\n</tool_call>', 'an object with "name" and "arguments"'),
+        (call_text("add", "[1, 2]"), "the arguments of a call are an object"),
+        (call_text("add", '{"a": "1"}'), "the arguments of add do not fit: a: Input should be a valid integer"),
+        (call_text("add", '{"b": 1}'), "a: Field required"),
+        (call_text("add", '{"a": 1, "c": 1}'), "c: Extra inputs are not permitted"),
+        (call_text("add", '{"a": 1}').removesuffix("</tool_call>"), "the call has no </tool_call>"),
+        ("<tool_call></tool_call>", "the call is not JSON"),
+        ("<tool_call>" + "[" * 100_000 + "</tool_call>", "the call is not JSON"),
+        (call_text("fail", '{"how": "tool"}'), "Error: it is not there"),
+        (call_text("fail", '{"how": "bug"}'), "Error: KeyError: 'x'"),
+    ],
+)
+def test_a_call_that_is_wrong_is_told_and_counted(text: str, told: str) -> None:
+    [found] = asyncio.run(played(Action(text, text)))
+    [message] = found.messages
+    assert message.role == "tool" and message.text.startswith("Error: ") and told in message.text
+    assert not found.done and found.info == {"tool_calls": 1.0, "failed_calls": 1.0}
+
+
+def test_what_fails_for_good_costs_the_episode() -> None:
+    with pytest.raises(Failed, match="gone"):
+        asyncio.run(played(turn(("fail", {"how": "crash"}))))
+
+
+def test_calls_in_the_reasoning_are_none_and_there_are_not_too_many() -> None:
+    text = call_text("add", '{"a": 1}')
+    thought, many = asyncio.run(played(Action(f"<think>{text}</think>3", "3"), turn(*[("add", {"a": 1})] * 40)))
+    assert thought.done and len(many.messages) == MOST_CALLS + 1
+    assert [one.text for one in many.messages[:MOST_CALLS]] == ["2"] * MOST_CALLS
+    assert many.messages[-1].text == f"Error: a turn has at most {MOST_CALLS} calls"
+
+
+def test_long_results_are_cut_in_their_middle() -> None:
+    assert cut("a" * 50 + "b" * 50, 100) == "a" * 50 + "b" * 50
+    assert cut("a" * 1000 + "b" * 1000, 100) == "a" * 50 + "\n[... 1900 characters left out ...]\n" + "b" * 50
+    [found] = asyncio.run(played(turn(("subtract" * 10_000, {})), result_characters=100))
+    assert len(found.messages[0].text) < 200
+
+
+def test_a_tool_without_types_or_docstring_is_refused_where_it_stands(tmp_path: Path) -> None:
+    head = "from environments.tools import ToolEnvironment, tool\n@tool\n"
+    for body, told in [
+        ("def f(a: int) -> int:\n    return a\n", "has no docstring"),
+        ("def f(a) -> int:\n    'x'\n", "needs a type for its argument a"),
+        ("def f(*a: int) -> int:\n    'x'\n", "takes no \\*"),
+        ("def f(a: 'Nothing') -> int:\n    'x'\n", "annotations of the tool f are not understood"),
+    ]:
+        (tmp_path / "plugin.py").write_text(head + body)
+        with pytest.raises(ConfigError, match=told):
+            run_file(tmp_path / "plugin.py", "environment.plugins")
