@@ -65,7 +65,8 @@ METRICS: dict[str, Metric] = {
     "environment/tool_calls": Metric("calls", "mean calls of tools in an episode"),
     "environment/failed_calls": Metric("share", "calls of tools that failed, of all calls"),
     "environment/failed": Metric("share", "episodes that are not graded, because their environment failed"),
-    "environment/info": Metric("number", "environment/info/NAME: mean over turns of a number that an environment gives"),
+    "environment/started_anew": Metric("share", "episodes begun anew, as their environment did not repeat itself"),
+    "environment/info": Metric("number", "environment/info/NAME: mean over turns of a number that it gives"),
     # ---- learning: means over trained completion tokens
     "loss": Metric(
         "nats", "policy loss of the step, as normalised by objective.loss_aggregation; no KL, no entropy bonus"

@@ -85,6 +85,7 @@ def rollout_metrics(groups: list[Group], staleness: list[int], filtered: list[Gr
         failed = [float(bool(one.turns[-1].failure)) for one in every]
         row["environment/turns"] = len(turns) / len(completions)
         row["environment/wait_s"] = mean([turn.seconds for turn in turns])
+        row["environment/started_anew"] = mean([float(one.anew > 0) for one in every])
         row["environment/failed"] = mean(failed)
         calls, failures = (sum(turn.info.get(name, 0.0) for turn in turns) for name in CALLS)
         if any(CALLS[0] in turn.info for turn in turns):
