@@ -203,12 +203,11 @@ class SampleStage(CurationStage):
         """Render all prompts, so that the engine reserves no longer sequences than occur, and start it."""
         from shared.chat import Chat
         from trainer.data import PromptFormat
-        from trainer.episodes import with_environment
         from trainer.solver import Solver
 
         config = self.run_config
         what = f"python -m curate {self.name} samples"
-        problems = with_environment([read_problem(row.fields, row.where) for row in rows], config.environment.name)
+        problems = [read_problem({"environment": config.environment.name} | row.fields, row.where) for row in rows]
         for problem, row in zip(problems, rows, strict=True):
             without_environment(problem, row.where, what)
         chat = Chat(self.model_dir)

@@ -98,7 +98,7 @@ class Environment:
 
     async def step(self, action: Action) -> Observation:
         """Answer a turn. Episodes are replayed after a restart: the same actions must get the same answers."""
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} defines no step")
 
     async def close(self) -> None:
         """The episode is over, or given up."""

@@ -36,8 +36,9 @@ from environments.process import (
     StepCall,
     answered,
 )
+from shared.environment_settings import EnvironmentSettings
 from shared.errors import ConfigError
-from shared.sections import EnvironmentSettings, RewardWeights
+from shared.sections import RewardWeights
 from shared.types import Problem, Verdict
 from verify.checker_process import HEADER, frame
 from verify.plugins import Failed

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError, model_validator
 
 from shared import sections
+from shared.environment_settings import EnvironmentSettings
 from shared.section import Section
 
 
@@ -29,7 +30,7 @@ class Config(Section):
     placement: sections.Placement = sections.Placement()
     rollout: sections.Rollout = sections.Rollout()
     reward: sections.RewardWeights = sections.RewardWeights()
-    environment: sections.EnvironmentSettings = sections.EnvironmentSettings()
+    environment: EnvironmentSettings = EnvironmentSettings()
     objective: dict[str, Any] = {}
     """settings of the objective, which reads and checks them itself (trainer/objectives); docs/objectives.md"""
     optimiser: sections.Optimiser = sections.Optimiser()

@@ -66,7 +66,7 @@ METRICS: dict[str, Metric] = {
     "environment/failed_calls": Metric("share", "calls of tools that failed, of all calls"),
     "environment/failed": Metric("share", "episodes that are not graded, because their environment failed"),
     "environment/started_anew": Metric("share", "episodes begun anew, as their environment did not repeat itself"),
-    "environment/info": Metric("number", "environment/info/NAME: mean over turns of a number that it gives"),
+    "environment/info": Metric("number", "environment/info/NAME: mean over turns of a number of the environment"),
     # ---- learning: means over trained completion tokens
     "loss": Metric(
         "nats", "policy loss of the step, as normalised by objective.loss_aggregation; no KL, no entropy bonus"

@@ -16,11 +16,9 @@ from shared.config import Config
 from shared.errors import ConfigError
 from shared.model.config import DecoderConfig
 from shared.ranks import shares_gpus
-from trainer import memory
 from trainer.check_result import CheckResult, Status
-from trainer.colocate import share
+from trainer.colocate import check_own_gpus, share
 from trainer.dry_run import size
-from trainer.memory import DTYPE_BYTES
 
 QUERY = "index,name,memory.total,memory.used,driver_version,compute_cap"
 SMI_S, TRIAL_S = 20.0, 180.0
@@ -93,21 +91,19 @@ def read_card(line: str) -> NvidiaCard:
 def use_of_cards(cards: list[NvidiaCard], config: Config | None, shape: DecoderConfig | None) -> Iterator[CheckResult]:
     """Yield what the cards are, whether they compute, and whether they are enough."""
     visible, computed = computing()
-    text, wanted, need = ", ".join(f"{card.number}: {card.name} {size(card.total_bytes)}" for card in cards), 0, 0.0
+    text, wanted = ", ".join(f"{card.number}: {card.name} {size(card.total_bytes)}" for card in cards), 0
     refusal = ""
     if config is not None:
         trainers, engines = config.placement.trainers, config.placement.engines
         wanted = trainers + engines * config.rollout.tensor_parallel
-        if shape is not None:
-            width = DTYPE_BYTES[config.model.dtype]
-            need = memory.states_bytes(shape.parameters, trainers)
-            need += memory.buffer_bytes(shape.parameters, trainers, width)
-        if visible and shares_gpus(config, visible):
-            wanted = visible
-            try:
+        try:
+            if visible and shares_gpus(config, visible):
+                wanted = visible
                 text += shared(cards, config, shape)
-            except ConfigError as error:
-                refusal = f"; {error}"
+            elif shape is not None:
+                check_own_gpus(config, shape, min(card.total_bytes for card in cards), visible)
+        except ConfigError as error:
+            refusal = f"; {error}"
     old = [card for card in cards if card.capability < LEAST_CAPABILITY]
     busy = [card for card in cards if card.used_bytes > card.total_bytes // 10]
     status: Status = "OK"
@@ -115,9 +111,6 @@ def use_of_cards(cards: list[NvidiaCard], config: Config | None, shape: DecoderC
     if old:
         status, step = "FAIL", "hide it (CUDA_VISIBLE_DEVICES), or use cards from Ampere on"
         text += f"; {old[0].name} has compute capability {old[0].capability}, bfloat16 needs {LEAST_CAPABILITY}"
-    elif need > min(card.total_bytes for card in cards):
-        status, step = "FAIL", "raise placement.trainers, or train a smaller model"
-        text += f"; a trainer needs {size(need)} beside activations"
     elif refusal:
         status, step = "FAIL", "change what it names; python -m trainer SETTINGS --dry-run shows the arithmetic"
         text += refusal

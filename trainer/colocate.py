@@ -5,7 +5,9 @@ Per GPU, of its memory less RESERVED:
     resident   a trainer (states, gathered weights, frozen models, buffers, activations) + an engine (weights, KV cache)
     turns      the trainer alone, then the engine beside the buffers of the weight transfer
 
-each with PROCESS_BYTES for a process's CUDA context and ENGINE_WORK_BYTES for the engine's prefill and CUDA graphs.
+each with PROCESS_BYTES for a process's CUDA context, CONTEXT_BYTES for each GPU of another engine that reads the
+trainer's buffers, what an update has on its way into the engine, and ENGINE_WORK_BYTES for its prefill and CUDA graphs.
+A rank on a GPU of its own is refused only where what it surely takes, without activations, is more than the GPU has.
 Estimates, not run on a card yet.
 """
 
@@ -51,8 +53,19 @@ def frozen_models(config: Config, shape: DecoderConfig, on_gpu: bool) -> dict[st
     return found
 
 
-def trainer_memory(config: Config, shape: DecoderConfig, on_gpu: bool) -> TrainerMemory:
-    """Memory of one trainer rank of this run: all that it holds at the peak of a step."""
+def engine_gpus(config: Config) -> int:
+    """GPUs of all engines."""
+    return config.placement.engines * config.rollout.tensor_parallel
+
+
+def streams(config: Config) -> bool:
+    """Whether the engines of one node get their weights over the network."""
+    return config.rollout.transport == "network"
+
+
+def trainer_memory(config: Config, shape: DecoderConfig, on_gpu: bool, readers: int = 0) -> TrainerMemory:
+    """Memory of one trainer rank of this run: all that it holds at the peak of a step. readers: GPUs of engines whose
+    processes open its buffers, beside one that shares its GPU; none where weights are streamed."""
     trainers, settings = config.placement.trainers, config.optimiser
     width = DTYPE_BYTES[settings.compute_dtype]
     in_place = memory.works_in_place(trainers, settings.compute_dtype, on_gpu)
@@ -62,7 +75,8 @@ def trainer_memory(config: Config, shape: DecoderConfig, on_gpu: bool) -> Traine
         states=memory.states_bytes(shape.parameters, trainers),
         gathered=0.0 if in_place else memory.gathered_bytes(shape, width),
         frozen=sum(frozen_models(config, shape, on_gpu).values()),
-        buffers=memory.buffer_bytes(shape.parameters, trainers, DTYPE_BYTES[config.model.dtype]),
+        buffers=memory.buffer_bytes(shape.parameters, trainers, DTYPE_BYTES[config.model.dtype])
+        + memory.reader_bytes(0 if streams(config) else readers),
         activations=memory.activation_bytes(shape, tokens, width, again),
     )
 
@@ -79,9 +93,9 @@ def share(config: Config, shape: DecoderConfig, gpu_bytes: float, host_bytes: fl
     """Choose how to share GPUs of `gpu_bytes` each. host_bytes: memory of the node. Raises ConfigError, naming what to
     lower, if nothing fits."""
     usable, asked, width = (1 - RESERVED) * gpu_bytes, config.placement.colocate, DTYPE_BYTES[config.model.dtype]
-    trainer = trainer_memory(config, shape, on_gpu=True)
-    parallel = config.rollout.tensor_parallel
-    engine = memory.weight_bytes(shape.parameters, width, parallel) + PROCESS_BYTES + ENGINE_WORK_BYTES
+    trainer = trainer_memory(config, shape, on_gpu=True, readers=engine_gpus(config) - 1)
+    parallel, arriving = config.rollout.tensor_parallel, memory.arriving_bytes(shape, width, streams(config))
+    engine = memory.weight_bytes(shape.parameters, width, parallel) + arriving + PROCESS_BYTES + ENGINE_WORK_BYTES
     a_sequence = config.model.max_tokens * memory.cache_bytes_per_token(shape, width, parallel)
     wanted = config.rollout.cache_bytes or open_sequences(config) * a_sequence
     least = config.rollout.cache_bytes or max(a_sequence, wanted / 4)
@@ -91,16 +105,15 @@ def share(config: Config, shape: DecoderConfig, gpu_bytes: float, host_bytes: fl
     }
     if spare["resident"] >= least and asked != "turns":
         return Sharing("resident", int(min(wanted, spare["resident"])))
-    alone = trainer.total + 2 * PROCESS_BYTES
+    alone = trainer.total + 2 * PROCESS_BYTES + (arriving if streams(config) else 0)
     lower = (
         "lower optimiser.micro_batch_tokens, model.max_tokens or rollout.cache_bytes, set optimiser.activation_bytes = "
         "0, or train on more GPUs (placement.trainers)"
     )
     sums = (
-        f"a trainer takes {trainer.total / GIB:.1f} GiB (master weights, gradients, moments "
-        f"{trainer.states / GIB:.1f}, gathered {trainer.gathered / GIB:.1f}, frozen models {trainer.frozen / GIB:.1f}, "
-        f"buffers of the weight transfer {trainer.buffers / GIB:.1f}, activations {trainer.activations / GIB:.1f}), an "
-        f"engine {engine / GIB:.1f} GiB and at least {least / GIB:.1f} for keys and values, a GPU has "
+        f"a trainer takes {trainer.total / GIB:.1f} GiB ({parts(trainer)}, activations "
+        f"{trainer.activations / GIB:.1f}), an engine {engine / GIB:.1f} GiB ({arriving / GIB:.1f} of it for tensors "
+        f"of an update on their way) and at least {least / GIB:.1f} for keys and values, a GPU has "
         f"{usable / GIB:.1f} GiB for them"
     )
     if asked == "resident":
@@ -124,6 +137,36 @@ def share(config: Config, shape: DecoderConfig, gpu_bytes: float, host_bytes: fl
     return Sharing("turns", int(min(wanted, spare["turns"])))
 
 
+def parts(trainer: TrainerMemory) -> str:
+    """What a trainer takes without activations, GiB by part, for an error."""
+    return (
+        f"master weights, gradients, moments {trainer.states / GIB:.1f}, gathered {trainer.gathered / GIB:.1f}, frozen "
+        f"models {trainer.frozen / GIB:.1f}, buffers of the weight transfer {trainer.buffers / GIB:.1f}"
+    )
+
+
+def check_own_gpus(config: Config, shape: DecoderConfig, gpu_bytes: float, gpus: int) -> None:
+    """Raise ConfigError if a rank with GPUs of its own surely takes more than the `gpu_bytes` of each. gpus: of the
+    node."""
+    width, parallel = DTYPE_BYTES[config.model.dtype], config.rollout.tensor_parallel
+    readers = max(0, min(engine_gpus(config), gpus - config.placement.trainers))
+    trainer = trainer_memory(config, shape, on_gpu=True, readers=readers)
+    if (surely := trainer.total - trainer.activations) > gpu_bytes:
+        raise ConfigError(
+            f"a trainer takes {surely / GIB:.1f} GiB before activations ({parts(trainer)}), a GPU has "
+            f"{gpu_bytes / GIB:.1f} GiB: train on more GPUs (placement.trainers), or train a smaller model"
+        )
+    weights, arriving = memory.weight_bytes(shape.parameters, width, parallel), memory.largest_tensor(shape) * width
+    cache = config.rollout.cache_bytes or config.model.max_tokens * memory.cache_bytes_per_token(shape, width, parallel)
+    if (surely := weights + arriving + cache) > gpu_bytes:
+        raise ConfigError(
+            f"an engine takes {surely / GIB:.1f} GiB of each of its GPUs (weights {weights / GIB:.1f}, the largest "
+            f"tensor of an update {arriving / GIB:.1f}, keys and values {cache / GIB:.1f}), a GPU has "
+            f"{gpu_bytes / GIB:.1f} GiB: raise rollout.tensor_parallel, or lower model.max_tokens or "
+            "rollout.cache_bytes"
+        )
+
+
 def open_sequences(config: Config) -> int:
     """Completions that an engine decodes at once, at most."""
     rollout = config.rollout
@@ -134,11 +177,14 @@ def open_sequences(config: Config) -> int:
 def settle(config: Config, model_dir: Path, gpus: int, one_node: bool) -> Config:
     """The settings with placement.colocate and rollout.cache_bytes as this launch has them: "never" where each rank has
     a GPU of its own. gpus: of this node. Raises ConfigError if trainers and engines fit on no way."""
-    if not (one_node and shares_gpus(config, gpus)):
-        way = config.placement.colocate if gpus == 0 and config.placement.colocate == "turns" else "never"
+    if gpus == 0:
+        way = "turns" if config.placement.colocate == "turns" else "never"
         return with_sharing(config, way, config.rollout.cache_bytes)
     shape = DecoderConfig.from_hf(load_config(model_dir))
     least = min(torch.cuda.get_device_properties(index).total_memory for index in range(gpus))
+    if not (one_node and shares_gpus(config, gpus)):
+        check_own_gpus(config, shape, least, gpus)
+        return with_sharing(config, "never", config.rollout.cache_bytes)
     found = share(config, shape, least, psutil.virtual_memory().total)
     return with_sharing(config, found.way, found.cache_bytes)
 

@@ -25,9 +25,9 @@ from trainer.stages import Stages
 from verify.verifiers import verifier_of
 
 
-def load_problems(path: Path, setting: str) -> list[Problem]:
+def load_problems(path: Path, setting: str, environment: str = "") -> list[Problem]:
     """The problems of a file, checked (see `read_problems`, which also reports what is doubtful). Raises DataError."""
-    return read_problems(path, setting).problems
+    return read_problems(path, setting, environment=environment).problems
 
 
 def opened(problems: Sequence[Problem], share: float) -> list[Problem]:

@@ -1,7 +1,7 @@
 """The text that `--dry-run` prints: settings, role and device of each rank, derived numbers, memory by kind of rank.
 
-Nothing is started, no weight is read, no file is made. Memory figures are lower bounds: activations and the libraries
-themselves come on top.
+Nothing is started, no weight is read, no file is made. Memory figures are those by which a launch is refused
+(colocate.py); the libraries themselves come on top.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from shared.model.config import DecoderConfig
 from shared.model.folder import load_config
 from shared.ranks import count_gpus, gpus_of, kind_of, shares_gpus
 from trainer import memory
-from trainer.colocate import frozen_models, settle
-from trainer.memory import DTYPE_BYTES, FROZEN_BYTES, TrainerMemory
+from trainer.colocate import engine_gpus, frozen_models, settle, streams, trainer_memory
+from trainer.memory import DTYPE_BYTES, FROZEN_BYTES
 from trainer.objectives.objective import Need
 from trainer.objectives.registry import needs, objective_of
 from trainer.soft_values import draws_of
@@ -115,22 +115,17 @@ def memory_lines(config: Config, shape: DecoderConfig | None) -> Iterator[str]:
         made = "is made at the start" if config.model.path.startswith("made/") else "is not a folder here"
         yield f"model.path = {config.model.path!r} {made}: no estimate"
         return
-    trainers, width = config.placement.trainers, DTYPE_BYTES[config.model.dtype]
-    gpus = count_gpus(config.placement.device)
-    in_place = memory.works_in_place(trainers, config.optimiser.compute_dtype, gpus > 0)
+    width, gpus = DTYPE_BYTES[config.model.dtype], count_gpus(config.placement.device)
     objective, frozen = objective_of(config), frozen_models(config, shape, gpus > 0)
     reference, teacher = frozen.get("reference", 0.0), frozen.get("teacher", 0.0)
-    if shares_gpus(config, gpus):
+    together = shares_gpus(config, gpus)
+    if gpus:
         config = settle(config, Path(config.locate(config.model.path)), gpus, one_node=True)
+    if together:
         way = config.placement.colocate
         yield f"shared GPUs    {'both stay in GPU memory' if way == 'resident' else 'in turns'} ({way})"
-    held = TrainerMemory(
-        states=memory.states_bytes(shape.parameters, trainers),
-        gathered=memory.whole_bytes(shape.parameters, in_place),
-        frozen=reference + teacher,
-        buffers=memory.buffer_bytes(shape.parameters, trainers, width),
-        activations=0.0,
-    )
+    readers = min(engine_gpus(config), gpus) - together
+    held = trainer_memory(config, shape, gpus > 0, readers)
     moved = FROZEN_BYTES * shape.parameters if reference and objective.reference != "start" else 0
     weights = memory.weight_bytes(shape.parameters, width, config.rollout.tensor_parallel)
     cache = config.rollout.cache_bytes or (0 if gpus else CPU_CACHE_BYTES)
@@ -142,7 +137,7 @@ def memory_lines(config: Config, shape: DecoderConfig | None) -> Iterator[str]:
         + (f"gathered weights and gradients {size(held.gathered)} + " if held.gathered else "")
         + (f"reference model {size(reference)} + " if reference else "")
         + (f"teacher model {size(teacher)} + " if teacher else "")
-        + f"weight buffers {size(held.buffers)}; activations come on top"
+        + f"weight buffers {size(held.buffers)} + activations {size(held.activations)}"
     )
     if cache:
         yield (
@@ -151,11 +146,12 @@ def memory_lines(config: Config, shape: DecoderConfig | None) -> Iterator[str]:
         )
     else:
         yield f"engine rank    weights {size(weights)} + KV cache in what is free of each GPU"
-    slots, where = 2 * width * memory.largest_tensor(shape), "each engine rank"
-    if config.rollout.transport == "auto":
-        where = "an engine rank on another node than the trainers"
-    if config.rollout.transport in ("auto", "network"):
-        yield f"on their way   {size(slots)} more in {where}: two slots of the largest tensor"
+    where = "an engine rank" + ("" if streams(config) else " on another node than the trainers")
+    if gpus:
+        yield f"on their way   {size(memory.arriving_bytes(shape, width, streams(config)))} more in an engine rank"
+    if streams(config) or config.rollout.transport == "auto":
+        slots = memory.arriving_bytes(shape, width, True) - (0 if gpus else memory.CONTEXT_BYTES)
+        yield f"streamed       {size(slots)} more in {where}: two slots of the largest tensor"
     if Need.TEACHER in needs(config) and not objective.served_teacher and not teacher:
         yield f"teacher        objective.teacher = {objective.teacher!r} is not a folder here: on top of a trainer"
     checkpoint = 3 * 4 * shape.parameters + moved

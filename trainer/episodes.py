@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 
 from msgspec.structs import replace
 
@@ -117,7 +117,7 @@ class Episodes:
     def _prompt_ids(self, prompt: Prompt, observation: Observation) -> list[int]:
         """[prompt_tokens] of the problem with what `reset` said."""
         if observation.token_ids is not None:
-            return self._checked(observation.token_ids)
+            return self._known(observation.token_ids)
         texts = [message.text for message in observation.messages if message.role != "system"]
         system = [message.text for message in observation.messages if message.role == "system"]
         if not texts and not system:
@@ -228,18 +228,18 @@ class Episodes:
         if (ids := observation.token_ids) is not None:
             if len(ids) > self.settings.observation_tokens:
                 raise Failed(Verdict.CRASH, f"{len(ids)} tokens exceed environment.observation_tokens")
-            return self._checked(ids)
+            return self._known(ids)
         messages = [(message.role, message.text) for message in observation.messages] or [("user", "")]
         try:
-            return self._checked(self.chat.bridge(messages, self.settings.observation_tokens))
+            return self._known(self.chat.bridge(messages, self.settings.observation_tokens))
         except ModelError as error:  # a role that the template does not know
             raise Failed(Verdict.CRASH, str(error)) from error
 
-    def _checked(self, ids: list[int]) -> list[int]:
-        """Raise Failed for no tokens, and for those that the model does not have."""
-        if not ids or min(ids) < 0 or max(ids) >= len(self.chat.tokenizer):
+    def _known(self, ids: list[int]) -> list[int]:
+        """The ids; raises Failed for none, and for one that is none of the vocabulary."""
+        if not ids or not 0 <= min(ids) <= max(ids) < len(self.chat.tokenizer):
             raise Failed(
-                Verdict.CRASH, f"answered no tokens of the model (it has {len(self.chat.tokenizer)}): {ids[:8]}"
+                Verdict.CRASH, f"token ids must lie from 0 to {len(self.chat.tokenizer) - 1}, and there be any"
             )
         return ids
 
@@ -264,8 +264,3 @@ def failed_start(completion: Completion, failed: Failed) -> Completion:
     return replace(
         completion, turns=[Turn(0, 0, failure=str(failed))], finish_reason=FAILURES.get(failed.verdict, "crash")
     )
-
-
-def with_environment(problems: Sequence[Problem], name: str) -> list[Problem]:
-    """The problems, with the environment `name` where they name none."""
-    return [one if one.environment or not name else replace(one, environment=name) for one in problems]

@@ -19,6 +19,7 @@ from shared.model import hf
 from shared.model.model_card import CARD, ModelCard, read_card
 from shared.progress import Progress
 from trainer import checkpoint, checkpoint_reader
+from trainer.evaluation import best_version
 from trainer.shard_files import iterate_weights
 
 USAGE = """usage: python -m trainer.export RUN_FOLDER [STEP]
@@ -42,6 +43,19 @@ def seal_of(config: Config, version: int) -> str:
         return checkpoint_reader.read_manifest(checkpoint.folder_of(config.run_dir, version)).sha256
     except (CheckpointError, OSError):
         return ""
+
+
+def export_best(config: Config, model_dir: Path, last: int, progress: Progress) -> None:
+    """Export the version with the best evaluation, and link run_dir/best to it; a missing checkpoint is a warning."""
+    if (best := best_version(config)) is None:
+        return
+    try:
+        folder = export_checkpoint(config, model_dir, best)
+    except CheckpointError as error:
+        progress.warning(f"version {best} was best by {config.evaluate.best}, but is not exported: {error}")
+        return
+    checkpoint.link(config.run_dir, "best", folder)
+    progress.note(f"best by {config.evaluate.best}: version {best}" + (", the last" if best == last else ""))
 
 
 def export_checkpoint(config: Config, model_dir: Path, version: int) -> Path:

@@ -15,7 +15,7 @@ from shared import settings_file
 from shared.chat import Chat
 from shared.config import Config
 from shared.deaths import ENDING
-from shared.errors import CheckpointError, ConfigError, RankLost
+from shared.errors import ConfigError, RankLost
 from shared.jsonl import spread
 from shared.progress import Progress
 from shared.ranks import Role
@@ -29,9 +29,9 @@ from trainer.client import TrainerClient
 from trainer.controller import TrainingLoop
 from trainer.data import DataSource, PromptFormat, opened
 from trainer.dry_run import objective_lines
-from trainer.episodes import Episodes, with_environment
-from trainer.evaluation import Evaluator, best_version
-from trainer.export import export_checkpoint, note_training
+from trainer.episodes import Episodes
+from trainer.evaluation import Evaluator
+from trainer.export import export_best, note_training
 from trainer.ledger import Interrupted, Ledger
 from trainer.objectives.objective import Need
 from trainer.objectives.registry import needs, objective_of
@@ -162,8 +162,6 @@ class Launch:
         chat = Chat(self.sources.model_dir)
         prompts = PromptFormat(chat, config.data)
         files = await asyncio.to_thread(self._read)
-        for file in files:
-            file.problems = with_environment(file.problems, config.environment.name)
         ledger, clock = Ledger(self.stages), PhaseTimer()
         newest = await self._resume(prompts, ledger, clock)
         problems = opened(files[0].problems, config.data.open_share)
@@ -201,8 +199,9 @@ class Launch:
         """Read the files of problems: those to train on and, where there are such, to validate on."""
         choose(self.config.reward)  # its files may define the verifiers of the rows
         train, validation = self.sources.train, self.sources.validation
-        files = [read_problems(train, "data.train", self.config.data)]
-        return [*files, read_problems(validation, "data.validation")] if validation else files
+        name = self.config.environment.name
+        files = [read_problems(train, "data.train", self.config.data, name)]
+        return [*files, read_problems(validation, "data.validation", environment=name)] if validation else files
 
     async def _check_data(
         self, files: list[ProblemFile], source: DataSource, scorer: RewardScorer, validation: list[Problem]
@@ -386,7 +385,7 @@ class Launch:
         await run.clock("export", self.trainers.call(TrainerRank.export, str(folder)))
         note_training(config, folder, version)
         checkpoint.link(config.run_dir, "latest", folder)
-        await self._export_best(version)
+        await asyncio.to_thread(export_best, config, self.sources.model_dir, version, progress)
         progress.phase("stopping trainers and engines")
         self.keeper.ending = True
         await self.trainers.call(
@@ -394,16 +393,3 @@ class Launch:
         )  # first: they tell the engines' network receivers that nothing comes any more
         await self.engines.call(EngineRank.stop)
         report.show(config, progress)
-
-    async def _export_best(self, last: int) -> None:
-        """Export the version with the best evaluation as a Hugging Face folder; a missing checkpoint is a warning."""
-        config, best = self.config, best_version(self.config)
-        if best is None:
-            return
-        try:
-            folder = await asyncio.to_thread(export_checkpoint, config, self.sources.model_dir, best)
-        except CheckpointError as error:
-            self.progress.warning(f"version {best} was best by {config.evaluate.best}, but is not exported: {error}")
-            return
-        checkpoint.link(config.run_dir, "best", folder)
-        self.progress.note(f"best by {config.evaluate.best}: version {best}" + (", the last" if best == last else ""))

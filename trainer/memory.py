@@ -76,11 +76,12 @@ def reader_bytes(engine_gpus: int) -> float:
     return CONTEXT_BYTES * engine_gpus
 
 
-def arriving_bytes(decoder: DecoderConfig, width: int, one_node: bool) -> float:
+def arriving_bytes(decoder: DecoderConfig, width: int, streamed: bool) -> float:
     """Bytes on an engine's GPU of weights on their way, at most: a whole tensor, joined from the trainers' rows; over
-    the network two slots, and the context of the rollout rank that fills them (on the engine's first GPU)."""
+    the network two slots (rollout/weights/slots.py), and the context of the rollout rank that fills them (on the
+    engine's first GPU)."""
     tensor = width * largest_tensor(decoder)
-    return tensor if one_node else 2 * tensor + CONTEXT_BYTES
+    return 2 * tensor + CONTEXT_BYTES if streamed else tensor
 
 
 def largest_tensor(decoder: DecoderConfig) -> int:

@@ -58,17 +58,19 @@ class ProblemFile:
             )
 
 
-def read_problems(path: Path, setting: str, data: Data | None = None) -> ProblemFile:
-    """Read a .jsonl or .jsonl.gz of {"problem", "answer" or "tests", "id"?, "language"?, "domain"?, "source"?} lines.
+def read_problems(path: Path, setting: str, data: Data | None = None, environment: str = "") -> ProblemFile:
+    """Read a .jsonl or .jsonl.gz of {"problem", "answer" or "tests", "id"?, "language"?, "domain"?, "source"?,
+    "environment"?} lines.
 
     `setting` is named in errors (e.g. "data.train"). data: its domains and templates name further domains, and its
-    `open` = 1 says that no answer is compared. Raises DataError with file, line numbers and repair.
+    `open` = 1 says that no answer is compared. environment: of the rows that name none. Raises DataError with file,
+    line numbers and repair.
     """
     data = data or Data()
     found, faults = ProblemFile(path, setting), list[str]()
     for row in read_rows(path, setting, faults):
         try:
-            problem = read_problem(row.fields, row.where)
+            problem = read_problem({"environment": environment} | row.fields, row.where)
             _check(problem, row.where, compared=data.open_share < 1)
             if problem.id in found.lines:
                 raise DataError(

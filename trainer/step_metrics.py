@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from shared.types import Group, Verdict
+from shared.types import Group, Reward, Verdict
 from trainer.batching import BatchPlan
 from trainer.forward_backward import StepSums
 from trainer.rank import Stepped
@@ -43,9 +43,6 @@ def rollout_metrics(groups: list[Group], staleness: list[int], filtered: list[Gr
     completions = [completion for group in groups for completion in group.completions]
     lengths = np.array([completion.sampled_tokens for completion in completions])
 
-    def mean(values: list[float]) -> float:
-        return float(np.mean(values)) if values else 0.0
-
     def component(name: str) -> float:
         return mean([getattr(reward, name) for reward in graded])
 
@@ -75,25 +72,46 @@ def rollout_metrics(groups: list[Group], staleness: list[int], filtered: list[Gr
         "completions/continued": float(sum(completion.restarts > 0 for completion in completions)),
     }
     if formed or not graded:  # an environment that grades looks at neither
-        row["reward/format"] = mean([reward.format or 0.0 for reward in formed])
-        row["reward/language"] = mean([reward.language for reward in formed])
-        row["consistency"] = mean([float(bool(reward.consistent)) for reward in formed])
-        row["format"] = mean([float((reward.format or 0.0) > 0) for reward in formed])
-    turns = [turn for one in completions for turn in one.turns]
-    if turns:
-        every = [one for group in (*groups, *filtered) for one in group.completions if one.turns]
-        failed = [float(bool(one.turns[-1].failure)) for one in every]
-        row["environment/turns"] = len(turns) / len(completions)
-        row["environment/wait_s"] = mean([turn.seconds for turn in turns])
-        row["environment/started_anew"] = mean([float(one.anew > 0) for one in every])
-        row["environment/failed"] = mean(failed)
-        calls, failures = (sum(turn.info.get(name, 0.0) for turn in turns) for name in CALLS)
-        if any(CALLS[0] in turn.info for turn in turns):
-            row["environment/tool_calls"] = calls / len(completions)
-            row["environment/failed_calls"] = failures / calls if calls else 0.0
-        for name in sorted({name for turn in turns for name in turn.info} - {*CALLS}):
-            row[f"environment/info/{name}"] = mean([turn.info[name] for turn in turns if name in turn.info])
+        row |= form_metrics(formed)
+    row |= episode_metrics(groups, filtered)
     return row | ({"accuracy": mean(right)} if right else {}) | ({"tests_passed": mean(programs)} if programs else {})
+
+
+def mean(values: list[float]) -> float:
+    """The mean; 0 of none."""
+    return float(np.mean(values)) if values else 0.0
+
+
+def form_metrics(rewards: list[Reward]) -> dict[str, float]:
+    """Means over completions whose form and language were looked at."""
+    return {
+        "reward/format": mean([reward.format or 0.0 for reward in rewards]),
+        "reward/language": mean([reward.language for reward in rewards]),
+        "consistency": mean([float(bool(reward.consistent)) for reward in rewards]),
+        "format": mean([float((reward.format or 0.0) > 0) for reward in rewards]),
+    }
+
+
+def episode_metrics(groups: list[Group], filtered: list[Group]) -> dict[str, float]:
+    """Means over the trained episodes, and the share of all that failed; nothing without environments."""
+    episodes = [one for group in groups for one in group.completions if one.turns]
+    turns = [turn for one in episodes for turn in one.turns]
+    every = [one for group in (*groups, *filtered) for one in group.completions if one.turns]
+    if not turns:
+        return {}
+    row = {
+        "environment/turns": len(turns) / len(episodes),
+        "environment/wait_s": mean([turn.seconds for turn in turns]),
+        "environment/started_anew": mean([float(one.anew > 0) for one in every]),
+        "environment/failed": mean([float(bool(one.turns[-1].failure)) for one in every]),
+    }
+    calls, failures = (sum(turn.info.get(name, 0.0) for turn in turns) for name in CALLS)
+    if any(CALLS[0] in turn.info for turn in turns):
+        row["environment/tool_calls"] = calls / len(episodes)
+        row["environment/failed_calls"] = failures / calls if calls else 0.0
+    for name in sorted({name for turn in turns for name in turn.info} - {*CALLS}):
+        row[f"environment/info/{name}"] = mean([turn.info[name] for turn in turns if name in turn.info])
+    return row
 
 
 def _token_ages(groups: list[Group], staleness: list[int]) -> float:

@@ -24,7 +24,7 @@ VOCABULARY = 300
 DEMONSTRATIONS = 256
 
 
-class Options(Section):
+class GuessFiles(Section):
     """What is made."""
 
     numbers: int = Field(16, ge=2)
@@ -39,7 +39,7 @@ class Options(Section):
 def prepare(folder: Path, options: Mapping[str, Any], seed: int) -> None:
     """Write train.jsonl, validation.jsonl, demonstrations.jsonl and model/ into the folder. Raises ConfigError."""
     try:
-        wanted = Options.model_validate(options)
+        wanted = GuessFiles.model_validate(options)
     except ValidationError as error:
         raise ConfigError(f"prepare.options: {error}") from error
     text = f"Find the number from 1 to {wanted.numbers}."

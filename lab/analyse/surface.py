@@ -32,7 +32,6 @@ from shared.model import hf
 from shared.progress_bar import ProgressBar
 from shared.types import Group, Prompt, Verdict
 from trainer.data import PromptFormat, load_problems
-from trainer.episodes import with_environment
 from trainer.solver import Solver
 from verify.verifiers import without_environment
 
@@ -207,7 +206,7 @@ class Survey:
         config = self.config
         path = self.data or Path(config.locate(config.data.validation or config.data.train))
         style, room = PromptFormat(chat, config.data), config.model.max_tokens - config.rollout.max_completion_tokens
-        problems = with_environment(load_problems(path, "--data"), config.environment.name)
+        problems = load_problems(path, "--data", config.environment.name)
         for problem in problems:
             without_environment(problem, f"--data {path}: {problem.id}", "a surface is measured with")
         prompts = [

@@ -45,6 +45,9 @@ examples
       python -m lab.plan --layers 36 --hidden 4096 --intermediate 12288 --heads 32 --key-heads 8 --vocab 151936 \\
           --gpus 16 --memory 96 --tflops 500 --bandwidth 4000
 
+  the table "what it can train" of docs/plan.md anew:
+      python -m lab.plan --table
+
 exit codes: 0 done, 2 an option is wrong or nothing fits (one line says what)
 """
 SHAPE = {
@@ -56,6 +59,8 @@ SHAPE = {
     "vocab": ("vocab_size", "rows of the embedding"),
 }
 """option -> field of DecoderConfig, meaning"""
+DOCUMENT = Path("docs/plan.md")
+"""has the table that --table writes"""
 SHARES = ("mfu", "bandwidth_share", "usable", "kept")
 
 
@@ -120,6 +125,7 @@ def make_parser() -> argparse.ArgumentParser:
     work.add_argument("--reference", action="store_true", help="a reference model scores the batch too")
     fixed = add_options(parser, "instead of the best", Scenario)
     fixed.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    fixed.add_argument("--table", action="store_true", help=f"write what each model needs into {DOCUMENT}, alone")
     return parser
 
 
@@ -141,8 +147,13 @@ def read(arguments: list[str]) -> tuple[Scenario, bool]:
     if card is None:
         raise ConfigError(f"--card {given.card} is none of {', '.join(CARDS)}; give --memory, --tflops, --bandwidth")
     machine, decoder = replace(card, **given_of(Machine, given)), decoder_of(given)
+    if given.table:
+        raise ConfigError("--table stands alone: it is of all models")
     if machine.gpus < 2:
-        raise ConfigError("--gpus 1 is too few: at least one GPU trains and one samples")
+        raise ConfigError(
+            "--gpus 1 is too few for a split: one GPU trains and one samples. How they share a single one tells "
+            "python -m trainer SETTINGS --dry-run, and docs/plan.md which models it holds"
+        )
     width = given.tensor_parallel or 0
     if width > machine.node_gpus or (width and decoder.heads % width):
         raise ConfigError(
@@ -187,6 +198,11 @@ def work_of(given: argparse.Namespace) -> Workload:
 def main(arguments: list[str]) -> int:
     """Returns the exit code: 0 done, 2 bad input."""
     try:
+        if arguments == ["--table"]:
+            from lab.plan import table  # with what a launch is refused by, and so with torch
+
+            table.write(DOCUMENT)
+            return 0
         scenario, as_json = read(arguments)
         best = split.best(scenario)
     except InputError as error:

@@ -167,7 +167,7 @@ def _time_rows(scenario: Scenario, split: Split) -> list[tuple[str, str, str]]:
         ("step, asynchronous", seconds(split.asynchronous_s), f"waits for: {split.bottleneck}"),
         ("step, synchronous (async level 0)", seconds(split.synchronous_s), "sampling together + training + update"),
         ("taking turns on the same GPUs", seconds(turns) if turns else "-",
-         "for comparison, not Maestrale" if turns else "both sides do not fit into memory together"),
+         "both resident; on one node placement.colocate" if turns else "both sides do not fit into memory together"),
         ("no rest, no waiting", seconds(split.ideal_s), "GPU-seconds of both sides over all GPUs"),
         ("mean age of a trained token", f"{age['mean_age']:.1f}", f"versions; at most {age['largest_age']:.0f}"),
         ("open completions / batch", f"{age['open_per_step']:.0f}", "Magistral's n_async / n_batch; it keeps to 2"),

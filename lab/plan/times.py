@@ -58,7 +58,7 @@ class EngineModel:
     @property
     def arriving_bytes(self) -> float:
         """Bytes of an update's tensors on their way, on an engine's first GPU."""
-        return memory.arriving_bytes(self.decoder, WIDTH, self.machine.one_node)
+        return memory.arriving_bytes(self.decoder, WIDTH, streamed=not self.machine.one_node)
 
     @property
     def token_bytes(self) -> float:

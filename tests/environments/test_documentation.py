@@ -8,7 +8,8 @@ from pathlib import Path
 
 from environments.environment import Action
 from environments.host import EnvironmentHost
-from shared.sections import EnvironmentSettings, RewardWeights
+from shared.environment_settings import EnvironmentSettings
+from shared.sections import RewardWeights
 from shared.types import Problem, Reward
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "environments.md"

@@ -107,6 +107,7 @@ def test_more_ranks_than_asked_for_names_the_settings(tmp_path: Path):
     assert len(errors) == 1 and "4 ranks" in errors[0] and "placement.engines" in errors[0], launch.output[:3000]
 
 
+@pytest.mark.soak  # in make test: tests/trainer/test_full_disk.py, every writer on a full disk, without a launch
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
 def test_a_full_disk_while_checkpointing(start: Start, tmp_path: Path):
     disk = tmp_path / "disk"

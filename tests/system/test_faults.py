@@ -41,6 +41,7 @@ def test_kill_of_the_launch_then_the_same_command_gives_the_same_losses(start: S
     assert second.trained_prompts() == straight.trained_prompts() == list(range(20))
 
 
+@pytest.mark.soak  # in make test: a kill in test_recipe.py, Ctrl-C in test_ablate.py
 def test_kill_then_ctrl_c_of_an_asynchronous_launch_train_every_prompt_once(start: Start, tmp_path: Path):
     settings = {"rollout__max_async_level": 2, "steps": 10, "checkpoint__every": 2}
     first = start(tmp_path, **settings)
@@ -79,7 +80,7 @@ def test_kill_of_an_engine_process_continues_its_completions(start: Start, tmp_p
     assert launch.survivors() == []
 
 
-@pytest.mark.parametrize(("rank", "role"), [(0, "controller"), (2, "engine")])
+@pytest.mark.parametrize(("rank", "role"), [pytest.param(0, "controller", marks=pytest.mark.soak), (2, "engine")])
 def test_a_frozen_role_stops_the_launch_with_its_name_and_all_stacks(
     start: Start, tmp_path: Path, rank: int, role: str
 ):

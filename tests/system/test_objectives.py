@@ -47,6 +47,7 @@ def finished(start: Start, folder: Path, **settings: Any) -> Launch:
     return launch
 
 
+@pytest.mark.soak  # in make test: tests/trainer/test_soft_values.py, without a launch
 def test_soft_values_are_sampled_once_and_kept(start: Start, tmp_path: Path):
     settings = {**SHORT, "steps": 2, "objective__name": "spo", "objective__value_samples": 2}
     first = finished(start, tmp_path / "first", **settings)

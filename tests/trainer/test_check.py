@@ -211,7 +211,8 @@ CARD = cards.NvidiaCard(0, "NVIDIA H100 80GB HBM3", 80 << 30, 0, "570.86.15", 9.
      (CARD._replace(total_bytes=5 << 30), {}, "FAIL", "do they fit", "change what it names"),
      (CARD._replace(capability=7.5), {}, "FAIL", "compute capability 7.5, bfloat16 needs 8.0", "hide it"),
      (CARD._replace(used_bytes=20 << 30), None, "WARN", "20.0 GiB of card 0 are taken", "end what runs there"),
-     (CARD._replace(total_bytes=1 << 30), {}, "FAIL", "a trainer needs 2.5 GiB", "raise placement.trainers"),
+     (CARD._replace(total_bytes=1 << 30), {"placement": {"colocate": "never"}}, "FAIL",
+      "a trainer takes 3.5 GiB before activations", "change what it names"),
      (CARD, None, "OK", "0: NVIDIA H100 80GB HBM3 80.0 GiB", "")],
 )  # fmt: skip
 def test_cards(

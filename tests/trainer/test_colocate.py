@@ -14,7 +14,7 @@ import torch
 from shared.config import Config
 from shared.errors import ConfigError
 from shared.model.config import DecoderConfig
-from trainer.colocate import GIB, Sharing, open_sequences, settle, share, trainer_memory
+from trainer.colocate import GIB, Sharing, check_own_gpus, open_sequences, settle, share, trainer_memory
 
 SHAPE = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 32768, "hidden_size": 2048,
@@ -69,6 +69,45 @@ def test_memory_decides_and_the_error_names_what_to_lower() -> None:
         with pytest.raises(ConfigError) as error:
             decide(settings(level, placement=placement), gpu, host)
         assert all(word in str(error.value) for word in words), str(error.value)
+
+
+def test_slots_and_readers_of_an_update_count() -> None:
+    """Streamed: two slots of the embedding, 128 MiB each, and a context instead of one whole tensor. Of eight engines
+    each card's buffers are open in the processes of the seven others."""
+    tensor, context = 2 * 32768 * 2048, 500 << 20
+    narrow = {"cache_bytes": 512 << 20}
+    least = next(gib / 64 for gib in range(1, 99 * 64) if fits(settings(rollout=narrow), gib / 64))
+    streamed = settings(rollout={**narrow, "transport": "network"})
+    assert not fits(streamed, least)
+    assert fits(streamed, least + (tensor + context) / GIB / 0.95) and not fits(streamed, least + context / GIB)
+    shape, eight = DecoderConfig.from_hf(SHAPE), settings(placement={"trainers": 8, "engines": 8})
+    beside = trainer_memory(eight, shape, True, readers=7).buffers
+    assert beside == 4 * PARAMETERS / 8 + 7 * context
+    with pytest.raises(ConfigError, match=r"buffers of the weight transfer 3\.9"):
+        decide(settings(placement={"trainers": 8, "engines": 8, "colocate": "resident"}), 8)
+
+
+def fits(config: Config, gpu: float) -> bool:
+    """Whether both stay in a GPU of so many GiB."""
+    try:
+        return decide(config, gpu).way == "resident"
+    except ConfigError:
+        return False
+
+
+def test_a_rank_on_its_own_gpu_is_refused_with_the_arithmetic(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    shape = DecoderConfig.from_hf(SHAPE)
+    apart = settings(placement={"colocate": "never"})
+    check_own_gpus(apart, shape, 24 * GIB, 2)
+    with pytest.raises(ConfigError, match=r"a trainer takes 20\.9 GiB before activations .*15\.5.*placement\.trainers"):
+        check_own_gpus(apart, shape, 20 * GIB, 2)
+    many = settings(placement={"trainers": 16, "colocate": "never"}, model={"max_tokens": 1 << 17})
+    with pytest.raises(ConfigError, match=r"an engine takes 6\.\d GiB .*keys and values 4\.0.*tensor_parallel"):
+        check_own_gpus(many, shape, 5 * GIB, 17)
+    (tmp_path / "config.json").write_text(json.dumps(SHAPE))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(total_memory=20 * GIB))
+    with pytest.raises(ConfigError, match="before activations"):
+        settle(apart, tmp_path, 2, one_node=True)
 
 
 def test_a_stage_that_samples_ahead_counts() -> None:

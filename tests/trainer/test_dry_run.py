@@ -83,11 +83,11 @@ def test_placement_on_gpus_counts_tensor_parallel_engines(monkeypatch: pytest.Mo
 
 def test_memory_on_gpus_says_how_they_are_shared(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(total_memory=24 << 30))
     config = settings(model={"path": folder})
     text = "\n".join(memory_lines(config, model_shape(config)))
     assert "KV cache in what is free of each GPU" in text and "shared" not in text
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(total_memory=24 << 30))
     text = "\n".join(memory_lines(config, model_shape(config)))
     assert "shared GPUs    both stay in GPU memory (resident)" in text and "256 full sequences" in text
 

@@ -8,6 +8,9 @@ import pytest
 import torch
 
 from lab.plan.scenario import MODELS
+from rollout.weights.layout import ALIGNMENT_BYTES, plan_layout, unique_shapes
+from rollout.weights.shm import create_buffer
+from rollout.weights.slots import WeightSlots
 from shared.model.config import DecoderConfig
 from shared.model.decoder import Decoder
 from trainer import memory
@@ -39,6 +42,24 @@ def test_the_formula_counts_what_the_decoder_has(changes: dict[str, object]) -> 
     assert shape.parameters == sum(parameter.numel() for parameter in decoder.parameters())
     matrices = [p for n, p in decoder.named_parameters() if n.startswith("model.layers") and p.dim() == 2]
     assert shape.products == sum(p.numel() for p in matrices) + 100 * 8
+
+
+@pytest.mark.parametrize("changes", [{}, {"tied": True}, {"vocab_size": 9, "intermediate_size": 40}])
+def test_the_transfer_is_counted_as_it_is_allocated(changes: dict[str, object]) -> None:
+    """Made for real in host memory, in which slots and buffers have the sizes that they have on a GPU. Tensors start at
+    multiples of 64 bytes, which the count leaves out."""
+    shape = replace(SMALL, **changes)  # type: ignore[arg-type]
+    with torch.device("meta"):
+        shapes = unique_shapes(list(Decoder(shape).named_parameters()))
+    layout = plan_layout(shapes, torch.bfloat16, world=1)
+    slots, buffers = WeightSlots.create(layout, 1, torch.device("cpu")), create_buffer(layout)
+    streamed = memory.arriving_bytes(shape, 2, streamed=True) - memory.CONTEXT_BYTES
+    assert 0 <= slots.memory.numel() - streamed < 2 * ALIGNMENT_BYTES
+    assert streamed == 2 * memory.arriving_bytes(shape, 2, streamed=False)
+    padding = memory.BUFFERS * ALIGNMENT_BYTES * (len(shapes) + 1)
+    assert 0 <= buffers.memory.numel() - memory.buffer_bytes(shape.parameters, 1, 2) <= padding
+    for made in (slots, buffers):
+        made.close()
 
 
 def test_one_layer_by_hand() -> None:

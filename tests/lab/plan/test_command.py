@@ -111,9 +111,9 @@ def test_help_teaches_with_examples_that_work(capsys: pytest.CaptureFixture[str]
     text = capsys.readouterr().out.replace("\\\n", "")
     assert ended.value.code == 0
     examples = [line.split()[3:] for line in text.splitlines() if line.strip().startswith("python -m lab.plan ")]
-    assert len(examples) == 5
+    assert len(examples) == 6
     for example in examples:
-        if not any(word.startswith(("models/", "runs/")) for word in example):
+        if not any(word.startswith(("models/", "runs/", "--table")) for word in example):
             assert main(example) == 0
 
 
