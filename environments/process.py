@@ -185,12 +185,12 @@ class EnvironmentProcess:
                 self.say(Answered(asked.number, None, reason=f"environment {name}: {type(error).__name__}: {error}"))
                 return
             self.instances[asked.instance] = name, one
-            method, work = one.reset, call(one.reset, asked.problem, asked.seed)
+            waits, work = inspect.iscoroutinefunction(one.reset), call(one.reset, asked.problem, asked.seed)
         else:
             name, one = self.instances[asked.instance]
-            method, work = one.step, call(one.step, asked.action)
+            waits, work = inspect.iscoroutinefunction(one.step), call(one.step, asked.action)
         reply = await answered(asked.number, name, work, asked.deadline_s, self.files)
-        reply.stuck = reply.verdict is Verdict.TIMEOUT and not inspect.iscoroutinefunction(method)
+        reply.stuck = reply.verdict is Verdict.TIMEOUT and not waits
         self.say(reply)
 
     async def close(self, instance: int) -> None:

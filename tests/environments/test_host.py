@@ -22,8 +22,8 @@ from environments.environment import Action, Observation
 from environments.host import EnvironmentHost, InstanceLost
 from shared.chat import Chat
 from shared.config import Config
-from shared.errors import ConfigError
 from shared.environment_settings import EnvironmentSettings
+from shared.errors import ConfigError
 from shared.sections import RewardWeights
 from shared.types import Completion, Problem, Prompt, Reward, Verdict, VersionSpan
 from tests.shared.test_turns import chat_of
