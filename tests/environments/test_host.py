@@ -115,7 +115,16 @@ async def playing(folder: Path, **settings: Any) -> AsyncIterator[Episodes]:
     (folder / "mine.py").write_text(FILE)
     chat = Chat(folder) if (folder / "tokenizer.json").exists() else chat_of(folder, "qwen2_5")
     given = {"plugins": [str(folder / "mine.py")], "step_s": 1.0, "max_turns": 4, "observation_tokens": 50, **settings}
-    config = Config.model_validate({"model": {"path": str(folder), "max_tokens": 400}, "environment": given})
+    most = {"max_tokens": given.pop("max_tokens", 400)}
+    rollout = {"max_completion_tokens": given.pop("max_completion_tokens", 40)}
+    config = Config.model_validate(
+        {
+            "model": {"path": str(folder), **most},
+            "rollout": rollout,
+            "environment": given,
+            "reward": {"length": 0, "overlong_buffer": 1},
+        }
+    )
     config = config.model_copy(update={"data": config.data.model_copy(update={"system_prompt": ""})})
     episodes = Episodes(config, PromptFormat(chat, config.data), RewardScorer(Stages(config), chat))
     try:
