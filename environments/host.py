@@ -1,9 +1,11 @@
 """Runs the instances of environments: those of this project in the caller's event loop, those of plug-in files in
 processes that can be killed.
 
-A call that exceeds its deadline or raises has failed, and costs its episode only. A process that hangs is killed at the
-deadline of the call that hung, one that ends is replaced; the other instances in it are lost, which `alive` says, and
-the caller makes them again by resetting and repeating their actions.
+A call that exceeds its deadline or raises has failed, and costs its episode only. A process that answers nothing any
+more, or in which a thread hangs, is killed; one that ends is replaced. The other instances in it are lost, which
+`alive` says, and the caller makes them again by resetting and repeating their actions. An instance that was being asked
+when its process ended may be the reason: it is asked again `alone`, one such at a time and in a process apart, so that
+it takes no other with it again.
 """
 
 from __future__ import annotations
@@ -14,8 +16,9 @@ import itertools
 import os
 import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -28,6 +31,7 @@ from environments.process import (
     EnvironmentReply,
     FilesLoaded,
     FilesRefused,
+    ProcessSettings,
     ResetCall,
     StepCall,
     answered,
@@ -54,18 +58,19 @@ class InstanceLost(Exception):
 class _Process:
     """One child process, and the calls that it has not answered."""
 
-    def __init__(self, files: tuple[str, ...]):
-        self.files = files
+    def __init__(self, settings: str, files: tuple[str, ...], dead: bool = False):
+        """settings: JSON of `ProcessSettings`. dead: not to be started before it is needed."""
+        self.settings, self.files = settings, files
         self.child: asyncio.subprocess.Process | None = None
         self.waiting: dict[int, asyncio.Future[Answered]] = {}
-        self.dead, self.how = False, ""
+        self.dead, self.how = dead, ""
         self._reading: asyncio.Task[None] | None = None
 
     async def start(self) -> FilesLoaded:
         """Start the process and run the files in it. Raises ConfigError."""
         paths = [str(Path(__file__).resolve().parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
         self.child = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "environments.process", str(os.getpid()), *self.files),
+            *(sys.executable, "-m", "environments.process", str(os.getpid()), self.settings, *self.files),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
@@ -126,18 +131,31 @@ class _Process:
         assert self.child and self.child.stdin
         self.child.stdin.write(frame(asked))
 
-    async def ask(self, asked: ResetCall | StepCall, deadline_s: float) -> Answered:
-        """The reply to a call. Raises InstanceLost; a call that is late ends the process and is a reply TIMEOUT."""
+    async def ask(self, asked: ResetCall | StepCall, alone: bool) -> Answered:
+        """The reply to a call. Raises InstanceLost. A process that answers nothing any more is killed: that is a reply
+        TIMEOUT of the call if nothing else was asked, else nobody knows whose fault it is."""
         future: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()
         self.waiting[asked.number] = future
         try:
             self.send(asked)
-            return await asyncio.wait_for(future, deadline_s + GRACE_S)
-        except TimeoutError:
+            reply = await asyncio.wait_for(future, asked.deadline_s + GRACE_S)
+            if reply.stuck:
+                self.kill()
+            return reply
+        except TimeoutError as error:
             self.kill()
-            return Answered(asked.number, None, Verdict.TIMEOUT, f"no answer after {deadline_s:g} s: killed")
+            reason = f"no answer after {asked.deadline_s:g} s: killed"
+            if not alone:
+                raise InstanceLost(reason) from error
+            return Answered(asked.number, None, Verdict.TIMEOUT, reason)
         finally:
             self.waiting.pop(asked.number, None)
+
+    async def end(self) -> None:
+        """Kill the process, and wait until it is gone."""
+        self.kill()
+        if self._reading is not None:
+            await self._reading
 
     def kill(self) -> None:
         """SIGKILL the process and what it started."""
@@ -158,6 +176,8 @@ class EnvironmentHost:
         """environments of the plug-in files: name -> whether a verifier grades"""
         self._processes: list[_Process] = []
         self._starting = asyncio.Lock()
+        self.alone = asyncio.Lock()
+        """to be held for a call with `alone`, and until its instance has answered"""
         self._numbers, self._places = itertools.count(), itertools.count()
 
     async def start(self, names: Iterable[str]) -> None:
@@ -169,9 +189,12 @@ class EnvironmentHost:
                 raise ConfigError(f"environment.plugins names '{file}': there is no such file")
             files.append(str(path))
         if files:
-            self._processes = [_Process(tuple(files)) for _ in range(self.settings.processes)]
+            told = ProcessSettings(dict(self.settings.options), self.rewards.model_dump(mode="json"))
+            settings = msgspec.json.encode(told).decode()
+            self._processes = [_Process(settings, tuple(files)) for _ in range(self.settings.processes)]
             for process in self._processes:
                 self._others = (await process.start()).verified
+            self._processes.append(_Process(settings, tuple(files), dead=True))  # for instances that are asked alone
         for name in names:
             if (known := find(name, self._others)) is not None:
                 read_options(name, known.make.Options, self.settings.options.get(name, {}))
@@ -188,29 +211,26 @@ class EnvironmentHost:
         found = self._instances.get(key)
         return found is not None and not (isinstance(found[1], tuple) and found[1][0].dead)
 
-    async def reset(self, key: Key, problem: Problem, seed: int, deadline_s: float) -> Observation:
+    async def reset(self, key: Key, problem: Problem, seed: int, deadline_s: float, alone: bool = False) -> Observation:
         """Make an instance that begins an episode. Raises Failed, or InstanceLost."""
         await self.close(key)
         name, number = problem.environment, next(self._numbers)
-        known, given = find(name, self._others), self.settings.options.get(name, {})
-        if known is not None:
-            one = made(known.make, name, given, self.grade)
+        if (known := find(name, self._others)) is not None:
+            one = made(known.make, name, self.settings.options.get(name, {}), self.grade)
             self._instances[key] = name, one
             return await self._wait(name, number, call(one.reset, problem, seed), deadline_s)
-        process = await self._living(next(self._places) % len(self._processes))
+        process = await self._living(-1 if alone else next(self._places) % self.settings.processes)
         self._instances[key] = name, (process, number)
-        rewards = self.rewards.model_dump_json().encode()
-        asked = ResetCall(number, number, name, problem, seed, msgspec.json.encode(given), rewards)
-        return _checked(await process.ask(asked, deadline_s), name)
+        return _checked(await process.ask(ResetCall(number, number, name, problem, seed, deadline_s), alone), name)
 
-    async def step(self, key: Key, action: Action, deadline_s: float) -> Observation:
+    async def step(self, key: Key, action: Action, deadline_s: float, alone: bool = False) -> Observation:
         """Let the instance answer a turn. Raises Failed, or InstanceLost."""
         name, one = self._instances[key]
         number = next(self._numbers)
         if isinstance(one, Environment):
             return await self._wait(name, number, call(one.step, action), deadline_s)
         process, instance = one
-        return _checked(await process.ask(StepCall(number, instance, action), deadline_s), name)
+        return _checked(await process.ask(StepCall(number, instance, action, deadline_s), alone), name)
 
     async def close(self, key: Key) -> None:
         """End an instance, if it exists."""
@@ -227,21 +247,17 @@ class EnvironmentHost:
         for key in list(self._instances):
             await self.close(key)
         for process in self._processes:
-            process.kill()
+            await process.end()
 
-    async def _wait(self, name: str, number: int, work: object, deadline_s: float) -> Observation:
-        task = asyncio.ensure_future(work)  # type: ignore[call-overload]
-        try:
-            reply = await asyncio.wait_for(answered(number, name, task, []), deadline_s)
-        except TimeoutError:
-            reply = Answered(number, None, Verdict.TIMEOUT, f"no answer after {deadline_s:g} s")
-        return _checked(reply, name)
+    async def _wait(self, name: str, number: int, work: Awaitable[Any], deadline_s: float) -> Observation:
+        return _checked(await answered(number, name, work, deadline_s, []), name)
 
     async def _living(self, place: int) -> _Process:
         """The process at this place, a new one if it has ended."""
         async with self._starting:
             if self._processes[place].dead:
-                self._processes[place] = process = _Process(self._processes[place].files)
+                last = self._processes[place]
+                self._processes[place] = process = _Process(last.settings, last.files)
                 try:
                     await process.start()
                 except ConfigError as error:

@@ -1,6 +1,6 @@
 """The process in which environments of plug-in files run: what hangs or exits there harms nothing else.
 
-Started as `python -m environments.process PARENT_PID FILE...`. Frames on stdin and stdout as in
+Started as `python -m environments.process PARENT_PID SETTINGS FILE...`. Frames on stdin and stdout as in
 `verify/checker_process.py`: it sends `FilesLoaded` or `FilesRefused`, then for each `ResetCall` and `StepCall` an
 `Answered`. What environments print goes to standard error. The kernel's out-of-memory killer takes this process first.
 """
@@ -8,11 +8,14 @@ Started as `python -m environments.process PARENT_PID FILE...`. Frames on stdin 
 from __future__ import annotations
 
 import asyncio
+import inspect
+import math
 import os
 import signal
 import sys
 import threading
 import traceback
+from collections.abc import Awaitable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -20,7 +23,16 @@ from typing import Any
 
 import msgspec
 
-from environments.environment import ENVIRONMENTS, Action, Environment, Observation, call, load_ready, made
+from environments.environment import (
+    ENVIRONMENTS,
+    Action,
+    Environment,
+    Observation,
+    call,
+    load_ready,
+    made,
+    read_options,
+)
 from shared.errors import ConfigError
 from shared.sections import RewardWeights
 from shared.types import Problem, Reward, Verdict
@@ -34,6 +46,15 @@ ANSWER_BYTES = 1 << 20
 """most bytes of an observation, encoded"""
 THREADS = 256
 """methods that are not `async` and run at once"""
+
+
+class ProcessSettings(msgspec.Struct):
+    """What the process is told at its start, as JSON."""
+
+    options: dict[str, dict[str, Any]]
+    """environment.options"""
+    rewards: dict[str, Any]
+    """the [reward] section, for `grade`"""
 
 
 class FilesLoaded(msgspec.Struct, tag=True):
@@ -56,6 +77,8 @@ class Answered(msgspec.Struct, tag=True):
     observation: Observation | None
     verdict: Verdict = Verdict.CRASH
     reason: str = ""
+    stuck: bool = False
+    """a thread works on, which only the end of the process can stop"""
 
 
 EnvironmentReply = FilesLoaded | FilesRefused | Answered
@@ -69,10 +92,7 @@ class ResetCall(msgspec.Struct, tag=True):
     name: str
     problem: Problem
     seed: int
-    options: bytes
-    """JSON of the environment's options"""
-    rewards: bytes
-    """JSON of the [reward] section, for `grade`"""
+    deadline_s: float
 
 
 class StepCall(msgspec.Struct, tag=True):
@@ -81,6 +101,7 @@ class StepCall(msgspec.Struct, tag=True):
     number: int
     instance: int
     action: Action
+    deadline_s: float
 
 
 class CloseCall(msgspec.Struct, tag=True):
@@ -92,19 +113,26 @@ class CloseCall(msgspec.Struct, tag=True):
 EnvironmentCall = ResetCall | StepCall | CloseCall
 
 
-async def answered(number: int, name: str, work: asyncio.Future[Any], files: list[str]) -> Answered:
-    """The reply to a call, whatever the environment raised or returned."""
+async def answered(number: int, name: str, work: Awaitable[Any], deadline_s: float, files: list[str]) -> Answered:
+    """The reply to a call, whatever the environment raised or returned, at the deadline at the latest unless something
+    blocks the event loop. work: no task, which would let SystemExit end the loop."""
+    limit = asyncio.timeout(deadline_s)
     try:
-        observation = await work
+        async with limit:
+            observation = await work
         if not isinstance(observation, Observation):
             return Answered(number, None, reason=f"environment {name}: returned {observation!r:.80}, no Observation")
         observation = msgspec.convert(msgspec.to_builtins(observation), Observation)  # raises for wrong types
         size = len(msgspec.msgpack.encode(observation))
+        if not all(map(math.isfinite, (observation.reward or 0.0, *observation.info.values()))):
+            return Answered(number, None, reason=f"environment {name}: gave a number that is not finite")
     except Failed as failed:
         return Answered(number, None, failed.verdict, f"environment {name}: {failed}")
     except asyncio.CancelledError:
         raise
     except BaseException as error:  # noqa: BLE001 - whatever a plug-in raises, sys.exit too, costs its episode only
+        if limit.expired():
+            return Answered(number, None, Verdict.TIMEOUT, f"environment {name}: no answer after {deadline_s:g} s")
         lines = [at for at in traceback.extract_tb(error.__traceback__) if at.filename in files]
         place = f" ({lines[-1].filename}:{lines[-1].lineno} in {lines[-1].name})" if lines else ""
         return Answered(number, None, reason=f"environment {name}: {type(error).__name__}: {error}"[:400] + place)
@@ -118,8 +146,9 @@ async def answered(number: int, name: str, work: asyncio.Future[Any], files: lis
 class EnvironmentProcess:
     """Runs the instances of the files' environments at the requests of the host."""
 
-    def __init__(self, replies: int, files: list[str]):
-        self.replies, self.files = replies, files
+    def __init__(self, replies: int, settings: ProcessSettings, files: list[str]):
+        self.replies, self.files, self.options = replies, files, settings.options
+        self.rewards = RewardWeights.model_validate(settings.rewards)
         self.instances: dict[int, tuple[str, Environment]] = {}
         self.running: set[asyncio.Task[None]] = set()
 
@@ -133,32 +162,36 @@ class EnvironmentProcess:
             load_ready()
             for file in self.files:
                 run_file(Path(file), "environment.plugins")
+            own = [one for one in ENVIRONMENTS.values() if one.home in self.files]
+            for one in own:
+                read_options(one.name, one.make.Options, self.options.get(one.name, {}))
         except ConfigError as error:
             self.say(FilesRefused(str(error)))
             return False
-        self.say(FilesLoaded({one.name: one.make.verified for one in ENVIRONMENTS.values() if one.home in self.files}))
+        self.say(FilesLoaded({one.name: one.make.verified for one in own}))
         return True
 
     async def handle(self, asked: ResetCall | StepCall) -> None:
         """Make one call and send its outcome."""
         if isinstance(asked, ResetCall):
-            rewards = RewardWeights.model_validate_json(asked.rewards)
 
             async def grade(problem: Problem, text: str) -> Reward:
-                return await asyncio.to_thread(score, problem, text, rewards)
+                return await asyncio.to_thread(score, problem, text, self.rewards)
 
             name = asked.name
             try:
-                one = made(ENVIRONMENTS[name].make, name, msgspec.json.decode(asked.options), grade)
+                one = made(ENVIRONMENTS[name].make, name, self.options.get(name, {}), grade)
             except BaseException as error:  # noqa: BLE001 - as in `answered`
                 self.say(Answered(asked.number, None, reason=f"environment {name}: {type(error).__name__}: {error}"))
                 return
             self.instances[asked.instance] = name, one
-            work = call(one.reset, asked.problem, asked.seed)
+            waits, work = inspect.iscoroutinefunction(one.reset), call(one.reset, asked.problem, asked.seed)
         else:
             name, one = self.instances[asked.instance]
-            work = call(one.step, asked.action)
-        self.say(await answered(asked.number, name, asyncio.ensure_future(work), self.files))
+            waits, work = inspect.iscoroutinefunction(one.step), call(one.step, asked.action)
+        reply = await answered(asked.number, name, work, asked.deadline_s, self.files)
+        reply.stuck = reply.verdict is Verdict.TIMEOUT and not waits
+        self.say(reply)
 
     async def close(self, instance: int) -> None:
         """End an episode; what the environment raises then is only printed."""
@@ -192,7 +225,7 @@ class EnvironmentProcess:
 
 def main() -> None:
     """Entry point of the process."""
-    parent, *files = sys.argv[1:]
+    parent, settings, *files = sys.argv[1:]
     die_with_parent(int(parent))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with suppress(OSError):
@@ -200,7 +233,7 @@ def main() -> None:
     requests, replies = os.dup(0), os.dup(1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
-    process = EnvironmentProcess(replies, files)
+    process = EnvironmentProcess(replies, msgspec.json.decode(settings, type=ProcessSettings), files)
     with suppress(BrokenPipeError, KeyboardInterrupt):
         if process.load():
             asyncio.run(process.serve(requests))

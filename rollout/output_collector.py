@@ -59,6 +59,7 @@ def copy_unfinished(completion: Completion) -> Completion:
         logprobs=list(completion.logprobs),
         spans=list(completion.spans),
         restarts=completion.restarts,
+        anew=completion.anew,
         turns=list(completion.turns),
     )
 

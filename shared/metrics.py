@@ -65,6 +65,7 @@ METRICS: dict[str, Metric] = {
     "environment/tool_calls": Metric("calls", "mean calls of tools in an episode"),
     "environment/failed_calls": Metric("share", "calls of tools that failed, of all calls"),
     "environment/failed": Metric("share", "episodes that are not graded, because their environment failed"),
+    "environment/started_anew": Metric("share", "episodes begun anew, as their environment did not repeat itself"),
     "environment/info": Metric("number", "environment/info/NAME: mean over turns of a number of the environment"),
     # ---- learning: means over trained completion tokens
     "loss": Metric(

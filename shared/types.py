@@ -118,6 +118,8 @@ class Completion(msgspec.Struct, gc=False):
     """[tokens] log-probs under a teacher that is asked over HTTP, once it has ended"""
     turns: list[Turn] = []
     """of an episode: the turns that have ended; [] without an environment"""
+    anew: int = 0
+    """how often the episode began anew, because its environment did not repeat itself"""
 
     @property
     def turn_start(self) -> int:

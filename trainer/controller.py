@@ -103,7 +103,9 @@ class TrainingLoop:
 
         async def score(completion: Completion) -> None:
             group = self.ledger.groups[completion.group]
-            if group.prompt.problem.environment and (completion := await self.answer(group, completion)).unfinished:
+            if not group.prompt.problem.environment:
+                await self.next_turns()
+            elif (completion := await self.answer(group, completion)).unfinished:
                 return
             reward, text = await self.scorer.score(group.prompt.problem, completion)
             if self.teacher is not None:
@@ -137,10 +139,17 @@ class TrainingLoop:
             await self.engines.submit([group])
         if self.config.rollout.max_async_level or not answered.unfinished:
             logger.note_waiting(logger.waiting - 1)
-        if not (self.config.rollout.max_async_level or self.engines.training_in_flight() or ledger.waiting()):
-            logger.note_waiting(0)
-            await self.engines.submit(list(ledger.groups.values()))
+        await self.next_turns()
         return answered
+
+    async def next_turns(self) -> None:
+        """In synchronous mode: let the engines go on with all turns of a wave, once no other completion of it is under
+        way and no environment works."""
+        ledger, engines = self.ledger, self.engines
+        under_way = self.config.rollout.max_async_level or engines.training_in_flight() or ledger.waiting()
+        if not under_way and ledger.unfinished():
+            self.logger.note_waiting(0)
+            await engines.submit(list(ledger.groups.values()))
 
     async def publish(self, version: int) -> None:
         """Bring the trainers' weights into the running engines, prove it, and free the slots that waited for it."""

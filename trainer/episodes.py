@@ -10,6 +10,7 @@ tokens again; otherwise the completion starts anew. Nothing that was sampled is 
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import time
 from collections.abc import Awaitable, Callable, Iterable
@@ -45,9 +46,6 @@ class Episodes:
         self.config, self.prompts, self.scorer = config, prompts, scorer
         self.settings = config.environment
         self.host = EnvironmentHost(self.settings, config.reward, self._grade)
-        self.started_anew = 0
-        """completions whose environment did not repeat itself"""
-        self._repeats: dict[Key, int] = {}
         self._opened = itertools.count(-1, -1)
 
     @property
@@ -87,18 +85,34 @@ class Episodes:
             return prompt
         key = prompt.index, next(self._opened)  # an instance of its own, for the prompt alone
         try:
-            for _ in range(ATTEMPTS):
-                try:
-                    observation = await self.host.reset(key, prompt.problem, self.seed(prompt), self.settings.step_s)
-                except InstanceLost:
-                    continue
-                opened = replace(prompt, token_ids=self._prompt_ids(prompt, observation))
-                if len(opened.token_ids) + 1 < self.config.model.max_tokens:
-                    return opened
-                raise Failed(Verdict.CRASH, f"a prompt of {len(opened.token_ids)} tokens exceeds model.max_tokens")
-            raise Failed(Verdict.CRASH, f"its process ended {ATTEMPTS} times")
+            observation = await self._tried(
+                prompt.problem.environment, self.settings.episode_s, lambda alone: self._reset(prompt, key, alone)
+            )
+            opened = replace(prompt, token_ids=self._prompt_ids(prompt, observation))
+            if len(opened.token_ids) + 1 < self.config.model.max_tokens:
+                return opened
+            raise Failed(Verdict.CRASH, f"a prompt of {len(opened.token_ids)} tokens exceeds model.max_tokens")
         finally:
             await self.host.close(key)
+
+    async def _reset(self, prompt: Prompt, key: Key, alone: bool) -> Observation:
+        return await self.host.reset(key, prompt.problem, self.seed(prompt), self.settings.step_s, alone)
+
+    async def _tried(self, name: str, most_s: float, ask: Callable[[bool], Awaitable[Observation]]) -> Observation:
+        """What an environment answers; where its process ends meanwhile, what it answers when it is asked alone. Raises
+        Failed, NotRepeatable."""
+        how = ""
+        for attempt in range(ATTEMPTS):
+            try:
+                if not attempt:
+                    return await ask(False)
+                async with asyncio.timeout(most_s), self.host.alone:
+                    return await ask(True)
+            except InstanceLost as lost:
+                how = str(lost)
+            except TimeoutError as error:
+                raise Failed(Verdict.TIMEOUT, f"environment {name}: not asked again in {most_s:.0f} s") from error
+        raise Failed(Verdict.CRASH, f"environment {name}: its process ended {ATTEMPTS} times ({how})")
 
     def _prompt_ids(self, prompt: Prompt, observation: Observation) -> list[int]:
         """[prompt_tokens] of the problem with what `reset` said."""
@@ -109,7 +123,10 @@ class Episodes:
         if not texts and not system:
             return prompt.token_ids
         text = "\n\n".join(texts) or prompt.problem.text
-        return self.prompts.render(text, prompt.problem.domain, "\n\n".join(system))
+        try:
+            return self.prompts.render(text, prompt.problem.domain, "\n\n".join(system))
+        except ModelError as error:
+            raise Failed(Verdict.CRASH, str(error)) from error
 
     # ---- turns -------------------------------------------------------------------------------------------------------
 
@@ -131,13 +148,10 @@ class Episodes:
                 reason = FAILURES.get(failed.verdict, "crash")
                 completion = replace(completion, turns=[*completion.turns[:-1], last], finish_reason=reason)
             except NotRepeatable:
-                self.started_anew += 1
-                self._repeats[key] = self._repeats.get(key, 0) + 1
                 await self.host.close(key)
-                return Completion(completion.group, completion.index, completion.seed)
+                return Completion(completion.group, completion.index, completion.seed, anew=completion.anew + 1)
         if completion.finish_reason is not None:
             await self.host.close(key)
-            self._repeats.pop(key, None)
             last = completion.turns[-1]
             if last.reward is None and not self.host.verified(prompt.problem.environment):
                 completion = replace(completion, turns=[*completion.turns[:-1], replace(last, reward=0.0)])
@@ -176,29 +190,28 @@ class Episodes:
 
     async def _step(self, prompt: Prompt, completion: Completion, key: Key) -> Observation:
         """The environment's answer to the last turn. Raises Failed, NotRepeatable."""
-        for _ in range(ATTEMPTS):
-            used = sum(turn.seconds for turn in completion.turns)
-            if (left := self.settings.episode_s - used) <= 0:
-                raise Failed(Verdict.TIMEOUT, f"no end after environment.episode_s = {self.settings.episode_s:g}")
-            try:
-                if not self.host.alive(key):
-                    await self._make(prompt, completion, key)
-                action = self._action(completion, completion.turns[-1])
-                return await self.host.step(key, action, min(left, self.settings.step_s))
-            except InstanceLost:
-                continue
-        raise Failed(Verdict.CRASH, f"its process ended {ATTEMPTS} times")
+        left = self.settings.episode_s - sum(turn.seconds for turn in completion.turns)
+        if left <= 0:
+            raise Failed(Verdict.TIMEOUT, f"no end after environment.episode_s = {self.settings.episode_s:g}")
 
-    async def _make(self, prompt: Prompt, completion: Completion, key: Key) -> None:
+        async def ask(alone: bool) -> Observation:
+            if not self.host.alive(key):
+                await self._make(prompt, completion, key, alone)
+            action = self._action(completion, completion.turns[-1])
+            return await self.host.step(key, action, min(left, self.settings.step_s), alone)
+
+        return await self._tried(prompt.problem.environment, left, ask)
+
+    async def _make(self, prompt: Prompt, completion: Completion, key: Key, alone: bool) -> None:
         """Make the instance of an episode, and bring it to where the episode is. Raises Failed, NotRepeatable."""
         step_s, before = self.settings.step_s, completion.turns[:-1]
-        observation = await self.host.reset(key, prompt.problem, self.seed(prompt), step_s)
+        observation = await self._reset(prompt, key, alone)
         if self._prompt_ids(prompt, observation) != prompt.token_ids:
             raise Failed(Verdict.CRASH, "reset says other things for the same seed: derive everything from it")
         for turn, following in zip(before, completion.turns[1:], strict=True):
-            observation = await self.host.step(key, self._action(completion, turn), step_s)
+            observation = await self.host.step(key, self._action(completion, turn), step_s, alone)
             if observation.done or self._observed(observation) != completion.token_ids[turn.end : following.start]:
-                if self._repeats.get(key, 0) + 1 >= ATTEMPTS:
+                if completion.anew + 1 >= ATTEMPTS:
                     raise Failed(Verdict.CRASH, f"it did not repeat itself {ATTEMPTS} times")
                 raise NotRepeatable
 
@@ -218,14 +231,16 @@ class Episodes:
             return self._known(ids)
         messages = [(message.role, message.text) for message in observation.messages] or [("user", "")]
         try:
-            return self.chat.bridge(messages, self.settings.observation_tokens)
-        except ModelError as error:
+            return self._known(self.chat.bridge(messages, self.settings.observation_tokens))
+        except ModelError as error:  # a role that the template does not know
             raise Failed(Verdict.CRASH, str(error)) from error
 
     def _known(self, ids: list[int]) -> list[int]:
-        """The ids; raises Failed for one that is none of the vocabulary."""
-        if ids and not 0 <= min(ids) <= max(ids) < len(self.chat.tokenizer):
-            raise Failed(Verdict.CRASH, f"token ids must lie from 0 to {len(self.chat.tokenizer) - 1}")
+        """The ids; raises Failed for none, and for one that is none of the vocabulary."""
+        if not ids or not 0 <= min(ids) <= max(ids) < len(self.chat.tokenizer):
+            raise Failed(
+                Verdict.CRASH, f"token ids must lie from 0 to {len(self.chat.tokenizer) - 1}, and there be any"
+            )
         return ids
 
 

@@ -94,19 +94,20 @@ def form_metrics(rewards: list[Reward]) -> dict[str, float]:
 
 def episode_metrics(groups: list[Group], filtered: list[Group]) -> dict[str, float]:
     """Means over the trained episodes, and the share of all that failed; nothing without environments."""
-    completions = [completion for group in groups for completion in group.completions]
-    turns = [turn for one in completions for turn in one.turns]
+    episodes = [one for group in groups for one in group.completions if one.turns]
+    turns = [turn for one in episodes for turn in one.turns]
     every = [one for group in (*groups, *filtered) for one in group.completions if one.turns]
     if not turns:
         return {}
     row = {
-        "environment/turns": len(turns) / len(completions),
+        "environment/turns": len(turns) / len(episodes),
         "environment/wait_s": mean([turn.seconds for turn in turns]),
+        "environment/started_anew": mean([float(one.anew > 0) for one in every]),
         "environment/failed": mean([float(bool(one.turns[-1].failure)) for one in every]),
     }
     calls, failures = (sum(turn.info.get(name, 0.0) for turn in turns) for name in CALLS)
     if any(CALLS[0] in turn.info for turn in turns):
-        row["environment/tool_calls"] = calls / len(completions)
+        row["environment/tool_calls"] = calls / len(episodes)
         row["environment/failed_calls"] = failures / calls if calls else 0.0
     for name in sorted({name for turn in turns for name in turn.info} - {*CALLS}):
         row[f"environment/info/{name}"] = mean([turn.info[name] for turn in turns if name in turn.info])

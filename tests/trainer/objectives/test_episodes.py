@@ -1,0 +1,261 @@
+"""Episodes of several turns: their gradient is that of their turns, and what credit and divergences mean over them."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from msgspec.structs import replace
+from torch import Tensor
+
+from shared.config import Config
+from shared.model.decoder import Decoder, DecoderConfig, initialise
+from shared.types import Completion, Group, MicroBatch, Problem, Prompt, Reward, TrainSequence, Turn, Verdict
+from trainer.forward_backward import AuxiliaryModels, compute_old_logprobs, forward_backward, pack_sequences
+from trainer.objectives.advantage import turn_advantages
+from trainer.objectives.inputs import loss_inputs
+from trainer.objectives.loss import policy_loss
+from trainer.objectives.registry import OBJECTIVES, complaints, load_all, read_objective
+from trainer.objectives.sequences import train_sequences
+
+load_all()
+SHAPE = DecoderConfig("llama", 32, 16, 24, 1, 2, 1, 8, 1e-5, 64, tied=True)
+WHOLE = ("agro", "dro")
+"""objectives whose factor is one number of the whole episode"""
+NAMES = sorted(name for name, one in OBJECTIVES.items() if not one.kind.several_turns and name not in WHOLE)
+
+
+def model(seed: int) -> Decoder:
+    decoder = Decoder(SHAPE)
+    initialise(decoder, seed)
+    with torch.no_grad():
+        for parameter in decoder.parameters():
+            parameter.mul_(3.0)
+    return decoder
+
+
+def objective(name: str, **given: Any) -> Any:
+    if name == "distill":
+        given["teacher"] = "some/folder"
+    return read_objective({"name": name, **given})
+
+
+def episodes(decoder: Decoder, seed: int) -> list[TrainSequence]:
+    """Two groups of three episodes of one to three turns; behaviour and old log-probs near those of the policy."""
+    draw = random.Random(seed)
+    found = []
+    for number in range(6):
+        ids, mask = [draw.randrange(32) for _ in range(4)], bytes(4)
+        turns = 1 + number % 3
+        for turn in range(turns):
+            said, heard = draw.randint(1, 6), draw.randint(1, 3) * (turn < turns - 1)
+            ids += [draw.randrange(32) for _ in range(said + heard)]
+            mask += b"\1" * said + bytes(heard)
+        found.append(TrainSequence(ids, mask, draw.random(), [draw.gauss(0, 1) for _ in range(turns)], number // 3))
+    [*logprobs] = compute_old_logprobs(decoder, [MicroBatch(found)], 1.0)
+    for one, values in zip(found, logprobs, strict=True):
+        one.columns = {
+            name: [value + draw.gauss(0, 0.2) for value in values] for name in ("behaviour", "old", "teacher")
+        }
+    return found
+
+
+def apart(sequence: TrainSequence) -> list[TrainSequence]:
+    """The turns as sequences of their own, each with everything before it as its prompt."""
+    turns, place, here = [], 0, 0
+    for run, (sampled, tokens) in enumerate((kind, len(list(same))) for kind, same in itertools.groupby(sequence.mask)):
+        if sampled:
+            columns = {name: values[here : here + tokens] for name, values in sequence.columns.items()}
+            turns.append(
+                TrainSequence(
+                    sequence.token_ids[: place + tokens], bytes(place) + b"\1" * tokens, sequence.weight,
+                    [sequence.advantages[run // 2]], sequence.group, columns,
+                )
+            )  # fmt: skip
+            here += tokens
+        place += tokens
+    return turns
+
+
+def gradient(decoder: Decoder, sequences: Sequence[TrainSequence], settings: Any, reference: Decoder) -> Tensor:
+    decoder.zero_grad()
+    models = AuxiliaryModels(reference=reference, teacher=None)
+    forward_backward(decoder, [MicroBatch(list(sequences))], 1.0, settings, models)
+    return torch.cat([one.grad.double().flatten() for one in decoder.parameters() if one.grad is not None])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_gradient_of_an_episode_is_that_of_its_turns(name: str) -> None:
+    """Several turns in one sequence, and each as a sequence of its own: the same step, for rewards of the episode and
+    of its turns."""
+    decoder, reference, settings = model(1), model(2), objective(name)
+    for seed in range(3):
+        whole = episodes(decoder, seed)
+        turns = [turn for one in whole for turn in apart(one)]
+        assert len(turns) == sum(len(one.segments) for one in whole) == 12
+        found, expected = (gradient(decoder, some, settings, reference) for some in (whole, turns))
+        assert expected.norm() > 1e-3
+        assert float((found - expected).norm() / expected.norm()) < 1e-6, name
+    merged = [replace(one, mask=bytes(len(b)) + b"\1" * (len(one.mask) - len(b)), advantages=one.advantages[:1],
+                      columns={n: v + [0.0] * (len(one.mask) - len(b) - len(v)) for n, v in one.columns.items()})
+              for one in whole for b in [bytes(one.prompt_tokens)]]  # fmt: skip
+    other = gradient(decoder, merged, settings, reference)
+    assert float((other - expected).norm() / expected.norm()) > 1e-3, "a loss on what an environment says would be seen"
+
+
+def test_ratios_are_means_of_a_turn_where_they_are_means() -> None:
+    """gspo, two turns of 2 and 1 tokens with log-ratios 0.2, 0.4 | -0.6: s = exp(0.3), exp(0.3), exp(-0.6)."""
+    one = TrainSequence(
+        [9, 1, 2, 9, 3], bytes([0, 1, 1, 0, 1]), 1.0, [1.0, 1.0], columns={"behaviour": [-1.2, -1.4, -0.4]}
+    )
+    inputs = loss_inputs([one], torch.tensor([-1.0, -1.0, -1.0]))
+    ratios = read_objective({"name": "gspo"}).ratios(inputs)  # type: ignore[attr-defined]
+    assert ratios.tolist() == pytest.approx([1.349859, 1.349859, 0.548812], rel=1e-5)
+    assert inputs.completions.sums(inputs.logprobs - inputs.behaviour).tolist() == pytest.approx([0.0], abs=1e-6)
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_regularised_reward_is_of_the_whole_episode(name: str) -> None:
+    """agro and dro: R = r - beta log pi/ref, summed over all turns; the gradient is that of each turn's log-probs times
+    a factor of the episode."""
+    decoder, reference, settings = model(1), model(2), objective(name)
+    whole = [replace(one, advantages=one.advantages[:1] * len(one.segments)) for one in episodes(decoder, 5)]
+    packed = pack_sequences(whole, torch.device("cpu"))
+    logprobs = decoder(packed, 1.0)[0]
+    inputs = loss_inputs(
+        whole, logprobs, reference(packed, 1.0)[0].detach(), values=lambda first: torch.full((6,), 0.3)
+    )
+    of = inputs.completions
+    assert of.count == 6 and of.turns == 12
+    got = torch.autograd.grad(policy_loss(inputs, torch.zeros_like(logprobs), settings).loss, logprobs)[0]
+    rewards = torch.tensor([one.advantages[0] for one in whole])
+    ratios = torch.stack([part.sum() for part in (logprobs - inputs.reference).split([o.loss_tokens for o in whole])])
+    regular, weights = (rewards - 0.1 * ratios).detach(), torch.tensor([one.weight for one in whole])
+    if name == "dro":
+        factor = -weights * (regular - 0.3)
+    else:  # 1/2 sum_i w_i n/(n - 1) (R_i - mean R)^2 / beta over each group of 3
+        residual = regular - regular.view(2, 3).mean(1).repeat_interleave(3)
+        means = (weights * residual).view(2, 3).mean(1).repeat_interleave(3)
+        factor = -1.5 * (weights * residual - means)
+    torch.testing.assert_close(got, factor[of.index], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["return", "sequence_k2", "sequence_k3"])
+def test_divergences_are_those_of_the_whole_episode(name: str) -> None:
+    """All episodes of two turns of one token, with a reply that depends on the first: the expected gradient is that of
+    KL(pi || ref) over both turns, what the first does to the second included."""
+    vocabulary = 6
+    shape = DecoderConfig("llama", vocabulary, 16, 24, 1, 2, 1, 8, 1e-5, 64, tied=True)
+    policy, reference, behaviour = Decoder(shape), Decoder(shape), Decoder(shape)
+    for seed, decoder in enumerate((policy, reference, behaviour)):
+        initialise(decoder, seed)
+        with torch.no_grad():
+            for parameter in decoder.parameters():
+                parameter.mul_(4.0)
+    if name == "return":
+        behaviour = copy.deepcopy(policy)  # exact where the policy itself sampled
+    whole = [TrainSequence([0, first, (first + 2) % 6, 1, second], bytes([0, 1, 0, 0, 1]), 1.0, [0.0, 0.0], number)
+             for number, (first, second) in enumerate(itertools.product(range(vocabulary), repeat=2))]  # fmt: skip
+    packed = pack_sequences(whole, torch.device("cpu"))
+    with torch.no_grad():
+        mu, ref = (one(packed, 1.0)[0] for one in (behaviour, reference))
+    for one, values in zip(whole, mu.view(-1, 2), strict=True):
+        one.columns, one.weight = {"behaviour": values.tolist()}, float(values.sum().exp())
+    assert sum(one.weight for one in whole) == pytest.approx(1.0, abs=1e-5)
+    settings = read_objective({"name": "reinforce", "kl": 1.0, "kl_gradient": name})
+    logprobs = policy(packed, 1.0)[0]
+    loss = policy_loss(loss_inputs(whole, logprobs, ref), torch.zeros_like(logprobs), settings).loss
+    sums = logprobs.view(-1, 2).sum(1)
+    exact = (sums.exp() * (sums - ref.view(-1, 2).sum(1))).sum()
+    found, expected = (
+        torch.cat([g.flatten() for g in torch.autograd.grad(one, list(policy.parameters()), retain_graph=True)])
+        for one in (loss, exact)
+    )
+    assert exact > 0.01
+    assert float((found - expected).norm() / expected.norm()) < 1e-4
+
+
+# ---- credit by turn --------------------------------------------------------------------------------------------------
+
+
+def episode(
+    index: int, *rewards: float | None, verdict: Verdict = Verdict.WRONG, total: float = 0.0
+) -> tuple[Completion, Reward]:
+    """Turns of one token each with a reply of one between them."""
+    turns = [Turn(2 * turn, 2 * turn + 1, reward) for turn, reward in enumerate(rewards)]
+    count = 2 * len(turns) - 1
+    one = Completion(0, index, 0, [7] * count, [-1.0] * count, finish_reason="stop", turns=turns)
+    return one, Reward(total, 0.0, total, 0.0, 0.0, verdict)
+
+
+def group_of(*pairs: tuple[Completion, Reward]) -> Group:
+    prompt = Prompt(0, Problem("p", "?", "1", environment="guess"), [1, 2])
+    return Group(prompt, [one for one, _ in pairs], [reward for _, reward in pairs], [""] * len(pairs))
+
+
+def test_a_turn_is_credited_with_the_rewards_from_it_on() -> None:
+    """Returns (1 0 1), (0 0), (2), and one that is not graded. Means 1, 0 and 1 at turns 1, 2 and 3."""
+    group = group_of(
+        episode(0, 1.0, -1.0, 1.0), episode(1, 0.0, 0.0), episode(2, 2.0), episode(3, 9.0, verdict=Verdict.CRASH)
+    )
+    plain = read_objective({"name": "dr_grpo"})
+    assert turn_advantages([group], plain) == [[[0.0, 0.0, 0.0], [-1.0, 0.0], [1.0], None]]
+    others = read_objective({"name": "rloo"})
+    assert turn_advantages([group], others) == [[[0.0, 0.0, 0.0], [-1.5, 0.0], [1.5], None]]
+    by_group = read_objective({"name": "grpo"})  # deviation sqrt(2/3) at turn 1, none at the others
+    found = turn_advantages([group], by_group)[0]
+    assert found[1] == pytest.approx([-(1.5**0.5), 0.0]) and found[2] == pytest.approx([1.5**0.5])
+    whole = read_objective({"name": "magistral"})  # of 0 0 0 -1 0 1: sqrt(1/3)
+    found = turn_advantages([group], whole)[0]
+    assert found[1] == pytest.approx([-(3**0.5), 0.0]) and found[2] == pytest.approx([3**0.5])
+
+
+def test_a_verifiers_total_is_the_reward_of_the_last_turn() -> None:
+    group = group_of(
+        episode(0, None, None, verdict=Verdict.CORRECT, total=1.0),
+        episode(1, None, None, total=0.0),
+        episode(2, None, total=0.5),
+    )
+    found = turn_advantages([group], read_objective({"name": "dr_grpo"}))
+    assert found == [[[0.5, 0.5], [-0.5, -0.5], [0.0]]]
+
+
+def settings_of(**environment: Any) -> Config:
+    return Config.model_validate({"environment": environment, "model": {"path": "m"}, "data": {"train": "t"}})
+
+
+def test_sequences_carry_the_advantages_of_their_turns() -> None:
+    group = group_of(episode(0, 1.0, 0.0), episode(1, 0.0, 1.0), episode(2, 0.0, 0.0))
+    plain = read_objective({"name": "dr_grpo"})
+    found = train_sequences([group], plain, settings_of(credit="turn"))
+    assert [one.advantages for one in found] == [
+        pytest.approx([1 / 3, -1 / 3]), pytest.approx([1 / 3, 2 / 3]), pytest.approx([-2 / 3, -1 / 3])
+    ]  # fmt: skip
+
+
+# ---- what is refused -------------------------------------------------------------------------------------------------
+
+
+def test_objectives_that_cannot_be_trained_on_episodes_say_why() -> None:
+    refused = {name for name, one in OBJECTIVES.items() if one.kind.several_turns}
+    assert refused == {"jepo", "spo"}
+    for name in refused:
+        line = objective(name).refusal("guess")
+        assert f'objective.name = "{name}"' in line and '"guess"' in line and "use another objective" in line
+    assert objective("magistral").refusal("guess") == ""
+    assert "compares answers" in objective("majority").refusal("guess")
+    config = settings_of(name="guess").model_copy(update={"objective": {"name": "spo"}})
+    assert any("samples its soft values" in line for line in complaints(config))
+
+
+@pytest.mark.parametrize("advantage", ["pass_at_k", "maxrl", "each_reward"])
+def test_credit_by_turn_needs_a_mean_to_compare_with(advantage: str) -> None:
+    config = settings_of(credit="turn").model_copy(update={"objective": {"name": "reinforce", "advantage": advantage}})
+    assert any("environment.credit" in line and '"leave_one_out"' in line for line in complaints(config))
+    allowed = config.model_copy(update={"objective": {"name": "rloo"}})
+    assert not any("environment.credit" in line for line in complaints(allowed))
