@@ -1,10 +1,11 @@
-"""What `--dry-run` and `check` say of environments: which the data names, and the tokens that an episode may have."""
+"""What `--dry-run`, `check` and the start of a launch say of environments: which the data names, and where one is not
+there; the tokens that an episode may have."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,7 +15,8 @@ from shared.config import Config
 from shared.jsonl import read_rows, text_of
 from shared.types import Problem, Reward
 from trainer.data import PromptFormat
-from trainer.problem_file import check_environments
+from trainer.episodes import Episodes
+from trainer.problem_file import ProblemFile, check_environments
 
 LONGEST = 20
 """problems with the longest texts, among which the longest prompt is looked for"""
@@ -48,9 +50,20 @@ def environment_rows(config: Config) -> list[EnvironmentRow]:
     return found
 
 
+async def start_episodes(episodes: Episodes, files: Sequence[ProblemFile], problems: Sequence[Problem]) -> None:
+    """Start what the environments of these problems, which are of `files`, need. Raises what `Episodes.start` raises,
+    and DataError with file and line for an environment that is not there."""
+    try:
+        await episodes.start(problems)
+    except UnknownEnvironment:
+        rows = [row for file in files for row in file.environments]
+        check_environments(rows, episodes.host.others, episodes.settings.name)
+        raise
+
+
 async def _look_up(config: Config, rows: list[EnvironmentRow]) -> None:
     async def grade(problem: Problem, text: str) -> Reward:
-        raise NotImplementedError  # no episode begins
+        raise RuntimeError("no episode begins here")
 
     host, default = EnvironmentHost(config.environment, config.reward, grade), config.environment.name
     try:

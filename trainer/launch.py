@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from environments.environment import UnknownEnvironment
 from rollout.client import EngineClient
 from rollout.worker import EngineRank
 from shared import settings_file
@@ -30,6 +29,7 @@ from trainer.client import TrainerClient
 from trainer.controller import TrainingLoop
 from trainer.data import DataSource, PromptFormat, opened
 from trainer.dry_run import objective_lines
+from trainer.environment_rows import start_episodes
 from trainer.episodes import Episodes
 from trainer.evaluation import Evaluator
 from trainer.export import export_best, note_training
@@ -38,7 +38,7 @@ from trainer.objectives.objective import Need
 from trainer.objectives.registry import needs, objective_of
 from trainer.origin import Origin, origin_of, reference_parts
 from trainer.probe import choose_probe
-from trainer.problem_file import ProblemFile, check_answers, check_environments, read_problems, tell, without_long
+from trainer.problem_file import ProblemFile, check_answers, read_problems, tell, without_long
 from trainer.rank import LoadedTrainer, TrainerRank
 from trainer.safetensors_file import REFERENCE
 from trainer.sft import Demonstrations, load_demonstrations, sft, sft_run
@@ -177,7 +177,7 @@ class Launch:
             for line in objective_lines(config):
                 progress.warning(line)
         try:
-            await self._start_episodes(files, [*problems, *validation])
+            await start_episodes(episodes, files, [*problems, *validation])
             await self._ask_teacher(prompts, problems)
             source = DataSource(problems, self.stages, prompts)
             validation = await self._check_data(files, source, scorer, validation)
@@ -203,16 +203,6 @@ class Launch:
         name = self.config.environment.name
         files = [read_problems(train, "data.train", self.config.data, name)]
         return [*files, read_problems(validation, "data.validation", environment=name)] if validation else files
-
-    async def _start_episodes(self, files: list[ProblemFile], problems: list[Problem]) -> None:
-        try:
-            await self.episodes.start(problems)
-        except UnknownEnvironment:
-            rows = [
-                (f"{found.setting}: {found.where(one)}", one.environment) for found in files for one in found.problems
-            ]
-            check_environments(rows, self.episodes.host.others, self.config.environment.name)
-            raise
 
     async def _check_data(
         self, files: list[ProblemFile], source: DataSource, scorer: RewardScorer, validation: list[Problem]

@@ -50,6 +50,11 @@ class ProblemFile:
         """File and line of a problem."""
         return f"{self.path}:{self.lines[problem.id]}"
 
+    @property
+    def environments(self) -> list[tuple[str, str]]:
+        """Where each problem is, and its environment."""
+        return [(f"{self.setting}: {self.where(problem)}", problem.environment) for problem in self.problems]
+
     def warn(self, found: Sequence[Problem], what: str) -> None:
         """Add a warning about some problems: how many they are, what is doubtful, and where the first one is."""
         if found:
@@ -71,7 +76,7 @@ def read_problems(path: Path, setting: str, data: Data | None = None, environmen
     found, faults = ProblemFile(path, setting), list[str]()
     for row in read_rows(path, setting, faults):
         try:
-            problem = read_problem({"environment": environment} | row.fields, row.where)
+            problem = read_problem(({"environment": environment} if environment else {}) | row.fields, row.where)
             _check(problem, row.where, compared=data.open_share < 1)
             if problem.id in found.lines:
                 raise DataError(

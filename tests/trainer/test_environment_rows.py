@@ -14,8 +14,7 @@ from shared.errors import ConfigError, DataError, ModelError
 from tests.shared.test_turns import chat_of
 from trainer.check import environments_of
 from trainer.dry_run import plan_text
-from trainer.environment_rows import environment_lines, environment_rows, room_lines
-from trainer.launch import Launch
+from trainer.environment_rows import environment_lines, environment_rows, room_lines, start_episodes
 from trainer.problem_file import read_problems
 
 PLUGIN = """
@@ -90,16 +89,14 @@ def test_a_launch_names_file_and_line_too(tmp_path: Path) -> None:
     config = settings(tmp_path, "guess", "gues")
 
     class Episodes:
-        host = EnvironmentHost(config.environment, config.reward, None)  # type: ignore[arg-type]
+        settings, host = config.environment, EnvironmentHost(config.environment, config.reward, None)  # type: ignore[arg-type]
 
         async def start(self, problems: Any) -> None:
             await self.host.start(sorted({problem.environment for problem in problems}))
 
-    launch = Launch.__new__(Launch)
-    launch.config, launch.episodes = config, Episodes()  # type: ignore[assignment]
     file = read_problems(tmp_path / "rows.jsonl", "data.train")
     with pytest.raises(DataError, match=r"data\.train: .*rows\.jsonl:2: there is no environment 'gues'"):
-        asyncio.run(launch._start_episodes([file], file.problems))
+        asyncio.run(start_episodes(Episodes(), [file], file.problems))
 
 
 def test_the_longest_episode_is_compared_with_what_the_model_takes(tmp_path: Path) -> None:
