@@ -22,9 +22,9 @@ OTHERS = ("benchmarks", "tests")
 APART = ("reward.judge.", "environment.")
 """settings of the judge and of environments, which validate their own"""
 BUDGETS = {
-    "product lines": 49_400,
-    "training lines": 21_000,
-    "files": 295,
+    "product lines": 54_200,
+    "training lines": 22_400,
+    "files": 322,
     "settings": 81,
     "class names used twice": 0,
 }

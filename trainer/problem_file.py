@@ -76,7 +76,8 @@ def read_problems(path: Path, setting: str, data: Data | None = None, environmen
     found, faults = ProblemFile(path, setting), list[str]()
     for row in read_rows(path, setting, faults):
         try:
-            problem = read_problem(({"environment": environment} if environment else {}) | row.fields, row.where)
+            fields = {"environment": environment} | row.fields if environment else row.fields
+            problem = read_problem(fields, row.where)
             _check(problem, row.where, compared=data.open_share < 1)
             if problem.id in found.lines:
                 raise DataError(

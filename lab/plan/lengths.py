@@ -114,7 +114,7 @@ def of_run(folder: Path) -> tuple[Lengths, int]:
         for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
             try:
                 row = json.loads(line)
-                if row["prompt"]["problem"].get("environment"):
+                if row["prompt"].get("problem", {}).get("environment"):
                     raise DataError(f"{file}, line {number} holds episodes, and a plan knows no waiting between turns")
                 completions += [len(completion["token_ids"]) for completion in row["completions"]]
                 prompts.append(len(row["prompt"]["token_ids"]))
