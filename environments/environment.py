@@ -109,6 +109,10 @@ E = TypeVar("E", bound=type[Environment])
 Result = TypeVar("Result")
 
 
+class UnknownEnvironment(ConfigError):
+    """There is no environment of a name."""
+
+
 class KnownEnvironment(NamedTuple):
     """An environment that problems may name."""
 
@@ -140,12 +144,12 @@ def load_ready() -> None:
     import environments
 
     for module in pkgutil.iter_modules(environments.__path__):
-        if module.name not in ("environment", "host", "process"):
+        if module.name not in ("__main__", "environment", "host", "process"):
             importlib.import_module(f"environments.{module.name}")
 
 
 def find(name: str, others: Mapping[str, object] = {}) -> KnownEnvironment | None:
-    """The environment of this project with this name, None for one of `others`. Raises ConfigError for neither."""
+    """The environment of this project with this name, None for one of `others`. Raises UnknownEnvironment."""
     load_ready()
     if name in ENVIRONMENTS:
         return ENVIRONMENTS[name]
@@ -153,8 +157,8 @@ def find(name: str, others: Mapping[str, object] = {}) -> KnownEnvironment | Non
         return None
     known = sorted({*ENVIRONMENTS, *others})
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]}?" if near else "environment.plugins names the files that define more"
-    raise ConfigError(f"there is no environment '{name}'; {hint} Known: {', '.join(known)}")
+    hint = f"did you mean {near[0]}?" if near else "environment.plugins names the files that define more."
+    raise UnknownEnvironment(f"there is no environment '{name}'; {hint} Known: {', '.join(known)}")
 
 
 def read_options(name: str, kind: type[Section], given: Mapping[str, Any]) -> Section:

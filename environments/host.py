@@ -22,7 +22,17 @@ from typing import Any
 
 import msgspec
 
-from environments.environment import Action, Environment, Grade, Observation, call, find, made, read_options
+from environments.environment import (
+    Action,
+    Environment,
+    Grade,
+    Observation,
+    UnknownEnvironment,
+    call,
+    find,
+    made,
+    read_options,
+)
 from environments.process import (
     ANSWER_BYTES,
     Answered,
@@ -172,7 +182,7 @@ class EnvironmentHost:
         """rewards: of the run, for `Environment.grade` in other processes. grade: the same in this one."""
         self.settings, self.rewards, self.grade = settings, rewards, grade
         self._instances: dict[Key, tuple[str, Environment | tuple[_Process, int]]] = {}
-        self._others: dict[str, bool] = {}
+        self.others: dict[str, bool] = {}
         """environments of the plug-in files: name -> whether a verifier grades"""
         self._processes: list[_Process] = []
         self._starting = asyncio.Lock()
@@ -193,18 +203,21 @@ class EnvironmentHost:
             settings = msgspec.json.encode(told).decode()
             self._processes = [_Process(settings, tuple(files)) for _ in range(self.settings.processes)]
             for process in self._processes:
-                self._others = (await process.start()).verified
+                self.others = (await process.start()).verified
             self._processes.append(_Process(settings, tuple(files), dead=True))  # for instances that are asked alone
         for name in names:
-            if (known := find(name, self._others)) is not None:
+            if (known := find(name, self.others)) is not None:
                 read_options(name, known.make.Options, self.settings.options.get(name, {}))
         for name in self.settings.options:
-            find(name, self._others)
+            try:
+                find(name, self.others)
+            except UnknownEnvironment as error:
+                raise ConfigError(f"environment.options.{name}: {error}") from error
 
     def verified(self, name: str) -> bool:
         """Whether a verifier grades the last turn of episodes in this environment."""
-        known = find(name, self._others)
-        return self._others[name] if known is None else known.make.verified
+        known = find(name, self.others)
+        return self.others[name] if known is None else known.make.verified
 
     def alive(self, key: Key) -> bool:
         """Whether the instance exists."""
@@ -215,7 +228,7 @@ class EnvironmentHost:
         """Make an instance that begins an episode. Raises Failed, or InstanceLost."""
         await self.close(key)
         name, number = problem.environment, next(self._numbers)
-        if (known := find(name, self._others)) is not None:
+        if (known := find(name, self.others)) is not None:
             one = made(known.make, name, self.settings.options.get(name, {}), self.grade)
             self._instances[key] = name, one
             return await self._wait(name, number, call(one.reset, problem, seed), deadline_s)

@@ -271,6 +271,8 @@ def type_name(field: FieldInfo) -> str:
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Literal:
         return "one of " + ", ".join(json.dumps(argument) for argument in arguments)
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return "a table of settings"
     if origin is dict:
         if arguments[1] is Any:
             return "a table of settings"

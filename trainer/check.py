@@ -32,6 +32,7 @@ from trainer import memory
 from trainer.cards import driver, use_of_cards
 from trainer.check_result import CheckResult, Status
 from trainer.dry_run import model_shape, size
+from trainer.environment_rows import environment_lines, environment_rows
 from trainer.memory import DTYPE_BYTES
 from trainer.shards import free_bytes
 
@@ -281,7 +282,19 @@ def data_and_model(config: Config, shape: DecoderConfig | None) -> Iterator[Chec
                       "correct the path; paths start at the working directory")  # fmt: skip
     else:
         yield CheckResult("data", "OK", ", ".join(f"{key} {path}" for key, path in files.items() if path))
+    yield from environments_of(config)
     yield model_access(config, shape)
+
+
+def environments_of(config: Config) -> Iterator[CheckResult]:
+    """Yield whether the environments that the data names are there, if it names any."""
+    try:
+        lines = list(environment_lines(config, environment_rows(config)))
+    except MaestraleError as error:
+        yield CheckResult("environments", "FAIL", str(error), "correct the rows, [environment] or its files")
+        return
+    if lines:
+        yield CheckResult("environments", "OK", "; ".join(" ".join(line.split()) for line in lines[:-1]))
 
 
 def model_access(config: Config, shape: DecoderConfig | None) -> CheckResult:

@@ -1,7 +1,7 @@
 """The text that `--dry-run` prints: settings, role and device of each rank, derived numbers, memory by kind of rank.
 
-Nothing is started, no weight is read, no file is made. Memory figures are those by which a launch is refused
-(colocate.py); the libraries themselves come on top.
+No rank is started, no weight is read, no file is made; of the data only what names environments is looked at. Memory
+figures are those by which a launch is refused (colocate.py); the libraries themselves come on top.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from shared.model.folder import load_config
 from shared.ranks import count_gpus, gpus_of, kind_of, shares_gpus
 from trainer import memory
 from trainer.colocate import engine_gpus, frozen_models, settle, streams, trainer_memory
+from trainer.environment_rows import environment_lines, environment_rows, room_lines
 from trainer.memory import DTYPE_BYTES, FROZEN_BYTES
 from trainer.objectives.objective import Need
 from trainer.objectives.registry import needs, objective_of
@@ -24,8 +25,10 @@ from trainer.soft_values import draws_of
 
 
 def plan_text(config: Config) -> str:
-    """The whole text of `--dry-run`. Raises ModelError if model.path is a folder that cannot be used."""
-    shape = model_shape(config)
+    """The whole text of `--dry-run`. Raises ModelError if model.path is a folder that cannot be used, and what
+    `environment_rows` raises."""
+    shape, rows = model_shape(config), environment_rows(config)
+    room = list(room_lines(config, rows))
     parts = [
         settings_file.to_toml(config),
         "placement (all ranks on this machine; on several nodes the order of ranks is the same)",
@@ -33,11 +36,12 @@ def plan_text(config: Config) -> str:
         "",
         "derived",
         *indent(derived_lines(config)),
+        *(["", "environments", *indent([*environment_lines(config, rows), *room[:1]])] if room else []),
         "",
         "memory",
         *indent(memory_lines(config, shape)),
     ]
-    remarks = list(remark_lines(config, shape))
+    remarks = [*remark_lines(config, shape), *room[1:]]
     if remarks:
         parts += ["", "worth a look", *indent(remarks)]
     return "\n".join(parts)

@@ -29,6 +29,7 @@ from trainer.client import TrainerClient
 from trainer.controller import TrainingLoop
 from trainer.data import DataSource, PromptFormat, opened
 from trainer.dry_run import objective_lines
+from trainer.environment_rows import start_episodes
 from trainer.episodes import Episodes
 from trainer.evaluation import Evaluator
 from trainer.export import export_best, note_training
@@ -176,7 +177,7 @@ class Launch:
             for line in objective_lines(config):
                 progress.warning(line)
         try:
-            await episodes.start([*problems, *validation])
+            await start_episodes(episodes, files, [*problems, *validation])
             await self._ask_teacher(prompts, problems)
             source = DataSource(problems, self.stages, prompts)
             validation = await self._check_data(files, source, scorer, validation)

@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import difflib
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from environments.environment import UnknownEnvironment, find
 from shared.config import Config
-from shared.errors import DataError
+from shared.errors import ConfigError, DataError
 from shared.jsonl import all_faults, read_rows, spread
 from shared.languages import LANGUAGES
 from shared.sections import Data
@@ -48,6 +49,11 @@ class ProblemFile:
     def where(self, problem: Problem) -> str:
         """File and line of a problem."""
         return f"{self.path}:{self.lines[problem.id]}"
+
+    @property
+    def environments(self) -> list[tuple[str, str]]:
+        """Where each problem is, and its environment."""
+        return [(f"{self.setting}: {self.where(problem)}", problem.environment) for problem in self.problems]
 
     def warn(self, found: Sequence[Problem], what: str) -> None:
         """Add a warning about some problems: how many they are, what is doubtful, and where the first one is."""
@@ -164,6 +170,23 @@ async def check_answers(
         )
         raise DataError(what + f" {shown[0]}" if len(shown) == 1 else all_faults(shown, what))
     found.warn(dark, "have a ground truth that the verifier does not understand: no completion of them is trained on")
+
+
+def check_environments(rows: Iterable[tuple[str, str]], others: Mapping[str, object], default: str) -> None:
+    """Raise DataError for rows with an environment that is not there; ConfigError where that is environment.name.
+
+    rows: (where, environment). others: those of environment.plugins. default: environment.name.
+    """
+    rows, unknown = list(rows), dict[str, str]()
+    for name in {name for _, name in rows if name}:
+        try:
+            find(name, others)
+        except UnknownEnvironment as error:
+            if name == default:
+                raise ConfigError(f"environment.name: {error}") from error
+            unknown[name] = str(error)
+    if faults := [f"{where}: {unknown[name]}" for where, name in rows if name in unknown]:
+        raise DataError(all_faults(faults, f"{len(faults):,} rows name environments that are not there:"))
 
 
 def without_long(found: ProblemFile, problems: Sequence[Problem], long: Sequence[Problem], room: int) -> list[Problem]:

@@ -1,0 +1,124 @@
+"""What `--dry-run`, `check` and the start of a launch say of environments: which the data names, and where one is not
+there; the tokens that an episode may have."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from environments.environment import UnknownEnvironment
+from environments.host import EnvironmentHost
+from shared.config import Config
+from shared.jsonl import read_rows, text_of
+from shared.types import Problem, Reward
+from trainer.data import PromptFormat
+from trainer.episodes import Episodes
+from trainer.problem_file import ProblemFile, check_environments
+
+LONGEST = 20
+"""problems with the longest texts, among which the longest prompt is looked for"""
+
+
+class EnvironmentRow(NamedTuple):
+    """A row of data that has an environment."""
+
+    setting: str
+    """the file: "data.train" or "data.validation\""""
+    where: str
+    environment: str
+    domain: str
+    text: str
+
+
+def environment_rows(config: Config) -> list[EnvironmentRow]:
+    """The rows that have an environment, of the files that are there. Raises DataError; ConfigError for an environment
+    whose options are wrong and a plug-in file that cannot be run."""
+    found, default = list[EnvironmentRow](), config.environment.name
+    for setting, value in (("data.train", config.data.train), ("data.validation", config.data.validation)):
+        path = Path(config.locate(value))
+        for row in read_rows(path, setting) if value and path.is_file() else ():
+            if name := text_of(row.fields, "environment", row.where, default):
+                texts = (
+                    text_of(row.fields, key, row.where, usual) for key, usual in (("domain", "math"), ("problem", ""))
+                )
+                found.append(EnvironmentRow(setting, row.where, name, *texts))
+    if found or default:
+        asyncio.run(_look_up(config, found))
+    return found
+
+
+async def start_episodes(episodes: Episodes, files: Sequence[ProblemFile], problems: Sequence[Problem]) -> None:
+    """Start what the environments of these problems, which are of `files`, need. Raises what `Episodes.start` raises,
+    and DataError with file and line for an environment that is not there."""
+    try:
+        await episodes.start(problems)
+    except UnknownEnvironment:
+        rows = [row for file in files for row in file.environments]
+        check_environments(rows, episodes.host.others, episodes.settings.name)
+        raise
+
+
+async def _look_up(config: Config, rows: list[EnvironmentRow]) -> None:
+    async def grade(problem: Problem, text: str) -> Reward:
+        raise RuntimeError("no episode begins here")
+
+    host, default = EnvironmentHost(config.environment, config.reward, grade), config.environment.name
+    try:
+        await host.start(sorted({*(row.environment for row in rows), *([default] if default else [])}))
+    except UnknownEnvironment:
+        named = [(row.where, row.environment) for row in rows]
+        check_environments([*named, ("environment.name", default)], host.others, default)
+        raise
+    finally:
+        await host.end()
+
+
+def environment_lines(config: Config, rows: list[EnvironmentRow]) -> Iterator[str]:
+    """One line an environment, and those of the limits of an episode; none where there are no environments."""
+    settings, sampled = config.environment, _most_sampled(config)
+    counts = Counter((row.environment, row.setting) for row in rows)
+    names = sorted({*(row.environment for row in rows), *([settings.name] if settings.name else [])})
+    for name in names:
+        files = [f"{count:,} problems of {setting}" for (of, setting), count in counts.items() if of == name]
+        yield f"{name:<14} {', '.join(files) or 'environment.name; [data] is not there yet'}"
+    if names:
+        yield (
+            f"an episode     at most {settings.max_turns} turns of {settings.turn_tokens or sampled:,} tokens, "
+            f"{sampled:,} sampled in all; {settings.step_s:g} s for an answer, {settings.episode_s:g} s for all"
+        )
+
+
+def room_lines(config: Config, rows: list[EnvironmentRow]) -> Iterator[str]:
+    """The most tokens of an episode; a second line if model.max_tokens may not hold them. Raises ModelError for a chat
+    template that rewrites its history, where that is not allowed."""
+    settings, sampled, folder = config.environment, _most_sampled(config), Path(config.locate(config.model.path))
+    if not rows and not settings.name:
+        return
+    prompt, around, texts = 0, 0, ""
+    if folder.is_dir():
+        from shared.chat import Chat
+
+        chat = Chat(folder)
+        if settings.history == "template":
+            chat.check_history()
+        prompts, longest = PromptFormat(chat, config.data), sorted(rows, key=lambda row: -len(row.text))[:LONGEST]
+        prompt = max((len(prompts.render(row.text, row.domain)) for row in longest), default=0)
+        around = len(chat.bridge([("user", "")]))
+        texts = f"{prompt:,} of the longest prompt + "
+    answers, each = settings.max_turns - 1, settings.observation_tokens + around
+    most = prompt + sampled + answers * each
+    held = f"{most:,} = {texts}{sampled:,} sampled + {answers} answers of {each:,}"
+    yield f"its tokens     at most {held}" + (f", {around} of them the chat template's" if around else "")
+    if most > config.model.max_tokens:
+        yield (
+            f"an episode may have {held} tokens, and model.max_tokens = {config.model.max_tokens:,} holds fewer: one "
+            "that reaches it ends there. Raise model.max_tokens, or lower environment.observation_tokens (an answer is "
+            "cut to it), environment.max_turns or rollout.max_completion_tokens"
+        )
+
+
+def _most_sampled(config: Config) -> int:
+    return max(stage.rollout.max_completion_tokens for stage in config.every_stage)
