@@ -57,16 +57,18 @@ class Launch:
         log_dir: Path | None = None,
         options: tuple[str, ...] = (),
         command: Literal["torchrun", "trainer"] = "torchrun",
+        file: str = "configs/quickstart.toml",
         **settings: Any,
     ):
-        """command: `torchrun -m trainer FILE`, or `python -m trainer FILE`, which starts torchrun itself."""
+        """file: of another one than the quickstart only `settings` are changed. command: `torchrun -m trainer FILE`, or
+        `python -m trainer FILE`, which starts torchrun itself."""
         self.run_dir = runs_dir / name
-        values = {**TINY, "name": name, "runs_dir": str(runs_dir)}
+        values = {**(TINY if "quickstart" in file else {}), "name": name, "runs_dir": str(runs_dir)}
         values |= {key.replace("__", "."): value for key, value in settings.items()}
         ranks = 1 + int(values.get("placement.trainers", 1)) + int(values.get("placement.engines", 1))
         where = torchrun or ("--standalone", f"--nproc-per-node={ranks}")
         by_torchrun = ["torch.distributed.run", *where, "-m"] if command == "torchrun" else []
-        line = [sys.executable, "-m", *by_torchrun, "trainer", "configs/quickstart.toml"]
+        line = [sys.executable, "-m", *by_torchrun, "trainer", file]
         for key, value in values.items():
             line.append(f"--{key}={json.dumps(value) if isinstance(value, list) else value}")
         line += options
