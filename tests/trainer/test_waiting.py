@@ -86,10 +86,12 @@ async def waiting_counts(max_async_level: int) -> tuple[list[int], int]:
     engines: Any = SimpleNamespace(live={1: 0}, slots=lambda: 8, submit=submit, training_in_flight=lambda: False)
     ledger: Any = SimpleNamespace(groups={0: group}, turn=lambda one: group, finish=lambda one: group)
     ledger.waiting = lambda: [one for one in completions if one.waiting]
+    ledger.unfinished = lambda: [one for one in completions if one.finish_reason is None]
     logger: Any = SimpleNamespace(engines=engines, waiting=0, _idle=IdleSeats())
     logger.note_waiting = lambda waiting: RunLogger.note_waiting(logger, waiting)
     config = Config.model_validate({"rollout": {"max_async_level": max_async_level}})
     run: Any = SimpleNamespace(ledger=ledger, engines=engines, logger=logger, episodes=environments, config=config)
+    run.next_turns = lambda: TrainingLoop.next_turns(run)
     tasks = [asyncio.create_task(TrainingLoop.answer(run, group, one)) for one in completions]
     await asyncio.sleep(0)
     counts = [logger.waiting]
@@ -131,7 +133,7 @@ def test_calls_of_tools_are_counted_by_episode_and_failures_by_call() -> None:
     found = {name: value for name, value in row.items() if name.startswith("environment/")}
     assert found == {
         "environment/turns": 2.0, "environment/wait_s": 2.0, "environment/failed": 0.0, "environment/tool_calls": 2.0,
-        "environment/failed_calls": 0.25, "environment/info/depth": 2.0,
+        "environment/failed_calls": 0.25, "environment/info/depth": 2.0, "environment/started_anew": 0.0,
     }  # fmt: skip
     assert {"environment/tool_calls", "environment/failed_calls", "environment/waiting"} <= set(METRICS)
     none = rollout_metrics([Group(prompt, [episode({"tool_calls": 0})], [None])], [0], [])
