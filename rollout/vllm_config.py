@@ -25,9 +25,9 @@ from rollout.token_ranks import count_ranks_by_row
 from shared import launch_folder
 from shared.config import Config
 from shared.errors import ConfigError, ModelError
-from shared.model.config import DecoderConfig
 from shared.model.cpu import given_threads
 from shared.model.folder import load_config
+from shared.model.implementation import read_shape
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -118,7 +118,7 @@ def build_vllm_config(
 
 def own_gpu_share(config: Config, model_dir: str, total_bytes: int) -> float:
     """Share of a GPU's memory for the engine that has it for itself: GPU_SHARE less what a weight update takes."""
-    shape = DecoderConfig.from_hf(load_config(Path(model_dir)))
+    shape = read_shape(load_config(Path(model_dir)))
     dtype: torch.dtype = getattr(torch, config.model.dtype)
     largest = shape.vocab_size * shape.hidden_size * dtype.itemsize
     return GPU_SHARE - (TRANSFER_TENSORS * largest + TRANSFER_BYTES) / total_bytes

@@ -73,7 +73,7 @@ def export_checkpoint(config: Config, model_dir: Path, version: int) -> Path:
         checkpoint_reader.read(source)
         folder.parent.mkdir(parents=True, exist_ok=True)
         dtype = getattr(torch, config.model.dtype)
-        hf.save_model(folder, hf.load_config(model_dir), iterate_weights(source), dtype, model_dir)
+        hf.save_trained(folder, model_dir, iterate_weights(source), dtype)
     note_training(config, folder, version)
     return folder
 

@@ -26,9 +26,9 @@ from shared.calls import call
 from shared.config import Config
 from shared.errors import CheckpointError, NonFinite, RunError
 from shared.model import hf
-from shared.model.config import DecoderConfig
 from shared.model.cpu import given_threads, keep_freed_memory, multiplies_bfloat16_fast
-from shared.model.decoder import Decoder
+from shared.model.implementation import make_model, read_shape
+from shared.model.language_model import LanguageModel
 from shared.model.packing import pack
 from shared.ranks import Role
 from shared.record_file import Written
@@ -86,30 +86,34 @@ def serve(link: TrainerLink, config: Config, role: Role) -> None:
 
 def build(
     model_dir: Path, checkpoint_dir: Path | None, config: Config, mesh: DeviceMesh, device: torch.device
-) -> tuple[Decoder, torch.optim.AdamW, dict[str, dict[str, int]]]:
+) -> tuple[LanguageModel, torch.optim.AdamW, dict[str, dict[str, int]]]:
     """Build model and optimiser of this rank, sharded from the start: no rank ever holds more than one whole tensor.
 
     Weights come from the checkpoint if given (moments too, and checksums: `load_shards`), else from the Hugging Face
     folder.
     """
-    shape, settings = DecoderConfig.from_hf(hf.load_config(model_dir)), config.optimiser
+    described, settings = hf.load_config(model_dir), config.optimiser
+    shape = read_shape(described, config.model.implementation, config.model.max_tokens)
     width, budget = DTYPE_BYTES[settings.compute_dtype], settings.activation_bytes
     with torch.device("meta"):
-        decoder = Decoder(shape, recompute=recomputed_layers(shape, settings.micro_batch_tokens, width, budget))
+        recompute = recomputed_layers(shape, settings.micro_batch_tokens, width, budget)
+        decoder = make_model(shape, described, recompute)
     fsdp.shard(decoder, mesh, getattr(torch, settings.compute_dtype))
     fsdp.materialise(decoder, device)
     made = optimiser.make_optimiser(decoder, settings)
+    load_weights(model_dir, decoder, only_fixed=checkpoint_dir is not None)
     if checkpoint_dir is not None:
         return decoder, made, shards.load_shards(checkpoint_dir, decoder, made)[1]
-    load_weights(model_dir, decoder)
     return decoder, made, {}
 
 
-def build_frozen(folder: Path, config: Config, mesh: DeviceMesh, device: torch.device) -> Decoder:
+def build_frozen(folder: Path, config: Config, mesh: DeviceMesh, device: torch.device) -> LanguageModel:
     """Build a frozen model from a Hugging Face folder, sharded and computed as the policy is: equal weights give equal
     log-probs."""
+    described = hf.load_config(folder)
     with torch.device("meta"):
-        frozen = Decoder(DecoderConfig.from_hf(hf.load_config(folder))).requires_grad_(False)
+        shape = read_shape(described, config.model.implementation, config.model.max_tokens)
+        frozen = make_model(shape, described).requires_grad_(False)
     fsdp.shard(frozen, mesh, getattr(torch, config.optimiser.compute_dtype))
     fsdp.materialise(frozen, device)
     load_weights(folder, frozen)
@@ -117,7 +121,7 @@ def build_frozen(folder: Path, config: Config, mesh: DeviceMesh, device: torch.d
 
 
 @torch.no_grad()
-def move(reference: Decoder, policy: Decoder, share: float) -> None:
+def move(reference: LanguageModel, policy: LanguageModel, share: float) -> None:
     """reference += share (policy - reference), this rank's float32 rows; 1 makes it the policy exactly."""
     for kept, new in zip(reference.parameters(), policy.parameters(), strict=True):
         fsdp.local(kept).lerp_(fsdp.local(new), share)
@@ -125,23 +129,27 @@ def move(reference: Decoder, policy: Decoder, share: float) -> None:
 
 
 @torch.no_grad()
-def load_weights(model_dir: Path, decoder: Decoder) -> None:
-    """Copy this rank's rows from a Hugging Face folder. Raises ModelError if it does not fit, NonFinite for a NaN in
-    it."""
-    parameters = dict(decoder.named_parameters())
-    for name, tensor in hf.iterate_weights(model_dir, {name: p.shape for name, p in parameters.items()}):
-        rows = fsdp.rows_of(parameters[name])
+def load_weights(model_dir: Path, decoder: LanguageModel, only_fixed: bool = False) -> None:
+    """Copy this rank's rows from a Hugging Face folder; only_fixed: of what is no parameter, and so in no checkpoint.
+    Raises ModelError if it does not fit, NonFinite for a NaN in it."""
+    stored, trained = dict(decoder.stored()), dict(decoder.named_parameters())
+    if only_fixed and len(stored) == len(trained):
+        return
+    for name, tensor in hf.iterate_weights(model_dir, {name: one.shape for name, one in stored.items()}):
+        if only_fixed and name in trained:
+            continue
+        rows = fsdp.rows_of(stored[name])
         held = tensor[rows.first : rows.first + rows.count]
         if not bool(torch.isfinite(held).all()):
             raise NonFinite(f"{name} in {model_dir} holds values that are not finite: fetch the weights again")
-        fsdp.local(parameters[name]).copy_(held)
+        fsdp.local(stored[name]).copy_(held)
     fsdp.reshard(decoder)
 
 
 class TrainerRank:
     """Model, optimiser and weight transfer of one trainer rank."""
 
-    decoder: Decoder
+    decoder: LanguageModel
     optimiser: torch.optim.AdamW
     model_dir: Path
     mesh: DeviceMesh
@@ -208,7 +216,7 @@ class TrainerRank:
         if settings.compute_dtype == "bfloat16" and not multiplies_bfloat16_fast(self.role.device.type):
             description["compute"] += " (slow on this processor: optimiser.compute_dtype = 'float32' takes less time)"
         if self.decoder.recompute:
-            description["recomputed"] = f"{self.decoder.recompute} of {len(self.decoder.model.layers)} layers"
+            description["recomputed"] = f"{self.decoder.recompute} of {len(self.decoder.layers)} layers"
         return description
 
     @call("load of the {role} model", deadline="start")
@@ -322,12 +330,12 @@ class TrainerRank:
         """Write the policy as a Hugging Face folder (safetensors, config, tokenizer) in the engines' dtype."""
         self.write_model(self.decoder, Path(folder), getattr(torch, self.config.model.dtype))
 
-    def write_model(self, model: Decoder, folder: Path, dtype: torch.dtype) -> None:
+    def write_model(self, model: LanguageModel, folder: Path, dtype: torch.dtype) -> None:
         """Write a Hugging Face folder, tokenizer included: complete or not at all. A collective."""
         gathered = fsdp.gather_full(model, dtype)
         try:
             if self.rank == 0:
-                hf.save_model(folder, hf.load_config(self.model_dir), gathered, dtype, self.model_dir)
+                hf.save_trained(folder, self.model_dir, gathered, dtype)
         finally:
             for _ in gathered:  # to the end on every rank, also when the disk failed: the others wait in the gather
                 pass
