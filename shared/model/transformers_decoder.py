@@ -69,17 +69,18 @@ def read_config(config: Mapping[str, Any]) -> Any:
     from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
 
     check_sizes(config)
-    kind = config.get("model_type")
-    if kind not in CONFIG_MAPPING or CONFIG_MAPPING[kind] not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise ModelError(
-            f"config.json names architecture {list(config.get('architectures') or [kind])}, which is not supported: "
-            "transformers has no such causal language model, and a folder's own code is not run (what works: "
-            f"{', '.join(FAMILIES)} and the others in docs/models.md)"
-        )
+    kind, named = config.get("model_type"), list(config.get("architectures") or [])
     if any(isinstance(config.get(key), Mapping) for key in ("text_config", "vision_config", "audio_config")):
         raise ModelError(
             f"config.json: {kind!r} has parts for images or sound, which is not supported: take the folder of its text "
             "model (docs/models.md: what works)"
+        )
+    known = kind in CONFIG_MAPPING and CONFIG_MAPPING[kind] in MODEL_FOR_CAUSAL_LM_MAPPING
+    if not known or (named and named[0] != MODEL_FOR_CAUSAL_LM_MAPPING[CONFIG_MAPPING[kind]].__name__):
+        raise ModelError(
+            f"config.json names architecture {named or kind}, which is not supported: transformers has no such causal "
+            f"language model of that model_type, and a folder's own code is not run (supported: {', '.join(FAMILIES)}, "
+            "and the others in docs/models.md)"
         )
     try:
         made = CONFIG_MAPPING[kind].from_dict(dict(config))
