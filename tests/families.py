@@ -43,6 +43,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+SENT = [family for family in FAMILIES if family not in ("qwen3.5", "gpt-oss")]
+"""those whose weights can be sent to vLLM's CPU build (docs/models.md)"""
+
+
 def config_of(family: str, **more: Any) -> dict[str, Any]:
     """The config.json of a tiny model."""
     import transformers

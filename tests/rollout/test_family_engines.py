@@ -13,14 +13,13 @@ from rollout.local_engine import LocalEngine
 from shared.model import hf
 from shared.model.language_model import LanguageModel
 from shared.types import Completion
-from tests.families import FAMILIES, config_of, reference
+from tests.families import SENT, config_of, reference
 from tests.packed import pack_from
 from tests.rollout.tiny_llama import engine_config
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(360)]
 FEW = ["qwen3 moe"]
 """a mixture: its experts lie in an order of the kernel's own"""
-SENT = [family for family in FAMILIES if family not in ("qwen3.5", "gpt-oss")]
 
 
 async def sample(folder: Path, model: LanguageModel) -> list[list[tuple[list[int], Completion]]]:

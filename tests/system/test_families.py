@@ -10,12 +10,10 @@ import pytest
 from examples.quickstart.prepare import prepare
 from rollout.weights.proof import LOGPROB_LIMITS
 from shared.model import hf
-from tests.families import FAMILIES, config_of, reference
+from tests.families import SENT, config_of, reference
 from tests.system.launch import TINY, Launch
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1500)]
-ENGINES = [family for family in FAMILIES if family not in ("qwen3.5", "gpt-oss")]
-"""those whose weights can be sent to vLLM's CPU build (docs/models.md)"""
 STEPS = 10
 SHOWN = ("reward/mean", "grad_norm", "sync/logprob_diff_mean", "sync/logprob_diff_max", "sync/logprob_move_diff")
 OPTIONS = {name.rpartition(".")[2]: value for name, value in TINY.items() if name.startswith("prepare.options.")}
@@ -29,7 +27,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "model"
 
 
-@pytest.mark.parametrize("family", ENGINES)
+@pytest.mark.parametrize("family", SENT)
 def test_ten_steps_of_every_family(made: Path, tmp_path: Path, family: str) -> None:
     rows = hf.load_config(made)["vocab_size"]
     ends = {"bos_token_id": None, "eos_token_id": 1, "pad_token_id": 0, "initializer_range": 0.06}
