@@ -236,7 +236,7 @@ def run_again(forward: Any, *inputs: Any, **named: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Rows:
+class PaddedRows:
     """A packed batch as one segment a row, its prefix before it."""
 
     token_ids: Tensor
@@ -245,7 +245,7 @@ class Rows:
     """[tokens] int64 where each token of the stream lies in the rows, flattened"""
 
 
-def lay_out_rows(batch: PackedBatch) -> Rows:
+def lay_out_rows(batch: PackedBatch) -> PaddedRows:
     """Give each segment a row. What is stored once for several is computed with each."""
     parts = batch.token_ids.split(list(batch.lengths))
     rows = [
@@ -256,4 +256,4 @@ def lay_out_rows(batch: PackedBatch) -> Rows:
     starts = [width * number + len(row) - len(part) for number, (row, part) in enumerate(zip(rows, parts, strict=True))]
     places = [torch.arange(start, start + len(part)) for start, part in zip(starts, parts, strict=True)]
     padded = nn.utils.rnn.pad_sequence(rows, batch_first=True)
-    return Rows(padded, torch.cat(places).to(batch.token_ids.device))
+    return PaddedRows(padded, torch.cat(places).to(batch.token_ids.device))
