@@ -83,7 +83,10 @@ class ExpertOrder:
         held: torch.Tensor = getattr(module, target.parameter)
         isa = module.quant_method.moe_kernel.fused_experts.isa
         if held.numel() != math.prod(shape):
-            raise ModelError(f"the engine keeps {target.parameter} as {tuple(held.shape)}, the trainers as {shape}")
+            raise ModelError(
+                f"the engine keeps {target.parameter} as {tuple(held.shape)}, the trainers as {shape}: on CPUs vLLM pads "
+                "experts whose inner size is no multiple of 32, and takes no updates of them here"
+            )
         key = shape, held.dtype, isa
         if key not in cls.found:
             cls.found[key] = cls(*key)
@@ -135,6 +138,8 @@ def plan_targets(model: torch.nn.Module, layout: Layout) -> list[Target]:
                 packed = False  # vLLM packs every embedding, but multiplies with one only where it is the head, too
             plain = parameter.numel() > 0 and not tied
             targets.append(Target(module, name, sources, size, row_bytes, plain, packed, experts))
+            if experts and parameter.device.type == "cpu":
+                ExpertOrder.of(targets[-1], places[0].shape)  # found now, not while the engine is paused
     if unused:
         raise ModelError(f"the engine's model has no place for {sorted(unused)[:5]}, which trainers send")
     return targets

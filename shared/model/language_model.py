@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,7 +19,7 @@ from shared.model.logprobs import PLAIN, HeadScale, chunked_logprobs
 from shared.model.packing import PackedBatch
 
 
-class LanguageModel(nn.Module):
+class LanguageModel(nn.Module, ABC):
     """A causal language model over packed sequences. `attention` names a backend; of the first `recompute` layers only
     the inputs are kept, and they are computed again in the backward pass (all of them: a third more time)."""
 
@@ -34,14 +35,14 @@ class LanguageModel(nn.Module):
         self.head_scale: HeadScale = PLAIN
 
     @property
+    @abstractmethod
     def layers(self) -> nn.ModuleList:
         """The decoder layers, in order: what FSDP shards one by one."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def head(self) -> Tensor:
         """[vocab, hidden] weight of the head; the embedding's where the two are tied."""
-        raise NotImplementedError
 
     def stored(self) -> Iterator[tuple[str, Tensor]]:
         """Yield (Hugging Face's name, tensor) of what a model folder holds: parameters, tied ones once, and a few
@@ -53,9 +54,9 @@ class LanguageModel(nn.Module):
     def settle_buffers(self) -> None:
         """Compute what a module keeps beside its parameters, after memory was given to it without contents."""
 
+    @abstractmethod
     def states(self, batch: PackedBatch, keep: Tensor | None) -> Tensor:
         """The last norm's output [kept, hidden] at the positions `keep` [kept] int64, or [tokens, hidden] at all."""
-        raise NotImplementedError
 
     def forward(self, batch: PackedBatch, temperature: float = 1.0, output: str = "logprobs") -> Any:
         """Score a packed batch.

@@ -83,6 +83,7 @@ def compare(folder: Path, family: str) -> Iterator[str]:
 def main(folder: Path, families: list[str]) -> None:
     """Compare one family after the other."""
     torch.set_num_threads(1)
+    torch.accelerator.empty_cache = lambda: None  # as vLLM's worker has it on CPUs
     state.init_distributed_environment(1, 0, f"file://{folder}/store", 0, backend="gloo")
     found = {}
     for family in families:
