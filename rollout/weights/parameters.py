@@ -84,8 +84,8 @@ class ExpertOrder:
         isa = module.quant_method.moe_kernel.fused_experts.isa
         if held.numel() != math.prod(shape):
             raise ModelError(
-                f"the engine keeps {target.parameter} as {tuple(held.shape)}, the trainers as {shape}: on CPUs vLLM pads "
-                "experts whose inner size is no multiple of 32, and takes no updates of them here"
+                f"the engine keeps {target.parameter} as {tuple(held.shape)}, the trainers as {shape}: on CPUs vLLM "
+                "pads experts whose inner size is no multiple of 32, and takes no updates of them here"
             )
         key = shape, held.dtype, isa
         if key not in cls.found:
