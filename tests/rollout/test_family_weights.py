@@ -15,8 +15,8 @@ from tests.families import SENT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 FEW = ["qwen3 moe", "gemma4"]
-"""a mixture, whose experts lie in the order of a kernel, and layers of several shapes; vLLM takes ten seconds to look at
-an architecture for the first time"""
+"""a mixture, whose experts lie in the order of a kernel, and layers of several shapes; vLLM takes ten seconds to look
+at an architecture for the first time"""
 
 
 def assert_same(folder: Path, families: list[str]) -> None:
