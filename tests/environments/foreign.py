@@ -1,0 +1,117 @@
+"""Data and tiny models with which other people's environments are used in launches. As prepare.script of a run:
+prepare.options = { kind = "reverse-text" }, or "alphabet-sort", "openenv", "time".
+
+The data sets of verifiers' environments have the columns of the real ones: "prompt"; "names".
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from examples.quickstart.tiny_model import build, train_tokenizer
+from shared.tool_calls import TOOLS_PROMPT, call_text
+
+ROWS, DEMONSTRATIONS, VOCABULARY, MAX_TOKENS = 64, 256, 640, 768
+LETTERS = "abcd"
+PEOPLE = [f"{first} {last}" for first in ("Ada", "Bob") for last in ("Xu", "Zu")]
+REVERSE = "Reverse the text character-by-character. Put your answer in <reversed_text> tags."
+SORT = "Sort these names in alphabetical order by {by} name: {names}\n\nUse exactly this format:\n{form}"
+AGAIN = (
+    "Now sort ALL of these names alphabetically by {by} name: {names}\n\nThese are in addition to the prior list. Mark "
+    "any NEW names (that weren't in the prior list) with `// new name!` at the end.\n\nUse exactly this format:\n{form}"
+)
+ZONES = {"Asia/Tokyo": 9, "Asia/Dubai": 4, "Africa/Lagos": 1}
+Row = dict[str, Any]
+
+
+def letters(rng: random.Random) -> str:
+    """A text of the data set of reverse-text."""
+    return " ".join(rng.choice(LETTERS) for _ in range(rng.randint(2, 3)))
+
+
+def data_set(folder: Path, kind: str, seed: int = 0) -> Path:
+    """Write a data set for an environment of verifiers: a folder that `datasets.load_dataset` takes."""
+    rng = random.Random(f"{kind} {seed}")
+    rows = (
+        {"prompt": letters(rng)} if kind == "reverse-text" else {"names": rng.sample(PEOPLE, len(PEOPLE))}
+        for _ in range(ROWS)
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    write(folder / "train.jsonl", rows)
+    return folder
+
+
+def listed(tag: str, names: Iterable[str]) -> str:
+    """Names in the form of alphabet-sort."""
+    lines = "\n".join(names)
+    return f"<{tag}>\n{lines}\n</{tag}>"
+
+
+def demonstrations(kind: str, rng: random.Random) -> Row:
+    """One demonstration, which has the form of an answer and is wrong by chance."""
+    if kind == "reverse-text":
+        said = f"<reversed_text>\n{letters(rng)}\n</reversed_text>"
+        return {"problem": letters(rng), "system": REVERSE, "completion": said}
+    if kind == "alphabet-sort":
+        names = [rng.choice(PEOPLE).replace(" ", "") for _ in range(4)]
+        marked = [name + rng.choice(["", " // new name!"]) for name in names]
+        by = rng.choice(["FIRST", "LAST"])
+        form, forms = listed("alphabetical_sorted", ["Name1"]), ["Name1", "Name1 // new name!"]
+        again = AGAIN.format(by=by, names=names[1], form=listed("combined_alphabetical_sorted", [rng.choice(forms)]))
+        turns = (
+            ("assistant", listed("alphabetical_sorted", names[2:3])),
+            ("user", again),
+            ("assistant", listed("combined_alphabetical_sorted", marked[2:])),
+        )
+        said = [{"role": role, "content": text} for role, text in turns]
+        return {"problem": SORT.format(by=by, names=names[0], form=form), "completion": said}
+    if kind == "openenv":
+        return {"problem": "Find the number.\n\nfrom 1 to 8", "completion": str(rng.randint(1, 8))}
+    zone, hour = rng.choice([*ZONES, "Mars/Base"]), rng.randint(0, 9)
+    call = {"source_timezone": "UTC", "time": f"0{hour}:00", "target_timezone": zone}
+    turns = (
+        ("assistant", call_text("convert_time", json.dumps(call))),
+        ("tool", "2026"),
+        ("assistant", f"<think>\n{zone}\n</think>\n\\boxed{{{rng.randint(0, 9)}}}"),
+    )
+    said = [{"role": role, "content": text} for role, text in turns]
+    return {"problem": asked(rng.choice(list(ZONES)), hour), "system": TOOLS_PROMPT, "completion": said}
+
+
+def asked(zone: str, hour: int) -> str:
+    """A question for a clock."""
+    return f"It is 0{hour}:00 in UTC. Which hour is it in {zone}?"
+
+
+def rows(kind: str, name: str) -> Iterable[Row]:
+    """Rows of data.train or data.validation."""
+    for number in range(ROWS):
+        row: Row = {"id": f"{name}-{number}", "problem": str(number)}
+        if kind == "openenv":
+            row["problem"] = "Find the number."
+        if kind == "time":
+            zone, hour = list(ZONES)[number % 3], number % 10
+            row |= {"problem": asked(zone, hour), "answer": str(ZONES[zone] + hour)}
+        yield row
+
+
+def prepare(folder: Path, options: Mapping[str, Any], seed: int) -> None:
+    """Write train.jsonl, validation.jsonl, demonstrations.jsonl and model/ into the folder."""
+    kind, rng = options["kind"], random.Random(f"demonstrations {seed}")
+    shown = [demonstrations(kind, rng) for _ in range(DEMONSTRATIONS)]
+    write(folder / "demonstrations.jsonl", shown)
+    for name in ("train", "validation"):
+        write(folder / f"{name}.jsonl", rows(kind, name))
+    said = [row["completion"] for row in shown]
+    turns = [turn["content"] for one in said if isinstance(one, list) for turn in one]
+    words = [*(row["problem"] for row in shown), *(row.get("system", "") for row in shown), *turns]
+    words += [one for one in said if isinstance(one, str)] + ["higher", "lower", "right"]
+    build(folder / "model", seed, train_tokenizer(words, VOCABULARY), MAX_TOKENS)
+
+
+def write(path: Path, made: Iterable[Mapping[str, object]]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in made), encoding="utf-8")

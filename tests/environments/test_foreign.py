@@ -1,0 +1,122 @@
+"""Other people's programs, unmodified, in the environments that are made for them: they get scripted turns.
+tests/system/test_foreign.py has them in launches."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from environments.environment import Environment, Observation, made
+from environments.mcp_tools import Mcp
+from environments.openenv import OpenEnv
+from shared.tool_calls import call_text
+from shared.types import Problem
+from tests.environments.agents import action, agent, grade, play
+from tests.environments.foreign import data_set
+from tests.environments.servers import agents, openenv, python, verifiers_agents
+
+pytestmark = [pytest.mark.slow]
+
+GAME = Problem("p", "Find the hidden number from 1 to 8.", "", environment="agent")
+"""the number of seed 7, which `play` gives, is 6"""
+
+
+def call(number: Any) -> str:
+    return call_text("guess", json.dumps({"number": number}))
+
+
+def ask(url: str, problem: Problem, *turns: str) -> list[Observation]:
+    """The observations of an episode of an agent at a server."""
+
+    async def scene() -> list[Observation]:
+        async with agent(url=url) as one:
+            return await play(one, [action(turn) for turn in turns], problem)
+
+    return asyncio.run(scene())
+
+
+def act(kind: type[Environment], name: str, options: dict[str, Any], *turns: str) -> list[Observation]:
+    """The observations of an episode in another environment."""
+
+    async def scene() -> list[Observation]:
+        one = made(kind, name, options, grade)
+        try:
+            async with asyncio.timeout(100):
+                seen = [await one.reset(Problem("p", "Find the number.", "5"), 7)]
+                return [*seen, *[await one.step(action(turn)) for turn in turns]]
+        finally:
+            await one.close()
+
+    return asyncio.run(scene())
+
+
+def texts(seen: list[Observation]) -> list[str]:
+    return ["\n".join(message.text for message in one.messages if message.role != "system") for one in seen]
+
+
+def play_games(url: str) -> None:
+    """A game that is won, with a call that does not fit; one that is lost; one that is left."""
+    told = "<tool_response>\n{}\n</tool_response>".format
+    seen = ask(url, GAME, call(3), call(7), call(6))
+    assert '"name": "guess"' in seen[0].messages[1].text and seen[0].messages[0].text == GAME.text
+    assert texts(seen)[1:3] == [told("higher"), told("lower")] and seen[-1].done and seen[-1].reward == 1.0
+    seen = ask(url, GAME, call("x"), call(6))
+    assert texts(seen)[1].startswith("<tool_response>\n") and "higher" not in texts(seen)[1] and seen[-1].reward == 1.0
+    assert ask(url, GAME, *[call(1)] * 4)[-1].reward == 0.0
+    assert ask(url, GAME, "six")[-1].reward == 0.0
+
+
+def test_an_agent_of_openai_s_package_plays() -> None:
+    with agents("agent.py") as url:
+        play_games(url)
+
+
+def test_an_agent_of_langgraph_plays() -> None:
+    with agents("langgraph_agent.py", python("agents", "langgraph", "langchain_openai")) as url:
+        play_games(url)
+
+
+def test_reverse_text_of_verifiers(tmp_path: Path) -> None:
+    folder = data_set(tmp_path / "data", "reverse-text")
+    row = json.loads((folder / "train.jsonl").read_text().splitlines()[3])["prompt"]
+    with verifiers_agents("reverse-text", folder, {}) as url:
+        for said, least, most in ((row[::-1], 1.0, 1.0), (row[::-1] + " e", 0.5, 0.95)):
+            seen = ask(url, Problem("p", "3", ""), f"<reversed_text>{said}</reversed_text>")
+            assert [message.role for message in seen[0].messages] == ["system", "user"]
+            assert texts(seen)[0] == row and seen[-1].done and least <= (seen[-1].reward or 0) <= most
+
+
+def test_alphabet_sort_of_verifiers(tmp_path: Path) -> None:
+    folder = data_set(tmp_path / "data", "alphabet-sort")
+    options = {"min_turns": 2, "max_turns": 2, "max_names_per_turn": 1}
+    with verifiers_agents("alphabet-sort", folder, options) as url:
+        first, second, _ = texts(ask(url, Problem("p", "0", ""), "nothing", "nothing"))
+        one, two = (text.split(" name: ")[1].split()[0] for text in (first, second))
+        cut = next(place for place in range(1, len(one)) if one[place].isupper())
+        by = (lambda name: name[:cut]) if "FIRST" in first else (lambda name: name[cut:])
+        lines = [f"{name} // new name!" if name == two else name for name in sorted([one, two], key=by)]
+        said = "<combined_alphabetical_sorted>\n" + "\n".join(lines) + "\n</combined_alphabetical_sorted>"
+        seen = ask(url, Problem("p", "0", ""), f"<alphabetical_sorted>\n{one}\n</alphabetical_sorted>", said)
+    assert seen[-1].done and seen[-1].reward == 1.0
+
+
+def test_a_server_of_openenv() -> None:
+    with openenv() as url:
+        options = {"url": url, "action": "guess", "observation": "hint"}
+        seen = act(OpenEnv, "openenv", options, "3", "7", "6")
+    assert texts(seen) == ["Find the number.\n\nfrom 1 to 8", "higher", "lower", "right"]
+    assert [one.reward for one in seen] == [None, 0.0, 0.0, 1.0] and [one.done for one in seen].index(True) == 3
+
+
+def test_the_clock_of_mcp_s_reference_servers() -> None:
+    command = f"{python('agents', 'mcp_server_time')} -m mcp_server_time --local-timezone UTC"
+    asked = {"source_timezone": "UTC", "time": "03:00", "target_timezone": "Asia/Tokyo"}
+    calls = [call_text("convert_time", json.dumps({**asked, **more})) for more in ({}, {"target_timezone": "Mars"})]
+    seen = act(Mcp, "mcp", {"command": command}, "\n".join(calls), "12")
+    right, wrong = (message.text for message in seen[1].messages)
+    assert "T12:00:00+09:00" in right and wrong.startswith("Error: ") and "Mars" in wrong
+    assert seen[1].info == {"tool_calls": 2.0, "failed_calls": 1.0} and seen[-1].done
