@@ -12,6 +12,7 @@ from typing import Any
 from openai import OpenAI
 
 NUMBERS, GUESSES = 8, 4
+CLIENT = OpenAI(base_url="http://localhost", api_key="none", timeout=3600, max_retries=0)
 TOOL: dict[str, Any] = {
     "name": "guess",
     "description": "Compare a number with the hidden one.",
@@ -30,18 +31,17 @@ def compare(arguments: str, hidden: int) -> str:
 def play(problem: dict[str, Any], base_url: str, api_key: str) -> float:
     """Play one game. Return the reward: 1 if the model finds the number within its guesses, else 0."""
     hidden = random.Random(problem["seed"]).randint(1, NUMBERS)
+    client = CLIENT.with_options(base_url=base_url, api_key=api_key)  # shares connections with other games
     messages: list[Any] = [{"role": "user", "content": problem["text"]}]
-    with OpenAI(base_url=base_url, api_key=api_key, timeout=3600, max_retries=0) as client:
-        for _ in range(GUESSES):
-            asked = client.chat.completions.create(
-                model="policy", messages=messages, tools=[{"type": "function", "function": TOOL}]
-            )
-            message = asked.choices[0].message
-            if not message.tool_calls:
-                return 0.0
-            messages.append(message)
-            results = [(call.id, compare(call.function.arguments, hidden)) for call in message.tool_calls]
-            if results[0][1] == "right":
-                return 1.0
-            messages += [{"role": "tool", "tool_call_id": of, "content": result} for of, result in results]
+    tools: Any = [{"type": "function", "function": TOOL}]
+    for _ in range(GUESSES):
+        message = client.chat.completions.create(model="policy", messages=messages, tools=tools).choices[0].message
+        calls = [call for call in message.tool_calls or [] if call.type == "function"]
+        if not calls:
+            return 0.0
+        messages.append(message)
+        results = [(call.id, compare(call.function.arguments, hidden)) for call in calls]
+        if results[0][1] == "right":
+            return 1.0
+        messages += [{"role": "tool", "tool_call_id": of, "content": result} for of, result in results]
     return 0.0

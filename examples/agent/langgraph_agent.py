@@ -19,14 +19,14 @@ def play(problem: dict[str, Any], base_url: str, api_key: str) -> float:
     hidden = random.Random(problem["seed"]).randint(1, NUMBERS)
     guesses: list[int] = []
 
-    @tool
     def guess(number: int) -> str:
         """Compare a number with the hidden one."""
         guesses.append(number)
         return "right" if number == hidden else "higher" if number < hidden else "lower"
 
+    tools = [tool(guess)]
     model = ChatOpenAI(model="policy", base_url=base_url, api_key=api_key, timeout=3600, max_retries=0)
-    asks = model.bind_tools([guess])
+    asks = model.bind_tools(tools)
 
     def ask(state: MessagesState) -> dict[str, list[AIMessage]]:
         return {"messages": [asks.invoke(state["messages"])]}
@@ -36,7 +36,7 @@ def play(problem: dict[str, Any], base_url: str, api_key: str) -> float:
 
     graph = StateGraph(MessagesState)
     graph.add_node("ask", ask)
-    graph.add_node("tools", ToolNode([guess]))
+    graph.add_node("tools", ToolNode(tools))
     graph.add_edge(START, "ask")
     graph.add_conditional_edges("ask", tools_condition)
     graph.add_conditional_edges("tools", is_over)

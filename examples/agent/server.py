@@ -27,10 +27,10 @@ class AgentHandler(BaseHTTPRequestHandler):
         """Let the agent play. What it raises is the error of this episode."""
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         try:
-            status, told = 200, {"reward": float(play(asked["problem"], asked["base_url"], asked["api_key"]))}
+            reward = float(play(asked["problem"], asked["base_url"], asked["api_key"]))
+            status, body = 200, json.dumps({"reward": reward}).encode()
         except Exception as error:  # noqa: BLE001 - whatever an agent raises
-            status, told = 500, {"error": f"{type(error).__name__}: {error}"[:1000]}
-        body = json.dumps(told).encode()
+            status, body = 500, f"{type(error).__name__}: {error}"[:1000].encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()

@@ -1,21 +1,26 @@
 """Data and tiny models with which other people's environments are used in launches. As prepare.script of a run:
-prepare.options = { kind = "reverse-text" }, or "alphabet-sort", "openenv", "time".
+prepare.options = { kinds = ["reverse-text", "alphabet-sort", "openenv", "mcp"], mcp = { command = "..." } }
 
 The data sets of verifiers' environments have the columns of the real ones: "prompt"; "names".
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from environments.environment import made
+from environments.mcp_tools import Mcp
 from examples.quickstart.tiny_model import build, train_tokenizer
-from shared.tool_calls import TOOLS_PROMPT, call_text
+from shared.tool_calls import call_text
+from shared.types import Problem
+from tests.environments.agents import grade
 
-ROWS, DEMONSTRATIONS, VOCABULARY, MAX_TOKENS = 64, 256, 640, 768
+ROWS, DEMONSTRATIONS, VOCABULARY, MAX_TOKENS = 64, 256, 1280, 2048
 LETTERS = "abcd"
 PEOPLE = [f"{first} {last}" for first in ("Ada", "Bob") for last in ("Xu", "Zu")]
 REVERSE = "Reverse the text character-by-character. Put your answer in <reversed_text> tags."
@@ -51,8 +56,8 @@ def listed(tag: str, names: Iterable[str]) -> str:
     return f"<{tag}>\n{lines}\n</{tag}>"
 
 
-def demonstrations(kind: str, rng: random.Random) -> Row:
-    """One demonstration, which has the form of an answer and is wrong by chance."""
+def demonstration(kind: str, rng: random.Random, tools: str) -> Row:
+    """One demonstration, which has the form of an answer and is wrong by chance. tools: what "mcp" says."""
     if kind == "reverse-text":
         said = f"<reversed_text>\n{letters(rng)}\n</reversed_text>"
         return {"problem": letters(rng), "system": REVERSE, "completion": said}
@@ -75,11 +80,11 @@ def demonstrations(kind: str, rng: random.Random) -> Row:
     call = {"source_timezone": "UTC", "time": f"0{hour}:00", "target_timezone": zone}
     turns = (
         ("assistant", call_text("convert_time", json.dumps(call))),
-        ("tool", "2026"),
+        ("tool", "so"),
         ("assistant", f"<think>\n{zone}\n</think>\n\\boxed{{{rng.randint(0, 9)}}}"),
     )
     said = [{"role": role, "content": text} for role, text in turns]
-    return {"problem": asked(rng.choice(list(ZONES)), hour), "system": TOOLS_PROMPT, "completion": said}
+    return {"problem": asked(rng.choice(list(ZONES)), hour), "system": tools, "completion": said}
 
 
 def asked(zone: str, hour: int) -> str:
@@ -87,13 +92,24 @@ def asked(zone: str, hour: int) -> str:
     return f"It is 0{hour}:00 in UTC. Which hour is it in {zone}?"
 
 
+async def tools_of(options: Mapping[str, Any]) -> str:
+    """What the environment "mcp" tells of the tools of its server."""
+    one = made(Mcp, "mcp", options, grade)
+    try:
+        return (await one.reset(Problem("p", "", ""), 0)).messages[0].text
+    finally:
+        await one.close()
+
+
 def rows(kind: str, name: str) -> Iterable[Row]:
     """Rows of data.train or data.validation."""
     for number in range(ROWS):
-        row: Row = {"id": f"{name}-{number}", "problem": str(number)}
-        if kind == "openenv":
+        row: Row = {"id": f"{name}-{kind}-{number}", "problem": f"{kind} {number}", "environment": kind}
+        if "-" in kind:
+            row["environment"] = "agent"
+        elif kind == "openenv":
             row["problem"] = "Find the number."
-        if kind == "time":
+        else:
             zone, hour = list(ZONES)[number % 3], number % 10
             row |= {"problem": asked(zone, hour), "answer": str(ZONES[zone] + hour)}
         yield row
@@ -101,11 +117,12 @@ def rows(kind: str, name: str) -> Iterable[Row]:
 
 def prepare(folder: Path, options: Mapping[str, Any], seed: int) -> None:
     """Write train.jsonl, validation.jsonl, demonstrations.jsonl and model/ into the folder."""
-    kind, rng = options["kind"], random.Random(f"demonstrations {seed}")
-    shown = [demonstrations(kind, rng) for _ in range(DEMONSTRATIONS)]
+    kinds, rng = options["kinds"], random.Random(f"demonstrations {seed}")
+    tools = asyncio.run(tools_of(options["mcp"])) if "mcp" in kinds else ""
+    shown = [demonstration(kind, rng, tools) for kind in kinds for _ in range(DEMONSTRATIONS)]
     write(folder / "demonstrations.jsonl", shown)
     for name in ("train", "validation"):
-        write(folder / f"{name}.jsonl", rows(kind, name))
+        write(folder / f"{name}.jsonl", (row for kind in kinds for row in rows(kind, name)))
     said = [row["completion"] for row in shown]
     turns = [turn["content"] for one in said if isinstance(one, list) for turn in one]
     words = [*(row["problem"] for row in shown), *(row.get("system", "") for row in shown), *turns]

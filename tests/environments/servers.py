@@ -51,15 +51,11 @@ def agents(file: str, interpreter: Path | str = sys.executable, **variables: str
 
 
 @contextmanager
-def verifiers_agents(kind: str, folder: Path, options: Mapping[str, object]) -> Iterator[str]:
-    """The same with an environment of verifiers, whose data set lies in the folder."""
-    interpreter = python("verifiers", "verifiers", kind.replace("-", "_"))
-    variables = {
-        "VERIFIERS_ENVIRONMENT": kind,
-        "VERIFIERS_OPTIONS": json.dumps({"dataset_name": str(folder), **options}),
-        "HF_HUB_OFFLINE": "1",
-        "HF_HOME": str(folder / "home"),
-    }
+def verifiers_agents(home: Path, **options: Mapping[str, object]) -> Iterator[str]:
+    """The same with environments of verifiers, by the names of their modules. options: of each."""
+    interpreter = python("verifiers", "verifiers", *options)
+    given = {name.replace("_", "-"): arguments for name, arguments in options.items()}
+    variables = {"VERIFIERS": json.dumps(given), "HF_HUB_OFFLINE": "1", "HF_HOME": str(home)}
     with agents("verifiers_agent.py", interpreter, **variables) as url:
         yield url
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from tests.environments.agents import action, agent, grade, play
 from tests.environments.foreign import data_set
 from tests.environments.servers import agents, openenv, python, verifiers_agents
 
-pytestmark = [pytest.mark.slow]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(540)]
 
 GAME = Problem("p", "Find the hidden number from 1 to 8.", "", environment="agent")
 """the number of seed 7, which `play` gives, is 6"""
@@ -80,27 +81,31 @@ def test_an_agent_of_langgraph_plays() -> None:
         play_games(url)
 
 
-def test_reverse_text_of_verifiers(tmp_path: Path) -> None:
-    folder = data_set(tmp_path / "data", "reverse-text")
-    row = json.loads((folder / "train.jsonl").read_text().splitlines()[3])["prompt"]
-    with verifiers_agents("reverse-text", folder, {}) as url:
-        for said, least, most in ((row[::-1], 1.0, 1.0), (row[::-1] + " e", 0.5, 0.95)):
-            seen = ask(url, Problem("p", "3", ""), f"<reversed_text>{said}</reversed_text>")
-            assert [message.role for message in seen[0].messages] == ["system", "user"]
-            assert texts(seen)[0] == row and seen[-1].done and least <= (seen[-1].reward or 0) <= most
+def test_environments_of_verifiers(tmp_path: Path) -> None:
+    texts_folder, names_folder = (data_set(tmp_path / kind, kind) for kind in ("reverse-text", "alphabet-sort"))
+    turns = {"min_turns": 2, "max_turns": 2, "max_names_per_turn": 1}
+    options = {"dataset_name": str(names_folder), **turns}
+    with verifiers_agents(tmp_path, reverse_text={"dataset_name": str(texts_folder)}, alphabet_sort=options) as url:
+        reverse_text(url, json.loads((texts_folder / "train.jsonl").read_text().splitlines()[3])["prompt"])
+        alphabet_sort(url)
 
 
-def test_alphabet_sort_of_verifiers(tmp_path: Path) -> None:
-    folder = data_set(tmp_path / "data", "alphabet-sort")
-    options = {"min_turns": 2, "max_turns": 2, "max_names_per_turn": 1}
-    with verifiers_agents("alphabet-sort", folder, options) as url:
-        first, second, _ = texts(ask(url, Problem("p", "0", ""), "nothing", "nothing"))
-        one, two = (text.split(" name: ")[1].split()[0] for text in (first, second))
-        cut = next(place for place in range(1, len(one)) if one[place].isupper())
-        by = (lambda name: name[:cut]) if "FIRST" in first else (lambda name: name[cut:])
-        lines = [f"{name} // new name!" if name == two else name for name in sorted([one, two], key=by)]
-        said = "<combined_alphabetical_sorted>\n" + "\n".join(lines) + "\n</combined_alphabetical_sorted>"
-        seen = ask(url, Problem("p", "0", ""), f"<alphabetical_sorted>\n{one}\n</alphabetical_sorted>", said)
+def reverse_text(url: str, row: str) -> None:
+    for said, least, most in ((row[::-1], 1.0, 1.0), (row[::-1] + " e", 0.5, 0.95)):
+        seen = ask(url, Problem("p", "reverse-text 3", ""), f"<reversed_text>{said}</reversed_text>")
+        assert [message.role for message in seen[0].messages] == ["system", "user"]
+        assert texts(seen)[0] == row and seen[-1].done and least <= (seen[-1].reward or 0) <= most
+
+
+def alphabet_sort(url: str) -> None:
+    problem = Problem("p", "alphabet-sort 0", "")
+    first, second, _ = texts(ask(url, problem, "nothing", "nothing"))
+    one, two = (text.split(" name: ")[1].split()[0] for text in (first, second))
+    place = 1 if "LAST" in first else 0
+    lines = sorted([one, two], key=lambda name: re.findall("[A-Z][a-z]+", name)[place])
+    said = "\n".join(f"{name} // new name!" if name == two else name for name in lines)
+    form = "<{0}>\n{1}\n</{0}>".format
+    seen = ask(url, problem, form("alphabetical_sorted", one), form("combined_alphabetical_sorted", said))
     assert seen[-1].done and seen[-1].reward == 1.0
 
 
