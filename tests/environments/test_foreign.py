@@ -1,5 +1,5 @@
 """Other people's programs, unmodified, in the environments that are made for them: they get scripted turns.
-tests/system/test_foreign.py has them in launches."""
+tests/examples/test_agent.py has one of the openai package, tests/system/test_agents.py has them in launches."""
 
 from __future__ import annotations
 
@@ -69,11 +69,6 @@ def play_games(url: str) -> None:
     assert texts(seen)[1].startswith("<tool_response>\n") and "higher" not in texts(seen)[1] and seen[-1].reward == 1.0
     assert ask(url, GAME, *[call(1)] * 4)[-1].reward == 0.0
     assert ask(url, GAME, "six")[-1].reward == 0.0
-
-
-def test_an_agent_of_openai_s_package_plays() -> None:
-    with agents("agent.py") as url:
-        play_games(url)
 
 
 def test_an_agent_of_langgraph_plays() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from shared.errors import ConfigError
 from shared.sections import Data, Sft
 from tests.environments.agents import action, agent, play
 from tests.environments.servers import agents
+from tests.environments.test_foreign import play_games
 from trainer.data import PromptFormat, load_problems
 from trainer.sft import load_demonstrations
 
@@ -27,17 +29,27 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with agents("agent.py") as address:
+        yield address
+
+
 @pytest.mark.slow
-def test_demonstrations_are_what_the_agent_asks_and_reads(made: Path) -> None:
+def test_an_agent_of_openai_s_package_plays(url: str) -> None:
+    play_games(url)
+
+
+@pytest.mark.slow
+def test_demonstrations_are_what_the_agent_asks_and_reads(made: Path, url: str) -> None:
     [problem, *_] = load_problems(made / "train.jsonl", "data.train", "agent")
     row = json.loads((made / "demonstrations.jsonl").read_text().splitlines()[0])
 
-    async def scene(url: str) -> list[Observation]:
+    async def scene() -> list[Observation]:
         async with agent(url=url) as one:
             return await play(one, [action(row["completion"])], problem)
 
-    with agents("agent.py") as url:
-        first, second = asyncio.run(scene(url))
+    first, second = asyncio.run(scene())
     assert [message.text for message in first.messages] == [row["problem"], row["system"]]
     number = json.loads(row["completion"].split("\n")[1])["arguments"]
     assert second.done is (compare(json.dumps(number), 6) == "right")
