@@ -93,7 +93,7 @@ smollm2: $(VENV)/.installed-$(EXTRA)-smollm2
 install: $(VENV)/.installed-$(EXTRA)
 install-dev: $(VENV)/.installed-$(EXTRA)-dev
 install-clients: .venv/clients/.installed-openai2 .venv/clients/.installed-openai3 .venv/clients/.installed-agents
-install-environments: .venv/clients/.installed-openenv .venv/clients/.installed-verifiers
+install-environments: .venv/clients/.installed-openenv .venv/clients/.installed-verifiers .venv/clients/.installed-verifiers4
 install-peers: .venv/peers/.installed-trl
 
 $(VENV)/bin/uv:

@@ -9,15 +9,19 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
+from tests.environments.foreign import data_set
+
 ROOT = Path(__file__).resolve().parents[2]
 AGENTS = ROOT / "examples" / "agent"
 START_S = 120.0
+HUB = {"reverse-text": "PrimeIntellect/Reverse-Text-RL", "alphabet-sort": "kalomaze/alphabetic-arxiv-authors-it1"}
+"""the data sets of verifiers' environments"""
 
 
 def python(environment: str, *modules: str) -> Path:
@@ -33,11 +37,14 @@ def python(environment: str, *modules: str) -> Path:
 
 
 @contextmanager
-def agents(file: str, interpreter: Path | str = sys.executable, **variables: str) -> Iterator[str]:
-    """The address of examples/agent/server.py with an agent of that folder."""
+def agents(
+    file: str, interpreter: Path | str = sys.executable, folder: Path | None = None, **variables: str
+) -> Iterator[str]:
+    """The address of examples/agent/server.py with an agent of that folder. folder: where it is started."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("OPENAI_", "PYTHONPATH"))}
+    environ["PATH"] = f"{Path(sys.executable).parent}:{environ['PATH']}"  # uv is there
     command = [str(interpreter), str(AGENTS / "server.py"), str(AGENTS / file), "0"]
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**environ, **variables})
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**environ, **variables}, cwd=folder)
     try:
         assert child.stdout
         for line in child.stdout:
@@ -51,12 +58,16 @@ def agents(file: str, interpreter: Path | str = sys.executable, **variables: str
 
 
 @contextmanager
-def verifiers_agents(home: Path, **options: Mapping[str, object]) -> Iterator[str]:
-    """The same with environments of verifiers, by the names of their modules. options: of each."""
-    interpreter = python("verifiers", "verifiers", *options)
-    given = {name.replace("_", "-"): arguments for name, arguments in options.items()}
-    variables = {"VERIFIERS": json.dumps(given), "HF_HUB_OFFLINE": "1", "HF_HOME": str(home)}
-    with agents("verifiers_agent.py", interpreter, **variables) as url:
+def verifiers_agents(folder: Path, environment: str = "verifiers") -> Iterator[str]:
+    """The same with reverse-text and alphabet-sort of verifiers, of two turns. Their data sets lie in the folder under
+    the names that they have on the Hub. environment: of clients, "verifiers" (0.1) or "verifiers4"."""
+    file = {"verifiers": "verifiers_agent.py", "verifiers4": "verifiers_v1_agent.py"}[environment]
+    interpreter = python(environment, "verifiers", "reverse_text", "alphabet_sort")
+    for kind, name in HUB.items():
+        data_set(folder / name, kind)
+    options = {"reverse-text": {}, "alphabet-sort": {"min_turns": 2, "max_turns": 2, "max_names_per_turn": 1}}
+    variables = {"VERIFIERS": json.dumps(options), "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "home")}
+    with agents(file, interpreter, folder, **variables) as url:
         yield url
 
 

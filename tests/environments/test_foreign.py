@@ -17,8 +17,7 @@ from environments.openenv import OpenEnv
 from shared.tool_calls import call_text
 from shared.types import Problem
 from tests.environments.agents import action, agent, grade, play
-from tests.environments.foreign import data_set
-from tests.environments.servers import agents, openenv, python, verifiers_agents
+from tests.environments.servers import HUB, agents, openenv, python, verifiers_agents
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(540)]
 
@@ -76,12 +75,11 @@ def test_an_agent_of_langgraph_plays() -> None:
         play_games(url)
 
 
-def test_environments_of_verifiers(tmp_path: Path) -> None:
-    texts_folder, names_folder = (data_set(tmp_path / kind, kind) for kind in ("reverse-text", "alphabet-sort"))
-    turns = {"min_turns": 2, "max_turns": 2, "max_names_per_turn": 1}
-    options = {"dataset_name": str(names_folder), **turns}
-    with verifiers_agents(tmp_path, reverse_text={"dataset_name": str(texts_folder)}, alphabet_sort=options) as url:
-        reverse_text(url, json.loads((texts_folder / "train.jsonl").read_text().splitlines()[3])["prompt"])
+@pytest.mark.parametrize("environment", ["verifiers", "verifiers4"])
+def test_environments_of_verifiers(tmp_path: Path, environment: str) -> None:
+    with verifiers_agents(tmp_path, environment) as url:
+        rows = (tmp_path / HUB["reverse-text"] / "train.jsonl").read_text().splitlines()
+        reverse_text(url, json.loads(rows[3])["prompt"])
         alphabet_sort(url)
 
 

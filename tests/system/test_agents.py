@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from shared.config import Config
-from tests.environments.foreign import data_set
 from tests.environments.servers import ROOT, agents, openenv, python, verifiers_agents
 from tests.system.launch import Launch
 
@@ -82,12 +81,9 @@ def test_an_agent_of_langgraph_trains(tmp_path: Path) -> None:
 
 def test_environments_of_verifiers_openenv_and_an_mcp_server_train(tmp_path: Path) -> None:
     kinds = ["reverse-text", "alphabet-sort", "openenv", "mcp"]
-    texts, names = (data_set(tmp_path / kind, kind) for kind in kinds[:2])
-    sort = {"dataset_name": str(names), "min_turns": 2, "max_turns": 2, "max_names_per_turn": 1}
     clock = f"{python('agents', 'mcp_server_time')} -m mcp_server_time --local-timezone UTC"
     mcp = {"command": clock, "tools": ["convert_time"], "shared": True}
-    reverse = {"dataset_name": str(texts)}
-    with verifiers_agents(tmp_path, reverse_text=reverse, alphabet_sort=sort) as url, openenv() as server:
+    with verifiers_agents(tmp_path) as url, openenv() as server:
         options = {"openenv": {"url": server, "action": "guess", "observation": "hint"}, "mcp": mcp}
         launch = Launch(
             tmp_path, "foreign", file=EXAMPLE, environment__options=at(url, **options), steps=30, evaluate__every=0,
