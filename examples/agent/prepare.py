@@ -1,5 +1,5 @@
-"""Makes the files of the example "agent": rows that say what the agent asks, demonstrations that call its tool with
-numbers at random, and a tiny model that knows the words.
+"""Makes the files of the example "agent": questions for the agent, demonstrations that call its tool and answer at
+random, and a tiny model that knows the words.
 
 [prepare]
 script = "examples/agent/prepare.py"
@@ -13,14 +13,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from examples.agent.agent import NUMBERS, TOOL
+from examples.agent.agent import KINDS, MOST, TOOL
 from examples.quickstart.tiny_model import build, train_tokenizer
 from shared.errors import ConfigError
-from shared.tool_calls import TOOLS_PROMPT, ToolDefinition, call_text, signatures
+from shared.tool_calls import TOOLS_PROMPT, ToolDefinition, call_text, result_text, signatures
 
 VOCABULARY, MAX_TOKENS = 384, 256
-PROBLEMS = 128
-TEXT = f"Find the hidden number from 1 to {NUMBERS}."
+PROBLEMS, DEMONSTRATIONS = 128, 256
 
 
 def prepare(folder: Path, options: Mapping[str, Any], seed: int) -> None:
@@ -28,21 +27,30 @@ def prepare(folder: Path, options: Mapping[str, Any], seed: int) -> None:
     if options:
         raise ConfigError(f"prepare.options: this example has none, not {', '.join(options)}")
     system = TOOLS_PROMPT.replace("{given}", signatures([ToolDefinition(**TOOL)]))
-    rng = random.Random(f"guesses {seed}")
-    calls = [call_text(TOOL["name"], json.dumps({"number": rng.randint(1, NUMBERS)})) for _ in range(PROBLEMS)]
-    rows = ({"problem": TEXT, "system": system, "completion": call} for call in calls)
-    _write(folder / "demonstrations.jsonl", rows)
+    rng = random.Random(f"fruit {seed}")
+    shown = [_demonstrate(rng.choice(KINDS), rng) for _ in range(DEMONSTRATIONS)]
+    _write(folder / "demonstrations.jsonl", ({**row, "system": system} for row in shown))
     for name in ("train", "validation"):
-        rows = ({"id": f"{name}-{number}", "problem": TEXT} for number in range(PROBLEMS))
+        kinds = [rng.choice(KINDS) for _ in range(PROBLEMS)]
+        rows = ({"id": f"{name}-{n}", "problem": _ask(kind), "answer": kind} for n, kind in enumerate(kinds))
         _write(folder / f"{name}.jsonl", rows)
-    words = [
-        system,
-        TEXT,
-        "<tool_response>\nhigher\n</tool_response>",
-        "<tool_response>\nlower\n</tool_response>",
-        *calls,
-    ]
-    build(folder / "model", seed, train_tokenizer(words * 20, VOCABULARY), MAX_TOKENS)
+    turns = [turn["content"] for row in shown for turn in row["completion"]]
+    words = [system, *map(_ask, KINDS), *turns, *(result_text(turn) for turn in turns)]
+    build(folder / "model", seed, train_tokenizer(words, VOCABULARY), MAX_TOKENS)
+
+
+def _ask(kind: str) -> str:
+    return f"How many {kind} are there?"
+
+
+def _demonstrate(kind: str, rng: random.Random) -> dict[str, Any]:
+    """The right call, a result, and a number that has nothing to do with it."""
+    said = (
+        ("assistant", call_text(TOOL["name"], json.dumps({"kind": kind}))),
+        ("tool", str(rng.randint(1, MOST))),
+        ("assistant", str(rng.randint(1, MOST))),
+    )
+    return {"problem": _ask(kind), "completion": [{"role": role, "content": text} for role, text in said]}
 
 
 def _write(path: Path, rows: Iterable[Mapping[str, object]]) -> None:

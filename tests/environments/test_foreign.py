@@ -21,12 +21,12 @@ from tests.environments.servers import HUB, agents, openenv, python, verifiers_a
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(540)]
 
-GAME = Problem("p", "Find the hidden number from 1 to 8.", "", environment="agent")
-"""the number of seed 7, which `play` gives, is 6"""
+QUESTION = Problem("p", "How many plums are there?", "plums", environment="agent")
+"""with seed 7, which `play` gives, there are 6 apples, 3 lemons and 7 plums"""
 
 
-def call(number: Any) -> str:
-    return call_text("guess", json.dumps({"number": number}))
+def call(kind: Any) -> str:
+    return call_text("count", json.dumps({"kind": kind}))
 
 
 def ask(url: str, problem: Problem, *turns: str) -> list[Observation]:
@@ -58,21 +58,20 @@ def texts(seen: list[Observation]) -> list[str]:
     return ["\n".join(message.text for message in one.messages if message.role != "system") for one in seen]
 
 
-def play_games(url: str) -> None:
-    """A game that is won, with a call that does not fit; one that is lost; one that is left."""
+def answer_questions(url: str) -> None:
+    """Right after two calls, wrong, without a call, and calls without end."""
     told = "<tool_response>\n{}\n</tool_response>".format
-    seen = ask(url, GAME, call(3), call(7), call(6))
-    assert '"name": "guess"' in seen[0].messages[1].text and seen[0].messages[0].text == GAME.text
-    assert texts(seen)[1:3] == [told("higher"), told("lower")] and seen[-1].done and seen[-1].reward == 1.0
-    seen = ask(url, GAME, call("x"), call(6))
-    assert texts(seen)[1].startswith("<tool_response>\n") and "higher" not in texts(seen)[1] and seen[-1].reward == 1.0
-    assert ask(url, GAME, *[call(1)] * 4)[-1].reward == 0.0
-    assert ask(url, GAME, "six")[-1].reward == 0.0
+    seen = ask(url, QUESTION, f"{call('lemons')}\n{call('apples')}", call("plums"), "7")
+    assert '"name": "count"' in seen[0].messages[1].text and seen[0].messages[0].text == QUESTION.text
+    assert texts(seen)[1:3] == [f"{told(3)}\n{told(6)}", told(7)] and seen[-1].done and seen[-1].reward == 1.0
+    seen = ask(url, QUESTION, call("pears"), "6")
+    assert "no such kind" in texts(seen)[1] and seen[-1].done and seen[-1].reward == 0.0
+    assert ask(url, QUESTION, "7")[-1].reward == 1.0
 
 
 def test_an_agent_of_langgraph_plays() -> None:
     with agents("langgraph_agent.py", python("agents", "langgraph", "langchain_openai")) as url:
-        play_games(url)
+        answer_questions(url)
 
 
 @pytest.mark.parametrize("environment", ["verifiers", "verifiers4"])

@@ -67,7 +67,7 @@ def test_a_plain_agent_trains_through_updates_and_the_death_of_an_engine(tmp_pat
     assert len(said) == sum(len(one["turns"]) for one in found) and sum("<tool_call>" in turn["text"] for turn in said)
     first, last = mean(rewards(launch)[:8]), mean(rewards(launch)[-8:])
     print(f"reward of the first 8 steps {first:.3f}, of the last 8 {last:.3f}; rewards {rewards(launch)}")
-    assert last > first + 0.1
+    assert last > first + 0.3
 
 
 def test_an_agent_of_langgraph_trains(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_an_agent_of_langgraph_trains(tmp_path: Path) -> None:
         assert launch.wait(1000) == 0, launch.output[-6000:]
     found = check_episodes(launch)
     print(f"rewards {rewards(launch)}")
-    assert max(len(one["turns"]) for one in found) == 4 and any(rewards(launch))
+    assert max(len(one["turns"]) for one in found) > 1 and any(rewards(launch))
 
 
 def test_environments_of_verifiers_openenv_and_an_mcp_server_train(tmp_path: Path) -> None:
