@@ -10,6 +10,7 @@ import json
 import runpy
 import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 
 class AgentServer(ThreadingHTTPServer):
@@ -18,6 +19,11 @@ class AgentServer(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 1024
     """episodes of a step come at once"""
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Tell of an error, unless it is that nobody waits any more: episodes are given up when they are cut."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
 
 
 class AgentHandler(BaseHTTPRequestHandler):
