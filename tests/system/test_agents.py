@@ -54,7 +54,7 @@ def check_episodes(launch: Launch) -> list[dict[str, Any]]:
 def test_a_plain_agent_trains_through_updates_and_the_death_of_an_engine(tmp_path: Path) -> None:
     with agents("agent.py") as url:
         launch = Launch(tmp_path, "agent", file=EXAMPLE, environment__options=at(url), rollout__max_restarts=3)
-        launch.until_step(15)
+        launch.until(lambda: len(launch.metrics()) >= 15, 1200)
         engine = launch.engine_pid(2)
         launch.until_busy(engine)
         os.kill(engine, signal.SIGKILL)
