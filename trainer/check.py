@@ -182,7 +182,7 @@ def holds_programs(config: Config) -> bool:
     if not path.is_file():
         return False
     try:
-        return any("tests" in row for _, _, row in islice(read_rows(path, "data.train"), PROGRAM_LINES))
+        return any("tests" in row and "checker" not in row for _, _, row in islice(read_rows(path, "data.train"), PROGRAM_LINES))
     except DataError:  # a launch says what is wrong with it
         return False
 

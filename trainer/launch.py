@@ -234,7 +234,7 @@ class Launch:
         if Need.TEACHER not in needs(self.config) or not objective.served_teacher:
             return
         self.teacher = Teacher(objective, self.config.deadlines.start_s)
-        probes = [prompts.render(problem.text, problem.domain) for problem in problems[:2]]
+        probes = [prompts.prompt_of(problem) for problem in problems[:2]]
         decode = prompts.chat.tokenizer.decode
         self.progress.note(await self.teacher.start(probes, decode, self.config.model.max_tokens))
 

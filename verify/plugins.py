@@ -80,6 +80,14 @@ class Registered(NamedTuple):
     options: type[RewardOptions] = RewardOptions
 
 
+_in_force = RewardWeights()
+
+
+def in_force() -> RewardWeights:
+    """Return the [reward] section of which `choose` chose last in this process."""
+    return _in_force
+
+
 REWARDS: dict[str, Registered] = {}
 """name -> reward"""
 
@@ -203,6 +211,8 @@ def choose(settings: RewardWeights) -> list[Extra]:
     The verifiers of the plug-in files are registered. Raises ConfigError for unknown names (naming the nearest), for
     options that a reward does not have, and for plug-in files that cannot be loaded.
     """
+    global _in_force
+    _in_force = settings
     read_options("language", LanguageOptions, settings)
     if not settings.extra and not settings.plugins:
         return []

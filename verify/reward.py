@@ -37,7 +37,7 @@ from verify.format import Parts, check_format
 from verify.language import Consistency, LanguageOptions, consistency
 from verify.plugins import Case, Failed, choose, read_options
 from verify.refusals import refuse_answer, refuse_format
-from verify.verifiers import NOT_VERIFIED, Answer, Finding, Needs, read_problem, verifier_of
+from verify.verifiers import NOT_VERIFIED, Answer, Finding, Needs, read_problem, verifier_for
 
 LONG_CHARACTERS = 20_000
 """the language of longer completions is detected in a thread: it takes about 1 ms for 2,000 characters"""
@@ -98,7 +98,7 @@ class CompletionScorer:
         if tokens is not None:
             penalty = length_penalty(tokens, settings.length_max, settings.overlong_buffer, settings.length)
         if parts is None:
-            parts = check_format(completion, opened=opened, domain=problem.domain)
+            parts = check_format(completion, opened=opened, verifier=verifier_for(problem))
         if not parts.ok or parts.answer is None:
             return self._broken(parts.failed)
         parts = refuse_format(problem, parts, settings.refuse)
@@ -113,7 +113,7 @@ class CompletionScorer:
             hint=problem.language,
             undetermined=self.undetermined,
             hidden="foreign" in settings.refuse,
-            program=verifier_of(problem.domain).answer_in == "code block",
+            program=verifier_for(problem).answer_in == "code block",
         )
         spoken_parts = (problem.text, parts.reasoning, parts.response)
         if sum(map(len, spoken_parts)) > LONG_CHARACTERS:
@@ -144,7 +144,7 @@ class CompletionScorer:
             return Finding(Verdict.WRONG, 0.0, refused)
         answer = Answer(problem, parts.answer or "", parts.language, group)
         try:
-            found = await verifier_of(problem.domain).verify(answer, self.tools)
+            found = await verifier_for(problem).verify(answer, self.tools)
         except Failed as failed:
             return Finding(failed.verdict, 0.0, str(failed))
         return found._replace(reason=_storable(found.reason))
@@ -212,7 +212,7 @@ def score(
         settings = config.reward.resolved(config.rollout.max_completion_tokens)
     else:
         settings = config or RewardWeights()
-    if programs is None and verifier_of(problem.domain).needs == "sandbox":
+    if programs is None and verifier_for(problem).needs == "sandbox":
         programs = _programs(settings.sandbox)
     return _finish(CompletionScorer(settings, _Blocking(), programs).score(problem, completion, tokens, opened=opened))
 

@@ -17,7 +17,7 @@ from verify.code.runner import ProgramVerifier
 from verify.format import CONTROL, Parts, check_format, check_tokens
 from verify.plugins import Failed
 from verify.reward import CompletionScorer
-from verify.verifiers import verifier_of
+from verify.verifiers import Verifier, verifier_for
 
 TOLD_AGAIN = 10
 """a kind of failure is reported at first, and whenever its count is so many times the one reported last"""
@@ -102,7 +102,7 @@ class RewardScorer:
         """
         await self.checker.start()
         return (
-            await self.programs.start() if any(verifier_of(one.domain).needs == "sandbox" for one in problems) else ""
+            await self.programs.start() if any(verifier_for(one).needs == "sandbox" for one in problems) else ""
         )
 
     async def score(self, problem: Problem, completion: Completion) -> tuple[Reward, str]:
@@ -116,7 +116,7 @@ class RewardScorer:
             reward = reward_of(completion)
         else:
             last = text if not completion.turns else self.chat.think_prefix + self.chat.decode(completion.last_turn)
-            parts = parts_of(self.chat, completion.last_turn, problem.domain)
+            parts = parts_of(self.chat, completion.last_turn, verifier_for(problem))
             tokens = completion.sampled_tokens
             reward = await self.scorer.score(problem, last, tokens, parts=parts, group=completion.group)
         self._count(problem, reward)
@@ -179,13 +179,13 @@ def reward_of(completion: Completion) -> Reward:
     )
 
 
-def parts_of(chat: Chat, ids: Sequence[int], domain: str) -> Parts:
+def parts_of(chat: Chat, ids: Sequence[int], verifier: Verifier | None = None) -> Parts:
     """The format of a completion: by its tokens where the model has control tokens for reasoning, else by its text.
 
-    ids: [tokens] as sampled. The response of the result is the end of `chat.decode(ids)`.
+    ids: [tokens] as sampled. verifier: of the problem, None for an answer in a box. The response of the result is the end of `chat.decode(ids)`.
     """
     control = chat.think_ids
     if control is None or chat.think_prefix.startswith("<think>"):
-        return check_format(chat.think_prefix + chat.decode(ids), domain=domain)
+        return check_format(chat.think_prefix + chat.decode(ids), verifier=verifier)
     opened = chat.think_prefix.startswith(CONTROL.open)
-    return check_tokens(ids, control, chat.decode, opened=opened, domain=domain)
+    return check_tokens(ids, control, chat.decode, opened=opened, verifier=verifier)

@@ -210,7 +210,7 @@ class Survey:
         for problem in problems:
             without_environment(problem, f"--data {path}: {problem.id}", "a surface is measured with")
         prompts = [
-            Prompt(index, problem, style.render(problem.text, problem.domain))
+            Prompt(index, problem, style.prompt_of(problem))
             for index, problem in enumerate(spread(problems, self.problems))
         ]
         fitting = [prompt for prompt in prompts if len(prompt.token_ids) <= room]
