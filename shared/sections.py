@@ -39,9 +39,13 @@ class Model(Section):
 
 class Data(Section):
     train: str = ""
-    """JSONL (or .jsonl.gz) of problems to train on; a run needs one"""
+    """JSONL (or .jsonl.gz) of problems to train on, or kinds of problems that reasoning-gym generates, with a level of
+    its curriculum where one is wanted, e.g. "reasoning_gym:countdown,chain_sum/2"; a run needs one"""
     validation: str = ""
-    """JSONL of problems for evaluation only; "" for none"""
+    """the same for evaluation only; "" for none"""
+    generate: dict[str, dict[str, Any]] = {}
+    """kind of generated problems = its options, reasoning-gym's own and `size`, the number to train on (500), e.g.
+    { countdown = { size = 2000, max_numbers = 4 } }"""
     order: Literal["shuffle", "file"] = "shuffle"
     """draw problems in a seeded random order (new each epoch), or as they stand in the file"""
     system_prompt: str = "magistral"
@@ -61,7 +65,7 @@ class Data(Section):
 
     def own_contradictions(self) -> Iterator[str]:
         """Yield what the names and bounds of the problems contradict."""
-        if self.train and self.train == self.validation:
+        if self.train and self.train == self.validation and not self.train.startswith("reasoning_gym:"):
             yield (
                 f'data.train and data.validation are both "{self.train}": evaluation would be on training problems; '
                 'give another file, or data.validation = ""'

@@ -33,10 +33,10 @@ PLAIN = (
     ast.Expression, ast.Constant, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop, ast.Tuple, ast.List, ast.Set,
     ast.Dict, ast.Load,
 )  # fmt: skip
-CALLED = frozenset(
-    "Integer Float Rational Symbol Add Mul Pow sqrt cbrt exp log ln sin cos tan cot sec csc asin acos atan sinh cosh "
-    "tanh asinh acosh atanh Abs erf".split()
-)
+CALLED = frozenset({
+    "Integer", "Float", "Rational", "Symbol", "Add", "Mul", "Pow", "sqrt", "cbrt", "exp", "log", "ln", "sin", "cos",
+    "tan", "cot", "sec", "csc", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "Abs", "erf",
+})  # fmt: skip
 CONSTANTS = frozenset(("pi", "E", "I", "oo"))
 _evaluate = builtins.eval
 

@@ -1,7 +1,7 @@
 """The checkers of reasoning-gym, one for each of its kinds of problems: "reasoning_gym:countdown" and a hundred more.
 
-They run in a process of their own (`reasoning_gym_checkers.py`), which starts when a row first names one. One that hangs
-or raises costs one completion, as of a plug-in file: it is not graded, and counted.
+They run in a process of their own (`reasoning_gym_checkers.py`), which starts when a row first names one. One that
+hangs or raises costs one completion, as of a plug-in file: it is not graded, and counted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FILE = str(Path(__file__).resolve().with_name("reasoning_gym_checkers.py"))
 def check_installed() -> None:
     """Raise ConfigError where reasoning-gym is not installed."""
     if importlib.util.find_spec("reasoning_gym") is None:
-        raise ConfigError("reasoning-gym is not installed: pip install 'maestrale[reasoning-gym]'")
+        raise ConfigError("reasoning-gym is not installed: pip install 'maestrale[reasoning_gym]'")
 
 
 def checkers() -> dict[str, Verifier]:

@@ -101,9 +101,7 @@ class RewardScorer:
         Raises SandboxRefused where programs are to be run and the host cannot isolate them.
         """
         await self.checker.start()
-        return (
-            await self.programs.start() if any(verifier_for(one).needs == "sandbox" for one in problems) else ""
-        )
+        return await self.programs.start() if any(verifier_for(one).needs == "sandbox" for one in problems) else ""
 
     async def score(self, problem: Problem, completion: Completion) -> tuple[Reward, str]:
         """The reward of a finished completion, and its text; the reward is masked if engines died of the completion."""
@@ -182,7 +180,8 @@ def reward_of(completion: Completion) -> Reward:
 def parts_of(chat: Chat, ids: Sequence[int], verifier: Verifier | None = None) -> Parts:
     """The format of a completion: by its tokens where the model has control tokens for reasoning, else by its text.
 
-    ids: [tokens] as sampled. verifier: of the problem, None for an answer in a box. The response of the result is the end of `chat.decode(ids)`.
+    ids: [tokens] as sampled. The response of the result is the end of `chat.decode(ids)`.
+    verifier: of the problem, None for an answer in a box.
     """
     control = chat.think_ids
     if control is None or chat.think_prefix.startswith("<think>"):

@@ -204,7 +204,11 @@ class Survey:
         """Return prompts of problems spread evenly over the file, rendered as in the run, without those that are too
         long for the model. Raises ConfigError if none fits."""
         config = self.config
-        path = self.data or Path(config.locate(config.data.validation or config.data.train))
+        path = self.data or Path(
+            config.locate(config.data.validation, "data.validation")
+            if config.data.validation
+            else config.locate(config.data.train)
+        )
         style, room = PromptFormat(chat, config.data), config.model.max_tokens - config.rollout.max_completion_tokens
         problems = load_problems(path, "--data", config.environment.name)
         for problem in problems:
