@@ -148,7 +148,10 @@ class Rollout(Section):
 class Judge(Section):
     url: str = ""
     """address of an OpenAI-compatible API up to its version, e.g. "http://127.0.0.1:8000/v1"; asked only when
-    reward.extra names llm_judge"""
+    reward.extra names llm_judge, or this judge"""
+    api: Literal["chat", "pooling", "http"] = "chat"
+    """"chat": a language model; "pooling": a reward model behind vLLM's /pooling, whose last number goes through a
+    sigmoid; "http": url itself is sent {problem, answer, response} and returns {"score": number from 0 to 1}"""
     model: str = ""
     """model name as that API knows it"""
     key_variable: str = ""
@@ -160,6 +163,20 @@ class Judge(Section):
     """what the judge is told to look at"""
     deadline_s: float = Field(60.0, gt=0)
     """all attempts at one completion together; later it is not graded"""
+    asks: Literal["score", "pairs"] = "score"
+    """"score": from 0 to 10 for one response; "pairs": which of two responses of a group is better, each pair in both
+    orders, as a reward of the group"""
+    principles: list[str] = []
+    """principles to judge by, of which `principles_drawn` are drawn for each group"""
+    principles_drawn: int = Field(3, ge=1)
+    """principles of a group"""
+    measured: float = Field(0.0, ge=0, le=1)
+    """share of the problems with a verifier on which this judge is measured: it is not shown their true answer"""
+    least_accuracy: float = Field(0.0, ge=0, le=1)
+    """the run stops where the judge is right on a smaller share of what it is measured on (of the last 400, once there
+    are 100)"""
+    most_bias: float = Field(0.5, ge=0, le=0.5)
+    """the run stops where a judge of pairs prefers one place by more: the share of first places chosen, less 1/2"""
 
 
 class Sandbox(Section):
@@ -218,6 +235,11 @@ class RewardWeights(Section):
     plugins: list[str] = []
     """Python files that define more rewards"""
     judge: Judge = Judge()
+    judges: dict[str, Judge] = {}
+    """further judges, each a reward of its name for reward.extra, e.g. { clear = { url = "...", model = "..." } }"""
+    gates: dict[str, float] = {}
+    """reward, judge, "correctness" or "language" = least value: a response below one of them earns nothing, as if its
+    format were broken"""
     sandbox: Sandbox = Sandbox()
 
     def resolved(self, max_completion_tokens: int) -> RewardWeights:

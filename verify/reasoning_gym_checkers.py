@@ -115,5 +115,5 @@ def _checker(kind: str) -> Callable[[Answer], float]:
 
 for _kind in sorted(DATASETS.keys() - {"composite"}):
     verifier(f"{REASONING_GYM}{_kind}", ground_truth="tests")(_checker(_kind))
-builtins.eval = guarded  # type: ignore[assignment]
+builtins.eval = guarded
 confine()

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,7 +15,7 @@ import pytest
 
 from shared.config import Config
 from shared.errors import ConfigError, DataError
-from shared.types import Completion, Problem, Reward, Verdict
+from shared.types import Completion, Reward, Verdict
 from tests.verify.test_plugins import Fast, settings
 from tests.verify.test_scorer import Tokens
 from trainer.generated_problems import generate
@@ -117,20 +115,20 @@ def test_the_process_of_the_checkers_is_confined(tmp_path: Path) -> None:
 @needs_gym
 @pytest.mark.slow
 def test_a_checker_that_raises_or_hangs_is_masked_and_counted() -> None:
-    host = plugin_host.host_of((reasoning_gym_host.FILE,))
     broken = read_problem({**GYM, "checker": "reasoning_gym:sudoku", "tests": {"no": "puzzle"}}, "row 1")
-    whole = read_problem(GYM, "row 2")
+    slow = {"checker": "reasoning_gym:simple_integration", "tests": {"variable": "x", "integrand": "2*x"}}
+    endless, whole = read_problem(GYM | slow, "row 2"), read_problem(GYM, "row 3")
     table = {"rollout": {"max_completion_tokens": 10}, "reward": {"overlong_buffer": 5, "deadline_s": 1}}
 
     class Gym(Tokens):
         def decode(self, ids: Any) -> str:
-            return THOUGHT + f"\\boxed{{{COUNTDOWN['answer']}}}"
+            long = "sqrt(sin(x)**999+cos(x)**998+exp(x)*log(x))**997/(sin(x)*x+tan(x)**5+exp(cos(x)))**996"
+            return f"{THOUGHT}\\boxed{{{COUNTDOWN['answer'] if ids == [1] else long}}}"
 
     async def work() -> tuple[list[Reward], list[str], dict[Verdict, int]]:
         scorer = RewardScorer(type("Now", (), {"now": Config.model_validate(table)})(), Gym())  # type: ignore[arg-type]
         found = [(await scorer.score(broken, Completion(0, 0, 0, token_ids=[1])))[0]]
-        os.kill(host._process.child.pid, signal.SIGSTOP)
-        found.append((await scorer.score(whole, Completion(0, 0, 0, token_ids=[1])))[0])
+        found.append((await scorer.score(endless, Completion(0, 0, 0, token_ids=[2])))[0])
         found.append((await scorer.score(whole, Completion(0, 0, 0, token_ids=[1])))[0])
         await scorer.close()
         return found, scorer.news(), scorer.counts
@@ -287,7 +285,7 @@ def test_generated_problems_are_disjoint_and_stay(tmp_path: Path) -> None:
     [
         ("contdown", {}, "has no problems 'contdown': is 'countdown' meant"),
         ("countdown/9", {}, "the levels of countdown are 0 to 4"),
-        ("countdown", {"countdown": {"most": 1}}, r"data.generate.countdown.most: there is no such option; it has .*max_numb"),
+        ("countdown", {"countdown": {"most": 1}}, "data.generate.countdown.most: there is no such option; it has"),
         ("countdown", {"lcm": {}}, "data.generate.lcm has no effect"),
     ],
 )  # fmt: skip
