@@ -8,6 +8,7 @@ import json
 import random
 import re
 import threading
+import tomllib
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -187,6 +188,19 @@ def test_judges_in_a_settings_file(tmp_path: Path) -> None:
     assert config.reward.judges["clear"].least_accuracy == 0.75 and config.reward.gates == {"clear": 0.5}
     settings_file.write(config, tmp_path / "b.toml")
     assert settings_file.load(tmp_path / "b.toml") == config
+
+
+def test_the_manual_s_judges_generated_problems_and_reward_of_the_group_load(root: Path, tmp_path: Path) -> None:
+    manual = (root / "docs" / "rewards.md").read_text(encoding="utf-8")
+    blocks = dict(re.findall(r"```(?:python|toml) (generated|judges|group)\n(.*?)```", manual, re.DOTALL))
+    (tmp_path / "group.py").write_text(blocks["group"])
+    table = {**tomllib.loads(blocks["judges"])["reward"], "plugins": [str(tmp_path / "group.py")]}
+    table["extra"] |= {"shortest": 0.1}
+    found = chosen(settings(**table))
+    assert [one.name for one in found.extras] == ["robust", "shortest"] and found.extras[1].group
+    assert [one.name for one in found.gates] == ["honest"] and len(found.judges) == 3
+    data = Config.model_validate(tomllib.loads(blocks["generated"]) | {"evaluate": {"problems": 8}}).every_stage
+    assert [one.data.domains for one in data] == [["chain_sum/0"], ["chain_sum/2", "countdown"]]
 
 
 # ---- rewards of the group --------------------------------------------------------------------------------------------
