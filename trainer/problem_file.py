@@ -172,6 +172,13 @@ async def check_answers(
     found.warn(dark, "have a ground truth that the verifier does not understand: no completion of them is trained on")
 
 
+def refuse_prose(found: ProblemFile) -> None:
+    """Raise DataError for rows whose answer stands in no box: an objective that puts the ground truth there needs one."""
+    if faults := [found.where(one) for one in found.problems if one.answer_form == "response" and not one.verified]:
+        what = f'{found.setting}: {len(faults):,} rows have the answer_form "response", and the objective learns from'
+        raise DataError(all_faults([f"{what} the content of a box: leave them out ({faults[0]})"], ""))
+
+
 def check_environments(rows: Iterable[tuple[str, str]], others: Mapping[str, object], default: str) -> None:
     """Raise DataError for rows with an environment that is not there; ConfigError where that is environment.name.
 

@@ -13,7 +13,7 @@ from collections import deque
 from statistics import fmean
 
 from shared.errors import RunError
-from shared.sections import Judge
+from shared.judge_settings import Judge
 
 KEPT = 400
 LEAST = 100

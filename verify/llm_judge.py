@@ -21,7 +21,8 @@ from typing import Any
 
 from shared.chat_endpoint import FAILURES, ChatEndpoint, key_headers
 from shared.errors import ConfigError
-from shared.sections import Judge, RewardWeights
+from shared.judge_settings import Judge
+from shared.sections import RewardWeights
 from shared.types import Verdict
 from verify.judge_measure import Measurement
 from verify.plugins import Case, Failed, Function, register
