@@ -173,10 +173,13 @@ async def check_answers(
 
 
 def refuse_prose(found: ProblemFile) -> None:
-    """Raise DataError for rows whose answer stands in no box: an objective that puts the ground truth there needs one."""
+    """Raise DataError for rows whose answer stands in no box, which an objective needs that puts the ground truth
+    there."""
     if faults := [found.where(one) for one in found.problems if one.answer_form == "response" and not one.verified]:
-        what = f'{found.setting}: {len(faults):,} rows have the answer_form "response", and the objective learns from'
-        raise DataError(all_faults([f"{what} the content of a box: leave them out ({faults[0]})"], ""))
+        raise DataError(
+            f'{found.setting}: {len(faults):,} rows have the answer_form "response", and the objective learns from the '
+            f"content of a box: leave them out (first: {faults[0]})"
+        )
 
 
 def check_environments(rows: Iterable[tuple[str, str]], others: Mapping[str, object], default: str) -> None:
