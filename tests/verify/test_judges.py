@@ -23,6 +23,7 @@ from shared.errors import ConfigError, RunError
 from shared.types import Completion, Group, Problem, Prompt, Reward, Verdict
 from tests.verify.test_plugins import Fast, settings
 from tests.verify.test_scorer import Tokens
+from trainer.origin import flat, is_free
 from verify.group_rewards import group_length, novelty
 from verify.plugins import Case, chosen
 from verify.reward import CompletionScorer
@@ -201,6 +202,16 @@ def test_the_manual_s_judges_generated_problems_and_reward_of_the_group_load(roo
     assert [one.name for one in found.gates] == ["honest"] and len(found.judges) == 3
     data = Config.model_validate(tomllib.loads(blocks["generated"]) | {"evaluate": {"problems": 8}}).every_stage
     assert [one.data.domains for one in data] == [["chain_sum/0"], ["chain_sum/2", "countdown"]]
+
+
+def test_a_run_goes_on_with_a_judge_at_another_address_but_not_with_another_judge() -> None:
+    table = {"reward": {"extra": {"clear": 1}, "judges": {"clear": {"url": "http://x", "model": "m"}}}}
+    found = flat(Config.model_validate(table))
+    assert found["reward.judges.clear.url"] == "http://x"
+    free = {
+        name for name in ("url", "model", "instructions", "most_bias") if is_free(f"reward.judges.clear.{name}", "rl")
+    }
+    assert free == {"url", "most_bias"}
 
 
 # ---- rewards of the group --------------------------------------------------------------------------------------------
