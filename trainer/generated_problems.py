@@ -172,7 +172,7 @@ def rows(wanted: Wanted) -> Iterator[dict[str, Any]]:
             if item["question"] in seen:
                 continue
             seen.add(item["question"])
-            metadata = item["metadata"] | {"difficulty": _plain(item["metadata"].get("difficulty"))}
+            metadata = _builtin(item["metadata"] | {"difficulty": _plain(item["metadata"].get("difficulty"))})
             plain = _plain(metadata)
             yield {
                 "id": f"{name}-{index}", "problem": item["question"], "answer": item["answer"],
@@ -182,6 +182,15 @@ def rows(wanted: Wanted) -> Iterator[dict[str, Any]]:
             found += 1
             if found == size:
                 break
+
+
+def _builtin(value: Any) -> Any:
+    """The same with Python's own numbers and texts in the place of NumPy's."""
+    if isinstance(value, dict):
+        return {_builtin(key): _builtin(one) for key, one in value.items()}
+    if type(value) in (list, tuple, set):
+        return type(value)(map(_builtin, value))
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def _plain(value: Any) -> Any:

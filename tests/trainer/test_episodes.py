@@ -160,8 +160,11 @@ def test_in_synchronous_mode_turns_wait_for_one_another_and_for_completions_with
         async def score(problem: Problem, completion: Completion) -> tuple[Reward, str]:
             return Reward(float(completion.index), 0.0, 0.0, 0.0, 0.0, Verdict.WRONG), ""
 
+        async def settle(_: Group, *scored: Any) -> list[tuple[Any, ...]]:
+            return [scored]
+
         loop = TrainingLoop(
-            ledger, engines, SimpleNamespace(score=score), ThreeTurns(), None, None, None, logger, None, [], 10
+            ledger, engines, SimpleNamespace(score=score, settle=settle), ThreeTurns(), None, None, None, logger, None, [], 10
         )  # type: ignore[arg-type]  # fmt: skip
         for index, name in enumerate(("guess", "")):
             ledger.open(Prompt(index, Problem("p", "?", "1", environment=name), [1]), [7, 8])
