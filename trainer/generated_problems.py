@@ -13,8 +13,10 @@ import dataclasses
 import difflib
 import hashlib
 import json
+import os
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -82,14 +84,15 @@ def generate(config: Config, setting: str, value: str) -> Path:
 def _rows_of_process(wanted: Wanted, deadline_s: float) -> Iterator[bytes]:
     """Yield the lines that a process generates; it is killed where one takes longer than `deadline_s`."""
     command = [sys.executable, "-m", "trainer.generated_problems", msgspec.json.encode(wanted).decode()]
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    said = tempfile.TemporaryFile()  # noqa: SIM115 - closed below
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said)
     late = threading.Event()
 
     def end() -> None:
         late.set()
         child.kill()
 
-    assert child.stdout is not None and child.stderr is not None
+    assert child.stdout is not None
     try:
         while True:
             watch = threading.Timer(deadline_s, end)
@@ -99,18 +102,22 @@ def _rows_of_process(wanted: Wanted, deadline_s: float) -> Iterator[bytes]:
             if not line:
                 break
             yield line
-        said = child.stderr.read().decode("utf-8", "replace").strip().rpartition("\n")[2]
+        child.wait()
+        said.seek(0)
+        reason = said.read().decode("utf-8", "replace").strip().rpartition("\n")[2]
         if late.is_set():
             raise DataError(
                 f"{wanted.setting}: reasoning-gym gave no problem for {deadline_s:g} s: choose easier options"
             )
-        if child.wait():
-            raise (ConfigError if child.returncode == ConfigError.exit_code else DataError)(f"{wanted.setting}: {said}")
+        if child.returncode:
+            raise (ConfigError if child.returncode == ConfigError.exit_code else DataError)(
+                f"{wanted.setting}: {reason}"
+            )
     finally:
         child.kill()
         child.wait()
         child.stdout.close()
-        child.stderr.close()
+        said.close()
 
 
 # ---- in the process ------------------------------------------------------------------------------------------------
@@ -198,11 +205,13 @@ def _plain(value: Any) -> Any:
 
 
 def main(text: str) -> int:
-    """Entry point of the process: write the rows, one JSON object a line."""
+    """Entry point of the process: write the rows, one JSON object a line. What generators print goes elsewhere."""
+    stream = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
     try:
         for row in rows(msgspec.json.decode(text, type=Wanted)):
-            sys.stdout.write(json.dumps(row, ensure_ascii=False) + "\n")
-            sys.stdout.flush()
+            stream.write(json.dumps(row, ensure_ascii=False) + "\n")
+            stream.flush()
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code
