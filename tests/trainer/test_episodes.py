@@ -163,9 +163,8 @@ def test_in_synchronous_mode_turns_wait_for_one_another_and_for_completions_with
         async def settle(_: Group, *scored: Any) -> list[tuple[Any, ...]]:
             return [scored]
 
-        loop = TrainingLoop(
-            ledger, engines, SimpleNamespace(score=score, settle=settle), ThreeTurns(), None, None, None, logger, None, [], 10
-        )  # type: ignore[arg-type]  # fmt: skip
+        scorer: Any = SimpleNamespace(score=score, settle=settle)
+        loop = TrainingLoop(ledger, engines, scorer, ThreeTurns(), None, None, None, logger, None, [], 10)  # type: ignore[arg-type]
         for index, name in enumerate(("guess", "")):
             ledger.open(Prompt(index, Problem("p", "?", "1", environment=name), [1]), [7, 8])
         await engines.submit(list(ledger.groups.values()))
