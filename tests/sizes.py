@@ -22,8 +22,8 @@ OTHERS = ("benchmarks", "tests")
 APART = ("reward.judge.", "environment.")
 """settings of the judge and of environments, which validate their own"""
 BUDGETS = {
-    "product lines": 54_650,
-    "training lines": 22_550,
+    "product lines": 54_720,
+    "training lines": 22_580,
     "files": 327,
     "settings": 84,
     "class names used twice": 0,
