@@ -21,6 +21,7 @@ from tests.verify.test_scorer import Tokens
 from trainer.generated_problems import generate
 from trainer.problem_file import read_problems
 from verify import plugin_host, plugins, reasoning_gym_host
+from verify.code.sandbox import codec
 from verify.reward import CompletionScorer
 from verify.scorer import RewardScorer
 from verify.verifiers import VERIFIERS, read_problem, verifier_for
@@ -153,20 +154,20 @@ def agrees(folder: Path, kinds: str, size: int) -> None:
     assert problems.warnings == [] and {one.domain for one in problems.problems} == set(kinds.split(","))
 
     async def work() -> None:
-        scorer, right = CompletionScorer(settings(deadline_s=20), Fast()), 0
-        raised = 0
+        scorer = CompletionScorer(settings(deadline_s=20), Fast())
+        right = raised = 0
         for problem in problems.problems:
             kind = problem.checker.partition(":")[2]
             metadata = problem.tests
             if isinstance(metadata, list):
-                metadata = reasoning_gym_host_metadata(metadata)
+                metadata = codec.decode(metadata)
             examples = [metadata[key] for key in metadata if "example" in key and isinstance(metadata[key], str)]
             answer = problem.answer or (examples[0] if examples else "1")
             entry = {"question": problem.text, "answer": problem.answer or None, "metadata": metadata}
             found = await scorer.score(problem, f"{THOUGHT}The answer is \\boxed{{{answer}}}.", 50)
             try:
                 own = gym.get_score_answer_fn(kind)(answer, entry)
-            except Exception as error:  # boxnet's, of an answer that is no plan
+            except (TypeError, ValueError, LookupError) as error:  # boxnet's, of an answer that is no plan
                 assert found.verdict is Verdict.CRASH and type(error).__name__ in found.reason, found
                 assert not problem.answer
                 raised += 1
@@ -175,17 +176,10 @@ def agrees(folder: Path, kinds: str, size: int) -> None:
             assert found.share == own and found.answer == answer[:2000]
             assert own == 1 or not problem.answer, (kind, own)
             right += own == 1
-        print(
-            f"{len(names)} kinds, {len(problems.problems)} problems, {right} right, {raised} raise, the others as they say"
-        )
+        counts = f"{len(problems.problems)} problems, {right} right, {raised} raise"
+        print(f"{len(names)} kinds, {counts}, the others as they say")
 
     asyncio.run(work())
-
-
-def reasoning_gym_host_metadata(tests: Any) -> Any:
-    from verify.code.sandbox import codec
-
-    return codec.decode(tests)
 
 
 @needs_gym
