@@ -10,7 +10,7 @@ r"""Refuses completions that Magistral's rules would reward but should not, each
 
 The rules on answers hold for problems whose answer is compared. Of the rules on the format, answers that stand in
 no box (programs) are checked only for "thoughtless", all others also for "empty" and "hidden". A row with tests of its
-own is not checked for "restated".
+own is not checked for "restated", one with a checker is given the box as it stands, which may hold signs alone.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ def refuse_format(problem: Problem, parts: Parts, rules: Collection[str]) -> Par
         seen = extract_answer(visible(parts.response))
         if seen is None:
             return _broken("the box stands only in a comment, in code or struck out")
-        answer = seen
-    if "empty" in rules and not _CONTENT.search(_BLANK.sub("", answer)):
+        answer = answer if problem.checker else seen
+    if "empty" in rules and not (answer.strip() if problem.checker else _CONTENT.search(_BLANK.sub("", answer))):
         return _broken("the box is empty")
     return parts._replace(answer=answer)
 
