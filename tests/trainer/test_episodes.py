@@ -160,9 +160,11 @@ def test_in_synchronous_mode_turns_wait_for_one_another_and_for_completions_with
         async def score(problem: Problem, completion: Completion) -> tuple[Reward, str]:
             return Reward(float(completion.index), 0.0, 0.0, 0.0, 0.0, Verdict.WRONG), ""
 
-        loop = TrainingLoop(
-            ledger, engines, SimpleNamespace(score=score), ThreeTurns(), None, None, None, logger, None, [], 10
-        )  # type: ignore[arg-type]  # fmt: skip
+        async def settle(_: Group, *scored: Any) -> list[tuple[Any, ...]]:
+            return [scored]
+
+        scorer: Any = SimpleNamespace(score=score, settle=settle)
+        loop = TrainingLoop(ledger, engines, scorer, ThreeTurns(), None, None, None, logger, None, [], 10)  # type: ignore[arg-type]
         for index, name in enumerate(("guess", "")):
             ledger.open(Prompt(index, Problem("p", "?", "1", environment=name), [1]), [7, 8])
         await engines.submit(list(ledger.groups.values()))
