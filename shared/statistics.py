@@ -154,7 +154,7 @@ ELO_SCALE = 500.0
 
 def expected_score(rating: float, other: float) -> float:
     """Expected score of a player against another: 1 / (1 + 10^((other - rating) / 500)); +100 gives 0.6131."""
-    return 1.0 / (1.0 + 10.0 ** ((other - rating) / ELO_SCALE))
+    return 1.0 / (1.0 + math.pow(10.0, (other - rating) / ELO_SCALE))
 
 
 def elo(games: Sequence[tuple[str, str, float]]) -> dict[str, float]:
@@ -173,8 +173,8 @@ def elo(games: Sequence[tuple[str, str, float]]) -> dict[str, float]:
         one, other = place[player], place[opponent]
         if one > other:
             one, other, score = other, one, 1.0 - score
-        won, played = met.get((one, other), (0.25, 0.5))
-        met[one, other] = won + score, played + 1.0
+        before = met.get((one, other), (0.25, 0.5))
+        met[one, other] = before[0] + score, before[1] + 1.0
     pairs = np.asarray(list(met), np.int64).reshape(-1, 2)
     won, played = np.asarray(list(met.values()), np.float64).reshape(-1, 2).T
 

@@ -21,7 +21,8 @@ from verify.code.runner import run_tests
 from verify.oversight.question import Question
 
 PEOPLE = ("Ada", "Boris", "Chen", "Dora", "Emil", "Farid", "Greta", "Hugo", "Ines", "Jonas", "Kira", "Leo", "Mona",
-          "Nils", "Olga", "Pavel", "Quinn", "Rosa", "Sven", "Tara", "Umar", "Vera", "Wim", "Xenia", "Yuri", "Zoe")  # fmt: skip
+          "Nils", "Olga", "Pavel", "Quinn", "Rosa", "Sven", "Tara", "Umar", "Vera", "Wim", "Xenia", "Yuri", "Zoe",
+          )  # fmt: skip
 FACTS = {
     "keeps a {} in the shed": ("What does {} keep in the shed?", ("drum", "canoe", "ladder", "loom", "globe", "harp")),
     "paints the door {} every spring": ("In which colour does {} paint the door every spring?",
@@ -56,14 +57,17 @@ def read_tasks(settings: OversightSettings) -> dict[str, list[Question]]:
         elif wanted == "logic":
             name, questions = wanted, [make_logic(seed, number) for number in range(count)]
         elif wanted == "programs":
-            name, questions = wanted, read_programs(Path(settings.data) / "mbpp.jsonl", count, seed)
+            files = [Path(settings.data) / f"mbpp.jsonl{suffix}" for suffix in ("", ".gz")]
+            name, questions = wanted, read_programs(files[files[1].is_file()], count, seed)
         elif (Path(wanted.partition(":")[0]) / SAMPLES).is_file():
             folder, _, rows = wanted.partition(":")
             name, questions = Path(rows).stem, spread(list(read_responses(Path(folder), Path(rows), seed)), count)
         elif path.is_file():
             name, questions = path.name.removesuffix(".gz").removesuffix(".jsonl"), spread(read_file(path, seed), count)
         else:
-            raise ConfigError(f'"{wanted}" is no task (stories, logic, programs), no JSONL file, no evaluation\'s folder')
+            raise ConfigError(
+                f'"{wanted}" is no task (stories, logic, programs), no JSONL file, no evaluation\'s folder'
+            )
         if not questions:
             raise DataError(f"{wanted} gives no question: there is none with a right and a wrong answer")
         if name in found or len({one.id for one in questions}) < len(questions):
@@ -100,7 +104,7 @@ def make_story(seed: int, number: int, facts: int) -> Question:
 
 
 def make_logic(seed: int, number: int) -> Question:
-    """Return a chain of rules in shuffled order and two derivations that differ in the last rule's sign, as PrOntoQA."""
+    """Return a chain of rules in shuffled order, and two derivations that end in contrary answers, as PrOntoQA."""
     rng = _drawn(seed, f"logic {number}")
     chain, other = rng.sample(KINDS, HOPS + 1), rng.choice(KINDS)
     negated = rng.random() < 0.5
@@ -148,7 +152,7 @@ def mutants(source: str, rng: random.Random) -> Iterator[str]:
         tree = ast.parse(source)
         node: Any = list(ast.walk(tree))[place]
         if isinstance(node, ast.Constant):
-            node.value = node.value + rng.choice((-1, 1))
+            node.value = int(str(node.value)) + rng.choice((-1, 1))
         elif isinstance(node, ast.Compare):
             node.ops[0] = SWAPS[type(node.ops[0])]()
         else:

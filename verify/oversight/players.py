@@ -88,7 +88,7 @@ class ModelPlayer(ApiEndpoint):
         self.tries, self.temperature, self.max_tokens = tries, temperature, max_tokens
 
     async def say(self, ask: Ask, seed: int) -> list[Said]:
-        """Return the replies; busy servers are asked again. Raises one of FAILURES, httpx.ReadTimeout where there is none in time."""
+        """Return the replies; busy servers are asked again. Raises one of FAILURES."""
         body: dict[str, Any] = {
             "model": self.model, "messages": ask.messages, "max_tokens": self.max_tokens, "seed": seed,
             "temperature": 0.0 if ask.greedy else self.temperature, "n": ask.samples,

@@ -79,7 +79,8 @@ def split_thinking(text: str) -> tuple[str, str]:
     found = list(_HEADING.finditer(text))
     if not found:
         return thinking, text
-    shown, hidden = [], [thinking, text[: found[0].start()]]
+    shown: list[str] = []
+    hidden = [thinking, text[: found[0].start()]]
     for number, heading in enumerate(found):
         end = found[number + 1].start() if number + 1 < len(found) else len(text)
         (shown if heading.group(1).lower() == "argument" else hidden).append(text[heading.end() : end].strip())
