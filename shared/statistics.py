@@ -163,43 +163,53 @@ def elo(games: Sequence[tuple[str, str, float]]) -> dict[str, float]:
     games: (player, opponent, score of the player in [0, 1]). A player that won or lost every game has no finite rating:
     half a drawn game of each pair that met is counted beside the others.
     """
-    import numpy as np
-    from scipy.optimize import minimize
-
-    names = sorted({name for game in games for name in game[:2]})
-    place = {name: number for number, name in enumerate(names)}
-    met: dict[tuple[int, int], tuple[float, float]] = {}
-    for player, opponent, score in games:
-        one, other = place[player], place[opponent]
-        if one > other:
-            one, other, score = other, one, 1.0 - score
-        before = met.get((one, other), (0.25, 0.5))
-        met[one, other] = before[0] + score, before[1] + 1.0
-    pairs = np.asarray(list(met), np.int64).reshape(-1, 2)
-    won, played = np.asarray(list(met.values()), np.float64).reshape(-1, 2).T
-
-    def loss(ratings: Any) -> tuple[float, Any]:
-        """Negative log-likelihood and its gradient; ratings: natural log of the odds."""
-        gaps = ratings[pairs[:, 0]] - ratings[pairs[:, 1]]
-        value = np.sum(played * np.logaddexp(0.0, -gaps) + (played - won) * gaps) + 0.5 * np.mean(ratings) ** 2
-        slope = played / (1.0 + np.exp(-gaps)) - won
-        gradient = np.full(len(names), np.mean(ratings) / len(names))
-        np.add.at(gradient, pairs[:, 0], slope)
-        np.add.at(gradient, pairs[:, 1], -slope)
-        return float(value), gradient
-
-    found = minimize(loss, np.zeros(len(names)), jac=True, method="BFGS").x
-    points = (found - found.mean()) * ELO_SCALE / math.log(10.0)
-    return {name: float(points[number]) for name, number in place.items()}
+    return {name: float(points[0]) for name, points in zip(*_elo(games, 1, 0), strict=True)}
 
 
 def elo_intervals(games: Sequence[tuple[str, str, float]], seed: int = 0, resamples: int = 500) -> dict[str, Interval]:
     """Return the middle 95 % of each player's rating over resampled games."""
     import numpy as np
 
-    drawn = np.random.default_rng(seed).integers(0, len(games), (resamples, len(games)))
-    ratings: dict[str, list[float]] = {}
-    for places in drawn:
-        for name, points in elo([games[place] for place in places]).items():
-            ratings.setdefault(name, []).append(points)
-    return {name: Interval(*np.percentile(points, (2.5, 97.5)).tolist()) for name, points in sorted(ratings.items())}
+    names, ratings = _elo(games, resamples, seed)
+    low, high = np.percentile(ratings, (2.5, 97.5), axis=1)
+    return {name: Interval(float(low[n]), float(high[n])) for n, name in enumerate(names)}
+
+
+def _elo(games: Sequence[tuple[str, str, float]], resamples: int, seed: int) -> tuple[list[str], list[list[float]]]:
+    """Return players and [players][resamples] ratings; for resamples = 1 those of the games as they are."""
+    import numpy as np
+    from scipy.optimize import minimize
+
+    names = sorted({name for game in games for name in game[:2]})
+    place = {name: number for number, name in enumerate(names)}
+    sides = np.asarray([(place[player], place[opponent]) for player, opponent, _ in games])
+    turned = sides[:, 0] > sides[:, 1]
+    scores = np.where(turned, 1.0 - np.asarray([game[2] for game in games]), [game[2] for game in games])
+    pairs, kinds = np.unique(np.sort(sides, 1), axis=0, return_inverse=True)
+    kinds = kinds.reshape(-1)
+
+    def fit(played: Any, won: Any, start: Any) -> Any:
+        """Logarithms of the odds from games and scores of each pair, with half a drawn game of each that met."""
+        played, won = played + 0.5 * (played > 0), won + 0.25 * (played > 0)
+
+        def loss(odds: Any) -> tuple[float, Any]:
+            """Negative log-likelihood and its gradient. odds: natural logarithms."""
+            gaps = odds[pairs[:, 0]] - odds[pairs[:, 1]]
+            value = np.sum(played * np.logaddexp(0.0, -gaps) + (played - won) * gaps) + 0.5 * np.mean(odds) ** 2
+            slope = played / (1.0 + np.exp(-gaps)) - won
+            gradient = np.full(len(names), np.mean(odds) / len(names))
+            np.add.at(gradient, pairs[:, 0], slope)
+            np.add.at(gradient, pairs[:, 1], -slope)
+            return float(value), gradient
+
+        found = minimize(loss, start, jac=True, method="BFGS").x
+        return found - found.mean()
+
+    count, rng = len(pairs), np.random.default_rng(seed)
+    whole = fit(np.bincount(kinds, minlength=count), np.bincount(kinds, scores, count), np.zeros(len(names)))
+    fits = [whole] if resamples == 1 else []
+    while len(fits) < resamples:
+        drawn = rng.integers(0, len(games), len(games))
+        won = np.bincount(kinds[drawn], scores[drawn], count)
+        fits.append(fit(np.bincount(kinds[drawn], minlength=count), won, whole))
+    return names, (np.asarray(fits).T * ELO_SCALE / math.log(10.0)).tolist()

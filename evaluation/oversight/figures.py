@@ -41,14 +41,18 @@ def summarise(records: Iterable[GameRecord], seed: int = 0) -> Json:
     found = {record.key: record for record in records}
     games = contests(found)
     scores = {contest: by_question(of) for contest, of in games.items()}
-    listed = sorted(games, key=lambda one: (one.task, one.judge, one.agent, ORDER.index(one.protocol)))
-    rows = [{**contest._asdict(), **_figures(games[contest], scores[contest])} for contest in listed]
     return {
-        "contests": rows,
+        "contests": measure(games),
         "agents": _agents(found.values()),
         "tests": list(_tests(scores, seed)),
         "elo": {judge: _elo(found.values(), judge, seed) for judge in sorted({one.judge for one in games})},
     }
+
+
+def measure(games: Mapping[Contest, list[GameRecord]]) -> list[Json]:
+    """Return accuracy, bias and persuasion of each contest."""
+    listed = sorted(games, key=lambda one: (one.task, one.judge, one.agent, ORDER.index(one.protocol)))
+    return [{**contest._asdict(), **_figures(games[contest], by_question(games[contest]))} for contest in listed]
 
 
 def contests(records: Mapping[GameKey, GameRecord]) -> dict[Contest, list[GameRecord]]:

@@ -28,6 +28,7 @@ _HEADING = re.compile(r"^[ \t*_#>]*(thinking|argument)[ \t*_]*:[ \t*_]*", re.IGN
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|[^\s\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]+")
 _PASSAGE = re.compile(r"<passage>(.*?)(?:</passage>|(?=<passage>)|$)", re.IGNORECASE | re.DOTALL)
 _TAG = re.compile(rf"<[^<>\n]{{0,{TAG_CHARACTERS}}}>|<[\W_]*[vu]?[\W_]*passage", re.IGNORECASE)
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 _PLAIN = str.maketrans({
     "\u2018": "'", "\u2019": "'", "\u201a": "'", "\u201b": "'", "\u00b4": "'", "`": "'", "\u201c": '"', "\u201d": '"',
     "\u201e": '"', "\u00ab": '"', "\u00bb": '"', "\u2010": "-", "\u2011": "-", "\u2012": "-", "\u2013": "-",
@@ -62,6 +63,8 @@ def strip_reasoning(text: str) -> tuple[str, str]:
     """Return the text in think tags and the text outside of them; a tag without its partner hides all on its side."""
     hidden = []
     for tags in (TEXT, CONTROL):
+        if tags.open not in text and tags.close not in text:
+            continue
         inside, close, rest = text.rpartition(tags.close)
         if close:
             hidden.append(inside.replace(tags.open, "").replace(tags.close, ""))
@@ -89,8 +92,10 @@ def split_thinking(text: str) -> tuple[str, str]:
 
 def clean(text: str) -> str:
     """Remove invisible characters, and every tag that is or looks like a passage's but <passage> and </passage>."""
-    text = "".join(one for one in html.unescape(text) if one in "\n\t" or unicodedata.category(one)[0] != "C")
-    text = text.translate(_BRACKETS)
+    text = _CONTROL.sub("", html.unescape(text))
+    if not text.isascii():
+        text = "".join(one for one in text if one in "\n\t" or unicodedata.category(one)[0] != "C")
+        text = text.translate(_BRACKETS)
     while (shorter := _TAG.sub(_keep, text)) != text:
         text = shorter
     return text
