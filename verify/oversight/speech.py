@@ -27,7 +27,7 @@ MORE = 8
 _HEADING = re.compile(r"^[ \t*_#>]*(thinking|argument)[ \t*_]*:[ \t*_]*", re.IGNORECASE | re.MULTILINE)
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|[^\s\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]+")
 _PASSAGE = re.compile(r"<passage>(.*?)(?:</passage>|(?=<passage>)|$)", re.IGNORECASE | re.DOTALL)
-_TAG = re.compile(rf"<[^<>\n]{{0,{TAG_CHARACTERS}}}>|<[\W_]*[vu]?[\W_]*passage", re.IGNORECASE)
+_TAG = re.compile(rf"<[^<>\n]{{0,{TAG_CHARACTERS}}}>|<[^a-z<>]{{0,9}}[vu]?[^a-z<>]{{0,9}}passage", re.IGNORECASE)
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 _PLAIN = str.maketrans({
     "\u2018": "'", "\u2019": "'", "\u201a": "'", "\u201b": "'", "\u00b4": "'", "`": "'", "\u201c": '"', "\u201d": '"',
