@@ -192,7 +192,7 @@ def page(ends: Ends, subspaces: str, seconds: float) -> str:
 
 
 @benchmark(page="docs/results/byol.md")
-def byol(quick: bool, steps: int = 600, descent: int = 20_000) -> Iterator[Section]:
+def byol(quick: bool, steps: int = 1500, descent: int = 20_000) -> Iterator[Section]:
     """Follow the flows and the sampled losses, and draw."""
     problems = 5 if quick else PROBLEMS
     steps, descent = (min(steps, 50), min(descent, 500)) if quick else (steps, descent)

@@ -22,9 +22,9 @@ OTHERS = ("benchmarks", "tests")
 APART = ("reward.judge.", "environment.")
 """settings of the judge and of environments, which validate their own"""
 BUDGETS = {
-    "product lines": 54_200,
+    "product lines": 56_300,
     "training lines": 22_400,
-    "files": 322,
+    "files": 336,
     "settings": 81,
     "class names used twice": 0,
 }

@@ -29,18 +29,22 @@ from verify.oversight.players import ModelPlayer
 from verify.oversight.question import Question
 
 RESULTS, SUMMARY, REPORT, LAUNCHES = "results.json", "summary.md", "report.html", "launches.jsonl"
+START_S = 30.0
+"""deadline of requests for models and versions"""
 
 
 async def weights_of(player: ModelPlayer) -> str:
     """Return the name of a player's weights, "" if its server tells none. Raises ConfigError if nobody answers."""
     try:
-        await player.request("GET", f"{player.url}/models")
-    except FAILURES as error:
+        async with asyncio.timeout(START_S):
+            await player.request("GET", f"{player.url}/models")
+    except (TimeoutError, *FAILURES) as error:
         raise ConfigError(f"{player.model}: {player.url}/models: {type(error).__name__}: {error}") from None
     try:
-        found = json.loads(await player.request("GET", f"{player.url.removesuffix('/v1')}/version"))["weights"]
+        async with asyncio.timeout(START_S):
+            found = json.loads(await player.request("GET", f"{player.url.removesuffix('/v1')}/version"))["weights"]
         return found if isinstance(found, str) else ""
-    except FAILURES:
+    except (TimeoutError, *FAILURES):
         return ""
 
 

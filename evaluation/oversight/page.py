@@ -62,7 +62,7 @@ def agent_table(found: Json) -> ResultTable:
     return ResultTable("Agents by themselves", ["agent, %", "questions", "accuracy (95 %)", "no answer"], rows)
 
 
-def test_table(found: Json) -> ResultTable:
+def permutation_table(found: Json) -> ResultTable:
     """Return the paired tests."""
     rows = [
         [f"{one['task']}, {one['judge']}: {one['first']} - {one['second']}", one["agent"], str(one["questions"]),
@@ -86,7 +86,13 @@ def elo_table(found: Json) -> ResultTable:
 
 def tables_of(found: Json) -> list[ResultTable]:
     """Return all tables that have rows."""
-    made = (accuracy_table(found), persuasion_table(found), agent_table(found), test_table(found), elo_table(found))
+    made = (
+        accuracy_table(found),
+        persuasion_table(found),
+        agent_table(found),
+        permutation_table(found),
+        elo_table(found),
+    )
     return [table for table in made if table.rows]
 
 

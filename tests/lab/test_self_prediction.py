@@ -37,10 +37,25 @@ def shared_eigenvectors() -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("variant, places", [("pi", [0, 1]), ("ac", [0, 2]), ("var", [2, 3])])
 def test_the_three_subspaces(variant: Variant, places: list[int]) -> None:
     vectors, dynamics = shared_eigenvectors()
-    phi = flow(random_representation(0, 1, 4, 2)[0], dynamics, variant, 300)
+    phi = flow(random_representation(0, 1, 4, 2)[0], dynamics, variant, 1000, 0.1)
     assert overlap(phi, vectors[:, places]).item() == pytest.approx(1, abs=1e-9)
     assert overlap(limit(dynamics, variant, 2), vectors[:, places]).item() == pytest.approx(1, abs=1e-12)
-    assert (phi.mT @ phi - torch.eye(2)).abs().max() < 1e-9
+    assert (phi.mT @ phi - torch.eye(2)).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_phi_phi_is_constant(variant: Variant) -> None:
+    """Exactly along the flow, of any phi; to the fourth order of the step along its integration."""
+    dynamics = random_dynamics(12, 20, 10, 4)
+    phi = torch.randn(20, 10, 4, generator=torch.Generator().manual_seed(13), dtype=torch.float64)
+    change = phi.mT @ velocity(phi, dynamics, variant)
+    assert (change + change.mT).abs().max() < 1e-11
+    start = random_representation(14, 20, 10, 4)
+    drifts = []
+    for step in (0.4, 0.2):
+        end = flow(start, dynamics, variant, int(4 / step), step)
+        drifts.append((end.mT @ end - torch.eye(4)).abs().max())
+    assert drifts[1] < drifts[0] / 8 < 1e-3
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -48,10 +63,10 @@ def test_flows_keep_orthonormality_and_climb_their_potential(variant: Variant) -
     dynamics, phi = random_dynamics(1, 20, 10, 4), random_representation(2, 20, 10, 4)
     assert (dynamics.sum(-1) - 1).abs().max() < 1e-12 and (dynamics - dynamics.mT).abs().max() == 0
     levels = [potential(phi, dynamics, variant)]
-    for _ in range(40):
-        phi = flow(phi, dynamics, variant, 5, 0.1)
+    for _ in range(30):
+        phi = flow(phi, dynamics, variant, 2, 0.2)
         levels.append(potential(phi, dynamics, variant))
-        assert (phi.mT @ phi - torch.eye(4)).abs().max() < 1e-6
+        assert (phi.mT @ phi - torch.eye(4)).abs().max() < 1e-4
     assert (torch.stack(levels).diff(dim=0) > -1e-9).all() and (levels[-1] > levels[0]).all()
 
 
@@ -59,7 +74,7 @@ def test_flows_keep_orthonormality_and_climb_their_potential(variant: Variant) -
 def ends() -> tuple[Tensor, dict[Variant, Tensor]]:
     """100 random problems of 10 states and 4 actions, and where each flow of 4 features ends."""
     dynamics, start = random_dynamics(3, 100, 10, 4), random_representation(4, 100, 10, 4)
-    return dynamics, {variant: flow(start, dynamics, variant, 120) for variant in VARIANTS}
+    return dynamics, {variant: flow(start, dynamics, variant, 120, 0.5) for variant in VARIANTS}
 
 
 @pytest.mark.parametrize("target", VARIANTS)

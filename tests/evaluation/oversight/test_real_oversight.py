@@ -1,7 +1,7 @@
 """A real server's model as agent and judge: killed at random moments the evaluation ends with the same bytes.
 
-`pytest --soak -n 0 tests/evaluation/oversight/test_real_oversight.py` runs it and prints what it found. The model is the
-quickstart's before any training, so nothing but the pipeline is shown.
+`pytest --soak -n 0 tests/evaluation/oversight/test_real_oversight.py` runs it and prints what it found. The model is
+the quickstart's before any training, so nothing but the pipeline is shown.
 """
 
 from __future__ import annotations
