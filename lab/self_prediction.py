@@ -44,7 +44,13 @@ def random_dynamics(seed: int, problems: int, states: int, actions: int, moves: 
 def random_representation(seed: int, problems: int, states: int, size: int) -> Tensor:
     """Return orthonormal representations [problems, states, size]."""
     rng = torch.Generator().manual_seed(seed)
-    return torch.linalg.qr(torch.randn(problems, states, size, generator=rng, dtype=torch.float64)).Q
+    return orthonormal(torch.randn(problems, states, size, generator=rng, dtype=torch.float64))
+
+
+def orthonormal(phi: Tensor) -> Tensor:
+    """Return an orthonormal basis [..., states, k] of the columns of phi."""
+    basis: Tensor = torch.linalg.qr(phi).Q
+    return basis
 
 
 def dynamics_of(dynamics: Tensor, variant: Variant) -> Tensor:
@@ -56,7 +62,7 @@ def dynamics_of(dynamics: Tensor, variant: Variant) -> Tensor:
 
 def predictors(phi: Tensor, dynamics: Tensor) -> Tensor:
     """Return the best predictors [..., actions, k, k]: (phi'phi)^-1 phi' T_a phi, for uniform states."""
-    left = torch.linalg.solve(phi.mT @ phi, phi.mT).unsqueeze(-3)
+    left: Tensor = torch.linalg.solve(phi.mT @ phi, phi.mT).unsqueeze(-3)
     return left @ dynamics @ phi.unsqueeze(-3)
 
 
@@ -84,6 +90,13 @@ def flow(phi: Tensor, dynamics: Tensor, variant: Variant, steps: int, step: floa
     return phi
 
 
+def settle(phi: Tensor, dynamics: Tensor, variant: Variant, steps: int, step: float = 1.5) -> Tensor:
+    """Return phi after long steps along the flow, each followed by orthonormalisation: the same ends, sooner."""
+    for _ in range(steps):
+        phi = orthonormal(phi + step * velocity(phi, dynamics, variant))
+    return phi
+
+
 def potential(phi: Tensor, dynamics: Tensor, variant: Variant) -> Tensor:
     """Return what the flow of a variant climbs [...], for orthonormal phi: mean_a tr (phi' T_a phi)^2."""
     left = phi.mT.unsqueeze(-3)
@@ -94,7 +107,8 @@ def potential(phi: Tensor, dynamics: Tensor, variant: Variant) -> Tensor:
 def limit(dynamics: Tensor, variant: Variant, size: int) -> Tensor:
     """Return the eigenvectors [..., states, size] of the largest eigenvalues of the variant's matrix."""
     seen = dynamics_of(dynamics, variant)
-    return torch.linalg.eigh((seen @ seen).mean(-3)).eigenvectors[..., -size:]
+    vectors: Tensor = torch.linalg.eigh((seen @ seen).mean(-3)).eigenvectors
+    return vectors[..., -size:]
 
 
 def overlap(phi: Tensor, other: Tensor) -> Tensor:
@@ -108,15 +122,14 @@ def model_error(phi: Tensor, dynamics: Tensor, target: Variant) -> Tensor:
     It is also the expected squared error of S_a r over rewards r with unit covariance, predicted as phi P_a (phi' r):
     of the value after one step for pi, of the action value for ac, of the advantage for var.
     """
-    seen, wide = dynamics_of(dynamics, target), phi.unsqueeze(-3)
-    basis = torch.linalg.qr(wide).Q
+    seen, basis = dynamics_of(dynamics, target), orthonormal(phi.unsqueeze(-3))
     return (seen - basis @ (basis.mT @ seen @ basis) @ basis.mT).square().sum((-2, -1)).mean(-1)
 
 
 def fit_error(phi: Tensor, dynamics: Tensor, target: Variant) -> Tensor:
     """Return mean_a |S_a r - phi w_a|^2 [...] with the best weights w_a, in expectation over rewards r: how well linear
     functions of phi fit value, action value or advantage after one step."""
-    seen, basis = dynamics_of(dynamics, target), torch.linalg.qr(phi.unsqueeze(-3)).Q
+    seen, basis = dynamics_of(dynamics, target), orthonormal(phi.unsqueeze(-3))
     return (seen - basis @ (basis.mT @ seen)).square().sum((-2, -1)).mean(-1)
 
 

@@ -22,6 +22,7 @@ from lab.self_prediction import (
     random_dynamics,
     random_representation,
     sampled_loss,
+    settle,
     velocity,
 )
 
@@ -37,10 +38,12 @@ def shared_eigenvectors() -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("variant, places", [("pi", [0, 1]), ("ac", [0, 2]), ("var", [2, 3])])
 def test_the_three_subspaces(variant: Variant, places: list[int]) -> None:
     vectors, dynamics = shared_eigenvectors()
-    phi = flow(random_representation(0, 1, 4, 2)[0], dynamics, variant, 1000, 0.1)
+    start = random_representation(0, 1, 4, 2)[0]
+    phi = settle(start, dynamics, variant, 2500)
     assert overlap(phi, vectors[:, places]).item() == pytest.approx(1, abs=1e-9)
     assert overlap(limit(dynamics, variant, 2), vectors[:, places]).item() == pytest.approx(1, abs=1e-12)
-    assert (phi.mT @ phi - torch.eye(2)).abs().max() < 1e-5
+    moving = flow(start, dynamics, variant, 100, 0.1)
+    assert (moving.mT @ moving - torch.eye(2)).abs().max() < 1e-6
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -72,9 +75,10 @@ def test_flows_keep_orthonormality_and_climb_their_potential(variant: Variant) -
 
 @pytest.fixture(scope="module")
 def ends() -> tuple[Tensor, dict[Variant, Tensor]]:
-    """100 random problems of 10 states and 4 actions, and where each flow of 4 features ends."""
+    """100 random problems of 10 states and 4 actions, and where each flow of 4 features ends; from some starts a few
+    end in a local optimum (docs/results/byol.md), from these none does."""
     dynamics, start = random_dynamics(3, 100, 10, 4), random_representation(4, 100, 10, 4)
-    return dynamics, {variant: flow(start, dynamics, variant, 120, 0.5) for variant in VARIANTS}
+    return dynamics, {variant: settle(start, dynamics, variant, 420) for variant in VARIANTS}
 
 
 @pytest.mark.parametrize("target", VARIANTS)

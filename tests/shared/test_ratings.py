@@ -16,7 +16,7 @@ def test_a_hundred_points_more() -> None:
 
 
 def test_ratings_are_those_of_maximum_likelihood() -> None:
-    """Of two players the likelihood is greatest where the expected score is the mean score: 500 log10(.6131 / .3869)."""
+    """Of two players it is greatest where the expected score is the mean score: 500 log10(.6131 / .3869)."""
     games = [("a", "b", 1.0)] * 6131 + [("b", "a", 1.0)] * 3869
     found = elo(games)
     assert found["a"] - found["b"] == pytest.approx(100, abs=0.1) and found["a"] == -found["b"]
@@ -37,7 +37,7 @@ def test_a_player_that_always_wins_has_a_finite_rating() -> None:
 
 
 def test_intervals_hold_the_rating_and_narrow_with_games() -> None:
-    """The standard error of 500 log10(p / (1 - p)) is 500 / ln 10 / sqrt(n p (1 - p)), halved for each of two players."""
+    """The standard error of 500 log10(p / (1 - p)) is 500 / ln 10 / sqrt(n p (1 - p)), a half for each player."""
     games = [("a", "b", 1.0)] * 240 + [("a", "b", 0.0)] * 160
     low, high = elo_intervals(games)["a"]
     assert low < elo(games)["a"] < high
