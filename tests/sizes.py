@@ -22,9 +22,9 @@ OTHERS = ("benchmarks", "tests")
 APART = ("reward.judge.", "environment.")
 """settings of the judge and of environments, which validate their own"""
 BUDGETS = {
-    "product lines": 54_720,
+    "product lines": 56_300,
     "training lines": 22_580,
-    "files": 328,
+    "files": 336,
     "settings": 84,
     "class names used twice": 0,
 }
