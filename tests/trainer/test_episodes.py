@@ -11,10 +11,12 @@ import pytest
 
 from shared.config import Config
 from shared.types import Completion, Group, Problem, Prompt, Reward, Turn, Verdict
-from tests.environments.test_host import play, playing, prompt_of, sampled
+from tests.environments.test_host import WRONG, play, playing, prompt_of, sampled
 from trainer.controller import TrainingLoop
 from trainer.ledger import Ledger, with_unfinished
 from trainer.ledger_file import LedgerState
+from trainer.objectives.registry import objective_of
+from trainer.objectives.sequences import train_sequences
 from trainer.stages import Stages
 
 
@@ -173,3 +175,38 @@ def test_in_synchronous_mode_turns_wait_for_one_another_and_for_completions_with
         return engines.waves
 
     assert asyncio.run(run()) == [[(0, 0), (0, 1), (1, 0), (1, 1)], [(0, 0), (0, 1)], [(0, 0), (0, 1)]]
+
+
+def test_a_batch_comes_together_whatever_its_environments_do(tmp_path: Path) -> None:
+    """A group of each kind at once: those that fail train nothing, and the others what they would without them."""
+    kinds = [*WRONG, "control", "long", "goes on", "ends"]
+
+    async def run() -> None:
+        rollout = {"prompts_per_step": len(kinds), "group_size": 2}
+        async with playing(tmp_path, rollout=rollout, objective={"filter_groups_by": "off"}) as episodes:
+            config, scorer, logger = episodes.config, episodes.scorer, SimpleNamespace(waiting=0)
+            ledger, engines = Ledger(Stages(config)), Engines()
+            logger.note_waiting = lambda count: setattr(logger, "waiting", count)
+            loop = TrainingLoop(
+                ledger, engines, scorer, episodes, None, None, None, logger, None, [], 10
+            )  # type: ignore[arg-type]  # fmt: skip
+            for index, kind in enumerate(kinds):
+                ledger.open(prompt_of(episodes, kind, index), [7, 8])
+            await engines.submit(list(ledger.groups.values()))
+            collecting = asyncio.ensure_future(loop.collect())
+            groups = await asyncio.wait_for(ledger.take(), 100)
+            collecting.cancel()
+            found = {
+                kind: [(one.finish_reason, len(one.turns)) for one in group.completions]
+                for kind, group in zip(kinds, groups, strict=True)
+            }
+            assert {kind: ends[0][0] for kind, ends in found.items()} == {
+                **{kind: reason for kind, (reason, _) in WRONG.items()},
+                "control": "stop", "long": found["long"][0][0], "goes on": "stop", "ends": "stop",
+            }  # fmt: skip
+            assert found["goes on"] == [("stop", 4)] * 2 and found["ends"] == [("stop", 1)] * 2
+            trained = train_sequences(groups, objective_of(config), config)
+            assert {kinds[one.group] for one in trained} == {"control", "long", "goes on", "ends"}
+            assert len(trained) == 8 and logger.waiting == 0
+
+    asyncio.run(run())
