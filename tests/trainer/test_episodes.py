@@ -179,7 +179,7 @@ def test_in_synchronous_mode_turns_wait_for_one_another_and_for_completions_with
 
 def test_a_batch_comes_together_whatever_its_environments_do(tmp_path: Path) -> None:
     """A group of each kind at once: those that fail say nothing and give up their slots, and the others are trained."""
-    failing, sound = ["raises", "1 MB", "hangs", "exits"], ["control", "goes on", "ends"]
+    failing, sound = ["raises", "1 MB", "hangs", "sys.exit"], ["control", "goes on", "ends"]
 
     async def run() -> None:
         rollout = {"prompts_per_step": len(sound), "group_size": 2}
