@@ -92,6 +92,11 @@ class Environment:
     grade: Grade
     """scores a text as the completion of a problem, with the rewards of the run"""
 
+    @classmethod
+    async def check(cls, options: Any) -> None:
+        """Called before a run for an environment of this project: raises ConfigError or DataError where what all its
+        episodes need is not there. options: an instance of `Options`."""
+
     async def reset(self, problem: Problem, seed: int) -> Observation:
         """Begin an episode. All episodes of a group have the same seed and must begin alike."""
         return Observation()

@@ -22,10 +22,10 @@ OTHERS = ("benchmarks", "tests")
 APART = ("reward.judge.", "environment.")
 """settings of the judge and of environments, which validate their own"""
 BUDGETS = {
-    "product lines": 54_400,
-    "training lines": 23_000,
-    "files": 325,
-    "settings": 82,
+    "product lines": 56_300,
+    "training lines": 22_580,
+    "files": 336,
+    "settings": 84,
     "class names used twice": 0,
 }
 """A later issue may raise one, in a commit of its own that gives the reason; one that lowers a total lowers it."""

@@ -124,7 +124,7 @@ class Episodes:
             return prompt.token_ids
         text = "\n\n".join(texts) or prompt.problem.text
         try:
-            return self.prompts.render(text, prompt.problem.domain, "\n\n".join(system))
+            return self.prompts.prompt_of(prompt.problem, text, "\n\n".join(system))
         except ModelError as error:
             raise Failed(Verdict.CRASH, str(error)) from error
 
@@ -248,7 +248,7 @@ def turns_of(prompts: PromptFormat, prompt: Prompt, completion: Completion) -> l
     """What was said in an episode, in order: the policy's words are the tokens of `Completion.turns`, its environment's
     those between them, and the prompt where `reset` made another one than the problem's text."""
     problem, chat, found, here = prompt.problem, prompts.chat, list[TurnText](), 0
-    if prompt.token_ids != prompts.render(problem.text, problem.domain):
+    if prompt.token_ids != prompts.prompt_of(problem):
         found.append(TurnText("environment", chat.decode(prompt.token_ids)))
     for turn in completion.turns:
         if turn.start > here:
