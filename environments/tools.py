@@ -31,13 +31,12 @@ from shared.section import Section
 from shared.tool_calls import (
     CLOSE,
     OPEN,
-    TOOLS_PROMPT,
     CallReader,
     NoCallError,
     ParsedCall,
     ToolDefinition,
     parse_call,
-    signatures,
+    tools_prompt,
 )
 from shared.types import Problem
 from verify.plugins import Failed
@@ -135,8 +134,8 @@ class ToolEnvironment(Environment):
         self.problem, self.seed = problem, seed
         tools = [one if isinstance(one, EnvironmentTool) else tool_of(one) for one in self.tools()]
         self._tools = {one.definition.name: one for one in tools}
-        given = signatures([one.definition for one in self._tools.values()])
-        return Observation([EnvironmentMessage("system", TOOLS_PROMPT.replace("{given}", given))])
+        told = tools_prompt([one.definition for one in self._tools.values()])
+        return Observation([EnvironmentMessage("system", told)])
 
     async def step(self, action: Action) -> Observation:
         """Run the calls of the turn; one without is the answer. info: calls of the turn, and those without a result."""
