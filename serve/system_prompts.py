@@ -19,7 +19,7 @@ from pathlib import Path
 from serve.reasoning_language import name_of
 from serve.schemas import ChatMessage
 from serve.tools import AnswerForm
-from shared.chat import Chat
+from shared.chat import Chat, joined
 from shared.errors import ModelError
 from shared.languages import LANGUAGES
 from shared.model.model_card import read_card
@@ -194,7 +194,6 @@ def language_request(code: str) -> str:
     return f"Think and answer in {name_of(code).both}."
 
 
-APPLICATION_PROMPT = "The application adds:\n\n{text}"
 POLICY = "policy"
 MAGISTRAL = "magistral"
 """the same prompt as it is called in training, in English"""
@@ -272,14 +271,9 @@ class PromptRenderer:
         most effect. Raises ModelError if the model's template refuses the conversation.
         """
         quoted = QuotedTexts(self._control)
-        theirs = "\n\n".join(
-            quoted.quote(message.text) for message in messages if message.role in ("system", "developer")
-        )
-        system = self.system_prompt(code)
-        if theirs:
-            system = f"{system}\n\n{APPLICATION_PROMPT.format(text=theirs)}" if system else theirs
-        if form is not None:
-            system = "\n\n".join(filter(None, [system, form.text.replace("{given}", quoted.quote(form.given))]))
+        theirs = [quoted.quote(message.text) for message in messages if message.role in ("system", "developer")]
+        told = form.text.replace("{given}", quoted.quote(form.given)) if form is not None else ""
+        system = joined(self.system_prompt(code), *theirs, told)
         turns = [{"role": "system", "content": system}] if system else []
         of_tools = False
         for message in messages:

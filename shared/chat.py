@@ -51,9 +51,15 @@ def system_prompt(setting: str, form: AnswerFormat = BOXED_ANSWER) -> str:
     return MAGISTRAL.replace("{answer}", form.summary).replace("{form}", form.ending)
 
 
+def joined(*parts: str) -> str:
+    """A system prompt of several parts, in training and serving alike: the run's or the server's own, what an
+    application or an environment adds, tools. A blank line stands between two; empty ones are left out."""
+    return "\n\n".join(filter(None, parts))
+
+
 def with_language(system: str, code: str) -> str:
     """Add to a system prompt the wish to think and answer in language `code`, written in that language."""
-    return f"{system}\n\n{LANGUAGES[code].clause}".strip()
+    return joined(system, LANGUAGES[code].clause)
 
 
 def _message(role: str, content: str) -> dict[str, str]:

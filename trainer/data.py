@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from shared.atomic_write import beside
-from shared.chat import Chat, system_prompt
+from shared.chat import Chat, joined, system_prompt
 from shared.config import Config
 from shared.errors import DataError
 from shared.sections import Data
@@ -72,8 +72,7 @@ class PromptFormat:
         """[prompt_tokens] token ids of one user turn. also: a text behind the system prompt."""
         template = self.settings.templates.get(domain, "{problem}")
         system = system_prompt(self.settings.system_prompt, verifier_of(domain).form)
-        system = f"{system}\n\n{also}".strip() if also else system
-        return self.chat.render(template.replace("{problem}", text), system)
+        return self.chat.render(template.replace("{problem}", text), joined(system, also))
 
 
 class DataSource:

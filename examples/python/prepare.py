@@ -78,7 +78,7 @@ def prepare(folder: Path, options: Mapping[str, Any], seed: int) -> None:
 
 
 def demonstrate(rng: random.Random, expression: str) -> list[dict[str, str]]:
-    """The turns of a demonstration: the sum at once, or a call, perhaps mistyped, its result, and that as the answer."""
+    """The turns of a demonstration: the sum at once, or a call, perhaps mistyped, and its result as the answer."""
     if rng.random() >= CALLING:
         return [{"role": "assistant", "content": _answer("I add in my head.", str(_value(expression)))}]
     typed = _mistyped(rng, expression) if rng.random() < MISTYPED else expression
