@@ -41,10 +41,10 @@ from serve.streams import (
     sse,
     until_disconnect,
 )
+from serve.system_prompts import PromptRenderer
 from serve.tools import describe_form
 from shared.errors import ModelError
 from shared.tool_calls import ParsedCall
-from verify.format import Tags
 from verify.language import detect
 
 router = APIRouter()
@@ -62,7 +62,7 @@ async def chat_completions(body: ChatRequest, request: Request, client: ChatClie
     with server.admit(body.n, client) as permit:
         plan = await in_thread_if_long(body.characters, make_plan, server, body, request, client)
         form = body.reasoning_format or server.settings.reasoning_format if body.include_reasoning else "hidden"
-        renderer = ChatRenderer(server.name, form, server.prompts.tags)
+        renderer = ChatRenderer(server.name, form, server.prompts)
         if body.stream:
             return EventStream(stream(server, body, plan, renderer, client), permit.keep(), headers(plan))
         responses = await until_disconnect(request, sample_responses(server, plan, body.n))
@@ -215,9 +215,11 @@ def check_language(responses: Sequence[Response], plan: GenerationPlan) -> None:
 class ChatRenderer:
     """Renders the response to one request in the reasoning format that the client asked for."""
 
-    def __init__(self, model: str, format: ReasoningFormat, tags: Tags):
+    def __init__(self, model: str, format: ReasoningFormat, prompts: PromptRenderer):
         self.id, self.created, self.model = f"chatcmpl-{uuid.uuid4().hex}", int(time.time()), model
-        self.format, self.tags = format, tags
+        self.format, self.tags, self.exact = format, prompts.tags, prompts.whole
+        """exact: texts keep their blanks, since they come back in later requests and the model sees them again"""
+        self._line = "" if self.exact else "\n"
         self._inside: set[int] = set()
         """indices of choices whose reasoning is open in the text (format inline)"""
 
@@ -246,12 +248,15 @@ class ChatRenderer:
 
     def message(self, response: Response) -> Json:
         """Return the assistant's message."""
-        reasoning, answer = response.reasoning.strip(), response.answer.strip()
+        reasoning, answer = response.reasoning, response.answer
+        if not self.exact:
+            reasoning, answer = reasoning.strip(), answer.strip()
         message: Json = {"role": "assistant", "content": answer, "refusal": None, "annotations": []}
         if response.calls:
             message["tool_calls"] = [call_object(call) for call in response.calls]
         if self.format == "inline" and reasoning:
-            message["content"] = f"{self.tags.open}\n{reasoning}\n{self.tags.close}\n{answer}"
+            line = self._line
+            message["content"] = f"{self.tags.open}{line}{reasoning}{line}{self.tags.close}{line}{answer}"
         elif self.format == "mistral":
             part = {"type": "thinking", "thinking": [{"type": "text", "text": reasoning}], "closed": True}
             message["content"] = [*([part] if reasoning else []), {"type": "text", "text": answer}]
@@ -280,10 +285,10 @@ class ChatRenderer:
         if self.format == "inline":
             text = chunk.text
             if chunk.thinking and index not in self._inside:
-                text = f"{self.tags.open}\n{text}"
+                text = f"{self.tags.open}{self._line}{text}"
                 self._inside.add(index)
             elif not chunk.thinking and index in self._inside:
-                text = f"{self.tags.close}\n{text}"
+                text = f"{self.tags.close}{self._line}{text}"
                 self._inside.discard(index)
             return self.event(index, {"content": text}, ranked)
         if not chunk.thinking:

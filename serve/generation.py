@@ -194,7 +194,7 @@ class CountingSplitter(Splitter):
 
     def __init__(self, prompts: PromptRenderer, response: Response, *, opened: bool, begun: bool):
         tags, control = prompts.tags, prompts.chat.think_ids
-        super().__init__(tags, opened=opened, begun=begun, control=control)
+        super().__init__(tags, opened=opened, begun=begun, control=control, exact=prompts.whole)
         self._counter = ReasoningCounter(prompts.letters, tags, opened=opened, begun=begun, control=control)
         self._response, self._earlier = response, response.thinking_tokens
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from environments.environment import Action
-from serve.schemas import ChatMessage
+from serve.messages import ChatMessage
 from serve.system_prompts import PromptRenderer
 from serve.tools import Function, Tool, describe_form
 from shared.tool_calls import call_text
