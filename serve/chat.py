@@ -28,6 +28,7 @@ from serve.reasoning import Chunk, ReasoningFormat
 from serve.reasoning_language import LanguageChoice, Source, choose_language, read_tag
 from serve.schemas import ChatRequest
 from serve.server import Server
+from serve.server_tools import ExecutedCall
 from serve.streams import (
     DONE,
     STREAMED,
@@ -42,9 +43,9 @@ from serve.streams import (
     until_disconnect,
 )
 from serve.system_prompts import PromptRenderer
-from serve.tools import describe_form
+from serve.tools import AnswerForm, describe_form
 from shared.errors import ModelError
-from shared.tool_calls import ParsedCall
+from shared.tool_calls import TOOLS_PROMPT, ParsedCall, signatures
 from verify.language import detect
 
 router = APIRouter()
@@ -112,9 +113,18 @@ def render(
     turns = [message.text for message in body.messages if message.role == "user"]
     choice = choose_language(candidates, turns, request.headers.get("accept-language", ""), settings.fallback_language)
     try:
-        return choice, server.prompts.render(body.messages, choice.code, describe_form(body.offered, body.constraint))
+        form = describe_form(body.offered, body.constraint)
+        if executes(server, body):
+            form = AnswerForm(TOOLS_PROMPT, signatures(server.tools.definitions))
+        return choice, server.prompts.render(body.messages, choice.code, form)
     except ModelError as error:
         raise ApiError(400, f"this conversation does not fit the model's form: {error}", param=prompt) from error
+
+
+def executes(server: Server, body: ChatRequest) -> bool:
+    """Whether the server's own tools are offered: not beside tools of the request, a form of the answer, or
+    tool_choice "none"."""
+    return bool(server.tools.wanted) and not body.tools and body.tool_choice == "auto" and body.constraint is None
 
 
 def make_plan(
@@ -138,7 +148,7 @@ def make_plan(
         prompt_ids, sampling, choice,
         enforcement=body.reasoning_language_enforcement or settings.reasoning_language_enforcement,
         thinking_budget=budget, tools=frozenset(tool.function.name for tool in body.offered),
-        most_calls=MOST_CALLS if body.parallel_tool_calls else 1,
+        most_calls=MOST_CALLS if body.parallel_tool_calls else 1, executing=executes(server, body),
     )  # fmt: skip
 
 
@@ -152,11 +162,12 @@ async def sample_responses(server: Server, plan: GenerationPlan, count: int) -> 
 
 async def sample(
     server: Server, plan: GenerationPlan, index: int, response: Response
-) -> AsyncGenerator[Chunk | ParsedCall, None]:
+) -> AsyncGenerator[Chunk | ParsedCall | ExecutedCall, None]:
     """Yield the chunks of one response. Raises ApiError, also for errors of the engine."""
+    begin = server.tools.generate if plan.executing else generate
     try:
         with engine_errors():
-            async with contextlib.aclosing(generate(server.engine, server.prompts, plan.of(index), response)) as found:
+            async with contextlib.aclosing(begin(server.engine, server.prompts, plan.of(index), response)) as found:
                 async for chunk in found:
                     yield chunk
     finally:
@@ -182,6 +193,8 @@ async def stream(
             async for chunk in found:
                 if isinstance(chunk, ParsedCall):
                     yield renderer.call(index, len(response.calls) - 1, chunk)
+                elif isinstance(chunk, ExecutedCall):
+                    yield renderer.executed(index, len(response.executed) - 1, chunk)
                 else:
                     yield renderer.chunk(index, chunk, ranked())
         check_language([response], plan)
@@ -254,6 +267,8 @@ class ChatRenderer:
         message: Json = {"role": "assistant", "content": answer, "refusal": None, "annotations": []}
         if response.calls:
             message["tool_calls"] = [call_object(call) for call in response.calls]
+        if response.executed:
+            message["executed_tools"] = [executed_object(*one) for one in enumerate(response.executed)]
         if self.format == "inline" and reasoning:
             line = self._line
             message["content"] = f"{self.tags.open}{line}{reasoning}{line}{self.tags.close}{line}{answer}"
@@ -279,6 +294,10 @@ class ChatRenderer:
     def call(self, index: int, number: int, call: ParsedCall) -> bytes:
         """Return the event of a complete tool call; number: of the call in its choice, 0-based."""
         return self.event(index, {"tool_calls": [{"index": number, **call_object(call)}]})
+
+    def executed(self, index: int, number: int, one: ExecutedCall) -> bytes:
+        """Return the event of a call that the server has run; number: of the call in its choice, 0-based."""
+        return self.event(index, {"executed_tools": [executed_object(number, one)]})
 
     def chunk(self, index: int, chunk: Chunk, ranked: Json | None = None) -> bytes:
         """Return the event of some text; empty if the client does not want it. ranked: log-probs of its tokens."""
@@ -356,6 +375,12 @@ def first_try_object(found: DiscardedTry) -> Json:
 def call_object(call: ParsedCall) -> Json:
     """Return a tool call in OpenAI's form."""
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def executed_object(number: int, one: ExecutedCall) -> Json:
+    """Return a call that the server has run, with its result: no `tool_calls`, which clients would run themselves."""
+    call = one.call
+    return {"index": number, "type": "function", "name": call.name, "arguments": call.arguments, "output": one.output}
 
 
 def logprobs(tokens: Sequence[Sequence[Candidate]]) -> Json:

@@ -51,7 +51,13 @@ class ReasoningItem(RequestPart):
         return "".join(part for part in parts if isinstance(part, str))
 
 
-KINDS = ("message", "function_call", "function_call_output", "reasoning")
+class ExecutedItem(RequestPart):
+    """A call that the server has run, which is not read again."""
+
+    type: Literal["mcp_call"]
+
+
+KINDS = ("message", "function_call", "function_call_output", "reasoning", "mcp_call")
 
 
 def kind_of(item: Any) -> str:
@@ -71,7 +77,8 @@ def read_item(item: Any) -> Any:
 
 Item = Annotated[
     Annotated[MessageItem, Tag("-message")] | Annotated[CallItem, Tag("-function_call")]
-    | Annotated[ResultItem, Tag("-function_call_output")] | Annotated[ReasoningItem, Tag("-reasoning")],
+    | Annotated[ResultItem, Tag("-function_call_output")] | Annotated[ReasoningItem, Tag("-reasoning")]
+    | Annotated[ExecutedItem, Tag("-mcp_call")],
     Discriminator(kind_of), BeforeValidator(read_item),
 ]  # fmt: skip
 Input = Annotated[
@@ -80,9 +87,11 @@ Input = Annotated[
 ]
 
 
-def add_item(messages: list[dict[str, Any]], item: ReasoningItem | CallItem | ResultItem | MessageItem) -> None:
+def add_item(messages: list[dict[str, Any]], item: Item) -> None:
     """Add an item to the turns of a chat; reasoning begins a turn of the assistant, and its text and calls are added to
     it."""
+    if isinstance(item, ExecutedItem):
+        return
     begun = bool(messages) and messages[-1]["role"] == "assistant"
     if isinstance(item, ReasoningItem):
         messages.append({"role": "assistant", "reasoning": item.text})

@@ -26,6 +26,7 @@ from serve.parameters import Items, RequestBody, RequestPart, refuse
 from serve.response_items import Input, add_item
 from serve.schemas import ChatRequest, Effort, ReasoningRequest
 from serve.server import Server
+from serve.server_tools import ExecutedCall
 from serve.streams import STREAMED, EventStream, Json, in_thread_if_long, merge, sse, until_disconnect
 from serve.tools import Name, Schema
 from shared.tool_calls import ParsedCall
@@ -193,7 +194,7 @@ class ResponsesRenderer:
             items.append(self.reasoning(new_id("rs"), reasoning))
         if (answer := self.trim(response.answer)) or not response.calls:
             items.append(self.answer(new_id("msg"), answer))
-        return items + [self.call(call) for call in response.calls]
+        return [*map(self.executed, response.executed), *items, *map(self.call, response.calls)]
 
     def reasoning(self, item_id: str, text: str, status: str = "completed") -> Json:
         """Return the item of the reasoning."""
@@ -209,6 +210,12 @@ class ResponsesRenderer:
         """Return the item of a tool call."""
         return {"id": f"fc_{call.id}", "type": "function_call", "call_id": call.id, "name": call.name,
                 "arguments": call.arguments if status == "completed" else "", "status": status}  # fmt: skip
+
+    def executed(self, one: ExecutedCall) -> Json:
+        """Return the item of a call that the server has run."""
+        call = one.call
+        return {"id": new_id("mcp"), "type": "mcp_call", "server_label": "server", "name": call.name, "error": None,
+                "arguments": call.arguments, "output": one.output, "status": "completed"}  # fmt: skip
 
     def event(self, kind: str, **values: Any) -> bytes:
         """Return one server-sent event, with the next sequence number."""
@@ -237,6 +244,8 @@ def stream(server: Server, plan: GenerationPlan, renderer: ResponsesRenderer) ->
             async for chunk in found:
                 if isinstance(chunk, ParsedCall):
                     yield items.close() + items.call(chunk)
+                elif isinstance(chunk, ExecutedCall):
+                    yield items.close() + items.executed(chunk)
                 elif renderer.body.include_reasoning or not chunk.thinking:
                     yield items.text("reasoning" if chunk.thinking else "answer", chunk.text)
         check_language([response], plan)
@@ -305,6 +314,18 @@ class ItemEvents:
         self.done.append(item)
         self._kind = ""
         return events
+
+    def executed(self, one: ExecutedCall) -> bytes:
+        """Return the events of a call that the server has run."""
+        renderer, item, index = self._renderer, self._renderer.executed(one), len(self.done)
+        self.done.append(item)
+        place = {"item_id": item["id"], "output_index": index}
+        return (
+            renderer.event("response.output_item.added", output_index=index, item={**item, "status": "in_progress"})
+            + renderer.event("response.mcp_call_arguments.done", **place, arguments=item["arguments"])
+            + renderer.event("response.mcp_call.completed", **place)
+            + renderer.event("response.output_item.done", output_index=index, item=item)
+        )
 
     def call(self, call: ParsedCall) -> bytes:
         """Return the events of a complete tool call."""

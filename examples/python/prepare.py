@@ -6,7 +6,7 @@ script = "examples/python/prepare.py"
 options = { problems = 4000 }
 
 The sums of the demonstrations are right where no program is called, but there are far too few of them to learn to add
-three numbers of up to five digits. Of the calls many have a mistyped digit, and the answer is then what the program
+three numbers of four digits. Of the calls many have a mistyped digit, and the answer is then what the program
 printed. Validation problems are drawn from another seed, which is always the same, and none is trained on.
 """
 
@@ -29,8 +29,8 @@ from shared.tool_calls import call_text, result_text, tools_prompt
 
 VOCABULARY = 1088
 NUMBERS = 3
-DIGITS = (3, 5)
-CALLING = 0.5
+DIGITS = 4
+CALLING = 0.8
 """share of the demonstrations that call the tool"""
 MISTYPED = 0.4
 """share of the calls with a wrong digit"""
@@ -70,10 +70,10 @@ def prepare(folder: Path, options: Mapping[str, Any], seed: int) -> None:
                 for number, one in enumerate(sums)
             ),
         )
-    texts = [system] * 20
-    for row in rows[:500]:
-        texts += [str(row["problem"])]
-        texts += [result_text(one["content"]) if one["role"] == "tool" else one["content"] for one in row["completion"]]
+    texts = [system] * 20 + [_text(one) for one in train[:500]]
+    for one in train[:500]:
+        said = demonstrate(rng, one)
+        texts += [result_text(turn["content"]) if turn["role"] == "tool" else turn["content"] for turn in said]
     build(folder / "model", seed, train_tokenizer(texts, VOCABULARY), wanted.max_tokens)
 
 
@@ -111,11 +111,10 @@ def _mistyped(rng: random.Random, expression: str) -> str:
 
 
 def _sums(rng: random.Random, count: int, without: frozenset[str]) -> list[str]:
-    """`count` different expressions such as "123+45678+9012"."""
+    """`count` different expressions such as "1234+5678+9012"."""
     found: dict[str, None] = {}
     while len(found) < count:
-        digits = (rng.randint(*DIGITS) for _ in range(NUMBERS))
-        one = "+".join(str(rng.randrange(10 ** (number - 1), 10**number)) for number in digits)
+        one = "+".join(str(rng.randrange(10 ** (DIGITS - 1), 10**DIGITS)) for _ in range(NUMBERS))
         if one not in without:
             found[one] = None
     return list(found)
