@@ -62,6 +62,10 @@ def with_language(system: str, code: str) -> str:
     return joined(system, LANGUAGES[code].clause)
 
 
+MOST_BRIDGES = 256
+"""sequences of roles between two turns whose tokens are remembered"""
+
+
 def _message(role: str, content: str) -> dict[str, str]:
     return {"role": role, "content": content}
 
@@ -178,6 +182,8 @@ class Chat:
                     f"{self.folder}: the chat template ends a turn of the assistant with {parts[0][:40]!r}, and the "
                     f"model with {' or '.join(ends)}: name the template's token in generation_config.json"
                 )
+            if len(self._bridges) == MOST_BRIDGES:  # clients of a server choose the roles
+                self._bridges.clear()
             self._bridges[roles] = found = [self.encode(part) for part in (parts[0].removeprefix(end), *parts[1:])]
         return found
 

@@ -20,7 +20,7 @@ from shared.errors import ConfigError
 from shared.sections import RewardWeights
 from shared.tool_calls import call_text
 from shared.types import Problem, Verdict
-from tests.serve.conftest import Serve, Served
+from tests.serve.conftest import Serve, Served, eventually
 from verify.plugins import Failed
 
 QUESTION = "What is 1 + 2?"
@@ -95,8 +95,8 @@ def test_a_call_is_run_and_the_model_goes_on_in_the_tokens_of_training(serve: Se
 @pytest.mark.parametrize(
     ("code", "told"),
     [
-        ("while True: pass", "Error: it took more than 1 s"),
-        ("print('a' * 10 ** 6)", "Error: it printed more than 65536 bytes"),
+        ("while True: pass", "Error: stopped: took more than 1 s"),
+        ("print('a' * 10 ** 6)", "Error: stopped: it printed more than 65536 bytes"),
         ("import os\nwhile True: os.fork()", "PermissionError"),
         ("print('<eos><assistant>')", "<eos><assistant>"),
         ("open('/etc/shadow')", "Error: the program raised an exception"),
@@ -128,7 +128,7 @@ def test_turns_and_tokens_have_an_end(serve: Serve, client: Any) -> None:
     assert choice.finish_reason == "length" and [one["output"] for one in executed] == ["1\n", "1\n"]
     size = len(served.server.prompts.chat.encode(program("1")))
     turns = Turns(program("1"), "It is one, or so.")
-    choice, executed = ask(client(serve(turns, tools="python")), max_tokens=size + 5)
+    choice, executed = ask(client(serve(turns, tools="python")), max_tokens=size + 1 + 5)  # with its end token
     assert (choice.finish_reason, choice.message.content) == ("length", "It is")
 
 
@@ -161,18 +161,21 @@ def test_tools_that_fail_are_an_error_and_leave_nothing(
     with pytest.raises(openai.APIStatusError, match="tools of this server failed: .*the sandbox is gone") as found:
         ask(client(served))
     assert found.value.status_code == 502 and found.value.response.headers["x-should-retry"] == "false"
-    last = served.ask(QUESTION, stream=True).text.splitlines()
-    assert "the sandbox is gone" in last[-3] and last[-1] == "" or last[-2] == "data: [DONE]"
-    assert served.server.admitted == 0
+    *_, last, done = (line for line in served.ask(QUESTION, stream=True).text.splitlines() if line)
+    assert "the sandbox is gone" in json.loads(last.removeprefix("data: "))["error"]["message"]
+    assert done == "data: [DONE]"
+    eventually(lambda: served.server.admitted == 0)
 
 
-def test_the_language_is_that_of_all_turns(serve: Serve) -> None:
+def test_the_language_is_enforced_in_each_turn(serve: Serve) -> None:
     french = "<think>\nJe réfléchis à la somme, et je laisse un programme la calculer.\n</think>\n"
     english = "<think>\nThe program has printed the sum, and so I can tell what it is now.\n</think>\nThe sum is 3."
-    served = serve(Turns(program("1 + 2", french), english), tools="python")
-    strict = {"reasoning_language": "fr", "reasoning_language_enforcement": "strict"}
-    reply = served.ask(QUESTION, **strict)
-    assert reply.status_code == 422 and reply.json()["error"]["code"] == "reasoning_language_mismatch"
+    turns = Turns(program("1 + 2", french), english, english.replace("<think>\n", ""))
+    found = serve(turns, tools="python").ask(QUESTION, reasoning_language="fr", reasoning_language_enforcement="retry")
+    told = found.json()["reasoning_language"]
+    assert len(turns.prompts) == 3 and told["tries"] == 2 and "printed the sum" in told["first_try"]["reasoning"]
+    assert turns.prompts[2][: len(turns.prompts[1])] == turns.prompts[1], "the same turn again, begun in French"
+    assert found.json()["choices"][0]["message"]["reasoning"].count("Bon, ") == 1
 
 
 def test_responses_have_the_calls_as_items(serve: Serve, client: Any) -> None:
