@@ -24,7 +24,7 @@ APART = ("reward.judge.", "environment.")
 BUDGETS = {
     "product lines": 54_200,
     "training lines": 22_400,
-    "files": 322,
+    "files": 325,
     "settings": 81,
     "class names used twice": 0,
 }
