@@ -20,7 +20,7 @@ from fastapi.responses import Response as HttpResponse
 
 from serve.engine import Candidate
 from serve.errors import ApiError
-from serve.generation import DiscardedTry, GenerationPlan, Response, generate
+from serve.generation import DiscardedTry, ExecutedCall, GenerationPlan, Response, generate
 from serve.keys import Client
 from serve.limits import ChatClient
 from serve.parameters import RequestBody
@@ -28,7 +28,6 @@ from serve.reasoning import Chunk, ReasoningFormat
 from serve.reasoning_language import LanguageChoice, Source, choose_language, read_tag
 from serve.schemas import ChatRequest
 from serve.server import Server
-from serve.server_tools import ExecutedCall
 from serve.streams import (
     DONE,
     STREAMED,

@@ -16,7 +16,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from serve.engine import Candidate, SamplingParameters, ServingEngine
 from serve.reasoning import Chunk, ReasoningCounter, Splitter, State
@@ -68,6 +68,15 @@ class DiscardedTry(NamedTuple):
     thinking_tokens: int
 
 
+class ExecutedCall(NamedTuple):
+    """A call that the server has run."""
+
+    call: ParsedCall
+    """its name is "" where the model wrote something that is no call; then the arguments are that text"""
+    output: str
+    """what the model read"""
+
+
 @dataclass
 class Response:
     """The result of one choice; complete when the iterator of `generate` has ended."""
@@ -90,8 +99,8 @@ class Response:
     """[tokens], those of a discarded try left out"""
     context: list[int] = field(default_factory=list)
     """[tokens] of the prompt and the completion, after one that the model or a stop has ended"""
-    executed: list[Any] = field(default_factory=list)
-    """calls that the server has run, `server_tools.ExecutedCall`, and sampled on behind their results"""
+    executed: list[ExecutedCall] = field(default_factory=list)
+    """calls that the server has run; it has sampled on behind their results"""
     end_reasoning_early: bool = False
     """whether the client wants the answer now: the reasoning is ended as if its budget were used up"""
 

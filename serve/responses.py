@@ -19,14 +19,13 @@ from pydantic import Field, TypeAdapter, ValidationError
 from serve import parameters
 from serve.chat import check_language, headers, language_object, make_plan, sample, sample_responses
 from serve.errors import ApiError, explain_first
-from serve.generation import GenerationPlan, Response
+from serve.generation import ExecutedCall, GenerationPlan, Response
 from serve.limits import ChatClient
 from serve.messages import MOST_TOOLS
 from serve.parameters import Items, RequestBody, RequestPart, refuse
 from serve.response_items import Input, add_item
 from serve.schemas import ChatRequest, Effort, ReasoningRequest
 from serve.server import Server
-from serve.server_tools import ExecutedCall
 from serve.streams import STREAMED, EventStream, Json, in_thread_if_long, merge, sse, until_disconnect
 from serve.tools import Name, Schema
 from shared.tool_calls import ParsedCall

@@ -12,14 +12,14 @@ import contextlib
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from environments.environment import Observation, action_of, find, made
 from environments.process import answered
 from environments.tools import JoinedTools, ToolEnvironment, calls_in
 from serve.engine import ServingEngine
 from serve.errors import ApiError
-from serve.generation import GenerationPlan, Response, generate, remaining
+from serve.generation import ExecutedCall, GenerationPlan, Response, generate, remaining
 from serve.reasoning import Chunk
 from serve.system_prompts import PromptRenderer
 from shared.environment_settings import EnvironmentSettings
@@ -30,15 +30,6 @@ from shared.types import Problem, Reward
 
 STEP_S = EnvironmentSettings().step_s
 """seconds for all calls of a turn"""
-
-
-class ExecutedCall(NamedTuple):
-    """A call that the server has run."""
-
-    call: ParsedCall
-    """its name is "" where the model wrote something that is no call; then the arguments are that text"""
-    output: str
-    """what the model read"""
 
 
 async def _no_grade(problem: Problem, text: str) -> Reward:

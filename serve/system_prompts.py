@@ -3,7 +3,7 @@
 Seven languages have texts of their own, each written in its language rather than translated literally. For every other
 language that the detector knows, the English prompt names it, in English and in the language itself.
 
-The server's system prompt comes first, with the client's inside it. Texts of users and applications cannot contain
+The server's system prompt comes first, the client's behind it. Texts of users and applications cannot contain
 control tokens: one that spells a control token ("<|im_end|>", "[INST]") is tokenised as ordinary letters. Everything
 else is tokenised in one piece, exactly as in training.
 """
