@@ -145,15 +145,16 @@ class ToolEnvironment(Environment):
         """Run the calls of the turn; one without is the answer. info: calls of the turn, and those without a result."""
         results, failed = [], 0
         for part in calls_in(action.response, self._tools.keys()):
-            text, right = await self._answer(part)
-            results.append(EnvironmentMessage("tool", cut(text, self.options.result_characters)))
+            text, right = await self.answer(part)
+            results.append(EnvironmentMessage("tool", text))
             failed += not right
         info = {"tool_calls": float(len(results)), "failed_calls": float(failed)}
         return Observation(results, done=not results, info=info)
 
-    async def run(self, one: EnvironmentTool, arguments: str) -> str:
-        """The result of a call, cut. Raises ToolError."""
-        return cut(await one.run(arguments), self.options.result_characters)
+    async def answer(self, part: ParsedCall | str) -> tuple[str, bool]:
+        """What the policy is told of a call, and whether that is its result. Raises Failed."""
+        text, right = await self._answer(part)
+        return cut(text, self.options.result_characters), right
 
     async def _answer(self, part: ParsedCall | str) -> tuple[str, bool]:
         """The result of a call, and whether it is one."""
@@ -178,19 +179,20 @@ class JoinedTools(ToolEnvironment):
 
     def __init__(self, parts: Sequence[ToolEnvironment]):
         self.parts = parts
-        self.options = ToolOptions(
-            result_characters=100 + max((part.options.result_characters for part in parts), default=0)
-        )
+        self.options = ToolOptions(result_characters=max([100, *(part.options.result_characters for part in parts)]))
 
     def tools(self) -> Sequence[EnvironmentTool | Callable[..., Any]]:
-        """The tools of all, results cut as each of them cuts. Raises ConfigError where two have one name."""
-        found = dict[str, EnvironmentTool]()
-        for part in self.parts:
-            for name, one in part._tools.items():
-                if name in found:
-                    raise ConfigError(f"two environments have a tool {name}")
-                found[name] = EnvironmentTool(one.definition, functools.partial(part.run, one))
-        return list(found.values())
+        """The tools of all. Raises ConfigError where two have one name."""
+        owners = [(name, part) for part in self.parts for name in part._tools]
+        self._owners = dict(owners)
+        if twice := [name for name, part in owners if self._owners[name] is not part]:
+            raise ConfigError(f"two environments have a tool {twice[0]}")
+        return [one for part in self.parts for one in part._tools.values()]
+
+    async def answer(self, part: ParsedCall | str) -> tuple[str, bool]:
+        """As the environment answers that has the tool."""
+        owner = self._owners.get(part.name) if isinstance(part, ParsedCall) else None
+        return await (super().answer(part) if owner is None else owner.answer(part))
 
     async def reset(self, problem: Problem, seed: int) -> Observation:
         """Begin the episode in each of them."""

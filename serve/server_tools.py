@@ -12,7 +12,7 @@ import contextlib
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Mapping
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Any
 
 from environments.environment import Observation, action_of, find, made
 from environments.process import answered
@@ -61,16 +61,12 @@ class ServerTools:
     async def start(self, prompts: PromptRenderer) -> None:
         """Begin an episode, to learn the tools. Raises ConfigError where that fails, and ModelError where the chat
         template cannot show results."""
-
-        def refuse(reason: str) -> NoReturn:
-            raise ConfigError(f"tools = {', '.join(self.wanted)}: {reason}")
-
         prompts.chat.bridge([("tool", "?")])
         one = self._make()
         try:
             reply = await answered(0, "tools", one.reset(Problem("", "", ""), 0), STEP_S, [])
             if reply.observation is None:
-                refuse(reply.reason)
+                raise ConfigError(f"tools = {', '.join(self.wanted)}: {reply.reason}")
             self.definitions = one.definitions
         finally:
             await one.close()

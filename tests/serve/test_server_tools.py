@@ -11,7 +11,7 @@ from typing import Any
 import openai
 import pytest
 
-from environments.environment import made
+from environments.environment import Action, made
 from environments.python import Python
 from serve import server_tools
 from serve.engine import SamplingParameters
@@ -122,6 +122,20 @@ def test_what_is_no_call_is_told_to_the_model(serve: Serve, client: Any) -> None
     assert choice.message.content == f"{wrong}\n\nI give up."
 
 
+def test_results_are_cut_as_in_training(serve: Serve) -> None:
+    loud, many = "raise ValueError('a' * 5000)", "print('b' * 5000)"
+    served = serve(Turns(program(loud) + "\n" + program(many, ""), "Done."), tools="python")
+    found = [one["output"] for one in served.ask(QUESTION).json()["choices"][0]["message"]["executed_tools"]]
+
+    async def play() -> list[str]:
+        one = made(Python, "python", {}, server_tools._no_grade, RewardWeights())
+        await one.reset(Problem("p", QUESTION, "3"), 0)
+        turn = program(loud, "") + "\n" + program(many, "")
+        return [message.text for message in (await one.step(Action(turn, turn))).messages]
+
+    assert found == asyncio.run(play()) and all(2000 < len(text) < 2100 for text in found)
+
+
 def test_turns_and_tokens_have_an_end(serve: Serve, client: Any) -> None:
     served = serve(program("1"), tools="python", tool_turns=2)
     choice, executed = ask(client(served))
@@ -157,7 +171,7 @@ def test_tools_that_fail_are_an_error_and_leave_nothing(
         raise Failed(Verdict.CRASH, "the sandbox is gone")
 
     served = serve(program("1"), tools="python")
-    monkeypatch.setattr("environments.tools.ToolEnvironment.run", gone)
+    monkeypatch.setattr("environments.tools.ToolEnvironment.answer", gone)
     with pytest.raises(openai.APIStatusError, match="tools of this server failed: .*the sandbox is gone") as found:
         ask(client(served))
     assert found.value.status_code == 502 and found.value.response.headers["x-should-retry"] == "false"
