@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -134,6 +135,15 @@ def test_results_are_cut_as_in_training(serve: Serve) -> None:
         return [message.text for message in (await one.step(Action(turn, turn))).messages]
 
     assert found == asyncio.run(play()) and all(2000 < len(text) < 2100 for text in found)
+
+
+def test_tools_of_two_environments_stand_side_by_side(serve: Serve, client: Any, tmp_path: Path) -> None:
+    (tmp_path / "notes.jsonl").write_text('{"text": "Oslo is the capital of Norway.", "id": "oslo"}\n')
+    turns = Turns(program("1 + 2", "") + "\n" + call_text("search", '{"query": "capital"}'), "Done.")
+    served = serve(turns, tools=json.dumps({"python": {}, "search": {"corpus": str(tmp_path / "notes.jsonl")}}))
+    _, (first, second) = ask(client(served))
+    assert first["output"] == "3\n" and second["output"].startswith("[oslo]")
+    assert [tool.name for tool in served.server.tools.definitions] == ["python", "search", "open"]
 
 
 def test_turns_and_tokens_have_an_end(serve: Serve, client: Any) -> None:
