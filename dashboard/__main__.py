@@ -27,7 +27,9 @@ def main(arguments: list[str]) -> int:
                                      formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     parser.add_argument("folder", nargs="?", default="runs", type=Path, help="a folder of runs, or one run (runs)")
     parser.add_argument("--port", type=int, help=f"0 for any that is free (default: from {PORT} on the first free one)")
-    parser.add_argument("--with-parent", type=int, help="process id of the program that started this one: end when it does")
+    parser.add_argument(
+        "--with-parent", type=int, help="process id of the program that started this one: end when it does"
+    )
     given = parser.parse_args(arguments)
     if given.with_parent:
         die_with_parent(given.with_parent)
