@@ -15,7 +15,7 @@ from fastapi.responses import PlainTextResponse, StreamingResponse
 from starlette.exceptions import HTTPException
 
 from dashboard.columns import AXES
-from dashboard.group import Decoder, show_group, show_tokens
+from dashboard.group import TokenDecoder, show_group, show_tokens
 from dashboard.rollouts import MARKS
 from dashboard.run_folder import RunFolder, RunFolders
 from dashboard.test_case import NoTestCase, write_test
@@ -123,7 +123,7 @@ def add_runs(app: FastAPI, root: Path, folders: RunFolders) -> None:
 
 def add_rollouts(app: FastAPI, folders: RunFolders) -> None:
     """Add what tells of groups and their completions."""
-    decoder = Decoder()
+    decoder = TokenDecoder()
 
     def find(name: str) -> RunFolder:
         return folders.find(name)

@@ -68,7 +68,7 @@ class Table:
         return [name for name, column in self.columns.items() if np.isfinite(np.array(column)).any()]
 
 
-class Columns:
+class MetricColumns:
     """The tables of one metrics.jsonl. Lines that are no rows are left out and counted."""
 
     def __init__(self, path: Path):

@@ -94,7 +94,7 @@ def _spans(completion: dict[str, Any]) -> list[dict[str, int]]:
 # ---- tokens ------------------------------------------------------------------------------------------------------
 
 
-class Decoder:
+class TokenDecoder:
     """Turns the token ids of runs into text, where the tokenizer of the run's model lies on this machine."""
 
     def __init__(self) -> None:
@@ -133,7 +133,7 @@ def _places(run: RunFolder) -> list[Path]:
     return [path for folder in folders if (path := folder / "tokenizer.json").is_file()]
 
 
-def show_tokens(run: RunFolder, decoder: Decoder, step: int, line: int, sample: int, start: int) -> dict[str, Any]:
+def show_tokens(run: RunFolder, decoder: TokenDecoder, step: int, line: int, sample: int, start: int) -> dict[str, Any]:
     """Tokens of a completion from `start`: {"tokens", "pieces": their texts or None, "ids", "version": of each, None
     where it was not sampled, "columns": name -> numbers of each}. Columns are all lists of numbers of the record that
     have one for each token, such as "logprobs" and "teacher". Raises LookupError."""

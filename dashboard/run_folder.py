@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from dashboard import alarms
-from dashboard.columns import Columns, thin
+from dashboard.columns import MetricColumns, thin
 from dashboard.growing_file import GrowingFile, last_lines, read_small
 from dashboard.rollouts import Rollouts
 from shared.config import Config
@@ -71,7 +71,7 @@ class RunFolder:
     def __init__(self, folder: Path):
         self.folder, self.name = folder, folder.name
         self.lock = threading.RLock()
-        self.columns: Columns | None = None
+        self.columns: MetricColumns | None = None
         """its metrics, once somebody looked at charts"""
         self.rollouts = Rollouts(folder / "rollouts")
         self._evaluations = GrowingFile(folder / "evaluations.jsonl")
@@ -156,10 +156,10 @@ class RunFolder:
 
     # ---- one run ------------------------------------------------------------------------------------------------
 
-    def loaded(self) -> Columns:
+    def loaded(self) -> MetricColumns:
         """Its metrics with all that is new."""
         if self.columns is None:
-            self.columns = Columns(self.folder / "metrics.jsonl")
+            self.columns = MetricColumns(self.folder / "metrics.jsonl")
         self.columns.look()
         return self.columns
 

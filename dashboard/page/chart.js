@@ -26,7 +26,7 @@ export const colour = (place) => css(`--line-${place % 8}`);
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 /** Points that are hardly more than a few are drawn as dots too. */
-const few = (x) => x.length <= 40;
+const few = (x) => x.length <= 12;
 
 /** Some lines in a figure. Each: {label, x, y, half?: half widths of intervals, unit?}. */
 export class Chart {
@@ -89,7 +89,7 @@ export class Chart {
                 y: { range: (u, low, high) => spread(low, bound === null ? high : Math.max(high, bound)) } },
       series: [{ label }, ...series],
       axes: [{ ...axis, size: 24, values: (u, marks) => marks.map((mark) => short(mark)) },
-             { ...axis, size: 52, values: (u, marks) => marks.map((mark) => short(mark, this.unit)) }],
+             { ...axis, size: 52, values: (u, marks) => marks.map((mark) => marked(mark, marks[1] - marks[0], this.unit)) }],
       hooks: {
         draw: [(plot) => this.#drawMore(plot)],
         setCursor: [(plot) => this.#tell(this.#lines, plot.cursor.idx)],
@@ -153,6 +153,12 @@ export class Chart {
   close() {
     this.#plot?.destroy();
   }
+}
+
+/** A mark of an axis, with as many digits as tell it from its neighbours. */
+function marked(mark, step, unit) {
+  const digits = Math.ceil(-Math.log10(step) - 1e-9);
+  return unit === "bytes" || Math.abs(mark) >= 1e4 || !(digits <= 5) ? short(mark, unit) : mark.toFixed(Math.max(digits, 0));
 }
 
 /** A range of values with a little room. */

@@ -148,12 +148,11 @@ export class RunView {
     const names = [...new Set(sampled.flatMap((one) => Object.keys(one.parts ?? {})))].sort().slice(0, 16);
     this.parts.element.hidden = !names.length;
     this.parts.set(names.map((name) => lineOf(name.replace("/", " "), sampled, (one) => one.parts?.[name]?.accuracy, (one) => one.parts?.[name]?.accuracy_half_width)));
-    const heads = ["version", "temperature", "accuracy", "pass@k", "maj@k", "one language", "format", "reward", "tokens", "problems"];
     const shown = [...new Set([rows[0], ...rows.slice(-6)])].filter(Boolean);
-    this.evaluationTable.replaceChildren(make("table", {}, make("thead", {}, make("tr", {}, ...heads.map((head) => make("th", { scope: "col" }, head)))), make("tbody", {}, ...shown.map((one) => {
-      const cells = [short(one.temperature), `${short(one.accuracy)} ± ${short(one.accuracy_half_width)}`, short(one.pass_at_k), short(one.majority), short(one.consistency), short(one.format), short(one.reward), short(one.tokens), short(one.problems)];
-      return make("tr", {}, make("th", { scope: "row" }, short(one.version)), ...cells.map((text) => make("td", { class: "number" }, text)));
-    }))));
+    const columns = { temperature: "temperature", accuracy: "accuracy", "pass@k": "pass_at_k", "maj@k": "majority", "one language": "consistency", format: "format", reward: "reward", tokens: "tokens", problems: "problems" };
+    const known = Object.entries(columns).filter(([, field]) => shown.some((one) => typeof one[field] === "number"));
+    this.evaluationTable.replaceChildren(make("table", {}, make("thead", {}, make("tr", {}, ...["version", ...known.map(([head]) => head)].map((head) => make("th", { scope: "col" }, head)))), make("tbody", {}, ...shown.map((one) =>
+      make("tr", {}, make("th", { scope: "row" }, short(one.version)), ...known.map(([, field]) => make("td", { class: "number" }, `${short(one[field])}${field === "accuracy" && one.accuracy_half_width ? ` ± ${short(one.accuracy_half_width)}` : ""}`)))))));
   }
 
   #tellRest({ settings, stages }) {
