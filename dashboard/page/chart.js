@@ -38,7 +38,7 @@ export class Chart {
   constructor(title, { about = "", unit = "", axis = null, bound = null, onzoom = null } = {}) {
     Object.assign(this, { title, unit, axis, bound, onzoom });
     this.legend = make("ul", { class: "legend" });
-    this.frame = make("div", { class: "plot", role: "img" });
+    this.frame = make("div", { class: "plot", role: "img", "aria-label": `${title}: nothing to see yet` });
     this.element = make("figure", { class: "chart" }, make("figcaption", { title: about || null }, make("h3", {}, title), this.unitNote()), this.frame, this.legend);
     new ResizeObserver(() => this.#resize()).observe(this.frame);
   }

@@ -26,10 +26,10 @@ export class RolloutsView {
 
   async refresh() {
     this.steps = await get(["runs", this.name, "rollouts"]);
-    const newest = this.steps.at(-1), follows = this.step === null || this.step === this.newest;
+    const newest = this.steps.at(-1), follows = this.step === null || this.step === this.newest; // the newest step, whatever it is
     this.chooser.max = Math.max(this.steps.length - 1, 0);
     if (!this.steps.length) this.note.textContent = "There are none yet: they are written after each step.";
-    else if (this.newest !== newest && follows && !this.#searching) await this.#choose(this.step ?? newest);
+    else if (this.newest !== newest && (follows || this.newest === undefined) && !this.#searching) await this.#choose(follows ? newest : this.step);
     this.newest = newest;
   }
 
