@@ -1,4 +1,4 @@
-"""10,000 steps and 1 GB of rollouts: what the first paint takes, what a search reads, and how much memory that needs."""
+"""10,000 steps and 1 GB of rollouts: what the first paint takes, how long a search, and how much memory they need."""
 
 from __future__ import annotations
 
@@ -29,10 +29,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "rollouts").mkdir(parents=True)
     with (folder / "metrics.jsonl").open("w") as stream:
         for step in range(1, STEPS + 1):
-            row = {name: 0.123456789 for name in METRICS if not name.startswith(("sft/", "evaluation/"))}
-            stream.write(
-                json.dumps({"step": step, "kind": "train", "time": step, **row, **metrics(step, STEPS)}) + "\n"
-            )
+            every = {name: 0.123456789 for name in METRICS if not name.startswith(("sft/", "evaluation/"))}
+            row = {"step": step, "kind": "train", "time": step, **every, **metrics(step, STEPS)}
+            stream.write(json.dumps(row) + "\n")
     tokenizer = tokenizer_of(["a few words"])
     lines, size = [], 0
     while size < BYTES // STEPS:
@@ -74,7 +73,6 @@ def test_ten_thousand_steps_and_a_gigabyte(folder: Path, dashboard: Callable[...
             if before is None:
                 break
         memory = served.resident_bytes / 2**20
-        print(
-            f"search through {held / 1e9:.2f} GB: {asked} requests, the longest {longest:.2f} s; server {memory:.0f} MiB"
-        )
+        words = f"{asked} requests, the longest {longest:.2f} s; server {memory:.0f} MiB"
+        print(f"search through {held / 1e9:.2f} GB: {words}")
         assert {hit["step"] for hit in hits} == {3} and memory < 300 and longest < 10

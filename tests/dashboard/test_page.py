@@ -1,4 +1,4 @@
-"""The dashboard in a browser: running, finished, crashed and foreign runs, news within 2 s, hostile texts, axe, copying.
+"""The dashboard in a browser: running, finished, crashed, foreign runs, news within 2 s, hostile texts, axe, copying.
 
 With MAESTRALE_SCREENSHOTS=docs/images the pictures of docs/dashboard.md are written anew.
 """
@@ -6,6 +6,7 @@ With MAESTRALE_SCREENSHOTS=docs/images the pictures of docs/dashboard.md are wri
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -74,16 +75,11 @@ def settled(page: Page) -> None:
 def test_running_finished_crashed_and_foreign_runs(visit: Callable[..., Visitor]) -> None:
     page = visit().page
     expect(page.locator(".runs tbody tr")).to_have_count(4)
-    states = {
-        row.locator("th").inner_text(): row.locator(".state").inner_text()
-        for row in page.locator(".runs tbody tr").all()
+    told = {
+        row.locator("th").inner_text(): row.locator(".state").inner_text() for row in page.locator("tbody tr").all()
     }
-    assert states == {
-        "apples": "running",
-        "apples-lr5e-5": "finished",
-        "apples-lr3e-4": "crashed",
-        "an-older-run": "unknown",
-    }
+    assert told["apples"] == "running" and told["apples-lr5e-5"] == "finished"
+    assert told["apples-lr3e-4"] == "crashed" and told["an-older-run"] == "unknown"
     expect(page.locator(".chart canvas")).to_have_count(6)
     differing = page.locator("tr", has=page.get_by_role("rowheader", name="optimiser.learning_rate"))
     assert "0.0003" in differing.inner_text() and "0.00005" in differing.inner_text()
@@ -153,7 +149,7 @@ def test_a_group_on_one_screen(visit: Callable[..., Visitor]) -> None:
     page.keyboard.press("Tab")
     page.keyboard.press("/")
     page.keyboard.type("square root")
-    expect(page.locator(".note")).to_contain_text("that is all")
+    expect(page.locator("p[role=status]")).to_contain_text("that is all")
     page.get_by_label("Search").fill("hundred and forty")
     expect(page.locator(".groups li").first).to_contain_text("sqrt")
     page.locator(".groups a").first.click()
@@ -205,21 +201,15 @@ def test_hostile_texts_are_texts(visit: Callable[..., Visitor], folder: Path) ->
     first, graded = group.completions[0], group.rewards[0]
     assert graded is not None
     group.completions = [msgspec.structs.replace(first, turns=[]) for _ in texts]
-    group.rewards = [
-        msgspec.structs.replace(graded, reason=text[:9000], answer=text[:9000], extra={text[:90]: 0.5})
-        for text in texts
-    ]
-    group.texts, group.turns = texts, [[msgspec.structs.replace(group.turns[0][0], text=text)] for text in texts]
-    problem = msgspec.structs.replace(
-        group.prompt.problem, text="\n\n".join(texts)[:20_000], id=texts[0], language="<i>"
-    )
-    group.prompt = msgspec.structs.replace(group.prompt, problem=problem)
+    replace = msgspec.structs.replace
+    group.rewards = [replace(graded, reason=text[:9000], answer=text[:9000], extra={text[:90]: 0.5}) for text in texts]
+    group.texts, group.turns = texts, [[replace(group.turns[0][0], text=text)] for text in texts]
+    problem = replace(group.prompt.problem, text="\n\n".join(texts)[:20_000], id=texts[0], language="<i>")
+    group.prompt = replace(group.prompt, problem=problem)
     bare = msgspec.structs.replace(group, turns=[])
     write_jsonl(run / "rollouts/step_12.jsonl", [group, bare])
     with (run / "metrics.jsonl").open("ab") as stream:
-        stream.write(
-            msgspec.json.encode({"step": 13, "kind": "train", "<img src=x onerror=window.pwned=1>": 1}) + b"\n"
-        )
+        stream.write(msgspec.json.encode({"step": 13, "<img src=x onerror=window.pwned=1>": 1}) + b"\n")
     (run / "config.toml").write_text('steps = "<img src=x onerror=window.pwned=1>"\n')
     for address in ("", "hostile", "hostile/rollouts", "hostile/rollouts/12/0", "hostile/rollouts/12/1"):
         visitor = visit(address)
@@ -235,14 +225,19 @@ def test_hostile_texts_are_texts(visit: Callable[..., Visitor], folder: Path) ->
         assert page.locator("main :is(script, img, iframe, style, link, base, form, object)").count() == 0
         assert page.evaluate("document.documentElement.scrollWidth") <= 1100
         visitor.check()
-    import shutil
-
     shutil.rmtree(run)
 
 
-LOOKS = [(1280, False), (1280, True), (360, False), (360, True)]
-PLACES = {"runs": "", "run": "apples", "crashed": "apples-lr3e-4", "older": "an-older-run", "rollouts": "apples-lr5e-5/rollouts",
-          "group": "apples-lr5e-5/rollouts/120/0"}  # fmt: skip
+LOOKS = [(1280, False), (360, True)]
+PLACES = {
+    "runs": "",
+    "run": "apples",
+    "crashed": "apples-lr3e-4",
+    "older": "an-older-run",
+    "rollouts": "apples-lr5e-5/rollouts",
+    "group": "apples-lr5e-5/rollouts/120/0",
+}
+"""name of a picture -> address"""
 
 
 @pytest.mark.parametrize(("width", "dark"), LOOKS)
@@ -265,7 +260,7 @@ def test_axe_finds_nothing_at_any_width(visit: Callable[..., Visitor], width: in
             assert int(page.evaluate("document.documentElement.scrollWidth")) <= width, f"{name} {state}"
             for violation in axe.run(page).response["violations"]:
                 found.append((name, state, violation["id"], [node["html"][:160] for node in violation["nodes"]][:3]))
-            if SCREENSHOTS and not state and (width, dark) in ((1280, False), (360, True)):
+            if SCREENSHOTS and not state:
                 suffix = "phone-dark" if dark else "wide"
                 page.screenshot(path=f"{SCREENSHOTS}/dashboard-{name}-{suffix}.png")
     assert found == []
