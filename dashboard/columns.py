@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from array import array
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ MOST_NAMES = 500
 MOST_ROWS = 300_000
 AXES = ("step", "tokens", "time")
 """what charts may be drawn over"""
-NAN = float("nan")
+NAN, LARGEST = float("nan"), sys.float_info.max
 Numbers = NDArray[np.float64]
 
 
@@ -32,25 +33,29 @@ class Table:
 
     def add(self, row: dict[str, Any]) -> None:
         """Add a row, or replace the one of its step."""
-        step = row["step"]
-        place = self.rows.get(step)
-        if place is None:
-            if len(self.rows) >= MOST_ROWS:
-                return
-            place = self.rows[step] = len(self.rows)
-            for column in self.columns.values():
-                column.append(NAN)
+        step, count = row["step"], len(self.rows)
+        place = self.rows.get(step, count)
+        if place == MOST_ROWS:
+            return
+        self.rows[step] = place
         for name, value in row.items():
-            if not isinstance(value, (int, float)) or isinstance(value, bool):
+            if type(value) is not float and type(value) is not int:
                 continue
-            if name not in self.columns:
+            column = self.columns.get(name)
+            if column is None:
                 if len(self.columns) >= MOST_NAMES or len(name) > 120:
                     continue
-                self.columns[name] = array("d", [NAN]) * len(self.rows)
-            try:
-                self.columns[name][place] = float(value)
-            except OverflowError:
-                self.columns[name][place] = math.inf
+                column = self.columns[name] = array("d", [NAN]) * count
+            if abs(value) > LARGEST:
+                value = math.copysign(math.inf, value)
+            if place == count:
+                column.append(value)
+            else:
+                column[place] = value
+        if place == count:
+            for column in self.columns.values():
+                if len(column) == count:
+                    column.append(NAN)
 
     def numbers(self, name: str) -> Numbers:
         """[rows] the values of a column, in the order of the steps; NaN where there is none."""

@@ -79,10 +79,7 @@ export class GroupView {
   async #show() {
     const isTokens = this.way.value === "tokens";
     this.shadeLabel.hidden = this.scale.hidden = !isTokens;
-    for (const item of this.#cards) {
-      if (isTokens) await this.#tokens(item);
-      else item.body.replaceChildren(...this.#texts(item.one));
-    }
+    await Promise.all(this.#cards.map((item) => (isTokens ? this.#tokens(item) : item.body.replaceChildren(...this.#texts(item.one)))));
   }
 
   /** The text, or what the policy and its environment said in turns. */

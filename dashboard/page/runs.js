@@ -52,7 +52,7 @@ export class RunsView {
     const names = this.#runs.map((run) => run.name);
     this.#chosen ??= new Set(names.slice(0, FIRST));
     this.#drawList();
-    await Promise.all([this.#compare(), this.#tellDifferences()]);
+    Promise.all([this.#compare(), this.#tellDifferences()]).catch((error) => console.warn(error)); // the list need not wait
   }
 
   #place(name) {

@@ -54,7 +54,7 @@ def test_ten_thousand_steps_and_a_gigabyte(folder: Path, dashboard: Callable[...
             visitor = Visitor(browser, served, home=f"/#/{address}")  # type: ignore[arg-type]
             begin = time.monotonic()
             visitor.page.goto(f"{served.url}/?again#/{address}")
-            expect(visitor.page.locator(wanted).first).to_be_visible()
+            expect(visitor.page.locator(wanted).first).to_be_visible(timeout=60_000)
             took, paint = time.monotonic() - begin, visitor.page.evaluate(FIRST_PAINT)
             memory = served.resident_bytes / 2**20
             print(f"'{address}': first paint {paint:.0f} ms, content {took:.2f} s, server {memory:.0f} MiB")

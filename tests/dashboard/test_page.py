@@ -75,9 +75,8 @@ def settled(page: Page) -> None:
 def test_running_finished_crashed_and_foreign_runs(visit: Callable[..., Visitor]) -> None:
     page = visit().page
     expect(page.locator(".runs tbody tr")).to_have_count(4)
-    told = {
-        row.locator("th").inner_text(): row.locator(".state").inner_text() for row in page.locator("tbody tr").all()
-    }
+    rows = page.locator(".runs tbody tr").all()
+    told = {row.locator("th").inner_text(): row.locator(".state").inner_text() for row in rows}
     assert told["apples"] == "running" and told["apples-lr5e-5"] == "finished"
     assert told["apples-lr3e-4"] == "crashed" and told["an-older-run"] == "unknown"
     expect(page.locator(".chart canvas")).to_have_count(6)
@@ -167,7 +166,7 @@ def test_a_group_on_one_screen(visit: Callable[..., Visitor]) -> None:
     for shade, words in (("version", "version 11"), ("logprobs", "−4 nats"), ("teacher − engine", "0.2 nats")):
         page.locator("#shade").select_option(shade)
         expect(page.locator(".controls + .note")).to_contain_text(words)
-        assert page.locator(".token.s8, .token.s7, .token.s5").count() > 0
+        expect(page.locator(".token:is(.s5, .s7, .s8)").first).to_be_visible()
     page.keyboard.press("Escape")
     page.locator("h1").click()
     page.keyboard.press("j")
