@@ -25,9 +25,9 @@ OTHERS = ("benchmarks", "tests")
 APART = ("reward.judge.", "environment.")
 """settings of the judge and of environments, which validate their own"""
 BUDGETS = {
-    "product lines": 54_200,
+    "product lines": 55_620,
     "training lines": 22_400,
-    "files": 322,
+    "files": 332,
     "settings": 81,
     "class names used twice": 0,
 }

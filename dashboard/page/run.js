@@ -139,7 +139,7 @@ export class RunView {
       this.accuracy = new Chart("Accuracy, with 95 % intervals", { axis: "version", unit: "share" });
       this.parts = new Chart("Accuracy by part, sampled", { axis: "version", unit: "share" });
       this.evaluationTable = make("div", { class: "table", role: "group", tabindex: "0", "aria-label": "Evaluations" });
-      this.evaluated.replaceChildren(make("h2", {}, "Evaluations"), make("div", { class: "charts" }, this.accuracy.element, this.parts.element), this.evaluationTable);
+      this.evaluated.replaceChildren(make("h2", {}, "Evaluations"), make("div", { class: "charts" }, this.accuracy.element, this.parts.element), make("details", {}, make("summary", {}, "As a table"), this.evaluationTable));
     }
     const rows = all.filter((one) => one.version !== null).toSorted((a, b) => a.version - b.version);
     const lineOf = (label, some, pick, half) => ({ label, x: some.map((one) => one.version), y: some.map((one) => pick(one) ?? null), half: some.map((one) => half(one) ?? 0) });

@@ -166,7 +166,7 @@ def test_a_group_on_one_screen(visit: Callable[..., Visitor]) -> None:
     for shade, words in (("version", "version 11"), ("logprobs", "−4 nats"), ("teacher − engine", "0.2 nats")):
         page.locator("#shade").select_option(shade)
         expect(page.locator(".controls + .note")).to_contain_text(words)
-        expect(page.locator(".token:is(.s5, .s7, .s8)").first).to_be_visible()
+        expect(page.locator(".token:is(.s2, .s3, .s4, .s8)").first).to_be_visible()
     page.keyboard.press("Escape")
     page.locator("h1").click()
     page.keyboard.press("j")
