@@ -80,13 +80,13 @@ export class Chart {
       const shape = { stroke: colour(line.place ?? place), width: 1.6, dash: DASHES[Math.floor((line.place ?? place) / 8) % 4], spanGaps: true, points: { show: few(line.x) && !options.smooth, size: 5 } };
       return options.smooth && !line.half ? [{ ...shape, width: 1, alpha: 0.22, points: { show: false } }, shape] : [shape];
     });
-    const bound = this.bound;
+    const bound = this.bound, reach = Math.max(0, ...lines.flatMap((line) => line.half ?? []));
     this.#plot = new uPlot({
       width: this.frame.clientWidth, height: HEIGHT, padding: [6, 10, 0, 0], legend: { show: false },
       cursor: { drag: { x: true, y: false, setScale: !this.onzoom }, focus: { prox: 24 }, points: { size: 6 } },
       focus: { alpha: 0.35 },
       scales: { x: { time: false, range: (u, low, high) => (low === high ? [low - 0.5, high + 0.5] : [low, high]) },
-                y: { range: (u, low, high) => spread(low, bound === null ? high : Math.max(high, bound)) } },
+                y: { range: (u, low, high) => spread(low - reach, bound === null ? high + reach : Math.max(high, bound)) } },
       series: [{ label }, ...series],
       axes: [{ ...axis, size: 24, values: (u, marks) => marks.map((mark) => short(mark)) },
              { ...axis, size: 52, values: (u, marks) => marks.map((mark) => marked(mark, marks[1] - marks[0], this.unit)) }],
