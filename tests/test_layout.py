@@ -23,6 +23,7 @@ ALLOWED = {
     "environments": {"shared", "verify", "environments"},
     "trainer": {"shared", "verify", "environments", "rollout", "trainer"},
     "serve": {"shared", "verify", "environments", "rollout", "serve"},
+    "dashboard": {"shared", "verify", "serve", "dashboard"},
     "evaluation": {"shared", "verify", "environments", "serve", "evaluation"},
     "curate": {"shared", "verify", "environments", "rollout", "trainer", "curate"},
     "lab": {"shared", "verify", "environments", "rollout", "trainer", "lab"},
