@@ -15,7 +15,10 @@ from typing import NamedTuple
 from shared.settings_file import SECTIONS, SETTINGS
 
 ROOT = Path(__file__).resolve().parents[1]
-PRODUCT = ("shared", "verify", "environments", "rollout", "trainer", "serve", "evaluation", "curate", "lab", "examples")
+PRODUCT = (
+    *("shared", "verify", "environments", "rollout", "trainer", "serve"),
+    *("dashboard", "evaluation", "curate", "lab", "examples"),
+)
 TRAINING = ("shared", "rollout", "trainer")
 """what a person reads to change training"""
 OTHERS = ("benchmarks", "tests")

@@ -15,6 +15,7 @@ from shared import settings_file
 from shared.atomic_write import beside
 from shared.config import Config
 from shared.errors import CheckpointError, ConfigError, MaestraleError
+from shared.jsonl import read_rows
 from shared.model import hf
 from shared.model.model_card import CARD, ModelCard, read_card
 from shared.progress import Progress
@@ -30,11 +31,20 @@ which vLLM and transformers load. The tokenizer and config.json come from the mo
 
 
 def note_training(config: Config, folder: Path, version: int) -> None:
-    """Write the model card of an export: the system prompt of its training, which serving must know, and the seal of
-    the checkpoint that has these weights."""
-    card = ModelCard(config.name, version, config.data.system_prompt, seal_of(config, version))
+    """Write the model card of an export: the system prompt and the history of its training, which serving must know,
+    and the seal of the checkpoint that has these weights."""
+    card = ModelCard(config.name, version, config.data.system_prompt, seal_of(config, version), history_of(config))
     with beside(folder / CARD) as partial:
         partial.write_bytes(msgspec.json.encode(card) + b"\n")
+
+
+def history_of(config: Config) -> str:
+    """ "whole" where the run trains on episodes, "" where on single completions: see `ModelCard.history`."""
+    path = Path(config.locate(config.data.train))
+    rows = read_rows(path, "data.train", []) if config.data.train and path.is_file() else ()
+    settings = config.environment
+    named = settings.name or settings.history == "whole" or any(row.fields.get("environment") for row in rows)
+    return "whole" if named else ""
 
 
 def seal_of(config: Config, version: int) -> str:
