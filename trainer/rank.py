@@ -98,7 +98,8 @@ def build(
     shape, settings = DecoderConfig.from_hf(hf.load_config(model_dir)), config.optimiser
     width, budget = DTYPE_BYTES[settings.compute_dtype], settings.activation_bytes
     with torch.device("meta"):
-        decoder = Decoder(shape, recompute=recomputed_layers(shape, settings.micro_batch_tokens, width, budget))
+        again = recomputed_layers(shape, settings.micro_batch_tokens, width, budget, config.lora.rank > 0)
+        decoder = Decoder(shape, recompute=again)
     if config.lora.rank:
         lora.attach(decoder, config.lora.rank, config.lora.alpha, config.lora.targets)
     fsdp.shard(decoder, mesh, getattr(torch, settings.compute_dtype))

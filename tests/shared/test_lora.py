@@ -90,7 +90,9 @@ def test_targets_name_layers_by_the_end_of_their_names() -> None:
     assert [name for name, _ in lora.adapters(adapted(["mlp.up_proj"]))] == [
         "model.layers.0.mlp.up_proj", "model.layers.1.mlp.up_proj",
     ]  # fmt: skip
-    with pytest.raises(ConfigError, match=r'"k_pro" names no linear layer of the model \(there are down_proj, .*q_proj'):
+    with pytest.raises(
+        ConfigError, match=r'"k_pro" names no linear layer of the model \(there are down_proj, .*q_proj'
+    ):
         adapted(["k_pro"])
     with pytest.raises(ConfigError, match=r"lora\.rank = 8 is not below the size of .*k_proj"):
         lora.attach(Decoder(SHAPE), 8, 1.0)
@@ -115,7 +117,10 @@ def test_a_folder_comes_back_and_merges_into_the_model_it_was_trained_on(tmp_pat
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"peft_type": "LORA", "r": 2, "lora_alpha": 6, "target_modules": ["q"], "use_dora": true}', "use_dora is not"),
+        (
+            '{"peft_type": "LORA", "r": 2, "lora_alpha": 6, "target_modules": ["q"], "use_dora": true}',
+            "use_dora is not",
+        ),
         ('{"peft_type": "IA3"}', "peft_type IA3"),
         ('{"peft_type": "LORA", "r": "two", "lora_alpha": 6, "target_modules": ["q"]}', "lacks r, lora_alpha"),
         ("[]", "is not a JSON object"),
