@@ -23,13 +23,14 @@ from starlette.middleware.cors import CORSMiddleware
 
 from serve import chat, completions, page, responses, tokenization
 from serve import settings as serve_settings
+from serve.adapters import follow_adapters, read_adapters
 from serve.engine import ServingEngine
 from serve.errors import ApiError, ErrorBody, on_error
 from serve.keys import load as load_keys
 from serve.limits import LOCAL, AuthMiddleware, BodyLimitMiddleware, ChatClient, MetricsClient
 from serve.metrics import MetricsMiddleware
 from serve.request_log import HEADER, RequestLogMiddleware
-from serve.server import Server, follow
+from serve.server import Server, follow, model_name
 from serve.settings import ServerSettings
 from serve.system_prompts import PromptRenderer
 from serve.vllm_engine import VllmEngine
@@ -47,19 +48,23 @@ def create_app(settings: ServerSettings | None = None, engine: ServingEngine | N
     api_keys = load_keys(settings.keys)
     folder = hf.resolve(settings.model).resolve()
     max_tokens = settings.max_tokens or context_of(folder)
+    name = settings.name or model_name(Path(settings.model))
+    adapters = read_adapters(settings.adapter, folder, name, settings.system_prompt)
     if engine is None:
         hf.check(folder)
         engine = VllmEngine(
             str(folder), max_tokens=max_tokens, max_sequences=settings.max_sequences, dtype=settings.dtype,
             cache_bytes=settings.cache_bytes, gpu_share=settings.gpu_memory_utilization,
-            tensor_parallel=settings.tensor_parallel, quantization=settings.quantization,
+            tensor_parallel=settings.tensor_parallel, quantization=settings.quantization, adapters=adapters,
         )  # fmt: skip
-    server = Server(settings, engine, PromptRenderer.of_model(folder, settings.system_prompt), max_tokens)
+    prompts = PromptRenderer.of_model(folder, settings.system_prompt)
+    server = Server(settings, engine, prompts, max_tokens, adapters)
 
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncGenerator[None, None]:
         await server.start()
-        following = asyncio.create_task(follow(server, Path(settings.model), folder)) if settings.follow else None
+        follower = follow_adapters(server, folder) if adapters else follow(server, Path(settings.model), folder)
+        following = asyncio.create_task(follower) if settings.follow else follower.close()
         try:
             yield
         finally:
@@ -116,19 +121,19 @@ def context_of(folder: Path) -> int:
 
 def add_models(app: FastAPI, server: Server) -> None:
     """Add the endpoints that list the served model."""
-    card = {"id": server.name, "object": "model", "created": int(time.time()), "owned_by": "maestrale",
+    card = {"object": "model", "created": int(time.time()), "owned_by": "maestrale",
             "max_model_len": server.max_tokens}  # fmt: skip
+    cards = {name: {"id": name, **card} for name in (server.name, *server.adapters)}
 
     @app.get("/v1/models")
     async def models(client: ChatClient) -> dict[str, Any]:
-        return {"object": "list", "data": [card]}
+        return {"object": "list", "data": list(cards.values())}
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str, client: ChatClient) -> dict[str, Any]:
         if not name:
             raise HTTPException(404)
-        server.check_model(name)
-        return card
+        return cards[server.check_model(name)]
 
 
 def add_health(app: FastAPI, server: Server) -> None:

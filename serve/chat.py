@@ -58,11 +58,11 @@ MOST_CALLS = 32
 async def chat_completions(body: ChatRequest, request: Request, client: ChatClient) -> HttpResponse:
     """Sample one or more responses to a conversation."""
     server: Server = request.app.state.server
-    server.check_model(body.model)
+    model = server.check_model(body.model)
     with server.admit(body.n, client) as permit:
         plan = await in_thread_if_long(body.characters, make_plan, server, body, request, client)
         form = body.reasoning_format or server.settings.reasoning_format if body.include_reasoning else "hidden"
-        renderer = ChatRenderer(server.name, form, server.prompts.tags)
+        renderer = ChatRenderer(model, form, server.prompts.tags)
         if body.stream:
             return EventStream(stream(server, body, plan, renderer, client), permit.keep(), headers(plan))
         responses = await until_disconnect(request, sample_responses(server, plan, body.n))
@@ -112,7 +112,8 @@ def render(
     turns = [message.text for message in body.messages if message.role == "user"]
     choice = choose_language(candidates, turns, request.headers.get("accept-language", ""), settings.fallback_language)
     try:
-        return choice, server.prompts.render(body.messages, choice.code, describe_form(body.offered, body.constraint))
+        form = describe_form(body.offered, body.constraint)
+        return choice, server.prompts_of(body.model).render(body.messages, choice.code, form)
     except ModelError as error:
         raise ApiError(400, f"this conversation does not fit the model's form: {error}", param=prompt) from error
 
@@ -156,7 +157,8 @@ async def sample(
     """Yield the chunks of one response. Raises ApiError, also for errors of the engine."""
     try:
         with engine_errors():
-            async with contextlib.aclosing(generate(server.engine, server.prompts, plan.of(index), response)) as found:
+            prompts = server.prompts_of(plan.sampling.adapter)
+            async with contextlib.aclosing(generate(server.engine, prompts, plan.of(index), response)) as found:
                 async for chunk in found:
                     yield chunk
     finally:

@@ -243,11 +243,11 @@ class PromptRenderer:
         self._control = re.compile("|".join(map(re.escape, known))) if known else None
 
     @classmethod
-    def of_model(cls, folder: Path, system: str) -> PromptRenderer:
+    def of_model(cls, folder: Path, system: str, trained: Path | None = None) -> PromptRenderer:
         """Create it for a model folder; system: as in the settings, where "trained" means the system prompt in the
-        folder's card. Raises ModelError."""
+        card of the folder, or of `trained`, which holds an adapter. Raises ModelError."""
         if system == TRAINED:
-            card = read_card(folder)
+            card = read_card(trained or folder)
             system = POLICY if card is None else card.system_prompt
         return cls(Chat(folder), system)
 

@@ -26,11 +26,11 @@ RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """ranks of a slot that vLLM offers; a smaller adapter leaves the rest zero"""
 
 
-def engine_arguments(rank: int, layers: list[str]) -> dict[str, Any]:
-    """Arguments for an engine with one slot for adapters of `rank`. layers: names of the adapted ones, their last
+def engine_arguments(rank: int, layers: list[str], slots: int = 1) -> dict[str, Any]:
+    """Arguments for an engine with slots for adapters of at most `rank`. layers: names of the adapted ones, their last
     parts: others, the head above all, would multiply by zeros."""
     slot_rank = next(each for each in RANKS if each >= rank)
-    return {"enable_lora": True, "max_loras": 1, "max_lora_rank": slot_rank, "lora_target_modules": layers}
+    return {"enable_lora": True, "max_loras": slots, "max_lora_rank": slot_rank, "lora_target_modules": layers}
 
 
 def adapter_request() -> LoRARequest:

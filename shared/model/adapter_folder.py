@@ -95,3 +95,18 @@ def merged_weights(model_dir: Path, matrices: Mapping[str, Tensor], scale: float
             raise ModelError(f"the adapter's {name} needs {layer}, which the model in {model_dir} lacks")
     for name, weight in hf.iterate_weights(model_dir, shapes):
         yield name, merge(name, weight, matrices, scale)
+
+
+def check_fits(folder: Path, model_dir: Path) -> None:
+    """Raise ModelError unless every matrix of an adapter's folder has a layer of its size in the model. The shapes of
+    the model are those of its config.json; of an architecture that is not known here nothing is compared."""
+    matrices = read_matrices(folder)
+    try:
+        shapes = hf.shapes_of(DecoderConfig.from_hf(hf.load_config(model_dir)))
+    except ModelError:
+        return
+    for name, value in matrices.items():
+        shape = shapes.get(name.removesuffix(A).removesuffix(B) + ".weight")
+        side = 1 if name.endswith(A) else 0
+        if shape is None or value.shape[side] != shape[side]:
+            raise ModelError(f"{folder} is not an adapter of {model_dir}: {name} has shape {tuple(value.shape)}")

@@ -43,8 +43,7 @@ def attach(model: nn.Module, rank: int, alpha: float, targets: str | Iterable[st
     """Give linear layers adapters of this rank, whose values are not set yet, and freeze everything else.
 
     targets: "all-linear", or names: the last parts of layers' names, such as "q_proj" or "mlp.down_proj". Returns the
-    names of the adapted layers. Raises ConfigError for a target that names no linear layer, and a rank that is as large
-    as a layer.
+    names of the adapted layers. Raises ConfigError for a target that names no linear layer.
     """
     linears = {name: layer for name, layer in model.named_modules() if type(layer) is nn.Linear}
     if targets == ALL:
@@ -62,8 +61,6 @@ def attach(model: nn.Module, rank: int, alpha: float, targets: str | Iterable[st
         if name not in chosen:
             continue
         layer = linears[name]
-        if rank >= min(layer.in_features, layer.out_features):
-            raise ConfigError(f"lora.rank = {rank} is not below the size of {name} ({tuple(layer.weight.shape)})")
         layer.__class__ = LoraLinear
         assert isinstance(layer, LoraLinear)
         device = layer.weight.device

@@ -94,8 +94,6 @@ def test_targets_name_layers_by_the_end_of_their_names() -> None:
         ConfigError, match=r'"k_pro" names no linear layer of the model \(there are down_proj, .*q_proj'
     ):
         adapted(["k_pro"])
-    with pytest.raises(ConfigError, match=r"lora\.rank = 8 is not below the size of .*k_proj"):
-        lora.attach(Decoder(SHAPE), 8, 1.0)
 
 
 def test_a_folder_comes_back_and_merges_into_the_model_it_was_trained_on(tmp_path: Path) -> None:
