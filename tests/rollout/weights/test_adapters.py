@@ -1,4 +1,4 @@
-"""The slot of adapters without an engine: workers of tensor parallelism, and the product that is vLLM's on CPUs here."""
+"""The slot of adapters without an engine: workers of tensor parallelism, and the product that CPUs use for vLLM's."""
 
 from __future__ import annotations
 
