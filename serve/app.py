@@ -33,7 +33,7 @@ from serve.request_log import HEADER, RequestLogMiddleware
 from serve.server import Server, follow, model_name
 from serve.settings import ServerSettings
 from serve.system_prompts import PromptRenderer
-from serve.vllm_engine import VllmEngine
+from serve.vllm_engine import VllmEngine, version_of
 from shared.errors import ConfigError, ModelError
 from shared.model import hf
 
@@ -151,8 +151,10 @@ def add_health(app: FastAPI, server: Server) -> None:
         return {"status": "ready"}
 
     @app.get("/version")
-    async def versions() -> dict[str, str]:
-        return {"version": version("maestrale"), "model": server.name, "weights": server.engine.version}
+    async def versions() -> dict[str, Any]:
+        found = {"version": version("maestrale"), "model": server.name, "weights": server.engine.version}
+        adapters = {name: version_of(str(served.folder)) for name, served in server.adapters.items()}
+        return {**found, "adapters": adapters} if adapters else found
 
 
 def add_metrics(app: FastAPI, server: Server) -> None:

@@ -59,6 +59,8 @@ def test_each_name_gets_its_adapter_and_its_system_prompt(serve: Serve, tmp_path
     listed = httpx.get(f"{served.url}/v1/models").json()["data"]
     assert [one["id"] for one in listed] == ["base", "poems", "sums"]
     assert httpx.get(f"{served.url}/v1/models/sums").json()["id"] == "sums"
+    told = httpx.get(f"{served.url}/version").json()
+    assert told["adapters"] == {"poems": "a, step 3", "sums": "b, step 3"}, "what an evaluation keeps of the weights"
 
 
 def test_a_name_that_is_not_served_is_a_clear_404(serve: Serve, tmp_path: Path) -> None:
