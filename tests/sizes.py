@@ -22,10 +22,10 @@ OTHERS = ("benchmarks", "tests")
 APART = ("reward.judge.", "environment.")
 """settings of the judge and of environments, which validate their own"""
 BUDGETS = {
-    "product lines": 54_200,
-    "training lines": 22_400,
-    "files": 322,
-    "settings": 81,
+    "product lines": 54_600,
+    "training lines": 23_000,
+    "files": 326,
+    "settings": 84,
     "class names used twice": 0,
 }
 """A later issue may raise one, in a commit of its own that gives the reason; one that lowers a total lowers it."""
