@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from vllm.lora.layers import RowParallelLinearWithLoRA
 from vllm.lora.lora_model import LoRAModel
+from vllm.lora.lora_weights import LoRALayerWeights
 from vllm.lora.request import LoRARequest
 
 from rollout.weights.checksum import checksum_rows
@@ -63,7 +64,8 @@ class AdapterSlot:
         self.layout = layout
         manager = model.lora_manager
         if ADAPTER_ID not in manager.list_adapters():
-            manager.add_adapter(LoRAModel(ADAPTER_ID, 1, {}))
+            nothing = LoRALayerWeights("none", 1, 1, torch.zeros(1, 1), torch.zeros(1, 1))  # vLLM looks at a first one
+            manager.add_adapter(LoRAModel(ADAPTER_ID, 1, {"none": nothing}))
             # vLLM forgets all adapters after an update, since the model below may have changed: here only they change
             manager.remove_all_adapters = lambda: None
         manager.activate_adapter(ADAPTER_ID)
