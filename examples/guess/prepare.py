@@ -1,9 +1,9 @@
-"""Makes the files of the example "guess": rows that name the environment, demonstrations that guess at random, and a
-tiny model that knows the words.
+"""Makes the files of the example "guess": rows that name the environment, demonstrations that guess at random whatever
+they are told, and a tiny model that knows the words.
 
 [prepare]
 script = "examples/guess/prepare.py"
-options = { numbers = 16 }
+options = { numbers = 16, guesses = 5 }
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from shared.errors import ConfigError
 from shared.section import Section
 
 VOCABULARY = 300
-DEMONSTRATIONS = 256
+DEMONSTRATIONS = 512
 
 
 class GuessFiles(Section):
@@ -29,6 +29,8 @@ class GuessFiles(Section):
 
     numbers: int = Field(16, ge=2)
     """the number lies from 1 to this; environment.options.guess.numbers must be the same"""
+    guesses: int = Field(5, ge=1)
+    """guesses of a demonstration; environment.options.guess.guesses should be the same"""
     problems: int = Field(256, ge=1)
     """rows to train on: all say the same, the number that is to be found comes from the seed of the group"""
     validation: int = Field(256, ge=1)
@@ -44,13 +46,25 @@ def prepare(folder: Path, options: Mapping[str, Any], seed: int) -> None:
         raise ConfigError(f"prepare.options: {error}") from error
     text = f"Find the number from 1 to {wanted.numbers}."
     rng = random.Random(f"guesses {seed}")
-    guesses = [str(rng.randint(1, wanted.numbers)) for _ in range(DEMONSTRATIONS)]
-    _write(folder / "demonstrations.jsonl", ({"problem": text, "completion": guess} for guess in guesses))
+    games = (_play_at_random(rng, wanted) for _ in range(DEMONSTRATIONS))
+    _write(folder / "demonstrations.jsonl", ({"problem": text, "completion": game} for game in games))
     for name, count in (("train", wanted.problems), ("validation", wanted.validation)):
         rows = ({"id": f"{name}-{number}", "problem": text, "environment": "guess"} for number in range(count))
         _write(folder / f"{name}.jsonl", rows)
     words = [text, "higher", "lower", "Name a number.", *map(str, range(1, wanted.numbers + 1))]
     build(folder / "model", seed, train_tokenizer(words * 20, VOCABULARY), wanted.max_tokens)
+
+
+def _play_at_random(rng: random.Random, wanted: GuessFiles) -> list[dict[str, str]]:
+    """A game as messages: guesses at random between what the environment answers, until the number is found."""
+    number, messages = rng.randint(1, wanted.numbers), list[dict[str, str]]()
+    for left in reversed(range(wanted.guesses)):
+        guess = rng.randint(1, wanted.numbers)
+        messages.append({"role": "assistant", "content": str(guess)})
+        if guess == number or not left:
+            break
+        messages.append({"role": "user", "content": "higher" if guess < number else "lower"})
+    return messages
 
 
 def _write(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
