@@ -23,7 +23,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from serve import chat, completions, page, responses, tokenization
 from serve import settings as serve_settings
-from serve.adapters import follow_adapters, read_adapters
+from serve.adapters import ServedAdapter, follow_adapters, read_adapters
 from serve.engine import ServingEngine
 from serve.errors import ApiError, ErrorBody, on_error
 from serve.keys import load as load_keys
@@ -50,13 +50,7 @@ def create_app(settings: ServerSettings | None = None, engine: ServingEngine | N
     max_tokens = settings.max_tokens or context_of(folder)
     name = settings.name or model_name(Path(settings.model))
     adapters = read_adapters(settings.adapter, folder, name, settings.system_prompt)
-    if engine is None:
-        hf.check(folder)
-        engine = VllmEngine(
-            str(folder), max_tokens=max_tokens, max_sequences=settings.max_sequences, dtype=settings.dtype,
-            cache_bytes=settings.cache_bytes, gpu_share=settings.gpu_memory_utilization,
-            tensor_parallel=settings.tensor_parallel, quantization=settings.quantization, adapters=adapters,
-        )  # fmt: skip
+    engine = engine or make_engine(settings, folder, max_tokens, adapters)
     prompts = PromptRenderer.of_model(folder, settings.system_prompt)
     server = Server(settings, engine, prompts, max_tokens, adapters)
 
@@ -101,6 +95,18 @@ def create_app(settings: ServerSettings | None = None, engine: ServingEngine | N
     add_health(app, server)
     add_metrics(app, server)
     return app
+
+
+def make_engine(
+    settings: ServerSettings, folder: Path, max_tokens: int, adapters: dict[str, ServedAdapter]
+) -> VllmEngine:
+    """Return the engine of a model's folder. Raises ConfigError, ModelError."""
+    hf.check(folder)
+    return VllmEngine(
+        str(folder), max_tokens=max_tokens, max_sequences=settings.max_sequences, dtype=settings.dtype,
+        cache_bytes=settings.cache_bytes, gpu_share=settings.gpu_memory_utilization,
+        tensor_parallel=settings.tensor_parallel, quantization=settings.quantization, adapters=adapters,
+    )  # fmt: skip
 
 
 def __getattr__(name: str) -> FastAPI:

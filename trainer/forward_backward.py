@@ -125,6 +125,17 @@ def compute_old_logprobs(
     return found
 
 
+def score_kept(
+    decoder: Decoder, micro_batches: Sequence[MicroBatch], temperature: float, auxiliary: AuxiliaryModels
+) -> list[Tensor]:
+    """[micro-batches][loss_tokens] log-probs under a reference that is other adapters of the policy; [] where it is
+    none. A collective, before the first forward that has a backward."""
+    if not isinstance(auxiliary.reference, KeptAdapters):
+        return []
+    with auxiliary.reference.in_force():
+        return list(score_each(decoder, micro_batches, temperature))
+
+
 def score_frozen(auxiliary: AuxiliaryModels, packed: PackedBatch, temperature: float, last: bool) -> dict[str, Tensor]:
     """ "reference" and "teacher" -> [loss_tokens] log-probs under these, as far as they are models of their own."""
     models = {"reference": auxiliary.reference, "teacher": auxiliary.teacher}
@@ -174,10 +185,7 @@ def forward_backward(
     device = next(decoder.parameters()).device
     keep, flops = fits_whole(decoder), 0.0
     passes = 3 if next(decoder.parameters()).requires_grad else 2  # frozen weights have no gradient of their own
-    apart: list[Tensor] = []
-    if objective is not None and isinstance(auxiliary.reference, KeptAdapters):
-        with auxiliary.reference.in_force():
-            apart = list(score_each(decoder, micro_batches, temperature))
+    kept = score_kept(decoder, micro_batches, temperature, auxiliary) if objective is not None else []
     provide_gradients(decoder)
     sums, maxima = dict[str, Tensor](), dict[str, Tensor]()
     for number, batch in enumerate(micro_batches, 1):
@@ -185,9 +193,8 @@ def forward_backward(
         packed = pack_sequences(batch.sequences, device)
         frozen = dict[str, Tensor]() if objective is None else score_frozen(auxiliary, packed, temperature, last)
         flops += sum(work_of(getattr(auxiliary, name), packed) for name in frozen)
-        if apart:
-            frozen["reference"] = apart[number - 1]
-            flops += work_of(decoder, packed)
+        if kept:
+            frozen["reference"], flops = kept[number - 1], flops + work_of(decoder, packed)
         if keep:
             hold(decoder, last)
         logprobs, entropy, states = decoder(packed, temperature, "states")
