@@ -58,11 +58,11 @@ MOST_CALLS = 32
 async def chat_completions(body: ChatRequest, request: Request, client: ChatClient) -> HttpResponse:
     """Sample one or more responses to a conversation."""
     server: Server = request.app.state.server
-    server.check_model(body.model)
+    model = server.check_model(body.model)
     with server.admit(body.n, client) as permit:
         plan = await in_thread_if_long(body.characters, make_plan, server, body, request, client)
         form = body.reasoning_format or server.settings.reasoning_format if body.include_reasoning else "hidden"
-        renderer = ChatRenderer(server.name, form, server.prompts)
+        renderer = ChatRenderer(model, form, server.prompts_of(body.model))
         if body.stream:
             return EventStream(stream(server, body, plan, renderer, client), permit.keep(), headers(plan))
         responses = await until_disconnect(request, sample_responses(server, plan, body.n))
@@ -115,7 +115,7 @@ def render(
         form = describe_form(body.offered, body.constraint)
         if executes(server, body):
             form = AnswerForm(TOOLS_PROMPT, signatures(server.tools.definitions))
-        return choice, server.prompts.render(body.messages, choice.code, form)
+        return choice, server.prompts_of(body.model).render(body.messages, choice.code, form)
     except ModelError as error:
         raise ApiError(400, f"this conversation does not fit the model's form: {error}", param=prompt) from error
 
@@ -166,7 +166,8 @@ async def sample(
     begin = server.tools.generate if plan.executing else generate
     try:
         with engine_errors():
-            async with contextlib.aclosing(begin(server.engine, server.prompts, plan.of(index), response)) as found:
+            prompts = server.prompts_of(plan.sampling.adapter)
+            async with contextlib.aclosing(begin(server.engine, prompts, plan.of(index), response)) as found:
                 async for chunk in found:
                     yield chunk
     finally:

@@ -135,11 +135,11 @@ router = APIRouter()
 async def responses(body: ResponsesRequest, request: Request, client: ChatClient) -> HttpResponse:
     """Sample one response to a conversation."""
     server: Server = request.app.state.server
-    server.check_model(body.model)
+    model = server.check_model(body.model)
     with server.admit(1, client) as permit:
         chat, limits = body.as_chat(), {"max_output_tokens": body.max_output_tokens}
         plan = await in_thread_if_long(chat.characters, make_plan, server, chat, request, client, "input", limits)
-        renderer = ResponsesRenderer(server.name, body, server.prompts.whole)
+        renderer = ResponsesRenderer(model, body, server.prompts_of(model).whole)
         if body.stream:
             return EventStream(stream(server, plan, renderer), permit.keep(), headers(plan))
         response, *_ = await until_disconnect(request, sample_responses(server, plan, 1))

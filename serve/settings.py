@@ -35,6 +35,8 @@ class ServerSettings(BaseSettings):
     """folder of the model (safetensors), e.g. runs/quickstart/latest"""
     name: str = ""
     """how clients call it; empty for the name of the run or folder"""
+    adapter: list[str] = []
+    """NAME=FOLDER of a LoRA adapter of the model, which clients call by this name; may be given several times"""
     host: str = "127.0.0.1"
     """address to listen on; without keys a loopback address"""
     port: int = Field(8000, ge=0, le=65535)
@@ -48,7 +50,8 @@ class ServerSettings(BaseSettings):
     access_log: bool = True
     """one line a request in the log: method, path, status, time, tokens, request id"""
     follow: bool = False
-    """when `model` leads to a newer export (runs/NAME/latest during training), take its weights"""
+    """when `model` leads to a newer export (runs/NAME/latest during training), take its weights; with adapters, when
+    one of their folders does (runs/NAME/latest-adapter)"""
     max_tokens: int = Field(0, ge=0)
     """context, prompt and completion together; 0 for the model's own"""
     max_sequences: int = Field(64, ge=1)

@@ -243,10 +243,10 @@ class PromptRenderer:
         self._control = re.compile("|".join(map(re.escape, known))) if known else None
 
     @classmethod
-    def of_model(cls, folder: Path, system: str) -> PromptRenderer:
+    def of_model(cls, folder: Path, system: str, trained: Path | None = None) -> PromptRenderer:
         """Create it for a model folder; system: as in the settings, where "trained" means the system prompt in the
-        folder's card. Raises ModelError."""
-        card = read_card(folder)
+        card of the folder, or of `trained`, which holds an adapter. Raises ModelError."""
+        card = read_card(trained or folder)
         if system == TRAINED:
             system = POLICY if card is None else card.system_prompt
         return cls(Chat(folder), system, whole=card is not None and card.history == "whole")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -111,8 +112,13 @@ def check(folder: Path) -> None:
 def check_trainable(folder: Path, implementation: str = "auto", max_tokens: int = 0) -> None:
     """Raise ModelError unless the folder holds exactly the weights that its config.json asks for, of a model that the
     implementation has (`read_shape`). Reads headers only, and allocates nothing."""
+    _fitting(folder, shapes_of(folder, implementation, max_tokens))
+
+
+def shapes_of(folder: Path, implementation: str = "auto", max_tokens: int = 0) -> dict[str, torch.Size]:
+    """Name -> shape of every tensor that the model of a folder needs of it. Raises ModelError."""
     config = load_config(folder)
-    _fitting(folder, _shapes(read_shape(config, implementation, max_tokens), config))
+    return _shapes(read_shape(config, implementation, max_tokens), config)
 
 
 def _shapes(shape: DecoderConfig, config: Mapping[str, Any]) -> dict[str, torch.Size]:
@@ -245,16 +251,24 @@ def save_model(
     `state` may be a generator of (name, tensor): one shard at a time is held in memory. Written beside and renamed: the
     folder is complete or absent, and one that was there stays until then. Raises CheckpointError when the disk fails.
     """
+    with writing_folder(folder) as partial:
+        _write_shards(partial, state.items() if isinstance(state, Mapping) else state, dtype, shard_bytes)
+        plain = {key: value for key, value in config.items() if key != "torch_dtype"}
+        write_json(partial / "config.json", plain | {"dtype": str(dtype).removeprefix("torch.")})
+        if tokenizer_from is not None:
+            copy_tokenizer(tokenizer_from, partial)
+
+
+@contextmanager
+def writing_folder(folder: Path) -> Iterator[Path]:
+    """Make a folder beside this one to write into, which takes its place at the end of the block, flushed to the disk.
+    Raises CheckpointError when the disk fails."""
     partial, old = (folder.with_name(f".{folder.name}.{word}") for word in ("partial", "old"))
     try:
         for leftover in (partial, old):
             shutil.rmtree(leftover, ignore_errors=True)
         partial.mkdir(parents=True)
-        _write_shards(partial, state.items() if isinstance(state, Mapping) else state, dtype, shard_bytes)
-        plain = {key: value for key, value in config.items() if key != "torch_dtype"}
-        _write_json(partial / "config.json", plain | {"dtype": str(dtype).removeprefix("torch.")})
-        if tokenizer_from is not None:
-            copy_tokenizer(tokenizer_from, partial)
+        yield partial
         for path in partial.iterdir():
             path.chmod(0o644)  # safetensors makes files that only their owner can read
             flush(path)
@@ -301,10 +315,11 @@ def _write_shards(folder: Path, tensors: Iterable[tuple[str, Tensor]], dtype: to
         file = f"model-{number + 1:05d}-of-{len(shards):05d}.safetensors"
         (folder / f"{number}.safetensors").rename(folder / file)
         weight_map.update(dict.fromkeys(names, file))
-    _write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
+    write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
 
 
-def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON file of a model folder."""
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

@@ -164,7 +164,9 @@ class _ChunkedLogprobs(torch.autograd.Function):
         tile, temperature, dtype = ctx.tile, ctx.temperature, normaliser.dtype
         d_hidden = torch.empty_like(hidden)
         given: Tensor | None = ctx.d_weight
-        d_weight = torch.zeros(weight.shape, dtype=dtype, device=weight.device) if given is None else given
+        d_weight = given
+        if given is None and ctx.needs_input_grad[1]:
+            d_weight = torch.zeros(weight.shape, dtype=dtype, device=weight.device)
         scale: HeadScale = ctx.scale
         divisor = temperature / scale.scale
         scaled = (torch.zeros_like(normaliser) if gradient is None else gradient) / divisor
@@ -191,9 +193,11 @@ class _ChunkedLogprobs(torch.autograd.Function):
                         d_logits.mul_(damping)
                     # inputs of the products in the weights' type (their rounding is that of every gradient below)
                     _add_product(d_rows, d_logits, words)
-                    _add_product(d_weight[chunk], d_logits.T, rows)
+                    if d_weight is not None:
+                        _add_product(d_weight[chunk], d_logits.T, rows)
                 d_hidden[part] = d_rows
-        return d_hidden, d_weight.to(weight.dtype) if given is None else None, *[None] * 5
+        returned = None if d_weight is None or given is not None else d_weight.to(weight.dtype)
+        return d_hidden, returned, *[None] * 5
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
