@@ -21,7 +21,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama", "tie_word_embeddings": True},
     "ministral3": {"model_type": "ministral3", "sliding_window": None},
     "mistral window": {"model_type": "mistral", "sliding_window": 16},
-    "qwen2": {"model_type": "qwen2", "use_sliding_window": False, "tie_word_embeddings": True},
+    "qwen2": {
+        "model_type": "qwen2", "use_sliding_window": False, "tie_word_embeddings": True, "num_attention_heads": 2,
+    },
     "qwen3": {"model_type": "qwen3", "use_sliding_window": False},
     "qwen3.5": {"model_type": "qwen3_5_text", **LINEAR},
     "gemma3": {"model_type": "gemma3_text", "sliding_window": 16, "layer_types": WINDOWS, "query_pre_attn_scalar": 24},

@@ -20,6 +20,7 @@ from shared.atomic_write import flush
 from shared.config import Config
 from shared.errors import ConfigError, DataError, ModelError
 from shared.model import hf
+from shared.model.config import MeasuredConfig
 from shared.model.implementation import read_shape
 from shared.progress import Progress
 from shared.user_file import errors_told, run_file
@@ -121,6 +122,12 @@ def gather_sources(config: Config) -> Sources:
     model_dir = hf.resolve(config.locate(config.model.path))
     hf.check_trainable(model_dir, config.model.implementation, config.model.max_tokens)
     check_vocabulary(model_dir)
+    shape = read_shape(hf.load_config(model_dir), config.model.implementation, config.model.max_tokens)
+    if config.lora.rank and isinstance(shape, MeasuredConfig):
+        raise ConfigError(
+            f"lora.rank = {config.lora.rank}: adapters were tried with our own decoder only (Llama, Mistral, Qwen2, "
+            "Qwen3), and this model is trained by the module of transformers: set lora.rank to 0"
+        )
     teacher, teacher_dir = objective_of(config), None
     if Need.TEACHER in needs(config) and not teacher.served_teacher:
         teacher_dir = hf.resolve(teacher.teacher or "", "objective.teacher")

@@ -51,7 +51,8 @@ def name_sources(prefix: str, last: str, name: str, fused: dict[str, list[str]],
     if name in EXPERTS:
         found = [f"{prefix}{last}.{EXPERTS[name]}"]
     else:
-        found = [f"{prefix}{part}.{name}" for part in fused.get(last, [last])]
+        whole = f"{prefix}{last}.{name}" in layout.places  # fused in the folder too (GLM-4)
+        found = [f"{prefix}{part}.{name}" for part in ([last] if whole else fused.get(last, [last]))]
     for theirs, ours in OTHER_NAMES:
         found = [one if one in layout.places else one.replace(theirs, ours) for one in found]
     return found

@@ -17,7 +17,6 @@ from torch import Tensor
 from shared.errors import ModelError
 from shared.model import hf
 from shared.model.folder import read_json
-from shared.model.implementation import read_shape
 from shared.model.lora import A, B, merge
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -89,8 +88,7 @@ def read_matrices(folder: Path) -> dict[str, Tensor]:
 def merged_weights(model_dir: Path, matrices: Mapping[str, Tensor], scale: float) -> Iterator[tuple[str, Tensor]]:
     """Yield (name, weight) of the model in a folder with adapters added to it, one at a time. matrices: name -> A or B.
     Raises ModelError for a folder that does not fit, and for adapters of layers that it lacks."""
-    config = hf.load_config(model_dir)
-    shapes = hf.shapes_of(read_shape(config), config)
+    shapes = hf.shapes_of(model_dir)
     for name in matrices:
         if (layer := name.removesuffix(A).removesuffix(B) + ".weight") not in shapes:
             raise ModelError(f"the adapter's {name} needs {layer}, which the model in {model_dir} lacks")
@@ -101,9 +99,9 @@ def merged_weights(model_dir: Path, matrices: Mapping[str, Tensor], scale: float
 def check_fits(folder: Path, model_dir: Path) -> None:
     """Raise ModelError unless every matrix of an adapter's folder has a layer of its size in the model. The shapes of
     the model are those of its config.json; of an architecture that is not known here nothing is compared."""
-    matrices, config = read_matrices(folder), hf.load_config(model_dir)
+    matrices = read_matrices(folder)
     try:
-        shapes = hf.shapes_of(read_shape(config), config)
+        shapes = hf.shapes_of(model_dir)
     except ModelError:
         return
     for name, value in matrices.items():

@@ -103,7 +103,7 @@ def check(folder: Path) -> None:
     if "quantization_config" in config:
         return
     try:
-        shapes = shapes_of(DecoderConfig.from_hf(config), config)
+        shapes = _shapes(DecoderConfig.from_hf(config), config)
     except ModelError:
         return  # vLLM serves more architectures than can be trained, and checks them itself
     _fitting(folder, shapes)
@@ -112,12 +112,16 @@ def check(folder: Path) -> None:
 def check_trainable(folder: Path, implementation: str = "auto", max_tokens: int = 0) -> None:
     """Raise ModelError unless the folder holds exactly the weights that its config.json asks for, of a model that the
     implementation has (`read_shape`). Reads headers only, and allocates nothing."""
+    _fitting(folder, shapes_of(folder, implementation, max_tokens))
+
+
+def shapes_of(folder: Path, implementation: str = "auto", max_tokens: int = 0) -> dict[str, torch.Size]:
+    """Name -> shape of every tensor that the model of a folder needs of it. Raises ModelError."""
     config = load_config(folder)
-    _fitting(folder, shapes_of(read_shape(config, implementation, max_tokens), config))
+    return _shapes(read_shape(config, implementation, max_tokens), config)
 
 
-def shapes_of(shape: DecoderConfig, config: Mapping[str, Any]) -> dict[str, torch.Size]:
-    """Name -> shape of every tensor that the folder of a model holds. config: of its config.json."""
+def _shapes(shape: DecoderConfig, config: Mapping[str, Any]) -> dict[str, torch.Size]:
     with torch.device("meta"):
         return {name: tensor.shape for name, tensor in make_model(shape, config).stored()}
 
