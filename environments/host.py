@@ -230,7 +230,7 @@ class EnvironmentHost:
         await self.close(key)
         name, number = problem.environment, next(self._numbers)
         if (known := find(name, self.others)) is not None:
-            one = made(known.make, name, self.settings.options.get(name, {}), self.grade)
+            one = made(known.make, name, self.settings.options.get(name, {}), self.grade, self.rewards)
             self._instances[key] = name, one
             return await self._wait(name, number, call(one.reset, problem, seed), deadline_s)
         process = await self._living(-1 if alone else next(self._places) % self.settings.processes)

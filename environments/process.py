@@ -184,7 +184,7 @@ class EnvironmentProcess:
 
             name = asked.name
             try:
-                one = made(ENVIRONMENTS[name].make, name, self.options.get(name, {}), grade)
+                one = made(ENVIRONMENTS[name].make, name, self.options.get(name, {}), grade, self.rewards)
             except BaseException as error:  # noqa: BLE001 - as in `answered`
                 self.say(Answered(asked.number, None, reason=f"environment {name}: {type(error).__name__}: {error}"))
                 return

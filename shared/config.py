@@ -34,6 +34,7 @@ class Config(Section):
     objective: dict[str, Any] = {}
     """settings of the objective, which reads and checks them itself (trainer/objectives); docs/objectives.md"""
     optimiser: sections.Optimiser = sections.Optimiser()
+    lora: sections.Lora = sections.Lora()
     sft: sections.Sft = sections.Sft()
     checkpoint: sections.Checkpoint = sections.Checkpoint()
     evaluate: sections.Evaluate = sections.Evaluate()

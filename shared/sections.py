@@ -244,6 +244,20 @@ class Optimiser(Section):
     as needed are computed twice (0: all, a third more time). Not given: none is"""
 
 
+class Lora(Section):
+    rank: int = Field(0, ge=0, le=512)
+    """train low-rank adapters of this rank instead of all weights (docs/lora.md); 0 trains all"""
+    alpha: float = Field(32.0, gt=0)
+    """an adapter's product is scaled by alpha / rank"""
+    targets: Literal["all-linear"] | list[str] = "all-linear"
+    """linear layers that get adapters: all but the head, or last parts of their names, e.g. ["q_proj", "v_proj"]"""
+
+    def own_contradictions(self) -> Iterator[str]:
+        """Yield that nothing is adapted."""
+        if self.targets == []:
+            yield 'lora.targets = [] adapts no layer: name some, or set lora.targets = "all-linear"'
+
+
 class Sft(Section):
     demonstrations: str = ""
     """JSONL of {problem, completion} to imitate before RL; "" for none"""

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from shared.atomic_write import beside
-from shared.chat import AnswerFormat, Chat, system_prompt
+from shared.chat import AnswerFormat, Chat, joined, system_prompt
 from shared.config import Config
 from shared.errors import DataError
 from shared.sections import Data
@@ -73,8 +73,7 @@ class PromptFormat:
         for that of the domain."""
         template = self.settings.templates.get(domain, "{problem}")
         system = system_prompt(self.settings.system_prompt, form or verifier_of(domain).form)
-        system = f"{system}\n\n{also}".strip() if also else system
-        return self.chat.render(template.replace("{problem}", text), system)
+        return self.chat.render(template.replace("{problem}", text), joined(system, also))
 
     def prompt_of(self, problem: Problem, text: str = "", also: str = "") -> list[int]:
         """[prompt_tokens] token ids of a problem; `text`, where given, stands in the place of its own."""

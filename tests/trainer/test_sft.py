@@ -85,6 +85,10 @@ def test_a_demonstration_of_several_turns_is_what_an_episode_is(tmp_path: Path):
     path.write_text(json.dumps(row) + "\n")
     [one] = read_demonstrations(path, "sft.demonstrations", PromptFormat(chat, Data(system_prompt="")), 100, [])
     between = chat.bridge([("user", "<|end|>no")])
+    assert one.prompt == chat.render("?", "")
+    path.write_text(json.dumps(row | {"system": "no ?"}) + "\n")
+    [told] = read_demonstrations(path, "sft.demonstrations", PromptFormat(chat, Data(system_prompt="7")), 100, [])
+    assert told == one._replace(prompt=chat.render("?", "7\n\nno ?")), "what an environment adds to the system prompt"
     first, last = [*chat.encode("5"), chat.eos_id], [*chat.encode("7"), chat.eos_id]
     assert one.completion == first + between + last and chat.eos_id not in between
     assert one.mask == bytes([2] * len(first) + [0] * len(between) + [2] * len(last))
