@@ -76,7 +76,7 @@ async def evaluate(settings: EvaluationSettings) -> tuple[EvaluationFolder, list
             model = await choose_model(settings, client)
             if any(task.kind == "program" for benchmark in benchmarks for task in benchmark.tasks):
                 print(await programs.start(), file=sys.stderr)
-            weights = await client.weights()
+            weights = await client.weights(model["id"])
             identity = identify(settings, model["id"], weights, benchmarks)
             out = Path(settings.out or f"runs/evaluations/{re.sub(r'[^A-Za-z0-9_-]+', '_', model['id'])}")
             with EvaluationFolder(
@@ -85,7 +85,7 @@ async def evaluate(settings: EvaluationSettings) -> tuple[EvaluationFolder, list
                 warn_of_context(model, benchmarks)
                 runner = SampleRunner(settings, client, ResponseGrader(checker, programs), folder, context_of(model))
                 await draw_missing(runner, benchmarks, stop)
-                if await client.weights() not in (weights, ""):
+                if await client.weights(model["id"]) not in (weights, ""):
                     raise RunError(f"the server has changed its weights meanwhile: delete {out} and begin again")
                 results = await summarise(identity, benchmarks, folder.records, checker)
                 await asyncio.to_thread(write, folder, benchmarks, results)

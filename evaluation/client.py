@@ -107,13 +107,15 @@ class EvaluationClient:
         except (ValueError, LookupError, TypeError):
             return []
 
-    async def weights(self) -> str:
-        """Return the name of the served weights, "" if the server does not report it (ours does, at /version)."""
+    async def weights(self, model: str) -> str:
+        """Return the name of the weights of a served model, or of its adapter, "" if the server does not report it
+        (ours does, at /version)."""
         try:
             response = await self._http.get(f"{self.url.removesuffix('/v1')}/version", timeout=START_S)
-            found = response.json()["weights"]
+            told = response.json()
+            found = told.get("adapters", {}).get(model, told["weights"])
             return found if isinstance(found, str) else ""
-        except (httpx.HTTPError, ValueError, LookupError, TypeError):
+        except (httpx.HTTPError, ValueError, LookupError, TypeError, AttributeError):
             return ""
 
     async def ask(self, body: dict[str, Any]) -> TimedCompletion:

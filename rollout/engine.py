@@ -27,6 +27,7 @@ from vllm.distributed.weight_transfer.base import (  # noqa: E402
     WeightTransferInitRequest,
     WeightTransferUpdateRequest,
 )
+from vllm.lora.request import LoRARequest  # noqa: E402
 from vllm.v1.engine.exceptions import EngineDeadError  # noqa: E402
 
 from rollout.output_collector import OutputCollector, Scoring, copy_unfinished  # noqa: E402
@@ -34,6 +35,7 @@ from rollout.sampling import sampling_params, scoring_params  # noqa: E402
 from rollout.stream import TokenLLM  # noqa: E402
 from rollout.trial import GIVEN_UP, Trial  # noqa: E402
 from rollout.warm_up import Died, warm_up  # noqa: E402
+from rollout.weights.adapters import adapter_request  # noqa: E402
 from rollout.weights.layout import NO_VERSION  # noqa: E402
 from rollout.weights.proof import Updated, WeightsHeld, add_workers  # noqa: E402
 from rollout.weights.receiver import WeightReceiver  # noqa: E402
@@ -117,10 +119,11 @@ class Engine:
             self.cache_bytes = min(await self._ask(llm.collective_rpc("maestrale_cache_bytes")))
 
     async def sleep(self) -> None:
-        """Leave the GPU to the trainers: vLLM drops weights and KV cache (its level 2), requests that run are kept and
-        begin anew after `wake`. The next thing after that must be an update. On a CPU nothing is freed."""
+        """Leave the GPU to the trainers: vLLM drops weights and KV cache (its level 2; with adapters it keeps the
+        model, which no update brings, on the host: level 1), requests that run are kept and begin anew after `wake`.
+        The next thing after that must be an update. On a CPU nothing is freed."""
         if self.device.type == "cuda" and not self.asleep:
-            await self._ask(self._llm.sleep(level=2, mode="keep"))
+            await self._ask(self._llm.sleep(level=1 if self.config.lora.rank else 2, mode="keep"))
         self.version, self.asleep = NO_VERSION, True
 
     async def wake(self) -> None:
@@ -186,6 +189,11 @@ class Engine:
         if self.llm is None:
             raise RunError(f"engine {self.engine} was not started")
         return self.llm
+
+    @property
+    def _adapter(self) -> LoRARequest | None:
+        """What a request names to be answered by the policy's adapters; None for the model alone."""
+        return adapter_request() if self.config.lora.rank and self.version != NO_VERSION else None
 
     def _end(self, llm: TokenLLM, error: BaseException) -> None:
         if llm is not self.llm:
@@ -254,7 +262,7 @@ class Engine:
             self.outputs.running[name] = request
             params = sampling_params(request, self.stop_token_ids)
             try:
-                await self._llm.submit(name, tokens, params, salt=str(self.version))
+                await self._llm.submit(name, tokens, params, str(self.version), self._adapter)
             except EngineDeadError:
                 self.ended.set()  # stays in `running`: the restart takes it up
 
@@ -284,7 +292,7 @@ class Engine:
             scoring = Scoring(asyncio.get_running_loop().create_future())
             self.outputs.scoring[name] = scoring
             futures.append(scoring.future)
-            await self._llm.submit(name, sequence, scoring_params(), salt=f"{self.version}/{name}")
+            await self._llm.submit(name, sequence, scoring_params(), f"{self.version}/{name}", self._adapter)
         scored = await self._ask(asyncio.gather(*futures))
         for sequence, logprobs in zip(sequences, scored, strict=True):
             if len(logprobs) != len(sequence) - 1:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from vllm import SamplingParams
 from vllm.inputs import tokens_input
+from vllm.lora.request import LoRARequest
 from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
@@ -43,12 +44,23 @@ class TokenLLM(AsyncLLM):
             if self.on_end is not None:
                 self.on_end(error)
 
-    async def submit(self, request_id: str, token_ids: list[int], params: SamplingParams, salt: str) -> None:
+    async def submit(
+        self,
+        request_id: str,
+        token_ids: list[int],
+        params: SamplingParams,
+        salt: str,
+        adapter: LoRARequest | None = None,
+    ) -> None:
         """Queue a request under a name never used before. Raises ValueError if vLLM refuses it (too long)."""
         if self.errored:
             raise EngineDeadError()
         request = self.input_processor.process_inputs(
-            request_id, tokens_input(token_ids, cache_salt=salt), params, supported_tasks=("generate",)
+            request_id,
+            tokens_input(token_ids, cache_salt=salt),
+            params,
+            supported_tasks=("generate",),
+            lora_request=adapter,
         )
         request.external_req_id = request_id
         await self.engine_core.add_request_async(request)

@@ -27,7 +27,9 @@ from shared.config import Config
 from shared.errors import ConfigError, ModelError
 from shared.model.config import DecoderConfig
 from shared.model.cpu import given_threads
+from shared.model.decoder import Decoder
 from shared.model.folder import load_config
+from shared.model.lora import attach
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -98,6 +100,10 @@ def build_vllm_config(
     settings, sleeps = config.rollout, config.placement.colocate == "turns" and device.type == "cuda"
     cache_bytes = settings.cache_bytes or cache_bytes
     more: dict[str, Any] = {"enable_sleep_mode": True} if sleeps else {}
+    if config.lora.rank:
+        from rollout.weights.adapters import engine_arguments
+
+        more |= engine_arguments(config.lora.rank, adapted_layers(config, model_dir))
     if device.type == "cuda" and cache_bytes is None:
         total = torch.cuda.get_device_properties(device).total_memory
         more["gpu_memory_utilization"] = own_gpu_share(config, model_dir, total)
@@ -114,6 +120,14 @@ def build_vllm_config(
         worker_extension_cls=WORKER_EXTENSION,
         **more,
     )
+
+
+def adapted_layers(config: Config, model_dir: str) -> list[str]:
+    """Last parts of the names of the layers that lora.targets chooses. Raises ConfigError for one that names none."""
+    with torch.device("meta"):
+        decoder = Decoder(DecoderConfig.from_hf(load_config(Path(model_dir))))
+    names = attach(decoder, config.lora.rank, config.lora.alpha, config.lora.targets)
+    return sorted({name.rpartition(".")[2] for name in names})
 
 
 def own_gpu_share(config: Config, model_dir: str, total_bytes: int) -> float:
@@ -169,6 +183,10 @@ def make_vllm_config(
     os.environ[START_METHOD] = "spawn" if on_gpu else "fork"  # vLLM's CPU platform forces spawn while settings are made
     if not on_gpu:
         count_ranks_by_row()
+        if more.get("enable_lora"):
+            from rollout.weights.adapters import multiply_by_adapter
+
+            multiply_by_adapter()
     return vllm_config
 
 

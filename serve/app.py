@@ -23,16 +23,17 @@ from starlette.middleware.cors import CORSMiddleware
 
 from serve import chat, completions, page, responses, tokenization
 from serve import settings as serve_settings
+from serve.adapters import ServedAdapter, follow_adapters, read_adapters
 from serve.engine import ServingEngine
 from serve.errors import ApiError, ErrorBody, on_error
 from serve.keys import load as load_keys
 from serve.limits import LOCAL, AuthMiddleware, BodyLimitMiddleware, ChatClient, MetricsClient
 from serve.metrics import MetricsMiddleware
 from serve.request_log import HEADER, RequestLogMiddleware
-from serve.server import Server, follow
+from serve.server import Server, follow, model_name
 from serve.settings import ServerSettings
 from serve.system_prompts import PromptRenderer
-from serve.vllm_engine import VllmEngine
+from serve.vllm_engine import VllmEngine, version_of
 from shared.errors import ConfigError, ModelError
 from shared.model import hf
 
@@ -47,19 +48,17 @@ def create_app(settings: ServerSettings | None = None, engine: ServingEngine | N
     api_keys = load_keys(settings.keys)
     folder = hf.resolve(settings.model).resolve()
     max_tokens = settings.max_tokens or context_of(folder)
-    if engine is None:
-        hf.check(folder)
-        engine = VllmEngine(
-            str(folder), max_tokens=max_tokens, max_sequences=settings.max_sequences, dtype=settings.dtype,
-            cache_bytes=settings.cache_bytes, gpu_share=settings.gpu_memory_utilization,
-            tensor_parallel=settings.tensor_parallel, quantization=settings.quantization,
-        )  # fmt: skip
-    server = Server(settings, engine, PromptRenderer.of_model(folder, settings.system_prompt), max_tokens)
+    name = settings.name or model_name(Path(settings.model))
+    adapters = read_adapters(settings.adapter, folder, name, settings.system_prompt)
+    engine = engine or make_engine(settings, folder, max_tokens, adapters)
+    prompts = PromptRenderer.of_model(folder, settings.system_prompt)
+    server = Server(settings, engine, prompts, max_tokens, adapters)
 
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncGenerator[None, None]:
         await server.start()
-        following = asyncio.create_task(follow(server, Path(settings.model), folder)) if settings.follow else None
+        follower = follow_adapters(server, folder) if adapters else follow(server, Path(settings.model), folder)
+        following = asyncio.create_task(follower) if settings.follow else follower.close()
         try:
             yield
         finally:
@@ -98,6 +97,18 @@ def create_app(settings: ServerSettings | None = None, engine: ServingEngine | N
     return app
 
 
+def make_engine(
+    settings: ServerSettings, folder: Path, max_tokens: int, adapters: dict[str, ServedAdapter]
+) -> VllmEngine:
+    """Return the engine of a model's folder. Raises ConfigError, ModelError."""
+    hf.check(folder)
+    return VllmEngine(
+        str(folder), max_tokens=max_tokens, max_sequences=settings.max_sequences, dtype=settings.dtype,
+        cache_bytes=settings.cache_bytes, gpu_share=settings.gpu_memory_utilization,
+        tensor_parallel=settings.tensor_parallel, quantization=settings.quantization, adapters=adapters,
+    )  # fmt: skip
+
+
 def __getattr__(name: str) -> FastAPI:
     """Create `serve.app:app` on first access, with the settings of the environment and its file."""
     if name == "app":
@@ -116,19 +127,19 @@ def context_of(folder: Path) -> int:
 
 def add_models(app: FastAPI, server: Server) -> None:
     """Add the endpoints that list the served model."""
-    card = {"id": server.name, "object": "model", "created": int(time.time()), "owned_by": "maestrale",
+    card = {"object": "model", "created": int(time.time()), "owned_by": "maestrale",
             "max_model_len": server.max_tokens}  # fmt: skip
+    cards = {name: {"id": name, **card} for name in (server.name, *server.adapters)}
 
     @app.get("/v1/models")
     async def models(client: ChatClient) -> dict[str, Any]:
-        return {"object": "list", "data": [card]}
+        return {"object": "list", "data": list(cards.values())}
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str, client: ChatClient) -> dict[str, Any]:
         if not name:
             raise HTTPException(404)
-        server.check_model(name)
-        return card
+        return cards[server.check_model(name)]
 
 
 def add_health(app: FastAPI, server: Server) -> None:
@@ -146,8 +157,10 @@ def add_health(app: FastAPI, server: Server) -> None:
         return {"status": "ready"}
 
     @app.get("/version")
-    async def versions() -> dict[str, str]:
-        return {"version": version("maestrale"), "model": server.name, "weights": server.engine.version}
+    async def versions() -> dict[str, Any]:
+        found = {"version": version("maestrale"), "model": server.name, "weights": server.engine.version}
+        adapters = {name: version_of(str(served.folder)) for name, served in server.adapters.items()}
+        return {**found, "adapters": adapters} if adapters else found
 
 
 def add_metrics(app: FastAPI, server: Server) -> None:

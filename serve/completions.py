@@ -101,10 +101,10 @@ class RawCompletion:
 async def completions(body: CompletionRequest, request: Request, client: RawClient) -> HttpResponse:
     """Sample one or more completions of one or more prompts."""
     server: Server = request.app.state.server
-    server.check_model(body.model)
+    model = server.check_model(body.model)
     with server.admit(body.n * len(body.prompts), client) as permit:
         head = {"id": f"cmpl-{uuid.uuid4().hex}", "object": "text_completion", "created": int(time.time()),
-                "model": server.name}  # fmt: skip
+                "model": model}  # fmt: skip
         choices = []
         for number, prompt in enumerate(body.prompts):
             choices += await in_thread_if_long(len(prompt), plan, server, body, prompt, number)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
 
@@ -70,6 +71,8 @@ class SamplingParameters:
     """number of most probable tokens to return beside the sampled one; None for no log-probs at all"""
     prompt_logprobs: int | None = None
     """the same for the prompt's tokens, at temperature 1 whatever the sampling"""
+    adapter: str = ""
+    """name of the adapter that answers; "" for the model alone"""
     constraint: Constraint | None = None
     """the form that the whole completion must have"""
     through: str = ""
@@ -112,6 +115,9 @@ class ServingEngine(Protocol):
     async def reload(self, model_dir: str, patience_s: float) -> None:
         """Load the weights of another export of the same model. New completions wait for them; those under way end
         first, or after `patience_s` seconds continue with them. Raises ModelError, and keeps the old ones."""
+
+    async def load_adapter(self, name: str, folder: Path) -> None:
+        """Let new completions of an adapter use this version of it. Raises ModelError, and keeps the old one."""
 
     async def restart(self) -> None:
         """Replace a dead engine process; completions under way continue in the new one. Raises ModelError, and they

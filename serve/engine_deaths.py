@@ -179,5 +179,5 @@ def repeatable(sampling: SamplingParameters) -> bool:
 
 def plain(sampling: SamplingParameters) -> bool:
     """Whether it does not depend on its earlier tokens, so that it can continue as if they were the prompt."""
-    kept = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "logprobs")
+    kept = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "logprobs", "adapter")
     return sampling == type(sampling)(**{name: getattr(sampling, name) for name in kept})

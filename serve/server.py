@@ -15,15 +15,18 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from serve.adapters import ServedAdapter
 from serve.engine import SamplingParameters, ServingEngine
 from serve.errors import ApiError
 from serve.generation import Response
 from serve.keys import Client
 from serve.metrics import Metrics
 from serve.schemas import GenerationRequest
-from serve.settings import ServerSettings
+from serve.server_tools import ServerTools
+from serve.settings import ServerSettings, tool_options
 from serve.system_prompts import PromptRenderer
 from shared.errors import MaestraleError, ModelError
 
@@ -68,8 +71,16 @@ class AdmissionPermit:
 class Server:
     """Serves one model: its engine, its prompts, and the requests that are admitted."""
 
-    def __init__(self, settings: ServerSettings, engine: ServingEngine, prompts: PromptRenderer, max_tokens: int):
+    def __init__(
+        self, settings: ServerSettings, engine: ServingEngine, prompts: PromptRenderer, max_tokens: int,
+        adapters: dict[str, ServedAdapter] | None = None,
+    ):  # fmt: skip
         self.settings, self.engine, self.prompts, self.max_tokens = settings, engine, prompts, max_tokens
+        self.tools = ServerTools(
+            tool_options(settings.tools), settings.tool_turns, settings.tool_result_tokens, max_tokens
+        )
+        self.adapters = adapters or {}
+        """by the name that clients call"""
         self.metrics = Metrics()
         self.name = settings.name or model_name(Path(settings.model))
         self.ready = self.draining = False
@@ -89,8 +100,10 @@ class Server:
         self._watch: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Start the engine and its watch. Raises ModelError."""
+        """Start the tools, the engine and its watch. Raises ModelError, ConfigError."""
         try:
+            if self.tools.wanted:
+                await self.tools.start(self.prompts)
             await self.engine.start()
         except MaestraleError as error:
             self.failure = error
@@ -120,11 +133,18 @@ class Server:
         log.critical("the engine does not start: this server stays not ready")
         await self.engine.stop()
 
-    def check_model(self, asked: str) -> None:
-        """Raises ApiError for any model but the one that is served; "" means this one."""
-        if asked not in ("", self.name):
-            message = f'there is no model "{asked[:100]}" here, only "{self.name}"'
+    def check_model(self, asked: str) -> str:
+        """Return the name of the model that is asked for: "" means the one that adapters are of. Raises ApiError for
+        one that is not served."""
+        if asked not in ("", self.name, *self.adapters):
+            names = ", ".join(f'"{name}"' for name in (self.name, *self.adapters))
+            message = f'there is no model "{asked[:100]}" here, only {names}'
             raise ApiError(404, message, code="model_not_found", param="model")
+        return asked or self.name
+
+    def prompts_of(self, model: str) -> PromptRenderer:
+        """The prompts of a model by its name, or of an adapter."""
+        return self.adapters[model].prompts if model in self.adapters else self.prompts
 
     def admit(self, count: int, client: Client) -> AdmissionPermit:
         """Take places for `count` completions. Raises ApiError before any work is done: 400 for more than ever fit, 503
@@ -183,7 +203,8 @@ class Server:
             message = f"min_tokens = {body.min_tokens} is more than the {most} tokens that this completion may have"
             raise ApiError(400, message, code="invalid_value", param="min_tokens")
         self.metrics.count_tokens(len(prompt_ids), 0, 0)
-        return body.sampling(self.settings.temperature, self.settings.top_p, most)
+        sampling = body.sampling(self.settings.temperature, self.settings.top_p, most)
+        return replace(sampling, adapter=body.model) if body.model in self.adapters else sampling
 
     async def drain(self) -> None:
         """Admit no more requests, and wait for those under way, for at most `drain_s` seconds."""

@@ -12,7 +12,7 @@ import contextlib
 import gc
 import itertools
 import time
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,9 @@ from shared.model.model_card import read_card
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
+    from vllm.lora.request import LoRARequest
 
+    from serve.adapters import ServedAdapter
     from serve.vllm_steps import StepLLM
 
 CPU_CACHE_BYTES = 1 << 30
@@ -53,10 +55,12 @@ class VllmEngine:
         gpu_share: float = GPU_SHARE,
         tensor_parallel: int = 1,
         quantization: str = "",
+        adapters: Mapping[str, ServedAdapter] | None = None,
     ):
         """max_tokens: context of prompt and completion together. cache_bytes: for keys and values; 0: 1 GiB on
         a CPU, on a GPU what is free of its share `gpu_share`. tensor_parallel: GPUs. quantization: vLLM's name of a
-        method to quantise weights with; "" for what the checkpoint says.
+        method to quantise weights with; "" for what the checkpoint says. adapters: by the name in
+        `SamplingParameters.adapter`.
 
         Raises ConfigError for more GPUs than there are."""
         self.model_dir, self.max_tokens, self.max_sequences = model_dir, max_tokens, max_sequences
@@ -67,6 +71,7 @@ class VllmEngine:
                 f"tensor_parallel = {tensor_parallel}: this process sees {gpus} GPUs; give at most as many"
             )
         self.version = version_of(model_dir)
+        self._adapters = AdapterRequests(adapters or {})
         self.llm: StepLLM | None = None
         self.warm_up_s = 0.0
         """seconds that the warm-up of the last start took"""
@@ -83,6 +88,8 @@ class VllmEngine:
             others = engine_processes()
             try:
                 self.llm = await asyncio.to_thread(self._begin)
+                for name, request in self._adapters.current.items():
+                    await self._add_adapter(self.llm, name, request)
                 await self._warm_up()
             except asyncio.CancelledError:
                 kill_engines(others)  # else the thread, and with it this process, would wait until it has started
@@ -111,6 +118,7 @@ class VllmEngine:
         more: dict[str, Any] = {"quantization": self.quantization} if self.quantization else {}
         if on_gpu:
             more["gpu_memory_utilization"] = self.gpu_share
+        more |= self._adapters.engine_arguments()
         config = make_vllm_config(
             self.model_dir,
             dtype=self.dtype,
@@ -194,7 +202,8 @@ class VllmEngine:
             raise EngineDied
         queue, finished = None, False
         try:
-            queue = await llm.submit(f"r{next(self._names)}", prompt_ids, self._params(sampling))
+            adapter = self._adapters.current.get(sampling.adapter)
+            queue = await llm.submit(f"r{next(self._names)}", prompt_ids, self._params(sampling), adapter)
             while not finished:
                 output, steps = await queue.take()
                 found, finished = output.outputs[0], output.finished
@@ -241,6 +250,21 @@ class VllmEngine:
             raise ModelError(f"the engine cannot load it: {error}") from error
         self.model_dir, self.version = model_dir, version_of(model_dir)
 
+    async def load_adapter(self, name: str, folder: Path) -> None:
+        """Let new completions of an adapter use this version; those under way end with theirs. Raises ModelError."""
+        if self.llm is None:
+            raise ModelError("the engine is being started")
+        request = self._adapters.request(name, folder)
+        await self._add_adapter(self.llm, name, request)
+        self._adapters.current[name] = request
+
+    async def _add_adapter(self, llm: StepLLM, name: str, request: LoRARequest) -> None:
+        """Load an adapter into the engine. Raises ModelError if vLLM refuses it."""
+        try:
+            await llm.add_lora(request)
+        except Exception as error:
+            raise ModelError(f"vLLM cannot serve {request.lora_path} as {name}: {error}") from error
+
     async def is_alive(self) -> bool:
         """Whether the engine process is there."""
         return self.llm is not None and not self.llm.errored
@@ -264,6 +288,34 @@ class VllmEngine:
                 await asyncio.to_thread(llm.shutdown, 5)
                 # its destructor shuts down once more, which fails when the interpreter ends
                 setattr(llm, "shutdown", lambda *_: None)  # noqa: B010 - no method of the class is meant
+
+
+class AdapterRequests:
+    """The adapters of one server as vLLM knows them. Each version has a number and a name of its own: vLLM's cache of
+    keys and values knows an adapter by its name."""
+
+    def __init__(self, served: Mapping[str, ServedAdapter]):
+        self.served, self._numbers = served, itertools.count(1)
+        self.current: dict[str, LoRARequest] = {}
+        """name for clients -> its version that new completions use"""
+
+    def request(self, name: str, folder: Path) -> LoRARequest:
+        """A new version of an adapter."""
+        from vllm.lora.request import LoRARequest
+
+        number = next(self._numbers)
+        return LoRARequest(f"{name}@{number}", number, str(folder))
+
+    def engine_arguments(self) -> dict[str, Any]:
+        """vLLM's arguments: a slot for each adapter and one for a version that comes while the one before ends."""
+        if not self.served:
+            return {}
+        from rollout.weights.adapters import engine_arguments
+
+        self.current = self.current or {name: self.request(name, one.folder) for name, one in self.served.items()}
+        settings = [one.settings for one in self.served.values()]
+        layers = sorted({target.rpartition(".")[2] for one in settings for target in one.targets})
+        return engine_arguments(max(one.rank for one in settings), layers, slots=len(settings) + 1)
 
 
 def version_of(model_dir: str) -> str:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from vllm import SamplingParams
 from vllm.inputs import tokens_input
+from vllm.lora.request import LoRARequest
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
@@ -66,7 +67,9 @@ def split(found: CompletionOutput, ends: list[tuple[int, int]]) -> Iterator[Engi
 class StepLLM(AsyncLLM):
     """AsyncLLM whose requests have a `StepQueue` each."""
 
-    async def submit(self, request_id: str, token_ids: list[int], params: SamplingParams) -> StepQueue:
+    async def submit(
+        self, request_id: str, token_ids: list[int], params: SamplingParams, adapter: LoRARequest | None = None
+    ) -> StepQueue:
         """Queue a request. Raises EngineDeadError; VLLMValidationError where vLLM refuses it.
 
         A request with a seed shares no cached keys and values with earlier requests: how much of a prompt is recomputed
@@ -76,7 +79,9 @@ class StepLLM(AsyncLLM):
             raise EngineDeadError()
         salt = None if params.seed is None else request_id
         prompt = tokens_input(token_ids, cache_salt=salt)
-        request = self.input_processor.process_inputs(request_id, prompt, params, supported_tasks=("generate",))
+        request = self.input_processor.process_inputs(
+            request_id, prompt, params, supported_tasks=("generate",), lora_request=adapter
+        )
         self.input_processor.assign_request_id(request)
         self._run_output_handler()
         queue = StepQueue(params.output_kind, request.request_id)

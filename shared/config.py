@@ -34,6 +34,7 @@ class Config(Section):
     objective: dict[str, Any] = {}
     """settings of the objective, which reads and checks them itself (trainer/objectives); docs/objectives.md"""
     optimiser: sections.Optimiser = sections.Optimiser()
+    lora: sections.Lora = sections.Lora()
     sft: sections.Sft = sections.Sft()
     checkpoint: sections.Checkpoint = sections.Checkpoint()
     evaluate: sections.Evaluate = sections.Evaluate()
@@ -140,9 +141,12 @@ class Config(Section):
         """Folder of the run."""
         return Path(self.runs_dir) / self.name
 
-    def locate(self, path: str) -> str:
-        """The path that a setting names: one that begins with made/ lies in the run's folder."""
-        return str(self.run_dir / path) if path.startswith("made/") else path
+    def locate(self, path: str, setting: str = "data.train") -> str:
+        """The path that a setting names: one that begins with made/ lies in the run's folder, and so do the problems
+        that reasoning-gym generates."""
+        if path.startswith("reasoning_gym:"):
+            path = f"generated/{setting.removeprefix('data.')}.jsonl"
+        return str(self.run_dir / path) if path.startswith(("made/", "generated/")) else path
 
     @property
     def last_version(self) -> int:

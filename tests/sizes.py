@@ -15,7 +15,10 @@ from typing import NamedTuple
 from shared.settings_file import SECTIONS, SETTINGS
 
 ROOT = Path(__file__).resolve().parents[1]
-PRODUCT = ("shared", "verify", "environments", "rollout", "trainer", "serve", "evaluation", "curate", "lab", "examples")
+PRODUCT = (
+    *("shared", "verify", "environments", "rollout", "trainer", "serve"),
+    *("dashboard", "evaluation", "curate", "lab", "examples"),
+)
 TRAINING = ("shared", "rollout", "trainer")
 """what a person reads to change training"""
 OTHERS = ("benchmarks", "tests")
@@ -23,9 +26,9 @@ APART = ("reward.judge.", "environment.")
 """settings of the judge and of environments, which validate their own"""
 BUDGETS = {
     "product lines": 56_300,
-    "training lines": 22_400,
+    "training lines": 23_000,
     "files": 336,
-    "settings": 81,
+    "settings": 84,
     "class names used twice": 0,
 }
 """A later issue may raise one, in a commit of its own that gives the reason; one that lowers a total lowers it."""

@@ -31,6 +31,7 @@ from shared.model.config import DecoderConfig
 from trainer import memory
 from trainer.cards import driver, use_of_cards
 from trainer.check_result import CheckResult, Status
+from trainer.colocate import adapters_of
 from trainer.dry_run import model_shape, size
 from trainer.environment_rows import environment_lines, environment_rows
 from trainer.memory import DTYPE_BYTES
@@ -132,7 +133,9 @@ def host_memory(config: Config | None, shape: DecoderConfig | None, on_gpus: boo
     if config is None or shape is None or on_gpus:
         return CheckResult("memory", "OK", text)
     width, placed, parameters = DTYPE_BYTES[config.model.dtype], config.placement, shape.parameters
-    trainers = placed.trainers * memory.states_bytes(parameters, placed.trainers) + memory.BUFFERS * width * parameters
+    adapters, compute = adapters_of(config, shape), DTYPE_BYTES[config.optimiser.compute_dtype]
+    states = memory.states_bytes(parameters, placed.trainers, adapters, compute)
+    trainers = placed.trainers * states + memory.BUFFERS * width * (adapters or parameters)
     cache = config.rollout.cache_bytes or CPU_CACHE_BYTES
     engines = placed.engines * (memory.weight_bytes(parameters, width, 1) + cache)
     text += f"; trainers {size(trainers)} and engines {size(engines)} beside activations and libraries"
@@ -182,7 +185,10 @@ def holds_programs(config: Config) -> bool:
     if not path.is_file():
         return False
     try:
-        return any("tests" in row for _, _, row in islice(read_rows(path, "data.train"), PROGRAM_LINES))
+        return any(
+            "tests" in row and "checker" not in row
+            for _, _, row in islice(read_rows(path, "data.train"), PROGRAM_LINES)
+        )
     except DataError:  # a launch says what is wrong with it
         return False
 
@@ -275,8 +281,8 @@ def data_and_model(config: Config, shape: DecoderConfig | None) -> Iterator[Chec
     files = {"data.train": config.data.train, "data.validation": config.data.validation,
              "sft.demonstrations": config.sft.demonstrations, "sft.general": config.sft.general,
              "prepare.script": made}  # fmt: skip
-    gone = [f"{key} = {path!r}" for key, path in files.items() if path and not Path(config.locate(path)).is_file()
-            and not (made and path.startswith("made/"))]  # fmt: skip
+    gone = [f"{key} = {path!r}" for key, path in files.items() if path and not Path(config.locate(path, key)).is_file()
+            and not (made and path.startswith("made/")) and not path.startswith("reasoning_gym:")]  # fmt: skip
     if gone:
         yield CheckResult("data", "FAIL", f"there is no such file: {', '.join(gone)}",
                       "correct the path; paths start at the working directory")  # fmt: skip

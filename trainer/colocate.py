@@ -46,11 +46,18 @@ def frozen_models(config: Config, shape: DecoderConfig, on_gpu: bool) -> dict[st
     in_place = memory.works_in_place(trainers, config.optimiser.compute_dtype, on_gpu)
     found = {}
     if Need.REFERENCE in needs(config):
-        found["reference"] = memory.frozen_bytes(shape.parameters, trainers, in_place)
+        adapters = adapters_of(config, shape)
+        alone = memory.FROZEN_BYTES * adapters / trainers
+        found["reference"] = alone if adapters else memory.frozen_bytes(shape.parameters, trainers, in_place)
     if Need.TEACHER in needs(config) and Path(objective.teacher).is_dir():
         teacher = DecoderConfig.from_hf(load_config(Path(objective.teacher)))
         found["teacher"] = memory.frozen_bytes(teacher.parameters, trainers, in_place)
     return found
+
+
+def adapters_of(config: Config, shape: DecoderConfig) -> int:
+    """Parameters of the adapters that are trained; 0 where all weights are."""
+    return memory.adapter_parameters(shape, config.lora.rank, config.lora.targets)
 
 
 def engine_gpus(config: Config) -> int:
@@ -70,14 +77,17 @@ def trainer_memory(config: Config, shape: DecoderConfig, on_gpu: bool, readers: 
     width = DTYPE_BYTES[settings.compute_dtype]
     in_place = memory.works_in_place(trainers, settings.compute_dtype, on_gpu)
     tokens = max(settings.micro_batch_tokens, config.model.max_tokens)
-    again = memory.recomputed_layers(shape, settings.micro_batch_tokens, width, settings.activation_bytes)
+    adapters, sent = adapters_of(config, shape), DTYPE_BYTES[config.model.dtype]
+    again = memory.recomputed_layers(
+        shape, settings.micro_batch_tokens, width, settings.activation_bytes, bool(adapters)
+    )
     return TrainerMemory(
-        states=memory.states_bytes(shape.parameters, trainers),
-        gathered=0.0 if in_place else memory.gathered_bytes(shape, width),
+        states=memory.states_bytes(shape.parameters, trainers, adapters, width),
+        gathered=0.0 if in_place else memory.gathered_bytes(shape, width, adapters),
         frozen=sum(frozen_models(config, shape, on_gpu).values()),
-        buffers=memory.buffer_bytes(shape.parameters, trainers, DTYPE_BYTES[config.model.dtype])
+        buffers=memory.buffer_bytes(adapters or shape.parameters, trainers, sent)
         + memory.reader_bytes(0 if streams(config) else readers),
-        activations=memory.activation_bytes(shape, tokens, width, again),
+        activations=memory.activation_bytes(shape, tokens, width, again, bool(adapters)),
     )
 
 
@@ -94,7 +104,10 @@ def share(config: Config, shape: DecoderConfig, gpu_bytes: float, host_bytes: fl
     lower, if nothing fits."""
     usable, asked, width = (1 - RESERVED) * gpu_bytes, config.placement.colocate, DTYPE_BYTES[config.model.dtype]
     trainer = trainer_memory(config, shape, on_gpu=True, readers=engine_gpus(config) - 1)
-    parallel, arriving = config.rollout.tensor_parallel, memory.arriving_bytes(shape, width, streams(config))
+    parallel, arriving = (
+        config.rollout.tensor_parallel,
+        memory.arriving_bytes(shape, width, streams(config), config.lora.rank),
+    )
     engine = memory.weight_bytes(shape.parameters, width, parallel) + arriving + PROCESS_BYTES + ENGINE_WORK_BYTES
     a_sequence = config.model.max_tokens * memory.cache_bytes_per_token(shape, width, parallel)
     wanted = config.rollout.cache_bytes or open_sequences(config) * a_sequence
@@ -121,7 +134,9 @@ def share(config: Config, shape: DecoderConfig, gpu_bytes: float, host_bytes: fl
     least = config.rollout.cache_bytes or a_sequence
     if alone > usable or spare["turns"] < least:
         raise ConfigError(f"trainers and engines share GPUs, but not even in turns do they fit: {sums}: {lower}")
-    moved = MOVED_BYTES * shape.parameters + config.placement.trainers * trainer.frozen
+    adapters, held = adapters_of(config, shape), DTYPE_BYTES[config.optimiser.compute_dtype]
+    states = MOVED_BYTES * adapters + held * shape.parameters if adapters else MOVED_BYTES * shape.parameters
+    moved = states + config.placement.trainers * trainer.frozen
     if moved > PINNED_SHARE * host_bytes:
         raise ConfigError(
             f"trainers and engines share GPUs in turns, but this node's memory of {host_bytes / GIB:.0f} GiB does not "
@@ -156,7 +171,10 @@ def check_own_gpus(config: Config, shape: DecoderConfig, gpu_bytes: float, gpus:
             f"a trainer takes {surely / GIB:.1f} GiB before activations ({parts(trainer)}), a GPU has "
             f"{gpu_bytes / GIB:.1f} GiB: train on more GPUs (placement.trainers), or train a smaller model"
         )
-    weights, arriving = memory.weight_bytes(shape.parameters, width, parallel), memory.largest_tensor(shape) * width
+    weights, arriving = (
+        memory.weight_bytes(shape.parameters, width, parallel),
+        memory.largest_tensor(shape, config.lora.rank) * width,
+    )
     cache = config.rollout.cache_bytes or config.model.max_tokens * memory.cache_bytes_per_token(shape, width, parallel)
     if (surely := weights + arriving + cache) > gpu_bytes:
         raise ConfigError(

@@ -16,12 +16,15 @@ from shared.model.config import DecoderConfig
 from shared.model.folder import load_config
 from shared.ranks import count_gpus, gpus_of, kind_of, shares_gpus
 from trainer import memory
-from trainer.colocate import engine_gpus, frozen_models, settle, streams, trainer_memory
+from trainer.colocate import adapters_of, engine_gpus, frozen_models, settle, streams, trainer_memory
 from trainer.environment_rows import environment_lines, environment_rows, room_lines
 from trainer.memory import DTYPE_BYTES, FROZEN_BYTES
 from trainer.objectives.objective import Need
 from trainer.objectives.registry import needs, objective_of
 from trainer.soft_values import draws_of
+
+LORA_RATE = 5e-6
+"""learning rates below this are those of full training: 1e-6 is the default, and adapters want ten times it"""
 
 
 def plan_text(config: Config) -> str:
@@ -130,14 +133,16 @@ def memory_lines(config: Config, shape: DecoderConfig | None) -> Iterator[str]:
         yield f"shared GPUs    {'both stay in GPU memory' if way == 'resident' else 'in turns'} ({way})"
     readers = min(engine_gpus(config), gpus) - together
     held = trainer_memory(config, shape, gpus > 0, readers)
-    moved = FROZEN_BYTES * shape.parameters if reference and objective.reference != "start" else 0
+    adapters = adapters_of(config, shape)
+    trained = adapters or shape.parameters
+    moved = FROZEN_BYTES * trained if reference and objective.reference != "start" else 0
     weights = memory.weight_bytes(shape.parameters, width, config.rollout.tensor_parallel)
     cache = config.rollout.cache_bytes or (0 if gpus else CPU_CACHE_BYTES)
     cache_tokens = held_tokens(config, shape)
-    yield f"parameters     {shape.parameters / 1e6:,.2f} M"
+    yield f"parameters     {shape.parameters / 1e6:,.2f} M" + (f", {trained / 1e6:,.2f} M trained" if adapters else "")
     yield (
-        f"trainer rank   {size(held.total)} = master weights, gradients, moments "
-        f"{size(held.states)} + "
+        f"trainer rank   {size(held.total)} = {'frozen weights, ' if adapters else ''}master weights, gradients, "
+        f"moments {size(held.states)} + "
         + (f"gathered weights and gradients {size(held.gathered)} + " if held.gathered else "")
         + (f"reference model {size(reference)} + " if reference else "")
         + (f"teacher model {size(teacher)} + " if teacher else "")
@@ -152,13 +157,14 @@ def memory_lines(config: Config, shape: DecoderConfig | None) -> Iterator[str]:
         yield f"engine rank    weights {size(weights)} + KV cache in what is free of each GPU"
     where = "an engine rank" + ("" if streams(config) else " on another node than the trainers")
     if gpus:
-        yield f"on their way   {size(memory.arriving_bytes(shape, width, streams(config)))} more in an engine rank"
+        arriving = memory.arriving_bytes(shape, width, streams(config), config.lora.rank)
+        yield f"on their way   {size(arriving)} more in an engine rank"
     if streams(config) or config.rollout.transport == "auto":
-        slots = memory.arriving_bytes(shape, width, True) - (0 if gpus else memory.CONTEXT_BYTES)
+        slots = memory.arriving_bytes(shape, width, True, config.lora.rank) - (0 if gpus else memory.CONTEXT_BYTES)
         yield f"streamed       {size(slots)} more in {where}: two slots of the largest tensor"
     if Need.TEACHER in needs(config) and not objective.served_teacher and not teacher:
         yield f"teacher        objective.teacher = {objective.teacher!r} is not a folder here: on top of a trainer"
-    checkpoint = 3 * 4 * shape.parameters + moved
+    checkpoint = 3 * 4 * trained + moved
     yield f"a checkpoint   {size(checkpoint)} on disk, an export {size(width * shape.parameters)}"
 
 
@@ -198,6 +204,7 @@ def remark_lines(config: Config, shape: DecoderConfig | None) -> Iterator[str]:
 
 def objective_lines(config: Config) -> Iterator[str]:
     """One line for each choice that learns, but probably not what is intended; also shown when a run begins."""
+    yield from rate_lines(config)
     objective, ahead = objective_of(config), [stage.rollout.max_async_level for stage in config.every_stage]
     if config.mode == "sft":
         return
@@ -210,6 +217,16 @@ def objective_lines(config: Config) -> Iterator[str]:
             f'objective.name = "{objective.name}" takes tokens of older policies for the policy\'s own '
             f"(rollout.max_async_level = {max(ahead)}, optimiser.minibatches = {config.optimiser.minibatches}): set "
             'objective.importance = "token_truncated"'
+        )
+
+
+def rate_lines(config: Config) -> Iterator[str]:
+    """One line if adapters are to be trained at a rate that is usual for all weights."""
+    rate = config.optimiser.learning_rate
+    if config.lora.rank and rate < LORA_RATE:
+        yield (
+            f"optimiser.learning_rate = {rate:g} is usual where all weights are trained; adapters want about ten times "
+            f"as much (lora.rank = {config.lora.rank}, docs/lora.md)"
         )
 
 

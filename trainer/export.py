@@ -15,26 +15,40 @@ from shared import settings_file
 from shared.atomic_write import beside
 from shared.config import Config
 from shared.errors import CheckpointError, ConfigError, MaestraleError
+from shared.jsonl import read_rows
 from shared.model import hf
+from shared.model.adapter_folder import merged_weights, save_adapter
 from shared.model.model_card import CARD, ModelCard, read_card
 from shared.progress import Progress
 from trainer import checkpoint, checkpoint_reader
+from trainer.client import TrainerClient
 from trainer.evaluation import best_version
+from trainer.rank import TrainerRank
 from trainer.shard_files import iterate_weights
 
 USAGE = """usage: python -m trainer.export RUN_FOLDER [STEP]
 
 Write the checkpoint of a step (the newest without STEP) as a Hugging Face folder: RUN_FOLDER/hf/step_STEP,
 which vLLM and transformers load. The tokenizer and config.json come from the model the run started with.
+Of a run with adapters (lora.rank) they are merged into it, and written for PEFT into RUN_FOLDER/adapters/step_STEP.
 """
 
 
 def note_training(config: Config, folder: Path, version: int) -> None:
-    """Write the model card of an export: the system prompt of its training, which serving must know, and the seal of
-    the checkpoint that has these weights."""
-    card = ModelCard(config.name, version, config.data.system_prompt, seal_of(config, version))
+    """Write the model card of an export: the system prompt and the history of its training, which serving must know,
+    and the seal of the checkpoint that has these weights."""
+    card = ModelCard(config.name, version, config.data.system_prompt, seal_of(config, version), history_of(config))
     with beside(folder / CARD) as partial:
         partial.write_bytes(msgspec.json.encode(card) + b"\n")
+
+
+def history_of(config: Config) -> str:
+    """ "whole" where the run trains on episodes, "" where on single completions: see `ModelCard.history`."""
+    path = Path(config.locate(config.data.train))
+    rows = read_rows(path, "data.train", []) if config.data.train and path.is_file() else ()
+    settings = config.environment
+    named = settings.name or settings.history == "whole" or any(row.fields.get("environment") for row in rows)
+    return "whole" if named else ""
 
 
 def seal_of(config: Config, version: int) -> str:
@@ -45,8 +59,19 @@ def seal_of(config: Config, version: int) -> str:
         return ""
 
 
+async def export_last(config: Config, trainers: TrainerClient, version: int) -> None:
+    """Let the trainers export the policy that they have now, and link run_dir/latest (and latest-adapter) to it."""
+    for name, export in (("latest", TrainerRank.export), ("latest-adapter", TrainerRank.export_adapter)):
+        if name == "latest" or config.lora.rank:
+            folder = export_folder(config, version, adapter=name != "latest")
+            await trainers.call(export, str(folder))
+            note_training(config, folder, version)
+            checkpoint.link(config.run_dir, name, folder)
+
+
 def export_best(config: Config, model_dir: Path, last: int, progress: Progress) -> None:
-    """Export the version with the best evaluation, and link run_dir/best to it; a missing checkpoint is a warning."""
+    """Export the version with the best evaluation, and link run_dir/best (and best-adapter) to it; a missing checkpoint
+    is a warning."""
     if (best := best_version(config)) is None:
         return
     try:
@@ -55,16 +80,24 @@ def export_best(config: Config, model_dir: Path, last: int, progress: Progress) 
         progress.warning(f"version {best} was best by {config.evaluate.best}, but is not exported: {error}")
         return
     checkpoint.link(config.run_dir, "best", folder)
+    if config.lora.rank:
+        checkpoint.link(config.run_dir, "best-adapter", export_folder(config, best, adapter=True))
     progress.note(f"best by {config.evaluate.best}: version {best}" + (", the last" if best == last else ""))
 
 
+def export_folder(config: Config, version: int, adapter: bool = False) -> Path:
+    """Where a version is exported: run_dir/hf/step_VERSION, its adapter alone in run_dir/adapters/step_VERSION."""
+    return config.run_dir / ("adapters" if adapter else "hf") / f"step_{version}"
+
+
 def export_checkpoint(config: Config, model_dir: Path, version: int) -> Path:
-    """Write run_dir/hf/step_VERSION from the checkpoint of that version, in model.dtype; returns the folder.
+    """Write run_dir/hf/step_VERSION from the checkpoint of that version, in model.dtype; returns the folder. With
+    adapters, these are merged into it, and written alone into run_dir/adapters/step_VERSION.
 
     An export that is there is left as it is, unless the run has gone back and made this version again since. Raises
     CheckpointError when there is no such checkpoint, it is damaged, or the disk fails.
     """
-    folder = config.run_dir / "hf" / f"step_{version}"
+    folder = export_folder(config, version)
     source = checkpoint.folder_of(config.run_dir, version)
     card = read_card(folder)
     seal = seal_of(config, version)
@@ -72,8 +105,14 @@ def export_checkpoint(config: Config, model_dir: Path, version: int) -> Path:
     if stale or not (folder / "config.json").is_file():
         checkpoint_reader.read(source)
         folder.parent.mkdir(parents=True, exist_ok=True)
-        dtype = getattr(torch, config.model.dtype)
-        hf.save_model(folder, hf.load_config(model_dir), iterate_weights(source), dtype, model_dir)
+        dtype, weights = getattr(torch, config.model.dtype), iterate_weights(source)
+        if rank := config.lora.rank:
+            matrices, alone = dict(weights), export_folder(config, version, adapter=True)
+            alone.parent.mkdir(parents=True, exist_ok=True)
+            save_adapter(alone, matrices, rank, config.lora.alpha, str(model_dir))
+            note_training(config, alone, version)
+            weights = merged_weights(model_dir, matrices, config.lora.alpha / rank)
+        hf.save_model(folder, hf.load_config(model_dir), weights, dtype, model_dir)
     note_training(config, folder, version)
     return folder
 

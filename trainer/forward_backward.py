@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import compress
 
@@ -21,6 +21,7 @@ from trainer.fsdp import fits_whole, hold, provide_gradients, reshard
 from trainer.objectives.inputs import loss_inputs
 from trainer.objectives.loss import policy_loss, sft_loss
 from trainer.objectives.objective import Need, Objective
+from trainer.reference import KeptAdapters
 from trainer.value_head import ValueHead
 
 
@@ -42,8 +43,8 @@ class StepSums(msgspec.Struct):
 class AuxiliaryModels:
     """The models that the objective needs beside the policy; None for those that it does not need."""
 
-    reference: Decoder | None = None
-    """frozen, sharded as the policy is"""
+    reference: Decoder | KeptAdapters | None = None
+    """frozen, sharded as the policy is; of a policy with adapters, other adapters"""
     teacher: Decoder | None = None
     """frozen and sharded likewise, of any architecture; None also where the teacher is asked over HTTP"""
     values: ValueHead | None = None
@@ -105,18 +106,44 @@ def score_with(model: Decoder, packed: PackedBatch, temperature: float, last: bo
     return logprobs
 
 
+def score_each(decoder: Decoder, micro_batches: Sequence[MicroBatch], temperature: float) -> Iterator[Tensor]:
+    """Yield [loss_tokens] log-probs of each micro-batch under the policy as it is. A collective."""
+    device = next(decoder.parameters()).device
+    for number, batch in enumerate(micro_batches, 1):
+        packed, last = pack_sequences(batch.sequences, device), number == len(micro_batches)
+        yield score_with(decoder, packed, temperature, last)
+
+
 def compute_old_logprobs(
     decoder: Decoder, micro_batches: Sequence[MicroBatch], temperature: float
 ) -> list[list[float]]:
     """Return [sequences, in order][loss tokens] log-probs under the current policy. A collective."""
     found: list[list[float]] = []
-    device = next(decoder.parameters()).device
-    for number, batch in enumerate(micro_batches, 1):
-        packed, last = pack_sequences(batch.sequences, device), number == len(micro_batches)
-        logprobs = score_with(decoder, packed, temperature, last)
+    for batch, logprobs in zip(micro_batches, score_each(decoder, micro_batches, temperature), strict=True):
         counts = [sequence.loss_tokens for sequence in batch.sequences]
         found += [part.tolist() for part in logprobs.cpu().split(counts)] if counts else []
     return found
+
+
+def score_kept(
+    decoder: Decoder, micro_batches: Sequence[MicroBatch], temperature: float, auxiliary: AuxiliaryModels
+) -> list[Tensor]:
+    """[micro-batches][loss_tokens] log-probs under a reference that is other adapters of the policy; [] where it is
+    none. A collective, before the first forward that has a backward."""
+    if not isinstance(auxiliary.reference, KeptAdapters):
+        return []
+    with auxiliary.reference.in_force():
+        return list(score_each(decoder, micro_batches, temperature))
+
+
+def score_frozen(auxiliary: AuxiliaryModels, packed: PackedBatch, temperature: float, last: bool) -> dict[str, Tensor]:
+    """ "reference" and "teacher" -> [loss_tokens] log-probs under these, as far as they are models of their own."""
+    models = {"reference": auxiliary.reference, "teacher": auxiliary.teacher}
+    return {
+        name: score_with(model, packed, temperature, last)
+        for name, model in models.items()
+        if model is not None and not isinstance(model, KeptAdapters)
+    }
 
 
 def check_needs(objective: Objective, auxiliary: AuxiliaryModels, micro_batches: Sequence[MicroBatch]) -> None:
@@ -157,21 +184,21 @@ def forward_backward(
         check_needs(objective, auxiliary, micro_batches)
     device = next(decoder.parameters()).device
     keep, flops = fits_whole(decoder), 0.0
+    passes = 3 if next(decoder.parameters()).requires_grad else 2  # frozen weights have no gradient of their own
+    kept = score_kept(decoder, micro_batches, temperature, auxiliary) if objective is not None else []
     provide_gradients(decoder)
     sums, maxima = dict[str, Tensor](), dict[str, Tensor]()
     for number, batch in enumerate(micro_batches, 1):
         last = number == len(micro_batches)
         packed = pack_sequences(batch.sequences, device)
-        frozen: dict[str, Tensor] = {}
-        if objective is not None:
-            for name, model in (("reference", auxiliary.reference), ("teacher", auxiliary.teacher)):
-                if model is not None:
-                    frozen[name] = score_with(model, packed, temperature, last)
-                    flops += work_of(model, packed)
+        frozen = dict[str, Tensor]() if objective is None else score_frozen(auxiliary, packed, temperature, last)
+        flops += sum(work_of(getattr(auxiliary, name), packed) for name in frozen)
+        if kept:
+            frozen["reference"], flops = kept[number - 1], flops + work_of(decoder, packed)
         if keep:
             hold(decoder, last)
         logprobs, entropy, states = decoder(packed, temperature, "states")
-        flops += 3 * work_of(decoder, packed)
+        flops += passes * work_of(decoder, packed)
         if objective is None:
             found = sft_loss(loss_inputs(batch.sequences, logprobs), entropy)
         else:

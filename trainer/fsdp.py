@@ -8,7 +8,7 @@ are SUMS over ranks, not means: one rank or eight give the same step.
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shared.errors import RunError
+from shared.model import lora
 from shared.model.decoder import Decoder
 from shared.model.packing import pack
 from trainer.memory import KEEP_WHOLE_BYTES, works_in_place
@@ -64,9 +65,13 @@ def fits_whole(model: nn.Module) -> bool:
 def shard(decoder: Decoder, mesh: DeviceMesh, compute_dtype: torch.dtype) -> None:
     """Shard each layer and the root over the mesh, in place; the parameters become DTensors of float32 rows.
 
-    The decoder may be on the meta device (then `materialise` it); its parameters must be float32. Where the rank
-    `works_in_place` the decoder stays as it is.
+    The decoder may be on the meta device (then `materialise` it); parameters that are trained must be float32, those
+    beside adapters, which are not, become the compute type. Where the rank `works_in_place` nothing else happens.
     """
+    if any(True for _ in lora.adapters(decoder)):
+        for parameter in decoder.parameters():
+            if not parameter.requires_grad:
+                parameter.data = parameter.data.to(compute_dtype)
     if works_in_place(mesh.size(), str(compute_dtype).removeprefix("torch."), mesh.device_type != "cpu"):
         decoder.in_place, decoder.compute_dtype = True, compute_dtype
         return
@@ -82,6 +87,11 @@ def shard(decoder: Decoder, mesh: DeviceMesh, compute_dtype: torch.dtype) -> Non
         module.set_force_sum_reduction_for_comms(True)
         if mesh.size() > 1:
             module.set_gradient_divide_factor(1.0)  # one rank has nothing to divide, and would copy for it
+
+
+def trained(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield (name, parameter) of those that training changes: all, or the adapters."""
+    return ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)
 
 
 def provide_gradients(model: nn.Module) -> None:
@@ -176,11 +186,12 @@ def rows_of(tensor: Tensor) -> Rows:
     return Rows(offset[0] if shape[0] else 0, shape[0])
 
 
-def gather_full(model: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """Yield every parameter whole, in `dtype`. Every rank must run it to the end, since each step of it gathers.
+def gather_full(parameters: Iterable[tuple[str, nn.Parameter]], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    """Yield every one of these named parameters whole, in `dtype`. Every rank must run it to the end, since each step
+    of it gathers.
 
     One parameter at a time is whole on the device; what is kept is the caller's choice.
     """
-    for name, parameter in model.named_parameters():
+    for name, parameter in parameters:
         held = parameter.detach()
         yield name, (held.full_tensor() if is_sharded(held) else held).to(dtype)

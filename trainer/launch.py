@@ -17,6 +17,7 @@ from shared.config import Config
 from shared.deaths import ENDING
 from shared.errors import ConfigError, RankLost
 from shared.jsonl import spread
+from shared.model import adapter_folder
 from shared.progress import Progress
 from shared.ranks import Role
 from shared.rpc import Hub
@@ -32,13 +33,13 @@ from trainer.dry_run import objective_lines
 from trainer.environment_rows import start_episodes
 from trainer.episodes import Episodes
 from trainer.evaluation import Evaluator
-from trainer.export import export_best, note_training
+from trainer.export import export_best, export_last
 from trainer.ledger import Interrupted, Ledger
 from trainer.objectives.objective import Need
 from trainer.objectives.registry import needs, objective_of
 from trainer.origin import Origin, origin_of, reference_parts
 from trainer.probe import choose_probe
-from trainer.problem_file import ProblemFile, check_answers, read_problems, tell, without_long
+from trainer.problem_file import ProblemFile, check_answers, read_problems, refuse_prose, tell, without_long
 from trainer.rank import LoadedTrainer, TrainerRank
 from trainer.safetensors_file import REFERENCE
 from trainer.sft import Demonstrations, load_demonstrations, sft, sft_run
@@ -202,6 +203,8 @@ class Launch:
         train, validation = self.sources.train, self.sources.validation
         name = self.config.environment.name
         files = [read_problems(train, "data.train", self.config.data, name)]
+        if Need.GROUND_TRUTH in needs(self.config):
+            refuse_prose(files[0])
         return [*files, read_problems(validation, "data.validation", environment=name)] if validation else files
 
     async def _check_data(
@@ -234,7 +237,7 @@ class Launch:
         if Need.TEACHER not in needs(self.config) or not objective.served_teacher:
             return
         self.teacher = Teacher(objective, self.config.deadlines.start_s)
-        probes = [prompts.render(problem.text, problem.domain) for problem in problems[:2]]
+        probes = [prompts.prompt_of(problem) for problem in problems[:2]]
         decode = prompts.chat.tokenizer.decode
         self.progress.note(await self.teacher.start(probes, decode, self.config.model.max_tokens))
 
@@ -350,14 +353,17 @@ class Launch:
             await self.trainers.call(TrainerRank.load_frozen, str(self.sources.teacher_dir), "teacher")
 
     async def _reference_folder(self, newest: Path | None, version: int) -> Path:
-        """Folder of the reference: the policy that reinforcement learning starts with, exported then; a reference that
-        moves is the one in the checkpoint (one that began to move later moves from the start)."""
+        """Folder of the reference: the policy that reinforcement learning starts with, or its adapters, exported then;
+        a reference that moves is the one in the checkpoint (one that began to move later moves from the start)."""
         folder, objective = self.config.run_dir / REFERENCE, objective_of(self.config)
-        if newest is not None and objective.reference != "start" and (newest / REFERENCE / "config.json").is_file():
+        sign, export = "config.json", TrainerRank.export
+        if self.config.lora.rank:
+            sign, export = adapter_folder.CONFIG, TrainerRank.export_adapter
+        if newest is not None and objective.reference != "start" and (newest / REFERENCE / sign).is_file():
             return newest / REFERENCE
-        if newest is None or version == 0 and not (folder / "config.json").is_file():
-            await self.trainers.call(TrainerRank.export, str(folder))
-        elif not (folder / "config.json").is_file():
+        if newest is None or version == 0 and not (folder / sign).is_file():
+            await self.trainers.call(export, str(folder))
+        elif not (folder / sign).is_file():
             raise ConfigError(
                 f"the objective compares with the policy that this run started with, but {folder} was not kept (it "
                 "began without objective.kl, and with an objective that needs none): choose such a one again, or start "
@@ -382,10 +388,7 @@ class Launch:
         progress.phase("evaluating after training")
         await self._evaluate(run, version)
         progress.phase("exporting the model")
-        folder = config.run_dir / "hf" / f"step_{version}"
-        await run.clock("export", self.trainers.call(TrainerRank.export, str(folder)))
-        note_training(config, folder, version)
-        checkpoint.link(config.run_dir, "latest", folder)
+        await run.clock("export", export_last(config, self.trainers, version))
         await asyncio.to_thread(export_best, config, self.sources.model_dir, version, progress)
         progress.phase("stopping trainers and engines")
         self.keeper.ending = True

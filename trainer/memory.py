@@ -6,9 +6,13 @@ buffers of the weight transfer, activations. Per engine GPU: weights, and keys a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shared.model.config import DecoderConfig
+
+ALL = "all-linear"
+"""of lora.targets: every linear layer but the head"""
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 MASTER_BYTES = 4 + 4 + 8
@@ -43,9 +47,21 @@ class TrainerMemory:
         return self.states + self.gathered + self.frozen + self.buffers + self.activations
 
 
-def states_bytes(parameters: int, trainers: int) -> float:
-    """Bytes of master weights, gradients and moments of one trainer rank."""
-    return MASTER_BYTES * parameters / trainers
+def adapter_parameters(decoder: DecoderConfig, rank: int, targets: str | Sequence[str] = ALL) -> int:
+    """Parameters of adapters of this rank (0: none) on the linear layers that lora.targets chooses."""
+    linears = {f"{layer}.{name}": sizes for layer, parts in decoder.linears.items() for name, sizes in parts.items()}
+    chosen = (
+        sum(sizes)
+        for name, sizes in linears.items()
+        if targets == ALL or any(f".{name}".endswith(f".{target}") for target in targets)
+    )
+    return rank * decoder.layers * sum(chosen)
+
+
+def states_bytes(parameters: int, trainers: int, adapters: int = 0, width: int = 0) -> float:
+    """Bytes of master weights, gradients and moments of one trainer rank. With `adapters` (their parameters) of those
+    only, and of the frozen weights in the compute type (`width` bytes each)."""
+    return (MASTER_BYTES * adapters + width * parameters if adapters else MASTER_BYTES * parameters) / trainers
 
 
 def works_in_place(trainers: int, compute_dtype: str, on_gpu: bool) -> bool:
@@ -76,51 +92,61 @@ def reader_bytes(engine_gpus: int) -> float:
     return CONTEXT_BYTES * engine_gpus
 
 
-def arriving_bytes(decoder: DecoderConfig, width: int, streamed: bool) -> float:
+def arriving_bytes(decoder: DecoderConfig, width: int, streamed: bool, rank: int = 0) -> float:
     """Bytes on an engine's GPU of weights on their way, at most: a whole tensor, joined from the trainers' rows; over
     the network two slots (rollout/weights/slots.py), and the context of the rollout rank that fills them (on the
-    engine's first GPU)."""
-    tensor = width * largest_tensor(decoder)
+    engine's first GPU). rank: of adapters, which come alone then."""
+    tensor = width * largest_tensor(decoder, rank)
     return 2 * tensor + CONTEXT_BYTES if streamed else tensor
 
 
-def largest_tensor(decoder: DecoderConfig) -> int:
-    """Parameters of the largest tensor: the embedding, a part of the feed-forward, or the queries."""
-    widest = max(decoder.vocab_size, decoder.intermediate_size, decoder.heads * decoder.head_dim)
-    return decoder.hidden_size * widest
+def largest_tensor(decoder: DecoderConfig, rank: int = 0) -> int:
+    """Parameters of the largest tensor: the embedding, a part of the feed-forward, or the queries; of adapters of this
+    rank, those of the widest layer."""
+    inner = max(decoder.intermediate_size, decoder.heads * decoder.head_dim)
+    return rank * max(inner, decoder.hidden_size) if rank else decoder.hidden_size * max(decoder.vocab_size, inner)
 
 
-def gathered_bytes(decoder: DecoderConfig, width: int) -> float:
+def gathered_bytes(decoder: DecoderConfig, width: int, adapters: int = 0) -> float:
     """Bytes that FSDP2 holds beside the shards during a micro-batch: everything where `whole_bytes` says so, else the
     embedding and the head, the layer at work and the next one, each in the compute type (`width` bytes) with a float32
-    gradient on its way to the reduction."""
+    gradient on its way to the reduction. With `adapters` (their parameters) only these have gradients."""
     tables = decoder.parameters - decoder.layers * decoder.layer_parameters
+    if adapters:
+        held = decoder.parameters if whole_bytes(decoder.parameters) else tables + 2 * decoder.layer_parameters
+        return width * held + (width + 4) * adapters
     return whole_bytes(decoder.parameters) or (width + 4) * (tables + 2 * decoder.layer_parameters)
 
 
-def layer_activation_bytes(decoder: DecoderConfig, width: int) -> int:
+def layer_activation_bytes(decoder: DecoderConfig, width: int, adapted: bool = False) -> int:
     """Bytes one layer keeps of one token for the backward pass: its input, the attention's, the second norm's in- and
     output (4 hidden), rotated queries, keys, values and the mixture (2 queries + 2 keys), gate and up (2 intermediate).
-    An estimate: kernels differ (a CPU does not keep what norms return)."""
+    Adapters keep silu(gate) and its product with up as well (2 intermediate). An estimate: kernels differ (a CPU does
+    not keep what norms return)."""
     queries, keys = decoder.heads * decoder.head_dim, decoder.key_heads * decoder.head_dim
-    return width * (4 * decoder.hidden_size + 2 * queries + 2 * keys + 2 * decoder.intermediate_size)
+    inner = (4 if adapted else 2) * decoder.intermediate_size
+    return width * (4 * decoder.hidden_size + 2 * queries + 2 * keys + inner)
 
 
-def activation_bytes(decoder: DecoderConfig, tokens: int, width: int, recomputed: int = 0) -> int:
+def activation_bytes(
+    decoder: DecoderConfig, tokens: int, width: int, recomputed: int = 0, adapted: bool = False
+) -> int:
     """Bytes kept of a micro-batch of `tokens`: the inputs of the first `recomputed` layers, and all that the others
     keep. At least one layer is there in full: while it is computed again."""
     whole = max(decoder.layers - recomputed, 1)
     inputs = recomputed * width * decoder.hidden_size
-    return tokens * (whole * layer_activation_bytes(decoder, width) + inputs)
+    return tokens * (whole * layer_activation_bytes(decoder, width, adapted) + inputs)
 
 
-def recomputed_layers(decoder: DecoderConfig, tokens: int, width: int, budget_bytes: int | None) -> int:
+def recomputed_layers(
+    decoder: DecoderConfig, tokens: int, width: int, budget_bytes: int | None, adapted: bool = False
+) -> int:
     """The fewest layers to compute twice so that a micro-batch of `tokens` keeps no more than the budget; all of them
     where even that is too much, none without a budget."""
     if budget_bytes is None:
         return 0
-    counts = range(decoder.layers)
-    return next((n for n in counts if activation_bytes(decoder, tokens, width, n) <= budget_bytes), decoder.layers)
+    kept = ((n, activation_bytes(decoder, tokens, width, n, adapted)) for n in range(decoder.layers))
+    return next((n for n, held in kept if held <= budget_bytes), decoder.layers)
 
 
 def weight_bytes(parameters: int, width: int, tensor_parallel: int) -> float:

@@ -15,22 +15,22 @@ from torch import Tensor, nn
 
 from shared.errors import NonFinite, RunError
 from shared.sections import Optimiser
-from trainer.fsdp import local
+from trainer.fsdp import local, trained
 
 BETAS, EPSILON = (0.9, 0.95), 1e-8
 """of AdamW: rates of the moments' averages, and what is added to the root of the second"""
 
 
 def make_optimiser(model: nn.Module, settings: Optimiser) -> torch.optim.AdamW:
-    """AdamW (Loshchilov and Hutter 2019); weight decay on matrices only, not on norms and biases.
+    """AdamW (Loshchilov and Hutter 2019) of what is trained; weight decay on matrices only, not on norms and biases.
 
     The parameters must be float32. Raises ValueError naming the first that is not.
     """
-    for name, parameter in model.named_parameters():
+    for name, parameter in trained(model):
         if parameter.dtype != torch.float32:
             raise ValueError(f"{name} is {parameter.dtype}: master weights must be float32")
-    matrices = [parameter for parameter in model.parameters() if parameter.dim() >= 2]
-    vectors = [parameter for parameter in model.parameters() if parameter.dim() < 2]
+    matrices = [parameter for _, parameter in trained(model) if parameter.dim() >= 2]
+    vectors = [parameter for _, parameter in trained(model) if parameter.dim() < 2]
     groups = [
         {"params": matrices, "weight_decay": settings.weight_decay},
         {"params": vectors, "weight_decay": 0.0},
@@ -70,7 +70,7 @@ def update(model: nn.Module, optimiser: torch.optim.Optimizer, rate: float) -> N
 
     Raises RunError if a parameter has no gradient: nothing was accumulated since the last step.
     """
-    for name, parameter in model.named_parameters():
+    for name, parameter in trained(model):
         if parameter.grad is None:
             raise RunError(f"{name} has no gradient: an optimiser step needs an accumulate call before it")
     for settings in optimiser.param_groups:
@@ -145,4 +145,5 @@ def describe_dtypes(model: nn.Module, optimiser: torch.optim.Optimizer) -> dict[
         return "/".join(sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors}))
 
     moments = [state[key] for state in optimiser.state.values() for key in ("exp_avg", "exp_avg_sq")]
-    return {"master weights": names(model.parameters()), "moments": names(moments)}
+    masters = (parameter for _, parameter in trained(model))
+    return {"master weights": names(masters), "moments": names(moments)}

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,7 +26,8 @@ from rollout.weights.proof import PublishedWeights
 from shared.calls import call
 from shared.config import Config
 from shared.errors import CheckpointError, NonFinite, RunError
-from shared.model import hf
+from shared.model import hf, lora
+from shared.model.adapter_folder import merged_weights, read_matrices, save_adapter
 from shared.model.config import DecoderConfig
 from shared.model.cpu import given_threads, keep_freed_memory, multiplies_bfloat16_fast
 from shared.model.decoder import Decoder
@@ -34,13 +36,14 @@ from shared.ranks import Role
 from shared.record_file import Written
 from shared.rpc import TrainerLink
 from shared.types import CONTEXT, SAMPLED, MicroBatch
-from trainer import forward_backward, fsdp, optimiser, safetensors_file, shards
+from trainer import forward_backward, fsdp, optimiser, reference, safetensors_file, shards
 from trainer.flops import peak_of
 from trainer.forward_backward import AuxiliaryModels, StepSums
 from trainer.memory import DTYPE_BYTES, recomputed_layers
 from trainer.objectives.registry import objective_of
 from trainer.objectives.regularised import Dro
 from trainer.offload import HostMemory
+from trainer.reference import KeptAdapters
 from trainer.safetensors_file import REFERENCE
 from trainer.value_head import ValueHead
 
@@ -90,18 +93,25 @@ def build(
     """Build model and optimiser of this rank, sharded from the start: no rank ever holds more than one whole tensor.
 
     Weights come from the checkpoint if given (moments too, and checksums: `load_shards`), else from the Hugging Face
-    folder.
+    folder; with adapters these do, and the frozen weights come from the folder.
     """
     shape, settings = DecoderConfig.from_hf(hf.load_config(model_dir)), config.optimiser
     width, budget = DTYPE_BYTES[settings.compute_dtype], settings.activation_bytes
     with torch.device("meta"):
-        decoder = Decoder(shape, recompute=recomputed_layers(shape, settings.micro_batch_tokens, width, budget))
+        again = recomputed_layers(shape, settings.micro_batch_tokens, width, budget, config.lora.rank > 0)
+        decoder = Decoder(shape, recompute=again)
+    if config.lora.rank:
+        lora.attach(decoder, config.lora.rank, config.lora.alpha, config.lora.targets)
     fsdp.shard(decoder, mesh, getattr(torch, settings.compute_dtype))
     fsdp.materialise(decoder, device)
     made = optimiser.make_optimiser(decoder, settings)
+    if checkpoint_dir is None or config.lora.rank:
+        load_weights(model_dir, decoder)
     if checkpoint_dir is not None:
         return decoder, made, shards.load_shards(checkpoint_dir, decoder, made)[1]
-    load_weights(model_dir, decoder)
+    if config.lora.rank:
+        shapes = {name: parameter.shape for name, parameter in fsdp.trained(decoder)}
+        reference.fill(decoder, lora.first_values(shapes, config.seed))
     return decoder, made, {}
 
 
@@ -117,18 +127,10 @@ def build_frozen(folder: Path, config: Config, mesh: DeviceMesh, device: torch.d
 
 
 @torch.no_grad()
-def move(reference: Decoder, policy: Decoder, share: float) -> None:
-    """reference += share (policy - reference), this rank's float32 rows; 1 makes it the policy exactly."""
-    for kept, new in zip(reference.parameters(), policy.parameters(), strict=True):
-        fsdp.local(kept).lerp_(fsdp.local(new), share)
-    fsdp.reshard(reference)
-
-
-@torch.no_grad()
 def load_weights(model_dir: Path, decoder: Decoder) -> None:
     """Copy this rank's rows from a Hugging Face folder. Raises ModelError if it does not fit, NonFinite for a NaN in
     it."""
-    parameters = dict(decoder.named_parameters())
+    parameters = {name: each for name, each in decoder.named_parameters() if not name.endswith((lora.A, lora.B))}
     for name, tensor in hf.iterate_weights(model_dir, {name: p.shape for name, p in parameters.items()}):
         rows = fsdp.rows_of(parameters[name])
         held = tensor[rows.first : rows.first + rows.count]
@@ -174,12 +176,13 @@ class TrainerRank:
                 self.auxiliary.values.load(checkpoint)
         self.sender = make_sender(
             self.config.rollout.transport,
-            list(self.decoder.named_parameters()),
+            list(fsdp.trained(self.decoder)),
             getattr(torch, self.config.model.dtype),
             rank=self.rank,
             world=self.world,
             store=self.role.store,
             engines=self.config.placement.engines,
+            scales={name + lora.B: layer.scale for name, layer in lora.adapters(self.decoder)},
         )
         return LoadedTrainer(
             parameters=sum(parameter.numel() for parameter in self.decoder.parameters()),
@@ -207,6 +210,10 @@ class TrainerRank:
         }
         if settings.compute_dtype == "bfloat16" and not multiplies_bfloat16_fast(self.role.device.type):
             description["compute"] += " (slow on this processor: optimiser.compute_dtype = 'float32' takes less time)"
+        if self.config.lora.rank:
+            count = sum(parameter.numel() for _, parameter in fsdp.trained(self.decoder))
+            settings_ = f"rank {self.config.lora.rank}, alpha {self.config.lora.alpha:g}"
+            description["adapters"] = f"{count / 1e6:.2f} M parameters ({settings_}) on frozen weights"
         if self.decoder.recompute:
             description["recomputed"] = f"{self.decoder.recompute} of {len(self.decoder.model.layers)} layers"
         return description
@@ -214,7 +221,12 @@ class TrainerRank:
     @call("load of the {role} model", deadline="start")
     def load_frozen(self, folder: str, role: Literal["reference", "teacher"]) -> None:
         """Build a frozen model beside the policy, from a Hugging Face folder or, for a reference that moved, from a
-        checkpoint."""
+        checkpoint. The reference of a policy with adapters is other adapters (docs/lora.md)."""
+        if role == "reference" and self.config.lora.rank:
+            kept = self.auxiliary.reference = KeptAdapters(self.decoder)
+            with kept.in_force():
+                reference.fill(self.decoder, read_matrices(Path(folder)).items())
+            return
         setattr(self.auxiliary, role, build_frozen(Path(folder), self.config, self.mesh, self.role.device))
 
     @call("move of the reference model", deadline="step")
@@ -222,7 +234,7 @@ class TrainerRank:
         """Move the reference towards the policy by `share` (1: all the way)."""
         if self.auxiliary.reference is None:
             raise RunError("move_reference came before load_frozen")
-        move(self.auxiliary.reference, self.decoder, share)
+        reference.move(self.auxiliary.reference, self.decoder, share)
 
     @call("log-probs of the batch", deadline="step")
     def compute_old_logprobs(self, micro_batches: list[MicroBatch], temperature: float) -> list[list[float]]:
@@ -300,7 +312,7 @@ class TrainerRank:
             self.writer.join()  # one that was given up
         if self.auxiliary.reference is not None and self.objective.reference != "start":
             moved = path / REFERENCE
-            self.write_model(self.auxiliary.reference, moved, torch.float32)
+            self.write_reference(moved)
             if self.rank == 0:
                 self.beside |= {
                     f"{REFERENCE}/{file.name}": safetensors_file.written(file) for file in sorted(moved.iterdir())
@@ -319,12 +331,39 @@ class TrainerRank:
 
     @call("export", deadline="step")
     def export(self, folder: str) -> None:
-        """Write the policy as a Hugging Face folder (safetensors, config, tokenizer) in the engines' dtype."""
-        self.write_model(self.decoder, Path(folder), getattr(torch, self.config.model.dtype))
+        """Write the policy as a Hugging Face folder (safetensors, config, tokenizer) in the engines' dtype, adapters
+        merged."""
+        dtype: torch.dtype = getattr(torch, self.config.model.dtype)
+        gathered = fsdp.gather_full(fsdp.trained(self.decoder), dtype)
+        if self.config.lora.rank:
+            matrices = dict(fsdp.gather_full(fsdp.trained(self.decoder), torch.float32))
+            scale = self.config.lora.alpha / self.config.lora.rank
+            gathered = iter(()) if self.rank else merged_weights(self.model_dir, matrices, scale)
+        self.write_model(gathered, Path(folder), dtype)
 
-    def write_model(self, model: Decoder, folder: Path, dtype: torch.dtype) -> None:
+    @call("export of the adapters", deadline="step")
+    def export_adapter(self, folder: str) -> None:
+        """Write the policy's adapters as a PEFT folder. A collective."""
+        self.write_adapter(Path(folder))
+
+    def write_adapter(self, folder: Path) -> None:
+        """Write the adapters that the policy has now as a PEFT folder, complete or not at all. A collective."""
+        matrices = dict(fsdp.gather_full(fsdp.trained(self.decoder), torch.float32))
+        if self.rank == 0:
+            settings = self.config.lora
+            save_adapter(folder, matrices, settings.rank, settings.alpha, str(self.model_dir))
+
+    def write_reference(self, folder: Path) -> None:
+        """Write a reference that moves: a model, or adapters. A collective."""
+        held = self.auxiliary.reference
+        if isinstance(held, KeptAdapters):
+            with held.in_force():
+                self.write_adapter(folder)
+        elif held is not None:
+            self.write_model(fsdp.gather_full(held.named_parameters(), torch.float32), folder, torch.float32)
+
+    def write_model(self, gathered: Iterator[tuple[str, Tensor]], folder: Path, dtype: torch.dtype) -> None:
         """Write a Hugging Face folder, tokenizer included: complete or not at all. A collective."""
-        gathered = fsdp.gather_full(model, dtype)
         try:
             if self.rank == 0:
                 hf.save_model(folder, hf.load_config(self.model_dir), gathered, dtype, self.model_dir)

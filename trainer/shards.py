@@ -23,7 +23,7 @@ from shared.atomic_write import flush
 from shared.errors import CheckpointError
 from shared.record_file import Written
 from trainer import safetensors_file
-from trainer.fsdp import local, reshard, rows_of
+from trainer.fsdp import local, reshard, rows_of, trained
 from trainer.optimiser import reset, step_count
 from trainer.shard_files import FORMAT, read_shards
 
@@ -39,14 +39,14 @@ def named_state(model: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str,
             "weight": local(parameter.detach()),
             **{moment: local(optimiser.state[parameter][moment]) for moment in MOMENTS},
         }
-        for name, parameter in model.named_parameters()
+        for name, parameter in trained(model)
     }
 
 
 @torch.no_grad()
 def checksums(model: nn.Module) -> dict[str, int]:
     """Checksum of this rank's float32 rows of every weight that it holds some of."""
-    held = [(name, parameter, rows_of(parameter)) for name, parameter in model.named_parameters()]
+    held = [(name, parameter, rows_of(parameter)) for name, parameter in trained(model)]
     return {
         name: checksum_rows(local(parameter), rows.first, torch.float32) for name, parameter, rows in held if rows.count
     }
@@ -68,7 +68,7 @@ class ShardWriter(threading.Thread):
         super().__init__(name="shard writer", daemon=True)
         rows: dict[str, Any] = {}
         self.tensors: dict[str, Tensor] = {}
-        parameters = dict(model.named_parameters())
+        parameters = dict(trained(model))
         for name, parts in named_state(model, optimiser).items():
             held = rows_of(parameters[name])
             if held.count:
@@ -163,7 +163,7 @@ def load_shards(
     """
     shards = read_shards(folder)
     shapes = {name: shape for shard in shards for name, shape in shard.full_shape.items()}
-    parameters = dict(model.named_parameters())
+    parameters = dict(trained(model))
     for name, parameter in parameters.items():
         if shapes.get(name) != tuple(parameter.shape):
             raise CheckpointError(

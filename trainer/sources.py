@@ -23,9 +23,11 @@ from shared.model import hf
 from shared.model.config import DecoderConfig
 from shared.progress import Progress
 from shared.user_file import errors_told, run_file
+from trainer.generated_problems import generate
 from trainer.objectives.objective import Need
 from trainer.objectives.registry import needs, objective_of
 from trainer.origin import content_of
+from verify.verifiers import REASONING_GYM
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,8 @@ def gather_sources(config: Config) -> Sources:
     """Resolve every path. Raises ModelError or DataError."""
 
     def find(setting: str, value: str) -> Path | None:
+        if value.startswith(REASONING_GYM) and setting in ("data.train", "data.validation"):
+            return generate(config, setting, value)
         path = Path(config.locate(value))
         if value and not path.is_file():
             raise DataError(f"{setting} = '{path}': there is no such file")

@@ -77,6 +77,10 @@ def prepare(options: argparse.Namespace) -> Survey:
     run_dir = options.run_dir.resolve()
     config = settings_file.load(run_dir / "config.toml")
     config = config.model_copy(update={"name": run_dir.name, "runs_dir": str(run_dir.parent)})
+    if config.lora.rank:
+        raise ConfigError(
+            f"{run_dir} trained adapters (lora.rank = {config.lora.rank}): only whole weights are analysed"
+        )
     snapshots = find_snapshots(options.run_dir)
     steps = [snapshot.step for snapshot in snapshots]
     if options.around is not None and options.around not in steps:

@@ -46,6 +46,7 @@ def settings(split: Split, work: Workload) -> dict[str, int]:
         "model.max_tokens": work.max_tokens,
         "optimiser.micro_batch_tokens": work.micro_batch_tokens,
         **({"optimiser.activation_bytes": 0} if split.recompute else {}),
+        **({"lora.rank": work.lora_rank} if work.lora_rank else {}),
     }
 
 

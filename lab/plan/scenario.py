@@ -20,6 +20,7 @@ from shared.errors import ConfigError
 from shared.model.config import DecoderConfig
 from shared.model.folder import load_config
 from trainer.flops import peak_of
+from trainer.memory import adapter_parameters
 
 
 def option(meaning: str, default: Any = MISSING, name: str = "", unit: int | Fraction = 1) -> Any:
@@ -139,6 +140,7 @@ class Workload:
     micro_batch_tokens: int = option("token budget of a micro-batch", 8192, "micro_batch")
     optimiser_steps: int = option("optimiser steps on each batch", 1, "minibatches")
     kept: float = option("share of the sampled groups with a signal, which are trained", 1.0)
+    lora_rank: int = option("rank of adapters (LoRA), which alone are trained then", 0, "lora")
     extra_forwards: int = 0
     """forward passes over the batch without gradient, e.g. of a reference model"""
 
@@ -192,3 +194,8 @@ class Scenario:
     """0 to try every width"""
     engines: int = option("number of engines (with --tensor-parallel)", 0)
     """0 for the best number"""
+
+    @property
+    def adapters(self) -> int:
+        """Parameters of the adapters; 0 where all weights are trained."""
+        return adapter_parameters(self.decoder, self.work.lora_rank)

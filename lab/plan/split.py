@@ -116,12 +116,14 @@ def trainer_memory(scenario: Scenario, trainers: int, recompute: bool) -> Traine
     decoder, work = scenario.decoder, scenario.work
     tokens = max(work.micro_batch_tokens, work.max_tokens)
     readers = scenario.machine.gpus - trainers if scenario.machine.one_node else 0
+    adapters, again = scenario.adapters, decoder.layers if recompute else 0
+    frozen = memory.FROZEN_BYTES * adapters / trainers or memory.frozen_bytes(decoder.parameters, trainers)
     return TrainerMemory(
-        states=memory.states_bytes(decoder.parameters, trainers),
-        gathered=memory.gathered_bytes(decoder, WIDTH),
-        frozen=memory.frozen_bytes(decoder.parameters, trainers) if work.extra_forwards else 0.0,
-        buffers=memory.buffer_bytes(decoder.parameters, trainers, WIDTH) + memory.reader_bytes(readers),
-        activations=memory.activation_bytes(decoder, tokens, WIDTH, decoder.layers if recompute else 0),
+        states=memory.states_bytes(decoder.parameters, trainers, adapters, WIDTH),
+        gathered=memory.gathered_bytes(decoder, WIDTH, adapters),
+        frozen=frozen if work.extra_forwards else 0.0,
+        buffers=memory.buffer_bytes(adapters or decoder.parameters, trainers, WIDTH) + memory.reader_bytes(readers),
+        activations=memory.activation_bytes(decoder, tokens, WIDTH, again, adapters > 0),
     )
 
 
@@ -143,7 +145,8 @@ def place(scenario: Scenario, engines: int, tensor_parallel: int, async_level: i
     if trainers < 1:
         return None
     recompute, held = fitting(scenario, trainers)
-    engine = EngineModel(decoder, machine, tensor_parallel)
+    engine = EngineModel(decoder, machine, tensor_parallel, work.lora_rank)
+    trained = scenario.adapters or decoder.parameters
     spare = engine.spare_bytes
     if held.total > machine.usable_bytes or spare <= 0 or engine.held(spare, work.max_tokens) < 1:
         return None
@@ -157,8 +160,8 @@ def place(scenario: Scenario, engines: int, tensor_parallel: int, async_level: i
         max_sequences=math.ceil(slots),
         sampling=times.sampling_times(engine, work, engines, slots, async_level),
         train_s=times.train_s(decoder, machine, work, trainers, recompute),
-        write_s=times.write_s(decoder, machine, trainers),
-        delivery_s=times.delivery_s(decoder, machine, trainers, engines, tensor_parallel, links),
+        write_s=times.write_s(trained, machine, trainers),
+        delivery_s=times.delivery_s(trained, machine, trainers, engines, tensor_parallel, links),
     )  # fmt: skip
 
 
@@ -170,7 +173,7 @@ def taking_turns_s(scenario: Scenario, tensor_parallel: int, resident: bool = Tr
     (placement.colocate).
     """
     decoder, machine, work = scenario.decoder, scenario.machine, scenario.work
-    engine = EngineModel(decoder, machine, tensor_parallel)
+    engine = EngineModel(decoder, machine, tensor_parallel, work.lora_rank)
     for recompute in (False, True):
         held = trainer_memory(scenario, machine.gpus, recompute).total
         spare = engine.spare_bytes - (held if resident else 0.0)
@@ -249,7 +252,7 @@ def why_nothing_fits(scenario: Scenario) -> str:
     machine, width = scenario.machine, max(widths(scenario))
     trainers = max(machine.gpus - width, 1)
     _, held = fitting(scenario, trainers)
-    engine = EngineModel(scenario.decoder, machine, width)
+    engine = EngineModel(scenario.decoder, machine, width, scenario.work.lora_rank)
     completion = scenario.work.max_tokens * engine.token_bytes
     needed = engine.weight_bytes + engine.arriving_bytes + completion
 

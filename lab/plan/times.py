@@ -44,6 +44,8 @@ class EngineModel:
     decoder: DecoderConfig
     machine: Machine
     tensor_parallel: int
+    lora_rank: int = 0
+    """of adapters, which alone arrive then"""
 
     @property
     def weight_bytes(self) -> float:
@@ -58,7 +60,7 @@ class EngineModel:
     @property
     def arriving_bytes(self) -> float:
         """Bytes of an update's tensors on their way, on an engine's first GPU."""
-        return memory.arriving_bytes(self.decoder, WIDTH, streamed=not self.machine.one_node)
+        return memory.arriving_bytes(self.decoder, WIDTH, not self.machine.one_node, self.lora_rank)
 
     @property
     def token_bytes(self) -> float:
@@ -141,34 +143,42 @@ def sampling_times(
 
 
 def training_flops(
-    decoder: DecoderConfig, tokens: float, square_tokens: float, recompute: bool = False, extra_forwards: int = 0
+    decoder: DecoderConfig,
+    tokens: float,
+    square_tokens: float,
+    recompute: bool = False,
+    extra_forwards: int = 0,
+    frozen: bool = False,
 ) -> float:
     """Return the FLOPs of a batch's forward and backward; tokens: sum of sequence lengths s, square_tokens: of s^2.
 
-    extra_forwards: passes without gradient, e.g. of a reference model. Source: Kaplan et al. 2020, section 2.1.
+    extra_forwards: passes without gradient, e.g. of a reference model. frozen: the weights have no gradients (adapters,
+    whose own products are left out). Source: Kaplan et al. 2020, section 2.1.
     """
     forward = forward_flops(decoder, tokens, tokens, square_tokens)
-    return forward * (4 if recompute else 3) + forward * extra_forwards
+    return forward * (3 + recompute - frozen + extra_forwards)
 
 
-def traffic_s(decoder: DecoderConfig, machine: Machine, trainers: int, micro_batches: int, rest: int = 0) -> float:
-    """Return the time of a step's collectives: 2 gathers in bfloat16 and a float32 reduction per micro-batch, and one
-    gather in each of `rest` passes without gradient; each rank receives all but its own part."""
+def traffic_s(
+    decoder: DecoderConfig, machine: Machine, trainers: int, micro_batches: int, rest: int = 0, adapters: int = 0
+) -> float:
+    """Return the time of a step's collectives: 2 gathers in bfloat16 and a float32 reduction (of what is trained) per
+    micro-batch, and one gather in each of `rest` passes without gradient; each rank receives all but its own part."""
     if memory.whole_bytes(decoder.parameters):
         micro_batches = 1
-    received = decoder.parameters * (trainers - 1) / trainers
-    sent = received * (micro_batches * (2 * WIDTH + 4) + rest * WIDTH)
-    return sent / machine.ring_bandwidth(trainers)
+    others = (trainers - 1) / trainers
+    gathered = decoder.parameters * (micro_batches * 2 * WIDTH + rest * WIDTH)
+    return others * (gathered + 4 * micro_batches * (adapters or decoder.parameters)) / machine.ring_bandwidth(trainers)
 
 
-def moved_s(decoder: DecoderConfig, machine: Machine, trainers: int, width: int) -> float:
+def moved_s(parameters: int, machine: Machine, trainers: int, width: int) -> float:
     """Return the time in which a rank's memory moves `width` bytes of each parameter of its shard."""
-    return width * decoder.parameters / trainers / (machine.bandwidth * machine.bandwidth_share)
+    return width * parameters / trainers / (machine.bandwidth * machine.bandwidth_share)
 
 
-def optimiser_s(decoder: DecoderConfig, machine: Machine, trainers: int) -> float:
-    """Return the time of AdamW on a rank's shard, bound by memory bandwidth."""
-    return moved_s(decoder, machine, trainers, OPTIMISER_BYTES)
+def optimiser_s(trained: int, machine: Machine, trainers: int) -> float:
+    """Return the time of AdamW on a rank's shard of so many parameters, bound by memory bandwidth."""
+    return moved_s(trained, machine, trainers, OPTIMISER_BYTES)
 
 
 def micro_batches_of(tokens: float, trainers: int, budget: int) -> int:
@@ -178,29 +188,34 @@ def micro_batches_of(tokens: float, trainers: int, budget: int) -> int:
 
 def train_s(decoder: DecoderConfig, machine: Machine, work: Workload, trainers: int, recompute: bool) -> float:
     """Return the time of forward, backward and optimiser steps of one batch, seconds."""
-    flops = training_flops(decoder, work.tokens, work.square_tokens, recompute, work.extra_forwards)
+    adapters = memory.adapter_parameters(decoder, work.lora_rank)
+    flops = training_flops(
+        decoder, work.tokens, work.square_tokens, recompute, work.extra_forwards, frozen=adapters > 0
+    )
     budget = max(work.micro_batch_tokens, work.max_tokens)
     each = micro_batches_of(work.tokens / work.optimiser_steps, trainers, budget) * work.optimiser_steps
-    traffic = traffic_s(decoder, machine, trainers, each, each * work.extra_forwards)
-    steps = work.optimiser_steps * optimiser_s(decoder, machine, trainers)
+    traffic = traffic_s(decoder, machine, trainers, each, each * work.extra_forwards, adapters)
+    steps = work.optimiser_steps * optimiser_s(adapters or decoder.parameters, machine, trainers)
     return max(machine.compute_s(flops, trainers), traffic) + steps
 
 
-def write_s(decoder: DecoderConfig, machine: Machine, trainers: int) -> float:
-    """Return the time of casting a rank's shard into its buffer: 4 bytes per parameter read, 2 written."""
-    return moved_s(decoder, machine, trainers, 4 + WIDTH)
+def write_s(trained: int, machine: Machine, trainers: int) -> float:
+    """Return the time of casting a rank's shard of so many parameters into its buffer: 4 bytes of each read, 2
+    written."""
+    return moved_s(trained, machine, trainers, 4 + WIDTH)
 
 
 def delivery_s(
-    decoder: DecoderConfig, machine: Machine, trainers: int, engines: int, tensor_parallel: int, links: int = 1
+    trained: int, machine: Machine, trainers: int, engines: int, tensor_parallel: int, links: int = 1
 ) -> float:
-    """Return the time from the trainers' buffers into the engines, in which these pause; the busiest link counts.
+    """Return the time of so many parameters from the trainers' buffers into the engines, in which these pause; the
+    busiest link counts.
 
     Within a node each GPU of an engine reads every tensor whole, and each trainer's shard leaves it as often. Between
     nodes weights come over `links` links of each engine (Maestrale: one) from the engine before it, and the last one is
     as many messages behind.
     """
-    total = WIDTH * decoder.parameters
+    total = WIDTH * trained
     if machine.one_node:
         return max(total, total * engines * tensor_parallel / trainers) / machine.node_bandwidth
     return (total / links + (engines - 1) * MESSAGE_BYTES) / machine.network_bandwidth

@@ -97,6 +97,13 @@ class Slice:
     name: str
     local: torch.Tensor
     first_row: int
+    scale: float = 1.0
+    """what the engines hold is the local rows times this"""
+
+    @property
+    def values(self) -> torch.Tensor:
+        """The local rows, scaled: float32 until the wire rounds them."""
+        return self.local if self.scale == 1 else self.local * self.scale
 
 
 def own_pieces(named_parameters: list[tuple[str, torch.Tensor]], rank: int) -> list[Slice]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -95,7 +97,7 @@ class WeightSender(ABC):
         written = 0
         for number, piece in enumerate(self.pieces):
             target = self.target(buffer, number)
-            target.copy_(piece.local, non_blocking=True)
+            target.copy_(piece.values, non_blocking=True)
             written += target.numel() * target.element_size()
         self.finish_writes()
         self.mark_complete(buffer, version)
@@ -108,7 +110,7 @@ class WeightSender(ABC):
     @torch.no_grad()
     def checksums(self) -> dict[str, int]:
         """tensor -> this rank's part of its checksum, from the master weights, not from what was written."""
-        return {piece.name: checksum_rows(piece.local, piece.first_row, self.layout.dtype) for piece in self.pieces}
+        return {piece.name: checksum_rows(piece.values, piece.first_row, self.layout.dtype) for piece in self.pieces}
 
     @torch.no_grad()
     def columns(self, version: int) -> dict[str, Columns]:
@@ -119,7 +121,7 @@ class WeightSender(ABC):
         known, dtype = version > 0 and self.held[other] == version - 1, self.layout.dtype
         return {
             piece.name: choose_columns(
-                piece.local, piece.first_row, version, dtype, self.target(other, number) if known else None
+                piece.values, piece.first_row, version, dtype, self.target(other, number) if known else None
             )
             for number, piece in enumerate(self.pieces)
             if piece.local.ndim == 2
@@ -181,15 +183,18 @@ def make_sender(
     world: int,
     store: dist.Store,
     engines: int,
+    scales: Mapping[str, float] | None = None,
 ) -> WeightSender:
     """Make the sender of trainer rank `rank` of `world`. Every rank calls it once, at about the same time.
 
     transport: "auto", "shm", "cuda_ipc" or "network" (rollout.transport). named_parameters: Hugging Face names and the
     fp32 master weights (FSDP2 DTensors sharded on dimension 0, or plain tensors with one rank); the tensors stay the
-    same objects, updated in place. Raises ConfigError if the transport does not fit the device.
+    same objects, updated in place. scales: name -> factor that the engines' values have, where it is not 1. Raises
+    ConfigError if the transport does not fit the device.
     """
     layout = plan_layout(unique_shapes(named_parameters), dtype, world)
-    pieces = own_pieces(named_parameters, rank)
+    factors = scales or {}
+    pieces = [replace(piece, scale=factors.get(piece.name, 1.0)) for piece in own_pieces(named_parameters, rank)]
     device = pieces[0].local.device if pieces else torch.device("cpu")
     if device.type == "cuda":
         from rollout.weights.cuda_ipc import DeviceWeightSender

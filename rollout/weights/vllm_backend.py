@@ -11,6 +11,7 @@ import contextlib
 import os
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ from vllm.distributed.weight_transfer.base import (
 
 from rollout.vllm_config import THREADS_VARIABLE
 from rollout.warm_up import allow_amx
+from rollout.weights.adapters import AdapterSlot
 from rollout.weights.layout import Layout, buffer_of, read_layout
 from rollout.weights.parameters import PackedReader, Target, plan_targets, read_plain
 from rollout.weights.proof import Held
@@ -122,6 +124,8 @@ class MaestraleTransferEngine(WeightTransferEngine[AttachInfo, UpdateInfo]):
         self.loader: CpuWeightLoader | None = None
         self.thread: threading.Thread | None = None
         self.targets: list[Target] = []
+        self.adapters: AdapterSlot | None = None
+        """of an engine that keeps its model and receives adapters"""
         self.result: dict[str, tuple[int, int]] | None = None
         self.packed: PackedReader | None = None
         self.failure: Exception | None = None
@@ -136,13 +140,16 @@ class MaestraleTransferEngine(WeightTransferEngine[AttachInfo, UpdateInfo]):
             self.source = open_buffer(init_info.path, self.layout)
         else:
             self.source = DeviceWeightBuffer(init_info, self.layout, self.device)
-        self.targets = plan_targets(self.model, self.layout)
+        if hasattr(self.model, "lora_manager"):
+            self.adapters = AdapterSlot(self.model, self.layout)
+        else:
+            self.targets = plan_targets(self.model, self.layout)
         self.rows = [{name: (first, count) for name, first, count in rows} for rows in init_info.rows]
         if self.device.type == "cpu":
             from rollout.weights.cpu import CpuWeightLoader
 
             self._stop_loader()
-            if isinstance(self.source, HostWeightBuffer):
+            if isinstance(self.source, HostWeightBuffer) and self.adapters is None:
                 self.loader = CpuWeightLoader(self.targets, self.source, self.model_config.dtype)
 
     def start_weight_update(self) -> None:
@@ -163,19 +170,27 @@ class MaestraleTransferEngine(WeightTransferEngine[AttachInfo, UpdateInfo]):
         if self.loader is not None:
             self.loader.take(update_info.version)
         else:
-            self.model.load_weights((name, source.read(buffer, [name])) for name in self.layout.places)
-            torch.cuda.synchronize(self.device)
+            self._load((name, source.read(buffer, [name])) for name in self.layout.places)
         check_flags(source.version_flags(buffer), update_info.version, self.engine)
 
     def _receive_stream(self, slots: WeightSlots, version: int) -> None:
         """Put tensors into the model as they arrive: no more than two slots of them are here beside it."""
         arriving = slots.tensors(version, self.engine, get_tensor_model_parallel_rank())
-        if self.device.type == "cpu":
+        if self.device.type == "cpu" and self.adapters is None:
             from rollout.weights.cpu import load_stream
 
             load_stream(self.targets, arriving, self.model_config.dtype)
         else:
-            self.model.load_weights(arriving)
+            self._load(arriving)
+
+    def _load(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> None:
+        """Put whole tensors into the model as they come, or into its adapters' slot."""
+        if self.adapters is None:
+            self.model.load_weights(tensors)
+        else:
+            for name, tensor in tensors:
+                self.adapters.place(name, tensor)
+        if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
     def finish_weight_update(self) -> None:
@@ -193,7 +208,10 @@ class MaestraleTransferEngine(WeightTransferEngine[AttachInfo, UpdateInfo]):
         on_gpu = self.device.type == "cuda"
         try:
             with torch.cuda.stream(torch.cuda.Stream(self.device)) if on_gpu else contextlib.nullcontext():
-                self.result = read_plain(self.targets, self.layout, get_tensor_model_parallel_rank())
+                if self.adapters is not None:
+                    self.result = self.adapters.read()
+                else:
+                    self.result = read_plain(self.targets, self.layout, get_tensor_model_parallel_rank())
         except Exception as error:  # noqa: BLE001 - handed to whoever asks for the result
             self.failure = error
 

@@ -61,10 +61,23 @@ class DecoderConfig:
     """rope_type, rope_theta and the numbers of that type"""
 
     @property
+    def linears(self) -> dict[str, dict[str, tuple[int, int]]]:
+        """Part of a layer -> its linear layers -> their inputs and outputs."""
+        hidden, inner = self.hidden_size, self.intermediate_size
+        queries, keys = self.heads * self.head_dim, self.key_heads * self.head_dim
+        attention = {
+            "q_proj": (hidden, queries),
+            "k_proj": (hidden, keys),
+            "v_proj": (hidden, keys),
+            "o_proj": (queries, hidden),
+        }
+        mlp = {"gate_proj": (hidden, inner), "up_proj": (hidden, inner), "down_proj": (inner, hidden)}
+        return {"self_attn": attention, "mlp": mlp}
+
+    @property
     def layer_products(self) -> int:
         """Weights of the matrices of one layer: q, k, v, o, gate, up, down."""
-        queries, keys = self.heads * self.head_dim, self.key_heads * self.head_dim
-        return self.hidden_size * (2 * queries + 2 * keys + 3 * self.intermediate_size)
+        return sum(inputs * outputs for part in self.linears.values() for inputs, outputs in part.values())
 
     @property
     def layer_parameters(self) -> int:

@@ -299,6 +299,8 @@ class _NormedLinear(torch.autograd.Function):
         d_normed = gradient.mm(_join(weights, x.dtype))
         d_x, d_scale = norm_gradients(unit, inverse, scale, full_precision(d_normed))
         d_bias = gradient.sum(0) if ctx.needs_input_grad[3] else None
+        if not any(ctx.needs_input_grad[4:]):  # frozen
+            return d_x.to(x.dtype), d_scale.to(scale.dtype), None, d_bias, *[None] * len(weights)
         normed = unit.mul_(scale) if unit.dtype == x.dtype else unit.to(x.dtype).mul_(scale)
         d_weights = gradient.t().mm(normed).to(weights[0].dtype).split([len(weight) for weight in weights])
         return d_x.to(x.dtype), d_scale.to(scale.dtype), None, d_bias, *d_weights

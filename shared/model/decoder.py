@@ -23,6 +23,7 @@ from shared.model.attention import AttentionPlan, attend, plan_attention
 from shared.model.config import DecoderConfig
 from shared.model.fused_layers import gated_down, rms_norm
 from shared.model.logprobs import chunked_logprobs
+from shared.model.lora import LoraLinear
 from shared.model.packing import PackedBatch, pack
 from shared.model.rope import inverse_frequencies, rotate, rotation_table
 
@@ -54,12 +55,14 @@ class RMSNorm(nn.Module):
 
 def linear(x: Tensor, layer: nn.Linear) -> Tensor:
     """The layer in x's type, whatever its parameters'."""
+    if isinstance(layer, LoraLinear):
+        return layer.forward(x)
     return F.linear(x, layer.weight.to(x.dtype), None if layer.bias is None else layer.bias.to(x.dtype))
 
 
 def project(x: Tensor, norm: RMSNorm, *layers: nn.Linear) -> Tensor:
     """Several projections of one normed input, side by side: x [tokens, in] -> [tokens, sum of outs]."""
-    if x.device.type == "cpu":
+    if x.device.type == "cpu" and not any(isinstance(layer, LoraLinear) for layer in layers):
         return cpu_decoder.project(x, norm.weight, norm.epsilon, layers)
     normed = norm(x)
     return torch.cat([linear(normed, layer) for layer in layers], -1)
@@ -104,7 +107,11 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor, norm: RMSNorm) -> Tensor:
         """[tokens, hidden], normed by `norm` first -> [tokens, hidden]."""
-        return gated_down(project(x, norm, self.gate_proj, self.up_proj), self.down_proj.weight, self.down_proj.bias)
+        joined = project(x, norm, self.gate_proj, self.up_proj)
+        if isinstance(self.down_proj, LoraLinear):
+            gate, up = joined.chunk(2, -1)
+            return self.down_proj.forward(F.silu(gate) * up)
+        return gated_down(joined, self.down_proj.weight, self.down_proj.bias)
 
 
 class Layer(nn.Module):

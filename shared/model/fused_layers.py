@@ -66,7 +66,7 @@ class _GatedDown(torch.autograd.Function):
         return F.linear(F.silu(gate).mul_(up), weight.to(joined.dtype), bias)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
         joined, weight = ctx.saved_tensors
         gate, up = joined.chunk(2, -1)
         d_joined = torch.empty_like(joined)
@@ -75,7 +75,7 @@ class _GatedDown(torch.autograd.Function):
         gated = F.silu(gate)
         torch.mul(d_product, gated, out=d_up)
         torch.ops.aten.silu_backward.grad_input(d_product.mul_(up), gate, grad_input=d_gate)
-        d_weight = gradient.t().mm(gated.mul_(up)).to(weight.dtype)
+        d_weight = gradient.t().mm(gated.mul_(up)).to(weight.dtype) if ctx.needs_input_grad[1] else None
         return d_joined, d_weight, gradient.sum(0) if ctx.needs_input_grad[2] else None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,7 @@ def check(folder: Path) -> None:
     if "quantization_config" in config:
         return
     try:
-        shapes = _shapes(DecoderConfig.from_hf(config))
+        shapes = shapes_of(DecoderConfig.from_hf(config))
     except ModelError:
         return  # vLLM serves more architectures than can be trained, and checks them itself
     _fitting(folder, shapes)
@@ -109,10 +110,11 @@ def check(folder: Path) -> None:
 def check_trainable(folder: Path) -> None:
     """Raise ModelError unless the folder holds exactly the weights that its config.json asks for. Reads headers only,
     and allocates nothing."""
-    _fitting(folder, _shapes(DecoderConfig.from_hf(load_config(folder))))
+    _fitting(folder, shapes_of(DecoderConfig.from_hf(load_config(folder))))
 
 
-def _shapes(config: DecoderConfig) -> dict[str, torch.Size]:
+def shapes_of(config: DecoderConfig) -> dict[str, torch.Size]:
+    """Name -> shape of every parameter."""
     with torch.device("meta"):
         return {name: parameter.shape for name, parameter in Decoder(config).named_parameters()}
 
@@ -199,16 +201,24 @@ def save_model(
     `state` may be a generator of (name, tensor): one shard at a time is held in memory. Written beside and renamed: the
     folder is complete or absent, and one that was there stays until then. Raises CheckpointError when the disk fails.
     """
+    with writing_folder(folder) as partial:
+        _write_shards(partial, state.items() if isinstance(state, Mapping) else state, dtype, shard_bytes)
+        plain = {key: value for key, value in config.items() if key != "torch_dtype"}
+        write_json(partial / "config.json", plain | {"dtype": str(dtype).removeprefix("torch.")})
+        if tokenizer_from is not None:
+            copy_tokenizer(tokenizer_from, partial)
+
+
+@contextmanager
+def writing_folder(folder: Path) -> Iterator[Path]:
+    """Make a folder beside this one to write into, which takes its place at the end of the block, flushed to the disk.
+    Raises CheckpointError when the disk fails."""
     partial, old = (folder.with_name(f".{folder.name}.{word}") for word in ("partial", "old"))
     try:
         for leftover in (partial, old):
             shutil.rmtree(leftover, ignore_errors=True)
         partial.mkdir(parents=True)
-        _write_shards(partial, state.items() if isinstance(state, Mapping) else state, dtype, shard_bytes)
-        plain = {key: value for key, value in config.items() if key != "torch_dtype"}
-        _write_json(partial / "config.json", plain | {"dtype": str(dtype).removeprefix("torch.")})
-        if tokenizer_from is not None:
-            copy_tokenizer(tokenizer_from, partial)
+        yield partial
         for path in partial.iterdir():
             path.chmod(0o644)  # safetensors makes files that only their owner can read
             flush(path)
@@ -255,10 +265,11 @@ def _write_shards(folder: Path, tensors: Iterable[tuple[str, Tensor]], dtype: to
         file = f"model-{number + 1:05d}-of-{len(shards):05d}.safetensors"
         (folder / f"{number}.safetensors").rename(folder / file)
         weight_map.update(dict.fromkeys(names, file))
-    _write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
+    write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
 
 
-def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON file of a model folder."""
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

@@ -143,7 +143,9 @@ class _ChunkedLogprobs(torch.autograd.Function):
         tile, temperature, dtype = ctx.tile, ctx.temperature, normaliser.dtype
         d_hidden = torch.empty_like(hidden)
         given: Tensor | None = ctx.d_weight
-        d_weight = torch.zeros(weight.shape, dtype=dtype, device=weight.device) if given is None else given
+        d_weight = given
+        if given is None and ctx.needs_input_grad[1]:
+            d_weight = torch.zeros(weight.shape, dtype=dtype, device=weight.device)
         scaled = (torch.zeros_like(normaliser) if gradient is None else gradient) / temperature
         with exact_products(hidden):
             for start in range(0, len(targets), tile.tokens):
@@ -163,9 +165,11 @@ class _ChunkedLogprobs(torch.autograd.Function):
                     d_logits.scatter_add_(-1, place.column, pull.where(place.inside, 0))
                     # inputs of the products in the weights' type (their rounding is that of every gradient below)
                     _add_product(d_rows, d_logits, words)
-                    _add_product(d_weight[chunk], d_logits.T, rows)
+                    if d_weight is not None:
+                        _add_product(d_weight[chunk], d_logits.T, rows)
                 d_hidden[part] = d_rows
-        return d_hidden, d_weight.to(weight.dtype) if given is None else None, None, None, None, None
+        returned = None if d_weight is None or given is not None else d_weight.to(weight.dtype)
+        return d_hidden, returned, None, None, None, None
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
 
 from serve.engine import Candidate, Delta, EngineDied, SamplingParameters
 from shared.chat import Chat
@@ -26,6 +27,7 @@ class ScriptedEngine:
         """tokens, over all completions"""
         self.dead = False
         self.starts = 0
+        self.loaded: list[tuple[str, Path]] = []
 
     async def start(self) -> None:
         self.dead = False
@@ -42,6 +44,9 @@ class ScriptedEngine:
 
     async def reload(self, model_dir: str, patience_s: float) -> None:
         self.version = model_dir
+
+    async def load_adapter(self, name: str, folder: Path) -> None:
+        self.loaded.append((name, folder))
 
     async def generate(self, prompt_ids: list[int], sampling: SamplingParameters) -> AsyncGenerator[Delta, None]:
         call = len(self.prompts)

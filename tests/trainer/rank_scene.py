@@ -275,7 +275,7 @@ class Scene:
 
     def keep(self, label: str, decoder: Decoder, made: torch.optim.Optimizer) -> None:
         """Whole weights and moments."""
-        for name, whole in fsdp.gather_full(decoder, torch.float32):
+        for name, whole in fsdp.gather_full(decoder.named_parameters(), torch.float32):
             self.tensors[f"{label}/weight/{name}"] = whole.clone()
         for name, parameter in decoder.named_parameters():
             for moment in shards.MOMENTS:

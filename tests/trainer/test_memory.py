@@ -11,6 +11,7 @@ from lab.plan.scenario import MODELS
 from rollout.weights.layout import ALIGNMENT_BYTES, plan_layout, unique_shapes
 from rollout.weights.shm import create_buffer
 from rollout.weights.slots import WeightSlots
+from shared.model import lora
 from shared.model.config import DecoderConfig
 from shared.model.decoder import Decoder
 from trainer import memory
@@ -110,3 +111,29 @@ def test_a_cache_is_split_over_no_more_gpus_than_there_are_key_heads() -> None:
     assert [memory.cache_bytes_per_token(SMALL, 2, tensor_parallel=t) for t in (1, 2, 4)] == [96, 48, 48]
     assert [memory.cache_tokens(SMALL, 2, t, cache_bytes=960) for t in (1, 2, 4)] == [10, 20, 20]
     assert memory.weight_bytes(1000, 2, tensor_parallel=4) == 500
+
+
+@pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "mlp.down_proj"]])
+def test_adapters_are_counted_as_they_are_made_and_sent(targets: str | list[str]) -> None:
+    with torch.device("meta"):
+        decoder = Decoder(SMALL)
+    lora.attach(decoder, 3, 6.0, targets)
+    trained = [(name, each) for name, each in decoder.named_parameters() if each.requires_grad]
+    count = memory.adapter_parameters(SMALL, 3, targets)
+    assert count == sum(each.numel() for _, each in trained) and memory.adapter_parameters(SMALL, 0, targets) == 0
+    if targets == "all-linear":
+        assert memory.largest_tensor(SMALL, 3) == max(each.numel() for _, each in trained)
+    layout = plan_layout(unique_shapes(trained), torch.bfloat16, world=1)
+    padding = memory.BUFFERS * ALIGNMENT_BYTES * (len(trained) + 1)
+    assert 0 <= create_buffer(layout).memory.numel() - memory.buffer_bytes(count, 1, 2) <= padding
+
+
+def test_states_of_adapters_by_hand() -> None:
+    """SmolLM2's shape, rank 16: 4.9 M of 134.5 M parameters are trained; the frozen ones are 2 bytes each."""
+    shape = MODELS["135m"]
+    count = 16 * 30 * (576 + 576 + 2 * (576 + 192) + 576 + 576 + 3 * (576 + 1536))
+    assert memory.adapter_parameters(shape, 16) == count == 4_884_480
+    assert memory.states_bytes(shape.parameters, 2, count, 2) == (16 * count + 2 * shape.parameters) / 2
+    assert memory.states_bytes(shape.parameters, 1, count, 2) < 0.17 * memory.states_bytes(shape.parameters, 1)
+    assert memory.gathered_bytes(shape, 2, count) < memory.gathered_bytes(shape, 2) / 2
+    assert memory.activation_bytes(shape, 100, 2, adapted=True) > memory.activation_bytes(shape, 100, 2)

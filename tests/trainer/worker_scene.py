@@ -38,6 +38,7 @@ Call = CallRequest[Any] | Callable[[Replies], CallRequest[Any]]
 LOAD, TRAIN, STEP = TrainerRank.load, TrainerRank.forward_backward, request(TrainerRank.step, 1e-2)
 LOAD_FROZEN, MOVE = TrainerRank.load_frozen, TrainerRank.move_reference
 SAVE, SAVED, EXPORT = TrainerRank.save, request(TrainerRank.saved), TrainerRank.export
+EXPORT_ADAPTER = TrainerRank.export_adapter
 RESET, STOP = request(TrainerRank.reset_optimiser), request(TrainerRank.stop)
 
 
@@ -106,6 +107,7 @@ class WorkerScene:
         self.settings["objective"] = {"kl": 0.2}
         replies["regularised"] = self.launch("regularised", [*equal, train, STEP, train, STOP])
         replies |= self.average(model, train) | self.previous(equal, batches) | self.value_head(model, train)
+        replies |= self.adapters(model, train)
         (self.folder / f"worker-{self.world}-{self.rank}.json").write_bytes(msgspec.json.encode(replies))
 
     def average(self, model: str, train: CallRequest[Any]) -> dict[str, list[Any]]:
@@ -178,6 +180,29 @@ class WorkerScene:
         with mock.patch.object(shards.safetensors_file, "write", write_late):
             began = self.launch("dro", first)
         return {"dro": began, "dro resumed": self.launch("dro resumed", second)}
+
+    def adapters(self, model: str, train: CallRequest[Any]) -> dict[str, list[Any]]:
+        """Adapters compared with those of the start, a save and both exports; then a resume; and in bfloat16."""
+        self.settings["objective"] = {"kl": 0.2}
+        self.settings["optimiser"]["minibatches"] = 1
+        self.settings["lora"] = {"rank": 3, "alpha": 6.0}
+        saved, began, merged, alone = (
+            self.folder / f"{name}-{self.world}" for name in ("adapters", "began", "merged", "alone")
+        )
+        saved.mkdir(exist_ok=True)
+        beside = request(LOAD_FROZEN, str(began), "reference")
+        publish = request(TrainerRank.publish, 2, probe=PROBE)
+        first = [
+            request(LOAD, model), request(EXPORT_ADAPTER, str(began)), beside, train, STEP, train, STEP, publish,
+            request(SAVE, str(saved), 0), request(EXPORT, str(merged)), request(EXPORT_ADAPTER, str(alone)), train,
+            request(MOVE, 1.0), train, STOP,
+        ]  # fmt: skip
+        second = [request(LOAD, model, str(saved)), beside, publish, train, STOP]
+        replies = {"adapters": self.launch("adapters", first), "adapters resumed": self.launch("resumed", second)}
+        self.settings["optimiser"]["compute_dtype"] = "bfloat16"
+        rounded = [request(LOAD, model), train, STEP, publish, STOP]
+        self.settings["objective"] = {}
+        return replies | {"adapters rounded": self.launch("adapters rounded", rounded)}
 
     def launch(self, name: str, calls: Sequence[Call]) -> list[Any]:
         store = dist.FileStore(str(self.folder / f"store-{name}-{self.world}"), self.world)

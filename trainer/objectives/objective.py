@@ -207,6 +207,11 @@ class Objective(Section):
         return f"{self.name} ({', '.join(told)})"
 
     def _reference_contradictions(self, config: Config) -> Iterator[str]:
+        if self.reference == "average" and config.lora.rank:
+            yield (
+                f'objective.reference = "average" needs all weights, but lora.rank = {config.lora.rank} trains '
+                'adapters, whose mean is not the adapter of the mean policy: use "start" or "previous"'
+            )
         if self.reference == "previous" and self.reference_every == 1 and config.optimiser.minibatches == 1:
             yield (
                 'objective.reference = "previous" is the policy itself while a batch is one optimiser step: raise '

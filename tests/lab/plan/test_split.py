@@ -133,3 +133,23 @@ def test_turns_on_the_same_gpus_need_room_for_both_sides() -> None:
     both = split.taking_turns_s(usual("8b", 8), 1)
     assert away is not None and both is not None and away < both, "less cache, fewer at once"
     assert split.taking_turns_s(usual("70b", 8), 8) is None
+
+
+def test_adapters_need_less_of_everything_that_is_trained_and_sent() -> None:
+    full = usual("8b", 8)
+    adapted = Scenario(MODELS["8b"], h100(8), replace(USUAL, lora_rank=16))
+    count = adapted.adapters
+    assert count == 16 * 32 * (2 * (4096 + 4096) + 2 * (4096 + 1024) + 3 * (4096 + 14336)) and full.adapters == 0
+    whole, alone = (split.place(one, 4, 1, 1) for one in (full, adapted))
+    assert whole is not None and alone is not None
+    assert alone.trainer_memory.states == (16 * count + 2 * MODELS["8b"].parameters) / 4
+    assert alone.trainer_memory.states < 0.2 * whole.trainer_memory.states
+    share = count / MODELS["8b"].parameters
+    assert math.isclose(alone.delivery_s, share * whole.delivery_s) and math.isclose(
+        alone.write_s, share * whole.write_s
+    )
+    assert whole.recompute and not alone.recompute
+    assert math.isclose(alone.train_s, whole.train_s * 2 / 4, rel_tol=0.01), "no gradients of frozen weights"
+    assert split.best(Scenario(MODELS["70b"], h100(8), replace(USUAL, lora_rank=16))).engines > 0
+    with pytest.raises(ConfigError, match="hold no split"):
+        split.best(usual("70b", 8))

@@ -89,14 +89,14 @@ def test_a_ring_over_nodes_uses_all_network_cards_of_a_node() -> None:
 
 def test_the_optimiser_and_the_write_are_bound_by_memory() -> None:
     shape = MODELS["8b"]
-    assert math.isclose(times.optimiser_s(shape, ROUND, 4), 28 * 8_030_261_248 / 4 / 5e11)
-    assert math.isclose(times.write_s(shape, ROUND, 4), 6 * 8_030_261_248 / 4 / 5e11)
+    assert math.isclose(times.optimiser_s(shape.parameters, ROUND, 4), 28 * 8_030_261_248 / 4 / 5e11)
+    assert math.isclose(times.write_s(shape.parameters, ROUND, 4), 6 * 8_030_261_248 / 4 / 5e11)
 
 
 def test_the_busier_side_of_a_delivery_within_a_node_counts() -> None:
     shape, total = MODELS["8b"], 2 * 8_030_261_248
-    few = times.delivery_s(shape, ROUND, trainers=6, engines=2, tensor_parallel=1)
-    many = times.delivery_s(shape, ROUND, trainers=2, engines=3, tensor_parallel=2)
+    few = times.delivery_s(shape.parameters, ROUND, trainers=6, engines=2, tensor_parallel=1)
+    many = times.delivery_s(shape.parameters, ROUND, trainers=2, engines=3, tensor_parallel=2)
     assert math.isclose(few, total / 4e11) and math.isclose(many, total * 6 / 2 / 4e11)
     assert math.isclose(EngineModel(shape, ROUND, 4).stall_s(), total / 4 / 4e11)
 

@@ -30,11 +30,13 @@ from rollout.weights.parameters import Target
 from rollout.weights.proof import PublishedWeights, Updated
 from rollout.weights.sender import HostWeightSender
 from rollout.worker import EngineRank
+from shared.model import lora
 from shared.model.decoder import Decoder
 from shared.sections import Optimiser
 from tests.packed import pack_from
 from tests.rollout.test_agreement import make_folder
 from tests.rollout.tiny_llama import engine_config
+from trainer import fsdp
 from trainer.optimiser import make_optimiser
 from trainer.rank import TrainerRank
 
@@ -100,12 +102,15 @@ class UpdateScene:
 
     def __init__(self, decoder: Decoder, dtype: str, engine: LocalEngine):
         self.decoder, self.dtype, self.engine, self.version = decoder, dtype, engine, -1
-        named = list(decoder.named_parameters())
+        named = list(fsdp.trained(decoder))
+        scales = {name + lora.B: layer.scale for name, layer in lora.adapters(decoder)}
         layout, store = plan_layout(unique_shapes(named), getattr(torch, dtype), RANKS), dist.HashStore()
 
         def sender(rank: int) -> HostWeightSender:
             cuts = [(name, value, rank_rows(len(value), rank)) for name, value in named]
-            pieces = [Slice(name, value.detach()[rows], rows.start) for name, value, rows in cuts]
+            pieces = [
+                Slice(name, value.detach()[rows], rows.start, scales.get(name, 1.0)) for name, value, rows in cuts
+            ]
             return HostWeightSender("shm", layout, pieces, rank, store, 1)
 
         with ThreadPoolExecutor(RANKS) as pool:

@@ -1,0 +1,144 @@
+"""The adapters of a vLLM engine: the slot of its LoRA layers that is written in place, version by version.
+
+vLLM keeps the frozen model as it loaded it; each of its LoRA layers holds A and B of every slot. An update writes a
+version's matrices over those before, between two steps, so that requests that run go on with them, and what is read
+back afterwards are these same matrices, with which the layers multiply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from vllm.lora.layers import RowParallelLinearWithLoRA
+from vllm.lora.lora_model import LoRAModel
+from vllm.lora.lora_weights import LoRALayerWeights
+from vllm.lora.request import LoRARequest
+
+from rollout.weights.checksum import checksum_rows
+from rollout.weights.layout import Layout
+from shared.errors import ModelError
+from shared.model.lora import A, B
+
+ADAPTER_ID = 1
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""ranks of a slot that vLLM offers; a smaller adapter leaves the rest zero"""
+
+
+def engine_arguments(rank: int, layers: list[str], slots: int = 1) -> dict[str, Any]:
+    """Arguments for an engine with slots for adapters of at most `rank`. layers: names of the adapted ones, their last
+    parts: others, the head above all, would multiply by zeros."""
+    slot_rank = next(each for each in RANKS if each >= rank)
+    return {"enable_lora": True, "max_loras": slots, "max_lora_rank": slot_rank, "lora_target_modules": layers}
+
+
+def adapter_request() -> LoRARequest:
+    """What a request for the policy names. Its name stays the same: that no keys and values of an older version are
+    used again is the work of the cache salt, which holds the version (vLLM's cache knows adapters by name only)."""
+    return LoRARequest("policy", ADAPTER_ID, "in memory")
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A or B of one layer in the slot: `held` is what this worker has of it, a view."""
+
+    held: torch.Tensor
+    """[rank, columns] of an A, [rows, rank] of a B"""
+    first_row: int
+    first_column: int
+
+    def place(self, whole: torch.Tensor) -> None:
+        """Write this worker's part of a whole matrix."""
+        rows, columns = self.held.shape
+        part = whole[self.first_row : self.first_row + rows, self.first_column : self.first_column + columns]
+        self.held.copy_(part, non_blocking=True)
+
+
+class AdapterSlot:
+    """One adapter's slot in all LoRA layers of a worker's model."""
+
+    def __init__(self, model: Any, layout: Layout):
+        """Take the slot, set to zero. Raises ModelError if a tensor of the layout has no layer."""
+        self.layout = layout
+        manager = model.lora_manager
+        if ADAPTER_ID not in manager.list_adapters():
+            nothing = LoRALayerWeights("none", 1, 1, torch.zeros(1, 1), torch.zeros(1, 1))  # vLLM looks at a first one
+            manager.add_adapter(LoRAModel(ADAPTER_ID, 1, {"none": nothing}))
+            # vLLM forgets all adapters after an update, since the model below may have changed: here only they change
+            manager.remove_all_adapters = lambda: None
+        manager.activate_adapter(ADAPTER_ID)
+        slot: int = manager.lora_index_to_id.index(ADAPTER_ID)
+        self.matrices: dict[str, Matrix] = {}
+        for path, module in manager.modules.items():
+            parent, _, last = path.rpartition(".")
+            parts = manager.packed_modules_mapping.get(last, [last])
+            if len(parts) == module.n_slices:
+                for number, part in enumerate(parts):
+                    self._find(f"{parent}.{part}" if parent else part, module, number, slot)
+        if missing := sorted(layout.places.keys() - self.matrices.keys()):
+            raise ModelError(f"the engine's model has no place for {missing[:5]}, which trainers send")
+
+    def _find(self, name: str, module: Any, number: int, slot: int) -> None:
+        """Note where A and B of a layer lie, if the trainers send them. module: the LoRA layer that computes it, maybe
+        with others (q, k, v), of which it is the one with this number."""
+        places = self.layout.places
+        if name + A not in places or name + B not in places:
+            return
+        rank = places[name + A].shape[0]
+        a, b = module.lora_a_stacked[number][slot, 0, :rank], module.lora_b_stacked[number][slot, 0, :, :rank]
+        column = row = 0
+        if isinstance(module, RowParallelLinearWithLoRA):
+            column = module.tp_rank * a.shape[1]
+        elif module.tp_size > 1:  # keys and values may lie on several workers
+            row = getattr(module, "output_ids", [module.tp_rank])[number] * b.shape[0]
+        self.matrices[name + A], self.matrices[name + B] = Matrix(a, 0, column), Matrix(b, row, 0)
+
+    @torch.no_grad()
+    def place(self, name: str, whole: torch.Tensor) -> None:
+        """Write one matrix of a version. Only between two engine steps."""
+        self.matrices[name].place(whole)
+
+    @torch.no_grad()
+    def read(self) -> dict[str, tuple[int, int]]:
+        """name -> (checksum, number of values) of what the layers multiply with; safe beside generation."""
+        item, places = self.layout.dtype.itemsize, self.layout.places
+        return {
+            name: (
+                checksum_rows(one.held, one.first_row, self.layout.dtype, places[name].row_bytes(item)),
+                one.held.numel(),
+            )
+            for name, one in self.matrices.items()
+        }
+
+
+def slot_rows(slots: torch.Tensor) -> Mapping[int, torch.Tensor | None]:
+    """Slot -> which rows of a step belong to it, None for all. slots: [rows], -1 for rows without an adapter."""
+    found: list[int] = torch.unique(slots).tolist()
+    if len(found) == 1:
+        return {} if found[0] < 0 else {found[0]: None}
+    return {slot: (slots == slot).nonzero()[:, 0] for slot in found if slot >= 0}
+
+
+def multiply_by_adapter() -> None:
+    """Make vLLM on a CPU, in this process and those it forks, multiply all rows of an adapter at once.
+
+    Its own function copies A and B for every row (a gigabyte in a prefill of 4,096 tokens of a small model), and gives
+    rows without an adapter the last slot's where a step has both kinds.
+    """
+    from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
+
+    def add_lora_linear(
+        self: Any, y: torch.Tensor, x: torch.Tensor, stacked_a: Any, stacked_b: Any, scale: float, widths: Any, **_: Any
+    ) -> None:
+        y, x = y.view(-1, y.shape[-1]), x.view(-1, x.shape[-1])
+        for slot, rows in slot_rows(self.token_lora_indices).items():
+            part, start = x if rows is None else x[rows], 0
+            for a, b, width in zip(stacked_a, stacked_b, widths, strict=True):
+                product = torch.nn.functional.linear(torch.nn.functional.linear(part, a[slot, 0]), b[slot, 0])
+                place = y[:, start : start + width]
+                place.add_(product, alpha=scale) if rows is None else place.index_add_(0, rows, product, alpha=scale)
+                start += width
+
+    PunicaWrapperCPU.add_lora_linear = add_lora_linear

@@ -1,0 +1,112 @@
+"""Adapters on disk as PEFT writes them: adapter_config.json, and their matrices in adapter_model.safetensors.
+
+PEFT, transformers and vLLM read such a folder beside the model that it was trained on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from shared.errors import ModelError
+from shared.model import hf
+from shared.model.config import DecoderConfig
+from shared.model.folder import read_json
+from shared.model.lora import A, B, merge
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+PREFIX = "base_model.model."
+"""before the names of the model's own layers"""
+UNKNOWN = ("use_dora", "use_rslora", "lora_bias", "fan_in_fan_out", "rank_pattern", "alpha_pattern", "modules_to_save")
+"""settings of PEFT that change what an adapter is, or add to it, and are refused unless they are off"""
+
+
+@dataclass(frozen=True)
+class AdapterSettings:
+    """What adapter_config.json says of an adapter."""
+
+    rank: int
+    alpha: float
+    targets: list[str]
+    """last parts of the names of its layers"""
+    base: str
+    """the model it was trained on: a folder or Hub id"""
+
+
+def save_adapter(folder: Path, matrices: Mapping[str, Tensor], rank: int, alpha: float, base: str) -> None:
+    """Write a folder that PEFT and vLLM read, complete or not at all. matrices: name -> A or B, kept in float32.
+    Raises CheckpointError when the disk fails."""
+    layers = {name.removesuffix(A).removesuffix(B) for name in matrices}
+    targets = sorted({layer.rpartition(".")[2] for layer in layers})
+    settings = {
+        "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base, "r": rank, "lora_alpha": alpha,
+        "target_modules": targets, "lora_dropout": 0.0, "bias": "none", "fan_in_fan_out": False,
+        "inference_mode": True, "init_lora_weights": True,
+    }  # fmt: skip
+    stored = {PREFIX + name: value.detach().to("cpu", torch.float32).contiguous() for name, value in matrices.items()}
+    with hf.writing_folder(folder) as partial:
+        save_file(stored, partial / WEIGHTS, metadata={"format": "pt"})
+        hf.write_json(partial / CONFIG, settings)
+
+
+def read_settings(folder: Path) -> AdapterSettings:
+    """Read adapter_config.json. Raises ModelError for a folder that holds no adapter, or one of another kind."""
+    if not folder.is_dir():
+        raise ModelError(f"adapter folder {folder} does not exist")
+    found = read_json(folder / CONFIG)
+    on = [name for name in UNKNOWN if found.get(name)]
+    if found.get("peft_type") != "LORA" or found.get("bias", "none") != "none" or on:
+        what = on[0] if on else f"peft_type {found.get('peft_type')}, bias {found.get('bias')}"
+        raise ModelError(f"{folder} is not a plain LoRA adapter ({what} is not supported)")
+    rank, alpha, targets = found.get("r"), found.get("lora_alpha"), found.get("target_modules")
+    if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, int | float) or not targets:
+        raise ModelError(f"{folder / CONFIG} lacks r, lora_alpha or target_modules: fetch the file again")
+    names = [targets] if isinstance(targets, str) else [str(target) for target in targets]
+    return AdapterSettings(rank, float(alpha), names, str(found.get("base_model_name_or_path") or ""))
+
+
+def read_matrices(folder: Path) -> dict[str, Tensor]:
+    """Name, as the model names its layers -> A or B as stored. Raises ModelError for a damaged or foreign file."""
+    path, rank = folder / WEIGHTS, read_settings(folder).rank
+    try:
+        with safe_open(path, framework="pt") as file:
+            found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dictionary
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"{path} cannot be read ({error}): fetch the adapter again") from error
+    for name, value in found.items():
+        ranks = value.shape[0 if name.endswith(A) else 1] if value.ndim == 2 else 0
+        if not (name.startswith(PREFIX) and name.endswith((A, B))) or ranks != rank:
+            raise ModelError(f"{path}: {name} of shape {tuple(value.shape)} is no matrix of an adapter of rank {rank}")
+    return {name.removeprefix(PREFIX): value for name, value in found.items()}
+
+
+def merged_weights(model_dir: Path, matrices: Mapping[str, Tensor], scale: float) -> Iterator[tuple[str, Tensor]]:
+    """Yield (name, weight) of the model in a folder with adapters added to it, one at a time. matrices: name -> A or B.
+    Raises ModelError for a folder that does not fit, and for adapters of layers that it lacks."""
+    shapes = hf.shapes_of(DecoderConfig.from_hf(hf.load_config(model_dir)))
+    for name in matrices:
+        if (layer := name.removesuffix(A).removesuffix(B) + ".weight") not in shapes:
+            raise ModelError(f"the adapter's {name} needs {layer}, which the model in {model_dir} lacks")
+    for name, weight in hf.iterate_weights(model_dir, shapes):
+        yield name, merge(name, weight, matrices, scale)
+
+
+def check_fits(folder: Path, model_dir: Path) -> None:
+    """Raise ModelError unless every matrix of an adapter's folder has a layer of its size in the model. The shapes of
+    the model are those of its config.json; of an architecture that is not known here nothing is compared."""
+    matrices = read_matrices(folder)
+    try:
+        shapes = hf.shapes_of(DecoderConfig.from_hf(hf.load_config(model_dir)))
+    except ModelError:
+        return
+    for name, value in matrices.items():
+        shape = shapes.get(name.removesuffix(A).removesuffix(B) + ".weight")
+        side = 1 if name.endswith(A) else 0
+        if shape is None or value.shape[side] != shape[side]:
+            raise ModelError(f"{folder} is not an adapter of {model_dir}: {name} has shape {tuple(value.shape)}")

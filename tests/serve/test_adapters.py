@@ -1,0 +1,150 @@
+"""Adapters beside a served model: names, prompts, mistakes, newer versions; with a scripted engine, and with vLLM."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+
+from serve.adapters import ServedAdapter, read_adapter
+from serve.engine import SamplingParameters
+from serve.vllm_engine import VllmEngine
+from shared.errors import ConfigError, ModelError
+from shared.model import hf, lora
+from shared.model.adapter_folder import merged_weights, read_matrices, save_adapter
+from shared.model.config import DecoderConfig
+from shared.model.decoder import Decoder
+from shared.model.model_card import CARD
+from tests.packed import pack_from
+from tests.serve.command import untrained_model
+from tests.serve.conftest import Serve, eventually
+
+SAID = "<think>Two and three.</think>5"
+
+
+def write_adapter(folder: Path, model: Path | None = None, rank: int = 4, seed: int = 1, prompt: str = "") -> Path:
+    """An adapter of a model's folder, with a card; without a model, of one layer of no model."""
+    generator = torch.Generator().manual_seed(seed)
+    sizes = {"model.layers.0.self_attn.q_proj": (8, 8)}
+    if model is not None:
+        decoder = Decoder(DecoderConfig.from_hf(hf.load_config(model)))
+        lora.attach(decoder, rank, 8.0)
+        sizes = {name: tuple(layer.weight.shape) for name, layer in lora.adapters(decoder)}  # type: ignore[misc]
+    matrices = {}
+    for name, (outputs, inputs) in sizes.items():
+        matrices[name + lora.A] = torch.randn(rank, inputs, generator=generator) * inputs**-0.5
+        matrices[name + lora.B] = torch.randn(outputs, rank, generator=generator) * 2
+    save_adapter(folder, matrices, rank, 8.0, str(model))
+    card = {"run": folder.name, "version": 3, "system_prompt": prompt, "checkpoint": ""}
+    (folder / CARD).write_text(json.dumps(card))
+    return folder
+
+
+def test_each_name_gets_its_adapter_and_its_system_prompt(serve: Serve, tmp_path: Path) -> None:
+    poems, sums = write_adapter(tmp_path / "a", prompt="Write poems."), write_adapter(tmp_path / "b", prompt="Add up.")
+    served = serve(SAID, name="base", system_prompt="trained", adapter=[f"poems={poems}", f"sums={sums}"])
+    for model, prompt in (("poems", "Write poems."), ("sums", "Add up."), ("base", ""), ("", "")):
+        reply = served.ask("How many?", model=model).json()
+        assert reply["model"] == (model or "base")
+        assert served.engine.samplings[-1].adapter == ("" if model in ("", "base") else model)
+        assert (prompt in served.engine.prompts[-1]) and ("poems" in served.engine.prompts[-1]) == (model == "poems")
+    raw = served.client.post("/v1/completions", json={"prompt": "2 + 3 =", "model": "sums"})
+    assert raw.json()["model"] == "sums" and served.engine.samplings[-1].adapter == "sums"
+    told = served.client.post("/v1/responses", json={"input": "How many?", "model": "poems"})
+    assert told.json()["model"] == "poems" and served.engine.samplings[-1].adapter == "poems"
+    listed = httpx.get(f"{served.url}/v1/models").json()["data"]
+    assert [one["id"] for one in listed] == ["base", "poems", "sums"]
+    assert httpx.get(f"{served.url}/v1/models/sums").json()["id"] == "sums"
+    told = httpx.get(f"{served.url}/version").json()
+    assert told["adapters"] == {"poems": "a, step 3", "sums": "b, step 3"}, "what an evaluation keeps of the weights"
+
+
+def test_a_name_that_is_not_served_is_a_clear_404(serve: Serve, tmp_path: Path) -> None:
+    served = serve(SAID, name="base", adapter=[f"poems={write_adapter(tmp_path / 'a')}"])
+    for reply in (served.ask(model="songs"), served.client.get("/v1/models/songs")):
+        assert reply.status_code == 404 and reply.json()["error"]["code"] == "model_not_found"
+        assert reply.json()["error"]["message"] == 'there is no model "songs" here, only "base", "poems"'
+    assert not served.engine.prompts
+
+
+def test_mistakes_in_the_setting_are_told_before_anything_starts(serve: Serve, tmp_path: Path) -> None:
+    folder = write_adapter(tmp_path / "a")
+    for given, message in (
+        ([str(folder)], "give a name and a folder"),
+        ([f"base={folder}"], "another model is called base already"),
+        ([f"one={folder}", f"one={folder}"], "another model is called one already"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            serve(SAID, name="base", adapter=given)
+    with pytest.raises(ModelError, match="nowhere does not exist"):
+        serve(SAID, adapter=["one=nowhere"])
+
+
+def test_a_newer_version_is_taken_up_and_one_that_does_not_fit_is_not(serve: Serve, tmp_path: Path) -> None:
+    folders = [write_adapter(tmp_path / name, rank=rank) for name, rank in (("1", 4), ("2", 4), ("3", 8))]
+    link = tmp_path / "latest-adapter"
+    link.symlink_to(folders[0])
+    served = serve(SAID, name="base", adapter=[f"sums={link}"], follow=True)
+    for folder in folders[1:]:
+        link.unlink()
+        link.symlink_to(folder)
+        if folder is folders[1]:
+            eventually(lambda: served.server.reloads == 1)
+    assert served.engine.loaded == [("sums", folders[1])] and served.server.adapters["sums"].folder == folders[1]
+    assert served.ask(model="sums").status_code == 200
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(540)
+def test_vllm_answers_by_name_in_one_batch_and_with_newer_versions_at_once(tmp_path: Path) -> None:
+    """The log-probs are those of the merged models, also of the model alone while its adapters run."""
+    model = untrained_model(tmp_path)
+    versions = [write_adapter(tmp_path / str(seed), model, rank=3, seed=seed) for seed in (1, 2, 3)]
+    adapters: dict[str, ServedAdapter] = {
+        name: read_adapter(folder, model, "") for name, folder in zip(("one", "two"), versions, strict=False)
+    }
+    prompts = {name: [5, 6, 7, *range(20, 80)] for name in ("", "one", "two")}
+
+    async def tokens(engine: VllmEngine, name: str) -> tuple[list[int], list[float]]:
+        ids, logprobs = list[int](), list[float]()
+        sampling = SamplingParameters(max_tokens=20, temperature=0, logprobs=0, adapter=name)
+        async for delta in engine.generate(prompts[name], sampling):
+            ids += delta.token_ids
+            logprobs += [ranked[0].logprob for ranked in delta.logprobs]
+        return ids, logprobs
+
+    async def story() -> None:
+        engine = VllmEngine(
+            str(model), max_tokens=160, max_sequences=8, cache_bytes=64 << 20, dtype="float32", adapters=adapters
+        )
+        await engine.start()
+        try:
+            folders: dict[str, Path | None] = {"": None, "one": versions[0], "two": versions[1]}
+            for _ in range(2):
+                found = await asyncio.gather(*(tokens(engine, name) for name in folders))
+                for name, (ids, logprobs) in zip(folders, found, strict=True):
+                    check(model, folders[name], prompts[name], ids, logprobs)
+                assert found[0][0] != found[1][0] != found[2][0]
+                await engine.load_adapter("two", versions[2])
+                folders["two"] = versions[2]
+            with pytest.raises(ModelError, match="cannot serve .* as one"):
+                await engine.load_adapter("one", tmp_path / "nowhere")
+            check(model, versions[0], prompts["one"], *await tokens(engine, "one"))
+        finally:
+            await engine.stop()
+
+    asyncio.run(story())
+
+
+def check(model: Path, adapter: Path | None, prompt: list[int], ids: list[int], logprobs: list[float]) -> None:
+    """Compare an engine's log-probs with those of the model with an adapter merged into it."""
+    decoder = Decoder(DecoderConfig.from_hf(hf.load_config(model)))
+    matrices = {} if adapter is None else read_matrices(adapter)
+    decoder.load_state_dict(dict(merged_weights(model, matrices, 8.0 / 3)))
+    with torch.no_grad():
+        expected = decoder.float()(pack_from([prompt + ids], [len(prompt)]))[0]
+    torch.testing.assert_close(torch.tensor(logprobs), expected, rtol=0, atol=1e-4)

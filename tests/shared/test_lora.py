@@ -1,0 +1,139 @@
+"""Adapters of linear layers: their formula, who has gradients, merging, and the folder that PEFT reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from shared.errors import ConfigError, ModelError
+from shared.model import hf, lora
+from shared.model.adapter_folder import merged_weights, read_matrices, read_settings, save_adapter
+from shared.model.decoder import Decoder, DecoderConfig, initialise
+from tests.packed import pack_from
+
+SHAPE = DecoderConfig("llama", 48, 16, 24, 2, 2, 1, 8, 1e-5, 64, tied=True)
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"], "vocab_size": 48, "hidden_size": 16, "intermediate_size": 24,
+    "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 64, "tie_word_embeddings": True, "eos_token_id": 1,
+}  # fmt: skip
+BATCH = pack_from([[1, 2, 3, 4, 5], [7, 8, 9]], [2, 1])
+
+
+def adapted(targets: str | list[str] = lora.ALL, trained: bool = True) -> Decoder:
+    """A decoder with adapters of rank 2 and alpha 6, B not zero if `trained`."""
+    decoder = Decoder(SHAPE)
+    initialise(decoder, seed=1)
+    lora.attach(decoder, 2, 6.0, targets)
+    matrices = {name: each for name, each in decoder.named_parameters() if each.requires_grad}
+    with torch.no_grad():
+        for name, value in lora.first_values({name: each.shape for name, each in matrices.items()}, seed=3):
+            matrices[name].copy_(value)
+            if trained and name.endswith(lora.B):
+                matrices[name].normal_(generator=torch.Generator().manual_seed(len(name)))
+    return decoder
+
+
+def test_a_layer_adds_its_scaled_product_by_hand() -> None:
+    model = nn.Sequential(nn.Linear(3, 3))
+    assert lora.attach(model, 1, 4.0) == ["0"]
+    layer = model[0]
+    assert isinstance(layer, lora.LoraLinear)
+    with torch.no_grad():
+        layer.weight.copy_(torch.eye(3))
+        layer.bias.fill_(0.5)
+        layer.lora_A.weight.copy_(torch.tensor([[1.0, 2.0, 0.0]]))
+        layer.lora_B.weight.copy_(torch.tensor([[1.0], [0.0], [-1.0]]))
+    # x = (1, 1, 0): A x = 3, scale 4 / 1, so 12 B = (12, 0, -12), and x + b = (1.5, 1.5, 0.5)
+    assert model(torch.tensor([1.0, 1.0, 0.0])).tolist() == [13.5, 1.5, -11.5]
+
+
+def test_at_first_the_model_is_the_frozen_one_and_only_adapters_have_gradients() -> None:
+    frozen, decoder = Decoder(SHAPE), adapted(trained=False)
+    initialise(frozen, seed=1)
+    torch.testing.assert_close(decoder(BATCH, output="logits"), frozen(BATCH, output="logits"), rtol=1e-6, atol=1e-6)
+    decoder(BATCH)[0].sum().backward()
+    for name, parameter in decoder.named_parameters():
+        assert (parameter.grad is not None) == ("lora_" in name), name
+        assert parameter.requires_grad == ("lora_" in name)
+        if name.endswith(lora.A):
+            assert not parameter.grad.any() and 0.9 / 4 < parameter.abs().max() <= 1 / 4 or "down" in name
+        elif name.endswith(lora.B):
+            assert parameter.grad.any() and not parameter.any()
+
+
+@pytest.mark.parametrize("targets", [lora.ALL, ["q_proj", "down_proj"], ["mlp.up_proj"]])
+def test_merged_weights_give_the_same_logits_and_gradients_of_adapters_are_those_of_the_weights(targets) -> None:  # type: ignore[no-untyped-def]
+    decoder, merged = adapted(targets), Decoder(SHAPE)
+    state = decoder.state_dict()
+    matrices = {name: value for name, value in state.items() if "lora_" in name}
+    merged.load_state_dict({n: lora.merge(n, v, matrices, 3.0) for n, v in state.items() if "lora_" not in n})
+    torch.testing.assert_close(decoder(BATCH, output="logits"), merged(BATCH, output="logits"), rtol=0, atol=1e-5)
+    for model in (decoder, merged):
+        model(BATCH)[0].sum().backward()
+    weights, found = dict(merged.named_parameters()), dict(decoder.named_parameters())
+    for name, layer in lora.adapters(decoder):  # d B = scale dW A^T, d A = scale B^T dW
+        d_weight = weights[name + ".weight"].grad
+        assert d_weight is not None
+        d_a, d_b = (found[name + end].grad for end in (lora.A, lora.B))
+        torch.testing.assert_close(d_b, 3 * d_weight @ layer.lora_A.weight.T, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(d_a, 3 * layer.lora_B.weight.T @ d_weight, rtol=1e-4, atol=1e-5)
+
+
+def test_targets_name_layers_by_the_end_of_their_names() -> None:
+    assert {name.rpartition(".")[2] for name, _ in lora.adapters(adapted())} == {
+        "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
+    }  # fmt: skip
+    assert [name for name, _ in lora.adapters(adapted(["mlp.up_proj"]))] == [
+        "model.layers.0.mlp.up_proj", "model.layers.1.mlp.up_proj",
+    ]  # fmt: skip
+    with pytest.raises(
+        ConfigError, match=r'"k_pro" names no linear layer of the model \(there are down_proj, .*q_proj'
+    ):
+        adapted(["k_pro"])
+
+
+def test_a_folder_comes_back_and_merges_into_the_model_it_was_trained_on(tmp_path: Path) -> None:
+    decoder = adapted()
+    state = decoder.state_dict()
+    matrices = {name: value for name, value in state.items() if "lora_" in name}
+    plain = {name: value for name, value in state.items() if "lora_" not in name}
+    hf.save_model(tmp_path / "base", CONFIG, plain, torch.float32)
+    save_adapter(tmp_path / "adapter", matrices, 2, 6.0, "base")
+    settings = read_settings(tmp_path / "adapter")
+    assert (settings.rank, settings.alpha, settings.base) == (2, 6.0, "base") and "q_proj" in settings.targets
+    again = read_matrices(tmp_path / "adapter")
+    assert again.keys() == matrices.keys() and all(torch.equal(again[name], matrices[name]) for name in again)
+    merged = Decoder(SHAPE)
+    merged.load_state_dict(dict(merged_weights(tmp_path / "base", again, 3.0)))
+    torch.testing.assert_close(decoder(BATCH, output="logits"), merged(BATCH, output="logits"), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            '{"peft_type": "LORA", "r": 2, "lora_alpha": 6, "target_modules": ["q"], "use_dora": true}',
+            "use_dora is not",
+        ),
+        ('{"peft_type": "IA3"}', "peft_type IA3"),
+        ('{"peft_type": "LORA", "r": "two", "lora_alpha": 6, "target_modules": ["q"]}', "lacks r, lora_alpha"),
+        ("[]", "is not a JSON object"),
+    ],
+)
+def test_a_foreign_folder_is_refused_in_one_line(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "adapter_config.json").write_text(text)
+    with pytest.raises(ModelError, match=message):
+        read_settings(tmp_path)
+
+
+def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
+    save_adapter(tmp_path / "a", {"q_proj" + lora.A: torch.ones(3, 4), "q_proj" + lora.B: torch.ones(4, 3)}, 2, 4.0, "")
+    with pytest.raises(ModelError, match=r"of shape \(3, 4\) is no matrix of an adapter of rank 2"):
+        read_matrices(tmp_path / "a")
+    (tmp_path / "a" / "adapter_model.safetensors").write_bytes(b"x" * 40)
+    with pytest.raises(ModelError, match="cannot be read"):
+        read_matrices(tmp_path / "a")
