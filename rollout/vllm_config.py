@@ -125,8 +125,9 @@ def adapted_layers(config: Config, model_dir: str) -> list[str]:
     """Last parts of the names of the layers that lora.targets chooses. Raises ConfigError for one that names none."""
     described = load_config(Path(model_dir))
     with torch.device("meta"):
-        decoder = make_model(read_shape(described, config.model.implementation, config.model.max_tokens), described)
-    names = attach(decoder, config.lora.rank, config.lora.alpha, config.lora.targets)
+        shape = read_shape(described, config.model.implementation, config.model.max_tokens)
+        model = make_model(shape, described)
+    names = attach(model, config.lora.rank, config.lora.alpha, config.lora.targets)
     return sorted({name.rpartition(".")[2] for name in names})
 
 

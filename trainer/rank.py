@@ -106,7 +106,7 @@ def build(
     fsdp.shard(decoder, mesh, getattr(torch, settings.compute_dtype))
     fsdp.materialise(decoder, device)
     made = optimiser.make_optimiser(decoder, settings)
-    load_weights(model_dir, decoder, only_fixed=checkpoint_dir is not None and not config.lora.rank)
+    load_weights(model_dir, decoder, beside_checkpoint=checkpoint_dir is not None)
     if checkpoint_dir is not None:
         return decoder, made, shards.load_shards(checkpoint_dir, decoder, made)[1]
     if config.lora.rank:
@@ -129,15 +129,15 @@ def build_frozen(folder: Path, config: Config, mesh: DeviceMesh, device: torch.d
 
 
 @torch.no_grad()
-def load_weights(model_dir: Path, decoder: LanguageModel, only_fixed: bool = False) -> None:
-    """Copy this rank's rows from a Hugging Face folder; only_fixed: of what is no parameter, and so in no checkpoint.
-    Raises ModelError if it does not fit, NonFinite for a NaN in it."""
-    stored = {name: each for name, each in decoder.stored() if not name.endswith((lora.A, lora.B))}
-    parameters = dict(decoder.named_parameters())
-    if only_fixed and stored.keys() <= parameters.keys():
+def load_weights(model_dir: Path, decoder: LanguageModel, beside_checkpoint: bool = False) -> None:
+    """Copy this rank's rows from a Hugging Face folder; beside_checkpoint: of what a checkpoint does not hold, which is
+    all that is not trained. Raises ModelError if it does not fit, NonFinite for a NaN in it."""
+    stored = {name: held for name, held in decoder.stored() if not name.endswith((lora.A, lora.B))}
+    left_out = {name for name, _ in fsdp.trained(decoder)} if beside_checkpoint else set()
+    if stored.keys() <= left_out:
         return
     for name, tensor in hf.iterate_weights(model_dir, {name: one.shape for name, one in stored.items()}):
-        if only_fixed and name in parameters:
+        if name in left_out:
             continue
         rows = fsdp.rows_of(stored[name])
         held = tensor[rows.first : rows.first + rows.count]
