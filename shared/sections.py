@@ -36,6 +36,9 @@ class Model(Section):
     trainers agree better (Qi et al. 2025), but a model whose activations exceed 65,504 stops with NonFinite"""
     max_tokens: int = Field(512, gt=0)
     """longest prompt + completion, tokens"""
+    implementation: Literal["auto", "native", "transformers"] = "auto"
+    """what trains: "native", our own decoder (Llama, Mistral, Qwen2, Qwen3), "transformers", the module of that library
+    (docs/models.md), or our own where it has the family"""
 
 
 class Data(Section):

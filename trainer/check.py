@@ -310,7 +310,7 @@ def model_access(config: Config, shape: DecoderConfig | None) -> CheckResult:
         return CheckResult("model", "OK", f"{config.model.path} is made at the start by {config.prepare.script}")
     if Path(path).is_dir():
         try:
-            hf.check_trainable(Path(path))
+            hf.check_trainable(Path(path), config.model.implementation, config.model.max_tokens)
         except ModelError as error:
             return CheckResult("model", "FAIL", str(error), "fetch the model again, or name another one in model.path")
         parameters = shape.parameters / 1e6 if shape is not None else 0.0

@@ -112,7 +112,7 @@ def export_checkpoint(config: Config, model_dir: Path, version: int) -> Path:
             save_adapter(alone, matrices, rank, config.lora.alpha, str(model_dir))
             note_training(config, alone, version)
             weights = merged_weights(model_dir, matrices, config.lora.alpha / rank)
-        hf.save_model(folder, hf.load_config(model_dir), weights, dtype, model_dir)
+        hf.save_trained(folder, model_dir, weights, dtype)
     note_training(config, folder, version)
     return folder
 

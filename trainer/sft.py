@@ -85,8 +85,8 @@ def read_demonstrations(
     chat = prompts.chat
     for where, _, row in read_rows(path, setting, faults):
         try:
-            given = (("problem", None), ("domain", "math"), ("system", ""))
-            prompt = [text_of(row, key, where, usual) for key, usual in given]
+            problem, domain = text_of(row, "problem", where), text_of(row, "domain", where, "math")
+            also = text_of(row, "system", where, "")
             if isinstance(row.get("completion"), list):
                 completion = encode_turns(chat, row["completion"], where)
             else:
@@ -96,7 +96,7 @@ def read_demonstrations(
             continue
         if faults:
             continue
-        prompt_ids = prompts.render(*prompt)
+        prompt_ids = prompts.render(problem, domain, also)
         if len(prompt_ids) + len(completion.completion) <= max_tokens:
             found.append(completion._replace(prompt=prompt_ids))
         else:

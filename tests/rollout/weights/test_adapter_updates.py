@@ -30,6 +30,8 @@ from trainer.reference import fill
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 RANK, ALPHA = 4, 12.0
 LAYER = "model.layers.1."
+WITHIN = 1e-3
+"""of the worst of a thousand tokens, nats: other adapters are whole nats away (measured: 2.5e-4, 1e-5 on average)"""
 
 
 class FaultySlot(AdapterSlot):
@@ -80,7 +82,7 @@ def test_the_engine_computes_with_each_version_at_once(tmp_path: Path, family: s
         async with adapter_scene(tmp_path, family) as scene:
             proof, prompt = WeightProof(scene.dtype), list(range(3, 100))
             before = await scene.engine.sample(prompt, [1, 2])
-            assert logprob_gap(scene.decoder, prompt, before) < 1e-4  # no adapter yet: the model of the folder
+            assert logprob_gap(scene.decoder, prompt, before) < WITHIN  # no adapter yet: the model of the folder
             for version in range(4):
                 if version:
                     move(scene, 0.5)
@@ -88,7 +90,7 @@ def test_the_engine_computes_with_each_version_at_once(tmp_path: Path, family: s
                 [found] = proof.check(published, updates, scene.probe)
                 assert found.mean < 1e-5
                 completions = await scene.engine.sample(prompt, [1, 2])
-                assert logprob_gap(scene.decoder, prompt, completions) < 1e-4
+                assert logprob_gap(scene.decoder, prompt, completions) < WITHIN
                 assert {one.version for completion in completions for one in completion.spans} == {version}
             sent = sum(each.numel() for _, each in scene.decoder.named_parameters() if each.requires_grad)
             assert sum(part.bytes for part in published) == 4 * sent
