@@ -110,13 +110,13 @@ TINY = Load("quickstart's model", None, "float32", 256, 16, 16, mean_tokens=64.0
 
 
 class Drawn(EngineClient):
-    """Asks for completions of drawn lengths."""
+    """Asks for completions, or turns, of drawn lengths."""
 
     lengths: list[int]
 
     def _request(self, group: Group, completion: Completion) -> GenerateRequest:
         request = super()._request(group, completion)
-        request.max_tokens = self.lengths[completion.seed % TABLE]
+        request.max_tokens = completion.turn_start + self.lengths[completion.seed % TABLE]
         return request
 
 
