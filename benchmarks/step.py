@@ -13,8 +13,9 @@ import gc
 import math
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,7 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from benchmarks.peak import wait
 from shared.model.config import DecoderConfig
-from shared.model.decoder import Decoder
+from shared.model.implementation import make_model, read_shape
 from shared.sections import Optimiser
 from shared.types import CONTEXT, SAMPLED, MicroBatch, TrainSequence
 from trainer import fsdp, optimiser
@@ -120,15 +121,18 @@ class Rank:
     """Model and optimiser of a trainer rank, with what it needs to step."""
 
     def __init__(
-        self, config: DecoderConfig, compute_dtype: str, mesh: DeviceMesh, place: torch.device, recompute: int = 0
-    ):
-        """compute_dtype: "float32" or "bfloat16". recompute: layers that are computed twice."""
+        self, config: DecoderConfig, compute_dtype: str, mesh: DeviceMesh, place: torch.device, recompute: int = 0,
+        described: Mapping[str, Any] | None = None,
+    ):  # fmt: skip
+        """compute_dtype: "float32" or "bfloat16". recompute: layers that are computed twice. described: content of
+        config.json, of a model that the module of transformers is to train."""
         gc.collect()  # an earlier one: sharded models hold themselves in circles
         settings = Optimiser.model_validate({"compute_dtype": compute_dtype})
         self.mesh, self.device = mesh, place
         self.objective = read_objective({})
         with torch.device("meta"):
-            self.decoder = Decoder(config, recompute=recompute)
+            shape = config if described is None else read_shape(described, "transformers")
+            self.decoder = make_model(shape, described or {}, recompute)
         fsdp.shard(self.decoder, mesh, getattr(torch, compute_dtype))
         fsdp.materialise(self.decoder, place)
         self.fill()

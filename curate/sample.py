@@ -23,7 +23,7 @@ from shared import settings_file
 from shared.errors import DataError
 from shared.jsonl import Row
 from shared.types import Group, Prompt, Verdict
-from verify.verifiers import read_problem, verifier_of, without_environment
+from verify.verifiers import read_problem, verifier_for, without_environment
 
 if TYPE_CHECKING:
     from shared.config import Config
@@ -58,7 +58,7 @@ class Sample(msgspec.Struct, frozen=True):
 
 def samples_of_group(group: Group) -> list[Sample]:
     """Return the samples of a graded group; of programs only the verdict is kept."""
-    is_program = verifier_of(group.prompt.problem.domain).answer_in != "box"
+    is_program = verifier_for(group.prompt.problem).answer_in != "box"
     found = []
     for completion, reward in zip(group.completions, group.rewards, strict=True):
         assert reward is not None
@@ -214,7 +214,7 @@ class SampleStage(CurationStage):
         style = PromptFormat(chat, config.data)
         self.prompts: list[Prompt] = []
         for index, problem in enumerate(problems):
-            self.prompts.append(Prompt(index, problem, style.render(problem.text, problem.domain)))
+            self.prompts.append(Prompt(index, problem, style.prompt_of(problem)))
             if index % 256 == 0:
                 await show(index, len(problems))
         fitting = [len(prompt.token_ids) for prompt in self.prompts if self._fits(prompt)]

@@ -34,6 +34,7 @@ from environments.gateway.messages import (
     ChatAsked,
     ClientLeft,
     GatewayEnded,
+    KeyOpened,
     RewardTold,
     TokensAsked,
     TurnGiven,
@@ -159,7 +160,7 @@ class Agent(Environment):
         assert self.session and self.running
         told = asyncio.ensure_future(self.session.told.get())
         await asyncio.wait({told, self.running}, return_when=asyncio.FIRST_COMPLETED)
-        if told.done() and not isinstance(found := told.result(), (ClientLeft, GatewayEnded)):
+        if told.done() and not isinstance(found := told.result(), (ClientLeft, KeyOpened, GatewayEnded)):
             return found
         told.cancel()
         if told.done() and not told.cancelled() and isinstance(told.result(), GatewayEnded):

@@ -29,10 +29,13 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 import msgspec
 from pydantic import ValidationError
 
+from shared.chat import Chat
 from shared.errors import ConfigError
 from shared.section import Section
+from shared.sections import RewardWeights
 from shared.settings_file import literal, type_name
 from shared.types import Problem, Reward
+from verify.format import after_reasoning
 
 
 class EnvironmentMessage(msgspec.Struct, frozen=True):
@@ -80,7 +83,8 @@ class Observation(msgspec.Struct):
 
 
 class Environment:
-    """Base class of environments. Instances are made without arguments; `options` and `grade` are there in `reset`."""
+    """Base class of environments. Instances are made without arguments; `options`, `grade` and `rewards` are there in
+    `reset`."""
 
     verified: ClassVar[bool] = False
     """True: the verifier of the problem's domain grades the last turn, with the usual rewards. False: the reward is
@@ -91,6 +95,13 @@ class Environment:
     """an instance of `Options`"""
     grade: Grade
     """scores a text as the completion of a problem, with the rewards of the run"""
+    rewards: RewardWeights
+    """the settings `reward` of the run, those of its sandboxes among them"""
+
+    @classmethod
+    async def check(cls, options: Any) -> None:
+        """Called before a run for an environment of this project: raises ConfigError or DataError where what all its
+        episodes need is not there. options: an instance of `Options`."""
 
     async def reset(self, problem: Problem, seed: int) -> Observation:
         """Begin an episode. All episodes of a group have the same seed and must begin alike."""
@@ -184,11 +195,20 @@ def read_options(name: str, kind: type[Section], given: Mapping[str, Any]) -> Se
         raise ConfigError("\n".join(lines)) from error
 
 
-def made(kind: type[Environment], name: str, options: Mapping[str, Any], grade: Grade) -> Environment:
+def made(
+    kind: type[Environment], name: str, options: Mapping[str, Any], grade: Grade, rewards: RewardWeights
+) -> Environment:
     """A new instance of an environment, whose `reset` has not been called. Raises ConfigError for wrong options."""
     one = kind()
-    one.options, one.grade = read_options(name, kind.Options, options), grade
+    one.options, one.grade, one.rewards = read_options(name, kind.Options, options), grade, rewards
     return one
+
+
+def action_of(chat: Chat, ids: list[int], logprobs: list[float]) -> Action:
+    """A turn from its sampled tokens, [tokens]."""
+    text = chat.think_prefix + chat.decode(ids)
+    response = after_reasoning(text)
+    return Action(text, text if response is None else response.strip(), ids, logprobs)
 
 
 async def call(method: Callable[..., Any], *arguments: Any) -> Any:

@@ -12,7 +12,7 @@ from environments.environment import Action, Environment, Observation, environme
 from shared.section import Section
 from shared.types import Problem, Verdict
 from verify.plugins import Failed
-from verify.verifiers import verifier_of
+from verify.verifiers import verifier_for
 
 
 class FeedbackOptions(Section):
@@ -35,7 +35,7 @@ class Feedback(Environment):
     async def reset(self, problem: Problem, seed: int) -> Observation:
         """Keep the problem; its text is the prompt. Raises Failed for a problem without tests: of others, what the
         verifier says names the answer."""
-        if verifier_of(problem.domain).answer_in != "code block":
+        if verifier_for(problem).answer_in != "code block":
             raise Failed(Verdict.UNVERIFIABLE, f'"feedback" is for problems of the domain "code", not {problem.domain}')
         self.problem, self.left = problem, self.options.attempts
         return Observation()

@@ -192,7 +192,7 @@ class EnvironmentHost:
 
     async def start(self, names: Iterable[str]) -> None:
         """Start the processes of plug-in files, and look up the environments of these names. Raises ConfigError for a
-        file that cannot be run, an unknown name, and wrong options."""
+        file that cannot be run, an unknown name, and wrong options; also what `Environment.check` raises."""
         files = []
         for file in self.settings.plugins:
             if not (path := Path(file).resolve()).is_file():
@@ -207,7 +207,8 @@ class EnvironmentHost:
             self._processes.append(_Process(settings, tuple(files), dead=True))  # for instances that are asked alone
         for name in names:
             if (known := find(name, self.others)) is not None:
-                read_options(name, known.make.Options, self.settings.options.get(name, {}))
+                options = read_options(name, known.make.Options, self.settings.options.get(name, {}))
+                await known.make.check(options)
         for name in self.settings.options:
             try:
                 find(name, self.others)
@@ -229,7 +230,7 @@ class EnvironmentHost:
         await self.close(key)
         name, number = problem.environment, next(self._numbers)
         if (known := find(name, self.others)) is not None:
-            one = made(known.make, name, self.settings.options.get(name, {}), self.grade)
+            one = made(known.make, name, self.settings.options.get(name, {}), self.grade, self.rewards)
             self._instances[key] = name, one
             return await self._wait(name, number, call(one.reset, problem, seed), deadline_s)
         process = await self._living(-1 if alone else next(self._places) % self.settings.processes)

@@ -21,10 +21,14 @@ from pydantic import Field, model_validator
 
 from environments.environment import Observation, environment
 from environments.tools import EnvironmentTool, ToolEnvironment, ToolError, ToolOptions
+from shared.errors import ConfigError
+from shared.settings_file import literal
 from shared.tool_calls import ToolDefinition
 from shared.types import Problem, Verdict
 from verify.plugins import Failed
 
+START_S = 60.0
+"""seconds that a server may take before a run"""
 MOST_PAGES = 100
 """of a server's list of tools"""
 _WITH_PARENT = (
@@ -162,6 +166,20 @@ class Mcp(ToolEnvironment):
     Options = McpOptions
     options: McpOptions
     session: McpSession | None = None
+
+    @classmethod
+    async def check(cls, options: McpOptions) -> None:
+        """Open a session and end it. Raises ConfigError."""
+        session, place = McpSession(options), "command" if options.command else "url"
+        try:
+            async with asyncio.timeout(START_S):
+                await session.open()
+        except (Failed, TimeoutError) as error:
+            why = str(error) or f"the MCP server has told no tools after {START_S:g} s"
+            setting = f"environment.options.mcp.{place} = {literal(getattr(options, place))}"
+            raise ConfigError(f"{setting}: {why}; start it by hand to see what is wrong") from error
+        finally:
+            await session.close()
 
     async def reset(self, problem: Problem, seed: int) -> Observation:
         """Open a session, or take the shared one. Raises Failed."""

@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Awaitable
 from concurrent.futures import ThreadPoolExecutor
@@ -116,10 +117,13 @@ EnvironmentCall = ResetCall | StepCall | CloseCall
 async def answered(number: int, name: str, work: Awaitable[Any], deadline_s: float, files: list[str]) -> Answered:
     """The reply to a call, whatever the environment raised or returned, at the deadline at the latest unless something
     blocks the event loop. work: no task, which would let SystemExit end the loop."""
-    limit = asyncio.timeout(deadline_s)
+    limit, started = asyncio.timeout(deadline_s), time.monotonic()
+    late = Answered(number, None, Verdict.TIMEOUT, f"environment {name}: no answer after {deadline_s:g} s")
     try:
         async with limit:
             observation = await work
+        if time.monotonic() - started > deadline_s:  # it has blocked the event loop meanwhile
+            return late
         if not isinstance(observation, Observation):
             return Answered(number, None, reason=f"environment {name}: returned {observation!r:.80}, no Observation")
         observation = msgspec.convert(msgspec.to_builtins(observation), Observation)  # raises for wrong types
@@ -132,7 +136,7 @@ async def answered(number: int, name: str, work: Awaitable[Any], deadline_s: flo
         raise
     except BaseException as error:  # noqa: BLE001 - whatever a plug-in raises, sys.exit too, costs its episode only
         if limit.expired():
-            return Answered(number, None, Verdict.TIMEOUT, f"environment {name}: no answer after {deadline_s:g} s")
+            return late
         lines = [at for at in traceback.extract_tb(error.__traceback__) if at.filename in files]
         place = f" ({lines[-1].filename}:{lines[-1].lineno} in {lines[-1].name})" if lines else ""
         return Answered(number, None, reason=f"environment {name}: {type(error).__name__}: {error}"[:400] + place)
@@ -180,7 +184,7 @@ class EnvironmentProcess:
 
             name = asked.name
             try:
-                one = made(ENVIRONMENTS[name].make, name, self.options.get(name, {}), grade)
+                one = made(ENVIRONMENTS[name].make, name, self.options.get(name, {}), grade, self.rewards)
             except BaseException as error:  # noqa: BLE001 - as in `answered`
                 self.say(Answered(asked.number, None, reason=f"environment {name}: {type(error).__name__}: {error}"))
                 return

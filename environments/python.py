@@ -22,8 +22,8 @@ from verify.plugins import Failed
 class PythonOptions(ToolOptions):
     """Options of "python"."""
 
-    sandbox: Sandbox = Sandbox()
-    """limits of a program, as reward.sandbox has them: `test_s` holds for one program"""
+    sandbox: Sandbox | None = None
+    """limits of a program, `test_s` for its time; not given: those of reward.sandbox"""
 
 
 @functools.cache
@@ -50,10 +50,12 @@ class Python(ToolEnvironment):
         """Run a Python program with the standard library, and return what it prints and the value of its last
         expression. Names of earlier programs are still there."""
         try:
-            found = await sandboxes(self.options.sandbox).run_cells([*self.cells, code], self.seed, self.cpu_s)
+            found = await sandboxes(self.options.sandbox or self.rewards.sandbox).run_cells(
+                [*self.cells, code], self.seed, self.cpu_s
+            )
         except SandboxRefused as error:
             raise Failed(
-                Verdict.SANDBOX_REFUSED, f'{error}, with environment.options.python.sandbox.isolation = "none"'
+                Verdict.SANDBOX_REFUSED, f'{error}, with sandbox.isolation = "none" in reward or the options of python'
             ) from error
         except Lost as error:
             raise Failed(Verdict.CRASH, str(error)) from error

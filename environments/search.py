@@ -20,6 +20,7 @@ import tempfile
 import threading
 from contextlib import closing
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
@@ -27,7 +28,7 @@ from pydantic import Field
 
 from environments.environment import Observation, environment
 from environments.tools import ToolEnvironment, ToolError, ToolOptions, tool
-from shared.errors import DataError
+from shared.errors import ConfigError, DataError
 from shared.jsonl import read_rows, text_of
 from shared.types import Problem, Verdict
 from verify.plugins import Failed
@@ -37,6 +38,8 @@ FORMAT = 1
 MOST_WORDS = 64
 """words of a query that are searched for"""
 SETTING = "environment.options.search.corpus"
+FIRST_ROWS = 100
+"""that are read before a run"""
 _making = threading.Lock()
 
 
@@ -125,6 +128,14 @@ class CorpusSearch(ToolEnvironment):
 
     Options = CorpusSearchOptions
     options: CorpusSearchOptions
+
+    @classmethod
+    async def check(cls, options: CorpusSearchOptions) -> None:
+        """Read the first rows of the corpus. Raises ConfigError, DataError."""
+        if not (corpus := Path(options.corpus)).is_file():
+            raise ConfigError(f"{SETTING} = '{corpus}': there is no such file; name the .jsonl file to be searched")
+        for row in islice(read_rows(corpus, SETTING), FIRST_ROWS):
+            text_of(row.fields, "text", row.where)
 
     async def reset(self, problem: Problem, seed: int) -> Observation:
         """Make the index if there is none, in a thread, since that takes its time. Raises Failed."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 import functools
 import inspect
 import typing
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from pydantic import ConfigDict, Field, ValidationError, create_model
@@ -31,13 +31,12 @@ from shared.section import Section
 from shared.tool_calls import (
     CLOSE,
     OPEN,
-    TOOLS_PROMPT,
     CallReader,
     NoCallError,
     ParsedCall,
     ToolDefinition,
     parse_call,
-    signatures,
+    tools_prompt,
 )
 from shared.types import Problem
 from verify.plugins import Failed
@@ -135,19 +134,27 @@ class ToolEnvironment(Environment):
         self.problem, self.seed = problem, seed
         tools = [one if isinstance(one, EnvironmentTool) else tool_of(one) for one in self.tools()]
         self._tools = {one.definition.name: one for one in tools}
-        given = signatures([one.definition for one in self._tools.values()])
-        return Observation([EnvironmentMessage("system", TOOLS_PROMPT.replace("{given}", given))])
+        return Observation([EnvironmentMessage("system", tools_prompt(self.definitions))])
+
+    @property
+    def definitions(self) -> list[ToolDefinition]:
+        """The tools of the episode, after `reset`."""
+        return [one.definition for one in self._tools.values()]
 
     async def step(self, action: Action) -> Observation:
         """Run the calls of the turn; one without is the answer. info: calls of the turn, and those without a result."""
         results, failed = [], 0
-        for part in CallReader(self._tools.keys(), MOST_CALLS).feed(action.response, last=True):
-            if isinstance(part, ParsedCall) or part.lstrip().startswith(OPEN):
-                text, right = await self._answer(part)
-                results.append(EnvironmentMessage("tool", cut(text, self.options.result_characters)))
-                failed += not right
+        for part in calls_in(action.response, self._tools.keys()):
+            text, right = await self.answer(part)
+            results.append(EnvironmentMessage("tool", text))
+            failed += not right
         info = {"tool_calls": float(len(results)), "failed_calls": float(failed)}
         return Observation(results, done=not results, info=info)
+
+    async def answer(self, part: ParsedCall | str) -> tuple[str, bool]:
+        """What the policy is told of a call, and whether that is its result. Raises Failed."""
+        text, right = await self._answer(part)
+        return cut(text, self.options.result_characters), right
 
     async def _answer(self, part: ParsedCall | str) -> tuple[str, bool]:
         """The result of a call, and whether it is one."""
@@ -165,6 +172,44 @@ class ToolEnvironment(Environment):
             raise
         except Exception as error:  # noqa: BLE001 - the policy may have caused whatever a tool raises
             return f"Error: {type(error).__name__}: {error}", False
+
+
+class JoinedTools(ToolEnvironment):
+    """The tools of several environments in one, for an episode that may call all of them."""
+
+    def __init__(self, parts: Sequence[ToolEnvironment]):
+        self.parts = parts
+        self.options = ToolOptions(result_characters=max([100, *(part.options.result_characters for part in parts)]))
+
+    def tools(self) -> Sequence[EnvironmentTool | Callable[..., Any]]:
+        """The tools of all. Raises ConfigError where two have one name."""
+        owners = [(name, part) for part in self.parts for name in part._tools]
+        self._owners = dict(owners)
+        if twice := [name for name, part in owners if self._owners[name] is not part]:
+            raise ConfigError(f"two environments have a tool {twice[0]}")
+        return [one for part in self.parts for one in part._tools.values()]
+
+    async def answer(self, part: ParsedCall | str) -> tuple[str, bool]:
+        """As the environment answers that has the tool."""
+        owner = self._owners.get(part.name) if isinstance(part, ParsedCall) else None
+        return await (super().answer(part) if owner is None else owner.answer(part))
+
+    async def reset(self, problem: Problem, seed: int) -> Observation:
+        """Begin the episode in each of them."""
+        for part in self.parts:
+            await part.reset(problem, seed)
+        return await super().reset(problem, seed)
+
+    async def close(self) -> None:
+        """Close each of them."""
+        for part in self.parts:
+            await part.close()
+
+
+def calls_in(response: str, names: Collection[str]) -> list[ParsedCall | str]:
+    """What must be answered in a turn, in order: its calls, and texts that stand where a call should."""
+    parts = CallReader(names, MOST_CALLS).feed(response, last=True)
+    return [part for part in parts if isinstance(part, ParsedCall) or part.lstrip().startswith(OPEN)]
 
 
 def cut(text: str, most: int) -> str:

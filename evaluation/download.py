@@ -82,7 +82,8 @@ def mbpp(rows: list[Json]) -> Iterator[Json]:
             problem = f"{row['text']}\n\nYour function must pass this check (more checks are hidden):\n{checks[0]}"
             code = "\n".join(filter(None, [row["test_setup_code"], *checks])).replace("\r\n", "\n")
             tests = {"type": "asserts", "prog": "python", "code": code}
-            yield {"id": f"mbpp/{row['task_id']}", "split": "test", "problem": problem, "tests": tests}
+            yield {"id": f"mbpp/{row['task_id']}", "split": "test", "problem": problem, "tests": tests,
+                   "solution": row.get("code", "")}  # fmt: skip
 
 
 def humaneval(rows: list[Json]) -> Iterator[Json]:

@@ -20,7 +20,7 @@ from evaluation.tasks import BenchmarkTask, Kind
 from shared.types import Verdict
 from verify.answer_checker import AnswerChecker
 from verify.code.runner import ProgramVerifier
-from verify.verifiers import Answer, Finding, Needs, verifier_of
+from verify.verifiers import Answer, Finding, Needs, verifier_for, verifier_of
 from verify.verifiers.calls import FunctionCall, read_calls
 from verify.verifiers.instructions import follow
 
@@ -55,7 +55,8 @@ class ResponseGrader:
 
     async def grade(self, task: BenchmarkTask, response: ParsedResponse) -> Grade:
         """Grade a response. Raises RunError if no verifier process can start."""
-        verifier, text = verifier_of(DOMAINS.get(task.kind, task.problem.domain)), response.answer
+        verifier = verifier_of(DOMAINS[task.kind]) if task.kind in DOMAINS else verifier_for(task.problem)
+        text = response.answer
         if task.tools is not None and (response.calls or text.strip()):
             text = json.dumps([call._asdict() for call in response.calls or []])
         answer = verifier.extract(text)

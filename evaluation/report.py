@@ -43,7 +43,7 @@ def render(results: Json, benchmarks: list[Benchmark], records: dict[SampleKey, 
     shown = spread(chosen, SHOWN)
     style, script = ((HERE / name).read_text(encoding="utf-8") for name in ("report.css", "report.js"))
     policy = (
-        f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; base-uri 'none'; "
+        f"default-src 'none'; style-src '{hash_source(style)}'; script-src '{hash_source(script)}'; base-uri 'none'; "
         "form-action 'none'"
     )
     weights = f", weights: {results['weights']}" if results["weights"] else ""
@@ -85,9 +85,9 @@ def _sample(task: BenchmarkTask, record: SampleRecord) -> Json:
     """Return the fields of a sample that the browser shows."""
     return {
         "benchmark": record.benchmark, "id": record.id, "sample": record.sample, "outcome": outcomes(record),
-        "language": record.wanted_language, "prompt": _short(task.prompt), "reasoning": _short(record.reasoning),
-        "answer": _short(record.answer), "ground_truth": record.ground_truth,
-        "extracted": _short(record.extracted or ""),
+        "language": record.wanted_language, "prompt": shorten(task.prompt), "reasoning": shorten(record.reasoning),
+        "answer": shorten(record.answer), "ground_truth": record.ground_truth,
+        "extracted": shorten(record.extracted or ""),
         "verdict": str(record.verdict or "no response"), "reason": record.error or record.reason,
         "finish_reason": record.finish_reason, "tokens": record.completion_tokens,
         "reasoning_language": record.reasoning_language.language, "answer_language": record.answer_language.language,
@@ -108,7 +108,7 @@ def outcomes(record: SampleRecord) -> list[str]:
     return found
 
 
-def _short(text: str) -> str:
+def shorten(text: str) -> str:
     left_out = len(text) - SHOWN_CHARACTERS
     if left_out <= 0:
         return text
@@ -116,7 +116,7 @@ def _short(text: str) -> str:
     return f"{text[:half]}\n\n[... {left_out:,} characters left out ...]\n\n{text[-half:]}"
 
 
-def _hash(text: str) -> str:
+def hash_source(text: str) -> str:
     """Return the hash of a text in the form of a content security policy."""
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
@@ -128,21 +128,27 @@ BINS = 24
 
 def plot_scores(results: Json) -> str:
     """Draw a bar for each benchmark, with its 95 % interval as a line."""
-    shapes, place = [], 0
-    for name, found in results["benchmarks"].items():
-        if not found["problems"]:
-            continue
-        middle, score = place * ROW + 13, found["pass_at"]["1"]
-        low, high = found["interval"]
+    rows = [
+        (name, found["pass_at"]["1"], *found["interval"])
+        for name, found in results["benchmarks"].items()
+        if found["problems"]
+    ]
+    return plot_bars("pass@1 with its 95 % interval", rows)
+
+
+def plot_bars(title: str, rows: Sequence[tuple[str, float, float, float]], label: int = LABEL) -> str:
+    """Draw a bar for each (name, share, low, high), with a line from low to high. label: pixels for the names."""
+    shapes = []
+    for place, (name, share, low, high) in enumerate(rows):
+        middle = place * ROW + 13
         shapes += [
-            _text(LABEL - 8, middle + 4, name, "end"),
-            _box(LABEL, middle - 8, WIDTH, 16, "ground"),
-            _box(LABEL, middle - 8, score * WIDTH, 16, "bar"),
-            _line(LABEL + low * WIDTH, middle, LABEL + high * WIDTH, middle, "whisker"),
-            _text(LABEL + WIDTH + 8, middle + 4, f"{percent(score)} %"),
+            _text(label - 8, middle + 4, name, "end"),
+            _box(label, middle - 8, WIDTH, 16, "ground"),
+            _box(label, middle - 8, share * WIDTH, 16, "bar"),
+            _line(label + low * WIDTH, middle, label + high * WIDTH, middle, "whisker"),
+            _text(label + WIDTH + 8, middle + 4, f"{percent(share)} %"),
         ]
-        place += 1
-    return _svg(LABEL + WIDTH + 70, place * ROW, "pass@1 with its 95 % interval", shapes)
+    return _svg(label + WIDTH + 70, len(rows) * ROW, title, shapes)
 
 
 def plot_curves(name: str, found: Json) -> str:

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, NamedTuple, TypeVar
 
 from evaluation.client import (
     EvaluationClient,
@@ -34,6 +34,7 @@ from shared.progress_bar import ProgressBar
 from shared.types import Verdict
 from verify.language import detect, spoken_in
 
+Item = TypeVar("Item")
 MISMATCH = "reasoning_language_mismatch"
 MOST_FAILURES = 20
 """number of samples in a row without a response, beyond those under way, that ends the run"""
@@ -70,6 +71,36 @@ def seed_of(seed: int, key: SampleKey) -> int:
     return int.from_bytes(digest, "little") % SEEDS
 
 
+async def work_through(
+    jobs: list[Item], work: Callable[[Item], Awaitable[None]], concurrency: int, stop: asyncio.Event, bar: ProgressBar
+) -> bool:
+    """Do all jobs, `concurrency` at a time; returns False if `stop` was set first. Raises what `work` raises."""
+    left = iter(jobs)
+    total, done = len(jobs), 0
+
+    async def take(left: Iterator[Item]) -> None:
+        nonlocal done
+        for job in left:
+            await work(job)
+            done += 1
+            bar.show(bar.began_with + done)
+
+    workers = [asyncio.ensure_future(take(left)) for _ in range(min(concurrency, total))]
+    stopping = asyncio.ensure_future(stop.wait())
+    try:
+        pending: set[asyncio.Future[Any]] = {*workers}
+        while pending and not stop.is_set():
+            ended, pending = await asyncio.wait({*pending, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            pending.discard(stopping)
+            for worker in ended - {stopping}:
+                worker.result()
+        return done == total
+    finally:
+        for task in (*workers, stopping):
+            task.cancel()
+        await asyncio.gather(*workers, stopping, return_exceptions=True)
+
+
 class SampleRunner:
     """Requests, grades and records the missing samples of a folder."""
 
@@ -93,32 +124,14 @@ class SampleRunner:
 
     async def run(self, jobs: list[Job], stop: asyncio.Event, bar: ProgressBar) -> bool:
         """Request all samples; returns False if `stop` was set first. Raises ConfigError, RunError."""
-        left = iter(jobs)
-        total, done = len(jobs), 0
 
-        async def work(jobs: Iterator[Job]) -> None:
-            nonlocal done
-            for job in jobs:
-                self.folder.add(*await self._one(job))
-                done += 1
-                bar.show(bar.began_with + done)
+        async def record(job: Job) -> None:
+            self.folder.add(*await self._one(job))
 
-        workers = [asyncio.ensure_future(work(left)) for _ in range(min(self.settings.concurrency, total))]
-        stopping = asyncio.ensure_future(stop.wait())
-        try:
-            pending: set[asyncio.Future[Any]] = {*workers}
-            while pending and not stop.is_set():
-                ended, pending = await asyncio.wait({*pending, stopping}, return_when=asyncio.FIRST_COMPLETED)
-                pending.discard(stopping)
-                for worker in ended - {stopping}:
-                    worker.result()
-            if done == total and self._refusals and not self._answered:
-                raise ConfigError(f"the server refuses every request, {self._last_refusal}")
-            return done == total
-        finally:
-            for task in (*workers, stopping):
-                task.cancel()
-            await asyncio.gather(*workers, stopping, return_exceptions=True)
+        whole = await work_through(jobs, record, self.settings.concurrency, stop, bar)
+        if whole and self._refusals and not self._answered:
+            raise ConfigError(f"the server refuses every request, {self._last_refusal}")
+        return whole
 
     async def _one(self, job: Job) -> tuple[SampleRecord, RequestCost]:
         """Return the record and the effort of one sample. Raises ConfigError, RunError if the run cannot go on."""

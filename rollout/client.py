@@ -128,20 +128,22 @@ class EngineClient(RankClient):
             [Completion(group, *one) for one in enumerate(seeds)],
             self.config.rollout.max_completion_tokens,
         )
-        return await self._sample([GenerateRequest(prompt_ids, one, limit, temperature) for one in completions])
+        quietest = min(self.ranks, key=lambda rank: self.live[rank])
+        asked = [GenerateRequest(prompt_ids, one, limit, temperature) for one in completions]
+        return await self._sample(asked, quietest)
 
     def episode(self, seed: int) -> Completion:
         """A completion outside of training that `continue_turn` samples."""
         return Completion(-next(self._serial), 0, seed)
 
     async def continue_turn(self, prompt_ids: list[int], completion: Completion, temperature: float) -> Completion:
-        """Sample the next turn of an episode outside of training."""
-        [ended] = await self._sample([GenerateRequest(prompt_ids, completion, self._limit(completion), temperature)])
-        return ended
+        """Sample the next turn of an episode outside of training; all of them on one engine, as in `submit`."""
+        rank = self.ranks[completion.group % len(self.ranks)]
+        asked = GenerateRequest(prompt_ids, completion, self._limit(completion), temperature)
+        return (await self._sample([asked], rank))[0]
 
-    async def _sample(self, requests: list[GenerateRequest]) -> list[Completion]:
-        rank, now = min(self.ranks, key=lambda rank: self.live[rank]), time.monotonic()
-        ends = []
+    async def _sample(self, requests: list[GenerateRequest], rank: int) -> list[Completion]:
+        now, ends = time.monotonic(), []
         for request_ in requests:
             key = request_.completion.group, request_.completion.index
             ends.append(asyncio.get_running_loop().create_future())

@@ -25,10 +25,9 @@ from rollout.token_ranks import count_ranks_by_row
 from shared import launch_folder
 from shared.config import Config
 from shared.errors import ConfigError, ModelError
-from shared.model.config import DecoderConfig
 from shared.model.cpu import given_threads
-from shared.model.decoder import Decoder
 from shared.model.folder import load_config
+from shared.model.implementation import make_model, read_shape
 from shared.model.lora import attach
 
 if TYPE_CHECKING:
@@ -124,15 +123,17 @@ def build_vllm_config(
 
 def adapted_layers(config: Config, model_dir: str) -> list[str]:
     """Last parts of the names of the layers that lora.targets chooses. Raises ConfigError for one that names none."""
+    described = load_config(Path(model_dir))
     with torch.device("meta"):
-        decoder = Decoder(DecoderConfig.from_hf(load_config(Path(model_dir))))
-    names = attach(decoder, config.lora.rank, config.lora.alpha, config.lora.targets)
+        shape = read_shape(described, config.model.implementation, config.model.max_tokens)
+        model = make_model(shape, described)
+    names = attach(model, config.lora.rank, config.lora.alpha, config.lora.targets)
     return sorted({name.rpartition(".")[2] for name in names})
 
 
 def own_gpu_share(config: Config, model_dir: str, total_bytes: int) -> float:
     """Share of a GPU's memory for the engine that has it for itself: GPU_SHARE less what a weight update takes."""
-    shape = DecoderConfig.from_hf(load_config(Path(model_dir)))
+    shape = read_shape(load_config(Path(model_dir)))
     dtype: torch.dtype = getattr(torch, config.model.dtype)
     largest = shape.vocab_size * shape.hidden_size * dtype.itemsize
     return GPU_SHARE - (TRANSFER_TENSORS * largest + TRANSFER_BYTES) / total_bytes

@@ -20,7 +20,7 @@ from fastapi.responses import Response as HttpResponse
 
 from serve.engine import Candidate
 from serve.errors import ApiError
-from serve.generation import DiscardedTry, GenerationPlan, Response, generate
+from serve.generation import DiscardedTry, ExecutedCall, GenerationPlan, Response, generate
 from serve.keys import Client
 from serve.limits import ChatClient
 from serve.parameters import RequestBody
@@ -41,10 +41,10 @@ from serve.streams import (
     sse,
     until_disconnect,
 )
-from serve.tools import describe_form
+from serve.system_prompts import PromptRenderer
+from serve.tools import AnswerForm, describe_form
 from shared.errors import ModelError
-from shared.tool_calls import ParsedCall
-from verify.format import Tags
+from shared.tool_calls import TOOLS_PROMPT, ParsedCall, signatures
 from verify.language import detect
 
 router = APIRouter()
@@ -62,7 +62,7 @@ async def chat_completions(body: ChatRequest, request: Request, client: ChatClie
     with server.admit(body.n, client) as permit:
         plan = await in_thread_if_long(body.characters, make_plan, server, body, request, client)
         form = body.reasoning_format or server.settings.reasoning_format if body.include_reasoning else "hidden"
-        renderer = ChatRenderer(model, form, server.prompts.tags)
+        renderer = ChatRenderer(model, form, server.prompts_of(body.model))
         if body.stream:
             return EventStream(stream(server, body, plan, renderer, client), permit.keep(), headers(plan))
         responses = await until_disconnect(request, sample_responses(server, plan, body.n))
@@ -113,9 +113,17 @@ def render(
     choice = choose_language(candidates, turns, request.headers.get("accept-language", ""), settings.fallback_language)
     try:
         form = describe_form(body.offered, body.constraint)
+        if executes(server, body):
+            form = AnswerForm(TOOLS_PROMPT, signatures(server.tools.definitions))
         return choice, server.prompts_of(body.model).render(body.messages, choice.code, form)
     except ModelError as error:
         raise ApiError(400, f"this conversation does not fit the model's form: {error}", param=prompt) from error
+
+
+def executes(server: Server, body: ChatRequest) -> bool:
+    """Whether the server's own tools are offered: not beside tools of the request, a form of the answer, or
+    tool_choice "none"."""
+    return bool(server.tools.wanted) and not body.tools and body.tool_choice == "auto" and body.constraint is None
 
 
 def make_plan(
@@ -139,7 +147,7 @@ def make_plan(
         prompt_ids, sampling, choice,
         enforcement=body.reasoning_language_enforcement or settings.reasoning_language_enforcement,
         thinking_budget=budget, tools=frozenset(tool.function.name for tool in body.offered),
-        most_calls=MOST_CALLS if body.parallel_tool_calls else 1,
+        most_calls=MOST_CALLS if body.parallel_tool_calls else 1, executing=executes(server, body),
     )  # fmt: skip
 
 
@@ -153,12 +161,13 @@ async def sample_responses(server: Server, plan: GenerationPlan, count: int) -> 
 
 async def sample(
     server: Server, plan: GenerationPlan, index: int, response: Response
-) -> AsyncGenerator[Chunk | ParsedCall, None]:
+) -> AsyncGenerator[Chunk | ParsedCall | ExecutedCall, None]:
     """Yield the chunks of one response. Raises ApiError, also for errors of the engine."""
+    begin = server.tools.generate if plan.executing else generate
     try:
         with engine_errors():
             prompts = server.prompts_of(plan.sampling.adapter)
-            async with contextlib.aclosing(generate(server.engine, prompts, plan.of(index), response)) as found:
+            async with contextlib.aclosing(begin(server.engine, prompts, plan.of(index), response)) as found:
                 async for chunk in found:
                     yield chunk
     finally:
@@ -184,6 +193,8 @@ async def stream(
             async for chunk in found:
                 if isinstance(chunk, ParsedCall):
                     yield renderer.call(index, len(response.calls) - 1, chunk)
+                elif isinstance(chunk, ExecutedCall):
+                    yield renderer.executed(index, len(response.executed) - 1, chunk)
                 else:
                     yield renderer.chunk(index, chunk, ranked())
         check_language([response], plan)
@@ -217,9 +228,11 @@ def check_language(responses: Sequence[Response], plan: GenerationPlan) -> None:
 class ChatRenderer:
     """Renders the response to one request in the reasoning format that the client asked for."""
 
-    def __init__(self, model: str, format: ReasoningFormat, tags: Tags):
+    def __init__(self, model: str, format: ReasoningFormat, prompts: PromptRenderer):
         self.id, self.created, self.model = f"chatcmpl-{uuid.uuid4().hex}", int(time.time()), model
-        self.format, self.tags = format, tags
+        self.format, self.tags, self.exact = format, prompts.tags, prompts.whole
+        """exact: texts keep their blanks, since they come back in later requests and the model sees them again"""
+        self._line = "" if self.exact else "\n"
         self._inside: set[int] = set()
         """indices of choices whose reasoning is open in the text (format inline)"""
 
@@ -248,12 +261,17 @@ class ChatRenderer:
 
     def message(self, response: Response) -> Json:
         """Return the assistant's message."""
-        reasoning, answer = response.reasoning.strip(), response.answer.strip()
+        reasoning, answer = response.reasoning, response.answer
+        if not self.exact:
+            reasoning, answer = reasoning.strip(), answer.strip()
         message: Json = {"role": "assistant", "content": answer, "refusal": None, "annotations": []}
         if response.calls:
             message["tool_calls"] = [call_object(call) for call in response.calls]
+        if response.executed:
+            message["executed_tools"] = [executed_object(*one) for one in enumerate(response.executed)]
         if self.format == "inline" and reasoning:
-            message["content"] = f"{self.tags.open}\n{reasoning}\n{self.tags.close}\n{answer}"
+            line = self._line
+            message["content"] = f"{self.tags.open}{line}{reasoning}{line}{self.tags.close}{line}{answer}"
         elif self.format == "mistral":
             part = {"type": "thinking", "thinking": [{"type": "text", "text": reasoning}], "closed": True}
             message["content"] = [*([part] if reasoning else []), {"type": "text", "text": answer}]
@@ -277,15 +295,19 @@ class ChatRenderer:
         """Return the event of a complete tool call; number: of the call in its choice, 0-based."""
         return self.event(index, {"tool_calls": [{"index": number, **call_object(call)}]})
 
+    def executed(self, index: int, number: int, one: ExecutedCall) -> bytes:
+        """Return the event of a call that the server has run; number: of the call in its choice, 0-based."""
+        return self.event(index, {"executed_tools": [executed_object(number, one)]})
+
     def chunk(self, index: int, chunk: Chunk, ranked: Json | None = None) -> bytes:
         """Return the event of some text; empty if the client does not want it. ranked: log-probs of its tokens."""
         if self.format == "inline":
             text = chunk.text
             if chunk.thinking and index not in self._inside:
-                text = f"{self.tags.open}\n{text}"
+                text = f"{self.tags.open}{self._line}{text}"
                 self._inside.add(index)
             elif not chunk.thinking and index in self._inside:
-                text = f"{self.tags.close}\n{text}"
+                text = f"{self.tags.close}{self._line}{text}"
                 self._inside.discard(index)
             return self.event(index, {"content": text}, ranked)
         if not chunk.thinking:
@@ -353,6 +375,12 @@ def first_try_object(found: DiscardedTry) -> Json:
 def call_object(call: ParsedCall) -> Json:
     """Return a tool call in OpenAI's form."""
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def executed_object(number: int, one: ExecutedCall) -> Json:
+    """Return a call that the server has run, with its result: no `tool_calls`, which clients would run themselves."""
+    call = one.call
+    return {"index": number, "type": "function", "name": call.name, "arguments": call.arguments, "output": one.output}
 
 
 def logprobs(tokens: Sequence[Sequence[Candidate]]) -> Json:

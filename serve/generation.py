@@ -50,6 +50,8 @@ class GenerationPlan:
     tools: frozenset[str] = frozenset()
     """names of the tools that may be called"""
     most_calls: int = 0
+    executing: bool = False
+    """whether the server runs tools of its own, and the response goes on behind their results"""
 
     def of(self, index: int) -> GenerationPlan:
         """Return the plan of one of several choices, with a seed of its own."""
@@ -64,6 +66,15 @@ class DiscardedTry(NamedTuple):
     answer: str
     tokens: int
     thinking_tokens: int
+
+
+class ExecutedCall(NamedTuple):
+    """A call that the server has run."""
+
+    call: ParsedCall
+    """its name is "" where the model wrote something that is no call; then the arguments are that text"""
+    output: str
+    """what the model read"""
 
 
 @dataclass
@@ -85,7 +96,11 @@ class Response:
     """the discarded first try, if there was a second one"""
     measured: Measured | None = None
     logprobs: list[list[Candidate]] = field(default_factory=list)
-    """[tokens of the last try]"""
+    """[tokens], those of a discarded try left out"""
+    context: list[int] = field(default_factory=list)
+    """[tokens] of the prompt and the completion, after one that the model or a stop has ended"""
+    executed: list[ExecutedCall] = field(default_factory=list)
+    """calls that the server has run; it has sampled on behind their results"""
     end_reasoning_early: bool = False
     """whether the client wants the answer now: the reasoning is ended as if its budget were used up"""
 
@@ -135,9 +150,11 @@ async def in_language(
     engine: ServingEngine, prompts: PromptRenderer, plan: GenerationPlan, response: Response
 ) -> AsyncGenerator[Chunk, None]:
     """Sample until the reasoning is in the requested language or the tries are used up."""
+    earlier = len(response.logprobs)
     must_check = plan.enforcement in ("retry", "strict") and plan.choice.code != ""
     for number in range(1, (MOST_TRIES if must_check else 1) + 1):
-        response.tries, response.logprobs = number, []
+        response.tries = number
+        del response.logprobs[earlier:]
         prefill = plan.choice.code != "" and (plan.enforcement == "prefill" or number > 1)
         held: list[Chunk] | None = [] if must_check and number < MOST_TRIES else None
         size, look_at = 0, CLEAR_LETTERS
@@ -194,7 +211,7 @@ class CountingSplitter(Splitter):
 
     def __init__(self, prompts: PromptRenderer, response: Response, *, opened: bool, begun: bool):
         tags, control = prompts.tags, prompts.chat.think_ids
-        super().__init__(tags, opened=opened, begun=begun, control=control)
+        super().__init__(tags, opened=opened, begun=begun, control=control, exact=prompts.whole)
         self._counter = ReasoningCounter(prompts.letters, tags, opened=opened, begun=begun, control=control)
         self._response, self._earlier = response, response.thinking_tokens
 
@@ -258,6 +275,7 @@ async def sample(
                 for chunk in splitter.feed(omitted_stop(prompts, sampling, now, response, over, text_so_far, ids)):
                     yield chunk
                 if over:
+                    response.context = prompt_ids + ids
                     break
                 if response.stop_reason is None:
                     cut, ids = True, [token for token in ids if token not in prompts.chat.stop_ids]

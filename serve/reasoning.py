@@ -41,17 +41,24 @@ class Splitter:
     """Splits one completion into reasoning and answer as its text arrives."""
 
     def __init__(
-        self, tags: Tags, *, opened: bool = False, begun: bool = False, control: tuple[int, int] | None = None
+        self,
+        tags: Tags,
+        *,
+        opened: bool = False,
+        begun: bool = False,
+        control: tuple[int, int] | None = None,
+        exact: bool = False,
     ):
         """opened: the prompt ends with the opening tag; begun: it ends with first words of reasoning after that tag.
-        control: token ids of both tags if they are control tokens."""
+        control: token ids of both tags if they are control tokens. exact: blanks before the first word of a part are
+        kept."""
         self.tags, self.control = tags, control
         self.state = State.THINKING if opened or begun else State.BEFORE
         self.has_reasoning = opened or begun
         """whether there is reasoning, even if it is empty"""
         self._held = ""
-        self._fresh = not begun
-        """whether nothing of this part was returned yet: blanks before its first word are dropped"""
+        self._exact, self._fresh = exact, not (begun or exact)
+        """fresh: nothing of this part was returned yet, and blanks before its first word are dropped, unless exact"""
         self._credit = {tags.open: 0, tags.close: 0}
         """tag -> control tokens that arrived and whose letters were not found yet"""
 
@@ -81,7 +88,7 @@ class Splitter:
             place = self._find_close()
             if place >= 0:
                 yield from self._emit(True, self._held[:place])
-                self.state, self._fresh = State.ANSWER, True
+                self.state, self._fresh = State.ANSWER, not self._exact
                 self._held = self._held[place + len(self.tags.close) :]
             else:
                 keep = 0 if last else unfinished(self._held, self.tags.close)

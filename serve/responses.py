@@ -8,86 +8,27 @@ from __future__ import annotations
 import contextlib
 import time
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from fastapi.responses import Response as HttpResponse
-from pydantic import BeforeValidator, Discriminator, Field, Tag, TypeAdapter, ValidationError
-from pydantic_core import PydanticCustomError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from serve import parameters
 from serve.chat import check_language, headers, language_object, make_plan, sample, sample_responses
 from serve.errors import ApiError, explain_first
-from serve.generation import GenerationPlan, Response
+from serve.generation import ExecutedCall, GenerationPlan, Response
 from serve.limits import ChatClient
+from serve.messages import MOST_TOOLS
 from serve.parameters import Items, RequestBody, RequestPart, refuse
-from serve.schemas import MOST_MESSAGES, MOST_TOOLS, ChatRequest, Content, Effort, ReasoningRequest
+from serve.response_items import Input, add_item
+from serve.schemas import ChatRequest, Effort, ReasoningRequest
 from serve.server import Server
 from serve.streams import STREAMED, EventStream, Json, in_thread_if_long, merge, sse, until_disconnect
 from serve.tools import Name, Schema
 from shared.tool_calls import ParsedCall
-
-
-class MessageItem(RequestPart):
-    """A turn of the conversation."""
-
-    type: Literal["message"] = "message"
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Content
-
-
-class CallItem(RequestPart):
-    """A tool call of an earlier turn."""
-
-    type: Literal["function_call"]
-    call_id: str
-    name: Name
-    arguments: str
-
-
-class ResultItem(RequestPart):
-    """The result of a tool call."""
-
-    type: Literal["function_call_output"]
-    call_id: str
-    output: Content
-
-
-class ReasoningItem(RequestPart):
-    """Reasoning of an earlier turn, which is not read."""
-
-    type: Literal["reasoning"]
-
-
-KINDS = ("message", "function_call", "function_call_output", "reasoning")
-
-
-def kind_of(item: Any) -> str:
-    """Return the tag of an item's type; a message may omit its type."""
-    return f"-{item.get('type') or 'message'}"
-
-
-def read_item(item: Any) -> Any:
-    """Return the item. Raises PydanticCustomError if its type is not supported."""
-    if not isinstance(item, dict):
-        raise PydanticCustomError("item", "an item of the input is an object")
-    if kind_of(item)[1:] not in KINDS:
-        message = "items of type {kind} are not supported: send " + ", ".join(KINDS)
-        raise PydanticCustomError("item", message, {"kind": str(item["type"])[:40]})
-    return item
-
-
-Item = Annotated[
-    Annotated[MessageItem, Tag("-message")] | Annotated[CallItem, Tag("-function_call")]
-    | Annotated[ResultItem, Tag("-function_call_output")] | Annotated[ReasoningItem, Tag("-reasoning")],
-    Discriminator(kind_of), BeforeValidator(read_item),
-]  # fmt: skip
-Input = Annotated[
-    Annotated[str, Tag("-text")] | Annotated[Items[Item], Field(min_length=1, max_length=MOST_MESSAGES), Tag("-items")],
-    Discriminator(lambda given: "-items" if isinstance(given, list) else "-text"),
-]
 
 
 class FunctionTool(RequestPart):
@@ -160,8 +101,7 @@ class ResponsesRequest(ReasoningRequest):
             messages.append({"role": "user", "content": self.input})
         else:
             for item in self.input:
-                if not isinstance(item, ReasoningItem):
-                    add_item(messages, item)
+                add_item(messages, item)
         chat: dict[str, Any] = {
             **self.model_dump(include=set(ReasoningRequest.model_fields), exclude_unset=True), "messages": messages,
             "tools": [
@@ -188,22 +128,6 @@ class ResponsesRequest(ReasoningRequest):
 CHAT = TypeAdapter(ChatRequest)
 
 
-def add_item(messages: list[dict[str, Any]], item: CallItem | ResultItem | MessageItem) -> None:
-    """Add an item to the turns of a chat; calls are added to the assistant's turn before them."""
-    if isinstance(item, CallItem):
-        if not messages or messages[-1]["role"] != "assistant":
-            messages.append({"role": "assistant"})
-        call = {"id": item.call_id, "function": {"name": item.name, "arguments": item.arguments}}
-        messages[-1].setdefault("tool_calls", []).append(call)
-        return
-    content = item.output if isinstance(item, ResultItem) else item.content
-    parts = content if isinstance(content, str) else [part.model_dump() for part in content]
-    if isinstance(item, ResultItem):
-        messages.append({"role": "tool", "content": parts, "tool_call_id": item.call_id})
-    else:
-        messages.append({"role": item.role, "content": parts})
-
-
 router = APIRouter()
 
 
@@ -215,7 +139,7 @@ async def responses(body: ResponsesRequest, request: Request, client: ChatClient
     with server.admit(1, client) as permit:
         chat, limits = body.as_chat(), {"max_output_tokens": body.max_output_tokens}
         plan = await in_thread_if_long(chat.characters, make_plan, server, chat, request, client, "input", limits)
-        renderer = ResponsesRenderer(model, body)
+        renderer = ResponsesRenderer(model, body, server.prompts_of(model).whole)
         if body.stream:
             return EventStream(stream(server, plan, renderer), permit.keep(), headers(plan))
         response, *_ = await until_disconnect(request, sample_responses(server, plan, 1))
@@ -225,8 +149,10 @@ async def responses(body: ResponsesRequest, request: Request, client: ChatClient
 class ResponsesRenderer:
     """Renders one response as items: reasoning, text, calls."""
 
-    def __init__(self, model: str, body: ResponsesRequest):
+    def __init__(self, model: str, body: ResponsesRequest, exact: bool):
+        """exact: texts keep their blanks, as in chats."""
         self.id, self.created, self.model, self.body = new_id("resp"), int(time.time()), model, body
+        self.trim: Callable[[str], str] = str if exact else str.strip
         self._number = 0
 
     def head(self, status: str) -> Json:
@@ -263,11 +189,11 @@ class ResponsesRenderer:
     def output(self, response: Response) -> list[Json]:
         """Return the items of a complete response."""
         items = []
-        if (reasoning := response.reasoning.strip()) and self.body.include_reasoning:
+        if (reasoning := self.trim(response.reasoning)) and self.body.include_reasoning:
             items.append(self.reasoning(new_id("rs"), reasoning))
-        if (answer := response.answer.strip()) or not response.calls:
+        if (answer := self.trim(response.answer)) or not response.calls:
             items.append(self.answer(new_id("msg"), answer))
-        return items + [self.call(call) for call in response.calls]
+        return [*map(self.executed, response.executed), *items, *map(self.call, response.calls)]
 
     def reasoning(self, item_id: str, text: str, status: str = "completed") -> Json:
         """Return the item of the reasoning."""
@@ -283,6 +209,12 @@ class ResponsesRenderer:
         """Return the item of a tool call."""
         return {"id": f"fc_{call.id}", "type": "function_call", "call_id": call.id, "name": call.name,
                 "arguments": call.arguments if status == "completed" else "", "status": status}  # fmt: skip
+
+    def executed(self, one: ExecutedCall) -> Json:
+        """Return the item of a call that the server has run."""
+        call = one.call
+        return {"id": new_id("mcp"), "type": "mcp_call", "server_label": "server", "name": call.name, "error": None,
+                "arguments": call.arguments, "output": one.output, "status": "completed"}  # fmt: skip
 
     def event(self, kind: str, **values: Any) -> bytes:
         """Return one server-sent event, with the next sequence number."""
@@ -311,6 +243,8 @@ def stream(server: Server, plan: GenerationPlan, renderer: ResponsesRenderer) ->
             async for chunk in found:
                 if isinstance(chunk, ParsedCall):
                     yield items.close() + items.call(chunk)
+                elif isinstance(chunk, ExecutedCall):
+                    yield items.close() + items.executed(chunk)
                 elif renderer.body.include_reasoning or not chunk.thinking:
                     yield items.text("reasoning" if chunk.thinking else "answer", chunk.text)
         check_language([response], plan)
@@ -369,16 +303,28 @@ class ItemEvents:
             return b""
         renderer, place, text = self._renderer, self._place(), self._text
         if self._kind == "reasoning":
-            item = renderer.reasoning(self._id, text.strip())
+            item = renderer.reasoning(self._id, renderer.trim(text))
             events = renderer.event("response.reasoning_text.done", **place, text=text)
         else:
-            item = renderer.answer(self._id, text.strip())
+            item = renderer.answer(self._id, renderer.trim(text))
             events = renderer.event("response.output_text.done", **place, text=text, logprobs=[])
             events += renderer.event("response.content_part.done", **place, part=text_part(text))
         events += renderer.event("response.output_item.done", output_index=len(self.done), item=item)
         self.done.append(item)
         self._kind = ""
         return events
+
+    def executed(self, one: ExecutedCall) -> bytes:
+        """Return the events of a call that the server has run."""
+        renderer, item, index = self._renderer, self._renderer.executed(one), len(self.done)
+        self.done.append(item)
+        place = {"item_id": item["id"], "output_index": index}
+        return (
+            renderer.event("response.output_item.added", output_index=index, item={**item, "status": "in_progress"})
+            + renderer.event("response.mcp_call_arguments.done", **place, arguments=item["arguments"])
+            + renderer.event("response.mcp_call.completed", **place)
+            + renderer.event("response.output_item.done", output_index=index, item=item)
+        )
 
     def call(self, call: ParsedCall) -> bytes:
         """Return the events of a complete tool call."""

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import itertools
 import json
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field, field_validator, model_validator
 
 from serve import parameters
 from serve.engine import Constraint, SamplingParameters
+from serve.messages import MOST_TOOLS, ChatMessage
 from serve.parameters import Items, RequestBody, RequestPart, body_error, refuse
 from serve.reasoning import ReasoningFormat
 from serve.reasoning_language import Enforcement, read_tag
@@ -26,107 +26,9 @@ MOST_IDS = 1_000_000
 MOST_BIASED = 1024
 MOST_BAD_WORDS = 128
 MOST_MESSAGES = 1024
-MOST_TOOLS = 128
-MOST_PARTS = 1024
 MOST_SCHEMA_LETTERS = 65_536
 """largest total length of the schemas of all tools of a request"""
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-
-
-class TextPart(RequestPart):
-    """A text part of a message."""
-
-    type: Literal["text", "input_text", "output_text"]
-    text: str
-
-
-class ThinkingPart(RequestPart):
-    """Reasoning in a message, in the form of Mistral's API."""
-
-    type: Literal["thinking"]
-    thinking: str | Items[TextPart]
-
-
-TEXT_PARTS = ("text", "input_text", "output_text")
-
-
-def read_part(part: Any) -> Any:
-    """Return the part. Raises PydanticCustomError if it holds no text."""
-    if not isinstance(part, dict):
-        raise PydanticCustomError("part", "a part of a content is an object: give type and text")
-    kind = part.get("type")
-    if kind in (*TEXT_PARTS, "thinking"):
-        return part
-    if not isinstance(kind, str):
-        raise PydanticCustomError("part", 'type is missing: give "type": "text"')
-    message = "this model reads text only: leave out the part of type {kind}"
-    raise PydanticCustomError("part", message, {"kind": kind[:40]})
-
-
-# names of alternatives have a hyphen, which keeps them out of the names of fields in errors
-Part = Annotated[
-    Annotated[TextPart, Tag("-text")] | Annotated[ThinkingPart, Tag("-thinking")],
-    Discriminator(lambda part: "-thinking" if part["type"] == "thinking" else "-text"),
-    BeforeValidator(read_part),
-]
-Content = Annotated[
-    Annotated[str, Tag("-text")] | Annotated[Items[Part], Field(max_length=MOST_PARTS), Tag("-parts")],
-    Discriminator(lambda content: "-parts" if isinstance(content, list) else "-text"),
-]
-
-
-class CalledFunction(RequestPart):
-    """The function of a tool call in an earlier turn."""
-
-    name: Name
-    arguments: str = "{}"
-    """JSON"""
-
-    @field_validator("arguments")
-    @classmethod
-    def read_arguments(cls, value: str) -> str:
-        """Raises ValueError if the arguments are not a JSON object."""
-        try:
-            found = json.loads(value)
-        except RecursionError:
-            found = None
-        if not isinstance(found, dict):
-            raise ValueError("must be a JSON object, as text")
-        return value
-
-
-class ToolCall(RequestPart):
-    """A tool call of an earlier turn."""
-
-    id: str = ""
-    type: Literal["function"] = "function"
-    function: CalledFunction
-
-
-class ChatMessage(RequestPart):
-    """One turn of a conversation."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Content | None = None
-    """reasoning of earlier turns, as parts of this or in fields of its own, is not read"""
-    tool_calls: Annotated[Items[ToolCall], Field(max_length=MOST_TOOLS)] | None = None
-    """of the assistant's turns"""
-    tool_call_id: str = ""
-    """of a turn of role "tool": the call that it answers; without it the turns answer the calls in their order"""
-
-    @model_validator(mode="after")
-    def need_content(self) -> ChatMessage:
-        """Raises ValueError for a turn of a tool without content."""
-        if self.role == "tool" and self.content is None:
-            raise ValueError("content of a turn with role tool is missing")
-        return self
-
-    @property
-    def text(self) -> str:
-        """The text of the turn, without its reasoning and calls."""
-        if self.content is None or isinstance(self.content, str):
-            return self.content or ""
-        return "".join(part.text for part in self.content if isinstance(part, TextPart))
 
 
 class StreamOptions(RequestBody):
@@ -378,7 +280,7 @@ class ChatRequest(ReasoningRequest, StreamedRequest):
     @property
     def characters(self) -> int:
         """Number of characters of all messages."""
-        return sum(len(message.text) for message in self.messages)
+        return sum(len(message.text) + len(message.thoughts) for message in self.messages)
 
     @property
     def offered(self) -> list[Tool]:

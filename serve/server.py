@@ -25,7 +25,8 @@ from serve.generation import Response
 from serve.keys import Client
 from serve.metrics import Metrics
 from serve.schemas import GenerationRequest
-from serve.settings import ServerSettings
+from serve.server_tools import ServerTools
+from serve.settings import ServerSettings, tool_options
 from serve.system_prompts import PromptRenderer
 from shared.errors import MaestraleError, ModelError
 
@@ -75,6 +76,9 @@ class Server:
         adapters: dict[str, ServedAdapter] | None = None,
     ):  # fmt: skip
         self.settings, self.engine, self.prompts, self.max_tokens = settings, engine, prompts, max_tokens
+        self.tools = ServerTools(
+            tool_options(settings.tools), settings.tool_turns, settings.tool_result_tokens, max_tokens
+        )
         self.adapters = adapters or {}
         """by the name that clients call"""
         self.metrics = Metrics()
@@ -96,8 +100,10 @@ class Server:
         self._watch: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Start the engine and its watch. Raises ModelError."""
+        """Start the tools, the engine and its watch. Raises ModelError, ConfigError."""
         try:
+            if self.tools.wanted:
+                await self.tools.start(self.prompts)
             await self.engine.start()
         except MaestraleError as error:
             self.failure = error

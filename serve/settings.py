@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import json
 import os
 import re
 from collections.abc import Collection
@@ -81,6 +82,13 @@ class ServerSettings(BaseSettings):
     """where reasoning stands in a response: both, openai, deepseek, mistral, inline or hidden"""
     fallback_language: str = "en"
     """where auto cannot tell"""
+    tools: str = ""
+    """ready environments whose tools the server runs in chats, e.g. python, or python,search; with options as JSON:
+    {"python": {}, "search": {"corpus": "notes.jsonl"}}. Empty: clients run tools of their own"""
+    tool_turns: int = Field(8, ge=1)
+    """turns of the model in one response with these tools, as environment.max_turns"""
+    tool_result_tokens: int = Field(512, ge=1)
+    """results of a turn's calls are cut to it, as by environment.observation_tokens"""
     temperature: float = Field(0.7, ge=0, le=2)
     """where a request names none"""
     top_p: float = Field(0.95, gt=0, le=1)
@@ -107,6 +115,13 @@ class ServerSettings(BaseSettings):
         for origin in split(value):
             if ORIGIN.fullmatch(origin) is None:
                 raise ValueError(f"{origin[:100]} is no origin: give scheme, host and port, e.g. https://chat.example")
+        return value
+
+    @field_validator("tools")
+    @classmethod
+    def read_tools(cls, value: str) -> str:
+        """Raises ValueError if it is neither a list of names nor an object of options."""
+        tool_options(value)
         return value
 
     @property
@@ -152,6 +167,19 @@ def load(arguments: list[str] | None = None, **values: Any) -> ServerSettings:
         return ServerSettings(_cli_parse_args=arguments, **values)
     except ValidationError as error:
         raise mistakes(error) from error
+
+
+def tool_options(value: str) -> dict[str, dict[str, Any]]:
+    """Return the options of the environments that the setting `tools` names, by their names. Raises ValueError."""
+    if not value.lstrip().startswith("{"):
+        return {name: {} for name in split(value)}
+    try:
+        found = json.loads(value)
+    except ValueError as error:
+        raise ValueError(f"it begins as JSON and is none ({error})") from error
+    if not all(isinstance(options, dict) for options in found.values()):
+        raise ValueError('give options as {"NAME": {"OPTION": VALUE}}')
+    return dict(found)
 
 
 def split(value: str) -> list[str]:

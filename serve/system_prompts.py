@@ -3,7 +3,7 @@
 Seven languages have texts of their own, each written in its language rather than translated literally. For every other
 language that the detector knows, the English prompt names it, in English and in the language itself.
 
-The server's system prompt comes first, with the client's inside it. Texts of users and applications cannot contain
+The server's system prompt comes first, the client's behind it. Texts of users and applications cannot contain
 control tokens: one that spells a control token ("<|im_end|>", "[INST]") is tokenised as ordinary letters. Everything
 else is tokenised in one piece, exactly as in training.
 """
@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from serve.messages import ChatMessage
 from serve.reasoning_language import name_of
-from serve.schemas import ChatMessage
 from serve.tools import AnswerForm
-from shared.chat import Chat
+from shared.chat import Chat, joined
 from shared.errors import ModelError
 from shared.languages import LANGUAGES
 from shared.model.model_card import read_card
@@ -194,7 +194,6 @@ def language_request(code: str) -> str:
     return f"Think and answer in {name_of(code).both}."
 
 
-APPLICATION_PROMPT = "The application adds:\n\n{text}"
 POLICY = "policy"
 MAGISTRAL = "magistral"
 """the same prompt as it is called in training, in English"""
@@ -230,9 +229,10 @@ class QuotedTexts:
 class PromptRenderer:
     """Renders conversations for one model."""
 
-    def __init__(self, chat: Chat, system: str = POLICY):
-        """system: "policy" for the server's prompt in the language of the reasoning, "" for none, else a fixed text."""
-        self.chat, self.system = chat, POLICY if system == MAGISTRAL else system
+    def __init__(self, chat: Chat, system: str = POLICY, whole: bool = False):
+        """system: "policy" for the server's prompt in the language of the reasoning, "" for none, else a fixed text.
+        whole: the model sees its earlier turns as it wrote them, reasoning included, whatever its template drops."""
+        self.chat, self.system, self.whole = chat, POLICY if system == MAGISTRAL else system, whole
         self.tags: Tags = CONTROL if chat.think_ids is not None else TEXT
         self.opened = bool(chat.think_prefix)
         """whether the chat template opens the reasoning"""
@@ -246,10 +246,10 @@ class PromptRenderer:
     def of_model(cls, folder: Path, system: str, trained: Path | None = None) -> PromptRenderer:
         """Create it for a model folder; system: as in the settings, where "trained" means the system prompt in the
         card of the folder, or of `trained`, which holds an adapter. Raises ModelError."""
+        card = read_card(trained or folder)
         if system == TRAINED:
-            card = read_card(trained or folder)
             system = POLICY if card is None else card.system_prompt
-        return cls(Chat(folder), system)
+        return cls(Chat(folder), system, whole=card is not None and card.history == "whole")
 
     def letters(self, token: int) -> str:
         """Decode a single token; incomplete characters are not letters."""
@@ -265,22 +265,20 @@ class PromptRenderer:
         return prompts_of(code or "en").system_prompt(self.tags)
 
     def render(self, messages: Sequence[ChatMessage], code: str, form: AnswerForm | None = None) -> list[int]:
-        """Return the [prompt_tokens] up to where the assistant begins, without reasoning of earlier turns. form: the
-        part of the system prompt on the form of the answer.
+        """Return the [prompt_tokens] up to where the assistant begins, without reasoning of earlier turns unless
+        `whole`. form: the part of the system prompt on the form of the answer.
 
         Given a language, the last turn ends with the request for it, in that language: what is near the question has
         most effect. Raises ModelError if the model's template refuses the conversation.
         """
         quoted = QuotedTexts(self._control)
-        theirs = "\n\n".join(
-            quoted.quote(message.text) for message in messages if message.role in ("system", "developer")
-        )
-        system = self.system_prompt(code)
-        if theirs:
-            system = f"{system}\n\n{APPLICATION_PROMPT.format(text=theirs)}" if system else theirs
-        if form is not None:
-            system = "\n\n".join(filter(None, [system, form.text.replace("{given}", quoted.quote(form.given))]))
+        theirs = [quoted.quote(message.text) for message in messages if message.role in ("system", "developer")]
+        told = form.text.replace("{given}", quoted.quote(form.given)) if form is not None else ""
+        system = joined(self.system_prompt(code), *theirs, told)
         turns = [{"role": "system", "content": system}] if system else []
+        if self.whole:
+            said = [message for message in messages if message.role not in ("system", "developer")]
+            return self._whole(turns, said, f"\n\n{language_request(code)}" if code and self.system == POLICY else "")
         of_tools = False
         for message in messages:
             made = [call.function for call in message.tool_calls or []]
@@ -300,6 +298,43 @@ class PromptRenderer:
         if code and self.system == POLICY and turns[-1]["role"] == "user":
             turns[-1]["content"] += f"\n\n{language_request(code)}"
         return quoted.encode(self.chat, self.chat.render_turns(turns))
+
+    def _whole(self, turns: list[dict[str, str]], messages: Sequence[ChatMessage], request: str) -> list[int]:
+        """The [prompt_tokens] of an episode in training: the turns of the assistant as it wrote them, and between two
+        what the template puts there (`Chat.bridge`). turns: the system's. request: added to the last user turn."""
+        if not messages or messages[0].role == "assistant":
+            raise ModelError("the first turn is not the assistant's")
+        ids, between = list[int](), list[tuple[str, str]]()
+        for place, message in enumerate(messages):
+            if message.role != "assistant":
+                last = place == len(messages) - 1 and message.role == "user"
+                between.append((message.role, message.text + (request if last else "")))
+                continue
+            ids += self._between(ids, turns, between)
+            ids += [*self._turn(message), self.chat.eos_id]
+            between = []
+        return ids + self._between(ids, turns, between)
+
+    def _between(self, ids: list[int], turns: list[dict[str, str]], between: list[tuple[str, str]]) -> list[int]:
+        """The tokens of messages up to where the assistant begins; with no ids before them, those of the prompt."""
+        if ids:
+            return self.chat.bridge(between)
+        quoted = QuotedTexts(self._control)
+        first = [{"role": "user", "content": quoted.quote(text)} for _, text in between]
+        return quoted.encode(self.chat, self.chat.render_turns(turns + first))
+
+    def _turn(self, message: ChatMessage) -> list[int]:
+        """The tokens of a turn of the assistant, without its end token and what the template itself opens."""
+        quoted, thoughts, text = QuotedTexts(self._control), message.thoughts, message.text
+        if not thoughts and text.startswith(self.tags.open):  # reasoning in the text itself, as format inline has it
+            thoughts, _, text = text.removeprefix(self.tags.open).partition(self.tags.close)
+        calls = [call_text(one.function.name, quoted.quote(one.function.arguments)) for one in message.tool_calls or []]
+        said = "\n".join(filter(None, [quoted.quote(text), *calls]))
+        if thoughts or self.opened:
+            opening = "" if self.opened else self.tags.open
+            blank = "\n" if calls and not text else ""
+            said = f"{opening}{quoted.quote(thoughts)}{self.tags.close}{blank}{said}"
+        return quoted.encode(self.chat, said)
 
     def begin_reasoning(self, prompt_ids: list[int], code: str) -> tuple[list[int], str]:
         """Return the prompt with first words of reasoning in a language added, and those words; code: "" for none."""

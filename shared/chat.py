@@ -51,9 +51,19 @@ def system_prompt(setting: str, form: AnswerFormat = BOXED_ANSWER) -> str:
     return MAGISTRAL.replace("{answer}", form.summary).replace("{form}", form.ending)
 
 
+def joined(*parts: str) -> str:
+    """A system prompt of several parts, in training and serving alike: the run's or the server's own, what an
+    application or an environment adds, tools. A blank line stands between two; empty ones are left out."""
+    return "\n\n".join(filter(None, parts))
+
+
 def with_language(system: str, code: str) -> str:
     """Add to a system prompt the wish to think and answer in language `code`, written in that language."""
-    return f"{system}\n\n{LANGUAGES[code].clause}".strip()
+    return joined(system, LANGUAGES[code].clause)
+
+
+MOST_BRIDGES = 256
+"""sequences of roles between two turns whose tokens are remembered"""
 
 
 def _message(role: str, content: str) -> dict[str, str]:
@@ -172,6 +182,8 @@ class Chat:
                     f"{self.folder}: the chat template ends a turn of the assistant with {parts[0][:40]!r}, and the "
                     f"model with {' or '.join(ends)}: name the template's token in generation_config.json"
                 )
+            if len(self._bridges) == MOST_BRIDGES:  # clients of a server choose the roles
+                self._bridges.clear()
             self._bridges[roles] = found = [self.encode(part) for part in (parts[0].removeprefix(end), *parts[1:])]
         return found
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import ssl
 import weakref
+from functools import cache
 from typing import Any
 
 import httpx
@@ -41,6 +43,11 @@ def key_headers(variable: str, setting: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
 
 
+@cache
+def _certificates() -> ssl.SSLContext:
+    return httpx.create_ssl_context()  # 50 ms, in which the event loop stands still: once for all clients
+
+
 class ApiEndpoint:
     """Sends requests to one API, with a connection pool per event loop: a client must not outlive its loop."""
 
@@ -58,7 +65,7 @@ class ApiEndpoint:
         loop = asyncio.get_running_loop()
         if loop not in self._clients:
             timeout = httpx.Timeout(self.deadline_s, connect=min(CONNECT_S, self.deadline_s))
-            client = httpx.AsyncClient(headers=self._headers, timeout=timeout)
+            client = httpx.AsyncClient(headers=self._headers, timeout=timeout, verify=_certificates())
             self._clients[loop] = (client, asyncio.Semaphore(self.concurrent))
         return self._clients[loop]
 

@@ -141,9 +141,12 @@ class Config(Section):
         """Folder of the run."""
         return Path(self.runs_dir) / self.name
 
-    def locate(self, path: str) -> str:
-        """The path that a setting names: one that begins with made/ lies in the run's folder."""
-        return str(self.run_dir / path) if path.startswith("made/") else path
+    def locate(self, path: str, setting: str = "data.train") -> str:
+        """The path that a setting names: one that begins with made/ lies in the run's folder, and so do the problems
+        that reasoning-gym generates."""
+        if path.startswith("reasoning_gym:"):
+            path = f"generated/{setting.removeprefix('data.')}.jsonl"
+        return str(self.run_dir / path) if path.startswith(("made/", "generated/")) else path
 
     @property
     def last_version(self) -> int:

@@ -22,8 +22,10 @@ Item = TypeVar("Item")
 
 MAX_ROW_BYTES = 64 << 20
 """a longer line is an error: the tests of a programming problem may take some megabytes, no row takes more"""
-KEYS = ("problem", "answer", "tests", "domain", "language", "pass_rate", "environment")
+KEYS = ("problem", "answer", "tests", "domain", "language", "pass_rate", "environment", "checker", "answer_form")
 """keys of a problem that change what it means; "id" and "source" only name it"""
+ANSWER_FORMS = ("box", "code block", "response")
+"""where a row may say that its answer is given"""
 ALIKE = 0.8
 """share of letters (difflib) from which an unknown key is a misspelt one"""
 ALIASES = {"lang": "language"}
@@ -167,18 +169,24 @@ def problem_of(
     row: Mapping[str, Any], where: str, ground_truth: Literal["answer", "tests"] = "answer", *, hidden: bool = False
 ) -> Problem:
     """Make the problem of {"problem", "answer" or "tests", "id"?, "language"?, "domain"?, "source"?,
-    "pass_rate"?, "environment"?}.
+    "pass_rate"?, "environment"?, "checker"?, "answer_form"?}.
 
-    ground_truth, hidden: what the verifier of the domain says, see `verify.verifiers.read_problem`. Raises DataError.
+    ground_truth, hidden: what its verifier says, see `verify.verifiers.read_problem`. A row with tests and a checker
+    may have an answer too; one of which all is the answer, compared with nothing, needs none. Raises DataError.
     """
-    tested = ground_truth == "tests"
+    tested, checker = ground_truth == "tests", text_of(row, "checker", where, "")
+    form: Any = text_of(row, "answer_form", where, "")
+    if form not in ("", *ANSWER_FORMS):
+        raise DataError(f"{where}: answer_form = '{form}' must be one of {', '.join(ANSWER_FORMS)}")
+    needless = row.get("environment") or (hidden and form == "response")
     for name in row:
         if (meant := meant_by(name, row)) and not (meant == "answer" and tested):
             raise DataError(f"{where}: unknown key '{name}': is '{meant}' meant? Rename one or the other")
     domain = text_of(row, "domain", where, "math")
     if tested:
         if not row.get("tests"):
-            raise DataError(f"{where} lacks 'tests': a row with domain \"{domain}\" needs them to check answers")
+            of = f'checker "{checker}"' if checker else f'domain "{domain}"'
+            raise DataError(f"{where} lacks 'tests': a row with {of} needs them to check answers")
         check_text(json.dumps(row["tests"], ensure_ascii=False), "tests", where)
     pass_rate = row.get("pass_rate")
     known = isinstance(pass_rate, int | float) and not isinstance(pass_rate, bool) and 0 <= pass_rate <= 1
@@ -187,7 +195,7 @@ def problem_of(
     return Problem(
         id=text_of(row, "id", where, where),
         text=text_of(row, "problem", where),
-        answer="" if tested else text_of(row, "answer", where, "" if row.get("environment") else None),
+        answer="" if tested and not checker else text_of(row, "answer", where, "" if tested or needless else None),
         language=text_of(row, "language", where, "en"),
         domain=domain,
         source=text_of(row, "source", where, ""),
@@ -195,6 +203,8 @@ def problem_of(
         environment=text_of(row, "environment", where, ""),
         pass_rate=None if pass_rate is None else float(pass_rate),
         hidden=hidden,
+        checker=checker,
+        answer_form=form,
     )
 
 

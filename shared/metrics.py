@@ -166,7 +166,7 @@ KINDS = ("sft", "evaluation", "train")
 def check_names(values: Mapping[str, Any]) -> None:
     """Raise KeyError naming the nearest known metric for a name that METRICS lacks."""
     for name in values:
-        if name not in METRICS and not name.startswith("environment/info/"):
+        if name not in METRICS and not name.startswith(("environment/info/", "judge/")):
             near = difflib.get_close_matches(name, METRICS, n=1, cutoff=0)
             raise KeyError(f"unknown metric '{name}' (nearest: '{near[0]}'): define it in shared/metrics.py")
 

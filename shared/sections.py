@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from shared.judge_settings import Judge
 from shared.metrics import METRICS, kind_of
 from shared.section import Section
 
@@ -35,13 +36,20 @@ class Model(Section):
     trainers agree better (Qi et al. 2025), but a model whose activations exceed 65,504 stops with NonFinite"""
     max_tokens: int = Field(512, gt=0)
     """longest prompt + completion, tokens"""
+    implementation: Literal["auto", "native", "transformers"] = "auto"
+    """what trains: "native", our own decoder (Llama, Mistral, Qwen2, Qwen3), "transformers", the module of that library
+    (docs/models.md), or our own where it has the family"""
 
 
 class Data(Section):
     train: str = ""
-    """JSONL (or .jsonl.gz) of problems to train on; a run needs one"""
+    """JSONL (or .jsonl.gz) of problems to train on, or kinds of problems that reasoning-gym generates, with a level of
+    its curriculum where one is wanted, e.g. "reasoning_gym:countdown,chain_sum/2"; a run needs one"""
     validation: str = ""
-    """JSONL of problems for evaluation only; "" for none"""
+    """the same for evaluation only; "" for none"""
+    generate: dict[str, dict[str, Any]] = {}
+    """kind of generated problems = its options, reasoning-gym's own and `size`, the number to train on (500), e.g.
+    { countdown = { size = 2000, max_numbers = 4 } }"""
     order: Literal["shuffle", "file"] = "shuffle"
     """draw problems in a seeded random order (new each epoch), or as they stand in the file"""
     system_prompt: str = "magistral"
@@ -61,7 +69,7 @@ class Data(Section):
 
     def own_contradictions(self) -> Iterator[str]:
         """Yield what the names and bounds of the problems contradict."""
-        if self.train and self.train == self.validation:
+        if self.train and self.train == self.validation and not self.train.startswith("reasoning_gym:"):
             yield (
                 f'data.train and data.validation are both "{self.train}": evaluation would be on training problems; '
                 'give another file, or data.validation = ""'
@@ -141,23 +149,6 @@ class Rollout(Section):
             )
 
 
-class Judge(Section):
-    url: str = ""
-    """address of an OpenAI-compatible API up to its version, e.g. "http://127.0.0.1:8000/v1"; asked only when
-    reward.extra names llm_judge"""
-    model: str = ""
-    """model name as that API knows it"""
-    key_variable: str = ""
-    """environment variable that holds the API key; "" for none (the key itself never stands in a settings file)"""
-    instructions: str = (
-        "Grade how clear, complete and honest the solution is for a reader who has only the problem and the true "
-        "answer. 10 is best, 0 is worst."
-    )
-    """what the judge is told to look at"""
-    deadline_s: float = Field(60.0, gt=0)
-    """all attempts at one completion together; later it is not graded"""
-
-
 class Sandbox(Section):
     isolation: Literal["required", "none"] = "required"
     """"required" refuses to run programs of the model where the host cannot isolate them; "none" runs them all the
@@ -214,6 +205,11 @@ class RewardWeights(Section):
     plugins: list[str] = []
     """Python files that define more rewards"""
     judge: Judge = Judge()
+    judges: dict[str, Judge] = {}
+    """further judges, each a reward of its name for reward.extra, e.g. { clear = { url = "...", model = "..." } }"""
+    gates: dict[str, float] = {}
+    """reward, judge, "correctness" or "language" = least value: a response below one of them earns nothing, as if its
+    format were broken"""
     sandbox: Sandbox = Sandbox()
 
     def resolved(self, max_completion_tokens: int) -> RewardWeights:

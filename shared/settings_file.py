@@ -31,6 +31,8 @@ Table = dict[str, Any]
 Complaints = Callable[[Config], Iterator[str]]
 ACCEPT_CHANGES = "--accept-changes"
 """option to continue a run whose settings, data or model have changed (trainer/resume.py)"""
+DASHBOARD = "--dashboard"
+"""option to open the dashboard beside a launch (trainer/dashboard.py)"""
 VARIABLES = "MAESTRALE_TRAIN_"
 """beginning of the environment variables that set a training setting; two underscores stand for a dot"""
 Given = tuple[str, str, Any]

@@ -1,4 +1,4 @@
-"""Statistics of evaluations: pass@k, maj@k, means over problems, their intervals, the difference of two runs.
+"""Statistics of evaluations: pass@k, maj@k, means over problems, intervals, differences of two runs, Elo ratings.
 
 Problems are the units that are drawn at random: completions of one problem are alike, so intervals resample whole
 problems (clusters), never completions.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 RESAMPLES = 10_000
 _AT_ONCE = 1 << 22
@@ -123,3 +123,93 @@ def paired_difference(first: Sequence[float], second: Sequence[float], seed: int
     """
     steps = [after - before for before, after in zip(first, second, strict=True)]
     return PairedDifference(math.fsum(steps) / len(steps), cluster_bootstrap(steps, seed))
+
+
+def paired_permutation(first: Sequence[float], second: Sequence[float], seed: int = 0) -> float:
+    """Two-sided p-value of the mean difference of pairs: the two values of each pair are exchanged at random.
+
+    first, second: [problems] in the same order. As Kenton et al. 2024 (2407.04622): SciPy's test with 10,000 resamples,
+    or all of them where there are fewer. Without a difference in any pair it is 1.
+    """
+    import numpy as np
+    from scipy.stats import permutation_test
+
+    pairs = np.asarray(first, np.float64), np.asarray(second, np.float64)
+    if len(pairs[0]) < 2 or bool((pairs[0] == pairs[1]).all()):
+        return 1.0
+
+    def difference(x: Any, y: Any, axis: int) -> Any:
+        return np.mean(x - y, axis=axis)
+
+    found = permutation_test(
+        pairs, difference, permutation_type="samples", vectorized=True, n_resamples=RESAMPLES,
+        batch=max(1, _AT_ONCE // len(pairs[0])), rng=np.random.default_rng(seed),
+    )  # fmt: skip
+    return float(found.pvalue)
+
+
+ELO_SCALE = 500.0
+"""points in which the odds of winning change tenfold, as Kenton et al. 2024"""
+
+
+def expected_score(rating: float, other: float) -> float:
+    """Expected score of a player against another: 1 / (1 + 10^((other - rating) / 500)); +100 gives 0.6131."""
+    return 1.0 / (1.0 + math.pow(10.0, (other - rating) / ELO_SCALE))
+
+
+def elo(games: Sequence[tuple[str, str, float]]) -> dict[str, float]:
+    """Return the ratings of maximum likelihood, with mean 0, by BFGS.
+
+    games: (player, opponent, score of the player in [0, 1]). A player that won or lost every game has no finite rating:
+    half a drawn game of each pair that met is counted beside the others.
+    """
+    return {name: float(points[0]) for name, points in zip(*_elo(games, 1, 0), strict=True)}
+
+
+def elo_intervals(games: Sequence[tuple[str, str, float]], seed: int = 0, resamples: int = 500) -> dict[str, Interval]:
+    """Return the middle 95 % of each player's rating over resampled games."""
+    import numpy as np
+
+    names, ratings = _elo(games, resamples, seed)
+    low, high = np.percentile(ratings, (2.5, 97.5), axis=1)
+    return {name: Interval(float(low[n]), float(high[n])) for n, name in enumerate(names)}
+
+
+def _elo(games: Sequence[tuple[str, str, float]], resamples: int, seed: int) -> tuple[list[str], list[list[float]]]:
+    """Return players and [players][resamples] ratings; for resamples = 1 those of the games as they are."""
+    import numpy as np
+    from scipy.optimize import minimize
+
+    names = sorted({name for game in games for name in game[:2]})
+    place = {name: number for number, name in enumerate(names)}
+    sides = np.asarray([(place[player], place[opponent]) for player, opponent, _ in games])
+    turned = sides[:, 0] > sides[:, 1]
+    scores = np.where(turned, 1.0 - np.asarray([game[2] for game in games]), [game[2] for game in games])
+    pairs, kinds = np.unique(np.sort(sides, 1), axis=0, return_inverse=True)
+    kinds = kinds.reshape(-1)
+
+    def fit(played: Any, won: Any, start: Any) -> Any:
+        """Logarithms of the odds from games and scores of each pair, with half a drawn game of each that met."""
+        played, won = played + 0.5 * (played > 0), won + 0.25 * (played > 0)
+
+        def loss(odds: Any) -> tuple[float, Any]:
+            """Negative log-likelihood and its gradient. odds: natural logarithms."""
+            gaps = odds[pairs[:, 0]] - odds[pairs[:, 1]]
+            value = np.sum(played * np.logaddexp(0.0, -gaps) + (played - won) * gaps) + 0.5 * np.mean(odds) ** 2
+            slope = played / (1.0 + np.exp(-gaps)) - won
+            gradient = np.full(len(names), np.mean(odds) / len(names))
+            np.add.at(gradient, pairs[:, 0], slope)
+            np.add.at(gradient, pairs[:, 1], -slope)
+            return float(value), gradient
+
+        found = minimize(loss, start, jac=True, method="BFGS").x
+        return found - found.mean()
+
+    count, rng = len(pairs), np.random.default_rng(seed)
+    whole = fit(np.bincount(kinds, minlength=count), np.bincount(kinds, scores, count), np.zeros(len(names)))
+    fits = [whole] if resamples == 1 else []
+    while len(fits) < resamples:
+        drawn = rng.integers(0, len(games), len(games))
+        won = np.bincount(kinds[drawn], scores[drawn], count)
+        fits.append(fit(np.bincount(kinds[drawn], minlength=count), won, whole))
+    return names, (np.asarray(fits).T * ELO_SCALE / math.log(10.0)).tolist()

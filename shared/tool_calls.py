@@ -56,6 +56,11 @@ def signatures(tools: Sequence[ToolDefinition]) -> str:
     return "\n".join(json.dumps(tool._asdict(), ensure_ascii=False) for tool in tools)
 
 
+def tools_prompt(tools: Sequence[ToolDefinition]) -> str:
+    """Return the part of the system prompt that tells the model of its tools."""
+    return TOOLS_PROMPT.replace("{given}", signatures(tools))
+
+
 def call_start(name: str) -> str:
     """Return the text of a call before its arguments."""
     return f'{OPEN}\n{{"name": {json.dumps(name)}, "arguments": '

@@ -34,6 +34,11 @@ class Problem(msgspec.Struct, frozen=True):
     hidden: bool = False
     """nothing is compared with the ground truth: the domain has no verifier, or `data.open_share` keeps the answer from
     it"""
+    checker: str = ""
+    """verifier of this problem, where it is not its domain's: another domain, one of a plug-in file, or
+    "reasoning_gym:KIND\""""
+    answer_form: Literal["", "box", "code block", "response"] = ""
+    """where a response gives its answer, "" for where its verifier looks; "response": all behind the reasoning"""
 
     @property
     def verified(self) -> bool:

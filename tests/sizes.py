@@ -15,17 +15,20 @@ from typing import NamedTuple
 from shared.settings_file import SECTIONS, SETTINGS
 
 ROOT = Path(__file__).resolve().parents[1]
-PRODUCT = ("shared", "verify", "environments", "rollout", "trainer", "serve", "evaluation", "curate", "lab", "examples")
+PRODUCT = (
+    *("shared", "verify", "environments", "rollout", "trainer", "serve"),
+    *("dashboard", "evaluation", "curate", "lab", "examples"),
+)
 TRAINING = ("shared", "rollout", "trainer")
 """what a person reads to change training"""
 OTHERS = ("benchmarks", "tests")
 APART = ("reward.judge.", "environment.")
 """settings of the judge and of environments, which validate their own"""
 BUDGETS = {
-    "product lines": 54_600,
-    "training lines": 23_000,
-    "files": 326,
-    "settings": 84,
+    "product lines": 60_900,
+    "training lines": 24_250,
+    "files": 374,
+    "settings": 88,
     "class names used twice": 0,
 }
 """A later issue may raise one, in a commit of its own that gives the reason; one that lowers a total lowers it."""

@@ -23,10 +23,11 @@ ALLOWED = {
     "environments": {"shared", "verify", "environments"},
     "trainer": {"shared", "verify", "environments", "rollout", "trainer"},
     "serve": {"shared", "verify", "environments", "rollout", "serve"},
+    "dashboard": {"shared", "verify", "serve", "dashboard"},
     "evaluation": {"shared", "verify", "environments", "serve", "evaluation"},
     "curate": {"shared", "verify", "environments", "rollout", "trainer", "curate"},
     "lab": {"shared", "verify", "environments", "rollout", "trainer", "lab"},
-    "examples": {"shared", "examples"},
+    "examples": {"shared", "verify", "environments", "examples"},
 }
 SOURCES = sorted(path for room in ALLOWED for path in (ROOT / room).rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py")) + sorted((ROOT / "benchmarks").rglob("*.py"))

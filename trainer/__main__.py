@@ -50,6 +50,7 @@ Train a reasoning model by reinforcement learning. N = 1 controller + placement.
 An interrupted run goes on from its last checkpoint with the same command. Ctrl-C, SIGTERM and SIGHUP save one first.
 
   --dry-run                 print settings, placement, token and memory budget; start nothing
+  --dashboard               show the runs in a browser while this one goes on (python -m dashboard runs/ does later)
   --accept-changes          go on although settings, data or model are not what the run was made from
   --section.key=value       override a setting of the file
 
@@ -108,7 +109,7 @@ def load(path: str, overrides: list[str]) -> Config:
     from trainer.sources import missing_settings
     from verify.plugins import choose
 
-    wanted = [given for given in overrides if given != settings_file.ACCEPT_CHANGES]
+    wanted = [given for given in overrides if given not in (settings_file.ACCEPT_CHANGES, settings_file.DASHBOARD)]
     config = settings_file.load(
         path, wanted, lambda config: chain(missing_settings(config), complaints(config)), os.environ
     )
@@ -222,6 +223,7 @@ def run_controller(path: str, overrides: list[str], node: LaunchFolder) -> int:
     from rollout.start import with_time_to_start
     from shared.progress import Progress
     from shared.ranks import count_gpus, invite, open_meeting, open_store, read_role
+    from trainer import dashboard
     from trainer.colocate import settle
     from trainer.run_lock import RunLock
     from trainer.sources import gather_sources, prepare
@@ -242,6 +244,8 @@ def run_controller(path: str, overrides: list[str], node: LaunchFolder) -> int:
         watchdog.open_stacks(config.run_dir / "stacks", "rank0")
         if lock.silent:
             progress.warning(f"{lock.silent}. {deaths.again(config.run_dir)}")
+        if settings_file.DASHBOARD in overrides:
+            dashboard.open_beside(config.run_dir.parent, progress)
         prepare(config, progress)
         sources = gather_sources(config)
         gpus = count_gpus(config.placement.device)

@@ -185,7 +185,10 @@ def holds_programs(config: Config) -> bool:
     if not path.is_file():
         return False
     try:
-        return any("tests" in row for _, _, row in islice(read_rows(path, "data.train"), PROGRAM_LINES))
+        return any(
+            "tests" in row and "checker" not in row
+            for _, _, row in islice(read_rows(path, "data.train"), PROGRAM_LINES)
+        )
     except DataError:  # a launch says what is wrong with it
         return False
 
@@ -278,8 +281,8 @@ def data_and_model(config: Config, shape: DecoderConfig | None) -> Iterator[Chec
     files = {"data.train": config.data.train, "data.validation": config.data.validation,
              "sft.demonstrations": config.sft.demonstrations, "sft.general": config.sft.general,
              "prepare.script": made}  # fmt: skip
-    gone = [f"{key} = {path!r}" for key, path in files.items() if path and not Path(config.locate(path)).is_file()
-            and not (made and path.startswith("made/"))]  # fmt: skip
+    gone = [f"{key} = {path!r}" for key, path in files.items() if path and not Path(config.locate(path, key)).is_file()
+            and not (made and path.startswith("made/")) and not path.startswith("reasoning_gym:")]  # fmt: skip
     if gone:
         yield CheckResult("data", "FAIL", f"there is no such file: {', '.join(gone)}",
                       "correct the path; paths start at the working directory")  # fmt: skip
@@ -307,7 +310,7 @@ def model_access(config: Config, shape: DecoderConfig | None) -> CheckResult:
         return CheckResult("model", "OK", f"{config.model.path} is made at the start by {config.prepare.script}")
     if Path(path).is_dir():
         try:
-            hf.check_trainable(Path(path))
+            hf.check_trainable(Path(path), config.model.implementation, config.model.max_tokens)
         except ModelError as error:
             return CheckResult("model", "FAIL", str(error), "fetch the model again, or name another one in model.path")
         parameters = shape.parameters / 1e6 if shape is not None else 0.0

@@ -24,6 +24,7 @@ from shared.config import Config
 from shared.errors import ConfigError
 from shared.model.config import DecoderConfig
 from shared.model.folder import load_config
+from shared.model.implementation import read_shape
 from shared.ranks import shares_gpus
 from trainer import memory
 from trainer.memory import DTYPE_BYTES, TrainerMemory
@@ -50,7 +51,7 @@ def frozen_models(config: Config, shape: DecoderConfig, on_gpu: bool) -> dict[st
         alone = memory.FROZEN_BYTES * adapters / trainers
         found["reference"] = alone if adapters else memory.frozen_bytes(shape.parameters, trainers, in_place)
     if Need.TEACHER in needs(config) and Path(objective.teacher).is_dir():
-        teacher = DecoderConfig.from_hf(load_config(Path(objective.teacher)))
+        teacher = read_shape(load_config(Path(objective.teacher)))
         found["teacher"] = memory.frozen_bytes(teacher.parameters, trainers, in_place)
     return found
 
@@ -198,7 +199,7 @@ def settle(config: Config, model_dir: Path, gpus: int, one_node: bool) -> Config
     if gpus == 0:
         way = "turns" if config.placement.colocate == "turns" else "never"
         return with_sharing(config, way, config.rollout.cache_bytes)
-    shape = DecoderConfig.from_hf(load_config(model_dir))
+    shape = read_shape(load_config(model_dir), config.model.implementation, config.model.max_tokens)
     least = min(torch.cuda.get_device_properties(index).total_memory for index in range(gpus))
     if not (one_node and shares_gpus(config, gpus)):
         check_own_gpus(config, shape, least, gpus)

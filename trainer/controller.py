@@ -110,7 +110,8 @@ class TrainingLoop:
             reward, text = await self.scorer.score(group.prompt.problem, completion)
             if self.teacher is not None:
                 completion.teacher = await self.teacher.score(group.prompt.token_ids, completion.token_ids)
-            self.ledger.close(completion, reward, text)
+            for settled in await self.scorer.settle(group, completion, reward, text):
+                self.ledger.close(*settled)
 
         async with asyncio.TaskGroup() as scoring:
             for completion in (*self.ledger.unscored(), *self.ledger.waiting()):

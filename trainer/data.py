@@ -15,14 +15,14 @@ from pathlib import Path
 import msgspec
 
 from shared.atomic_write import beside
-from shared.chat import Chat, system_prompt
+from shared.chat import AnswerFormat, Chat, joined, system_prompt
 from shared.config import Config
 from shared.errors import DataError
 from shared.sections import Data
 from shared.types import Problem, Prompt
 from trainer.problem_file import read_problems
 from trainer.stages import Stages
-from verify.verifiers import verifier_of
+from verify.verifiers import verifier_for, verifier_of
 
 
 def load_problems(path: Path, setting: str, environment: str = "") -> list[Problem]:
@@ -68,12 +68,16 @@ class PromptFormat:
         """The same chat format, with neither system prompt nor template: for general instructions."""
         return PromptFormat(self.chat, self.settings.model_copy(update={"system_prompt": "", "templates": {}}))
 
-    def render(self, text: str, domain: str = "math", also: str = "") -> list[int]:
-        """[prompt_tokens] token ids of one user turn. also: a text behind the system prompt."""
+    def render(self, text: str, domain: str = "math", also: str = "", form: AnswerFormat | None = None) -> list[int]:
+        """[prompt_tokens] token ids of one user turn. also: a text behind the system prompt. form: of the answer, None
+        for that of the domain."""
         template = self.settings.templates.get(domain, "{problem}")
-        system = system_prompt(self.settings.system_prompt, verifier_of(domain).form)
-        system = f"{system}\n\n{also}".strip() if also else system
-        return self.chat.render(template.replace("{problem}", text), system)
+        system = system_prompt(self.settings.system_prompt, form or verifier_of(domain).form)
+        return self.chat.render(template.replace("{problem}", text), joined(system, also))
+
+    def prompt_of(self, problem: Problem, text: str = "", also: str = "") -> list[int]:
+        """[prompt_tokens] token ids of a problem; `text`, where given, stands in the place of its own."""
+        return self.render(text or problem.text, problem.domain, also, verifier_for(problem).form)
 
 
 class DataSource:
@@ -129,7 +133,7 @@ class DataSource:
 
     def render(self, problem: Problem, index: int) -> Prompt:
         """The prompt of a problem."""
-        return Prompt(index, problem, self.prompt_format.render(problem.text, problem.domain))
+        return Prompt(index, problem, self.prompt_format.prompt_of(problem))
 
     def measure(self, problems: Sequence[Problem]) -> list[Problem]:
         """Problems whose prompts leave no room for a completion. Slow, and safe in a thread: call it before the run.
@@ -138,14 +142,15 @@ class DataSource:
         most are not rendered (a megabyte would take seconds). The others are, from the longest down, until
         FITTING_IN_A_ROW in succession fit; the shorter rest is taken to fit too (`draw` checks every prompt anyway).
         """
-        around = {domain: len(self.prompt_format.render("", domain)) for domain in {one.domain for one in problems}}
-        sizes = [(len(one.text.encode()) + around[one.domain], one) for one in problems]
+        forms = [(one.domain, verifier_for(one).form) for one in problems]
+        around = {form: len(self.prompt_format.render("", form[0], form=form[1])) for form in set(forms)}
+        sizes = [(len(one.text.encode()) + around[form], one) for one, form in zip(problems, forms, strict=True)]
         doubtful = sorted((pair for pair in sizes if pair[0] > self.room), key=lambda pair: -pair[0])
         found, fitting, longest = [], 0, self.prompt_format.chat.longest_token
         for _, problem in doubtful:
             count = len(problem.text) // longest
             if count <= self.room:
-                count = len(self.prompt_format.render(problem.text, problem.domain))
+                count = len(self.prompt_format.prompt_of(problem))
             fitting = 0 if count > self.room else fitting + 1
             if count > self.room:
                 self.long[problem.id] = count

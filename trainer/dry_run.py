@@ -14,6 +14,7 @@ from shared import settings_file
 from shared.config import Config
 from shared.model.config import DecoderConfig
 from shared.model.folder import load_config
+from shared.model.implementation import read_shape
 from shared.ranks import count_gpus, gpus_of, kind_of, shares_gpus
 from trainer import memory
 from trainer.colocate import adapters_of, engine_gpus, frozen_models, settle, streams, trainer_memory
@@ -60,7 +61,10 @@ def model_shape(config: Config) -> DecoderConfig | None:
 
     Raises ModelError."""
     folder = Path(config.locate(config.model.path))
-    return DecoderConfig.from_hf(load_config(folder)) if folder.is_dir() else None
+    settings = config.model
+    if not folder.is_dir():
+        return None
+    return read_shape(load_config(folder), settings.implementation, settings.max_tokens)
 
 
 def placement_lines(config: Config) -> Iterator[str]:

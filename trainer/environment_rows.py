@@ -38,7 +38,7 @@ def environment_rows(config: Config) -> list[EnvironmentRow]:
     whose options are wrong and a plug-in file that cannot be run."""
     found, default = list[EnvironmentRow](), config.environment.name
     for setting, value in (("data.train", config.data.train), ("data.validation", config.data.validation)):
-        path = Path(config.locate(value))
+        path = Path(config.locate(value, setting))
         for row in read_rows(path, setting) if value and path.is_file() else ():
             if name := text_of(row.fields, "environment", row.where, default):
                 texts = (

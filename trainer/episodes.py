@@ -17,15 +17,14 @@ from collections.abc import Awaitable, Callable, Iterable
 
 from msgspec.structs import replace
 
-from environments.environment import Action, Observation
+from environments.environment import Action, Observation, action_of
 from environments.host import EnvironmentHost, InstanceLost, Key
-from shared.chat import Chat
+from shared.chat import Chat, joined
 from shared.config import Config
 from shared.errors import ConfigError, ModelError
 from shared.types import Completion, Problem, Prompt, Reward, Turn, TurnText, Verdict
 from trainer.data import PromptFormat, completion_seed
 from trainer.objectives.registry import objective_of
-from verify.format import after_reasoning
 from verify.plugins import Failed
 from verify.scorer import RewardScorer
 
@@ -124,7 +123,7 @@ class Episodes:
             return prompt.token_ids
         text = "\n\n".join(texts) or prompt.problem.text
         try:
-            return self.prompts.render(text, prompt.problem.domain, "\n\n".join(system))
+            return self.prompts.prompt_of(prompt.problem, text, joined(*system))
         except ModelError as error:
             raise Failed(Verdict.CRASH, str(error)) from error
 
@@ -216,12 +215,8 @@ class Episodes:
                 raise NotRepeatable
 
     def _action(self, completion: Completion, turn: Turn) -> Action:
-        ids = completion.token_ids[turn.start : turn.end]
-        text = self.chat.think_prefix + self.chat.decode(ids)
-        response = after_reasoning(text)
-        return Action(
-            text, text if response is None else response.strip(), ids, completion.logprobs[turn.start : turn.end]
-        )
+        place = slice(turn.start, turn.end)
+        return action_of(self.chat, completion.token_ids[place], completion.logprobs[place])
 
     def _observed(self, observation: Observation) -> list[int]:
         """[tokens] between a turn and the next one."""
@@ -248,7 +243,7 @@ def turns_of(prompts: PromptFormat, prompt: Prompt, completion: Completion) -> l
     """What was said in an episode, in order: the policy's words are the tokens of `Completion.turns`, its environment's
     those between them, and the prompt where `reset` made another one than the problem's text."""
     problem, chat, found, here = prompt.problem, prompts.chat, list[TurnText](), 0
-    if prompt.token_ids != prompts.render(problem.text, problem.domain):
+    if prompt.token_ids != prompts.prompt_of(problem):
         found.append(TurnText("environment", chat.decode(prompt.token_ids)))
     for turn in completion.turns:
         if turn.start > here:

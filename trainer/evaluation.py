@@ -34,7 +34,7 @@ from trainer.data import DataSource, completion_seed
 from trainer.episodes import Episodes, failed_start, turns_of
 from verify.plugins import Failed
 from verify.scorer import RewardScorer
-from verify.verifiers import verifier_of
+from verify.verifiers import verifier_for
 
 FILE = "evaluations.jsonl"
 GREEDY = 0.0
@@ -202,7 +202,7 @@ def part_of(problems: Sequence[Sequence[Sampled]]) -> Breakdown:
     shares = [sum(map(right, samples)) / len(samples) for samples in verified]
     accuracy, half_width = mean_and_half_width(shares) if shares else (None, 0.0)
     several = [samples for samples in verified if len(samples) > 1]
-    votes = [majority(samples) for samples in several if verifier_of(samples[0].problem.domain).answer_in == "box"]
+    votes = [majority(samples) for samples in several if verifier_for(samples[0].problem).answer_in == "box"]
     solved = [pass_at_k(len(samples), sum(map(right, samples)), len(samples)) for samples in several]
     return Breakdown(
         problems=len(problems),

@@ -15,6 +15,7 @@ from shared import settings_file
 from shared.atomic_write import beside
 from shared.config import Config
 from shared.errors import CheckpointError, ConfigError, MaestraleError
+from shared.jsonl import read_rows
 from shared.model import hf
 from shared.model.adapter_folder import merged_weights, save_adapter
 from shared.model.model_card import CARD, ModelCard, read_card
@@ -34,11 +35,20 @@ Of a run with adapters (lora.rank) they are merged into it, and written for PEFT
 
 
 def note_training(config: Config, folder: Path, version: int) -> None:
-    """Write the model card of an export: the system prompt of its training, which serving must know, and the seal of
-    the checkpoint that has these weights."""
-    card = ModelCard(config.name, version, config.data.system_prompt, seal_of(config, version))
+    """Write the model card of an export: the system prompt and the history of its training, which serving must know,
+    and the seal of the checkpoint that has these weights."""
+    card = ModelCard(config.name, version, config.data.system_prompt, seal_of(config, version), history_of(config))
     with beside(folder / CARD) as partial:
         partial.write_bytes(msgspec.json.encode(card) + b"\n")
+
+
+def history_of(config: Config) -> str:
+    """ "whole" where the run trains on episodes, "" where on single completions: see `ModelCard.history`."""
+    path = Path(config.locate(config.data.train))
+    rows = read_rows(path, "data.train", []) if config.data.train and path.is_file() else ()
+    settings = config.environment
+    named = settings.name or settings.history == "whole" or any(row.fields.get("environment") for row in rows)
+    return "whole" if named else ""
 
 
 def seal_of(config: Config, version: int) -> str:
@@ -102,7 +112,7 @@ def export_checkpoint(config: Config, model_dir: Path, version: int) -> Path:
             save_adapter(alone, matrices, rank, config.lora.alpha, str(model_dir))
             note_training(config, alone, version)
             weights = merged_weights(model_dir, matrices, config.lora.alpha / rank)
-        hf.save_model(folder, hf.load_config(model_dir), weights, dtype, model_dir)
+        hf.save_trained(folder, model_dir, weights, dtype)
     note_training(config, folder, version)
     return folder
 

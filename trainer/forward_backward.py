@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from shared.errors import NonFinite, RunError
-from shared.model.decoder import Decoder
+from shared.model.language_model import LanguageModel
 from shared.model.packing import PackedBatch, pack
 from shared.types import MicroBatch, TrainSequence
 from trainer.flops import packed_flops
@@ -43,9 +43,9 @@ class StepSums(msgspec.Struct):
 class AuxiliaryModels:
     """The models that the objective needs beside the policy; None for those that it does not need."""
 
-    reference: Decoder | KeptAdapters | None = None
+    reference: LanguageModel | KeptAdapters | None = None
     """frozen, sharded as the policy is; of a policy with adapters, other adapters"""
-    teacher: Decoder | None = None
+    teacher: LanguageModel | None = None
     """frozen and sharded likewise, of any architecture; None also where the teacher is asked over HTTP"""
     values: ValueHead | None = None
 
@@ -88,14 +88,14 @@ def pack_sequences(sequences: Sequence[TrainSequence], device: torch.device) -> 
     return pack([sequence.token_ids for sequence in sequences], [sequence.mask for sequence in sequences], device)
 
 
-def work_of(model: Decoder, packed: PackedBatch) -> float:
+def work_of(model: LanguageModel, packed: PackedBatch) -> float:
     """Return the operations of one forward pass; none for a stand-in without targets."""
     targets = len(packed.targets)
     return packed_flops(model.config, packed.lengths, packed.prefixes, targets) if targets else 0.0
 
 
 @torch.no_grad()
-def score_with(model: Decoder, packed: PackedBatch, temperature: float, last: bool) -> Tensor:
+def score_with(model: LanguageModel, packed: PackedBatch, temperature: float, last: bool) -> Tensor:
     """Return [loss_tokens] log-probs of the packed targets under a model. A collective, as the policy's forward is.
 
     Weights of a model that is small enough stay gathered until the `last` micro-batch: meanwhile they do not change.
@@ -106,7 +106,7 @@ def score_with(model: Decoder, packed: PackedBatch, temperature: float, last: bo
     return logprobs
 
 
-def score_each(decoder: Decoder, micro_batches: Sequence[MicroBatch], temperature: float) -> Iterator[Tensor]:
+def score_each(decoder: LanguageModel, micro_batches: Sequence[MicroBatch], temperature: float) -> Iterator[Tensor]:
     """Yield [loss_tokens] log-probs of each micro-batch under the policy as it is. A collective."""
     device = next(decoder.parameters()).device
     for number, batch in enumerate(micro_batches, 1):
@@ -115,7 +115,7 @@ def score_each(decoder: Decoder, micro_batches: Sequence[MicroBatch], temperatur
 
 
 def compute_old_logprobs(
-    decoder: Decoder, micro_batches: Sequence[MicroBatch], temperature: float
+    decoder: LanguageModel, micro_batches: Sequence[MicroBatch], temperature: float
 ) -> list[list[float]]:
     """Return [sequences, in order][loss tokens] log-probs under the current policy. A collective."""
     found: list[list[float]] = []
@@ -126,7 +126,7 @@ def compute_old_logprobs(
 
 
 def score_kept(
-    decoder: Decoder, micro_batches: Sequence[MicroBatch], temperature: float, auxiliary: AuxiliaryModels
+    decoder: LanguageModel, micro_batches: Sequence[MicroBatch], temperature: float, auxiliary: AuxiliaryModels
 ) -> list[Tensor]:
     """[micro-batches][loss_tokens] log-probs under a reference that is other adapters of the policy; [] where it is
     none. A collective, before the first forward that has a backward."""
@@ -162,7 +162,7 @@ def check_needs(objective: Objective, auxiliary: AuxiliaryModels, micro_batches:
 
 
 def forward_backward(
-    decoder: Decoder,
+    decoder: LanguageModel,
     micro_batches: Sequence[MicroBatch],
     temperature: float,
     objective: Objective | None,

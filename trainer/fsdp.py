@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shared.errors import RunError
 from shared.model import lora
-from shared.model.decoder import Decoder
+from shared.model.language_model import LanguageModel
 from shared.model.packing import pack
 from trainer.memory import KEEP_WHOLE_BYTES, works_in_place
 
@@ -62,7 +62,7 @@ def fits_whole(model: nn.Module) -> bool:
     return 8 * sum(parameter.numel() for parameter in model.parameters()) <= KEEP_WHOLE_BYTES
 
 
-def shard(decoder: Decoder, mesh: DeviceMesh, compute_dtype: torch.dtype) -> None:
+def shard(decoder: LanguageModel, mesh: DeviceMesh, compute_dtype: torch.dtype) -> None:
     """Shard each layer and the root over the mesh, in place; the parameters become DTensors of float32 rows.
 
     The decoder may be on the meta device (then `materialise` it); parameters that are trained must be float32, those
@@ -72,14 +72,15 @@ def shard(decoder: Decoder, mesh: DeviceMesh, compute_dtype: torch.dtype) -> Non
         for parameter in decoder.parameters():
             if not parameter.requires_grad:
                 parameter.data = parameter.data.to(compute_dtype)
-    if works_in_place(mesh.size(), str(compute_dtype).removeprefix("torch."), mesh.device_type != "cpu"):
+    name, on_gpu = str(compute_dtype).removeprefix("torch."), mesh.device_type != "cpu"
+    if works_in_place(mesh.size(), name, on_gpu or not decoder.rounds_weights):
         decoder.in_place, decoder.compute_dtype = True, compute_dtype
         return
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
     again = not fits_whole(decoder)
-    for layer in decoder.model.layers:
+    for layer in decoder.layers:
         fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=again)
     fully_shard(decoder, mesh=mesh, mp_policy=policy)
     for module in sharded_modules(decoder):
@@ -116,13 +117,14 @@ def provide_gradients(model: nn.Module) -> None:
             parameter.grad = memory.zero_()
 
 
-def materialise(decoder: Decoder, device: torch.device) -> None:
+def materialise(decoder: LanguageModel, device: torch.device) -> None:
     """Give a sharded decoder its memory on `device` (contents undefined) and settle FSDP's own buffers.
 
     FSDP moves unevenly sharded rows into padded memory at the first forward; after this call they stay where they
     are, so that optimiser and weight transfer may hold on to them.
     """
     decoder.to_empty(device=device)
+    decoder.settle_buffers()
     with torch.no_grad():
         for parameter in decoder.parameters():
             local(parameter).zero_()

@@ -39,7 +39,7 @@ from trainer.objectives.objective import Need
 from trainer.objectives.registry import needs, objective_of
 from trainer.origin import Origin, origin_of, reference_parts
 from trainer.probe import choose_probe
-from trainer.problem_file import ProblemFile, check_answers, read_problems, tell, without_long
+from trainer.problem_file import ProblemFile, check_answers, read_problems, refuse_prose, tell, without_long
 from trainer.rank import LoadedTrainer, TrainerRank
 from trainer.safetensors_file import REFERENCE
 from trainer.sft import Demonstrations, load_demonstrations, sft, sft_run
@@ -203,6 +203,8 @@ class Launch:
         train, validation = self.sources.train, self.sources.validation
         name = self.config.environment.name
         files = [read_problems(train, "data.train", self.config.data, name)]
+        if Need.GROUND_TRUTH in needs(self.config):
+            refuse_prose(files[0])
         return [*files, read_problems(validation, "data.validation", environment=name)] if validation else files
 
     async def _check_data(
@@ -235,7 +237,7 @@ class Launch:
         if Need.TEACHER not in needs(self.config) or not objective.served_teacher:
             return
         self.teacher = Teacher(objective, self.config.deadlines.start_s)
-        probes = [prompts.render(problem.text, problem.domain) for problem in problems[:2]]
+        probes = [prompts.prompt_of(problem) for problem in problems[:2]]
         decode = prompts.chat.tokenizer.decode
         self.progress.note(await self.teacher.start(probes, decode, self.config.model.max_tokens))
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import re
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -39,8 +40,8 @@ FREE = (
     "reward.workers", "reward.sandbox.max_concurrency",
     # further deadlines and limits, addresses and keys
     "reward.deadline_s", "reward.max_failure_share", "reward.judge.url", "reward.judge.key_variable",
-    "reward.judge.deadline_s", "objective.teacher_key_variable", "environment.step_s", "environment.episode_s",
-    "environment.processes",
+    "reward.judge.deadline_s", "reward.judge.least_accuracy", "reward.judge.most_bias",
+    "objective.teacher_key_variable", "environment.step_s", "environment.episode_s", "environment.processes",
 )  # fmt: skip
 """settings and sections that do not change what a step means"""
 PATHS = (
@@ -119,7 +120,8 @@ def flat(config: Config) -> dict[str, Any]:
 
     def walk(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
         for name, value in values.items():
-            if f"{prefix}{name}" in SECTIONS:
+            judges = f"{prefix}{name}.".startswith("reward.judges.") and isinstance(value, Mapping)
+            if f"{prefix}{name}" in SECTIONS or judges:
                 yield from walk(value, f"{prefix}{name}.")
             else:
                 yield prefix + name, value
@@ -200,6 +202,7 @@ def is_free(setting: str, mode: str) -> bool:
     """Whether a run may go on with another value of a setting (or another content of what it names)."""
     if mode == "rl" and setting.startswith("sft.") or setting == "sft.steps":
         return True  # over, before the first checkpoint; in SFT mode the steps of the run
+    setting = re.sub(r"^reward\.judges\.[^.]+", "reward.judge", setting)
     return setting == "data.validation" or any(setting == free or setting.startswith(f"{free}.") for free in FREE)
 
 

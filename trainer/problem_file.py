@@ -24,7 +24,7 @@ from shared.types import Problem, Verdict
 from verify.answer_checker import AnswerChecker
 from verify.language import known_languages
 from verify.math.plain import decide
-from verify.verifiers import known_domains, read_problem, verifier_of
+from verify.verifiers import known_domains, read_problem, verifier_for
 from verify.verifiers.mathematics import is_doubtful, not_an_answer
 
 ALIKE = 0.7
@@ -66,7 +66,7 @@ class ProblemFile:
 
 def read_problems(path: Path, setting: str, data: Data | None = None, environment: str = "") -> ProblemFile:
     """Read a .jsonl or .jsonl.gz of {"problem", "answer" or "tests", "id"?, "language"?, "domain"?, "source"?,
-    "environment"?} lines.
+    "environment"?, "checker"?, "answer_form"?} lines.
 
     `setting` is named in errors (e.g. "data.train"). data: its domains and templates name further domains, and its
     `open` = 1 says that no answer is compared. environment: of the rows that name none. Raises DataError with file,
@@ -101,7 +101,7 @@ def _check(problem: Problem, where: str, compared: bool) -> None:
     """Raise DataError for a problem that would silently be graded wrongly."""
     known = known_domains()
     near = difflib.get_close_matches(problem.domain.casefold(), known, n=1, cutoff=ALIKE)
-    if problem.domain not in known and near:
+    if problem.domain not in known and near and not problem.checker:
         raise DataError(f"{where}: domain '{problem.domain}' is not known: is '{near[0]}' meant?")
     if problem.language not in known_languages():
         raise DataError(
@@ -127,9 +127,9 @@ def _language_hint(language: str) -> str:
 
 def _doubts(found: ProblemFile, data: Data) -> None:
     named = {*known_domains(), *data.domains, *data.templates}
-    for domain, _ in Counter(problem.domain for problem in found.problems).most_common():
+    for domain, _ in Counter(one.domain for one in found.problems if not one.checker).most_common():
         if domain not in named:
-            of = [problem for problem in found.problems if problem.domain == domain]
+            of = [one for one in found.problems if one.domain == domain and not one.checker]
             found.warn(of, f"are of domain '{domain}', whose answers are compared like those of \"math\"")
     words = [problem for problem in _compared(found.problems) if is_doubtful(problem.answer)]
     found.warn(words, "have an answer of several words, which only a completion with the same words equals")
@@ -139,7 +139,7 @@ def _compared(problems: Iterable[Problem]) -> list[Problem]:
     return [
         one
         for one in problems
-        if one.verified and verifier_of(one.domain).needs == "answer checker" and (one.answer or not one.environment)
+        if one.verified and verifier_for(one).needs == "answer checker" and (one.answer or not one.environment)
     ]
 
 
@@ -170,6 +170,16 @@ async def check_answers(
         )
         raise DataError(what + f" {shown[0]}" if len(shown) == 1 else all_faults(shown, what))
     found.warn(dark, "have a ground truth that the verifier does not understand: no completion of them is trained on")
+
+
+def refuse_prose(found: ProblemFile) -> None:
+    """Raise DataError for rows whose answer stands in no box, which an objective needs that puts the ground truth
+    there."""
+    if faults := [found.where(one) for one in found.problems if one.answer_form == "response" and not one.verified]:
+        raise DataError(
+            f'{found.setting}: {len(faults):,} rows have the answer_form "response", and the objective learns from the '
+            f"content of a box: leave them out (first: {faults[0]})"
+        )
 
 
 def check_environments(rows: Iterable[tuple[str, str]], others: Mapping[str, object], default: str) -> None:

@@ -28,9 +28,9 @@ from shared.config import Config
 from shared.errors import CheckpointError, NonFinite, RunError
 from shared.model import hf, lora
 from shared.model.adapter_folder import merged_weights, read_matrices, save_adapter
-from shared.model.config import DecoderConfig
 from shared.model.cpu import given_threads, keep_freed_memory, multiplies_bfloat16_fast
-from shared.model.decoder import Decoder
+from shared.model.implementation import make_model, read_shape
+from shared.model.language_model import LanguageModel
 from shared.model.packing import pack
 from shared.ranks import Role
 from shared.record_file import Written
@@ -89,24 +89,24 @@ def serve(link: TrainerLink, config: Config, role: Role) -> None:
 
 def build(
     model_dir: Path, checkpoint_dir: Path | None, config: Config, mesh: DeviceMesh, device: torch.device
-) -> tuple[Decoder, torch.optim.AdamW, dict[str, dict[str, int]]]:
+) -> tuple[LanguageModel, torch.optim.AdamW, dict[str, dict[str, int]]]:
     """Build model and optimiser of this rank, sharded from the start: no rank ever holds more than one whole tensor.
 
     Weights come from the checkpoint if given (moments too, and checksums: `load_shards`), else from the Hugging Face
     folder; with adapters these do, and the frozen weights come from the folder.
     """
-    shape, settings = DecoderConfig.from_hf(hf.load_config(model_dir)), config.optimiser
+    described, settings = hf.load_config(model_dir), config.optimiser
+    shape = read_shape(described, config.model.implementation, config.model.max_tokens)
     width, budget = DTYPE_BYTES[settings.compute_dtype], settings.activation_bytes
     with torch.device("meta"):
         again = recomputed_layers(shape, settings.micro_batch_tokens, width, budget, config.lora.rank > 0)
-        decoder = Decoder(shape, recompute=again)
+        decoder = make_model(shape, described, again)
     if config.lora.rank:
         lora.attach(decoder, config.lora.rank, config.lora.alpha, config.lora.targets)
     fsdp.shard(decoder, mesh, getattr(torch, settings.compute_dtype))
     fsdp.materialise(decoder, device)
     made = optimiser.make_optimiser(decoder, settings)
-    if checkpoint_dir is None or config.lora.rank:
-        load_weights(model_dir, decoder)
+    load_weights(model_dir, decoder, beside_checkpoint=checkpoint_dir is not None)
     if checkpoint_dir is not None:
         return decoder, made, shards.load_shards(checkpoint_dir, decoder, made)[1]
     if config.lora.rank:
@@ -115,11 +115,13 @@ def build(
     return decoder, made, {}
 
 
-def build_frozen(folder: Path, config: Config, mesh: DeviceMesh, device: torch.device) -> Decoder:
+def build_frozen(folder: Path, config: Config, mesh: DeviceMesh, device: torch.device) -> LanguageModel:
     """Build a frozen model from a Hugging Face folder, sharded and computed as the policy is: equal weights give equal
     log-probs."""
+    described = hf.load_config(folder)
     with torch.device("meta"):
-        frozen = Decoder(DecoderConfig.from_hf(hf.load_config(folder))).requires_grad_(False)
+        shape = read_shape(described, config.model.implementation, config.model.max_tokens)
+        frozen = make_model(shape, described).requires_grad_(False)
     fsdp.shard(frozen, mesh, getattr(torch, config.optimiser.compute_dtype))
     fsdp.materialise(frozen, device)
     load_weights(folder, frozen)
@@ -127,23 +129,28 @@ def build_frozen(folder: Path, config: Config, mesh: DeviceMesh, device: torch.d
 
 
 @torch.no_grad()
-def load_weights(model_dir: Path, decoder: Decoder) -> None:
-    """Copy this rank's rows from a Hugging Face folder. Raises ModelError if it does not fit, NonFinite for a NaN in
-    it."""
-    parameters = {name: each for name, each in decoder.named_parameters() if not name.endswith((lora.A, lora.B))}
-    for name, tensor in hf.iterate_weights(model_dir, {name: p.shape for name, p in parameters.items()}):
-        rows = fsdp.rows_of(parameters[name])
+def load_weights(model_dir: Path, decoder: LanguageModel, beside_checkpoint: bool = False) -> None:
+    """Copy this rank's rows from a Hugging Face folder; beside_checkpoint: of what a checkpoint does not hold, which is
+    all that is not trained. Raises ModelError if it does not fit, NonFinite for a NaN in it."""
+    stored = {name: held for name, held in decoder.stored() if not name.endswith((lora.A, lora.B))}
+    left_out = {name for name, _ in fsdp.trained(decoder)} if beside_checkpoint else set()
+    if stored.keys() <= left_out:
+        return
+    for name, tensor in hf.iterate_weights(model_dir, {name: one.shape for name, one in stored.items()}):
+        if name in left_out:
+            continue
+        rows = fsdp.rows_of(stored[name])
         held = tensor[rows.first : rows.first + rows.count]
         if not bool(torch.isfinite(held).all()):
             raise NonFinite(f"{name} in {model_dir} holds values that are not finite: fetch the weights again")
-        fsdp.local(parameters[name]).copy_(held)
+        fsdp.local(stored[name]).copy_(held)
     fsdp.reshard(decoder)
 
 
 class TrainerRank:
     """Model, optimiser and weight transfer of one trainer rank."""
 
-    decoder: Decoder
+    decoder: LanguageModel
     optimiser: torch.optim.AdamW
     model_dir: Path
     mesh: DeviceMesh
@@ -215,7 +222,7 @@ class TrainerRank:
             settings_ = f"rank {self.config.lora.rank}, alpha {self.config.lora.alpha:g}"
             description["adapters"] = f"{count / 1e6:.2f} M parameters ({settings_}) on frozen weights"
         if self.decoder.recompute:
-            description["recomputed"] = f"{self.decoder.recompute} of {len(self.decoder.model.layers)} layers"
+            description["recomputed"] = f"{self.decoder.recompute} of {len(self.decoder.layers)} layers"
         return description
 
     @call("load of the {role} model", deadline="start")
@@ -366,7 +373,7 @@ class TrainerRank:
         """Write a Hugging Face folder, tokenizer included: complete or not at all. A collective."""
         try:
             if self.rank == 0:
-                hf.save_model(folder, hf.load_config(self.model_dir), gathered, dtype, self.model_dir)
+                hf.save_trained(folder, self.model_dir, gathered, dtype)
         finally:
             for _ in gathered:  # to the end on every rank, also when the disk failed: the others wait in the gather
                 pass

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from shared.model.decoder import Decoder
+from shared.model.language_model import LanguageModel
 from trainer.fsdp import local, reshard, rows_of, trained
 
 
@@ -65,7 +65,7 @@ class KeptAdapters:
 
 
 @torch.no_grad()
-def move(reference: Decoder | KeptAdapters, policy: Decoder, share: float) -> None:
+def move(reference: LanguageModel | KeptAdapters, policy: LanguageModel, share: float) -> None:
     """reference += share (policy - reference), this rank's float32 rows; 1 makes it the policy exactly, which is all
     that adapters do: the mean of two is not the adapter of the mean."""
     if isinstance(reference, KeptAdapters):

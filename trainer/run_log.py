@@ -120,6 +120,7 @@ class RunLogger:
         }
         for verdict in Verdict:
             row[f"verify/{verdict.value.replace(' ', '_')}"] = self.scorer.counts.get(verdict, 0)
+        row |= self.scorer.judge_metrics
         row |= speed_metrics(learned.sums, learned.stepped, self.config.placement.trainers, self.peak_flops)
         idle, still_open = self._idle.take_share(), self.ledger.unfinished()
         if "environment/turns" in row:

@@ -72,10 +72,10 @@ def load_demonstrations(
 def read_demonstrations(
     path: Path, setting: str, prompts: PromptFormat, max_tokens: int, left_out: list[str]
 ) -> list[Demonstration]:
-    """Read JSONL of {"problem", "completion", "domain"?}, or of {"problem", "solution", "answer"}, whose solution
-    becomes the reasoning. "completion" may be a list of {"role", "content"} messages, of several turns of the
-    "assistant" with what an environment says ("user" or "tool") between them. Longer ones than max_tokens are left
-    out, and a line about them is added to `left_out`.
+    """Read JSONL of {"problem", "completion", "domain"?, "system"?}, or of {"problem", "solution", "answer"}, whose
+    solution becomes the reasoning. "system" stands behind the system prompt, as tools do. "completion" may be a list of
+    {"role", "content"} messages, of several turns of the "assistant" with what an environment says ("user" or "tool")
+    between them. Longer ones than max_tokens are left out, and a line about them is added to `left_out`.
 
     Raises DataError naming the lines, or `setting` if nothing is left.
     """
@@ -85,7 +85,8 @@ def read_demonstrations(
     chat = prompts.chat
     for where, _, row in read_rows(path, setting, faults):
         try:
-            prompt = text_of(row, "problem", where), text_of(row, "domain", where, "math")
+            problem, domain = text_of(row, "problem", where), text_of(row, "domain", where, "math")
+            also = text_of(row, "system", where, "")
             if isinstance(row.get("completion"), list):
                 completion = encode_turns(chat, row["completion"], where)
             else:
@@ -95,7 +96,7 @@ def read_demonstrations(
             continue
         if faults:
             continue
-        prompt_ids = prompts.render(*prompt)
+        prompt_ids = prompts.render(problem, domain, also)
         if len(prompt_ids) + len(completion.completion) <= max_tokens:
             found.append(completion._replace(prompt=prompt_ids))
         else:

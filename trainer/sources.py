@@ -20,12 +20,15 @@ from shared.atomic_write import flush
 from shared.config import Config
 from shared.errors import ConfigError, DataError, ModelError
 from shared.model import hf
-from shared.model.config import DecoderConfig
+from shared.model.config import MeasuredConfig
+from shared.model.implementation import read_shape
 from shared.progress import Progress
 from shared.user_file import errors_told, run_file
+from trainer.generated_problems import generate
 from trainer.objectives.objective import Need
 from trainer.objectives.registry import needs, objective_of
 from trainer.origin import content_of
+from verify.verifiers import REASONING_GYM
 
 
 @dataclass(frozen=True)
@@ -107,6 +110,8 @@ def gather_sources(config: Config) -> Sources:
     """Resolve every path. Raises ModelError or DataError."""
 
     def find(setting: str, value: str) -> Path | None:
+        if value.startswith(REASONING_GYM) and setting in ("data.train", "data.validation"):
+            return generate(config, setting, value)
         path = Path(config.locate(value))
         if value and not path.is_file():
             raise DataError(f"{setting} = '{path}': there is no such file")
@@ -115,12 +120,18 @@ def gather_sources(config: Config) -> Sources:
     train = find("data.train", config.data.train)
     assert train is not None, "a launch without it was refused"
     model_dir = hf.resolve(config.locate(config.model.path))
-    hf.check_trainable(model_dir)
+    hf.check_trainable(model_dir, config.model.implementation, config.model.max_tokens)
     check_vocabulary(model_dir)
+    shape = read_shape(hf.load_config(model_dir), config.model.implementation, config.model.max_tokens)
+    if config.lora.rank and isinstance(shape, MeasuredConfig):
+        raise ConfigError(
+            f"lora.rank = {config.lora.rank}: adapters were tried with our own decoder only (Llama, Mistral, Qwen2, "
+            "Qwen3), and this model is trained by the module of transformers: set lora.rank to 0"
+        )
     teacher, teacher_dir = objective_of(config), None
     if Need.TEACHER in needs(config) and not teacher.served_teacher:
         teacher_dir = hf.resolve(teacher.teacher or "", "objective.teacher")
-        hf.check_trainable(teacher_dir)
+        hf.check_trainable(teacher_dir, config.model.implementation, config.model.max_tokens)
         check_tokenizers(model_dir, teacher_dir)
     return Sources(
         model_dir=model_dir,
@@ -141,7 +152,7 @@ def check_vocabulary(model_dir: Path) -> None:
         most = max(Tokenizer.from_file(str(path)).get_vocab().values(), default=-1)
     except Exception as error:  # tokenizers raises plain Exception
         raise ModelError(f"{path} cannot be read ({error}): fetch the file again") from error
-    rows = DecoderConfig.from_hf(hf.load_config(model_dir)).vocab_size
+    rows = read_shape(hf.load_config(model_dir)).vocab_size
     if most >= rows:
         raise ModelError(
             f"{path} has tokens up to id {most}, config.json has vocab_size = {rows}: the model has no row for the "
@@ -162,7 +173,7 @@ def check_tokenizers(model_dir: Path, teacher_dir: Path) -> None:
             f"objective.teacher: {teacher_dir} has another tokenizer than {model_dir} ({len(different)} tokens differ, "
             f"for example {min(different)!r}): a teacher must read the same token ids"
         )
-    rows, known = (DecoderConfig.from_hf(hf.load_config(folder)).vocab_size for folder in folders)
+    rows, known = (read_shape(hf.load_config(folder)).vocab_size for folder in folders)
     if known < rows:
         raise ModelError(
             f"objective.teacher: {teacher_dir} has {known} rows of token ids, {model_dir} has {rows}: it says nothing "

@@ -11,7 +11,7 @@ from shared.types import Group, Reward, Verdict
 from trainer.batching import BatchPlan
 from trainer.forward_backward import StepSums
 from trainer.rank import Stepped
-from verify.verifiers import verifier_of
+from verify.verifiers import verifier_for
 
 CALLS = "tool_calls", "failed_calls"
 """what environments with tools give of each turn: its calls of tools, and how many of them failed"""
@@ -36,7 +36,7 @@ def rollout_metrics(groups: list[Group], staleness: list[int], filtered: list[Gr
     programs = [
         reward.share
         for group in (*groups, *filtered)
-        if verifier_of(group.prompt.problem.domain).needs == "sandbox"
+        if verifier_for(group.prompt.problem).needs == "sandbox"
         for reward in group.rewards
         if reward is not None and reward.share is not None and reward.verdict.graded
     ]

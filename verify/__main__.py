@@ -30,7 +30,7 @@ from verify.code.runner import ProgramVerifier
 from verify.plugins import choose
 from verify.records import Item, Record, check_beginning, make_record, read_items, read_records, settings_fingerprint
 from verify.reward import CompletionScorer
-from verify.verifiers import verifier_of
+from verify.verifiers import verifier_for
 
 UNDER_WAY = 256
 """responses that are graded at once; verdicts are written in the order of the input"""
@@ -243,7 +243,7 @@ def run(options: argparse.Namespace, overrides: list[str]) -> int:
     for item in read_items(options.file):  # all of them first: a bad last line is told before hours of work
         rows.append(item.row)
         sized = sized or item.tokens is not None
-        programs = programs or verifier_of(item.problem.domain).needs == "sandbox"
+        programs = programs or verifier_for(item.problem).needs == "sandbox"
     if sized and settings.length and not settings.length_max:
         raise ConfigError(
             "the lines have 'tokens', so that their length weighs: give --reward.length_max=N, --config RUN.toml, or "

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from verify.verifiers import verifier_of
+from verify.verifiers import Verifier, verifier_of
 
 OPEN = "<think>"
 CLOSE = "</think>"
@@ -54,9 +54,8 @@ def _broken(rule: str) -> Parts:
     return Parts("", "", None, rule)
 
 
-def _with_answer(reasoning: str, response: str, domain: str, close: str) -> Parts:
+def _with_answer(reasoning: str, response: str, verifier: Verifier, close: str) -> Parts:
     """Check the last rule, that an answer follows the reasoning, and return the parts."""
-    verifier = verifier_of(domain)
     answer = verifier.extract(response)
     if answer is None:
         where = "only inside the reasoning" if verifier.extract(reasoning) is not None else "nowhere"
@@ -85,12 +84,14 @@ def after_reasoning(completion: str) -> str | None:
     return response if closed else None
 
 
-def check_format(completion: str, *, opened: bool = False, domain: str = "math", tags: Tags | None = None) -> Parts:
+def check_format(
+    completion: str, *, opened: bool = False, verifier: Verifier | None = None, tags: Tags | None = None
+) -> Parts:
     """Check the rules in order and return the parts, or the first rule that failed.
 
     `opened`: the chat template already ended the prompt with <think>, so the rules hold for that tag and the completion
     together. No white space is forgiven before the first <think>: the paper says "starts with".
-    `domain`: of the problem; its verifier says how an answer is given. `tags`: None chooses with `tags_of`.
+    `verifier`: of the problem, says how an answer is given; None for a box. `tags`: None chooses with `tags_of`.
     """
     begin, end = tags or tags_of(completion, opened=opened)
     text = begin + completion if opened else completion
@@ -102,7 +103,7 @@ def check_format(completion: str, *, opened: bool = False, domain: str = "math",
     if opens > 1 or closes > 1:
         return _broken(f"needs exactly one {begin} and one {end}, found {opens} and {closes}")
     reasoning, _, response = text[len(begin) :].partition(end)
-    return _with_answer(reasoning, response, domain, end)
+    return _with_answer(reasoning, response, verifier or verifier_of("math"), end)
 
 
 def check_tokens(
@@ -111,7 +112,7 @@ def check_tokens(
     decode: Callable[[Sequence[int]], str],
     *,
     opened: bool = False,
-    domain: str = "math",
+    verifier: Verifier | None = None,
 ) -> Parts:
     """Apply the rules of `check_format` to sampled tokens, for tokenizers with control tokens for reasoning.
 
@@ -120,7 +121,7 @@ def check_tokens(
     """
     begin, end = control
     if not opened and (not ids or ids[0] != begin):
-        return check_format(decode(ids), domain=domain, tags=TEXT)
+        return check_format(decode(ids), verifier=verifier, tags=TEXT)
     body = list(ids) if opened else list(ids[1:])
     opens, closes = 1 + body.count(begin), body.count(end)
     if closes == 0:
@@ -128,4 +129,4 @@ def check_tokens(
     if opens > 1 or closes > 1:
         return _broken(f"needs exactly one {CONTROL.open} and one {CONTROL.close}, found {opens} and {closes}")
     cut = body.index(end)
-    return _with_answer(decode(body[:cut]), decode(body[cut + 1 :]), domain, CONTROL.close)
+    return _with_answer(decode(body[:cut]), decode(body[cut + 1 :]), verifier or verifier_of("math"), CONTROL.close)

@@ -22,7 +22,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -38,6 +38,7 @@ from verify.plugin_process import (
     DescribedVerifier,
     Description,
     FilesRead,
+    GroupCall,
     Refused,
     RewardCall,
     Said,
@@ -56,6 +57,9 @@ ATTEMPTS = 20
 STACK_S = 3.0
 """seconds to wait for the line that runs"""
 _AT = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
+
+
+Call = RewardCall | GroupCall | Verification
 
 
 class _Lost(Exception):
@@ -146,7 +150,7 @@ class _Process:
                 write_all(target, data)
         self.child.stdin.close()
 
-    def call(self, asked: RewardCall | Verification) -> _Waiting:
+    def call(self, asked: Call) -> _Waiting:
         """Send a call. Raises _Lost when the process has ended."""
         waiting = _Waiting()
         with self.lock:
@@ -244,7 +248,18 @@ class Host:
     async def value(self, known: Described, case: Case) -> float:
         """Return the value of one case. Raises Failed when there is none."""
         text, what = case.settings.model_dump_json(), f"reward {known.name} ({known.place})"
-        return await self._call(lambda number: RewardCall(number, text, known.name, *case[:-1]), known.deadline_s, what)
+        made = functools.partial(_reward_call, settings=text, name=known.name, case=case)
+        return float((await self._call(made, known.deadline_s, what)).value or 0.0)
+
+    async def values(self, known: Described, cases: Sequence[Case]) -> list[float]:
+        """Return [completions] the values of the cases of a group. Raises Failed when there are none."""
+        text, what = cases[0].settings.model_dump_json(), f"reward {known.name} ({known.place})"
+
+        def made(number: int) -> GroupCall:
+            calls = [_reward_call(0, settings="", name=known.name, case=case) for case in cases]
+            return GroupCall(number, text, known.name, calls)
+
+        return (await self._call(made, known.deadline_s, what)).values or []
 
     def verifier(self, known: DescribedVerifier, settings: RewardWeights) -> Verifier:
         """Return the verifier that asks this process."""
@@ -256,12 +271,12 @@ class Host:
         """Return the share of an answer that is right, in [0, 1]. Raises Failed when there is none."""
         text, what = settings.model_dump_json(), f"verifier of {known.domain} ({known.place})"
         made = functools.partial(Verification, settings=text, domain=known.domain, answer=answer)
-        share = await self._call(made, settings.deadline_s, what)
+        share = float((await self._call(made, settings.deadline_s, what)).value or 0.0)
         if not 0 <= share <= 1:
             raise Failed(Verdict.CRASH, f"{what}: returned {share:g}, not a share from 0 to 1")
         return share
 
-    async def _call(self, make: Callable[[int], RewardCall | Verification], deadline_s: float, what: str) -> float:
+    async def _call(self, make: Callable[[int], Call], deadline_s: float, what: str) -> Value:
         attempts = ATTEMPTS
         while True:
             call, attempts = make(next(self._numbers)), attempts - 1
@@ -287,7 +302,11 @@ class Host:
                 raise Failed(Verdict.CRASH, f"{what}: {error}") from error
             if found.value is None:
                 raise Failed(found.verdict, f"{what}: {found.reason}")
-            return found.value
+            return found
+
+
+def _reward_call(number: int, settings: str, name: str, case: Case) -> RewardCall:
+    return RewardCall(number, settings, name, *case[:7], case.group)
 
 
 def close_hosts() -> None:

@@ -43,6 +43,7 @@ class Described(msgspec.Struct):
     deadline_s: float
     place: str
     """file and line of the function"""
+    group: bool = False
 
 
 class DescribedVerifier(msgspec.Struct):
@@ -88,6 +89,8 @@ class Value(msgspec.Struct, tag=True):
     value: float | None
     verdict: Verdict = Verdict.CORRECT
     reason: str = ""
+    values: list[float] | None = None
+    """of a reward of the group"""
 
 
 Said = FilesRead | Refused | Description | Begun | Value
@@ -113,6 +116,16 @@ class RewardCall(msgspec.Struct, tag=True):
     tokens: int
     verdict: Verdict
     share: float
+    group: int = 0
+
+
+class GroupCall(msgspec.Struct, tag=True):
+    """Asks for the values of the cases of a group."""
+
+    number: int
+    settings: str
+    name: str
+    cases: list[RewardCall]
 
 
 class Verification(msgspec.Struct, tag=True):
@@ -124,7 +137,7 @@ class Verification(msgspec.Struct, tag=True):
     answer: verifiers.Answer
 
 
-Asked = Describe | RewardCall | Verification
+Asked = Describe | RewardCall | GroupCall | Verification
 
 
 @lru_cache(maxsize=64)
@@ -150,12 +163,33 @@ def _place(function: Any, home: str) -> str:
     return f"{home}:{code.co_firstlineno}" if inspect.iscode(code) else home
 
 
-def _begin(asked: RewardCall | Verification, settings: RewardWeights) -> Any:
+def _begin(asked: RewardCall | GroupCall | Verification, settings: RewardWeights) -> Any:
     """Call the function; returns its value, or what must be awaited."""
     if isinstance(asked, Verification):
         return verifiers.VERIFIERS[asked.domain].function(asked.answer)
+    function = function_of(asked.name, asked.settings)
+    if isinstance(asked, GroupCall):
+        return function([_case(one, settings) for one in asked.cases])
+    return function(_case(asked, settings))
+
+
+def _case(asked: RewardCall, settings: RewardWeights) -> plugins.Case:
     parts = (asked.problem, asked.reasoning, asked.response, asked.answer, asked.tokens, asked.verdict, asked.share)
-    return function_of(asked.name, asked.settings)(plugins.Case(*parts, settings))
+    return plugins.Case(*parts, settings, asked.group)
+
+
+def _value(asked: RewardCall | GroupCall | Verification, value: Any) -> Value:
+    """The reply that holds a value, or says what it is instead of a number, or of one for each case of a group."""
+    number = asked.number
+    if not isinstance(asked, GroupCall):
+        if isinstance(value, int | float):
+            return Value(number, float(value))
+        return Value(number, None, Verdict.CRASH, f"returned {value!r:.80}, which is no number")
+    values = list(value) if isinstance(value, list | tuple) else [None]
+    if len(values) == len(asked.cases) and all(isinstance(one, int | float) for one in values):
+        return Value(number, 0.0, values=[float(one or 0) for one in values])
+    said = f"returned {value!r:.80}, not a list of {len(asked.cases)} numbers"
+    return Value(number, None, Verdict.CRASH, said)
 
 
 class PluginProcess:
@@ -201,7 +235,7 @@ class PluginProcess:
         weights = settings_of(settings)
         plugins.read_options(known.name, known.options, weights)
         place = _place(function_of(known.name, settings), known.home)
-        return Described(known.name, float(known.lowest(weights)), known.deadline_s(weights), place)
+        return Described(known.name, float(known.lowest(weights)), known.deadline_s(weights), place, known.group)
 
     def _described_verifier(self, known: verifiers.Verifier) -> DescribedVerifier:
         place = _place(known.function, known.home)
@@ -218,11 +252,11 @@ class PluginProcess:
         place = line_of(error, self.files)
         return f"{place or what} fails with {type(error).__name__}: {error}"[:500]
 
-    async def call(self, asked: RewardCall | Verification) -> None:
+    async def call(self, asked: RewardCall | GroupCall | Verification) -> None:
         """Call one function and send its value, or why there is none."""
         settings = settings_of(asked.settings)
         deadline_s = settings.deadline_s
-        if isinstance(asked, RewardCall):
+        if isinstance(asked, RewardCall | GroupCall):
             deadline_s = plugins.REWARDS[asked.name].deadline_s(settings)
         self.say(Begun(asked.number))
         try:
@@ -240,10 +274,7 @@ class PluginProcess:
             said = f"{type(error).__name__}: {error}"[:400]
             reply = Value(asked.number, None, Verdict.CRASH, f"{said} ({place})" if place else said)
         else:
-            usable = isinstance(value, int | float)
-            reply = Value(asked.number, float(value) if usable else None)
-            if not usable:
-                reply.verdict, reply.reason = Verdict.CRASH, f"returned {value!r:.80}, which is no number"
+            reply = _value(asked, value)
         self.say(reply)
 
     def begin(self, body: bytes) -> None:

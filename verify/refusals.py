@@ -10,7 +10,7 @@ r"""Refuses completions that Magistral's rules would reward but should not, each
 
 The rules on answers hold for problems whose answer is compared. Of the rules on the format, answers that stand in
 no box (programs) are checked only for "thoughtless", all others also for "empty" and "hidden". A row with tests of its
-own is not checked for "restated".
+own is not checked for "restated", one with a checker is given the box as it stands, which may hold signs alone.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from verify.format import Parts
 from verify.math.plain import decide
 from verify.math.unit import is_known
 from verify.unworked import unworked
-from verify.verifiers import verifier_of
+from verify.verifiers import verifier_for
 from verify.visible import visible
 
 _BLANK = re.compile(
@@ -69,15 +69,15 @@ def refuse_format(problem: Problem, parts: Parts, rules: Collection[str]) -> Par
     """Return the parts of a well-formed completion after these rules: as they are, with another answer, or broken."""
     if "thoughtless" in rules and (why := thoughtless(problem.text, parts.reasoning)):
         return _broken(f"the reasoning {why}")
-    if verifier_of(problem.domain).answer_in != "box":
+    if verifier_for(problem).answer_in != "box":
         return parts
     answer = parts.answer or ""
     if "hidden" in rules:
         seen = extract_answer(visible(parts.response))
         if seen is None:
             return _broken("the box stands only in a comment, in code or struck out")
-        answer = seen
-    if "empty" in rules and not _CONTENT.search(_BLANK.sub("", answer)):
+        answer = answer if problem.checker else seen
+    if "empty" in rules and not (answer.strip() if problem.checker else _CONTENT.search(_BLANK.sub("", answer))):
         return _broken("the box is empty")
     return parts._replace(answer=answer)
 
@@ -85,7 +85,7 @@ def refuse_format(problem: Problem, parts: Parts, rules: Collection[str]) -> Par
 def refuse_answer(problem: Problem, parts: Parts, rules: Collection[str]) -> str:
     """Return why the answer of a well-formed completion is wrong, whatever it equals; "" when it is to be compared."""
     answer = parts.answer or ""
-    if verifier_of(problem.domain).answer_in != "box" or not problem.verified:
+    if verifier_for(problem).answer_in != "box" or not problem.verified:
         return ""
     if "denied" in rules or "unstated" in rules:
         response = visible(parts.response) if "hidden" in rules else parts.response

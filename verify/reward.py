@@ -14,7 +14,8 @@ are denied, hidden or still to be computed, foreign words in formulas and code (
 An open problem has a ground truth that nothing is compared with: correctness 0, the rest as above.
 A verdict that is not graded (timeout, crash, unverifiable, sandbox refused) leaves correctness at 0, but says nothing
 about the policy: the trainer must mask such a completion (`Reward.verdict.graded` is False), so its total must not be
-used. An extra reward that fails does the same. A broken format is NO_ANSWER, which is a grade.
+used. An extra reward that fails does the same. A broken format is NO_ANSWER, which is a grade. A gate that is closed
+(`reward.gates`) earns what a broken format does, and keeps its verdict.
 Source: Magistral (2506.10910), section 2.2; total lies in [-0.1 + 0.1, 1.1] with the paper's weights.
 """
 
@@ -22,9 +23,12 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Coroutine, Mapping
+import itertools
+from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+
+import msgspec
 
 from shared.config import Config
 from shared.errors import ConfigError
@@ -35,9 +39,9 @@ from verify.code.runner import ProgramVerifier
 from verify.extract import MAX_ANSWER_CHARACTERS
 from verify.format import Parts, check_format
 from verify.language import Consistency, LanguageOptions, consistency
-from verify.plugins import Case, Failed, choose, read_options
+from verify.plugins import Case, Failed, chosen, read_options
 from verify.refusals import refuse_answer, refuse_format
-from verify.verifiers import NOT_VERIFIED, Answer, Finding, Needs, read_problem, verifier_of
+from verify.verifiers import NOT_VERIFIED, Answer, Finding, Needs, read_problem, verifier_for
 
 LONG_CHARACTERS = 20_000
 """the language of longer completions is detected in a thread: it takes about 1 ms for 2,000 characters"""
@@ -73,7 +77,14 @@ class CompletionScorer:
         """
         self.settings = settings
         self.tools: dict[Needs, Any] = {"answer checker": checker, "sandbox": programs}
-        self.extras = choose(settings)
+        found = chosen(settings)
+        self.extras = [extra for extra in found.extras if not extra.group]
+        self.group_extras = [extra for extra in found.extras if extra.group]
+        """rewards of the group, which `with_group` adds"""
+        self.judges: list[Any] = found.judges
+        asked = [*self.extras, *found.gates, *(member for extra in self.extras for member in extra.of)]
+        self._asked = {extra.name: extra for extra in asked if not extra.of}
+        """what is asked about a completion, each once"""
         self.undetermined = read_options("language", LanguageOptions, settings).undetermined
 
     async def score(
@@ -98,7 +109,7 @@ class CompletionScorer:
         if tokens is not None:
             penalty = length_penalty(tokens, settings.length_max, settings.overlong_buffer, settings.length)
         if parts is None:
-            parts = check_format(completion, opened=opened, domain=problem.domain)
+            parts = check_format(completion, opened=opened, verifier=verifier_for(problem))
         if not parts.ok or parts.answer is None:
             return self._broken(parts.failed)
         parts = refuse_format(problem, parts, settings.refuse)
@@ -113,7 +124,7 @@ class CompletionScorer:
             hint=problem.language,
             undetermined=self.undetermined,
             hidden="foreign" in settings.refuse,
-            program=verifier_of(problem.domain).answer_in == "code block",
+            program=verifier_for(problem).answer_in == "code block",
         )
         spoken_parts = (problem.text, parts.reasoning, parts.response)
         if sum(map(len, spoken_parts)) > LONG_CHARACTERS:
@@ -121,20 +132,74 @@ class CompletionScorer:
         else:
             spoken = check_language(*spoken_parts)
         extra: dict[str, float] = {}
-        if verdict.graded and self.extras:
+        if verdict.graded and (self._asked or settings.gates):
             parted = (parts.reasoning, parts.response, parts.answer or "")
-            case = Case(problem, *parted, tokens or 0, verdict, share or 0.0, settings)
+            case = Case(problem, *parted, tokens or 0, verdict, share or 0.0, settings, group)
             try:
-                for chosen in self.extras:
-                    extra[chosen.name] = await chosen.contribution(case)
+                values = await self._values(case)
             except Failed as failed:
-                verdict, reason, extra = failed.verdict, str(failed), {}
+                verdict, reason = failed.verdict, str(failed)
+            else:
+                given = {"correctness": float(verdict is Verdict.CORRECT), "language": float(bool(spoken.consistent))}
+                if closed := self._closed(given | values):
+                    return self._broken(closed, verdict=verdict, share=share, answer=parts.answer)
+                extra = {
+                    one.name: one.weighed(one.made_of(values) if one.of else values[one.name]) for one in self.extras
+                }
         return self._sum(parts, verdict, share, penalty, spoken, extra, reason)
 
-    def _broken(self, rule: str) -> Reward:
+    async def _values(self, case: Case) -> dict[str, float]:
+        """Ask every reward that is needed about a completion, at once. Raises Failed of the first that failed."""
+        found = await asyncio.gather(*(one.value(case) for one in self._asked.values()), return_exceptions=True)
+        values: dict[str, float] = {}
+        for name, value in zip(self._asked, found, strict=True):
+            if isinstance(value, BaseException):
+                raise value
+            values[name] = value
+        for one, two in itertools.permutations((judge for judge in self.judges if judge.name in values), 2):
+            one.measurement.agreed.append(float((values[one.name] > 0.5) == (values[two.name] > 0.5)))
+        return values
+
+    def _closed(self, values: Mapping[str, float]) -> str:
+        """The first gate that a response does not pass, "" if it passes all. Source: CGPO (2409.20370), section 4: a
+        response that breaks one constraint is worth nothing."""
+        for name, least in self.settings.gates.items():
+            if values[name] < least:
+                return f"gate {name}: {values[name]:.3g} is below {least:g}"
+        return ""
+
+    async def with_group(self, rewards: Sequence[Reward], cases: Sequence[Case | None]) -> list[Reward]:
+        """The rewards of a group with those of the group added.
+
+        cases: [completions] None where the format is broken or a gate is closed, which earns the lowest, and where
+        nothing is graded, which stays. A reward that fails makes the completions with a case "not graded".
+        """
+        formed = [case for case in cases if case is not None]
+        added = [dict[str, float]() for _ in formed]
+        try:
+            for one in self.group_extras if formed else ():
+                for parts, value in zip(added, await one.values(formed), strict=True):
+                    parts[one.name] = one.weighed(value)
+        except Failed as failed:
+            lost = Reward(0.0, 0.0, 0.0, 0.0, 0.0, failed.verdict, reason=str(failed))
+            return [old if case is None else lost for old, case in zip(rewards, cases, strict=True)]
+        left, lowest = iter(added), {one.name: one.lowest for one in self.group_extras}
+        found = []
+        for old, case in zip(rewards, cases, strict=True):
+            more = next(left) if case is not None else lowest if old.verdict.graded else {}
+            found.append(
+                msgspec.structs.replace(old, total=old.total + sum(more.values()), extra={**old.extra, **more})
+            )
+        return found
+
+    def _broken(
+        self, rule: str, verdict: Verdict = Verdict.NO_ANSWER, share: float | None = None, answer: str | None = None
+    ) -> Reward:
         lowest = {chosen.name: chosen.lowest for chosen in self.extras}
         total = sum(lowest.values()) if lowest else 0.0
-        return Reward(total, 0.0, 0.0, 0.0, 0.0, Verdict.NO_ANSWER, reason=f"format: {rule}", extra=lowest)
+        reason = f"format: {rule}" if verdict is Verdict.NO_ANSWER else rule
+        told = (answer or "")[:MAX_ANSWER_CHARACTERS] if answer is not None else None
+        return Reward(total, 0.0, 0.0, 0.0, 0.0, verdict, reason=reason, extra=lowest, share=share, answer=told)
 
     async def _verify(self, problem: Problem, parts: Parts, group: int) -> Finding:
         """Return what the verifier of the problem's domain finds, unless the answer is refused before."""
@@ -144,7 +209,7 @@ class CompletionScorer:
             return Finding(Verdict.WRONG, 0.0, refused)
         answer = Answer(problem, parts.answer or "", parts.language, group)
         try:
-            found = await verifier_of(problem.domain).verify(answer, self.tools)
+            found = await verifier_for(problem).verify(answer, self.tools)
         except Failed as failed:
             return Finding(failed.verdict, 0.0, str(failed))
         return found._replace(reason=_storable(found.reason))
@@ -212,7 +277,7 @@ def score(
         settings = config.reward.resolved(config.rollout.max_completion_tokens)
     else:
         settings = config or RewardWeights()
-    if programs is None and verifier_of(problem.domain).needs == "sandbox":
+    if programs is None and verifier_for(problem).needs == "sandbox":
         programs = _programs(settings.sandbox)
     return _finish(CompletionScorer(settings, _Blocking(), programs).score(problem, completion, tokens, opened=opened))
 

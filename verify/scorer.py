@@ -6,18 +6,18 @@ import re
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from shared.chat import Chat
 from shared.config import Config
 from shared.errors import RunError
-from shared.types import Completion, Problem, Reward, Verdict
+from shared.types import Completion, Group, Problem, Reward, Verdict
 from verify.answer_checker import AnswerChecker
 from verify.code.runner import ProgramVerifier
 from verify.format import CONTROL, Parts, check_format, check_tokens
-from verify.plugins import Failed
+from verify.plugins import Case, Failed
 from verify.reward import CompletionScorer
-from verify.verifiers import verifier_of
+from verify.verifiers import Verifier, verifier_for
 
 TOLD_AGAIN = 10
 """a kind of failure is reported at first, and whenever its count is so many times the one reported last"""
@@ -64,6 +64,14 @@ class FailureWindow:
             )
 
 
+class Settled(NamedTuple):
+    """A completion with its reward and its text."""
+
+    completion: Completion
+    reward: Reward
+    text: str
+
+
 class InForce(Protocol):
     """What knows the settings in force: a run's stages."""
 
@@ -82,6 +90,8 @@ class RewardScorer:
         self.counts: dict[Verdict, int] = {}
         self.failures: dict[str, Failure] = {}
         """kind of failure -> its cases since the launch"""
+        self.held: dict[int, dict[int, Settled]] = {}
+        """group -> index -> completion that waits for the others of its group"""
         self._made: tuple[Config, CompletionScorer] = config, self._scorer_of(config)
 
     def _scorer_of(self, config: Config) -> CompletionScorer:
@@ -101,9 +111,7 @@ class RewardScorer:
         Raises SandboxRefused where programs are to be run and the host cannot isolate them.
         """
         await self.checker.start()
-        return (
-            await self.programs.start() if any(verifier_of(one.domain).needs == "sandbox" for one in problems) else ""
-        )
+        return await self.programs.start() if any(verifier_for(one).needs == "sandbox" for one in problems) else ""
 
     async def score(self, problem: Problem, completion: Completion) -> tuple[Reward, str]:
         """The reward of a finished completion, and its text; the reward is masked if engines died of the completion."""
@@ -116,11 +124,44 @@ class RewardScorer:
             reward = reward_of(completion)
         else:
             last = text if not completion.turns else self.chat.think_prefix + self.chat.decode(completion.last_turn)
-            parts = parts_of(self.chat, completion.last_turn, problem.domain)
+            parts = parts_of(self.chat, completion.last_turn, verifier_for(problem))
             tokens = completion.sampled_tokens
             reward = await self.scorer.score(problem, last, tokens, parts=parts, group=completion.group)
         self._count(problem, reward)
         return reward, text
+
+    async def settle(self, group: Group, completion: Completion, reward: Reward, text: str) -> list[Settled]:
+        """Take a scored completion of a group; returns what is now settled: itself, or, where there are rewards of the
+        group, all of it with the last one. A completion of an environment is settled at once."""
+        if not self.scorer.group_extras or group.prompt.problem.environment:
+            return [Settled(completion, reward, text)]
+        held = self.held.setdefault(completion.group, {})
+        held[completion.index] = Settled(completion, reward, text)
+        if len(held) < group.rewards.count(None):
+            return []
+        del self.held[completion.group]
+        whole = [held[index] for index in sorted(held)]
+        cases = [self._case(group.prompt.problem, one) for one in whole]
+        rewards = await self.scorer.with_group([one.reward for one in whole], cases)
+        for one, new in zip(whole, rewards, strict=True):
+            if new.verdict is not one.reward.verdict:
+                self.counts[one.reward.verdict] -= 1
+                self._count(group.prompt.problem, new)
+        return [one._replace(reward=new) for one, new in zip(whole, rewards, strict=True)]
+
+    def _case(self, problem: Problem, one: Settled) -> Case | None:
+        """The completion as rewards of the group see it; None where it has no format or is not graded."""
+        reward, completion = one.reward, one.completion
+        if not reward.verdict.graded or reward.verdict is Verdict.NO_ANSWER or reward.reason.startswith("gate "):
+            return None
+        parts = parts_of(self.chat, completion.token_ids, verifier_for(problem))
+        given = (parts.reasoning, parts.response, reward.answer or "", completion.sampled_tokens, reward.verdict)
+        return Case(problem, *given, reward.share or 0.0, self.scorer.settings, completion.group)
+
+    @property
+    def judge_metrics(self) -> dict[str, float]:
+        """What is known of the judges."""
+        return {name: value for judge in self.scorer.judges for name, value in judge.measurement.metrics.items()}
 
     def failed(self, problem: Problem, failure: Failed) -> None:
         """Count an episode that could not begin. Raises RunError as `score`."""
@@ -128,6 +169,8 @@ class RewardScorer:
 
     def _count(self, problem: Problem, reward: Reward) -> None:
         self.counts[reward.verdict] = self.counts.get(reward.verdict, 0) + 1
+        for judge in self.scorer.judges:
+            judge.measurement.check()
         if not reward.verdict.graded:
             kind = f"{reward.verdict.value}, {re.split(': |; ', reward.reason, maxsplit=1)[0]}"
             failure = self.failures.setdefault(kind, Failure(f"problem '{problem.id}': {reward.reason}"))
@@ -179,13 +222,14 @@ def reward_of(completion: Completion) -> Reward:
     )
 
 
-def parts_of(chat: Chat, ids: Sequence[int], domain: str) -> Parts:
+def parts_of(chat: Chat, ids: Sequence[int], verifier: Verifier | None = None) -> Parts:
     """The format of a completion: by its tokens where the model has control tokens for reasoning, else by its text.
 
     ids: [tokens] as sampled. The response of the result is the end of `chat.decode(ids)`.
+    verifier: of the problem, None for an answer in a box.
     """
     control = chat.think_ids
     if control is None or chat.think_prefix.startswith("<think>"):
-        return check_format(chat.think_prefix + chat.decode(ids), domain=domain)
+        return check_format(chat.think_prefix + chat.decode(ids), verifier=verifier)
     opened = chat.think_prefix.startswith(CONTROL.open)
-    return check_tokens(ids, control, chat.decode, opened=opened, domain=domain)
+    return check_tokens(ids, control, chat.decode, opened=opened, verifier=verifier)

@@ -29,7 +29,7 @@ from verify.checker_process import HEADER, frame
 
 START_S = 60.0
 """seconds for the gateway to say where it listens"""
-Told = Request | ClientLeft | GatewayEnded
+Told = Request | ClientLeft | KeyOpened | GatewayEnded
 
 
 class AgentSession:
@@ -119,9 +119,18 @@ _started = weakref.WeakKeyDictionary()
 
 
 async def open_session(address: str) -> AgentSession:
-    """A new episode at the gateway that listens at `address`, which is started unless one runs. Raises as `start`."""
+    """A new episode, whose key is known to the gateway that listens at `address`; that is started unless one runs.
+    Raises as `start`."""
     tasks = _started.setdefault(asyncio.get_running_loop(), {})
     task = tasks.get(address)
     if task is None or (task.done() and (task.cancelled() or task.exception() or task.result().ended)):
         tasks[address] = task = asyncio.create_task(GatewayProcess.start(address))
-    return AgentSession(await asyncio.shield(task))
+    session = AgentSession(await asyncio.shield(task))
+    try:
+        told = await session.told.get()
+    except asyncio.CancelledError:
+        session.close("the episode was given up")
+        raise
+    if isinstance(told, GatewayEnded):
+        session.told.put_nowait(told)  # for whoever waits for the agent's first request
+    return session

@@ -80,7 +80,7 @@ class GatewayEnded(msgspec.Struct, tag=True):
 
 
 class KeyOpened(msgspec.Struct, tag=True):
-    """An episode begins: requests with this key are its own."""
+    """An episode begins: requests with this key are its own. The gateway sends it back when it knows the key."""
 
     key: str
 
@@ -106,5 +106,5 @@ class TurnGiven(msgspec.Struct, tag=True):
 
 
 Request = ChatAsked | TokensAsked | RewardTold
-FromGateway = GatewayListens | Request | ClientLeft
+FromGateway = GatewayListens | Request | ClientLeft | KeyOpened
 ToGateway = KeyOpened | KeyClosed | TurnGiven

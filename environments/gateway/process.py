@@ -113,6 +113,7 @@ class Gateway:
         told = msgspec.msgpack.decode(body, type=ToGateway)
         if isinstance(told, KeyOpened):
             self.waiting[told.key] = None
+            self.say(told)
         elif isinstance(told, KeyClosed):
             if (found := self.waiting.pop(told.key, None)) is not None and not found[1].done():
                 found[1].set_exception(GatewayRefusal(told.reason, 409))

@@ -132,8 +132,8 @@ def begin_from(start: AblationRun) -> list[str]:
     if config.prepare.script:
         options += ["--prepare.script=", "--prepare.options={}"]
     for name, path in (("train", data.train), ("validation", data.validation)):
-        if config.locate(path) != path:
-            options.append(f"--data.{name}={config.locate(path)}")
+        if (where := config.locate(path, f"data.{name}")) != path:
+            options.append(f"--data.{name}={where}")
     return options
 
 

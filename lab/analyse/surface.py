@@ -204,13 +204,17 @@ class Survey:
         """Return prompts of problems spread evenly over the file, rendered as in the run, without those that are too
         long for the model. Raises ConfigError if none fits."""
         config = self.config
-        path = self.data or Path(config.locate(config.data.validation or config.data.train))
+        path = self.data or Path(
+            config.locate(config.data.validation, "data.validation")
+            if config.data.validation
+            else config.locate(config.data.train)
+        )
         style, room = PromptFormat(chat, config.data), config.model.max_tokens - config.rollout.max_completion_tokens
         problems = load_problems(path, "--data", config.environment.name)
         for problem in problems:
             without_environment(problem, f"--data {path}: {problem.id}", "a surface is measured with")
         prompts = [
-            Prompt(index, problem, style.render(problem.text, problem.domain))
+            Prompt(index, problem, style.prompt_of(problem))
             for index, problem in enumerate(spread(problems, self.problems))
         ]
         fitting = [prompt for prompt in prompts if len(prompt.token_ids) <= room]

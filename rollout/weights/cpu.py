@@ -21,7 +21,7 @@ import torch
 from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 
 from rollout.weights.layout import BUFFERS, buffer_of
-from rollout.weights.parameters import Linear, Target
+from rollout.weights.parameters import ExpertOrder, Linear, Target
 from rollout.weights.shm import HostWeightBuffer
 from shared.errors import DeadlineExceeded
 
@@ -147,7 +147,9 @@ class CpuWeightLoader:
         """Point plain parameters at their rows in the buffer, which does not change while this version is held."""
         for target in self.plain:
             parameter, rows = getattr(target.module, target.parameter), self._rows(version, target)
-            if parameter.shape == rows.shape and parameter.dtype == rows.dtype:
+            if target.experts:
+                parameter.data.copy_(ExpertOrder.of(target, tuple(rows.shape)).pack(rows))
+            elif parameter.shape == rows.shape and parameter.dtype == rows.dtype:
                 parameter.data = rows
             else:  # an embedding with padding rows behind the vocabulary; a bias that is kept in fp32
                 parameter.data[: rows.shape[0]].copy_(rows)
@@ -229,7 +231,9 @@ def load_stream(targets: list[Target], tensors: Iterable[tuple[str, torch.Tensor
 def put(target: Target, rows: torch.Tensor) -> None:
     """Copy or pack the rows into the target's module; none of their memory is kept."""
     parameter = getattr(target.module, target.parameter)
-    if target.plain:
+    if target.experts:
+        parameter.data.copy_(ExpertOrder.of(target, tuple(rows.shape)).pack(rows))
+    elif target.plain:
         (parameter.data[: rows.shape[0]] if rows.ndim else parameter.data).copy_(rows)
     if target.packed:
         if parameter.shape[0] > rows.shape[0]:  # a head with padding rows

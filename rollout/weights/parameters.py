@@ -7,14 +7,15 @@ from the memory that the update came through: the values of a plain parameter, a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 
-from rollout.weights.checksum import MODULUS, add_parts, bits, checksum_rows, random_weights
+from rollout.weights.checksum import MODULUS, WORDS, add_parts, bits, checksum_rows, random_weights
 from rollout.weights.layout import Layout
 from shared.errors import ModelError
 
@@ -35,6 +36,75 @@ class Target:
     """the parameter holds its values (embedding, norm, bias, head); a packed linear's plain weight was dropped"""
     packed: bool
     """the module computes with a packed copy"""
+    experts: bool = False
+    """the experts of a mixture: on a CPU their values lie in the order of its kernel (`ExpertOrder`)"""
+
+
+EXPERTS = {"w13_weight": "gate_up_proj", "w2_weight": "down_proj"}
+"""vLLM's parameter of all experts of a layer -> transformers' tensor of them"""
+OTHER_NAMES = ((".block_sparse_moe.", ".mlp."), (".experts.routed_experts.", ".experts."))
+"""parts of a path in vLLM -> what stands there in transformers"""
+
+
+def name_sources(prefix: str, last: str, name: str, fused: dict[str, list[str]], layout: Layout) -> list[str]:
+    """The trainers' names of what a parameter is made of. prefix: path of the module that holds `last`."""
+    if name in EXPERTS:
+        found = [f"{prefix}{last}.{EXPERTS[name]}"]
+    else:
+        whole = f"{prefix}{last}.{name}" in layout.places  # fused in the folder too (GLM-4)
+        found = [f"{prefix}{part}.{name}" for part in ([last] if whole else fused.get(last, [last]))]
+    for theirs, ours in OTHER_NAMES:
+        found = [one if one in layout.places else one.replace(theirs, ours) for one in found]
+    return found
+
+
+class ExpertOrder:
+    """In which order a CPU kernel keeps the values of a tensor of experts: packing only moves them."""
+
+    found: ClassVar[dict[tuple[tuple[int, ...], torch.dtype, str], ExpertOrder]] = {}
+
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, isa: str):
+        count, word = math.prod(shape), WORDS[dtype.itemsize]
+        self.shape, self.isa = shape, isa
+        if word.itemsize == 4:
+            packed = self.pack(torch.arange(count, dtype=torch.int32).view(dtype).view(shape))
+            self.order = packed.view(torch.int32).flatten().long()
+        else:  # a place in two halves
+            place = torch.arange(count, dtype=torch.int32).view(torch.int16).view(count, 2)
+            halves = [self.pack(half.contiguous().view(dtype).view(shape)) for half in place.unbind(1)]
+            joined = torch.stack([half.view(torch.int16).flatten() for half in halves], 1).contiguous()
+            self.order = joined.view(torch.int32).flatten().long()
+        if not bool((self.order.sort().values == torch.arange(count)).all()):
+            raise ModelError(f"vLLM's {isa} kernel pads or changes experts of shape {shape}: updates would not fit")
+
+    @classmethod
+    def of(cls, target: Target, shape: tuple[int, ...]) -> ExpertOrder:
+        """That of a target, computed once for each shape. shape: of the trainers' tensor."""
+        module: Any = target.module
+        held: torch.Tensor = getattr(module, target.parameter)
+        isa = module.quant_method.moe_kernel.fused_experts.isa
+        if held.numel() != math.prod(shape):
+            raise ModelError(
+                f"the engine keeps {target.parameter} as {tuple(held.shape)}, the trainers as {shape}: on CPUs vLLM "
+                "pads experts whose inner size is no multiple of 32, and takes no updates of them here"
+            )
+        key = shape, held.dtype, isa
+        if key not in cls.found:
+            cls.found[key] = cls(*key)
+        return cls.found[key]
+
+    def pack(self, rows: torch.Tensor) -> torch.Tensor:
+        """[experts, out, in] as the kernel keeps it."""
+        from vllm import _custom_ops
+
+        packed: torch.Tensor = _custom_ops.cpu_prepack_moe_weight(rows.contiguous(), self.isa)
+        return packed
+
+    def unpack(self, held: torch.Tensor) -> torch.Tensor:
+        """[experts, out, in] from what the kernel keeps."""
+        rows = torch.empty(len(self.order), dtype=held.dtype)
+        rows[self.order] = held.flatten()
+        return rows.view(self.shape)
 
 
 def plan_targets(model: torch.nn.Module, layout: Layout) -> list[Target]:
@@ -51,7 +121,7 @@ def plan_targets(model: torch.nn.Module, layout: Layout) -> list[Target]:
         parent, _, last = path.rpartition(".")
         for name, parameter in module.named_parameters(recurse=False):
             prefix = f"{parent}." if parent else ""
-            sources = [f"{prefix}{part}.{name}" for part in fused.get(last, [last])]
+            sources = name_sources(prefix, last, name, fused, layout)
             tied = False
             if not all(source in layout.places for source in sources):
                 sources = [source for source in layout.places if source.endswith("embed_tokens.weight")]
@@ -63,10 +133,14 @@ def plan_targets(model: torch.nn.Module, layout: Layout) -> list[Target]:
             places = [layout.places[source] for source in sources]
             row_bytes = places[0].row_bytes(layout.dtype.itemsize)
             size = sum(place.rows for place in places) * row_bytes
+            experts = name in EXPERTS
             packed = name == "weight" and hasattr(module, "cpu_linear")
             if has_head and isinstance(module, VocabParallelEmbedding) and not isinstance(module, ParallelLMHead):
                 packed = False  # vLLM packs every embedding, but multiplies with one only where it is the head, too
-            targets.append(Target(module, name, sources, size, row_bytes, parameter.numel() > 0 and not tied, packed))
+            plain = parameter.numel() > 0 and not tied
+            targets.append(Target(module, name, sources, size, row_bytes, plain, packed, experts))
+            if experts and parameter.device.type == "cpu":
+                ExpertOrder.of(targets[-1], places[0].shape)  # found now, not while the engine is paused
     if unused:
         raise ModelError(f"the engine's model has no place for {sorted(unused)[:5]}, which trainers send")
     return targets
@@ -102,6 +176,8 @@ def read_plain(targets: list[Target], layout: Layout, worker: int = 0) -> dict[s
         if target.plain:
             held: torch.Tensor = getattr(target.module, target.parameter).data
             held = held if held.ndim else held.reshape(1)
+            if target.experts and held.device.type == "cpu":
+                held = ExpertOrder.of(target, layout.places[target.sources[0]].shape).unpack(held)
             for source, first, count, start in own_rows(target, layout, held.shape[0], worker):
                 rows, of_bytes = held[start : start + count], layout.places[source].row_bytes(layout.dtype.itemsize)
                 found[source] = checksum_rows(rows, first, layout.dtype, of_bytes), rows.numel()

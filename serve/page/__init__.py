@@ -49,23 +49,22 @@ class File(NamedTuple):
     etag: str
 
 
-def load_files() -> dict[str, File]:
-    """Load all files that can be served, by name; requests for any other path fail."""
-    paths = [path for folder in (FOLDER, FOLDER / "vendor") for path in folder.iterdir() if path.suffix in KINDS]
+def load_files(*folders: Path) -> dict[str, File]:
+    """Load all files of some folders that can be served, by their path from the first; requests for any other fail."""
     files = {}
-    for path in paths:
+    for path in (path for folder in folders for path in folder.iterdir() if path.suffix in KINDS):
         body = path.read_bytes()
         etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
-        files[path.relative_to(FOLDER).as_posix()] = File(body, KINDS[path.suffix], etag)
+        files[path.relative_to(folders[0]).as_posix()] = File(body, KINDS[path.suffix], etag)
     return files
 
 
-FILES = load_files()
+FILES = load_files(FOLDER, FOLDER / "vendor")
 
 
-def send(name: str, request: Request) -> Response:
+def send(name: str, request: Request, files: dict[str, File] = FILES) -> Response:
     """Return a file, or status 304 if the browser has it already. Raises ApiError if there is no such file."""
-    file = FILES.get(name)
+    file = files.get(name)
     if file is None:
         raise ApiError(404, f"there is no file {name[:100]} here", code="not_found")
     policy = POLICIES.get(name, NOTHING_ELSE)

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from shared.errors import ModelError
 from shared.model import hf
-from shared.model.config import DecoderConfig
 from shared.model.folder import read_json
 from shared.model.lora import A, B, merge
 
@@ -89,7 +88,7 @@ def read_matrices(folder: Path) -> dict[str, Tensor]:
 def merged_weights(model_dir: Path, matrices: Mapping[str, Tensor], scale: float) -> Iterator[tuple[str, Tensor]]:
     """Yield (name, weight) of the model in a folder with adapters added to it, one at a time. matrices: name -> A or B.
     Raises ModelError for a folder that does not fit, and for adapters of layers that it lacks."""
-    shapes = hf.shapes_of(DecoderConfig.from_hf(hf.load_config(model_dir)))
+    shapes = hf.shapes_of(model_dir)
     for name in matrices:
         if (layer := name.removesuffix(A).removesuffix(B) + ".weight") not in shapes:
             raise ModelError(f"the adapter's {name} needs {layer}, which the model in {model_dir} lacks")
@@ -102,7 +101,7 @@ def check_fits(folder: Path, model_dir: Path) -> None:
     the model are those of its config.json; of an architecture that is not known here nothing is compared."""
     matrices = read_matrices(folder)
     try:
-        shapes = hf.shapes_of(DecoderConfig.from_hf(hf.load_config(model_dir)))
+        shapes = hf.shapes_of(model_dir)
     except ModelError:
         return
     for name, value in matrices.items():

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from shared.model.cpu_decoder import PaddedPlan, attend_padded, plan_padded
+from shared.model.cpu_decoder import PaddedPlan, attend_masked, attend_padded, plan_padded
 
 BACKENDS = ("auto", "bmm", "sdpa", "varlen")
 
@@ -85,6 +86,58 @@ def _plan_ragged(
     )
 
 
+class AttentionPlans:
+    """The plans of one packed batch for a model whose layers differ in heads and in what they do to scores."""
+
+    def __init__(self, lengths: Sequence[int], prefixes: Sequence[int], backend: str = "auto"):
+        self.lengths, self.prefixes, self.backend = lengths, prefixes, backend
+        before = [lengths[prefix] if prefix >= 0 else 0 for prefix in prefixes]
+        self.longest = max(length + more for length, more in zip(lengths, before, strict=True))
+        """tokens of the longest sequence, its prefix included"""
+        self._found: dict[tuple[object, ...], AttentionPlan] = {}
+
+    def plan(self, heads: int, key_heads: int, like: Tensor, padded: bool) -> AttentionPlan:
+        """The plan for layers of so many heads on the device and in the type of `like`; `padded`: as rows."""
+        key = heads, key_heads, like.dtype, padded
+        if key not in self._found:
+            arguments = self.lengths, self.prefixes, heads, key_heads, like.device, like.dtype
+            plan = plan_padded(*arguments, "sdpa") if padded else plan_attention(*arguments, self.backend)
+            self._found[key] = plan
+        return self._found[key]
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scaling: float | None = None,
+        window: int | None = None,
+        cap: float | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """query [tokens, heads, head_dim], key [tokens, key_heads, head_dim], value [tokens, key_heads, value_dim] ->
+        [tokens, heads, value_dim].
+
+        scaling: of the scores, else head_dim ** -0.5. window: tokens that a token sees, itself included. cap: scores
+        are cap * tanh(score / cap). sinks [heads]: a score that takes its share of the softmax and gives nothing.
+        """
+        heads, head_dim, value_dim = query.shape[1], query.shape[2], value.shape[2]
+        if scaling is not None and abs(scaling * head_dim**0.5 - 1) > 1e-6:
+            query = query * (scaling * head_dim**0.5)
+        if value_dim < head_dim:
+            value = F.pad(value, (0, head_dim - value_dim))
+        window = window if window is not None and window < self.longest else None
+        joined = torch.cat([query, key, value], 1)
+        plan = self.plan(heads, key.shape[1], joined, padded=cap is not None or sinks is not None)
+        if isinstance(plan, RaggedPlan):
+            attended = _attend_varlen(joined, plan, window)
+        elif window is None and cap is None and sinks is None:
+            attended = attend_padded(joined, plan)
+        else:
+            attended = attend_masked(joined, plan, window, cap, sinks)
+        return attended[..., :value_dim]
+
+
 def attend(joined: Tensor, plan: AttentionPlan) -> Tensor:
     """joined [tokens, heads + 2 key_heads, head_dim]: queries, keys, values -> [tokens, heads, head_dim].
 
@@ -93,7 +146,7 @@ def attend(joined: Tensor, plan: AttentionPlan) -> Tensor:
     return attend_padded(joined, plan) if isinstance(plan, PaddedPlan) else _attend_varlen(joined, plan)
 
 
-def _attend_varlen(joined: Tensor, plan: RaggedPlan) -> Tensor:
+def _attend_varlen(joined: Tensor, plan: RaggedPlan, window: int | None = None) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
     query, key, value = joined.split([plan.heads, plan.key_heads, plan.key_heads], 1)
@@ -107,7 +160,7 @@ def _attend_varlen(joined: Tensor, plan: RaggedPlan) -> Tensor:
         plan.key_offsets,
         plan.longest_query,
         plan.longest_key,
-        window_size=(-1, 0),  # causal, the last query aligned with the last key
+        window_size=(-1 if window is None else window - 1, 0),  # causal, the last query aligned with the last key
         enable_gqa=plan.heads != plan.key_heads,
     )
     assert isinstance(attended, Tensor)

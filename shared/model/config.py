@@ -1,4 +1,5 @@
-"""The shape of a decoder, read from a Hugging Face config.json: Llama, Mistral, Qwen2, Qwen3."""
+"""The shape of a model: read from a Hugging Face config.json for our own decoder (Llama, Mistral, Qwen2, Qwen3), and
+measured for others (transformers_decoder.py)."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ FAMILIES = {
 """supported architectures -> model_type"""
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 """supported rotary embeddings (rope.py)"""
+QUANTISED = "config.json has a quantization_config: training needs the unquantised checkpoint"
 MOST = {
     "vocab_size": 10_000_000,
     "hidden_size": 1 << 20,
@@ -28,6 +30,10 @@ MOST = {
     "max_position_embeddings": 1 << 30,
 }
 """largest values accepted: a config.json that asks for more is damaged, and would take all memory"""
+
+
+class Unsupported(ModelError):
+    """Our own decoder does not have this; the module of transformers may."""
 
 
 @dataclass(frozen=True)
@@ -143,6 +149,33 @@ class DecoderConfig:
         return shape
 
 
+@dataclass(frozen=True)
+class MeasuredConfig(DecoderConfig):
+    """The shape of a model that the module of transformers trains: its parameters were counted there."""
+
+    counted: int = 0
+    """all parameters"""
+    counted_layer: int = 0
+    """of one layer, on average"""
+    counted_products: int = 0
+    """weights of one layer that multiply a token: of a mixture, those of the experts that a token meets"""
+
+    @property
+    def layer_products(self) -> int:
+        """Weights of the matrices of one layer that multiply each token."""
+        return self.counted_products
+
+    @property
+    def layer_parameters(self) -> int:
+        """All parameters of one layer."""
+        return self.counted_layer
+
+    @property
+    def parameters(self) -> int:
+        """All parameters."""
+        return self.counted
+
+
 def _whole(config: Mapping[str, Any], name: str, default: int | None = None) -> int:
     """A size: a whole number from 1 to what any model has. Raises KeyError, ModelError."""
     value = config.get(name) if default is not None else config[name]
@@ -167,18 +200,33 @@ def _family(config: Mapping[str, Any]) -> str:
     named = list(config.get("architectures") or [])
     family = FAMILIES.get(named[0]) if named else config.get("model_type")
     if family not in FAMILIES.values():
-        raise ModelError(
+        raise Unsupported(
             f"config.json names architecture {named or config.get('model_type')}, which is not supported "
             f"(supported: {', '.join(FAMILIES)})"
         )
     return str(family)
 
 
+def check_sizes(config: Mapping[str, Any]) -> None:
+    """Raise ModelError for a quantised model, and for sizes that no model has."""
+    if config.get("quantization_config"):
+        raise ModelError(QUANTISED)
+    for name in MOST:
+        value = config.get(name)
+        if value is not None and not isinstance(value, list):  # Gemma 3n has one for each layer
+            try:
+                _whole(config, name)
+            except ValueError as error:
+                raise ModelError(
+                    f"config.json: {name} = {value!r} is not a whole number: fetch the file again"
+                ) from error
+
+
 def _refuse_what_we_lack(config: Mapping[str, Any]) -> None:
     if config.get("quantization_config"):
-        raise ModelError("config.json has a quantization_config: training needs the unquantised checkpoint")
+        raise ModelError(QUANTISED)
     if config.get("hidden_act", "silu") != "silu":
-        raise ModelError(f"config.json: hidden_act '{config['hidden_act']}' is not supported (supported: silu)")
+        raise Unsupported(f"config.json: hidden_act '{config['hidden_act']}' is not supported (supported: silu)")
 
 
 def _window(family: str, config: Mapping[str, Any]) -> int | None:
@@ -193,10 +241,10 @@ def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
     rope["rope_type"] = rope.get("rope_type") or rope.pop("type", None) or "default"
     rope["rope_theta"] = float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0)
     if rope["rope_type"] not in ROPE_TYPES:
-        raise ModelError(
+        raise Unsupported(
             f"config.json: rope_type '{rope['rope_type']}' is not supported (supported: {', '.join(ROPE_TYPES)})"
         )
     partial = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
     if float(partial or 1.0) != 1.0:
-        raise ModelError(f"config.json: partial_rotary_factor {partial} is not supported (supported: 1.0)")
+        raise Unsupported(f"config.json: partial_rotary_factor {partial} is not supported (supported: 1.0)")
     return rope

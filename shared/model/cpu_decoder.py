@@ -174,6 +174,40 @@ def _attend_sdpa(joined: Tensor, plan: PaddedPlan, block: Block) -> Tensor:
     return _kept(attended.reshape(-1, head_dim), block.kept_queries)
 
 
+def attend_masked(
+    joined: Tensor, plan: PaddedPlan, window: int | None, cap: float | None, sinks: Tensor | None
+) -> Tensor:
+    """`attend_padded` for layers that see only the last `window` tokens, cap their scores or have sinks [heads]
+    (`AttentionPlans.attend`): the scores exist as a whole, in float32 where they are capped or have sinks."""
+    vectors, head_dim = joined.reshape(-1, joined.shape[2]), joined.shape[2]
+    grouped, parts = plan.heads // plan.key_heads, list[Tensor]()
+    for block in plan.blocks:
+        query = vectors.index_select(0, block.query).view(block.rows, plan.heads, block.length, head_dim)
+        key, value = (
+            vectors.index_select(0, block.key + shift).view(block.rows, plan.key_heads, -1, head_dim)
+            for shift in (0, plan.key_heads)
+        )
+        place = torch.arange(key.shape[2], device=joined.device)
+        behind = place[-block.length :, None] - place
+        allowed = behind >= 0 if window is None else (behind >= 0) & (behind < window)
+        if cap is None and sinks is None:
+            same = plan.heads == plan.key_heads
+            mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=allowed, enable_gqa=not same)
+        else:
+            key, value = key.repeat_interleave(grouped, 1), value.repeat_interleave(grouped, 1)
+            scores = (query @ key.transpose(2, 3)).float() * head_dim**-0.5
+            scores = scores if cap is None else cap * (scores / cap).tanh()
+            scores = scores.masked_fill(~allowed, -math.inf)
+            if sinks is not None:
+                aside = sinks.float().view(1, -1, 1, 1).expand(block.rows, -1, block.length, 1)
+                scores = torch.cat([scores, aside], -1)
+            mixed = scores.softmax(-1)[..., : key.shape[2]].to(value.dtype) @ value
+        parts.append(_kept(mixed.reshape(-1, head_dim), block.kept_queries))
+    places = torch.cat([_kept(block.out, block.kept_queries) for block in plan.blocks])
+    empty = joined.new_zeros(len(joined) * plan.heads, head_dim)
+    return empty.index_copy(0, places, torch.cat(parts)).view(len(joined), plan.heads, head_dim)
+
+
 class _BmmAttention(torch.autograd.Function):
     """softmax(q k^T / sqrt(d)) v block by block; the backward forms the probabilities again (they cost less to
     compute in cache than to write to memory and read back)."""

@@ -22,7 +22,7 @@ from shared.model import cpu_decoder
 from shared.model.attention import AttentionPlan, attend, plan_attention
 from shared.model.config import DecoderConfig
 from shared.model.fused_layers import gated_down, rms_norm
-from shared.model.logprobs import chunked_logprobs
+from shared.model.language_model import LanguageModel
 from shared.model.lora import LoraLinear
 from shared.model.packing import PackedBatch, pack
 from shared.model.rope import inverse_frequencies, rotate, rotation_table
@@ -141,52 +141,42 @@ class DecoderStack(nn.Module):
         self.norm = RMSNorm(config.hidden_size, config.norm_epsilon)
 
 
-class Decoder(nn.Module):
-    """The language model. `attention` names a backend; of the first `recompute` layers only the inputs are kept, and
-    they are computed again in the backward pass (all of them: a third more time)."""
+class Decoder(LanguageModel):
+    """Our own implementation of the families in config.py."""
 
     def __init__(self, config: DecoderConfig, attention: str = "auto", recompute: int = 0):
-        super().__init__()
-        self.config, self.attention, self.recompute = config, attention, recompute
-        self.in_place = False
-        """True: the head's gradient is added to its weight's `grad` at once where there is one, past autograd"""
-        self.compute_dtype: torch.dtype | None = None
-        """set: what the layers compute in; weights are rounded to it at each use, gradients add up in theirs"""
+        super().__init__(config, attention, recompute)
+        self.rounds_weights = True
         self.model = DecoderStack(config)
         if not config.tied:
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         # plain attributes: buffers would be cast with the parameters, and positions need float32
         self._frequencies, self._rope_factor = inverse_frequencies(config.head_dim, config.rope, config.max_positions)
 
-    def forward(self, batch: PackedBatch, temperature: float = 1.0, output: str = "logprobs") -> Any:
-        """Score a packed batch.
+    @property
+    def layers(self) -> nn.ModuleList:
+        """The decoder layers, in order."""
+        return self.model.layers
 
-        output = "logprobs": (log-probabilities of the targets [loss_tokens], entropy [loss_tokens]), float32, the
-        temperature applied; "states": these and the hidden states they come from [loss_tokens, hidden].
-        output = "logits": [tokens, vocab] float32, no temperature (small uses only).
-        """
+    @property
+    def head(self) -> Tensor:
+        """[vocab, hidden] weight of the head; the embedding's where the two are tied."""
+        return self.model.embed_tokens.weight if self.config.tied else self.lm_head.weight
+
+    def forward(self, batch: PackedBatch, temperature: float = 1.0, output: str = "logprobs") -> Any:
+        """Score a packed batch: see LanguageModel. Raises ModelError for a sequence beyond a sliding window."""
         self._check_window(batch)
-        tokens, targets = batch.tokens, len(batch.targets)
-        if batch.token_ids.device.type == "cpu":
-            batch = cpu_decoder.round_up(batch, cpu_decoder.ROWS)
-        hidden = self._run(batch, None if output == "logits" else batch.loss_positions)
-        weight = self.model.embed_tokens.weight if self.config.tied else self.lm_head.weight
-        if output == "logits":
-            return F.linear(hidden[:tokens].float(), weight.to(hidden.dtype).float())
-        d_weight = weight.grad if self.in_place else None
-        scored = (*chunked_logprobs(hidden, weight, batch.targets, temperature, d_weight=d_weight), hidden)
-        wanted = scored if output == "states" else scored[:2]
-        # a copy: FSDP hooks into what is returned, and a view would hide it
-        return tuple(one if len(one) == targets else one[:targets].clone() for one in wanted)
+        return super().forward(batch, temperature, output)
 
     def _check_window(self, batch: PackedBatch) -> None:
         if self.config.window is not None and batch.longest > self.config.window:
             raise ModelError(
                 f"a sequence of {batch.longest} tokens is longer than the model's sliding window of "
-                f"{self.config.window}, which is not implemented: set model.max_tokens to at most {self.config.window}"
+                f"{self.config.window}, which the native implementation does not have: set model.max_tokens to at most "
+                f"{self.config.window}, or model.implementation to 'transformers'"
             )
 
-    def _run(self, batch: PackedBatch, keep: Tensor | None) -> Tensor:
+    def states(self, batch: PackedBatch, keep: Tensor | None) -> Tensor:
         """The last norm's output at the kept positions; the last layer's feed-forward runs on those alone."""
         x = self.model.embed_tokens(batch.token_ids)
         x = x if self.compute_dtype is None else x.to(self.compute_dtype)

@@ -17,9 +17,11 @@ from torch import Tensor
 from shared.atomic_write import cannot_write, flush
 from shared.errors import CheckpointError, ModelError
 from shared.model.config import DecoderConfig
-from shared.model.decoder import Decoder
+from shared.model.experts import split_stored
 from shared.model.folder import load_config as load_config  # callers say hf.load_config
 from shared.model.folder import read_json
+from shared.model.implementation import make_model, read_shape
+from shared.model.language_model import LanguageModel
 
 SHARD_BYTES = 5_000_000_000
 """a weight file is closed before it grows beyond this"""
@@ -101,22 +103,27 @@ def check(folder: Path) -> None:
     if "quantization_config" in config:
         return
     try:
-        shapes = shapes_of(DecoderConfig.from_hf(config))
+        shapes = _shapes(DecoderConfig.from_hf(config), config)
     except ModelError:
         return  # vLLM serves more architectures than can be trained, and checks them itself
     _fitting(folder, shapes)
 
 
-def check_trainable(folder: Path) -> None:
-    """Raise ModelError unless the folder holds exactly the weights that its config.json asks for. Reads headers only,
-    and allocates nothing."""
-    _fitting(folder, shapes_of(DecoderConfig.from_hf(load_config(folder))))
+def check_trainable(folder: Path, implementation: str = "auto", max_tokens: int = 0) -> None:
+    """Raise ModelError unless the folder holds exactly the weights that its config.json asks for, of a model that the
+    implementation has (`read_shape`). Reads headers only, and allocates nothing."""
+    _fitting(folder, shapes_of(folder, implementation, max_tokens))
 
 
-def shapes_of(config: DecoderConfig) -> dict[str, torch.Size]:
-    """Name -> shape of every parameter."""
+def shapes_of(folder: Path, implementation: str = "auto", max_tokens: int = 0) -> dict[str, torch.Size]:
+    """Name -> shape of every tensor that the model of a folder needs of it. Raises ModelError."""
+    config = load_config(folder)
+    return _shapes(read_shape(config, implementation, max_tokens), config)
+
+
+def _shapes(shape: DecoderConfig, config: Mapping[str, Any]) -> dict[str, torch.Size]:
     with torch.device("meta"):
-        return {name: parameter.shape for name, parameter in Decoder(config).named_parameters()}
+        return {name: tensor.shape for name, tensor in make_model(shape, config).stored()}
 
 
 def _open(path: Path) -> Any:
@@ -137,37 +144,54 @@ def _open_all(files: Mapping[Path, list[str]]) -> dict[Path, Any]:
 
 
 def iterate_weights(folder: Path, shapes: Mapping[str, torch.Size]) -> Iterator[tuple[str, Tensor]]:
-    """Yield every (name, tensor) that `shapes` asks for, one at a time, as stored.
+    """Yield every (name, tensor) that `shapes` asks for, one at a time, as stored; a mixture's experts of a layer
+    together (experts.py).
 
     All names, shapes and types are checked before the first is yielded: ModelError lists what is missing, superfluous
     or another. Ignored: rotary tables, and a stored head when `shapes` has none (tied embeddings).
     """
-    for tensors, names in _fitting(folder, shapes):
-        for name in names:
-            yield name, tensors.get_tensor(name)
+    held, parts = _fitting(folder, shapes)
+    for name, shape in shapes.items():
+        if list(parts[name]) == [name]:
+            yield name, held[name].get_tensor(name)
+            continue
+        whole = torch.empty(shape, dtype=held[next(iter(parts[name]))].get_tensor(next(iter(parts[name]))).dtype)
+        for part, rows in split_stored(name, whole, held):
+            rows.copy_(held[part].get_tensor(part))
+        yield name, whole
 
 
-def _fitting(folder: Path, shapes: Mapping[str, torch.Size]) -> list[tuple[Any, list[str]]]:
-    """Return each opened file with the names to take from it. Raises ModelError unless everything fits."""
+def _fitting(folder: Path, shapes: Mapping[str, torch.Size]) -> tuple[dict[str, Any], dict[str, dict[str, torch.Size]]]:
+    """Return stored name -> opened file, and name -> {stored name: shape}. Raises ModelError unless everything fits."""
     files = weight_files(folder)
     found = {name for names in files.values() for name in names}
-    ignored = {name for name in found if name.endswith("rotary_emb.inv_freq") or name == "lm_head.weight"} - set(shapes)
-    problems = _differences("lacks", set(shapes) - found) + _differences("has unknown", found - set(shapes) - ignored)
+    parts = {
+        name: {part: rows.shape for part, rows in split_stored(name, torch.empty(shape, device="meta"), found)}
+        for name, shape in shapes.items()
+    }
+    wanted = {part: shape for stored in parts.values() for part, shape in stored.items()}
+    unknown = {name for name in found - set(wanted) if not _spare(name)}
+    problems = _differences("lacks", set(wanted) - found) + _differences("has unknown", unknown)
     if problems:
         raise ModelError(f"{folder}: the weights do not fit config.json: {'; '.join(problems)}")
     opened = _open_all(files)
     for path, names in files.items():
-        for name in set(names) & set(shapes):
+        for name in set(names) & set(wanted):
             tensor = opened[path].get_slice(name)
-            if (shape := tensor.get_shape()) != list(shapes[name]):
-                problems.append(f"{name} has shape {shape}, config.json asks for {list(shapes[name])}")
+            if (shape := tensor.get_shape()) != list(wanted[name]):
+                problems.append(f"{name} has shape {shape}, config.json asks for {list(wanted[name])}")
             if (kind := tensor.get_dtype()) not in TYPES:
                 problems.append(
                     f"{name} is of type {kind}: training needs the unquantised weights ({', '.join(TYPES)})"
                 )
     if problems:
         raise ModelError(f"{folder}: {'; '.join(sorted(problems)[:4])}{' ...' if len(problems) > 4 else ''}")
-    return [(opened[path], [name for name in names if name in shapes]) for path, names in files.items()]
+    return {name: opened[path] for path, names in files.items() for name in names}, parts
+
+
+def _spare(name: str) -> bool:
+    """Whether a stored tensor is left out where the model has none of that name: a rotary table, or a tied head."""
+    return name.endswith("rotary_emb.inv_freq") or name == "lm_head.weight"
 
 
 def _differences(verb: str, names: set[str]) -> list[str]:
@@ -176,16 +200,42 @@ def _differences(verb: str, names: set[str]) -> list[str]:
     return [f"{verb} {', '.join(shown[:4])}{more}"] if shown else []
 
 
-def load_model(folder: Path, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Decoder:
-    """Return a decoder with the folder's weights in `dtype`. Raises ModelError for everything that does not fit."""
-    config = DecoderConfig.from_hf(load_config(folder))
+def load_model(
+    folder: Path,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    implementation: str = "auto",
+) -> LanguageModel:
+    """Return a model with the folder's weights in `dtype`. Raises ModelError for everything that does not fit."""
+    config = load_config(folder)
     with torch.device("meta"):
-        decoder = Decoder(config)
-    shapes = {name: parameter.shape for name, parameter in decoder.named_parameters()}
+        model = make_model(read_shape(config, implementation), config)
+    shapes = {name: tensor.shape for name, tensor in model.stored()}
+    model.to_empty(device=device)
+    model.settle_buffers()
     # a copy, so that nothing keeps the file mapped (it may be replaced while the model lives)
     state = {name: tensor.to(device=device, dtype=dtype, copy=True) for name, tensor in iterate_weights(folder, shapes)}
-    decoder.load_state_dict(state, strict=True, assign=True)
-    return decoder.requires_grad_(True)
+    model.load_state_dict(state, strict=True, assign=True)
+    return model.requires_grad_(True)
+
+
+def save_trained(folder: Path, start: Path, state: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> None:
+    """Write a model that was trained from the folder `start` as that one is: its config.json, tokenizer and names, and
+    as they were those of its tensors that `state` (name, tensor) does not have. Raises CheckpointError."""
+    save_model(folder, load_config(start), _as_stored(start, state), dtype, start)
+
+
+def _as_stored(start: Path, state: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    files = weight_files(start)
+    left = {name: path for path, names in files.items() for name in names}
+    stored = set(left)
+    for name, tensor in state:
+        for part, rows in split_stored(name, tensor, stored):
+            left.pop(part, None)
+            yield part, rows
+    for name, path in left.items():
+        if not _spare(name):
+            yield name, _open(path).get_tensor(name)
 
 
 def save_model(

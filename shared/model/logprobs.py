@@ -2,6 +2,8 @@
 
     log p(t) = z_t / T - logsumexp(z / T),      z = hidden . weight^T
 
+Some families change the product first: z = cap tanh(scale product / cap), or scale times the product (`HeadScale`).
+
 `logprobs_from_logits` is the definition; `chunked_logprobs` is the same with the language-model head fused in, so that
 no tensor of tokens x vocabulary ever exists: forward and backward form the logits a tile at a time (some tokens, some
 words), and sums over the vocabulary are carried from tile to tile (online softmax, Milakov and Gimelshein 2018).
@@ -29,6 +31,23 @@ TILES = {"cpu": Tile(1024, 4096), "cuda": Tile(1024, 65_536)}
 device takes that of cuda: 256 MiB, large products"""
 
 
+class HeadScale(NamedTuple):
+    """What a family does to the head's products: cap * tanh(scale * product / cap); a cap of 0 leaves out the tanh."""
+
+    scale: float = 1.0
+    cap: float = 0.0
+
+    def apply(self, products: Tensor, temperature: float = 1.0) -> Tensor:
+        """The logits over the temperature, in the memory of `products`."""
+        if self.cap:
+            return products.mul_(self.scale / self.cap).tanh_().mul_(self.cap / temperature)
+        divisor = temperature / self.scale
+        return products if divisor == 1 else products.div_(divisor)
+
+
+PLAIN = HeadScale()
+
+
 def logprobs_from_logits(logits: Tensor, targets: Tensor, temperature: float) -> Tensor:
     """logits [n, vocab], targets [n] int64 -> [n] float32 log-probabilities at `temperature` > 0."""
     scaled = logits.float() / temperature
@@ -48,6 +67,7 @@ def chunked_logprobs(
     temperature: float,
     tile: Tile | None = None,
     d_weight: Tensor | None = None,
+    scale: HeadScale = PLAIN,
 ) -> tuple[Tensor, Tensor]:
     """hidden [n, d], weight [vocab, d], targets [n] int64 -> ([n] log-probabilities, [n] entropy), float32.
 
@@ -60,18 +80,18 @@ def chunked_logprobs(
     and hands autograd none. Autograd would keep a tied weight's until the embedding's is there too, at the very end.
     """
     tile = tile or TILES.get(hidden.device.type, TILES["cuda"])
-    logprobs, entropy = _ChunkedLogprobs.apply(hidden, weight, targets, temperature, tile, d_weight)
+    logprobs, entropy = _ChunkedLogprobs.apply(hidden, weight, targets, temperature, tile, d_weight, scale)
     return logprobs, entropy
 
 
-def _logits(rows: Tensor, words: Tensor, temperature: float) -> Tensor:
+def _logits(rows: Tensor, words: Tensor, temperature: float, scale: HeadScale) -> Tensor:
     """[n, words] logits / temperature in float32 (float64 for float64), exact for half-precision inputs too."""
     if rows.is_cuda and rows.dtype in (torch.bfloat16, torch.float16):
         # products of half-precision numbers are exact in float32: same result as upcasting, at tensor-core speed
         logits = torch.mm(rows, words.T, out_dtype=torch.float32)
     else:
         logits = torch.mm(rows, words.T)
-    return logits if temperature == 1 else logits.div_(temperature)
+    return scale.apply(logits, temperature)
 
 
 def _wide(half: Tensor) -> Tensor:
@@ -104,6 +124,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         temperature: float,
         tile: Tile,
         d_weight: Tensor | None,
+        scale: HeadScale,
     ) -> tuple[Tensor, Tensor]:
         dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
         logprobs, entropy, normaliser = (hidden.new_empty(targets.shape, dtype=dtype) for _ in range(3))
@@ -117,7 +138,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
                 chosen = torch.full_like(top, torch.nan)  # stays so for a target that is no word
                 for first in range(0, len(weight), tile.words):
                     words = _wide(weight[first : first + tile.words].to(hidden.dtype))
-                    logits = _logits(rows, words, temperature)
+                    logits = _logits(rows, words, temperature, scale)
                     place = _place(aims, first, logits.shape[1])
                     chosen = logits.gather(-1, place.column).where(place.inside, chosen)
                     highest = torch.maximum(top, logits.amax(-1, keepdim=True))
@@ -133,7 +154,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
                 logprobs[part] = (chosen - top - spread)[:, 0]
                 entropy[part] = (spread - moment / total)[:, 0]
         ctx.save_for_backward(hidden, weight, targets, normaliser, entropy)
-        ctx.temperature, ctx.tile, ctx.d_weight = temperature, tile, d_weight
+        ctx.temperature, ctx.tile, ctx.d_weight, ctx.scale = temperature, tile, d_weight, scale
         ctx.set_materialize_grads(False)
         return logprobs, entropy
 
@@ -146,7 +167,9 @@ class _ChunkedLogprobs(torch.autograd.Function):
         d_weight = given
         if given is None and ctx.needs_input_grad[1]:
             d_weight = torch.zeros(weight.shape, dtype=dtype, device=weight.device)
-        scaled = (torch.zeros_like(normaliser) if gradient is None else gradient) / temperature
+        scale: HeadScale = ctx.scale
+        divisor = temperature / scale.scale
+        scaled = (torch.zeros_like(normaliser) if gradient is None else gradient) / divisor
         with exact_products(hidden):
             for start in range(0, len(targets), tile.tokens):
                 part = slice(start, start + tile.tokens)
@@ -156,20 +179,25 @@ class _ChunkedLogprobs(torch.autograd.Function):
                     chunk = slice(first, first + tile.words)
                     words = _wide(weight[chunk].to(hidden.dtype))
                     # d logp_t / d z = (onehot(t) - p) / T,     d H / d z = -p (log p + H) / T
-                    logprobs = _logits(rows, words, temperature).sub_(normaliser[part, None])
+                    logits = _logits(rows, words, temperature, scale)
+                    # d cap tanh(z / cap) / d z = 1 - tanh(z / cap)^2
+                    damping = 1 - (logits * (temperature / scale.cap)).square_() if scale.cap else None
+                    logprobs = logits.sub_(normaliser[part, None])
                     slope = -pull
                     if d_entropy is not None:
-                        slope = (logprobs + entropy[part, None]).mul_(-d_entropy[part, None] / temperature).add_(slope)
+                        slope = (logprobs + entropy[part, None]).mul_(-d_entropy[part, None] / divisor).add_(slope)
                     d_logits = logprobs.exp_().mul_(slope)
                     place = _place(aims, first, d_logits.shape[1])
                     d_logits.scatter_add_(-1, place.column, pull.where(place.inside, 0))
+                    if damping is not None:
+                        d_logits.mul_(damping)
                     # inputs of the products in the weights' type (their rounding is that of every gradient below)
                     _add_product(d_rows, d_logits, words)
                     if d_weight is not None:
                         _add_product(d_weight[chunk], d_logits.T, rows)
                 d_hidden[part] = d_rows
         returned = None if d_weight is None or given is not None else d_weight.to(weight.dtype)
-        return d_hidden, returned, None, None, None, None
+        return d_hidden, returned, *[None] * 5
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:

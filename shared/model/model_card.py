@@ -21,6 +21,9 @@ class ModelCard(msgspec.Struct, frozen=True):
     """the setting data.system_prompt: "magistral", a text, or "\""""
     checkpoint: str = ""
     """sha256 of the manifest of the checkpoint with these weights; "" where there was none"""
+    history: str = ""
+    """"whole" after training on episodes, in which the model saw its earlier turns as it had sampled them, reasoning
+    included; "" where it was trained on single completions"""
 
 
 def read_card(folder: Path) -> ModelCard | None:

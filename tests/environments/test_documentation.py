@@ -6,13 +6,20 @@ import asyncio
 import re
 from pathlib import Path
 
-from environments.environment import Action
+import pytest
+
+from environments.environment import ENVIRONMENTS, Action, load_ready
 from environments.host import EnvironmentHost
 from shared.environment_settings import EnvironmentSettings
 from shared.sections import RewardWeights
 from shared.types import Problem, Reward
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "environments.md"
+
+
+def _known() -> list[str]:
+    load_ready()
+    return [name for name, known in ENVIRONMENTS.items() if Path(known.home).parent.name == "environments"]
 
 
 async def no_grade(problem: Problem, text: str) -> Reward:
@@ -41,3 +48,12 @@ def test_the_example_of_the_page_runs(tmp_path: Path) -> None:
 
     assert asyncio.run(episode("right")) == 1.0
     assert asyncio.run(episode("wrong")) == 0.0
+
+
+@pytest.mark.parametrize("name", sorted(_known()))
+def test_every_ready_environment_has_a_page_with_its_options(name: str) -> None:
+    page = (PAGE.parent / "environments" / f"{name}.md").read_text(encoding="utf-8")
+    assert f"environments/{name}.md" in PAGE.read_text(encoding="utf-8")
+    for option in ENVIRONMENTS[name].make.Options.model_fields:
+        shared = option == "result_characters" and f"`{option}`" not in page  # told by the page of all tools
+        assert shared or f"`{option}`" in page, f"{name}.md does not tell the option {option}"

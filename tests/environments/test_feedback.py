@@ -9,6 +9,7 @@ import pytest
 
 from environments.environment import Action, Observation, made
 from environments.feedback import Feedback
+from shared.sections import RewardWeights
 from shared.types import Problem, Reward
 from tests.environments.test_tools import PROBLEM, no_grade
 from verify.plugins import Failed
@@ -30,7 +31,7 @@ def completion(program: str) -> Action:
 
 def play(problem: Problem, *programs: str, grade: Any = grade, **options: Any) -> list[Observation]:
     async def run() -> list[Observation]:
-        one = made(Feedback, "feedback", options, grade)
+        one = made(Feedback, "feedback", options, grade, RewardWeights())
         await one.reset(problem, 0)
         return [await one.step(completion(program)) for program in programs]
 

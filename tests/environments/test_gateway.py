@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import ssl
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +204,39 @@ def test_a_server_of_agents_is_asked(tmp_path: Path) -> None:
             return await play(one, [action("5")])
 
     assert asyncio.run(scene())[-1].reward == 1.0
+
+
+def test_a_key_is_known_before_its_agent_begins() -> None:
+    """A request that overtakes its key, as on a busy machine, would be refused as a stranger's."""
+
+    async def scene() -> None:
+        pid = (await open_session("127.0.0.1")).gateway.child.pid
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            opening = asyncio.create_task(open_session("127.0.0.1"))
+            done, _ = await asyncio.wait({opening}, timeout=0.5)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        assert not done, "the gateway does not know it yet"
+        assert (await asyncio.wait_for(opening, 30)).told.empty()
+
+    asyncio.run(scene())
+
+
+def test_episodes_load_no_certificates_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That takes 50 ms, in which nothing else goes on: with hundreds of episodes a step, as long as the step."""
+    loaded = []
+    whole = ssl.create_default_context
+    monkeypatch.setattr(ssl, "create_default_context", lambda *given, **more: loaded.append(1) or whole(*given, **more))
+
+    async def scene() -> None:
+        for _ in range(3):
+            async with agent(url="http://127.0.0.1:9/") as one:
+                with pytest.raises(Failed, match="did not answer: ConnectError"):
+                    await one.reset(PROBLEM, 7)
+
+    asyncio.run(scene())
+    assert len(loaded) <= 1
 
 
 def test_the_gateway_refuses_strangers_and_large_bodies_and_two_requests_at_once() -> None:

@@ -62,6 +62,8 @@ class Faulty(Environment):
             await asyncio.sleep(1000)
         if kind == "blocks":
             time.sleep(1000)
+        if kind == "late":
+            time.sleep(1.5)
         if kind == "exits" and self.count == 2:
             os._exit(3)
         if kind == "sys.exit":
@@ -116,11 +118,12 @@ async def playing(folder: Path, **settings: Any) -> AsyncIterator[Episodes]:
     chat = Chat(folder) if (folder / "tokenizer.json").exists() else chat_of(folder, "qwen2_5")
     given = {"plugins": [str(folder / "mine.py")], "step_s": 1.0, "max_turns": 4, "observation_tokens": 50, **settings}
     most = {"max_tokens": given.pop("max_tokens", 400)}
-    rollout = {"max_completion_tokens": given.pop("max_completion_tokens", 40)}
+    rollout = {"max_completion_tokens": given.pop("max_completion_tokens", 40), **given.pop("rollout", {})}
     config = Config.model_validate(
         {
             "model": {"path": str(folder), **most},
             "rollout": rollout,
+            "objective": given.pop("objective", {}),
             "environment": given,
             "reward": {"length": 0, "overlong_buffer": 1},
         }
@@ -215,6 +218,16 @@ def test_a_method_that_blocks_its_thread_is_killed_at_the_deadline(tmp_path: Pat
             one = await play(episodes, "?", environment="threaded")
             assert one.finish_reason == "timeout" and time.monotonic() - started < 10
             assert (await play(episodes, "ends")).finish_reason == "stop"  # in a new process
+
+    asyncio.run(run())
+
+
+def test_an_answer_after_its_deadline_costs_the_episode(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with playing(tmp_path) as episodes:
+            one = await play(episodes, "late")
+            assert one.finish_reason == "timeout" and "no answer after 1 s" in one.turns[-1].failure
+            assert (await play(episodes, "ends")).finish_reason == "stop"
 
     asyncio.run(run())
 

@@ -20,6 +20,7 @@ import pytest
 from environments.environment import made
 from environments.mcp_tools import Mcp
 from shared.errors import ConfigError
+from shared.sections import RewardWeights
 from tests.environments.test_tools import PROBLEM, new, no_grade, turn
 from verify.plugins import Failed
 
@@ -156,6 +157,6 @@ def test_a_server_ends_with_its_episode_and_with_the_process_that_started_it(tmp
 def test_options_name_one_server() -> None:
     for options in ({}, {"command": "a", "url": "http://b"}):
         with pytest.raises(ConfigError, match=r"environment.options.mcp: give either a command or a url"):
-            made(Mcp, "mcp", options, no_grade)
+            made(Mcp, "mcp", options, no_grade, RewardWeights())
     with pytest.raises(ConfigError, match="environment.options.mcp: No closing quotation"):
-        made(Mcp, "mcp", {"command": "a 'b"}, no_grade)
+        made(Mcp, "mcp", {"command": "a 'b"}, no_grade, RewardWeights())

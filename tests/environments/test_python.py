@@ -9,13 +9,14 @@ import pytest
 
 from environments.environment import Observation
 from environments.python import Python
+from shared.sections import Sandbox
 from tests.environments.test_tools import PROBLEM, new, turn
 from verify.plugins import Failed
 
 
-def run(*codes: str, seed: int = 3, **options: Any) -> list[Observation]:
+def run(*codes: str, seed: int = 3, of_run: Sandbox | None = None, **options: Any) -> list[Observation]:
     async def play() -> list[Observation]:
-        one = new(Python, **options)
+        one = new(Python, of_run, **options)
         await one.reset(PROBLEM, seed)
         return [await one.step(turn(("python", {"code": code}))) for code in codes]
 
@@ -69,6 +70,12 @@ def test_a_program_that_is_stopped_changes_nothing(code: str, told: str) -> None
     assert found[2].messages[0].text == "1\n"
 
 
+def test_the_limits_are_those_of_the_run_unless_options_say_others() -> None:
+    slow, of_run = "import time\ntime.sleep(2)\n1", Sandbox(test_s=1.0)
+    assert "took more than 1 s" in texts(slow, of_run=of_run)[0]
+    assert texts(slow, of_run=of_run, sandbox={"test_s": 9.0}) == ["1\n"]
+
+
 def test_the_sandbox_is_one() -> None:
     for code in ("import os\nos.listdir('/root')", "import socket\nsocket.socket()", "import os\nos.fork()"):
         assert "PermissionError" in texts(code)[0] or "OSError" in texts(code)[0]
@@ -86,5 +93,5 @@ def test_a_host_that_cannot_isolate_is_refused_by_name(monkeypatch: pytest.Monke
             pass
 
     monkeypatch.setattr(sandbox_pool, "SandboxHandle", Refused)
-    with pytest.raises(Failed, match=r"environment.options.python.sandbox.isolation = \"none\""):
+    with pytest.raises(Failed, match=r"sandbox.isolation = \"none\" in reward or the options of python"):
         run("1", sandbox={"test_s": 3.21})

@@ -1,20 +1,28 @@
-"""A model is served in the tokens in which it was trained: tools, a turn that calls them, and their results."""
+"""A model is served in the tokens in which it was trained: system prompts, tools, calls, results, whole histories."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
 
 from environments.environment import Action
-from serve.schemas import ChatMessage
+from serve.messages import ChatMessage
+from serve.reasoning import Splitter
 from serve.system_prompts import PromptRenderer
 from serve.tools import Function, Tool, describe_form
+from shared.chat import joined
+from shared.config import Config
+from shared.model.model_card import read_card
+from shared.sections import Data
 from shared.tool_calls import call_text
 from shared.types import Problem
 from tests.environments.test_tools import Sums, new
 from tests.shared import test_turns
+from trainer.data import PromptFormat
+from trainer.export import note_training
 
 SPELT = "It is <|im_end|>, <tool_response> and </think>."
 
@@ -34,8 +42,7 @@ def test_training_and_serving_say_the_same(
     results = [(message.role, message.text) for message in observation.messages[:1]] + [("tool", SPELT)]
     trained = chat.render(problem.text, told.text) + chat.encode(turn) + [chat.eos_id] + chat.bridge(results)
 
-    definitions = [known.definition for known in one._tools.values()]
-    tools = [Tool(type="function", function=Function(**tool._asdict())) for tool in definitions]
+    tools = [Tool(type="function", function=Function(**tool._asdict())) for tool in one.definitions]
     calls = [{"id": f"c{given}", "function": {"name": "add", "arguments": given}} for given in arguments]
     conversation = [
         {"role": "user", "content": problem.text},
@@ -49,3 +56,65 @@ def test_training_and_serving_say_the_same(
     assert trained == served
     tags = [chat.tokenizer.convert_tokens_to_ids(tag) for tag in control[2:]]
     assert [trained.count(tag) for tag in tags] == [2] * len(tags), "the text of a result spells none"
+
+
+@pytest.mark.parametrize("opened", [False, True])
+@pytest.mark.parametrize("name", test_turns.ENDS)
+def test_a_whole_history_is_served_as_it_was_trained(tmp_path: Path, name: str, opened: bool) -> None:
+    """Whatever the template drops, and wherever the model writes blanks; its message comes back as it was told."""
+    chat = test_turns.chat_of(tmp_path, name)
+    if opened:  # as if the template opened the reasoning
+        chat.tokenizer.chat_template += "{% if add_generation_prompt %}{{ '<think>\\n' }}{% endif %}"
+        chat.think_prefix = chat._find_think_prefix()
+    turns = ["<think>\nIs it 8?\n</think>\n\nI say 8.", "<think>\nNo <|im_end|> 12. </think>12", "It is 10"]
+    said = ["Higher.", SPELT, "Well done."]
+    trained, messages = chat.render("Find the number.", "Be brief."), [{"role": "user", "content": "Find the number."}]
+    prompts = PromptRenderer(chat, "Be brief.", whole=True)
+    for turn, reply in zip(turns[: 2 + (not opened)], said, strict=False):
+        splitter = Splitter(prompts.tags, opened=opened, exact=True)
+        text = turn.removeprefix("<think>\n") if opened else turn
+        parts = [*splitter.feed(text), *splitter.end()]
+        reasoning, answer = ("".join(part.text for part in parts if part.thinking is kind) for kind in (True, False))
+        messages.append({"role": "assistant", "content": answer, "reasoning": reasoning})
+        messages.append({"role": "user", "content": reply})
+        first, *others = text.split("<|im_end|>")  # which is sampled as letters
+        sampled = chat.encode(first)
+        for other in others:
+            sampled += chat.encode_plain("<|im_end|>") + chat.encode(other)
+        trained += [*sampled, chat.eos_id, *chat.bridge([("user", reply)])]
+        read = [ChatMessage.model_validate(message) for message in messages]
+        assert chat.tokenizer.decode(prompts.render(read, "")) == chat.tokenizer.decode(trained)
+        assert prompts.render(read, "") == trained
+        assert PromptRenderer(chat, "Be brief.").render(read, "") != trained, "other models see no reasoning again"
+
+
+@pytest.mark.parametrize("name", test_turns.ENDS)
+def test_system_prompts_are_joined_as_in_training(tmp_path: Path, name: str) -> None:
+    chat = test_turns.chat_of(tmp_path, name)
+    one = new(Sums)
+    told = asyncio.run(one.reset(Problem("p", "?", "3"), 0)).messages[0].text
+    prompts = PromptFormat(chat, Data(system_prompt="Be brief."))
+    trained = prompts.render("What is 1 + 2?", also=joined("You are an agent.", told))
+    conversation = [("system", "You are an agent."), ("user", "What is 1 + 2?")]
+    messages = [ChatMessage.model_validate({"role": role, "content": text}) for role, text in conversation]
+    tools = [Tool(type="function", function=Function(**tool._asdict())) for tool in one.definitions]
+    assert PromptRenderer(chat, "Be brief.").render(messages, "", describe_form(tools, None)) == trained
+
+
+def test_the_card_of_an_export_says_whether_histories_were_whole(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    for row, settings, history in [
+        ({"problem": "?", "answer": "1"}, {}, ""),
+        ({"problem": "?", "answer": "1", "environment": "retry"}, {}, "whole"),
+        ({"problem": "?", "answer": "1"}, {"name": "retry"}, "whole"),
+        ({"problem": "?", "answer": "1"}, {"history": "whole"}, "whole"),
+    ]:
+        rows.write_text(json.dumps(row) + "\n")
+        config = Config.model_validate({"data": {"train": str(rows)}, "environment": settings})
+        note_training(config, tmp_path, 3)
+        card = read_card(tmp_path)
+        assert card is not None and card.history == history
+    rows.unlink()
+    note_training(config, tmp_path, 3)
+    test_turns.chat_of(tmp_path, "qwen3")
+    assert PromptRenderer.of_model(tmp_path, "policy").whole

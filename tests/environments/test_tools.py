@@ -13,6 +13,7 @@ from environments.environment import Action, Environment, Observation, made
 from environments.tools import MOST_CALLS, ToolEnvironment, ToolError, cut, tool
 from serve.tools import Function, Tool, describe_form
 from shared.errors import ConfigError
+from shared.sections import RewardWeights, Sandbox
 from shared.tool_calls import call_text
 from shared.types import Problem, Verdict
 from shared.user_file import run_file
@@ -25,8 +26,9 @@ async def no_grade(problem: Problem, text: str) -> Any:
     raise AssertionError("nothing is graded here")
 
 
-def new(kind: type[Environment], **options: Any) -> Any:
-    return made(kind, "one", options, no_grade)
+def new(kind: type[Environment], of_run: Sandbox | None = None, /, **options: Any) -> Any:
+    """of_run: the settings of its sandboxes."""
+    return made(kind, "one", options, no_grade, RewardWeights(sandbox=of_run or Sandbox()))
 
 
 def turn(*calls: tuple[str, dict[str, Any]], before: str = "I see.") -> Action:

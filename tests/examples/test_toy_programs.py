@@ -39,6 +39,7 @@ from verify.code.runner import run_tests
 from verify.code.sandbox_pool import SandboxPool
 from verify.format import check_format
 from verify.language import consistency
+from verify.verifiers import verifier_of
 
 HAND_MADE = ToyProgram(
     "python", (Step(ADD, 3), Step(MULTIPLY, 2)), (SpecialCase(NEGATIVE, 7), SpecialCase(LARGE, 1, 50))
@@ -70,7 +71,7 @@ def shares(found: list[tuple[str, ToyProgram]], sandboxes: SandboxPool) -> list[
     """Share of the tests that each (completion, task) passes; 0 with a broken format."""
     passed = []
     for completion, task in found:
-        parts = check_format(completion, domain="code")
+        parts = check_format(completion, verifier=verifier_of("code"))
         language: Code = "cpp" if parts.language == "cpp" else "python"
         program = parts.answer
         passed.append(run_tests(program, language, task.tests(), pool=sandboxes).share if program else 0.0)
@@ -162,7 +163,7 @@ def test_the_same_seed_draws_the_same_tasks_and_demonstrations() -> None:
 @pytest.mark.parametrize("code", CODES)
 def test_flawless_demonstrations_are_well_formed_and_in_english(code: Code) -> None:
     for task in tasks(60, code):
-        parts = check_format(demonstrate_program(random.Random(1), task, NO_BLUNDERS), domain="code")
+        parts = check_format(demonstrate_program(random.Random(1), task, NO_BLUNDERS), verifier=verifier_of("code"))
         assert parts.ok and parts.language == code
         assert consistency(task.text, parts.reasoning, parts.response).consistent
 
@@ -171,7 +172,7 @@ def test_flawless_demonstrations_are_well_formed_and_in_english(code: Code) -> N
 def test_broken_demonstrations_have_no_program(code: Code) -> None:
     for seed, task in enumerate(tasks(20, code)):
         completion = demonstrate_program(random.Random(seed), task, Blunders(broken=1.0))
-        assert not check_format(completion, domain="code").ok
+        assert not check_format(completion, verifier=verifier_of("code")).ok
 
 
 @pytest.mark.slow
@@ -229,7 +230,7 @@ def test_most_demonstrations_are_bad_in_the_documented_shares() -> None:
 
 def _read(completion: str) -> ToyProgram | None:
     """The function that a Python program of a demonstration computes; None when there is no program."""
-    program = check_format(completion, domain="code").answer
+    program = check_format(completion, verifier=verifier_of("code")).answer
     if program is None:
         return None
     steps = [Step(sign, int(number)) for sign, number in re.findall(r"x (.)= (\d)\n", program)]

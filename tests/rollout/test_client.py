@@ -6,9 +6,11 @@ import asyncio
 import time
 from collections.abc import Coroutine
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from rollout.client import EngineClient
 from rollout.local_engine import InProcessLink
@@ -109,6 +111,39 @@ def test_groups_are_sampled_where_they_are_unfinished(level: int, hold: bool) ->
         assert scene.client.live == {0: 1}
 
     scene.play(story())
+
+
+def test_turns_of_an_episode_stay_on_the_engine_that_holds_what_was_before() -> None:
+    """In training and outside of it, however busy that engine is beside the others."""
+    posts: list[tuple[int, list[GenerateRequest]]] = []
+
+    async def post(rank: int, asked: Any) -> None:
+        posts.append((rank, asked.message.requests))
+
+    hub: Any = SimpleNamespace(post=post)
+    client = EngineClient(hub, range(1, 4), lambda: Config.model_validate({}), print)
+
+    async def story() -> None:
+        for index in range(4):
+            training = group(index, 2)
+            training.prompt = replace(training.prompt, problem=replace(training.prompt.problem, environment="guess"))
+            outside, engines = client.episode(seed=7), set[int]()
+            for _ in range(3):
+                await client.submit([training])
+                turn = asyncio.ensure_future(client.continue_turn([1, 2], outside, 1.0))
+                await asyncio.sleep(0)
+                (one, trained), (other, [asked]) = posts[-2:]
+                engines.add(10 * one + other)
+                client.live[one] += 50  # others of its work
+                client.live[other] += 50
+                for completion in (*(request.completion for request in trained), asked.completion):
+                    client._arrived(one if completion.group >= 0 else other, completion)
+                client._ended.clear()
+                assert await turn is outside
+            assert len(engines) == 1, "a turn went to another engine"
+
+    asyncio.run(story())
+    assert {rank for rank, _ in posts} == {1, 2, 3}
 
 
 def test_completions_that_nobody_asked_for_are_dropped_and_counted() -> None:

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
@@ -39,13 +40,15 @@ def untrained_model(runs_dir: Path, **changes: int) -> Path:
 class Command:
     """`python -m serve` in a process of its own."""
 
-    def __init__(self, model: Path, log: Path, name: str = "tiny", dtype: str = "float32"):
+    def __init__(
+        self, model: Path, log: Path, name: str = "tiny", dtype: str = "float32", settings: Sequence[str] = ()
+    ):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = int(probe.getsockname()[1])
         self.url, self.log = f"http://127.0.0.1:{self.port}", log
         command = [sys.executable, "-m", "serve", "--model", str(model), "--port", str(self.port), "--cache-bytes",
-                   str(64 << 20), "--dtype", dtype, "--name", name]  # fmt: skip
+                   str(64 << 20), "--dtype", dtype, "--name", name, *settings]  # fmt: skip
         self.process = subprocess.Popen(
             command, stdout=log.open("w"), stderr=subprocess.STDOUT, env={**os.environ, "PYTHONPATH": str(Path.cwd())},
             start_new_session=True,

@@ -221,7 +221,7 @@ def test_the_clients_system_message_stands_inside_the_servers(serve: Serve) -> N
     ]  # fmt: skip
     assert served.client.post("/v1/chat/completions", json={"messages": messages}).is_success
     (prompt,) = served.engine.prompts
-    policy, _, rest = prompt.partition("The application adds:\n\nYou are a pirate.")
+    policy, _, rest = prompt.partition("\n\nYou are a pirate.")
     assert policy.startswith("<system>You solve the user's task") and "secret" not in prompt
     turns = "<eos><user>Hi<eos><assistant>Ahoy<eos><user>And now?"
     assert rest == f"{turns}\n\nThink and answer in English.<eos><assistant>"

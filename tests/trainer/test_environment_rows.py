@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,26 @@ def test_check_fails_for_environments_that_are_not_there(tmp_path: Path) -> None
     assert finding.status == "FAIL" and "rows.jsonl:1" in finding.text and finding.step
     [finding] = environments_of(settings(tmp_path, "guess"))
     assert (finding.status, finding.text) == ("OK", "guess 1 problems of data.train")
+
+
+WANTING = [
+    ("search", {"corpus": "nowhere.jsonl"}, r"environment\.options\.search\.corpus = 'nowhere\.jsonl': there is no"),
+    ("search", {"corpus": "ROWS"}, r"environment\.options\.search\.corpus: .*rows\.jsonl:1 lacks 'text'"),
+    ("mcp", {"command": "/no/such/server"}, r"environment\.options\.mcp\.command = .*cannot be used.*by hand"),
+    ("mcp", {"url": "http://127.0.0.1:9/mcp"}, r"environment\.options\.mcp\.url = .*cannot be used"),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "words"), WANTING)
+def test_a_corpus_or_a_server_that_is_not_there_is_told_before_a_run(
+    tmp_path: Path, name: str, options: dict[str, str], words: str
+) -> None:
+    given = {key: value.replace("ROWS", str(tmp_path / "rows.jsonl")) for key, value in options.items()}
+    config = settings(tmp_path, name, environment={"options": {name: given}})
+    with pytest.raises((ConfigError, DataError), match=words):
+        plan_text(config)
+    [finding] = environments_of(config)
+    assert finding.status == "FAIL" and re.search(words, finding.text)
 
 
 def test_a_launch_names_file_and_line_too(tmp_path: Path) -> None:

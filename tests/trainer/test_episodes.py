@@ -11,10 +11,12 @@ import pytest
 
 from shared.config import Config
 from shared.types import Completion, Group, Problem, Prompt, Reward, Turn, Verdict
-from tests.environments.test_host import play, playing, prompt_of, sampled
+from tests.environments.test_host import WRONG, play, playing, prompt_of, sampled
 from trainer.controller import TrainingLoop
 from trainer.ledger import Ledger, with_unfinished
 from trainer.ledger_file import LedgerState
+from trainer.objectives.registry import objective_of
+from trainer.objectives.sequences import train_sequences
 from trainer.stages import Stages
 
 
@@ -160,9 +162,11 @@ def test_in_synchronous_mode_turns_wait_for_one_another_and_for_completions_with
         async def score(problem: Problem, completion: Completion) -> tuple[Reward, str]:
             return Reward(float(completion.index), 0.0, 0.0, 0.0, 0.0, Verdict.WRONG), ""
 
-        loop = TrainingLoop(
-            ledger, engines, SimpleNamespace(score=score), ThreeTurns(), None, None, None, logger, None, [], 10
-        )  # type: ignore[arg-type]  # fmt: skip
+        async def settle(_: Group, *scored: Any) -> list[tuple[Any, ...]]:
+            return [scored]
+
+        scorer: Any = SimpleNamespace(score=score, settle=settle)
+        loop = TrainingLoop(ledger, engines, scorer, ThreeTurns(), None, None, None, logger, None, [], 10)  # type: ignore[arg-type]
         for index, name in enumerate(("guess", "")):
             ledger.open(Prompt(index, Problem("p", "?", "1", environment=name), [1]), [7, 8])
         await engines.submit(list(ledger.groups.values()))
@@ -173,3 +177,37 @@ def test_in_synchronous_mode_turns_wait_for_one_another_and_for_completions_with
         return engines.waves
 
     assert asyncio.run(run()) == [[(0, 0), (0, 1), (1, 0), (1, 1)], [(0, 0), (0, 1)], [(0, 0), (0, 1)]]
+
+
+def test_a_batch_comes_together_whatever_its_environments_do(tmp_path: Path) -> None:
+    """A group of each kind at once: those that fail say nothing and give up their slots, and the others are trained."""
+    failing, sound = ["raises", "1 MB", "hangs", "sys.exit"], ["control", "goes on", "ends"]
+
+    async def run() -> None:
+        rollout = {"prompts_per_step": len(sound), "group_size": 2}
+        async with playing(tmp_path, rollout=rollout, objective={"filter_groups_by": "off"}) as episodes:
+            config, scorer, logger = episodes.config, episodes.scorer, SimpleNamespace(waiting=0)
+            ledger, engines = Ledger(Stages(config)), Engines()
+            logger.note_waiting = lambda count: setattr(logger, "waiting", count)
+            loop = TrainingLoop(
+                ledger, engines, scorer, episodes, None, None, None, logger, None, [], 10
+            )  # type: ignore[arg-type]  # fmt: skip
+            for index, kind in enumerate(failing + sound):
+                ledger.open(prompt_of(episodes, kind, index), [7, 8])
+            await engines.submit(list(ledger.groups.values()))
+            taking, collecting = asyncio.ensure_future(ledger.take()), asyncio.ensure_future(loop.collect())
+            await asyncio.wait({taking, collecting}, timeout=150, return_when=asyncio.FIRST_COMPLETED)
+            assert taking.done(), collecting.exception() if collecting.done() else ledger.groups
+            collecting.cancel()
+            groups = taking.result()
+            assert [[one.finish_reason for one in group.completions] for group in groups] == [["stop"] * 2] * len(sound)
+            assert [len(group.completions[1].turns) for group in groups] == [4, 4, 1]
+            trained = train_sequences(groups, objective_of(config), config)
+            assert [one.group for one in trained] == [4, 4, 5, 5, 6, 6]
+            filtered = {group.prompt.problem.text: group for group in ledger.trained(groups)}
+            for kind in failing:
+                assert [one.finish_reason for one in filtered[kind].completions] == [WRONG[kind][0]] * 2
+                assert not any(reward.verdict.graded for reward in filtered[kind].rewards)
+            assert logger.waiting == 0
+
+    asyncio.run(run())

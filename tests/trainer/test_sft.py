@@ -41,13 +41,14 @@ def test_reasoning_has_the_prompt_of_its_domain_and_general_instructions_none(tm
         tmp_path / "traces.jsonl",
         {"problem": "add", "completion": "c"},
         {"problem": "add", "completion": "c", "domain": "code"},
+        {"problem": "add", "completion": "c", "system": "tools:"},
         {"problem": "1+1", "solution": "one more", "answer": "2"},
         {"problem": "x" * 500, "completion": "too long"},
     )
     general = write(tmp_path / "general.jsonl", {"problem": "hello", "completion": "hi"})
     found = load_demonstrations(reasoning, general, Sft(), PROMPTS, 100)
-    assert [bytes(one.prompt) for one in found.reasoning] == [b"S:add", b"S:add!", b"S:1+1"]
-    assert bytes(found.reasoning[2][1]) == b"<think>\none more\n</think>\nThe answer is \\boxed{2}.\0"
+    assert [bytes(one.prompt) for one in found.reasoning] == [b"S:add", b"S:add!", b"S:\n\ntools:add", b"S:1+1"]
+    assert bytes(found.reasoning[3][1]) == b"<think>\none more\n</think>\nThe answer is \\boxed{2}.\0"
     assert found.general == [Demonstration([*b"hello"], [*b"hi", 0])]
 
 
@@ -84,6 +85,10 @@ def test_a_demonstration_of_several_turns_is_what_an_episode_is(tmp_path: Path):
     path.write_text(json.dumps(row) + "\n")
     [one] = read_demonstrations(path, "sft.demonstrations", PromptFormat(chat, Data(system_prompt="")), 100, [])
     between = chat.bridge([("user", "<|end|>no")])
+    assert one.prompt == chat.render("?", "")
+    path.write_text(json.dumps(row | {"system": "no ?"}) + "\n")
+    [told] = read_demonstrations(path, "sft.demonstrations", PromptFormat(chat, Data(system_prompt="7")), 100, [])
+    assert told == one._replace(prompt=chat.render("?", "7\n\nno ?")), "what an environment adds to the system prompt"
     first, last = [*chat.encode("5"), chat.eos_id], [*chat.encode("7"), chat.eos_id]
     assert one.completion == first + between + last and chat.eos_id not in between
     assert one.mask == bytes([2] * len(first) + [0] * len(between) + [2] * len(last))

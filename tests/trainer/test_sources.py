@@ -55,7 +55,7 @@ def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
 
 
 def test_a_teacher_that_is_not_there_names_its_own_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hf, "check_trainable", lambda folder: None)  # the folder holds no weights
+    monkeypatch.setattr(hf, "check_trainable", lambda *_: None)  # the folder holds no weights
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"problem": "1+1?", "answer": "2"}\n')
     model = make(tmp_path / "policy", "abc")

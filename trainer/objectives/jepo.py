@@ -117,7 +117,7 @@ def splice_answer(chat: Chat, completion_ids: list[int], answer: str) -> Spliced
     None when the format is broken by the rules that rewards go by (no box after the reasoning, reasoning never closed):
     such a completion gives no answer, gets the penalty and is in no bound (section 4 of the paper).
     """
-    parts = parts_of(chat, completion_ids, "math")
+    parts = parts_of(chat, completion_ids)
     if not parts.ok:
         return None
     text = chat.decode(completion_ids)

@@ -3,10 +3,12 @@
 Each module of this folder registers one domain; it is loaded when a domain is first looked up, so that a new domain is
 one file. Verifiers of the user's own stand in the files of `reward.plugins` and run in their process
 (`verify/plugin_host.py`); docs/rewards.md shows how to write one. A domain without a verifier is checked like "math".
+A row may name another verifier than its domain's as its "checker", one of reasoning-gym's kinds too.
 """
 
 from __future__ import annotations
 
+import difflib
 import functools
 import importlib
 import inspect
@@ -29,6 +31,13 @@ of it is the answer"""
 Needs = Literal["", "answer checker", "sandbox"]
 """what a verifier is called with beside the answer: nothing, an `AnswerChecker`, or a `ProgramVerifier`"""
 DEFAULT = "math"
+REASONING_GYM = "reasoning_gym:"
+"""what the names of reasoning-gym's kinds of problems begin with, as checkers and in data.train"""
+FORMS: dict[AnswerIn, AnswerFormat] = {
+    "box": BOXED_ANSWER,
+    "code block": AnswerFormat("the answer in a Markdown block that names its language", "the answer in such a block"),
+    "response": AnswerFormat("all that the task asks for", "what the task asks for"),
+}
 MISSING: dict[AnswerIn, str] = {
     "box": "no balanced \\boxed{...}",
     "code block": "no closed ``` block that names a language",
@@ -169,13 +178,34 @@ def _load() -> None:
 def known_domains() -> list[str]:
     """Return the domains that have a verifier, sorted."""
     _load()
-    return sorted(VERIFIERS)
+    return sorted(name for name in VERIFIERS if not name.startswith(REASONING_GYM))
 
 
 def verifier_of(domain: object) -> Verifier:
     """Return the verifier of a domain; that of "math" where there is none, or where a row gives none (None)."""
     _load()
     return VERIFIERS.get(str(domain)) or VERIFIERS[DEFAULT]
+
+
+def verifier_for(problem: Problem) -> Verifier:
+    """Return the verifier of a problem: its checker, else that of its domain, for the form of its answer. Raises
+    DataError for a checker that is not there, ConfigError where reasoning-gym cannot be used."""
+    found = checker_named(problem.checker) if problem.checker else verifier_of(problem.domain)
+    form = problem.answer_form
+    return found._replace(answer_in=form, form=FORMS[form]) if form and form != found.answer_in else found
+
+
+def checker_named(name: str) -> Verifier:
+    """Return the verifier that a row's "checker" names. Raises as `verifier_for`."""
+    _load()
+    if name.startswith(REASONING_GYM) and name not in VERIFIERS:
+        from verify.reasoning_gym_host import checkers  # it knows this module
+
+        VERIFIERS.update(checkers())
+    if name not in VERIFIERS:
+        near = difflib.get_close_matches(name, VERIFIERS, n=1, cutoff=0)[0]
+        raise DataError(f"the checker '{name}' is not there: is '{near}' meant? reward.plugins names files with others")
+    return VERIFIERS[name]
 
 
 def without_environment(problem: Problem, where: str, what: str) -> Problem:
@@ -192,7 +222,11 @@ def without_environment(problem: Problem, where: str, what: str) -> Problem:
 def read_problem(row: Mapping[str, Any], where: str) -> Problem:
     """Make the problem of a row, and check that its verifier can use its ground truth. Raises DataError with
     `where`."""
-    found = verifier_of(text_of(row, "domain", where, DEFAULT))
+    checker = text_of(row, "checker", where, "")
+    try:
+        found = checker_named(checker) if checker else verifier_of(text_of(row, "domain", where, DEFAULT))
+    except DataError as error:
+        raise DataError(f"{where}: {error}") from error
     problem = problem_of(row, where, found.ground_truth, hidden=not found.verifies)
     if found.validate is not None:
         try:

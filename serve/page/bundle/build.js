@@ -15,6 +15,8 @@ const COPIES = {
   "swagger-ui.css": "swagger-ui-dist/swagger-ui.css",
   "Temml.woff2": "temml/dist/Temml.woff2",
   "temml.css": "temml/dist/Temml-Local.css",
+  "uplot.js": "uplot/dist/uPlot.esm.js",
+  "uplot.css": "uplot/dist/uPlot.min.css",
 };
 const MAP = /\n?\/[/*]# sourceMappingURL=\S+( \*\/)?\s*$/;
 const LICENCES = /^(licen[cs]e|notice|.*\.licen[cs]e\.txt$)/i;

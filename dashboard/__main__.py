@@ -1,0 +1,67 @@
+"""See runs in a browser: `python -m dashboard runs/`."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import socket
+import sys
+from pathlib import Path
+
+import uvicorn
+
+from dashboard.app import create_app
+from serve.limits import uvicorn_config
+from verify.code.sandbox.syscalls import die_with_parent
+
+HOST, PORT = "127.0.0.1", 8400
+TRIED = 20
+"""ports that are tried when nobody named one"""
+ELSEWHERE = """It answers on this machine only. From another one:
+    ssh -L 8400:127.0.0.1:8400 MACHINE      and then http://127.0.0.1:8400 in your browser"""
+
+
+def main(arguments: list[str]) -> int:
+    """Serve until a signal; returns the exit code."""
+    parser = argparse.ArgumentParser("python -m dashboard", description=__doc__, epilog=ELSEWHERE,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    parser.add_argument("folder", nargs="?", default="runs", type=Path, help="a folder of runs, or one run (runs)")
+    parser.add_argument("--port", type=int, help=f"0 for any that is free (default: from {PORT} on the first free one)")
+    parser.add_argument(
+        "--with-parent", type=int, help="process id of the program that started this one: end when it does"
+    )
+    given = parser.parse_args(arguments)
+    if given.with_parent:
+        die_with_parent(given.with_parent)
+    if not given.folder.is_dir():
+        print(f"error: {given.folder} is no folder: name the folder of your runs", file=sys.stderr)
+        return 2
+    bound = take_port([given.port] if given.port is not None else list(range(PORT, PORT + TRIED)))
+    if bound is None:
+        print(f"error: port {given.port or PORT} is taken: give --port=0 for any that is free", file=sys.stderr)
+        return 2
+    print(f"http://{HOST}:{bound.getsockname()[1]}/", flush=True)
+    app = create_app(given.folder.resolve())
+    config = uvicorn_config(app, HOST, bound.getsockname()[1], log_level="warning", timeout_graceful_shutdown=1)
+    uvicorn.Server(config).run(sockets=[bound])
+    return 0
+
+
+def take_port(ports: list[int]) -> socket.socket | None:
+    """A socket of the first port that is free; None if none is."""
+    for port in ports:
+        bound = socket.socket()
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            bound.bind((HOST, port))
+        except OSError as error:
+            bound.close()
+            if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+                raise
+            continue
+        return bound
+    return None
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,213 @@
+"""The rollouts of a run: an index of byte offsets for each step's file, filters and search over many steps.
+
+A file is indexed when somebody looks at its step. Filters ask the index, search reads the lines again that pass them,
+and both go back step by step for a second at most, so that a gigabyte is never read to answer one question.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dashboard.growing_file import MOST_BYTES_OF_A_LINE, lines_of, open_plain
+from shared.types import GRADED
+
+MARKS = {"correct": 1, "wrong": 2, "cut": 4, "mixed language": 8, "masked": 16, "no answer": 32}
+"""what a completion may be -> its bit"""
+SEARCH_S = 1.0
+MOST_HITS = 40
+HEAD = 160
+"""characters of a problem that the index keeps"""
+NAME = re.compile(r"step_(\d{1,9})\.jsonl")
+
+
+class _Problem(msgspec.Struct):
+    id: str = ""
+    text: str = ""
+    language: str = ""
+    domain: str = ""
+    environment: str = ""
+
+
+class _Prompt(msgspec.Struct):
+    problem: _Problem
+
+
+class _Completion(msgspec.Struct):
+    token_ids: msgspec.Raw = msgspec.Raw(b"[]")
+    finish_reason: str | None = None
+
+
+class _Reward(msgspec.Struct):
+    total: float | None = None
+    verdict: str = ""
+    consistent: bool | None = None
+
+
+class _Group(msgspec.Struct):
+    """What the index reads of a line; the rest is skipped."""
+
+    prompt: _Prompt
+    completions: list[_Completion] = []
+    rewards: list[_Reward | None] = []
+
+
+class GroupLine(msgspec.Struct, gc=False):
+    """A line of a file of rollouts: where it stands, and what is in it."""
+
+    offset: int
+    problem: str
+    """its id"""
+    head: str
+    """the beginning of its text, or why the line cannot be read"""
+    language: str
+    domain: str
+    environment: str
+    marks: bytes
+    """[completions] bits of MARKS"""
+    totals: list[float | None]
+    tokens: list[int]
+
+
+def _line(offset: int, line: bytes | None) -> GroupLine:
+    if line is None:
+        return GroupLine(offset, "", f"(a line of more than {MOST_BYTES_OF_A_LINE >> 20} MB)", "", "", "", b"", [], [])
+    try:
+        group = msgspec.json.decode(line, type=_Group)
+    except (ValueError, RecursionError) as error:
+        return GroupLine(offset, "", f"(it cannot be read: {str(error)[:100]})", "", "", "", b"", [], [])
+    rewards = [*group.rewards, *[None] * (len(group.completions) - len(group.rewards))]
+    problem = group.prompt.problem
+    tokens = [bytes(one.token_ids).count(b",") + (len(one.token_ids) > 2) for one in group.completions]
+    return GroupLine(
+        offset, problem.id[:HEAD], problem.text[:HEAD], problem.language[:20], problem.domain[:40],
+        problem.environment[:40], bytes(map(_marks, group.completions, rewards)),
+        [None if one is None else one.total for one in rewards], tokens,
+    )  # fmt: skip
+
+
+def _marks(completion: _Completion, reward: _Reward | None) -> int:
+    verdict = reward.verdict if reward else ""
+    return (
+        MARKS.get(verdict, 0) & (MARKS["correct"] | MARKS["wrong"] | MARKS["no answer"])
+        | MARKS["cut"] * (completion.finish_reason == "length")
+        | MARKS["mixed language"] * (reward is not None and reward.consistent is False)
+        | MARKS["masked"] * (verdict not in GRADED or completion.finish_reason in ("abort", "crash", "timeout"))
+    )
+
+
+class Rollouts:
+    """The folder rollouts/ of a run."""
+
+    MOST_COMPLETIONS = 400_000
+    """of all files whose index is kept, of one run"""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self._indexes: OrderedDict[int, tuple[tuple[int, ...], list[GroupLine]]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def steps(self) -> list[int]:
+        """Steps that have a file, in order."""
+        try:
+            names = [] if self.folder.is_symlink() else os.listdir(self.folder)
+        except OSError:
+            return []
+        return sorted(int(found[1]) for name in names if (found := NAME.fullmatch(name)))
+
+    def _path(self, step: int) -> Path:
+        return self.folder / f"step_{step}.jsonl"
+
+    def index(self, step: int) -> list[GroupLine]:
+        """The groups of a step. Raises LookupError where there is no such file."""
+        try:
+            stream = open_plain(self._path(step))
+        except OSError as error:
+            raise LookupError(f"there are no rollouts of step {step}") from error
+        with stream:
+            status = os.fstat(stream.fileno())
+            now = status.st_ino, status.st_size, status.st_mtime_ns
+            with self._lock:
+                if step in self._indexes and self._indexes[step][0] == now:
+                    self._indexes.move_to_end(step)
+                    return self._indexes[step][1]
+            found = [_line(offset, line) for offset, line in lines_of(stream)]
+        with self._lock:
+            self._indexes[step] = now, found
+            held = sum(len(one.marks) for _, lines in self._indexes.values() for one in lines)
+            while held > self.MOST_COMPLETIONS and len(self._indexes) > 1:
+                _, (_, dropped) = self._indexes.popitem(last=False)
+                held -= sum(len(one.marks) for one in dropped)
+        return found
+
+    def raw(self, step: int, line: int) -> bytes:
+        """One line of a step's file. Raises LookupError where there is none, or it is too long."""
+        index = self.index(step)
+        if not 0 <= line < len(index):
+            raise LookupError(f"step {step} has {len(index)} groups")
+        try:
+            with open_plain(self._path(step)) as stream:
+                stream.seek(index[line].offset)
+                data = stream.readline(MOST_BYTES_OF_A_LINE)
+        except OSError as error:
+            raise LookupError(f"there are no rollouts of step {step}") from error
+        if not data.endswith(b"\n"):
+            raise LookupError(f"group {line + 1} of step {step} is too large to be shown")
+        return data
+
+    def listed(self, step: int) -> list[dict[str, Any]]:
+        """The groups of a step, as the page lists them."""
+        return [shown(step, place, group) for place, group in enumerate(self.index(step))]
+
+    def search(self, mark: str, text: str, before: int | None) -> dict[str, Any]:
+        """Groups with a completion of this mark ("" for any) and, in its line, this text ("" for any; capitals do not
+        matter), newest first: {"hits", "next": step to go on before, or None at the end, "looked": steps looked at}."""
+        steps = [step for step in reversed(self.steps()) if before is None or step < before]
+        wanted, bit = needles(text), MARKS.get(mark, 0)
+        hits: list[dict[str, Any]] = []
+        end, looked = time.monotonic() + SEARCH_S, 0
+        for step in steps:
+            if looked and (time.monotonic() > end or len(hits) >= MOST_HITS):
+                return {"hits": hits, "next": step + 1, "looked": looked}
+            looked += 1
+            try:
+                hits += [shown(step, place, group) for place, group in self._hits(step, bit, wanted)]
+            except LookupError:
+                continue  # it went away
+        return {"hits": hits, "next": None, "looked": looked}
+
+    def _hits(self, step: int, bit: int, wanted: list[bytes]) -> Iterator[tuple[int, GroupLine]]:
+        for place, group in enumerate(self.index(step)):
+            if bit and not any(mark & bit for mark in group.marks):
+                continue
+            if not wanted or any(one in self.raw(step, place).lower() for one in wanted):
+                yield place, group
+
+
+def needles(text: str) -> list[bytes]:
+    """How a text may stand in a file of JSON, in small letters: as it is, or with escapes for what is not ASCII."""
+    if not text.strip():
+        return []
+    ways = (msgspec.json.encode(text), msgspec.json.encode(text.lower()), json.dumps(text).encode())
+    return list({way[1:-1].lower() for way in ways})
+
+
+def shown(step: int, place: int, group: GroupLine) -> dict[str, Any]:
+    """A group of the index as the page gets it."""
+    totals = [total for total in group.totals if total is not None]
+    return {
+        "step": step, "line": place, "problem": group.problem, "head": group.head, "language": group.language,
+        "domain": group.domain, "environment": group.environment, "completions": len(group.marks),
+        "reward": sum(totals) / len(totals) if totals else None, "totals": group.totals,
+        "marks": {name: count for name, bit in MARKS.items() if (count := sum(bool(m & bit) for m in group.marks))},
+        "tokens": sum(group.tokens) / len(group.tokens) if group.tokens else 0,
+    }  # fmt: skip

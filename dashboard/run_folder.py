@@ -1,0 +1,296 @@
+"""A run folder as the dashboard sees it: how it stands, its settings, phases, evaluations and alarms.
+
+Nothing here trusts the folder: files may be missing, older, damaged, or made by somebody else.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from dashboard import alarms
+from dashboard.columns import MetricColumns, thin
+from dashboard.growing_file import GrowingFile, last_lines, read_small
+from dashboard.rollouts import Rollouts
+from shared.config import Config
+from shared.metrics import METRICS
+
+SILENT_S = 600.0
+"""a run on another machine that wrote nothing for so long, and for ten steps, is called silent"""
+SIGNS = ("metrics.jsonl", "config.toml", "phases.jsonl", "launches.jsonl")
+"""a folder with one of them is a run's"""
+STEPS_OF_TIMELINE = 120
+SEGMENTS = ("time/wait_batch_s", "time/train_s", "time/wait_sync_s", "time/checkpoint_s")
+MOST_EVALUATIONS = 20_000
+MOST_TEXT = 100_000
+"""characters of one text that are sent at once"""
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder is a run's."""
+    return any((folder / name).is_file() for name in SIGNS)
+
+
+def flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings as "section.key" -> value."""
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        name = f"{prefix}{key}"
+        found |= flat(value, f"{name}.") if isinstance(value, dict) and value else {name: value}
+    return found
+
+
+def rows_of(lines: list[bytes]) -> Iterator[dict[str, Any]]:
+    """The JSON objects among lines."""
+    for line in lines:
+        try:
+            row = msgspec.json.decode(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict):
+            yield row
+
+
+def number(value: Any) -> float | None:
+    """A number, or None for anything else."""
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+class RunFolder:
+    """One run. Its methods may be called from several threads."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.name = folder, folder.name
+        self.lock = threading.RLock()
+        self.columns: MetricColumns | None = None
+        """its metrics, once somebody looked at charts"""
+        self.rollouts = Rollouts(folder / "rollouts")
+        self._evaluations = GrowingFile(folder / "evaluations.jsonl")
+        self._evaluated: list[dict[str, Any]] = []
+        self._settings: tuple[bytes, dict[str, Any]] = b"", {}
+
+    # ---- how it stands ------------------------------------------------------------------------------------------
+
+    def signature(self) -> tuple[int, ...]:
+        """Numbers that change whenever something is written into the folder."""
+        found = []
+        for name in ("metrics.jsonl", "evaluations.jsonl", "phases.jsonl", "lock", "rollouts", "config.toml"):
+            try:
+                status = (self.folder / name).stat()
+                found += [status.st_size, status.st_mtime_ns]
+            except OSError:
+                found += [0, 0]
+        return tuple(found)
+
+    def summary(self) -> dict[str, Any]:
+        """A line of the list of runs, from the ends of its files."""
+        path = self.folder / "metrics.jsonl"
+        rows = list(rows_of(last_lines(path)))
+        train = [row for row in rows if row.get("kind", "train") == "train"]
+        last = train[-1] if train else rows[-1] if rows else {}
+        accuracy = [value for row in train if (value := number(row.get("accuracy"))) is not None]
+        reward = [value for row in train if (value := number(row.get("reward/mean"))) is not None]
+        settings = self.settings()
+        kind = last.get("kind", "train")
+        total = settings.get("sft.steps" if kind == "sft" or settings.get("mode") == "sft" else "steps")
+        return {
+            "name": self.name, "kind": kind if isinstance(kind, str) else "train", "step": number(last.get("step")),
+            "steps": number(total), "reward": reward[-1] if reward else None,
+            "accuracy": accuracy[-1] if accuracy else None, "step_s": number(last.get("time/step_s")),
+            "total_s": number(last.get("time/total_s")), "written": self._written(), **self._state(last),
+        }  # fmt: skip
+
+    def _written(self) -> float:
+        """Unix time at which it was last written to, in s; 0 if that is not known."""
+        return max(self.signature()[1::2]) / 1e9
+
+    def _state(self, last: dict[str, Any]) -> dict[str, str]:
+        """{"state": running, finished, stopped, crashed, silent or unknown, "story": how that is known}."""
+        try:
+            holder = msgspec.json.decode(read_small(self.folder / "lock", 4096), type=dict[str, Any])
+        except ValueError:
+            holder = {}
+        pid, ended, host = holder.get("pid"), holder.get("ended"), holder.get("host")
+        if not isinstance(ended, str) or not isinstance(pid, int):
+            return {"state": "unknown", "story": "it has no lock: an older run, or one of another program"}
+        if ended:
+            code = re.fullmatch(r"exit code (\d{1,3})", ended)
+            states = {"0": "finished", "129": "stopped", "130": "stopped", "143": "stopped"}
+            return {"state": states.get(code[1], "crashed") if code else "crashed", "story": ended[:300]}
+        since = f"since {str(holder.get('since'))[:40]}, controller pid {pid} on {str(host)[:60]}"
+        age = time.time() - self._written()
+        if host == os.uname().nodename:
+            if _controls(pid):
+                return {"state": "running", "story": since}
+            return {"state": "crashed", "story": f"its controller (pid {pid}) is gone, without a word"}
+        if age < max(SILENT_S, 10 * (number(last.get("time/step_s")) or 0)):
+            return {"state": "running", "story": since}
+        return {"state": "silent", "story": f"{since}; nothing was written for {age / 60:.0f} minutes"}
+
+    def settings(self) -> dict[str, Any]:
+        """Its settings by "section.key"; {} where there are none that can be read."""
+        data = read_small(self.folder / "config.toml")
+        if data != self._settings[0]:
+            try:
+                self._settings = data, flat(tomllib.loads(data.decode()))
+            except (ValueError, RecursionError):
+                self._settings = data, {}
+        return self._settings[1]
+
+    @property
+    def bound(self) -> int | None:
+        """Bound of its staleness, where its settings are of this version."""
+        try:
+            return Config.model_validate(tomllib.loads(read_small(self.folder / "config.toml").decode())).max_staleness
+        except (ValueError, RecursionError, ZeroDivisionError):
+            return None
+
+    # ---- one run ------------------------------------------------------------------------------------------------
+
+    def loaded(self) -> MetricColumns:
+        """Its metrics with all that is new."""
+        if self.columns is None:
+            self.columns = MetricColumns(self.folder / "metrics.jsonl")
+        self.columns.look()
+        return self.columns
+
+    def overview(self) -> dict[str, Any]:
+        """Everything about a run but its charts and rollouts."""
+        with self.lock:
+            columns = self.loaded()
+            names = {
+                name: {
+                    "kind": kind, "unit": METRICS[name].unit if name in METRICS else "",
+                    "definition": METRICS[name].definition if name in METRICS else "not of this version",
+                }
+                for kind, table in columns.tables.items() for name in table.names if name not in ("step", "time")
+            }  # fmt: skip
+            train, bound = columns.table("train"), self.bound
+            found = alarms.find(train.numbers, bound)
+            return {
+                "run": self.summary(), "names": names, "settings": self.settings(), "bound": bound,
+                "alarms": [alarm._asdict() for alarm in found], "damaged": columns.damaged,
+                "evaluations": self.evaluations(), "timeline": self.timeline(),
+                "stages": list(rows_of(last_lines(self.folder / "stages.jsonl")))[-50:],
+                "verdicts": {
+                    name.removeprefix("verify/"): value
+                    for name in train.columns if name.startswith("verify/")
+                    for value in train.numbers(name)[-1:].tolist()
+                },
+                "rollouts": self.rollouts.steps()[-1:],
+            }  # fmt: skip
+
+    def series(
+        self, names: list[str], axis: str, points: int, low: float | None = None, high: float | None = None
+    ) -> dict[str, Any]:
+        """Some metrics of one kind over an axis: {"x": [...], "values": {name: [...]}, "kind"}, thinned to `points`.
+        low, high: part of the axis."""
+        with self.lock:
+            columns = self.loaded()
+            kind = next((kind for kind, table in columns.tables.items() if names[0] in table.columns), "train")
+            x, table = columns.over(kind, axis), columns.table(kind)
+            values = [table.numbers(name) for name in names]
+        keep = np.isfinite(x)
+        keep &= (x >= low) if low is not None else True
+        keep &= (x <= high) if high is not None else True
+        x, values = thin(x[keep], [value[keep] for value in values], points)
+        return {
+            "kind": kind,
+            "x": x.tolist(),
+            "values": dict(zip(names, (one.tolist() for one in values), strict=True)),
+        }
+
+    def evaluations(self) -> list[dict[str, Any]]:
+        """Its evaluations without their samples, with the places of these in the file."""
+        void, lines = self._evaluations.look()
+        if void:
+            self._evaluated = []
+        for offset, line in lines:
+            for row in rows_of([line or b""]):
+                found = row.get("evaluation")
+                if isinstance(found, dict) and len(self._evaluated) < MOST_EVALUATIONS:
+                    short = {key: value for key, value in found.items() if key != "samples"}
+                    self._evaluated.append(
+                        {"version": number(row.get("version")), "hours": (number(row.get("seconds")) or 0) / 3600,
+                         "offset": offset, **short}
+                    )  # fmt: skip
+        return self._evaluated
+
+    def timeline(self) -> dict[str, Any]:
+        """What the ranks did: phases of the launches, and where the time of the last steps went."""
+        phases = [
+            {"time": at, "phase": str(row.get("phase"))[:200]}
+            for row in rows_of(last_lines(self.folder / "phases.jsonl"))
+            if (at := number(row.get("time"))) is not None
+        ]
+        table = self.loaded().table("train")
+        columns = [table.numbers(name)[-STEPS_OF_TIMELINE:] for name in ("step", "time", "time/step_s", *SEGMENTS)]
+        stalls = table.numbers("sync/stall_ms")[-STEPS_OF_TIMELINE:] / 1000
+        rows = np.nan_to_num(np.stack([*columns, stalls], 1)).tolist() if len(table.rows) else []
+        return {"phases": phases, "steps": rows, "segments": ["step", "end", "step_s", *SEGMENTS, "stall_s"]}
+
+
+def _controls(pid: int) -> bool:
+    """Whether a process of this machine may be a run's controller."""
+    try:
+        return b"python" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+class RunFolders:
+    """The runs below a folder, or the one run that it is."""
+
+    MOST_CELLS = 12_000_000
+    """numbers of metrics in memory, 8 bytes each; the runs looked at longest ago are forgotten"""
+
+    def __init__(self, root: Path):
+        self.root = root
+        self._runs: dict[str, RunFolder] = {}
+        self._lock = threading.Lock()
+
+    def all(self) -> list[RunFolder]:
+        """The runs that there are now, by name."""
+        if is_run(self.root):
+            folders = [self.root]
+        else:
+            try:
+                folders = sorted(path for path in self.root.iterdir() if path.is_dir() and is_run(path))
+            except OSError:
+                folders = []
+        with self._lock:
+            self._runs = {path.name: self._runs.get(path.name) or RunFolder(path) for path in folders}
+            return list(self._runs.values())
+
+    def find(self, name: str) -> RunFolder:
+        """The run of a name, which is never made into a path. Raises LookupError."""
+        if name not in self._runs:
+            self.all()
+        with self._lock:
+            run = self._runs.pop(name)
+            self._runs[name] = run  # it was looked at last
+            others = [one for one in self._runs.values() if one.columns is not None]
+        cells = sum(one.columns.cells for one in others if one.columns is not None)
+        for one in others[:-1]:
+            if cells <= self.MOST_CELLS:
+                break
+            if one.columns is not None:
+                cells -= one.columns.cells
+                one.columns = None
+        return run
+
+    def differences(self, names: list[str]) -> dict[str, dict[str, Any]]:
+        """Settings in which runs differ: name of the setting -> run -> value."""
+        settings = {name: self.find(name).settings() for name in names}
+        keys = sorted({key for found in settings.values() for key in found} - {"name", "runs_dir"})
+        table = {key: {name: found.get(key) for name, found in settings.items()} for key in keys}
+        return {key: row for key, row in table.items() if len({repr(value) for value in row.values()}) > 1}

@@ -1,0 +1,131 @@
+"""Evaluate oversight: `python -m evaluation.oversight stories --agents A@URL --judges B@URL`; `--help` says all."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+import time
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+from rich.console import Console
+
+from evaluation import tables
+from evaluation.oversight import page
+from evaluation.oversight.figures import Json, summarise
+from evaluation.oversight.games import GamePlayer, OversightFolder, identify, jobs_of
+from evaluation.oversight.questions import read_tasks
+from evaluation.oversight.settings import OversightSettings, load
+from evaluation.runner import work_through
+from shared.atomic_write import append_line, beside
+from shared.chat_endpoint import FAILURES
+from shared.errors import ConfigError, MaestraleError
+from shared.progress import duration
+from shared.progress_bar import ProgressBar
+from verify.oversight.players import ModelPlayer
+from verify.oversight.question import Question
+
+RESULTS, SUMMARY, REPORT, LAUNCHES = "results.json", "summary.md", "report.html", "launches.jsonl"
+START_S = 30.0
+"""deadline of requests for models and versions"""
+
+
+async def weights_of(player: ModelPlayer) -> str:
+    """Return the name of a player's weights, "" if its server tells none. Raises ConfigError if nobody answers."""
+    try:
+        async with asyncio.timeout(START_S):
+            await player.request("GET", f"{player.url}/models")
+    except (TimeoutError, *FAILURES) as error:
+        raise ConfigError(f"{player.model}: {player.url}/models: {type(error).__name__}: {error}") from None
+    try:
+        async with asyncio.timeout(START_S):
+            found = json.loads(await player.request("GET", f"{player.url.removesuffix('/v1')}/version"))["weights"]
+        return found if isinstance(found, str) else ""
+    except (TimeoutError, *FAILURES):
+        return ""
+
+
+async def play(settings: OversightSettings, tasks: dict[str, list[Question]], stop: asyncio.Event) -> tuple[bool, int]:
+    """Play what is missing, and write the results; returns whether all was played, and how many games failed."""
+    players = [
+        {(made := settings.player(text, tokens)).model: made for text in listed}
+        for listed, tokens in ((settings.agents, settings.max_tokens), (settings.judges, settings.judge_tokens))
+    ]
+    everybody = [player for one in players for player in one.values()]
+    try:
+        weights = {player.model: await weights_of(player) for player in everybody}
+        with OversightFolder(Path(settings.out), identify(settings, weights)) as folder:
+            games = GamePlayer(settings, folder, dict(players[0]), dict(players[1]))
+            jobs = list(jobs_of(tasks, settings, list(players[0]), list(players[1])))
+            left = [job for job in jobs if games.missing(job)]
+            launch = {"began": datetime.now(UTC).isoformat(timespec="seconds"), "missing": len(left),
+                      "settings": settings.model_dump(), "maestrale": version("maestrale")}  # fmt: skip
+            append_line(folder.path / LAUNCHES, json.dumps(launch, sort_keys=True).encode())
+            bar = ProgressBar("playing", "played", len(jobs) - len(left), len(jobs))
+            try:
+                votes = [job for job in left if job.keys[0].protocol == "votes"]
+                for phase in ([job for job in left if job not in votes], votes):  # votes spend what debates took
+                    if not await work_through(phase, games.work, settings.concurrency, stop, bar):
+                        return False, len(games.failed)
+                    bar.began_with += len(phase)
+            finally:
+                bar.close()
+            for reason in games.failed[:5]:
+                print(f"warning: {reason}", file=sys.stderr)
+            keys = {key for job in jobs for key in job.keys}
+            records = {key: record for key, record in folder.records.items() if key in keys}
+            results = await asyncio.to_thread(summarise, records.values(), settings.seed)
+            write(folder.path, results, {REPORT: page.render(results, tasks, records)})
+            return True, len(games.failed)
+    finally:
+        for player in everybody:
+            await player.close()
+
+
+def write(folder: Path, results: Json, pages: dict[str, str]) -> None:
+    """Write results.json, summary.md and report.html."""
+    text = json.dumps(results, ensure_ascii=False, indent=1, sort_keys=True) + "\n"
+    for name, content in {RESULTS: text, SUMMARY: page.markdown(results), **pages}.items():
+        with beside(folder / name) as partial:
+            partial.write_text(content, encoding="utf-8")
+
+
+async def evaluate(settings: OversightSettings) -> int:
+    """Evaluate; returns the exit code. Raises MaestraleError."""
+    tasks = await asyncio.to_thread(read_tasks, settings)
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    began = time.monotonic()
+    whole, failed = await play(settings, tasks, stop)
+    if not whole:
+        print(f"stopped; the same command goes on with what {settings.out} lacks", file=sys.stderr)
+        return 130
+    console = Console()
+    console.width = max(console.width, tables.WIDTH)
+    for table in page.tables_of(json.loads((Path(settings.out) / RESULTS).read_bytes())):
+        console.print(table.rich())
+    took = duration(time.monotonic() - began)
+    told = f"; {failed} games failed: the same command plays them again" if failed else ""
+    console.print(
+        f"{settings.out}: {RESULTS}, {SUMMARY}, {REPORT} (open it in a browser); {took}{told}", soft_wrap=True
+    )
+    return int(failed > 0)
+
+
+def main(arguments: list[str]) -> int:
+    """Parse and run; returns the exit code."""
+    try:
+        return asyncio.run(evaluate(load(arguments)))
+    except BrokenPipeError:
+        return 1
+    except (MaestraleError, OSError) as error:
+        print("\n".join(f"error: {line}" for line in str(error).splitlines()), file=sys.stderr)
+        return error.exit_code if isinstance(error, MaestraleError) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,290 @@
+"""The games of an evaluation: which there are, their records in a folder that a stopped run goes on from, and playing.
+
+    oversight.json   what all games have in common, and the secret that the marks in prompts are made of
+    games.jsonl      one `GameRecord` a line, on the disk before the next one
+
+A game that is there is not played again; judges, agents, questions and protocols may be added. A debate is held once
+for all judges; a consultancy once for each, since it asks the questions.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import secrets
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import msgspec
+
+from evaluation.oversight.settings import OversightSettings
+from shared.atomic_write import beside, open_log
+from shared.chat_endpoint import FAILURES
+from shared.errors import ConfigError, DataError, RunError
+from verify.oversight import protocol
+from verify.oversight.players import Game, Player, hold
+from verify.oversight.protocol import Rules
+from verify.oversight.question import Ask, JudgeVerdict, Question, Speech
+from verify.records import fingerprint
+
+IDENTITY, GAMES, FORMAT = "oversight.json", "games.jsonl", 1
+COMMON = ("rounds", "simultaneous", "best_of", "words", "thinking", "temperature", "max_tokens", "judge_tokens", "seed")
+"""names of the settings that change games"""
+MOST_FAILURES = 20
+"""games in a row that may fail before the run ends, beyond those under way"""
+
+
+class GameKey(NamedTuple):
+    """Identifies a game."""
+
+    task: str
+    id: str
+    """of the question"""
+    order: int
+    """1: the answers as the task gives them; 2: the other way round"""
+    protocol: str
+    """one of the settings'; "agent": the agent answers by itself; "elo": a debate of one round between two agents"""
+    assigned: int = 0
+    """the answer that the consultant was told to argue for, 1 or 2 of this order"""
+    agent: str = ""
+    """who argues, for answer 1 in a debate"""
+    opponent: str = ""
+    """who argues for answer 2"""
+    judge: str = ""
+
+
+class GameRecord(msgspec.Struct, kw_only=True):
+    """One game: what was said and decided; nothing in it depends on when it was played."""
+
+    key: GameKey
+    question: str
+    """fingerprint of the question in this order"""
+    right: int | None
+    """the right answer of this order"""
+    speeches: list[Speech] = []
+    verdict: JudgeVerdict
+    tokens: int = 0
+    """sampled by all players, with the speeches"""
+    prompt_tokens: int = 0
+    calls: int = 0
+    spoken: tuple[int, int, int] = (0, 0, 0)
+    """of these what the speeches took, for other judges of the same debate: tokens, prompt tokens, calls"""
+
+
+def mark_of(question: Question) -> str:
+    """Return a fingerprint of a question."""
+    return fingerprint(json.dumps(msgspec.to_builtins(question), sort_keys=True))
+
+
+class OversightFolder:
+    """The folder of an evaluation, locked by its launch: `with OversightFolder(path, identity) as folder: ...`."""
+
+    def __init__(self, path: Path, identity: dict[str, Any]):
+        """Raises ConfigError if the folder was made with other settings or is in use, and DataError."""
+        path.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        self._stream: BinaryIO
+        self._stream, lines = open_log(path / GAMES, f"out = {path}")
+        try:
+            self.identity = self._join(identity)
+            self.records: dict[GameKey, GameRecord] = {}
+            for number, line in enumerate(lines, 1):
+                try:
+                    record = msgspec.json.decode(line, type=GameRecord)
+                except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                    raise DataError(f"{path / GAMES}:{number} is no record ({error}): delete that line") from error
+                self.records[record.key] = record
+        except BaseException:
+            self._stream.close()
+            raise
+
+    def __enter__(self) -> OversightFolder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stream.close()
+
+    def _join(self, identity: dict[str, Any]) -> dict[str, Any]:
+        file, found = self.path / IDENTITY, {"format": FORMAT, "secret": secrets.token_hex(16), **identity}
+        if file.exists():
+            try:
+                before = json.loads(file.read_text(encoding="utf-8"))
+                weights, secret = dict(before["weights"]), str(before["secret"])
+            except (ValueError, KeyError, TypeError) as error:
+                raise DataError(f"{file} cannot be read ({error}): delete the folder, or give another") from error
+            for name in ("format", *COMMON):
+                if before.get(name) != found[name]:
+                    raise ConfigError(
+                        f"out = {self.path} was made with {name} = {before.get(name)!r}, now {found[name]!r}: give "
+                        "another --out, or the same settings to go on"
+                    )
+            for name in weights.keys() & found["weights"].keys():
+                if weights[name] != found["weights"][name]:
+                    raise ConfigError(f"out = {self.path}: {name} has other weights now: give another --out")
+            found |= {"secret": secret, "weights": {**weights, **found["weights"]}}
+        with beside(file) as partial:
+            partial.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        return found
+
+    def add(self, record: GameRecord) -> None:
+        """Append a record; it is on the disk when this returns."""
+        self._stream.write(msgspec.json.encode(record) + b"\n")
+        self._stream.flush()
+        os.fsync(self._stream.fileno())
+        self.records[record.key] = record
+
+
+def identify(settings: OversightSettings, weights: dict[str, str]) -> dict[str, Any]:
+    """Return what all games have in common. weights: model -> name of its weights, "" if its server tells none."""
+    return {name: getattr(settings, name) for name in COMMON} | {"weights": weights}
+
+
+class GameJob(NamedTuple):
+    """Games that share their speeches: one, or a debate before several judges."""
+
+    question: Question
+    """in the order of the key"""
+    keys: list[GameKey]
+
+
+def jobs_of(
+    tasks: dict[str, list[Question]], settings: OversightSettings, agents: list[str], judges: list[str]
+) -> Iterator[GameJob]:
+    """Yield all jobs; those that need the length of a debate come last."""
+    wanted = settings.protocols
+    asked = [
+        (task, order, one if order == 1 else one.swapped())
+        for task, questions in tasks.items()
+        for one in questions
+        for order in (1, 2)
+    ]
+    for task, order, one in asked:
+        base = GameKey(task, one.id, order, "")
+        if "debate" in wanted or "consultancy" in wanted:
+            for agent in agents:
+                yield GameJob(one, [base._replace(protocol="agent", agent=agent)])
+        for judge in judges:
+            for name in ("qa", "qa_article"):
+                if name in wanted and (name == "qa" or one.article):
+                    yield GameJob(one, [base._replace(protocol=name, judge=judge)])
+        for agent in agents:
+            held = base._replace(agent=agent, opponent=agent)
+            if "consultancy" in wanted:
+                for judge in judges:
+                    for assigned in (1, 2):
+                        key = base._replace(protocol="consultancy", assigned=assigned, agent=agent, judge=judge)
+                        yield GameJob(one, [key])
+            if "debate" in wanted:
+                yield GameJob(one, [held._replace(protocol="debate", judge=judge) for judge in judges])
+    rng = random.Random(f"{settings.seed} elo")
+    for task, order, one in [rng.choice(asked) for _ in range(settings.elo_games)]:
+        first, second = rng.choice(agents), rng.choice(agents)
+        key = GameKey(task, one.id, order, "elo", 0, first, second)
+        yield GameJob(one, [key._replace(judge=judge) for judge in judges])
+    if "votes" in wanted:
+        for task, order, one in asked:
+            for judge in judges:
+                yield GameJob(one, [GameKey(task, one.id, order, "votes", 0, agents[0], "", judge)])
+
+
+class GamePlayer:
+    """Plays the missing games of a folder."""
+
+    def __init__(
+        self, settings: OversightSettings, folder: OversightFolder, agents: dict[str, Player], judges: dict[str, Player]
+    ):
+        self.settings, self.folder, self.agents, self.judges = settings, folder, agents, judges
+        self.failed: list[str] = []
+        self._in_a_row = 0
+
+    def missing(self, job: GameJob) -> list[GameKey]:
+        """Return the games of a job that are not there. Raises ConfigError if one is there about another question."""
+        for key in job.keys:
+            record = self.folder.records.get(key)
+            if record is not None and record.question != mark_of(job.question):
+                raise ConfigError(
+                    f"{self.folder.path}: the question {key.id} of {key.task} has changed: give another --out"
+                )
+        return [key for key in job.keys if key not in self.folder.records]
+
+    async def work(self, job: GameJob) -> None:
+        """Play what is missing of a job. Raises RunError if nothing works any more."""
+        try:
+            await self._play(job)
+            self._in_a_row = 0
+        except FAILURES as error:
+            self._in_a_row += 1
+            self.failed.append(f"{job.keys[0].protocol} of {job.keys[0].id}: {type(error).__name__}: {error}")
+            if self._in_a_row >= MOST_FAILURES + self.settings.concurrency:
+                raise RunError(
+                    f"{self._in_a_row} games in a row failed, the last one: {self.failed[-1]}. What is there is kept: "
+                    "look at the servers, then give the same command again"
+                ) from None
+
+    async def _play(self, job: GameJob) -> None:
+        """Play what is missing of a job and record it. Raises one of FAILURES."""
+        keys, question = self.missing(job), job.question
+        if not keys:
+            return
+        speeches: Game[list[Speech]] = Game([])
+        if keys[0].protocol in ("debate", "elo"):
+            speeches = self._held(job) or await self._hold(keys[0]._replace(judge=""), question)
+        for key in keys:
+            if key.protocol == "consultancy":
+                speeches = await self._hold(key, question)
+            verdict = await self._decide(key, question, speeches.result)
+            spoken = (speeches.tokens, speeches.prompt_tokens, speeches.calls)
+            self.folder.add(GameRecord(
+                key=key, question=mark_of(question), right=question.right, speeches=speeches.result,
+                verdict=verdict.result, tokens=spoken[0] + verdict.tokens, spoken=spoken,
+                prompt_tokens=spoken[1] + verdict.prompt_tokens, calls=spoken[2] + verdict.calls,
+            ))  # fmt: skip
+
+    def _held(self, job: GameJob) -> Game[list[Speech]] | None:
+        """Return the speeches of a debate that another judge has decided."""
+        for record in filter(None, map(self.folder.records.get, job.keys)):
+            return Game(record.speeches, *record.spoken)
+        return None
+
+    def _secret(self, key: GameKey) -> str:
+        return "\0".join((self.folder.identity["secret"], *map(str, key)))
+
+    def _choose(self, key: GameKey) -> Callable[[Ask], Player]:
+        def choose(ask: Ask) -> Player:
+            if ask.role == "judge":
+                return self.judges[key.judge]
+            return self.agents[key.opponent if ask.answer == 2 and key.opponent else key.agent]
+
+        return choose
+
+    async def _hold(self, key: GameKey, question: Question) -> Game[list[Speech]]:
+        rules, secret = self.settings.rules(), self._secret(key)
+        if key.protocol == "elo":
+            rules = rules._replace(rounds=1)
+        play = (
+            protocol.consultancy(question, key.assigned, rules, secret)
+            if key.protocol == "consultancy"
+            else protocol.debate(question, rules, secret)
+        )
+        return await hold(play, self._choose(key), self._seed(key))
+
+    async def _decide(self, key: GameKey, question: Question, speeches: list[Speech]) -> Game[JudgeVerdict]:
+        secret, rules = self._secret(key), Rules()
+        if key.protocol == "votes":
+            debate = key._replace(protocol="debate", opponent=key.agent)
+            held = self.folder.records.get(debate)
+            if held is None:
+                raise ValueError("the debate whose tokens it may spend has failed")
+            play = protocol.vote(question, secret, held.tokens)
+        elif speeches:
+            play = protocol.decide(question, speeches, rules, secret)
+        else:
+            article = key.protocol in ("agent", "qa_article")
+            role: Any = "agent" if key.protocol == "agent" else "judge"
+            play = protocol.answer(question, secret, role=role, article=article)
+        return await hold(play, self._choose(key), f"{self._seed(key)}\0verdict")
+
+    def _seed(self, key: GameKey) -> str:
+        return "\0".join((str(self.settings.seed), *map(str, key)))

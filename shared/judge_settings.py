@@ -1,0 +1,43 @@
+"""The settings of a judge: [reward.judge], and each of [reward.judges]."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from shared.section import Section
+
+
+class Judge(Section):
+    url: str = ""
+    """address of an OpenAI-compatible API up to its version, e.g. "http://127.0.0.1:8000/v1"; asked only when
+    reward.extra names llm_judge, or this judge"""
+    api: Literal["chat", "pooling", "http"] = "chat"
+    """"chat": a language model; "pooling": a reward model behind vLLM's /pooling, whose last number goes through a
+    sigmoid; "http": url itself is sent {problem, answer, response} and returns {"score": number from 0 to 1}"""
+    model: str = ""
+    """model name as that API knows it"""
+    key_variable: str = ""
+    """environment variable that holds the API key; "" for none (the key itself never stands in a settings file)"""
+    instructions: str = (
+        "Grade how clear, complete and honest the solution is for a reader who has only the problem and the true "
+        "answer. 10 is best, 0 is worst."
+    )
+    """what the judge is told to look at"""
+    deadline_s: float = Field(60.0, gt=0)
+    """all attempts at one completion together; later it is not graded"""
+    asks: Literal["score", "pairs"] = "score"
+    """"score": from 0 to 10 for one response; "pairs": which of two responses of a group is better, each pair in both
+    orders, as a reward of the group"""
+    principles: list[str] = []
+    """principles to judge by, of which `principles_drawn` are drawn for each group"""
+    principles_drawn: int = Field(3, ge=1)
+    """principles of a group"""
+    measured: float = Field(0.0, ge=0, le=1)
+    """share of the problems with a verifier on which this judge is measured: it is not shown their true answer"""
+    least_accuracy: float = Field(0.0, ge=0, le=1)
+    """the run stops where the judge is right on a smaller share of what it is measured on (of the last 400, once there
+    are 100)"""
+    most_bias: float = Field(0.5, ge=0, le=0.5)
+    """the run stops where a judge of pairs prefers one place by more: the share of first places chosen, less 1/2"""

@@ -1,0 +1,81 @@
+"""What both implementations of the trained model share: from hidden states at the kept positions to log-probs.
+
+`Decoder` (decoder.py) is our own; `TransformersDecoder` (transformers_decoder.py) takes the module of transformers.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from shared.model import cpu_decoder
+from shared.model.config import DecoderConfig
+from shared.model.logprobs import PLAIN, HeadScale, chunked_logprobs
+from shared.model.packing import PackedBatch
+
+
+class LanguageModel(nn.Module, ABC):
+    """A causal language model over packed sequences. `attention` names a backend; of the first `recompute` layers only
+    the inputs are kept, and they are computed again in the backward pass (all of them: a third more time)."""
+
+    def __init__(self, config: DecoderConfig, attention: str = "auto", recompute: int = 0):
+        super().__init__()
+        self.config, self.attention, self.recompute = config, attention, recompute
+        self.in_place = False
+        """True: the head's gradient is added to its weight's `grad` at once where there is one, past autograd"""
+        self.compute_dtype: torch.dtype | None = None
+        """set: what the layers compute in; weights are rounded to it at each use, gradients add up in theirs"""
+        self.rounds_weights = False
+        """whether it knows `compute_dtype`: else FSDP casts the weights"""
+        self.head_scale: HeadScale = PLAIN
+
+    @property
+    @abstractmethod
+    def layers(self) -> nn.ModuleList:
+        """The decoder layers, in order: what FSDP shards one by one."""
+
+    @property
+    @abstractmethod
+    def head(self) -> Tensor:
+        """[vocab, hidden] weight of the head; the embedding's where the two are tied."""
+
+    def stored(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield (Hugging Face's name, tensor) of what a model folder holds: parameters, tied ones once, and a few
+        buffers."""
+        yield from self.named_parameters()
+        names = set(self.state_dict())
+        yield from ((name, buffer) for name, buffer in self.named_buffers() if name in names)
+
+    def settle_buffers(self) -> None:
+        """Compute what a module keeps beside its parameters, after memory was given to it without contents."""
+
+    @abstractmethod
+    def states(self, batch: PackedBatch, keep: Tensor | None) -> Tensor:
+        """The last norm's output [kept, hidden] at the positions `keep` [kept] int64, or [tokens, hidden] at all."""
+
+    def forward(self, batch: PackedBatch, temperature: float = 1.0, output: str = "logprobs") -> Any:
+        """Score a packed batch.
+
+        output = "logprobs": (log-probabilities of the targets [loss_tokens], entropy [loss_tokens]), float32, the
+        temperature applied; "states": these and the hidden states they come from [loss_tokens, hidden].
+        output = "logits": [tokens, vocab] float32, no temperature (small uses only).
+        """
+        tokens, targets = batch.tokens, len(batch.targets)
+        if batch.token_ids.device.type == "cpu":
+            batch = cpu_decoder.round_up(batch, cpu_decoder.ROWS)
+        hidden = self.states(batch, None if output == "logits" else batch.loss_positions)
+        weight = self.head
+        if output == "logits":
+            logits = F.linear(hidden[:tokens].float(), weight.to(hidden.dtype).float())
+            return self.head_scale.apply(logits)
+        d_weight = weight.grad if self.in_place else None
+        found = chunked_logprobs(hidden, weight, batch.targets, temperature, d_weight=d_weight, scale=self.head_scale)
+        scored = (*found, hidden)
+        wanted = scored if output == "states" else scored[:2]
+        # a copy: FSDP hooks into what is returned, and a view would hide it
+        return tuple(one if len(one) == targets else one[:targets].clone() for one in wanted)

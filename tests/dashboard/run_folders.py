@@ -1,0 +1,204 @@
+"""Run folders for the tests of the dashboard, written by what a launch writes them with: metrics log, lock, settings.
+
+Their completions are graded by the real verifiers. Nothing was sampled: texts and log-probs are drawn by a seed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel as BytesToText
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+from tokenizers.trainers import BpeTrainer
+
+from shared import settings_file
+from shared.config import Config
+from shared.metrics import MetricsLog
+from shared.types import Completion, Group, Problem, Prompt, Reward, TurnText, Verdict, VersionSpan
+from trainer.data import write_jsonl
+from trainer.evaluation import Breakdown, Evaluation, EvaluationRecord
+from trainer.run_lock import LockHolder
+from verify.reward import score
+
+NO_PID = 2**22 + 1
+"""larger than any process id"""
+PROBLEMS = [
+    Problem("sum-1", "Find $\\sum_{k=1}^{n} k$ for $n = 4$.", "10", "en"),
+    Problem("äpfel-2", "Anna hat 5 Äpfel und kauft 3 dazu. Wie viele Äpfel hat sie jetzt?", "8", "de"),
+    Problem("root-3", "What is $\\sqrt{144}$?", "12", "en"),
+]
+SAID = [
+    ("The numbers from one to four are added, and the pairs make five each.", "The sum is"),
+    ("Anna hat am Anfang fünf Äpfel, und dann kauft sie noch drei Äpfel dazu.", "Zusammen sind es genau"),
+    ("I look for the number whose square is one hundred and forty-four.", "The root is $\\sqrt{144} ="),
+]
+
+
+def metrics(step: int, steps: int = 120, speed: float = 1.0) -> dict[str, float]:
+    """A step of a run that learns."""
+    noise, done = random.Random(step), 1 - math.exp(-3 * speed * step / steps)
+    draw = noise.gauss
+    accuracy = min(max(0.22 + 0.68 * done + draw(0, 0.03), 0), 1)
+    return {
+        "reward/mean": 0.1 + 0.9 * accuracy, "reward/correctness": 0.9 * accuracy, "reward/format": 0.1,
+        "reward/language": 0.08 + draw(0, 0.004), "reward/length": -0.01 * abs(draw(0, 1)),
+        "reward/std": 0.4 - 0.2 * done,
+        "accuracy": accuracy, "consistency": 0.5 + 0.4 * done + draw(0, 0.02), "format": 0.97,
+        "length/mean": 60 + 90 * done,
+        "length/p50": 55 + 85 * done, "length/p99": 140 + 200 * done, "length/max": 380, "truncated": 0.04,
+        "staleness/mean": 1.2 + draw(0, 0.1), "staleness/max": 2, "groups/trained": 32, "groups/filtered": 3 + 8 * done,
+        "loss": draw(0, 0.02), "ratio/mean": 1 + draw(0, 0.001), "ratio/max": 1.6 + abs(draw(0, 0.2)),
+        "logprob_difference/mean": 0.003 + abs(draw(0, 2e-4)), "logprob_difference/max": 0.2 + abs(draw(0, 0.05)),
+        "clip/low": 0.004, "clip/high": 0.009 + abs(draw(0, 0.001)), "entropy": 0.9 - 0.5 * done + draw(0, 0.01),
+        "grad_norm": 0.4 + abs(draw(0, 0.05)), "lr": 1e-4, "stage": 0, "sync/total_s": 0.06 + abs(draw(0, 0.01)),
+        "sync/update_s": 0.04, "sync/write_s": 0.01, "sync/stall_ms": 40 + abs(draw(0, 8)), "time/step_s": 4.0,
+        "time/wait_batch_s": 1.2 + draw(0, 0.2), "time/train_s": 2.4, "time/wait_sync_s": 0.1,
+        "time/checkpoint_s": 0.9 if step % 10 == 0 else 0.0, "time/total_s": 4.0 * step,
+        "tokens/generated_per_s": 2100 + draw(0, 80), "tokens/trained_per_s": 2300 + draw(0, 80), "mfu": 0.31,
+        "memory/trainer_peak_bytes": 9.1e8, "memory/engine_peak_bytes": 1.7e9, "verify/correct": 200.0 * step,
+        "verify/wrong": 56.0 * step, "verify/no_answer": 4.0, "verify/timeout": 0, "engine/restarts": 0,
+    }  # fmt: skip
+
+
+def text_of(place: int, answer: str) -> str:
+    """A completion for a problem, with formulas and now and then some code."""
+    thought, says = SAID[place]
+    code = "\n\n```python\nsum(range(1, 5))  # 10\n```" if place == 0 and answer == "10" else ""
+    return f"<think>{thought}</think>{says} $\\boxed{{{answer}}}$.{code}"
+
+
+def tokenizer_of(texts: list[str]) -> Tokenizer:
+    """A byte-level tokenizer of a few hundred tokens."""
+    made = Tokenizer(BPE())
+    made.pre_tokenizer, made.decoder = ByteLevel(add_prefix_space=False), BytesToText()  # type: ignore[assignment]
+    made.train_from_iterator(texts, BpeTrainer(vocab_size=400, initial_alphabet=ByteLevel.alphabet()))
+    return made
+
+
+def group_of(index: int, step: int, tokenizer: Tokenizer, size: int = 8) -> Group:
+    """A group whose completions are right, wrong, cut, or in a mixed language."""
+    draw, place = random.Random(1000 * step + index), index % len(PROBLEMS)
+    problem, texts, rewards, completions = PROBLEMS[place], [], [], []
+    for number in range(size):
+        right = draw.random() < 0.5
+        text = text_of(place, problem.answer if right else str(draw.randint(13, 40)))
+        if number == size - 1:
+            text = text[: len(text) // 2]
+        if number == size - 2:
+            text = text.replace(SAID[place][0], SAID[1 if place != 1 else 0][0])
+        ids = tokenizer.encode(text).ids
+        graded = score(problem, text, Config(), tokens=len(ids))
+        version = max(step - 2, 0)
+        completions.append(Completion(
+            group=index, index=number, seed=number, token_ids=ids,
+            logprobs=[-abs(draw.gauss(0, 0.8)) for _ in ids], finish_reason="length" if number == size - 1 else "stop",
+            spans=[VersionSpan(version, 0, len(ids) // 2), VersionSpan(version + 1, len(ids) // 2, len(ids))],
+            teacher=[-abs(draw.gauss(0, 0.9)) for _ in ids],
+        ))  # fmt: skip
+        texts.append(text)
+        rewards.append(graded)
+    return Group(Prompt(index, problem, [1, 2, 3]), completions, list(rewards), texts)
+
+
+def episode(index: int) -> Group:
+    """A group of two episodes: the environment grades one, the other failed."""
+    problem = Problem(f"episode-{index}", "Find the number from 1 to 16.", "", environment="guess")
+    turns = [[TurnText("policy", "3", 0.0), TurnText("environment", "higher"), TurnText("policy", "16", 1.0)],
+             [TurnText("policy", "9", 0.0, "it does not answer")]]  # fmt: skip
+    completions = [
+        Completion(index, 0, 1, [5, 9, 9, 7], [-0.1, 0, 0, -2.5], [VersionSpan(3, 0, 1), VersionSpan(3, 3, 4)], "stop"),
+        Completion(index, 1, 2, [5], [-0.1], [VersionSpan(3, 0, 1)], "timeout"),
+    ]
+    graded = Reward(1.0, None, 1.0, 0.0, 0.0, Verdict.CORRECT, "rewards of the environment: 0, 1", share=1.0)
+    failed = Reward(0.0, None, 0.0, 0.0, 0.0, Verdict.TIMEOUT, "it does not answer")
+    return Group(Prompt(index, problem, [1]), completions, [graded, failed], ["3 higher 16", "9"], turns)
+
+
+def evaluation(accuracy: float, temperature: float) -> Evaluation:
+    """An evaluation of 64 problems in two languages."""
+    parts = {
+        f"language/{code}": Breakdown(32, accuracy + more, 0.08, 0.8) for code, more in (("de", -0.05), ("en", 0.05))
+    }
+    return Evaluation(temperature, 64, accuracy, 0.06, 0.8, 0.97, accuracy, 80.0, parts=parts)
+
+
+def write_run(folder: Path, *, steps: int = 120, rollouts: int = 3, state: str = "finished", speed: float = 1.0,
+              **settings: Any) -> Path:  # fmt: skip
+    """A run of `steps` steps, with rollouts of the last `rollouts` ones. state: how its lock says that it ended, or
+    "running" (by this process) or "crashed" (a controller that is gone)."""
+    config = Config(name=folder.name, runs_dir=str(folder.parent), steps=steps if state == "finished" else 2 * steps)
+    config = config.model_copy(update={"optimiser": config.optimiser.model_copy(update=settings)})
+    settings_file.write(config, folder / "config.toml")
+    log = MetricsLog(folder / "metrics.jsonl")
+    for step in range(1, 6):
+        log.write(step, {"sft/loss": 3 / step, "sft/lr": 1e-3, "sft/tokens_per_s": 3000.0})
+    for step in range(1, steps + 1):
+        log.write(step, metrics(step, speed=speed))
+    spread_times(folder / "metrics.jsonl")
+    with (folder / "evaluations.jsonl").open("wb") as stream:
+        for version in range(0, steps + 1, 30):
+            for temperature in (1.0, 0.0):
+                found = evaluation(min(0.3 + 0.005 * version, 0.92), temperature)
+                stream.write(msgspec.json.encode(EvaluationRecord(version, 4.0 * version, found)) + b"\n")
+    begun = time.time() - 4.0 * steps
+    phases = [
+        ("reading the problems", -40),
+        ("loading the model", -31),
+        ("connecting the engines", -12),
+        ("training", 0),
+    ]
+    lines = [json.dumps({"time": begun + after, "phase": name}) for name, after in phases]
+    (folder / "phases.jsonl").write_text("\n".join(lines) + "\n")
+    tokenizer = tokenizer_of([text_of(place, "8") for place in range(3)] * 20)
+    (folder / "made/model").mkdir(parents=True)
+    tokenizer.save(str(folder / "made/model/tokenizer.json"))
+    (folder / "rollouts").mkdir()
+    for step in range(steps - rollouts + 1, steps + 1):
+        groups = [group_of(index, step, tokenizer) for index in range(3)]
+        write_jsonl(folder / f"rollouts/step_{step}.jsonl", [*groups, episode(3)])
+    write_lock(folder, state)
+    return folder
+
+
+def write_lock(folder: Path, state: str) -> None:
+    """A lock as a launch on this machine leaves or holds it."""
+    pid, ended = (os.getpid(), "") if state == "running" else (NO_PID, "")
+    ended = {"running": "", "crashed": "", "finished": "exit code 0", "stopped": "exit code 143"}.get(state, state)
+    holder = LockHolder(pid, os.uname().nodename, "2026-11-26 04:23:15", ended)
+    (folder / "lock").write_bytes(msgspec.json.encode(holder))
+
+
+def spread_times(path: Path) -> None:
+    """Let the steps of a file that was written at once have ended 4 s after one another."""
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for place, row in enumerate(rows):
+        row["time"] = time.time() - 4.0 * (len(rows) - 1 - place)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def write_foreign(folder: Path) -> Path:
+    """A run of an older version or of another program: no lock, no kinds, other columns, records that are not whole."""
+    (folder / "rollouts").mkdir(parents=True)
+    same = {"note": "x", "reward/mean": 0.3}
+    rows = [{"step": step, "time": 1000 + step, "my/score": step / 2, **same} for step in range(1, 20)]
+    lines = [json.dumps(row) for row in rows]
+    (folder / "metrics.jsonl").write_text(
+        "\n".join([*lines[:9], "{broken", "[1, 2]", '{"step": "x"}', *lines[9:]]) + "\n"
+    )
+    (folder / "config.toml").write_text('steps = 50\n[trainer]\nflavour = "vanilla"\n')
+    problem, tokens = {"id": "old", "text": "1 + 1"}, [1, 2]
+    old: dict[str, Any] = {"prompt": {"problem": problem}, "completions": [{"token_ids": tokens}, 7], "texts": ["2"]}
+    good = {**old, "completions": [{"token_ids": tokens, "trainer": [-0.5, -1.0], "logprobs": [-0.4, -1.1]}]}
+    old |= {"rewards": [{"total": "much", "verdict": "right"}], "more": [1]}
+    lines = [json.dumps(good), json.dumps(old), "no json", json.dumps([1])]
+    (folder / "rollouts/step_3.jsonl").write_text("\n".join(lines) + "\n")
+    return folder

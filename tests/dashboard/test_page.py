@@ -1,0 +1,265 @@
+"""The dashboard in a browser: running, finished, crashed, foreign runs, news within 2 s, hostile texts, axe, copying.
+
+With MAESTRALE_SCREENSHOTS=docs/images the pictures of docs/dashboard.md are written anew.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page, expect
+
+from shared.metrics import MetricsLog
+from tests.dashboard.conftest import Dashboard
+from tests.dashboard.run_folders import episode, group_of, metrics, tokenizer_of, write_foreign, write_run
+from tests.dashboard.test_rollouts import pytest_on
+from tests.serve.browser import Visitor, chromium
+from tests.serve.test_page_safety import HOSTILE
+from trainer.data import write_jsonl
+
+pytestmark = pytest.mark.slow
+SCREENSHOTS = os.environ.get("MAESTRALE_SCREENSHOTS", "")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    write_foreign(folder / "an-older-run")
+    write_run(folder / "apples-lr3e-4", speed=1.6, steps=70, state="crashed", learning_rate=3e-4)
+    write_run(folder / "apples-lr5e-5", speed=0.5, learning_rate=5e-5)
+    write_run(folder / "apples", state="running")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def served(dashboard: Callable[..., Dashboard], folder: Path) -> Dashboard:
+    return dashboard(folder)
+
+
+@pytest.fixture
+def visit(browser: Browser, served: Dashboard) -> Iterator[Callable[..., Visitor]]:
+    """Opens the dashboard at an address; afterwards nothing may have happened that should not."""
+    opened: list[Visitor] = []
+
+    def go(address: str = "", **how: Any) -> Visitor:
+        opened.append(Visitor(browser, served, home=f"/#/{address}", **how))  # type: ignore[arg-type]
+        return opened[-1]
+
+    yield go
+    for visitor in opened:
+        visitor.check()
+        visitor.context.close()
+
+
+def settled(page: Page) -> None:
+    """Until what is in sight has been drawn."""
+    expect(page.locator("main > div")).to_be_visible()
+    page.wait_for_function("!document.querySelector('.chart canvas') || document.fonts.status === 'loaded'")
+    page.wait_for_timeout(300)
+
+
+def test_running_finished_crashed_and_foreign_runs(visit: Callable[..., Visitor]) -> None:
+    page = visit().page
+    expect(page.locator(".runs tbody tr")).to_have_count(4)
+    rows = page.locator(".runs tbody tr").all()
+    told = {row.locator("th").inner_text(): row.locator(".state").inner_text() for row in rows}
+    assert told["apples"] == "running" and told["apples-lr5e-5"] == "finished"
+    assert told["apples-lr3e-4"] == "crashed" and told["an-older-run"] == "unknown"
+    expect(page.locator(".chart canvas")).to_have_count(6)
+    differing = page.locator("tr", has=page.get_by_role("rowheader", name="optimiser.learning_rate"))
+    assert "0.0003" in differing.inner_text() and "0.00005" in differing.inner_text()
+    page.get_by_label("Filter runs").fill("crash")
+    expect(page.locator(".runs tbody tr")).to_have_count(1)
+    page.get_by_role("link", name="apples-lr3e-4").click()
+    expect(page.locator("h1")).to_have_text("apples-lr3e-4")
+    expect(page.locator(".alarm").first).to_contain_text("ended before its time")
+    page.locator(".alarm summary").first.click()
+    expect(page.locator(".alarm p").first).to_contain_text("goes on from its last checkpoint")
+    expect(page.locator(".chart", has_text="Staleness")).to_have_count(1)
+    page.locator(".timeline").scroll_into_view_if_needed()
+    expect(page.locator(".timeline .legend")).to_contain_text("wait for completions")
+    page.goto(page.url.split("#")[0] + "#/an-older-run")
+    expect(page.locator("h1")).to_have_text("an-older-run")
+    page.locator(".chart", has_text="my/score").scroll_into_view_if_needed()
+    expect(page.locator(".chart", has_text="my/score").locator("canvas")).to_have_count(1)
+    page.goto(page.url.split("#")[0] + "#/no-such-run")
+    expect(page.get_by_role("alert")).to_have_text("there is no such run here")
+
+
+def test_axes_and_smoothing(visit: Callable[..., Visitor]) -> None:
+    page = visit("apples").page
+    chart = page.locator(".chart", has=page.get_by_role("heading", name="Reward", exact=True))
+    expect(chart.locator("canvas")).to_have_count(1)
+    chart.locator(".u-over").hover()
+    expect(chart.locator(".at")).to_contain_text("step")
+    page.get_by_label("over").select_option("tokens")
+    page.wait_for_timeout(800)
+    chart.locator(".u-over").hover(position={"x": 30, "y": 60})
+    expect(chart.locator(".at")).to_contain_text("trained tokens")
+    before = chart.locator("canvas").screenshot()
+    page.get_by_label("smooth").fill("0.9")
+    assert chart.locator("canvas").screenshot() != before
+
+
+def test_a_step_is_seen_within_two_seconds(visit: Callable[..., Visitor], folder: Path) -> None:
+    """In the list of runs, on the page of the run, and among its rollouts: from the write to what the page says."""
+    run = folder / "apples"
+    pages = [visit("").page, visit("apples").page, visit("apples/rollouts").page]
+    for page in pages:
+        settled(page)
+        expect(page.locator("#live")).to_have_text("live")
+    log = MetricsLog(run / "metrics.jsonl", resume_step=120)
+    tokenizer = tokenizer_of(["x"])
+    for page, step in zip(pages, (121, 122, 123), strict=True):
+        page.bring_to_front()
+        settled(page)
+        begin = time.monotonic()
+        log.write(step, metrics(step))
+        write_jsonl(run / f"rollouts/step_{step}.jsonl", [group_of(1, step, tokenizer)])
+        told = {121: page.locator(".runs"), 122: page.locator(".facts").first, 123: page.locator(".steps output")}[step]
+        expect(told).to_contain_text(str(step), timeout=2000)
+        took = time.monotonic() - begin
+        print(f"step {step} was seen after {took:.2f} s")
+        assert took < 2
+
+
+def test_a_group_on_one_screen(visit: Callable[..., Visitor]) -> None:
+    page = visit("apples-lr5e-5/rollouts").page
+    expect(page.locator(".groups li")).to_have_count(4)
+    page.get_by_role("button", name="cut").click()
+    expect(page.locator(".groups li")).to_have_count(9)
+    page.get_by_role("button", name="masked").click()
+    expect(page.locator(".groups li")).to_have_count(3)
+    page.get_by_role("button", name="all", exact=True).click()
+    page.keyboard.press("Tab")
+    page.keyboard.press("/")
+    page.keyboard.type("square root")
+    expect(page.locator("p[role=status]")).to_contain_text("that is all")
+    page.get_by_label("Search").fill("hundred and forty")
+    expect(page.locator(".groups li").first).to_contain_text("sqrt")
+    page.locator(".groups a").first.click()
+    cards = page.locator(".card")
+    expect(cards).to_have_count(8)
+    expect(page.locator(".problem math")).to_have_count(1)
+    shown = cards.filter(has_text="answer is right").first
+    assert "correctness +0.900" in shown.inner_text() and shown.locator("math").count() >= 1
+    page.get_by_label("show").select_option("cut")
+    assert sum(card.is_visible() for card in cards.all()) == 1
+    page.get_by_label("show").select_option("all")
+    page.locator("#way").select_option("tokens")
+    token = page.locator(".token").nth(3)
+    assert "logprobs" in (token.get_attribute("title") or "") and "teacher" in (token.get_attribute("title") or "")
+    for shade, words in (("version", "version 11"), ("logprobs", "−4 nats"), ("teacher − engine", "0.2 nats")):
+        page.locator("#shade").select_option(shade)
+        expect(page.locator(".controls + .note")).to_contain_text(words)
+        expect(page.locator(".token:is(.s2, .s3, .s4, .s8)").first).to_be_visible()
+    page.keyboard.press("Escape")
+    page.locator("h1").click()
+    page.keyboard.press("j")
+    expect(page.locator("h1")).to_contain_text("group 4 of 4")
+    expect(page.locator(".turn.environment")).to_have_text("environmenthigher")
+    page.keyboard.press("k")
+    expect(page.locator("h1")).to_contain_text("group 3 of 4")
+
+
+def test_one_click_copies_a_test_case_that_runs(visit: Callable[..., Visitor], tmp_path: Path) -> None:
+    visitor = visit("apples-lr5e-5/rollouts/120/1")
+    visitor.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page = visitor.page
+    page.get_by_role("button", name="Copy as test case").first.click()
+    expect(page.locator(".card").first.get_by_role("status")).to_contain_text("Copied")
+    source: str = page.evaluate("navigator.clipboard.readText()")
+    pasted = tmp_path / "test_pasted.py"
+    pasted.write_text(source)
+    done = pytest_on(pasted)
+    assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout
+    page.goto(page.url.replace("/120/1", "/120/3"))
+    page.get_by_role("button", name="Copy as test case").first.click()
+    expect(page.locator(".card").first.get_by_role("status")).to_contain_text("its environment graded it")
+
+
+def test_hostile_texts_are_texts(visit: Callable[..., Visitor], folder: Path) -> None:
+    """As problem, completion, reason, answer, turn, language, name of a metric and of a setting; 1 MB of them too."""
+    run = write_run(folder / "hostile", steps=12, rollouts=0)
+    texts = [*HOSTILE.values(), "\x1b[2J\x1b]8;;http://elsewhere.invalid\x07x \u202eevil\u2066", "<b>" * 350_000]
+    group = episode(0)
+    first, graded = group.completions[0], group.rewards[0]
+    assert graded is not None
+    group.completions = [msgspec.structs.replace(first, turns=[]) for _ in texts]
+    replace = msgspec.structs.replace
+    group.rewards = [replace(graded, reason=text[:9000], answer=text[:9000], extra={text[:90]: 0.5}) for text in texts]
+    group.texts, group.turns = texts, [[replace(group.turns[0][0], text=text)] for text in texts]
+    problem = replace(group.prompt.problem, text="\n\n".join(texts)[:20_000], id=texts[0], language="<i>")
+    group.prompt = replace(group.prompt, problem=problem)
+    bare = msgspec.structs.replace(group, turns=[])
+    write_jsonl(run / "rollouts/step_12.jsonl", [group, bare])
+    with (run / "metrics.jsonl").open("ab") as stream:
+        stream.write(msgspec.json.encode({"step": 13, "<img src=x onerror=window.pwned=1>": 1}) + b"\n")
+    (run / "config.toml").write_text('steps = "<img src=x onerror=window.pwned=1>"\n')
+    for address in ("", "hostile", "hostile/rollouts", "hostile/rollouts/12/0", "hostile/rollouts/12/1"):
+        visitor = visit(address)
+        page = visitor.page
+        settled(page)
+        if address.endswith("1"):
+            assert page.locator(".card").count() == len(texts)
+            page.locator("#way").select_option("plain")
+            assert "␛[2J" in page.locator(".card").nth(len(texts) - 2).inner_text()
+            assert "⟨U+202E⟩" in page.locator(".card").nth(len(texts) - 2).inner_text()
+            assert "more characters" in page.locator(".card").last.inner_text()
+            page.locator("#way").select_option("tokens")
+        assert page.locator("main :is(script, img, iframe, style, link, base, form, object)").count() == 0
+        assert page.evaluate("document.documentElement.scrollWidth") <= 1100
+        visitor.check()
+    shutil.rmtree(run)
+
+
+LOOKS = [(1280, False), (360, True)]
+PLACES = {
+    "runs": "",
+    "run": "apples",
+    "crashed": "apples-lr3e-4",
+    "older": "an-older-run",
+    "rollouts": "apples-lr5e-5/rollouts",
+    "group": "apples-lr5e-5/rollouts/120/0",
+}
+"""name of a picture -> address"""
+
+
+@pytest.mark.parametrize(("width", "dark"), LOOKS)
+def test_axe_finds_nothing_at_any_width(visit: Callable[..., Visitor], width: int, dark: bool) -> None:
+    axe, found = Axe(), []
+    for name, address in PLACES.items():
+        page = visit(address, width=width, height=860 if width > 500 else 740, dark=dark).page
+        settled(page)
+        for state in ("", "tokens", "episode", "keys"):
+            if state == "tokens" and name == "group":
+                page.locator("#way").select_option("tokens")
+                page.locator(".token").first.wait_for()
+            elif state == "episode" and name == "group":
+                page.goto(page.url.replace("/120/0", "/120/3"))
+                page.locator(".turn").first.wait_for()
+            elif state == "keys" and name == "runs":
+                page.get_by_role("button", name="Keys").click()
+            elif state:
+                continue
+            assert int(page.evaluate("document.documentElement.scrollWidth")) <= width, f"{name} {state}"
+            for violation in axe.run(page).response["violations"]:
+                found.append((name, state, violation["id"], [node["html"][:160] for node in violation["nodes"]][:3]))
+            if SCREENSHOTS and not state:
+                suffix = "phone-dark" if dark else "wide"
+                page.screenshot(path=f"{SCREENSHOTS}/dashboard-{name}-{suffix}.png")
+    assert found == []

@@ -1,0 +1,243 @@
+"""The index of rollouts, filters and search; groups, tokens, and completions that become test cases."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from dashboard import growing_file, rollouts
+from dashboard.group import TokenDecoder, show_group, show_tokens
+from dashboard.rollouts import Rollouts
+from dashboard.run_folder import RunFolder
+from dashboard.test_case import NoTestCase, write_test
+from shared.types import Group
+from tests.dashboard.run_folders import episode, write_foreign, write_run
+from trainer.data import write_jsonl
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    return RunFolder(write_run(tmp_path_factory.mktemp("runs") / "apples", steps=12, rollouts=4))
+
+
+def groups_of(run: RunFolder, step: int) -> list[Group]:
+    lines = (run.folder / f"rollouts/step_{step}.jsonl").read_bytes().splitlines()
+    return [msgspec.json.decode(line, type=Group) for line in lines]
+
+
+def test_the_index_says_what_is_in_the_file(run: RunFolder) -> None:
+    assert run.rollouts.steps() == [9, 10, 11, 12]
+    for listed, group in zip(run.rollouts.listed(12), groups_of(run, 12), strict=True):
+        rewards = [reward for reward in group.rewards if reward is not None]
+        assert listed["problem"] == group.prompt.problem.id and listed["completions"] == len(group.completions)
+        assert listed["reward"] == pytest.approx(sum(reward.total for reward in rewards) / len(rewards))
+        assert listed["tokens"] == sum(len(one.token_ids) for one in group.completions) / len(group.completions)
+        for mark in ("correct", "wrong", "no answer"):
+            assert listed["marks"].get(mark, 0) == sum(reward.verdict.value == mark for reward in rewards)
+        assert listed["marks"].get("cut", 0) == sum(one.finish_reason == "length" for one in group.completions)
+        assert listed["marks"].get("mixed language", 0) == sum(reward.consistent is False for reward in rewards)
+        assert listed["marks"].get("masked", 0) == sum(not reward.verdict.graded for reward in rewards)
+
+
+def test_filters_and_search_go_back_from_the_newest_step(run: RunFolder) -> None:
+    found = run.rollouts.search("masked", "", None)
+    assert [hit["problem"] for hit in found["hits"]] == ["episode-3"] * 4 and found["next"] is None
+    assert [hit["step"] for hit in found["hits"]] == [12, 11, 10, 9]
+    assert [hit["problem"] for hit in run.rollouts.search("", "fünf ÄPFEL", None)["hits"]][:1] == ["sum-1"]
+    assert run.rollouts.search("", "no such words", None)["hits"] == []
+    assert {hit["step"] for hit in run.rollouts.search("correct", "", 11)["hits"]} == {9, 10}
+
+
+def test_a_search_ends_in_time_and_goes_on(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollouts, "SEARCH_S", -1.0)
+    before: int | None = None
+    steps = []
+    for _ in range(4):
+        found = run.rollouts.search("masked", "", before)
+        steps += [hit["step"] for hit in found["hits"]]
+        before = found["next"]
+    assert steps == [12, 11, 10, 9] and before is None
+
+
+def test_escaped_letters_are_found(tmp_path: Path) -> None:
+    line = {"prompt": {"problem": {"text": "Wie viele Äpfel?"}}, "completions": [], "rewards": []}
+    (tmp_path / "step_1.jsonl").write_text(json.dumps(line) + "\n")
+    assert len(Rollouts(tmp_path).search("", "Äpfel", None)["hits"]) == 1
+
+
+def test_a_file_is_indexed_once_and_again_when_it_changes(run: RunFolder, tmp_path: Path) -> None:
+    path = tmp_path / "step_1.jsonl"
+    write_jsonl(path, [episode(1)])
+    found = Rollouts(tmp_path)
+    first = found.index(1)
+    assert found.index(1) is first
+    write_jsonl(path, [episode(1), episode(2)])
+    assert len(found.index(1)) == 2
+
+
+def test_the_kept_index_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Rollouts, "MOST_COMPLETIONS", 6)
+    found = Rollouts(tmp_path)
+    for step in range(1, 9):
+        write_jsonl(tmp_path / f"step_{step}.jsonl", [episode(step)])
+        found.index(step)
+    assert sorted(found._indexes) == [6, 7, 8]
+
+
+def test_lines_that_cannot_be_read_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollouts, "MOST_BYTES_OF_A_LINE", 2000)
+    monkeypatch.setattr(growing_file, "MOST_BYTES_OF_A_LINE", 2000)
+    good = msgspec.json.encode(episode(1))
+    path = tmp_path / "rollouts/step_1.jsonl"
+    path.parent.mkdir()
+    path.write_bytes(b"\n".join([b"{", good, b'"' + b"x" * 9000 + b'"', b"[" * 5000, good]) + b"\n" + good[:50])
+    run = RunFolder(tmp_path)
+    listed = run.rollouts.listed(1)
+    assert [one["completions"] for one in listed] == [0, 2, 0, 0, 2], "the last line is not whole yet"
+    assert "cannot be read" in listed[0]["head"] and "more than" in listed[2]["head"]
+    assert show_group(run, 1, 4)["completions"][1]["verdict"] == "timeout"
+    for line in (0, 2, 3, 5, -1):
+        with pytest.raises(LookupError):
+            show_group(run, 1, line)
+
+
+def test_links_pipes_and_other_names_are_no_rollouts(tmp_path: Path) -> None:
+    secret = tmp_path / "secret.jsonl"
+    secret.write_text('{"prompt": {"problem": {"text": "secret"}}}\n')
+    folder = tmp_path / "run" / "rollouts"
+    folder.mkdir(parents=True)
+    (folder / "step_1.jsonl").symlink_to(secret)
+    os.mkfifo(folder / "step_2.jsonl")
+    (folder / "step_3.jsonl").mkdir()
+    found = Rollouts(folder)
+    for step in (1, 2, 3):
+        with pytest.raises(LookupError):
+            found.index(step)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/rollouts").symlink_to(folder)
+    assert Rollouts(tmp_path / "other/rollouts").steps() == []
+
+
+# ---- groups and tokens ---------------------------------------------------------------------------------------
+
+
+def test_a_group_is_shown_with_every_part_of_its_rewards(run: RunFolder) -> None:
+    group, shown = groups_of(run, 12)[0], show_group(run, 12, 0)
+    assert shown["problem"]["text"] == group.prompt.problem.text and shown["groups"] == 4
+    for one, text, reward in zip(shown["completions"], group.texts, group.rewards, strict=True):
+        assert reward is not None
+        assert one["text"] == text and one["total"] == reward.total and one["reason"] == reward.reason
+        assert sum(one["parts"].values()) == pytest.approx(reward.total) and one["versions"] == [10, 11]
+    turns = show_group(run, 12, 3)["completions"][0]["turns"]
+    assert [turn["role"] for turn in turns] == ["policy", "environment", "policy"] and turns[2]["reward"] == 1.0
+
+
+def test_tokens_have_their_texts_versions_and_numbers(run: RunFolder) -> None:
+    completion, text = groups_of(run, 12)[1].completions[0], groups_of(run, 12)[1].texts[0]
+    found = show_tokens(run, TokenDecoder(), 12, 1, 0, 0)
+    assert "".join(found["pieces"]) == text and found["ids"] == completion.token_ids
+    half = len(completion.token_ids) // 2
+    assert found["version"] == [10] * half + [11] * (len(completion.token_ids) - half)
+    assert found["columns"] == {"logprobs": completion.logprobs, "teacher": completion.teacher}
+    part = show_tokens(run, TokenDecoder(), 12, 1, 0, 5)
+    assert part["ids"] == completion.token_ids[5:] and part["pieces"] == found["pieces"][5:]
+    assert show_tokens(run, TokenDecoder(), 12, 3, 0, 0)["version"] == [3, None, None, 3]
+
+
+def test_long_texts_and_many_tokens_come_in_parts(tmp_path: Path) -> None:
+    group = episode(1)
+    group.turns, group.texts = [], ["x" * 1_000_000, ""]
+    group.completions[0].token_ids = list(range(5000))
+    group.completions[0].logprobs = [-1.0] * 5000
+    (tmp_path / "rollouts").mkdir()
+    write_jsonl(tmp_path / "rollouts/step_1.jsonl", [group])
+    run = RunFolder(tmp_path)
+    text = show_group(run, 1, 0)["completions"][0]["text"]
+    assert len(text) < 100_100 and text.endswith("900,000 more characters)")
+    found = show_tokens(run, TokenDecoder(), 1, 0, 0, 4000)
+    assert found["ids"] == list(range(4000, 5000)) and found["pieces"] is None, "there is no tokenizer"
+
+
+def test_foreign_records_are_shown_as_far_as_they_go(tmp_path: Path) -> None:
+    run = RunFolder(write_foreign(tmp_path / "old"))
+    listed = run.rollouts.listed(3)
+    assert listed[0]["marks"] == {"masked": 1} and [one["completions"] for one in listed[1:]] == [0, 0, 0]
+    shown = show_group(run, 3, 1)["completions"]
+    assert shown[0]["total"] is None and shown[0]["verdict"] == "right" and shown[1]["tokens"] == 0
+    columns = show_tokens(run, TokenDecoder(), 3, 0, 0, 0)["columns"]
+    assert columns == {"trainer": [-0.5, -1.0], "logprobs": [-0.4, -1.1]}, "any number of a token can be looked at"
+    assert show_group(run, 3, 3)["completions"] == []
+
+
+# ---- test cases ----------------------------------------------------------------------------------------------
+
+
+def pytest_on(path: Path) -> subprocess.CompletedProcess[str]:
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:randomly",
+        "-p",
+        "no:cacheprovider",
+        "-n",
+        "0",
+        str(path),
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=150)
+
+
+@pytest.mark.slow
+def test_completions_paste_into_a_test_that_runs(run: RunFolder, tmp_path: Path) -> None:
+    """Right, wrong, cut and mixed ones of three problems; a test with a verdict that was changed fails."""
+    sources = [write_test(run, 12, line, sample) for line in range(3) for sample in range(8)]
+    pasted = tmp_path / "test_pasted.py"
+    pasted.write_text("\n\n".join(sources))
+    done = pytest_on(pasted)
+    assert done.returncode == 0 and "24 passed" in done.stdout, done.stdout[-3000:]
+    verdicts = {line.split("'")[1] for source in sources for line in source.splitlines() if "verdict ==" in line}
+    assert verdicts == {"correct", "wrong", "no answer"}
+    right = next(source for source in sources if "== 'correct'" in source)
+    pasted.write_text(right.replace("== 'correct'", "== 'wrong'"))
+    done = pytest_on(pasted)
+    assert done.returncode == 1 and "answer is right" in done.stdout
+
+
+def test_hostile_texts_stay_texts_in_a_test_case(run: RunFolder, tmp_path: Path) -> None:
+    hostile = '"""\nimport os; os.system("touch pwned")\n\'\'\' \\ \u202e \x1b[2J {0} %s </script>'
+    group = groups_of(run, 12)[0]
+    group.texts[0] = hostile
+    group.prompt = msgspec.structs.replace(group.prompt, problem=msgspec.structs.replace(
+        group.prompt.problem, id="x(): pass\nimport os #", text=hostile, answer=hostile))  # fmt: skip
+    folder = tmp_path / "run"
+    (folder / "rollouts").mkdir(parents=True)
+    (folder / "config.toml").write_bytes((run.folder / "config.toml").read_bytes())
+    write_jsonl(folder / "rollouts/step_1.jsonl", [group])
+    source = write_test(RunFolder(folder), 1, 0, 0)
+    seen: dict[str, Any] = {}
+    program = source.replace("    reward = score(", "    return problem, completion\n    reward = score(")
+    exec(compile(program, "pasted", "exec"), seen)
+    problem, completion = next(value for name, value in seen.items() if name.startswith("test_x_pass_import_os"))()
+    assert completion == hostile and problem == group.prompt.problem
+    assert "\u202e" not in source and "\x1b" not in source
+
+
+def test_what_cannot_be_graded_again_says_why(run: RunFolder, tmp_path: Path) -> None:
+    with pytest.raises(NoTestCase, match="environment graded it"):
+        write_test(run, 12, 3, 0)
+    with pytest.raises(NoTestCase, match="no grade"):
+        write_test(run, 12, 3, 1)
+    with pytest.raises(NoTestCase, match="another version"):
+        write_test(RunFolder(write_foreign(tmp_path / "old")), 3, 0, 0)

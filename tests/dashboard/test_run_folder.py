@@ -1,0 +1,125 @@
+"""What a run folder tells: how it stands, evaluations, who waits for whom, settings that differ; strangers' folders."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from dashboard.run_folder import RunFolder, RunFolders
+from shared.config import Config
+from tests.dashboard.run_folders import metrics, write_foreign, write_lock, write_run
+from trainer.run_lock import RunLock
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    write_run(folder / "a", steps=60, rollouts=1)
+    write_run(folder / "b", steps=12, rollouts=1, learning_rate=5e-5)
+    write_foreign(folder / "old")
+    (folder / "no run").mkdir()
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("ended", "state"),
+    [("running", "running"), ("crashed", "crashed"), ("finished", "finished"), ("stopped", "stopped"),
+     ("exit code 1", "crashed"), ("exit code 130", "stopped"), ("stopped because something hung", "crashed")],
+)  # fmt: skip
+def test_how_a_run_stands(folder: Path, tmp_path: Path, ended: str, state: str) -> None:
+    write_lock(tmp_path, ended)
+    assert RunFolder(tmp_path).summary()["state"] == state
+
+
+def test_a_real_lock_is_understood(tmp_path: Path) -> None:
+    lock, run = RunLock(tmp_path), RunFolder(tmp_path)
+    assert run.summary()["state"] == "running" and str(os.getpid()) in run.summary()["story"]
+    lock.close("exit code 0")
+    assert run.summary()["state"] == "finished"
+
+
+def test_a_run_on_another_machine_is_silent_after_a_while(tmp_path: Path) -> None:
+    lock = {"pid": 3, "host": "another", "since": "2026-11-26", "ended": ""}
+    (tmp_path / "lock").write_text(json.dumps(lock))
+    run = RunFolder(tmp_path)
+    assert run.summary()["state"] == "running"
+    long_ago = time.time() - 3600
+    os.utime(tmp_path / "lock", (long_ago, long_ago))
+    assert run.summary()["state"] == "silent" and "60 minutes" in run.summary()["story"]
+
+
+def test_the_overview_of_a_run(folder: Path) -> None:
+    found = RunFolders(folder).find("a").overview()
+    last = metrics(60)
+    assert found["run"]["step"] == found["run"]["steps"] == 60 and found["run"]["accuracy"] == last["accuracy"]
+    assert found["names"]["entropy"]["unit"] == "nats" and found["names"]["sft/loss"]["kind"] == "sft"
+    assert found["bound"] == Config().max_staleness and found["alarms"] == [] and found["damaged"] == 0
+    assert found["verdicts"]["correct"] == 12_000 and found["rollouts"] == [60]
+    assert [(one["version"], one["temperature"]) for one in found["evaluations"]] == [
+        (version, temperature) for version in (0, 30, 60) for temperature in (1.0, 0.0)
+    ]
+    assert found["evaluations"][0]["parts"]["language/de"]["accuracy"] == pytest.approx(0.25)
+    assert "samples" not in found["evaluations"][0] and found["evaluations"][4]["hours"] == pytest.approx(240 / 3600)
+
+
+def test_who_waits_for_whom(folder: Path) -> None:
+    found = RunFolders(folder).find("a").timeline()
+    assert [phase["phase"] for phase in found["phases"]][-1] == "training"
+    step, _, taken, wait, train, sync, checkpoint, stall = found["steps"][-1]
+    row = metrics(60)
+    assert (step, taken, wait, train) == (60, 4.0, row["time/wait_batch_s"], row["time/train_s"])
+    assert (sync, checkpoint, stall) == (0.1, 0.9, row["sync/stall_ms"] / 1000)
+
+
+def test_series_of_a_part_of_an_axis(folder: Path) -> None:
+    run = RunFolders(folder).find("a")
+    found = run.series(["reward/mean", "entropy", "unknown"], "step", 800, 10, 12)
+    assert found["x"] == [10, 11, 12] and found["values"]["reward/mean"][0] == metrics(10)["reward/mean"]
+    assert all(value != value for value in found["values"]["unknown"])
+    assert run.series(["sft/loss"], "step", 800)["values"]["sft/loss"] == [3.0, 1.5, 1.0, 0.75, 0.6]
+
+
+def test_settings_that_differ(folder: Path) -> None:
+    found = RunFolders(folder).differences(["a", "b"])
+    assert found == {"optimiser.learning_rate": {"a": Config().optimiser.learning_rate, "b": 5e-5},
+                     "steps": {"a": 60, "b": 12}}  # fmt: skip
+    assert RunFolders(folder).differences(["a", "old"])["trainer.flavour"] == {"a": None, "old": "vanilla"}
+
+
+def test_a_foreign_run_is_shown_as_far_as_it_goes(folder: Path) -> None:
+    found = RunFolders(folder).find("old").overview()
+    assert found["run"]["state"] == "unknown" and found["run"]["step"] == 19 and found["run"]["steps"] == 50
+    assert found["names"].keys() == {"my/score", "reward/mean"} and found["damaged"] == 3
+    assert found["bound"] is None and found["evaluations"] == [] and found["timeline"]["phases"] == []
+
+
+def test_only_runs_are_found_and_only_by_their_name(folder: Path) -> None:
+    folders = RunFolders(folder)
+    assert [run.name for run in folders.all()] == ["a", "b", "old"]
+    assert [run.name for run in RunFolders(folder / "a").all()] == ["a"], "one run may be given as the folder"
+    for name in ("..", "../a", "no run", "a/", "/etc", ""):
+        with pytest.raises(LookupError):
+            folders.find(name)
+
+
+def test_the_numbers_in_memory_are_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RunFolders, "MOST_CELLS", 2000)
+    folders = RunFolders(folder)
+    first, second = folders.find("a"), folders.find("b")
+    first.overview()
+    folders.find("b").overview()
+    folders.find("old").overview()
+    folders.find("b")
+    assert first.columns is None and second.columns is not None, "what was looked at longest ago goes first"
+
+
+def test_a_damaged_folder_is_no_failure(tmp_path: Path) -> None:
+    for name in ("config.toml", "lock", "metrics.jsonl", "phases.jsonl", "evaluations.jsonl", "stages.jsonl"):
+        (tmp_path / name).write_bytes(b"\x00\xff{[" * 20 + b"\n")
+    (tmp_path / "rollouts").write_text("no folder")
+    found = RunFolder(tmp_path).overview()
+    assert found["run"]["state"] == "unknown" and found["names"] == {} and found["settings"] == {}

@@ -1,0 +1,94 @@
+"""Other people's programs for tests of environments, each in an environment of its own (`make install-clients` and, by
+hand, what docs/environments/verifiers.md and openenv.md say)."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from tests.environments.foreign import data_set
+
+ROOT = Path(__file__).resolve().parents[2]
+AGENTS = ROOT / "examples" / "agent"
+START_S = 120.0
+HUB = {"reverse-text": "PrimeIntellect/Reverse-Text-RL", "alphabet-sort": "kalomaze/alphabetic-arxiv-authors-it1"}
+"""the data sets of verifiers' environments"""
+
+
+def python(environment: str, *modules: str) -> Path:
+    """The interpreter of an environment of clients; skips where it, or a module, is not there."""
+    found = Path(sys.prefix) / "clients" / environment / "bin" / "python"
+    if not found.exists():
+        pytest.skip(f"{found.parents[1]} is not installed: docs/environments/agent.md, openenv.md and mcp.md say how")
+    for module in modules:
+        asked = f"import sys, importlib.util; sys.exit(importlib.util.find_spec({module!r}) is None)"
+        if subprocess.run([found, "-c", asked], check=False).returncode:
+            pytest.skip(f"{module} is not in {found.parents[1]}: docs/environments/verifiers.md says where it is got")
+    return found
+
+
+@contextmanager
+def agents(
+    file: str, interpreter: Path | str = sys.executable, folder: Path | None = None, **variables: str
+) -> Iterator[str]:
+    """The address of examples/agent/server.py with an agent of that folder. folder: where it is started."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("OPENAI_", "PYTHONPATH"))}
+    environ["PATH"] = f"{Path(sys.executable).parent}:{environ['PATH']}"  # uv is there
+    command = [str(interpreter), str(AGENTS / "server.py"), str(AGENTS / file), "0"]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**environ, **variables}, cwd=folder)
+    try:
+        assert child.stdout
+        for line in child.stdout:
+            if line.startswith("agents of"):
+                yield line.split()[-1]
+                return
+        pytest.fail(f"{' '.join(command)} ended with exit code {child.wait()}")
+    finally:
+        child.kill()
+        child.wait()
+
+
+@contextmanager
+def verifiers_agents(folder: Path, environment: str = "verifiers") -> Iterator[str]:
+    """The same with reverse-text and alphabet-sort of verifiers, of two turns. Their data sets lie in the folder under
+    the names that they have on the Hub. environment: of clients, "verifiers" (0.1) or "verifiers4"."""
+    file = {"verifiers": "verifiers_agent.py", "verifiers4": "verifiers_v1_agent.py"}[environment]
+    interpreter = python(environment, "verifiers", "reverse_text", "alphabet_sort")
+    for kind, name in HUB.items():
+        data_set(folder / name, kind)
+    options = {"reverse-text": {}, "alphabet-sort": {"min_turns": 2, "max_turns": 2, "max_names_per_turn": 1}}
+    variables = {"VERIFIERS": json.dumps(options), "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "home")}
+    with agents(file, interpreter, folder, **variables) as url:
+        yield url
+
+
+@contextmanager
+def openenv() -> Iterator[str]:
+    """The address of openenv_server.py, which is made with the classes of OpenEnv."""
+    interpreter = python("openenv", "openenv")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [str(interpreter), str(Path(__file__).with_name("openenv_server.py")), str(port)]
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    child = subprocess.Popen(command, env=environ)
+    try:
+        end = time.monotonic() + START_S
+        while True:
+            with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+                break
+            assert time.monotonic() < end and child.poll() is None
+            time.sleep(0.1)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        child.kill()
+        child.wait()

@@ -1,0 +1,104 @@
+"""Launches that train other people's agents and environments, unmodified, while weights change and an engine dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import pytest
+
+from shared.config import Config
+from tests.environments.servers import ROOT, agents, openenv, python, verifiers_agents
+from tests.system.launch import Launch
+
+pytestmark = [pytest.mark.slow, pytest.mark.soak, pytest.mark.timeout(3000)]
+
+EXAMPLE = "examples/agent/settings.toml"
+
+
+def at(url: str, **more: dict[str, Any]) -> str:
+    """environment.options with a server of agents."""
+    return inline({"agent": {"url": url}, **more})
+
+
+def inline(value: Any) -> str:
+    """TOML of a value in one line."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(key)} = {inline(one)}" for key, one in value.items()) + "}"
+    return json.dumps(value)
+
+
+def rewards(launch: Launch) -> list[float]:
+    return [row["reward/mean"] for row in launch.metrics()]
+
+
+def check_episodes(launch: Launch) -> list[dict[str, Any]]:
+    """The trained episodes: each once, none failed, every turn recorded and every sampled token in one, with the
+    version of its weights."""
+    bound = Config.model_validate({"rollout": {"prompts_per_step": 4, "max_async_level": 2}}).max_staleness
+    trained = launch.trained_prompts()
+    assert len(trained) == len(set(trained)), "an episode was trained twice"
+    found = [one for group in launch.groups() for one in group["completions"]]
+    for one in found:
+        assert one["finish_reason"] in ("stop", "length"), one["turns"][-1]
+        sampled = [place for turn in one["turns"] for place in range(turn["start"], turn["end"])]
+        assert sampled == [place for span in one["spans"] for place in range(span["start"], span["end"])]
+    assert all(row["staleness/max"] <= bound and row["environment/failed"] == 0 for row in launch.metrics())
+    return found
+
+
+def test_a_plain_agent_trains_through_updates_and_the_death_of_an_engine(tmp_path: Path) -> None:
+    with agents("agent.py") as url:
+        launch = Launch(tmp_path, "agent", file=EXAMPLE, environment__options=at(url), rollout__max_restarts=3)
+        launch.until(lambda: len(launch.metrics()) >= 15, 1200)
+        engine = launch.engine_pid(2)
+        launch.until_busy(engine)
+        os.kill(engine, signal.SIGKILL)
+        assert launch.wait(1500) == 0, launch.output[-6000:]
+    found, trained = check_episodes(launch), launch.trained_prompts()
+    assert trained[: -8 * 4] == list(range(len(trained) - 8 * 4)), "an episode was lost"
+    assert any(one["restarts"] for one in found), "no episode was under way when the engine died"
+    assert any(len({span["version"] for span in one["spans"]}) > 1 for one in found), "no update arrived in flight"
+    said = [turn for group in launch.groups() for one in group["turns"] for turn in one if turn["role"] == "policy"]
+    assert len(said) == sum(len(one["turns"]) for one in found) and sum("<tool_call>" in turn["text"] for turn in said)
+    first, last = mean(rewards(launch)[:8]), mean(rewards(launch)[-8:])
+    print(f"reward of the first 8 steps {first:.3f}, of the last 8 {last:.3f}; rewards {rewards(launch)}")
+    assert last > first + 0.3
+
+
+def test_an_agent_of_langgraph_trains(tmp_path: Path) -> None:
+    with agents("langgraph_agent.py", python("agents", "langgraph", "langchain_openai")) as url:
+        launch = Launch(tmp_path, "langgraph", file=EXAMPLE, environment__options=at(url), steps=8, evaluate__every=0)
+        assert launch.wait(1000) == 0, launch.output[-6000:]
+    found = check_episodes(launch)
+    print(f"rewards {rewards(launch)}")
+    assert max(len(one["turns"]) for one in found) > 1 and any(rewards(launch))
+
+
+def test_environments_of_verifiers_openenv_and_an_mcp_server_train(tmp_path: Path) -> None:
+    kinds = ["reverse-text", "alphabet-sort", "openenv", "mcp"]
+    clock = f"{python('agents', 'mcp_server_time')} -m mcp_server_time --local-timezone UTC"
+    mcp = {"command": clock, "tools": ["convert_time"], "shared": True}
+    with verifiers_agents(tmp_path) as url, openenv() as server:
+        options = {"openenv": {"url": server, "action": "guess", "observation": "hint"}, "mcp": mcp}
+        launch = Launch(
+            tmp_path, "foreign", file=EXAMPLE, environment__options=at(url, **options), steps=30, evaluate__every=0,
+            prepare__script=str(ROOT / "tests" / "environments" / "foreign.py"), rollout__prompts_per_step=8,
+            prepare__options=inline({"kinds": kinds, "mcp": mcp}), environment__name="", model__max_tokens=2048,
+            environment__observation_tokens=1024, sft__steps=100,
+        )  # fmt: skip
+        assert launch.wait(1500) == 0, launch.output[-6000:]
+    check_episodes(launch)
+    calls = [row for row in launch.metrics() if row.get("environment/tool_calls")]
+    assert calls and any(row["environment/failed_calls"] for row in calls)
+    by_kind: dict[str, list[float]] = {kind: [] for kind in kinds}
+    for group in launch.groups():
+        kind = group["prompt"]["problem"]["id"].removeprefix("train-").rpartition("-")[0]
+        by_kind[kind].append(mean(one["total"] for one in group["rewards"]))
+    print(f"rewards {by_kind}")
+    for kind, found in by_kind.items():
+        assert len(found) >= 5, kind

@@ -1,0 +1,48 @@
+"""Ten steps of reinforcement learning of a tiny random model of each family that transformers trains: every update
+proved, the export one that trains again. `pytest --soak tests/system/test_families.py -k gemma3`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from examples.quickstart.prepare import prepare
+from rollout.weights.proof import LOGPROB_LIMITS
+from shared.model import hf
+from tests.families import SENT, config_of, reference
+from tests.system.launch import TINY, Launch
+
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(1500)]
+STEPS = 10
+SHOWN = ("reward/mean", "grad_norm", "sync/logprob_diff_mean", "sync/logprob_diff_max", "sync/logprob_move_diff")
+OPTIONS = {name.rpartition(".")[2]: value for name, value in TINY.items() if name.startswith("prepare.options.")}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the quickstart's tokenizer."""
+    folder = tmp_path_factory.mktemp("made")
+    prepare(folder, OPTIONS, seed=1)
+    return folder / "model"
+
+
+@pytest.mark.parametrize("family", SENT)
+def test_ten_steps_of_every_family(made: Path, tmp_path: Path, family: str) -> None:
+    rows = hf.load_config(made)["vocab_size"]
+    ends = {"bos_token_id": None, "eos_token_id": 1, "pad_token_id": 0, "initializer_range": 0.06}
+    more = {"vocab_size_per_layer_input": rows} if family == "gemma4" else {}
+    folder = tmp_path / "model"
+    reference(config_of(family, vocab_size=rows, **ends, **more)).save_pretrained(folder)
+    hf.copy_tokenizer(made, folder)
+    run = Launch(
+        tmp_path, model__path=str(folder), model__implementation="transformers", steps=STEPS, evaluate__every=0,
+        sft__steps=70, sft__batch=32, sft__learning_rate=5e-3, checkpoint__every=5,
+    )  # fmt: skip
+    assert run.wait(1200) == 0, run.output[-4000:]
+    found = run.metrics()
+    assert len(found) == STEPS and any(row["grad_norm"] > 0 for row in found)
+    largest = {name: max(row[name] for row in found) for name in SHOWN}
+    print(family, largest)
+    assert largest["sync/logprob_diff_mean"] <= LOGPROB_LIMITS["float32"]
+    hf.check_trainable(run.run_dir / "latest", "transformers")

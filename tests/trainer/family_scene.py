@@ -1,0 +1,90 @@
+"""Worlds of one, two and three gloo ranks that take the same step on models of several families.
+
+    python family_scene.py FOLDER FAMILY...
+
+Rank 0 of each world writes the whole gradients to FOLDER/FAMILY-WORLD.safetensors.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+
+from shared.config import Config
+from shared.types import MicroBatch, TrainSequence
+from tests.families import config_of, reference
+from tests.trainer.rank_data import MAGISTRAL, deal, make_sequences
+from tests.trainer.rank_scene import gradients
+from trainer import fsdp, optimiser
+from trainer.forward_backward import forward_backward
+from trainer.rank import build
+
+WORLDS = (1, 2, 3)
+SETTINGS = Config.model_validate(
+    {"model": {"implementation": "transformers"}, "optimiser": {"compute_dtype": "float32"}}
+)
+
+
+def make_folder(folder: Path, family: str) -> None:
+    """A model folder of the family as transformers writes it."""
+    reference(config_of(family)).save_pretrained(folder)
+    (folder / "tokenizer.json").write_text("{}")
+
+
+def sequences() -> list[TrainSequence]:
+    """Groups that share prompts, of very different lengths."""
+    return make_sequences("group_tokens")
+
+
+def run_rank(folder: Path, families: list[str], rank: int, world: int) -> None:
+    """Take the step on every family, then an update, and write what was found."""
+    store = dist.FileStore(str(folder / f"store-{world}"), world)
+    mesh = fsdp.join(store, rank, world, torch.device("cpu"), timeout_s=150)
+    for family in families:
+        decoder, made, _ = build(folder / family, None, SETTINGS, mesh, torch.device("cpu"))
+        batches = [MicroBatch(batch.sequences) for batch in deal(sequences(), 6, rank, world)]
+        forward_backward(decoder, batches, 1.0, MAGISTRAL)
+        fsdp.reshard(decoder)
+        found = gradients(decoder)
+        if rank == 0:
+            save_file(
+                {name: tensor.contiguous() for name, tensor in found.items()}, folder / f"{family}-{world}.safetensors"
+            )
+        forward_backward(decoder, batches, 1.0, MAGISTRAL)
+        fsdp.reshard(decoder)
+        optimiser.update(decoder, made, 1e-3)
+        dist.barrier()
+    fsdp.leave()
+
+
+def main(folder: Path, families: list[str]) -> int:
+    """Fork the ranks of one world after the other; returns how many failed."""
+    torch.set_num_threads(1)
+    for family in families:
+        make_folder(folder / family, family)
+    failed = 0
+    for world in WORLDS:
+        children = []
+        for rank in range(world):
+            if (pid := os.fork()) == 0:
+                status = 1
+                try:
+                    run_rank(folder, families, rank, world)
+                    status = 0
+                except BaseException:  # noqa: BLE001 - a forked child must not return into the parent's code
+                    traceback.print_exc()
+                finally:
+                    os._exit(status)
+            children.append(pid)
+        failed += sum(os.waitpid(pid, 0)[1] != 0 for pid in children)
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2:]))

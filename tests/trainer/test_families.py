@@ -1,0 +1,47 @@
+"""Families of transformers on FSDP2 ranks: one, two and three give the same gradients (family_scene.py)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.families import FAMILIES
+from tests.trainer.family_scene import WORLDS
+
+pytestmark = pytest.mark.slow
+FEW = ["qwen3 moe", "gemma4"]
+"""a mixture, whose experts are shared out, and layers of several shapes"""
+WITHIN = 2e-5
+"""of a gradient's norm: ranks get other micro-batches than one rank has, and sum in another order"""
+
+
+def assert_ranks_agree(folder: Path, families: list[str]) -> None:
+    """Run the scene, and compare each gradient with that of one rank."""
+    script = Path(__file__).with_name("family_scene.py")
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(script.parents[2])}
+    subprocess.run([sys.executable, str(script), str(folder), *families], env=environment, check=True)
+    for family in families:
+        expected = load_file(folder / f"{family}-1.safetensors")
+        assert max(float(one.abs().max()) for one in expected.values()) > 1e-3
+        for world in WORLDS[1:]:
+            found = load_file(folder / f"{family}-{world}.safetensors")
+            assert found.keys() == expected.keys()
+            for name, gradient in found.items():
+                gap = (gradient.double() - expected[name].double()).norm()
+                assert gap <= WITHIN * expected[name].double().norm(), f"{family} on {world} ranks: {name}"
+
+
+@pytest.mark.timeout(400)
+def test_gradients_do_not_depend_on_ranks(tmp_path: Path) -> None:
+    assert_ranks_agree(tmp_path, FEW)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3000)
+def test_gradients_of_every_family_do_not_depend_on_ranks(tmp_path: Path) -> None:
+    assert_ranks_agree(tmp_path, list(FAMILIES))

@@ -1,0 +1,188 @@
+"""Who answers the requests of a protocol: models behind OpenAI-compatible endpoints, and scripts.
+
+Game = await hold(play, choose)     players that wait for a network; `choose` says who gets a request
+result = rehearse(play, script)     a function of the request; thousands of games a second
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+import random
+from collections.abc import Callable
+from typing import Any, Generic, Protocol
+
+import httpx
+import msgspec
+
+from shared.chat_endpoint import FAILURES, ApiEndpoint, HttpStatus
+from verify.oversight.question import Ask, Play, Result, Said
+
+AGAIN = {408, 425, 429, 500, 502, 503, 504}
+FIRST_WAIT_S, MOST_WAIT_S = 0.5, 30.0
+MAX_REPLY_BYTES = 16 << 20
+SEEDS = 1 << 31
+TOP = 20
+"""log-probs of so many tokens are asked for with a verdict"""
+
+
+class Player(Protocol):
+    """Answers requests."""
+
+    async def say(self, ask: Ask, seed: int) -> list[Said]:
+        """Return `ask.samples` replies, at least one. Raises one of shared.chat_endpoint.FAILURES."""
+
+
+class Game(msgspec.Struct, Generic[Result]):
+    """The outcome of a protocol, and what it took."""
+
+    result: Result
+    tokens: int = 0
+    """sampled by all players"""
+    prompt_tokens: int = 0
+    calls: int = 0
+
+
+async def hold(play: Play[Result], choose: Callable[[Ask], Player], seed: str = "") -> Game[Result]:
+    """Run a protocol with players. seed: of every request's own seed. Raises what the players raise."""
+    game: Game[Any] = Game(None)
+    asks = next(play)
+    while True:
+        seeds = [_seed(f"{seed}\0{game.calls + place}") for place in range(len(asks))]
+        replies = await asyncio.gather(*(choose(ask).say(ask, own) for ask, own in zip(asks, seeds, strict=True)))
+        game.calls += len(asks)
+        game.tokens += sum(said.tokens for one in replies for said in one)
+        game.prompt_tokens += sum(one[0].prompt_tokens for one in replies)
+        try:
+            asks = play.send(list(replies))
+        except StopIteration as end:
+            game.result = end.value
+            return game
+
+
+def rehearse(play: Play[Result], script: Callable[[Ask], str]) -> Result:
+    """Run a protocol in which `script` answers everything; a best-of request gets its answer once."""
+    asks = next(play)
+    while True:
+        try:
+            asks = play.send([[Said(script(ask))] for ask in asks])
+        except StopIteration as end:
+            result: Result = end.value
+            return result
+
+
+def _seed(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") % SEEDS
+
+
+class ModelPlayer(ApiEndpoint):
+    """A model behind an OpenAI-compatible endpoint."""
+
+    def __init__(
+        self, url: str, model: str, headers: dict[str, str], deadline_s: float, *, concurrent: int, tries: int,
+        temperature: float, max_tokens: int,
+    ):  # fmt: skip
+        """temperature, max_tokens: of sampled replies; greedy ones are at most max_tokens long, too."""
+        super().__init__(url, model, headers, deadline_s, concurrent)
+        self.tries, self.temperature, self.max_tokens = tries, temperature, max_tokens
+
+    async def say(self, ask: Ask, seed: int) -> list[Said]:
+        """Return the replies; busy servers are asked again. Raises one of FAILURES."""
+        body: dict[str, Any] = {
+            "model": self.model, "messages": ask.messages, "max_tokens": self.max_tokens, "seed": seed,
+            "temperature": 0.0 if ask.greedy else self.temperature, "n": ask.samples,
+        }  # fmt: skip
+        if ask.purpose == "verdict" and ask.greedy:
+            body |= {"logprobs": True, "top_logprobs": TOP}
+        async with self.free():
+            for number in range(1, self.tries + 1):
+                try:
+                    async with asyncio.timeout(self.deadline_s):
+                        data = await self.request("POST", f"{self.url}/chat/completions", body, MAX_REPLY_BYTES)
+                    return read_replies(data)
+                except (TimeoutError, *FAILURES) as error:
+                    final = isinstance(error, HttpStatus) and error.code not in AGAIN
+                    if isinstance(error, HttpStatus) and error.code == 400 and "logprobs" in body:
+                        body = {name: value for name, value in body.items() if "logprobs" not in name}
+                    elif final or number == self.tries:
+                        late = httpx.ReadTimeout(f"no reply in {self.deadline_s:g} s")
+                        raise (late if isinstance(error, TimeoutError) else error) from None
+                    await asyncio.sleep(min(FIRST_WAIT_S * 2 ** (number - 1), MOST_WAIT_S) * random.uniform(0.5, 1.0))
+        raise ValueError("no reply: tries must be at least 1")
+
+
+class _Token(msgspec.Struct):
+    token: str
+    logprob: float
+
+
+class _Place(_Token):
+    top_logprobs: list[_Token] = []
+
+
+class _Logprobs(msgspec.Struct):
+    content: list[_Place] | None = None
+
+
+class _Message(msgspec.Struct):
+    content: str | list[dict[str, Any]] | None = None
+
+
+class _Choice(msgspec.Struct):
+    message: _Message
+    logprobs: _Logprobs | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+
+
+class _Completion(msgspec.Struct):
+    choices: list[_Choice]
+    usage: _Usage | None = None
+
+
+def read_replies(data: bytes) -> list[Said]:
+    """Return the replies of a response of /chat/completions. Raises ValueError if it holds none.
+
+    Without a count of tokens a reply counts a token for every four characters, begun ones included.
+    """
+    try:
+        found = msgspec.json.decode(data, type=_Completion)
+    except msgspec.DecodeError as error:
+        raise ValueError(f"no chat completion: {error}") from None
+    if not found.choices:
+        raise ValueError("a response without choices")
+    texts = [_text(choice.message.content) for choice in found.choices]
+    usage = found.usage or _Usage()
+    lengths = [-(-len(text) // 4) for text in texts]
+    total = sum(lengths) if usage.completion_tokens is None else usage.completion_tokens
+    return [
+        Said(
+            text, probability_of_first(choice.logprobs.content or []) if choice.logprobs else None,
+            total * (place + 1) // len(texts) - total * place // len(texts), usage.prompt_tokens or 0,
+        )
+        for place, (text, choice) in enumerate(zip(texts, found.choices, strict=True))
+    ]  # fmt: skip
+
+
+def _text(content: str | list[dict[str, Any]] | None) -> str:
+    """Return the text of a message; chunks that are no text, such as reasoning, are left out."""
+    if isinstance(content, list):
+        return "".join(str(part.get("text", "")) for part in content if part.get("type") == "text")
+    return content or ""
+
+
+def probability_of_first(places: list[_Place]) -> float | None:
+    """Return p(1) / (p(1) + p(2)) at the last token that is one of them; None if there is none."""
+    for place in reversed(places):
+        if place.token.strip(" <>*:\n") in ("1", "2"):
+            weights = {"1": 0.0, "2": 0.0}
+            for one in place.top_logprobs or [place]:
+                if (name := one.token.strip(" <>*:\n")) in weights:
+                    weights[name] += math.exp(min(one.logprob, 0.0))
+            total = weights["1"] + weights["2"]
+            return weights["1"] / total if total else None
+    return None
