@@ -147,4 +147,4 @@ def check(model: Path, adapter: Path | None, prompt: list[int], ids: list[int], 
     decoder.load_state_dict(dict(merged_weights(model, matrices, 8.0 / 3)))
     with torch.no_grad():
         expected = decoder.float()(pack_from([prompt + ids], [len(prompt)]))[0]
-    torch.testing.assert_close(torch.tensor(logprobs), expected, rtol=0, atol=1e-4)
+    torch.testing.assert_close(torch.tensor(logprobs), expected, rtol=0, atol=1e-3)  # other adapters: whole nats

@@ -192,8 +192,15 @@ class WorkerScene:
         saved.mkdir(exist_ok=True)
         beside = request(LOAD_FROZEN, str(began), "reference")
         publish = request(TrainerRank.publish, 2, probe=PROBE)
+
+        def once_there(replies: Replies) -> CallRequest[Any]:
+            """The first rank writes: a controller would wait for its answer."""
+            while not began.is_dir():
+                time.sleep(0.01)
+            return beside
+
         first = [
-            request(LOAD, model), request(EXPORT_ADAPTER, str(began)), beside, train, STEP, train, STEP, publish,
+            request(LOAD, model), request(EXPORT_ADAPTER, str(began)), once_there, train, STEP, train, STEP, publish,
             request(SAVE, str(saved), 0), request(EXPORT, str(merged)), request(EXPORT_ADAPTER, str(alone)), train,
             request(MOVE, 1.0), train, STOP,
         ]  # fmt: skip
