@@ -42,12 +42,12 @@ class ReasoningItem(RequestPart):
     """Reasoning of an earlier turn, for models that were trained on whole histories."""
 
     type: Literal["reasoning"]
-    content: Any = None
+    content: Items[dict[str, Any]] | None = None
 
     @property
     def text(self) -> str:
         """Its text; "" where it has none that can be read."""
-        parts = [part.get("text") for part in self.content or () if isinstance(part, dict)]
+        parts = [part.get("text") for part in self.content or ()]
         return "".join(part for part in parts if isinstance(part, str))
 
 
