@@ -14,6 +14,7 @@ import pytest
 from environments.environment import Environment, Observation, made
 from environments.mcp_tools import Mcp
 from environments.openenv import OpenEnv
+from shared.sections import RewardWeights
 from shared.tool_calls import call_text
 from shared.types import Problem
 from tests.environments.agents import action, agent, grade, play
@@ -43,7 +44,7 @@ def act(kind: type[Environment], name: str, options: dict[str, Any], *turns: str
     """The observations of an episode in another environment."""
 
     async def scene() -> list[Observation]:
-        one = made(kind, name, options, grade)
+        one = made(kind, name, options, grade, RewardWeights())
         try:
             async with asyncio.timeout(100):
                 seen = [await one.reset(Problem("p", "Find the number.", "5"), 7)]

@@ -269,4 +269,4 @@ def test_markdown_code_and_formulas(serve: Serve, visit: Visit) -> None:
 def test_the_reference_is_shown_without_help_from_elsewhere(serve: Serve, visit: Visit) -> None:
     visitor = visit(serve("x"), home="/docs")
     visitor.page.get_by_text("/v1/chat/completions", exact=True).first.click()
-    expect(visitor.page.get_by_role("button", name="Execute")).to_be_visible()
+    expect(visitor.page.get_by_role("button", name="Execute", exact=True)).to_be_visible()

@@ -113,4 +113,4 @@ def test_a_quantised_checkpoint_is_served_as_it_is(tmp_path: Path) -> None:
     (quantised / "config.json").write_text(json.dumps({**config, "quantization_config": QUANTISED}))
     expected, found = asyncio.run(logprobs(plain)), asyncio.run(logprobs(quantised))
     differences = [abs(one - other) for one, other in zip(expected, found, strict=True)]
-    assert 0 < max(differences) < 0.2
+    assert 0 < max(differences) < 0.3

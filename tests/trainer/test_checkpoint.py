@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from shared import settings_file
 from shared.config import Config
@@ -125,6 +125,7 @@ def test_an_export_of_a_version_that_was_made_again_is_written_again(tmp_path: P
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text('{"model_type": "llama"}')
+    save_file({}, model / "model.safetensors")
     (model / "tokenizer.json").write_text("{}")
 
     def exported() -> float:
@@ -152,6 +153,7 @@ def test_the_command_exports_the_newest_that_is_whole(tmp_path: Path, capsys: py
     )
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text('{"model_type": "llama"}')
+    save_file({}, tmp_path / "model" / "model.safetensors")
     (tmp_path / "model" / "tokenizer.json").write_text("{}")
     save(config.run_dir, 1)
     (save(config.run_dir, 2) / "manifest.json").unlink()

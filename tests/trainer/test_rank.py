@@ -213,7 +213,7 @@ def test_a_reference_that_moved_is_gathered_before_a_disk_can_fail(
     rank: Any = SimpleNamespace(
         auxiliary=SimpleNamespace(reference=object(), values=None), rank=1, world=2, decoder=None, optimiser=None,
         objective=read_objective({"kl": 0.1, "reference": "average"}), writer=None,
-        write_model=lambda *_: done.append("gather"),
+        write_reference=lambda *_: done.append("gather"),
     )  # fmt: skip
     with pytest.raises(CheckpointError, match="no space left"):
         TrainerRank.save(rank, str(tmp_path), 1)
