@@ -278,7 +278,8 @@ class PromptRenderer:
         turns = [{"role": "system", "content": system}] if system else []
         if self.whole:
             said = [message for message in messages if message.role not in ("system", "developer")]
-            return self._whole(turns, said, f"\n\n{language_request(code)}" if code and self.system == POLICY else "")
+            request = f"\n\n{language_request(code)}" if code and self.system == POLICY else ""
+            return self._whole(turns, said, request, quoted)
         of_tools = False
         for message in messages:
             made = [call.function for call in message.tool_calls or []]
@@ -299,9 +300,12 @@ class PromptRenderer:
             turns[-1]["content"] += f"\n\n{language_request(code)}"
         return quoted.encode(self.chat, self.chat.render_turns(turns))
 
-    def _whole(self, turns: list[dict[str, str]], messages: Sequence[ChatMessage], request: str) -> list[int]:
+    def _whole(
+        self, turns: list[dict[str, str]], messages: Sequence[ChatMessage], request: str, quoted: QuotedTexts
+    ) -> list[int]:
         """The [prompt_tokens] of an episode in training: the turns of the assistant as it wrote them, and between two
-        what the template puts there (`Chat.bridge`). turns: the system's. request: added to the last user turn."""
+        what the template puts there (`Chat.bridge`). turns: the system's, its texts `quoted`. request: added to the
+        last user turn."""
         if not messages or messages[0].role == "assistant":
             raise ModelError("the first turn is not the assistant's")
         ids, between = list[int](), list[tuple[str, str]]()
@@ -310,16 +314,17 @@ class PromptRenderer:
                 last = place == len(messages) - 1 and message.role == "user"
                 between.append((message.role, message.text + (request if last else "")))
                 continue
-            ids += self._between(ids, turns, between)
+            ids += self._between(ids, turns, between, quoted)
             ids += [*self._turn(message), self.chat.eos_id]
             between = []
-        return ids + self._between(ids, turns, between)
+        return ids + self._between(ids, turns, between, quoted)
 
-    def _between(self, ids: list[int], turns: list[dict[str, str]], between: list[tuple[str, str]]) -> list[int]:
+    def _between(
+        self, ids: list[int], turns: list[dict[str, str]], between: list[tuple[str, str]], quoted: QuotedTexts
+    ) -> list[int]:
         """The tokens of messages up to where the assistant begins; with no ids before them, those of the prompt."""
         if ids:
             return self.chat.bridge(between)
-        quoted = QuotedTexts(self._control)
         first = [{"role": "user", "content": quoted.quote(text)} for _, text in between]
         return quoted.encode(self.chat, self.chat.render_turns(turns + first))
 

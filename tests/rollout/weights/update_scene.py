@@ -91,6 +91,12 @@ class FaultyLoader(cpu.CpuWeightLoader):
             super()._exchange(target, linear)
 
 
+def packs(dtype: torch.dtype) -> bool:
+    """Whether vLLM packs linears of this type on this processor (bfloat16 wants AVX-512): else they multiply with the
+    plain weight, and there is no packed copy to leave out."""
+    return cpu.pack(torch.zeros(64, 64, dtype=dtype)).__closure__ is not None
+
+
 def rank_rows(count: int, rank: int) -> slice:
     """A trainer rank's rows of a tensor, as FSDP2 cuts it."""
     share = -(-count // RANKS)
