@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from benchmarks.peak import wait
+from shared.model import lora
 from shared.model.config import DecoderConfig
 from shared.model.implementation import make_model, read_shape
 from shared.sections import Optimiser
@@ -122,10 +123,10 @@ class Rank:
 
     def __init__(
         self, config: DecoderConfig, compute_dtype: str, mesh: DeviceMesh, place: torch.device, recompute: int = 0,
-        described: Mapping[str, Any] | None = None,
+        described: Mapping[str, Any] | None = None, adapters: int = 0,
     ):  # fmt: skip
         """compute_dtype: "float32" or "bfloat16". recompute: layers that are computed twice. described: content of
-        config.json, of a model that the module of transformers is to train."""
+        config.json, of a model that the module of transformers is to train. adapters: their rank, 0 for all weights."""
         gc.collect()  # an earlier one: sharded models hold themselves in circles
         settings = Optimiser.model_validate({"compute_dtype": compute_dtype})
         self.mesh, self.device = mesh, place
@@ -133,6 +134,8 @@ class Rank:
         with torch.device("meta"):
             shape = config if described is None else read_shape(described, "transformers")
             self.decoder = make_model(shape, described or {}, recompute)
+            if adapters:
+                lora.attach(self.decoder, adapters, 2.0 * adapters)
         fsdp.shard(self.decoder, mesh, getattr(torch, compute_dtype))
         fsdp.materialise(self.decoder, place)
         self.fill()

@@ -66,6 +66,8 @@ ITEMS = (
     Item("packing", "trainer", 60, "packed sequences against each alone"),
     Item("adamw_step", "trainer", 45, "AdamW against float64, and its time beside memcpy"),
     Item("transfer", "trainer", 60, "an update written for the engines, and read by another process"),
+    Item("adapters", "trainer", 60, "gradients of low-rank adapters, and their step beside that of all weights"),
+    Item("families", "trainer", 90, "models that the module of transformers trains, where it is installed"),
     Item("step_small", "trainer", 90, "step of a Qwen3 0.6B: MFU by tokens, with and without recomputation"),
     Item("step_middle", "trainer", 90, "step of a Qwen3 1.7B"),
     Item("step_large", "trainer", 90, "step of a Llama 3.1 8B, as many of its layers as fit"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import math
 import multiprocessing
 import statistics
@@ -15,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks import head_memory
-from benchmarks.figures import Figure
+from benchmarks.figures import Figure, NotMeasured
 from benchmarks.gpu_check.place import COPY, MATMUL, Where
 from benchmarks.peak import Peak
 from benchmarks.step import Rank, alone, draw, make_sequences, micro_batches, token_count, work
@@ -25,9 +26,12 @@ from rollout.weights.checksum import checksum_rows
 from rollout.weights.cuda_ipc import DeviceShard, import_handle
 from rollout.weights.layout import read_layout
 from rollout.weights.shm import open_buffer
+from shared.model import lora
 from shared.model.attention import attend, plan_attention
 from shared.model.config import DecoderConfig
 from shared.model.decoder import Decoder
+from shared.model.implementation import make_model, read_shape
+from shared.model.language_model import LanguageModel
 from shared.model.logprobs import chunked_logprobs
 from shared.types import MicroBatch, TrainSequence
 from trainer import fsdp, memory, optimiser
@@ -93,29 +97,153 @@ def backward_exactly(model: Decoder, batches: Sequence[MicroBatch], objective: O
         logprobs.backward(rounded.grad.double())
 
 
+def some_batches(where: Where, vocabulary: int) -> list[MicroBatch]:
+    """Two micro-batches of long and short sequences, some of which share their prompt."""
+    long = where.size(1500, 90)
+    shared = make_sequences([long // 2] * 4, vocabulary, long // 4, 4, one_prompt=True)
+    apart = make_sequences([long, 70, 33, 20], vocabulary, 16)
+    return [MicroBatch([*shared, *apart]), MicroBatch(make_sequences([50, 41], vocabulary, 9))]
+
+
+def exact_copy(rank: Rank, model: Decoder) -> Decoder:
+    """Give a decoder on the CPU the rank's values, in float64."""
+    exact = model.double()
+    with torch.no_grad():
+        for one, other in zip(exact.parameters(), rank.decoder.parameters(), strict=True):
+            one.copy_(fsdp.local(other))
+    return exact
+
+
+@torch.no_grad()
+def score_first(model: LanguageModel, batches: list[MicroBatch]) -> None:
+    """Let the model have sampled the sequences: then no ratio is near a bound of the objective, where a rounding would
+    take a token out of the loss or put it in."""
+    for batch in batches:
+        logprobs = model(pack_sequences(batch.sequences, torch.device("cpu")))[0]
+        counts = [sequence.loss_tokens for sequence in batch.sequences]
+        for sequence, own in zip(batch.sequences, logprobs.split(counts), strict=True):
+            sequence.columns["behaviour"] = own.tolist()
+
+
+def compare(name: str, rank: Rank, exact: Decoder, batches: list[MicroBatch], limit: float) -> Iterator[Figure]:
+    """Yield how far a step's gradients are from those of float64."""
+    objective = read_objective({})
+    score_first(exact, batches)
+    forward_backward(rank.decoder, batches, 1.0, objective)
+    backward_exactly(exact, batches, objective)
+    found, truth = gradients_of(rank.decoder), gradients_of(exact)
+    fsdp.reshard(rank.decoder)
+    far = max(distance([a], [b]) for a, b in zip(found, truth, strict=True))
+    yield Figure(f"{name}: distance from float64", [distance(found, truth)], "", "their norm", "lower", limit)
+    yield Figure(f"{name}: the farthest tensor", [far], "", "its norm", "lower", 4 * limit)
+
+
 def gradients(where: Where) -> Iterator[Figure]:
     """A whole step's gradients, through the trainer's own objective."""
-    long = where.size(1500, 90)
-    shared = make_sequences([long // 2] * 4, GRADIENTS.vocab_size, long // 4, 4, one_prompt=True)
-    apart = make_sequences([long, 70, 33, 20], GRADIENTS.vocab_size, 16)
-    batches = [MicroBatch([*shared, *apart]), MicroBatch(make_sequences([50, 41], GRADIENTS.vocab_size, 9))]
-    objective = read_objective({})
+    batches = some_batches(where, GRADIENTS.vocab_size)
     with alone(where.device) as mesh:
         for dtype in ("bfloat16", "float32"):
             rank = Rank(GRADIENTS, dtype, mesh, where.device)
-            exact = Decoder(GRADIENTS, attention="bmm").double()
-            with torch.no_grad():
-                for one, other in zip(exact.parameters(), rank.decoder.parameters(), strict=True):
-                    one.copy_(fsdp.local(other))
-            forward_backward(rank.decoder, batches, 1.0, objective)
-            backward_exactly(exact, batches, objective)
-            found, truth = gradients_of(rank.decoder), gradients_of(exact)
-            fsdp.reshard(rank.decoder)
-            far = max(distance([a], [b]) for a, b in zip(found, truth, strict=True))
-            yield Figure(f"gradients in {dtype}: distance from float64", [distance(found, truth)], "",
-                         "their norm", "lower", FAR[dtype])  # fmt: skip
-            yield Figure(f"gradients in {dtype}: the farthest tensor", [far], "", "its norm", "lower", 4 * FAR[dtype])
+            exact = exact_copy(rank, Decoder(GRADIENTS, attention="bmm"))
+            yield from compare(f"gradients in {dtype}", rank, exact, batches, FAR[dtype])
             del rank, exact
+
+
+def adapters(where: Where) -> Iterator[Figure]:
+    """Gradients of low-rank adapters, and their step beside that of all weights: one of 8,192 packed tokens."""
+    batches = some_batches(where, GRADIENTS.vocab_size)
+    config = where.size(MODELS["0.6b"], GRADIENTS)
+    length, count = where.size((1024, 8), (32, 2))
+    together = micro_batches(make_sequences([length] * count, config.vocab_size, length // 4), length * count)
+    with alone(where.device) as mesh:
+        for dtype in ("bfloat16", "float32"):
+            rank = Rank(GRADIENTS, dtype, mesh, where.device, adapters=8)
+            exact = Decoder(GRADIENTS, attention="bmm")
+            lora.attach(exact, 8, 16.0)
+            yield from compare(f"adapters' gradients in {dtype}", rank, exact_copy(rank, exact), batches, FAR[dtype])
+            del rank, exact
+        seconds, peaks = [], []
+        for rank_of in (0, 16):
+            rank = Rank(config, "bfloat16", mesh, where.device, adapters=rank_of)
+            if where.on_card:
+                torch.cuda.reset_peak_memory_stats()
+            rank.step(together)
+            seconds.append(statistics.median(rank.step(together) for _ in range(3)))
+            peaks.append(torch.cuda.max_memory_allocated() if where.on_card else 0)
+            del rank
+    yield Figure(f"step of {length * count:,} tokens with adapters of rank 16: time", [seconds[1] / seconds[0]], "",
+                 "that of all weights")  # fmt: skip
+    if where.on_card:
+        yield Figure("step with adapters: largest memory", [peaks[1] / peaks[0]], "", "that of all weights")
+
+
+def described(name: str, **more: Any) -> dict[str, Any]:
+    """The config.json of a small model that the module of transformers trains."""
+    return {
+        "model_type": name, "vocab_size": 512, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 3,
+        "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 8192,
+        "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "tie_word_embeddings": False, **more,
+    }  # fmt: skip
+
+
+EXPERTS = {"num_experts": 8, "num_local_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 256}
+WINDOWS = {"sliding_window": 128, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+FAMILIES = {
+    "phi4": described("phi3", partial_rotary_factor=0.75),
+    "gemma3": described("gemma3_text", **WINDOWS, query_pre_attn_scalar=64),
+    "qwen3 moe": described("qwen3_moe", norm_topk_prob=True, **EXPERTS),
+    "gpt-oss": described("gpt_oss", **WINDOWS, **EXPERTS),
+}
+"""partial rotation, windows, experts, windows with sinks and experts"""
+
+
+def families(where: Where) -> Iterator[Figure]:
+    """Models that the module of transformers trains: gradients beside those of a CPU in float32, and a step of 8,192
+    packed tokens beside that of our own decoder."""
+    if importlib.util.find_spec("transformers") is None:
+        raise NotMeasured("transformers is not installed")
+    objective = read_objective({})
+    with alone(where.device) as mesh:
+        for family, config in FAMILIES.items():
+            shape = read_shape(config, "transformers")
+            batches = some_batches(where, shape.vocab_size)
+            for dtype in ("bfloat16", "float32"):
+                rank = Rank(shape, dtype, mesh, where.device, described=config)
+                exact = make_model(shape, config)
+                with torch.no_grad():
+                    for one, other in zip(exact.parameters(), rank.decoder.parameters(), strict=True):
+                        one.copy_(fsdp.local(other))
+                score_first(exact, batches)
+                found = []
+                for model in (rank.decoder, exact):
+                    forward_backward(model, batches, 1.0, objective)
+                    found.append(gradients_of(model))
+                fsdp.reshard(rank.decoder)
+                # bfloat16 sends tokens to other experts and sharpens no two families' scores alike: told, not limited
+                yield Figure(f"{family}, gradients in {dtype}: distance from a CPU's in float32", [distance(*found)],
+                             "", "their norm", "lower", FAR[dtype] if dtype == "float32" else None)  # fmt: skip
+                del rank, exact, found
+        config = where.size(MODELS["0.6b"], GRADIENTS)
+        length, count = where.size((1024, 8), (32, 2))
+        together = micro_batches(make_sequences([length] * count, config.vocab_size, length // 4), length * count)
+        seconds = []
+        for theirs in (False, True):
+            rank = Rank(config, "bfloat16", mesh, where.device, described=as_qwen3(config) if theirs else None)
+            rank.step(together)
+            seconds.append(statistics.median(rank.step(together) for _ in range(3)))
+            del rank
+    yield Figure(f"step of {length * count:,} tokens through the module of transformers: speed",
+                 [seconds[0] / seconds[1]], "", "our own decoder", "higher", 0.8 if where.on_card else None)  # fmt: skip
+
+
+def as_qwen3(config: DecoderConfig) -> dict[str, Any]:
+    """The config.json of that shape."""
+    return described(
+        "qwen3", vocab_size=config.vocab_size, hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size, num_hidden_layers=config.layers, num_attention_heads=config.heads,
+        num_key_value_heads=config.key_heads, head_dim=config.head_dim, tie_word_embeddings=config.tied,
+        rms_norm_eps=config.norm_epsilon, use_sliding_window=False,
+    )  # fmt: skip
 
 
 def attention(where: Where) -> Iterator[Figure]:
