@@ -233,7 +233,8 @@ def families(where: Where) -> Iterator[Figure]:
             seconds.append(statistics.median(rank.step(together) for _ in range(3)))
             del rank
     yield Figure(f"step of {length * count:,} tokens through the module of transformers: speed",
-                 [seconds[0] / seconds[1]], "", "our own decoder", "higher", 0.8 if where.on_card else None)  # fmt: skip
+                 [seconds[0] / seconds[1]], "", "our own decoder", "higher",
+                 0.8 if where.on_card else None)  # fmt: skip
 
 
 def as_qwen3(config: DecoderConfig) -> dict[str, Any]:
