@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from shared.errors import ModelError
-from shared.model import cpu_decoder
+from shared.model import fused_layers
 from shared.model.attention import AttentionPlan, attend, plan_attention
 from shared.model.config import DecoderConfig
-from shared.model.fused_layers import gated_down, rms_norm
+from shared.model.fused_layers import gated_down, gated_product, rms_norm
 from shared.model.language_model import LanguageModel
 from shared.model.lora import LoraLinear
 from shared.model.packing import PackedBatch, pack
@@ -62,8 +62,8 @@ def linear(x: Tensor, layer: nn.Linear) -> Tensor:
 
 def project(x: Tensor, norm: RMSNorm, *layers: nn.Linear) -> Tensor:
     """Several projections of one normed input, side by side: x [tokens, in] -> [tokens, sum of outs]."""
-    if x.device.type == "cpu" and not any(isinstance(layer, LoraLinear) for layer in layers):
-        return cpu_decoder.project(x, norm.weight, norm.epsilon, layers)
+    if not any(isinstance(layer, LoraLinear) for layer in layers):
+        return fused_layers.project(x, norm.weight, norm.epsilon, layers)
     normed = norm(x)
     return torch.cat([linear(normed, layer) for layer in layers], -1)
 
@@ -109,8 +109,7 @@ class MLP(nn.Module):
         """[tokens, hidden], normed by `norm` first -> [tokens, hidden]."""
         joined = project(x, norm, self.gate_proj, self.up_proj)
         if isinstance(self.down_proj, LoraLinear):
-            gate, up = joined.chunk(2, -1)
-            return self.down_proj.forward(F.silu(gate) * up)
+            return self.down_proj.forward(gated_product(joined))
         return gated_down(joined, self.down_proj.weight, self.down_proj.bias)
 
 

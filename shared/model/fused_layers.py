@@ -2,15 +2,55 @@
 
 Same formulas, same rounding forward; what costs little to compute again is not kept for the backward pass. Weights may
 be of a wider type than the input: they are rounded to its type for each product, and that copy is not kept either.
+
+On a GPU, what lies between two products is compiled into a kernel or two (`fuse`): eager, each operation would read
+and write all of its memory.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+
+FUSED_ON = {"cuda"}
+"""types of devices on which `fuse` compiles"""
+VARIANTS = 64
+"""of a function that are compiled: for other widths and types, and for parts of a tensor"""
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def fuse(function: Function) -> Function:
+    """Compile a function of tensors at its first call on a GPU, for any number of rows; elsewhere it runs as it stands.
+
+    The first argument's dimension 0 counts the rows, as it does of every tensor with more than one dimension. Rounding
+    is that of the function as it stands.
+    """
+
+    @functools.cache
+    def compiled() -> Callable[..., Any]:
+        from torch._dynamo import config  # a second and many megabytes: not before it is needed
+        from torch._inductor import config as inductor
+
+        config.recompile_limit = max(config.recompile_limit, VARIANTS)
+        inductor.compile_threads = 1  # such small kernels need no pool of processes
+        return torch.compile(function, options={"emulate_precision_casts": True})
+
+    @functools.wraps(function)
+    def call(*arguments: Any) -> Any:
+        if arguments[0].device.type not in FUSED_ON or len(arguments[0]) < 2:  # 0 and 1 would be compiled apart
+            return function(*arguments)
+        for argument in arguments:
+            if isinstance(argument, Tensor) and argument.dim() > 1:
+                torch._dynamo.maybe_mark_dynamic(argument, 0)
+        return compiled()(*arguments)
+
+    return call  # type: ignore[return-value]
 
 
 def inverse_rms(x: Tensor, epsilon: float) -> Tensor:
@@ -33,20 +73,41 @@ def full_precision(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 
+@fuse
+def _norm(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    """(the norm of x in its type, inverse_rms of x)."""
+    full = full_precision(x)
+    inverse = inverse_rms(full, epsilon)
+    return (full * inverse).to(x.dtype).mul_(weight), inverse
+
+
+@fuse
+def _norm_backward(x: Tensor, weight: Tensor, inverse: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    """(d x, d weight) in their types."""
+    d_x, d_weight = norm_gradients(full_precision(x) * inverse, inverse, weight, full_precision(gradient))
+    return d_x.to(x.dtype), d_weight.to(weight.dtype)
+
+
+@fuse
+def _norm_backward_again(x: Tensor, weight: Tensor, inverse: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """`_norm_backward`, and the norm itself once more."""
+    unit = full_precision(x) * inverse
+    d_x, d_weight = norm_gradients(unit, inverse, weight, full_precision(gradient))
+    normed = unit.mul_(weight) if unit.dtype == x.dtype else unit.to(x.dtype).mul_(weight)
+    return d_x.to(x.dtype), d_weight.to(weight.dtype), normed
+
+
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        full = full_precision(x)
-        inverse = inverse_rms(full, epsilon)
+        normed, inverse = _norm(x, weight, epsilon)
         ctx.save_for_backward(x, weight, inverse)
-        normed: Tensor = (full * inverse).to(x.dtype).mul_(weight)
         return normed
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
         x, weight, inverse = ctx.saved_tensors
-        d_x, d_weight = norm_gradients(full_precision(x) * inverse, inverse, weight, full_precision(gradient))
-        return d_x.to(x.dtype), d_weight.to(weight.dtype), None
+        return *_norm_backward(x, weight, inverse, gradient), None
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
@@ -58,24 +119,107 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     return normed
 
 
+def _join(weights: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    """[out_i, in] each -> [outs, in] in `dtype`."""
+    if weights[0].dtype == dtype:
+        return torch.cat(list(weights))
+    rows = [len(weight) for weight in weights]
+    joined = weights[0].new_empty(sum(rows), weights[0].shape[1], dtype=dtype)
+    for part, weight in zip(joined.split(rows), weights, strict=True):
+        part.copy_(weight)
+    return joined
+
+
+class _NormedLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: Tensor, epsilon: float, bias: Tensor | None, *weights: Tensor) -> Tensor:
+        normed, inverse = _norm(x, scale, epsilon)
+        ctx.save_for_backward(x, scale, inverse, *weights)
+        return F.linear(normed, _join(weights, x.dtype), bias)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, scale, inverse, *weights = ctx.saved_tensors
+        d_normed = gradient.mm(_join(weights, x.dtype))
+        d_bias = gradient.sum(0) if ctx.needs_input_grad[3] else None
+        if not any(ctx.needs_input_grad[4:]):  # frozen
+            return *_norm_backward(x, scale, inverse, d_normed), None, d_bias, *[None] * len(weights)
+        d_x, d_scale, normed = _norm_backward_again(x, scale, inverse, d_normed)
+        d_weights = gradient.t().mm(normed).to(weights[0].dtype).split([len(weight) for weight in weights])
+        return d_x, d_scale, None, d_bias, *d_weights
+
+
+def normed_linear(
+    x: Tensor, scale: Tensor, epsilon: float, weights: Sequence[Tensor], bias: Tensor | None = None
+) -> Tensor:
+    """rms_norm(x, scale, epsilon) cat(weights)^T + bias as one product.
+
+    x [tokens, in], scale [in], weights [out_i, in], bias [outs] -> [tokens, outs], outs being the sum of all out_i.
+    Only x is kept: its norm is computed again in the backward pass, which needs most of it anyway. The joined weight
+    lives only as long as its product.
+    """
+    bias = None if bias is None else bias.to(x.dtype)
+    projected: Tensor = _NormedLinear.apply(x, scale.to(x.dtype), epsilon, bias, *weights)
+    return projected
+
+
+def project(x: Tensor, scale: Tensor, epsilon: float, layers: Sequence[nn.Linear]) -> Tensor:
+    """`normed_linear` with the weights and biases of several layers: to join these costs less than to join results."""
+    bias = torch.cat([layer.bias for layer in layers]) if layers[0].bias is not None else None
+    return normed_linear(x, scale, epsilon, [layer.weight for layer in layers], bias)
+
+
+@fuse
+def _gated(joined: Tensor) -> Tensor:
+    """silu(gate) * up: joined [tokens, 2 inner], gate, then up -> [tokens, inner]."""
+    gate, up = joined.chunk(2, -1)
+    return F.silu(gate).mul_(up)
+
+
+@fuse
+def _gated_backward(joined: Tensor, d_product: Tensor) -> tuple[Tensor, Tensor]:
+    """(d joined, _gated(joined)), given the gradient of the latter, whose memory may be used."""
+    gate, up = joined.chunk(2, -1)
+    if torch.compiler.is_compiling():
+        acted = F.silu(gate)
+        d_gate = torch.ops.aten.silu_backward(d_product * up, gate)
+        return torch.cat([d_gate, d_product * acted], -1), acted * up
+    d_joined = torch.empty_like(joined)
+    d_gate, d_up = d_joined.chunk(2, -1)
+    acted = F.silu(gate)
+    torch.mul(d_product, acted, out=d_up)
+    torch.ops.aten.silu_backward.grad_input(d_product.mul_(up), gate, grad_input=d_gate)
+    return d_joined, acted.mul_(up)
+
+
+class _Gated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, joined: Tensor) -> Tensor:
+        ctx.save_for_backward(joined)
+        return _gated(joined)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return _gated_backward(ctx.saved_tensors[0], gradient.clone())[0]
+
+
+def gated_product(joined: Tensor) -> Tensor:
+    """silu(gate) * up, the product in SwiGLU by itself: joined [tokens, 2 inner], gate, then up -> [tokens, inner]."""
+    product: Tensor = _Gated.apply(joined)
+    return product
+
+
 class _GatedDown(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, joined: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(joined, weight)
-        gate, up = joined.chunk(2, -1)
-        return F.linear(F.silu(gate).mul_(up), weight.to(joined.dtype), bias)
+        return F.linear(_gated(joined), weight.to(joined.dtype), bias)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
         joined, weight = ctx.saved_tensors
-        gate, up = joined.chunk(2, -1)
-        d_joined = torch.empty_like(joined)
-        d_gate, d_up = d_joined.chunk(2, -1)
-        d_product = gradient.mm(weight.to(joined.dtype))
-        gated = F.silu(gate)
-        torch.mul(d_product, gated, out=d_up)
-        torch.ops.aten.silu_backward.grad_input(d_product.mul_(up), gate, grad_input=d_gate)
-        d_weight = gradient.t().mm(gated.mul_(up)).to(weight.dtype) if ctx.needs_input_grad[1] else None
+        d_joined, product = _gated_backward(joined, gradient.mm(weight.to(joined.dtype)))
+        d_weight = gradient.t().mm(product).to(weight.dtype) if ctx.needs_input_grad[1] else None
         return d_joined, d_weight, gradient.sum(0) if ctx.needs_input_grad[2] else None
 
 

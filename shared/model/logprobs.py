@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from shared.model.cpu import exact_products
+from shared.model.fused_layers import fuse
 
 
 class Tile(NamedTuple):
@@ -114,6 +115,55 @@ def _place(targets: Tensor, first: int, words: int) -> _Place:
     return _Place(column.where(inside, 0), inside)
 
 
+@fuse
+def _absorb(
+    logits: Tensor, column: Tensor, inside: Tensor, top: Tensor, total: Tensor, moment: Tensor, chosen: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Carry the sums over the vocabulary on by a tile of logits z [tokens, words], whose memory may be used.
+
+    top [tokens, 1]: the largest z so far; total, moment: sums of exp(z - top), and of (z - top) exp(z - top); chosen:
+    the target's z once its tile has come. Returns the four.
+    """
+    chosen = logits.gather(-1, column).where(inside, chosen)
+    highest = torch.maximum(top, logits.amax(-1, keepdim=True))
+    drop = top - highest
+    compiling = torch.compiler.is_compiling()
+    below = logits - highest if compiling else logits.sub_(highest)
+    odds = below.exp()
+    shrink = drop.exp()
+    weighted = below * odds if compiling else below.mul_(odds)
+    moment = (moment + drop * total) * shrink + weighted.sum(-1, keepdim=True)
+    total = total * shrink + odds.sum(-1, keepdim=True)
+    return highest, total, moment, chosen
+
+
+@fuse
+def _pull_logits(
+    logits: Tensor, column: Tensor, inside: Tensor, pull: Tensor, normaliser: Tensor, entropy: Tensor,
+    moving: Tensor | None, divisor: float, damped: float,
+) -> Tensor:  # fmt: skip
+    """The gradient of a tile of logits z [tokens, words], whose memory may be used, from that of the log-probs over T,
+    pull [tokens, 1], and of the entropy, moving [tokens, 1]:
+
+        d logp_t / d z = (onehot(t) - p) / T,     d H / d z = -p (log p + H) / T
+
+    damped: T over the cap of `HeadScale`, 0 for none: d cap tanh(z / cap) / d z = 1 - tanh(z / cap)^2.
+    """
+    compiling = torch.compiler.is_compiling()
+    damping = 1 - (logits * damped).square_() if damped else None
+    logprobs = logits - normaliser if compiling else logits.sub_(normaliser)
+    slope = -pull
+    if moving is not None:
+        slope = (logprobs + entropy).mul_(-moving / divisor).add_(slope)
+    d_logits = logprobs.exp_().mul_(slope)
+    if compiling:
+        hit = torch.arange(logits.shape[1], device=logits.device) == column
+        d_logits = d_logits + pull.where(inside & hit, 0)
+    else:
+        d_logits.scatter_add_(-1, column, pull.where(inside, 0))
+    return d_logits if damping is None else d_logits.mul_(damping)
+
+
 class _ChunkedLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -140,15 +190,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
                     words = _wide(weight[first : first + tile.words].to(hidden.dtype))
                     logits = _logits(rows, words, temperature, scale)
                     place = _place(aims, first, logits.shape[1])
-                    chosen = logits.gather(-1, place.column).where(place.inside, chosen)
-                    highest = torch.maximum(top, logits.amax(-1, keepdim=True))
-                    drop = top - highest
-                    below = logits.sub_(highest)
-                    odds = below.exp()
-                    shrink = drop.exp()
-                    moment = (moment + drop * total) * shrink + below.mul_(odds).sum(-1, keepdim=True)
-                    total = total * shrink + odds.sum(-1, keepdim=True)
-                    top = highest
+                    top, total, moment, chosen = _absorb(logits, *place, top, total, moment, chosen)
                 spread = total.log()
                 normaliser[part] = (top + spread)[:, 0]
                 logprobs[part] = (chosen - top - spread)[:, 0]
@@ -178,19 +220,11 @@ class _ChunkedLogprobs(torch.autograd.Function):
                 for first in range(0, len(weight), tile.words):
                     chunk = slice(first, first + tile.words)
                     words = _wide(weight[chunk].to(hidden.dtype))
-                    # d logp_t / d z = (onehot(t) - p) / T,     d H / d z = -p (log p + H) / T
                     logits = _logits(rows, words, temperature, scale)
-                    # d cap tanh(z / cap) / d z = 1 - tanh(z / cap)^2
-                    damping = 1 - (logits * (temperature / scale.cap)).square_() if scale.cap else None
-                    logprobs = logits.sub_(normaliser[part, None])
-                    slope = -pull
-                    if d_entropy is not None:
-                        slope = (logprobs + entropy[part, None]).mul_(-d_entropy[part, None] / divisor).add_(slope)
-                    d_logits = logprobs.exp_().mul_(slope)
-                    place = _place(aims, first, d_logits.shape[1])
-                    d_logits.scatter_add_(-1, place.column, pull.where(place.inside, 0))
-                    if damping is not None:
-                        d_logits.mul_(damping)
+                    moving = None if d_entropy is None else d_entropy[part, None]
+                    place = _place(aims, first, logits.shape[1])
+                    d_logits = _pull_logits(logits, *place, pull, normaliser[part, None], entropy[part, None], moving,
+                                            divisor, temperature / scale.cap if scale.cap else 0.0)  # fmt: skip
                     # inputs of the products in the weights' type (their rounding is that of every gradient below)
                     _add_product(d_rows, d_logits, words)
                     if d_weight is not None:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from shared.errors import ModelError
 from shared.model.config import ROPE_TYPES
+from shared.model.fused_layers import fuse
 
 
 def inverse_frequencies(head_dim: int, rope: dict[str, Any], max_positions: int) -> tuple[Tensor, float]:
@@ -94,6 +95,7 @@ class _Rotate(torch.autograd.Function):
         return _turn(gradient, cos, -sin, ctx.heads), None, None, None
 
 
+@fuse
 def _turn(x: Tensor, cos: Tensor, sin: Tensor, heads: int) -> Tensor:
     turned = x.contiguous().clone()
     first, second = x[:, :heads].chunk(2, -1)

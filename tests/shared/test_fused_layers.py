@@ -7,8 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shared.model.cpu_decoder import normed_linear
-from shared.model.fused_layers import gated_down, rms_norm
+from shared.model.fused_layers import gated_down, gated_product, normed_linear, rms_norm
 
 TOKENS, WIDTH, INNER = 7, 6, 5
 
@@ -42,6 +41,11 @@ CASES: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor], list[tuple[
     ),
     "gated": (gated_down, plain_down, [(TOKENS, 2 * INNER), (WIDTH, INNER)]),
     "gated with bias": (gated_down, plain_down, [(TOKENS, 2 * INNER), (WIDTH, INNER), (WIDTH,)]),
+    "gated product": (
+        gated_product,
+        lambda joined: plain_down(joined, torch.eye(INNER).double()),
+        [(TOKENS, 2 * INNER)],
+    ),
     "norm": (lambda x, w: rms_norm(x, w, 1e-5), plain_norm, [(TOKENS, WIDTH), (WIDTH,)]),
 }
 
