@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Sequence
 
 import torch
 
@@ -16,10 +17,12 @@ LARGE = (8192, 8192, 8192)
 class Peak:
     """FLOP/s of the fastest large matrix product in one type, with the threads in force."""
 
-    def __init__(self, dtype: torch.dtype, device: torch.device, repeats: int = 3):
-        """Tries every size and keeps the fastest."""
+    def __init__(
+        self, dtype: torch.dtype, device: torch.device, sizes: Sequence[tuple[int, int, int]] = SIZES, repeats: int = 3
+    ):
+        """Tries every size, on a GPU also LARGE, and keeps the fastest."""
         self.dtype, self.device = dtype, device
-        sizes = (*SIZES, LARGE) if device.type == "cuda" else SIZES
+        sizes = (*sizes, LARGE) if device.type == "cuda" else sizes
         found = {size: statistics.median(self._rates(size, repeats)) for size in sizes}
         self.size = max(found, key=lambda size: found[size])
 

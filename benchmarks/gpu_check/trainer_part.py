@@ -18,7 +18,7 @@ import torch.distributed as dist
 from benchmarks import head_memory
 from benchmarks.figures import Figure, NotMeasured
 from benchmarks.gpu_check.place import COPY, MATMUL, Where
-from benchmarks.peak import Peak
+from benchmarks.peak import SIZES, Peak
 from benchmarks.step import Rank, alone, draw, make_sequences, micro_batches, token_count, work
 from lab.plan.scenario import MODELS
 from rollout.weights import make_sender
@@ -26,7 +26,7 @@ from rollout.weights.checksum import checksum_rows
 from rollout.weights.cuda_ipc import DeviceShard, import_handle
 from rollout.weights.layout import read_layout
 from rollout.weights.shm import open_buffer
-from shared.model import lora
+from shared.model import fused_layers, lora
 from shared.model.attention import attend, plan_attention
 from shared.model.config import DecoderConfig
 from shared.model.decoder import Decoder
@@ -51,6 +51,8 @@ SAME = 2e-2
 """the same of packed sequences from each alone, both in bfloat16"""
 OPTIMISER_BYTES = 4 + 4 + 8 + 4 + 8
 """that AdamW moves for a parameter: weight, gradient, moments read; weight, moments written"""
+SMALL = ((256, 256, 256),)
+"""product of a try: a CPU may multiply bfloat16 slowly"""
 SHARE_OF_MEMORY = 0.6
 """of the card, for the states of the model of `step_large`"""
 READ_S = 40.0
@@ -58,7 +60,7 @@ READ_S = 40.0
 
 def peaks(where: Where) -> Iterator[Figure]:
     """Matrix products and copies."""
-    rate = Peak(torch.bfloat16, where.device).measure()
+    rate = Peak(torch.bfloat16, where.device, where.size(SIZES, SMALL), repeats=where.size(3, 1)).measure()
     yield Figure(MATMUL, [rate / 1e12], "TFLOP/s")
     if where.on_card and (sheet := peak_of(torch.cuda.get_device_name(where.device))):
         yield Figure(f"{MATMUL}: share", [rate / sheet], "%", "the data sheet's dense bfloat16 peak")
@@ -503,6 +505,28 @@ def one_step(
         yield Figure(f"{title}: MFU of this run", [flops / seconds / where.peak], "%", MATMUL)
     if where.on_card:
         yield Figure(f"{title}: memory", [torch.cuda.max_memory_allocated() / 2**30], "GiB")
+
+
+def fusion(where: Where) -> Iterator[Figure]:
+    """A step of Qwen3 1.7B with and without compiled kernels: 16,384 packed tokens."""
+    if not where.on_card:
+        raise NotMeasured("kernels are compiled for cards only")
+    config, length, count = where.size(MODELS["1.7b"], GRADIENTS), 1024, 16
+    together = micro_batches(make_sequences([length] * count, config.vocab_size, length // 4), length * count)
+    seconds = []
+    with alone(where.device) as mesh:
+        rank = Rank(config, "bfloat16", mesh, where.device)
+        for places in ({"cuda"}, set[str]()):
+            kept = fused_layers.FUSED_ON
+            fused_layers.FUSED_ON = places
+            try:
+                yield Figure(f"first step, {'compiled' if places else 'eager'}", [rank.step(together)], "s")
+                rank.step(together)
+                seconds.append(statistics.median(rank.step(together) for _ in range(3)))
+            finally:
+                fused_layers.FUSED_ON = kept
+    yield Figure(f"step of {length * count:,} tokens with compiled kernels: speed", [seconds[1] / seconds[0]], "",
+                 "each operation by itself", "higher", 1.2)  # fmt: skip
 
 
 def step_small(where: Where) -> Iterator[Figure]:

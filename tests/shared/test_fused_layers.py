@@ -6,8 +6,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._dynamo.utils import counters
 
+from shared.model import fused_layers
 from shared.model.fused_layers import gated_down, gated_product, normed_linear, rms_norm
+from shared.model.rope import rotate
 
 TOKENS, WIDTH, INNER = 7, 6, 5
 
@@ -137,3 +140,31 @@ def test_a_projection_does_not_keep_its_normed_input() -> None:
     x, scale, weights, inverse = 64 * 256, 256, 48 * 256, 64
     assert kept(CASES["normed"][0], *inputs) == x + scale + weights + inverse
     assert kept(IN_TWO["normed"], *inputs) >= 2 * x + scale + weights + inverse
+
+
+def all_of(given: list[Tensor]) -> list[Tensor]:
+    """Results and gradients of the parts of a layer."""
+    x, weight, matrix, joined, cos, sin = given
+    turned = rotate(rms_norm(x, weight, 1e-5), cos, sin, 2)
+    found = [turned, normed_linear(x.flatten(1), weight.repeat(3), 1e-5, [matrix]), gated_product(joined)]
+    pulled = sum((one.float().sin().sum() for one in found), torch.zeros((), device=x.device))
+    return [*found, *torch.autograd.grad(pulled, given[:4])]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_compiled_they_give_what_they_give_as_they_stand(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In bfloat16, as far from float64 as these; compiled once for all numbers of rows."""
+    for rows in (5, 9, 12):
+        shapes = (rows, 3, 8), (8,), (6, 24), (rows, 10), (rows, 1, 4), (rows, 1, 4)
+        given = [one.detach().to(device).requires_grad_() for one in leaves(torch.bfloat16, *shapes)]
+        monkeypatch.setattr(fused_layers, "FUSED_ON", {device})
+        compiled = all_of(given)
+        if rows == 5:
+            graphs = counters["stats"]["unique_graphs"]
+        monkeypatch.setattr(fused_layers, "FUSED_ON", set())
+        eager, exact = all_of(given), all_of([one.detach().double().requires_grad_() for one in given])
+        for one, other, truth in zip(compiled, eager, exact, strict=True):
+            far, usual = ((found.double() - truth).norm() / truth.norm() for found in (one, other))
+            assert far <= 1.5 * usual + 2e-3 < 0.05
+    assert counters["stats"]["unique_graphs"] == graphs > 0
