@@ -130,8 +130,8 @@ def gather_sources(config: Config) -> Sources:
         )
     if shape.family == "gpt_oss" and config.mode != "sft":
         raise ConfigError(
-            'mode = "rl": vLLM keeps the experts of gpt-oss in another layout than its checkpoints, so new weights cannot '
-            'be written into its engines: set mode = "sft", or take another model (docs/models.md)'
+            'mode = "rl": vLLM keeps the experts of gpt-oss in another layout than its checkpoints, so new weights '
+            'cannot be written into its engines: set mode = "sft", or take another model (docs/models.md)'
         )
     teacher, teacher_dir = objective_of(config), None
     if Need.TEACHER in needs(config) and not teacher.served_teacher:
