@@ -25,6 +25,8 @@ class Config(Section):
     evaluated on the way"""
     steps: int = Field(60, ge=0)
     """policy versions of reinforcement learning: batches trained, each with optimiser.minibatches optimiser steps"""
+    trackers: list[Literal["wandb", "tensorboard", "trackio", "mlflow"]] = []
+    """experiment trackers that get the metrics and some completions, e.g. ["wandb", "tensorboard"]; docs/trackers.md"""
     model: sections.Model = sections.Model()
     data: sections.Data = sections.Data()
     placement: sections.Placement = sections.Placement()

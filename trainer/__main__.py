@@ -107,12 +107,12 @@ def load(path: str, overrides: list[str]) -> Config:
     """The settings, with every reward they name known: a wrong name is told before anything starts."""
     from trainer.objectives.registry import complaints
     from trainer.sources import missing_settings
+    from trainer.trackers import not_installed
     from verify.plugins import choose
 
     wanted = [given for given in overrides if given not in (settings_file.ACCEPT_CHANGES, settings_file.DASHBOARD)]
-    config = settings_file.load(
-        path, wanted, lambda config: chain(missing_settings(config), complaints(config)), os.environ
-    )
+    checks = (missing_settings, complaints, not_installed)
+    config = settings_file.load(path, wanted, lambda config: chain.from_iterable(c(config) for c in checks), os.environ)
     choose(config.reward)
     return config
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 from verify.verifiers import known_domains
 
 FREE = (
-    "name", "runs_dir", "steps", "placement", "checkpoint", "evaluate", "sync", "deadlines",
+    "name", "runs_dir", "steps", "trackers", "placement", "checkpoint", "evaluate", "sync", "deadlines",
     # how the machine is used
     "rollout.max_sequences", "rollout.cache_bytes", "rollout.tensor_parallel", "rollout.transport",
     "rollout.max_restarts", "optimiser.activation_bytes", "optimiser.micro_batch_tokens",

@@ -1,0 +1,59 @@
+"""A launch with a tracker that is killed or stopped trains the same, bit for bit, as one without."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from shared.config import Config
+from tests.system.conftest import Start
+from tests.system.launch import Launch
+from trainer import trackers
+from trainer.trackers import not_installed
+
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
+SETTINGS = {"rollout__max_async_level": 0, "steps": 6, "evaluate__every": 0}
+MEASURED = ("time", "tokens/", "sync/", "memory/", "tflops", "mfu", "trackers/")
+"""beginnings of the names of what no two launches have in common"""
+
+
+def numbers(launch: Launch) -> list[dict[str, Any]]:
+    rows = [*launch.metrics(), *launch.metrics("evaluation")]
+    return [{name: value for name, value in row.items() if not name.startswith(MEASURED)} for row in rows]
+
+
+def tracker_process(launch: Launch) -> psutil.Process:
+    children = psutil.Process(launch.rank_pid(0)).children()
+    return next(child for child in children if "trainer.tracker_process" in child.cmdline())
+
+
+@pytest.fixture(scope="module")
+def without(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Launch:
+    launch = start(tmp_path_factory.mktemp("without"), **SETTINGS)
+    assert launch.wait() == 0, launch.output[-6000:]
+    return launch
+
+
+@pytest.mark.parametrize("harm", [None, signal.SIGKILL, signal.SIGSTOP])
+def test_a_tracker_changes_no_number_of_a_launch(
+    harm: signal.Signals | None, start: Start, without: Launch, tmp_path: Path
+) -> None:
+    if any(not_installed(Config(trackers=["tensorboard"]))):
+        pytest.skip('the extra "tensorboard" is not installed')
+    launch = start(tmp_path, **SETTINGS, trackers=["tensorboard"])
+    launch.until_step(2)
+    victim = tracker_process(launch)
+    if harm is not None:
+        os.kill(victim.pid, harm)
+    assert launch.wait(400 + trackers.END_S) == 0, launch.output[-6000:]
+    assert launch.survivors() == [] and not victim.is_running()
+    assert launch.losses() == without.losses() and len(set(launch.losses())) == 6
+    assert numbers(launch) == numbers(without)
+    dropped = launch.metrics()[-1]["trackers/dropped"]
+    assert dropped > 0 if harm == signal.SIGKILL else dropped == 0
+    assert launch.told("tracker tensorboard", "killed by signal 9") is (harm == signal.SIGKILL)
