@@ -66,7 +66,7 @@ class WandbRun:
         for variable, value in (("PROJECT", PROJECT), ("NAME", run.name), ("DIR", run.folder)):
             os.environ.setdefault(f"WANDB_{variable}", value)
         number, _ = kept_id(run, "wandb", random_id)
-        self.library, settings = wandb, wandb.Settings(console="off")
+        self.table, settings = wandb.Table, wandb.Settings(console="off")
         self.run = wandb.init(id=number, resume="allow", config=run.settings, settings=settings)
         self.known = {"samples"}
 
@@ -78,7 +78,7 @@ class WandbRun:
         self.run.log({axis: row["step"], **values})
 
     def samples(self, samples: TrackedSamples) -> None:
-        table = self.library.Table(columns=list(COLUMNS), data=samples.rows)
+        table = self.table(columns=list(COLUMNS), data=samples.rows)
         self.run.log({"step": samples.step, "samples": table})
 
     def close(self, finished: bool) -> None:
@@ -141,14 +141,14 @@ class TrackioRun:
 
         number, _ = kept_id(run, "trackio", random_id)  # runs are found by name: the id makes it this folder's own
         name = f"{run.name}-{number}"
-        self.library = trackio
+        self.table = trackio.Table
         self.run = trackio.init(PROJECT, name=name, config=run.settings, resume="allow", embed=False)
 
     def row(self, row: Mapping[str, Any], values: Mapping[str, float]) -> None:
         self.run.log(dict(values), step=row["step"])
 
     def samples(self, samples: TrackedSamples) -> None:
-        self.run.log({"samples": self.library.Table(list(COLUMNS), samples.rows)}, step=samples.step)
+        self.run.log({"samples": self.table(list(COLUMNS), samples.rows)}, step=samples.step)
 
     def close(self, finished: bool) -> None:
         self.run.finish()
