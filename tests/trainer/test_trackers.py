@@ -39,6 +39,7 @@ import os, sys, time
 fault, calls = os.environ["FAULT"], 0
 class Settings:
     def __init__(self, **given): pass
+class Table: pass
 class Run:
     def define_metric(self, name, step_metric): pass
     def log(self, row):
@@ -314,7 +315,10 @@ def test_the_process_ends_behind_a_killed_controller(
     time.sleep(0.2)
     assert child.poll() is None
     ours.close()
-    assert child.wait(20) == (0 if fault == "none" else -signal.SIGALRM)
+    try:
+        assert child.wait(20) == (0 if fault == "none" else -signal.SIGALRM)
+    finally:
+        child.kill()
 
 
 def played(folder: Path, *names: str) -> list[dict[str, Any]]:
