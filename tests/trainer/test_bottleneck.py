@@ -23,7 +23,7 @@ def step(number: int, **values: float) -> dict[str, Any]:
     return {"kind": "train", "step": number, "time": 1000.0 + 4 * number, **known, **given}
 
 
-def steps(count: int = 5, **values: float) -> list[dict[str, Any]]:
+def steps(count: int = 5, /, **values: float) -> list[dict[str, Any]]:
     return [step(number, **values) for number in range(1, count + 1)]
 
 
