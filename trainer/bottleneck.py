@@ -25,7 +25,7 @@ PARTS = {
 }
 """parts of time/step_s -> what they are; REST is what the others leave"""
 MANY = 0.3
-"""share of idle seats, cut completions, padding, or filtered groups that is told"""
+"""share of idle seats, cut completions or filtered groups that is told"""
 
 
 def lines(rows: list[dict[str, Any]], config: Config) -> list[str]:
@@ -72,8 +72,6 @@ def advice(part: str, steps: list[dict[str, Any]], config: Config) -> str:
             return f"{mean('truncated'):.0%} of the completions are cut: raise reward.length, or SFT on shorter ones"
         return "more engines (placement.engines), or sequences at once (rollout.max_sequences); see python -m lab.plan"
     if part == TRAIN:
-        if mean("padding_share") > MANY:
-            return f"{mean('padding_share'):.0%} of the slots are padding: change optimiser.micro_batch_tokens"
         return "more trainers (placement.trainers), or adapters (lora.rank), which cost less to train"
     if part == SYNC:
         if config.rollout.max_async_level == 0:

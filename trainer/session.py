@@ -102,6 +102,8 @@ class Session:
             settings, list(options), lambda config: chain(sources.missing_settings(config), complaints(config))
         )
         choose(self.config.reward)
+        self.published = -1
+        """version of the weights that the engine has; -1 before the first"""
         beside = needs(self.config) - {Need.OLD_LOGPROBS, Need.GROUPS, Need.GROUND_TRUTH}
         if self.config.placement.trainers > 1 or self.config.placement.engines > 1 or beside or self.config.stages:
             what = ", ".join(sorted(beside)) or "several trainers, engines or stages"
@@ -117,15 +119,15 @@ class Session:
             self._open = stack.pop_all()
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(self, *error: Any) -> None:
         """End engine, verifiers and trainer."""
-        await self._open.aclose()
+        await self._open.__aexit__(*error)
 
     async def _start(self, stack: AsyncExitStack) -> None:
         progress, run_dir = Progress(), self.config.run_dir
         stack.callback(progress.close)
         lock = RunLock(run_dir)
-        stack.callback(lock.close, "exit code 0")
+        stack.push(lambda kind, *_: lock.close(f"exit code {int(kind is not None)}"))
         if (run_dir / "metrics.jsonl").exists():
             raise ConfigError(f"{run_dir} holds a run already: give the session a name of its own (--name=...)")
         sources.prepare(self.config, progress)
@@ -195,10 +197,11 @@ class Session:
 
     async def step(self, groups: Sequence[Group]) -> dict[str, float]:
         """Take one step of the objective on complete groups, whose rewards you may have replaced. Returns its metrics,
-        which lie in metrics.jsonl too. Raises what a launch raises."""
+        which lie in metrics.jsonl too. Raises what a launch raises; RunError where the last step is not published."""
         loop, batch = self.loop, list(groups)
-        if not batch:
-            raise RunError("a step needs a group at least")
+        if not batch or self.published < self.version:
+            wanted = "publish" if batch else "groups"
+            raise RunError(f"a step needs {wanted} first: the engine has version {self.published} of {self.version}")
         staleness = [loop.ledger.staleness(group) for group in batch]
         learned = await loop.learn(batch, loop.clock.nothing())
         check_alive(learned, loop.config, loop.vocabulary, self.version + 1, max(staleness))
@@ -207,8 +210,11 @@ class Session:
         return row
 
     async def publish(self) -> None:
-        """Bring the weights into the running engine, and prove it. Raises SyncMismatch where it does not hold them."""
-        await self.solver.engine.guarded(self.loop.publish(self.version))
+        """Bring the weights of the last step into the running engine, and prove it; completions under way go on. To be
+        called after each step. Raises SyncMismatch where the engine does not hold them."""
+        if self.published < self.version:
+            await self.solver.engine.guarded(self.loop.publish(self.version))
+            self.published = self.version
 
     async def export(self, folder: str | Path) -> None:
         """Write the model as a Hugging Face folder, to be served."""

@@ -48,7 +48,6 @@ def test_the_shares_are_sums_over_steps_and_sum_to_one() -> None:
         ({"groups__filtered": 48.0}, 2, "a full batch", "75% of the groups teach nothing"),
         ({"truncated": 0.5}, 2, "a full batch", "50% of the completions are cut"),
         ({"time__train_s": 1.9}, 2, "training", "placement.trainers"),
-        ({"time__train_s": 1.9, "padding_share": 0.4}, 2, "training", "40% of the slots are padding"),
         ({"time__step_s": 8.0, "time__wait_sync_s": 4.0}, 0, "weight updates", "max_async_level = 1"),
         (
             {"time__step_s": 8.0, "time__wait_sync_s": 4.0, "sync__write_s": 3.0, "sync__update_s": 1.0},

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from examples.loop import OPTIONS, loop
 from rollout.local_engine import LocalRank
 from shared.config import Config
-from shared.errors import ConfigError, DeadlineExceeded, NonFinite, SyncMismatch
+from shared.errors import ConfigError, DeadlineExceeded, NonFinite, RunError, SyncMismatch
 from shared.types import MicroBatch
 from tests.process import in_fresh_process
 from tests.trainer.rank_data import make_folder, make_sequences
@@ -112,6 +112,9 @@ def stale(folder: Path) -> None:
                     next(rank.decoder.parameters()).add_(0.01)
                 return written
 
+            await session.step(groups := await session.sample(session.draw(2)))
+            with pytest.raises(RunError, match="a step needs publish first: the engine has version 0 of 1"):
+                await session.step(groups)
             with mock.patch.object(rank.sender, "write", late), pytest.raises(SyncMismatch, match="does not hold"):
                 await session.publish()
 
