@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import yaml  # type: ignore[import-untyped]
 
+from tests.sizes import PRODUCT
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "README.md").read_text(encoding="utf-8")
 CLUSTERS = ROOT / "examples" / "clusters"
@@ -61,6 +63,12 @@ def test_the_table_of_wishes_stands_below_the_first_screen() -> None:
     end = lines.index("## What the quickstart reaches")
     rows = [line for line in lines[wishes:end] if line.startswith("| ") and not line.startswith("| ...")]
     assert len(rows) > 12 and all(re.search(r"\]\([^)]+\)|`make |`python ", row) for row in rows)
+
+
+def test_the_image_gets_every_room() -> None:
+    """A launch imports what lacks there: README's `docker build` would give an image that cannot start."""
+    copied = re.findall(r"^COPY (\w+) \1$", (ROOT / "Dockerfile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert not {*PRODUCT, "configs"} - {*copied}
 
 
 def by_readme(node: int) -> list[str]:
