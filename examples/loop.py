@@ -1,6 +1,6 @@
 """A loop of one's own with a reward of one's own: an untrained model learns to answer in digits.
 
-    .venv/bin/python -m examples.loop            # about a minute on two CPU cores
+    .venv/bin/python -m examples.loop
 
 What `python -m trainer` does in one command is here in the open: draw, sample, score, step, publish. Each update is
 proved as in a launch, and the run's folder (runs/loop) can be read by report and dashboard. In a notebook write
