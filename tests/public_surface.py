@@ -16,7 +16,6 @@ from pydantic import BaseModel
 
 from environments import environment, tools
 from shared import types
-from trainer import session
 from trainer.objectives import inputs, objective, registry
 from verify import plugins, verifiers
 
@@ -29,8 +28,7 @@ SURFACE: dict[Any, tuple[str, ...]] = {
     registry: ("publish",),
     objective: ("Objective", "Need"),
     inputs: ("LossInputs", "LossTerm", "unbounded"),
-    types: ("Problem", "Reward", "Verdict", "Prompt", "Group"),
-    session: ("Session",),
+    types: ("Problem", "Reward", "Verdict"),
 }
 """module -> its names that docs/rewards.md, docs/environments.md and docs/objectives.md tell users to import"""
 
