@@ -19,9 +19,11 @@ RUN uv venv "$VIRTUAL_ENV"
 COPY pyproject.toml overrides-cpu.txt README.md LICENSE ./
 COPY shared shared
 COPY verify verify
+COPY environments environments
 COPY rollout rollout
 COPY trainer trainer
 COPY serve serve
+COPY dashboard dashboard
 COPY evaluation evaluation
 COPY curate curate
 COPY lab lab

@@ -25,6 +25,7 @@ from shared.sockets import reachable_address, refused
 from shared.types import Problem
 from shared.watchdog import PulseKeeper
 from trainer import checkpoint, report, resume, run_log
+from trainer.bottleneck import PHASES
 from trainer.checkpoint_reader import VerifiedCheckpoint, compare_weights
 from trainer.client import TrainerClient
 from trainer.controller import TrainingLoop
@@ -54,8 +55,6 @@ from verify.scorer import RewardScorer
 
 REPEAT_S = 3.0
 """a signal that comes again later than this counts as a second request"""
-PHASES = "phases.jsonl"
-"""in the run's folder: when each phase of each launch began"""
 
 
 def later(loop: asyncio.AbstractEventLoop, call: Callable[..., object], *arguments: object) -> None:

@@ -26,6 +26,7 @@ from shared.config import Config
 from shared.errors import DataError, InputError
 from shared.metrics import read_rows, series
 from shared.progress import Progress
+from trainer import bottleneck
 from trainer.dry_run import size
 from trainer.evaluation import GREEDY, Evaluation, EvaluationRecord, Sampled, at_temperature, read_evaluations
 from trainer.plot import write_plot
@@ -65,8 +66,11 @@ def show(config: Config, progress: Progress) -> None:
         progress.show(before_after_table(records, config.rollout.temperature))
         for panel in sample_panels(records, config.rollout.temperature):
             progress.show(panel)
-    if (speed := speed_table(read_rows(run_dir / "metrics.jsonl"))) is not None:
+    rows = read_rows(run_dir / "metrics.jsonl")
+    if (speed := speed_table(rows)) is not None:
         progress.show(speed)
+    for line in bottleneck.lines(rows, config):
+        progress.note(line)
     try:
         progress.note(f"plot: {write_plot(run_dir)}")
     except (OSError, ValueError, ImportError, DataError) as error:

@@ -1,0 +1,127 @@
+"""README.md: its links, commands and make targets are there; the files for clusters start what it says."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml  # type: ignore[import-untyped]
+
+from tests.sizes import PRODUCT
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = (ROOT / "README.md").read_text(encoding="utf-8")
+CLUSTERS = ROOT / "examples" / "clusters"
+SAVING = "--shutdown-timeout=600"
+"""what the files for clusters add to README's command lines"""
+
+
+def anchors(path: Path) -> set[str]:
+    """The names of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def links() -> list[str]:
+    return [link for link in re.findall(r"\]\(([^)]+)\)", PAGE) if "://" not in link]
+
+
+def commands() -> set[str]:
+    return set(re.findall(r"(?:python|torchrun[^\n]*) -m ([\w.]*\w)", PAGE.replace("\\\n", " ")))
+
+
+def test_every_link_leads_to_a_file_and_a_heading() -> None:
+    assert len(links()) > 20
+    for link in links():
+        file, _, anchor = link.partition("#")
+        path = ROOT / file if file else ROOT / "README.md"
+        assert path.exists(), link
+        assert not anchor or anchor in anchors(path), link
+
+
+def test_every_module_that_is_run_can_be_run() -> None:
+    assert len(commands()) > 8
+    for name in commands():
+        path = ROOT / name.replace(".", "/")
+        main = path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
+        assert main.is_file() and "__name__" in main.read_text(encoding="utf-8"), name
+
+
+def test_every_target_of_make_is_there() -> None:
+    made = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    named = {name for line in re.findall(r"^make ([\w-]+)|`make ([\w-]+)", PAGE, re.MULTILINE) for name in line}
+    assert len(named) > 5 and not named - {"", *made}
+
+
+def test_the_table_of_wishes_stands_below_the_first_screen() -> None:
+    lines = PAGE.splitlines()
+    wishes = lines.index("## I want to ...")
+    assert wishes > lines.index("## Two commands") > 15
+    end = lines.index("## What the quickstart reaches")
+    rows = [line for line in lines[wishes:end] if line.startswith("| ") and not line.startswith("| ...")]
+    assert len(rows) > 12 and all(re.search(r"\]\([^)]+\)|`make |`python ", row) for row in rows)
+
+
+def test_the_image_gets_every_room() -> None:
+    """A launch imports what lacks there: README's `docker build` would give an image that cannot start."""
+    copied = re.findall(r"^COPY (\w+) \1$", (ROOT / "Dockerfile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert not {*PRODUCT, "configs"} - {*copied}
+
+
+def by_readme(node: int) -> list[str]:
+    """The arguments that README gives torchrun on a node of four."""
+    told = re.findall(r"torchrun (--nnodes=4 .*?)\n(?:#|```)", PAGE.replace("\\\n", " "), re.DOTALL)
+    first, other = (line.replace("my_run.toml", "mine.toml").replace("NODE0", "node-a").split() for line in told)
+    return first if node == 0 else [word.replace("--node-rank=1", f"--node-rank={node}") for word in other]
+
+
+def stand_in(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/bash\n{text}\n")
+    path.chmod(0o755)
+
+
+def started(script: list[str], folder: Path, **variables: object) -> list[str]:
+    """What a script gives torchrun, in a folder where that only prints its arguments."""
+    stand_in(folder / ".venv/bin/torchrun", 'printf "%s\\n" "$@"')
+    path = f"{folder / 'bin'}:{os.environ['PATH']}"
+    given = {name: str(value) for name, value in variables.items()}
+    done = subprocess.run(
+        script, cwd=folder, env={"PATH": path, **given}, capture_output=True, text=True, timeout=30, check=True
+    )
+    return done.stdout.split("\n")[:-1]
+
+
+def without_saving(words: list[str]) -> list[str]:
+    assert SAVING in words
+    return [word for word in words if word != SAVING]
+
+
+@pytest.mark.parametrize("node", range(4))
+def test_slurm_starts_what_the_readme_says(node: int, tmp_path: Path) -> None:
+    stand_in(tmp_path / "bin/scontrol", '[ "$3" = "node-[a-d]" ] && printf "node-a\\nnode-b\\nnode-c\\nnode-d\\n"')
+    stand_in(tmp_path / "bin/srun", 'shift; exec "$@"')
+    words = started(
+        ["bash", str(CLUSTERS / "slurm.sbatch"), "mine.toml"], tmp_path, SLURM_SUBMIT_DIR=tmp_path, SLURM_NNODES=4,
+        SLURM_JOB_NODELIST="node-[a-d]", SLURM_NODEID=node,
+    )  # fmt: skip
+    assert without_saving(words) == by_readme(node)
+
+
+@pytest.mark.parametrize("node", range(4))
+def test_skypilot_starts_what_the_readme_says(node: int, tmp_path: Path) -> None:
+    task = yaml.safe_load((CLUSTERS / "skypilot.yaml").read_text(encoding="utf-8"))
+    words = started(
+        ["bash", "-c", task["run"]], tmp_path, SETTINGS="mine.toml", SKYPILOT_NUM_NODES=task["num_nodes"],
+        SKYPILOT_NODE_RANK=node, SKYPILOT_NODE_IPS="node-a\nnode-b\nnode-c\nnode-d",
+    )  # fmt: skip
+    assert without_saving(words) == by_readme(node)
+    assert (ROOT / task["envs"]["SETTINGS"]).is_file()
+
+
+@pytest.mark.parametrize("file", ["slurm.sbatch", "skypilot.yaml"])
+def test_files_that_were_not_run_say_so(file: str) -> None:
+    assert "Not run" in (CLUSTERS / file).read_text(encoding="utf-8")
