@@ -40,8 +40,8 @@ from trainer import forward_backward, fsdp, optimiser, reference, safetensors_fi
 from trainer.flops import peak_of
 from trainer.forward_backward import AuxiliaryModels, StepSums
 from trainer.memory import DTYPE_BYTES, recomputed_layers
+from trainer.objectives.objective import Need
 from trainer.objectives.registry import objective_of
-from trainer.objectives.regularised import Dro
 from trainer.offload import HostMemory
 from trainer.reference import KeptAdapters
 from trainer.safetensors_file import REFERENCE
@@ -176,8 +176,8 @@ class TrainerRank:
         checkpoint = Path(checkpoint_dir) if checkpoint_dir else None
         built = build(self.model_dir, checkpoint, self.config, self.mesh, self.role.device)
         self.decoder, self.optimiser, checksums = built
-        if isinstance(self.objective, Dro):
-            rate = self.objective.value_learning_rate
+        if Need.VALUE in self.objective.needs:
+            rate = self.objective.in_force["value_learning_rate"]
             self.auxiliary.values = ValueHead(self.decoder.config.hidden_size, rate, self.role.device)
             if checkpoint is not None:
                 self.auxiliary.values.load(checkpoint)

@@ -132,6 +132,12 @@ class Objective(Section):
         found = {Need.REFERENCE} if self.reference is not None else set()
         return found | {Need.TEACHER} if self.teacher else found
 
+    @property
+    def learns_from(self) -> Literal["rows", "log-probs", ""]:
+        """Which completions it may learn from that this run did not sample (data.offline): any, those that come with
+        the log-probs of the policy that sampled them, or none."""
+        return ""
+
     def sequences(
         self, groups: Sequence[Group], config: Config, chat: Chat | None, values: Mapping[str, float] | None
     ) -> list[list[TrainSequence | None]]:

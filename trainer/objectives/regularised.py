@@ -41,15 +41,26 @@ class Regularised(Objective):
     beta: float = Field(0.1, gt=0)
     """strength of the regularisation, in units of reward"""
 
-    def regularised_rewards(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
-        """(R_i with gradients, weight in the step's loss), each [completions]; the advantages are the rewards.
+    @property
+    def learns_from(self) -> Literal["rows", "log-probs", ""]:
+        """Any: who sampled them plays no part."""
+        return "rows"
+
+    def log_ratios(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
+        """(log pi / ref with gradients, weight in the step's loss), each [completions].
 
         Raises ValueError without the log-probs of a reference."""
         if inputs.reference is None:
             raise ValueError(f'objective.name = "{self.name}" needs the log-probs of a reference')
         of = inputs.completions
-        log_ratio = of.sums(inputs.logprobs - inputs.reference)
-        return inputs.advantages[of.first] - self.beta * log_ratio, inputs.weights[of.first]
+        return of.sums(inputs.logprobs - inputs.reference), inputs.weights[of.first]
+
+    def regularised_rewards(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
+        """(R_i with gradients, weight in the step's loss), each [completions]; the advantages are the rewards.
+
+        Raises ValueError without the log-probs of a reference."""
+        log_ratios, weights = self.log_ratios(inputs)
+        return inputs.advantages[inputs.completions.first] - self.beta * log_ratios, weights
 
     def contradictions(self, config: Config) -> Iterator[str]:
         """Yield what does not go with a regularised reward, and the contradictions of every objective."""
