@@ -25,6 +25,7 @@ class ALol(Objective):
     own = frozenset({"reference"})
     compares_rewards = False
     reads_plain_rewards = True
+    least_completions = 1
 
     reference: Literal["start", "previous", "average"] | None = "start"
     """the policy that reinforcement learning starts with, an earlier iterate, or a moving average"""

@@ -28,6 +28,7 @@ class CRlft(Objective):
 
     compares_rewards = False
     reads_plain_rewards = True
+    least_completions = 1
     gradient_follows_advantages = True
 
     beta: float = Field(0.43, gt=0)

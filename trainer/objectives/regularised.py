@@ -35,6 +35,7 @@ class Regularised(Objective):
     own = frozenset({"reference"})
     compares_rewards = False
     reads_plain_rewards = True
+    least_completions = 1
 
     reference: Literal["start", "previous", "average"] | None = "start"
     """the policy that reinforcement learning starts with, an earlier iterate, or a moving average"""
@@ -79,6 +80,8 @@ class Regularised(Objective):
 
 class Agro(Regularised):
     """The variance of R over a group."""
+
+    least_completions = 2
 
     @property
     def needs(self) -> set[Need]:
