@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rollout.client import EngineClient
@@ -185,7 +186,7 @@ class TrainingLoop:
                 raise
             staleness = [ledger.staleness(group) for group in groups]
             offline = self.offline_groups()
-            learned = await self.learn(groups, offline, sync)
+            learned = await self.learn(groups, sync, offline)
             check_alive(learned, self.config, self.vocabulary, ledger.version + 1, max(staleness))
             filtered = ledger.trained(groups)
             version = ledger.version
@@ -210,9 +211,9 @@ class TrainingLoop:
             return []
         return self.offline.batch(self.ledger.version, offline_count(self.config), self.config.seed)
 
-    async def learn(self, groups: list[Group], offline: list[Group], sync: asyncio.Future[None]) -> Learned:
-        """One optimiser step on each minibatch of a batch (by default the batch is one), once `sync` has read the
-        weights."""
+    async def learn(self, groups: list[Group], sync: asyncio.Future[None], offline: Sequence[Group] = ()) -> Learned:
+        """One optimiser step on each minibatch of a batch (by default the batch is one), each with its part of the
+        offline groups, once `sync` has read the weights."""
         config, trainers, clock, steps = self.config, self.trainers, self.clock, []
         rate = learning_rate(self.ledger.version, config.steps, config.optimiser)
         minibatches = split(groups, config.optimiser.minibatches)

@@ -7,9 +7,9 @@
     {"problem", "chosen", "rejected"}                          a pair, with rewards 1 and 0
 
 Text becomes tokens once, as the run's own prompts do ("system", "domain", "source", "id" may stand there, too); rows
-with equal prompts are one group, of at most rollout.group_size. Whose policy it was is not known to the ledger: an offline
-group has no policy version (no spans), takes no slot, is no rollout of this run, and is in no mean of ages, ratios or
-rewards of the sampled ones.
+with equal prompts are one group, of at most rollout.group_size. The ledger knows nothing of them: an offline group has
+no policy version (no spans), takes no slot, is no rollout of this run, and is in no mean of ages, ratios or rewards of
+the sampled ones.
 """
 
 from __future__ import annotations

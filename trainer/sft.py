@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shared.chat import Chat
 from shared.config import Config
@@ -22,7 +22,6 @@ from shared.sections import Sft
 from shared.types import CONTEXT, IMITATED
 from trainer.batching import Learned, plan_batch
 from trainer.client import TrainerClient
-from trainer.controller import TrainingLoop
 from trainer.data import PromptFormat
 from trainer.evaluation import evaluation_due
 from trainer.ledger import Interrupted
@@ -30,6 +29,9 @@ from trainer.objectives.sequences import Demonstration, sft_sequences
 from trainer.rank import TrainerRank
 from trainer.schedule import warm_and_decay
 from trainer.sources import Sources
+
+if TYPE_CHECKING:
+    from trainer.controller import TrainingLoop
 
 WARMUP_STEPS = 20
 FINAL_SHARE = 0.1
