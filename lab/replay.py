@@ -85,17 +85,10 @@ class Replay:
         self.values = self.soft_values() if Need.START_VALUES in needs(config) else None
 
     def soft_values(self) -> dict[str, float]:
-        """Problem id -> beta log (sum_i w_i exp(r_i / beta) / sum_i w_i) over all its completions, w = ref / mu.
-
-        Raises ConfigError for completions without log-probs."""
+        """Problem id -> beta log (sum_i w_i exp(r_i / beta) / sum_i w_i) over all its completions, w = ref / mu."""
         told: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
         beta = spo_of(self.config).beta
         for group in self.offline.groups:
-            if not all(one.logprobs for one in group.completions):
-                raise ConfigError(
-                    f'data.offline: objective.name = "spo" estimates soft values from log-probs of who sampled, and '
-                    f"{group.source} has none: use agro, dro, kto, a_lol or c_rlft"
-                )
             plan = self.plan([group], valued=False)
             shares = plan.micro_batches[0]
             scored = self.rank.compute_old_logprobs(shares, self.config.rollout.temperature)
@@ -157,7 +150,8 @@ class Replay:
 
 
 async def read_rows(config: Config, sources: Sources, chat: Chat, progress: Progress) -> OfflineGroups:
-    """The groups of data.offline, scored in verifier processes where they have no rewards."""
+    """The groups of data.offline, scored in verifier processes where they have no rewards. Raises
+    ConfigError for rows that the objective cannot learn from."""
     scorer = RewardScorer(Stages(config), chat)
     try:
         await scorer.start([])
@@ -165,6 +159,12 @@ async def read_rows(config: Config, sources: Sources, chat: Chat, progress: Prog
     finally:
         await scorer.close()
     assert found is not None, "a replay without rows was refused"
+    dark = [group.source for group in found.groups if not all(one.logprobs for one in group.completions)]
+    if dark and Need.START_VALUES in needs(config):
+        raise ConfigError(
+            f'data.offline: objective.name = "spo" estimates soft values from log-probs of who sampled, and {dark[0]} '
+            "has none: use agro, dro, kto, a_lol or c_rlft"
+        )
     return found
 
 

@@ -195,7 +195,7 @@ def test_the_rollouts_of_a_run_are_read_in_order_and_only_at_their_temperature(t
 # ---- which objectives --------------------------------------------------------------------------------------------
 
 
-ANY, WEIGHED = {"agro", "spo", "dro", "kto", "a_lol", "c_rlft"}, {"reinforce", "rloo", "maxrl", "jepo"}
+ANY, REFUSED = {"agro", "spo", "dro", "kto", "a_lol", "c_rlft"}, {"reinforce", "rloo", "maxrl", "jepo"}
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
@@ -205,7 +205,7 @@ def test_an_objective_learns_from_offline_rows_or_refuses_in_one_line(
     objective = {"name": name, **({"teacher": "folder"} if name == "distill" else {})}
     config = Config.model_validate({"data": {"offline": "rows.jsonl", "system_prompt": ""}, "objective": objective})
     lines = list(complaints(config))
-    if name in WEIGHED:
+    if name in REFUSED:
         assert len(lines) == 1 and "data.offline" in lines[0] and f'"{name}"' in lines[0] and "such as aipo" in lines[0]
         return
     assert lines == []
