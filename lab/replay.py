@@ -32,6 +32,7 @@ from shared.chat import Chat
 from shared.config import Config
 from shared.errors import ConfigError, InputError, MaestraleError
 from shared.metrics import MetricsLog
+from shared.model.cpu import given_threads
 from shared.progress import Progress
 from shared.ranks import Role, count_gpus
 from shared.types import Group
@@ -170,6 +171,7 @@ async def read_rows(config: Config, sources: Sources, chat: Chat, progress: Prog
 
 def replay(config: Config, progress: Progress) -> None:
     """Run it. Raises what a launch raises for bad settings and data."""
+    torch.set_num_threads(given_threads())
     choose(config.reward)
     if (config.run_dir / "metrics.jsonl").exists():
         raise ConfigError(f"{config.run_dir} holds a run already: give this replay another name (--name=...)")

@@ -22,7 +22,7 @@ from tests.packed import pack_from
 from tests.process import in_fresh_process
 
 LEARN = ("agro", "spo", "dro", "kto", "a_lol", "c_rlft", "aipo")
-GOOD, BAD = "<think>1</think>\\boxed{1}", "<think>1</think>\\boxed{2}"
+GOOD, BAD = (f"<think>one is the first of all numbers</think>\\boxed{{{answer}}}" for answer in (1, 2))
 SETTINGS = """
 name = "{name}"
 runs_dir = "{folder}/runs"
