@@ -1,7 +1,7 @@
-"""A recorded run of the quickstart, replayed without engines: the policy gets better than the one that sampled the data.
+"""A recorded run of the quickstart, replayed without engines: the policy gets better than the one that sampled.
 
-Three seeds of data and orders, three objectives. The policies are sampled for the evaluations alone, by a launch without
-steps, before and after.
+Three seeds of data and orders, three objectives. The policies are sampled for the evaluations alone, by a launch
+without steps, before and after.
 """
 
 from __future__ import annotations

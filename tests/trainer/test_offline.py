@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ from trainer.sources import offline_files
 from trainer.step_metrics import offline_metrics
 
 TEXTS = ["one", "two", "three"]
+PAGE = Path(__file__).parents[2] / "docs" / "offline.md"
 load_all()
 
 
@@ -358,3 +361,9 @@ def test_regularised_objectives_reach_the_optimum_from_a_file_of_rows_alone(
         optimiser.step()
     assert logits.softmax(0).tolist() == pytest.approx(best.exp().tolist(), abs=1e-3)
     assert name != "dro" or head.item() == pytest.approx(value, abs=1e-3)
+
+
+def test_the_example_of_the_page_can_be_run() -> None:
+    (example,) = re.findall(r"```toml example\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    config = Config.model_validate(tomllib.loads(example))
+    assert list(complaints(config)) == [] and config.data.offline and offline_count(config) == 11
