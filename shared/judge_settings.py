@@ -9,6 +9,19 @@ from pydantic import Field
 from shared.section import Section
 
 
+class Critic(Section):
+    """Who argues in a debate: [reward.judges.NAME.critic]."""
+
+    url: str = ""
+    """address as the judge's; needed where the judge asks for a debate"""
+    model: str = ""
+    """model name as that API knows it"""
+    key_variable: str = ""
+    """environment variable that holds the API key; "" for none"""
+    words: int = Field(150, ge=1)
+    """longest rebuttal, words; a response is cut at eight times as many"""
+
+
 class Judge(Section):
     url: str = ""
     """address of an OpenAI-compatible API up to its version, e.g. "http://127.0.0.1:8000/v1"; asked only when
@@ -27,9 +40,14 @@ class Judge(Section):
     """what the judge is told to look at"""
     deadline_s: float = Field(60.0, gt=0)
     """all attempts at one completion together; later it is not graded"""
-    asks: Literal["score", "pairs"] = "score"
+    asks: Literal["score", "pairs", "debate"] = "score"
     """"score": from 0 to 10 for one response; "pairs": which of two responses of a group is better, each pair in both
-    orders, as a reward of the group"""
+    orders, as a reward of the group; "debate": which of two different answers is right, after a critic has argued for
+    both (docs/oversight.md)"""
+    critic: Critic = Critic()
+    """who argues in a debate"""
+    opponents: int = Field(2, ge=1)
+    """with how many responses of its group a response debates at most"""
     principles: list[str] = []
     """principles to judge by, of which `principles_drawn` are drawn for each group"""
     principles_drawn: int = Field(3, ge=1)

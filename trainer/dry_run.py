@@ -23,6 +23,7 @@ from trainer.memory import DTYPE_BYTES, FROZEN_BYTES
 from trainer.objectives.objective import Need
 from trainer.objectives.registry import needs, objective_of
 from trainer.soft_values import draws_of
+from verify.llm_judge import endpoints
 
 LORA_RATE = 5e-6
 """learning rates below this are those of full training: 1e-6 is the default, and adapters want ten times it"""
@@ -209,6 +210,7 @@ def remark_lines(config: Config, shape: DecoderConfig | None) -> Iterator[str]:
 def objective_lines(config: Config) -> Iterator[str]:
     """One line for each choice that learns, but probably not what is intended; also shown when a run begins."""
     yield from rate_lines(config)
+    yield from judge_lines(config)
     objective, ahead = objective_of(config), [stage.rollout.max_async_level for stage in config.every_stage]
     if config.mode == "sft":
         return
@@ -222,6 +224,19 @@ def objective_lines(config: Config) -> Iterator[str]:
             f"(rollout.max_async_level = {max(ahead)}, optimiser.minibatches = {config.optimiser.minibatches}): set "
             'objective.importance = "token_truncated"'
         )
+
+
+def judge_lines(config: Config) -> Iterator[str]:
+    """One line for each judge whose questions about a step are many: the price of a judge of debates or pairs."""
+    if config.mode == "sft":
+        return
+    for name, judge in endpoints(config.reward).items():
+        calls = judge.calls(config.rollout.group_size)
+        if judge.judge.asks != "score":
+            yield (
+                f'reward.judges.{name}.asks = "{judge.judge.asks}" takes up to {calls} requests for a group of '
+                f"{config.rollout.group_size}, {calls * config.rollout.prompts_per_step:,} for a step"
+            )
 
 
 def rate_lines(config: Config) -> Iterator[str]:

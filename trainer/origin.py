@@ -40,7 +40,8 @@ FREE = (
     "reward.workers", "reward.sandbox.max_concurrency",
     # further deadlines and limits, addresses and keys
     "reward.deadline_s", "reward.max_failure_share", "reward.judge.url", "reward.judge.key_variable",
-    "reward.judge.deadline_s", "reward.judge.least_accuracy", "reward.judge.most_bias",
+    "reward.judge.deadline_s", "reward.judge.least_accuracy", "reward.judge.most_bias", "reward.judge.critic.url",
+    "reward.judge.critic.key_variable",
     "objective.teacher_key_variable", "environment.step_s", "environment.episode_s", "environment.processes",
 )  # fmt: skip
 """settings and sections that do not change what a step means"""

@@ -131,6 +131,11 @@ def gather_sources(config: Config) -> Sources:
             f"lora.rank = {config.lora.rank}: adapters were tried with our own decoder only (Llama, Mistral, Qwen2, "
             "Qwen3), and this model is trained by the module of transformers: set lora.rank to 0"
         )
+    if shape.family == "gpt_oss" and config.mode != "sft":
+        raise ConfigError(
+            'mode = "rl": vLLM keeps the experts of gpt-oss in another layout than its checkpoints, so new weights '
+            'cannot be written into its engines: set mode = "sft", or take another model (docs/models.md)'
+        )
     teacher, teacher_dir = objective_of(config), None
     if Need.TEACHER in needs(config) and not teacher.served_teacher:
         teacher_dir = hf.resolve(teacher.teacher or "", "objective.teacher")

@@ -103,6 +103,17 @@ class Endpoint:
         headers = key_headers(judge.key_variable, f"{where}.key_variable")
         self.endpoint = ChatEndpoint(judge.url, judge.model, headers, judge.deadline_s)
 
+    @property
+    def reward(self) -> Function:
+        """The function of a completion, or of a group."""
+        return self.score if self.judge.asks == "score" else self.prefer
+
+    def calls(self, completions: int) -> int:
+        """Return how many requests a group of so many completions takes at most, failed ones not counted."""
+        if self.judge.asks == "score":
+            return completions
+        return 2 * (completions if completions > 2 else completions - 1)
+
     async def score(self, case: Case) -> float:
         """Return the score of one completion in [0, 1]. Raises Failed when every attempt failed."""
         measured = is_measured(self.judge, case)
@@ -192,9 +203,11 @@ def _number(value: Any) -> float:
 
 def endpoints(settings: RewardWeights) -> Mapping[str, Endpoint]:
     """Return the judges of [reward.judges] by name that a reward, a gate or "robust" may ask."""
+    from verify.debate_judge import DebateEndpoint  # it knows this module
+
     wanted = {*settings.extra, *settings.gates, *settings.options.get("robust", {}).get("of", ())}
     return {
-        name: Endpoint(name, judge, f"reward.judges.{name}")
+        name: (DebateEndpoint if judge.asks == "debate" else Endpoint)(name, judge, f"reward.judges.{name}")
         for name, judge in settings.judges.items()
         if name in wanted
     }

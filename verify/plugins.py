@@ -295,9 +295,8 @@ def chosen(settings: RewardWeights) -> Chosen:
     for name in judges:
         if name in {*MAGISTRAL, *REWARDS, *hosted}:
             raise ConfigError(f"reward.judges.{name}: a reward '{name}' exists already: choose another name")
-        pairs, deadline_s = judges[name].judge.asks == "pairs", judges[name].judge.deadline_s
-        function = judges[name].prefer if pairs else judges[name].score
-        hosted[name] = Extra(name, function, 0.0, 0.0, 0.0, None, deadline_s, group=pairs)
+        group, deadline_s = judges[name].judge.asks != "score", judges[name].judge.deadline_s
+        hosted[name] = Extra(name, judges[name].reward, 0.0, 0.0, 0.0, None, deadline_s, group=group)
 
     def made(name: str, weight: float, setting: str = "reward.extra") -> Extra:
         found = hosted[name] if name in hosted else _extra(name, weight, settings, [*hosted], setting)

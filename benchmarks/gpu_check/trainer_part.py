@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import importlib.util
-import math
 import multiprocessing
 import statistics
 import time
@@ -17,44 +15,45 @@ import torch.distributed as dist
 
 from benchmarks import head_memory
 from benchmarks.figures import Figure, NotMeasured
+from benchmarks.gpu_check.gradients import (
+    FAR,
+    GRADIENTS,
+    compare,
+    distance,
+    exact_copy,
+    gradients_of,
+    score_first,
+    some_batches,
+)
 from benchmarks.gpu_check.place import COPY, MATMUL, Where
+from benchmarks.gpu_check.speed import fusion, step_large, step_middle, step_small
 from benchmarks.peak import SIZES, Peak
-from benchmarks.step import Rank, alone, draw, make_sequences, micro_batches, token_count, work
+from benchmarks.step import Rank, alone, draw, make_sequences, micro_batches
 from lab.plan.scenario import MODELS
 from rollout.weights import make_sender
 from rollout.weights.checksum import checksum_rows
 from rollout.weights.cuda_ipc import DeviceShard, import_handle
 from rollout.weights.layout import read_layout
 from rollout.weights.shm import open_buffer
-from shared.model import fused_layers, lora
+from shared.model import lora
 from shared.model.attention import attend, plan_attention
 from shared.model.config import DecoderConfig
 from shared.model.decoder import Decoder
 from shared.model.implementation import make_model, read_shape
-from shared.model.language_model import LanguageModel
 from shared.model.logprobs import chunked_logprobs
-from shared.types import MicroBatch, TrainSequence
-from trainer import fsdp, memory, optimiser
+from shared.types import MicroBatch
+from trainer import fsdp, optimiser
 from trainer.flops import peak_of
-from trainer.forward_backward import forward_backward, pack_sequences
-from trainer.objectives.inputs import loss_inputs
-from trainer.objectives.loss import policy_loss
-from trainer.objectives.objective import Objective
+from trainer.forward_backward import forward_backward
 from trainer.objectives.registry import read_objective
 
-GRADIENTS = DecoderConfig("qwen3", 512, 256, 512, layers=2, heads=8, key_heads=2, head_dim=64, norm_epsilon=1e-6,
-                          max_positions=8192, qk_norm=True)  # fmt: skip
-"""grouped heads, norms of queries and keys, a head of its own: all that the families have"""
-FAR = {"bfloat16": 3e-2, "float32": 1e-4}
-"""largest relative distance of a step's gradients from float64, by the type of the products"""
+__all__ = ["fusion", "step_large", "step_middle", "step_small"]
 SAME = 2e-2
 """the same of packed sequences from each alone, both in bfloat16"""
 OPTIMISER_BYTES = 4 + 4 + 8 + 4 + 8
 """that AdamW moves for a parameter: weight, gradient, moments read; weight, moments written"""
 SMALL = ((256, 256, 256),)
 """product of a try: a CPU may multiply bfloat16 slowly"""
-SHARE_OF_MEMORY = 0.6
-"""of the card, for the states of the model of `step_large`"""
 READ_S = 40.0
 
 
@@ -72,72 +71,6 @@ def peaks(where: Where) -> Iterator[Figure]:
         host = torch.empty(count, dtype=torch.uint8, pin_memory=True)
         yield Figure("copy from pinned host memory", [1e-9 * count / where.seconds(lambda: target.copy_(host))], "GB/s")
         yield Figure("copy to pinned host memory", [1e-9 * count / where.seconds(lambda: host.copy_(source))], "GB/s")
-
-
-def distance(found: Sequence[torch.Tensor], exact: Sequence[torch.Tensor]) -> float:
-    """Norm of the difference of all tensors over the norm of the exact ones."""
-    pairs = zip(found, exact, strict=True)
-    apart = sum(float((a.double().cpu() - b.double().cpu()).square().sum()) for a, b in pairs)
-    return math.sqrt(apart / sum(float(b.double().square().sum()) for b in exact))
-
-
-def gradients_of(model: Decoder) -> list[torch.Tensor]:
-    """This rank's gradients, copied; then they are dropped."""
-    held = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    found = [fsdp.local(gradient).detach().clone() for gradient in held]
-    model.zero_grad(set_to_none=True)
-    return found
-
-
-def backward_exactly(model: Decoder, batches: Sequence[MicroBatch], objective: Objective) -> None:
-    """Backward of the same loss through a float64 decoder on the CPU; only the loss's own formula is float32."""
-    for batch in batches:
-        logprobs, entropy, _ = model(pack_sequences(batch.sequences, torch.device("cpu")), 1.0, "states")
-        rounded = logprobs.detach().float().requires_grad_()
-        policy_loss(loss_inputs(batch.sequences, rounded), entropy.detach().float(), objective).loss.backward()
-        assert rounded.grad is not None
-        logprobs.backward(rounded.grad.double())
-
-
-def some_batches(where: Where, vocabulary: int) -> list[MicroBatch]:
-    """Two micro-batches of long and short sequences, some of which share their prompt."""
-    long = where.size(1500, 90)
-    shared = make_sequences([long // 2] * 4, vocabulary, long // 4, 4, one_prompt=True)
-    apart = make_sequences([long, 70, 33, 20], vocabulary, 16)
-    return [MicroBatch([*shared, *apart]), MicroBatch(make_sequences([50, 41], vocabulary, 9))]
-
-
-def exact_copy(rank: Rank, model: Decoder) -> Decoder:
-    """Give a decoder on the CPU the rank's values, in float64."""
-    exact = model.double()
-    with torch.no_grad():
-        for one, other in zip(exact.parameters(), rank.decoder.parameters(), strict=True):
-            one.copy_(fsdp.local(other))
-    return exact
-
-
-@torch.no_grad()
-def score_first(model: LanguageModel, batches: list[MicroBatch]) -> None:
-    """Let the model have sampled the sequences: then no ratio is near a bound of the objective, where a rounding would
-    take a token out of the loss or put it in."""
-    for batch in batches:
-        logprobs = model(pack_sequences(batch.sequences, torch.device("cpu")))[0]
-        counts = [sequence.loss_tokens for sequence in batch.sequences]
-        for sequence, own in zip(batch.sequences, logprobs.split(counts), strict=True):
-            sequence.columns["behaviour"] = own.tolist()
-
-
-def compare(name: str, rank: Rank, exact: Decoder, batches: list[MicroBatch], limit: float) -> Iterator[Figure]:
-    """Yield how far a step's gradients are from those of float64."""
-    objective = read_objective({})
-    score_first(exact, batches)
-    forward_backward(rank.decoder, batches, 1.0, objective)
-    backward_exactly(exact, batches, objective)
-    found, truth = gradients_of(rank.decoder), gradients_of(exact)
-    fsdp.reshard(rank.decoder)
-    far = max(distance([a], [b]) for a, b in zip(found, truth, strict=True))
-    yield Figure(f"{name}: distance from float64", [distance(found, truth)], "", "their norm", "lower", limit)
-    yield Figure(f"{name}: the farthest tensor", [far], "", "its norm", "lower", 4 * limit)
 
 
 def gradients(where: Where) -> Iterator[Figure]:
@@ -443,102 +376,3 @@ def transfer(where: Where) -> Iterator[Figure]:
     if where.copy:
         yield Figure("copy by another process: share", [2 * written / took / where.copy], "%", COPY)
     sender.close()
-
-
-def fitting_layers(config: DecoderConfig, total_bytes: float) -> int:
-    """Return how many layers have states that fit into a share of the card, at least one."""
-
-    def needed(layers: int) -> float:
-        held = replace(config, layers=layers)
-        return memory.states_bytes(held.parameters, 1) + memory.gathered_bytes(held, 2)
-
-    counts = range(config.layers, 0, -1)
-    return next((layers for layers in counts if needed(layers) <= SHARE_OF_MEMORY * total_bytes), 1)
-
-
-def step_of(where: Where, name: str) -> Iterator[Figure]:
-    """Yield speed, MFU and memory of steps of a model: one micro-batch of packed sequences of 4,096 tokens, and at last
-    of a single sequence; without and with recomputation of all layers."""
-    config, label = MODELS[name], name
-    if where.tiny:
-        config = replace(GRADIENTS, layers=2)
-    elif where.on_card:
-        layers = fitting_layers(config, torch.cuda.get_device_properties(where.device).total_memory)
-        label = name if layers == config.layers else f"{name}, {layers} of {config.layers} layers"
-        config = replace(config, layers=layers)
-    one = where.size(4096, 64)
-    sheet = peak_of(torch.cuda.get_device_name(where.device)) if where.on_card else 0.0
-    with alone(where.device) as mesh:
-        for recompute in (0, config.layers):
-            rank = Rank(config, "bfloat16", mesh, where.device, recompute)
-            way = "all layers recomputed" if recompute else "nothing recomputed"
-            for tokens, length in where.size(((4096, one), (8192, one), (16_384, one), (32_768, one), (32_768, 32_768)),
-                                             ((64, one), (128, one), (128, 128))):  # fmt: skip
-                sequences = make_sequences([length] * (tokens // length), config.vocab_size, where.size(256, 8))
-                title = f"{label}, {tokens:,} tokens, " + ("one sequence, " if length == tokens > one else "") + way
-                try:
-                    yield from one_step(where, rank, config, sequences, title, sheet)
-                except torch.OutOfMemoryError:
-                    yield Figure(title, [], "", not_measured="out of memory")
-                    rank.decoder.zero_grad(set_to_none=True)
-                    fsdp.reshard(rank.decoder)
-                    gc.collect()
-                    torch.cuda.empty_cache()
-                    break
-            del rank
-
-
-def one_step(
-    where: Where, rank: Rank, config: DecoderConfig, sequences: list[TrainSequence], title: str, sheet: float
-) -> Iterator[Figure]:
-    """Yield the figures of one size of a step."""
-    batches = micro_batches(sequences, sum(len(one.token_ids) for one in sequences))
-    if where.on_card:
-        torch.cuda.reset_peak_memory_stats()
-    rank.step(batches)
-    seconds = statistics.median(rank.step(batches) for _ in range(where.size(2, 1)))
-    flops = work(config, batches)
-    yield Figure(title, [token_count(batches) / seconds], "tokens/s")
-    if sheet:
-        yield Figure(f"{title}: MFU", [flops / seconds / sheet], "%", "the data sheet's peak")
-    if where.peak:
-        yield Figure(f"{title}: MFU of this run", [flops / seconds / where.peak], "%", MATMUL)
-    if where.on_card:
-        yield Figure(f"{title}: memory", [torch.cuda.max_memory_allocated() / 2**30], "GiB")
-
-
-def fusion(where: Where) -> Iterator[Figure]:
-    """A step of Qwen3 1.7B with and without compiled kernels: 16,384 packed tokens."""
-    if not where.on_card:
-        raise NotMeasured("kernels are compiled for cards only")
-    config, length, count = where.size(MODELS["1.7b"], GRADIENTS), 1024, 16
-    together = micro_batches(make_sequences([length] * count, config.vocab_size, length // 4), length * count)
-    seconds = []
-    with alone(where.device) as mesh:
-        rank = Rank(config, "bfloat16", mesh, where.device)
-        for places in ({"cuda"}, set[str]()):
-            kept = fused_layers.FUSED_ON
-            fused_layers.FUSED_ON = places
-            try:
-                yield Figure(f"first step, {'compiled' if places else 'eager'}", [rank.step(together)], "s")
-                rank.step(together)
-                seconds.append(statistics.median(rank.step(together) for _ in range(3)))
-            finally:
-                fused_layers.FUSED_ON = kept
-    yield Figure(f"step of {length * count:,} tokens with compiled kernels: speed", [seconds[1] / seconds[0]], "",
-                 "each operation by itself", "higher", 1.2)  # fmt: skip
-
-
-def step_small(where: Where) -> Iterator[Figure]:
-    """Qwen3 0.6B."""
-    yield from step_of(where, "0.6b")
-
-
-def step_middle(where: Where) -> Iterator[Figure]:
-    """Qwen3 1.7B."""
-    yield from step_of(where, "1.7b")
-
-
-def step_large(where: Where) -> Iterator[Figure]:
-    """Llama 3.1 8B."""
-    yield from step_of(where, "8b")

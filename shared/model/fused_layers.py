@@ -10,6 +10,7 @@ and write all of its memory.
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -37,6 +38,9 @@ def fuse(function: Function) -> Function:
         from torch._dynamo import config  # a second and many megabytes: not before it is needed
         from torch._inductor import config as inductor
 
+        home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+        # torch's own place for kernels is in /tmp, where another user of the machine may be first
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", os.path.join(home, "maestrale", "kernels"))
         config.recompile_limit = max(config.recompile_limit, VARIANTS)
         inductor.compile_threads = 1  # such small kernels need no pool of processes
         return torch.compile(function, options={"emulate_precision_casts": True})

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from benchmarks.gpu_check import __main__ as gpu_check
-from benchmarks.gpu_check import place, trainer_part
+from benchmarks.gpu_check import place, speed
 from lab.plan.scenario import MODELS
 from shared.deaths import is_gone
 
@@ -183,6 +183,6 @@ def test_attention_without_grouped_heads_reads_repeated_keys(monkeypatch: pytest
 
 def test_as_many_layers_as_fit() -> None:
     config = MODELS["8b"]
-    layers = trainer_part.fitting_layers(config, 80e9)
-    assert 1 < layers < config.layers and trainer_part.fitting_layers(config, 1e13) == config.layers
-    assert trainer_part.fitting_layers(config, 1e9) == 1 < layers < trainer_part.fitting_layers(config, 141e9)
+    layers = speed.fitting_layers(config, 80e9)
+    assert 1 < layers < config.layers and speed.fitting_layers(config, 1e13) == config.layers
+    assert speed.fitting_layers(config, 1e9) == 1 < layers < speed.fitting_layers(config, 141e9)

@@ -146,7 +146,7 @@ def say(prompt: str) -> str:
             f"Tom has \\boxed{{{answer}}}")  # fmt: skip
 
 
-@pytest.mark.parametrize("harness", ["inspect_client", "lm_eval_client"])
+@pytest.mark.parametrize("harness", ["inspect_client", pytest.param("lm_eval_client", marks=pytest.mark.soak)])
 def test_harnesses_find_the_score_that_ours_finds(serve: Serve, tmp_path: Path, harness: str) -> None:
     served = serve("")
     chat = served.server.prompts.chat

@@ -330,7 +330,7 @@ def attack(lone: Lone) -> None:
             client.sendall(b"GET /" + bytes([97 + number % 26]) * (1 << 20))
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(720)
 def test_memory_stays_flat(lone: Lone) -> None:
     attack(lone)  # what grows once: pools, caches, the allocator's own

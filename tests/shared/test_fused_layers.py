@@ -1,6 +1,8 @@
 """Hand-written gradients: those of autograd over the plain formulas, and less kept for the backward pass."""
 
+import sysconfig
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -152,9 +154,16 @@ def all_of(given: list[Tensor]) -> list[Tensor]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_compiled_they_give_what_they_give_as_they_stand(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In bfloat16, as far from float64 as these; compiled once for all numbers of rows."""
+def test_compiled_they_give_what_they_give_as_they_stand(
+    device: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """In bfloat16, as far from float64 as these; compiled once for all numbers of rows, and kept at home."""
+    if device == "cpu" and not (Path(sysconfig.get_path("include")) / "Python.h").is_file():
+        pytest.skip("Python's headers, with which torch compiles for CPUs, are not installed")
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     for rows in (5, 9, 12):
         shapes = (rows, 3, 8), (8,), (6, 24), (rows, 10), (rows, 1, 4), (rows, 1, 4)
         given = [one.detach().to(device).requires_grad_() for one in leaves(torch.bfloat16, *shapes)]
@@ -168,3 +177,4 @@ def test_compiled_they_give_what_they_give_as_they_stand(device: str, monkeypatc
             far, usual = ((found.double() - truth).norm() / truth.norm() for found in (one, other))
             assert far <= 1.5 * usual + 2e-3 < 0.05
     assert counters["stats"]["unique_graphs"] == graphs > 0
+    assert any((tmp_path / "maestrale" / "kernels").rglob("*.*"))

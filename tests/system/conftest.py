@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.system.launch import Launch
+from tests.system.launch import BEGUN, Launch
 
 Start = Callable[..., Launch]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_launch_is_left() -> Iterator[None]:
+    """What a failed test left running ends with its file, and takes no time from the others."""
+    yield
+    for launch in BEGUN:
+        if launch.process.poll() is None:
+            launch.remember_processes()
+            launch.kill()
+    BEGUN.clear()
 
 
 @pytest.fixture(scope="session")

@@ -46,6 +46,10 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+BEGUN: list[Launch] = []
+"""all launches of this process"""
+
+
 class Launch:
     """One torchrun of the tiny model; `wait()` returns the exit code, `output` all it printed."""
 
@@ -80,6 +84,7 @@ class Launch:
             line, cwd=ROOT, stdout=self._stream, stderr=subprocess.STDOUT, env=environment, start_new_session=True
         )
         self.tree: set[psutil.Process] = set()
+        BEGUN.append(self)
 
     @property
     def output(self) -> str:

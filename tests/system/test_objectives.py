@@ -60,6 +60,7 @@ def test_soft_values_are_sampled_once_and_kept(start: Start, tmp_path: Path):
     assert numbers(second, 2) == numbers(first, 2) and numbers(first, 2)["kl/reference"] != 0
 
 
+@pytest.mark.soak
 def test_a_moving_reference_goes_on_from_the_checkpoint_beside_a_teacher(start: Start, seasoned: Path, tmp_path: Path):
     """Two steps a batch, clipped at its start. The teacher is the policy that the run starts with; the reference of the
     checkpoint is neither that nor the policy, and only with it the second batch repeats."""

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer, models
 from shared.config import Config
 from shared.errors import ConfigError, DataError, ModelError
 from shared.model import hf
+from tests.families import config_of
 from tests.trainer.test_dry_run import SMOLLM2
 from trainer.__main__ import load
 from trainer.sources import check_tokenizers, check_vocabulary, gather_sources
@@ -90,3 +91,16 @@ def test_a_made_file_that_is_not_there_is_named_by_its_place(tmp_path: Path) -> 
     config = Config.model_validate({"runs_dir": str(tmp_path), "data": {"train": "made/train.jsonl"}})
     with pytest.raises(DataError, match=rf"data.train = '{tmp_path}/run/made/train.jsonl': there is no such file"):
         gather_sources(config)
+
+
+def test_a_model_whose_engines_cannot_take_new_weights_is_refused_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hf, "check_trainable", lambda *_: None)  # the folder holds no weights
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"problem": "1+1?", "answer": "2"}\n')
+    model = make(tmp_path / "policy", "abc")
+    (model / "config.json").write_text(json.dumps(config_of("gpt-oss")))
+    table = {"model": {"path": str(model)}, "data": {"train": str(rows), "validation": ""}}
+    with pytest.raises(ConfigError, match='mode = "rl": vLLM keeps the experts of gpt-oss in another layout'):
+        gather_sources(Config.model_validate(table))

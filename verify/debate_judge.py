@@ -1,0 +1,148 @@
+"""A judge of debates: responses of a group with different answers against each other, a critic arguing for both.
+
+    round 1     the two responses as they are
+    round 2     the critic's rebuttal for each side, written with both responses at hand
+    verdict     the judge decides which answer is right
+
+Each pair debates twice, once in each order.
+The reward of a response is the mean over its debates of the probability that the judge gives to its side: the rewards
+of the two sides of a debate add up to 1. Responses with the same answer never meet, so a group with one answer teaches
+nothing. Source: Kenton et al. 2024 (2407.04622), debate; that a critic speaks instead of the policy itself is ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+from collections.abc import Sequence
+
+from shared.chat_endpoint import FAILURES, key_headers
+from shared.errors import ConfigError
+from shared.judge_settings import Judge
+from shared.types import Verdict
+from verify.llm_judge import ATTEMPTS, REPLY_TOKENS, Endpoint, is_measured
+from verify.oversight import prompts
+from verify.oversight.players import ModelPlayer, hold
+from verify.oversight.protocol import Rules, decide, marks
+from verify.oversight.question import Ask, JudgeVerdict, Play, Question, Speech
+from verify.oversight.speech import plain, read_speech
+from verify.plugins import Case, Failed
+
+LONGER = 8
+"""a response may have so many times the words of a rebuttal"""
+
+
+def answers_alike(one: Case, two: Case) -> bool:
+    """Return whether two responses give the same answer: as the verifier says where it judged them right or wrong (two
+    right ones do), else word for word."""
+    if Verdict.CORRECT in (one.verdict, two.verdict):
+        return one.verdict is two.verdict
+    return plain(one.answer or one.response) == plain(two.answer or two.response)
+
+
+def draw_pairs(cases: Sequence[Case], opponents: int) -> list[tuple[int, int]]:
+    """Draw who debates with whom: places of responses with different answers, at most `opponents` debates for each.
+
+    The same for the same problem, group and responses' answers.
+    """
+    first = cases[0]
+    pairs = [(i, j) for j in range(len(cases)) for i in range(j) if not answers_alike(cases[i], cases[j])]
+    random.Random(f"debates {first.group} {first.problem.id}").shuffle(pairs)
+    held, drawn = [0] * len(cases), []
+    for i, j in pairs:
+        if held[i] < opponents and held[j] < opponents:
+            held[i], held[j] = held[i] + 1, held[j] + 1
+            drawn.append((i, j))
+    return drawn
+
+
+def debate(one: Case, two: Case, rules: Rules, secret: str) -> Play[JudgeVerdict]:
+    """Hold a debate between two responses, the first of which stands first: yields two rebuttals, then the verdict."""
+    texts = [case.answer or f"the response of {name}" for case, name in zip((one, two), rules.names, strict=True)]
+    question = Question(id=one.problem.id, text=one.problem.text, answers=(texts[0], texts[1]), right=None)
+    source = marks(secret)
+    heard = [_speech(side, 1, case.response, LONGER, rules) for side, case in ((1, one), (2, two))]
+    asks: list[Ask] = [
+        prompts.speech(
+            question, side, 2, heard, words=rules.words, samples=1, thinking=rules.thinking, names=rules.names,
+            alone=False, marks=source,
+        )
+        for side in (1, 2)
+    ]  # fmt: skip
+    replies = yield asks
+    rebuttals = [_speech(side, 2, said[0].text, 1, rules) for side, said in zip((1, 2), replies, strict=True)]
+    verdict: JudgeVerdict = yield from decide(question, [*heard, *rebuttals], rules, secret)
+    return verdict
+
+
+def _speech(side: int, number: int, text: str, longer: int, rules: Rules) -> Speech:
+    return Speech(
+        speaker=rules.names[side - 1], answer=side, round=number, **read_speech(text, longer * rules.words)._asdict()
+    )
+
+
+def probability(verdict: JudgeVerdict) -> float:
+    """Return the probability of answer 1 that a verdict stands for; 1/2 where it names none."""
+    return verdict.score(1) if verdict.probability is None else verdict.probability
+
+
+class DebateEndpoint(Endpoint):
+    """Asks a critic and a judge about the responses of a group."""
+
+    def __init__(self, name: str, judge: Judge, where: str):
+        """where: the section of the settings. Raises ConfigError when an address or a model is missing, or a key's
+        variable is not set."""
+        super().__init__(name, judge, where)
+        critic = judge.critic
+        if judge.api != "chat":
+            raise ConfigError(f'{where}.api = "{judge.api}": a judge of debates must be a language model: "chat"')
+        if not critic.url.startswith(("http://", "https://")) or not critic.model:
+            raise ConfigError(
+                f'{where}.asks = "debate" needs {where}.critic.url (is "{critic.url}"), an address such as '
+                f'"http://127.0.0.1:8000/v1", and {where}.critic.model (is "{critic.model}")'
+            )
+        headers = key_headers(critic.key_variable, f"{where}.critic.key_variable")
+        shared = {"concurrent": self.endpoint.concurrent, "tries": ATTEMPTS, "max_tokens": REPLY_TOKENS}
+        self.players = {
+            "agent": ModelPlayer(critic.url, critic.model, headers, judge.deadline_s, temperature=1.0, **shared),
+            "judge": ModelPlayer(
+                judge.url, judge.model, key_headers(judge.key_variable, f"{where}.key_variable"), judge.deadline_s,
+                temperature=1.0, **shared,
+            ),
+        }  # fmt: skip
+        self.rules = Rules(rounds=2, words=critic.words)
+
+    def calls(self, completions: int) -> int:
+        """Return how many requests a group takes at most: two rebuttals and a verdict for each debate."""
+        return 6 * (completions * min(self.judge.opponents, completions - 1) // 2)
+
+    async def prefer(self, cases: Sequence[Case]) -> list[float]:
+        """Return [completions] the mean probability that the judge gives to each one's answer, in [0, 1]; 1/2 for one
+        that met no other answer. Raises Failed when a player does not answer."""
+        pairs = draw_pairs(cases, self.judge.opponents)
+        shares = await asyncio.gather(*(self._share(cases[one], cases[two]) for one, two in pairs))
+        won: list[list[float]] = [[] for _ in cases]
+        for (one, two), share in zip(pairs, shares, strict=True):
+            won[one].append(share)
+            won[two].append(1 - share)
+        return [sum(held) / len(held) if held else 0.5 for held in won]
+
+    async def _share(self, one: Case, two: Case) -> float:
+        """Return the probability of the first one's answer: the mean of two debates, one in each order."""
+        try:
+            first, second = await asyncio.gather(self._verdict(one, two), self._verdict(two, one))
+        except FAILURES as error:
+            reason = f"reward {self.name}: a debate failed with {type(error).__name__}: {error}"
+            raise Failed(Verdict.CRASH, reason[:500]) from None
+        self.measurement.first += [first.score(1), second.score(1)]
+        self.measurement.agreed.append(float(first.answer is not None and first.answer == 3 - (second.answer or 0)))
+        share = (probability(first) + 1 - probability(second)) / 2
+        if is_measured(self.judge, one) and {one.verdict, two.verdict} == {Verdict.CORRECT, Verdict.WRONG}:
+            right = share if one.verdict is Verdict.CORRECT else 1 - share
+            self.measurement.right.append(0.5 if right == 0.5 else float(right > 0.5))
+        return share
+
+    async def _verdict(self, one: Case, two: Case) -> JudgeVerdict:
+        play = debate(one, two, self.rules, secrets.token_hex(16))
+        return (await hold(play, lambda ask: self.players[ask.role], secrets.token_hex(8))).result
