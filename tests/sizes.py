@@ -25,10 +25,10 @@ OTHERS = ("benchmarks", "tests")
 APART = ("reward.judge.", "environment.")
 """settings of the judge and of environments, which validate their own"""
 BUDGETS = {
-    "product lines": 61_150,
-    "training lines": 24_250,
-    "files": 374,
-    "settings": 88,
+    "product lines": 61_970,
+    "training lines": 24_980,
+    "files": 378,
+    "settings": 90,
     "class names used twice": 0,
 }
 """A later issue may raise one, in a commit of its own that gives the reason; one that lowers a total lowers it."""
