@@ -173,15 +173,10 @@ class TrainerRank:
         `build` and `make_sender` raise."""
         checksums = self.load_policy(Path(model_dir), Path(checkpoint_dir) if checkpoint_dir else None)
         self.sender = make_sender(
-            self.config.rollout.transport,
-            list(fsdp.trained(self.decoder)),
-            getattr(torch, self.config.model.dtype),
-            rank=self.rank,
-            world=self.world,
-            store=self.role.store,
-            engines=self.config.placement.engines,
+            self.config.rollout.transport, list(fsdp.trained(self.decoder)), getattr(torch, self.config.model.dtype),
+            rank=self.rank, world=self.world, store=self.role.store, engines=self.config.placement.engines,
             scales={name + lora.B: layer.scale for name, layer in lora.adapters(self.decoder)},
-        )
+        )  # fmt: skip
         return LoadedTrainer(
             parameters=sum(parameter.numel() for parameter in self.decoder.parameters()),
             transfer=self.sender.describe(),
