@@ -44,8 +44,8 @@ TABLE = 4096
 """lengths in the table"""
 PROBE_LOGPROB = -1.0
 """of every token of the probe, from both sides"""
-SUMS = ("loss", "tokens", "ratio", "abs_logprob_difference", "kl_k3", "clipped_low", "clipped_high", "masked",
-        "entropy")  # fmt: skip
+SUMS = ("loss", "tokens", "compared", "ratio", "abs_logprob_difference", "kl_k3", "clipped_low", "clipped_high",
+        "masked", "entropy")  # fmt: skip
 MAXIMA = ("ratio", "abs_logprob_difference")
 
 

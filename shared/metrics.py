@@ -48,6 +48,8 @@ METRICS: dict[str, Metric] = {
     "staleness/max": Metric("versions", "age of the oldest trained token"),
     "spans/multi_version_share": Metric("share", "completions sampled by two or more policy versions"),
     "groups/trained": Metric("groups", "groups in this step"),
+    "groups/offline": Metric("groups", "offline groups in this step, beside the sampled ones"),
+    "reward/offline": Metric("reward", "mean total reward of the offline groups of this step"),
     "groups/filtered": Metric("groups", "groups without signal since the last step: all values equal, not trained"),
     "completions/aborted": Metric("completions", "completions given up, for engines died of them: 0 but for a fault"),
     "completions/continued": Metric("completions", "completions that went on after their engine died"),

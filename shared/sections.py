@@ -20,7 +20,7 @@ from shared.section import Section
 CONDITION = re.compile(r"\s*(?P<metric>[\w/]+)\s*(?P<sign>[<>])\s*(?P<number>-?\d+(?:\.\d+)?(?:e-?\d+)?)\s*")
 """form of `Stage.until`"""
 STAGED: dict[str, tuple[str, ...]] = {
-    "data": ("pass_rate", "domains", "drop_solved_after"),
+    "data": ("pass_rate", "domains", "drop_solved_after", "offline_share"),
     "rollout": ("prompts_per_step", "group_size", "max_async_level", "reorder_window", "max_completion_tokens"),
     "reward": ("length", "length_max", "overlong_buffer", "language"),
     "optimiser": ("minibatches", "learning_rate"),
@@ -66,6 +66,11 @@ class Data(Section):
     drop_solved_after: int = Field(0, ge=0)
     """at a change of stage, problems that were solved by all completions of their last so many groups are drawn no
     more; 0 keeps them"""
+    offline: str = ""
+    """completions that this run does not sample, to learn from beside its own: a run's folder (its rollouts), or JSONL
+    of {"problem", "completion", "reward"}, pairs and others (docs/offline.md); "" for none"""
+    offline_share: float = Field(0.5, ge=0, lt=1)
+    """share of the groups of a batch that are offline, beside rollout.prompts_per_step sampled ones"""
 
     def own_contradictions(self) -> Iterator[str]:
         """Yield what the names and bounds of the problems contradict."""
@@ -325,7 +330,7 @@ class Stage(Section):
     over_steps: int = Field(5, ge=1)
     """steps of the stage over which `until` takes its mean"""
     data: dict[str, Any] = {}
-    """settings of [data] from this stage on: pass_rate, domains, drop_solved_after"""
+    """settings of [data] from this stage on: pass_rate, domains, drop_solved_after, offline_share"""
     rollout: dict[str, Any] = {}
     """settings of [rollout] from this stage on: prompts_per_step, group_size, max_async_level, reorder_window,
     max_completion_tokens"""

@@ -239,6 +239,8 @@ class Group(msgspec.Struct, omit_defaults=True):
     """[group_size] decoded completions, for verifiers and people only; never trained on"""
     turns: list[list[TurnText]] = []
     """[group_size] what was said in each episode; in rollout files only"""
+    source: str = ""
+    """where an offline group comes from; "" for one that this run sampled"""
 
     @property
     def complete(self) -> bool:
@@ -271,6 +273,8 @@ class TrainSequence(msgspec.Struct, gc=False):
     """name -> [loss tokens] log-probs, 0 for tokens that were not sampled: "behaviour" under the policy that sampled
     (the engine's), "old" under the policy at the start of the batch, where that is not the policy now, "teacher" under
     a teacher that is asked over HTTP"""
+    offline: bool = False
+    """this run did not sample it: it may lack "behaviour", and tells nothing of how engines and trainers agree"""
 
     @property
     def prompt_tokens(self) -> int:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rollout.client import EngineClient
@@ -31,6 +32,7 @@ from trainer.ledger import Interrupted, Ledger
 from trainer.objectives.objective import Need
 from trainer.objectives.registry import needs, objective_of
 from trainer.objectives.sequences import train_sequences
+from trainer.offline import OfflineGroups, offline_count
 from trainer.rank import TrainerRank
 from trainer.run_log import RunLogger
 from trainer.schedule import learning_rate
@@ -65,6 +67,8 @@ class TrainingLoop:
     """None without validation problems"""
     teacher: Teacher | None = None
     """asked over HTTP"""
+    offline: OfflineGroups | None = None
+    """of data.offline, settled"""
     values: dict[str, float] | None = None
     """problem id -> soft value, for spo"""
     loops: asyncio.TaskGroup = field(init=False)
@@ -181,11 +185,12 @@ class TrainingLoop:
                     self.logger.progress.warning("a validation evaluation under way ends here and is not made up for")
                 raise
             staleness = [ledger.staleness(group) for group in groups]
-            learned = await self.learn(groups, sync)
+            offline = self.offline_groups()
+            learned = await self.learn(groups, sync, offline)
             check_alive(learned, self.config, self.vocabulary, ledger.version + 1, max(staleness))
             filtered = ledger.trained(groups)
             version = ledger.version
-            row = self.logger.step(groups, staleness, filtered, learned, version)
+            row = self.logger.step(groups, staleness, filtered, learned, version, offline)
             if reason := ledger.stages.observe(row, [*groups, *filtered]):
                 ledger.end_stage(reason)
             await clock("rollouts of the step before", kept, self.config.deadlines.step_s)
@@ -200,12 +205,21 @@ class TrainingLoop:
         await clock("last weight update", sync)
         self.engines.close()
 
-    async def learn(self, groups: list[Group], sync: asyncio.Future[None]) -> Learned:
-        """One optimiser step on each minibatch of a batch (by default the batch is one), once `sync` has read the
-        weights."""
+    def offline_groups(self) -> list[Group]:
+        """The groups that are trained with the next batch and were not sampled by this run."""
+        if self.offline is None:
+            return []
+        return self.offline.batch(self.ledger.version, offline_count(self.config), self.config.seed)
+
+    async def learn(self, groups: list[Group], sync: asyncio.Future[None], offline: Sequence[Group] = ()) -> Learned:
+        """One optimiser step on each minibatch of a batch (by default the batch is one), each with its part of the
+        offline groups, once `sync` has read the weights."""
         config, trainers, clock, steps = self.config, self.trainers, self.clock, []
         rate = learning_rate(self.ledger.version, config.steps, config.optimiser)
         minibatches = split(groups, config.optimiser.minibatches)
+        if offline:
+            parts = split(offline, config.optimiser.minibatches)
+            minibatches = [own + others for own, others in zip(minibatches, parts, strict=True)]
         # in a thread: splicing answers into thousands of long completions takes seconds, and heartbeats go on
         works = [await clock("plan of the step", asyncio.to_thread(self.plan, minibatch)) for minibatch in minibatches]
         if len(works) > 1 and Need.OLD_LOGPROBS in needs(self.config):

@@ -46,7 +46,8 @@ FITTING_IN_A_ROW = 200
 
 
 @lru_cache(maxsize=4)
-def _permutation(seed: int, epoch: int, count: int) -> list[int]:
+def permutation(seed: int, epoch: int, count: int) -> list[int]:
+    """The order of `count` rows in an epoch."""
     order = list(range(count))
     random.Random(f"order {seed} {epoch}").shuffle(order)
     return order
@@ -129,7 +130,7 @@ class DataSource:
         problems, count = self.problems, len(self.problems)
         epoch, position = divmod(index - self.stages.state.first_index, count)
         shuffle = self.stages.now.data.order == "shuffle"
-        return problems[_permutation(self.seed, epoch, count)[position] if shuffle else position]
+        return problems[permutation(self.seed, epoch, count)[position] if shuffle else position]
 
     def render(self, problem: Problem, index: int) -> Prompt:
         """The prompt of a problem."""

@@ -68,12 +68,13 @@ def check(sequence: TrainSequence, sft: bool) -> None:
         return
     if len(sequence.advantages) != len(sequence.segments):
         raise RunError(f"{len(sequence.advantages)} advantages came with {len(sequence.segments)} segments")
-    for name, column in {"behaviour": [], **sequence.columns}.items():
+    needed: dict[str, list[float]] = {} if sequence.offline else {"behaviour": []}
+    for name, column in (needed | sequence.columns).items():
         if len(column) != count:
             raise RunError(f"{len(column)} log-probs ({name}) came with a completion of {count} tokens")
     if not all(map(math.isfinite, sequence.columns.get("teacher", ()))):
         raise NonFinite("a log-prob of the teacher is not a finite number: see objective.teacher")
-    behaviour = sequence.columns["behaviour"]
+    behaviour = sequence.columns.get("behaviour", [])
     if not all(map(math.isfinite, behaviour)):
         position = next(i for i, value in enumerate(behaviour) if not math.isfinite(value))
         ids = list(compress(sequence.token_ids, sequence.mask))

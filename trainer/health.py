@@ -46,7 +46,7 @@ def check_alive(learned: Learned, config: Config, vocabulary: int, step: int, ag
                 f"step {step}: grad_norm is exactly 0, though {free:.0f} of {tokens:.0f} tokens have an advantage that "
                 f"pulls at them: {REPAIR}"
             )
-    difference = sums["abs_logprob_difference"] / tokens
+    difference = sums["abs_logprob_difference"] / max(sums["compared"], 1.0)
     rounding = ROUNDINGS * LOGPROB_LIMITS[config.model.dtype]
     if age == 0 and config.optimiser.minibatches == 1 and difference > rounding:
         raise TrainingDied(
@@ -67,8 +67,9 @@ def check_alive(learned: Learned, config: Config, vocabulary: int, step: int, ag
 
 def engine_surprise(learned: Learned) -> float:
     """Mean -log-prob that the engine gave the tokens of a batch when it sampled them."""
-    told = [value for sequence in sequences_of(learned) for value in sequence.columns["behaviour"]]
-    sampled = sum(sequence.mask.count(SAMPLED) for sequence in sequences_of(learned))
+    own = [sequence for sequence in sequences_of(learned) if not sequence.offline]
+    told = [value for sequence in own for value in sequence.columns["behaviour"]]
+    sampled = sum(sequence.mask.count(SAMPLED) for sequence in own)
     return -math.fsum(told) / max(sampled, 1)
 
 

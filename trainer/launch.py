@@ -38,12 +38,13 @@ from trainer.export import export_best, export_last
 from trainer.ledger import Interrupted, Ledger
 from trainer.objectives.objective import Need
 from trainer.objectives.registry import needs, objective_of
+from trainer.offline import load_offline
 from trainer.origin import Origin, origin_of, reference_parts
 from trainer.probe import choose_probe
 from trainer.problem_file import ProblemFile, check_answers, read_problems, refuse_prose, tell, without_long
 from trainer.rank import LoadedTrainer, TrainerRank
 from trainer.safetensors_file import REFERENCE
-from trainer.sft import Demonstrations, load_demonstrations, sft, sft_run
+from trainer.sft import Demonstrations, demonstrations_of, sft, sft_run
 from trainer.soft_values import forget_values, soft_values
 from trainer.sources import Sources
 from trainer.stages import Stages
@@ -177,13 +178,20 @@ class Launch:
             for line in objective_lines(config):
                 progress.warning(line)
         try:
+            offline = await load_offline(self.sources.offline, prompts, scorer, config, progress)
             await start_episodes(episodes, files, [*problems, *validation])
             await self._ask_teacher(prompts, problems)
             source = DataSource(problems, self.stages, prompts)
             validation = await self._check_data(files, source, scorer, validation)
-            demonstrations = await asyncio.to_thread(self._demonstrations, prompts, newest)
+            imitates = newest is None or config.mode == "sft"
+            demonstrations = (
+                await asyncio.to_thread(demonstrations_of, self.sources, prompts, config, progress.warning)
+                if imitates
+                else None
+            )
             await self._start_ranks(newest)
             run = self._assemble(source, scorer, ledger, clock, validation)
+            run.offline = offline
             settings_file.write(self.given, config.run_dir / "config.toml")
             try:
                 await self._learn(run, demonstrations, newest)
@@ -217,18 +225,6 @@ class Launch:
             parts[place] = without_long(found, problems, long, source.room)
         tell(files, self.progress.warning)
         return parts[1] if validation else []
-
-    def _demonstrations(self, prompts: PromptFormat, newest: Path | None) -> Demonstrations | None:
-        """Load the demonstrations that this launch imitates; None if it imitates none."""
-        config, sources = self.config, self.sources
-        if not (config.sft.steps and sources.demonstrations and (newest is None or config.mode == "sft")):
-            return None
-        found = load_demonstrations(
-            sources.demonstrations, sources.general, config.sft, prompts, config.model.max_tokens
-        )
-        for line in found.left_out:
-            self.progress.warning(line)
-        return found
 
     async def _ask_teacher(self, prompts: PromptFormat, problems: list[Problem]) -> None:
         """Connect to the teacher behind an address, where the objective has one."""
@@ -375,6 +371,8 @@ class Launch:
         if Need.START_VALUES in needs(self.config):
             begun = run.ledger.version > 0
             run.values = await soft_values(self.config, self.engines, run.scorer, run.source, self.progress, begun)
+            if run.offline is not None:
+                run.offline.keep_valued(run.values)
 
     async def _evaluate(self, run: TrainingLoop, version: int) -> None:
         """Evaluate at the sampling temperature and, with evaluate.greedy, greedily; existing results are not remade."""

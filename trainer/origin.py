@@ -46,8 +46,8 @@ FREE = (
 )  # fmt: skip
 """settings and sections that do not change what a step means"""
 PATHS = (
-    "prepare.script", "model.path", "data.train", "data.validation", "sft.demonstrations", "sft.general",
-    "objective.teacher", "reward.plugins", "environment.plugins",
+    "prepare.script", "model.path", "data.train", "data.validation", "data.offline", "sft.demonstrations",
+    "sft.general", "objective.teacher", "reward.plugins", "environment.plugins",
 )  # fmt: skip
 """settings that say where something lies: what lies there is compared instead"""
 PIECES, PIECE_BYTES = 64, 1 << 16
@@ -92,6 +92,8 @@ def origin_of(config: Config, sources: Sources, prompts: PromptFormat) -> Origin
     ):
         if path is not None:
             contents[setting] = {"content": content_of(path, setting)}
+    if sources.offline:
+        contents["data.offline"] = {path.name: content_of(path, "data.offline") for path in sources.offline}
     if config.prepare.script:
         contents["prepare.script"] = {"content": content_of(Path(config.prepare.script), "prepare.script")}
     teacher = objective_of(config)

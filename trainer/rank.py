@@ -40,8 +40,8 @@ from trainer import forward_backward, fsdp, optimiser, reference, safetensors_fi
 from trainer.flops import peak_of
 from trainer.forward_backward import AuxiliaryModels, StepSums
 from trainer.memory import DTYPE_BYTES, recomputed_layers
+from trainer.objectives.objective import Need
 from trainer.objectives.registry import objective_of
-from trainer.objectives.regularised import Dro
 from trainer.offload import HostMemory
 from trainer.reference import KeptAdapters
 from trainer.safetensors_file import REFERENCE
@@ -171,26 +171,12 @@ class TrainerRank:
     def load(self, model_dir: str, checkpoint_dir: str | None = None) -> LoadedTrainer:
         """Build model and optimiser: from the checkpoint folder if given, else from the model folder. Raises what
         `build` and `make_sender` raise."""
-        self.model_dir = Path(model_dir)
-        self.mesh = fsdp.join(self.role.store, self.rank, self.world, self.role.device, self.config.deadlines.step_s)
-        checkpoint = Path(checkpoint_dir) if checkpoint_dir else None
-        built = build(self.model_dir, checkpoint, self.config, self.mesh, self.role.device)
-        self.decoder, self.optimiser, checksums = built
-        if isinstance(self.objective, Dro):
-            rate = self.objective.value_learning_rate
-            self.auxiliary.values = ValueHead(self.decoder.config.hidden_size, rate, self.role.device)
-            if checkpoint is not None:
-                self.auxiliary.values.load(checkpoint)
+        checksums = self.load_policy(Path(model_dir), Path(checkpoint_dir) if checkpoint_dir else None)
         self.sender = make_sender(
-            self.config.rollout.transport,
-            list(fsdp.trained(self.decoder)),
-            getattr(torch, self.config.model.dtype),
-            rank=self.rank,
-            world=self.world,
-            store=self.role.store,
-            engines=self.config.placement.engines,
+            self.config.rollout.transport, list(fsdp.trained(self.decoder)), getattr(torch, self.config.model.dtype),
+            rank=self.rank, world=self.world, store=self.role.store, engines=self.config.placement.engines,
             scales={name + lora.B: layer.scale for name, layer in lora.adapters(self.decoder)},
-        )
+        )  # fmt: skip
         return LoadedTrainer(
             parameters=sum(parameter.numel() for parameter in self.decoder.parameters()),
             transfer=self.sender.describe(),
@@ -198,6 +184,19 @@ class TrainerRank:
             checksums=checksums,
             peak_flops=peak_of(self.card),
         )
+
+    def load_policy(self, model_dir: Path, checkpoint: Path | None = None) -> dict[str, dict[str, int]]:
+        """Join the other trainers and build model, optimiser and value head; returns the checksums of `build`."""
+        self.model_dir = model_dir
+        self.mesh = fsdp.join(self.role.store, self.rank, self.world, self.role.device, self.config.deadlines.step_s)
+        built = build(model_dir, checkpoint, self.config, self.mesh, self.role.device)
+        self.decoder, self.optimiser, checksums = built
+        if Need.VALUE in self.objective.needs:
+            rate = self.objective.in_force["value_learning_rate"]
+            self.auxiliary.values = ValueHead(self.decoder.config.hidden_size, rate, self.role.device)
+            if checkpoint is not None:
+                self.auxiliary.values.load(checkpoint)
+        return checksums
 
     @property
     def card(self) -> str:

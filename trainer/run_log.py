@@ -30,7 +30,7 @@ from trainer.evaluation import FILE, Evaluation, EvaluationRecord, forget_evalua
 from trainer.ledger import Ledger
 from trainer.rank import Stepped
 from trainer.schedule import learning_rate
-from trainer.step_metrics import rollout_metrics, speed_metrics, training_metrics
+from trainer.step_metrics import offline_metrics, rollout_metrics, speed_metrics, training_metrics
 from trainer.timing import IdleSeats, PhaseTimer
 from trainer.trackers import Trackers
 from verify.scorer import RewardScorer
@@ -95,11 +95,19 @@ class RunLogger:
         self.last_sync = report
 
     def step(
-        self, groups: list[Group], staleness: list[int], filtered: list[Group], learned: Learned, version: int
+        self,
+        groups: list[Group],
+        staleness: list[int],
+        filtered: list[Group],
+        learned: Learned,
+        version: int,
+        offline: list[Group] | None = None,
     ) -> dict[str, float]:
         """Record that a batch was trained, which gave `version`. Returns its metrics."""
         account = self.clock.close_step()
         row = rollout_metrics(groups, staleness, filtered)
+        if offline:
+            row |= offline_metrics(offline)
         row |= training_metrics(learned.sums, learned.stepped, learned.plan)
         row["stage"] = self.ledger.stage.number
         row["lr"] = learning_rate(version - 1, self.config.steps, self.config.optimiser)

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shared.chat import Chat
 from shared.config import Config
@@ -21,13 +22,16 @@ from shared.sections import Sft
 from shared.types import CONTEXT, IMITATED
 from trainer.batching import Learned, plan_batch
 from trainer.client import TrainerClient
-from trainer.controller import TrainingLoop
 from trainer.data import PromptFormat
 from trainer.evaluation import evaluation_due
 from trainer.ledger import Interrupted
 from trainer.objectives.sequences import Demonstration, sft_sequences
 from trainer.rank import TrainerRank
 from trainer.schedule import warm_and_decay
+from trainer.sources import Sources
+
+if TYPE_CHECKING:
+    from trainer.controller import TrainingLoop
 
 WARMUP_STEPS = 20
 FINAL_SHARE = 0.1
@@ -53,6 +57,18 @@ class Demonstrations:
         wanted = size * self.general_share
         count = int(wanted) + (rng.random() < wanted % 1)
         return rng.choices(self.reasoning, k=size - count) + rng.choices(self.general, k=count)
+
+
+def demonstrations_of(
+    sources: Sources, prompts: PromptFormat, config: Config, warning: Callable[[str], None]
+) -> Demonstrations | None:
+    """The demonstrations that the settings name; None where none are to be imitated. Raises DataError."""
+    if not (config.sft.steps and sources.demonstrations):
+        return None
+    found = load_demonstrations(sources.demonstrations, sources.general, config.sft, prompts, config.model.max_tokens)
+    for line in found.left_out:
+        warning(line)
+    return found
 
 
 def load_demonstrations(

@@ -79,13 +79,20 @@ def settings_of(config: Config) -> dict[str, Any]:
     }
 
 
-def soft_value(rewards: Sequence[float], beta: float) -> float:
-    """beta log mean exp(r / beta) of one prompt's rewards, without overflow. For rewards of 0 and 1, p of them 1, it is
-    beta log(1 - p + p exp(1 / beta)). Raises NonFinite for a reward that is not a finite number."""
-    if not all(map(math.isfinite, rewards)):
+def soft_value(rewards: Sequence[float], beta: float, log_weights: Sequence[float] = ()) -> float:
+    """beta log (sum w exp(r / beta) / sum w) of one prompt's rewards, without overflow. log_weights: log ref / mu of
+    each completion where another policy sampled them (the mean under ref by self-normalised importance sampling); none
+    where ref did, and then rewards of 0 and 1, p of them 1, give beta log(1 - p + p exp(1 / beta)). Raises NonFinite
+    for a number that is not finite."""
+    weights = log_weights or [0.0] * len(rewards)
+    if not all(map(math.isfinite, (*rewards, *weights))):
         raise NonFinite(f"a reward is not a finite number: {list(rewards)}")
-    top = max(rewards)
-    return top + beta * math.log(math.fsum(math.exp((reward - top) / beta) for reward in rewards) / len(rewards))
+
+    def log_sum(values: list[float]) -> float:
+        return (top := max(values)) + math.log(math.fsum(math.exp(value - top) for value in values))
+
+    tilted = [weight + reward / beta for weight, reward in zip(weights, rewards, strict=True)]
+    return beta * (log_sum(tilted) - log_sum(list(weights)))
 
 
 def draws_of(stage: Config) -> int:

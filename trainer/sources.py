@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,8 @@ class Sources:
     validation: Path | None
     demonstrations: Path | None
     general: Path | None
+    offline: tuple[Path, ...] = ()
+    """files of data.offline: one, or those of a run's rollouts"""
     teacher_dir: Path | None = None
     """model folder of a teacher that runs in the trainers"""
 
@@ -144,8 +147,31 @@ def gather_sources(config: Config) -> Sources:
         validation=find("data.validation", config.data.validation),
         demonstrations=find("sft.demonstrations", config.sft.demonstrations),
         general=find("sft.general", config.sft.general),
+        offline=offline_files(config),
         teacher_dir=teacher_dir,
     )
+
+
+def offline_files(config: Config) -> tuple[Path, ...]:
+    """The files of data.offline: the one that it names, or all rollouts of the run whose folder it names, in order of
+    their steps. Raises DataError for a folder without any, and for recorded log-probs at another temperature."""
+    if not config.data.offline or config.mode != "rl":
+        return ()
+    path = Path(config.locate(config.data.offline))
+    if path.is_file():
+        return (path,)
+    found = sorted((path / "rollouts").glob("step_*.jsonl"), key=lambda one: int("0" + one.stem.removeprefix("step_")))
+    if not found:
+        raise DataError(f"data.offline = '{path}': it is neither a file nor a run's folder with rollouts/step_N.jsonl")
+    settings = path / "config.toml"
+    told = tomllib.loads(settings.read_text(encoding="utf-8")) if settings.is_file() else {}
+    then = told.get("rollout", {}).get("temperature", config.rollout.temperature)
+    if then != config.rollout.temperature:
+        raise DataError(
+            f"data.offline = '{path}': its log-probs are at rollout.temperature = {then}, and this run has "
+            f"{config.rollout.temperature}: set the same"
+        )
+    return tuple(found)
 
 
 def check_vocabulary(model_dir: Path) -> None:

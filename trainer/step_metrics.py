@@ -77,6 +77,12 @@ def rollout_metrics(groups: list[Group], staleness: list[int], filtered: list[Gr
     return row | ({"accuracy": mean(right)} if right else {}) | ({"tests_passed": mean(programs)} if programs else {})
 
 
+def offline_metrics(groups: list[Group]) -> dict[str, float]:
+    """Number of the offline groups of a step, and their mean reward."""
+    rewards = [reward.total for group in groups for reward in group.rewards if reward and reward.verdict.graded]
+    return {"groups/offline": float(len(groups)), "reward/offline": mean(rewards)}
+
+
 def mean(values: list[float]) -> float:
     """The mean; 0 of none."""
     return float(np.mean(values)) if values else 0.0
@@ -131,11 +137,6 @@ def training_metrics(sums: StepSums, stepped: Stepped, plan: BatchPlan) -> dict[
     tokens = max(sums.sums["tokens"], 1.0)
     row = {
         "loss": sums.sums["loss"],
-        "ratio/mean": sums.sums["ratio"] / tokens,
-        "ratio/max": sums.maxima["ratio"],
-        "logprob_difference/mean": sums.sums["abs_logprob_difference"] / tokens,
-        "logprob_difference/max": sums.maxima["abs_logprob_difference"],
-        "kl/k3": sums.sums["kl_k3"] / tokens,
         "clip/low": sums.sums["clipped_low"] / tokens,
         "clip/high": sums.sums["clipped_high"] / tokens,
         "clip/masked": sums.sums["masked"] / tokens,
@@ -144,6 +145,14 @@ def training_metrics(sums: StepSums, stepped: Stepped, plan: BatchPlan) -> dict[
         "padding_share": plan.padding_share,
         "micro_batches": float(len(plan.micro_batches[0])),
     }
+    if compared := sums.sums["compared"]:  # none of a batch of offline rows alone
+        row |= {
+            "ratio/mean": sums.sums["ratio"] / compared,
+            "ratio/max": sums.maxima["ratio"],
+            "logprob_difference/mean": sums.sums["abs_logprob_difference"] / compared,
+            "logprob_difference/max": sums.maxima["abs_logprob_difference"],
+            "kl/k3": sums.sums["kl_k3"] / compared,
+        }
     for name, metric in (("reference_log_ratio", "kl/reference"), ("teacher_log_ratio", "kl/teacher")):
         if name in sums.sums:  # only where the objective has one
             row[metric] = sums.sums[name] / tokens

@@ -1,4 +1,4 @@
-"""The value head of DRO (arXiv 2405.19107): V(x) of a prompt, from the policy's own last hidden state at its end.
+"""The value head of DRO (arXiv 2405.19107) and A-LoL: V(x) from the policy's last hidden state at the prompt's end.
 
     V(x) = w . h(x) / sqrt(hidden size) + b         h(x) without gradients: the head never moves the policy
 
@@ -74,7 +74,7 @@ class ValueHead(nn.Module):
                 parameter.copy_(tensors[name])
         except (OSError, SafetensorError, KeyError) as error:
             raise CheckpointError(
-                f'{path} cannot be read ({error}): objective.name = "dro" goes on only from its own checkpoints; start '
+                f"{path} cannot be read ({error}): a value head goes on only from its own checkpoints; start "
                 "another run (--name=...)"
             ) from error
         saved = self.optimiser.state_dict()

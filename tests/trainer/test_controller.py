@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -50,8 +50,8 @@ class Recorder:
         self.calls.append(f"move {share}")
 
 
-def learned(version: int, minibatches: int, **objective: Any) -> list[str]:
-    """The calls of one batch of four groups, trained on top of `version`."""
+def learned(version: int, minibatches: int, offline: Sequence[int] = (), **objective: Any) -> list[str]:
+    """The calls of one batch of four groups and those `offline`, trained on top of `version`."""
     config = Config.model_validate(
         {
             "rollout": {"prompts_per_step": 4},
@@ -70,11 +70,17 @@ def learned(version: int, minibatches: int, **objective: Any) -> list[str]:
     run.move_reference = lambda: TrainingLoop.move_reference(run)
 
     async def go() -> Learned:
-        return await TrainingLoop.learn(run, GROUPS, run.clock.nothing())
+        others = [Group(Prompt(i, Problem(str(i), "?", "1"), [1]), [], []) for i in offline]
+        return await TrainingLoop.learn(run, GROUPS, run.clock.nothing(), others)
 
     found = asyncio.run(go())
     assert found.sums.sums["loss"] == 1.0 and found.plan.tokens == 10 * minibatches
     return trainers.calls
+
+
+def test_offline_groups_are_dealt_to_the_minibatches() -> None:
+    assert learned(0, 2, offline=[8, 9]) == ["train 018", "step", "train 239", "step"]
+    assert learned(0, 1, offline=[8, 9]) == ["train 012389", "step"]
 
 
 def test_the_policy_of_the_start_is_asked_before_the_first_of_several_steps() -> None:
@@ -166,12 +172,14 @@ def test_a_checkpoint_comes_after_the_rollouts_of_its_step_also_when_ctrl_c_ends
         return None
 
     async def learn(*_: Any) -> Learned:
-        counts = dict.fromkeys(("tokens", "clipped_low", "clipped_high", "masked", "abs_logprob_difference"), 0.0)
+        counts = dict.fromkeys(
+            ("tokens", "compared", "clipped_low", "clipped_high", "masked", "abs_logprob_difference"), 0.0
+        )
         return Learned(BatchPlan([[]], 0, 0, 0.0, 0.0), StepSums(counts, {}, 0.1, 10), Stepped(1.0, 0.1))
 
     run: Any = SimpleNamespace(
         config=config, ledger=ledger, clock=clock, learn=learn, vocabulary=1000, publish=nothing,
-        logger=SimpleNamespace(step=lambda *_: {}, keep=parts.keep), evaluate_if_due=nothing,
+        logger=SimpleNamespace(step=lambda *_: {}, keep=parts.keep), evaluate_if_due=nothing, offline_groups=list,
         checkpointer=Checkpointer(config, ledger, shelf, shelf, clock, Progress(io.StringIO()), Origin({}, {})),
     )  # fmt: skip
 

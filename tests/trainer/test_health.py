@@ -26,7 +26,7 @@ def check(
     """One sequence of ten completion tokens, as a step found it."""
     sequence = make_sequence([1] * 12, 2, [-surprise] * 10, advantage, 0.1)
     sums = {
-        "tokens": 10.0, "clipped_low": float(clipped), "clipped_high": 0.0, "masked": 0.0,
+        "tokens": 10.0, "compared": 10.0, "clipped_low": float(clipped), "clipped_high": 0.0, "masked": 0.0,
         "abs_logprob_difference": 10 * difference,
     }  # fmt: skip
     learned = Learned(

@@ -66,6 +66,11 @@ class ClippedRatio(Objective):
         """The log-probs at the start of the batch, where ratios divide by them."""
         return super().needs | ({Need.OLD_LOGPROBS} if self.ratio_reference == "old" else set())
 
+    @property
+    def learns_from(self) -> Literal["rows", "log-probs", ""]:
+        """Those with log-probs, which a ratio or a weight divides by; else none."""
+        return "" if self.ratio_reference == "old" and self.importance == "none" else "log-probs"
+
     def log_ratios(self, inputs: LossInputs) -> Tensor:
         """[loss_tokens] log r_t, with gradients. The policy at the start of the batch is the one now if it was not
         kept."""

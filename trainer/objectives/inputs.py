@@ -108,6 +108,8 @@ class LossInputs:
     """[completions] of the value head at the prompt; carries gradients"""
     imitated: Tensor | None = None
     """[loss_tokens] bool: the token was put there to be imitated, nothing sampled it; None where all were sampled"""
+    offline: Tensor | None = None
+    """[loss_tokens] bool: this run did not sample the token (its behaviour may be unknown, then 0); None for no such"""
 
     def __post_init__(self) -> None:
         shape = self.logprobs.shape
@@ -174,6 +176,11 @@ def loss_inputs(
         teacher=asked if teacher is None else teacher,
         values=None if values is None else values(completions.first),
         imitated=on_device((kind == IMITATED for kind in kinds), torch.bool) if IMITATED in kinds else None,
+        offline=on_device((sequence.offline for sequence in sequences), torch.bool).repeat_interleave(
+            per_sequence.to(device)
+        )
+        if any(sequence.offline for sequence in sequences)
+        else None,
     )
 
 

@@ -191,6 +191,11 @@ class Jepo(PolicyGradient):
             return all(reward is None or reward.verdict is not Verdict.CORRECT for reward in group.rewards)
         return True
 
+    @property
+    def learns_from(self) -> Literal["rows", "log-probs", ""]:
+        """None: its bound is one of the policy's own reasoning."""
+        return ""
+
     def sequences(
         self, groups: Sequence[Group], config: Config, chat: Chat | None, values: Mapping[str, float] | None
     ) -> list[list[TrainSequence | None]]:

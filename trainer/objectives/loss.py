@@ -30,8 +30,8 @@ class LossOutput:
     loss: Tensor
     """the part of these tokens in the step's loss; carries gradients"""
     sums: dict[str, Tensor]
-    """add over micro-batches and ranks, then divide by "tokens"; only add up "loss" (the policy's part of the step's
-    loss) and "regularisation" (what kl and entropy bonus add to that)"""
+    """add over micro-batches and ranks, then divide by "tokens", those of `divergence` by "compared"; only add up
+    "loss" (the policy's part of the step's loss) and "regularisation" (what kl and entropy bonus add to that)"""
     maxima: dict[str, Tensor]
     """take the largest; empty where there are no tokens"""
 
@@ -54,7 +54,10 @@ def policy_loss(inputs: LossInputs, entropy: Tensor, objective: Objective) -> Lo
     with torch.no_grad():
         log_ratio, own_entropy = sampled.logprobs - sampled.behaviour, entropy
         if inputs.imitated is not None:
-            log_ratio, own_entropy = log_ratio[~inputs.imitated], entropy[~inputs.imitated]
+            own_entropy = entropy[~inputs.imitated]
+        strange = [others for others in (inputs.imitated, inputs.offline) if others is not None]
+        if strange:
+            log_ratio = log_ratio[~torch.stack(strange).any(0)]
         off_policy, maxima = divergence(log_ratio, log_ratio.exp())
         sums = counts(term.loss, own_entropy) | off_policy | regular
         sums |= {name: getattr(term, name).sum() for name in ("clipped_low", "clipped_high", "masked")}
@@ -115,7 +118,8 @@ def regularisation(
 
 
 def divergence(log_ratio: Tensor, ratio: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """How far the trained policy is from the one that sampled: sums and maxima over [loss_tokens].
+    """How far the trained policy is from the one that sampled: sums and maxima over [tokens that this run sampled],
+    whose number is "compared".
 
     logprob_difference sums log mu - log pi (its mean estimates KL(mu || pi)); kl_k3 sums r - 1 - log r, which
     estimates the same with less variance and is never negative (Schulman 2020); ratio and ratio_squared give the
@@ -129,5 +133,6 @@ def divergence(log_ratio: Tensor, ratio: Tensor) -> tuple[dict[str, Tensor], dic
         "ratio": ratio.sum(),
         "ratio_squared": (ratio * ratio).sum(),
     }
+    sums["compared"] = torch.full_like(sums["ratio"], log_ratio.numel())
     maxima = {"abs_logprob_difference": difference.max(), "ratio": ratio.max()} if ratio.numel() else {}
     return sums, maxima

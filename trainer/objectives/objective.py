@@ -78,6 +78,8 @@ class Objective(Section):
     """whether the loss takes a baseline off itself"""
     advantages_by_token: ClassVar[bool] = False
     """whether the tokens of a completion may have advantages of their own, as a teacher gives them"""
+    least_completions: ClassVar[int] = 2
+    """of an offline group: with fewer there is no signal"""
     several_turns: ClassVar[str] = ""
     """why it cannot be trained on episodes of several turns; "" if it can"""
 
@@ -132,6 +134,12 @@ class Objective(Section):
         found = {Need.REFERENCE} if self.reference is not None else set()
         return found | {Need.TEACHER} if self.teacher else found
 
+    @property
+    def learns_from(self) -> Literal["rows", "log-probs", ""]:
+        """Which completions it may learn from that this run did not sample (data.offline): any, those that come with
+        the log-probs of the policy that sampled them, or none."""
+        return ""
+
     def sequences(
         self, groups: Sequence[Group], config: Config, chat: Chat | None, values: Mapping[str, float] | None
     ) -> list[list[TrainSequence | None]]:
@@ -163,6 +171,7 @@ class Objective(Section):
         yield from self._reference_contradictions(config)
         yield from self._teacher_contradictions(config)
         yield from self._advantage_contradictions(config)
+        yield from self._offline_contradictions(config)
         if config.environment.name and (refusal := self.refusal(config.environment.name)):
             yield refusal
         if config.data.open_share and Need.GROUND_TRUTH not in self.needs:
@@ -234,6 +243,15 @@ class Objective(Section):
                 )
         elif self.teacher and (self.teacher_model or self.teacher_key_variable):
             yield "objective.teacher_model and objective.teacher_key_variable are for a teacher's address: remove them"
+
+    def _offline_contradictions(self, config: Config) -> Iterator[str]:
+        if config.data.offline and not self.learns_from:
+            yield (
+                f'data.offline: objective.name = "{self.name}" as set learns only from what its own policy samples: '
+                "use agro, spo, dro, kto, a_lol or c_rlft, or one with importance weights, such as aipo"
+            )
+        elif config.data.offline and self.served_teacher:
+            yield "data.offline: a teacher behind an address is not asked about offline rows: give the teacher's folder"
 
     def _advantage_contradictions(self, config: Config) -> Iterator[str]:
         size, rights = config.rollout.group_size, config.reward.correctness

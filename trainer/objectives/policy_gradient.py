@@ -9,6 +9,7 @@ Unbiased off-policy as far as the importance weights make it so (Williams 1992).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal
 
 from pydantic import Field
 
@@ -34,6 +35,11 @@ class PolicyGradient(Objective):
     """lower bound of `importance`"""
     importance_high: float | None = Field(None, gt=0)
     """upper bound of `importance`; of "divergence_masked", as importance_low, a difference of probabilities"""
+
+    @property
+    def learns_from(self) -> Literal["rows", "log-probs", ""]:
+        """Those with log-probs, which it weighs; without weights none."""
+        return "" if self.importance == "none" else "log-probs"
 
     def loss(self, inputs: LossInputs) -> LossTerm:
         """-sum_t weight_t c_t A_t log pi_t. No gradient flows through c_t."""

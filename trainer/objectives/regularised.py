@@ -35,21 +35,33 @@ class Regularised(Objective):
     own = frozenset({"reference"})
     compares_rewards = False
     reads_plain_rewards = True
+    least_completions = 1
 
     reference: Literal["start", "previous", "average"] | None = "start"
     """the policy that reinforcement learning starts with, an earlier iterate, or a moving average"""
     beta: float = Field(0.1, gt=0)
     """strength of the regularisation, in units of reward"""
 
-    def regularised_rewards(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
-        """(R_i with gradients, weight in the step's loss), each [completions]; the advantages are the rewards.
+    @property
+    def learns_from(self) -> Literal["rows", "log-probs", ""]:
+        """Any: who sampled them plays no part."""
+        return "rows"
+
+    def log_ratios(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
+        """(log pi / ref with gradients, weight in the step's loss), each [completions].
 
         Raises ValueError without the log-probs of a reference."""
         if inputs.reference is None:
             raise ValueError(f'objective.name = "{self.name}" needs the log-probs of a reference')
         of = inputs.completions
-        log_ratio = of.sums(inputs.logprobs - inputs.reference)
-        return inputs.advantages[of.first] - self.beta * log_ratio, inputs.weights[of.first]
+        return of.sums(inputs.logprobs - inputs.reference), inputs.weights[of.first]
+
+    def regularised_rewards(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
+        """(R_i with gradients, weight in the step's loss), each [completions]; the advantages are the rewards.
+
+        Raises ValueError without the log-probs of a reference."""
+        log_ratios, weights = self.log_ratios(inputs)
+        return inputs.advantages[inputs.completions.first] - self.beta * log_ratios, weights
 
     def contradictions(self, config: Config) -> Iterator[str]:
         """Yield what does not go with a regularised reward, and the contradictions of every objective."""
@@ -68,6 +80,8 @@ class Regularised(Objective):
 
 class Agro(Regularised):
     """The variance of R over a group."""
+
+    least_completions = 2
 
     @property
     def needs(self) -> set[Need]:

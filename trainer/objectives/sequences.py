@@ -45,7 +45,7 @@ def train_sequences(
 def sequence_of(group: Group, completion: Completion, advantages: list[float]) -> TrainSequence:
     """Prompt and completion as sampled; the weight is still 0. advantages: one for each turn, or one for all."""
     prompt, sampled = group.prompt.token_ids, completion.sampled
-    columns = {"behaviour": completion.logprobs}
+    columns = {"behaviour": completion.logprobs} if completion.logprobs or not group.source else {}
     if completion.teacher:
         columns["teacher"] = completion.teacher
     if CONTEXT in sampled:
@@ -58,6 +58,7 @@ def sequence_of(group: Group, completion: Completion, advantages: list[float]) -
         advantages=advantages * sum(map(bool, mask.split(b"\0"))) if len(advantages) == 1 else advantages,
         group=group.prompt.index,
         columns=columns,
+        offline=bool(group.source),
     )
 
 

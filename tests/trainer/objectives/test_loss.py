@@ -202,6 +202,7 @@ def test_metrics_are_sums_over_tokens_by_hand() -> None:
     log2 = math.log(2)
     expected = {
         "tokens": 4,
+        "compared": 4,
         "loss": -0.25 * (0.5 - 0.8 + 1.28 - 2.0),
         "entropy": 4,
         "abs_logprob_difference": 4 * log2,

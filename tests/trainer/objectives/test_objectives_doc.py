@@ -37,7 +37,7 @@ MUST_BE_SET: dict[str, dict[str, Any]] = {"distill": {"teacher": "a folder"}}
 """what a name cannot do without"""
 NUMBERS = (
     "clip_low", "clip_high", "importance_low", "importance_high", "beta", "value_samples", "value_learning_rate",
-    "answer_weight", "missing_answer_penalty",
+    "answer_weight", "missing_answer_penalty", "desirable_above",
 )  # fmt: skip
 VALUES: dict[str, tuple[str, ...]] = {
     "importance": get_args(Importance),

@@ -104,6 +104,12 @@ BY_HAND: dict[str, dict[str, Any]] = {
             "value_learning_rate": None, "filter_groups_by": "off"},
     "dro": {"advantage": "reward", "beta": 0.1, "reference": "start", "value_learning_rate": 1e-2,
             "value_samples": None, "filter_groups_by": "off"},
+    "kto": {"advantage": "reward", "beta": 0.1, "reference": "start", "desirable_above": 0.5, "desirable_weight": 1.0,
+            "undesirable_weight": 1.0, "loss_aggregation": "completions", "filter_groups_by": "off"},
+    "a_lol": {"advantage": "reward", "reference": "start", "clip_low": 0.9, "clip_high": 0.9,
+              "value_learning_rate": 1e-2, "loss_aggregation": "completions", "filter_groups_by": "off"},
+    "c_rlft": {"advantage": "reward", "reference": None, "beta": 0.43, "loss_aggregation": "completions",
+               "filter_groups_by": "off"},
     "jepo": {"bound": "multi_sample", "bound_groups": "every", "answer_weight": 0.01,
              "missing_answer_penalty": 10.0,
              "importance": "token_truncated", "importance_high": 2.0, "loss_aggregation": "completions"},
@@ -122,6 +128,7 @@ NEEDS = {
     "decoupled_ppo": {Need.OLD_LOGPROBS}, "tis": {Need.OLD_LOGPROBS}, "icepop": {Need.OLD_LOGPROBS},
     "agro": {Need.REFERENCE, Need.GROUPS}, "spo": {Need.REFERENCE, Need.START_VALUES},
     "dro": {Need.REFERENCE, Need.VALUE}, "jepo": {Need.GROUPS, Need.GROUND_TRUTH}, "distill": {Need.TEACHER},
+    "kto": {Need.REFERENCE, Need.GROUPS}, "a_lol": {Need.REFERENCE, Need.VALUE},
 }  # fmt: skip
 """of the others: nothing"""
 
@@ -204,7 +211,7 @@ def test_settings_that_nothing_reads_are_found_and_refused(given: dict[str, Any]
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"name": "grpoo"}, 'objective.name = "grpoo": did you mean grpo? It must be one of agro, aipo'),
+        ({"name": "grpoo"}, 'objective.name = "grpoo": did you mean grpo? It must be one of a_lol, agro'),
         ({"clip_lo": 0.1}, "unknown setting objective.clip_lo; did you mean objective.clip_low?"),
         ({"clip_low": -1}, "objective.clip_low = -1: must be a finite number, more than 0"),
         ({"scale": "both"}, 'objective.scale = "both": must be one of "minibatch", "group", "none"'),

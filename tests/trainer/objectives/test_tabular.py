@@ -188,12 +188,17 @@ def cut(inputs: LossInputs, order: list[int]) -> LossInputs:
     return LossInputs(completions=completions, **{name: column(name) for name in names})  # type: ignore[arg-type]
 
 
-WHOLE_GROUPS = [{"name": "agro"}, {"name": "jepo"}, {"name": "jepo", "bound": "single_sample"}]
+WHOLE_GROUPS = [
+    {"name": "agro"},
+    {"name": "kto", "desirable_above": 0.0},
+    {"name": "jepo"},
+    {"name": "jepo", "bound": "single_sample"},
+]
 
 
 @pytest.mark.parametrize(
     "chosen",
-    [*RATIO_LOSSES, {"name": "spo"}, {"name": "dro"}, *WHOLE_GROUPS,
+    [*RATIO_LOSSES, {"name": "spo"}, {"name": "dro"}, {"name": "a_lol"}, {"name": "c_rlft"}, *WHOLE_GROUPS,
      *({"name": "magistral", "kl": 0.3, "kl_gradient": kind} for kind in ("return", "sequence_k2", "sequence_k3"))],
     ids=lambda chosen: "-".join(map(str, chosen.values())),
 )  # fmt: skip
