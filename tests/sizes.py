@@ -25,10 +25,10 @@ OTHERS = ("benchmarks", "tests")
 APART = ("reward.judge.", "environment.")
 """settings of the judge and of environments, which validate their own"""
 BUDGETS = {
-    "product lines": 61_700,
-    "training lines": 24_910,
-    "files": 375,
-    "settings": 89,
+    "product lines": 62_700,
+    "training lines": 25_700,
+    "files": 381,
+    "settings": 91,
     "class names used twice": 0,
 }
 """A later issue may raise one, in a commit of its own that gives the reason; one that lowers a total lowers it."""
