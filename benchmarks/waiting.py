@@ -130,7 +130,7 @@ async def compare(repeats: int, batches: int, folder: Path) -> dict[int, dict[st
     """Measure episodes under way for every seat -> environment -> [repeats] tokens a second."""
     (plugin := folder / "answering.py").write_text(FILE)
     found: dict[int, dict[str, list[float]]] = {factor: {kind: [] for kind in KINDS} for factor in FACTORS}
-    async with launched(LOAD, make_model(LOAD, folder)) as (ours, _):
+    async with launched(LOAD, make_model(LOAD, folder / "model")) as (ours, _):
         await ours.guarded(play(ours, "answers", LOAD.config(2, 2 * REST + 2, (str(plugin),))))
         for _ in range(repeats):
             for factor, kinds in found.items():
