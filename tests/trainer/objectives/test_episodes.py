@@ -25,7 +25,7 @@ from trainer.objectives.sequences import train_sequences
 
 load_all()
 SHAPE = DecoderConfig("llama", 32, 16, 24, 1, 2, 1, 8, 1e-5, 64, tied=True)
-WHOLE = ("agro", "dro")
+WHOLE = ("a_lol", "agro", "dro", "kto")
 """objectives whose factor is one number of the whole episode"""
 NAMES = sorted(name for name, one in OBJECTIVES.items() if not one.kind.several_turns and name not in WHOLE)
 
@@ -120,9 +120,10 @@ def test_ratios_are_means_of_a_turn_where_they_are_means() -> None:
 
 
 @pytest.mark.parametrize("name", WHOLE)
-def test_a_regularised_reward_is_of_the_whole_episode(name: str) -> None:
-    """agro and dro: R = r - beta log pi/ref, summed over all turns; the gradient is that of each turn's log-probs times
-    a factor of the episode."""
+def test_a_factor_of_an_episode_is_of_all_its_turns(name: str) -> None:
+    """The gradient is that of each turn's log-probs times a factor of the episode, in which log pi/ref is summed over
+    all turns. agro and dro: of the regularised reward r - beta log pi/ref; kto: of what is felt of it beside the
+    group's others; a_lol: of the advantage times the clipped ratio."""
     decoder, reference, settings = model(1), model(2), objective(name)
     whole = [replace(one, advantages=one.advantages[:1] * len(one.segments)) for one in episodes(decoder, 5)]
     packed = pack_sequences(whole, torch.device("cpu"))
@@ -138,6 +139,13 @@ def test_a_regularised_reward_is_of_the_whole_episode(name: str) -> None:
     regular, weights = (rewards - 0.1 * ratios).detach(), torch.tensor([one.weight for one in whole])
     if name == "dro":
         factor = -weights * (regular - 0.3)
+    elif name == "a_lol":
+        factor = -weights * (rewards - 0.3).clamp(min=0) * ratios.detach().exp().clamp(0.1, 1.9)
+    elif name == "kto":
+        held, signs = ratios.detach(), torch.where(rewards > 0.5, 1.0, -1.0)
+        others = (held.view(2, 3).sum(1).repeat_interleave(3) - held) / 2
+        felt = torch.sigmoid(signs * 0.1 * (held - others.clamp(min=0)))
+        factor = -weights * signs * felt * (1 - felt)
     else:  # 1/2 sum_i w_i n/(n - 1) (R_i - mean R)^2 / beta over each group of 3
         residual = regular - regular.view(2, 3).mean(1).repeat_interleave(3)
         means = (weights * residual).view(2, 3).mean(1).repeat_interleave(3)
