@@ -25,9 +25,9 @@ OTHERS = ("benchmarks", "tests")
 APART = ("reward.judge.", "environment.")
 """settings of the judge and of environments, which validate their own"""
 BUDGETS = {
-    "product lines": 61_280,
-    "training lines": 24_490,
-    "files": 374,
+    "product lines": 61_560,
+    "training lines": 24_710,
+    "files": 376,
     "settings": 88,
     "class names used twice": 0,
 }
