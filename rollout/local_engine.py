@@ -114,10 +114,10 @@ class LocalEngine:
         self.sender: WeightSender | None = None
         self.version = -1
         """version of the weights that were sent last; -1 for those of the model folder"""
-        self._store = dist.HashStore()
+        self.store = dist.HashStore()
         self._link = InProcessLink()
         self.client = EngineClient(self._link, range(1), lambda: config, warn)
-        self.rank = EngineRank(self._link, config, LocalRank(self.device, self._store), model_dir, own_weights=True)
+        self.rank = EngineRank(self._link, config, LocalRank(self.device, self.store), model_dir, own_weights=True)
         self._work: asyncio.Task[None] | None = None
         self._room = asyncio.Condition()
         self._under_way = 0
@@ -135,7 +135,7 @@ class LocalEngine:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # Ctrl-C is this process's to handle
         try:
             self._work = asyncio.ensure_future(self._run())
-            await self._guarded(self.rank.ready.wait())
+            await self.guarded(self.rank.ready.wait())
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -170,7 +170,7 @@ class LocalEngine:
             await self._room.wait_for(lambda: self._under_way < QUEUE_FACTOR * rollout.max_sequences)
             self._under_way += len(seeds)
         try:
-            return await self._guarded(self.client.sample(prompt_ids, seeds, rollout.temperature))
+            return await self.guarded(self.client.sample(prompt_ids, seeds, rollout.temperature))
         finally:
             self._under_way -= len(seeds)
             async with self._room:
@@ -187,9 +187,14 @@ class LocalEngine:
         transport = "cuda_ipc" if self.device.type == "cuda" else "shm"
         self.sender = make_sender(
             transport, named_parameters, getattr(torch, self.config.model.dtype),
-            rank=0, world=1, store=self._store, engines=1,
+            rank=0, world=1, store=self.store, engines=1,
         )  # fmt: skip
-        await self._guarded(self.client.call(EngineRank.attach, [self.sender.describe()]))
+        await self.attach([self.sender.describe()])
+
+    async def attach(self, transfers: list[dict[str, Any]]) -> None:
+        """Connect the engine to the weights of trainer ranks of this process (`LoadedTrainer.transfer` of each). Raises
+        RunError if the engine cannot open the buffers."""
+        await self.guarded(self.client.call(EngineRank.attach, transfers))
 
     async def update(self) -> SyncReport:
         """Copy the present values into the engine, and check them by checksums if sync.verify is set.
@@ -203,9 +208,9 @@ class LocalEngine:
         published = PublishedWeights(self.version, size_bytes, seconds)
         if self.config.sync.verify:
             await asyncio.to_thread(published.add_checksums, self.sender)
-        return await self._guarded(self.client.update([published], [], started))
+        return await self.guarded(self.client.update([published], [], started))
 
-    async def _guarded(self, work: Coroutine[Any, Any, Value]) -> Value:
+    async def guarded(self, work: Coroutine[Any, Any, Value]) -> Value:
         """Await `work`; raise what ended the rank if that comes before."""
         if self._work is None or self._work.done():
             work.close()

@@ -14,9 +14,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-import torch
-import torch.distributed as dist
-
 from rollout.weights.layout import NO_VERSION
 from rollout.weights.proof import Updated
 from rollout.weights.receiver import WeightReceiver
@@ -26,6 +23,7 @@ from shared.calls import CallReply, CallRequest, call
 from shared.config import Config
 from shared.errors import CheckpointError, DeadlineExceeded, EngineLost, RunError
 from shared.messages import EngineEnded, EngineRestarted, Finished, GenerateRequest, Message
+from shared.ranks import RankInfo
 from shared.record_file import Written
 from shared.rpc import failure
 from shared.types import Completion
@@ -50,19 +48,6 @@ class RankLink(Protocol):
 
     async def send(self, call_id: int, message: Message | CallReply[Any]) -> None:
         """Send the answer to a call, or with id 0 an event."""
-
-
-class RankInfo(Protocol):
-    """The attributes of shared.ranks.Role that an engine rank reads."""
-
-    @property
-    def rank(self) -> int: ...
-    @property
-    def rank_in_role(self) -> int: ...
-    @property
-    def device(self) -> torch.device: ...
-    @property
-    def store(self) -> dist.Store: ...
 
 
 class EngineRank:

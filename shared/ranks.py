@@ -13,7 +13,7 @@ import socket
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 import torch.distributed as dist
@@ -55,6 +55,19 @@ class Role:
     def name(self) -> str:
         """e.g. "trainer 1 (rank 2)"."""
         return f"{self.kind} {self.rank_in_role} (rank {self.rank})"
+
+
+class RankInfo(Protocol):
+    """What a trainer or an engine reads of its role, also where it is the only rank (rollout/local_engine.py)."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def rank_in_role(self) -> int: ...
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def store(self) -> dist.Store: ...
 
 
 def under_torchrun() -> bool:

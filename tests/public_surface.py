@@ -16,6 +16,7 @@ from pydantic import BaseModel
 
 from environments import environment, tools
 from shared import types
+from trainer import session
 from trainer.objectives import inputs, objective, registry
 from verify import plugins, verifiers
 
@@ -28,7 +29,8 @@ SURFACE: dict[Any, tuple[str, ...]] = {
     registry: ("publish",),
     objective: ("Objective", "Need"),
     inputs: ("LossInputs", "LossTerm", "unbounded"),
-    types: ("Problem", "Reward", "Verdict"),
+    types: ("Problem", "Reward", "Verdict", "Prompt", "Group"),
+    session: ("Session",),
 }
 """module -> its names that docs/rewards.md, docs/environments.md and docs/objectives.md tell users to import"""
 

@@ -25,9 +25,9 @@ OTHERS = ("benchmarks", "tests")
 APART = ("reward.judge.", "environment.")
 """settings of the judge and of environments, which validate their own"""
 BUDGETS = {
-    "product lines": 62_700,
-    "training lines": 25_700,
-    "files": 381,
+    "product lines": 62_950,
+    "training lines": 25_900,
+    "files": 383,
     "settings": 91,
     "class names used twice": 0,
 }

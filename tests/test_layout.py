@@ -27,7 +27,7 @@ ALLOWED = {
     "evaluation": {"shared", "verify", "environments", "serve", "evaluation"},
     "curate": {"shared", "verify", "environments", "rollout", "trainer", "curate"},
     "lab": {"shared", "verify", "environments", "rollout", "trainer", "lab"},
-    "examples": {"shared", "verify", "environments", "examples"},
+    "examples": {"shared", "verify", "environments", "trainer", "examples"},
 }
 SOURCES = sorted(path for room in ALLOWED for path in (ROOT / room).rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py")) + sorted((ROOT / "benchmarks").rglob("*.py"))

@@ -71,6 +71,11 @@ def test_the_image_gets_every_room() -> None:
     assert not {*PRODUCT, "configs"} - {*copied}
 
 
+def test_the_loop_is_as_short_as_it_is_said_to_be() -> None:
+    [told] = re.findall(r"\[(\d+) lines\]\(examples/loop.py\)", PAGE)
+    assert int(told) == len((ROOT / "examples" / "loop.py").read_text(encoding="utf-8").splitlines()) < 80
+
+
 def by_readme(node: int) -> list[str]:
     """The arguments that README gives torchrun on a node of four."""
     told = re.findall(r"torchrun (--nnodes=4 .*?)\n(?:#|```)", PAGE.replace("\\\n", " "), re.DOTALL)

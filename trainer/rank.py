@@ -32,7 +32,7 @@ from shared.model.cpu import given_threads, keep_freed_memory, multiplies_bfloat
 from shared.model.implementation import make_model, read_shape
 from shared.model.language_model import LanguageModel
 from shared.model.packing import pack
-from shared.ranks import Role
+from shared.ranks import RankInfo
 from shared.record_file import Written
 from shared.rpc import TrainerLink
 from shared.types import CONTEXT, SAMPLED, MicroBatch
@@ -71,7 +71,7 @@ class Stepped(msgspec.Struct):
     """allocated by torch on its card; 0 on a CPU"""
 
 
-def serve(link: TrainerLink, config: Config, role: Role) -> None:
+def serve(link: TrainerLink, config: Config, role: RankInfo) -> None:
     """Answer the controller's calls until `stop`. An error is reported to the controller and ends the rank, except a
     checkpoint that could not be written: the controller decides about that one."""
     torch.set_num_threads(given_threads())
@@ -155,7 +155,7 @@ class TrainerRank:
     model_dir: Path
     mesh: DeviceMesh
 
-    def __init__(self, config: Config, role: Role):
+    def __init__(self, config: Config, role: RankInfo):
         self.config, self.role = config, role
         self.rank, self.world = role.rank_in_role, config.placement.trainers
         self.objective = objective_of(config)

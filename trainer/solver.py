@@ -22,7 +22,8 @@ class Solver:
         """config: model, rollout, reward, sync, deadlines and seed count. warn: gets a line when an engine died."""
         self.config, self.chat = config, chat
         self.engine = LocalEngine(config, str(model_dir), warn)
-        self.scorer = RewardScorer(Stages(config), chat)
+        self.stages = Stages(config)
+        self.scorer = RewardScorer(self.stages, chat)
 
     async def start(self, problems: Sequence[Problem]) -> str:
         """Start the engine and what grading these problems needs; returns a line on the isolation of programs, or "".

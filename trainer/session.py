@@ -1,0 +1,227 @@
+"""A loop of one's own: the parts of a launch in this process, for scripts and notebooks (examples/loop.py).
+
+    async with Session("configs/quickstart.toml", "--steps=20") as session:
+        groups = await session.sample(session.draw(16))
+        await session.step(groups)
+        await session.publish()
+
+One engine, the verifiers and one trainer rank. They are those of a launch (`EngineRank`, `TrainerRank`), called by the
+same clients; a step and an update are those of `TrainingLoop`, so that weights are proved in the same way, and metrics
+and rollouts lie in the run's folder for report and dashboard. What a launch has beside: several ranks, overlap of
+sampling and training, restarts of engines, stages, environments, SFT, evaluations, checkpoints. Not run on a GPU yet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import AsyncExitStack
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from rollout.local_engine import LocalRank
+from shared import settings_file
+from shared.batch_queue import BatchQueue
+from shared.calls import CallRequest, Result
+from shared.chat import Chat
+from shared.config import Config
+from shared.errors import ConfigError, DeadlineExceeded, RunError
+from shared.messages import Message
+from shared.progress import Progress
+from shared.ranks import RankInfo, count_gpus
+from shared.types import Group, Problem, Prompt
+from trainer import sources
+from trainer.checkpoint import Checkpointer
+from trainer.client import TrainerClient
+from trainer.colocate import settle
+from trainer.controller import TrainingLoop
+from trainer.data import DataSource, PromptFormat, load_problems
+from trainer.episodes import Episodes
+from trainer.health import check_alive
+from trainer.ledger import Ledger
+from trainer.objectives.objective import Need
+from trainer.objectives.registry import complaints, needs
+from trainer.origin import origin_of
+from trainer.probe import choose_probe
+from trainer.rank import TrainerRank
+from trainer.run_lock import RunLock
+from trainer.run_log import RunLogger
+from trainer.solver import Solver
+from trainer.timing import PhaseTimer
+from verify.plugins import choose
+from verify.verifiers import without_environment
+
+STOP_S = 60.0
+"""that the trainer has to end"""
+
+
+class LocalTrainer:
+    """Both ends of the connection to a trainer rank of this process: its calls, one after the other, in a thread."""
+
+    def __init__(self, config: Config, role: RankInfo):
+        self.events: BatchQueue[tuple[int, Message]] = BatchQueue()
+        self.rank = TrainerRank(config, role)
+        self._thread = ThreadPoolExecutor(1, "trainer")
+
+    def name(self, rank: int) -> str:
+        """The rank's name for people."""
+        return "the trainer"
+
+    async def post(self, rank: int, request: CallRequest[Any]) -> None:
+        """Call the rank without waiting for its answer."""
+        self._thread.submit(request.run, self.rank)
+
+    async def call_all(
+        self, requests: Mapping[int, CallRequest[Result]], deadline_s: float, excused: Callable[[], set[int]] = set
+    ) -> list[Result]:
+        """Call the rank, and wait for its answer. Raises what the call raises, and DeadlineExceeded."""
+        loop, found = asyncio.get_running_loop(), []
+        for request in requests.values():
+            try:
+                call = loop.run_in_executor(self._thread, request.run, self.rank)
+                found.append(await asyncio.wait_for(call, deadline_s))
+            except TimeoutError as error:
+                raise DeadlineExceeded("session", request.phase, "the trainer", deadline_s) from error
+        return found
+
+    def close(self) -> None:
+        """Free the rank's memory, after the call under way, and end the thread; a call that hangs is left behind."""
+        wait([self._thread.submit(self.rank.stop)], STOP_S)
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+class Session:
+    """An engine, verifiers and a trainer for a loop of one's own, one session at a time in a process. Use as
+    `async with Session(FILE, *OPTIONS) as session`."""
+
+    def __init__(self, settings: str | Path, *options: str):
+        """settings: a settings file. options: as on the command line, "--section.key=value". Raises ConfigError."""
+        self.config = settings_file.load(
+            settings, list(options), lambda config: chain(sources.missing_settings(config), complaints(config))
+        )
+        choose(self.config.reward)
+        self.published = -1
+        """version of the weights that the engine has; -1 before the first"""
+        beside = needs(self.config) - {Need.OLD_LOGPROBS, Need.GROUPS, Need.GROUND_TRUTH}
+        if (
+            self.config.placement.trainers > 1
+            or self.config.placement.engines > 1
+            or beside
+            or self.config.stages
+            or self.config.data.offline
+        ):
+            what = ", ".join(sorted(beside)) or "several trainers, engines or stages, or offline rows"
+            raise ConfigError(
+                f"a session has one trainer and one engine, but the settings ask for {what}: use a launch"
+            )
+
+    async def __aenter__(self) -> Session:
+        """Start everything, and prove that the engine has the trainer's weights. Raises what a launch raises, and
+        ConfigError where the run's folder holds a run already."""
+        async with AsyncExitStack() as stack:
+            await self._start(stack)
+            self._open = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *error: Any) -> None:
+        """End engine, verifiers and trainer."""
+        await self._open.__aexit__(*error)
+
+    async def _start(self, stack: AsyncExitStack) -> None:
+        progress, run_dir = Progress(), self.config.run_dir
+        stack.callback(progress.close)
+        lock = RunLock(run_dir)
+        stack.push(lambda kind, *_: lock.close(f"exit code {int(kind is not None)}"))
+        if (run_dir / "metrics.jsonl").exists():
+            raise ConfigError(f"{run_dir} holds a run already: give the session a name of its own (--name=...)")
+        sources.prepare(self.config, progress)
+        found = sources.gather_sources(self.config)
+        config = settle(self.config, found.model_dir, min(count_gpus(self.config.placement.device), 1), one_node=True)
+        if config.placement.colocate == "turns":
+            raise ConfigError("a session keeps trainer and engine on a GPU, and this model does not fit: use a launch")
+        # an engine that dies is not started again: forked beside a trainer's process group it would not come to life
+        config = config.model_copy(update={"rollout": config.rollout.model_copy(update={"max_restarts": 0})})
+        chat = Chat(found.model_dir)
+        problems = [
+            without_environment(one, "data.train", "a session samples")
+            for one in load_problems(found.train, "data.train", config.environment.name)
+        ]
+        self.solver = solver = Solver(config, found.model_dir, chat, progress.warning)
+        stack.push_async_callback(solver.close)
+        if isolation := await solver.start(problems):
+            progress.note(isolation)
+        link = LocalTrainer(config, LocalRank(solver.engine.device, solver.engine.store))
+        stack.push_async_callback(asyncio.to_thread, link.close)
+        trainers = TrainerClient(link, range(1), config)
+        [loaded] = await trainers.call(TrainerRank.load, str(found.model_dir), None)
+        await solver.engine.attach([loaded.transfer])
+        engines, scorer, clock = solver.engine.client, solver.scorer, PhaseTimer()
+        prompts, ledger = PromptFormat(chat, config.data), Ledger(solver.stages)
+        source, origin = DataSource(problems, solver.stages, prompts), origin_of(self.config, found, prompts)
+        settings_file.write(self.config, run_dir / "config.toml")
+        logger = RunLogger(clock, progress, engines, scorer, ledger, list, loaded.peak_flops, prompts)
+        stack.callback(logger.end)
+        self.loop = TrainingLoop(
+            ledger=ledger,
+            engines=engines,
+            scorer=scorer,
+            episodes=Episodes(config, prompts, scorer),
+            trainers=trainers,
+            source=source,
+            clock=clock,
+            logger=logger,
+            checkpointer=Checkpointer(config, ledger, engines, trainers, clock, progress, origin),
+            probe=choose_probe(source),
+            vocabulary=len(chat.tokenizer),
+        )
+        await self.publish()
+        clock.close_step()
+
+    @property
+    def version(self) -> int:
+        """Steps that were taken."""
+        return self.loop.ledger.version
+
+    def draw(self, count: int) -> list[Prompt]:
+        """The next prompts of data.train, in the order of a launch."""
+        ledger = self.loop.ledger
+        drawn = self.loop.source.draw_many(ledger.next_index, count)
+        ledger.next_index = drawn[-1].index + 1
+        return drawn
+
+    def prompt(self, problem: Problem) -> Prompt:
+        """A prompt of a problem of your own."""
+        self.loop.ledger.next_index += 1
+        return self.loop.source.render(problem, self.loop.ledger.next_index - 1)
+
+    async def sample(self, prompts: Sequence[Prompt], samples: int | None = None) -> list[Group]:
+        """Sample and score a group for each prompt: `samples` completions, rollout.group_size where it is not given."""
+        count = samples or self.config.rollout.group_size
+        return list(await asyncio.gather(*(self.solver.solve(prompt, count) for prompt in prompts)))
+
+    async def step(self, groups: Sequence[Group]) -> dict[str, float]:
+        """Take one step of the objective on complete groups, whose rewards you may have replaced. Returns its metrics,
+        which lie in metrics.jsonl too. Raises what a launch raises; RunError where the last step is not published."""
+        loop, batch = self.loop, list(groups)
+        if not batch or self.published < self.version:
+            wanted = "publish" if batch else "groups"
+            raise RunError(f"a step needs {wanted} first: the engine has version {self.published} of {self.version}")
+        staleness = [loop.ledger.staleness(group) for group in batch]
+        learned = await loop.learn(batch, loop.clock.nothing())
+        check_alive(learned, loop.config, loop.vocabulary, self.version + 1, max(staleness))
+        row = loop.logger.step(batch, staleness, loop.ledger.trained(batch), learned, self.version)
+        await loop.logger.keep(batch, self.version)
+        return row
+
+    async def publish(self) -> None:
+        """Bring the weights of the last step into the running engine, and prove it; completions under way go on. To be
+        called after each step. Raises SyncMismatch where the engine does not hold them."""
+        if self.published < self.version:
+            await self.solver.engine.guarded(self.loop.publish(self.version))
+            self.published = self.version
+
+    async def export(self, folder: str | Path) -> None:
+        """Write the model as a Hugging Face folder, to be served."""
+        await self.loop.trainers.call(TrainerRank.export, str(folder))
