@@ -28,7 +28,7 @@ help:
 	@echo 'make check     ruff (rules and format) and mypy'
 	@echo 'make sizes     lines, files, public names and settings by room, beside their budgets'
 	@echo 'make bench     measure how fast everything is (ARGS="packing --quick"); writes docs/performance.md'
-	@echo 'make gpu-check  acceptance on one card in ten minutes; writes docs/gpu.md (ARGS="--part trainer")'
+	@echo 'make gpu-check  acceptance on one card, ten minutes a part; writes docs/gpu.md (ARGS="--part trainer")'
 	@echo 'make gpu-wheels  fetch what an interpreter with torch lacks for its trainer part (GPU_PYTHONS="3.12")'
 	@echo 'make install   set up only (EXTRA=cpu or cuda)'
 	@echo 'make install-clients  set up the clients that the tests of the server run'

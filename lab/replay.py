@@ -17,16 +17,15 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator
 from itertools import chain
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
+from rollout.local_engine import LocalRank
 from shared import settings_file
 from shared.chat import Chat
 from shared.config import Config
@@ -34,7 +33,7 @@ from shared.errors import ConfigError, InputError, MaestraleError
 from shared.metrics import MetricsLog
 from shared.model.cpu import given_threads
 from shared.progress import Progress
-from shared.ranks import Role, count_gpus
+from shared.ranks import count_gpus
 from shared.types import Group
 from trainer import fsdp
 from trainer.batching import BatchPlan, Learned, combine, plan_batch, split
@@ -70,13 +69,12 @@ def mistakes(config: Config) -> Iterator[str]:
 class Replay:
     """A trainer rank of its own, and the rows that it learns from."""
 
-    def __init__(self, config: Config, sources: Sources, chat: Chat, offline: OfflineGroups, folder: Path):
-        """folder: private, for this process."""
+    def __init__(self, config: Config, sources: Sources, chat: Chat, offline: OfflineGroups):
+        """Load the model and what the objective compares it with."""
         self.config, self.chat, self.offline = config, chat, offline
         self.objective = objective_of(config)
         device = torch.device("cuda", 0) if count_gpus(config.placement.device) else torch.device("cpu")
-        role = Role("trainer", 1, 2, 0, 0, True, "127.0.0.1", device, dist.HashStore(), folder=folder)
-        self.rank = TrainerRank(config, role)
+        self.rank = TrainerRank(config, LocalRank(device, dist.HashStore()))
         self.rank.load_policy(sources.model_dir)
         if Need.REFERENCE in needs(config):
             self.rank.export(str(config.run_dir / REFERENCE))
@@ -181,11 +179,10 @@ def replay(config: Config, progress: Progress) -> None:
     offline = asyncio.run(read_rows(config, sources, chat, progress))
     config.run_dir.mkdir(parents=True, exist_ok=True)
     settings_file.write(config, config.run_dir / "config.toml")
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            Replay(config, sources, chat, offline, Path(folder)).run(progress)
-        finally:
-            fsdp.leave()
+    try:
+        Replay(config, sources, chat, offline).run(progress)
+    finally:
+        fsdp.leave()
 
 
 def main(arguments: list[str]) -> int:

@@ -103,13 +103,15 @@ class DebateEndpoint(Endpoint):
                 f'"http://127.0.0.1:8000/v1", and {where}.critic.model (is "{critic.model}")'
             )
         headers = key_headers(critic.key_variable, f"{where}.critic.key_variable")
-        shared = {"concurrent": self.endpoint.concurrent, "tries": ATTEMPTS, "max_tokens": REPLY_TOKENS}
+
+        def player(url: str, model: str, headers: dict[str, str]) -> ModelPlayer:
+            return ModelPlayer(
+                url, model, headers, judge.deadline_s, concurrent=self.endpoint.concurrent, tries=ATTEMPTS,
+                temperature=1.0, max_tokens=REPLY_TOKENS,
+            )  # fmt: skip
+
         self.players = {
-            "agent": ModelPlayer(critic.url, critic.model, headers, judge.deadline_s, temperature=1.0, **shared),
-            "judge": ModelPlayer(
-                judge.url, judge.model, key_headers(judge.key_variable, f"{where}.key_variable"), judge.deadline_s,
-                temperature=1.0, **shared,
-            ),
+            "agent": player(critic.url, critic.model, headers), "judge": player(judge.url, judge.model, self.headers)
         }  # fmt: skip
         self.rules = Rules(rounds=2, words=critic.words)
 

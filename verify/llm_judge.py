@@ -100,8 +100,8 @@ class Endpoint:
                 f'reward.extra.{name} needs {where}.url (is "{judge.url}"), an address such as '
                 f'"http://127.0.0.1:8000/v1", and {where}.model (is "{judge.model}")'
             )
-        headers = key_headers(judge.key_variable, f"{where}.key_variable")
-        self.endpoint = ChatEndpoint(judge.url, judge.model, headers, judge.deadline_s)
+        self.headers = key_headers(judge.key_variable, f"{where}.key_variable")
+        self.endpoint = ChatEndpoint(judge.url, judge.model, self.headers, judge.deadline_s)
 
     @property
     def reward(self) -> Function:

@@ -1,6 +1,6 @@
-"""Acceptance on one card in ten minutes: is it right there, and how fast beside what the card can do?
+"""Acceptance on one card, ten minutes a part: is it right there, and how fast beside what the card can do?
 
-    make gpu-check                                        both parts in .venv, results to docs/results/gpu/
+    make gpu-check                                        both parts in .venv within ten minutes, to docs/results/gpu/
     python -m benchmarks.gpu_check --part trainer         any interpreter with torch 2.11 or newer and CUDA
     python -m benchmarks.gpu_check --device cpu --tiny    the same code with tiny sizes on a CPU
     python -m benchmarks.gpu_check --page                 write docs/gpu.md from the results files anew

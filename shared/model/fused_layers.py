@@ -21,7 +21,7 @@ from torch import Tensor, nn
 FUSED_ON = {"cuda"}
 """types of devices on which `fuse` compiles"""
 VARIANTS = 64
-"""of a function that are compiled: for other widths and types, and for parts of a tensor"""
+"""how often a function may be compiled: for each width and type, and for parts of a tensor"""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -29,8 +29,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def fuse(function: Function) -> Function:
     """Compile a function of tensors at its first call on a GPU, for any number of rows; elsewhere it runs as it stands.
 
-    The first argument's dimension 0 counts the rows, as it does of every tensor with more than one dimension. Rounding
-    is that of the function as it stands.
+    The first argument's dimension 0 counts the rows, as it does of every tensor with more than one dimension. Values
+    are rounded between operations as the function does it, not only at the end.
     """
 
     @functools.cache
