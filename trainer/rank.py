@@ -229,7 +229,7 @@ class TrainerRank:
         """Build a frozen model beside the policy, from a Hugging Face folder or, for a reference that moved, from a
         checkpoint. The reference of a policy with adapters is other adapters (docs/lora.md)."""
         if role == "reference" and self.config.lora.rank:
-            kept = self.auxiliary.reference = KeptAdapters(self.decoder)
+            kept = self.auxiliary.reference = KeptAdapters(self.decoder, self.settle)
             with kept.in_force():
                 reference.fill(self.decoder, read_matrices(Path(folder)).items())
             return

@@ -6,7 +6,7 @@ of the policy's while it scores (at the start of training these are zero: the re
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -29,9 +29,10 @@ def fill(model: nn.Module, values: Iterable[tuple[str, Tensor]]) -> None:
 class KeptAdapters:
     """This rank's rows of other adapters of a policy, which change places with its own to score."""
 
-    def __init__(self, policy: nn.Module):
-        """Begin as a copy of the policy's adapters."""
-        self.policy = policy
+    def __init__(self, policy: nn.Module, settle: Callable[[], None]):
+        """Begin as a copy of the policy's adapters. settle: returns when the policy's values may change, which a
+        checkpoint that is being written may still read."""
+        self.policy, self.settle = policy, settle
         self.kept = {name: local(parameter.detach()).clone() for name, parameter in trained(policy)}
 
     def parameters(self) -> Iterable[Tensor]:
@@ -41,6 +42,7 @@ class KeptAdapters:
     @torch.no_grad()
     def exchange(self) -> None:
         """Swap the contents of the kept tensors and of the policy's."""
+        self.settle()
         for name, parameter in trained(self.policy):
             held = local(parameter)
             own = held.clone()

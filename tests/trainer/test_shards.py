@@ -9,14 +9,17 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from rollout.weights.checksum import add_parts
 from shared.errors import CheckpointError
+from shared.model import lora
 from shared.record_file import Written
 from shared.sections import Optimiser
 from trainer import shards
 from trainer.optimiser import make_optimiser, step_count, update
+from trainer.reference import KeptAdapters
 from trainer.shard_files import read_shards
 from trainer.shards import ShardWriter, checksums, load_shards
 
@@ -188,3 +191,41 @@ def test_where_memory_is_short_training_waits_for_the_disk(tmp_path: Path, monke
 def test_free_memory_is_that_of_this_machine_or_less() -> None:
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert 0 < shards.free_bytes() < total
+
+
+@pytest.mark.parametrize("settles", [True, False])
+def test_a_checkpoint_of_adapters_holds_the_policy_while_the_reference_is_in_force(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settles: bool
+) -> None:
+    """The adapters of the reference take the policy's place while it scores, and a slow disk may read then. Without
+    `settle` the file would hold the reference: that is seen."""
+    model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2))
+    lora.attach(model, 2, 4.0)
+    with torch.no_grad():
+        for _, layer in lora.adapters(model):
+            layer.lora_A.weight.normal_(), layer.lora_B.weight.normal_()
+    optimiser = make_optimiser(model, Optimiser())
+    model(torch.ones(1, 3)).sum().backward()
+    update(model, optimiser, 1e-2)
+    free, write = threading.Event(), shards.safetensors_file.write
+
+    def late(*arguments: Any) -> Written:
+        assert free.wait(20)
+        return write(*arguments)
+
+    monkeypatch.setattr(shards.safetensors_file, "write", late)
+    reference = KeptAdapters(model, lambda: writer.settle() if settles else None)
+    for kept in reference.kept.values():
+        kept.add_(1.0)
+    expected = {name: held.detach().clone() for name, held in model.named_parameters() if held.requires_grad}
+    writer = ShardWriter(tmp_path, model, optimiser, 0, 1)
+    with reference.in_force():
+        free.set()
+        writer.join()
+    [file] = writer.files()
+    found = load_file(tmp_path / file)
+    assert len(expected) == 4
+    for name, held in expected.items():
+        assert torch.equal(held, dict(model.named_parameters())[name])
+        [stored] = [value for key, value in found.items() if key.endswith(f"/{name}") and "exp" not in key]
+        assert torch.equal(stored, held if settles else held + 1.0)
