@@ -103,6 +103,8 @@ class Engine:
         self.llm = llm
         try:
             async with asyncio.timeout(deadline_s):
+                if config.aux_output_config.enabled and not config.use_v2_model_runner:
+                    await llm.collective_rpc("maestrale_return_routes")
                 self.warm_up_s = await warm_up(llm, self.config.model.max_tokens)
         except TimeoutError as error:
             name = f"engine rank {self.rank}"

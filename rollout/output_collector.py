@@ -61,6 +61,7 @@ def copy_unfinished(completion: Completion) -> Completion:
         restarts=completion.restarts,
         anew=completion.anew,
         turns=list(completion.turns),
+        routes=list(completion.routes),
     )
 
 
@@ -110,6 +111,8 @@ class OutputCollector:
         if output.new_token_ids:
             logprobs = [] if output.new_logprobs is None else output.new_logprobs.logprobs[:, 0].tolist()
             extend(request.completion, output.new_token_ids, logprobs, version, self.engine)
+        if output.routed_experts is not None:
+            request.completion.routes.extend(row.tobytes() for row in output.routed_experts)
         if output.finish_reason is None:
             return
         self.running.pop(output.request_id)

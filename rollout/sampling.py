@@ -35,6 +35,7 @@ def sampling_params(request: GenerateRequest, stop_token_ids: list[int]) -> Samp
         stop_token_ids=stop_token_ids,
         logprobs=0,
         detokenize=False,
+        routed_experts_prompt_start=len(request.completion.routes),
     )
 
 

@@ -103,10 +103,13 @@ def build_vllm_config(
         from rollout.weights.adapters import engine_arguments
 
         more |= engine_arguments(config.lora.rank, adapted_layers(config, model_dir))
+    replays = config.model.router_replay and is_mixture(config, model_dir)
+    if replays and device.type == "cuda":
+        more["enable_return_routed_experts"] = True
     if device.type == "cuda" and cache_bytes is None:
         total = torch.cuda.get_device_properties(device).total_memory
         more["gpu_memory_utilization"] = own_gpu_share(config, model_dir, total)
-    return make_vllm_config(
+    made = make_vllm_config(
         model_dir,
         dtype=config.model.dtype,
         max_tokens=config.model.max_tokens,
@@ -119,6 +122,18 @@ def build_vllm_config(
         worker_extension_cls=WORKER_EXTENSION,
         **more,
     )
+    if replays:  # vLLM refuses to be asked for routes on a CPU, where routes.py returns them
+        made.aux_output_config.enable_return_routed_experts = True
+    return made
+
+
+def is_mixture(config: Config, model_dir: str) -> bool:
+    """Whether the folder's model is a mixture of experts that can be trained."""
+    try:
+        shape = read_shape(load_config(Path(model_dir)), config.model.implementation, config.model.max_tokens)
+    except ModelError:
+        return False
+    return shape.experts > 0
 
 
 def adapted_layers(config: Config, model_dir: str) -> list[str]:

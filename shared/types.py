@@ -125,6 +125,9 @@ class Completion(msgspec.Struct, gc=False):
     """of an episode: the turns that have ended; [] without an environment"""
     anew: int = 0
     """how often the episode began anew, because its environment did not repeat itself"""
+    routes: list[bytes] = []
+    """[prompt + tokens - 1] of a mixture whose routes are replayed: the experts that the engine chose for each token but
+    the last, which it never read: [layers, experts of a token] uint8, uint16 where there are more than 256 experts"""
 
     @property
     def turn_start(self) -> int:
@@ -273,6 +276,8 @@ class TrainSequence(msgspec.Struct, gc=False):
     """name -> [loss tokens] log-probs, 0 for tokens that were not sampled: "behaviour" under the policy that sampled
     (the engine's), "old" under the policy at the start of the batch, where that is not the policy now, "teacher" under
     a teacher that is asked over HTTP"""
+    routes: list[bytes] = []
+    """[tokens or fewer] `Completion.routes`; tokens without one go where the trainer's routers send them"""
     offline: bool = False
     """this run did not sample it: it may lack "behaviour", and tells nothing of how engines and trainers agree"""
 

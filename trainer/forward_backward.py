@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import compress
 
 import msgspec
@@ -72,6 +72,8 @@ def check(sequence: TrainSequence, sft: bool) -> None:
     for name, column in (needed | sequence.columns).items():
         if len(column) != count:
             raise RunError(f"{len(column)} log-probs ({name}) came with a completion of {count} tokens")
+    if len(sequence.routes) > tokens or len({len(row) for row in sequence.routes}) > 1:
+        raise RunError(f"{len(sequence.routes)} routes, of {tokens} tokens, came with a sequence, or of several lengths")
     if not all(map(math.isfinite, sequence.columns.get("teacher", ()))):
         raise NonFinite("a log-prob of the teacher is not a finite number: see objective.teacher")
     behaviour = sequence.columns.get("behaviour", [])
@@ -86,7 +88,8 @@ def check(sequence: TrainSequence, sft: bool) -> None:
 
 def pack_sequences(sequences: Sequence[TrainSequence], device: torch.device) -> PackedBatch:
     """Pack sequences end to end with their loss tokens as targets; none give a stand-in without targets."""
-    return pack([sequence.token_ids for sequence in sequences], [sequence.mask for sequence in sequences], device)
+    ids, masks, routes = ([getattr(one, name) for one in sequences] for name in ("token_ids", "mask", "routes"))
+    return pack(ids, masks, device, routes=routes)
 
 
 def work_of(model: LanguageModel, packed: PackedBatch) -> float:
@@ -140,8 +143,9 @@ def score_kept(
 def score_frozen(auxiliary: AuxiliaryModels, packed: PackedBatch, temperature: float, last: bool) -> dict[str, Tensor]:
     """ "reference" and "teacher" -> [loss_tokens] log-probs under these, as far as they are models of their own."""
     models = {"reference": auxiliary.reference, "teacher": auxiliary.teacher}
+    alone = replace(packed, routes=None)  # a teacher has routers of its own
     return {
-        name: score_with(model, packed, temperature, last)
+        name: score_with(model, alone if name == "teacher" else packed, temperature, last)
         for name, model in models.items()
         if model is not None and not isinstance(model, KeptAdapters)
     }
@@ -211,13 +215,14 @@ def forward_backward(
             sums[name] = sums[name] + value if name in sums else value
         for name, value in found.maxima.items():
             maxima[name] = torch.maximum(maxima[name], value) if name in maxima else value
+    experts = {} if decoder.expert_counts is None else decoder.expert_counts.take()
     numbers = read(sums)
     total = numbers.get("loss", 0.0) + numbers.get("regularisation", 0.0)
     if not math.isfinite(total):
         raise NonFinite(f"the loss is {total} over {numbers['tokens']:.0f} tokens of this rank")
     return StepSums(
         sums=numbers,
-        maxima=read(maxima),
+        maxima=read(maxima) | experts,
         seconds=time.perf_counter() - start,
         tokens=sum(len(sequence.token_ids) for batch in micro_batches for sequence in batch.sequences),
         flops=flops,

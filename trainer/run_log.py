@@ -175,6 +175,7 @@ class RunLogger:
         await asyncio.to_thread(self._keep, self.folder / "rollouts" / f"step_{version}.jsonl", list(groups))
 
     def _keep(self, path: Path, groups: list[Group]) -> None:
+        groups = [replace(one, completions=[replace(each, routes=[]) for each in one.completions]) for one in groups]
         write_jsonl(path, [self._with_turns(group) if group.prompt.problem.environment else group for group in groups])
 
     def _with_turns(self, group: Group) -> Group:

@@ -153,6 +153,7 @@ def training_metrics(sums: StepSums, stepped: Stepped, plan: BatchPlan) -> dict[
             "logprob_difference/max": sums.maxima["abs_logprob_difference"],
             "kl/k3": sums.sums["kl_k3"] / compared,
         }
+    row |= {name: value for name, value in sums.maxima.items() if name.startswith("experts/")}
     for name, metric in (("reference_log_ratio", "kl/reference"), ("teacher_log_ratio", "kl/teacher")):
         if name in sums.sums:  # only where the objective has one
             row[metric] = sums.sums[name] / tokens

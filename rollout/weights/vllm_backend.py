@@ -25,6 +25,7 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 
+from rollout.routes import return_routes
 from rollout.vllm_config import THREADS_VARIABLE
 from rollout.warm_up import allow_amx
 from rollout.weights.adapters import AdapterSlot
@@ -258,6 +259,10 @@ class WorkerExtension:
     def maestrale_take_read_back(self) -> Held | None:
         """See MaestraleTransferEngine.take_read_back."""
         return self.weight_transfer_engine.take_read_back()
+
+    def maestrale_return_routes(self) -> None:
+        """See return_routes."""
+        return_routes(self.model_runner)  # type: ignore[attr-defined]  # the worker's
 
     def maestrale_gpu_peak_bytes(self) -> int:
         """Return the largest GPU memory that this worker has allocated so far."""

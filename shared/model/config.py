@@ -40,6 +40,9 @@ class Unsupported(ModelError):
 class DecoderConfig:
     """Everything that decides a decoder's tensors and its function."""
 
+    experts = 0
+    """of a mixture; in `MeasuredConfig`"""
+
     family: str
     """llama, mistral, qwen2, qwen3"""
     vocab_size: int
@@ -159,6 +162,10 @@ class MeasuredConfig(DecoderConfig):
     """of one layer, on average"""
     counted_products: int = 0
     """weights of one layer that multiply a token: of a mixture, those of the experts that a token meets"""
+    experts: int = 0
+    """of a mixture: in each of its layers; 0 for others"""
+    chosen: int = 0
+    """how many of them a token meets"""
 
     @property
     def layer_products(self) -> int:

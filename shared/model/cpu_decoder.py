@@ -303,4 +303,5 @@ def round_up(batch: PackedBatch, multiple: int) -> PackedBatch:
         prefixes=(*batch.prefixes, -1) if tokens else batch.prefixes,
         loss_positions=torch.cat([batch.loss_positions, batch.loss_positions.new_zeros(targets)]),
         targets=torch.cat([batch.targets, batch.targets.new_zeros(targets)]),
+        routes=None if batch.routes is None else F.pad(batch.routes, (0, 0, 0, tokens), value=255),
     )

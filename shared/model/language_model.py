@@ -17,6 +17,7 @@ from shared.model import cpu_decoder
 from shared.model.config import DecoderConfig
 from shared.model.logprobs import PLAIN, HeadScale, chunked_logprobs
 from shared.model.packing import PackedBatch
+from shared.model.routing import ExpertCounts
 
 
 class LanguageModel(nn.Module, ABC):
@@ -33,6 +34,8 @@ class LanguageModel(nn.Module, ABC):
         self.rounds_weights = False
         """whether it knows `compute_dtype`: else FSDP casts the weights"""
         self.head_scale: HeadScale = PLAIN
+        self.expert_counts: ExpertCounts | None = None
+        """of a mixture"""
 
     @property
     @abstractmethod

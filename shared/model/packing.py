@@ -42,6 +42,8 @@ class PackedBatch:
     """[loss_tokens] int64 index into the stream: the hidden state there predicts the target"""
     targets: Tensor
     """[loss_tokens] int64"""
+    routes: Tensor | None = None
+    """[tokens, bytes] uint8, a row of `Completion.routes` each; all 255 for a token that has none. None: none has one"""
 
     def __post_init__(self) -> None:
         tokens = sum(self.lengths)
@@ -82,15 +84,19 @@ class _Stream:
         self.positions: list[int] = []
         self.lengths: list[int] = []
         self.prefixes: list[int] = []
+        self.routes: list[bytes] = []
 
-    def add(self, tokens: Sequence[int], position: int = 0, prefix: int = -1) -> int:
-        """Append a segment whose first token stands at `position` of its sequence; returns its start."""
+    def add(self, tokens: Sequence[int], routes: Sequence[bytes], position: int = 0, prefix: int = -1) -> int:
+        """Append a segment whose first token stands at `position` of its sequence; returns its start. routes: of the
+        whole sequence, as far as there are any."""
         start = len(self.token_ids)
         if tokens:
             self.token_ids.extend(tokens)
             self.positions.extend(range(position, position + len(tokens)))
             self.lengths.append(len(tokens))
             self.prefixes.append(prefix)
+            known = routes[position : position + len(tokens)]
+            self.routes += [*known, *[b""] * (len(tokens) - len(known))]
         return start
 
 
@@ -99,19 +105,21 @@ def pack(
     masks: Sequence[bytes],
     device: torch.device | str = "cpu",
     share_prefixes: bool = True,
+    routes: Sequence[Sequence[bytes]] = (),
 ) -> PackedBatch:
     """Lay `sequences` end to end; the targets are the tokens whose mask is not 0.
 
     masks: [sequences][tokens]; nothing predicts the first token, so its mask is 0. A sequence without a target is
     allowed. `share_prefixes` stores once what several sequences have before their first target (a group's prompt);
-    without it the stream holds every token as given. No sequences at all give a stand-in of one token without target:
+    without it the stream holds every token as given. routes: [sequences], `TrainSequence.routes` of each, all rows of
+    one length; () for none; those of a shared prompt are its first sequence's. No sequences at all give a stand-in of one token without target:
     it runs through the model with gradients of zero, so that a rank without work stays in step with the others. Raises
     ValueError for what breaks the contract.
     """
     if len(sequences) != len(masks):
         raise ValueError(f"{len(sequences)} sequences but {len(masks)} masks")
     if not sequences:
-        sequences, masks = [[0]], [b"\0"]
+        sequences, masks, routes = [[0]], [b"\0"], ()
     for number, (sequence, mask) in enumerate(zip(sequences, masks, strict=True)):
         if not mask or len(mask) != len(sequence):
             raise ValueError(f"sequence {number}: a mask of {len(mask)} for {len(sequence)} tokens")
@@ -124,21 +132,27 @@ def pack(
     shared: dict[tuple[int, ...], tuple[int, int]] = {}
     loss_positions: list[int] = []
     targets: list[int] = []
-    for sequence, mask, prompt in zip(sequences, masks, prompts, strict=True):
+    given = routes or [()] * len(sequences)
+    for sequence, mask, prompt, chosen in zip(sequences, masks, prompts, given, strict=True):
         first = len(prompt)
         targets.extend(compress(sequence, mask))
         if uses[prompt] < 2:
-            before = stream.add(sequence) - 1
+            before = stream.add(sequence, chosen) - 1
             loss_positions.extend(compress(range(before, before + len(sequence)), mask))
             continue
         if prompt not in shared:
             segment = len(stream.lengths)
-            shared[prompt] = (segment, stream.add(prompt))
+            shared[prompt] = (segment, stream.add(prompt, chosen))
         segment, start = shared[prompt]
-        own = stream.add(sequence[first:-1], first, segment)
+        own = stream.add(sequence[first:-1], chosen, first, segment)
         if len(sequence) > first:
             predicting = range(own, own + len(sequence) - first - 1)
             loss_positions.extend([start + first - 1, *compress(predicting, mask[first + 1 :])])
     columns = (stream.token_ids, stream.positions, loss_positions, targets)
     token_ids, positions, loss, flat_targets = (torch.tensor(c, dtype=torch.int64).to(device) for c in columns)
-    return PackedBatch(token_ids, positions, tuple(stream.lengths), tuple(stream.prefixes), loss, flat_targets)
+    width = max(map(len, stream.routes))
+    if any(len(row) not in (0, width) for row in stream.routes):
+        raise ValueError("routes of tokens have several lengths")
+    joined = bytearray().join(row or b"\xff" * width for row in stream.routes)
+    rows = torch.frombuffer(joined, dtype=torch.uint8).view(-1, width).to(device) if width else None
+    return PackedBatch(token_ids, positions, tuple(stream.lengths), tuple(stream.prefixes), loss, flat_targets, rows)

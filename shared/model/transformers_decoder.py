@@ -23,6 +23,7 @@ from shared.model.config import FAMILIES, DecoderConfig, MeasuredConfig, check_s
 from shared.model.language_model import LanguageModel
 from shared.model.logprobs import HeadScale
 from shared.model.packing import PackedBatch
+from shared.model.routing import MISSING, ExpertCounts, Routing, route_layers
 
 ATTENTION = "maestrale"
 """the name under which transformers knows our attention"""
@@ -131,7 +132,8 @@ def measure(config: Mapping[str, Any]) -> MeasuredConfig:
 
     hidden, heads = size("hidden_size", default=1), size("num_attention_heads", default=1)
     experts = size("num_local_experts", "num_experts", "n_routed_experts", default=0)
-    share = min(1.0, size("num_experts_per_tok", "top_k_experts", default=experts) / experts) if experts else 1.0
+    chosen = min(size("num_experts_per_tok", "top_k_experts", default=experts), experts)
+    share = chosen / experts if experts else 1.0
     matrices = [(p.dim(), p.numel()) for p in layers.parameters() if p.dim() > 1]
     products = sum(count * share if dimensions == 3 else count for dimensions, count in matrices)
     parameters = dict(causal.named_parameters())
@@ -152,6 +154,8 @@ def measure(config: Mapping[str, Any]) -> MeasuredConfig:
         counted=sum(parameter.numel() for parameter in parameters.values()) - dropped,
         counted_layer=sum(parameter.numel() for parameter in layers.parameters()) // len(layers),
         counted_products=int(products) // len(layers),
+        experts=experts,
+        chosen=chosen,
     )
 
 
@@ -171,7 +175,7 @@ class TransformersDecoder(LanguageModel):
     """A causal model of transformers under the names of its own parts."""
 
     def __init__(
-        self, shape: DecoderConfig, config: Mapping[str, Any], attention: str = "auto", recompute: int = 0
+        self, shape: MeasuredConfig, config: Mapping[str, Any], attention: str = "auto", recompute: int = 0
     ) -> None:
         super().__init__(shape, attention, recompute)
         causal = build(read_config(config))
@@ -189,6 +193,9 @@ class TransformersDecoder(LanguageModel):
         self.__dict__["causal"], self.__dict__["base"] = causal, causal.base_model
         self.__dict__["head_of"] = causal.get_input_embeddings() if tied else output
         self.__dict__["found_layers"] = find_layers(causal)
+        if shape.experts:
+            self.expert_counts = ExpertCounts(len(self.layers), shape.experts, shape.chosen)
+            route_layers(self.layers)
         for layer in list(self.layers)[:recompute]:
             layer.forward = partial(run_again, layer.forward)
 
@@ -215,15 +222,18 @@ class TransformersDecoder(LanguageModel):
 
     def states(self, batch: PackedBatch, keep: Tensor | None) -> Tensor:
         """The last norm's output [kept, hidden] at the positions `keep` [kept] int64, or [tokens, hidden] at all."""
-        base = self.__dict__["base"]
-        if self.packs:
+        base, more = self.__dict__["base"], dict[str, Any]()
+        rows = None if self.packs else lay_out_rows(batch)
+        if self.expert_counts is not None:
+            self.expert_counts.to(batch.token_ids.device)
+            more["routing"] = Routing(self.expert_counts, batch.routes if rows is None else rows.routes)
+        if rows is None:
             plans = AttentionPlans(batch.lengths, batch.prefixes, self.attention)
             ids, positions = batch.token_ids[None], batch.positions[None]
-            found: Tensor = base(input_ids=ids, position_ids=positions, use_cache=False, plans=plans)[0][0]
+            found: Tensor = base(input_ids=ids, position_ids=positions, use_cache=False, plans=plans, **more)[0][0]
         else:
-            rows = lay_out_rows(batch)
             places = torch.arange(rows.token_ids.shape[1], device=batch.token_ids.device).expand_as(rows.token_ids)
-            hidden = base(input_ids=rows.token_ids, position_ids=places, use_cache=False)[0]
+            hidden = base(input_ids=rows.token_ids, position_ids=places, use_cache=False, **more)[0]
             found = hidden.flatten(0, 1).index_select(0, rows.places)
         return found if keep is None else found.index_select(0, keep)
 
@@ -243,11 +253,13 @@ class PaddedRows:
     """[segments, longest] int64, 0 behind the end"""
     places: Tensor
     """[tokens] int64 where each token of the stream lies in the rows, flattened"""
+    routes: Tensor | None
+    """[segments * longest, bytes] uint8, missing behind the end; None without any"""
 
 
 def lay_out_rows(batch: PackedBatch) -> PaddedRows:
     """Give each segment a row. What is stored once for several is computed with each."""
-    parts = batch.token_ids.split(list(batch.lengths))
+    parts = torch.arange(batch.tokens, device=batch.token_ids.device).split(list(batch.lengths))
     rows = [
         part if prefix < 0 else torch.cat([parts[prefix], part])
         for part, prefix in zip(parts, batch.prefixes, strict=True)
@@ -255,5 +267,8 @@ def lay_out_rows(batch: PackedBatch) -> PaddedRows:
     width = max(map(len, rows))
     starts = [width * number + len(row) - len(part) for number, (row, part) in enumerate(zip(rows, parts, strict=True))]
     places = [torch.arange(start, start + len(part)) for start, part in zip(starts, parts, strict=True)]
-    padded = nn.utils.rnn.pad_sequence(rows, batch_first=True)
-    return PaddedRows(padded, torch.cat(places).to(batch.token_ids.device))
+    index = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-1)
+    ids, routes = batch.token_ids[index].masked_fill(index < 0, 0), None
+    if batch.routes is not None:
+        routes = batch.routes[index.flatten()].masked_fill((index < 0).view(-1, 1), MISSING)
+    return PaddedRows(ids, torch.cat(places).to(batch.token_ids.device), routes)

@@ -58,6 +58,7 @@ def sequence_of(group: Group, completion: Completion, advantages: list[float]) -
         advantages=advantages * sum(map(bool, mask.split(b"\0"))) if len(advantages) == 1 else advantages,
         group=group.prompt.index,
         columns=columns,
+        routes=completion.routes,
         offline=bool(group.source),
     )
 
