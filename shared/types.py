@@ -126,8 +126,8 @@ class Completion(msgspec.Struct, gc=False):
     anew: int = 0
     """how often the episode began anew, because its environment did not repeat itself"""
     routes: list[bytes] = []
-    """[prompt + tokens - 1] of a mixture whose routes are replayed: the experts that the engine chose for each token but
-    the last, which it never read: [layers, experts of a token] uint8, uint16 where there are more than 256 experts"""
+    """[prompt + tokens - 1] of a mixture whose routes are replayed: the experts that the engine chose for each token
+    but the last, which it never read, [layers, experts of a token] uint8, or uint16 where there are more than 256"""
 
     @property
     def turn_start(self) -> int:

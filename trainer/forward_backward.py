@@ -73,7 +73,7 @@ def check(sequence: TrainSequence, sft: bool) -> None:
         if len(column) != count:
             raise RunError(f"{len(column)} log-probs ({name}) came with a completion of {count} tokens")
     if len(sequence.routes) > tokens or len({len(row) for row in sequence.routes}) > 1:
-        raise RunError(f"{len(sequence.routes)} routes, of {tokens} tokens, came with a sequence, or of several lengths")
+        raise RunError(f"{len(sequence.routes)} routes, or some of several lengths, came with {tokens} tokens")
     if not all(map(math.isfinite, sequence.columns.get("teacher", ()))):
         raise NonFinite("a log-prob of the teacher is not a finite number: see objective.teacher")
     behaviour = sequence.columns.get("behaviour", [])

@@ -43,7 +43,7 @@ class PackedBatch:
     targets: Tensor
     """[loss_tokens] int64"""
     routes: Tensor | None = None
-    """[tokens, bytes] uint8, a row of `Completion.routes` each; all 255 for a token that has none. None: none has one"""
+    """[tokens, bytes] uint8, of `Completion.routes`; all 255 for a token that has none. None where none has one"""
 
     def __post_init__(self) -> None:
         tokens = sum(self.lengths)
@@ -112,8 +112,8 @@ def pack(
     masks: [sequences][tokens]; nothing predicts the first token, so its mask is 0. A sequence without a target is
     allowed. `share_prefixes` stores once what several sequences have before their first target (a group's prompt);
     without it the stream holds every token as given. routes: [sequences], `TrainSequence.routes` of each, all rows of
-    one length; () for none; those of a shared prompt are its first sequence's. No sequences at all give a stand-in of one token without target:
-    it runs through the model with gradients of zero, so that a rank without work stays in step with the others. Raises
+    one length; () for none; those of a shared prompt are its first sequence's. No sequences at all give a stand-in of
+    one token without target: it runs through the model with gradients of zero, so that a rank without work stays in step with the others. Raises
     ValueError for what breaks the contract.
     """
     if len(sequences) != len(masks):

@@ -1,7 +1,7 @@
 """The experts that the routers of a mixture choose: replayed as an engine chose them, and counted.
 
-A router scores a token's experts and takes the best by `torch.topk`; gates are computed from their scores. Where a token
-has a route of its engine (`Completion.routes`), topk returns these experts instead, with the router's own scores of them:
+A router scores a token's experts and takes the best by `torch.topk`; gates are computed from their scores. Where a
+token has a route of its engine (`Completion.routes`), topk returns these experts instead, with the router's own scores:
 gates and gradients are the trainer's, and the own choice, replayed, gives the same bits (R3, 2510.11370).
 """
 

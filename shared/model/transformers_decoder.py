@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from shared.errors import ModelError
 from shared.model.attention import AttentionPlans
-from shared.model.config import FAMILIES, DecoderConfig, MeasuredConfig, check_sizes
+from shared.model.config import FAMILIES, MeasuredConfig, check_sizes
 from shared.model.language_model import LanguageModel
 from shared.model.logprobs import HeadScale
 from shared.model.packing import PackedBatch
