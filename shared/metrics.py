@@ -83,9 +83,7 @@ METRICS: dict[str, Metric] = {
     "clip/low": Metric("share", "tokens whose gradient a lower bound of the objective changes"),
     "clip/high": Metric("share", "tokens whose gradient an upper bound of the objective changes"),
     "clip/masked": Metric("share", "tokens that the objective's importance weights leave out"),
-    "experts/max_load": Metric(
-        "ratio", "tokens of a mixture's busiest expert by those of its mean one, mean over layers"
-    ),
+    "experts/max_load": Metric("ratio", "tokens of a mixture's busiest expert by those of a mean one, mean of layers"),
     "experts/unused": Metric("share", "experts of a mixture that no token of the step went to"),
     "experts/differing": Metric("share", "replayed experts that the trainer's router would not have chosen itself"),
     "entropy": Metric("nats", "mean entropy of the trainer's next-token distribution"),

@@ -58,6 +58,8 @@ class PackedBatch:
             tensor = getattr(self, name)
             if tensor.shape != (tokens,) or tensor.dtype != torch.int64:
                 raise ValueError(f"{name} is {tensor.dtype} {tuple(tensor.shape)}, expected int64 ({tokens},)")
+        if self.routes is not None and len(self.routes) != tokens:
+            raise ValueError(f"{len(self.routes)} routes for {tokens} tokens")
         if self.loss_positions.dim() != 1 or self.loss_positions.shape != self.targets.shape:
             raise ValueError(
                 f"loss_positions {tuple(self.loss_positions.shape)} and targets {tuple(self.targets.shape)} "
@@ -113,8 +115,8 @@ def pack(
     allowed. `share_prefixes` stores once what several sequences have before their first target (a group's prompt);
     without it the stream holds every token as given. routes: [sequences], `TrainSequence.routes` of each, all rows of
     one length; () for none; those of a shared prompt are its first sequence's. No sequences at all give a stand-in of
-    one token without target: it runs through the model with gradients of zero, so that a rank without work stays in step with the others. Raises
-    ValueError for what breaks the contract.
+    one token without target: it runs through the model with gradients of zero, so that a rank without work stays in
+    step with the others. Raises ValueError for what breaks the contract.
     """
     if len(sequences) != len(masks):
         raise ValueError(f"{len(sequences)} sequences but {len(masks)} masks")

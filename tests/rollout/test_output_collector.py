@@ -44,6 +44,18 @@ def test_spans_follow_the_version_of_each_step() -> None:
     assert completion.spans == [VersionSpan(4, 0, 2), VersionSpan(5, 2, 3), VersionSpan(7, 3, 4)]
 
 
+def test_routes_follow_each_other_token_by_token() -> None:
+    """Of the prompt with the first token, then the last token's: [layers, experts of a token] each."""
+    box, request = intake()
+    for rows in (2, 1, 0):
+        one = output("r", 50, -0.5)
+        one.routed_experts = np.arange(rows * 6, dtype=np.uint8).reshape(rows, 3, 2)
+        step(box, 1, one)
+    assert request.completion.routes == [bytes(range(6)), bytes(range(6, 12)), bytes(range(6))]
+    copy = copy_unfinished(request.completion)
+    assert copy.routes == request.completion.routes and copy.routes is not request.completion.routes
+
+
 def test_an_ended_request_is_handed_on_once_and_later_output_is_ignored() -> None:
     box, request = intake()
     ended: list[GenerateRequest] = []

@@ -15,9 +15,10 @@ def test_a_new_completion_keeps_its_seed_and_a_continued_one_gets_a_new_stream_e
 
 
 def test_the_token_limit_counts_tokens_already_there() -> None:
-    completion = Completion(group=0, index=0, seed=3, token_ids=[4, 5, 6], logprobs=[-1.0] * 3)
+    completion = Completion(group=0, index=0, seed=3, token_ids=[4, 5, 6], logprobs=[-1.0] * 3, routes=[b"a"] * 3)
     params = sampling_params(GenerateRequest([1], completion, 10, 0.7), [9])
     assert (params.max_tokens, params.temperature, params.logprobs) == (7, 0.7, 0)
+    assert params.routed_experts_prompt_start == 3, "routes that are there are not sent again"
     assert params.stop_token_ids == [9] and params.seed == derive_seed(3, 3)
 
 

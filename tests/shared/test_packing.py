@@ -22,6 +22,21 @@ def test_prompt_tokens_carry_no_target():
     assert batch.loss_positions.tolist() == [2] and batch.targets.tolist() == [4]
 
 
+def test_routes_lie_beside_their_tokens():
+    """Of a shared prompt the first sequence's; tokens that have none, and those that pad the batch, are marked."""
+    sequences, firsts = [[5, 6, 7, 8, 4], [1, 2, 3], [5, 6, 9, 3]], [2, 1, 2]
+    routes = [[b"aa", b"bb", b"cc", b"dd"], [], [b"ee", b"ff", b"gg"]]
+    batch = pack_from(sequences, firsts, routes=routes)
+    assert batch.token_ids.tolist() == [5, 6, 7, 8, 1, 2, 3, 9]
+    expected = [*b"aabbccdd", *b"\xff" * 6, *b"gg"]
+    assert batch.routes is not None and batch.routes.flatten().tolist() == expected
+    padded = round_up(batch, 3).routes
+    assert padded is not None and padded.flatten().tolist() == expected + [255] * 2
+    assert pack_from(sequences, firsts).routes is None and pack([], []).routes is None
+    with pytest.raises(ValueError, match="several lengths"):
+        pack_from(sequences, firsts, routes=[[b"aa", b"b"], [], []])
+
+
 def test_a_prompt_of_several_sequences_is_stored_once():
     batch = pack_from([[5, 6, 7, 8], [1, 2], [5, 6, 9], [5, 6], [5, 6, 7, 7]], [2, 1, 2, 2, 2])
     assert batch.token_ids.tolist() == [5, 6, 7, 1, 2, 7]
