@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from rollout.local_engine import LocalEngine
+from rollout.vllm_config import build_vllm_config
 from shared.config import Config
 from shared.model import hf
 from shared.types import Completion
@@ -34,7 +35,7 @@ def settings(router_replay: bool = True) -> Config:
 
 
 async def sample(folder: Path) -> list[Found]:
-    """Pairs of completions of six prompts, undisturbed, with an engine that is killed, and without replay."""
+    """Pairs of completions of six prompts, undisturbed, and with an engine that is killed."""
     prompts = [[1, 7, 3 + index, 9, 100 + 5 * index] * 14 for index in range(6)]
 
     async def pairs(engine: LocalEngine, seed: int) -> Found:
@@ -50,9 +51,7 @@ async def sample(folder: Path) -> list[Found]:
             await asyncio.sleep(0.002)
         assert engine.rank.engine.llm is not None
         os.kill(engine.rank.engine.llm.pids()[0], signal.SIGKILL)
-        rounds.append(await sampling)
-    async with LocalEngine(settings(router_replay=False), str(folder)) as engine:
-        return [*rounds, await pairs(engine, 100)]
+        return [*rounds, await sampling]
 
 
 @pytest.mark.parametrize("family", ["qwen3 moe", "mixtral"])
@@ -72,8 +71,11 @@ def test_replay_leaves_a_third_of_the_difference(tmp_path: Path, family: str) ->
         assert entropy.mean() > 0.1, "a distribution without entropy would agree by accident"
         return float((own - told).abs().mean())
 
-    whole, killed, without = asyncio.run(sample(folder))
-    assert all(one.restarts == 1 for _, one in killed) and not any(one.routes for _, one in without)
+    whole, killed = asyncio.run(sample(folder))
+    assert all(one.restarts == 1 for _, one in killed)
+    for asked in (True, False):
+        made = build_vllm_config(settings(asked), str(folder), seed=0, device=torch.device("cpu"))
+        assert made.aux_output_config.enabled == asked
     for name, found in (("undisturbed", whole), ("killed", killed)):
         assert all(len(one.routes) == len(prompt) + len(one.token_ids) - 1 for prompt, one in found)
         for (prompt, one), (_, other) in zip(found[::2], found[1::2], strict=True):
