@@ -29,12 +29,12 @@ def return_routes(runner: Any) -> None:
         if ended is None:  # a step whose tokens are to be sampled
             batch = runner.input_batch
             count = batch.num_reqs
-            step = SimpleNamespace(
+            step: Any = SimpleNamespace(  # the parts of a batch that the connector reads
                 req_ids=batch.req_ids[:count],
                 query_start_loc_np=runner.query_start_loc.np[: count + 1].copy(),
                 num_computed_tokens_np=batch.num_computed_tokens_cpu[:count].copy(),
             )
-            pending.append(connector.prepare_output(step))  # type: ignore[arg-type]  # the parts of a batch that it reads
+            pending.append(connector.prepare_output(step))
         return ended
 
     def sample_tokens(*inputs: Any) -> Any:

@@ -120,4 +120,4 @@ def _routed(layer: int, forward: Callable[..., Any], *inputs: Any, routing: Rout
 def route_layers(layers: Iterable[nn.Module]) -> None:
     """Make the layers take a `routing` beside their inputs."""
     for number, layer in enumerate(layers):
-        layer.forward = partial(_routed, number, layer.forward)  # type: ignore[method-assign]
+        layer.forward = partial(_routed, number, layer.forward)
