@@ -25,10 +25,10 @@ OTHERS = ("benchmarks", "tests")
 APART = ("reward.judge.", "environment.")
 """settings of the judge and of environments, which validate their own"""
 BUDGETS = {
-    "product lines": 62_950,
-    "training lines": 25_900,
+    "product lines": 63_000,
+    "training lines": 25_950,
     "files": 383,
-    "settings": 91,
+    "settings": 92,
     "class names used twice": 0,
 }
 """A later issue may raise one, in a commit of its own that gives the reason; one that lowers a total lowers it."""
