@@ -28,7 +28,7 @@ BUDGETS = {
     "product lines": 63_000,
     "training lines": 25_950,
     "files": 383,
-    "settings": 92,
+    "settings": 91,
     "class names used twice": 0,
 }
 """A later issue may raise one, in a commit of its own that gives the reason; one that lowers a total lowers it."""

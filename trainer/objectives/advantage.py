@@ -144,8 +144,8 @@ def advantages(
 
 
 def turn_returns(completion: Completion, reward: Reward, discount: float) -> list[float]:
-    """[turns] sum_k discount^k r_(t+k) of the rewards from each turn t on. Where a verifier grades, its total is the last turn's reward; a
-    completion without an environment is one turn."""
+    """[turns] sum_k discount^k r_(t+k) of the rewards from each turn t on. Where a verifier grades, its total is
+    the last turn's reward; a completion without an environment is one turn."""
     given = [turn.reward or 0.0 for turn in completion.turns[:-1]]
     last = completion.turns[-1].reward if completion.turns else None
     found = [*given, reward.total if last is None else last]
@@ -159,8 +159,8 @@ def turn_advantages(
 ) -> list[list[list[float] | None]]:
     """[groups][samples][turns] advantages of the turns, scaled; None for a completion that is not graded.
 
-    That of turn t is the discounted sum of the completion's rewards from t on, less the mean of the same over the group's
-    completions that have a turn t (of the others', with "leave_one_out"). Scale "group" divides by the deviation of the
+    That of turn t is the discounted sum of the completion's rewards from t on, less the mean of the same over the
+    group's completions that have a turn t (of the others', with "leave_one_out"). Scale "group" divides by the deviation of the
     same values, those of one turn of a group; "minibatch" by that over all turns of the step. Raises NonFinite.
     """
     rows: list[list[list[float] | None]] = []

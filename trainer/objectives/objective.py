@@ -257,8 +257,8 @@ class Objective(Section):
         size, rights = config.rollout.group_size, config.reward.correctness
         if config.environment.credit == "episode" and config.environment.discount != 1:
             yield (
-                f"environment.discount = {config.environment.discount} has no effect while all turns have the advantage "
-                'of the episode: set environment.credit = "turn", or remove it'
+                f"environment.discount = {config.environment.discount} has no effect while all turns have the "
+                'advantage of the episode: set environment.credit = "turn", or remove it'
             )
         if config.environment.credit == "turn" and self.advantage not in ("mean", "leave_one_out"):
             yield (
