@@ -160,8 +160,9 @@ def turn_advantages(
     """[groups][samples][turns] advantages of the turns, scaled; None for a completion that is not graded.
 
     That of turn t is the discounted sum of the completion's rewards from t on, less the mean of the same over the
-    group's completions that have a turn t (of the others', with "leave_one_out"). Scale "group" divides by the deviation of the
-    same values, those of one turn of a group; "minibatch" by that over all turns of the step. Raises NonFinite.
+    group's completions that have a turn t (of the others', with "leave_one_out"). Scale "group" divides by the
+    deviation of the same values, those of one turn of a group; "minibatch" by that over all turns of the step. Raises
+    NonFinite.
     """
     rows: list[list[list[float] | None]] = []
     for group in groups:
