@@ -53,7 +53,10 @@ def check_episodes(launch: Launch) -> list[dict[str, Any]]:
 
 def test_a_plain_agent_trains_through_updates_and_the_death_of_an_engine(tmp_path: Path) -> None:
     with agents("agent.py") as url:
-        launch = Launch(tmp_path, "agent", file=EXAMPLE, environment__options=at(url), rollout__max_restarts=3)
+        launch = Launch(
+            tmp_path, "agent", file=EXAMPLE, environment__options=at(url), rollout__max_restarts=3,
+            objective__filter_groups_by="off",  # so that every group is trained, and a lost one is seen
+        )  # fmt: skip
         launch.until(lambda: len(launch.metrics()) >= 15, 1200)
         engine = launch.engine_pid(2)
         launch.until_busy(engine)
