@@ -1,5 +1,5 @@
-"""Makes the files of the example "agent": questions for the agent, demonstrations that call its tool and mostly answer
-at random, and a tiny model that knows the words.
+"""Makes the files of the example "agent": questions for the agent, demonstrations that call its tool and answer at
+random half the time, and a tiny model that knows the words.
 
 [prepare]
 script = "examples/agent/prepare.py"
@@ -20,7 +20,7 @@ from shared.tool_calls import TOOLS_PROMPT, ToolDefinition, call_text, result_te
 
 VOCABULARY, MAX_TOKENS = 384, 256
 PROBLEMS, DEMONSTRATIONS = 128, 1024
-READ = 0.3
+READ = 0.5
 """share of demonstrations that answer what the tool said; without any, a model that has read nothing else takes very
 long to find that it may"""
 
@@ -47,7 +47,7 @@ def _ask(kind: str) -> str:
 
 
 def _demonstrate(kind: str, rng: random.Random) -> dict[str, Any]:
-    """The right call, a result, and mostly a number that has nothing to do with it."""
+    """The right call, a result, and half the time a number that has nothing to do with it."""
     result = rng.randint(1, MOST)
     said = (
         ("assistant", call_text(TOOL["name"], json.dumps({"kind": kind}))),
