@@ -32,7 +32,15 @@ from examples.quickstart.toy_programs import (
     demonstrate_program,
     make_toy_program,
 )
-from examples.quickstart.word_problems import NO_FLAWS, PHRASES, Flaws, WordProblem, demonstrate, estimate, make_word_problem
+from examples.quickstart.word_problems import (
+    NO_FLAWS,
+    PHRASES,
+    Flaws,
+    WordProblem,
+    demonstrate,
+    estimate,
+    make_word_problem,
+)
 from shared.errors import ConfigError
 from shared.section import Section
 from shared.types import Problem
