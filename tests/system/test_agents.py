@@ -90,7 +90,7 @@ def test_environments_of_verifiers_openenv_and_an_mcp_server_train(tmp_path: Pat
     with verifiers_agents(tmp_path) as url, openenv() as server:
         options = {"openenv": {"url": server, "action": "guess", "observation": "hint"}, "mcp": mcp}
         launch = Launch(
-            tmp_path, "foreign", file=EXAMPLE, environment__options=at(url, **options), steps=30, evaluate__every=0,
+            tmp_path, "foreign", file=EXAMPLE, environment__options=at(url, **options), steps=60, evaluate__every=0,
             prepare__script=str(ROOT / "tests" / "environments" / "foreign.py"), rollout__prompts_per_step=8,
             prepare__options=inline({"kinds": kinds, "mcp": mcp}), environment__name="", model__max_tokens=2048,
             environment__observation_tokens=1024, sft__steps=100,
