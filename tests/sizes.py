@@ -25,8 +25,8 @@ OTHERS = ("benchmarks", "tests")
 APART = ("reward.judge.", "environment.")
 """settings of the judge and of environments, which validate their own"""
 BUDGETS = {
-    "product lines": 63_210,
-    "training lines": 26_160,
+    "product lines": 63_260,
+    "training lines": 26_210,
     "files": 385,
     "settings": 92,
     "class names used twice": 0,
