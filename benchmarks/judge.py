@@ -1,8 +1,8 @@
 """A tiny judge is trained from chance, and its verdicts on debates then train a reader of articles that it cannot read.
 
 For each seed: `examples/judge/settings.toml`; with that judge served, `examples/judge/reader.toml` (debates) and the
-same with the judge by itself, asked about twice as many pairs, which takes as many of its tokens. A launch that ended is
-not repeated, one that was stopped goes on.
+same with the judge by itself, asked about twice as many pairs, which takes as many of its tokens. A launch that ended
+is not repeated, one that was stopped goes on.
 """
 
 from __future__ import annotations

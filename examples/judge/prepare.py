@@ -95,7 +95,7 @@ def problem_of(row: Row, id: str) -> dict[str, str]:
 
 
 def draw_rows(rng: random.Random, wanted: JudgeFiles, count: int) -> Iterator[Row]:
-    """Yield rows: of a reader, or of a judge with the article, a judge of a debate and a debater in turn."""
+    """Yield rows: of a reader, or of a judge with the article, a judge of a debate and an agent in turn."""
     for number in range(count):
         story = draw_story(rng, str(number), wanted.facts)
         if wanted.role == "reader":
@@ -154,12 +154,12 @@ def speak(asked: Question, side: int, number: int, quoted: str, text: str = "") 
 
 
 def argument(quoted: str) -> str:
-    """Return what a debater says."""
+    """Return what an agent says."""
     return f"Argument: <passage>{quoted}</passage>"
 
 
 def argue(rng: random.Random, story: Story) -> Row:
-    """Ask a debater for a speech; what it should say is the sentence with its answer."""
+    """Ask an agent for a speech; what it should say is the sentence with its answer."""
     asked, side = story.question, rng.randint(1, 2)
     heard = _bare(asked) if rng.random() < 0.5 else []
     ask = prompts.speech(
