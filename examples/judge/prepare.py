@@ -57,7 +57,7 @@ class JudgeFiles(Section):
     """longest sequence of the model, tokens: whoever asks a judge lets it say up to 1,024"""
 
 
-class Row(NamedTuple):
+class JudgeRow(NamedTuple):
     """A problem, its answer, and what is said to it with one sentence or the other."""
 
     kind: str
@@ -88,13 +88,13 @@ def prepare(folder: Path, options: Mapping[str, Any], seed: int) -> None:
     build(folder / "model", seed, make_tokenizer(), wanted.max_tokens)
 
 
-def problem_of(row: Row, id: str) -> dict[str, str]:
+def problem_of(row: JudgeRow, id: str) -> dict[str, str]:
     """Return a line of a data file."""
     domain = "math" if row.kind == "reader" else "verdict"
     return {"id": id, "problem": row.problem, "answer": row.answer, "domain": domain, "source": row.kind}
 
 
-def draw_rows(rng: random.Random, wanted: JudgeFiles, count: int) -> Iterator[Row]:
+def draw_rows(rng: random.Random, wanted: JudgeFiles, count: int) -> Iterator[JudgeRow]:
     """Yield rows: of a reader, or of a judge with the article, a judge of a debate and an agent in turn."""
     for number in range(count):
         story = draw_story(rng, str(number), wanted.facts)
@@ -104,7 +104,7 @@ def draw_rows(rng: random.Random, wanted: JudgeFiles, count: int) -> Iterator[Ro
             yield (decide_with_article, decide_debate, argue)[number % 3](rng, story)
 
 
-def read(story: Story) -> Row:
+def read(story: Story) -> JudgeRow:
     """Ask the reader."""
     asked = story.question
     right, wrong = asked.answers if asked.right == 1 else asked.answers[::-1]
@@ -112,25 +112,25 @@ def read(story: Story) -> Row:
         f"<think>{quoted}</think>\\boxed{{{answer}}}"
         for quoted, answer in ((story.evidence, right), (story.misleading, wrong))
     ]
-    return Row("reader", f"{asked.article}\n\n{asked.text}", right, *said)
+    return JudgeRow("reader", f"{asked.article}\n\n{asked.text}", right, *said)
 
 
-def _verdicts(kind: str, ask: Ask, story: Story) -> Row:
+def _verdicts(kind: str, ask: Ask, story: Story) -> JudgeRow:
     right = story.question.right or 0
     said = [
         f"<think>{quoted}</think>Answer: {answer}"
         for quoted, answer in ((story.evidence, right), (story.misleading, 3 - right))
     ]
-    return Row(kind, ask.messages[0]["content"], str(right), *said)
+    return JudgeRow(kind, ask.messages[0]["content"], str(right), *said)
 
 
-def decide_with_article(rng: random.Random, story: Story) -> Row:
+def decide_with_article(rng: random.Random, story: Story) -> JudgeRow:
     """Ask the judge, who may read the article."""
     ask = prompts.direct(story.question, marks(str(rng.random())), role="judge", article=True)
     return _verdicts("article", ask, story)
 
 
-def decide_debate(rng: random.Random, story: Story) -> Row:
+def decide_debate(rng: random.Random, story: Story) -> JudgeRow:
     """Ask the judge after a debate: bare answers or not, then a quotation for each side. What speaks for the wrong
     answer is quoted of somebody else, or forged."""
     asked, forged = story.question, rng.random() < 0.5
@@ -158,7 +158,7 @@ def argument(quoted: str) -> str:
     return f"Argument: <passage>{quoted}</passage>"
 
 
-def argue(rng: random.Random, story: Story) -> Row:
+def argue(rng: random.Random, story: Story) -> JudgeRow:
     """Ask an agent for a speech; what it should say is the sentence with its answer."""
     asked, side = story.question, rng.randint(1, 2)
     heard = _bare(asked) if rng.random() < 0.5 else []
@@ -167,7 +167,7 @@ def argue(rng: random.Random, story: Story) -> Row:
         alone=False, marks=marks(str(rng.random())),
     )  # fmt: skip
     said = argument(story.evidence if side == asked.right else story.misleading)
-    return Row("speech", ask.messages[0]["content"], "", said, said)
+    return JudgeRow("speech", ask.messages[0]["content"], "", said, said)
 
 
 def make_tokenizer() -> Tokenizer:
