@@ -54,8 +54,8 @@ CHOICES: dict[str, dict[Any, dict[str, Any]]] = {
         "mean": {"scale": "minibatch"},
         "leave_one_out": {"scale": "none"},
         "each_reward": {"scale": "minibatch"},
-        "pass_at_k": {"scale": "none", "k": 0},
-        "majority": {"scale": "none", "k": 0},
+        "pass_at_k": {"scale": "none", "k": 0, "centred": False},
+        "majority": {"scale": "none", "k": 0, "centred": False},
     },
     "kl": {True: {"kl_gradient": "return", "reference": "start"}},
     "reference": {"previous": {"reference_every": 1}, "average": {"reference_every": 1, "reference_share": 0.01}},
@@ -91,12 +91,17 @@ class Objective(Section):
     completion adds to the best or the majority of k; "reward" (nothing is), "none" (rewards do not count)"""
     k: int | None = Field(None, ge=0)
     """completions of which the best or the majority counts; 0 for the whole group"""
+    centred: bool | None = None
+    """take their mean over the group off what completions add to the best or the majority of k"""
     scale: Scale | None = None
     """advantages are divided by the standard deviation over the minibatch, the group, or not"""
     loss_aggregation: LossAggregation = "group_tokens"
     """what a token's loss is divided by"""
     filter_groups_by: GroupFilter = "total"
     """a group whose values of this are all equal has no signal and is not trained; "off" trains every group"""
+    mask_truncated: bool = False
+    """leave completions that were cut at their greatest length out of the loss (DAPO's overlong filter); their rewards
+    stay in what the others are compared with"""
     kl: float = Field(0.0, ge=0)
     """weight of the KL divergence from the reference; 0 (Magistral) keeps no reference model"""
     kl_gradient: KlGradient | None = None

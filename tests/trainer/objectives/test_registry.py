@@ -96,6 +96,7 @@ BY_HAND: dict[str, dict[str, Any]] = {
     "dppo": {"importance": "divergence_masked", "importance_low": 0.2, "importance_high": 0.2},
     "maxrl": {"importance": "none", "advantage": "maxrl", "scale": None, "filter_groups_by": "off"},
     "pass_at_k": {"advantage": "pass_at_k", "k": 0, "scale": "none"},
+    "pass_at_k_centred": {"advantage": "pass_at_k", "k": 0, "scale": "none", "centred": True},
     "majority": {"advantage": "majority", "k": 0, "scale": "none"},
     "gdpo": {"advantage": "each_reward", "scale": "minibatch", "clip_high": 0.2},
     "agro": {"advantage": "reward", "scale": None, "beta": 0.1, "reference": "start", "kl": 0.0,
