@@ -43,6 +43,8 @@ def opened(problems: Sequence[Problem], share: float) -> list[Problem]:
 
 
 FITTING_IN_A_ROW = 200
+TRIES = 10_000
+"""draws of one prioritised problem, after which the last is taken: nearly all problems are solved"""
 
 
 @lru_cache(maxsize=4)
@@ -126,11 +128,23 @@ class DataSource:
 
     def problem_at(self, index: int) -> Problem:
         """The problem of draw `index`: with i draws since the stage began and n problems, epoch i // n, position i % n
-        in that epoch's order."""
+        in that epoch's order; with data.order = "prioritised" of (seed, index, what is known of successes)."""
         problems, count = self.problems, len(self.problems)
+        if self.stages.now.data.order == "prioritised":
+            return self._prioritised(problems, index)
         epoch, position = divmod(index - self.stages.state.first_index, count)
         shuffle = self.stages.now.data.order == "shuffle"
         return problems[permutation(self.seed, epoch, count)[position] if shuffle else position]
+
+    def _prioritised(self, problems: Sequence[Problem], index: int) -> Problem:
+        """A problem with chance proportional to 1 - success (Kimi k1.5, arXiv 2501.12599, section 2.3.4), by rejection.
+        Success: share of right completions in its last group, before the first its row's pass_rate, else 0."""
+        chance = random.Random(f"draw {self.seed} {index}")
+        for _ in range(TRIES):
+            problem = chance.choice(problems)
+            if chance.random() >= self.stages.state.success.get(problem.id, problem.pass_rate or 0.0):
+                break
+        return problem
 
     def render(self, problem: Problem, index: int) -> Prompt:
         """The prompt of a problem."""

@@ -43,6 +43,8 @@ class StageState(msgspec.Struct):
     """of the metric of `until`, a step each"""
     solved: dict[str, int] = {}
     """problem id -> its last so many groups were solved by all completions"""
+    success: dict[str, float] = {}
+    """problem id -> share of right completions in its last group"""
     retired: list[str] = []
     """ids of problems that are drawn no more"""
 
@@ -89,6 +91,8 @@ class Stages:
                 state.solved[name] = state.solved.get(name, 0) + 1
             else:
                 state.solved.pop(name, None)
+            if right := [r.verdict is Verdict.CORRECT for r in group.rewards if r is not None and r.verdict.graded]:
+                state.success[name] = sum(right) / len(right)
         condition = CONDITION.fullmatch(self.stage.until)
         if condition is None or self.is_last or state.ended_by:
             return ""

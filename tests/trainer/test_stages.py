@@ -163,6 +163,9 @@ def test_solved_problems_are_left_out_from_the_next_stage_on():
     ledger.groups.clear()
     ledger.next_stage()
     assert ledger.stage.retired == ["x"] and ledger.stage.solved == {"x": 2, "z": 1}
+    assert ledger.stage.success == {"x": 1.0, "y": 0.5, "z": 1.0}, "of the last group of each"
+    again = msgspec.json.decode(msgspec.json.encode(ledger.state()), type=LedgerState)
+    assert again.stage.success == ledger.stage.success
 
 
 @pytest.mark.parametrize(
