@@ -16,7 +16,6 @@ import msgspec
 
 from shared.atomic_write import beside
 from shared.chat import AnswerFormat, Chat, joined, system_prompt
-from shared.config import Config
 from shared.errors import DataError
 from shared.sections import Data
 from shared.types import Problem, Prompt
@@ -93,14 +92,14 @@ class DataSource:
         """draws that were skipped because their prompts are too long"""
         self.long: dict[str, int] = {}
         """problem id -> lower bound of the tokens of its prompt, for those that `measure` found to be too long"""
-        self._chosen: tuple[Config, list[Problem]] | None = None
+        self._chosen: tuple[Data, list[Problem]] | None = None
 
     @property
     def problems(self) -> list[Problem]:
         """The problems of the stage: those that fit data.domains and data.pass_rate and are not retired. Raises
         DataError when none is left."""
-        if self._chosen is None or self._chosen[0] is not self.stages.now:
-            self._chosen = self.stages.now, self._choose()
+        if self._chosen is None or self._chosen[0] is not self.stages.now.data:
+            self._chosen = self.stages.now.data, self._choose()
         return self._chosen[1]
 
     def _choose(self) -> list[Problem]:

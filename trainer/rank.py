@@ -247,6 +247,11 @@ class TrainerRank:
         """Forward only: [sequences of all micro-batches, in order][loss tokens] log-probs under the policy as it is."""
         return forward_backward.compute_old_logprobs(self.decoder, micro_batches, temperature)
 
+    @call("objective of the trainers", deadline="step")
+    def set_objective(self, table: dict[str, Any]) -> None:
+        """Go on with another [objective]."""
+        self.objective = objective_of(self.config.model_copy(update={"objective": table}))
+
     @call("forward and backward", deadline="step")
     def forward_backward(self, micro_batches: list[MicroBatch], temperature: float, sft: bool = False) -> StepSums:
         """Run forward and backward of this rank's micro-batches; every rank gets the same number. sft: imitate,

@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 from shared.chat import Chat
 from shared.config import Config
 from shared.errors import RunError
+from shared.sections import RewardWeights
 from shared.types import Completion, Group, Problem, Reward, Verdict
 from verify.answer_checker import AnswerChecker
 from verify.code.runner import ProgramVerifier
@@ -92,7 +93,7 @@ class RewardScorer:
         """kind of failure -> its cases since the launch"""
         self.held: dict[int, dict[int, Settled]] = {}
         """group -> index -> completion that waits for the others of its group"""
-        self._made: tuple[Config, CompletionScorer] = config, self._scorer_of(config)
+        self._made: tuple[RewardWeights, CompletionScorer] = config.reward, self._scorer_of(config)
 
     def _scorer_of(self, config: Config) -> CompletionScorer:
         settings = config.reward.resolved(config.rollout.max_completion_tokens)
@@ -101,8 +102,8 @@ class RewardScorer:
     @property
     def scorer(self) -> CompletionScorer:
         """Scores with the rewards in force."""
-        if self._made[0] is not (now := self.stages.now):
-            self._made = now, self._scorer_of(now)
+        if self._made[0] is not (now := self.stages.now).reward:
+            self._made = now.reward, self._scorer_of(now)
         return self._made[1]
 
     async def start(self, problems: Sequence[Problem]) -> str:

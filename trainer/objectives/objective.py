@@ -50,6 +50,7 @@ class Need(StrEnum):
 CHOICES: dict[str, dict[Any, dict[str, Any]]] = {
     "ratio_reference": {"rollout": {}, "old": {"importance": "token"}},
     "importance": BOUNDS,
+    "entropy_target": {True: {"clip_high_bounds": (0.2, 0.4)}},
     "advantage": {
         "mean": {"scale": "minibatch"},
         "leave_one_out": {"scale": "none"},
@@ -74,6 +75,8 @@ class Objective(Section):
     """whether the gradient is a sum over tokens of the advantage times something that is not 0"""
     compares_rewards: ClassVar[bool] = True
     """whether a group of equal rewards has no signal"""
+    rewards_itself: ClassVar[bool] = False
+    """whether the loss has a reward of its own, beside or instead of the verifiers'"""
     reads_plain_rewards: ClassVar[bool] = False
     """whether the loss takes a baseline off itself"""
     advantages_by_token: ClassVar[bool] = False
@@ -185,6 +188,10 @@ class Objective(Section):
                 'objective.name = "jepo" learns from them then: use it, or set data.open_share = 0'
             )
 
+    def after_step(self, entropy: float) -> dict[str, Any]:
+        """The settings that a step moves, with their values for the next one. entropy: of the step, nats."""
+        return {}
+
     # ---- what all have -------------------------------------------------------------------------------------------
 
     def refusal(self, environment: str) -> str:
@@ -291,5 +298,5 @@ class Objective(Section):
                 'objective.filter_groups_by = "correctness" trains no group with reward.correctness = 0, where all '
                 'are equal: set it, or use filter_groups_by = "total"'
             )
-        if self.advantage == "none" and not self.teacher:
+        if self.advantage == "none" and not self.teacher and not self.rewards_itself:
             yield 'objective.advantage = "none" leaves nothing to learn from: set objective.teacher, or use "mean"'

@@ -200,7 +200,7 @@ def test_the_best_of_real_rewards_is_unbiased_too(k: int, size: int) -> None:
 
 @pytest.mark.parametrize(("p", "size"), [(0.5, 4), (0.1, 4), (0.25, 3)])
 def test_the_centred_best_of_all_by_enumeration(p: float, size: int) -> None:
-    """k = n: the one that is right alone has n - 1, the others -1. So g = (1 - 1/n) instead of 1 - p, where it is not 0:
+    """k = n: who is right alone has n - 1, the others -1. So g = (1 - 1/n) instead of 1 - p, where it is not 0:
     the expectation is (n - 1) p (1 - p)^(n - 1), too large by (1 - 1/n) / (1 - p)."""
     assert mean_baseline(best_of([0.0, 1.0, 0.0, 0.0], 4)) == [-1.0, 3.0, -1.0, -1.0]
     found, _ = expected((p, 1 - p), size, lambda group: mean_baseline(best_of(rewards_of(group), size)))
