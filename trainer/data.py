@@ -78,8 +78,10 @@ class PromptFormat:
         return self.chat.render(template.replace("{problem}", text), joined(system, also))
 
     def prompt_of(self, problem: Problem, text: str = "", also: str = "") -> list[int]:
-        """[prompt_tokens] token ids of a problem; `text`, where given, stands in the place of its own."""
-        return self.render(text or problem.text, problem.domain, also, verifier_for(problem).form)
+        """[prompt_tokens] token ids of a problem, its prefix behind them; `text`, where given, takes the place of its
+        own."""
+        ids = self.render(text or problem.text, problem.domain, also, verifier_for(problem).form)
+        return ids + self.chat.encode_completion(problem.prefix) if problem.prefix else ids
 
 
 class DataSource:
@@ -158,11 +160,14 @@ class DataSource:
         """
         forms = [(one.domain, verifier_for(one).form) for one in problems]
         around = {form: len(self.prompt_format.render("", form[0], form=form[1])) for form in set(forms)}
-        sizes = [(len(one.text.encode()) + around[form], one) for one, form in zip(problems, forms, strict=True)]
+        sizes = [
+            (len((one.text + one.prefix).encode()) + around[form], one)
+            for one, form in zip(problems, forms, strict=True)
+        ]
         doubtful = sorted((pair for pair in sizes if pair[0] > self.room), key=lambda pair: -pair[0])
         found, fitting, longest = [], 0, self.prompt_format.chat.longest_token
         for _, problem in doubtful:
-            count = len(problem.text) // longest
+            count = len(problem.text + problem.prefix) // longest
             if count <= self.room:
                 count = len(self.prompt_format.prompt_of(problem))
             fitting = 0 if count > self.room else fitting + 1
