@@ -173,8 +173,8 @@ async def check_answers(
 
 
 def refuse_prose(found: ProblemFile) -> None:
-    """Raise DataError for rows whose answer stands in no box, or whose response is begun: not for an objective that puts
-    the ground truth into the box of a whole response."""
+    """Raise DataError for rows whose answer stands in no box, or whose response is begun: not for an objective that
+    puts the ground truth into the box of a whole response."""
     if faults := [found.where(one) for one in found.problems if one.prefix]:
         raise DataError(
             f"{found.setting}: {len(faults):,} rows have a prefix, and the objective learns from whole responses: "
