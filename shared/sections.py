@@ -22,10 +22,7 @@ CONDITION = re.compile(r"\s*(?P<metric>[\w/]+)\s*(?P<sign>[<>])\s*(?P<number>-?\
 STAGED: dict[str, tuple[str, ...]] = {
     "data": ("order", "pass_rate", "domains", "drop_solved_after", "offline_share"),
     "rollout": ("prompts_per_step", "group_size", "max_async_level", "reorder_window", "max_completion_tokens"),
-    "reward": (
-        *("format", "correctness", "length", "length_max", "overlong_buffer", "language"),
-        *("refuse", "extra", "options", "gates"),
-    ),
+    "reward": ("correctness", "length", "length_max", "overlong_buffer", "language", "extra", "options", "gates"),
     "optimiser": ("minibatches", "learning_rate"),
 }
 """section -> settings that a stage may change: those that only the controller reads"""
@@ -339,8 +336,8 @@ class Stage(Section):
     """settings of [rollout] from this stage on: prompts_per_step, group_size, max_async_level, reorder_window,
     max_completion_tokens"""
     reward: dict[str, Any] = {}
-    """settings of [reward] from this stage on: format, correctness, length, length_max, overlong_buffer, language,
-    refuse, extra, options, gates"""
+    """settings of [reward] from this stage on: correctness, length, length_max, overlong_buffer, language, extra,
+    options, gates"""
     objective: dict[str, Any] = {}
     """settings of [objective] from this stage on; with a `name`, all of them, without, those that change"""
     optimiser: dict[str, Any] = {}

@@ -72,7 +72,7 @@ class Stages:
             batches = max(last_step - state.first_version, 0)
             state.target = state.first_trained + batches * self.now.rollout.prompts_per_step
 
-    def move(self, objective: Mapping[str, float]) -> None:
+    def move(self, objective: dict[str, float]) -> None:
         """Let these settings of the objective be in force, until a stage has some of its own."""
         if objective:
             self.state.objective = dict(objective)
