@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from shared.calls import RequestDecoder, encode, request
 from shared.config import Config
 from shared.progress import Progress
 from shared.record_file import Written
@@ -20,7 +21,7 @@ from trainer.checkpoint import Checkpointer, folder_of
 from trainer.controller import TrainingLoop
 from trainer.forward_backward import StepSums
 from trainer.ledger import Interrupted, Ledger
-from trainer.objectives.registry import objective_of
+from trainer.objectives.registry import objective_of, read_objective
 from trainer.origin import Origin
 from trainer.rank import Stepped, TrainerRank
 from trainer.stages import Stages
@@ -99,6 +100,14 @@ def test_trainers_are_told_an_objective_that_a_stage_or_a_step_changed_and_no_ot
     assert tell() == tell() and trainers.calls[1:] == [
         "objective {'clip_low': 0.1, 'entropy_target': 0.5, 'clip_high': 0.28500000000000003}"
     ]
+
+
+def test_a_rank_goes_on_with_the_objective_that_it_is_told() -> None:
+    """Over the wire: the very message that the controller sends."""
+    rank = TrainerRank(Config(), SimpleNamespace(rank_in_role=0))  # type: ignore[arg-type]
+    table = {"entropy_target": 0.5, "clip_high_bounds": [0.1, 0.3], "clip_high": 0.25}
+    RequestDecoder(TrainerRank)(encode(request(TrainerRank.set_objective, table).message)).run(rank)
+    assert rank.objective == read_objective(table) and rank.objective.in_force["clip_high"] == 0.25
 
 
 def test_offline_groups_are_dealt_to_the_minibatches() -> None:
