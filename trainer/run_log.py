@@ -255,8 +255,8 @@ class RunLogger:
         """Record the evaluation of a version: metrics, a line of evaluations.jsonl, a line on the screen."""
         line = msgspec.json.encode(EvaluationRecord(version, self.clock.total_s, found))
         prefix = "evaluation/" if found.temperature > 0 else "evaluation/greedy_"
-        names = ("accuracy", "consistency", "format", "reward", "tokens", "majority", "pass_at_k")
-        names += ("distinct", "self_bleu", "answers")
+        names = ["accuracy", "consistency", "format", "reward", "tokens", "majority", "pass_at_k"]
+        names += ["distinct", "self_bleu", "answers"]
         values = {prefix + name: getattr(found, name) for name in names}
         values |= {f"{prefix}info/{name}": number.mean for name, number in found.info.items()}
         self._write(version, {name: value for name, value in values.items() if value is not None})
