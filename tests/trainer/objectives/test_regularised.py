@@ -208,8 +208,8 @@ def test_f_dpg_ends_at_the_optimum(divergence: str) -> None:
     problem.rewards = problem.rewards - value
     settings = read_objective({"name": "f_dpg", "beta": BETA, "divergence": divergence, "importance": "sequence"})
     (logits,) = problem.policy.parameters()
-    for _ in range(150):
-        logits.data -= 4.0 * gradients(policy_loss(problem.groups_of(2), torch.zeros(18), settings).loss, problem)
+    for _ in range(60):
+        logits.data -= 8.0 * gradients(policy_loss(problem.groups_of(2), torch.zeros(18), settings).loss, problem)
     assert problem.policy.whole().exp().tolist() == pytest.approx(best.exp().tolist(), abs=1e-3)
 
 
