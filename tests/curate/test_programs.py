@@ -154,7 +154,7 @@ def test_solutions_are_read_in_all_their_shapes() -> None:
 
 
 def test_missing_tests_are_made_where_solutions_agree() -> None:
-    """Two of four are there, 2, 3, 4 lie between; proposed inputs only, of which one is no number; one solution alone."""
+    """Two of four are there, 2, 3, 4 lie between; proposed inputs only, of which one is no number; one alone."""
     lists = [{"input": "2\n3 9\n", "output": "12\n"}, {"input": "1\n5\n", "output": "5\n"}]
     total = "n = int(input())\nnumbers = list(map(int, input().split()))\nassert len(numbers) == n\nprint(sum(numbers))"
     total_too = total.replace("sum(numbers)", "sum(sorted(numbers))")
