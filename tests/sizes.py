@@ -25,9 +25,9 @@ OTHERS = ("benchmarks", "tests")
 APART = ("reward.judge.", "environment.")
 """settings of the judge and of environments, which validate their own"""
 BUDGETS = {
-    "product lines": 63_250,
-    "training lines": 25_950,
-    "files": 386,
+    "product lines": 63_950,
+    "training lines": 26_320,
+    "files": 391,
     "settings": 91,
     "class names used twice": 0,
 }

@@ -25,7 +25,7 @@ from trainer.objectives.sequences import train_sequences
 
 load_all()
 SHAPE = DecoderConfig("llama", 32, 16, 24, 1, 2, 1, 8, 1e-5, 64, tied=True)
-WHOLE = ("a_lol", "agro", "dro", "kto")
+WHOLE = ("a_lol", "agro", "dro", "kto", "sharpening")
 """objectives whose factor is one number of the whole episode"""
 NAMES = sorted(name for name, one in OBJECTIVES.items() if not one.kind.several_turns and name not in WHOLE)
 
@@ -267,7 +267,7 @@ def test_sequences_carry_the_advantages_of_their_turns() -> None:
 
 def test_objectives_that_cannot_be_trained_on_episodes_say_why() -> None:
     refused = {name for name, one in OBJECTIVES.items() if one.kind.several_turns}
-    assert refused == {"jepo", "spo"}
+    assert refused == {"f_dpg", "jepo", "spo"}
     for name in refused:
         line = objective(name).refusal("guess")
         assert f'objective.name = "{name}"' in line and '"guess"' in line and "use another objective" in line
