@@ -1,7 +1,8 @@
 """A tiny model learns to write programs that pass their tests.
 
 Two launches and a report: examples/code/settings.toml (Python functions, and C++ programs that are compiled for real),
-and the quickstart with three programs in ten problems. A launch that ended is not repeated, one that was stopped goes on.
+and the quickstart with three programs in ten problems. A launch that ended is not repeated, one that was stopped goes
+on.
 """
 
 from __future__ import annotations

@@ -10,19 +10,21 @@ import signal
 import subprocess
 import tomllib
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
+from benchmarks.first_steps import STEPS
 from curate.__main__ import parse as parse_curate
 from evaluation.download import PUBLISHED
 from evaluation.settings import load as load_evaluation
 from examples.quickstart.prepare import Options, make_tiny_model, prepare
 from lab.ablate.__main__ import parse as parse_ablation
 from serve.settings import load as load_server
+from shared.errors import MaestraleError
 from shared.settings_file import DASHBOARD
 from tests.system.launch import free_port
 from trainer import __main__ as trainer
@@ -38,7 +40,6 @@ HEADINGS = ("## Run", "## What to expect", "## What to change next")
 PYTHON, SERVING = ".venv/bin/python", "examples/while_serving.sh"
 STANDS_FOR = ("models/smollm2-135m-instruct", "Qwen/Qwen3-0.6B")
 """models of which the tiny form has a tiny one in their place"""
-AFTER_QUICKSTART = ("own", "distill")
 PROBLEMS = "gsm8k"
 """files in data/ of which the tiny form has word problems in their place"""
 
@@ -140,12 +141,15 @@ def tiny(example: str) -> dict[str, str]:
     return {f"MAESTRALE_TRAIN_{key.replace('.', '__').upper()}": str(value) for key, value in values.items()}
 
 
-def test_every_task_has_a_page() -> None:
+def test_every_task_has_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
     assert PAGES.keys() == WANTED
     index = (EXAMPLES / "README.md").read_text(encoding="utf-8")
     assert set(re.findall(r"\]\((\w+)/README\.md\)", index)) == WANTED
-    written = {line.split("` | not run")[0].split("| `")[1] for line in index.splitlines() if "` | not run" in line}
-    for command in written:
+    table = re.findall(r"\| `([^`]+)` \|", index.partition("<!-- first steps -->")[2])
+    assert len(table) == len(STEPS)
+    for command, step in zip(table, STEPS, strict=True):
+        assert command.startswith(step.command), "written by python -m benchmarks first_steps"
         check(shlex.split(command))
 
 
@@ -178,12 +182,14 @@ def test_every_command_is_one_that_starts(example: str, monkeypatch: pytest.Monk
 def test_a_wrong_command_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The faults that the tests above are for, planted."""
     monkeypatch.chdir(ROOT)
-    good = ".venv/bin/python -m trainer configs/quickstart.toml"
+    good = f"{PYTHON} -m trainer configs/quickstart.toml"
     check(shlex.split(good))
-    for line in (f"{good} --rollout.group_sise=4", f"{good}x", ".venv/bin/python -m evaluation.download gsm9k",
-                 ".venv/bin/python -m serv", ".venv/bin/python examples/agent/none.py", "make trian", "pip install x",
-                 f"bash {SERVING} runs/x/latest {good} --stepz=1", ".venv/bin/python -m evaluation --no-ask-from"):  # fmt: skip
-        with pytest.raises((Exception, SystemExit)):
+    for line in (
+        f"{good} --rollout.group_sise=4", f"{good}x", f"{PYTHON} -m evaluation.download gsm9k", f"{PYTHON} -m serv",
+        f"{PYTHON} examples/agent/none.py", f"{PYTHON} -m evaluation --no-ask-from", "make trian", "pip install x",
+        f"bash {SERVING} runs/x/latest {good} --stepz=1",
+    ):  # fmt: skip
+        with pytest.raises((AssertionError, MaestraleError, SystemExit)):
             check(shlex.split(line))
 
 
@@ -230,26 +236,12 @@ def run_tiny(example: str, folder: Path) -> None:
             ["bash", "-euo", "pipefail", "-c", said(PAGES[example])], cwd=folder, env=environment, stdout=stream,
             stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
-        left: list[psutil.Process] = psutil.Process(process.pid).children(recursive=True)
         try:
             code = process.wait(3000)
         finally:
-            left += [one for one in psutil.process_iter() if started_in(one, process.pid)]
-            for one in left:
-                try:
-                    one.send_signal(signal.SIGTERM)
-                except psutil.NoSuchProcess:
-                    pass
-            psutil.wait_procs(left, 30)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)  # what it has begun with &
     assert code == 0, log.read_text(errors="replace")[-6000:]
-
-
-def started_in(process: psutil.Process, session: int) -> bool:
-    """Whether a process is of a session (that of a page's commands)."""
-    try:
-        return os.getsid(process.pid) == session
-    except (ProcessLookupError, PermissionError):
-        return False
 
 
 @pytest.mark.slow
