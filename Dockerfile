@@ -1,22 +1,27 @@
-# docker build -t maestrale .                          for NVIDIA GPUs
-# docker build -t maestrale --build-arg EXTRA=cpu .    for CPUs
+# docker build -t maestrale .                               trains, on NVIDIA GPUs
+# docker build -t maestrale --build-arg EXTRA=cpu .         trains, on CPUs
+# docker build -t maestrale-serve --target=serve .          serves
 # docker run --gpus all --ipc=host -v "$PWD/runs:/app/runs" maestrale \
 #     python -m trainer configs/quickstart.toml
-FROM python:3.11-slim-bookworm
+# docker run --gpus all --ipc=host -v "$PWD/runs:/app/runs:ro" -p 8000:8000 -e MAESTRALE_API_KEY=... maestrale-serve \
+#     python -m serve --model runs/quickstart/latest
+# BASE has `python` (3.11 or 3.12) with venv and pip, and apt. Folders of wheels are passed on as for `make`:
+# --build-arg PIP_FIND_LINKS=/wheels with that folder mounted
+ARG BASE=python:3.11-slim-bookworm
+FROM ${BASE} AS installed
 ARG EXTRA=cuda
+ARG PIP_FIND_LINKS=
 
 # g++ : torch.compile and Triton build small kernels at run time
 RUN apt-get update \
     && apt-get install -y --no-install-recommends g++ libnuma1 make \
-    && rm -rf /var/lib/apt/lists/* \
-    && pip install --no-cache-dir uv
+    && rm -rf /var/lib/apt/lists/*
 
 WORKDIR /app
 ENV VIRTUAL_ENV=/opt/maestrale PATH=/opt/maestrale/bin:$PATH \
     OMP_NUM_THREADS=1 GLIBC_TUNABLES=glibc.malloc.hugetlb=1 PYTHONUNBUFFERED=1
-RUN uv venv "$VIRTUAL_ENV"
 
-COPY pyproject.toml overrides-cpu.txt README.md LICENSE ./
+COPY Makefile pyproject.toml overrides-cpu.txt README.md LICENSE ./
 COPY shared shared
 COPY verify verify
 COPY environments environments
@@ -28,13 +33,18 @@ COPY evaluation evaluation
 COPY curate curate
 COPY lab lab
 COPY examples examples
-RUN if [ "$EXTRA" = cpu ]; then \
-        uv pip install --no-cache --overrides overrides-cpu.txt --torch-backend cpu -e ".[cpu]"; \
-    else \
-        uv pip install --no-cache -e ".[$EXTRA]"; \
-    fi
+RUN UV_NO_CACHE=1 PIP_NO_CACHE_DIR=1 make install VENV="$VIRTUAL_ENV" EXTRA="$EXTRA" PYTHON=python
 COPY configs configs
 
 RUN useradd --create-home maestrale && mkdir -p runs models && chown maestrale runs models
 USER maestrale
+
+FROM installed AS serve
+ENV MAESTRALE_HOST=0.0.0.0
+EXPOSE 8000
+HEALTHCHECK --interval=10s --timeout=5s --start-period=300s \
+    CMD ["python", "-c", "import urllib.request as web; web.urlopen('http://127.0.0.1:8000/ready', timeout=4)"]
+CMD ["python", "-m", "serve", "--model", "runs/quickstart/latest"]
+
+FROM installed
 CMD ["python", "-m", "trainer", "configs/quickstart.toml"]

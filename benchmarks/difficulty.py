@@ -46,7 +46,7 @@ class Judgement(NamedTuple):
 
 def read(path: Path) -> list[dict[str, Any]]:
     """Return the rows of a file."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [json.loads(line) for line in path.read_bytes().splitlines()]
 
 
 def plant(source: Path, path: Path, count: int, share: float) -> set[str]:

@@ -63,5 +63,6 @@ class Retry(Environment):
                 "second_right": right,
                 "made_right": float(right > first),
                 "made_wrong": float(right < first),
+                "progress": right - first,
             },
         )

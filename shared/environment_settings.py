@@ -37,3 +37,6 @@ class EnvironmentSettings(Section):
     credit: Literal["episode", "turn"] = "episode"
     """"episode": all turns have the advantage of the episode; "turn": each has that of the rewards from it on, compared
     with the group's at the same turn"""
+    discount: float = Field(1.0, ge=0, le=1)
+    """with credit = "turn", a reward counts this much less for each turn between it and the one that it is credited to;
+    0: a turn has its own reward only"""

@@ -153,6 +153,8 @@ METRICS: dict[str, Metric] = {
     "evaluation/greedy_consistency": Metric("share", "one language, greedy"),
     "evaluation/greedy_format": Metric("share", "well-formed, greedy"),
     "evaluation/greedy_reward": Metric("reward", "mean total reward, greedy"),
+    "evaluation/info": Metric("number", "evaluation/info/NAME: mean over problems of a number of the environment"),
+    "evaluation/greedy_info": Metric("number", "evaluation/greedy_info/NAME: the same, greedy"),
     "evaluation/greedy_tokens": Metric("tokens", "mean completion length, greedy"),
     # ---- SFT; its steps count apart
     "sft/loss": Metric("nats", "mean cross-entropy of a completion token"),
@@ -166,12 +168,14 @@ METRICS: dict[str, Metric] = {
 }
 
 KINDS = ("sft", "evaluation", "train")
+FAMILIES = ("environment/info/", "evaluation/info/", "evaluation/greedy_info/", "judge/")
+"""beginnings of names that end with a name of a plug-in or of a judge"""
 
 
 def check_names(values: Mapping[str, Any]) -> None:
     """Raise KeyError naming the nearest known metric for a name that METRICS lacks."""
     for name in values:
-        if name not in METRICS and not name.startswith(("environment/info/", "judge/")):
+        if name not in METRICS and not name.startswith(FAMILIES):
             near = difflib.get_close_matches(name, METRICS, n=1, cutoff=0)
             raise KeyError(f"unknown metric '{name}' (nearest: '{near[0]}'): define it in shared/metrics.py")
 

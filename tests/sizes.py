@@ -25,8 +25,8 @@ OTHERS = ("benchmarks", "tests")
 APART = ("reward.judge.", "environment.")
 """settings of the judge and of environments, which validate their own"""
 BUDGETS = {
-    "product lines": 62_950,
-    "training lines": 25_900,
+    "product lines": 63_000,
+    "training lines": 25_950,
     "files": 383,
     "settings": 91,
     "class names used twice": 0,

@@ -54,6 +54,16 @@ class Sampled(msgspec.Struct, omit_defaults=True):
     tokens: int
     turns: list[TurnText] = []
     """what was said in an episode"""
+    info: dict[str, float] = {}
+    """numbers of the environment, each the mean over the turns that have it"""
+
+
+class Number(msgspec.Struct):
+    """A number of the environment over the episodes that have it."""
+
+    mean: float
+    half_width: float
+    """half of its 95 % interval over problems (normal approximation)"""
 
 
 class Breakdown(msgspec.Struct):
@@ -96,6 +106,8 @@ class Evaluation(msgspec.Struct):
     """pass@k; None for one completion a problem"""
     parts: dict[str, Breakdown] = {}
     """"language/fr", "domain/code", "set/gsm8k": only kinds of which there are several"""
+    info: dict[str, Number] = {}
+    """by name: numbers that environments gave"""
     samples: list[Sampled] = []
 
 
@@ -159,7 +171,8 @@ class Evaluator:
             self._under_way -= 1
         reward, text = await self.scorer.score(problem, completion)
         turns = turns_of(self.source.prompt_format, prompt, completion) if problem.environment else []
-        return Sampled(problem, text, reward, completion.sampled_tokens, turns)
+        info = _means([turn.info for turn in completion.turns])
+        return Sampled(problem, text, reward, completion.sampled_tokens, turns, info)
 
     async def _play(self, prompt: Prompt, seed: int, temperature: float) -> tuple[Prompt, Completion]:
         """Sample one episode, behind the prompt as its environment begins it; where that fails, the episode has no
@@ -234,6 +247,21 @@ def parts_of(problems: Sequence[Sequence[Sampled]]) -> dict[str, Breakdown]:
     return found
 
 
+def info_of(problems: Sequence[Sequence[Sampled]]) -> dict[str, Number]:
+    """Each number that environments gave: mean over problems of its mean over a problem's episodes that have it."""
+    found = [_means([sample.info for sample in samples]) for samples in problems]
+    names = sorted({name for info in found for name in info})
+    return {name: Number(*mean_and_half_width([info[name] for info in found if name in info])) for name in names}
+
+
+def _means(infos: Sequence[dict[str, float]]) -> dict[str, float]:
+    """The mean of each number over those that have it."""
+    found: dict[str, list[float]] = {}
+    for name, value in (item for info in infos for item in info.items()):
+        found.setdefault(name, []).append(value)
+    return {name: math.fsum(values) / len(values) for name, values in found.items()}
+
+
 def summarise(temperature: float, problems: Sequence[Sequence[Sampled]]) -> Evaluation:
     """Means of the evaluated completions. problems: [problems][completions], none empty."""
     whole = part_of(problems)
@@ -251,6 +279,7 @@ def summarise(temperature: float, problems: Sequence[Sequence[Sampled]]) -> Eval
         majority=whole.majority,
         pass_at_k=whole.pass_at_k,
         parts=parts_of(problems),
+        info=info_of(problems),
         samples=[samples[0] for samples in problems[:SHOWN]],
     )
 

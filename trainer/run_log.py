@@ -254,6 +254,7 @@ class RunLogger:
         prefix = "evaluation/" if found.temperature > 0 else "evaluation/greedy_"
         names = ("accuracy", "consistency", "format", "reward", "tokens", "majority", "pass_at_k")
         values = {prefix + name: getattr(found, name) for name in names}
+        values |= {f"{prefix}info/{name}": number.mean for name, number in found.info.items()}
         self._write(version, {name: value for name, value in values.items() if value is not None})
         append_line(self.folder / FILE, line)
         self.progress.note(
@@ -263,6 +264,7 @@ class RunLogger:
             + (f"maj@{found.completions} {found.majority:.3f}, " if found.majority is not None else "")
             + ("" if found.consistency is None else f"language consistency {found.consistency:.3f}, ")
             + ("" if found.format is None else f"format {found.format:.3f}, ")
+            + "".join(f"{name} {one.mean:.3f} ± {one.half_width:.3f}, " for name, one in found.info.items())
             + f"{found.tokens:.0f} tokens"
         )
 

@@ -1,5 +1,5 @@
 """Makes the files of the example "agent": questions for the agent, demonstrations that call its tool and answer at
-random, and a tiny model that knows the words.
+random half the time, and a tiny model that knows the words.
 
 [prepare]
 script = "examples/agent/prepare.py"
@@ -19,7 +19,10 @@ from shared.errors import ConfigError
 from shared.tool_calls import TOOLS_PROMPT, ToolDefinition, call_text, result_text, signatures
 
 VOCABULARY, MAX_TOKENS = 384, 256
-PROBLEMS, DEMONSTRATIONS = 128, 256
+PROBLEMS, DEMONSTRATIONS = 128, 1024
+READ = 0.5
+"""share of demonstrations that answer what the tool said; without any, a model that has read nothing else takes very
+long to find that it may"""
 
 
 def prepare(folder: Path, options: Mapping[str, Any], seed: int) -> None:
@@ -44,11 +47,12 @@ def _ask(kind: str) -> str:
 
 
 def _demonstrate(kind: str, rng: random.Random) -> dict[str, Any]:
-    """The right call, a result, and a number that has nothing to do with it."""
+    """The right call, a result, and half the time a number that has nothing to do with it."""
+    result = rng.randint(1, MOST)
     said = (
         ("assistant", call_text(TOOL["name"], json.dumps({"kind": kind}))),
-        ("tool", str(rng.randint(1, MOST))),
-        ("assistant", str(rng.randint(1, MOST))),
+        ("tool", str(result)),
+        ("assistant", str(result if rng.random() < READ else rng.randint(1, MOST))),
     )
     return {"problem": _ask(kind), "completion": [{"role": role, "content": text} for role, text in said]}
 

@@ -32,7 +32,15 @@ from examples.quickstart.toy_programs import (
     demonstrate_program,
     make_toy_program,
 )
-from examples.quickstart.word_problems import NO_FLAWS, PHRASES, Flaws, WordProblem, demonstrate, make_word_problem
+from examples.quickstart.word_problems import (
+    NO_FLAWS,
+    PHRASES,
+    Flaws,
+    WordProblem,
+    demonstrate,
+    estimate,
+    make_word_problem,
+)
 from shared.errors import ConfigError
 from shared.section import Section
 from shared.types import Problem
@@ -62,7 +70,8 @@ class Options(Section):
     cpp_one_in: int = Field(8, ge=0)
     """one in so many of these programs is asked for in C++, which takes a compiler and its time; 0 for none"""
     retry: str = ""
-    """demonstrations answer twice, and this stands between the two answers; "" for one answer"""
+    """demonstrations of word problems answer twice, first without calculating, and this stands between the two answers;
+    "" for one answer"""
     max_tokens: int = Field(512, gt=0)
     """longest sequence of the model, tokens; at least model.max_tokens"""
 
@@ -127,7 +136,8 @@ def _imitable(rng: random.Random, one: WordProblem | ToyProgram, options: Option
 
     if not options.retry:
         return answer()
-    said = (("assistant", answer()), ("user", options.retry), ("assistant", answer()))
+    first = answer() if isinstance(one, ToyProgram) else estimate(rng, one)
+    said = (("assistant", first), ("user", options.retry), ("assistant", answer()))
     return [{"role": role, "content": text} for role, text in said]
 
 

@@ -111,7 +111,7 @@ def of_run(folder: Path) -> tuple[Lengths, int]:
     completions: list[int] = []
     prompts: list[int] = []
     for file in files[-LAST_STEPS:]:
-        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+        for number, line in enumerate(file.read_bytes().splitlines(), 1):
             try:
                 row = json.loads(line)
                 if row["prompt"].get("problem", {}).get("environment"):

@@ -181,6 +181,7 @@ def test_help_teaches(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert end.value.code == 0 and "example" in told and f"curate {name}" in told
 
 
+@pytest.mark.soak  # in make test: the same within one process, above
 @pytest.mark.slow
 def test_command_is_stopped_and_goes_on(root: Path, tmp_path: Path) -> None:
     answers = [f"\\sqrt{{{4 * n * n}}}+x^{n}" for n in range(ROWS)]

@@ -16,6 +16,7 @@ from typing import Any
 from environments.environment import made
 from environments.mcp_tools import Mcp
 from examples.quickstart.tiny_model import build, train_tokenizer
+from shared.sections import RewardWeights
 from shared.tool_calls import call_text
 from shared.types import Problem
 from tests.environments.agents import grade
@@ -94,7 +95,7 @@ def asked(zone: str, hour: int) -> str:
 
 async def tools_of(options: Mapping[str, Any]) -> str:
     """What the environment "mcp" tells of the tools of its server."""
-    one = made(Mcp, "mcp", options, grade)
+    one = made(Mcp, "mcp", options, grade, RewardWeights())
     try:
         return (await one.reset(Problem("p", "", ""), 0)).messages[0].text
     finally:

@@ -31,11 +31,12 @@ from trainer import __main__ as trainer
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
-PAGES = {page.parent.name: page.read_text(encoding="utf-8") for page in sorted(EXAMPLES.glob("*/README.md"))}
-WANTED = {
-    *("quickstart", "own", "gsm8k", "gsm8k_gpu", "code", "languages", "python", "agent", "lora", "distill"),
-    *("cold_start", "magistral"),
+INDEX = (EXAMPLES / "README.md").read_text(encoding="utf-8")
+PAGES = {
+    name: (EXAMPLES / name / "README.md").read_text(encoding="utf-8")
+    for name in re.findall(r"\]\((\w+)/README\.md\)", INDEX)
 }
+"""folder -> its page; those that the index lists"""
 HEADINGS = ("## Run", "## What to expect", "## What to change next")
 PYTHON, SERVING = ".venv/bin/python", "examples/while_serving.sh"
 STANDS_FOR = ("models/smollm2-135m-instruct", "Qwen/Qwen3-0.6B")
@@ -141,12 +142,10 @@ def tiny(example: str) -> dict[str, str]:
     return {f"MAESTRALE_TRAIN_{key.replace('.', '__').upper()}": str(value) for key, value in values.items()}
 
 
-def test_every_task_has_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_index_names_the_steps_of_the_path_that_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    assert PAGES.keys() == WANTED
-    index = (EXAMPLES / "README.md").read_text(encoding="utf-8")
-    assert set(re.findall(r"\]\((\w+)/README\.md\)", index)) == WANTED
-    table = re.findall(r"\| `([^`]+)` \|", index.partition("<!-- first steps -->")[2])
+    assert len(PAGES) >= 12
+    table = re.findall(r"\| `([^`]+)` \|", INDEX.partition("<!-- first steps -->")[2])
     assert len(table) == len(STEPS)
     for command, step in zip(table, STEPS, strict=True):
         assert command.startswith(step.command), "written by python -m benchmarks first_steps"

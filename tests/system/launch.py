@@ -166,7 +166,7 @@ class Launch:
         if not path.exists():
             return []
         rows = []
-        for line in path.read_text().splitlines():
+        for line in path.read_bytes().splitlines():
             try:
                 row = json.loads(line)
             except json.JSONDecodeError:
@@ -178,7 +178,7 @@ class Launch:
     def groups(self) -> list[dict[str, Any]]:
         """All trained groups, in order of steps."""
         files = sorted((self.run_dir / "rollouts").glob("step_*.jsonl"), key=lambda p: int(p.stem.split("_")[1]))
-        return [json.loads(line) for path in files for line in path.read_text().splitlines()]
+        return [json.loads(line) for path in files for line in path.read_bytes().splitlines()]
 
     def trained_prompts(self) -> list[int]:
         return sorted(group["prompt"]["index"] for group in self.groups())

@@ -91,6 +91,7 @@ def wait_for_step(process: subprocess.Popen[str], run_dir: Path, step: int) -> l
     return psutil.Process(process.pid).children(recursive=True)
 
 
+@pytest.mark.soak  # in make test: tests/lab/ablate, without launches
 def test_an_ablation_is_interrupted_goes_on_and_reports_a_failed_run(file: Path, begin: Begin) -> None:
     folder = file.parent / "tiny"
     run_dir, export = folder / "fine-7", folder / "start" / "latest" / "model.safetensors"

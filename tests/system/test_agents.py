@@ -37,23 +37,27 @@ def rewards(launch: Launch) -> list[float]:
 
 
 def check_episodes(launch: Launch) -> list[dict[str, Any]]:
-    """The trained episodes: each once, none failed, every turn recorded and every sampled token in one, with the
-    version of its weights."""
+    """The trained episodes: each once, every turn recorded and every sampled token in one, with the version of its
+    weights. None failed, but for empty answers, which verifiers refuses."""
     bound = Config.model_validate({"rollout": {"prompts_per_step": 4, "max_async_level": 2}}).max_staleness
     trained = launch.trained_prompts()
     assert len(trained) == len(set(trained)), "an episode was trained twice"
     found = [one for group in launch.groups() for one in group["completions"]]
     for one in found:
-        assert one["finish_reason"] in ("stop", "length"), one["turns"][-1]
+        failure = one["turns"][-1].get("failure", "")
+        assert one["finish_reason"] in ("stop", "length") or "EmptyModelResponseError" in failure, one["turns"][-1]
         sampled = [place for turn in one["turns"] for place in range(turn["start"], turn["end"])]
         assert sampled == [place for span in one["spans"] for place in range(span["start"], span["end"])]
-    assert all(row["staleness/max"] <= bound and row["environment/failed"] == 0 for row in launch.metrics())
+    assert all(row["staleness/max"] <= bound and row["environment/failed"] < 0.02 for row in launch.metrics())
     return found
 
 
 def test_a_plain_agent_trains_through_updates_and_the_death_of_an_engine(tmp_path: Path) -> None:
     with agents("agent.py") as url:
-        launch = Launch(tmp_path, "agent", file=EXAMPLE, environment__options=at(url), rollout__max_restarts=3)
+        launch = Launch(
+            tmp_path, "agent", file=EXAMPLE, environment__options=at(url), rollout__max_restarts=3,
+            objective__filter_groups_by="off",  # so that every group is trained, and a lost one is seen
+        )  # fmt: skip
         launch.until(lambda: len(launch.metrics()) >= 15, 1200)
         engine = launch.engine_pid(2)
         launch.until_busy(engine)
@@ -86,7 +90,7 @@ def test_environments_of_verifiers_openenv_and_an_mcp_server_train(tmp_path: Pat
     with verifiers_agents(tmp_path) as url, openenv() as server:
         options = {"openenv": {"url": server, "action": "guess", "observation": "hint"}, "mcp": mcp}
         launch = Launch(
-            tmp_path, "foreign", file=EXAMPLE, environment__options=at(url, **options), steps=30, evaluate__every=0,
+            tmp_path, "foreign", file=EXAMPLE, environment__options=at(url, **options), steps=60, evaluate__every=0,
             prepare__script=str(ROOT / "tests" / "environments" / "foreign.py"), rollout__prompts_per_step=8,
             prepare__options=inline({"kinds": kinds, "mcp": mcp}), environment__name="", model__max_tokens=2048,
             environment__observation_tokens=1024, sft__steps=100,
@@ -101,4 +105,6 @@ def test_environments_of_verifiers_openenv_and_an_mcp_server_train(tmp_path: Pat
         by_kind[kind].append(mean(one["total"] for one in group["rewards"]))
     print(f"rewards {by_kind}")
     for kind, found in by_kind.items():
-        assert len(found) >= 5, kind
+        third = len(found) // 3
+        print(f"{kind}: {mean(found[:third]):.3f} in the first third, {mean(found[-third:]):.3f} in the last")
+        assert third >= 5, kind

@@ -41,7 +41,7 @@ def test_kill_of_the_launch_then_the_same_command_gives_the_same_losses(start: S
     assert second.trained_prompts() == straight.trained_prompts() == list(range(20))
 
 
-@pytest.mark.soak  # in make test: a kill in test_recipe.py, Ctrl-C in test_ablate.py
+@pytest.mark.soak  # in make test: the kill above, SIGTERM in test_deaths.py
 def test_kill_then_ctrl_c_of_an_asynchronous_launch_train_every_prompt_once(start: Start, tmp_path: Path):
     settings = {"rollout__max_async_level": 2, "steps": 10, "checkpoint__every": 2}
     first = start(tmp_path, **settings)

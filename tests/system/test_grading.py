@@ -78,6 +78,7 @@ def graded(seasoned: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pa
     return folder, planted, command
 
 
+@pytest.mark.soak  # in make test: tests/curate/test_difficulty.py
 def test_a_grader_that_solves_most_finds_planted_labels(graded: tuple[Path, list[str], list[str]]) -> None:
     folder, planted, command = graded
     first, second = read(folder / "out.1_sampled.jsonl"), read(folder / "out.4_graded.jsonl")
@@ -98,6 +99,7 @@ def test_a_grader_that_solves_most_finds_planted_labels(graded: tuple[Path, list
     assert {path: path.stat().st_mtime_ns for path in folder.glob("out*.jsonl")} == written
 
 
+@pytest.mark.soak  # in make test: tests/lab/analyse
 def test_its_run_is_analysed(graded: tuple[Path, list[str], list[str]]) -> None:
     folder, _, _ = graded
     (run_dir,) = (folder / "runs").iterdir()

@@ -83,6 +83,7 @@ def test_a_moving_reference_goes_on_from_the_checkpoint_beside_a_teacher(start: 
     assert numbers(second, 2) == two
 
 
+@pytest.mark.soak  # in make test: tests/trainer/objectives, without a launch
 def test_open_problems_are_learned_from_by_their_ground_truth_answers(start: Start, seasoned: Path, tmp_path: Path):
     rows = [json.loads(line) for line in (seasoned / "made" / "train.jsonl").read_text().splitlines()[:8]]
     for row in rows[::2]:
@@ -105,6 +106,7 @@ def test_open_problems_are_learned_from_by_their_ground_truth_answers(start: Sta
     assert all(row["reward/correctness"] >= 0 and "accuracy" in row for row in launch.metrics())
 
 
+@pytest.mark.soak  # in make test: tests/trainer/test_teachers.py, without a launch
 def test_a_teacher_behind_an_address_is_asked_while_sampling_goes_on(start: Start, seasoned: Path, tmp_path: Path):
     """Our own server with the model that the run starts with: it knows what the policy knows."""
     teacher = Command((seasoned / "latest").resolve(), tmp_path / "teacher.log", name="teacher")

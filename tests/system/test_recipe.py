@@ -33,6 +33,7 @@ def stage_table() -> str:
     return "[" + ", ".join(inline(stage) for stage in STAGES) + "]"
 
 
+@pytest.mark.soak  # in make test: a killed launch in test_faults.py
 def test_three_stages_killed_inside_the_second_end_as_if_nothing_had_happened(start: Start, tmp_path: Path):
     settings = {
         "steps": 10, "stages": stage_table(), "checkpoint__every": 2, "objective__kl": 0.05, "evaluate__samples": 2,

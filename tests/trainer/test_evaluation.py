@@ -13,7 +13,7 @@ import pytest
 
 from shared.config import Config
 from shared.progress import Progress
-from shared.types import Completion, Problem, Prompt, Reward, Verdict
+from shared.types import Completion, Problem, Prompt, Reward, Turn, Verdict
 from trainer.evaluation import (
     Evaluation,
     EvaluationRecord,
@@ -130,6 +130,23 @@ def test_an_evaluation_is_written_down_and_told(tmp_path: Path):
     assert "accuracy 0.250 ± 0.490, pass@2 0.500, maj@2 0.250, language" in told and told.count("pass@") == 1
 
 
+def test_numbers_of_environments_are_means_over_problems_with_an_interval(tmp_path: Path):
+    plain = sampled(True)
+    infos = [[{"progress": 1.0}, {"progress": 0.0}], [{"progress": 0.0}, {"other": 2.0}], [{}, {}]]
+    problems = [[msgspec.structs.replace(plain, info=info) for info in two] for two in infos]
+    found = summarise(1.0, problems)
+    # means of the problems that have it: .5 and 0; s^2 = .125
+    assert found.info["progress"].mean == 0.25 and found.info["other"].mean == 2.0
+    assert found.info["progress"].half_width == pytest.approx(1.96 * math.sqrt(0.125 / 2))
+    config, stream = Config.model_validate({"runs_dir": str(tmp_path)}), io.StringIO()
+    logger = RunLogger(PhaseTimer(), Progress(stream), None, None, Ledger(Stages(config)), list)  # type: ignore[arg-type]
+    logger.evaluation(3, found)
+    row = json.loads((config.run_dir / "metrics.jsonl").read_text())
+    assert (row["evaluation/info/progress"], row["kind"]) == (0.25, "evaluation")
+    assert "progress 0.250 ± 0.490" in " ".join(stream.getvalue().split())
+    assert read_evaluations(config.run_dir)[0].evaluation.info == found.info
+
+
 def test_the_best_version_can_be_that_of_pass_at_k(tmp_path: Path):
     evaluate = {"every": 5, "samples": 2, "best": "pass_at_k"}
     table = {"runs_dir": str(tmp_path), "steps": 20, "data": VALIDATION, "evaluate": evaluate}
@@ -185,12 +202,26 @@ class FullEngines:
     def spare(self) -> int:
         return -40
 
+    def episode(self, seed: int) -> Completion:
+        return Completion(group=-1, index=0, seed=seed)
+
     async def sample(self, token_ids: list[int], seeds: list[int], temperature: float) -> list[Completion]:
         self.under_way += 1
         self.most = max(self.most, self.under_way)
         await self.go.wait()
         self.under_way -= 1
         return [Completion(group=-1, index=0, seed=seed, token_ids=[1, 2]) for seed in seeds]
+
+
+class ThreeTurns:
+    """Every episode has three turns; two of them have a number."""
+
+    async def open(self, prompt: Prompt) -> Prompt:
+        return prompt
+
+    async def play(self, prompt: Prompt, completion: Completion, sample: object) -> Completion:
+        turns = [Turn(0, 1, info={"hits": 1.0}), Turn(1, 2), Turn(2, 3, info={"hits": 4.0})]
+        return msgspec.structs.replace(completion, token_ids=[1, 2, 3], turns=turns)
 
 
 class EasyJudges:
@@ -203,6 +234,15 @@ class Plain:
 
     def render(self, problem: Problem, position: int) -> Prompt:
         return Prompt(position, problem, [1])
+
+
+def test_a_number_of_an_episode_is_its_mean_over_turns(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("trainer.evaluation.turns_of", lambda *_: [])
+    problems = [Problem("p", "?", "", environment="mine")]
+    evaluator = Evaluator(FullEngines(), EasyJudges(), Plain(), problems, ThreeTurns())  # type: ignore[arg-type]
+    monkeypatch.setattr(Plain, "prompt_format", None, raising=False)
+    [[found]] = asyncio.run(evaluator.sample(1.0, 1))
+    assert found.info == {"hits": 2.5}
 
 
 def test_an_evaluation_has_an_eighth_of_the_slots_where_training_leaves_none():

@@ -126,6 +126,7 @@ def learn(folder: Path) -> list[float]:
     return asyncio.run(loop(f"--runs_dir={folder}"))
 
 
+@pytest.mark.soak  # in make test: the test below has a real engine
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_example_learns_with_a_real_engine_and_proves_its_updates(tmp_path: Path) -> None:

@@ -143,26 +143,31 @@ def advantages(
     return rows
 
 
-def turn_returns(completion: Completion, reward: Reward) -> list[float]:
-    """[turns] sum of the rewards from each turn on. Where a verifier grades, its total is the last turn's reward; a
-    completion without an environment is one turn."""
+def turn_returns(completion: Completion, reward: Reward, discount: float) -> list[float]:
+    """[turns] sum_k discount^k r_(t+k) of the rewards from each turn t on. Where a verifier grades, its total is
+    the last turn's reward; a completion without an environment is one turn."""
     given = [turn.reward or 0.0 for turn in completion.turns[:-1]]
     last = completion.turns[-1].reward if completion.turns else None
     found = [*given, reward.total if last is None else last]
-    return [math.fsum(found[turn:]) for turn in range(len(found))]
+    return [
+        math.fsum(discount**later * value for later, value in enumerate(found[turn:])) for turn in range(len(found))
+    ]
 
 
-def turn_advantages(groups: Sequence[Group], settings: Objective) -> list[list[list[float] | None]]:
+def turn_advantages(
+    groups: Sequence[Group], settings: Objective, discount: float = 1.0
+) -> list[list[list[float] | None]]:
     """[groups][samples][turns] advantages of the turns, scaled; None for a completion that is not graded.
 
-    That of turn t is the sum of the completion's rewards from t on, less the mean of the same over the group's
-    completions that have a turn t (of the others', with "leave_one_out"). Scale "group" divides by the deviation of the
-    same values, those of one turn of a group; "minibatch" by that over all turns of the step. Raises NonFinite.
+    That of turn t is the discounted sum of the completion's rewards from t on, less the mean of the same over the
+    group's completions that have a turn t (of the others', with "leave_one_out"). Scale "group" divides by the
+    deviation of the same values, those of one turn of a group; "minibatch" by that over all turns of the step. Raises
+    NonFinite.
     """
     rows: list[list[list[float] | None]] = []
     for group in groups:
         pairs = zip(group.completions, group.rewards, strict=True)
-        known = [turn_returns(c, reward) if reward and graded(reward) else None for c, reward in pairs]
+        known = [turn_returns(c, reward, discount) if reward and graded(reward) else None for c, reward in pairs]
         check_finite([reward for reward in group.rewards if reward and graded(reward)])
         for turn in range(max((len(one) for one in known if one is not None), default=0)):
             have = [one for one in known if one is not None and len(one) > turn]

@@ -150,7 +150,7 @@ class Objective(Section):
         completion have advantages of their own. Raises NonFinite for a reward that is no finite number.
         """
         if config.environment.credit == "turn":
-            by_turn = advantage.turn_advantages(groups, self)
+            by_turn = advantage.turn_advantages(groups, self, config.environment.discount)
             return [
                 [
                     None if one is None else sequence_of(group, c, one)
@@ -255,6 +255,11 @@ class Objective(Section):
 
     def _advantage_contradictions(self, config: Config) -> Iterator[str]:
         size, rights = config.rollout.group_size, config.reward.correctness
+        if config.environment.credit == "episode" and config.environment.discount != 1:
+            yield (
+                f"environment.discount = {config.environment.discount} has no effect while all turns have the "
+                'advantage of the episode: set environment.credit = "turn", or remove it'
+            )
         if config.environment.credit == "turn" and self.advantage not in ("mean", "leave_one_out"):
             yield (
                 f'environment.credit = "turn" compares the rewards from a turn on with their mean over the group, but '

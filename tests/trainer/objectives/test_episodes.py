@@ -223,6 +223,22 @@ def test_a_turn_is_credited_with_the_rewards_from_it_on() -> None:
     assert found[1] == pytest.approx([-(3**0.5), 0.0]) and found[2] == pytest.approx([3**0.5])
 
 
+def test_later_rewards_are_discounted_by_turns() -> None:
+    """With 1/2 the returns are (1 - 1/2 + 1/4, -1 + 1/2, 1) = (.75 -.5 1) and (2), with 0 the rewards themselves."""
+    group = group_of(episode(0, 1.0, -1.0, 1.0), episode(1, 2.0))
+    plain = read_objective({"name": "dr_grpo"})
+    assert turn_advantages([group], plain, 0.5) == [[[-0.625, 0.0, 0.0], [0.625]]]
+    assert turn_advantages([group], plain, 0.0) == [[[-0.5, 0.0, 0.0], [0.5]]]
+    two = group_of(episode(0, 0.0, 2.0), episode(1, 0.0, 0.0))  # "retry" without a reward for the first answer
+    found = train_sequences([two], plain, settings_of(credit="turn", discount=0.0))
+    assert [one.advantages for one in found] == [[0.0, 1.0], [0.0, -1.0]]
+
+
+def test_a_discount_without_credit_by_turn_is_refused() -> None:
+    said = list(read_objective({"name": "dr_grpo"}).contradictions(settings_of(discount=0.5)))
+    assert len(said) == 1 and said[0].startswith("environment.discount = 0.5 has no effect")
+
+
 def test_a_verifiers_total_is_the_reward_of_the_last_turn() -> None:
     group = group_of(
         episode(0, None, None, verdict=Verdict.CORRECT, total=1.0),
