@@ -7,7 +7,9 @@ import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from contextlib import suppress
@@ -27,6 +29,7 @@ from serve.settings import load as load_server
 from shared.errors import MaestraleError
 from shared.settings_file import DASHBOARD
 from tests.system.launch import free_port
+from tests.test_readme import stand_in
 from trainer import __main__ as trainer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -190,6 +193,27 @@ def test_a_wrong_command_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     ):  # fmt: skip
         with pytest.raises((AssertionError, MaestraleError, SystemExit)):
             check(shlex.split(line))
+
+
+def test_a_model_is_served_as_long_as_the_command_runs(tmp_path: Path) -> None:
+    port = free_port()
+    (tmp_path / "ready").touch()
+    stand_in(
+        tmp_path / PYTHON,
+        f'[ "$2" = serve ] || exec {sys.executable} "$@"\n[ "$4" != broken ] || exit 3\n'
+        f"exec {sys.executable} -m http.server {port} --bind 127.0.0.1",
+    )
+
+    def run(model: str) -> subprocess.CompletedProcess[str]:
+        command = ["bash", str(ROOT / SERVING), model, "bash", "-c", "echo ran; exit 7"]
+        environment = {**os.environ, "MAESTRALE_PORT": str(port)}
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+
+    served, broken = run("good"), run("broken")
+    assert served.returncode == 7 and "ran" in served.stdout
+    assert broken.returncode == 1 and "ran" not in broken.stdout
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), 5)
 
 
 @pytest.fixture(scope="module")
