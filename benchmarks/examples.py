@@ -73,4 +73,4 @@ def examples(quick: bool, runs_dir: Path = ROOT / "runs") -> Iterator[Section]:
     if not found:
         raise NotMeasured(f"{runs_dir} holds no finished run of an example")
     for folder, run_dir in found.items():
-        yield Section(figures(run_dir) + "\n", page=f"examples/{folder}/README.md", mark="figures")
+        yield Section(figures(run_dir).rstrip() + "\n", page=f"examples/{folder}/README.md", mark="figures")
