@@ -31,7 +31,7 @@ SEARCH, MIDDLE, REPLACE = "<<<<<<< SEARCH", "=======", ">>>>>>> REPLACE"
 FORM = AnswerFormat("edits of the files", f"edits: ### PATH, {SEARCH}, lines, {MIDDLE}, lines, {REPLACE}")
 
 
-class Malformed(Exception):
+class MalformedPatch(Exception):
     """A response that is no patch; says why."""
 
 
@@ -44,7 +44,7 @@ class Edit(NamedTuple):
 
 
 def edits_of(response: str) -> list[Edit]:
-    """The edits of a response in their order. Raises Malformed for none, or one without its end or path."""
+    """The edits of a response in their order. Raises MalformedPatch for none, or one without its end or path."""
     found: list[Edit] = []
     path, now, lines = "", "", dict[str, list[str]]()
     for line in response.splitlines():
@@ -52,7 +52,7 @@ def edits_of(response: str) -> list[Edit]:
             path = line.removeprefix("### ").strip()
         elif not now and line.rstrip() == SEARCH:
             if not path:
-                raise Malformed("an edit names no file")
+                raise MalformedPatch("an edit names no file")
             now, lines = SEARCH, {SEARCH: [], MIDDLE: []}
         elif now == SEARCH and line.rstrip() == MIDDLE:
             now = MIDDLE
@@ -62,23 +62,23 @@ def edits_of(response: str) -> list[Edit]:
         elif now:
             lines[now].append(line)
     if now or not found:
-        raise Malformed("an edit is not closed" if now else "there is no edit")
+        raise MalformedPatch("an edit is not closed" if now else "there is no edit")
     return found
 
 
 def apply(files: Mapping[str, str], edits: list[Edit]) -> dict[str, str]:
     """The files that the edits change, afterwards; each edit finds what those before it left, at its first place.
-    Raises Malformed for an edit that cannot be made or changes nothing."""
+    Raises MalformedPatch for an edit that cannot be made or changes nothing."""
     found: dict[str, str] = {}
     for path, search, replace in edits:
         if path not in files:
-            raise Malformed(f"there is no file {path!r:.80}")
+            raise MalformedPatch(f"there is no file {path!r:.80}")
         if not search or search == replace:
-            raise Malformed("an edit searches for nothing" if not search else "an edit changes nothing")
+            raise MalformedPatch("an edit searches for nothing" if not search else "an edit changes nothing")
         text = "\n" + found.get(path, files[path]).rstrip("\n") + "\n"
         wanted = "\n".join(["", *search, ""])
         if wanted not in text:
-            raise Malformed(f"the lines that an edit searches for are not in {path!r:.80}")
+            raise MalformedPatch(f"the lines that an edit searches for are not in {path!r:.80}")
         found[path] = text.replace(wanted, "\n".join(["", *replace, ""]), 1).removeprefix("\n")
     return found
 
@@ -90,9 +90,9 @@ def patch_of(before: str, after: str) -> str:
 
 def likeness(tests: Mapping[str, Any], response: str) -> float:
     """Mean of difflib's ratio of predicted and true patch over the files that either changes, in [0, 1]; a file that
-    only one of them changes has 0. Raises Malformed."""
+    only one of them changes has 0. Raises MalformedPatch."""
     if len(response) > LONGEST:
-        raise Malformed(f"it is longer than {LONGEST:,} characters")
+        raise MalformedPatch(f"it is longer than {LONGEST:,} characters")
     files, patched = tests["files"], tests["patched"]
     changed = apply(files, edits_of(response))
     ratios = []
@@ -107,7 +107,7 @@ def is_the_patch(answer: Answer) -> float:
     """The likeness, 0 for a malformed patch: only the true patch is right."""
     try:
         return likeness(answer.problem.tests, answer.text)
-    except Malformed:
+    except MalformedPatch:
         return 0.0
 
 
@@ -116,5 +116,5 @@ def patch(case: Case) -> float:
     """The likeness, -1 for a malformed patch."""
     try:
         return likeness(case.problem.tests, case.response)
-    except Malformed:
+    except MalformedPatch:
         return -1.0

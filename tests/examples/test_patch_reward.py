@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from examples.patch_reward import LONGEST, Malformed, apply, edits_of, likeness
+from examples.patch_reward import LONGEST, MalformedPatch, apply, edits_of, likeness
 from shared.sections import RewardWeights
 from verify.reward import score
 
@@ -48,7 +48,7 @@ def test_edits_follow_one_another_and_may_remove_lines() -> None:
     ],
 )
 def test_a_malformed_patch_says_why(response: str, why: str) -> None:
-    with pytest.raises(Malformed, match=why):
+    with pytest.raises(MalformedPatch, match=why):
         likeness(TESTS, response)
 
 
