@@ -24,7 +24,7 @@ from torch import Tensor
 
 from trainer.objectives.inputs import LossInputs, LossTerm
 from trainer.objectives.objective import Need
-from trainer.objectives.policy_gradient import SUMS, PolicyGradient
+from trainer.objectives.policy_gradient import PolicyGradient
 from trainer.objectives.registry import publish
 from trainer.objectives.regularised import Spo
 
@@ -64,6 +64,6 @@ class FDpg(Spo, PolicyGradient):
 
 
 publish(
-    "f_dpg", FDpg, "arXiv 2302.08215", importance="token_truncated", **(SUMS | {"advantage": "reward"}),
-    filter_groups_by="off",
+    "f_dpg", FDpg, "arXiv 2302.08215", importance="token_truncated", advantage="reward",
+    loss_aggregation="completions", filter_groups_by="off",
 )  # fmt: skip
