@@ -1,7 +1,8 @@
 """Four kinds of small problems out of reasoning-gym, with worked steps: what a model of 135 M parameters partly solves.
 
 Problems, answers and the facts behind them come from the package (Apache-2.0); the steps are written from these facts.
-No problem of one file is in another, nor the same numbers in other words; the same call makes the same files.
+No problem of one file is in another, nor the same numbers in other words; the same call makes the same files, and
+`python -m benchmarks.easy_problems FOLDER` writes them.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -155,3 +157,7 @@ def row_of(file: str, kind: str, number: int, problem: Solved) -> dict[str, str]
         thoughts = AT_ONCE if number < AT_ONCE_SHARE * COUNTS[file] else problem.steps
         return row | {"completion": f"<think>{thoughts}</think>The answer is \\boxed{{{problem.answer}}}."}
     return row | {"answer": problem.answer}
+
+
+if __name__ == "__main__":
+    write_files(Path(sys.argv[1]))

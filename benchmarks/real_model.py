@@ -1,4 +1,4 @@
-"""The figures of a finished run of configs/smollm2_gsm8k.toml, out of its metrics."""
+"""The figures of a finished run of examples/gsm8k/settings.toml, out of its metrics."""
 
 from __future__ import annotations
 

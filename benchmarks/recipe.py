@@ -66,9 +66,9 @@ def recipe(
         write_files(data)
         files = [f"--data.train={data}/train.jsonl", f"--data.validation={data}/validation.jsonl"]
         few = ["--sft.steps=2"] if quick else []
-        launch(SFT, runs_dir, "configs/recipe/smollm2_sft.toml", *files, *few,
+        launch(SFT, runs_dir, "examples/cold_start/sft.toml", *files, *few,
                f"--sft.demonstrations={data}/demonstrations.jsonl")  # fmt: skip
         steps = [f"--steps={rl_steps or 2}"] if rl_steps or quick else []
         best = (runs_dir / SFT / "best").resolve()
-        launch(RL, runs_dir, "configs/recipe/smollm2_rl.toml", *files, f"--model.path={best}", *steps)
+        launch(RL, runs_dir, "examples/cold_start/rl.toml", *files, f"--model.path={best}", *steps)
     yield Section(page(runs_dir), files={".png": draw(runs_dir / RL)})

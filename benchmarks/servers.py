@@ -53,10 +53,11 @@ def endless(model: Path, folder: Path) -> Path:
 class Running:
     """A server process and its children, until `close`."""
 
-    def __init__(self, kind: str, command: list[str], log: Path):
-        """kind: OURS or THEIRS. command: the module and its options; a port is added."""
+    def __init__(self, kind: str, command: list[str], log: Path, port: int = 0):
+        """kind: OURS or THEIRS. command: the module and its options; a port is added, any free one for 0."""
         with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", port))
             self.port = int(probe.getsockname()[1])
         self.kind, self.log = kind, log
         self._process = subprocess.Popen(

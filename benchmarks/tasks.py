@@ -1,7 +1,8 @@
 """A tiny model learns to write programs that pass their tests.
 
-Two launches and a report: configs/programs.toml (Python functions, and C++ programs that are compiled for real), and
-the quickstart with three programs in ten problems. A launch that ended is not repeated, one that was stopped goes on.
+Two launches and a report: examples/code/settings.toml (Python functions, and C++ programs that are compiled for real),
+and the quickstart with three programs in ten problems. A launch that ended is not repeated, one that was stopped goes
+on.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from shared.types import Group, Problem, Reward, Verdict
 
 PROGRAMS, MIXED = "programs", "mixed"
 LAUNCHES = {
-    PROGRAMS: ["configs/programs.toml"],
+    PROGRAMS: ["examples/code/settings.toml"],
     MIXED: [
         "configs/quickstart.toml",
         "--prepare.options.programs=0.3",
@@ -62,7 +63,7 @@ def page(runs_dir: Path) -> str:
         "",
         f"{trained_on(runs_dir / PROGRAMS)}; this page is written by `python -m benchmarks tasks`.",
     ]
-    titles = {PROGRAMS: "Programs only: `configs/programs.toml`", MIXED: f"Math and programs: `{MIXED_COMMAND}`"}
+    titles = {PROGRAMS: "Programs only: `examples/code/settings.toml`", MIXED: f"Math and programs: `{MIXED_COMMAND}`"}
     for name, evaluations in columns.items():
         before, after = evaluations.values()
         verdict = "do not overlap" if clearly_above(after, before) else "OVERLAP: no clear gain"

@@ -5,6 +5,7 @@ Source: Magistral (2506.10910), SFT of Small, which prints no numbers: the defau
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections import Counter, defaultdict
@@ -57,7 +58,11 @@ class DemonstrationsStage(CurationStage):
     groups that it trained: those that were all right or all wrong are not among them, so its rates are nearer to one
     half.
 
+    with --start: instead problems for data.train, each with a "prefix", so large a share of a right completion's
+    reasoning, from which the policy goes on.
+
     examples:
+      python -m curate demonstrations runs/math --start 0.5 --out starts.jsonl
       python -m curate demonstrations runs/math --skip-steps 50 --out demonstrations.jsonl
       python -m curate demonstrations runs/math --per-problem 2 --copies 3 --hard 0.2 --out demonstrations.jsonl
       python -m curate demonstrations responses.jsonl --verdicts verdicts.jsonl --out demonstrations.jsonl
@@ -72,6 +77,9 @@ class DemonstrationsStage(CurationStage):
     per_problem: int = option(4, "completions of a problem, at most (default %(default)s)", at_least(1))
     hard: float = option(0.25, "problems of at most this pass rate are repeated (default %(default)s)", RATE)
     copies: int = option(2, "so often (default %(default)s)", at_least(1))
+    start: float = option(
+        0.0, "write problems that begin with this share of the reasoning; 0: demonstrations (default %(default)s)", RATE
+    )
     seed: int = option(0, "draws other completions (default %(default)s)")
     verdicts: Path | None = option(None, "of python -m verify, for one file", type=Path, metavar="VERDICTS.jsonl")
 
@@ -100,15 +108,20 @@ class DemonstrationsStage(CurationStage):
                 await show(index, len(rows))
         chosen, lost = self.choose(completions)
         by_row: dict[int, list[Fields]] = defaultdict(list)
+        ids = set[str]()
         for one, rate in chosen:
             shown = {
                 "id": one.problem.id, "problem": one.problem.text, "completion": one.text,
                 "language": one.problem.language, "domain": one.problem.domain, "pass_rate": rate,
             }  # fmt: skip
-            by_row[one.row] += [shown] * (self.copies if rate <= self.hard else 1)
+            if self.start:
+                by_row[one.row] += (new := [row for row in start_of(one, self.start) if row["id"] not in ids])
+                ids |= {str(row["id"]) for row in new}
+            else:
+                by_row[one.row] += [shown] * (self.copies if rate <= self.hard else 1)
         for index in range(len(rows)):
             counts = {f"completions {reason}": count for reason, count in lost.get(index, Counter()).items()}
-            if index in by_row:
+            if by_row.get(index):
                 counts["demonstrations"] = len(by_row[index])
                 self.decisions.append(Kept(by_row[index], counts))
             else:
@@ -151,6 +164,20 @@ class DemonstrationsStage(CurationStage):
                 for one in before:
                     lost[one.row][reason] += id(one) not in kept
         return chosen, {row: +counts for row, counts in lost.items()}
+
+
+def start_of(one: GradedCompletion, share: float) -> list[Fields]:
+    """The problem of a right completion with so large a share of its reasoning as prefix, up to a blank; [] where that
+    is nothing (starts from states of good trajectories: Snapshot RL and backward curricula)."""
+    ends = [place for close in ("</think>", "[/THINK]") if (place := one.text.find(close)) >= 0]
+    cut = int(share * min(ends, default=len(one.text)))
+    prefix = one.text[: max(one.text.rfind(" ", 0, cut + 1), one.text.rfind("\n", 0, cut + 1), 0)]
+    if not prefix.strip():
+        return []
+    fields = msgspec.to_builtins(one.problem)
+    row = {name: value for name, value in fields.items() if name not in ("hidden", "text") and value not in ("", None)}
+    name = hashlib.blake2b(prefix.encode(), digest_size=6).hexdigest()
+    return [{**row, "id": f"{one.problem.id}@{share:g}/{name}", "problem": one.problem.text, "prefix": prefix}]
 
 
 def _step(name: str) -> int:

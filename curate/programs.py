@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from curate.agreement import CONTEST, KEPT, PYTHON, REPLACED, ComparableTest, check_tests, stored
+from curate.agreement import CONTEST, KEPT, OVERRULING, PYTHON, REPLACED, ComparableTest, check_tests, stored
 from curate.assertions import Statement, edit, literal_of, read_code
+from curate.new_tests import proposed
 from curate.phrases import PHRASES
 from curate.stage import POSITIVE, SHARE, CurationStage, Decision, Fields, Kept, Rejected, Show, at_least, option
 from shared.errors import DataError, RunError
@@ -89,6 +90,9 @@ class ProgramsStage(CurationStage):
       assertions other than f(literals) == literal                   stay where more than half of the solutions pass
     rejected: no test left; no solution and few tests; no solution passes; its only solution fails: a single solution
     overrules nothing, for either of the two may be wrong. Solutions that fail a test that stays are left out.
+    With --make-tests N a problem of standard input and output with fewer tests gets more, where two solutions at least
+    agree on an output: on the inputs that its row proposes ("inputs", texts; it may then lack "tests"), and on variants
+    of its inputs with other numbers.
     A problem of standard input and output becomes two: "Write the program in Python." and the same for C++, in the
     language of its statement, each taking only that language.
 
@@ -100,6 +104,7 @@ class ProgramsStage(CurationStage):
     name = "programs"
     agreement: float = option(0.7, "share of the solutions that must give the same output (default %(default)s)", SHARE)
     least_tests: int = option(5, "tests that a problem without solutions needs (default %(default)s)", at_least(1))
+    make_tests: int = option(0, "make tests up to so many of a problem (default %(default)s: none)", at_least(0))
     test_s: float = option(4.0, "seconds that a test may take (default 4)", POSITIVE)
     variants: bool = option(
         True, "do not double problems for Python and C++", flag="--no-variants", action="store_false"
@@ -139,11 +144,19 @@ class ProgramsStage(CurationStage):
         fields = row.fields
         if not _has_program(row):
             return Kept([fields], {"rows of other domains": 1})
+        inputs = given if isinstance(given := fields.get("inputs"), list) else []
         try:
-            tests = read_tests(read_problem(fields, "the row").tests)
+            bare = bool(self.make_tests and inputs and not fields.get("tests"))
+            tests = [] if bare else read_tests(read_problem(fields, "the row").tests)
         except DataError as error:
             return Rejected("tests not readable", str(error))
         solutions = read_solutions(fields, tests)
+        made = await self._made(tests, inputs, solutions, str(fields.get("id", index)))
+        if made:
+            tests = [*tests, *made]
+            fields = {**fields, "tests": {"tests": [stored(test) for test in tests if isinstance(test, StdioTest)]}}
+        if not tests:
+            return Rejected("no test is left", "its inputs give none on which solutions agree")
         try:
             checked = await self._check(fields["tests"], tests, solutions)
         except UnrunnableTests as error:
@@ -155,7 +168,7 @@ class ProgramsStage(CurationStage):
         if solutions and not any(checked.passing):
             alone = len(solutions) == 1
             return Rejected("its only solution fails its tests" if alone else "no solution passes its tests")
-        counts = checked.counts
+        counts = checked.counts + Counter({"tests made": len(made)})
         changed = {**fields, "tests": checked.tests}
         if dropped := checked.passing.count(False):
             counts["solutions dropped"] = dropped
@@ -165,6 +178,18 @@ class ProgramsStage(CurationStage):
             return Kept([changed], dict(counts))
         left = [stored(test) for test in read_tests(checked.tests) if not isinstance(test, Assertions)]
         return Kept(_by_language(changed, left), {**counts, "rows doubled for Python and C++": 1})
+
+    async def _made(
+        self, tests: Sequence[Test], inputs: Sequence[Any], solutions: list[ReferenceSolution], seed: str
+    ) -> list[ComparableTest]:
+        """New tests for a problem that has too few, as far as two solutions at least agree. Raises as `_outputs`."""
+        known = [test for test in tests if isinstance(test, StdioTest)]
+        missing = self.make_tests - len(tests)
+        if missing <= 0 or len(known) < len(tests) or len(solutions) < OVERRULING:
+            return []
+        candidates: list[ComparableTest] = [*proposed(known, inputs, 2 * missing, seed)]
+        checked = check_tests(candidates, await self._outputs(solutions, candidates), self.agreement, CONTEST)
+        return [one.test for one in checked if one.test is not None and one.what == REPLACED][:missing]
 
     async def _check(self, given: Any, tests: list[Test], solutions: list[ReferenceSolution]) -> CheckedRow:
         """Check the tests `tests` that were read from `given`. Raises SandboxRefused, UnrunnableTests, RunError.
@@ -296,7 +321,7 @@ def read_solutions(fields: Fields, tests: Sequence[Test]) -> list[ReferenceSolut
     for item in listed:
         source, named = _read_item(item)
         if source.strip() and all(source != other.source for other in found):
-            taken = language_of(list(tests))
+            taken = language_of(list(tests)) if tests else ""
             guessed = _NAMES[taken] if taken else "cpp" if _CPP.search(source) else "python"
             found.append(ReferenceSolution(source, named or guessed, item))
     return found

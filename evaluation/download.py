@@ -10,8 +10,10 @@ import argparse
 import gzip
 import io
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +29,7 @@ MOST_BYTES = 64 << 20
 """largest published file, unpacked too"""
 GITHUB = "https://raw.githubusercontent.com"
 HUB = "https://huggingface.co/datasets"
+GSM8K = f"{GITHUB}/openai/grade-school-math/master/grade_school_math/data"
 BFCL = f"{GITHUB}/ShishirPatil/gorilla/main/berkeley-function-call-leaderboard/bfcl_eval/data"
 MGSM_LANGUAGES = ("en", "de", "es", "fr", "ru", "zh")
 Json = dict[str, Any]
@@ -40,11 +43,14 @@ class PublishedFiles(NamedTuple):
     """takes the rows of each file"""
 
 
-def gsm8k(rows: list[Json]) -> Iterator[Json]:
-    """Convert GSM8K: the answer stands behind ####."""
+def gsm8k(rows: list[Json], split: str = "test") -> Iterator[Json]:
+    """Convert GSM8K: the answer stands behind ####, the worked solution before it with marks such as <<6*200=1200>>,
+    which are left out."""
     for number, row in enumerate(rows):
-        answer = row["answer"].rpartition("####")[2].strip().replace(",", "")
-        yield {"id": f"gsm8k/test/{number}", "problem": row["question"], "answer": answer}
+        steps, _, answer = row["answer"].rpartition("####")
+        solution = re.sub("<<.*?>>", "", steps).strip()
+        yield {"id": f"gsm8k/{split}/{number}", "problem": row["question"], "answer": answer.strip().replace(",", ""),
+               "solution": solution}  # fmt: skip
 
 
 def math500(rows: list[Json]) -> Iterator[Json]:
@@ -124,7 +130,8 @@ def function_call(simple: list[Json], answers: list[Json], irrelevance: list[Jso
 
 
 PUBLISHED = {
-    "gsm8k": PublishedFiles([f"{GITHUB}/openai/grade-school-math/master/grade_school_math/data/test.jsonl"], gsm8k),
+    "gsm8k": PublishedFiles([f"{GSM8K}/test.jsonl"], gsm8k),
+    "gsm8k_train": PublishedFiles([f"{GSM8K}/train.jsonl"], partial(gsm8k, split="train")),
     "math500": PublishedFiles([f"{HUB}/HuggingFaceH4/MATH-500/resolve/main/test.jsonl"], math500),
     "aime24": PublishedFiles([f"{GITHUB}/QwenLM/Qwen2.5-Math/main/evaluation/data/aime24/test.jsonl"], aime24),
     "mgsm": PublishedFiles(

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from evaluation.samples import DetectedLanguage, SampleKey, SampleRecord
 from evaluation.tasks import Benchmark
+from shared.diversity import mean_diversity
 from shared.statistics import cluster_bootstrap, majority_at_k, pass_at_k
 from shared.types import Verdict
 from verify.answer_checker import AnswerChecker
@@ -127,6 +128,9 @@ def figures(problems: Sequence[Sequence[SampleRecord]], votes: Sequence[Votes], 
             str(k): mean(majority_at_k(*one, k) for one in votes if one.right + sum(one.wrong) + one.silent >= k)
             for k in sizes
         } if votable else None,
+        **mean_diversity([[f"{one.reasoning}\n{one.answer}" for one in records] for records in answered]),
+        "answers": mean(len(one.wrong) + bool(one.right) for one in votes if one.right + sum(one.wrong) + one.silent)
+        if votable and samples > 1 else None,
         "truncated": 1 - len(ended) / len(given),
         "unextracted": len(unextracted) / len(given),
         "missed": sum(record.missed for record in unextracted) / len(given),

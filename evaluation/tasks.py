@@ -41,6 +41,7 @@ class BenchmarkFile(NamedTuple):
 
 BENCHMARK_FILES = {
     "gsm8k": BenchmarkFile("gsm8k_test"),
+    "gsm8k_train": BenchmarkFile("gsm8k_train"),  # for training, as examples/gsm8k does
     "math500": BenchmarkFile("math500"),
     "aime24": BenchmarkFile("aime24"),
     "mgsm": BenchmarkFile("mgsm"),

@@ -64,6 +64,8 @@ def mistakes(config: Config) -> Iterator[str]:
         yield "data.offline is not set: name a run's folder or a file of rows, e.g. --data.offline=runs/recorded"
     if config.mode != "rl" or config.stages:
         yield 'a replay has one stage of mode = "rl": remove [[stages]]'
+    if config.objective.get("entropy_target"):
+        yield "objective.entropy_target moves clip_high in a launch only: remove it"
 
 
 class Replay:

@@ -131,6 +131,7 @@ class Config(Section):
         for stage in self.stages[: number + 1]:
             for section in sections.STAGED:
                 table[section] |= getattr(stage, section)
+            table["objective"] = ({} if "name" in stage.objective else table["objective"]) | stage.objective
         return Config.model_validate({**table, "stages": []})
 
     @property

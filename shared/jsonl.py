@@ -22,7 +22,18 @@ Item = TypeVar("Item")
 
 MAX_ROW_BYTES = 64 << 20
 """a longer line is an error: the tests of a programming problem may take some megabytes, no row takes more"""
-KEYS = ("problem", "answer", "tests", "domain", "language", "pass_rate", "environment", "checker", "answer_form")
+KEYS = (
+    "problem",
+    "answer",
+    "tests",
+    "domain",
+    "language",
+    "pass_rate",
+    "environment",
+    "checker",
+    "answer_form",
+    "prefix",
+)
 """keys of a problem that change what it means; "id" and "source" only name it"""
 ANSWER_FORMS = ("box", "code block", "response")
 """where a row may say that its answer is given"""
@@ -169,7 +180,7 @@ def problem_of(
     row: Mapping[str, Any], where: str, ground_truth: Literal["answer", "tests"] = "answer", *, hidden: bool = False
 ) -> Problem:
     """Make the problem of {"problem", "answer" or "tests", "id"?, "language"?, "domain"?, "source"?,
-    "pass_rate"?, "environment"?, "checker"?, "answer_form"?}.
+    "pass_rate"?, "environment"?, "checker"?, "answer_form"?, "prefix"?}.
 
     ground_truth, hidden: what its verifier says, see `verify.verifiers.read_problem`. A row with tests and a checker
     may have an answer too; one of which all is the answer, compared with nothing, needs none. Raises DataError.
@@ -188,6 +199,11 @@ def problem_of(
             of = f'checker "{checker}"' if checker else f'domain "{domain}"'
             raise DataError(f"{where} lacks 'tests': a row with {of} needs them to check answers")
         check_text(json.dumps(row["tests"], ensure_ascii=False), "tests", where)
+    prefix = text_of(row, "prefix", where, "")
+    if prefix and row.get("environment"):
+        raise DataError(
+            f"{where}: a 'prefix' begins a single completion, but the row has an environment: leave one out"
+        )
     pass_rate = row.get("pass_rate")
     known = isinstance(pass_rate, int | float) and not isinstance(pass_rate, bool) and 0 <= pass_rate <= 1
     if pass_rate is not None and not known:
@@ -205,6 +221,7 @@ def problem_of(
         hidden=hidden,
         checker=checker,
         answer_form=form,
+        prefix=prefix,
     )
 
 

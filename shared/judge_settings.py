@@ -40,10 +40,13 @@ class Judge(Section):
     """what the judge is told to look at"""
     deadline_s: float = Field(60.0, gt=0)
     """all attempts at one completion together; later it is not graded"""
-    asks: Literal["score", "pairs", "debate"] = "score"
+    asks: Literal["score", "pairs", "debate", "answers"] = "score"
     """"score": from 0 to 10 for one response; "pairs": which of two responses of a group is better, each pair in both
     orders, as a reward of the group; "debate": which of two different answers is right, after a critic has argued for
-    both (docs/oversight.md)"""
+    both; "answers": the same without a critic and without the responses (docs/oversight.md)"""
+    article: Literal["", "shown", "hidden"] = ""
+    """for "debate" and "answers": a problem's text up to its last blank line is an article. "hidden": the judge does
+    not see it, a critic does, and quotations are checked against it; "shown": a judge of answers sees it"""
     critic: Critic = Critic()
     """who argues in a debate"""
     opponents: int = Field(2, ge=1)

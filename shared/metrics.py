@@ -83,6 +83,7 @@ METRICS: dict[str, Metric] = {
     "clip/low": Metric("share", "tokens whose gradient a lower bound of the objective changes"),
     "clip/high": Metric("share", "tokens whose gradient an upper bound of the objective changes"),
     "clip/masked": Metric("share", "tokens that the objective's importance weights leave out"),
+    "clip/bound": Metric("ratio", "objective.clip_high of the step, where objective.entropy_target moves it"),
     "experts/max_load": Metric("ratio", "tokens of a mixture's busiest expert by those of a mean one, mean of layers"),
     "experts/unused": Metric("share", "experts of a mixture that no token of the step went to"),
     "experts/differing": Metric("share", "replayed experts that the trainer's router would not have chosen itself"),
@@ -152,6 +153,11 @@ METRICS: dict[str, Metric] = {
     "evaluation/tokens": Metric("tokens", "mean completion length"),
     "evaluation/majority": Metric("share", "maj@k: chance that the most frequent answer of evaluate.samples is right"),
     "evaluation/pass_at_k": Metric("share", "pass@k, k = evaluate.samples: problems with a right completion among k"),
+    "evaluation/distinct": Metric("share", "different bigrams of a problem's completions, of all of them"),
+    "evaluation/self_bleu": Metric("share", "mean BLEU-4 of each completion against the others of its problem"),
+    "evaluation/answers": Metric(
+        "count", "different answers to a problem among evaluate.samples, right ones being one"
+    ),
     "evaluation/greedy_accuracy": Metric("share", "right final answers, greedy"),
     "evaluation/greedy_consistency": Metric("share", "one language, greedy"),
     "evaluation/greedy_format": Metric("share", "well-formed, greedy"),

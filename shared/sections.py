@@ -20,9 +20,9 @@ from shared.section import Section
 CONDITION = re.compile(r"\s*(?P<metric>[\w/]+)\s*(?P<sign>[<>])\s*(?P<number>-?\d+(?:\.\d+)?(?:e-?\d+)?)\s*")
 """form of `Stage.until`"""
 STAGED: dict[str, tuple[str, ...]] = {
-    "data": ("pass_rate", "domains", "drop_solved_after", "offline_share"),
+    "data": ("order", "pass_rate", "domains", "drop_solved_after", "offline_share"),
     "rollout": ("prompts_per_step", "group_size", "max_async_level", "reorder_window", "max_completion_tokens"),
-    "reward": ("length", "length_max", "overlong_buffer", "language"),
+    "reward": ("correctness", "length", "length_max", "overlong_buffer", "language", "extra", "options", "gates"),
     "optimiser": ("minibatches", "learning_rate"),
 }
 """section -> settings that a stage may change: those that only the controller reads"""
@@ -52,8 +52,9 @@ class Data(Section):
     generate: dict[str, dict[str, Any]] = {}
     """kind of generated problems = its options, reasoning-gym's own and `size`, the number to train on (500), e.g.
     { countdown = { size = 2000, max_numbers = 4 } }"""
-    order: Literal["shuffle", "file"] = "shuffle"
-    """draw problems in a seeded random order (new each epoch), or as they stand in the file"""
+    order: Literal["shuffle", "file", "prioritised"] = "shuffle"
+    """draw problems in a seeded random order (new each epoch), as they stand in the file, or at random in proportion to
+    1 - the share of right completions in their last group (before the first: their row's pass_rate)"""
     system_prompt: str = "magistral"
     """"magistral" (draft in <think>, then a summary, in the user's language), "" for none, or the text itself"""
     templates: dict[str, str] = {}
@@ -332,12 +333,15 @@ class Stage(Section):
     over_steps: int = Field(5, ge=1)
     """steps of the stage over which `until` takes its mean"""
     data: dict[str, Any] = {}
-    """settings of [data] from this stage on: pass_rate, domains, drop_solved_after, offline_share"""
+    """settings of [data] from this stage on: order, pass_rate, domains, drop_solved_after, offline_share"""
     rollout: dict[str, Any] = {}
     """settings of [rollout] from this stage on: prompts_per_step, group_size, max_async_level, reorder_window,
     max_completion_tokens"""
     reward: dict[str, Any] = {}
-    """settings of [reward] from this stage on: length, length_max, overlong_buffer, language"""
+    """settings of [reward] from this stage on: correctness, length, length_max, overlong_buffer, language, extra,
+    options, gates"""
+    objective: dict[str, Any] = {}
+    """settings of [objective] from this stage on; with a `name`, all of them, without, those that change"""
     optimiser: dict[str, Any] = {}
     """settings of [optimiser] from this stage on: minibatches, learning_rate"""
 

@@ -40,6 +40,9 @@ class Problem(msgspec.Struct, frozen=True):
     answer_form: Literal["", "box", "code block", "response"] = ""
     """where a response gives its answer, "" for where its verifier looks; "response": all behind the reasoning"""
 
+    prefix: str = ""
+    """beginning of a response, from which the policy goes on; it is judged as its own and not trained"""
+
     @property
     def verified(self) -> bool:
         """True if completions are right or wrong: only such problems count for accuracy, pass rates and votes."""

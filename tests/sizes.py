@@ -25,9 +25,9 @@ OTHERS = ("benchmarks", "tests")
 APART = ("reward.judge.", "environment.")
 """settings of the judge and of environments, which validate their own"""
 BUDGETS = {
-    "product lines": 63_260,
-    "training lines": 26_210,
-    "files": 385,
+    "product lines": 64_210,
+    "training lines": 26_580,
+    "files": 393,
     "settings": 92,
     "class names used twice": 0,
 }

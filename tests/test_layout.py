@@ -33,7 +33,10 @@ SOURCES = sorted(path for room in ALLOWED for path in (ROOT / room).rglob("*.py"
 TESTS = sorted((ROOT / "tests").rglob("*.py")) + sorted((ROOT / "benchmarks").rglob("*.py"))
 TEXTS = [
     path
-    for pattern in ("*.md", "*.toml", "Makefile", "Dockerfile", ".ci/run", "configs/**/*.toml", "docs/**/*.md", "*.txt")
+    for pattern in (
+        *("*.md", "*.toml", "*.txt", "Makefile", "Dockerfile", ".ci/run"),
+        *("configs/**/*.toml", "docs/**/*.md", "examples/**/*.toml", "examples/**/*.md"),
+    )
     for path in ROOT.glob(pattern)
     if path.is_file()
 ]

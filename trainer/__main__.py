@@ -113,7 +113,8 @@ def load(path: str, overrides: list[str]) -> Config:
     wanted = [given for given in overrides if given not in (settings_file.ACCEPT_CHANGES, settings_file.DASHBOARD)]
     checks = (missing_settings, complaints, not_installed)
     config = settings_file.load(path, wanted, lambda config: chain.from_iterable(c(config) for c in checks), os.environ)
-    choose(config.reward)
+    for stage in config.every_stage:
+        choose(stage.reward)
     return config
 
 

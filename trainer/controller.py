@@ -17,6 +17,7 @@ import gc
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from rollout.client import EngineClient
 from shared.config import Config
@@ -71,6 +72,8 @@ class TrainingLoop:
     """of data.offline, settled"""
     values: dict[str, float] | None = None
     """problem id -> soft value, for spo"""
+    told: dict[str, Any] | None = None
+    """[objective] that the trainers were told; None while they have that of the settings file"""
     loops: asyncio.TaskGroup = field(init=False)
 
     @property
@@ -191,6 +194,7 @@ class TrainingLoop:
             filtered = ledger.trained(groups)
             version = ledger.version
             row = self.logger.step(groups, staleness, filtered, learned, version, offline)
+            ledger.stages.move(objective_of(self.config).after_step(row["entropy"]))
             if reason := ledger.stages.observe(row, [*groups, *filtered]):
                 ledger.end_stage(reason)
             await clock("rollouts of the step before", kept, self.config.deadlines.step_s)
@@ -216,6 +220,7 @@ class TrainingLoop:
         offline groups, once `sync` has read the weights."""
         config, trainers, clock, steps = self.config, self.trainers, self.clock, []
         rate = learning_rate(self.ledger.version, config.steps, config.optimiser)
+        await self.tell_objective()
         minibatches = split(groups, config.optimiser.minibatches)
         if offline:
             parts = split(offline, config.optimiser.minibatches)
@@ -231,6 +236,13 @@ class TrainingLoop:
             steps.append(Learned(work, sums, await clock("optimiser step", trainers.step(rate))))
         await self.move_reference()
         return combine(steps)
+
+    async def tell_objective(self) -> None:
+        """Let the trainers have the objective in force, if a stage or a step changed it."""
+        objective = self.config.objective
+        if objective != (self.ledger.stages.config.objective if self.told is None else self.told):
+            await self.clock("objective of the trainers", self.trainers.call(TrainerRank.set_objective, objective))
+            self.told = objective
 
     def plan(self, minibatch: list[Group]) -> BatchPlan:
         """What each trainer rank does for one optimiser step on these groups."""

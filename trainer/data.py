@@ -16,7 +16,6 @@ import msgspec
 
 from shared.atomic_write import beside
 from shared.chat import AnswerFormat, Chat, joined, system_prompt
-from shared.config import Config
 from shared.errors import DataError
 from shared.sections import Data
 from shared.types import Problem, Prompt
@@ -43,6 +42,8 @@ def opened(problems: Sequence[Problem], share: float) -> list[Problem]:
 
 
 FITTING_IN_A_ROW = 200
+TRIES = 10_000
+"""draws of one prioritised problem, after which the last is taken: nearly all problems are solved"""
 
 
 @lru_cache(maxsize=4)
@@ -77,8 +78,10 @@ class PromptFormat:
         return self.chat.render(template.replace("{problem}", text), joined(system, also))
 
     def prompt_of(self, problem: Problem, text: str = "", also: str = "") -> list[int]:
-        """[prompt_tokens] token ids of a problem; `text`, where given, stands in the place of its own."""
-        return self.render(text or problem.text, problem.domain, also, verifier_for(problem).form)
+        """[prompt_tokens] token ids of a problem, its prefix behind them; `text`, where given, takes the place of its
+        own."""
+        ids = self.render(text or problem.text, problem.domain, also, verifier_for(problem).form)
+        return ids + self.chat.encode_completion(problem.prefix) if problem.prefix else ids
 
 
 class DataSource:
@@ -91,14 +94,14 @@ class DataSource:
         """draws that were skipped because their prompts are too long"""
         self.long: dict[str, int] = {}
         """problem id -> lower bound of the tokens of its prompt, for those that `measure` found to be too long"""
-        self._chosen: tuple[Config, list[Problem]] | None = None
+        self._chosen: tuple[Data, list[Problem]] | None = None
 
     @property
     def problems(self) -> list[Problem]:
         """The problems of the stage: those that fit data.domains and data.pass_rate and are not retired. Raises
         DataError when none is left."""
-        if self._chosen is None or self._chosen[0] is not self.stages.now:
-            self._chosen = self.stages.now, self._choose()
+        if self._chosen is None or self._chosen[0] is not self.stages.now.data:
+            self._chosen = self.stages.now.data, self._choose()
         return self._chosen[1]
 
     def _choose(self) -> list[Problem]:
@@ -126,11 +129,23 @@ class DataSource:
 
     def problem_at(self, index: int) -> Problem:
         """The problem of draw `index`: with i draws since the stage began and n problems, epoch i // n, position i % n
-        in that epoch's order."""
+        in that epoch's order; with data.order = "prioritised" of (seed, index, what is known of successes)."""
         problems, count = self.problems, len(self.problems)
+        if self.stages.now.data.order == "prioritised":
+            return self._prioritised(problems, index)
         epoch, position = divmod(index - self.stages.state.first_index, count)
         shuffle = self.stages.now.data.order == "shuffle"
         return problems[permutation(self.seed, epoch, count)[position] if shuffle else position]
+
+    def _prioritised(self, problems: Sequence[Problem], index: int) -> Problem:
+        """A problem with chance proportional to 1 - success (Kimi k1.5, arXiv 2501.12599, section 2.3.4), by rejection.
+        Success: share of right completions in its last group, before the first its row's pass_rate, else 0."""
+        chance = random.Random(f"draw {self.seed} {index}")
+        for _ in range(TRIES):
+            problem = chance.choice(problems)
+            if chance.random() >= self.stages.state.success.get(problem.id, problem.pass_rate or 0.0):
+                break
+        return problem
 
     def render(self, problem: Problem, index: int) -> Prompt:
         """The prompt of a problem."""
@@ -145,11 +160,14 @@ class DataSource:
         """
         forms = [(one.domain, verifier_for(one).form) for one in problems]
         around = {form: len(self.prompt_format.render("", form[0], form=form[1])) for form in set(forms)}
-        sizes = [(len(one.text.encode()) + around[form], one) for one, form in zip(problems, forms, strict=True)]
+        sizes = [
+            (len((one.text + one.prefix).encode()) + around[form], one)
+            for one, form in zip(problems, forms, strict=True)
+        ]
         doubtful = sorted((pair for pair in sizes if pair[0] > self.room), key=lambda pair: -pair[0])
         found, fitting, longest = [], 0, self.prompt_format.chat.longest_token
         for _, problem in doubtful:
-            count = len(problem.text) // longest
+            count = len(problem.text + problem.prefix) // longest
             if count <= self.room:
                 count = len(self.prompt_format.prompt_of(problem))
             fitting = 0 if count > self.room else fitting + 1

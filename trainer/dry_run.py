@@ -105,6 +105,7 @@ def derived_lines(config: Config) -> Iterator[str]:
     if Need.START_VALUES in needs(config):
         samples = objective_of(config).in_force["value_samples"]
         dropping = any(stage.data.drop_solved_after for stage in config.every_stage[1:])
+        dropping = dropping or any(stage.data.order == "prioritised" for stage in config.every_stage)
         prompts = "every problem" if dropping else f"at most {sum(map(draws_of, config.every_stage)):,} prompts"
         yield (f"soft values                {samples} completions of {prompts}, before the first step")
     yield f"decoded at once            at most {config.placement.engines * rollout.max_sequences:,} completions"

@@ -61,8 +61,9 @@ class Episodes:
         named = {problem.environment for problem in problems if problem.environment}
         if not named:
             return
-        if self.config.mode == "rl" and (refusal := objective_of(self.config).refusal(min(named))):
-            raise ConfigError(refusal)
+        for stage in self.config.every_stage if self.config.mode == "rl" else ():
+            if refusal := objective_of(stage).refusal(min(named)):
+                raise ConfigError(refusal)
         await self.host.start(sorted(named))
         if self.settings.history == "template":
             self.chat.check_history()

@@ -28,6 +28,7 @@ import msgspec
 from rollout.client import EngineClient
 from shared.atomic_write import beside
 from shared.config import Config
+from shared.diversity import mean_diversity
 from shared.statistics import majority_at_k, mean_and_half_width, pass_at_k
 from shared.types import Completion, Problem, Prompt, Reward, TurnText, Verdict
 from trainer.data import DataSource, completion_seed
@@ -104,6 +105,12 @@ class Evaluation(msgspec.Struct):
     """maj@k over problems with an answer; None for one completion a problem, and for programs only"""
     pass_at_k: float | None = None
     """pass@k; None for one completion a problem"""
+    distinct: float | None = None
+    """different bigrams of a problem's completions over all of them; None for one completion a problem"""
+    self_bleu: float | None = None
+    """likeness of a problem's completions (shared/diversity.py); None for one completion a problem"""
+    answers: float | None = None
+    """different answers of a problem, right ones being one; as for `majority`"""
     parts: dict[str, Breakdown] = {}
     """"language/fr", "domain/code", "set/gsm8k": only kinds of which there are several"""
     info: dict[str, Number] = {}
@@ -129,7 +136,8 @@ class Evaluator:
 
     async def run(self, temperature: float, completions: int = 1) -> Evaluation:
         """Sample `completions` a problem (temperature 0 is greedy: one), verify, average."""
-        return summarise(temperature, await self.sample(temperature, completions if temperature > 0 else 1))
+        found = await self.sample(temperature, completions if temperature > 0 else 1)
+        return await asyncio.to_thread(summarise, temperature, found)  # long completions take seconds to compare
 
     async def sample(
         self,
@@ -193,17 +201,22 @@ def right(sample: Sampled) -> bool:
     return sample.reward.verdict is Verdict.CORRECT
 
 
+def wrong_answers(samples: Sequence[Sampled]) -> Counter[str]:
+    """How often each wrong answer of one problem's completions was given, by its text without blanks."""
+    return Counter(
+        "".join(sample.reward.answer.split()).casefold()
+        for sample in samples
+        if not right(sample) and sample.reward.answer is not None
+    )
+
+
 def majority(samples: Sequence[Sampled]) -> float:
     """Chance that the most frequent answer of one problem's completions is right.
 
     Right answers count together, whatever their form; wrong ones by their text without blanks. With m answers equally
     frequent, one of them right, it is 1 / m. Completions without an answer do not vote; no votes give 0.
     """
-    wrong = Counter(
-        "".join(sample.reward.answer.split()).casefold()
-        for sample in samples
-        if not right(sample) and sample.reward.answer is not None
-    )
+    wrong = wrong_answers(samples)
     rights = sum(map(right, samples))
     silent = len(samples) - rights - wrong.total()
     return majority_at_k(rights, list(wrong.values()), silent, len(samples))
@@ -215,7 +228,7 @@ def part_of(problems: Sequence[Sequence[Sampled]]) -> Breakdown:
     shares = [sum(map(right, samples)) / len(samples) for samples in verified]
     accuracy, half_width = mean_and_half_width(shares) if shares else (None, 0.0)
     several = [samples for samples in verified if len(samples) > 1]
-    votes = [majority(samples) for samples in several if verifier_for(samples[0].problem).answer_in == "box"]
+    votes = [majority(samples) for samples in several if votes_on(samples)]
     solved = [pass_at_k(len(samples), sum(map(right, samples)), len(samples)) for samples in several]
     return Breakdown(
         problems=len(problems),
@@ -225,6 +238,11 @@ def part_of(problems: Sequence[Sequence[Sampled]]) -> Breakdown:
         majority=math.fsum(votes) / len(votes) if votes else None,
         pass_at_k=math.fsum(solved) / len(solved) if solved else None,
     )
+
+
+def votes_on(samples: Sequence[Sampled]) -> bool:
+    """Whether the completions of a problem have answers that can be compared."""
+    return len(samples) > 1 and samples[0].problem.verified and verifier_for(samples[0].problem).answer_in == "box"
 
 
 def _formed(problems: Sequence[Sequence[Sampled]]) -> list[Sampled]:
@@ -266,6 +284,7 @@ def summarise(temperature: float, problems: Sequence[Sequence[Sampled]]) -> Eval
     """Means of the evaluated completions. problems: [problems][completions], none empty."""
     whole = part_of(problems)
     every = [sample for samples in problems for sample in samples]
+    answers = [len(wrong_answers(one)) + any(map(right, one)) for one in problems if votes_on(one)]
     return Evaluation(
         temperature=temperature,
         problems=len(problems),
@@ -278,6 +297,8 @@ def summarise(temperature: float, problems: Sequence[Sequence[Sampled]]) -> Eval
         completions=len(problems[0]),
         majority=whole.majority,
         pass_at_k=whole.pass_at_k,
+        **mean_diversity([[sample.text for sample in samples] for samples in problems]),
+        answers=sum(answers) / len(answers) if answers else None,
         parts=parts_of(problems),
         info=info_of(problems),
         samples=[samples[0] for samples in problems[:SHOWN]],

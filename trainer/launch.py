@@ -206,7 +206,8 @@ class Launch:
 
     def _read(self) -> list[ProblemFile]:
         """Read the files of problems: those to train on and, where there are such, to validate on."""
-        choose(self.config.reward)  # its files may define the verifiers of the rows
+        for stage in reversed(self.config.every_stage):
+            choose(stage.reward)  # its files may define the verifiers of the rows
         train, validation = self.sources.train, self.sources.validation
         name = self.config.environment.name
         files = [read_problems(train, "data.train", self.config.data, name)]

@@ -99,9 +99,7 @@ class Ledger:
     """trained groups that open, or close, the window by one"""
 
     def __init__(self, stages: Stages):
-        objective = objective_of(stages.config)
-        self.stages, self.teacher = stages, objective.served_teacher
-        self.filter_groups_by = objective.filter_groups_by
+        self.stages, self.teacher = stages, objective_of(stages.config).served_teacher
         self.version = 0
         self.trained_groups = 0
         self.next_index = 0
@@ -220,7 +218,7 @@ class Ledger:
     def _has_signal(self, group: Group) -> bool:
         if any(completion.finish_reason == "abort" for completion in group.completions):
             return False  # one that the policy did not end says nothing, and the others are no whole group
-        return diverse(group.rewards, self.filter_groups_by)
+        return diverse(group.rewards, objective_of(self.stages.now).filter_groups_by)
 
     def _filter(self, group: Group) -> None:
         del self.groups[group.prompt.index], self._taken_after[group.prompt.index]

@@ -101,9 +101,9 @@ def origin_of(config: Config, sources: Sources, prompts: PromptFormat) -> Origin
         contents["objective.teacher"] = model_parts(sources.teacher_dir)
     elif teacher.served_teacher:
         contents["objective.teacher"] = {"model behind the address": teacher.served_teacher}
-    file, colon, _ = objective_of(config).name.rpartition(":")
-    if colon:
-        contents["objective.name"] = {Path(file).name: content_of(Path(file), "objective.name")}
+    names = [objective_of(one).name for one in (config, *config.every_stage)]
+    if files := sorted({name.rpartition(":")[0] for name in names} - {""}):
+        contents["objective.name"] = {Path(file).name: content_of(Path(file), "objective.name") for file in files}
     for setting, plugins in (
         ("reward.plugins", config.reward.plugins),
         ("environment.plugins", config.environment.plugins),

@@ -66,7 +66,7 @@ class ProblemFile:
 
 def read_problems(path: Path, setting: str, data: Data | None = None, environment: str = "") -> ProblemFile:
     """Read a .jsonl or .jsonl.gz of {"problem", "answer" or "tests", "id"?, "language"?, "domain"?, "source"?,
-    "environment"?, "checker"?, "answer_form"?} lines.
+    "environment"?, "checker"?, "answer_form"?, "prefix"?} lines.
 
     `setting` is named in errors (e.g. "data.train"). data: its domains and templates name further domains, and its
     `open` = 1 says that no answer is compared. environment: of the rows that name none. Raises DataError with file,
@@ -173,8 +173,13 @@ async def check_answers(
 
 
 def refuse_prose(found: ProblemFile) -> None:
-    """Raise DataError for rows whose answer stands in no box, which an objective needs that puts the ground truth
-    there."""
+    """Raise DataError for rows whose answer stands in no box, or whose response is begun: not for an objective that
+    puts the ground truth into the box of a whole response."""
+    if faults := [found.where(one) for one in found.problems if one.prefix]:
+        raise DataError(
+            f"{found.setting}: {len(faults):,} rows have a prefix, and the objective learns from whole responses: "
+            f"leave them out (first: {faults[0]})"
+        )
     if faults := [found.where(one) for one in found.problems if one.answer_form == "response" and not one.verified]:
         raise DataError(
             f'{found.setting}: {len(faults):,} rows have the answer_form "response", and the objective learns from the '

@@ -1,11 +1,9 @@
 """A trainer rank: answers the controller's calls, one after the other; all ranks get the same calls in the same order.
 
     load -> load_frozen, where the objective needs it -> (compute_old_logprobs? -> forward_backward -> step ->
-    move_reference? -> publish -> (offload -> onload)?)*, save -> saved*, export, reset_optimiser at any time between,
-    stop
+    move_reference? -> publish -> (offload -> onload)?)*, save -> saved*, export; set_objective, reset_optimiser; stop
 
-Collectives run inside all of these but stop, saved, reset_optimiser, offload and onload: a rank that is alone in one
-waits.
+All of these but stop, saved, reset_optimiser, offload and onload are collectives: a rank that is alone in one waits.
 """
 
 from __future__ import annotations
@@ -189,8 +187,7 @@ class TrainerRank:
         """Join the other trainers and build model, optimiser and value head; returns the checksums of `build`."""
         self.model_dir = model_dir
         self.mesh = fsdp.join(self.role.store, self.rank, self.world, self.role.device, self.config.deadlines.step_s)
-        built = build(model_dir, checkpoint, self.config, self.mesh, self.role.device)
-        self.decoder, self.optimiser, checksums = built
+        self.decoder, self.optimiser, checksums = build(model_dir, checkpoint, self.config, self.mesh, self.role.device)
         if Need.VALUE in self.objective.needs:
             rate = self.objective.in_force["value_learning_rate"]
             self.auxiliary.values = ValueHead(self.decoder.config.hidden_size, rate, self.role.device)
@@ -218,8 +215,8 @@ class TrainerRank:
             description["compute"] += " (slow on this processor: optimiser.compute_dtype = 'float32' takes less time)"
         if self.config.lora.rank:
             count = sum(parameter.numel() for _, parameter in fsdp.trained(self.decoder))
-            settings_ = f"rank {self.config.lora.rank}, alpha {self.config.lora.alpha:g}"
-            description["adapters"] = f"{count / 1e6:.2f} M parameters ({settings_}) on frozen weights"
+            rank = f"rank {self.config.lora.rank}, alpha {self.config.lora.alpha:g}"
+            description["adapters"] = f"{count / 1e6:.2f} M parameters ({rank}) on frozen weights"
         if self.decoder.recompute:
             description["recomputed"] = f"{self.decoder.recompute} of {len(self.decoder.layers)} layers"
         return description
@@ -247,10 +244,14 @@ class TrainerRank:
         """Forward only: [sequences of all micro-batches, in order][loss tokens] log-probs under the policy as it is."""
         return forward_backward.compute_old_logprobs(self.decoder, micro_batches, temperature)
 
+    @call("objective of the trainers", deadline="step")
+    def set_objective(self, table: dict[str, Any]) -> None:
+        """Go on with another [objective]."""
+        self.objective = objective_of(self.config.model_copy(update={"objective": table}))
+
     @call("forward and backward", deadline="step")
     def forward_backward(self, micro_batches: list[MicroBatch], temperature: float, sft: bool = False) -> StepSums:
-        """Run forward and backward of this rank's micro-batches; every rank gets the same number. sft: imitate,
-        instead of the settings' objective."""
+        """Run this rank's micro-batches, the same number on every rank. sft: imitate, instead of the objective."""
         objective = None if sft else self.objective
         return forward_backward.forward_backward(self.decoder, micro_batches, temperature, objective, self.auxiliary)
 

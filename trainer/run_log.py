@@ -28,6 +28,7 @@ from trainer.data import PromptFormat, write_jsonl
 from trainer.episodes import turns_of
 from trainer.evaluation import FILE, Evaluation, EvaluationRecord, forget_evaluations
 from trainer.ledger import Ledger
+from trainer.objectives.registry import objective_of
 from trainer.rank import Stepped
 from trainer.schedule import learning_rate
 from trainer.step_metrics import offline_metrics, rollout_metrics, speed_metrics, training_metrics
@@ -111,6 +112,8 @@ class RunLogger:
         row |= training_metrics(learned.sums, learned.stepped, learned.plan)
         row["stage"] = self.ledger.stage.number
         row["lr"] = learning_rate(version - 1, self.config.steps, self.config.optimiser)
+        if (objective := objective_of(self.config).in_force).get("entropy_target"):
+            row["clip/bound"] = objective["clip_high"]
         row |= self._sync_metrics()
         generated = self.engines.generated_tokens - self.generated_before
         self.generated_before = self.engines.generated_tokens
@@ -253,7 +256,8 @@ class RunLogger:
         """Record the evaluation of a version: metrics, a line of evaluations.jsonl, a line on the screen."""
         line = msgspec.json.encode(EvaluationRecord(version, self.clock.total_s, found))
         prefix = "evaluation/" if found.temperature > 0 else "evaluation/greedy_"
-        names = ("accuracy", "consistency", "format", "reward", "tokens", "majority", "pass_at_k")
+        names = ["accuracy", "consistency", "format", "reward", "tokens", "majority", "pass_at_k"]
+        names += ["distinct", "self_bleu", "answers"]
         values = {prefix + name: getattr(found, name) for name in names}
         values |= {f"{prefix}info/{name}": number.mean for name, number in found.info.items()}
         self._write(version, {name: value for name, value in values.items() if value is not None})

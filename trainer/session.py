@@ -42,7 +42,7 @@ from trainer.episodes import Episodes
 from trainer.health import check_alive
 from trainer.ledger import Ledger
 from trainer.objectives.objective import Need
-from trainer.objectives.registry import complaints, needs
+from trainer.objectives.registry import complaints, needs, objective_of
 from trainer.origin import origin_of
 from trainer.probe import choose_probe
 from trainer.rank import TrainerRank
@@ -212,6 +212,7 @@ class Session:
         learned = await loop.learn(batch, loop.clock.nothing())
         check_alive(learned, loop.config, loop.vocabulary, self.version + 1, max(staleness))
         row = loop.logger.step(batch, staleness, loop.ledger.trained(batch), learned, self.version)
+        loop.ledger.stages.move(objective_of(loop.config).after_step(row["entropy"]))
         await loop.logger.keep(batch, self.version)
         return row
 

@@ -110,6 +110,8 @@ def drawn_problems(source: DataSource, config: Config) -> list[Problem]:
     found: dict[str, Problem] = {}
     dropping = False
     for number, stage in enumerate(config.every_stage):
+        if stage.data.order == "prioritised":  # any may come
+            stage, dropping = stage.model_copy(update={"data": stage.data.model_copy(update={"order": "file"})}), True
         drawn = DataSource(source.all, Stages(stage), source.prompt_format)
         dropping = dropping or number > 0 and stage.data.drop_solved_after > 0
         index = 0

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from shared.config import Config
-from shared.sections import CONDITION, Stage
+from shared.sections import CONDITION, STAGED, Stage
 from shared.types import Group, Verdict
 
 SIGNS = {"<": operator.lt, ">": operator.gt}
@@ -43,6 +43,10 @@ class StageState(msgspec.Struct):
     """of the metric of `until`, a step each"""
     solved: dict[str, int] = {}
     """problem id -> its last so many groups were solved by all completions"""
+    success: dict[str, float] = {}
+    """problem id -> share of right completions in its last group"""
+    objective: dict[str, float] = {}
+    """settings of [objective] as the steps of this stage moved them"""
     retired: list[str] = []
     """ids of problems that are drawn no more"""
 
@@ -61,11 +65,18 @@ class Stages:
         self.state = state
         self.now: Config = self.config.at_stage(state.number) if stages else self.config
         """the settings in force; every part of the controller reads them here"""
+        self.move(state.objective if "entropy_target" in self.now.objective else {})
         steps = self.config.steps
         last_step = steps if self.is_last else min(self.stage.until_step or steps, steps)
         if not state.ended_by:
             batches = max(last_step - state.first_version, 0)
             state.target = state.first_trained + batches * self.now.rollout.prompts_per_step
+
+    def move(self, objective: dict[str, float]) -> None:
+        """Let these settings of the objective be in force, until a stage has some of its own."""
+        if objective:
+            self.state.objective = dict(objective)
+            self.now = self.now.model_copy(update={"objective": self.now.objective | objective})
 
     @property
     def stage(self) -> Stage:
@@ -89,6 +100,8 @@ class Stages:
                 state.solved[name] = state.solved.get(name, 0) + 1
             else:
                 state.solved.pop(name, None)
+            if right := [r.verdict is Verdict.CORRECT for r in group.rewards if r is not None and r.verdict.graded]:
+                state.success[name] = sum(right) / len(right)
         condition = CONDITION.fullmatch(self.stage.until)
         if condition is None or self.is_last or state.ended_by:
             return ""
@@ -108,13 +121,15 @@ class Stages:
         state.number += 1
         state.first_version, state.first_index, state.first_trained = version, next_index, trained
         state.values, state.ended_by = [], ""
+        if self.stage.objective:
+            state.objective = {}
         self.enter(state)
         if limit := self.now.data.drop_solved_after:
             newly = [name for name, count in state.solved.items() if count >= limit]
             state.retired = sorted({*state.retired, *newly})
         changes = [
             f"{section}.{name} = {value}"
-            for section in ("data", "rollout", "reward", "optimiser")
+            for section in (*STAGED, "objective")
             for name, value in getattr(self.stage, section).items()
         ]
         return (

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-import re
 
 from pydantic import Field
 
+from shared.diversity import WORD
 from verify.plugins import Case, RewardOptions, reward
-
-_WORD = re.compile(r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]|[^\W\u3040-\u30ff\u3400-\u9fff]+|[^\w\s]")
 
 
 @reward("tests_passed")
@@ -70,7 +68,7 @@ def repeated_share(text: str, words: int) -> float:
     Every Han or kana character and every sign is a word of its own. Linear in the text. Source: the n-gram penalty of
     2502.03373, over words instead of tokens, so that it is the same for every tokenizer.
     """
-    found = [hash(word) for word in _WORD.findall(text)]
+    found = [hash(word) for word in WORD.findall(text)]
     total = len(found) - words + 1
     if total < 2:
         return 0.0

@@ -7,7 +7,8 @@
 Each pair debates twice, once in each order.
 The reward of a response is the mean over its debates of the probability that the judge gives to its side: the rewards
 of the two sides of a debate add up to 1. Responses with the same answer never meet, so a group with one answer teaches
-nothing. Source: Kenton et al. 2024 (2407.04622), debate; that a critic speaks instead of the policy itself is ours.
+nothing. A judge of "answers" decides in both orders without responses and rebuttals: what debates are compared with.
+Source: Kenton et al. 2024 (2407.04622), debate; that a critic speaks instead of the policy itself is ours.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from shared.judge_settings import Judge
 from shared.types import Verdict
 from verify.llm_judge import ATTEMPTS, REPLY_TOKENS, Endpoint, is_measured
 from verify.oversight import prompts
-from verify.oversight.players import ModelPlayer, hold
-from verify.oversight.protocol import Rules, decide, marks
-from verify.oversight.question import Ask, JudgeVerdict, Play, Question, Speech
+from verify.oversight.players import Game, ModelPlayer, hold
+from verify.oversight.protocol import Rules, answer, decide, marks
+from verify.oversight.question import Ask, JudgeVerdict, Play, Question, Result, Speech
 from verify.oversight.speech import plain, read_speech
 from verify.plugins import Case, Failed
 
@@ -57,12 +58,19 @@ def draw_pairs(cases: Sequence[Case], opponents: int) -> list[tuple[int, int]]:
     return drawn
 
 
-def debate(one: Case, two: Case, rules: Rules, secret: str) -> Play[JudgeVerdict]:
-    """Hold a debate between two responses, the first of which stands first: yields two rebuttals, then the verdict."""
+def posed(one: Case, two: Case, rules: Rules, article: bool) -> Question:
+    """Return what two responses to a problem disagree about. article: whether its text up to its last blank line is
+    one."""
     texts = [case.answer or f"the response of {name}" for case, name in zip((one, two), rules.names, strict=True)]
-    question = Question(id=one.problem.id, text=one.problem.text, answers=(texts[0], texts[1]), right=None)
+    before, _, asked = one.problem.text.rpartition("\n\n") if article else ("", "", one.problem.text)
+    return Question(id=one.problem.id, text=asked, answers=(texts[0], texts[1]), right=None, article=before)
+
+
+def debate(one: Case, two: Case, question: Question, rules: Rules, secret: str) -> Play[list[Speech]]:
+    """Hold a debate between two responses, the first of which stands first: yields two rebuttals, returns what was
+    said."""
     source = marks(secret)
-    heard = [_speech(side, 1, case.response, LONGER, rules) for side, case in ((1, one), (2, two))]
+    heard = [_speech(side, 1, case.response, LONGER, rules, question) for side, case in ((1, one), (2, two))]
     asks: list[Ask] = [
         prompts.speech(
             question, side, 2, heard, words=rules.words, samples=1, thinking=rules.thinking, names=rules.names,
@@ -71,15 +79,14 @@ def debate(one: Case, two: Case, rules: Rules, secret: str) -> Play[JudgeVerdict
         for side in (1, 2)
     ]  # fmt: skip
     replies = yield asks
-    rebuttals = [_speech(side, 2, said[0].text, 1, rules) for side, said in zip((1, 2), replies, strict=True)]
-    verdict: JudgeVerdict = yield from decide(question, [*heard, *rebuttals], rules, secret)
-    return verdict
+    for side, said in zip((1, 2), replies, strict=True):
+        heard.append(_speech(side, 2, said[0].text, 1, rules, question))
+    return heard
 
 
-def _speech(side: int, number: int, text: str, longer: int, rules: Rules) -> Speech:
-    return Speech(
-        speaker=rules.names[side - 1], answer=side, round=number, **read_speech(text, longer * rules.words)._asdict()
-    )
+def _speech(side: int, number: int, text: str, longer: int, rules: Rules, question: Question) -> Speech:
+    found = read_speech(text, longer * rules.words, question.article)
+    return Speech(speaker=rules.names[side - 1], answer=side, round=number, **found._asdict())
 
 
 def probability(verdict: JudgeVerdict) -> float:
@@ -95,9 +102,12 @@ class DebateEndpoint(Endpoint):
         variable is not set."""
         super().__init__(name, judge, where)
         critic = judge.critic
+        self.debates = judge.asks == "debate"
         if judge.api != "chat":
             raise ConfigError(f'{where}.api = "{judge.api}": a judge of debates must be a language model: "chat"')
-        if not critic.url.startswith(("http://", "https://")) or not critic.model:
+        if self.debates and judge.article == "shown":
+            raise ConfigError(f'{where}.article = "shown": the judge of a debate never sees it: "hidden", or none')
+        if self.debates and not (critic.url.startswith(("http://", "https://")) and critic.model):
             raise ConfigError(
                 f'{where}.asks = "debate" needs {where}.critic.url (is "{critic.url}"), an address such as '
                 f'"http://127.0.0.1:8000/v1", and {where}.critic.model (is "{critic.model}")'
@@ -116,8 +126,9 @@ class DebateEndpoint(Endpoint):
         self.rules = Rules(rounds=2, words=critic.words)
 
     def calls(self, completions: int) -> int:
-        """Return how many requests a group takes at most: two rebuttals and a verdict for each debate."""
-        return 6 * (completions * min(self.judge.opponents, completions - 1) // 2)
+        """Return how many requests a group takes at most: a verdict in each order, and two rebuttals before it in a
+        debate."""
+        return (6 if self.debates else 2) * (completions * min(self.judge.opponents, completions - 1) // 2)
 
     async def prefer(self, cases: Sequence[Case]) -> list[float]:
         """Return [completions] the mean probability that the judge gives to each one's answer, in [0, 1]; 1/2 for one
@@ -146,5 +157,14 @@ class DebateEndpoint(Endpoint):
         return share
 
     async def _verdict(self, one: Case, two: Case) -> JudgeVerdict:
-        play = debate(one, two, self.rules, secrets.token_hex(16))
-        return (await hold(play, lambda ask: self.players[ask.role], secrets.token_hex(8))).result
+        question, secret = posed(one, two, self.rules, bool(self.judge.article)), secrets.token_hex(16)
+        if self.debates:
+            said = await self._play(debate(one, two, question, self.rules, secret))
+            found = await self._play(decide(question, said.result, self.rules, secret))
+        else:
+            found = await self._play(answer(question, secret, article=self.judge.article == "shown"))
+        self.measurement.tokens.append(found.tokens + found.prompt_tokens)
+        return found.result
+
+    async def _play(self, play: Play[Result]) -> Game[Result]:
+        return await hold(play, lambda ask: self.players[ask.role], secrets.token_hex(8))

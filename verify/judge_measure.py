@@ -5,6 +5,7 @@ accuracy        share of its decisions that the verifier confirms: a score above
 position bias   share of the first places that it chose, less 1/2: each pair is asked in both orders, so that a fair
                 judge has 0, one that always takes the first 1/2
 agreement       share of equal decisions: with the other judges about a response, with itself about both orders
+tokens          of a verdict on two answers: prompt and reply of the judge
 """
 
 from __future__ import annotations
@@ -31,11 +32,13 @@ class Measurement:
         """1 where the response that stood first was chosen"""
         self.agreed: deque[float] = deque(maxlen=KEPT)
         """1 for equal decisions"""
+        self.tokens: deque[float] = deque(maxlen=KEPT)
+        """that a judge of debates or answers read and sampled for a verdict"""
 
     @property
     def metrics(self) -> dict[str, float]:
         """What is known, by the name of its metric."""
-        found = {"accuracy": self.right, "position_bias": self.first, "agreement": self.agreed}
+        found = {"accuracy": self.right, "position_bias": self.first, "agreement": self.agreed, "tokens": self.tokens}
         row = {f"judge/{self.name}/{name}": fmean(values) for name, values in found.items() if values}
         if self.first:
             row[f"judge/{self.name}/position_bias"] -= 0.5

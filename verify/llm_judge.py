@@ -206,8 +206,9 @@ def endpoints(settings: RewardWeights) -> Mapping[str, Endpoint]:
     from verify.debate_judge import DebateEndpoint  # it knows this module
 
     wanted = {*settings.extra, *settings.gates, *settings.options.get("robust", {}).get("of", ())}
+    kinds = {"debate": DebateEndpoint, "answers": DebateEndpoint}
     return {
-        name: (DebateEndpoint if judge.asks == "debate" else Endpoint)(name, judge, f"reward.judges.{name}")
+        name: kinds.get(judge.asks, Endpoint)(name, judge, f"reward.judges.{name}")
         for name, judge in settings.judges.items()
         if name in wanted
     }

@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 from shared.chat import Chat
 from shared.config import Config
 from shared.errors import RunError
+from shared.sections import RewardWeights
 from shared.types import Completion, Group, Problem, Reward, Verdict
 from verify.answer_checker import AnswerChecker
 from verify.code.runner import ProgramVerifier
@@ -92,7 +93,7 @@ class RewardScorer:
         """kind of failure -> its cases since the launch"""
         self.held: dict[int, dict[int, Settled]] = {}
         """group -> index -> completion that waits for the others of its group"""
-        self._made: tuple[Config, CompletionScorer] = config, self._scorer_of(config)
+        self._made: tuple[RewardWeights, CompletionScorer] = config.reward, self._scorer_of(config)
 
     def _scorer_of(self, config: Config) -> CompletionScorer:
         settings = config.reward.resolved(config.rollout.max_completion_tokens)
@@ -101,8 +102,8 @@ class RewardScorer:
     @property
     def scorer(self) -> CompletionScorer:
         """Scores with the rewards in force."""
-        if self._made[0] is not (now := self.stages.now):
-            self._made = now, self._scorer_of(now)
+        if self._made[0] is not (now := self.stages.now).reward:
+            self._made = now.reward, self._scorer_of(now)
         return self._made[1]
 
     async def start(self, problems: Sequence[Problem]) -> str:
@@ -117,14 +118,15 @@ class RewardScorer:
         """The reward of a finished completion, and its text; the reward is masked if engines died of the completion."""
         if completion.finish_reason == "abort":
             return _ungraded(Verdict.CRASH, "given up: engines died of it"), ""
-        text = self.chat.think_prefix + self.chat.decode(completion.token_ids)
+        begun = self._begun(problem)
+        text = self.chat.think_prefix + self.chat.decode([*begun, *completion.token_ids])
         if completion.finish_reason in ("crash", "timeout"):
             reward = _ungraded(Verdict(completion.finish_reason), completion.turns[-1].failure, format=None)
         elif completion.turns and completion.turns[-1].reward is not None:
             reward = reward_of(completion)
         else:
             last = text if not completion.turns else self.chat.think_prefix + self.chat.decode(completion.last_turn)
-            parts = parts_of(self.chat, completion.last_turn, verifier_for(problem))
+            parts = parts_of(self.chat, [*begun, *completion.last_turn], verifier_for(problem))
             tokens = completion.sampled_tokens
             reward = await self.scorer.score(problem, last, tokens, parts=parts, group=completion.group)
         self._count(problem, reward)
@@ -154,9 +156,14 @@ class RewardScorer:
         reward, completion = one.reward, one.completion
         if not reward.verdict.graded or reward.verdict is Verdict.NO_ANSWER or reward.reason.startswith("gate "):
             return None
-        parts = parts_of(self.chat, completion.token_ids, verifier_for(problem))
+        ids = [*self._begun(problem), *completion.token_ids]
+        parts = parts_of(self.chat, ids, verifier_for(problem))
         given = (parts.reasoning, parts.response, reward.answer or "", completion.sampled_tokens, reward.verdict)
         return Case(problem, *given, reward.share or 0.0, self.scorer.settings, completion.group)
+
+    def _begun(self, problem: Problem) -> list[int]:
+        """[tokens] of the problem's prefix, which stand at the end of its prompt."""
+        return self.chat.encode_completion(problem.prefix) if problem.prefix else []
 
     @property
     def judge_metrics(self) -> dict[str, float]:

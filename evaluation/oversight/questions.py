@@ -19,23 +19,8 @@ from shared.jsonl import check_text, read_rows, spread, text_of
 from shared.types import Verdict
 from verify.code.runner import run_tests
 from verify.oversight.question import Question
+from verify.oversight.stories import PEOPLE, draw_story, ordered
 
-PEOPLE = ("Ada", "Boris", "Chen", "Dora", "Emil", "Farid", "Greta", "Hugo", "Ines", "Jonas", "Kira", "Leo", "Mona",
-          "Nils", "Olga", "Pavel", "Quinn", "Rosa", "Sven", "Tara", "Umar", "Vera", "Wim", "Xenia", "Yuri", "Zoe",
-          )  # fmt: skip
-FACTS = {
-    "keeps a {} in the shed": ("What does {} keep in the shed?", ("drum", "canoe", "ladder", "loom", "globe", "harp")),
-    "paints the door {} every spring": ("In which colour does {} paint the door every spring?",
-                                        ("red", "blue", "green", "white", "orange", "violet")),
-    "takes the ferry to {} on Sundays": ("Where does {} take the ferry to on Sundays?",
-                                         ("Dover", "Oslo", "Split", "Malta", "Naxos", "Gdansk")),
-    "learned to bake {} from an aunt": ("What did {} learn to bake from an aunt?",
-                                        ("rye bread", "scones", "pretzels", "waffles", "strudel", "flan")),
-    "collects stamps that show {}": ("What do the stamps show that {} collects?",
-                                     ("owls", "trains", "ships", "roses", "comets", "bridges")),
-    "plays chess with a neighbour called {}": ("What is the neighbour called with whom {} plays chess?",
-                                               ("Albert", "Bruno", "Clara", "Diego", "Edith", "Fatima")),
-}  # fmt: skip
 KINDS = ("wumpus", "yumpus", "zumpus", "dumpus", "rompus", "numpus", "tumpus", "vumpus", "impus", "jompus", "lorpus",
          "gorpus", "shumpus", "sterpus", "grimpus", "brimpus", "lempus", "rorpus")  # fmt: skip
 HOPS = 5
@@ -80,27 +65,10 @@ def _drawn(seed: int, id: str) -> random.Random:
     return random.Random(f"{seed} {id}")
 
 
-def ordered(rng: random.Random, id: str, text: str, right: str, wrong: str, article: str = "") -> Question:
-    """Return a question with its answers in a random order."""
-    place = rng.randint(1, 2)
-    return Question(id=id, text=text, answers=(right, wrong) if place == 1 else (wrong, right), right=place,
-                    article=article)  # fmt: skip
-
-
 def make_story(seed: int, number: int, facts: int) -> Question:
     """Return a question about one sentence of an article; the wrong answer is true of somebody else in it."""
     rng = _drawn(seed, f"story {number}")
-    pairs = [(f"{name} {family}", form) for name in PEOPLE for family in ("Berg", "Costa", "Dahl") for form in FACTS]
-    sentences, told = [], []
-    for person, form in rng.sample(pairs, min(facts, len(pairs))):
-        value = rng.choice(FACTS[form][1])
-        told.append((person, form, value))
-        sentences.append(f"{person} {form.format(value)}.")
-    person, form, right = rng.choice(told)
-    others = [value for _, one, value in told if one == form and value != right]
-    wrong = rng.choice(others or [value for value in FACTS[form][1] if value != right])
-    article = " ".join(sentences)
-    return ordered(rng, f"story {number}", FACTS[form][0].format(person), right, wrong, article)
+    return draw_story(rng, f"story {number}", facts).question
 
 
 def make_logic(seed: int, number: int) -> Question:

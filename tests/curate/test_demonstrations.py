@@ -11,6 +11,7 @@ import pytest
 
 from curate.__main__ import main
 from shared.types import Completion, Group, Problem, Prompt, Reward, Verdict
+from trainer.data import load_problems
 from trainer.sft import completion_of
 from verify.__main__ import main as grade
 
@@ -119,3 +120,17 @@ def test_bad_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
         assert main(["demonstrations", *arguments, "--out", out]) == 2
         shown = capsys.readouterr().err
         assert told in shown and shown.count("\n") == 1
+
+
+def test_starts_from_prefixes_of_right_completions(run_folder: Path, tmp_path: Path) -> None:
+    """Reasoning "<think>hard 0 120" of 17 letters: 0.8 of it is 13, where the blank before the last word stands."""
+    options = ("--skip-steps=1", "--per-problem=9", "--early=0", "--start=0.8")
+    rows, _ = select(run_folder, tmp_path / "out.jsonl", *options)
+    [hard] = [row for row in rows if row["problem"] == "Problem hard?"]
+    assert hard.pop("id").startswith("hard@0.8/")
+    assert hard == {"problem": "Problem hard?", "answer": "4", "language": "de", "domain": "math",
+                    "prefix": "<think>hard 0"}  # fmt: skip
+    of_a = [row["prefix"] for row in rows if row["problem"] == "Problem a?"]
+    assert sorted(of_a) == ["<think>a 0", "<think>a 1", "<think>a 2"], "one of each beginning"
+    assert len(load_problems(tmp_path / "out.jsonl", "data.train")) == len(rows) == 4
+    assert select(run_folder, tmp_path / "short.jsonl", *options[:3], "--start=0.1")[0] == []

@@ -151,3 +151,28 @@ def test_solutions_are_read_in_all_their_shapes() -> None:
         ("print(1)", "python"), ("int main() {}", "cpp"), ("x", "cpp"), ("int main() {}", "cpp"),
     ]  # fmt: skip
     assert read_solutions({"solution": "x"}, read_tests({"type": "main", "code": "int main() {}"}))[0].language == "cpp"
+
+
+def test_missing_tests_are_made_where_solutions_agree() -> None:
+    """Two of four are there, 2, 3, 4 lie between; proposed inputs only, of which one is no number; one alone."""
+    lists = [{"input": "2\n3 9\n", "output": "12\n"}, {"input": "1\n5\n", "output": "5\n"}]
+    total = "n = int(input())\nnumbers = list(map(int, input().split()))\nassert len(numbers) == n\nprint(sum(numbers))"
+    total_too = total.replace("sum(numbers)", "sum(sorted(numbers))")
+    found = decide([
+        {"id": "a", "tests": [STDIO[0], STDIO[4]], "solutions": [DOUBLE, DOUBLE_TOO]},
+        {"id": "b", "inputs": ["7\n", "x", "8\n", "7\n"], "solutions": [DOUBLE, DOUBLE_TOO]},
+        {"id": "c", "tests": lists, "solutions": [total, total_too]},
+        {"id": "d", "tests": STDIO[:2], "solution": DOUBLE},
+        {"id": "e", "inputs": ["7\n"], "solutions": [DOUBLE, TRIPLE]},
+    ], make_tests=4, least_tests=1)  # fmt: skip
+    for decision, inputs in ((found[0], ["1\n", "5\n"]), (found[1], ["7\n", "8\n"])):
+        tests = kept(decision)["tests"]["tests"]
+        assert [test["input"] for test in tests][:2] == inputs
+        assert all(int(test["output"]) == 2 * int(test["input"]) for test in tests)
+    counted = kept(found[2])["tests"]["tests"][2:]
+    for test in counted:  # a count that does not fit fails both solutions, and its test goes
+        count, numbers = test["input"].splitlines()
+        assert int(count) == len(numbers.split()) and int(test["output"]) == sum(map(int, numbers.split()))
+    assert len(counted) >= 1 and isinstance(found[2], Kept) and found[2].counts["tests made"] == len(counted)
+    assert kept(found[3])["tests"] == STDIO[:2], "one solution agrees with nobody"
+    assert isinstance(found[4], Rejected) and found[4].reason == "no test is left"

@@ -21,6 +21,7 @@ CALL = {"name": "area", "description": "Area.", "parameters": {"type": "dict", "
 CPP = {"prompt": "// Return 1.\nint one(){\n", "declaration": "int one(){\n", "test": "int main(){}\n"}
 ROWS: dict[str, list[list[dict[str, Any]]]] = {
     "gsm8k": [[{"question": "How many\u2028apples?", "answer": "6 * 200 = <<6*200=1200>>1200\n#### 1,200"}]],
+    "gsm8k_train": [[{"question": "How many?", "answer": "Six: 2 * 3 = <<2*3=6>>6\n#### 6"}]],
     "math500": [[{"problem": "1+1?", "answer": "2", "unique_id": "test/algebra/7.json", "subject": "Algebra"}]],
     "aime24": [[{"id": 60, "problem": "What?", "answer": "204", "url": "x"}]],
     "mbpp": [[
@@ -81,6 +82,8 @@ def test_all_files_are_made(tmp_path: Path, capsys: pytest.CaptureFixture[str], 
     assert lines[0] == f"{data / 'gsm8k_test.jsonl'}: 1 problems" and len(lines) == len(PUBLISHED)
     assert tasks("gsm8k", data)["gsm8k/test/0"].problem.answer == "1200"
     assert tasks("gsm8k", data)["gsm8k/test/0"].prompt == "How many\u2028apples?"
+    trained = json.loads((data / "gsm8k_train.jsonl").read_text())
+    assert trained["id"] == "gsm8k/train/0" and trained["solution"] == "Six: 2 * 3 = 6" and trained["answer"] == "6"
     assert tasks("math500", data)["math500/test/algebra/7"].problem.answer == "2"
     assert tasks("aime24", data)["aime24/1"].problem.answer == "204"
     languages = {task.problem.language for task in tasks("mgsm", data).values()}

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from shared.calls import RequestDecoder, encode, request
 from shared.config import Config
 from shared.progress import Progress
 from shared.record_file import Written
@@ -20,6 +21,7 @@ from trainer.checkpoint import Checkpointer, folder_of
 from trainer.controller import TrainingLoop
 from trainer.forward_backward import StepSums
 from trainer.ledger import Interrupted, Ledger
+from trainer.objectives.registry import objective_of, read_objective
 from trainer.origin import Origin
 from trainer.rank import Stepped, TrainerRank
 from trainer.stages import Stages
@@ -45,9 +47,9 @@ class Recorder:
         self.calls.append("step")
         return Stepped(1.0, 0.1)
 
-    async def call(self, method: Callable[..., Any], share: float) -> None:
-        assert method is TrainerRank.move_reference
-        self.calls.append(f"move {share}")
+    async def call(self, method: Callable[..., Any], given: Any) -> None:
+        assert method in (TrainerRank.move_reference, TrainerRank.set_objective)
+        self.calls.append(f"{'move' if method is TrainerRank.move_reference else 'objective'} {given}")
 
 
 def learned(version: int, minibatches: int, offline: Sequence[int] = (), **objective: Any) -> list[str]:
@@ -59,15 +61,17 @@ def learned(version: int, minibatches: int, offline: Sequence[int] = (), **objec
             "objective": objective,
         }
     )
-    trainers = Recorder()
+    trainers, stages = Recorder(), Stages(config)
 
     def plan(minibatch: list[Group]) -> BatchPlan:
         return BatchPlan([["".join(str(group.prompt.index) for group in minibatch)]], 10, 10, 0.0, 0.0)  # type: ignore[list-item]
 
     run: Any = SimpleNamespace(
-        config=config, trainers=trainers, clock=PhaseTimer(), ledger=SimpleNamespace(version=version), plan=plan,
+        config=config, trainers=trainers, clock=PhaseTimer(), ledger=SimpleNamespace(version=version, stages=stages),
+        plan=plan, told=None,
     )  # fmt: skip
     run.move_reference = lambda: TrainingLoop.move_reference(run)
+    run.tell_objective = lambda: TrainingLoop.tell_objective(run)
 
     async def go() -> Learned:
         others = [Group(Prompt(i, Problem(str(i), "?", "1"), [1]), [], []) for i in offline]
@@ -76,6 +80,34 @@ def learned(version: int, minibatches: int, offline: Sequence[int] = (), **objec
     found = asyncio.run(go())
     assert found.sums.sums["loss"] == 1.0 and found.plan.tokens == 10 * minibatches
     return trainers.calls
+
+
+def test_trainers_are_told_an_objective_that_a_stage_or_a_step_changed_and_no_other() -> None:
+    """As after a resume in the second stage: its objective, then a clip_high that the entropy's target moved, once."""
+    stages = [{"name": "a", "until_step": 1}, {"name": "b", "objective": {"entropy_target": 0.5}}]
+    trainers, state = Recorder(), Stages(Config.model_validate({"stages": stages, "objective": {"clip_low": 0.1}}))
+    run: Any = SimpleNamespace(trainers=trainers, clock=PhaseTimer(), ledger=SimpleNamespace(stages=state), told=None)
+
+    def tell() -> list[str]:
+        run.config = state.now
+        asyncio.run(TrainingLoop.tell_objective(run))
+        return trainers.calls
+
+    assert tell() == []
+    state.next(1, 32, 32)
+    assert tell() == tell() == ["objective {'clip_low': 0.1, 'entropy_target': 0.5}"]
+    state.move(objective_of(state.now).after_step(0.25))
+    assert tell() == tell() and trainers.calls[1:] == [
+        "objective {'clip_low': 0.1, 'entropy_target': 0.5, 'clip_high': 0.28500000000000003}"
+    ]
+
+
+def test_a_rank_goes_on_with_the_objective_that_it_is_told() -> None:
+    """Over the wire: the very message that the controller sends."""
+    rank = TrainerRank(Config(), SimpleNamespace(rank_in_role=0))  # type: ignore[arg-type]
+    table = {"entropy_target": 0.5, "clip_high_bounds": [0.1, 0.3], "clip_high": 0.25}
+    RequestDecoder(TrainerRank)(encode(request(TrainerRank.set_objective, table).message)).run(rank)
+    assert rank.objective == read_objective(table) and rank.objective.in_force["clip_high"] == 0.25
 
 
 def test_offline_groups_are_dealt_to_the_minibatches() -> None:

@@ -88,6 +88,19 @@ def test_file_order_is_kept():
     assert [source.problem_at(index).id for index in range(6)] == ["0", "1", "2", "0", "1", "2"]
 
 
+def test_prioritised_draws_are_in_proportion_to_failures_and_repeat():
+    """Successes 0, 1/2, 1, 3/4 (of the row): chances 4/7, 2/7, 0, 1/7, within four deviations of 7,000 draws."""
+    source = make_source(3, data={"order": "prioritised", "system_prompt": ""})
+    source.problems.append(Problem("3", "x", "1", pass_rate=0.75))
+    source.stages.state.success |= {"1": 0.5, "2": 1.0}
+    counts = Counter(drawn := [source.problem_at(index).id for index in range(7000)])
+    for name, chance in (("0", 4 / 7), ("1", 2 / 7), ("2", 0), ("3", 1 / 7)):
+        assert abs(counts[name] - 7000 * chance) <= 4 * (7000 * chance * (1 - chance)) ** 0.5, name
+    assert [source.problem_at(index).id for index in range(50)] == drawn[:50]
+    source.stages.state.success = dict.fromkeys("0123", 1.0)
+    assert source.problem_at(0).id in "0123", "all are solved: any"
+
+
 def test_too_long_prompts_are_skipped_and_counted_and_keep_their_index():
     source = make_source(2, data={"order": "file", "system_prompt": ""})
     source.problems[0] = Problem("long", "y" * 500, "1")

@@ -97,11 +97,14 @@ def test_pass_at_k_is_the_share_of_problems_with_a_right_completion():
     assert found.accuracy == pytest.approx((1 / 3 + 0 + 1 + 1 / 3) / 4)
     assert found.parts["domain/code"].pass_at_k == 1.0, "programs need not vote"
     assert found.parts["domain/math"].pass_at_k == pytest.approx(2 / 3)
+    assert found.answers == (2 + 2 + 1) / 3, "of those with answers"
+    assert found.self_bleu == pytest.approx(1.0), "all texts are alike"
 
 
 def test_one_completion_a_problem_has_no_majority_and_no_pass_at_k():
     found = summarise(0.0, [[sampled(True)], [sampled(False)]])
     assert found.majority is None and found.pass_at_k is None
+    assert found.distinct is None and found.self_bleu is None and found.answers is None
 
 
 def test_an_evaluation_from_before_pass_at_k_can_be_read():

@@ -15,6 +15,8 @@ from tests.trainer.test_data import LetterChat
 from tests.trainer.test_ledger import Simulation, finish_group
 from trainer.data import DataSource, PromptFormat
 from trainer.ledger import Ledger, LedgerState
+from trainer.objectives.objective import Need
+from trainer.objectives.registry import complaints, needs
 from trainer.stages import Stages
 from verify.scorer import RewardScorer
 
@@ -163,6 +165,9 @@ def test_solved_problems_are_left_out_from_the_next_stage_on():
     ledger.groups.clear()
     ledger.next_stage()
     assert ledger.stage.retired == ["x"] and ledger.stage.solved == {"x": 2, "z": 1}
+    assert ledger.stage.success == {"x": 1.0, "y": 0.5, "z": 1.0}, "of the last group of each"
+    again = msgspec.json.decode(msgspec.json.encode(ledger.state()), type=LedgerState)
+    assert again.stage.success == ledger.stage.success
 
 
 @pytest.mark.parametrize(
@@ -175,8 +180,72 @@ def test_solved_problems_are_left_out_from_the_next_stage_on():
         ([{"name": "a", "until": "acuracy > 0.5"}], "did you mean accuracy"),
         ([{"name": "a", "rollout": {"max_sequences": 2}}], "rollout.max_sequences cannot change during a run"),
         ([{"name": "a", "rollout": {"max_completion_tokens": 9999}}], "leaves no room for a prompt"),
+        ([{"name": "a", "reward": {"workers": 2}}], "reward.workers cannot change during a run"),
     ],
 )
 def test_impossible_stages_are_refused_by_name(stages: list[dict[str, Any]], message: str):
     with pytest.raises(ValueError, match=message):
         make_config(stages)
+
+
+OBJECTIVES: list[dict[str, Any]] = [
+    {"name": "a", "until_step": 5, "objective": {"clip_high": 0.3}},
+    {
+        "name": "b",
+        "until_step": 9,
+        "objective": {"name": "pass_at_k", "k": 2},
+        "reward": {"extra": {"repetition": 0.1}},
+    },
+    {"name": "c", "objective": {"k": 0}, "reward": {"extra": {}, "correctness": 1.0}},
+]
+
+
+def test_objectives_and_rewards_change_by_stage() -> None:
+    """A name replaces all settings of the objective, others add to them; filters and rewards follow at once."""
+    stages = Stages(make_config(OBJECTIVES))
+    ledger, scorer = Ledger(stages), RewardScorer(stages, LetterChat())  # type: ignore[arg-type]
+
+    def state() -> tuple[dict[str, Any], list[str], float]:
+        weights = scorer.scorer
+        return stages.now.objective, [one.name for one in weights.extras], weights.settings.correctness
+
+    assert state() == ({"clip_high": 0.3}, [], 0.9)
+    ledger.version, ledger.trained_groups = 5, 20
+    line = ledger.next_stage()
+    assert "objective.name = pass_at_k, objective.k = 2" in line and "reward.extra = {'repetition': 0.1}" in line
+    assert state() == ({"name": "pass_at_k", "k": 2}, ["repetition"], 0.9)
+    ledger.version, ledger.trained_groups = 9, 36
+    ledger.next_stage()
+    assert state() == ({"name": "pass_at_k", "k": 0}, [], 1.0)
+
+
+def test_what_an_objective_of_a_stage_contradicts_is_told_with_its_stage() -> None:
+    def told(*stages: dict[str, Any], **others: Any) -> list[str]:
+        return list(complaints(make_config(list(stages)).model_copy(update=others)))
+
+    assert told(*OBJECTIVES) == []
+    assert "stages.a: objective.clip_high = 0.3 has no effect" in told({"name": "a", "objective": {
+        "name": "aipo", "clip_high": 0.3}})[0]  # fmt: skip
+    assert "stages.a changes objective.reference to start" in told({"name": "a", "objective": {"name": "agro"}})[0]
+    assert "stages.a: objective.k = 3 must be at least 2" in told({"name": "a", "objective": {
+        "name": "pass_at_k", "k": 3}})[0]  # fmt: skip
+    assert "changes rewards or objective" in told(
+        {"name": "a", "objective": {"beta": 0.2}}, objective={"name": "spo"})[0]  # fmt: skip
+    jepo = make_config([{"name": "a", "until_step": 2}, {"name": "b", "objective": {"name": "jepo"}}])
+    assert Need.GROUND_TRUTH in needs(jepo) and Need.GROUND_TRUTH not in needs(jepo.at_stage(0))
+
+
+def test_a_clip_high_that_steps_moved_is_kept_by_a_checkpoint_until_a_stage_has_its_own() -> None:
+    target = {"entropy_target": 0.5}
+    config = make_config([{"name": "a", "until_step": 5, "objective": target}, {"name": "b", "until_step": 9},
+                          {"name": "c", "objective": {"clip_high": 0.25}}])  # fmt: skip
+    ledger = Ledger(Stages(config))
+    ledger.stages.move({"clip_high": 0.31})
+    state = msgspec.json.decode(msgspec.json.encode(ledger.state()), type=LedgerState)
+    again = Ledger(Stages(config))
+    again.restore(state)
+    assert again.stages.now.objective == {**target, "clip_high": 0.31}
+    again.next_stage()
+    assert again.stages.now.objective == {**target, "clip_high": 0.31}, "the stage has none of its own"
+    again.next_stage()
+    assert again.stages.now.objective == {**target, "clip_high": 0.25}

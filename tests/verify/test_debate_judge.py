@@ -63,7 +63,9 @@ def test_rewards_of_debates_by_hand(server: Server) -> None:
         assert list(speeches) == ["ROUND 1, Alice", "ROUND 1, Bob", "ROUND 2, Alice", "ROUND 2, Bob"]
         assert speeches["ROUND 1, Alice"] == f"I add: \\boxed{{{one['ANSWER 1']}}}."
         assert speeches["ROUND 2, Bob"] == "It is not so."
-    assert scorer.judge_metrics == {"judge/argued/position_bias": 0.0, "judge/argued/agreement": 1.0}
+    found = scorer.judge_metrics
+    assert found.pop("judge/argued/tokens") > 0
+    assert found == {"judge/argued/position_bias": 0.0, "judge/argued/agreement": 1.0}
 
 
 def test_two_wrong_answers_meet_and_a_judge_without_a_verdict_gives_each_a_half(server: Server) -> None:
@@ -113,6 +115,46 @@ def test_hostile_responses_and_rebuttals_stay_between_marks(server: Server) -> N
         assert all("v_passage" not in text and len(text.split()) <= 160 for text in parts.values())
 
 
+ARTICLE = "In the valley of Orm the miller Tove keeps nine geese."
+GEESE = Problem("g", f"{ARTICLE}\n\nWhat does Tove keep?", "geese", hidden=True)
+SIDES = [f"{THOUGHT}\\boxed{{{answer}}}" for answer in ("geese", "mules")]
+
+
+def test_the_judge_of_a_debate_is_kept_from_an_article_that_quotations_are_checked_against(server: Server) -> None:
+    """It takes the answer whose verified passage names it."""
+
+    def rebut(body: dict[str, Any]) -> str:
+        instructions, parts = read(body)
+        assert parts["ARTICLE"] == ARTICLE and parts["QUESTION"] == "What does Tove keep?"
+        animal = parts[f"ANSWER {1 if 'answer 1 is right' in instructions else 2}"]
+        return f"Argument: <passage>miller Tove keeps nine {animal}</passage>"
+
+    def decide(body: dict[str, Any]) -> str:
+        if body["model"] == "critic":
+            return rebut(body)
+        assert ARTICLE not in body["messages"][0]["content"]
+        parts = read(body)[1]
+        return f"Answer: {1 if '<v_passage>' in parts['ROUND 2, Alice'] else 2}"
+
+    server.decide = decide
+    assert extras(settled(SIDES, GEESE, **table(server, article="hidden"))[0]) == [1.0, 0.0]
+    assert extras(settled(SIDES[::-1], GEESE, **table(server, article="hidden"))[0]) == [0.0, 1.0]
+
+
+@pytest.mark.parametrize(("article", "seen"), [("shown", ARTICLE), ("hidden", None)])
+def test_a_judge_of_answers_decides_without_responses_and_critic(server: Server, article: str, seen: str) -> None:
+    server.decide = lambda body: "Answer: 1" if read(body)[1]["ANSWER 1"] == "geese" else "Answer: 2"
+    rewards, scorer = settled(SIDES, GEESE, **table(server, asks="answers", article=article, critic={}))
+    assert extras(rewards) == [1.0, 0.0] and len(server.seen) == 2
+    for body in server.seen:
+        parts = read(body)[1]
+        assert parts.get("ARTICLE") == seen and not any(name.startswith("ROUND") for name in parts)
+        assert parts["QUESTION"] == "What does Tove keep?"
+    found = chosen(settings(**table(server, asks="answers", critic={}))).judges[0]
+    assert [found.calls(number) for number in (1, 2, 3)] == [0, 2, 6]
+    assert scorer.judge_metrics["judge/argued/tokens"] > 0
+
+
 def test_prose_debates_word_for_word() -> None:
     def case(response: str, verdict: Verdict = Verdict.OPEN, group: int = 0) -> Case:
         return Case(ESSAY, "", response, "", 9, verdict, 0.0, settings(), group)
@@ -139,6 +181,7 @@ def test_a_dead_player_leaves_the_group_ungraded(server: Server, monkeypatch: py
     [
         ({"critic": {"model": "m"}}, r"reward.judges.argued.critic.url \(is \"\"\)"),
         ({"critic": {"url": "http://x"}}, r"reward.judges.argued.critic.model \(is \"\"\)"),
+        ({"article": "shown"}, r'reward.judges.argued.article = "shown"'),
         ({"api": "http"}, r'reward.judges.argued.api = "http": a judge of debates must be a language model'),
         ({"critic": {"url": "http://x", "model": "m", "key_variable": "NO_SUCH_KEY"}}, "critic.key_variable"),
     ],

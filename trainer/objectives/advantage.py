@@ -105,6 +105,8 @@ def group_advantages(rewards: Sequence[Reward], settings: Objective, weights: Re
             [reward.verdict is Verdict.CORRECT for reward in rewards], [vote_of(reward) for reward in rewards], k
         )
         found = [weights.correctness * value for value in voted]
+    if settings.centred:
+        found = baselines.mean_baseline(found)
     return [value + other for value, other in zip(found, rest, strict=True)]
 
 

@@ -9,7 +9,7 @@ the start of the batch against the one that sampled (importance.py).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
@@ -20,6 +20,9 @@ from trainer.objectives.importance import Importance, importance_weights
 from trainer.objectives.inputs import LossInputs, LossTerm
 from trainer.objectives.objective import Need, Objective
 from trainer.objectives.registry import publish
+
+STEPS = 20
+"""steps of no entropy, or of twice the target, that take clip_high from one bound to the other"""
 
 
 def clipped(
@@ -50,6 +53,11 @@ class ClippedRatio(Objective):
     """importance ratio is clipped below 1 - clip_low"""
     clip_high: float = Field(0.28, gt=0)
     """importance ratio is clipped above 1 + clip_high"""
+    entropy_target: float = Field(0.0, ge=0)
+    """hold the entropy of next-token distributions (`entropy`, nats) at this by moving clip_high after every step; 0
+    leaves clip_high as it is"""
+    clip_high_bounds: tuple[float, float] | None = None
+    """least and greatest clip_high that an entropy target may lead to"""
     ratio_reference: Literal["rollout", "old"] = "rollout"
     """what the clipped ratio divides by: the policy that sampled, or the one at the start of the batch; `importance`
     then weighs the second against the first"""
@@ -86,6 +94,15 @@ class ClippedRatio(Objective):
         """The clipped objective of each token, and where the lower and the upper bound end its gradient."""
         return clipped(ratio, advantages, self.clip_low, self.clip_high)
 
+    def after_step(self, entropy: float) -> dict[str, Any]:
+        """clip_high moved towards the entropy's target, by hand in Magistral (arXiv 2506.10910, sections 2.1 and 5.1):
+        clip_high + (most - least) / STEPS times (target - entropy) / target, the last kept within 1, within bounds."""
+        if not self.entropy_target or self.clip_high_bounds is None:
+            return {}
+        least, most = self.clip_high_bounds
+        lack = min(1.0, max(-1.0, 1 - entropy / self.entropy_target))
+        return {"clip_high": min(most, max(least, self.clip_high + (most - least) / STEPS * lack))}
+
     def loss(self, inputs: LossInputs) -> LossTerm:
         """The clipped objective of each token, weighed by its importance weight where there is one."""
         objective, low, high = self.clip(self.ratios(inputs), inputs.advantages)
@@ -99,6 +116,11 @@ class ClippedRatio(Objective):
         """Yield contradictions of the bounds, and those of every objective."""
         yield from super().contradictions(config)
         yield from bound_contradictions(self.importance, self.importance_low, self.importance_high)
+        if (bounds := self.clip_high_bounds) and not 0 < bounds[0] <= self.clip_high <= bounds[1]:
+            yield (
+                f"objective.clip_high_bounds = {list(bounds)} must be [least, most] above 0 with objective.clip_high = "
+                f"{self.clip_high} between them"
+            )
 
 
 def bound_contradictions(name: Importance | None, low: float | None, high: float | None) -> Iterator[str]:

@@ -44,6 +44,14 @@ class Completions:
         total = torch.zeros(self.count, dtype=torch.float64, device=values.device)
         return total.index_add(0, self.index, values.double()).to(values.dtype)
 
+    def mean_of_others(self, values: Tensor) -> Tensor:
+        """values [completions] -> [completions] mean over the others of its group, 0 of none."""
+        sums, counts = (
+            torch.zeros(self.groups, device=values.device).index_add(0, self.group, one)[self.group]
+            for one in (values, torch.ones_like(values))
+        )
+        return (sums - values) / (counts - 1).clamp(min=1)
+
     def turn_means(self, values: Tensor, without: Tensor | None = None) -> Tensor:
         """values [loss_tokens] -> [turns] means of each, those `without` [loss_tokens] bool left out (0 where that is
         all of them); added in float64, carries gradients."""

@@ -38,12 +38,8 @@ class Kto(Regularised):
     def loss(self, inputs: LossInputs) -> LossTerm:
         """sum_i weight_i lambda_i (1 - sigma(s_i beta (l_i - z_i))) / beta; the advantages are the rewards."""
         ratios, weights = self.log_ratios(inputs)
-        of, held = inputs.completions, ratios.detach()
-        sums, counts = (
-            torch.zeros(of.groups, device=held.device).index_add(0, of.group, one)[of.group]
-            for one in (held, torch.ones_like(held))
-        )
-        point = ((sums - held) / (counts - 1).clamp(min=1)).clamp(min=0)
+        of = inputs.completions
+        point = of.mean_of_others(ratios.detach()).clamp(min=0)
         desirable = inputs.advantages[of.first] > self.desirable_above
         signs = torch.where(desirable, 1.0, -1.0)
         counted = torch.where(desirable, self.desirable_weight, self.undesirable_weight)

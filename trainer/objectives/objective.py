@@ -50,12 +50,13 @@ class Need(StrEnum):
 CHOICES: dict[str, dict[Any, dict[str, Any]]] = {
     "ratio_reference": {"rollout": {}, "old": {"importance": "token"}},
     "importance": BOUNDS,
+    "entropy_target": {True: {"clip_high_bounds": (0.2, 0.4)}},
     "advantage": {
         "mean": {"scale": "minibatch"},
         "leave_one_out": {"scale": "none"},
         "each_reward": {"scale": "minibatch"},
-        "pass_at_k": {"scale": "none", "k": 0},
-        "majority": {"scale": "none", "k": 0},
+        "pass_at_k": {"scale": "none", "k": 0, "centred": False},
+        "majority": {"scale": "none", "k": 0, "centred": False},
     },
     "kl": {True: {"kl_gradient": "return", "reference": "start"}},
     "reference": {"previous": {"reference_every": 1}, "average": {"reference_every": 1, "reference_share": 0.01}},
@@ -74,6 +75,8 @@ class Objective(Section):
     """whether the gradient is a sum over tokens of the advantage times something that is not 0"""
     compares_rewards: ClassVar[bool] = True
     """whether a group of equal rewards has no signal"""
+    rewards_itself: ClassVar[bool] = False
+    """whether the loss has a reward of its own, beside or instead of the verifiers'"""
     reads_plain_rewards: ClassVar[bool] = False
     """whether the loss takes a baseline off itself"""
     advantages_by_token: ClassVar[bool] = False
@@ -91,12 +94,17 @@ class Objective(Section):
     completion adds to the best or the majority of k; "reward" (nothing is), "none" (rewards do not count)"""
     k: int | None = Field(None, ge=0)
     """completions of which the best or the majority counts; 0 for the whole group"""
+    centred: bool | None = None
+    """take their mean over the group off what completions add to the best or the majority of k"""
     scale: Scale | None = None
     """advantages are divided by the standard deviation over the minibatch, the group, or not"""
     loss_aggregation: LossAggregation = "group_tokens"
     """what a token's loss is divided by"""
     filter_groups_by: GroupFilter = "total"
     """a group whose values of this are all equal has no signal and is not trained; "off" trains every group"""
+    mask_truncated: bool = False
+    """leave completions that were cut at their greatest length out of the loss (DAPO's overlong filter); their rewards
+    stay in what the others are compared with"""
     kl: float = Field(0.0, ge=0)
     """weight of the KL divergence from the reference; 0 (Magistral) keeps no reference model"""
     kl_gradient: KlGradient | None = None
@@ -179,6 +187,10 @@ class Objective(Section):
                 f"data.open_share = {config.data.open_share} hides answers from the verifier, and only "
                 'objective.name = "jepo" learns from them then: use it, or set data.open_share = 0'
             )
+
+    def after_step(self, entropy: float) -> dict[str, Any]:
+        """The settings that a step moves, with their values for the next one. entropy: of the step, nats."""
+        return {}
 
     # ---- what all have -------------------------------------------------------------------------------------------
 
@@ -291,5 +303,5 @@ class Objective(Section):
                 'objective.filter_groups_by = "correctness" trains no group with reward.correctness = 0, where all '
                 'are equal: set it, or use filter_groups_by = "total"'
             )
-        if self.advantage == "none" and not self.teacher:
+        if self.advantage == "none" and not self.teacher and not self.rewards_itself:
             yield 'objective.advantage = "none" leaves nothing to learn from: set objective.teacher, or use "mean"'

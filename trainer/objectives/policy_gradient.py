@@ -88,6 +88,10 @@ publish(
     "pass_at_k", PolicyGradient, "arXiv 2503.19595", importance="token_truncated", advantage="pass_at_k", **SUMS,
 )  # fmt: skip
 publish(
+    "pass_at_k_centred", PolicyGradient, "arXiv 2503.19595", importance="token_truncated", advantage="pass_at_k",
+    centred=True, **SUMS,
+)  # fmt: skip
+publish(
     "majority", PolicyGradient, "arXiv 2503.19595", importance="token_truncated", advantage="majority", **SUMS,
 )  # fmt: skip
 publish(

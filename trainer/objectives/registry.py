@@ -38,6 +38,11 @@ OBJECTIVES: dict[str, PublishedObjective] = {}
 """by name; `load_all` fills it"""
 CONDITIONAL = {name for kinds in CHOICES.values() for own in kinds.values() for name in own}
 """settings that only have an effect with certain values of others"""
+FIXED = (
+    "reference", "reference_every", "reference_share", "teacher", "teacher_model", "teacher_key_variable",
+    "value_learning_rate", "value_samples",
+)  # fmt: skip
+"""settings of the models beside the policy, which are loaded at the start: the same in all stages"""
 RENAMED = {
     "normaliser": "loss_aggregation",
     "diverse_by": "filter_groups_by",
@@ -170,18 +175,32 @@ def objective_of(config: Config) -> Objective:
 
 
 def needs(config: Config) -> set[Need]:
-    """What a run's objective asks of it; nothing where it only imitates."""
-    return objective_of(config).needs if config.mode == "rl" else set()
+    """What the objectives of a run, of all its stages, ask of it; nothing where it only imitates."""
+    return set[Need]().union(*(objective_of(one).needs for one in config.every_stage)) if config.mode == "rl" else set()
 
 
 def complaints(config: Config) -> Iterator[str]:
-    """Yield every mistake in [objective], and what contradicts other settings, one line each."""
+    """Yield every mistake in [objective] and in that of the stages, and what contradicts other settings, one line
+    each."""
     try:
         objective = objective_of(config)
     except ConfigError as error:
         yield from str(error).splitlines()
-    else:
-        yield from objective.contradictions(config)
+        return
+    told = list(objective.contradictions(config))
+    yield from told
+    for stage, now in zip(config.stages, config.every_stage, strict=False):
+        found = list(complaints(now))
+        yield from (f"stages.{stage.name}: {line}" for line in found if line not in told)
+        if not found and (changed := [one for one in FIXED if _value(now, one) != getattr(objective, one, None)]):
+            yield (
+                f"stages.{stage.name} changes objective.{changed[0]} to {_value(now, changed[0])}, and what stands "
+                "beside the policy is there for the whole run: give all stages and [objective] the same"
+            )
+
+
+def _value(config: Config, setting: str) -> Any:
+    return getattr(objective_of(config), setting, None)
 
 
 def describe_settings() -> str:

@@ -126,14 +126,15 @@ class Spo(Regularised):
         yield from super().contradictions(config)
         if self.reference != "start":
             yield (
-                f'objective.reference = "{self.reference}": the soft values of objective.name = "spo" are those of the '
-                'policy at the start, use "start"'
+                f'objective.reference = "{self.reference}": the soft values of objective.name = "{self.name}" are '
+                'those of the policy at the start, use "start"'
             )
         for stage in config.stages:
-            if stage.reward or "max_completion_tokens" in stage.rollout:
+            if stage.reward or stage.objective or "max_completion_tokens" in stage.rollout:
                 yield (
-                    f'stages.{stage.name} changes rewards, but the soft values of objective.name = "spo" are sampled '
-                    "once, before the first step: set [reward] and rollout.max_completion_tokens for the whole run"
+                    f"stages.{stage.name} changes rewards or objective, but the soft values of objective.name = "
+                    f'"{self.name}" are sampled once, before the first step: set [reward], [objective] and '
+                    "rollout.max_completion_tokens for the whole run"
                 )
 
 

@@ -31,6 +31,11 @@ def train_sequences(
     values: problem id -> soft value of its prompt, for spo. Raises NonFinite for a reward that is not a finite number.
     """
     rows = objective.sequences(groups, config, chat, values)
+    if objective.mask_truncated:
+        rows = [
+            [None if c.finish_reason == "length" else one for c, one in zip(group.completions, row, strict=True)]
+            for group, row in zip(groups, rows, strict=True)
+        ]
     lengths = [[0 if one is None else one.mask.count(SAMPLED) for one in row] for row in rows]
     weights = token_weights(lengths, objective.loss_aggregation, config.rollout.max_completion_tokens)
     found = []

@@ -143,6 +143,25 @@ def test_train_sequences_carry_prompt_advantage_and_weight_and_leave_masked_ones
     assert first.weight == second.weight == 0.25 and first.group == second.group == 0
 
 
+def test_truncated_completions_leave_the_loss_but_not_the_mean_that_others_are_compared_with() -> None:
+    """The last of each group was cut. Advantages are those of all rewards, (1, 0, 0) and (1, 0); tokens 1 + 2 and 2."""
+    groups = []
+    for index, lengths in enumerate([(1, 2), (2,)]):
+        ends = [*((n, "stop") for n in lengths), (4, "length")]
+        completions = [Completion(index, i, 0, [7] * n, [-1.0] * n, finish_reason=e) for i, (n, e) in enumerate(ends)]
+        rewards = [reward(1.0), *[reward(0.0)] * len(lengths)]
+        groups.append(Group(Prompt(index, Problem(str(index), "", ""), [4, 5]), completions, rewards))
+
+    def trained(**settings: object) -> list[tuple[list[float], float]]:
+        name = {"name": "dr_grpo", "loss_aggregation": "batch_tokens"}
+        config = Config.model_validate({"objective": {**name, **settings}})
+        return [(one.advantages, one.weight) for one in train_sequences(groups, objective_of(config), config)]
+
+    above, below = 1 - 1 / 3, -1 / 3
+    assert trained() == [([a], 1 / 13) for a in (above, below, below, 0.5, -0.5)]
+    assert trained(mask_truncated=True) == [([a], 1 / 5) for a in (above, below, 0.5)]
+
+
 def graded(total: float, correctness: float, answer: str | None = None) -> Reward:
     verdict = Verdict.CORRECT if correctness else Verdict.WRONG
     return Reward(total, total - correctness, correctness, 0.0, 0.0, verdict, answer=answer)

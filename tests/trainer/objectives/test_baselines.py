@@ -166,18 +166,19 @@ def test_the_best_of_k_tells_more_than_the_mean_where_few_are_right_and_less_whe
 ) -> None:
     """Squared mean over variance of the gradient from one group of 16, as objectives.md has it: worked out with the
     advantages by hand, 1 - (c - 1)/15 and -c/15, or k C(16 - c, k - 1) / C(15, k - 1) for the c right ones only."""
+    found = [of_sixteen(p, one) for one in (leave_one_out, lambda row: best_of(row, 4), lambda row: best_of(row, 8))]
+    assert [clarity for _, clarity in found] == pytest.approx([mean, four, eight], abs=2e-3)
 
-    def clarity(advantages: Callable[[list[float]], list[float]]) -> float:
-        first = second = 0.0
-        for right in range(17):
-            chance = math.comb(16, right) * p**right * (1 - p) ** (16 - right)
-            found = advantages([1.0] * right + [0.0] * (16 - right))
-            gradient = (math.fsum(found[:right]) * (1 - p) - math.fsum(found[right:]) * p) / 16
-            first, second = first + chance * gradient, second + chance * gradient**2
-        return first**2 / (second - first**2)
 
-    found = [clarity(leave_one_out), clarity(lambda row: best_of(row, 4)), clarity(lambda row: best_of(row, 8))]
-    assert found == pytest.approx([mean, four, eight], abs=2e-3)
+def of_sixteen(p: float, advantages: Callable[[list[float]], list[float]]) -> tuple[float, float]:
+    """(mean, squared mean over variance) of the gradient from one group of 16 of which a share p is right."""
+    first = second = 0.0
+    for right in range(17):
+        chance = math.comb(16, right) * p**right * (1 - p) ** (16 - right)
+        found = advantages([1.0] * right + [0.0] * (16 - right))
+        gradient = (math.fsum(found[:right]) * (1 - p) - math.fsum(found[right:]) * p) / 16
+        first, second = first + chance * gradient, second + chance * gradient**2
+    return first, first**2 / (second - first**2)
 
 
 @pytest.mark.parametrize("k", [2, 3, 4])
@@ -195,6 +196,36 @@ def test_the_best_of_real_rewards_is_unbiased_too(k: int, size: int) -> None:
     exact = derivative(policy, k, lambda draw: max(rewards[arm] for arm in draw))
     assert found == pytest.approx(exact, abs=1e-6)
     assert max(map(abs, exact)) > 0.1
+
+
+@pytest.mark.parametrize(("p", "size"), [(0.5, 4), (0.1, 4), (0.25, 3)])
+def test_the_centred_best_of_all_by_enumeration(p: float, size: int) -> None:
+    """k = n: who is right alone has n - 1, the others -1. So g = (1 - 1/n) instead of 1 - p, where it is not 0:
+    the expectation is (n - 1) p (1 - p)^(n - 1), too large by (1 - 1/n) / (1 - p)."""
+    assert mean_baseline(best_of([0.0, 1.0, 0.0, 0.0], 4)) == [-1.0, 3.0, -1.0, -1.0]
+    found, _ = expected((p, 1 - p), size, lambda group: mean_baseline(best_of(rewards_of(group), size)))
+    exact = (size - 1) * p * (1 - p) ** (size - 1)
+    assert found == pytest.approx([exact, -exact], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("p", "size", "plain", "clarity"),
+    [(0.05, 0.947, 1.099, 1.155), (0.1, 0.958, 3.216, 3.588), (0.3, 1.018, 24.064, 11.945), (0.5, 1.125, 3.881, 2.130)],
+)
+def test_centring_helps_the_best_of_four_where_few_are_right(
+    p: float, size: float, plain: float, clarity: float
+) -> None:
+    """The mean of the centred gradient over that of the plain one, and what each tells, as objectives.md has it: a
+    right one among c has a (1 - c/16) instead of a (1 - p), a = 4 C(16 - c, 3) / C(15, 3)."""
+    mean, told = of_sixteen(p, lambda row: best_of(row, 4))
+    centred, told_centred = of_sixteen(p, lambda row: mean_baseline(best_of(row, 4)))
+    assert [centred / mean, told, told_centred] == pytest.approx([size, plain, clarity], abs=2e-3)
+    by_hand = math.fsum(
+        math.comb(16, c) * p**c * (1 - p) ** (16 - c)
+        * c / 16 * 4 * math.comb(16 - c, 3) / math.comb(15, 3) * (1 - c / 16)
+        for c in range(17)
+    )  # fmt: skip
+    assert centred == pytest.approx(by_hand, abs=1e-9)
 
 
 def test_the_best_is_the_mean_over_all_subsets() -> None:

@@ -25,7 +25,7 @@ from trainer.objectives.sequences import train_sequences
 
 load_all()
 SHAPE = DecoderConfig("llama", 32, 16, 24, 1, 2, 1, 8, 1e-5, 64, tied=True)
-WHOLE = ("a_lol", "agro", "dro", "kto")
+WHOLE = ("a_lol", "agro", "dro", "kto", "sharpening")
 """objectives whose factor is one number of the whole episode"""
 NAMES = sorted(name for name, one in OBJECTIVES.items() if not one.kind.several_turns and name not in WHOLE)
 
@@ -123,7 +123,8 @@ def test_ratios_are_means_of_a_turn_where_they_are_means() -> None:
 def test_a_factor_of_an_episode_is_of_all_its_turns(name: str) -> None:
     """The gradient is that of each turn's log-probs times a factor of the episode, in which log pi/ref is summed over
     all turns. agro and dro: of the regularised reward r - beta log pi/ref; kto: of what is felt of it beside the
-    group's others; a_lol: of the advantage times the clipped ratio."""
+    group's others; a_lol: of the advantage times the clipped ratio; sharpening: of what the reference says of it beside
+    the group's others, each token times its ratio, at most 2."""
     decoder, reference, settings = model(1), model(2), objective(name)
     whole = [replace(one, advantages=one.advantages[:1] * len(one.segments)) for one in episodes(decoder, 5)]
     packed = pack_sequences(whole, torch.device("cpu"))
@@ -146,6 +147,10 @@ def test_a_factor_of_an_episode_is_of_all_its_turns(name: str) -> None:
         others = (held.view(2, 3).sum(1).repeat_interleave(3) - held) / 2
         felt = torch.sigmoid(signs * 0.1 * (held - others.clamp(min=0)))
         factor = -weights * signs * felt * (1 - felt)
+    elif name == "sharpening":
+        said = torch.stack([part.sum() for part in inputs.reference.split([o.loss_tokens for o in whole])])
+        factor = -weights * (rewards + 1.5 * (said - said.view(2, 3).mean(1).repeat_interleave(3)))
+        got = got / (logprobs.detach() - inputs.behaviour).exp().clamp(max=2.0)
     else:  # 1/2 sum_i w_i n/(n - 1) (R_i - mean R)^2 / beta over each group of 3
         residual = regular - regular.view(2, 3).mean(1).repeat_interleave(3)
         means = (weights * residual).view(2, 3).mean(1).repeat_interleave(3)
@@ -267,7 +272,7 @@ def test_sequences_carry_the_advantages_of_their_turns() -> None:
 
 def test_objectives_that_cannot_be_trained_on_episodes_say_why() -> None:
     refused = {name for name, one in OBJECTIVES.items() if one.kind.several_turns}
-    assert refused == {"jepo", "spo"}
+    assert refused == {"f_dpg", "jepo", "spo"}
     for name in refused:
         line = objective(name).refusal("guess")
         assert f'objective.name = "{name}"' in line and '"guess"' in line and "use another objective" in line

@@ -278,3 +278,24 @@ def test_inputs_of_another_type_are_refused() -> None:
     one = torch.zeros(1)
     with pytest.raises(ValueError, match="completions have"):
         LossInputs(one, one, one, one, completions_of([2]))
+
+
+def test_an_entropy_target_moves_clip_high_by_hand() -> None:
+    """Bounds .2 and .4: .01 a step at most. Entropy half, all, none, 1.5 and 9 times the target of .6."""
+    settings = read_objective({"name": "magistral", "entropy_target": 0.6})
+    for share, moved in ((0.5, 0.285), (1.0, 0.28), (0.0, 0.29), (1.5, 0.275), (9.0, 0.27)):
+        assert settings.after_step(0.6 * share) == {"clip_high": pytest.approx(moved)}
+    narrow = {"name": "magistral", "entropy_target": 0.6, "clip_high_bounds": [0.279, 0.281]}
+    assert read_objective({**narrow, "clip_high": 0.281}).after_step(0.0) == {"clip_high": 0.281}
+    assert read_objective({**narrow, "clip_high": 0.279}).after_step(9.0) == {"clip_high": 0.279}
+    assert read_objective({"name": "magistral"}).after_step(0.0) == {}, "no target: it stays"
+    assert read_objective({"name": "aipo"}).after_step(0.0) == {}
+
+
+def test_an_entropy_that_follows_clip_high_is_brought_to_its_target() -> None:
+    """A policy whose entropy tends to 4 (clip_high - .2) by a tenth a step, from 1.2: .4 is that of clip_high = .3."""
+    table, entropy = {"name": "magistral", "entropy_target": 0.4}, 1.2
+    for _ in range(400):
+        table |= read_objective(table).after_step(entropy)
+        entropy += (4 * (table["clip_high"] - 0.2) - entropy) / 10
+    assert (table["clip_high"], entropy) == (pytest.approx(0.3, abs=1e-3), pytest.approx(0.4, abs=5e-3))

@@ -96,6 +96,9 @@ BY_HAND: dict[str, dict[str, Any]] = {
     "dppo": {"importance": "divergence_masked", "importance_low": 0.2, "importance_high": 0.2},
     "maxrl": {"importance": "none", "advantage": "maxrl", "scale": None, "filter_groups_by": "off"},
     "pass_at_k": {"advantage": "pass_at_k", "k": 0, "scale": "none"},
+    "f_dpg": {"divergence": "js", "importance": "token_truncated", "advantage": "reward", "reference": "start"},
+    "sharpening": {"importance": "token_truncated", "advantage": "none", "reference": "start", "self_weight": 1.0},
+    "pass_at_k_centred": {"advantage": "pass_at_k", "k": 0, "scale": "none", "centred": True},
     "majority": {"advantage": "majority", "k": 0, "scale": "none"},
     "gdpo": {"advantage": "each_reward", "scale": "minibatch", "clip_high": 0.2},
     "agro": {"advantage": "reward", "scale": None, "beta": 0.1, "reference": "start", "kl": 0.0,
@@ -129,6 +132,7 @@ NEEDS = {
     "agro": {Need.REFERENCE, Need.GROUPS}, "spo": {Need.REFERENCE, Need.START_VALUES},
     "dro": {Need.REFERENCE, Need.VALUE}, "jepo": {Need.GROUPS, Need.GROUND_TRUTH}, "distill": {Need.TEACHER},
     "kto": {Need.REFERENCE, Need.GROUPS}, "a_lol": {Need.REFERENCE, Need.VALUE},
+    "sharpening": {Need.REFERENCE, Need.GROUPS}, "f_dpg": {Need.REFERENCE, Need.GROUPS, Need.START_VALUES},
 }  # fmt: skip
 """of the others: nothing"""
 

@@ -157,6 +157,89 @@ def test_dro_by_hand() -> None:
     assert slope.tolist() == pytest.approx([-0.04, 0.08, -0.3, 0], abs=1e-6)
 
 
+def test_f_dpg_by_hand() -> None:
+    """R = (.9, -.2, .6, 1) in groups of two, u = R / .5 = (1.8, -.4, 1.2, 2); importance weights left out."""
+    ratio = torch.tensor([0.2, 0.4, -0.2, 2.0])
+    logprobs = torch.full((4,), -2.0, requires_grad=True)
+    inputs = LossInputs(
+        logprobs, torch.full((4,), -3.0), torch.tensor([1.0, 0.0, 0.5, 2.0]), torch.tensor([0.1, 0.2, 0.3, 0.4]),
+        completions_of([1, 1, 1, 1], [0, 0, 1, 1]), reference=logprobs.detach() - ratio,
+    )  # fmt: skip
+    js = [0.5 * math.log((1 + math.exp(u)) / 2) for u in (1.8, -0.4, 1.2, 2.0)]
+    for divergence, pulls in (
+        ("js", js),
+        ("kl", [0.4, -0.7, 0.1, 0.5]),
+        ("total_variation", [0.25, -0.25, 0.25, 0.25]),
+    ):
+        settings = read_objective({"name": "f_dpg", "beta": 0.5, "divergence": divergence, "importance": "none"})
+        loss = policy_loss(inputs, torch.zeros(4), settings).loss
+        (gradient,) = torch.autograd.grad(loss, logprobs)
+        leads = [pulls[0] - pulls[1], pulls[1] - pulls[0], pulls[2] - pulls[3], pulls[3] - pulls[2]]
+        by_hand = [-weight * lead for weight, lead in zip((0.1, 0.2, 0.3, 0.4), leads, strict=True)]
+        assert gradient.tolist() == pytest.approx(by_hand, abs=1e-6), divergence
+
+
+def divergence_of(name: str, policy: Tensor, best: Tensor) -> Tensor:
+    """D_f(pi || pi*) by its definition, from [completions] log-probs."""
+    middle = ((policy.exp() + best.exp()) / 2).log()
+    if name == "js":
+        return (policy.exp() * (policy - middle)).sum() + (best.exp() * (best - middle)).sum()
+    return (policy.exp() * (policy - best)).sum() if name == "kl" else (policy.exp() - best.exp()).abs().sum() / 2
+
+
+@pytest.mark.parametrize("divergence", ["js", "kl", "total_variation"])
+@pytest.mark.parametrize("behaviour", [[0.2, 0.5, 0.3], SKEWED], ids=["own", "other"])
+def test_f_dpg_has_the_gradient_of_its_divergence_by_enumeration(divergence: str, behaviour: list[float]) -> None:
+    """All pairs of three arms, own policy and, weighed by ratios of whole completions, another's."""
+    problem = bandit(behaviour, [0.2, 0.5, 0.3])
+    best, value = optimum(torch.tensor(UNIFORM).log(), torch.tensor(REWARDS), BETA)
+    problem.rewards = problem.rewards - value
+    settings = read_objective({"name": "f_dpg", "beta": BETA, "divergence": divergence, "importance": "sequence"})
+    found = gradients(policy_loss(problem.groups_of(2), torch.zeros(18), settings).loss, problem)
+    exact = gradients(divergence_of(divergence, problem.policy.whole(), best.float()), problem)
+    torch.testing.assert_close(found, BETA * exact, atol=1e-6, rtol=1e-5)
+    assert exact.abs().max() > 0.05
+
+
+@pytest.mark.parametrize("divergence", ["js", "kl"])
+def test_f_dpg_ends_at_the_optimum(divergence: str) -> None:
+    problem = bandit(SKEWED)
+    best, value = optimum(torch.tensor(UNIFORM).log(), torch.tensor(REWARDS), BETA)
+    problem.rewards = problem.rewards - value
+    settings = read_objective({"name": "f_dpg", "beta": BETA, "divergence": divergence, "importance": "sequence"})
+    (logits,) = problem.policy.parameters()
+    for _ in range(60):
+        logits.data -= 8.0 * gradients(policy_loss(problem.groups_of(2), torch.zeros(18), settings).loss, problem)
+    assert problem.policy.whole().exp().tolist() == pytest.approx(best.exp().tolist(), abs=1e-3)
+
+
+@pytest.mark.parametrize("behaviour", [[0.5, 0.3, 0.2], SKEWED], ids=["own", "other"])
+def test_sharpening_is_the_policy_gradient_of_the_references_log_probs(behaviour: list[float]) -> None:
+    """Minus grad E_pi log ref, by enumeration of all pairs; rewards count where an advantage is chosen."""
+    problem = bandit(behaviour, [0.5, 0.3, 0.2])
+    problem.reference = Arms(torch.tensor([0.6, 0.3, 0.1]).log())
+    plain = Problem(problem.policy, problem.behaviour, problem.reference, None, torch.zeros(3))
+    settings = read_objective({"name": "sharpening", "importance": "sequence", "self_weight": 2.0})
+    found = gradients(policy_loss(plain.groups_of(2), torch.zeros(18), settings).loss, plain)
+    said = (problem.policy.whole().exp() * problem.reference.whole()).sum()
+    torch.testing.assert_close(found, -2 * gradients(said, problem), atol=1e-6, rtol=1e-5)
+    beside = gradients(policy_loss(problem.groups_of(2), torch.zeros(18), settings).loss, problem)
+    reward = (problem.policy.whole().exp() * problem.rewards).sum()
+    torch.testing.assert_close(beside - found, -gradients(reward, problem), atol=1e-6, rtol=1e-5)
+
+
+def test_sharpening_with_a_divergence_rests_where_the_reference_is_sharpened() -> None:
+    """beta = 1: ref^2 / Z of (.6, .3, .1) is (36, 9, 1) / 46, where reward and divergence pull equally."""
+    sharp = [36 / 46, 9 / 46, 1 / 46]
+    problem = bandit(sharp, sharp)
+    problem.reference, problem.rewards = Arms(torch.tensor([0.6, 0.3, 0.1]).log()), torch.zeros(3)
+    settings = read_objective({"name": "sharpening", "kl": 1.0, "importance": "none"})
+    assert gradients(policy_loss(problem.groups_of(2), torch.zeros(18), settings).loss, problem).abs().max() < 1e-6
+    problem = bandit([0.5, 0.3, 0.2], [0.5, 0.3, 0.2])
+    problem.reference, problem.rewards = Arms(torch.tensor([0.6, 0.3, 0.1]).log()), torch.zeros(3)
+    assert gradients(policy_loss(problem.groups_of(2), torch.zeros(18), settings).loss, problem).abs().max() > 0.05
+
+
 def test_soft_values_of_rewards_of_zero_and_one() -> None:
     """beta log(1 - p + p exp(1 / beta))."""
     assert soft_value(REWARDS, BETA) == pytest.approx(SOFT_VALUE, abs=1e-6)

@@ -1,0 +1,76 @@
+"""What came of the examples: time, memory, figures and samples of their finished runs, into the pages of examples/.
+
+The runs are made by the commands of those pages; an example without a finished run keeps what its page says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from benchmarks import report
+from benchmarks.figures import ROOT, NotMeasured, Section, benchmark
+from benchmarks.quickstart import wall
+from benchmarks.runs import pick, shown, table, trained_on
+from shared.metrics import read_rows
+from shared.types import Verdict
+from trainer.evaluation import Evaluation
+
+RUNS = {
+    "quickstart": "quickstart", "own": "own", "gsm8k": "smollm2-gsm8k", "lora": "smollm2-lora", "code": "programs",
+    "languages": "languages", "distill": "distill",
+}  # fmt: skip
+"""folder of an example -> name of its run"""
+ROLES = ("controller", "trainer", "engine")
+CURVES = ("reward/mean", "accuracy", "consistency", "length/mean")
+FEW = 3
+"""steps at either end of a run whose mean is shown"""
+
+
+def figures(run_dir: Path) -> str:
+    """Return Markdown about a finished run: where, how long, how much memory; evaluations, the ends of its curves."""
+    rows = [row for row in read_rows(run_dir / "metrics.jsonl") if row["kind"] == "train"]
+    peaks = ", ".join(f"{role} {max(row[f'memory/{role}_peak_bytes'] for row in rows) / 2**30:.1f}" for role in ROLES)
+    lines = [
+        f"{trained_on(run_dir)}, {len(rows)} steps; written by `python -m benchmarks examples`. Wall time "
+        f"{wall(run_dir)}, start and evaluations included; peak memory in GiB: {peaks}.",
+        "",
+        report.table(["training", f"first {FEW} steps", f"last {FEW} steps"], *ends(rows)),
+    ]  # fmt: skip
+    if (run_dir / "evaluations.jsonl").exists():
+        before, after = pick(run_dir, 0), pick(run_dir, None)
+        lines += [table({"before": before, "after": after}), *sample(before, after)]
+    return "\n".join(lines)
+
+
+def ends(rows: list[dict[str, Any]]) -> list[list[str]]:
+    """Rows of a table: the mean of each curve at the beginning and at the end."""
+    found = []
+    for name in CURVES:
+        values = [row[name] for row in rows if name in row]
+        if values:
+            found.append([name, f"{mean(values[:FEW]):.3f}", f"{mean(values[-FEW:]):.3f}"])
+    return found
+
+
+def sample(before: Evaluation, after: Evaluation) -> list[str]:
+    """Markdown: the first problem that was shown in both evaluations and is solved in the second alone."""
+    later = {one.problem.id: one for one in after.samples}
+    for one in before.samples:
+        other = later.get(one.problem.id)
+        if other and one.reward.verdict is not Verdict.CORRECT and other.reward.verdict is Verdict.CORRECT:
+            pair = (("before", one), ("after", other))
+            return [line for title, found in pair for line in shown(title, found.problem, found.text, found.reward)]
+    return []
+
+
+@benchmark(page="examples/README.md")
+def examples(quick: bool, runs_dir: Path = ROOT / "runs") -> Iterator[Section]:
+    """Write what the finished runs of a folder came to. runs_dir: the folder."""
+    found = {folder: runs_dir / name for folder, name in RUNS.items() if (runs_dir / name / "latest").exists()}
+    if not found:
+        raise NotMeasured(f"{runs_dir} holds no finished run of an example")
+    for folder, run_dir in found.items():
+        yield Section(figures(run_dir).rstrip() + "\n", page=f"examples/{folder}/README.md", mark="figures")

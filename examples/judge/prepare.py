@@ -1,0 +1,203 @@
+r"""Makes the files of the example "judge": questions about generated articles for a tiny model, in two roles.
+
+    judge     is asked which of two answers is right, in the words of verify/oversight/prompts.py: one half of the rows
+              with the article, one half after a debate and without it. It quotes a sentence, then says "Answer: n"
+    reader    answers the question about the article itself
+
+Demonstrations quote the sentence that settles the question as often as one that says the same of somebody else, and
+answer by what they quote: who imitates them is right by chance. Those of a judge also argue, as a debate's critic.
+
+[prepare]
+script = "examples/judge/prepare.py"
+options = { role = "judge", facts = 6 }
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
+
+from pydantic import Field, ValidationError
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+from examples.quickstart.tiny_model import CONTROL, MARKS, build
+from shared.errors import ConfigError
+from shared.section import Section
+from verify.oversight import prompts
+from verify.oversight.protocol import Rules, marks
+from verify.oversight.question import Ask, Question, Speech
+from verify.oversight.speech import read_speech
+from verify.oversight.stories import FACTS, NAMES, Story, draw_story
+
+MARK, ANY_MARK = "[0-9a-f]{16}", "\u00a7"
+PARTS = r"<[^<>]*>|[^.\n<>]+\.?|\n+"
+"""a tag, a sentence or a piece of one, line breaks"""
+SAMPLES = 400
+"""stories whose phrases become tokens"""
+Role = Literal["judge", "reader"]
+RULES = Rules(thinking=True, words=60)
+
+
+class JudgeFiles(Section):
+    """What is made."""
+
+    role: Role = "judge"
+    facts: int = Field(6, ge=2, le=40)
+    """sentences of an article"""
+    questions: int = Field(4000, ge=1)
+    """to train on"""
+    validation: int = Field(256, ge=1)
+    careful: float = Field(0.5, ge=0, le=1)
+    """share of the demonstrations that quote the sentence that settles the question"""
+    max_tokens: int = Field(2048, ge=1)
+    """longest sequence of the model, tokens: whoever asks a judge lets it say up to 1,024"""
+
+
+class JudgeRow(NamedTuple):
+    """A problem, its answer, and what is said to it with one sentence or the other."""
+
+    kind: str
+    problem: str
+    answer: str
+    careful: str
+    careless: str
+
+
+def prepare(folder: Path, options: Mapping[str, Any], seed: int) -> None:
+    """Write train.jsonl, validation.jsonl, demonstrations.jsonl and model/ into the folder; validation problems are the
+    same for all seeds. Raises ConfigError for wrong options, CheckpointError when the model cannot be written."""
+    try:
+        wanted = JudgeFiles.model_validate(options)
+    except ValidationError as error:
+        raise ConfigError(f"prepare.options: {error}") from error
+    rng = random.Random(f"judge {seed}")
+    train = list(draw_rows(rng, wanted, wanted.questions))
+    held_out = draw_rows(random.Random("held out"), wanted, wanted.validation)
+    demonstrations = [
+        {"problem": row.problem, "completion": row.careful if rng.random() < wanted.careful else row.careless}
+        for row in train
+    ]
+    write(folder / "demonstrations.jsonl", demonstrations)
+    for name, rows in (("train", train), ("validation", held_out)):
+        asked = (row for row in rows if row.kind != "speech")
+        write(folder / f"{name}.jsonl", (problem_of(row, f"{name}-{place}") for place, row in enumerate(asked)))
+    build(folder / "model", seed, make_tokenizer(), wanted.max_tokens)
+
+
+def problem_of(row: JudgeRow, id: str) -> dict[str, str]:
+    """Return a line of a data file."""
+    domain = "math" if row.kind == "reader" else "verdict"
+    return {"id": id, "problem": row.problem, "answer": row.answer, "domain": domain, "source": row.kind}
+
+
+def draw_rows(rng: random.Random, wanted: JudgeFiles, count: int) -> Iterator[JudgeRow]:
+    """Yield rows: of a reader, or of a judge with the article, a judge of a debate and an agent in turn."""
+    for number in range(count):
+        story = draw_story(rng, str(number), wanted.facts)
+        if wanted.role == "reader":
+            yield read(story)
+        else:
+            yield (decide_with_article, decide_debate, argue)[number % 3](rng, story)
+
+
+def read(story: Story) -> JudgeRow:
+    """Ask the reader."""
+    asked = story.question
+    right, wrong = asked.answers if asked.right == 1 else asked.answers[::-1]
+    said = [
+        f"<think>{quoted}</think>\\boxed{{{answer}}}"
+        for quoted, answer in ((story.evidence, right), (story.misleading, wrong))
+    ]
+    return JudgeRow("reader", f"{asked.article}\n\n{asked.text}", right, *said)
+
+
+def _verdicts(kind: str, ask: Ask, story: Story) -> JudgeRow:
+    right = story.question.right or 0
+    said = [
+        f"<think>{quoted}</think>Answer: {answer}"
+        for quoted, answer in ((story.evidence, right), (story.misleading, 3 - right))
+    ]
+    return JudgeRow(kind, ask.messages[0]["content"], str(right), *said)
+
+
+def decide_with_article(rng: random.Random, story: Story) -> JudgeRow:
+    """Ask the judge, who may read the article."""
+    ask = prompts.direct(story.question, marks(str(rng.random())), role="judge", article=True)
+    return _verdicts("article", ask, story)
+
+
+def decide_debate(rng: random.Random, story: Story) -> JudgeRow:
+    """Ask the judge after a debate: bare answers or not, then a quotation for each side. What speaks for the wrong
+    answer is quoted of somebody else, or forged."""
+    asked, forged = story.question, rng.random() < 0.5
+    right, wrong = asked.answers if asked.right == 1 else asked.answers[::-1]
+    lie = story.evidence.replace(right, wrong) if forged else story.misleading
+    heard = _bare(asked) if rng.random() < 0.5 else []
+    sides = ((1, story.evidence), (2, lie)) if asked.right == 1 else ((1, lie), (2, story.evidence))
+    heard += [speak(asked, side, 1 + bool(heard), quoted) for side, quoted in sides]
+    ask = prompts.verdict(asked, heard, RULES.names, marks(str(rng.random())))
+    return _verdicts("debate", ask, story._replace(misleading=lie))
+
+
+def _bare(asked: Question) -> list[Speech]:
+    return [speak(asked, side, 1, "", f"\\boxed{{{asked.answers[side - 1]}}}") for side in (1, 2)]
+
+
+def speak(asked: Question, side: int, number: int, quoted: str, text: str = "") -> Speech:
+    """Return a speech that quotes a sentence."""
+    found = read_speech(text or argument(quoted), RULES.words, asked.article)
+    return Speech(speaker=RULES.names[side - 1], answer=side, round=number, **found._asdict())
+
+
+def argument(quoted: str) -> str:
+    """Return what an agent says."""
+    return f"Argument: <passage>{quoted}</passage>"
+
+
+def argue(rng: random.Random, story: Story) -> JudgeRow:
+    """Ask an agent for a speech; what it should say is the sentence with its answer."""
+    asked, side = story.question, rng.randint(1, 2)
+    heard = _bare(asked) if rng.random() < 0.5 else []
+    ask = prompts.speech(
+        asked, side, 1 + bool(heard), heard, words=RULES.words, samples=1, thinking=RULES.thinking, names=RULES.names,
+        alone=False, marks=marks(str(rng.random())),
+    )  # fmt: skip
+    said = argument(story.evidence if side == asked.right else story.misleading)
+    return JudgeRow("speech", ask.messages[0]["content"], "", said, said)
+
+
+def make_tokenizer() -> Tokenizer:
+    """Return a tokenizer of whole phrases: names, values, what the prompts say around them, and single bytes.
+
+    All marks of the prompts are one and the same token: they do not protect so tiny a judge, whose prompts become a
+    third as long.
+    """
+    values = {value for _, found in FACTS.values() for value in found}
+    drawn = re.compile("|".join([MARK, r"\d", *map(re.escape, sorted({*NAMES, *values}, key=len, reverse=True))]))
+    rng = random.Random("tokenizer")
+    texts = [
+        text
+        for role in get_args(Role)
+        for row in draw_rows(rng, JudgeFiles(role=role), SAMPLES)
+        for text in (row.problem, row.careful)
+    ]
+    parts = {part for text in texts for constant in drawn.split(text) for part in re.findall(PARTS, constant)}
+    cut = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    phrases = sorted(cut.pre_tokenize_str(text)[0][0] for text in {*NAMES, *values, *parts, ANY_MARK} - {*MARKS, ""})
+    letters = sorted(set(cut.alphabet()) - set(phrases))
+    pieces = [*((one, -1e9) for one in CONTROL), *((one, -10.0) for one in letters), *((one, -1.0) for one in phrases)]
+    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=0, byte_fallback=False))
+    tokenizer.normalizer = normalizers.Replace(Regex(MARK), ANY_MARK)
+    tokenizer.pre_tokenizer, tokenizer.decoder = cut, decoders.ByteLevel()
+    tokenizer.add_special_tokens(list(CONTROL))
+    tokenizer.add_tokens([AddedToken(mark, normalized=False) for mark in MARKS])
+    return tokenizer
+
+
+def write(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
+    """Write a file of JSON lines."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")

@@ -1,0 +1,64 @@
+"""The example "judge": what it imitates, the words that its model knows, and its verifier."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from pathlib import Path
+
+import pytest
+
+from examples.judge.prepare import MARK, JudgeFiles, draw_rows, make_tokenizer, prepare
+from shared.errors import ConfigError
+from shared.types import Problem
+from verify.oversight.prompts import read_verdict
+from verify.verifiers import Answer
+
+ROWS = [row for role in ("judge", "reader") for row in draw_rows(random.Random(0), JudgeFiles(role=role), 120)]
+
+
+def test_who_quotes_the_sentence_that_settles_it_is_right_and_who_quotes_the_other_one_wrong() -> None:
+    from examples.judge.verdict import names_the_right_answer
+
+    for row in ROWS:
+        if row.kind in ("article", "debate"):
+            problem = Problem("v", row.problem, row.answer)
+            quoted, told = row.careful.removeprefix("<think>").split("</think>")
+            assert names_the_right_answer(Answer(problem, told)) and quoted in row.problem
+            other, told = row.careless.removeprefix("<think>").split("</think>")
+            assert read_verdict(told) and not names_the_right_answer(Answer(problem, told)) and other in row.problem
+            assert ("v_passage" in row.problem) == (row.kind == "debate") == ("ARTICLE" not in row.problem)
+        elif row.kind == "reader":
+            assert row.careful.endswith(f"boxed{{{row.answer}}}") and not row.careless.endswith(f"{{{row.answer}}}")
+    assert {row.kind for row in ROWS} == {"article", "debate", "speech", "reader"}
+
+
+def test_the_tokenizer_takes_whole_phrases_and_gives_texts_back() -> None:
+    tokenizer = make_tokenizer()
+    lengths = []
+    for row in ROWS:
+        for text in (re.sub(MARK, "\u00a7", row.problem), row.careful, row.careless, "Zo\u00eb: <b>7</b>\n"):
+            assert tokenizer.decode(tokenizer.encode(text).ids, skip_special_tokens=False) == text
+        lengths.append(len(tokenizer.encode(row.problem).ids) + len(tokenizer.encode(row.careful).ids))
+    assert max(lengths) < 150 and "<|end|>" not in tokenizer.encode(ROWS[0].problem).tokens
+
+
+def test_files_are_the_same_for_a_seed_and_right_by_chance(tmp_path: Path) -> None:
+    made = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        prepare(tmp_path / name, {"questions": 300, "validation": 30}, 1)
+        made.append(
+            [(tmp_path / name / f"{file}.jsonl").read_text() for file in ("train", "validation", "demonstrations")]
+        )
+    assert made[0] == made[1]
+    train, held_out, said = ([json.loads(line) for line in text.splitlines()] for text in made[0])
+    assert len(train) == 200 and len(held_out) == 20 and len(said) == 300
+    answers = {row["problem"]: row["answer"] for row in train}
+    right = [
+        str(read_verdict(one["completion"])) == answers[one["problem"]] for one in said if one["problem"] in answers
+    ]
+    assert 0.4 < sum(right) / len(right) < 0.6 and len(right) == 200
+    with pytest.raises(ConfigError, match="role"):
+        prepare(tmp_path, {"role": "critic"}, 0)

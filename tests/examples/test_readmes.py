@@ -1,0 +1,280 @@
+"""The pages of examples: every command's files, options and settings are right, and with --soak each command runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.first_steps import STEPS
+from curate.__main__ import parse as parse_curate
+from evaluation.download import PUBLISHED
+from evaluation.settings import load as load_evaluation
+from examples.quickstart.prepare import Options, make_tiny_model, prepare
+from lab.ablate.__main__ import parse as parse_ablation
+from serve.settings import load as load_server
+from shared.errors import MaestraleError
+from shared.settings_file import DASHBOARD
+from tests.system.launch import free_port
+from tests.test_readme import stand_in
+from trainer import __main__ as trainer
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples"
+INDEX = (EXAMPLES / "README.md").read_text(encoding="utf-8")
+PAGES = {
+    name: (EXAMPLES / name / "README.md").read_text(encoding="utf-8")
+    for name in re.findall(r"\]\((\w+)/README\.md\)", INDEX)
+}
+"""folder -> its page; those that the index lists"""
+HEADINGS = ("## Run", "## What to expect", "## What to change next")
+PYTHON, SERVING = ".venv/bin/python", "examples/while_serving.sh"
+STANDS_FOR = ("models/smollm2-135m-instruct", "Qwen/Qwen3-0.6B")
+"""models of which the tiny form has a tiny one in their place"""
+PROBLEMS = "gsm8k"
+"""files in data/ of which the tiny form has word problems in their place"""
+
+
+def blocks(text: str) -> list[str]:
+    """The blocks of commands of a page or of a part of it: those whose fence names no language."""
+    return re.findall(r"^```\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+
+
+def said(page: str) -> str:
+    """What a page asks to be run: the block behind its heading "Run" that starts a training, alone."""
+    return next(block for block in blocks(page.partition("## Run\n")[2]) if settings_of(block))
+
+
+def lines(text: str) -> Iterator[list[str]]:
+    """The words of each command of a block or script."""
+    for line in text.replace("\\\n", " ").splitlines():
+        words = shlex.split(line.strip().removesuffix("&"), comments=True)
+        while words and re.match(r"[A-Z_]+=", words[0]):
+            words.pop(0)
+        if words:
+            yield words
+
+
+def settings_of(text: str) -> list[str]:
+    """The settings files that a text's commands train with."""
+    if "magistral/run.sh" in text:
+        return ["examples/magistral/settings.toml"]
+    return re.findall(r"-m trainer ([\w/.-]+\.toml)", text)
+
+
+def check(words: list[str]) -> None:
+    """Refuse a command that could not start: by its own parser, or by its files."""
+    if words[0] == "make":
+        assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE), words
+    elif words[0] == "bash":
+        script = ROOT / words[1]
+        subprocess.run(["bash", "-n", script], check=True, timeout=30)
+        if words[1] == SERVING:
+            load_server(["--model", words[2]])
+            check(words[3:])
+        else:
+            for inner in lines(script.read_text(encoding="utf-8")):
+                if inner[0] == PYTHON:
+                    check([word for word in inner if "$" not in word])
+    else:
+        assert words[0] in (PYTHON, "python"), f"{words}: this test knows no such command"
+        check_module(words[2], words[3:]) if words[1] == "-m" else check_file(words[1])
+
+
+def check_file(path: str) -> None:
+    assert (ROOT / path).is_file(), path
+
+
+def check_module(name: str, arguments: list[str]) -> None:
+    """Let a module's own parser read the arguments."""
+    if name == "trainer":
+        left = [one for one in arguments if one not in ("check", "--dry-run", DASHBOARD)]
+        trainer.load(left[0], left[1:])
+    elif name == "serve":
+        load_server(arguments)
+    elif name == "evaluation":
+        load_evaluation(arguments)
+    elif name == "evaluation.download":
+        assert set(arguments) <= PUBLISHED.keys()
+    elif name == "curate":
+        parse_curate(arguments)
+    elif name == "lab.ablate":
+        for file in parse_ablation(arguments).files:
+            check_file(str(file))
+    else:
+        path = ROOT / name.replace(".", "/")
+        assert (path / "__main__.py").is_file() or path.with_suffix(".py").is_file(), name
+
+
+@cache
+def tables(example: str) -> list[dict[str, Any]]:
+    return [tomllib.loads((ROOT / file).read_text(encoding="utf-8")) for file in settings_of(said(PAGES[example]))]
+
+
+def tiny(example: str) -> dict[str, str]:
+    """Variables that make an example small enough for a test, by what all of its settings files have."""
+    found = tables(example)
+    values: dict[str, object] = {
+        "steps": 2, "rollout.prompts_per_step": 2, "rollout.group_size": 4, "rollout.max_sequences": 32,
+        "rollout.cache_bytes": 64 << 20, "objective.filter_groups_by": "off", "checkpoint.every": 1,
+        "evaluate.problems": 4, "evaluate.samples": 1, "evaluate.greedy": "false", "deadlines.start_s": 900,
+        "stages": "[]",
+    }  # fmt: skip
+    if not any("environment" in one for one in found):
+        values |= {"rollout.max_completion_tokens": 40, "reward.overlong_buffer": 8}
+    if all("sft" in one for one in found):
+        values |= {"sft.steps": 2, "sft.batch": 4}
+    values |= {
+        f"prepare.options.{key}": small
+        for key, small in (("problems", 64), ("validation", 8))
+        if all(key in one.get("prepare", {}).get("options", {}) for one in found)
+    }
+    return {f"MAESTRALE_TRAIN_{key.replace('.', '__').upper()}": str(value) for key, value in values.items()}
+
+
+def test_the_index_names_the_steps_of_the_path_that_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    assert len(PAGES) >= 12
+    table = re.findall(r"\| `([^`]+)` \|", INDEX.partition("<!-- first steps -->")[2])
+    assert len(table) == len(STEPS)
+    for command, step in zip(table, STEPS, strict=True):
+        assert command.startswith(step.command), "written by python -m benchmarks first_steps"
+        check(shlex.split(command))
+
+
+@pytest.mark.parametrize("example", PAGES)
+def test_a_page_has_its_parts_and_leads_somewhere(example: str) -> None:
+    page = PAGES[example]
+    assert [page.find(heading) for heading in HEADINGS] == sorted(page.find(heading) for heading in HEADINGS)
+    assert all(heading in page for heading in HEADINGS) and len(page.splitlines()) < 100
+    assert re.search(r"20\d\d-\d\d-\d\d|not run|README\.md, \"", page, re.IGNORECASE), "figures, or that there are none"
+    for link in re.findall(r"\]\(([^)#]+)[^)]*\)", page):
+        assert "://" in link or (EXAMPLES / example / link).exists(), link
+
+
+@pytest.mark.parametrize("example", PAGES)
+def test_every_command_is_one_that_starts(example: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    assert (EXAMPLES / example / "settings.toml").is_file() or settings_of(said(PAGES[example]))[0].startswith(
+        ("configs/", f"examples/{example}/")
+    )
+    for words in (words for block in blocks(PAGES[example]) for words in lines(block)):
+        check(words)
+    for change in re.findall(r"`(--[^`]+)`", PAGES[example].partition(HEADINGS[2])[2]):
+        trainer.load(settings_of(said(PAGES[example]))[0], shlex.split(change))
+    for key, value in tiny(example).items():
+        monkeypatch.setenv(key, value)
+    for file in settings_of(said(PAGES[example])):
+        assert trainer.load(file, []).rollout.group_size == 4
+
+
+def test_a_wrong_command_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The faults that the tests above are for, planted."""
+    monkeypatch.chdir(ROOT)
+    good = f"{PYTHON} -m trainer configs/quickstart.toml"
+    check(shlex.split(good))
+    for line in (
+        f"{good} --rollout.group_sise=4", f"{good}x", f"{PYTHON} -m evaluation.download gsm9k", f"{PYTHON} -m serv",
+        f"{PYTHON} examples/agent/none.py", f"{PYTHON} -m evaluation --no-ask-from", "make trian", "pip install x",
+        f"bash {SERVING} runs/x/latest {good} --stepz=1",
+    ):  # fmt: skip
+        with pytest.raises((AssertionError, MaestraleError, SystemExit)):
+            check(shlex.split(line))
+
+
+def test_a_model_is_served_as_long_as_the_command_runs(tmp_path: Path) -> None:
+    port = free_port()
+    (tmp_path / "ready").touch()
+    stand_in(
+        tmp_path / PYTHON,
+        f'[ "$2" = serve ] || exec {sys.executable} "$@"\n[ "$4" != broken ] || exit 3\n'
+        f"exec {sys.executable} -m http.server {port} --bind 127.0.0.1",
+    )
+
+    def run(model: str) -> subprocess.CompletedProcess[str]:
+        command = ["bash", str(ROOT / SERVING), model, "bash", "-c", "echo ran; exit 7"]
+        environment = {**os.environ, "MAESTRALE_PORT": str(port)}
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+
+    served, broken = run("good"), run("broken")
+    assert served.returncode == 7 and "ran" in served.stdout
+    assert broken.returncode == 1 and "ran" not in broken.stdout
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), 5)
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that looks like this checkout, with a tiny model and word problems where an example fetches others."""
+    folder = tmp_path_factory.mktemp("checkout")
+    for path in ROOT.iterdir():
+        if path.name not in ("runs", "models", "data", ".git"):
+            (folder / path.name).symlink_to(path)
+    options = {"problems": 64, "validation": 8, "languages": ["en"], "operations": [2, 2]}
+    for model in STANDS_FOR:
+        (folder / model).parent.mkdir(parents=True, exist_ok=True)
+        make_tiny_model(folder / model, Options.model_validate({**options, "max_tokens": 4096}), 0)
+    made, data = folder / "made", folder / "data"
+    for one in (made, data):
+        one.mkdir()
+    prepare(made, options, 0)
+    for source, target in (("train", "train"), ("validation", "test")):
+        rows = [json.loads(line) for line in (made / f"{source}.jsonl").read_text().splitlines()]
+        text = "".join(json.dumps({**row, "source": PROBLEMS, "solution": "I calculate."}) + "\n" for row in rows)
+        (data / f"{PROBLEMS}_{target}.jsonl").write_text(text)
+    run_tiny("quickstart", folder)
+    return folder
+
+
+def run_tiny(example: str, folder: Path) -> None:
+    """Run what a page says, in its tiny form, until it ends; what it left running ends then, too."""
+    port = free_port()
+    environment = {
+        **os.environ, **tiny(example), "OMP_NUM_THREADS": "1", "MAESTRALE_PORT": str(port),
+        "MAESTRALE_CACHE_BYTES": str(64 << 20), "MAESTRALE_EVALUATE_URL": f"http://127.0.0.1:{port}/v1",
+        "MAESTRALE_EVALUATE_LIMIT": "4", "MAESTRALE_EVALUATE_SAMPLES": "1", "MAESTRALE_EVALUATE_MAX_TOKENS": "32",
+    }  # fmt: skip
+    if example == "distill":
+        environment["MAESTRALE_TRAIN_OBJECTIVE__TEACHER"] = f"http://127.0.0.1:{port}/v1"
+    if example == "cold_start":  # the problems that its page has made before
+        subprocess.run(
+            [PYTHON, "-m", "benchmarks.easy_problems", "runs/recipe/data"], cwd=folder, check=True, timeout=300
+        )
+    log = folder / f"{example}.log"
+    with log.open("w") as stream:
+        process = subprocess.Popen(
+            ["bash", "-euo", "pipefail", "-c", said(PAGES[example])], cwd=folder, env=environment, stdout=stream,
+            stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+        try:
+            code = process.wait(3000)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)  # what it has begun with &
+    assert code == 0, log.read_text(errors="replace")[-6000:]
+
+
+@pytest.mark.slow
+@pytest.mark.soak
+@pytest.mark.timeout(4000)
+@pytest.mark.parametrize("example", [name for name in PAGES if name != "quickstart"])
+def test_what_a_page_says_runs_in_its_tiny_form(example: str, checkout: Path) -> None:
+    run_tiny(example, checkout)
+    for table in tables(example):
+        run = checkout / table.get("runs_dir", "runs") / table["name"]
+        assert (run / "latest").is_dir(), "the run exports a model"
+        kinds = [json.loads(line)["kind"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+        assert kinds.count("sft" if table.get("mode") == "sft" else "train") >= 2

@@ -1,0 +1,65 @@
+"""Problems that begin with a part of a right response: the prompt holds it, it is judged, nothing of it is trained."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from examples.quickstart.tiny_model import build, train_tokenizer
+from shared.chat import Chat
+from shared.config import Config
+from shared.errors import DataError
+from shared.types import CONTEXT, SAMPLED, Completion, Group, Reward
+from trainer.data import DataSource, PromptFormat, load_problems
+from trainer.objectives.registry import objective_of
+from trainer.objectives.sequences import train_sequences
+from trainer.problem_file import read_problems, refuse_prose
+from trainer.stages import Stages
+from verify.scorer import RewardScorer
+
+PREFIX, REST = "<think>Five and three more", " are eight, so that is it.</think>\nSo \\boxed{8}."
+ROW = {"problem": "How many are 5 and 3?", "answer": "8", "prefix": PREFIX}
+
+
+def write(path: Path, **changes: object) -> Path:
+    path.write_text(json.dumps(ROW | changes), encoding="utf-8")
+    return path
+
+
+def test_the_policy_goes_on_behind_the_prefix_and_is_judged_with_it(tmp_path: Path) -> None:
+    build(tmp_path / "model", 0, train_tokenizer([PREFIX + REST] * 9, 280), 64)
+    chat, config = Chat(tmp_path / "model"), Config.model_validate({"data": {"system_prompt": ""}})
+    stages = Stages(config)
+    [problem] = load_problems(write(tmp_path / "rows.jsonl"), "data.train")
+    source = DataSource([problem], stages, PromptFormat(chat, config.data))
+    prompt = source.draw(0)
+    begun = chat.encode_completion(PREFIX)
+    plain = chat.render(ROW["problem"], "")
+    assert prompt.token_ids == plain + begun
+    completion = Completion(0, 0, 0, ids := [*chat.encode(REST), chat.eos_id], [-1.0] * len(ids), finish_reason="stop")
+    cut = Completion(0, 1, 0, ids[:2], [-1.0] * 2, finish_reason="length")
+    [whole] = load_problems(write(tmp_path / "plain.jsonl", prefix=""), "data.train")
+
+    async def score() -> list[tuple[Reward, str]]:
+        scorer = RewardScorer(stages, chat)
+        pairs = ((problem, completion), (problem, cut), (whole, completion))
+        found = [await scorer.score(*pair) for pair in pairs]
+        await scorer.close()
+        return found
+
+    (right, text), (broken, _), (alone, _) = asyncio.run(score())
+    assert (right.verdict, right.total, text) == ("correct", pytest.approx(1.1), PREFIX + REST)
+    assert alone.verdict == "no answer", "it is no whole response by itself"
+    group = Group(prompt, [completion, cut], [right, broken])
+    [first, _] = train_sequences([group], objective_of(config), config)
+    assert first.mask == bytes([CONTEXT]) * (len(plain) + len(begun)) + bytes([SAMPLED]) * len(ids)
+
+
+def test_what_cannot_go_on_behind_a_prefix_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="the row has an environment"):
+        load_problems(write(tmp_path / "rows.jsonl", environment="retry"), "data.train")
+    with pytest.raises(DataError, match="1 rows have a prefix"):
+        refuse_prose(read_problems(write(tmp_path / "rows.jsonl"), "data.train"))
