@@ -21,7 +21,7 @@ SEQUENCES = [[5, 9, 33, 2, 7, 7, 60], [96, 4, 8] * 12, [5, 9, 33, 2, 11, 12]]
 FIRSTS = [4, 3, 4]
 """the first and the last share a prompt, which is stored once"""
 MIXTURES = {
-    "qwen3 moe": {"num_experts": 8},
+    "qwen3 moe": {"num_experts": 8, "num_local_experts": 8},
     "mixtral": {"num_local_experts": 300},
     "gpt-oss": {},
     "qwen3.5": {"model_type": "qwen3_5_moe_text", "num_experts": 8, "shared_expert_intermediate_size": 32},
@@ -84,8 +84,8 @@ def test_own_routes_change_no_bit(family: str, recompute: int, monkeypatch: pyte
 
 @pytest.mark.parametrize("family", MIXTURES)
 def test_another_route_is_taken_and_seen(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One token of the last sequence goes elsewhere in the first layer: targets before it keep their bits, it and those
-    behind it do not; the gates of the planted experts, computed by the router, send gradients to its weights."""
+    """One token of the last sequence goes elsewhere in the first layer: targets before it stay, it and those behind it
+    do not; the gates of the planted experts, computed by the router, send gradients to its weights."""
     model, batch = mixture(family), pack_from(SEQUENCES, FIRSTS, share_prefixes=False)
     assert model.expert_counts is not None
     routes = own_routes(model, batch, monkeypatch)
@@ -96,7 +96,8 @@ def test_another_route_is_taken_and_seen(family: str, monkeypatch: pytest.Monkey
     model.expert_counts.take()
     model.zero_grad()
     planted, _ = model(replace(batch, routes=as_bytes(model, routes)))
-    assert torch.equal(planted[:-2], own[:-2]) and (planted[-2:] != own[-2:]).all()
+    far = (planted - own).abs()
+    assert far[:-2].amax() < 2e-6 and far[-2:].amin() > 1e-3  # an expert with more tokens may round otherwise
     routers = [name for name, _ in model.named_parameters() if name.endswith((".gate.weight", ".router.weight"))]
     assert len(routers) == 3
     planted[-2].backward()
