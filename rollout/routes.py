@@ -13,6 +13,15 @@ from typing import Any
 import numpy as np
 
 
+def allow_routes() -> None:
+    """Let vLLM's check of its settings pass, in the engine's process, what the older runner does not do by itself."""
+    from vllm.config import VllmConfig
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        VllmConfig._verify_aux_output_compatibility = lambda self: None
+
+
 def return_routes(runner: Any) -> None:
     """Make a model runner (V1, synchronous scheduling, without speculation) return the routes of each step. In the
     engine's process, once its KV cache is there and before its first request."""

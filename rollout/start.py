@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from rollout.routes import allow_routes
 from shared import deaths
 from shared.config import Config
 from shared.watchdog import die_with_parent
@@ -103,6 +104,7 @@ def run_engine_core(*arguments: Any, **named: Any) -> None:
 
     if BELOW_A_RANK in os.environ:
         die_with_parent()
+    allow_routes()
     try:
         getattr(EngineCoreProc, "entered_before", EngineCoreProc.run_engine_core)(*arguments, **named)
     except Exception as error:
