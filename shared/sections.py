@@ -64,14 +64,13 @@ class Data(Section):
     pass_rate: tuple[float, float] = (0.0, 1.0)
     """train only on problems whose row says a pass_rate within these bounds (rows without one always count)"""
     open_share: float = Field(0.0, ge=0, le=1)
-    """share of the training problems, of those whose answer a verifier compares, that have it hidden from the verifier:
-    objective.name = "jepo" learns from the answers themselves"""
+    """share of the problems with an answer that hide it from the verifier: "jepo" learns from the answer itself"""
     drop_solved_after: int = Field(0, ge=0)
     """at a change of stage, problems that were solved by all completions of their last so many groups are drawn no
     more; 0 keeps them"""
     offline: str = ""
-    """completions that this run does not sample, to learn from beside its own: a run's folder (its rollouts), or JSONL
-    of {"problem", "completion", "reward"}, pairs and others (docs/offline.md); "" for none"""
+    """completions to learn from beside the run's own: the folder of a run (its rollouts), or JSONL of {"problem",
+    "completion", "reward"}, pairs and others (docs/offline.md); "" for none"""
     offline_share: float = Field(0.5, ge=0, lt=1)
     """share of the groups of a batch that are offline, beside rollout.prompts_per_step sampled ones"""
 
@@ -98,9 +97,9 @@ class Placement(Section):
     """what trainers and engines compute on: "auto" is the GPUs where the machine has some, and refuses to start where
     it has some that cannot be used; "cpu" needs the CPU builds of torch and vLLM"""
     colocate: Literal["auto", "resident", "turns", "never"] = "auto"
-    """how trainers and engines share the GPUs of a launch on one node that has fewer than both need: "resident", both
-    stay in GPU memory; "turns", only those who work do (the engines sleep, the trainers' weights and moments move to
-    host memory), which needs rollout.max_async_level = 0; "auto", the first of them that fits; "never", refuse"""
+    """how trainers and engines share the GPUs of a node that has fewer than both need: "resident", both stay in GPU
+    memory; "turns", only those who work do (the engines sleep, the trainers' weights and moments move to host memory),
+    which needs rollout.max_async_level = 0; "auto", the first of them that fits; "never", refuse"""
 
 
 class Rollout(Section):

@@ -175,10 +175,9 @@ def forward_backward(
 ) -> StepSums:
     """Run all micro-batches; gradients add to those that exist, and are sums over ranks when the last one is done.
 
-    objective: None to imitate. Every rank must be given the same number of micro-batches (empty
-    ones included). Models beside the policy run before it, so that its activations need not wait for them.
-    Raises what `check` raises and RunError for something missing, before the first forward, and NonFinite for a loss
-    that is not finite, after the last backward.
+    objective: None to imitate. Every rank must be given the same number of micro-batches (empty ones included). Models
+    beside the policy run before it, so that its activations need not wait for them. Raises what `check` raises and
+    RunError for something missing, before the first forward, and NonFinite for a loss that is not finite, after all.
     """
     start = time.perf_counter()
     auxiliary = auxiliary or AuxiliaryModels()
