@@ -211,7 +211,8 @@ def test_a_checkpoint_comes_after_the_rollouts_of_its_step_also_when_ctrl_c_ends
 
     run: Any = SimpleNamespace(
         config=config, ledger=ledger, clock=clock, learn=learn, vocabulary=1000, publish=nothing,
-        logger=SimpleNamespace(step=lambda *_: {}, keep=parts.keep), evaluate_if_due=nothing, offline_groups=list,
+        logger=SimpleNamespace(step=lambda *_: {"entropy": 1.0}, keep=parts.keep), evaluate_if_due=nothing,
+        offline_groups=list,
         checkpointer=Checkpointer(config, ledger, shelf, shelf, clock, Progress(io.StringIO()), Origin({}, {})),
     )  # fmt: skip
 

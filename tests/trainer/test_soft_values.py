@@ -193,5 +193,5 @@ def test_two_problems_of_one_id_have_no_value() -> None:
 def test_rewards_do_not_change_under_soft_values() -> None:
     stages = [{"name": "one", "until_step": 2}, {"name": "two", "reward": {"language": 0.0}}]
     (line,) = complaints(settings(stages=stages))
-    assert line.startswith("stages.two changes rewards, but the soft values")
+    assert line.startswith("stages.two changes rewards or objective, but the soft values")
     assert not list(complaints(settings(stages=stages, objective={"name": "agro"})))

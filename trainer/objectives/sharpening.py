@@ -15,7 +15,7 @@ from pydantic import Field
 
 from trainer.objectives.inputs import LossInputs, LossTerm
 from trainer.objectives.objective import Need
-from trainer.objectives.policy_gradient import SUMS, PolicyGradient
+from trainer.objectives.policy_gradient import PolicyGradient
 from trainer.objectives.registry import publish
 
 
@@ -52,5 +52,5 @@ class Sharpening(PolicyGradient):
 
 publish(
     "sharpening", Sharpening, "arXiv 2412.01951", importance="token_truncated", advantage="none",
-    filter_groups_by="off", **SUMS,
+    filter_groups_by="off", loss_aggregation="completions",
 )  # fmt: skip
