@@ -240,9 +240,10 @@ class RunFolder:
 
 
 def _controls(pid: int) -> bool:
-    """Whether a process of this machine may be a run's controller."""
+    """Whether a process of this machine may be a run's controller: Python, as its command line says or, where it has
+    given itself another title, its program (which other users may not see)."""
     try:
-        return b"python" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b"python" in Path(f"/proc/{pid}/cmdline").read_bytes() or "python" in os.readlink(f"/proc/{pid}/exe")
     except OSError:
         return False
 

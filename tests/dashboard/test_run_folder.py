@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -123,3 +125,18 @@ def test_a_damaged_folder_is_no_failure(tmp_path: Path) -> None:
     (tmp_path / "rollouts").write_text("no folder")
     found = RunFolder(tmp_path).overview()
     assert found["run"]["state"] == "unknown" and found["names"] == {} and found["settings"] == {}
+
+
+def test_a_controller_with_another_title_runs(tmp_path: Path) -> None:
+    code = "import setproctitle, time; setproctitle.setproctitle('a title'); print('on', flush=True); time.sleep(60)"
+    room = {"ROOM": "x" * 500}  # the title is written over arguments and environment
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=room) as child:
+        try:
+            assert child.stdout is not None and child.stdout.readline() == b"on\n"
+            assert b"python" not in Path(f"/proc/{child.pid}/cmdline").read_bytes()
+            lock = {"pid": child.pid, "host": os.uname().nodename, "since": "now", "ended": ""}
+            (tmp_path / "lock").write_text(json.dumps(lock))
+            assert RunFolder(tmp_path).summary()["state"] == "running"
+        finally:
+            child.kill()
+    assert RunFolder(tmp_path).summary()["state"] == "crashed"
