@@ -168,7 +168,7 @@ class DemonstrationsStage(CurationStage):
 
 def start_of(one: GradedCompletion, share: float) -> list[Fields]:
     """The problem of a right completion with so large a share of its reasoning as prefix, up to a blank; [] where that
-    is nothing (starts from states of good trajectories: Snapshot RL and backward curricula)."""
+    is nothing."""
     ends = [place for close in ("</think>", "[/THINK]") if (place := one.text.find(close)) >= 0]
     cut = int(share * min(ends, default=len(one.text)))
     prefix = one.text[: max(one.text.rfind(" ", 0, cut + 1), one.text.rfind("\n", 0, cut + 1), 0)]

@@ -14,7 +14,8 @@ import numpy as np
 
 
 def allow_routes() -> None:
-    """Let vLLM's check of its settings pass, in the engine's process, what the older runner does not do by itself."""
+    """Turn off vLLM's refusal to return routes with its older runner, which `return_routes` makes do so. In the
+    engine's process, on a CPU; elsewhere nothing changes."""
     from vllm.config import VllmConfig
     from vllm.platforms import current_platform
 

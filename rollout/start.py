@@ -104,8 +104,8 @@ def run_engine_core(*arguments: Any, **named: Any) -> None:
 
     if BELOW_A_RANK in os.environ:
         die_with_parent()
-    allow_routes()
     try:
+        allow_routes()
         getattr(EngineCoreProc, "entered_before", EngineCoreProc.run_engine_core)(*arguments, **named)
     except Exception as error:
         if path := os.environ.get(REASON_VARIABLE):

@@ -122,7 +122,7 @@ def build_vllm_config(
         worker_extension_cls=WORKER_EXTENSION,
         **more,
     )
-    if replays:  # vLLM refuses to be asked for routes on a CPU, where routes.py returns them
+    if replays and device.type != "cuda":  # vLLM would refuse the flag above; routes.py returns them
         made.aux_output_config.enable_return_routed_experts = True
     return made
 

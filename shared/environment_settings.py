@@ -38,5 +38,5 @@ class EnvironmentSettings(Section):
     """"episode": all turns have the advantage of the episode; "turn": each has that of the rewards from it on, compared
     with the group's at the same turn"""
     discount: float = Field(1.0, ge=0, le=1)
-    """with credit = "turn", a reward counts this much less for each turn between it and the one that it is credited to;
-    0: a turn has its own reward only"""
+    """with credit = "turn", a reward of k turns later counts discount^k: 1 counts all alike, with 0 a turn has its own
+    reward only"""

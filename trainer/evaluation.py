@@ -59,8 +59,8 @@ class Sampled(msgspec.Struct, omit_defaults=True):
     """numbers of the environment, each the mean over the turns that have it"""
 
 
-class Number(msgspec.Struct):
-    """A number of the environment over the episodes that have it."""
+class InfoMean(msgspec.Struct):
+    """A number of the environment, over the episodes that have it."""
 
     mean: float
     half_width: float
@@ -113,7 +113,7 @@ class Evaluation(msgspec.Struct):
     """different answers of a problem, right ones being one; as for `majority`"""
     parts: dict[str, Breakdown] = {}
     """"language/fr", "domain/code", "set/gsm8k": only kinds of which there are several"""
-    info: dict[str, Number] = {}
+    info: dict[str, InfoMean] = {}
     """by name: numbers that environments gave"""
     samples: list[Sampled] = []
 
@@ -265,11 +265,11 @@ def parts_of(problems: Sequence[Sequence[Sampled]]) -> dict[str, Breakdown]:
     return found
 
 
-def info_of(problems: Sequence[Sequence[Sampled]]) -> dict[str, Number]:
+def info_of(problems: Sequence[Sequence[Sampled]]) -> dict[str, InfoMean]:
     """Each number that environments gave: mean over problems of its mean over a problem's episodes that have it."""
     found = [_means([sample.info for sample in samples]) for samples in problems]
     names = sorted({name for info in found for name in info})
-    return {name: Number(*mean_and_half_width([info[name] for info in found if name in info])) for name in names}
+    return {name: InfoMean(*mean_and_half_width([info[name] for info in found if name in info])) for name in names}
 
 
 def _means(infos: Sequence[dict[str, float]]) -> dict[str, float]:

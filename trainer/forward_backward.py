@@ -177,7 +177,7 @@ def forward_backward(
 
     objective: None to imitate. Every rank must be given the same number of micro-batches (empty ones included). Models
     beside the policy run before it, so that its activations need not wait for them. Raises what `check` raises and
-    RunError for something missing, before the first forward, and NonFinite for a loss that is not finite, after all.
+    RunError for something missing, before anything runs, and NonFinite for an infinite loss, after the last backward.
     """
     start = time.perf_counter()
     auxiliary = auxiliary or AuxiliaryModels()

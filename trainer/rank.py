@@ -3,7 +3,7 @@
     load -> load_frozen, where the objective needs it -> (compute_old_logprobs? -> forward_backward -> step ->
     move_reference? -> publish -> (offload -> onload)?)*, save -> saved*, export; set_objective, reset_optimiser; stop
 
-All of these but stop, saved, reset_optimiser, offload and onload are collectives: a rank that is alone in one waits.
+Calls that train, load, score, publish, save or export are collectives: a rank that is alone in one waits.
 """
 
 from __future__ import annotations

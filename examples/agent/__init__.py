@@ -1,1 +1,1 @@
-"""The example of an environment: a number is guessed, and found by bisection in the end."""
+"""The example of an agent: a program for OpenAI's API that asks a tool, and is trained as it is."""

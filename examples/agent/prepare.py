@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from examples.agent.agent import KINDS, MOST, TOOL
-from examples.quickstart.tiny_model import build, train_tokenizer
+from examples.quickstart.tiny_model import build, train_tokenizer, write_lines
 from shared.errors import ConfigError
 from shared.tool_calls import TOOLS_PROMPT, ToolDefinition, call_text, result_text, signatures
 
@@ -32,11 +32,11 @@ def prepare(folder: Path, options: Mapping[str, Any], seed: int) -> None:
     system = TOOLS_PROMPT.replace("{given}", signatures([ToolDefinition(**TOOL)]))
     rng = random.Random(f"fruit {seed}")
     shown = [_demonstrate(rng.choice(KINDS), rng) for _ in range(DEMONSTRATIONS)]
-    _write(folder / "demonstrations.jsonl", ({**row, "system": system} for row in shown))
+    write_lines(folder / "demonstrations.jsonl", ({**row, "system": system} for row in shown))
     for name in ("train", "validation"):
         kinds = [rng.choice(KINDS) for _ in range(PROBLEMS)]
         rows = ({"id": f"{name}-{n}", "problem": _ask(kind), "answer": kind} for n, kind in enumerate(kinds))
-        _write(folder / f"{name}.jsonl", rows)
+        write_lines(folder / f"{name}.jsonl", rows)
     turns = [turn["content"] for row in shown for turn in row["completion"]]
     words = [system, *map(_ask, KINDS), *turns, *(result_text(turn) for turn in turns)]
     build(folder / "model", seed, train_tokenizer(words, VOCABULARY), MAX_TOKENS)
@@ -55,7 +55,3 @@ def _demonstrate(kind: str, rng: random.Random) -> dict[str, Any]:
         ("assistant", str(result if rng.random() < READ else rng.randint(1, MOST))),
     )
     return {"problem": _ask(kind), "completion": [{"role": role, "content": text} for role, text in said]}
-
-
-def _write(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")

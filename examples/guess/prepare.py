@@ -8,15 +8,14 @@ options = { numbers = 16, guesses = 5 }
 
 from __future__ import annotations
 
-import json
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field, ValidationError
 
-from examples.quickstart.tiny_model import build, train_tokenizer
+from examples.quickstart.tiny_model import build, train_tokenizer, write_lines
 from shared.errors import ConfigError
 from shared.section import Section
 
@@ -47,10 +46,10 @@ def prepare(folder: Path, options: Mapping[str, Any], seed: int) -> None:
     text = f"Find the number from 1 to {wanted.numbers}."
     rng = random.Random(f"guesses {seed}")
     games = (_play_at_random(rng, wanted) for _ in range(DEMONSTRATIONS))
-    _write(folder / "demonstrations.jsonl", ({"problem": text, "completion": game} for game in games))
+    write_lines(folder / "demonstrations.jsonl", ({"problem": text, "completion": game} for game in games))
     for name, count in (("train", wanted.problems), ("validation", wanted.validation)):
         rows = ({"id": f"{name}-{number}", "problem": text, "environment": "guess"} for number in range(count))
-        _write(folder / f"{name}.jsonl", rows)
+        write_lines(folder / f"{name}.jsonl", rows)
     words = [text, "higher", "lower", "Name a number.", *map(str, range(1, wanted.numbers + 1))]
     build(folder / "model", seed, train_tokenizer(words * 20, VOCABULARY), wanted.max_tokens)
 
@@ -65,7 +64,3 @@ def _play_at_random(rng: random.Random, wanted: GuessFiles) -> list[dict[str, st
             break
         messages.append({"role": "user", "content": "higher" if guess < number else "lower"})
     return messages
-
-
-def _write(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")

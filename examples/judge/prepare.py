@@ -14,17 +14,16 @@ options = { role = "judge", facts = 6 }
 
 from __future__ import annotations
 
-import json
 import random
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from pydantic import Field, ValidationError
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from examples.quickstart.tiny_model import CONTROL, MARKS, build
+from examples.quickstart.tiny_model import CONTROL, MARKS, build, write_lines
 from shared.errors import ConfigError
 from shared.section import Section
 from verify.oversight import prompts
@@ -81,10 +80,10 @@ def prepare(folder: Path, options: Mapping[str, Any], seed: int) -> None:
         {"problem": row.problem, "completion": row.careful if rng.random() < wanted.careful else row.careless}
         for row in train
     ]
-    write(folder / "demonstrations.jsonl", demonstrations)
+    write_lines(folder / "demonstrations.jsonl", demonstrations)
     for name, rows in (("train", train), ("validation", held_out)):
         asked = (row for row in rows if row.kind != "speech")
-        write(folder / f"{name}.jsonl", (problem_of(row, f"{name}-{place}") for place, row in enumerate(asked)))
+        write_lines(folder / f"{name}.jsonl", (problem_of(row, f"{name}-{place}") for place, row in enumerate(asked)))
     build(folder / "model", seed, make_tokenizer(), wanted.max_tokens)
 
 
@@ -196,8 +195,3 @@ def make_tokenizer() -> Tokenizer:
     tokenizer.add_special_tokens(list(CONTROL))
     tokenizer.add_tokens([AddedToken(mark, normalized=False) for mark in MARKS])
     return tokenizer
-
-
-def write(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
-    """Write a file of JSON lines."""
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")

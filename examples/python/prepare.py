@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from pydantic import Field, ValidationError
 
 from environments.python import Python
 from environments.tools import tool_of
-from examples.quickstart.tiny_model import build, train_tokenizer
+from examples.quickstart.tiny_model import build, train_tokenizer, write_lines
 from shared.errors import ConfigError
 from shared.section import Section
 from shared.tool_calls import call_text, result_text, tools_prompt
@@ -61,9 +61,9 @@ def prepare(folder: Path, options: Mapping[str, Any], seed: int) -> None:
         for one in train
         for _ in range(DEMONSTRATIONS_PER_PROBLEM)
     ]
-    _write(folder / "demonstrations.jsonl", rows)
+    write_lines(folder / "demonstrations.jsonl", rows)
     for name, sums in (("train", train), ("validation", validation)):
-        _write(
+        write_lines(
             folder / f"{name}.jsonl",
             (
                 {"id": f"{name}-{number}", "problem": _text(one), "answer": str(_value(one)), "environment": "python"}
@@ -118,7 +118,3 @@ def _sums(rng: random.Random, count: int, without: frozenset[str]) -> list[str]:
         if one not in without:
             found[one] = None
     return list(found)
-
-
-def _write(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")

@@ -15,15 +15,14 @@ demonstrations = "made/demonstrations.jsonl"
 
 from __future__ import annotations
 
-import json
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
 
-from examples.quickstart.tiny_model import VOCABULARY, build, train_tokenizer
+from examples.quickstart.tiny_model import VOCABULARY, build, train_tokenizer, write_lines
 from examples.quickstart.toy_programs import (
     ASKING,
     NO_BLUNDERS,
@@ -113,7 +112,7 @@ def prepare(folder: Path, options: Mapping[str, Any], seed: int) -> None:
     wanted = read_options(options)
     train, validation = draw(wanted, seed, validation=False), draw(wanted, seed, validation=True)
     rng = random.Random(f"demonstrations {seed}")
-    _write_lines(
+    write_lines(
         folder / "demonstrations.jsonl",
         (
             {"problem": one.text, "completion": _imitable(rng, one, wanted)}
@@ -122,7 +121,7 @@ def prepare(folder: Path, options: Mapping[str, Any], seed: int) -> None:
         ),
     )
     for file, name, found in (("train.jsonl", "train", train), ("validation.jsonl", "validation", validation)):
-        _write_lines(folder / file, (_row(one.problem(f"{name}-{number}")) for number, one in enumerate(found)))
+        write_lines(folder / file, (_row(one.problem(f"{name}-{number}")) for number, one in enumerate(found)))
     make_tiny_model(folder / "model", wanted, seed)
 
 
@@ -229,9 +228,3 @@ def _row(problem: Problem) -> dict[str, object]:
         "domain": problem.domain,
         "source": problem.source,
     }
-
-
-def _write_lines(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
-    with path.open("w", encoding="utf-8") as stream:
-        for row in rows:
-            stream.write(json.dumps(row, ensure_ascii=False) + "\n")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -126,3 +126,10 @@ def write_tokenizer(folder: Path, tokenizer: Tokenizer, max_tokens: int) -> None
     tokenizer.save(str(folder / "tokenizer.json"))
     for name, content in (("tokenizer_config.json", settings), ("generation_config.json", generation)):
         (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def write_lines(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
+    """Write a file of JSON lines."""
+    with path.open("w", encoding="utf-8") as stream:
+        for row in rows:
+            stream.write(json.dumps(row, ensure_ascii=False) + "\n")

@@ -206,13 +206,13 @@ def test_a_row_is_checked_by_the_verifier_that_it_names(tmp_path: Path) -> None:
         "import time\nfrom verify.verifiers import Answer, verifier\n\n"
         '@verifier("backwards", ground_truth="tests")\n'
         "def backwards(answer: Answer) -> float:\n"
-        '    while answer.text == "for ever":\n        time.sleep(1)\n'
+        '    while answer.text == "endless":\n        time.sleep(1)\n'
         "    return float(answer.text[::-1] == answer.problem.tests)\n"
     )
     choose = {"plugins": [str(file)], "deadline_s": 0.5}
     plugins.choose(settings(**choose))
     row = {"problem": "Say it.", "tests": "cba", "domain": "words", "checker": "backwards"}
-    cases = [(row, "abc"), (row, "cba"), (row, "for ever"), (row | {"answer_form": "response"}, "abc")]
+    cases = [(row, "abc"), (row, "cba"), (row, "endless"), (row | {"answer_form": "response"}, "abc")]
     found = scores(cases, **choose)
     assert [one.verdict.value for one in found] == ["correct", "wrong", "timeout", "correct"]
     assert read_problem(row, "row 1").domain == "words"
