@@ -54,6 +54,7 @@ for another process that uses the GPU"""
 CPU_BLOCK_TOKENS = 32
 """tokens of a KV cache block: a group shares the full blocks of its prompt, and few prompts fill vLLM's 128"""
 WORKER_EXTENSION = "rollout.weights.vllm_backend.WorkerExtension"
+CPU_WORKER = "rollout.cpu_worker.CpuWorker"
 
 
 def prepare_environment() -> None:
@@ -104,6 +105,8 @@ def build_vllm_config(
 
         more |= engine_arguments(config.lora.rank, adapted_layers(config, model_dir))
     replays = config.model.router_replay and is_mixture(config, model_dir)
+    if device.type == "cpu":
+        more["worker_cls"] = CPU_WORKER
     if replays and device.type == "cuda":
         more["enable_return_routed_experts"] = True
     if device.type == "cuda" and cache_bytes is None:

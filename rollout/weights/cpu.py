@@ -103,7 +103,9 @@ class CpuWeightLoader:
         sys.setswitchinterval(SWITCH_S)
         self._lock = threading.Lock()
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._pack_ahead, name="weight packing", daemon=True)
+        self._thread = threading.Thread(
+            target=self._pack_ahead, args=(torch.get_num_threads(),), name="weight packing", daemon=True
+        )
         self._thread.start()
 
     def take(self, version: int) -> None:
@@ -189,7 +191,10 @@ class CpuWeightLoader:
     def _make_scratch(self) -> torch.Tensor:
         return torch.empty(self.scratch_bytes // self.dtype.itemsize, dtype=self.dtype)
 
-    def _pack_ahead(self) -> None:
+    def _pack_ahead(self, threads: int) -> None:
+        """threads: with which the model was loaded. OpenMP counts them for each thread by itself, and a weight packed
+        with another number would be read in a wrong order (see cpu_worker.py)."""
+        torch._C.set_num_threads(threads)  # vLLM disabled torch's own setter
         scratch = self._make_scratch()
         while not self._closed.wait(POLL_S):
             with self._lock:

@@ -26,8 +26,6 @@ from vllm.distributed.weight_transfer.base import (
 )
 
 from rollout.routes import return_routes
-from rollout.vllm_config import THREADS_VARIABLE
-from rollout.warm_up import allow_amx
 from rollout.weights.adapters import AdapterSlot
 from rollout.weights.layout import Layout, buffer_of, read_layout
 from rollout.weights.parameters import PackedReader, Target, plan_targets, read_plain
@@ -36,7 +34,6 @@ from rollout.weights.receiver import check_flags
 from rollout.weights.shm import HostWeightBuffer, open_buffer
 from rollout.weights.slots import WeightSlots
 from shared.errors import RunError
-from shared.model.cpu import keep_freed_memory
 from shared.watchdog import STACKS_VARIABLE, die_with_parent, open_stacks
 
 if TYPE_CHECKING:
@@ -116,11 +113,6 @@ class MaestraleTransferEngine(WeightTransferEngine[AttachInfo, UpdateInfo]):
         die_with_parent()
         if folder := os.environ.get(STACKS_VARIABLE):
             open_stacks(Path(folder), f"engine-{os.environ.get(ENGINE_VARIABLE, '0')}")
-        if self.device.type == "cpu":
-            allow_amx()
-            keep_freed_memory()
-            # the parent forked with one thread, and vLLM disabled torch's own setter
-            torch._C.set_num_threads(int(os.environ.get(THREADS_VARIABLE, "1")))
         self.source: HostWeightBuffer | DeviceWeightBuffer | WeightSlots | None = None
         self.loader: CpuWeightLoader | None = None
         self.thread: threading.Thread | None = None

@@ -1,0 +1,29 @@
+"""vLLM's worker on the CPU, prepared before it loads a model: threads, AMX, and memory that it keeps for itself."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from vllm.v1.worker.cpu_worker import CPUWorker
+
+from rollout.vllm_config import THREADS_VARIABLE
+from rollout.warm_up import allow_amx
+from shared.model.cpu import keep_freed_memory
+
+
+class CpuWorker(CPUWorker):
+    """vLLM's worker with this engine's number of threads from its first packed weight on.
+
+    oneDNN chooses the order of a packed weight by the number of threads of the thread that packs it, and vLLM's linears
+    of one shape share the products that were made for the first one's order. A weight packed later with another number
+    of threads would be read in a wrong order: of SmolLM2-135M in float32, loaded with one thread and updated with
+    eight, q, k, v and the MLP's output.
+    """
+
+    def init_device(self) -> None:
+        """Prepare this process. The parent forked with one thread, and vLLM disabled torch's own setter."""
+        super().init_device()
+        allow_amx()
+        keep_freed_memory()
+        torch._C.set_num_threads(int(os.environ.get(THREADS_VARIABLE, "1")))
