@@ -26,8 +26,8 @@ APART = ("reward.judge.", "environment.")
 """settings of the judge and of environments, which validate their own"""
 BUDGETS = {
     "product lines": 64_210,
-    "training lines": 26_580,
-    "files": 393,
+    "training lines": 26_600,
+    "files": 394,
     "settings": 92,
     "class names used twice": 0,
 }
