@@ -100,6 +100,22 @@ class Placement(Section):
     """how trainers and engines share the GPUs of a node that has fewer than both need: "resident", both stay in GPU
     memory; "turns", only those who work do (the engines sleep, the trainers' weights and moments move to host memory),
     which needs rollout.max_async_level = 0; "auto", the first of them that fits; "never", refuse"""
+    replicas: int | None = Field(None, ge=1)
+    """copies of the model among the trainers (HSDP), each sharded over neighbouring ranks; only sums of gradients pass
+    between them. Not given: one for each node, or as many as fit"""
+
+    @property
+    def shards(self) -> int:
+        """Trainers that share a copy of the model."""
+        return self.trainers // (self.replicas or 1)
+
+    def own_contradictions(self) -> Iterator[str]:
+        """Yield a division of the trainers that leaves some over."""
+        if self.trainers % (self.replicas or 1):
+            yield (
+                f"placement.replicas = {self.replicas} must divide placement.trainers = {self.trainers}: each replica "
+                "is sharded over as many trainers"
+            )
 
 
 class Rollout(Section):

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import msgspec
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -123,6 +124,7 @@ def build_frozen(folder: Path, config: Config, mesh: DeviceMesh, device: torch.d
     fsdp.shard(frozen, mesh, getattr(torch, config.optimiser.compute_dtype))
     fsdp.materialise(frozen, device)
     load_weights(folder, frozen)
+    fsdp.compare_replicas(frozen, mesh, f"after the load of {folder}")
     return frozen
 
 
@@ -186,8 +188,12 @@ class TrainerRank:
     def load_policy(self, model_dir: Path, checkpoint: Path | None = None) -> dict[str, dict[str, int]]:
         """Join the other trainers and build model, optimiser and value head; returns the checksums of `build`."""
         self.model_dir = model_dir
-        self.mesh = fsdp.join(self.role.store, self.rank, self.world, self.role.device, self.config.deadlines.step_s)
+        self.mesh = fsdp.join(
+            self.role.store, self.rank, self.world, self.role.device, self.config.deadlines.step_s,
+            self.config.placement.replicas or 1,
+        )  # fmt: skip
         self.decoder, self.optimiser, checksums = build(model_dir, checkpoint, self.config, self.mesh, self.role.device)
+        fsdp.compare_replicas(self.decoder, self.mesh, "after the load")
         if Need.VALUE in self.objective.needs:
             rate = self.objective.in_force["value_learning_rate"]
             self.auxiliary.values = ValueHead(self.decoder.config.hidden_size, rate, self.role.device)
@@ -259,12 +265,13 @@ class TrainerRank:
     def step(self, learning_rate: float) -> Stepped:
         """Clip the gradients, take one AdamW step, drop the gradients."""
         start = time.perf_counter()
-        norm = optimiser.clip(self.decoder, self.config.optimiser.max_grad_norm, self.mesh.get_group())
+        norm = optimiser.clip(self.decoder, self.config.optimiser.max_grad_norm, self.mesh.get_group("shard"))
         fsdp.reshard(self.decoder)
         self.settle()
         optimiser.update(self.decoder, self.optimiser, learning_rate)
+        fsdp.compare_replicas(self.decoder, self.mesh, "after an optimiser step")
         if self.auxiliary.values is not None:
-            self.auxiliary.values.step(self.mesh.get_group())
+            self.auxiliary.values.step(dist.group.WORLD)
         seconds, device = time.perf_counter() - start, self.role.device
         peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
         return Stepped(grad_norm=norm, seconds=seconds, gpu_peak_bytes=peak)
