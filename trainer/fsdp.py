@@ -221,10 +221,9 @@ def compare_replicas(model: nn.Module, mesh: DeviceMesh, when: str) -> None:
         return
     names, held = zip(*((name, local(parameter)) for name, parameter in model.named_parameters()), strict=True)
     sums = torch.stack([one.view(WORDS[one.element_size()]).sum(dtype=torch.int64) for one in held])
-    found = torch.empty(mesh.size(0), len(sums), dtype=torch.int64, device=sums.device)
-    dist.all_gather_into_tensor(found, sums, mesh.get_group("replicate"))
-    ranks = dist.get_process_group_ranks(mesh.get_group("replicate"))
-    differ = found != found.mode(dim=0).values
+    ranks = dist.get_process_group_ranks(group := mesh.get_group("replicate"))
+    dist.all_gather(parts := [torch.empty_like(sums) for _ in ranks], sums, group)
+    differ = (found := torch.stack(parts)) != found.mode(dim=0).values
     if not differ.any():
         return
     some = [name for name, one in zip(names, differ.any(dim=0).tolist(), strict=True) if one]
