@@ -171,6 +171,7 @@ def check_own_gpus(config: Config, shape: DecoderConfig, gpu_bytes: float, gpus:
         raise ConfigError(
             f"a trainer takes {surely / GIB:.1f} GiB before activations ({parts(trainer)}), a GPU has "
             f"{gpu_bytes / GIB:.1f} GiB: train on more GPUs (placement.trainers), or train a smaller model"
+            + (", or lower placement.replicas" if (config.placement.replicas or 1) > 1 else "")
         )
     weights, arriving = (
         memory.weight_bytes(shape.parameters, width, parallel),

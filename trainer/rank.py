@@ -223,6 +223,8 @@ class TrainerRank:
             count = sum(parameter.numel() for _, parameter in fsdp.trained(self.decoder))
             rank = f"rank {self.config.lora.rank}, alpha {self.config.lora.alpha:g}"
             description["adapters"] = f"{count / 1e6:.2f} M parameters ({rank}) on frozen weights"
+        if self.mesh.ndim > 1:
+            description["replicas"] = f"{self.mesh.size(0)}, each sharded over {self.mesh.size(1)} trainers"
         if self.decoder.recompute:
             description["recomputed"] = f"{self.decoder.recompute} of {len(self.decoder.layers)} layers"
         return description

@@ -22,6 +22,8 @@ from trainer import shard_files
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1200)]
 CLOSE = 1e-6
 """only the order differs in which ranks are added up"""
+MOMENTS_CLOSE = 1e-5
+"""the same for AdamW's moments after three steps, of which one holds squares (measured: 3e-6)"""
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +47,8 @@ def test_gradients_losses_and_updates_are_those_of_one_replica(found: list[dict[
     for rank in found:
         for name in ("gradients 2 True", "gradients 2 False"):
             assert 0 < rank[f"{name} from gradients 1 True"] <= CLOSE
-        assert rank["trained 2 from trained 1"] <= CLOSE
+        assert rank["weight/trained 2 from trained 1"] <= CLOSE
+        assert rank["trained 2 from trained 1"] <= MOMENTS_CLOSE
         assert rank["steps 2"] == pytest.approx(rank["steps 1"], rel=CLOSE)
         assert rank["head 2"] == pytest.approx(rank["head 1"], rel=CLOSE) and any(rank["head 1"])
     one, two = (load_file(folder / f"exported-{count}" / "model.safetensors") for count in (1, 2))
@@ -60,14 +63,9 @@ def test_gradients_pass_between_replicas_once_a_step_however_many_micro_batches(
 
 
 def test_each_row_is_sent_and_saved_once(found: list[dict[str, Any]], folder: Path) -> None:
-    for name in ("published", "written"):
-        one, two = ([rank[f"{name} {count}"] for rank in found] for count in (1, 2))
-        sizes = [[ranks[0] if name == "written" else ranks[0] for ranks in way] for way in (one, two)]
-        assert all(min(way) > 0 for way in sizes)
-        if name == "published":
-            assert sum(sizes[0]) == sum(sizes[1])
-        else:  # beside the headers
-            assert sum(sizes[1]) <= 1.3 * sum(sizes[0])
+    for name, headers in (("published", 1.0), ("written", 1.3)):
+        one, two = ([rank[f"{name} {count}"][0] for rank in found] for count in (1, 2))
+        assert min(two) > 0 and sum(one) / headers <= sum(two) <= sum(one) * headers
     assert all(rank["delivered 1"] and rank["delivered 2"] for rank in found)
     for count in (1, 2):
         whole = dict(shard_files.iterate_weights(folder / f"saved-{count}"))
