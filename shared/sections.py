@@ -104,19 +104,6 @@ class Placement(Section):
     """copies of the model among the trainers (HSDP), each sharded over neighbouring ranks; only sums of gradients pass
     between them. Not given: one for each node, or as many as fit"""
 
-    @property
-    def shards(self) -> int:
-        """Trainers that share a copy of the model."""
-        return self.trainers // (self.replicas or 1)
-
-    def own_contradictions(self) -> Iterator[str]:
-        """Yield a division of the trainers that leaves some over."""
-        if self.trainers % (self.replicas or 1):
-            yield (
-                f"placement.replicas = {self.replicas} must divide placement.trainers = {self.trainers}: each replica "
-                "is sharded over as many trainers"
-            )
-
 
 class Rollout(Section):
     prompts_per_step: int = Field(32, ge=1)
@@ -301,10 +288,7 @@ class Sft(Section):
     def own_contradictions(self) -> Iterator[str]:
         """Yield that demonstrations are missing."""
         if self.steps and not self.demonstrations:
-            yield (
-                f'sft.steps = {self.steps} needs demonstrations, but sft.demonstrations = "": set a '
-                "file, or sft.steps = 0"
-            )
+            yield f'sft.steps = {self.steps} needs demonstrations, but sft.demonstrations = "": set it, or sft.steps = 0'
 
 
 class Checkpoint(Section):

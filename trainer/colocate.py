@@ -41,9 +41,14 @@ PINNED_SHARE = 0.8
 GIB = 1 << 30
 
 
+def shards_of(config: Config) -> int:
+    """Trainers that share one replica of the model."""
+    return config.placement.trainers // (config.placement.replicas or 1)
+
+
 def frozen_models(config: Config, shape: DecoderConfig, on_gpu: bool) -> dict[str, float]:
     """Bytes of the models beside the policy on a trainer rank: "reference", and "teacher" where its folder is here."""
-    objective, shards = objective_of(config), config.placement.shards
+    objective, shards = objective_of(config), shards_of(config)
     in_place = memory.works_in_place(config.placement.trainers, config.optimiser.compute_dtype, on_gpu)
     found = {}
     if Need.REFERENCE in needs(config):
@@ -83,7 +88,7 @@ def trainer_memory(config: Config, shape: DecoderConfig, on_gpu: bool, readers: 
         shape, settings.micro_batch_tokens, width, settings.activation_bytes, bool(adapters)
     )
     return TrainerMemory(
-        states=memory.states_bytes(shape.parameters, config.placement.shards, adapters, width),
+        states=memory.states_bytes(shape.parameters, shards_of(config), adapters, width),
         gathered=0.0 if in_place else memory.gathered_bytes(shape, width, adapters),
         frozen=sum(frozen_models(config, shape, on_gpu).values()),
         buffers=memory.buffer_bytes(adapters or shape.parameters, trainers, sent)

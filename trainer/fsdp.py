@@ -211,13 +211,14 @@ def own_rows(tensor: Tensor) -> tuple[Rows, slice]:
 
 
 @torch.no_grad()
-def compare_replicas(model: nn.Module, mesh: DeviceMesh, when: str) -> None:
+def compare_replicas(model: nn.Module, when: str) -> None:
     """Compare the sum of the bit patterns of every parameter's rows with those of the ranks that hold the same ones. A
     collective; nothing where there is one replica. when: for the message.
 
     Raises SyncMismatch naming the parameters that differ, and the ranks: those that differ from most, or both of two.
     """
-    if mesh.ndim == 1:
+    first = next(model.parameters())
+    if not is_sharded(first) or (mesh := first.device_mesh).ndim == 1:
         return
     names, held = zip(*((name, local(parameter)) for name, parameter in model.named_parameters()), strict=True)
     sums = torch.stack([one.view(WORDS[one.element_size()]).sum(dtype=torch.int64) for one in held])

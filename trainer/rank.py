@@ -16,7 +16,6 @@ from typing import Any, Literal
 
 import msgspec
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -115,8 +114,7 @@ def build(
 
 
 def build_frozen(folder: Path, config: Config, mesh: DeviceMesh, device: torch.device) -> LanguageModel:
-    """Build a frozen model from a Hugging Face folder, sharded and computed as the policy is: equal weights give equal
-    log-probs."""
+    """Build a frozen model from a Hugging Face folder that gives, with the policy's weights, the policy's log-probs."""
     described = hf.load_config(folder)
     with torch.device("meta"):
         shape = read_shape(described, config.model.implementation, config.model.max_tokens)
@@ -124,7 +122,6 @@ def build_frozen(folder: Path, config: Config, mesh: DeviceMesh, device: torch.d
     fsdp.shard(frozen, mesh, getattr(torch, config.optimiser.compute_dtype))
     fsdp.materialise(frozen, device)
     load_weights(folder, frozen)
-    fsdp.compare_replicas(frozen, mesh, f"after the load of {folder}")
     return frozen
 
 
@@ -145,6 +142,7 @@ def load_weights(model_dir: Path, decoder: LanguageModel, beside_checkpoint: boo
             raise NonFinite(f"{name} in {model_dir} holds values that are not finite: fetch the weights again")
         fsdp.local(stored[name]).copy_(held)
     fsdp.reshard(decoder)
+    fsdp.compare_replicas(decoder, f"after the load of {model_dir}")
 
 
 class TrainerRank:
@@ -187,13 +185,9 @@ class TrainerRank:
 
     def load_policy(self, model_dir: Path, checkpoint: Path | None = None) -> dict[str, dict[str, int]]:
         """Join the other trainers and build model, optimiser and value head; returns the checksums of `build`."""
-        self.model_dir = model_dir
-        self.mesh = fsdp.join(
-            self.role.store, self.rank, self.world, self.role.device, self.config.deadlines.step_s,
-            self.config.placement.replicas or 1,
-        )  # fmt: skip
+        self.model_dir, role, replicas = model_dir, self.role, self.config.placement.replicas or 1
+        self.mesh = fsdp.join(role.store, self.rank, self.world, role.device, self.config.deadlines.step_s, replicas)
         self.decoder, self.optimiser, checksums = build(model_dir, checkpoint, self.config, self.mesh, self.role.device)
-        fsdp.compare_replicas(self.decoder, self.mesh, "after the load")
         if Need.VALUE in self.objective.needs:
             rate = self.objective.in_force["value_learning_rate"]
             self.auxiliary.values = ValueHead(self.decoder.config.hidden_size, rate, self.role.device)
@@ -216,6 +210,7 @@ class TrainerRank:
             "log-probs": "float32",
             "engines": self.config.model.dtype,
             "device": f"{self.role.device} {self.card}".rstrip(),
+            **({"replicas": f"{self.mesh.size(0)} of {self.mesh.size(1)} trainers"} if self.mesh.ndim > 1 else {}),
         }
         if settings.compute_dtype == "bfloat16" and not multiplies_bfloat16_fast(self.role.device.type):
             description["compute"] += " (slow on this processor: optimiser.compute_dtype = 'float32' takes less time)"
@@ -223,8 +218,6 @@ class TrainerRank:
             count = sum(parameter.numel() for _, parameter in fsdp.trained(self.decoder))
             rank = f"rank {self.config.lora.rank}, alpha {self.config.lora.alpha:g}"
             description["adapters"] = f"{count / 1e6:.2f} M parameters ({rank}) on frozen weights"
-        if self.mesh.ndim > 1:
-            description["replicas"] = f"{self.mesh.size(0)}, each sharded over {self.mesh.size(1)} trainers"
         if self.decoder.recompute:
             description["recomputed"] = f"{self.decoder.recompute} of {len(self.decoder.layers)} layers"
         return description
@@ -271,12 +264,11 @@ class TrainerRank:
         fsdp.reshard(self.decoder)
         self.settle()
         optimiser.update(self.decoder, self.optimiser, learning_rate)
-        fsdp.compare_replicas(self.decoder, self.mesh, "after an optimiser step")
+        fsdp.compare_replicas(self.decoder, "after an optimiser step")
         if self.auxiliary.values is not None:
-            self.auxiliary.values.step(dist.group.WORLD)
-        seconds, device = time.perf_counter() - start, self.role.device
-        peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
-        return Stepped(grad_norm=norm, seconds=seconds, gpu_peak_bytes=peak)
+            self.auxiliary.values.step()
+        peak = torch.cuda.max_memory_allocated(self.role.device) if self.role.device.type == "cuda" else 0
+        return Stepped(norm, time.perf_counter() - start, peak)
 
     @call("reset of the optimiser", deadline="step")
     def reset_optimiser(self) -> None:
@@ -320,8 +312,7 @@ class TrainerRank:
         head) or gathers (a reference that moves: first, so that a full disk fails here when no rank waits for this
         one). `saved` tells when all of it is on the disk.
 
-        Returns parameter -> checksum of this rank's rows as they are now. version: of the policy, kept in the shard
-        too.
+        Returns parameter -> checksum of this rank's rows as they are now. version: of the policy, for the shard.
         """
         path, self.beside = Path(folder), {}
         if self.writer is not None:

@@ -23,7 +23,7 @@ from shared.atomic_write import flush
 from shared.errors import CheckpointError
 from shared.record_file import Written
 from trainer import safetensors_file
-from trainer.fsdp import local, own_rows, reshard, rows_of, trained
+from trainer.fsdp import compare_replicas, local, own_rows, reshard, rows_of, trained
 from trainer.optimiser import reset, step_count
 from trainer.shard_files import FORMAT, read_shards
 
@@ -197,6 +197,7 @@ def load_shards(
         if count:
             raise CheckpointError(f"{folder} lacks {count} rows of {name}: use an earlier checkpoint")
     reshard(model)
+    compare_replicas(model, f"after the load of {folder}")
     return shards[0].step, taken
 
 

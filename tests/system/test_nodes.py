@@ -44,7 +44,7 @@ def test_as_many_engines_as_trainers_train_over_the_network(start: Start, tmp_pa
 def test_trainers_on_two_nodes_hold_a_replica_each_and_go_on_as_shards_of_one(start: Start, tmp_path: Path) -> None:
     agents = two_nodes(start, tmp_path, 2, first=2, steps=3)
     assert_trained(agents, 3)
-    assert agents[0].told("replicas 2, each sharded over 1 trainers"), agents[0].output[-6000:]
+    assert agents[0].told("replicas 2 of 1 trainers"), agents[0].output[-6000:]
     again = two_nodes(start, tmp_path, 2, first=2, steps=5, placement__replicas=1)
     assert_trained(again, 5)
     assert not again[0].told("replicas 2")

@@ -168,12 +168,12 @@ class Scene:
         self.record("replicas", decoder := make_model(pairs), batches)
         with mock.patch.object(fsdp, "KEEP_WHOLE_BYTES", 0):
             self.record("large replicas", make_model(pairs), batches)
-        fsdp.compare_replicas(decoder, pairs, "before the fault")
+        fsdp.compare_replicas(decoder, "before the fault")
         if self.rank == self.world - 1:
             held = fsdp.local(decoder.model.layers[1].mlp.up_proj.weight).detach()
             held[-1, -1] = torch.nextafter(held[-1, -1], torch.tensor(9.0))
         try:
-            fsdp.compare_replicas(decoder, pairs, "after the fault")
+            fsdp.compare_replicas(decoder, "after the fault")
         except SyncMismatch as error:
             self.found["replicas differ"] = str(error)
 
@@ -205,7 +205,7 @@ class Scene:
                 plan = plan_batch(sequences, self.world, budget, together=True)
                 self.record(f"{name}/{cut}", decoder, plan.micro_batches[self.rank], settings, frozen, values)
                 if values is not None:
-                    values.step(self.mesh.get_group())
+                    values.step()
                     self.tensors[f"{name}/{cut}/head"] = torch.cat([values.weight.detach(), values.bias.detach()[None]])
 
     def dtypes(self) -> None:

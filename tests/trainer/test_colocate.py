@@ -14,7 +14,17 @@ import torch
 from shared.config import Config
 from shared.errors import ConfigError
 from shared.model.config import DecoderConfig
-from trainer.colocate import GIB, Sharing, check_own_gpus, open_sequences, settle, share, trainer_memory, with_replicas
+from trainer.colocate import (
+    GIB,
+    Sharing,
+    check_own_gpus,
+    open_sequences,
+    settle,
+    share,
+    shards_of,
+    trainer_memory,
+    with_replicas,
+)
 
 SHAPE = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 32768, "hidden_size": 2048,
@@ -117,8 +127,8 @@ def test_each_node_has_a_replica_as_far_as_memory_allows() -> None:
 
     def chosen(trainers: int, node_trainers: int, gpu: float, **placement: Any) -> tuple[int | None, int]:
         config = settings(placement={"trainers": trainers, **placement})
-        found = with_replicas(config, shape, node_trainers, gpu * GIB, on_gpu=True).placement
-        return found.replicas, found.shards
+        found = with_replicas(config, shape, node_trainers, gpu * GIB, on_gpu=True)
+        return found.placement.replicas, shards_of(found)
 
     assert [chosen(4, 1, gpu) for gpu in (21, 19, 13, 11, 4)] == [(4, 1), (2, 2), (2, 2), (1, 4), (1, 4)]
     assert chosen(16, 8, 80) == (2, 8) and chosen(24, 8, 80) == (3, 8)

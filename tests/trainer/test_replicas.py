@@ -89,7 +89,7 @@ def test_each_way_resumes_from_the_other_bit_for_bit_with_the_checksums_of_what_
     [
         ("weight", "after an optimiser step", {1: "1 or 3", 3: "1 or 3"}, "down_proj.weight (1 tensors differ)"),
         ("rate", "after an optimiser step", {1: "1 or 3", 3: "1 or 3"}, "model.embed_tokens.weight, "),
-        ("folder", "after the load", {0: "0 or 2", 1: "1 or 3", 2: "0 or 2", 3: "1 or 3"}, "q_proj.weight"),
+        ("folder", "after the load of ", {0: "0 or 2", 1: "1 or 3", 2: "0 or 2", 3: "1 or 3"}, "q_proj.weight"),
         ("one of four", "after an optimiser step", dict.fromkeys(range(4), "2"), "down_proj.weight (1 tensors differ)"),
     ],
 )
@@ -99,7 +99,7 @@ def test_a_replica_that_differs_stops_the_run_in_that_step(
     assert [rank["none"] for rank in found] == ["equal"] * 4
     for number, rank in enumerate(found):
         if number in who:
-            assert rank[case].startswith(f"{when}, trainer ranks ")
+            assert rank[case].startswith(when) and ", trainer ranks " in rank[case]
             assert f"trainer rank {who[number]} has other values" in rank[case] and what in rank[case]
         else:
             assert rank[case].startswith("a peer has left")
