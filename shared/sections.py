@@ -288,7 +288,7 @@ class Sft(Section):
     def own_contradictions(self) -> Iterator[str]:
         """Yield that demonstrations are missing."""
         if self.steps and not self.demonstrations:
-            yield f'sft.steps = {self.steps} needs demonstrations, but sft.demonstrations = "": set it, or sft.steps = 0'
+            yield f'sft.steps = {self.steps} needs demonstrations, but sft.demonstrations = "": set one of them'
 
 
 class Checkpoint(Section):

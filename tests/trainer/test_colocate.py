@@ -20,8 +20,8 @@ from trainer.colocate import (
     check_own_gpus,
     open_sequences,
     settle,
-    share,
     shards_of,
+    share,
     trainer_memory,
     with_replicas,
 )
