@@ -168,5 +168,14 @@ def test_a_launch_is_settled_by_the_gpus_of_its_node(monkeypatch: pytest.MonkeyP
     assert told(1) == told(8, trainers=8, engines=8) == ("resident", 4 * GIB)
     assert told(1, one_node=False) == ("never", None)
     assert told(0, colocate="turns") == ("turns", None)  # the order of work alone
+
+    def replicas(gpus: int, node_trainers: int, one_node: bool = False) -> int | None:
+        apart = settings(placement={"trainers": 4, "engines": 4, "colocate": "never"})
+        return settle(apart, tmp_path, gpus, one_node, node_trainers).placement.replicas
+
+    assert [replicas(8, 2), replicas(8, 1), replicas(8, 3), replicas(8, 8)] == [2, 4, 1, 1]
+    assert [replicas(0, 2), replicas(0, 4, one_node=True)] == [2, None]
     sizes["gpu"] = 26
     assert told(1) == ("turns", 4 * GIB)
+    sizes["gpu"] = 13
+    assert [replicas(8, 2), replicas(8, 1)] == [2, 2]
