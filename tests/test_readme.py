@@ -1,4 +1,4 @@
-"""README.md: its links, commands and make targets are there; the files for clusters start what it says."""
+"""README.md: its table, and what it tells of other files; the files for clusters start what it says."""
 
 from __future__ import annotations
 
@@ -17,43 +17,6 @@ PAGE = (ROOT / "README.md").read_text(encoding="utf-8")
 CLUSTERS = ROOT / "examples" / "clusters"
 SAVING = "--shutdown-timeout=600"
 """what the files for clusters add to README's command lines"""
-
-
-def anchors(path: Path) -> set[str]:
-    """The names of a page's headings, as GitHub makes them."""
-    headings = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
-
-
-def links() -> list[str]:
-    return [link for link in re.findall(r"\]\(([^)]+)\)", PAGE) if "://" not in link]
-
-
-def commands() -> set[str]:
-    return set(re.findall(r"(?:python|torchrun[^\n]*) -m ([\w.]*\w)", PAGE.replace("\\\n", " ")))
-
-
-def test_every_link_leads_to_a_file_and_a_heading() -> None:
-    assert len(links()) > 20
-    for link in links():
-        file, _, anchor = link.partition("#")
-        path = ROOT / file if file else ROOT / "README.md"
-        assert path.exists(), link
-        assert not anchor or anchor in anchors(path), link
-
-
-def test_every_module_that_is_run_can_be_run() -> None:
-    assert len(commands()) > 8
-    for name in commands():
-        path = ROOT / name.replace(".", "/")
-        main = path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
-        assert main.is_file() and "__name__" in main.read_text(encoding="utf-8"), name
-
-
-def test_every_target_of_make_is_there() -> None:
-    made = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
-    named = {name for line in re.findall(r"^make ([\w-]+)|`make ([\w-]+)", PAGE, re.MULTILINE) for name in line}
-    assert len(named) > 5 and not named - {"", *made}
 
 
 def test_the_table_of_wishes_stands_below_the_first_screen() -> None:
