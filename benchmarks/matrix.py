@@ -46,7 +46,7 @@ BESIDE_MEMORY = "step with adapters: largest memory"
 """figures of a card's item `adapters`, which measured a Qwen3 0.6B, beside a step of all weights"""
 TEXT = """# Benchmark matrix
 
-{measured}, and read from earlier results files, whose days the table tells. Written by that command.
+{measured}; what results files of earlier days say has its day in the table.
 
 One training step of one rank: forward, backward, clipping and AdamW over float32 master weights; no sampling (whole
 steps of a launch beside TRL's: [performance.md](performance.md)). Weights are random. Tokens are those of prompts and
@@ -59,6 +59,8 @@ memory of the process. Which cards hold which model, on paper: [plan.md](plan.md
 card was measured for: [gpu.md](gpu.md).
 
 {rows}{others}"""
+
+ABSENT = "\nNot measured yet: adapters on a CPU, and memory there (`python -m benchmarks matrix` does).\n"
 
 
 class Load(NamedTuple):
@@ -88,19 +90,20 @@ QUICK = Load(SMOLLM2_135M._replace(layers=2), 512, SIZES[:1])
 
 
 @benchmark(page="docs/matrix.md")
-def matrix(quick: bool) -> Iterator[Section]:
-    """Measure on the CPU, gather the rest, and write the page."""
-    load, steps = QUICK if quick else FULL, dict[int, Step]()
-    for adapters in BACKWARD:
+def matrix(quick: bool, gather: bool = False) -> Iterator[Section]:
+    """Measure on the CPU, gather the rest, and write the page. gather: measure nothing, only read what there is."""
+    load, rows, others, sentence = QUICK if quick else FULL, list[list[str]](), 0.0, measured_with("matrix --gather" if gather else "matrix")
+    for adapters in () if gather else BACKWARD:
         with ProcessPoolExecutor(1, get_context("spawn")) as process:
-            steps[adapters] = process.submit(measure, load, adapters).result()
-        print(f"  adapters {adapters}: {steps[adapters]}")
-    sentence = measured_with("matrix")
-    here = [row_of(load, adapters, step, *here_and_now(sentence)) for adapters, step in steps.items()]
-    others = max(step.others for step in steps.values())
+            step = process.submit(measure, load, adapters).result()
+        rows.append(row_of(load, adapters, step, *here_and_now(sentence)))
+        others = max(others, step.others)
+        print(" ", *rows[-1], step)
     told = f"\nWhile this machine was measured, other processes took up to {others:.0%} of its processors' time.\n"
-    rows = [*here, *of_other_cpus(decode(RESULTS.read_bytes())), *of_cards(CARDS)]
-    yield Section(TEXT.format(measured=sentence, rows=table(HEAD, *rows), others=told if others >= 0.02 else ""))
+    rows += [*of_other_cpus(decode(RESULTS.read_bytes())), *of_cards(CARDS)]
+    done = "Gathered" if gather else "Measured"
+    yield Section(TEXT.format(measured=sentence.replace("Measured", done), rows=table(HEAD, *rows),
+                              others=told if others >= 0.02 else ABSENT if gather else ""))  # fmt: skip
 
 
 def here_and_now(sentence: str) -> tuple[str, str]:

@@ -23,7 +23,8 @@ def on_files(files: Files, config: Any) -> Files:
         linked = {(page.parent / link).resolve() for link in LINK.findall(page.read_text(encoding="utf-8"))}
         found |= {path.relative_to(ROOT) for path in linked if path.is_file() and path.is_relative_to(ROOT)}
     of_theme = [file for file in files if file.src_dir != config.docs_dir]
-    return Files([*of_theme, *(File(str(path), str(ROOT), config.site_dir, False) for path in sorted(found))])
+    place = (str(ROOT), config.site_dir, config.use_directory_urls)
+    return Files([*of_theme, *(File(str(path), *place) for path in sorted(found))])
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:

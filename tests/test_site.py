@@ -34,8 +34,10 @@ class Page(HTMLParser):
         for key, value in attrs:
             if key in ("id", "name"):
                 self.names.add(value or "")
-            elif key in ("href", "src") and not re.match(r"\w+:", value or ""):
-                self.links.append(unquote(value or ""))
+            elif key in ("href", "src"):
+                outward = re.match(r"\w+:|//", value or "")
+                assert not outward or tag == "a", f"{tag} from elsewhere: {value}"
+                self.links += [] if outward else [unquote(value or "")]
 
     def handle_endtag(self, tag: str) -> None:
         self.inside &= tag != "article"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from benchmarks.figures import Figure, Measured, Place
 from benchmarks.llama import Shape
-from benchmarks.matrix import ADAPTERS, CARDS, HEAD, Load, here_and_now, matrix, measure, of_cards, of_other_cpus
+from benchmarks.matrix import ABSENT, ADAPTERS, CARDS, HEAD, Load, here_and_now, measure, of_cards, of_other_cpus
 from tests.process import in_fresh_process
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,8 +48,7 @@ def test_the_page_holds_what_the_files_of_cards_say() -> None:
     page = (ROOT / "docs" / "matrix.md").read_text(encoding="utf-8")
     rows = list(of_cards(CARDS))
     assert len(rows) > 20 and all(len(row) == len(HEAD) and f"| {' | '.join(row)} |" in page for row in rows)
-    assert page.count("| SmolLM2-135M | adapters of rank 16 | 4,096 |") == 1
-    assert matrix.__doc__ and "`python -m benchmarks matrix`" in page
+    assert ("| SmolLM2-135M | adapters of rank 16 | 4,096 |" in page) != (ABSENT in page)
 
 
 def steps() -> list[float]:
