@@ -92,7 +92,8 @@ QUICK = Load(SMOLLM2_135M._replace(layers=2), 512, SIZES[:1])
 @benchmark(page="docs/matrix.md")
 def matrix(quick: bool, gather: bool = False) -> Iterator[Section]:
     """Measure on the CPU, gather the rest, and write the page. gather: measure nothing, only read what there is."""
-    load, rows, others, sentence = QUICK if quick else FULL, list[list[str]](), 0.0, measured_with("matrix --gather" if gather else "matrix")
+    load, rows, others = QUICK if quick else FULL, list[list[str]](), 0.0
+    sentence = measured_with("matrix --gather" if gather else "matrix")
     for adapters in () if gather else BACKWARD:
         with ProcessPoolExecutor(1, get_context("spawn")) as process:
             step = process.submit(measure, load, adapters).result()
