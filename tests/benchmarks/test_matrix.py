@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from benchmarks.figures import Figure, Measured, Place
 from benchmarks.llama import Shape
 from benchmarks.matrix import ABSENT, ADAPTERS, CARDS, HEAD, Load, here_and_now, measure, of_cards, of_other_cpus
@@ -58,5 +60,6 @@ def steps() -> list[float]:
     return adapters.seconds
 
 
+@pytest.mark.slow
 def test_a_step_is_measured() -> None:
     assert min(in_fresh_process(steps)) > 0
