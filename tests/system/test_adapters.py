@@ -23,6 +23,7 @@ LORA: dict[str, Any] = {
 }  # fmt: skip
 
 
+@pytest.mark.soak  # in make test: tests/trainer/test_rank_adapters.py, without a launch
 def test_a_run_with_adapters_repeats_from_its_checkpoint_and_leaves_both_exports(start: Start, tmp_path: Path) -> None:
     """Two steps a batch; the reference is the frozen model, so that the first of them all has no divergence."""
     settings = {**LORA, "optimiser__minibatches": 2, "objective__kl": 0.1}
