@@ -186,6 +186,7 @@ def make_vllm_config(
         kv_cache_memory_bytes=cache_bytes if on_gpu else cache_bytes or CPU_CACHE_BYTES,
         tensor_parallel_size=tensor_parallel,
         distributed_executor_backend="uni" if tensor_parallel == 1 else "mp",
+        language_model_only=True,  # of a model that also sees; it loads nothing else
         enforce_eager=not on_gpu,
         logprobs_mode="processed_logprobs",
         generation_config="vllm",

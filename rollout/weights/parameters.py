@@ -107,6 +107,11 @@ class ExpertOrder:
         return rows.view(self.shape)
 
 
+def text_model(model: Any) -> Any:
+    """The part of vLLM's model that trainers send: the model itself, unless it also sees."""
+    return model.get_language_model() if hasattr(model, "get_language_model") else model
+
+
 def plan_targets(model: torch.nn.Module, layout: Layout) -> list[Target]:
     """Match every parameter of the model with the buffer's tensors (q, k, v -> qkv_proj, gate, up -> gate_up_proj).
 
