@@ -11,6 +11,7 @@ torchrun's variables are removed from the environment: vLLM's process groups wou
 from __future__ import annotations
 
 import atexit
+import importlib.util
 import json
 import logging
 import os
@@ -27,7 +28,7 @@ from shared.config import Config
 from shared.errors import ConfigError, ModelError
 from shared.model.cpu import given_threads
 from shared.model.folder import load_config
-from shared.model.implementation import make_model, read_shape
+from shared.model.implementation import SEEING, make_model, read_shape
 from shared.model.lora import attach
 
 if TYPE_CHECKING:
@@ -174,6 +175,11 @@ def make_vllm_config(
     """
     from vllm.engine.arg_utils import AsyncEngineArgs
 
+    if load_config(Path(model_dir)).get("model_type") in SEEING and not importlib.util.find_spec("torchvision"):
+        raise ModelError(
+            f"{model_dir}: vLLM takes a model that also sees only where torchvision is installed, which its CPU build "
+            'lacks: install the build that fits torch, take its text model, or set mode = "sft"'
+        )
     close_sockets()
     on_gpu = torch.cuda.is_available()
     if on_gpu and cache_bytes is not None:

@@ -45,8 +45,9 @@ class Model(Section):
 
 class Data(Section):
     train: str = ""
-    """JSONL (or .jsonl.gz) of problems to train on, or kinds of problems that reasoning-gym generates, with a level of
-    its curriculum where one is wanted, e.g. "reasoning_gym:countdown,chain_sum/2"; a run needs one"""
+    """JSONL (or .jsonl.gz, .parquet) of problems to train on, a data set of the Hub ("hub:owner/name/config:split", the
+    last two where needed), or kinds of problems that reasoning-gym generates, with a level of its curriculum where one
+    is wanted, e.g. "reasoning_gym:countdown,chain_sum/2"; a run needs one"""
     validation: str = ""
     """the same for evaluation only; "" for none"""
     generate: dict[str, dict[str, Any]] = {}

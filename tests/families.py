@@ -50,13 +50,7 @@ TOWER = {
     "patch_size": 14,
 }  # fmt: skip
 QWEN_TOWER = {"depth": 1, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 64}
-
-
-def sections(*sizes: int) -> dict[str, Any]:
-    """Rotary embeddings of which so many channels turn with time, height and width."""
-    return {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": list(sizes)}}
-
-
+SECTIONS = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 6, 6]}}
 SEEING: dict[str, dict[str, Any]] = {
     "mistral3": {
         "model_type": "mistral3", "tie_word_embeddings": False,
@@ -76,11 +70,11 @@ SEEING: dict[str, dict[str, Any]] = {
         "vision_config": {**TOWER, "model_type": "gemma4_vision", "num_key_value_heads": 2, "head_dim": 16},
     },
     "qwen2.5-vl": {
-        "model_type": "qwen2_5_vl", "text_config": {**COMMON, **sections(2, 3, 3)},
+        "model_type": "qwen2_5_vl", "text_config": {**COMMON, **SECTIONS, "num_attention_heads": 2},
         "vision_config": {**QWEN_TOWER, "fullatt_block_indexes": [0]},
     },
     "qwen3-vl": {
-        "model_type": "qwen3_vl", "text_config": {**COMMON, **sections(4, 6, 6)},
+        "model_type": "qwen3_vl", "text_config": {**COMMON, **SECTIONS},
         "vision_config": {**QWEN_TOWER, "deepstack_visual_indexes": [0], "num_position_embeddings": 16},
     },
 }  # fmt: skip
