@@ -63,7 +63,7 @@ def main(value: str) -> int:
         for row in rows(value):
             stream.write(json.dumps(row, ensure_ascii=False, default=str) + "\n")
         stream.flush()
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - that of the library, of pyarrow or of a network
         told = next(iter(str(error).splitlines()), "no reason given")
         sys.stderr.write(f"'{value}' cannot be had ({type(error).__name__}: {told})\n")
         return 1

@@ -116,9 +116,7 @@ def rows_of_process(module: str, argument: str, setting: str, deadline_s: float)
                 f"{setting}: no row came for {deadline_s:g} s: choose easier options, or raise deadlines.start_s"
             )
         if child.returncode:
-            raise (ConfigError if child.returncode == ConfigError.exit_code else DataError)(
-                f"{setting}: {reason}"
-            )
+            raise (ConfigError if child.returncode == ConfigError.exit_code else DataError)(f"{setting}: {reason}")
     finally:
         child.kill()
         child.wait()

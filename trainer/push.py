@@ -55,7 +55,9 @@ def card_text(config: Config, card: ModelCard, adapter: bool) -> str:
     """The card in Markdown: the model and data that it was trained from, how, its evaluation, its system prompt. Paths
     of this machine are left out."""
     known = not Path(config.model.path).exists() and config.model.path.count("/") == 1
-    data = config.data.train if config.data.train.startswith(("hub:", "reasoning_gym:")) else Path(config.data.train).name
+    data = (
+        config.data.train if config.data.train.startswith(("hub:", "reasoning_gym:")) else Path(config.data.train).name
+    )
     head = [f"base_model: {config.model.path}"] if known else []
     head += [f"base_model_relation: {'adapter' if adapter else 'finetune'}"] if known else []
     head += [f"library_name: {'peft' if adapter else 'transformers'}", "pipeline_tag: text-generation"]
@@ -78,7 +80,9 @@ def card_text(config: Config, card: ModelCard, adapter: bool) -> str:
     prompt = {"": "None.", "magistral": "Maestrale's own: a draft in `<think>`, then a summary."}
     told = prompt.get(card.system_prompt, "\n".join(f"    {line}" for line in card.system_prompt.splitlines()))
     return (
-        "---\n" + "\n".join(head) + f"\n---\n\n# {card.run}\n\n| | |\n|---|---|\n{table}\n## System prompt\n\n{told}\n\n"
+        "---\n"
+        + "\n".join(head)
+        + f"\n---\n\n# {card.run}\n\n| | |\n|---|---|\n{table}\n## System prompt\n\n{told}\n\n"
         "The licence of the model that it was trained from holds for this one.\n"
     )
 

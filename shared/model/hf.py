@@ -200,7 +200,7 @@ def _fitting(folder: Path, shapes: Mapping[str, torch.Size]) -> tuple[dict[str, 
 
 def _spare(name: str) -> bool:
     """Whether a stored tensor is left out where the model has none of that name: a rotary table, or a tied head."""
-    return name.endswith("rotary_emb.inv_freq") or name.endswith("lm_head.weight")
+    return name.endswith("rotary_emb.inv_freq") or name in ("lm_head.weight", "language_model.lm_head.weight")
 
 
 def _differences(verb: str, names: set[str]) -> list[str]:
@@ -234,9 +234,7 @@ def save_trained(folder: Path, start: Path, state: Iterable[tuple[str, Tensor]],
     _save(folder, load_config(start), _as_stored(start, state, dtype), dtype, start)
 
 
-def _as_stored(
-    start: Path, state: Iterable[tuple[str, Tensor]], dtype: torch.dtype
-) -> Iterator[tuple[str, Tensor]]:
+def _as_stored(start: Path, state: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
     files = weight_files(start)
     left = {name: path for path, names in files.items() for name in names}
     stored = set(left)
