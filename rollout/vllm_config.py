@@ -173,13 +173,13 @@ def make_vllm_config(
     max_tokens: prompt and completion together. cache_bytes: for keys and values; None: CPU_CACHE_BYTES, on a GPU what
     is free of the share `gpu_memory_utilization`. tensor_parallel: GPUs of the engine.
     """
-    from vllm.engine.arg_utils import AsyncEngineArgs
-
     if load_config(Path(model_dir)).get("model_type") in SEEING and not importlib.util.find_spec("torchvision"):
         raise ModelError(
             f"{model_dir}: vLLM takes a model that also sees only where torchvision is installed, which its CPU build "
             'lacks: install the build that fits torch, take its text model, or set mode = "sft"'
         )
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
     close_sockets()
     on_gpu = torch.cuda.is_available()
     if on_gpu and cache_bytes is not None:

@@ -29,7 +29,7 @@ def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
     check_sizes(config)
     try:
         whole = CONFIG_MAPPING[kind].from_dict(dict(config))
-        text = json.loads(whole.text_config.to_json_string(use_diff=False))
+        text: dict[str, Any] = json.loads(whole.text_config.to_json_string(use_diff=False))
     except Exception as error:
         raise ModelError(f"config.json does not fit {kind}: {str(error).splitlines()[0]}") from error
     text["model_type"] = SEEING[kind] or text["model_type"]
