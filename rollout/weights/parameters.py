@@ -118,6 +118,7 @@ def plan_targets(model: torch.nn.Module, layout: Layout) -> list[Target]:
     A tied head is packed from the embedding's tensor. Raises ModelError if a parameter has no source or a tensor no
     destination: then part of the model would stay old.
     """
+    model = text_model(model)
     fused: dict[str, list[str]] = getattr(model, "packed_modules_mapping", {})
     targets: list[Target] = []
     unused = set(layout.places)

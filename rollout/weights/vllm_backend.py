@@ -136,7 +136,7 @@ class MaestraleTransferEngine(WeightTransferEngine[AttachInfo, UpdateInfo]):
         if hasattr(self.model, "lora_manager"):
             self.adapters = AdapterSlot(self.model, self.layout)
         else:
-            self.targets = plan_targets(text_model(self.model), self.layout)
+            self.targets = plan_targets(self.model, self.layout)
         self.rows = [{name: (first, count) for name, first, count in rows} for rows in init_info.rows]
         if self.device.type == "cpu":
             from rollout.weights.cpu import CpuWeightLoader

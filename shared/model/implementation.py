@@ -33,6 +33,7 @@ def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
     except Exception as error:
         raise ModelError(f"config.json does not fit {kind}: {str(error).splitlines()[0]}") from error
     text["model_type"] = SEEING[kind] or text["model_type"]
+    text.get("rope_parameters", {}).pop("mrope_section", None)  # of images; a text's three positions are equal
     return text | {"architectures": None, "tie_word_embeddings": whole.tie_word_embeddings}
 
 
