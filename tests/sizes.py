@@ -25,9 +25,9 @@ OTHERS = ("benchmarks", "tests")
 APART = ("reward.judge.", "environment.")
 """settings of the judge and of environments, which validate their own"""
 BUDGETS = {
-    "product lines": 64_210,
-    "training lines": 26_600,
-    "files": 394,
+    "product lines": 64_420,
+    "training lines": 26_850,
+    "files": 396,
     "settings": 92,
     "class names used twice": 0,
 }
