@@ -25,9 +25,9 @@ OTHERS = ("benchmarks", "tests")
 APART = ("reward.judge.", "environment.")
 """settings of the judge and of environments, which validate their own"""
 BUDGETS = {
-    "product lines": 64_290,
-    "training lines": 26_685,
-    "files": 394,
+    "product lines": 64_550,
+    "training lines": 26_945,
+    "files": 396,
     "settings": 93,
     "class names used twice": 0,
 }

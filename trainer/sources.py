@@ -22,9 +22,10 @@ from shared.config import Config
 from shared.errors import ConfigError, DataError, ModelError
 from shared.model import hf
 from shared.model.config import MeasuredConfig
-from shared.model.implementation import read_shape
+from shared.model.implementation import SEEING, read_shape
 from shared.progress import Progress
 from shared.user_file import errors_told, run_file
+from trainer.data_sets import HUB, PARQUET, fetch
 from trainer.generated_problems import generate
 from trainer.objectives.objective import Need
 from trainer.objectives.registry import needs, objective_of
@@ -115,6 +116,8 @@ def gather_sources(config: Config) -> Sources:
     def find(setting: str, value: str) -> Path | None:
         if value.startswith(REASONING_GYM) and setting in ("data.train", "data.validation"):
             return generate(config, setting, value)
+        if value.startswith(HUB) or value.endswith(PARQUET):
+            return fetch(config, setting, value)
         path = Path(config.locate(value))
         if value and not path.is_file():
             raise DataError(f"{setting} = '{path}': there is no such file")
@@ -125,11 +128,12 @@ def gather_sources(config: Config) -> Sources:
     model_dir = hf.resolve(config.locate(config.model.path))
     hf.check_trainable(model_dir, config.model.implementation, config.model.max_tokens)
     check_vocabulary(model_dir)
-    shape = read_shape(hf.load_config(model_dir), config.model.implementation, config.model.max_tokens)
-    if config.lora.rank and isinstance(shape, MeasuredConfig):
+    described = hf.load_config(model_dir)
+    shape = read_shape(described, config.model.implementation, config.model.max_tokens)
+    if config.lora.rank and (isinstance(shape, MeasuredConfig) or described.get("model_type") in SEEING):
         raise ConfigError(
             f"lora.rank = {config.lora.rank}: adapters were tried with our own decoder only (Llama, Mistral, Qwen2, "
-            "Qwen3), and this model is trained by the module of transformers: set lora.rank to 0"
+            "Qwen3), and this model is trained by the module of transformers, or also sees: set lora.rank to 0"
         )
     if shape.family == "gpt_oss" and config.mode != "sft":
         raise ConfigError(
@@ -157,7 +161,7 @@ def offline_files(config: Config) -> tuple[Path, ...]:
     their steps. Raises DataError for a folder without any, and for recorded log-probs at another temperature."""
     if not config.data.offline or config.mode != "rl":
         return ()
-    path = Path(config.locate(config.data.offline))
+    path = Path(config.locate(config.data.offline, "data.offline"))
     if path.is_file():
         return (path,)
     found = sorted((path / "rollouts").glob("step_*.jsonl"), key=lambda one: int("0" + one.stem.removeprefix("step_")))
