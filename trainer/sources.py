@@ -21,7 +21,6 @@ from shared.atomic_write import flush
 from shared.config import Config
 from shared.errors import ConfigError, DataError, ModelError
 from shared.model import hf
-from shared.model.config import MeasuredConfig
 from shared.model.implementation import read_shape
 from shared.progress import Progress
 from shared.user_file import errors_told, run_file
@@ -126,11 +125,6 @@ def gather_sources(config: Config) -> Sources:
     hf.check_trainable(model_dir, config.model.implementation, config.model.max_tokens)
     check_vocabulary(model_dir)
     shape = read_shape(hf.load_config(model_dir), config.model.implementation, config.model.max_tokens)
-    if config.lora.rank and isinstance(shape, MeasuredConfig):
-        raise ConfigError(
-            f"lora.rank = {config.lora.rank}: adapters were tried with our own decoder only (Llama, Mistral, Qwen2, "
-            "Qwen3), and this model is trained by the module of transformers: set lora.rank to 0"
-        )
     if shape.family == "gpt_oss" and config.mode != "sft":
         raise ConfigError(
             'mode = "rl": vLLM keeps the experts of gpt-oss in another layout than its checkpoints, so new weights '
