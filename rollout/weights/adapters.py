@@ -60,7 +60,7 @@ class AdapterSlot:
     """One adapter's slot in all LoRA layers of a worker's model."""
 
     def __init__(self, model: Any, layout: Layout):
-        """Take the slot, set to zero. Raises ModelError if a tensor of the layout has no layer, or none that it fits."""
+        """Take the slot, set to zero. Raises ModelError if a tensor of the layout fits no layer."""
         self.layout = layout
         manager = model.lora_manager
         shared = getattr(getattr(model, "config", None), "attention_k_eq_v", False)

@@ -46,9 +46,7 @@ def attach(model: nn.Module, rank: int, alpha: float, targets: str | Iterable[st
     """
     head = getattr(model, "head", None)
     linears = {
-        name: layer
-        for name, layer in model.named_modules()
-        if type(layer) is nn.Linear and layer.weight is not head
+        name: layer for name, layer in model.named_modules() if type(layer) is nn.Linear and layer.weight is not head
     }
     if targets == ALL:
         chosen = set(linears)
