@@ -39,7 +39,7 @@ class Model(Section):
     implementation: Literal["auto", "native", "transformers"] = "auto"
     """what trains: "native", our own decoder (Llama, Mistral, Qwen2, Qwen3), "transformers", the module of that library
     (docs/models.md), or our own where it has the family"""
-    router_replay: bool = False
+    router_replay: bool = True
     """of a mixture of experts: train each token with the experts that the engine chose for it (docs/models.md)"""
 
 

@@ -50,6 +50,8 @@ from verify.verifiers import Answer, Verifier
 
 START_S = 60.0
 """seconds for running the files, and for making the rewards"""
+SILENCE_S = 60.0
+"""seconds beyond the longest deadline in which a process must send something while a call waits for its turn"""
 GRACE_S = 2.0
 """seconds beyond a function's deadline, which its own process enforces where the function awaits"""
 ATTEMPTS = 20
@@ -84,6 +86,8 @@ class _Process:
         """messages that do not belong to a call; None when the process has ended"""
         self.outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self.lock, self.dead = threading.Lock(), False
+        self.heard = time.monotonic()
+        """when it last sent something"""
         started: concurrent.futures.Future[subprocess.Popen[bytes]] = concurrent.futures.Future()
         threading.Thread(target=self._read, args=[started], name="plugin-host", daemon=True).start()
         self.child = started.result()
@@ -130,6 +134,7 @@ class _Process:
         self.stacks.close()
 
     def _take(self, said: Said) -> None:
+        self.heard = time.monotonic()
         if isinstance(said, Begun | Value):
             call = self.waiting.get(said.number)
             if call is not None and isinstance(said, Begun):
@@ -209,6 +214,8 @@ class Host:
     def __init__(self, files: tuple[str, ...]):
         """Start the process. Raises ConfigError, with the line, for a file that cannot be run, exits or hangs."""
         self.files, self._numbers, self._lock = files, itertools.count(), threading.Lock()
+        self._longest_s = 0.0
+        """longest deadline of a function that was called"""
         self._process = self._start()
 
     def _start(self) -> _Process:
@@ -276,6 +283,15 @@ class Host:
             raise Failed(Verdict.CRASH, f"{what}: returned {share:g}, not a share from 0 to 1")
         return share
 
+    async def _begun(self, process: _Process, waiting: _Waiting, deadline_s: float) -> None:
+        """Wait for a call's turn. A process that is silent for longer than any function may run is killed."""
+        self._longest_s = max(self._longest_s, deadline_s)
+        begun = asyncio.wrap_future(waiting.begun)
+        while not (await asyncio.wait([begun], timeout=SILENCE_S / 4))[0]:
+            if time.monotonic() - process.heard > self._longest_s + SILENCE_S:
+                process.kill()
+        begun.result()
+
     async def _call(self, make: Callable[[int], Call], deadline_s: float, what: str) -> Value:
         attempts = ATTEMPTS
         while True:
@@ -283,7 +299,7 @@ class Host:
             try:
                 process = await asyncio.to_thread(self._living) if self._process.dead else self._process
                 waiting = process.call(call)
-                await asyncio.wrap_future(waiting.begun)
+                await self._begun(process, waiting, deadline_s)
             except ConfigError as error:
                 raise Failed(Verdict.CRASH, f"{what}: {error}") from error
             except _Lost as error:

@@ -12,6 +12,7 @@ const live = document.getElementById("live");
 let view = null;
 let path = [];
 let due = false;
+let failed = false; // the view could not be opened: its run may not have begun
 
 /** The view of an address: #/, #/NAME, #/NAME/rollouts, #/NAME/rollouts/STEP/LINE. */
 function viewOf([name, room, step, line]) {
@@ -35,12 +36,15 @@ async function open() {
   document.title = path.length ? `${path.join(" / ")} · Maestrale` : "Maestrale runs";
   main.replaceChildren(make("p", { class: "note" }, "Loading …"));
   const element = make("div", { class: opened.constructor.name });
+  failed = false;
   try {
     await opened.open(element);
     if (view === opened) main.replaceChildren(element);
     opened.shown?.();
   } catch (error) {
-    if (view === opened) main.replaceChildren(make("p", { class: "error", role: "alert" }, error.message));
+    if (view !== opened) return;
+    failed = true;
+    main.replaceChildren(make("p", { class: "error", role: "alert" }, error.message));
   }
 }
 
@@ -49,7 +53,7 @@ function refresh() {
   if (due) return;
   due = true;
   setTimeout(async () => {
-    await view?.refresh?.().catch((error) => console.warn(error));
+    await (failed ? open() : view?.refresh?.().catch((error) => console.warn(error)));
     setTimeout(() => { due = false; if (missed) { missed = false; refresh(); } }, LEAST_PAUSE_MS);
   });
 }

@@ -44,6 +44,10 @@ def test_a_launch_shows_itself(tmp_path: Path) -> None:
     children = [one for one in psutil.process_iter(["cmdline"]) if "dashboard" in (one.info["cmdline"] or [])
                 and str(tmp_path / "runs") in (one.info["cmdline"] or [])]  # fmt: skip
     assert len(children) == 1
+    end = time.monotonic() + 240
+    while not (launch.run_dir / "lock").exists():  # before, the page would say that there is no such run yet
+        assert time.monotonic() < end and launch.process.poll() is None, launch.output
+        time.sleep(0.2)
     behind = []
     with chromium() as browser:
         visitor = Visitor(browser, Linked(url), home="/#/run")  # type: ignore[arg-type]

@@ -263,3 +263,17 @@ def test_axe_finds_nothing_at_any_width(visit: Callable[..., Visitor], width: in
                 suffix = "phone-dark" if dark else "wide"
                 page.screenshot(path=f"{SCREENSHOTS}/dashboard-{name}-{suffix}.png")
     assert found == []
+
+
+def test_a_run_whose_link_is_opened_before_it_begins_appears(
+    browser: Browser, dashboard: Callable[..., Dashboard], tmp_path: Path
+) -> None:
+    served = dashboard(tmp_path)
+    context = browser.new_context()
+    page = context.new_page()
+    page.goto(f"{served.url}/#/later")
+    expect(page.get_by_role("alert")).to_have_text("there is no such run here")
+    expect(page.locator("#live")).to_have_text("live")
+    write_run(tmp_path / "later", steps=20, state="running")
+    expect(page.locator(".state")).to_have_text("running", timeout=20_000)
+    context.close()

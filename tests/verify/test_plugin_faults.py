@@ -119,3 +119,26 @@ def test_calls_that_nobody_waits_for_any_more_do_no_harm(tmp_path: Path) -> None
         assert (await scorer.score(PROBLEM, GOOD, 50)).extra == {"mine": 1.0}
 
     asyncio.run(asyncio.wait_for(grade(), 60))
+
+
+def test_a_process_that_stands_still_before_a_call_begins_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plugin_host, "SILENCE_S", 0.5)
+    stops = (
+        "import signal, threading\n\n"
+        '@reward("mine")\ndef f(case: Case) -> float:\n'
+        "    threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGSTOP]).start()\n"
+        "    return float(os.getpid())"
+    )
+    scorer = CompletionScorer(settings(plugins=[write(tmp_path, stops)], extra={"mine": 1.0}, deadline_s=0.5), Fast())
+
+    async def grade() -> list[float]:
+        first = await scorer.score(PROBLEM, GOOD, 50)
+        await asyncio.sleep(0.5)
+        async with asyncio.timeout(60):
+            second = await scorer.score(PROBLEM, GOOD, 50)
+        return [first.extra["mine"], second.extra["mine"]]
+
+    first, second = asyncio.run(grade())
+    assert first != second, "another process gave the second value"
