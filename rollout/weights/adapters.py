@@ -63,12 +63,9 @@ class AdapterSlot:
         """Take the slot, set to zero. Raises ModelError if a tensor of the layout fits no layer."""
         self.layout = layout
         manager = model.lora_manager
-        shared = getattr(getattr(model, "config", None), "attention_k_eq_v", False)
+        shared = getattr(getattr(model, "config", None), "attention_k_eq_v", False)  # Gemma 4
         if shared and any(name.endswith(".k_proj" + A) for name in layout.places):
-            raise ModelError(
-                "lora.targets: keys of this model are its values too (attention_k_eq_v), and vLLM has one slot for "
-                "each: name layers without k_proj"
-            )
+            raise ModelError("lora.targets: keys of this model are its values too: name layers without k_proj")
         if ADAPTER_ID not in manager.list_adapters():
             nothing = LoRALayerWeights("none", 1, 1, torch.zeros(1, 1), torch.zeros(1, 1))  # vLLM looks at a first one
             manager.add_adapter(LoRAModel(ADAPTER_ID, 1, {"none": nothing}))
@@ -79,15 +76,11 @@ class AdapterSlot:
         self.matrices: dict[str, list[Matrix]] = {}
         for path, module in manager.modules.items():
             parent, _, last = path.rpartition(".")
-            parts, fused = manager.packed_modules_mapping.get(last, [last]), False
-            if path + A in layout.places and last in manager.packed_modules_mapping:
-                parts, fused = [last] * module.n_slices, True
+            parts, before = manager.packed_modules_mapping.get(last, [last]), 0
+            fused = path + A in layout.places and last in manager.packed_modules_mapping  # in the folder too (GLM-4)
             if fused and module.tp_size > 1:
-                raise ModelError(
-                    f"rollout.tensor_parallel: adapters of {last}, which is one matrix in the model's folder, work on "
-                    "one GPU an engine: set it to 1, or lora.targets to other layers"
-                )
-            before = 0
+                raise ModelError(f"rollout.tensor_parallel: set it to 1, or lora.targets to other layers than {last}")
+            parts = [last] * module.n_slices if fused else parts
             for number, part in enumerate(parts if len(parts) == module.n_slices else []):
                 self._find(f"{parent}.{part}" if parent else part, module, number, slot, before)
                 before += module.lora_b_stacked[number].shape[2] if fused else 0
@@ -122,9 +115,8 @@ class AdapterSlot:
         dtype, item, places = self.layout.dtype, self.layout.dtype.itemsize, self.layout.places
         return {
             name: (
-                sum(checksum_rows(one.held, one.first_row, dtype, places[name].row_bytes(item)) for one in held)
-                % MODULUS,
-                sum(one.held.numel() for one in held),
+                sum(checksum_rows(it.held, it.first_row, dtype, places[name].row_bytes(item)) for it in held) % MODULUS,
+                sum(it.held.numel() for it in held),
             )
             for name, held in self.matrices.items()
         }

@@ -32,10 +32,6 @@ MOST = {
 """largest values accepted: a config.json that asks for more is damaged, and would take all memory"""
 
 
-Linear = tuple[str, int, int]
-"""a linear layer: its name or the end of it, inputs, outputs"""
-
-
 class Unsupported(ModelError):
     """Our own decoder does not have this; the module of transformers may."""
 
@@ -74,23 +70,19 @@ class DecoderConfig:
     """rope_type, rope_theta and the numbers of that type"""
 
     @property
-    def layer_linears(self) -> list[Linear]:
-        """The linear layers of one layer."""
+    def layer_linears(self) -> list[tuple[str, int, int]]:
+        """(name, inputs, outputs) of the linear layers of one layer."""
         hidden, inner = self.hidden_size, self.intermediate_size
         queries, keys = self.heads * self.head_dim, self.key_heads * self.head_dim
         return [
-            ("self_attn.q_proj", hidden, queries),
-            ("self_attn.k_proj", hidden, keys),
-            ("self_attn.v_proj", hidden, keys),
-            ("self_attn.o_proj", queries, hidden),
-            ("mlp.gate_proj", hidden, inner),
-            ("mlp.up_proj", hidden, inner),
-            ("mlp.down_proj", inner, hidden),
-        ]
+            ("self_attn.q_proj", hidden, queries), ("self_attn.k_proj", hidden, keys),
+            ("self_attn.v_proj", hidden, keys), ("self_attn.o_proj", queries, hidden),
+            ("mlp.gate_proj", hidden, inner), ("mlp.up_proj", hidden, inner), ("mlp.down_proj", inner, hidden),
+        ]  # fmt: skip
 
     @property
-    def linears(self) -> list[Linear]:
-        """All linear layers but the head: those that adapters can be given to."""
+    def linears(self) -> list[tuple[str, int, int]]:
+        """(name, inputs, outputs) of all linear layers but the head: what adapters can be given to."""
         return self.layer_linears * self.layers
 
     @property
@@ -172,17 +164,16 @@ class MeasuredConfig(DecoderConfig):
     """of one layer, on average"""
     counted_products: int = 0
     """weights of one layer that multiply a token: of a mixture, those of the experts that a token meets"""
-    counted_linears: tuple[Linear, ...] = ()
-    """all linear layers but the head"""
+    counted_linears: list[tuple[str, int, int]] = field(default_factory=list)
     experts: int = 0
     """of a mixture: in each of its layers; 0 for others"""
     chosen: int = 0
     """how many of them a token meets"""
 
     @property
-    def linears(self) -> list[Linear]:
-        """All linear layers but the head. The experts of a mixture and their routers are none."""
-        return list(self.counted_linears)
+    def linears(self) -> list[tuple[str, int, int]]:
+        """(name, inputs, outputs) of all linear layers but the head. Experts and routers of a mixture are none."""
+        return self.counted_linears
 
     @property
     def layer_products(self) -> int:

@@ -45,9 +45,7 @@ def attach(model: nn.Module, rank: int, alpha: float, targets: str | Iterable[st
     names of the adapted layers. Raises ConfigError for a target that names no linear layer.
     """
     head = getattr(model, "head", None)
-    linears = {
-        name: layer for name, layer in model.named_modules() if type(layer) is nn.Linear and layer.weight is not head
-    }
+    linears = {name: one for name, one in model.named_modules() if type(one) is nn.Linear and one.weight is not head}
     if targets == ALL:
         chosen = set(linears)
     else:
@@ -56,10 +54,7 @@ def attach(model: nn.Module, rank: int, alpha: float, targets: str | Iterable[st
             found = {name for name in linears if f".{name}".endswith(f".{target}")}
             if not found:
                 known = ", ".join(sorted({name.rpartition(".")[2] for name in linears}))
-                raise ConfigError(
-                    f'lora.targets: "{target}" names no linear layer of the model (there are {known}; a mixture\'s '
-                    "experts and routers, embedding and head have no adapters)"
-                )
+                raise ConfigError(f'lora.targets: "{target}" names no linear layer of the model (there are {known})')
             chosen |= found
     model.requires_grad_(False)
     for name in linears:
