@@ -172,7 +172,7 @@ class MeasuredConfig(DecoderConfig):
 
     @property
     def linears(self) -> list[tuple[str, int, int]]:
-        """(name, inputs, outputs) of all linear layers but the head. Experts and routers of a mixture are none."""
+        """(name, inputs, outputs) of all linear layers but the head. A mixture's experts are none."""
         return self.counted_linears
 
     @property

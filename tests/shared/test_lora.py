@@ -94,7 +94,7 @@ FEW = ("gemma3", "qwen3 moe")
     "family", [one if one in FEW else pytest.param(one, marks=pytest.mark.soak) for one in FAMILIES]
 )
 def test_modules_of_transformers_train_adapters_alone_and_merge(tmp_path: Path, family: str) -> None:
-    """Every linear layer of every family but the head: experts and routers stay frozen. Merged through the folders that
+    """Every linear layer of every family but the head: experts stay frozen. Merged through the folders that
     a run writes, where a mixture's experts lie one by one; with recomputed layers bit for bit the same gradients."""
     config = config_of(family)
     reference(config).save_pretrained(tmp_path / "base")
