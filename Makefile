@@ -20,13 +20,14 @@ GPU_PACKAGES := 'msgspec>=0.19' 'pydantic>=2.12,<3' 'pyzmq>=25' 'safetensors>=0.
 # without bytecode every process of a launch would compile torch and vLLM anew
 RUN_ENV := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} GLIBC_TUNABLES=glibc.malloc.hugetlb=1 PYTHONDONTWRITEBYTECODE=
 
-.PHONY: help train recipe test soak check sizes bench gpu-check gpu-wheels page install install-dev install-clients install-environments install-peers smollm2 clean
+.PHONY: help train recipe test soak check sizes site bench gpu-check gpu-wheels page install install-dev install-clients install-environments install-peers smollm2 clean
 help:
 	@echo 'make train     set up and train the quickstart model (CONFIG=..., ARGS="--steps=10"), on GPUs where there are any'
 	@echo 'make test      set up and run the tests (ARGS="-m \"not slow\"", WORKERS=2)'
 	@echo 'make soak      the acceptance tests that take many minutes: kills, damages, attacks (ARGS="-k checkpoint")'
 	@echo 'make check     ruff (rules and format) and mypy'
 	@echo 'make sizes     lines, files, public names and settings by room, beside their budgets'
+	@echo 'make site      build the documentation site into build/site; a broken link or anchor is an error'
 	@echo 'make bench     measure how fast everything is (ARGS="packing --quick"); writes docs/performance.md'
 	@echo 'make gpu-check  acceptance on one card, ten minutes a part; writes docs/gpu.md (ARGS="--part trainer")'
 	@echo 'make gpu-wheels  fetch what an interpreter with torch lacks for its trainer part (GPU_PYTHONS="3.12")'
@@ -63,6 +64,9 @@ check: install-dev
 
 sizes: install-dev
 	$(VENV)/bin/python -m tests.sizes
+
+site: $(VENV)/.installed-$(EXTRA)-docs
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --strict
 
 bench: install-dev
 	$(RUN_ENV) $(VENV)/bin/python -m benchmarks $(ARGS)

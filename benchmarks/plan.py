@@ -158,7 +158,7 @@ def llamarl_section() -> str:
 
 def update_s(decoder: DecoderConfig, gpus: int, links: int) -> float:
     """Return the seconds of sending all weights between nodes, half of the GPUs in engines of 8."""
-    return times.delivery_s(decoder, h100(gpus), gpus // 2, gpus // 16, 8, links)
+    return times.delivery_s(decoder.parameters, h100(gpus), gpus // 2, gpus // 16, 8, links)
 
 
 # ---- Magistral's rules ---------------------------------------------------------------------------------------------

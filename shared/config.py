@@ -69,6 +69,11 @@ class Config(Section):
                 'placement.colocate = "turns" samples and trains in turns, but rollout.max_async_level = '
                 f"{self.rollout.max_async_level} samples ahead of training: set rollout.max_async_level = 0"
             )
+        if self.placement.trainers % (self.placement.replicas or 1):
+            yield (
+                f"placement.replicas = {self.placement.replicas} must divide placement.trainers = "
+                f"{self.placement.trainers}: each replica is sharded over as many trainers"
+            )
         if "/" in self.name or self.name in ("", ".", ".."):
             yield f'name = "{self.name}" must be the name of one folder inside runs_dir = "{self.runs_dir}"'
         if self.evaluate.every and not self.data.validation:

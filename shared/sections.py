@@ -100,6 +100,9 @@ class Placement(Section):
     """how trainers and engines share the GPUs of a node that has fewer than both need: "resident", both stay in GPU
     memory; "turns", only those who work do (the engines sleep, the trainers' weights and moments move to host memory),
     which needs rollout.max_async_level = 0; "auto", the first of them that fits; "never", refuse"""
+    replicas: int | None = Field(None, ge=1)
+    """copies of the model among the trainers (HSDP), each sharded over neighbouring ranks; only sums of gradients pass
+    between them. Not given: one for each node, or as many as fit"""
 
 
 class Rollout(Section):
@@ -285,10 +288,7 @@ class Sft(Section):
     def own_contradictions(self) -> Iterator[str]:
         """Yield that demonstrations are missing."""
         if self.steps and not self.demonstrations:
-            yield (
-                f'sft.steps = {self.steps} needs demonstrations, but sft.demonstrations = "": set a '
-                "file, or sft.steps = 0"
-            )
+            yield f'sft.steps = {self.steps} needs demonstrations, but sft.demonstrations = "": set one of them'
 
 
 class Checkpoint(Section):

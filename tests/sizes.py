@@ -25,10 +25,10 @@ OTHERS = ("benchmarks", "tests")
 APART = ("reward.judge.", "environment.")
 """settings of the judge and of environments, which validate their own"""
 BUDGETS = {
-    "product lines": 64_210,
-    "training lines": 26_600,
+    "product lines": 64_290,
+    "training lines": 26_685,
     "files": 394,
-    "settings": 92,
+    "settings": 93,
     "class names used twice": 0,
 }
 """A later issue may raise one, in a commit of its own that gives the reason; one that lowers a total lowers it."""

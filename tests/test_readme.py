@@ -1,59 +1,29 @@
-"""README.md: its links, commands and make targets are there; the files for clusters start what it says."""
+"""README.md: its table, and what it tells of other files; the files for clusters start what it says."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml  # type: ignore[import-untyped]
 
+from tests.commands import check
 from tests.sizes import PRODUCT
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "README.md").read_text(encoding="utf-8")
 CLUSTERS = ROOT / "examples" / "clusters"
+KUBERNETES = {
+    (one["kind"], one["metadata"]["name"]): one
+    for one in yaml.safe_load_all((CLUSTERS / "kubernetes.yaml").read_text(encoding="utf-8"))
+}
 SAVING = "--shutdown-timeout=600"
 """what the files for clusters add to README's command lines"""
-
-
-def anchors(path: Path) -> set[str]:
-    """The names of a page's headings, as GitHub makes them."""
-    headings = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
-
-
-def links() -> list[str]:
-    return [link for link in re.findall(r"\]\(([^)]+)\)", PAGE) if "://" not in link]
-
-
-def commands() -> set[str]:
-    return set(re.findall(r"(?:python|torchrun[^\n]*) -m ([\w.]*\w)", PAGE.replace("\\\n", " ")))
-
-
-def test_every_link_leads_to_a_file_and_a_heading() -> None:
-    assert len(links()) > 20
-    for link in links():
-        file, _, anchor = link.partition("#")
-        path = ROOT / file if file else ROOT / "README.md"
-        assert path.exists(), link
-        assert not anchor or anchor in anchors(path), link
-
-
-def test_every_module_that_is_run_can_be_run() -> None:
-    assert len(commands()) > 8
-    for name in commands():
-        path = ROOT / name.replace(".", "/")
-        main = path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
-        assert main.is_file() and "__name__" in main.read_text(encoding="utf-8"), name
-
-
-def test_every_target_of_make_is_there() -> None:
-    made = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
-    named = {name for line in re.findall(r"^make ([\w-]+)|`make ([\w-]+)", PAGE, re.MULTILINE) for name in line}
-    assert len(named) > 5 and not named - {"", *made}
 
 
 def test_the_table_of_wishes_stands_below_the_first_screen() -> None:
@@ -91,13 +61,21 @@ def stand_in(path: Path, text: str) -> None:
 
 def started(script: list[str], folder: Path, **variables: object) -> list[str]:
     """What a script gives torchrun, in a folder where that only prints its arguments."""
-    stand_in(folder / ".venv/bin/torchrun", 'printf "%s\\n" "$@"')
+    for place in (".venv/bin", "bin"):
+        stand_in(folder / place / "torchrun", 'printf "%s\\n" "$@"')
     path = f"{folder / 'bin'}:{os.environ['PATH']}"
     given = {name: str(value) for name, value in variables.items()}
     done = subprocess.run(
         script, cwd=folder, env={"PATH": path, **given}, capture_output=True, text=True, timeout=30, check=True
     )
     return done.stdout.split("\n")[:-1]
+
+
+def container(pod: dict[str, Any]) -> dict[str, Any]:
+    """The one container of a pod."""
+    [found] = pod["containers"]
+    assert isinstance(found, dict)
+    return found
 
 
 def without_saving(words: list[str]) -> list[str]:
@@ -127,6 +105,51 @@ def test_skypilot_starts_what_the_readme_says(node: int, tmp_path: Path) -> None
     assert (ROOT / task["envs"]["SETTINGS"]).is_file()
 
 
-@pytest.mark.parametrize("file", ["slurm.sbatch", "skypilot.yaml"])
+@pytest.mark.parametrize("node", range(4))
+def test_kubernetes_starts_what_the_readme_says(node: int, tmp_path: Path) -> None:
+    job = KUBERNETES["Job", "maestrale"]["spec"]
+    assert job["completions"] == job["parallelism"] == 4 and job["completionMode"] == "Indexed"
+    pod = job["template"]["spec"]
+    words = started(container(pod)["command"], tmp_path, SETTINGS="mine.toml", JOB_COMPLETION_INDEX=node)
+    master = f"maestrale-0.{pod['subdomain']}"  # Kubernetes calls the pod of an index JOB-INDEX
+    assert without_saving(words) == [word.replace("node-a", master) for word in by_readme(node)]
+    names = KUBERNETES["Service", pod["subdomain"]]["spec"]
+    assert names["clusterIP"] == "None" and names["publishNotReadyAddresses"]
+    assert (ROOT / next(one["value"] for one in container(pod)["env"] if one["name"] == "SETTINGS")).is_file()
+
+
+def test_kubernetes_serves_as_the_image_does() -> None:
+    server = container(KUBERNETES["Deployment", "maestrale-serve"]["spec"]["template"]["spec"])
+    docker = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    check(server["command"])
+    assert json.dumps(server["command"]) in docker
+    [(interval, timeout, begin, port, path)] = re.findall(
+        r"--interval=(\d+)s --timeout=(\d+)s --start-period=(\d+)s .*?http://127.0.0.1:(\d+)(/\w+)", docker, re.DOTALL
+    )
+    for name in ("startupProbe", "readinessProbe", "livenessProbe"):
+        probe = server[name]
+        asked = (probe["periodSeconds"], probe["timeoutSeconds"], probe["httpGet"]["port"], probe["httpGet"]["path"])
+        assert [*map(str, asked)] == [interval, timeout, port, path], name
+    start = server["startupProbe"]
+    assert start["periodSeconds"] * start["failureThreshold"] == int(begin)
+    [served] = KUBERNETES["Service", "maestrale-serve"]["spec"]["ports"]
+    assert served["targetPort"] == server["ports"][0]["containerPort"] == int(port)
+
+
+def test_the_parts_of_the_kubernetes_file_name_each_other() -> None:
+    docker = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    pods = {name: one["spec"]["template"] for (_, name), one in KUBERNETES.items() if "template" in one["spec"]}
+    assert pods.keys() == {name for kind, name in KUBERNETES if kind == "Service"} and len(pods) == 2
+    for name, pod in pods.items():
+        assert KUBERNETES["Service", name]["spec"]["selector"] == pod["metadata"]["labels"] == {"app": name}
+        runs, shared_memory = pod["spec"]["volumes"]
+        assert ("PersistentVolumeClaim", runs["persistentVolumeClaim"]["claimName"]) in KUBERNETES
+        mounts = {mount["name"]: mount["mountPath"] for mount in container(pod["spec"])["volumeMounts"]}
+        assert mounts == {runs["name"]: "/app/runs", shared_memory["name"]: "/dev/shm"}
+        assert f"docker build -t {container(pod['spec'])['image']} " in docker
+    assert KUBERNETES["Deployment", "maestrale-serve"]["spec"]["selector"]["matchLabels"] == {"app": "maestrale-serve"}
+
+
+@pytest.mark.parametrize("file", ["slurm.sbatch", "skypilot.yaml", "kubernetes.yaml"])
 def test_files_that_were_not_run_say_so(file: str) -> None:
     assert "Not run" in (CLUSTERS / file).read_text(encoding="utf-8")

@@ -223,7 +223,7 @@ def run_controller(path: str, overrides: list[str], node: LaunchFolder) -> int:
     """Rank 0."""
     from rollout.start import with_time_to_start
     from shared.progress import Progress
-    from shared.ranks import count_gpus, invite, open_meeting, open_store, read_role
+    from shared.ranks import count_gpus, invite, open_meeting, open_store, ranks_here, read_role
     from trainer import dashboard
     from trainer.colocate import settle
     from trainer.run_lock import RunLock
@@ -250,9 +250,8 @@ def run_controller(path: str, overrides: list[str], node: LaunchFolder) -> int:
         prepare(config, progress)
         sources = gather_sources(config)
         gpus = count_gpus(config.placement.device)
-        settled = with_time_to_start(
-            settle(config, sources.model_dir, gpus, role.one_node), sources.model_dir, bool(gpus)
-        )
+        settled = settle(config, sources.model_dir, gpus, role.one_node, len(ranks_here()) - 1)
+        settled = with_time_to_start(settled, sources.model_dir, bool(gpus))
         ready = settled.model_copy(update={"model": config.model.model_copy(update={"path": str(sources.model_dir)})})
         store.set("settings", ready.model_dump_json())  # first: the other ranks import while this one does
         invite(meeting)

@@ -41,18 +41,23 @@ PINNED_SHARE = 0.8
 GIB = 1 << 30
 
 
+def shards_of(config: Config) -> int:
+    """Trainers that share one replica of the model."""
+    return config.placement.trainers // (config.placement.replicas or 1)
+
+
 def frozen_models(config: Config, shape: DecoderConfig, on_gpu: bool) -> dict[str, float]:
     """Bytes of the models beside the policy on a trainer rank: "reference", and "teacher" where its folder is here."""
-    objective, trainers = objective_of(config), config.placement.trainers
-    in_place = memory.works_in_place(trainers, config.optimiser.compute_dtype, on_gpu)
+    objective, shards = objective_of(config), shards_of(config)
+    in_place = memory.works_in_place(config.placement.trainers, config.optimiser.compute_dtype, on_gpu)
     found = {}
     if Need.REFERENCE in needs(config):
         adapters = adapters_of(config, shape)
-        alone = memory.FROZEN_BYTES * adapters / trainers
-        found["reference"] = alone if adapters else memory.frozen_bytes(shape.parameters, trainers, in_place)
+        alone = memory.FROZEN_BYTES * adapters / shards
+        found["reference"] = alone if adapters else memory.frozen_bytes(shape.parameters, shards, in_place)
     if Need.TEACHER in needs(config) and Path(objective.teacher).is_dir():
         teacher = read_shape(load_config(Path(objective.teacher)))
-        found["teacher"] = memory.frozen_bytes(teacher.parameters, trainers, in_place)
+        found["teacher"] = memory.frozen_bytes(teacher.parameters, shards, in_place)
     return found
 
 
@@ -83,7 +88,7 @@ def trainer_memory(config: Config, shape: DecoderConfig, on_gpu: bool, readers: 
         shape, settings.micro_batch_tokens, width, settings.activation_bytes, bool(adapters)
     )
     return TrainerMemory(
-        states=memory.states_bytes(shape.parameters, trainers, adapters, width),
+        states=memory.states_bytes(shape.parameters, shards_of(config), adapters, width),
         gathered=0.0 if in_place else memory.gathered_bytes(shape, width, adapters),
         frozen=sum(frozen_models(config, shape, on_gpu).values()),
         buffers=memory.buffer_bytes(adapters or shape.parameters, trainers, sent)
@@ -137,7 +142,7 @@ def share(config: Config, shape: DecoderConfig, gpu_bytes: float, host_bytes: fl
         raise ConfigError(f"trainers and engines share GPUs, but not even in turns do they fit: {sums}: {lower}")
     adapters, held = adapters_of(config, shape), DTYPE_BYTES[config.optimiser.compute_dtype]
     states = MOVED_BYTES * adapters + held * shape.parameters if adapters else MOVED_BYTES * shape.parameters
-    moved = states + config.placement.trainers * trainer.frozen
+    moved = states * (config.placement.replicas or 1) + config.placement.trainers * trainer.frozen
     if moved > PINNED_SHARE * host_bytes:
         raise ConfigError(
             f"trainers and engines share GPUs in turns, but this node's memory of {host_bytes / GIB:.0f} GiB does not "
@@ -171,6 +176,7 @@ def check_own_gpus(config: Config, shape: DecoderConfig, gpu_bytes: float, gpus:
         raise ConfigError(
             f"a trainer takes {surely / GIB:.1f} GiB before activations ({parts(trainer)}), a GPU has "
             f"{gpu_bytes / GIB:.1f} GiB: train on more GPUs (placement.trainers), or train a smaller model"
+            + (", or lower placement.replicas" if (config.placement.replicas or 1) > 1 else "")
         )
     weights, arriving = (
         memory.weight_bytes(shape.parameters, width, parallel),
@@ -193,14 +199,33 @@ def open_sequences(config: Config) -> int:
     return min(rollout.max_sequences, -(-opened // config.placement.engines))
 
 
-def settle(config: Config, model_dir: Path, gpus: int, one_node: bool) -> Config:
-    """The settings with placement.colocate and rollout.cache_bytes as this launch has them: "never" where each rank has
-    a GPU of its own. gpus: of this node. Raises ConfigError if trainers and engines fit on no way."""
+def with_replicas(config: Config, shape: DecoderConfig, node_trainers: int, rank_bytes: float, on_gpu: bool) -> Config:
+    """The settings with placement.replicas as this launch has it, where it is not given: one on each node if it fits,
+    else on as few nodes as hold it. node_trainers: of each node; rank_bytes: memory of each of them."""
+    trainers, most = config.placement.trainers, 1
+    if node_trainers and trainers % node_trainers == 0:
+        most = trainers // node_trainers
+    for replicas in (count for count in range(most, 0, -1) if most % count == 0):
+        placement = config.placement.model_copy(update={"replicas": config.placement.replicas or replicas})
+        found = config.model_copy(update={"placement": placement})
+        if trainer_memory(found, shape, on_gpu).total + PROCESS_BYTES <= (1 - RESERVED) * rank_bytes:
+            break
+    return found
+
+
+def settle(config: Config, model_dir: Path, gpus: int, one_node: bool, node_trainers: int = 0) -> Config:
+    """The settings with placement.colocate, placement.replicas and rollout.cache_bytes as this launch has them: "never"
+    where each rank has a GPU of its own. gpus, node_trainers: of this node. Raises ConfigError if trainers and engines
+    fit on no way."""
+    if gpus or not one_node:
+        shape = read_shape(load_config(model_dir), config.model.implementation, config.model.max_tokens)
+        cards = [float(torch.cuda.get_device_properties(index).total_memory) for index in range(gpus)]
+        least = min(cards, default=psutil.virtual_memory().total / max(1, node_trainers))
+    if not one_node:
+        config = with_replicas(config, shape, node_trainers, least, gpus > 0)
     if gpus == 0:
         way = "turns" if config.placement.colocate == "turns" else "never"
         return with_sharing(config, way, config.rollout.cache_bytes)
-    shape = read_shape(load_config(model_dir), config.model.implementation, config.model.max_tokens)
-    least = min(torch.cuda.get_device_properties(index).total_memory for index in range(gpus))
     if not (one_node and shares_gpus(config, gpus)):
         check_own_gpus(config, shape, least, gpus)
         return with_sharing(config, "never", config.rollout.cache_bytes)

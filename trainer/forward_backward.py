@@ -199,8 +199,7 @@ def forward_backward(
         flops += sum(work_of(getattr(auxiliary, name), packed) for name in frozen)
         if kept:
             frozen["reference"], flops = kept[number - 1], flops + work_of(decoder, packed)
-        if keep:
-            hold(decoder, last)
+        hold(decoder, last, keep)
         logprobs, entropy, states = decoder(packed, temperature, "states")
         flops += passes * work_of(decoder, packed)
         if objective is None:

@@ -3,6 +3,9 @@
 Every rank holds its rows (dimension 0) of every parameter in float32. For the forward they are gathered in the compute
 type; gradients are reduced in float32. The step's weights already divide by the global count of tokens, so gradients
 are SUMS over ranks, not means: one rank or eight give the same step.
+
+Several replicas (HSDP): each is sharded over neighbouring ranks, those of a node, and only a step's sums of gradients
+go from node to node. Each rank saves and sends a part of the rows that its replicas hold too.
 """
 
 from __future__ import annotations
@@ -17,7 +20,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from shared.errors import RunError
+from rollout.weights.checksum import WORDS
+from rollout.weights.layout import own_share
+from shared.errors import RunError, SyncMismatch
 from shared.model import lora
 from shared.model.language_model import LanguageModel
 from shared.model.packing import pack
@@ -31,8 +36,11 @@ if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
 
-def join(store: dist.Store, rank: int, world: int, device: torch.device, timeout_s: float) -> DeviceMesh:
-    """Form the process group of the trainers (NCCL on CUDA, gloo on CPU) and a 1-D mesh over it.
+def join(
+    store: dist.Store, rank: int, world: int, device: torch.device, timeout_s: float, replicas: int = 1
+) -> DeviceMesh:
+    """Form the process group of the trainers (NCCL on CUDA, gloo on CPU) and a mesh over it: "shard", or with several
+    replicas "replicate" x "shard".
 
     store: of this launch attempt, shared by the trainers. A collective that waits longer than timeout_s ends the
     process.
@@ -48,6 +56,8 @@ def join(store: dist.Store, rank: int, world: int, device: torch.device, timeout
         timeout=timeout,
         device_id=device if device.type == "cuda" else None,
     )
+    if replicas > 1:
+        return init_device_mesh(device.type, (replicas, world // replicas), mesh_dim_names=("replicate", "shard"))
     return init_device_mesh(device.type, (world,), mesh_dim_names=("shard",))
 
 
@@ -145,12 +155,17 @@ def reshard(model: nn.Module) -> None:
         module.reshard()
 
 
-def hold(model: nn.Module, last: bool) -> None:
-    """Before the forward of a micro-batch of a small model: gather and reduce only around the `last` of the step.
+def hold(model: nn.Module, last: bool, whole: bool) -> None:
+    """Before the forward of a micro-batch: replicas add up their gradients only after the `last` of the step. A model
+    that is small enough to be kept `whole` is gathered and reduced only around that one, too.
 
     The sums are the same; between micro-batches the whole gradient stays on every rank, in float32.
     """
     modules = sharded_modules(model)
+    if not whole:
+        for module in modules:
+            module.set_requires_all_reduce(last, recurse=False)
+        return
     for module in modules:
         module.set_requires_gradient_sync(last, recurse=False)
         module.set_reshard_after_backward(last, recurse=False)
@@ -186,6 +201,40 @@ def rows_of(tensor: Tensor) -> Rows:
 
     shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
     return Rows(offset[0] if shape[0] else 0, shape[0])
+
+
+def own_rows(tensor: Tensor) -> tuple[Rows, slice]:
+    """The rows of a parameter that this rank saves, and where they lie in `local`: replicas save a part each."""
+    held = rows_of(tensor)
+    share = own_share(tensor, held.count) if is_sharded(tensor) else slice(0, held.count)
+    return Rows(held.first + share.start, share.stop - share.start), share
+
+
+@torch.no_grad()
+def compare_replicas(model: nn.Module, when: str) -> None:
+    """Compare the sum of the bit patterns of every parameter's rows with those of the ranks that hold the same ones. A
+    collective; nothing where there is one replica. when: for the message.
+
+    Raises SyncMismatch naming the parameters that differ, and the ranks: those that differ from most, or both of two.
+    """
+    first = next(model.parameters())
+    if not is_sharded(first) or (mesh := first.device_mesh).ndim == 1:
+        return
+    names, held = zip(*((name, local(parameter)) for name, parameter in model.named_parameters()), strict=True)
+    sums = torch.stack([one.view(WORDS[one.element_size()]).sum(dtype=torch.int64) for one in held])
+    ranks = dist.get_process_group_ranks(group := mesh.get_group("replicate"))
+    dist.all_gather(parts := [torch.empty_like(sums) for _ in ranks], sums, group)
+    differ = (found := torch.stack(parts)) != found.mode(dim=0).values
+    if not differ.any():
+        return
+    some = [name for name, one in zip(names, differ.any(dim=0).tolist(), strict=True) if one]
+    odd = [str(rank) for rank, one in zip(ranks, differ.any(dim=1).tolist(), strict=True) if one or len(ranks) == 2]
+    raise SyncMismatch(
+        f"{when}, trainer ranks {', '.join(map(str, ranks))} should hold the same rows, but trainer rank "
+        f"{' or '.join(odd)} has other values of {', '.join(some[:5])} ({len(some)} tensors differ): their nodes read "
+        "other files, compute otherwise or have faulty memory; go on from the last checkpoint, or set "
+        "placement.replicas = 1"
+    )
 
 
 def gather_full(parameters: Iterable[tuple[str, nn.Parameter]], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:

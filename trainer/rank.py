@@ -114,8 +114,7 @@ def build(
 
 
 def build_frozen(folder: Path, config: Config, mesh: DeviceMesh, device: torch.device) -> LanguageModel:
-    """Build a frozen model from a Hugging Face folder, sharded and computed as the policy is: equal weights give equal
-    log-probs."""
+    """Build a frozen model from a Hugging Face folder that gives, with the policy's weights, the policy's log-probs."""
     described = hf.load_config(folder)
     with torch.device("meta"):
         shape = read_shape(described, config.model.implementation, config.model.max_tokens)
@@ -143,6 +142,7 @@ def load_weights(model_dir: Path, decoder: LanguageModel, beside_checkpoint: boo
             raise NonFinite(f"{name} in {model_dir} holds values that are not finite: fetch the weights again")
         fsdp.local(stored[name]).copy_(held)
     fsdp.reshard(decoder)
+    fsdp.compare_replicas(decoder, f"after the load of {model_dir}")
 
 
 class TrainerRank:
@@ -185,8 +185,8 @@ class TrainerRank:
 
     def load_policy(self, model_dir: Path, checkpoint: Path | None = None) -> dict[str, dict[str, int]]:
         """Join the other trainers and build model, optimiser and value head; returns the checksums of `build`."""
-        self.model_dir = model_dir
-        self.mesh = fsdp.join(self.role.store, self.rank, self.world, self.role.device, self.config.deadlines.step_s)
+        self.model_dir, role, replicas = model_dir, self.role, self.config.placement.replicas or 1
+        self.mesh = fsdp.join(role.store, self.rank, self.world, role.device, self.config.deadlines.step_s, replicas)
         self.decoder, self.optimiser, checksums = build(model_dir, checkpoint, self.config, self.mesh, self.role.device)
         if Need.VALUE in self.objective.needs:
             rate = self.objective.in_force["value_learning_rate"]
@@ -210,6 +210,7 @@ class TrainerRank:
             "log-probs": "float32",
             "engines": self.config.model.dtype,
             "device": f"{self.role.device} {self.card}".rstrip(),
+            **({"replicas": f"{self.mesh.size(0)} of {self.mesh.size(1)} trainers"} if self.mesh.ndim > 1 else {}),
         }
         if settings.compute_dtype == "bfloat16" and not multiplies_bfloat16_fast(self.role.device.type):
             description["compute"] += " (slow on this processor: optimiser.compute_dtype = 'float32' takes less time)"
@@ -259,15 +260,15 @@ class TrainerRank:
     def step(self, learning_rate: float) -> Stepped:
         """Clip the gradients, take one AdamW step, drop the gradients."""
         start = time.perf_counter()
-        norm = optimiser.clip(self.decoder, self.config.optimiser.max_grad_norm, self.mesh.get_group())
+        norm = optimiser.clip(self.decoder, self.config.optimiser.max_grad_norm, self.mesh.get_group("shard"))
         fsdp.reshard(self.decoder)
         self.settle()
         optimiser.update(self.decoder, self.optimiser, learning_rate)
+        fsdp.compare_replicas(self.decoder, "after an optimiser step")
         if self.auxiliary.values is not None:
-            self.auxiliary.values.step(self.mesh.get_group())
-        seconds, device = time.perf_counter() - start, self.role.device
-        peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
-        return Stepped(grad_norm=norm, seconds=seconds, gpu_peak_bytes=peak)
+            self.auxiliary.values.step()
+        peak = torch.cuda.max_memory_allocated(self.role.device) if self.role.device.type == "cuda" else 0
+        return Stepped(norm, time.perf_counter() - start, peak)
 
     @call("reset of the optimiser", deadline="step")
     def reset_optimiser(self) -> None:
@@ -311,8 +312,7 @@ class TrainerRank:
         head) or gathers (a reference that moves: first, so that a full disk fails here when no rank waits for this
         one). `saved` tells when all of it is on the disk.
 
-        Returns parameter -> checksum of this rank's rows as they are now. version: of the policy, kept in the shard
-        too.
+        Returns parameter -> checksum of this rank's rows as they are now. version: of the policy, for the shard.
         """
         path, self.beside = Path(folder), {}
         if self.writer is not None:

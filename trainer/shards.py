@@ -23,7 +23,7 @@ from shared.atomic_write import flush
 from shared.errors import CheckpointError
 from shared.record_file import Written
 from trainer import safetensors_file
-from trainer.fsdp import local, reshard, rows_of, trained
+from trainer.fsdp import compare_replicas, local, own_rows, reshard, rows_of, trained
 from trainer.optimiser import reset, step_count
 from trainer.shard_files import FORMAT, read_shards
 
@@ -33,7 +33,8 @@ ROOM_SHARE = 0.5
 
 
 def named_state(model: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:
-    """parameter name -> {"weight", "exp_avg", "exp_avg_sq"} -> this rank's rows, sharing memory with the originals."""
+    """parameter name -> {"weight", "exp_avg", "exp_avg_sq"} -> the rows that this rank holds, sharing memory with the
+    originals."""
     return {
         name: {
             "weight": local(parameter.detach()),
@@ -45,15 +46,15 @@ def named_state(model: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str,
 
 @torch.no_grad()
 def checksums(model: nn.Module) -> dict[str, int]:
-    """Checksum of this rank's float32 rows of every weight that it holds some of."""
-    held = [(name, parameter, rows_of(parameter)) for name, parameter in trained(model)]
+    """Checksum of the float32 rows of every weight of which this rank saves some."""
+    own = [(name, local(parameter), *own_rows(parameter)) for name, parameter in trained(model)]
     return {
-        name: checksum_rows(local(parameter), rows.first, torch.float32) for name, parameter, rows in held if rows.count
+        name: checksum_rows(held[share], rows.first, torch.float32) for name, held, rows, share in own if rows.count
     }
 
 
 class ShardWriter(threading.Thread):
-    """Writes this rank's rows of a policy version while training goes on.
+    """Writes this rank's rows of a policy version (`own_rows`) while training goes on.
 
     It reads the live tensors, one after the other: between two optimiser steps they do not change. `settle`, which
     comes before each change, copies those that were not read yet, so that the file holds this version and no other. A
@@ -70,10 +71,10 @@ class ShardWriter(threading.Thread):
         self.tensors: dict[str, Tensor] = {}
         parameters = dict(trained(model))
         for name, parts in named_state(model, optimiser).items():
-            held = rows_of(parameters[name])
-            if held.count:
-                rows[name] = [held.first, list(parameters[name].shape)]
-                self.tensors |= {f"{part}/{name}": tensor for part, tensor in parts.items()}
+            own, share = own_rows(parameters[name])
+            if own.count:
+                rows[name] = [own.first, list(parameters[name].shape)]
+                self.tensors |= {f"{part}/{name}": tensor[share] for part, tensor in parts.items()}
         self.index: dict[str, Any] = {
             "format": FORMAT, "version": version, "rank": rank, "world": world, "step": step_count(optimiser),
             "rows": rows,
@@ -157,8 +158,9 @@ def load_shards(
 ) -> tuple[int, dict[str, dict[str, int]]]:
     """Copy this rank's rows of weights and moments from a checkpoint written by any number of ranks.
 
-    Returns its step, and of every file (name -> parameter -> checksum) the weights that this rank took from it, as they
-    lie in the model afterwards: added up over the ranks, they are what `checksums` was for the rank that wrote it.
+    Returns its step, and of every file (name -> parameter -> checksum) the weights that this rank took from it and
+    would save, as they lie in the model afterwards: added up over the ranks, they are what `checksums` was for the rank
+    that wrote it.
     Raises CheckpointError if the checkpoint is damaged, incomplete, or of another model.
     """
     shards = read_shards(folder)
@@ -184,14 +186,18 @@ def load_shards(
                     own_first, parts = rows_of(parameters[name]).first, state[name]
                     if rows := copy_overlap(file, name, first, own_first, parts):
                         missing[name] -= len(rows)
-                        held = parts["weight"][rows.start - own_first : rows.stop - own_first]
-                        sums[name] = checksum_rows(held, rows.start, torch.float32)
+                        own, _ = own_rows(parameters[name])
+                        start, stop = max(rows.start, own.first), min(rows.stop, own.first + own.count)
+                        if start < stop:
+                            held = parts["weight"][start - own_first : stop - own_first]
+                            sums[name] = checksum_rows(held, start, torch.float32)
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{shard.path} is damaged ({error}): use an earlier checkpoint") from error
     for name, count in missing.items():
         if count:
             raise CheckpointError(f"{folder} lacks {count} rows of {name}: use an earlier checkpoint")
     reshard(model)
+    compare_replicas(model, f"after the load of {folder}")
     return shards[0].step, taken
 
 

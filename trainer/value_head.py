@@ -40,13 +40,13 @@ class ValueHead(nn.Module):
         """states [prompts, hidden] -> values [prompts] float32."""
         return states.detach().float() @ self.weight / math.sqrt(self.weight.shape[0]) + self.bias
 
-    def step(self, group: dist.ProcessGroup | None) -> None:
+    def step(self) -> None:
         """Take one AdamW step with the gradients of all ranks added up, then drop them. A collective."""
         for parameter in self.parameters():
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-            if group is not None:
-                dist.all_reduce(parameter.grad, group=group)
+            if dist.is_initialized():
+                dist.all_reduce(parameter.grad)
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
 

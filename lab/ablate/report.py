@@ -118,7 +118,7 @@ class Report:
             for index, variant in enumerate(runs.variants)
         ]
         lines = table(["variant", "settings", "seeds", *map(metric_label, found)], *rows)
-        lines += ["", "Mean over seeds ± half of the 95 % interval (Student's t)."]
+        lines += ["", "Mean over seeds ± half of the 95 % interval (Student's t).", ""]
         return lines + [f"- {metric_label(metric)}: {definition(metric)}, {windows[metric]}" for metric in found]
 
     def claim_lines(self) -> list[str]:

@@ -35,6 +35,7 @@ def settings(split: Split, work: Workload) -> dict[str, int]:
     """Return the settings of a run with this split: section.key -> value."""
     return {
         "placement.trainers": split.trainers,
+        **({"placement.replicas": split.replicas} if split.replicas > 1 else {}),
         "placement.engines": split.engines,
         "rollout.tensor_parallel": split.tensor_parallel,
         "rollout.max_async_level": split.async_level,

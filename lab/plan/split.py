@@ -46,6 +46,8 @@ class Split:
     """A placement with its memory and its times, in seconds."""
 
     trainers: int
+    replicas: int
+    """of the model among the trainers"""
     engines: int
     tensor_parallel: int
     async_level: int
@@ -111,15 +113,16 @@ def ideal_s(train_gpu_s: float, sample_gpu_s: float, gpus: int) -> float:
 # ---- one placement -----------------------------------------------------------------------------------------------
 
 
-def trainer_memory(scenario: Scenario, trainers: int, recompute: bool) -> TrainerMemory:
+def trainer_memory(scenario: Scenario, trainers: int, recompute: bool, replicas: int = 1) -> TrainerMemory:
     """Return the memory of one trainer rank."""
     decoder, work = scenario.decoder, scenario.work
     tokens = max(work.micro_batch_tokens, work.max_tokens)
     readers = scenario.machine.gpus - trainers if scenario.machine.one_node else 0
     adapters, again = scenario.adapters, decoder.layers if recompute else 0
-    frozen = memory.FROZEN_BYTES * adapters / trainers or memory.frozen_bytes(decoder.parameters, trainers)
+    shards = trainers // replicas
+    frozen = memory.FROZEN_BYTES * adapters / shards or memory.frozen_bytes(decoder.parameters, shards)
     return TrainerMemory(
-        states=memory.states_bytes(decoder.parameters, trainers, adapters, WIDTH),
+        states=memory.states_bytes(decoder.parameters, shards, adapters, WIDTH),
         gathered=memory.gathered_bytes(decoder, WIDTH, adapters),
         frozen=frozen if work.extra_forwards else 0.0,
         buffers=memory.buffer_bytes(adapters or decoder.parameters, trainers, WIDTH) + memory.reader_bytes(readers),
@@ -135,6 +138,15 @@ def fitting(scenario: Scenario, trainers: int) -> tuple[bool, TrainerMemory]:
     return True, trainer_memory(scenario, trainers, recompute=True)
 
 
+def replicas_of(scenario: Scenario, trainers: int, recompute: bool) -> int:
+    """Return how many replicas a launch chooses (trainer/colocate.py): one on each node, or on as few as hold it."""
+    nodes, rest = divmod(trainers, scenario.machine.node_gpus)
+    for replicas in (count for count in range(0 if rest else nodes, 1, -1) if nodes % count == 0):
+        if trainer_memory(scenario, trainers, recompute, replicas).total <= scenario.machine.usable_bytes:
+            return replicas
+    return 1
+
+
 def place(scenario: Scenario, engines: int, tensor_parallel: int, async_level: int, links: int = 1) -> Split | None:
     """Return the split of a placement; None if it does not fit. The trainers get all GPUs that the engines leave.
 
@@ -145,6 +157,8 @@ def place(scenario: Scenario, engines: int, tensor_parallel: int, async_level: i
     if trainers < 1:
         return None
     recompute, held = fitting(scenario, trainers)
+    replicas = replicas_of(scenario, trainers, recompute)
+    held = trainer_memory(scenario, trainers, recompute, replicas)
     engine = EngineModel(decoder, machine, tensor_parallel, work.lora_rank)
     trained = scenario.adapters or decoder.parameters
     spare = engine.spare_bytes
@@ -153,13 +167,13 @@ def place(scenario: Scenario, engines: int, tensor_parallel: int, async_level: i
     wanted = math.ceil((async_level + 1) * (work.completions / engines))
     slots = min(engine.held(spare, work.context), wanted)
     return Split(
-        trainers, engines, tensor_parallel, async_level, recompute, held,
+        trainers, replicas, engines, tensor_parallel, async_level, recompute, held,
         weight_bytes=engine.weight_bytes,
         arriving_bytes=engine.arriving_bytes,
         cache_bytes=int(min(spare, spare * wanted / engine.held(spare, work.max_tokens))),
         max_sequences=math.ceil(slots),
         sampling=times.sampling_times(engine, work, engines, slots, async_level),
-        train_s=times.train_s(decoder, machine, work, trainers, recompute),
+        train_s=times.train_s(decoder, machine, work, trainers, recompute, replicas),
         write_s=times.write_s(trained, machine, trainers),
         delivery_s=times.delivery_s(trained, machine, trainers, engines, tensor_parallel, links),
     )  # fmt: skip

@@ -160,15 +160,19 @@ def training_flops(
 
 
 def traffic_s(
-    decoder: DecoderConfig, machine: Machine, trainers: int, micro_batches: int, rest: int = 0, adapters: int = 0
-) -> float:
+    decoder: DecoderConfig, machine: Machine, trainers: int, micro_batches: int, rest: int = 0, adapters: int = 0,
+    replicas: int = 1, steps: int = 1,
+) -> float:  # fmt: skip
     """Return the time of a step's collectives: 2 gathers in bfloat16 and a float32 reduction (of what is trained) per
-    micro-batch, and one gather in each of `rest` passes without gradient; each rank receives all but its own part."""
+    micro-batch, and one gather in each of `rest` passes without gradient; each rank receives all but its own part. This
+    is within a replica; in each of `steps` optimiser steps they add up gradients, each rank over its own link."""
     if memory.whole_bytes(decoder.parameters):
         micro_batches = 1
-    others = (trainers - 1) / trainers
+    shards, trained = trainers // replicas, adapters or decoder.parameters
+    others = (shards - 1) / shards
     gathered = decoder.parameters * (micro_batches * 2 * WIDTH + rest * WIDTH)
-    return others * (gathered + 4 * micro_batches * (adapters or decoder.parameters)) / machine.ring_bandwidth(trainers)
+    within = others * (gathered + 4 * micro_batches * trained) / machine.ring_bandwidth(shards)
+    return within + 2 * (replicas - 1) / replicas * steps * 4 * trained / shards / machine.network_bandwidth
 
 
 def moved_s(parameters: int, machine: Machine, trainers: int, width: int) -> float:
@@ -186,7 +190,9 @@ def micro_batches_of(tokens: float, trainers: int, budget: int) -> int:
     return max(1, math.ceil(tokens / (trainers * budget)))
 
 
-def train_s(decoder: DecoderConfig, machine: Machine, work: Workload, trainers: int, recompute: bool) -> float:
+def train_s(
+    decoder: DecoderConfig, machine: Machine, work: Workload, trainers: int, recompute: bool, replicas: int = 1
+) -> float:
     """Return the time of forward, backward and optimiser steps of one batch, seconds."""
     adapters = memory.adapter_parameters(decoder, work.lora_rank)
     flops = training_flops(
@@ -194,8 +200,9 @@ def train_s(decoder: DecoderConfig, machine: Machine, work: Workload, trainers: 
     )
     budget = max(work.micro_batch_tokens, work.max_tokens)
     each = micro_batches_of(work.tokens / work.optimiser_steps, trainers, budget) * work.optimiser_steps
-    traffic = traffic_s(decoder, machine, trainers, each, each * work.extra_forwards, adapters)
-    steps = work.optimiser_steps * optimiser_s(adapters or decoder.parameters, machine, trainers)
+    count = work.optimiser_steps
+    traffic = traffic_s(decoder, machine, trainers, each, each * work.extra_forwards, adapters, replicas, count)
+    steps = count * optimiser_s(adapters or decoder.parameters, machine, trainers // replicas)
     return max(machine.compute_s(flops, trainers), traffic) + steps
 
 

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from shared.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 ALIGNMENT_BYTES = 64
 BUFFERS = 2
@@ -106,8 +109,16 @@ class Slice:
         return self.local if self.scale == 1 else self.local * self.scale
 
 
+def own_share(parameter: DTensor, rows: int) -> slice:
+    """Which of the `rows` of its shard a rank sends and saves: all, or its part where replicas hold the same ones."""
+    replicas = parameter.device_mesh.size(0) if parameter.device_mesh.ndim > 1 else 1
+    number = parameter.device_mesh.get_local_rank(0) if replicas > 1 else 0
+    return slice(rows * number // replicas, rows * (number + 1) // replicas)
+
+
 def own_pieces(named_parameters: list[tuple[str, torch.Tensor]], rank: int) -> list[Slice]:
-    """This rank's rows of every tensor: its FSDP2 shard (dimension 0), or whole plain tensors on rank 0.
+    """The rows of every tensor that this rank sends: its FSDP2 shard (dimension 0), of which replicas send a part each,
+    or whole plain tensors on rank 0.
 
     Tied parameters (the same object under a second name) come once. Raises ConfigError for another kind of sharding.
     """
@@ -130,8 +141,9 @@ def own_pieces(named_parameters: list[tuple[str, torch.Tensor]], rank: int) -> l
         )
         if tuple(shape[1:]) != tuple(parameter.shape[1:]):
             raise ConfigError(f"weight transfer needs shards of dimension 0 only, but {name} is {parameter.placements}")
-        if math.prod(shape):
-            pieces.append(Slice(name, parameter.to_local().detach(), start[0] if start else 0))
+        share = own_share(parameter, shape[0])
+        if math.prod(shape) and share.start < share.stop:
+            pieces.append(Slice(name, parameter.to_local().detach()[share], start[0] + share.start))
     return pieces
 
 

@@ -72,6 +72,7 @@ def test_two_checkouts_are_measured_in_turn(
     assert "SLOWER  good, rate: 4.00 x/s -> 2.00 x/s" in capsys.readouterr().out, "medians of 4 4 4 and 2 9 1"
 
 
+@pytest.mark.soak  # in make test: the other commands of this file
 @pytest.mark.slow
 def test_figures_are_written_failures_told_and_what_is_not_run_is_kept(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -107,6 +108,7 @@ def test_a_run_is_compared_with_old_figures_and_quick_tries_are_not_committed(
     assert "SLOWER  good, rate" in capfd.readouterr().out
 
 
+@pytest.mark.soak  # in make test: the other commands of this file
 @pytest.mark.slow
 def test_a_page_is_written_with_what_stands_beside_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "page.md"

@@ -60,6 +60,7 @@ def bare_interpreter(folder: Path) -> str:
     return str(folder / "bin" / "python")
 
 
+@pytest.mark.soak  # in make test: its refusals, below
 @pytest.mark.slow
 def test_the_trainer_part_needs_torch_and_a_folder_of_packages_only(tmp_path: Path) -> None:
     """Run for real: another interpreter, without vLLM, numpy and all that .venv has."""

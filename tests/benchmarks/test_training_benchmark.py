@@ -116,6 +116,7 @@ def test_a_child_measures_the_head() -> None:
     assert found >= 4 * 8192 * head_memory.HIDDEN, "the gradient of the weights in float32 is part of it"
 
 
+@pytest.mark.soak  # in make test: its parts, above
 @pytest.mark.slow
 def test_the_memory_of_the_head_does_not_grow_with_tokens_times_vocabulary() -> None:
     tokens, vocabulary = 4096, 16_384

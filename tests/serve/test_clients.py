@@ -175,6 +175,7 @@ def test_harnesses_find_the_score_that_ours_finds(serve: Serve, tmp_path: Path, 
 # ---- OpenAPI -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.soak  # in make test: test_bad_requests.py, by hand
 def test_schemathesis_finds_no_fault(serve: Serve, tmp_path: Path) -> None:
     served = serve(SAID)
     command = [

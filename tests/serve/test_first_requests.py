@@ -57,6 +57,7 @@ def meet(command: Command, life: int, length: int) -> None:
         eventually(lambda: engine_starts(command) == life + 1 and command.status("/ready") == 200, 200)
 
 
+@pytest.mark.soak  # in make test: tests/serve/test_engine_deaths.py
 @pytest.mark.slow
 @pytest.mark.timeout(540)
 def test_a_request_that_kills_its_engine_is_an_error_of_its_own(tmp_path: Path) -> None:

@@ -67,6 +67,7 @@ def test_the_openai_client_gets_the_same_streamed_and_whole(client: openai.OpenA
     assert whole.model_extra["reasoning_language"]["requested"] == "en"
 
 
+@pytest.mark.soak  # in make test: tests/serve/test_clients.py
 def test_litellm_gets_the_same_streamed_and_whole(command: Command) -> None:
     found = run("openai2", "litellm_client", command.url)["found"]
     for one in found.values():

@@ -155,7 +155,9 @@ def all_of(given: list[Tensor]) -> list[Tensor]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize(
+    "device", [pytest.param("cpu", marks=pytest.mark.soak), pytest.param("cuda", marks=pytest.mark.gpu)]
+)
 def test_compiled_they_give_what_they_give_as_they_stand(
     device: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -80,7 +80,8 @@ def test_kill_of_an_engine_process_continues_its_completions(start: Start, tmp_p
     assert launch.survivors() == []
 
 
-@pytest.mark.parametrize(("rank", "role"), [pytest.param(0, "controller", marks=pytest.mark.soak), (2, "engine")])
+@pytest.mark.soak  # in make test: tests/shared/test_watchdog.py
+@pytest.mark.parametrize(("rank", "role"), [(0, "controller"), (2, "engine")])
 def test_a_frozen_role_stops_the_launch_with_its_name_and_all_stacks(
     start: Start, tmp_path: Path, rank: int, role: str
 ):

@@ -17,10 +17,10 @@ from tests.system.launch import Launch, free_port
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
 
 
-def two_nodes(start: Start, folder: Path, count: int, **settings: int) -> list[Launch]:
-    """Start `count` trainers on the first node and `count` engines on the second."""
-    port, agents = free_port(), []
-    for node, ranks in enumerate((1 + count, count)):
+def two_nodes(start: Start, folder: Path, count: int, first: int = 0, **settings: int) -> list[Launch]:
+    """Start `count` trainers on the first node and `count` engines on the second; or `first` ranks on the first."""
+    port, agents, first = free_port(), [], first or 1 + count
+    for node, ranks in enumerate((first, 1 + 2 * count - first)):
         where = [f"--node-rank={node}", f"--nproc-per-node={ranks}", f"--master-port={port}"]
         agents.append(start(
             folder, torchrun=("--nnodes=2", "--master-addr=127.0.0.1", *where), rollout__transport="network",
@@ -39,6 +39,15 @@ def assert_trained(agents: list[Launch], steps: int) -> None:
 @pytest.mark.parametrize(("count", "launch"), [(2, 0), (2, 1), (2, 2), (3, 0), (3, 1)])
 def test_as_many_engines_as_trainers_train_over_the_network(start: Start, tmp_path: Path, count: int, launch: int):
     assert_trained(two_nodes(start, tmp_path, count, steps=3), 3)
+
+
+def test_trainers_on_two_nodes_hold_a_replica_each_and_go_on_as_shards_of_one(start: Start, tmp_path: Path) -> None:
+    agents = two_nodes(start, tmp_path, 2, first=2, steps=3)
+    assert_trained(agents, 3)
+    assert agents[0].told("replicas 2 of 1 trainers"), agents[0].output[-6000:]
+    again = two_nodes(start, tmp_path, 2, first=2, steps=5, placement__replicas=1)
+    assert_trained(again, 5)
+    assert not again[0].told("replicas 2")
 
 
 def test_an_engine_that_is_killed_gets_the_weights_again_while_the_others_go_on(start: Start, tmp_path: Path):

@@ -133,6 +133,7 @@ def test_the_run_folder_is_complete_and_the_screen_told_the_story(run: Launch):
         assert told in run.output
 
 
+@pytest.mark.soak  # in make test: tests/rollout/weights/test_meeting.py
 def test_two_agents_with_different_sizes_train_over_the_network(start: Start, tmp_path: Path):
     port = free_port()
 

@@ -20,10 +20,11 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from shared.config import Config
-from shared.errors import NonFinite, RunError
+from shared.errors import NonFinite, RunError, SyncMismatch
 from shared.model.decoder import Decoder, DecoderConfig, initialise
 from shared.sections import Optimiser
 from shared.types import MicroBatch
@@ -106,6 +107,8 @@ class Scene:
         self.invariance(decoder)
         self.adversarial(decoder)
         self.variants()
+        if self.world > 1:
+            self.replicas()
         self.regularised(decoder)
         self.dtypes()
         self.rounded()
@@ -158,6 +161,22 @@ class Scene:
         with mock.patch.object(fsdp, "KEEP_WHOLE_BYTES", 0):
             self.record("large", make_model(self.mesh), batches)
 
+    def replicas(self) -> None:
+        """Two replicas, kept whole and large, and what is said of one that differs in one bit."""
+        pairs = init_device_mesh("cpu", (2, self.world // 2), mesh_dim_names=("replicate", "shard"))
+        batches = deal(make_sequences("group_tokens"), 8, self.rank, self.world)
+        self.record("replicas", decoder := make_model(pairs), batches)
+        with mock.patch.object(fsdp, "KEEP_WHOLE_BYTES", 0):
+            self.record("large replicas", make_model(pairs), batches)
+        fsdp.compare_replicas(decoder, "before the fault")
+        if self.rank == self.world - 1:
+            held = fsdp.local(decoder.model.layers[1].mlp.up_proj.weight).detach()
+            held[-1, -1] = torch.nextafter(held[-1, -1], torch.tensor(9.0))
+        try:
+            fsdp.compare_replicas(decoder, "after the fault")
+        except SyncMismatch as error:
+            self.found["replicas differ"] = str(error)
+
     def regularised(self, decoder: Decoder) -> None:
         """KL to another model and an entropy bonus: cut in two ways, with dummies, and with models too large to be kept
         whole."""
@@ -186,7 +205,7 @@ class Scene:
                 plan = plan_batch(sequences, self.world, budget, together=True)
                 self.record(f"{name}/{cut}", decoder, plan.micro_batches[self.rank], settings, frozen, values)
                 if values is not None:
-                    values.step(self.mesh.get_group())
+                    values.step()
                     self.tensors[f"{name}/{cut}/head"] = torch.cat([values.weight.detach(), values.bias.detach()[None]])
 
     def dtypes(self) -> None:

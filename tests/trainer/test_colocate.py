@@ -14,7 +14,17 @@ import torch
 from shared.config import Config
 from shared.errors import ConfigError
 from shared.model.config import DecoderConfig
-from trainer.colocate import GIB, Sharing, check_own_gpus, open_sequences, settle, share, trainer_memory
+from trainer.colocate import (
+    GIB,
+    Sharing,
+    check_own_gpus,
+    open_sequences,
+    settle,
+    shards_of,
+    share,
+    trainer_memory,
+    with_replicas,
+)
 
 SHAPE = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 32768, "hidden_size": 2048,
@@ -110,6 +120,28 @@ def test_a_rank_on_its_own_gpu_is_refused_with_the_arithmetic(monkeypatch: pytes
         settle(apart, tmp_path, 2, one_node=True)
 
 
+def test_each_node_has_a_replica_as_far_as_memory_allows() -> None:
+    """A rank's states are 15.5 GiB over its shards, the rest 3.9 GiB: gathered 1.1, buffers of a quarter 1.0,
+    activations 0.8, its process 1; 5 % stay free."""
+    shape = DecoderConfig.from_hf(SHAPE)
+
+    def chosen(trainers: int, node_trainers: int, gpu: float, **placement: Any) -> tuple[int | None, int]:
+        config = settings(placement={"trainers": trainers, **placement})
+        found = with_replicas(config, shape, node_trainers, gpu * GIB, on_gpu=True)
+        return found.placement.replicas, shards_of(found)
+
+    assert [chosen(4, 1, gpu) for gpu in (21, 19, 13, 11, 4)] == [(4, 1), (2, 2), (2, 2), (1, 4), (1, 4)]
+    assert chosen(16, 8, 80) == (2, 8) and chosen(24, 8, 80) == (3, 8)
+    assert [chosen(6, 8, 80), chosen(12, 8, 80), chosen(8, 0, 80)] == [(1, 6), (1, 12), (1, 8)]
+    assert chosen(16, 8, 80, replicas=1) == (1, 16) and chosen(16, 8, 4, replicas=4) == (4, 4)
+    two = trainer_memory(settings(placement={"trainers": 8, "replicas": 2}, objective={"kl": 0.1}), shape, on_gpu=True)
+    assert (two.states, two.frozen, two.buffers) == (4 * PARAMETERS, PARAMETERS, 4 * PARAMETERS / 8)
+    with pytest.raises(ValueError, match="placement.replicas = 3 must divide placement.trainers = 8"):
+        settings(placement={"trainers": 8, "replicas": 3})
+    with pytest.raises(ConfigError, match=r"lower placement\.replicas"):
+        check_own_gpus(settings(placement={"trainers": 16, "replicas": 16}), shape, 16 * GIB, 8)
+
+
 def test_a_stage_that_samples_ahead_counts() -> None:
     stages = [{"name": "a", "until_step": 2}, {"name": "b", "rollout": {"max_async_level": 1}}]
     with pytest.raises(ConfigError, match="max_async_level = 1: set it to 0"):
@@ -136,5 +168,14 @@ def test_a_launch_is_settled_by_the_gpus_of_its_node(monkeypatch: pytest.MonkeyP
     assert told(1) == told(8, trainers=8, engines=8) == ("resident", 4 * GIB)
     assert told(1, one_node=False) == ("never", None)
     assert told(0, colocate="turns") == ("turns", None)  # the order of work alone
+
+    def replicas(gpus: int, node_trainers: int, one_node: bool = False) -> int | None:
+        apart = settings(placement={"trainers": 4, "engines": 4, "colocate": "never"})
+        return settle(apart, tmp_path, gpus, one_node, node_trainers).placement.replicas
+
+    assert [replicas(8, 2), replicas(8, 1), replicas(8, 3), replicas(8, 8)] == [2, 4, 1, 1]
+    assert [replicas(0, 2), replicas(0, 4, one_node=True)] == [2, None]
     sizes["gpu"] = 26
     assert told(1) == ("turns", 4 * GIB)
+    sizes["gpu"] = 13
+    assert [replicas(8, 2), replicas(8, 1)] == [2, 2]

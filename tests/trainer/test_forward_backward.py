@@ -242,7 +242,7 @@ def test_the_value_head_learns_the_mean_reward_of_its_prompt() -> None:
     auxiliary = AuxiliaryModels(model(1), values=head)
     for _ in range(150):
         forward_backward(decoder, [MicroBatch(group)], 1.0, settings, auxiliary)
-        head.step(None)
+        head.step()
     _, _, states = decoder(_packed([1, 2, 3]), 1.0, "states")
     assert head(states[1:2]).item() == pytest.approx(0.5, abs=0.01)
 

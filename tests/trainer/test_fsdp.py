@@ -1,5 +1,6 @@
 """What must not depend on how a step is cut: real FSDP2 ranks over gloo (see rank_scene.py)."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -27,11 +28,13 @@ ROUNDED = 1e-2
 """the same for the sum of two gradients in bfloat16, whose steps are 8e-3 (measured: 2.5e-3)"""
 
 
-def assert_same_step(scene: Any, reference: str, name: str, within: float = CUT_ANEW) -> None:
+def assert_same_step(
+    scene: Any, reference: str, name: str, within: float = CUT_ANEW, worlds: Sequence[int] = WORLDS
+) -> None:
     """Loss and every gradient of `name`, on 1, 2 and 4 ranks, equal those of `reference` on one rank."""
     expected = scene.part(1, reference)
     assert expected and max(float(value.abs().max()) for value in expected.values()) > 0.01
-    for world in WORLDS:
+    for world in worlds:
         for part in ("loss", "entropy", "tokens", "regularisation", "reference_log_ratio"):
             if f"{reference}/{part}" not in scene.found[1][0]:
                 assert not reference.startswith("regularised")
@@ -77,6 +80,16 @@ def test_one_rank_all_long_and_others_empty_neither_hang_nor_change_the_step(sce
 def test_recomputed_activations_and_large_models_take_the_same_step(scene: Any) -> None:
     assert_same_step(scene, "group_tokens/8x4", "recompute", EXACT)
     assert_same_step(scene, "group_tokens/8x4", "large", EXACT)
+
+
+def test_two_replicas_take_the_same_step_and_one_that_differs_in_a_bit_is_named(scene: Any) -> None:
+    for name in ("replicas", "large replicas"):
+        assert_same_step(scene, "group_tokens/8x4", name, EXACT, worlds=(2, 4))
+    for world in (2, 4):
+        told = [rank.get("replicas differ", "") for rank in scene.found[world]]
+        assert [bool(one) for one in told] == [False, True] * (world // 2) if world == 4 else all(told)
+        assert "after the fault" in told[-1] and "model.layers.1.mlp.up_proj.weight (1 tensors differ)" in told[-1]
+        assert f"trainer rank {world // 2 - 1} or {world - 1} has other values" in told[-1]
 
 
 def test_kl_and_entropy_bonus_do_not_depend_on_micro_batches_ranks_or_size(scene: Any) -> None:

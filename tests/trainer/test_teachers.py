@@ -64,7 +64,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", params=[OURS, THEIRS])
+@pytest.fixture(scope="module", params=[OURS, pytest.param(THEIRS, marks=pytest.mark.soak)])
 def real(request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of either server with that model."""
     log = tmp_path_factory.mktemp("server") / "log"

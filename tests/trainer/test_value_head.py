@@ -20,7 +20,7 @@ def learn(head: ValueHead, steps: int) -> None:
     """Least squares on the two states."""
     for _ in range(steps):
         (head(STATES) - TARGETS).square().sum().backward()
-        head.step(None)
+        head.step()
 
 
 def values_of(head: ValueHead) -> list[float]:
@@ -65,7 +65,7 @@ def test_without_a_gradient_it_stays_and_a_reset_forgets_that_there_were_steps()
     """As after SFT: AdamW's first true step must again be of the size of the learning rate."""
     head = ValueHead(4, 0.1)
     for _ in range(50):
-        head.step(None)
+        head.step()
     assert values_of(head) == [0.0] * 5
     head.reset()
     fresh = ValueHead(4, 0.1)

@@ -46,6 +46,7 @@ def test_every_change_applies_and_is_judged_right() -> None:
     assert {change.__name__ for change in [*SAME, *DIFFERENT]} == set(tried)
 
 
+@pytest.mark.soak  # in make test: the same rewritings of written answers
 @pytest.mark.slow
 def test_real_answers() -> None:
     if not DATA.is_dir():

@@ -97,6 +97,17 @@ def test_activations_are_recomputed_only_where_they_would_not_fit() -> None:
     assert split.fitting(replace(scenario, machine=scarce), 8)[0]
 
 
+def test_each_node_of_trainers_holds_a_replica_where_memory_allows() -> None:
+    scenario = usual("8b", 64)
+    assert [split.replicas_of(scenario, trainers, True) for trainers in (8, 16, 20, 24, 32)] == [1, 2, 1, 3, 4]
+    two, four = (split.trainer_memory(scenario, 32, True, replicas).total for replicas in (2, 4))
+    scarce = replace(scenario, machine=replace(h100(64), memory_bytes=(two + four) / 2 / 0.9))
+    assert split.replicas_of(scarce, 32, True) == 2 and two < four
+    wide = split.place(usual("8b", 24), 2, 4, 1)
+    assert wide and (wide.trainers, wide.replicas) == (16, 2)
+    assert wide.trainer_memory.states == 16 * 8_030_261_248 / 8
+
+
 def test_an_update_over_the_network_comes_over_one_link_and_a_message_later_for_each_engine() -> None:
     inside = split.place(usual("8b", 8), 1, 4, 1)
     across = split.place(usual("8b", 16), 1, 4, 1)

@@ -80,6 +80,8 @@ def test_weights_and_gradients_travel_once_a_micro_batch_unless_the_model_is_sma
     assert math.isclose(times.traffic_s(large, ROUND, 4, micro_batches=5, rest=3), one * (40 + 3 * 2))
     assert math.isclose(times.traffic_s(small, ROUND, 4, 5), small.parameters * 3 / 4 / 4e11 * 8)
     assert times.traffic_s(large, ROUND, 1, 5) == 0
+    within, across = large.parameters * 7 / 8 * 5 * 8 / 4e11, 3 * 4 * large.parameters / 8 / 5e10
+    assert math.isclose(times.traffic_s(large, ROUND, 16, 5, replicas=2, steps=3), within + across)
 
 
 def test_a_ring_over_nodes_uses_all_network_cards_of_a_node() -> None:

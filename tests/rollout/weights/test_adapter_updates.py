@@ -79,7 +79,7 @@ def logprob_gap(decoder: LanguageModel, prompt: list[int], completions: list[Any
     return float((scored - torch.tensor([value for one in completions for value in one.logprobs])).abs().max())
 
 
-@pytest.mark.parametrize("family", ["LlamaForCausalLM", "Qwen2ForCausalLM"])
+@pytest.mark.parametrize("family", ["LlamaForCausalLM", pytest.param("Qwen2ForCausalLM", marks=pytest.mark.soak)])
 def test_the_engine_computes_with_each_version_at_once(tmp_path: Path, family: str) -> None:
     """Also with a prompt whose keys and values of an older version are cached."""
 
