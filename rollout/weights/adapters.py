@@ -134,9 +134,11 @@ def multiply_by_adapter() -> None:
     """Make vLLM on a CPU, in this process and those it forks, multiply all rows of an adapter at once.
 
     Its own function copies A and B for every row (a gigabyte in a prefill of 4,096 tokens of a small model), and gives
-    rows without an adapter the last slot's where a step has both kinds.
+    rows without an adapter the last slot's where a step has both kinds. Experts, which have no adapters here, take the
+    kernel of CPUs: beside any adapter vLLM takes Triton's, which multiplies with those of experts.
     """
     from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
+    from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig
 
     def add_lora_linear(
         self: Any, y: torch.Tensor, x: torch.Tensor, stacked_a: Any, stacked_b: Any, scale: float, widths: Any, **_: Any
@@ -151,3 +153,5 @@ def multiply_by_adapter() -> None:
                 start += width
 
     PunicaWrapperCPU.add_lora_linear = add_lora_linear
+    # it is set once, where a config is made: a constant, which that leaves as it is
+    FusedMoEConfig.is_lora_enabled = property(lambda _: False, lambda *_: None)
