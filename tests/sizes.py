@@ -25,8 +25,8 @@ OTHERS = ("benchmarks", "tests")
 APART = ("reward.judge.", "environment.")
 """settings of the judge and of environments, which validate their own"""
 BUDGETS = {
-    "product lines": 64_290,
-    "training lines": 26_685,
+    "product lines": 64_306,
+    "training lines": 26_699,
     "files": 394,
     "settings": 93,
     "class names used twice": 0,
