@@ -49,13 +49,11 @@ class TrainerMemory:
 
 def adapter_parameters(decoder: DecoderConfig, rank: int, targets: str | Sequence[str] = ALL) -> int:
     """Parameters of adapters of this rank (0: none) on the linear layers that lora.targets chooses."""
-    linears = {f"{layer}.{name}": sizes for layer, parts in decoder.linears.items() for name, sizes in parts.items()}
-    chosen = (
-        sum(sizes)
-        for name, sizes in linears.items()
+    return rank * sum(
+        inputs + outputs
+        for name, inputs, outputs in decoder.linears
         if targets == ALL or any(f".{name}".endswith(f".{target}") for target in targets)
     )
-    return rank * decoder.layers * sum(chosen)
 
 
 def states_bytes(parameters: int, trainers: int, adapters: int = 0, width: int = 0) -> float:
@@ -103,8 +101,10 @@ def arriving_bytes(decoder: DecoderConfig, width: int, streamed: bool, rank: int
 def largest_tensor(decoder: DecoderConfig, rank: int = 0) -> int:
     """Parameters of the largest tensor: the embedding, a part of the feed-forward, or the queries; of adapters of this
     rank, those of the widest layer."""
+    if rank:
+        return rank * max(side for _, *sides in decoder.linears for side in sides)
     inner = max(decoder.intermediate_size, decoder.heads * decoder.head_dim)
-    return rank * max(inner, decoder.hidden_size) if rank else decoder.hidden_size * max(decoder.vocab_size, inner)
+    return decoder.hidden_size * max(decoder.vocab_size, inner)
 
 
 def gathered_bytes(decoder: DecoderConfig, width: int, adapters: int = 0) -> float:

@@ -21,7 +21,6 @@ from shared.atomic_write import flush
 from shared.config import Config
 from shared.errors import ConfigError, DataError, ModelError
 from shared.model import hf
-from shared.model.config import MeasuredConfig
 from shared.model.implementation import SEEING, read_shape
 from shared.progress import Progress
 from shared.user_file import errors_told, run_file
@@ -130,10 +129,9 @@ def gather_sources(config: Config) -> Sources:
     check_vocabulary(model_dir)
     described = hf.load_config(model_dir)
     shape = read_shape(described, config.model.implementation, config.model.max_tokens)
-    if config.lora.rank and (isinstance(shape, MeasuredConfig) or described.get("model_type") in SEEING):
+    if config.lora.rank and described.get("model_type") in SEEING:
         raise ConfigError(
-            f"lora.rank = {config.lora.rank}: adapters were tried with our own decoder only (Llama, Mistral, Qwen2, "
-            "Qwen3), and this model is trained by the module of transformers, or also sees: set lora.rank to 0"
+            f"lora.rank = {config.lora.rank}: adapters were not tried with models that also see: set lora.rank to 0"
         )
     if shape.family == "gpt_oss" and config.mode != "sft":
         raise ConfigError(

@@ -17,7 +17,7 @@ from vllm.lora.lora_model import LoRAModel
 from vllm.lora.lora_weights import LoRALayerWeights
 from vllm.lora.request import LoRARequest
 
-from rollout.weights.checksum import checksum_rows
+from rollout.weights.checksum import MODULUS, checksum_rows
 from rollout.weights.layout import Layout
 from shared.errors import ModelError
 from shared.model.lora import A, B
@@ -60,9 +60,12 @@ class AdapterSlot:
     """One adapter's slot in all LoRA layers of a worker's model."""
 
     def __init__(self, model: Any, layout: Layout):
-        """Take the slot, set to zero. Raises ModelError if a tensor of the layout has no layer."""
+        """Take the slot, set to zero. Raises ModelError if a tensor of the layout fits no layer."""
         self.layout = layout
         manager = model.lora_manager
+        shared = getattr(getattr(model, "config", None), "attention_k_eq_v", False)  # Gemma 4
+        if shared and any(name.endswith(".k_proj" + A) for name in layout.places):
+            raise ModelError("lora.targets: keys of this model are its values too: name layers without k_proj")
         if ADAPTER_ID not in manager.list_adapters():
             nothing = LoRALayerWeights("none", 1, 1, torch.zeros(1, 1), torch.zeros(1, 1))  # vLLM looks at a first one
             manager.add_adapter(LoRAModel(ADAPTER_ID, 1, {"none": nothing}))
@@ -70,46 +73,52 @@ class AdapterSlot:
             manager.remove_all_adapters = lambda: None
         manager.activate_adapter(ADAPTER_ID)
         slot: int = manager.lora_index_to_id.index(ADAPTER_ID)
-        self.matrices: dict[str, Matrix] = {}
+        self.matrices: dict[str, list[Matrix]] = {}
         for path, module in manager.modules.items():
             parent, _, last = path.rpartition(".")
-            parts = manager.packed_modules_mapping.get(last, [last])
-            if len(parts) == module.n_slices:
-                for number, part in enumerate(parts):
-                    self._find(f"{parent}.{part}" if parent else part, module, number, slot)
+            parts, before = manager.packed_modules_mapping.get(last, [last]), 0
+            fused = path + A in layout.places and last in manager.packed_modules_mapping  # in the folder too (GLM-4)
+            if fused and module.tp_size > 1:
+                raise ModelError(f"rollout.tensor_parallel: set it to 1, or lora.targets to other layers than {last}")
+            parts = [last] * module.n_slices if fused else parts
+            for number, part in enumerate(parts if len(parts) == module.n_slices else []):
+                self._find(f"{parent}.{part}" if parent else part, module, number, slot, before)
+                before += module.lora_b_stacked[number].shape[2] if fused else 0
         if missing := sorted(layout.places.keys() - self.matrices.keys()):
             raise ModelError(f"the engine's model has no place for {missing[:5]}, which trainers send")
 
-    def _find(self, name: str, module: Any, number: int, slot: int) -> None:
+    def _find(self, name: str, module: Any, number: int, slot: int, before: int) -> None:
         """Note where A and B of a layer lie, if the trainers send them. module: the LoRA layer that computes it, maybe
-        with others (q, k, v), of which it is the one with this number."""
+        with others (q, k, v), of which it is the one with this number; or only its rows from `before` on."""
         places = self.layout.places
         if name + A not in places or name + B not in places:
             return
         rank = places[name + A].shape[0]
         a, b = module.lora_a_stacked[number][slot, 0, :rank], module.lora_b_stacked[number][slot, 0, :, :rank]
-        column = row = 0
+        column, row = 0, before
         if isinstance(module, RowParallelLinearWithLoRA):
             column = module.tp_rank * a.shape[1]
         elif module.tp_size > 1:  # keys and values may lie on several workers
             row = getattr(module, "output_ids", [module.tp_rank])[number] * b.shape[0]
-        self.matrices[name + A], self.matrices[name + B] = Matrix(a, 0, column), Matrix(b, row, 0)
+        self.matrices.setdefault(name + A, []).append(Matrix(a, 0, column))
+        self.matrices.setdefault(name + B, []).append(Matrix(b, row, 0))
 
     @torch.no_grad()
     def place(self, name: str, whole: torch.Tensor) -> None:
         """Write one matrix of a version. Only between two engine steps."""
-        self.matrices[name].place(whole)
+        for one in self.matrices[name]:
+            one.place(whole)
 
     @torch.no_grad()
     def read(self) -> dict[str, tuple[int, int]]:
         """name -> (checksum, number of values) of what the layers multiply with; safe beside generation."""
-        item, places = self.layout.dtype.itemsize, self.layout.places
+        dtype, item, places = self.layout.dtype, self.layout.dtype.itemsize, self.layout.places
         return {
             name: (
-                checksum_rows(one.held, one.first_row, self.layout.dtype, places[name].row_bytes(item)),
-                one.held.numel(),
+                sum(checksum_rows(it.held, it.first_row, dtype, places[name].row_bytes(item)) for it in held) % MODULUS,
+                sum(it.held.numel() for it in held),
             )
-            for name, one in self.matrices.items()
+            for name, held in self.matrices.items()
         }
 
 
@@ -125,9 +134,11 @@ def multiply_by_adapter() -> None:
     """Make vLLM on a CPU, in this process and those it forks, multiply all rows of an adapter at once.
 
     Its own function copies A and B for every row (a gigabyte in a prefill of 4,096 tokens of a small model), and gives
-    rows without an adapter the last slot's where a step has both kinds.
+    rows without an adapter the last slot's where a step has both kinds. Experts, which have no adapters here, take the
+    kernel of CPUs: beside any adapter vLLM takes Triton's, which multiplies with those of experts.
     """
     from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
+    from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig
 
     def add_lora_linear(
         self: Any, y: torch.Tensor, x: torch.Tensor, stacked_a: Any, stacked_b: Any, scale: float, widths: Any, **_: Any
@@ -142,3 +153,5 @@ def multiply_by_adapter() -> None:
                 start += width
 
     PunicaWrapperCPU.add_lora_linear = add_lora_linear
+    # it is set once, where a config is made: a constant, which that leaves as it is
+    FusedMoEConfig.is_lora_enabled = property(lambda _: False, lambda *_: None)

@@ -70,23 +70,25 @@ class DecoderConfig:
     """rope_type, rope_theta and the numbers of that type"""
 
     @property
-    def linears(self) -> dict[str, dict[str, tuple[int, int]]]:
-        """Part of a layer -> its linear layers -> their inputs and outputs."""
+    def layer_linears(self) -> list[tuple[str, int, int]]:
+        """(name, inputs, outputs) of the linear layers of one layer."""
         hidden, inner = self.hidden_size, self.intermediate_size
         queries, keys = self.heads * self.head_dim, self.key_heads * self.head_dim
-        attention = {
-            "q_proj": (hidden, queries),
-            "k_proj": (hidden, keys),
-            "v_proj": (hidden, keys),
-            "o_proj": (queries, hidden),
-        }
-        mlp = {"gate_proj": (hidden, inner), "up_proj": (hidden, inner), "down_proj": (inner, hidden)}
-        return {"self_attn": attention, "mlp": mlp}
+        return [
+            ("self_attn.q_proj", hidden, queries), ("self_attn.k_proj", hidden, keys),
+            ("self_attn.v_proj", hidden, keys), ("self_attn.o_proj", queries, hidden),
+            ("mlp.gate_proj", hidden, inner), ("mlp.up_proj", hidden, inner), ("mlp.down_proj", inner, hidden),
+        ]  # fmt: skip
+
+    @property
+    def linears(self) -> list[tuple[str, int, int]]:
+        """(name, inputs, outputs) of all linear layers but the head: what adapters can be given to."""
+        return self.layer_linears * self.layers
 
     @property
     def layer_products(self) -> int:
         """Weights of the matrices of one layer: q, k, v, o, gate, up, down."""
-        return sum(inputs * outputs for part in self.linears.values() for inputs, outputs in part.values())
+        return sum(inputs * outputs for _, inputs, outputs in self.layer_linears)
 
     @property
     def layer_parameters(self) -> int:
@@ -162,10 +164,16 @@ class MeasuredConfig(DecoderConfig):
     """of one layer, on average"""
     counted_products: int = 0
     """weights of one layer that multiply a token: of a mixture, those of the experts that a token meets"""
+    counted_linears: list[tuple[str, int, int]] = field(default_factory=list)
     experts: int = 0
     """of a mixture: in each of its layers; 0 for others"""
     chosen: int = 0
     """how many of them a token meets"""
+
+    @property
+    def linears(self) -> list[tuple[str, int, int]]:
+        """(name, inputs, outputs) of all linear layers but the head. A mixture's experts are none."""
+        return self.counted_linears
 
     @property
     def layer_products(self) -> int:

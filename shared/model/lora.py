@@ -17,7 +17,6 @@ from shared.errors import ConfigError
 
 ALL = "all-linear"
 """setting of the targets that stands for every linear layer but the head"""
-HEAD = "lm_head"
 A, B = ".lora_A.weight", ".lora_B.weight"
 """endings of the names of an adapter's two matrices, behind the layer's name"""
 
@@ -45,15 +44,16 @@ def attach(model: nn.Module, rank: int, alpha: float, targets: str | Iterable[st
     targets: "all-linear", or names: the last parts of layers' names, such as "q_proj" or "mlp.down_proj". Returns the
     names of the adapted layers. Raises ConfigError for a target that names no linear layer.
     """
-    linears = {name: layer for name, layer in model.named_modules() if type(layer) is nn.Linear}
+    head = getattr(model, "head", None)
+    linears = {name: one for name, one in model.named_modules() if type(one) is nn.Linear and one.weight is not head}
     if targets == ALL:
-        chosen = {name for name in linears if name.rpartition(".")[2] != HEAD}
+        chosen = set(linears)
     else:
         chosen = set()
         for target in [targets] if isinstance(targets, str) else targets:
             found = {name for name in linears if f".{name}".endswith(f".{target}")}
-            if not found or target == HEAD:
-                known = ", ".join(sorted({name.rpartition(".")[2] for name in linears} - {HEAD}))
+            if not found:
+                known = ", ".join(sorted({name.rpartition(".")[2] for name in linears}))
                 raise ConfigError(f'lora.targets: "{target}" names no linear layer of the model (there are {known})')
             chosen |= found
     model.requires_grad_(False)

@@ -138,6 +138,7 @@ def measure(config: Mapping[str, Any]) -> MeasuredConfig:
     products = sum(count * share if dimensions == 3 else count for dimensions, count in matrices)
     parameters = dict(causal.named_parameters())
     output, table = causal.get_output_embeddings().weight, causal.get_input_embeddings().weight
+    linears = [(name, one) for name, one in causal.base_model.named_modules() if type(one) is nn.Linear]
     dropped = output.numel() if tied and output is not table else 0
     return MeasuredConfig(
         family=str(config["model_type"]),
@@ -154,6 +155,7 @@ def measure(config: Mapping[str, Any]) -> MeasuredConfig:
         counted=sum(parameter.numel() for parameter in parameters.values()) - dropped,
         counted_layer=sum(parameter.numel() for parameter in layers.parameters()) // len(layers),
         counted_products=int(products) // len(layers),
+        counted_linears=[(name, one.in_features, one.out_features) for name, one in linears],
         experts=experts,
         chosen=chosen,
     )

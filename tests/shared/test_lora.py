@@ -12,7 +12,10 @@ from shared.errors import ConfigError, ModelError
 from shared.model import hf, lora
 from shared.model.adapter_folder import merged_weights, read_matrices, read_settings, save_adapter
 from shared.model.decoder import Decoder, DecoderConfig, initialise
+from shared.model.implementation import make_model, read_shape
+from tests.families import FAMILIES, config_of, reference
 from tests.packed import pack_from
+from trainer.memory import adapter_parameters, largest_tensor
 
 SHAPE = DecoderConfig("llama", 48, 16, 24, 2, 2, 1, 8, 1e-5, 64, tied=True)
 CONFIG = {
@@ -81,6 +84,50 @@ def test_merged_weights_give_the_same_logits_and_gradients_of_adapters_are_those
         d_a, d_b = (found[name + end].grad for end in (lora.A, lora.B))
         torch.testing.assert_close(d_b, 3 * d_weight @ layer.lora_A.weight.T, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(d_a, 3 * layer.lora_B.weight.T @ d_weight, rtol=1e-4, atol=1e-5)
+
+
+FEW = ("gemma3", "qwen3 moe")
+"""a mixture, whose experts stay frozen, and layers of two kinds; the others with --soak"""
+
+
+@pytest.mark.parametrize(
+    "family", [one if one in FEW else pytest.param(one, marks=pytest.mark.soak) for one in FAMILIES]
+)
+def test_modules_of_transformers_train_adapters_alone_and_merge(tmp_path: Path, family: str) -> None:
+    """Every linear layer of every family but the head: experts stay frozen. Merged through the folders that
+    a run writes, where a mixture's experts lie one by one; with recomputed layers bit for bit the same gradients."""
+    config = config_of(family)
+    reference(config).save_pretrained(tmp_path / "base")
+    (tmp_path / "base" / "tokenizer.json").write_text("{}")
+    models = []
+    for recompute in (0, 2):
+        model = make_model(read_shape(config, "transformers"), config, recompute)
+        model.load_state_dict(dict(hf.load_model(tmp_path / "base", implementation="transformers").stored()))
+        frozen = model(BATCH, output="logits").detach()
+        assert len(lora.attach(model, 3, 6.0)) == len(model.config.linears)
+        generator = torch.Generator().manual_seed(5)
+        trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
+        with torch.no_grad():
+            for each in trained.values():
+                each.copy_(torch.randn(each.shape, generator=generator) * 0.1)
+        model(BATCH)[0].sum().backward()
+        models.append(model)
+    model, again = models
+    for (name, one), (_, other) in zip(model.named_parameters(), again.named_parameters(), strict=True):
+        if "lora_" not in name:
+            assert one.grad is None and not one.requires_grad, name
+            continue
+        assert one.grad is not None and one.grad.any(), f"{name} is not in the forward"
+        assert torch.equal(one.grad, other.grad), name  # type: ignore[arg-type]  # both were trained
+    sizes = {name: each.numel() for name, each in trained.items()}
+    assert sum(sizes.values()) == adapter_parameters(model.config, 3)
+    assert max(sizes.values()) == largest_tensor(model.config, 3)
+    merged_from = merged_weights(tmp_path / "base", dict(trained), 2.0)
+    hf.save_trained(tmp_path / "merged", tmp_path / "base", merged_from, torch.float32)
+    merged = hf.load_model(tmp_path / "merged", implementation="transformers")
+    found = model(BATCH, output="logits").detach()
+    torch.testing.assert_close(merged(BATCH, output="logits"), found, rtol=1e-5, atol=1e-5)
+    assert float((found - frozen).abs().max()) > 0.05
 
 
 def test_targets_name_layers_by_the_end_of_their_names() -> None:

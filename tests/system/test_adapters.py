@@ -24,9 +24,14 @@ LORA: dict[str, Any] = {
 
 
 @pytest.mark.soak  # in make test: tests/trainer/test_rank_adapters.py, without a launch
-def test_a_run_with_adapters_repeats_from_its_checkpoint_and_leaves_both_exports(start: Start, tmp_path: Path) -> None:
+@pytest.mark.parametrize("implementation", ["native", "transformers"])
+def test_a_run_with_adapters_repeats_from_its_checkpoint_and_leaves_both_exports(
+    start: Start, tmp_path: Path, implementation: str
+) -> None:
     """Two steps a batch; the reference is the frozen model, so that the first of them all has no divergence."""
-    settings = {**LORA, "optimiser__minibatches": 2, "objective__kl": 0.1}
+    settings = {
+        **LORA, "optimiser__minibatches": 2, "objective__kl": 0.1, "model__implementation": implementation,
+    }  # fmt: skip
     first = finished(start, tmp_path / "first", **settings)
     one, two = numbers(first, 1), numbers(first, 2)
     assert one["grad_norm"] > 0 and two["kl/reference"] > abs(one["kl/reference"]) and one["kl/reference"] != 0

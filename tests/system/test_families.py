@@ -27,8 +27,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "model"
 
 
-@pytest.mark.parametrize("family", SENT)
-def test_ten_steps_of_every_family(made: Path, tmp_path: Path, family: str) -> None:
+@pytest.mark.parametrize(
+    ("family", "rank"), [*((one, 0) for one in SENT), *((one, 8) for one in ("gemma3", "olmo3", "qwen3 moe"))]
+)
+def test_ten_steps_of_every_family(made: Path, tmp_path: Path, family: str, rank: int) -> None:
+    """rank: of adapters, 0 where all weights are trained."""
     rows = hf.load_config(made)["vocab_size"]
     ends = {"bos_token_id": None, "eos_token_id": 1, "pad_token_id": 0, "initializer_range": 0.06}
     more = {"vocab_size_per_layer_input": rows} if family == "gemma4" else {}
@@ -37,7 +40,7 @@ def test_ten_steps_of_every_family(made: Path, tmp_path: Path, family: str) -> N
     hf.copy_tokenizer(made, folder)
     run = Launch(
         tmp_path, model__path=str(folder), model__implementation="transformers", steps=STEPS, evaluate__every=0,
-        sft__steps=70, sft__batch=32, sft__learning_rate=5e-3, checkpoint__every=5,
+        lora__rank=rank, sft__steps=70, sft__batch=32, sft__learning_rate=5e-3, checkpoint__every=5,
     )  # fmt: skip
     assert run.wait(1200) == 0, run.output[-4000:]
     found = run.metrics()

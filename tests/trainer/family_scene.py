@@ -2,7 +2,8 @@
 
     python family_scene.py FOLDER FAMILY...
 
-Rank 0 of each world writes the whole gradients to FOLDER/FAMILY-WORLD.safetensors.
+Rank 0 of each world writes the whole gradients to FOLDER/FAMILY-WORLD.safetensors. Of "FAMILY, adapters" only adapters
+are trained.
 """
 
 from __future__ import annotations
@@ -23,8 +24,11 @@ from tests.trainer.rank_data import MAGISTRAL, deal, make_sequences
 from tests.trainer.rank_scene import gradients
 from trainer import fsdp, optimiser
 from trainer.forward_backward import forward_backward
+from trainer.fsdp import trained
 from trainer.rank import build
+from trainer.reference import fill
 
+ADAPTERS = ", adapters"
 WORLDS = (1, 2, 3)
 SETTINGS = Config.model_validate(
     {"model": {"implementation": "transformers"}, "optimiser": {"compute_dtype": "float32"}}
@@ -33,7 +37,7 @@ SETTINGS = Config.model_validate(
 
 def make_folder(folder: Path, family: str) -> None:
     """A model folder of the family as transformers writes it."""
-    reference(config_of(family)).save_pretrained(folder)
+    reference(config_of(family.removesuffix(ADAPTERS))).save_pretrained(folder)
     (folder / "tokenizer.json").write_text("{}")
 
 
@@ -47,7 +51,12 @@ def run_rank(folder: Path, families: list[str], rank: int, world: int) -> None:
     store = dist.FileStore(str(folder / f"store-{world}"), world)
     mesh = fsdp.join(store, rank, world, torch.device("cpu"), timeout_s=150)
     for family in families:
-        decoder, made, _ = build(folder / family, None, SETTINGS, mesh, torch.device("cpu"))
+        lora = SETTINGS.lora.model_copy(update={"rank": 3 if family.endswith(ADAPTERS) else 0})
+        settings = SETTINGS.model_copy(update={"lora": lora})
+        decoder, made, _ = build(folder / family, None, settings, mesh, torch.device("cpu"))
+        if lora.rank:  # B is zero at first, and so are the gradients of A
+            generator = torch.Generator().manual_seed(4)
+            fill(decoder, [(name, torch.randn(one.shape, generator=generator) * 0.1) for name, one in trained(decoder)])
         batches = [MicroBatch(batch.sequences) for batch in deal(sequences(), 6, rank, world)]
         forward_backward(decoder, batches, 1.0, MAGISTRAL)
         fsdp.reshard(decoder)

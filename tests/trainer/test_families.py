@@ -11,11 +11,12 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.families import FAMILIES
-from tests.trainer.family_scene import WORLDS
+from tests.trainer.family_scene import ADAPTERS, WORLDS
 
 pytestmark = pytest.mark.slow
-FEW = ["qwen3 moe", "gemma4"]
+FEW = ["qwen3 moe", "gemma4", "qwen3 moe" + ADAPTERS]
 """a mixture, whose experts are shared out, and layers of several shapes"""
+ADAPTED = [family + ADAPTERS for family in ("qwen3", "gemma3", "gemma4", "olmo3", "phi4", "glm4", "mixtral")]
 WITHIN = 2e-5
 """of a gradient's norm: ranks get other micro-batches than one rank has, and sum in another order"""
 
@@ -31,6 +32,7 @@ def assert_ranks_agree(folder: Path, families: list[str]) -> None:
         for world in WORLDS[1:]:
             found = load_file(folder / f"{family}-{world}.safetensors")
             assert found.keys() == expected.keys()
+            assert all(("lora_" in name) == family.endswith(ADAPTERS) for name in found)
             for name, gradient in found.items():
                 gap = (gradient.double() - expected[name].double()).norm()
                 assert gap <= WITHIN * expected[name].double().norm(), f"{family} on {world} ranks: {name}"
@@ -44,4 +46,4 @@ def test_gradients_do_not_depend_on_ranks(tmp_path: Path) -> None:
 @pytest.mark.soak
 @pytest.mark.timeout(3000)
 def test_gradients_of_every_family_do_not_depend_on_ranks(tmp_path: Path) -> None:
-    assert_ranks_agree(tmp_path, list(FAMILIES))
+    assert_ranks_agree(tmp_path, [*FAMILIES, *ADAPTED])

@@ -19,8 +19,9 @@ from rollout.weights.adapters import AdapterSlot
 from rollout.weights.proof import WeightProof
 from rollout.worker import EngineRank
 from shared.errors import RunError, SyncMismatch
-from shared.model import lora
-from shared.model.decoder import Decoder
+from shared.model import hf, lora
+from shared.model.language_model import LanguageModel
+from tests.families import FAMILIES, config_of, reference
 from tests.packed import pack_from
 from tests.rollout.test_agreement import make_folder
 from tests.rollout.tiny_llama import engine_config
@@ -50,7 +51,11 @@ class FaultySlot(AdapterSlot):
 @asynccontextmanager
 async def adapter_scene(folder: Path, family: str = "LlamaForCausalLM", **rollout: Any) -> AsyncIterator[UpdateScene]:
     """An engine that keeps its model, and two trainer ranks whose adapters it follows."""
-    decoder = make_folder(folder / "model", family)
+    if family in FAMILIES:
+        reference(config_of(family, max_position_embeddings=1024)).save_pretrained(folder / "model")
+        decoder = hf.load_model(folder / "model", implementation="transformers")
+    else:
+        decoder = make_folder(folder / "model", family)
     lora.attach(decoder, RANK, ALPHA)
     shapes = {name: each.shape for name, each in decoder.named_parameters() if each.requires_grad}
     fill(decoder, lora.first_values(shapes, seed=3))
@@ -66,7 +71,7 @@ async def adapter_scene(folder: Path, family: str = "LlamaForCausalLM", **rollou
                 sender.close()
 
 
-def logprob_gap(decoder: Decoder, prompt: list[int], completions: list[Any]) -> float:
+def logprob_gap(decoder: LanguageModel, prompt: list[int], completions: list[Any]) -> float:
     """Largest |difference| between the engine's log-probs of completions and the decoder's."""
     sequences = [prompt + one.token_ids for one in completions]
     with torch.no_grad():
@@ -120,6 +125,32 @@ def test_a_running_request_goes_on_with_new_adapters(tmp_path: Path) -> None:
             completions = await sampling
             versions = {one.version for completion in completions for one in completion.spans}
             assert len(completions) == 4 and len(versions) > 1 and not any(one.restarts for one in completions)
+
+    asyncio.run(story())
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("family", ["qwen3", "gemma3", "gemma4", "olmo3", "phi4", "glm4", "mixtral", "qwen3 moe"])
+def test_adapters_of_modules_of_transformers_reach_the_engine(tmp_path: Path, family: str) -> None:
+    """Also layers that are fused in the folder (Phi-4, GLM-4), vLLM's own module of transformers (OLMo 3) and the
+    attention of mixtures; a matrix that is left out stops the run."""
+
+    async def story() -> None:
+        async with adapter_scene(tmp_path, family, max_completion_tokens=40) as scene:
+            proof, prompt = WeightProof(scene.dtype), list(range(3, 100))
+            for version in range(3):
+                if version:
+                    move(scene, 0.5)
+                [found] = proof.check(*await scene.update(), scene.probe)
+                gap = logprob_gap(scene.decoder, prompt, await scene.engine.sample(prompt, [1, 2]))
+                print(f"{family}, version {version}: probe {found.mean:.1e}, sampled tokens at most {gap:.1e}")
+                assert found.mean < 3e-5 and gap < WITHIN
+            dropped = next(name for name, _ in lora.adapters(scene.decoder) if name.startswith(LAYER)) + lora.B
+            move(scene, 0.5)
+            with planted(skip=[dropped]):
+                published, updates = await scene.update()
+            with pytest.raises(SyncMismatch, match=rf"{re.escape(dropped)} still of the previous version \(dropped\)$"):
+                proof.check(published, updates, scene.probe)
 
     asyncio.run(story())
 

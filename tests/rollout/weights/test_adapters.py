@@ -86,6 +86,52 @@ def test_a_matrix_without_a_layer_is_refused() -> None:
         AdapterSlot(worker(0), plan_layout(shapes, torch.float32, 1))
 
 
+def fused_worker(slices: list[int], parts: list[str]) -> Any:
+    """A model whose one LoRA layer computes what the folder holds as one matrix, in slices of these widths."""
+    layer = SimpleNamespace(
+        n_slices=len(slices), tp_size=1, tp_rank=0,
+        lora_a_stacked=[torch.zeros(1, 1, SLOT_RANK, HIDDEN) for _ in slices],
+        lora_b_stacked=[torch.zeros(1, 1, width, SLOT_RANK) for width in slices],
+    )  # fmt: skip
+    model = worker(0)
+    model.lora_manager.modules = {"layers.0.gate_up_proj": layer}
+    model.lora_manager.packed_modules_mapping = {"gate_up_proj": parts}
+    return model
+
+
+@pytest.mark.parametrize(("slices", "parts"), [([6, 6], ["gate_proj", "up_proj"]), ([12], ["gate_up_proj"])])
+def test_a_matrix_that_is_fused_in_the_folder_is_cut_as_the_engine_has_it(slices: list[int], parts: list[str]) -> None:
+    """GLM-4's gate and up lie in two slices of vLLM's layer, Phi-4's in one."""
+    name, generator = "layers.0.gate_up_proj", torch.Generator().manual_seed(4)
+    plan = plan_layout([(name + A, (RANK, HIDDEN)), (name + B, (12, RANK))], torch.float32, 1)
+    whole = {each: torch.randn(place.shape, generator=generator) for each, place in plan.places.items()}
+    model = fused_worker(slices, parts)
+    slot = AdapterSlot(model, plan)
+    for each, value in whole.items():
+        slot.place(each, value)
+    layer, x = model.lora_manager.modules[name], torch.randn(5, HIDDEN, generator=generator)
+    stacks = zip(layer.lora_a_stacked, layer.lora_b_stacked, strict=True)
+    found = torch.cat([x @ a[0, 0].T @ b[0, 0].T for a, b in stacks], 1)
+    torch.testing.assert_close(found, x @ whole[name + A].T @ whole[name + B].T)
+    held = add_workers([(slot.read(), {})], plan)
+    assert held.copies == ({name + A: 2} if len(slices) == 2 else {})
+    for each, value in whole.items():
+        copies = held.copies.get(each, 1)
+        assert held.checksums[each] == copies * checksum_rows(value, 0, torch.float32) % (1 << 64)
+    layer.lora_b_stacked[-1][0, 0, -1, 0] += 1.0
+    assert add_workers([(slot.read(), {})], plan).checksums[name + B] != held.checksums[name + B]
+    layer.tp_size = 2
+    with pytest.raises(ModelError, match=r"^rollout.tensor_parallel: set it to 1.* gate_up_proj$"):
+        AdapterSlot(model, plan)
+
+
+def test_keys_that_are_values_too_are_refused() -> None:
+    model = worker(0)
+    model.config = SimpleNamespace(attention_k_eq_v=True)
+    with pytest.raises(ModelError, match=r"^lora.targets: keys of this model are its values too"):
+        AdapterSlot(model, layout())
+
+
 def test_each_row_is_multiplied_by_its_own_adapter_and_those_without_one_by_none() -> None:
     multiply_by_adapter()
     slots, generator = 2, torch.Generator().manual_seed(2)

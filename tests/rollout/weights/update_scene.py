@@ -31,7 +31,7 @@ from rollout.weights.proof import PublishedWeights, Updated
 from rollout.weights.sender import HostWeightSender
 from rollout.worker import EngineRank
 from shared.model import lora
-from shared.model.decoder import Decoder
+from shared.model.language_model import LanguageModel
 from shared.sections import Optimiser
 from tests.packed import pack_from
 from tests.rollout.test_agreement import make_folder
@@ -106,7 +106,7 @@ def rank_rows(count: int, rank: int) -> slice:
 class UpdateScene:
     """Weights that move, and an engine that follows."""
 
-    def __init__(self, decoder: Decoder, dtype: str, engine: LocalEngine):
+    def __init__(self, decoder: LanguageModel, dtype: str, engine: LocalEngine):
         self.decoder, self.dtype, self.engine, self.version = decoder, dtype, engine, -1
         named = list(fsdp.trained(decoder))
         scales = {name + lora.B: layer.scale for name, layer in lora.adapters(decoder)}
