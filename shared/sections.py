@@ -45,8 +45,8 @@ class Model(Section):
 
 class Data(Section):
     train: str = ""
-    """JSONL (or .jsonl.gz) of problems to train on, or kinds of problems that reasoning-gym generates, with a level of
-    its curriculum where one is wanted, e.g. "reasoning_gym:countdown,chain_sum/2"; a run needs one"""
+    """JSONL (or .jsonl.gz, .parquet) of problems to train on, "hub:owner/name/config:split", or kinds of problems (and
+    levels) that reasoning-gym generates, e.g. "reasoning_gym:countdown,chain_sum/2"; a run needs one"""
     validation: str = ""
     """the same for evaluation only; "" for none"""
     generate: dict[str, dict[str, Any]] = {}

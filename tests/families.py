@@ -45,6 +45,40 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+TOWER = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28,
+    "patch_size": 14,
+}  # fmt: skip
+QWEN_TOWER = {"depth": 1, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 64}
+SECTIONS = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 6, 6]}}
+SEEING: dict[str, dict[str, Any]] = {
+    "mistral3": {
+        "model_type": "mistral3", "tie_word_embeddings": False,
+        "text_config": {**COMMON, "model_type": "mistral", "sliding_window": None},
+        "vision_config": {**TOWER, "model_type": "pixtral", "head_dim": 16},
+    },
+    "mistral3 of ministral3": {
+        "model_type": "mistral3", "tie_word_embeddings": False, "text_config": {**COMMON, **FAMILIES["ministral3"]},
+        "vision_config": {**TOWER, "model_type": "pixtral", "head_dim": 16},
+    },
+    "gemma3 that sees": {
+        "model_type": "gemma3", "text_config": {**COMMON, **FAMILIES["gemma3"]}, "mm_tokens_per_image": 4,
+        "vision_config": {**TOWER, "model_type": "siglip_vision_model"},
+    },
+    "gemma4 that sees": {
+        "model_type": "gemma4", "text_config": {**COMMON, **FAMILIES["gemma4"]}, "audio_config": None,
+        "vision_config": {**TOWER, "model_type": "gemma4_vision", "num_key_value_heads": 2, "head_dim": 16},
+    },
+    "qwen2.5-vl": {
+        "model_type": "qwen2_5_vl", "text_config": {**COMMON, **SECTIONS, "num_attention_heads": 2},
+        "vision_config": {**QWEN_TOWER, "fullatt_block_indexes": [0]},
+    },
+    "qwen3-vl": {
+        "model_type": "qwen3_vl", "text_config": {**COMMON, **SECTIONS},
+        "vision_config": {**QWEN_TOWER, "deepstack_visual_indexes": [0], "num_position_embeddings": 16},
+    },
+}  # fmt: skip
+"""models that also see, whose text part is trained"""
 SENT = [family for family in FAMILIES if family not in ("qwen3.5", "gpt-oss")]
 """those whose weights can be sent to vLLM's CPU build (docs/models.md)"""
 
@@ -53,10 +87,17 @@ def config_of(family: str, **more: Any) -> dict[str, Any]:
     """The config.json of a tiny model."""
     import transformers
 
-    config = {**COMMON, **FAMILIES[family], **more}
+    config = {**SEEING[family], **more} if family in SEEING else {**COMMON, **FAMILIES[family], **more}
     kind = transformers.CONFIG_MAPPING[config["model_type"]]
-    model = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[kind]
+    model = classes_of(config)._model_mapping[kind]
     return kind(**config).to_dict() | {"architectures": [model.__name__]}
+
+
+def classes_of(config: dict[str, Any]) -> Any:
+    """transformers' class that makes the module of a config."""
+    import transformers
+
+    return transformers.AutoModelForImageTextToText if "vision_config" in config else transformers.AutoModelForCausalLM
 
 
 def reference(config: dict[str, Any], seed: int = 3) -> Any:
@@ -65,7 +106,7 @@ def reference(config: dict[str, Any], seed: int = 3) -> Any:
 
     torch.manual_seed(seed)
     made = transformers.CONFIG_MAPPING[config["model_type"]].from_dict(config)
-    model = transformers.AutoModelForCausalLM.from_config(made, attn_implementation="eager", dtype=torch.float32).eval()
+    model = classes_of(config).from_config(made, attn_implementation="eager", dtype=torch.float32).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 1:

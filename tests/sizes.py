@@ -25,9 +25,9 @@ OTHERS = ("benchmarks", "tests")
 APART = ("reward.judge.", "environment.")
 """settings of the judge and of environments, which validate their own"""
 BUDGETS = {
-    "product lines": 64_306,
-    "training lines": 26_699,
-    "files": 394,
+    "product lines": 64_571,
+    "training lines": 26_964,
+    "files": 396,
     "settings": 93,
     "class names used twice": 0,
 }

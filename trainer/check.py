@@ -282,7 +282,8 @@ def data_and_model(config: Config, shape: DecoderConfig | None) -> Iterator[Chec
              "sft.demonstrations": config.sft.demonstrations, "sft.general": config.sft.general,
              "prepare.script": made}  # fmt: skip
     gone = [f"{key} = {path!r}" for key, path in files.items() if path and not Path(config.locate(path, key)).is_file()
-            and not (made and path.startswith("made/")) and not path.startswith("reasoning_gym:")]  # fmt: skip
+            and not (made and path.startswith("made/")) and not path.startswith(("reasoning_gym:", "hub:"))
+            and not (path.endswith(".parquet") and Path(path).is_file())]  # fmt: skip
     if gone:
         yield CheckResult("data", "FAIL", f"there is no such file: {', '.join(gone)}",
                       "correct the path; paths start at the working directory")  # fmt: skip

@@ -71,19 +71,25 @@ def generate(config: Config, setting: str, value: str) -> Path:
         if kind not in {name.partition("/")[0] for name in names} and setting == "data.train":
             raise ConfigError(f"data.generate.{kind} has no effect: name it in data.train, or remove it")
     wanted = Wanted(setting, names, options, config.seed, size, seen)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with beside(path) as partial, partial.open("wb") as stream:
-            for line in _rows_of_process(wanted, config.deadlines.start_s):
-                stream.write(line)
-    except OSError as error:
-        raise DataError(f"{path} cannot be written ({error}): free disk space, or set another runs_dir") from error
+    argument = msgspec.json.encode(wanted).decode()
+    write_rows(path, rows_of_process("trainer.generated_problems", argument, setting, config.deadlines.start_s))
     return path
 
 
-def _rows_of_process(wanted: Wanted, deadline_s: float) -> Iterator[bytes]:
-    """Yield the lines that a process generates; it is killed where one takes longer than `deadline_s`."""
-    command = [sys.executable, "-m", "trainer.generated_problems", msgspec.json.encode(wanted).decode()]
+def write_rows(path: Path, lines: Iterator[bytes]) -> None:
+    """Write lines to a partial file beside `path` that is then renamed. Raises DataError when the disk fails."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with beside(path) as partial, partial.open("wb") as stream:
+            stream.writelines(lines)
+    except OSError as error:
+        raise DataError(f"{path} cannot be written ({error}): free disk space, or set another runs_dir") from error
+
+
+def rows_of_process(module: str, argument: str, setting: str, deadline_s: float) -> Iterator[bytes]:
+    """Yield the lines that a module run with this argument writes; it is killed where one takes longer than
+    `deadline_s`. Raises ConfigError and DataError with the last line that it said, by its exit code."""
+    command = [sys.executable, "-m", module, argument]
     said = tempfile.TemporaryFile()  # noqa: SIM115 - closed below
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said)
     late = threading.Event()
@@ -107,12 +113,10 @@ def _rows_of_process(wanted: Wanted, deadline_s: float) -> Iterator[bytes]:
         reason = said.read().decode("utf-8", "replace").strip().rpartition("\n")[2]
         if late.is_set():
             raise DataError(
-                f"{wanted.setting}: reasoning-gym gave no problem for {deadline_s:g} s: choose easier options"
+                f"{setting}: no row came for {deadline_s:g} s: choose easier options, or raise deadlines.start_s"
             )
         if child.returncode:
-            raise (ConfigError if child.returncode == ConfigError.exit_code else DataError)(
-                f"{wanted.setting}: {reason}"
-            )
+            raise (ConfigError if child.returncode == ConfigError.exit_code else DataError)(f"{setting}: {reason}")
     finally:
         child.kill()
         child.wait()

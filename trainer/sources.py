@@ -21,9 +21,10 @@ from shared.atomic_write import flush
 from shared.config import Config
 from shared.errors import ConfigError, DataError, ModelError
 from shared.model import hf
-from shared.model.implementation import read_shape
+from shared.model.implementation import SEEING, read_shape
 from shared.progress import Progress
 from shared.user_file import errors_told, run_file
+from trainer.data_sets import HUB, PARQUET, fetch
 from trainer.generated_problems import generate
 from trainer.objectives.objective import Need
 from trainer.objectives.registry import needs, objective_of
@@ -114,6 +115,8 @@ def gather_sources(config: Config) -> Sources:
     def find(setting: str, value: str) -> Path | None:
         if value.startswith(REASONING_GYM) and setting in ("data.train", "data.validation"):
             return generate(config, setting, value)
+        if value.startswith(HUB) or value.endswith(PARQUET):
+            return fetch(config, setting, value)
         path = Path(config.locate(value))
         if value and not path.is_file():
             raise DataError(f"{setting} = '{path}': there is no such file")
@@ -124,7 +127,13 @@ def gather_sources(config: Config) -> Sources:
     model_dir = hf.resolve(config.locate(config.model.path))
     hf.check_trainable(model_dir, config.model.implementation, config.model.max_tokens)
     check_vocabulary(model_dir)
-    shape = read_shape(hf.load_config(model_dir), config.model.implementation, config.model.max_tokens)
+    described = hf.load_config(model_dir)
+    shape = read_shape(described, config.model.implementation, config.model.max_tokens)
+    if config.lora.rank and described.get("model_type") in SEEING:
+        raise ConfigError(
+            f"lora.rank = {config.lora.rank}: adapters of models that also see were not tried: set lora.rank to 0, or "
+            "model.path to the folder of a text model"
+        )
     if shape.family == "gpt_oss" and config.mode != "sft":
         raise ConfigError(
             'mode = "rl": vLLM keeps the experts of gpt-oss in another layout than its checkpoints, so new weights '
@@ -151,7 +160,7 @@ def offline_files(config: Config) -> tuple[Path, ...]:
     their steps. Raises DataError for a folder without any, and for recorded log-probs at another temperature."""
     if not config.data.offline or config.mode != "rl":
         return ()
-    path = Path(config.locate(config.data.offline))
+    path = Path(config.locate(config.data.offline, "data.offline"))
     if path.is_file():
         return (path,)
     found = sorted((path / "rollouts").glob("step_*.jsonl"), key=lambda one: int("0" + one.stem.removeprefix("step_")))

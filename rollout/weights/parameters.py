@@ -107,12 +107,18 @@ class ExpertOrder:
         return rows.view(self.shape)
 
 
+def text_model(model: Any) -> Any:
+    """The part of vLLM's model that trainers send: the model itself, unless it also sees."""
+    return model.get_language_model() if hasattr(model, "get_language_model") else model
+
+
 def plan_targets(model: torch.nn.Module, layout: Layout) -> list[Target]:
     """Match every parameter of the model with the buffer's tensors (q, k, v -> qkv_proj, gate, up -> gate_up_proj).
 
     A tied head is packed from the embedding's tensor. Raises ModelError if a parameter has no source or a tensor no
     destination: then part of the model would stay old.
     """
+    model = text_model(model)
     fused: dict[str, list[str]] = getattr(model, "packed_modules_mapping", {})
     targets: list[Target] = []
     unused = set(layout.places)

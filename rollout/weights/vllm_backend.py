@@ -28,7 +28,7 @@ from vllm.distributed.weight_transfer.base import (
 from rollout.routes import return_routes
 from rollout.weights.adapters import AdapterSlot
 from rollout.weights.layout import Layout, buffer_of, read_layout
-from rollout.weights.parameters import PackedReader, Target, plan_targets, read_plain
+from rollout.weights.parameters import PackedReader, Target, plan_targets, read_plain, text_model
 from rollout.weights.proof import Held
 from rollout.weights.receiver import check_flags
 from rollout.weights.shm import HostWeightBuffer, open_buffer
@@ -179,7 +179,7 @@ class MaestraleTransferEngine(WeightTransferEngine[AttachInfo, UpdateInfo]):
     def _load(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> None:
         """Put whole tensors into the model as they come, or into its adapters' slot."""
         if self.adapters is None:
-            self.model.load_weights(tensors)
+            text_model(self.model).load_weights(tensors)
         else:
             for name, tensor in tensors:
                 self.adapters.place(name, tensor)

@@ -17,11 +17,11 @@ from torch import Tensor
 from shared.atomic_write import cannot_write, flush
 from shared.errors import CheckpointError, ModelError
 from shared.model.config import DecoderConfig
-from shared.model.experts import split_stored
 from shared.model.folder import load_config as load_config  # callers say hf.load_config
 from shared.model.folder import read_json
-from shared.model.implementation import make_model, read_shape
+from shared.model.implementation import SEEING, make_model, read_shape
 from shared.model.language_model import LanguageModel
+from shared.model.stored_names import split_stored
 
 SHARD_BYTES = 5_000_000_000
 """a weight file is closed before it grows beyond this"""
@@ -33,6 +33,7 @@ TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
     "tokenizer.model",
+    "tekken.json",
     "special_tokens_map.json",
     "added_tokens.json",
     "vocab.json",
@@ -40,7 +41,11 @@ TOKENIZER_FILES = (
     "chat_template.jinja",
     "chat_template.json",
     "generation_config.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "video_preprocessor_config.json",
 )
+"""of the tokenizer, and of what prepares images for a model that also sees"""
 
 
 def resolve(path_or_hub_id: str, setting: str = "model.path") -> Path:
@@ -145,10 +150,11 @@ def _open_all(files: Mapping[Path, list[str]]) -> dict[Path, Any]:
 
 def iterate_weights(folder: Path, shapes: Mapping[str, torch.Size]) -> Iterator[tuple[str, Tensor]]:
     """Yield every (name, tensor) that `shapes` asks for, one at a time, as stored; a mixture's experts of a layer
-    together (experts.py).
+    together (stored_names.py).
 
     All names, shapes and types are checked before the first is yielded: ModelError lists what is missing, superfluous
-    or another. Ignored: rotary tables, and a stored head when `shapes` has none (tied embeddings).
+    or another. Ignored: rotary tables, a stored head when `shapes` has none (tied embeddings), and what a model that
+    also sees has beside its text part.
     """
     held, parts = _fitting(folder, shapes)
     for name, shape in shapes.items():
@@ -171,6 +177,9 @@ def _fitting(folder: Path, shapes: Mapping[str, torch.Size]) -> tuple[dict[str, 
     }
     wanted = {part: shape for stored in parts.values() for part, shape in stored.items()}
     unknown = {name for name in found - set(wanted) if not _spare(name)}
+    if load_config(folder).get("model_type") in SEEING:
+        home = next(iter(parts["model.embed_tokens.weight"])).removesuffix("embed_tokens.weight")
+        unknown = {name for name in unknown if name.startswith(home)}
     problems = _differences("lacks", set(wanted) - found) + _differences("has unknown", unknown)
     if problems:
         raise ModelError(f"{folder}: the weights do not fit config.json: {'; '.join(problems)}")
@@ -191,7 +200,7 @@ def _fitting(folder: Path, shapes: Mapping[str, torch.Size]) -> tuple[dict[str, 
 
 def _spare(name: str) -> bool:
     """Whether a stored tensor is left out where the model has none of that name: a rotary table, or a tied head."""
-    return name.endswith("rotary_emb.inv_freq") or name == "lm_head.weight"
+    return name.endswith("rotary_emb.inv_freq") or name in ("lm_head.weight", "language_model.lm_head.weight")
 
 
 def _differences(verb: str, names: set[str]) -> list[str]:
@@ -222,17 +231,17 @@ def load_model(
 def save_trained(folder: Path, start: Path, state: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> None:
     """Write a model that was trained from the folder `start` as that one is: its config.json, tokenizer and names, and
     as they were those of its tensors that `state` (name, tensor) does not have. Raises CheckpointError."""
-    save_model(folder, load_config(start), _as_stored(start, state), dtype, start)
+    _save(folder, load_config(start), _as_stored(start, state, dtype), dtype, start)
 
 
-def _as_stored(start: Path, state: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+def _as_stored(start: Path, state: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
     files = weight_files(start)
     left = {name: path for path, names in files.items() for name in names}
     stored = set(left)
     for name, tensor in state:
         for part, rows in split_stored(name, tensor, stored):
             left.pop(part, None)
-            yield part, rows
+            yield part, rows.to(dtype)
     for name, path in left.items():
         if not _spare(name):
             yield name, _open(path).get_tensor(name)
@@ -251,8 +260,20 @@ def save_model(
     `state` may be a generator of (name, tensor): one shard at a time is held in memory. Written beside and renamed: the
     folder is complete or absent, and one that was there stays until then. Raises CheckpointError when the disk fails.
     """
+    pairs = state.items() if isinstance(state, Mapping) else state
+    _save(folder, config, ((name, tensor.to(dtype)) for name, tensor in pairs), dtype, tokenizer_from, shard_bytes)
+
+
+def _save(
+    folder: Path,
+    config: Mapping[str, Any],
+    tensors: Iterable[tuple[str, Tensor]],
+    dtype: torch.dtype,
+    tokenizer_from: Path | None,
+    shard_bytes: int = SHARD_BYTES,
+) -> None:
     with writing_folder(folder) as partial:
-        _write_shards(partial, state.items() if isinstance(state, Mapping) else state, dtype, shard_bytes)
+        _write_shards(partial, tensors, shard_bytes)
         plain = {key: value for key, value in config.items() if key != "torch_dtype"}
         write_json(partial / "config.json", plain | {"dtype": str(dtype).removeprefix("torch.")})
         if tokenizer_from is not None:
@@ -288,7 +309,7 @@ def writing_folder(folder: Path) -> Iterator[Path]:
             shutil.rmtree(leftover, ignore_errors=True)
 
 
-def _write_shards(folder: Path, tensors: Iterable[tuple[str, Tensor]], dtype: torch.dtype, shard_bytes: int) -> None:
+def _write_shards(folder: Path, tensors: Iterable[tuple[str, Tensor]], shard_bytes: int) -> None:
     shards: list[list[str]] = []
     pending: dict[str, Tensor] = {}
     total = pending_bytes = 0
@@ -299,7 +320,7 @@ def _write_shards(folder: Path, tensors: Iterable[tuple[str, Tensor]], dtype: to
         pending.clear()
 
     for name, tensor in tensors:
-        stored = tensor.detach().to(device="cpu", dtype=dtype).contiguous()
+        stored = tensor.detach().cpu().contiguous()
         if pending and pending_bytes + stored.nbytes > shard_bytes:
             close_shard()
             pending_bytes = 0
@@ -326,7 +347,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 def copy_tokenizer(source: Path, target: Path) -> None:
     """Copy tokenizer, chat template and generation settings. Raises ModelError when the source has no tokenizer."""
     present = [name for name in TOKENIZER_FILES if (source / name).is_file()]
-    if not {"tokenizer.json", "tokenizer.model", "vocab.json"} & set(present):
+    if not {"tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json"} & set(present):
         raise ModelError(f"{source} has no tokenizer (tokenizer.json): fetch it from where the model came from")
     target.mkdir(parents=True, exist_ok=True)
     for name in present:

@@ -1,4 +1,6 @@
-"""Which implementation trains a model: our own decoder where it has the family, else the module of transformers."""
+"""Which implementation trains a model: our own decoder where it has the family, else the module of transformers.
+
+Of a model that also sees, its text part is trained."""
 
 from __future__ import annotations
 
@@ -7,10 +9,32 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from shared.model.config import DecoderConfig, MeasuredConfig, Unsupported
+from shared.errors import ModelError
+from shared.model.config import DecoderConfig, MeasuredConfig, Unsupported, check_sizes
 
 if TYPE_CHECKING:
     from shared.model.language_model import LanguageModel
+
+
+SEEING = {"mistral3": "", "gemma3": "", "gemma4": "", "qwen2_5_vl": "qwen2", "qwen3_vl": "qwen3"}
+"""model_type of a model that also sees -> that of its text part, which without images computes the same; "": its own"""
+
+
+def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The config of the text model in a config.json: itself, unless the model also sees. Raises ModelError."""
+    if (kind := config.get("model_type")) not in SEEING:
+        return config
+    from transformers import CONFIG_MAPPING
+
+    check_sizes(config)
+    try:
+        whole = CONFIG_MAPPING[kind].from_dict(dict(config))
+        text: dict[str, Any] = json.loads(whole.text_config.to_json_string(use_diff=False))
+    except Exception as error:
+        raise ModelError(f"config.json does not fit {kind}: {str(error).splitlines()[0]}") from error
+    text["model_type"] = SEEING[kind] or text["model_type"]
+    text.get("rope_parameters", {}).pop("mrope_section", None)  # of images; a text's three positions are equal
+    return text | {"architectures": None, "tie_word_embeddings": whole.tie_word_embeddings}
 
 
 def read_shape(config: Mapping[str, Any], implementation: str = "auto", max_tokens: int = 0) -> DecoderConfig:
@@ -19,6 +43,7 @@ def read_shape(config: Mapping[str, Any], implementation: str = "auto", max_toke
     implementation: the setting model.implementation; "auto" takes our own decoder where it has the family, and what it
     lacks (a sliding window shorter than `max_tokens`, say) from transformers. Raises ModelError for what none has.
     """
+    config = text_part(config)
     if implementation != "transformers":
         try:
             shape = DecoderConfig.from_hf(config)
@@ -43,7 +68,7 @@ def make_model(shape: DecoderConfig, config: Mapping[str, Any], recompute: int =
     if isinstance(shape, MeasuredConfig):
         from shared.model.transformers_decoder import TransformersDecoder
 
-        return TransformersDecoder(shape, config, recompute=recompute)
+        return TransformersDecoder(shape, text_part(config), recompute=recompute)
     from shared.model.decoder import Decoder
 
     return Decoder(shape, recompute=recompute)

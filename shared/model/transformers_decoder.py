@@ -73,8 +73,8 @@ def read_config(config: Mapping[str, Any]) -> Any:
     kind, named = config.get("model_type"), list(config.get("architectures") or [])
     if any(isinstance(config.get(key), Mapping) for key in ("text_config", "vision_config", "audio_config")):
         raise ModelError(
-            f"config.json: {kind!r} has parts for images or sound, which is not supported: take the folder of its text "
-            "model (docs/models.md: what works)"
+            f"config.json: {kind!r} has parts for images or sound, and its text part is not trained here: take the "
+            "folder of its text model (docs/models.md: what works)"
         )
     known = kind in CONFIG_MAPPING and CONFIG_MAPPING[kind] in MODEL_FOR_CAUSAL_LM_MAPPING
     if not known or (named and named[0] != MODEL_FOR_CAUSAL_LM_MAPPING[CONFIG_MAPPING[kind]].__name__):

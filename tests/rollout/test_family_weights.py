@@ -3,6 +3,7 @@ loads from our export of these weights, and what is read back is what the traine
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.families import SENT
+from tests.families import SEEING, SENT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 FEW = ["qwen3 moe", "gemma4"]
@@ -35,4 +36,11 @@ def test_updated_weights_are_those_that_vllm_loads(tmp_path: Path) -> None:
 @pytest.mark.soak
 @pytest.mark.parametrize("family", [family for family in SENT if family not in FEW])
 def test_updated_weights_of_every_family(tmp_path: Path, family: str) -> None:
+    assert_same(tmp_path, [family])
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(not importlib.util.find_spec("torchvision"), reason="vLLM needs torchvision for these")
+@pytest.mark.parametrize("family", SEEING)
+def test_updated_weights_of_text_parts(tmp_path: Path, family: str) -> None:
     assert_same(tmp_path, [family])

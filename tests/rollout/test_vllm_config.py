@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from rollout import vllm_config
 from rollout.vllm_config import THREADS_VARIABLE, close_sockets, prepare_environment, read_stop_tokens
 from shared.errors import ModelError
 from shared.launch_folder import LaunchFolder
+from tests.families import config_of
 
 
 def test_torchruns_variables_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,3 +82,11 @@ def test_a_model_without_stop_token_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ModelError, match="not valid JSON"):
         read_stop_tokens(str(tmp_path))
+
+
+def test_a_model_that_also_sees_needs_torchvision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config_of("mistral3")))
+    monkeypatch.setattr(vllm_config.importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(ModelError, match='only where torchvision is installed.*mode = "sft"') as told:
+        vllm_config.make_vllm_config(str(tmp_path), dtype="float32", max_tokens=64, max_sequences=1, cache_bytes=None)
+    assert "\n" not in str(told.value)

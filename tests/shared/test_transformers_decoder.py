@@ -110,7 +110,7 @@ def test_auto_takes_what_our_own_decoder_lacks_from_transformers():
     [
         ({"model_type": "own", "architectures": ["OwnForCausalLM"]}, "OwnForCausalLM.*supported: LlamaForCausalLM"),
         ({"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}, "T5.*not supported"),
-        ({"model_type": "gemma3", "text_config": {}, "vision_config": {}}, "images.*docs/models.md"),
+        ({"model_type": "llava", "text_config": {}, "vision_config": {}}, "images.*docs/models.md"),
         ({"model_type": "phi3", "quantization_config": {"bits": 4}}, "unquantised"),
         ({"model_type": "phi3", "hidden_size": 1 << 40}, "hidden_size"),
         ({"model_type": "phi3", "num_attention_heads": "many"}, "num_attention_heads"),

@@ -104,3 +104,15 @@ def test_a_model_whose_engines_cannot_take_new_weights_is_refused_at_the_start(
     table = {"model": {"path": str(model)}, "data": {"train": str(rows), "validation": ""}}
     with pytest.raises(ConfigError, match='mode = "rl": vLLM keeps the experts of gpt-oss in another layout'):
         gather_sources(Config.model_validate(table))
+
+
+def test_adapters_of_a_model_that_also_sees_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hf, "check_trainable", lambda *_: None)  # the folder holds no weights
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"problem": "1+1?", "answer": "2"}\n')
+    model = make(tmp_path / "policy", "abc")
+    (model / "config.json").write_text(json.dumps(config_of("mistral3")))
+    table = {"model": {"path": str(model)}, "data": {"train": str(rows), "validation": ""}}
+    assert gather_sources(Config.model_validate(table)).model_dir == model
+    with pytest.raises(ConfigError, match=r"lora\.rank = 8: adapters of models that also see .*: set lora\.rank to 0"):
+        gather_sources(Config.model_validate(table | {"lora": {"rank": 8}}))

@@ -1,4 +1,6 @@
-"""Names of a mixture's experts: folders store a matrix for each expert, modules hold all of a layer in one tensor.
+"""Names of a module's tensors in model folders, where the two differ.
+
+A mixture's experts: folders store a matrix for each expert, modules hold all of a layer in one tensor.
 
     module                              Qwen's way                            Mixtral's way
     L.mlp.experts.gate_up_proj          L.mlp.experts.0.gate_proj.weight      L.block_sparse_moe.experts.0.w1.weight
@@ -6,7 +8,9 @@
     L.mlp.experts.down_proj             L.mlp.experts.0.down_proj.weight      L.block_sparse_moe.experts.0.w2.weight
     L.mlp.gate.weight                   L.mlp.gate.weight                     L.block_sparse_moe.gate.weight
 
-A folder may also store what the module holds (gpt-oss).
+A folder may also store what the module holds (gpt-oss). The text part of a model that also sees: model.layers.0 is
+language_model.model.layers.0 (Mistral 3, Gemma 3), model.language_model.layers.0 (Gemma 4, Qwen3-VL) or itself
+(Qwen2.5-VL).
 """
 
 from __future__ import annotations
@@ -25,9 +29,10 @@ WAYS = (
 def split_stored(name: str, tensor: Tensor, stored: Collection[str]) -> Iterator[tuple[str, Tensor]]:
     """Yield what a folder stores of a module's tensor, as (name, part that shares its memory), under those of the names
     `stored` that there are; the tensor itself where it goes under its own name."""
-    if name in stored:
-        yield name, tensor
-        return
+    for place in (name, f"language_model.{name}", name.replace("model.", "model.language_model.", 1)):
+        if place in stored:
+            yield place, tensor
+            return
     layer, _, last = name.rpartition(".mlp.")
     for inner, parts in WAYS:
         if f"{layer}{inner}{last}" in stored:

@@ -1,0 +1,255 @@
+"""Parquet files and data sets of a Hub as problems, and exports pushed to one: the real clients against a small server
+on this machine, which answers as the Hub documents. Not run against the Hub itself."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import importlib.util
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from huggingface_hub import constants
+
+from shared.config import Config
+from shared.errors import ConfigError, DataError
+from shared.model.adapter_folder import save_adapter
+from shared.model.lora import A, B
+from shared.model.model_card import CARD, ModelCard
+from trainer import data_sets
+from trainer.evaluation import FILE, Evaluation, EvaluationRecord
+from trainer.problem_file import read_problems
+from trainer.push import card_text, main
+from trainer.sources import gather_sources
+
+ROWS = [
+    {"problem": "1 + 1?", "answer": "2", "language": None},
+    {"problem": "Und 2 + 2?", "answer": "4", "language": "de"},
+]
+needs_datasets = pytest.mark.skipif(not importlib.util.find_spec("datasets"), reason="datasets is not installed")
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+class Hub(BaseHTTPRequestHandler):
+    """Answers what the clients ask for one data set, o/problems, and takes commits to models; anything else is 404."""
+
+    files: dict[str, bytes] = {}
+    pushed: dict[str, bytes] = {}
+    asked: list[str] = []
+    created: list[dict[str, Any]] = []
+
+    def do_GET(self) -> None:
+        """One file, or what there is."""
+        path, _, _ = self.path.partition("?")
+        self.asked.append(f"{self.command} {self.path}")
+        if path in ("/api/datasets/o/problems", f"/api/datasets/o/problems/revision/{COMMIT}",
+                    "/api/datasets/o/problems/revision/main"):  # fmt: skip
+            files = [{"rfilename": name} for name in self.files]
+            return self.answer({"id": "o/problems", "sha": COMMIT, "siblings": files, "private": False, "tags": []})
+        if path.startswith(f"/api/datasets/o/problems/tree/{COMMIT}"):
+            under = path.removeprefix(f"/api/datasets/o/problems/tree/{COMMIT}").strip("/").replace("%2F", "/")
+            found = [self.entry(name) for name in self.files if name.startswith(under)]
+            return (
+                self.answer(found) if found and not under else self.answer({}, {"X-Error-Code": "EntryNotFound"}, 404)
+            )
+        if path.startswith("/datasets/o/problems/resolve/"):
+            _, _, name = path.removeprefix("/datasets/o/problems/resolve/").partition("/")
+            if (body := self.files.get(name)) is None:
+                return self.answer({}, {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": COMMIT}, 404)
+            return self.answer(body, {"ETag": f'"{hashlib.sha1(body).hexdigest()}"', "X-Repo-Commit": COMMIT})
+        self.refuse()
+
+    do_HEAD = do_GET
+
+    def do_POST(self) -> None:
+        """A repository, which files are large (none), a commit, or what lies at some paths."""
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.asked.append(f"POST {self.path}")
+        if self.path == "/api/repos/create":
+            self.created.append(json.loads(body) | {"token": self.headers.get("Authorization")})
+            return self.answer({"url": f"http://{self.headers['Host']}/o/model", "name": "o/model"})
+        if self.path == "/api/validate-yaml":
+            return self.answer({"errors": [], "warnings": []})
+        if "/preupload/" in self.path:
+            files = [{"path": one["path"], "uploadMode": "regular", "shouldIgnore": False}
+                     for one in json.loads(body)["files"]]  # fmt: skip
+            return self.answer({"files": files})
+        if "/commit/" in self.path:
+            for line in map(json.loads, body.splitlines()):
+                if line["key"] == "file":
+                    self.pushed[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
+            url = f"http://{self.headers['Host']}/o/model/commit/{COMMIT}"
+            return self.answer({"commitUrl": url, "commitOid": COMMIT, "hookOutput": "", "success": True})
+        if self.path.startswith("/api/datasets/o/problems/paths-info/"):
+            given = json.loads(body) if body.startswith(b"{") else {"paths": []}
+            return self.answer([self.entry(name) for name in given["paths"] if name in self.files])
+        self.refuse()
+
+    def entry(self, name: str) -> dict[str, Any]:
+        """A file as listings have it."""
+        body = self.files[name]
+        return {"type": "file", "path": name, "size": len(body), "oid": hashlib.sha1(body).hexdigest()}
+
+    def refuse(self) -> None:
+        """404."""
+        self.answer({"error": "not here"}, {"X-Error-Code": "RepoNotFound"}, 404)
+
+    def answer(self, body: Any, headers: dict[str, str] | None = None, status: int = 200) -> None:
+        """Send bytes, or JSON."""
+        sent = body if isinstance(body, bytes) else json.dumps(body).encode()
+        self.send_response(status)
+        for name, value in ({"Content-Length": str(len(sent))} | (headers or {})).items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(sent)
+
+    def log_message(self, *_: Any) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Hub]]:
+    """A Hub of its own, which this process and new ones take for the real one."""
+    kind = type("OwnHub", (Hub,), {"files": {}, "pushed": {}, "asked": [], "created": []})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), kind)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    settings = {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_address[1]}", "HF_HOME": str(tmp_path / "hf"),
+                "HF_TOKEN": "hf_own", "HF_HUB_DISABLE_XET": "1", "no_proxy": "127.0.0.1"}  # fmt: skip
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(constants, "ENDPOINT", settings["HF_ENDPOINT"])  # this process has read it
+    yield kind
+    server.shutdown()
+    server.server_close()
+
+
+def settings(folder: Path, **data: Any) -> Config:
+    return Config.model_validate({"runs_dir": str(folder / "runs"), "deadlines": {"start_s": 170}, "data": data})
+
+
+def write_parquet(path: Path) -> None:
+    """ROWS as a parquet file."""
+    import pyarrow
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), path)
+
+
+@needs_datasets
+@pytest.mark.slow
+def test_a_parquet_file_becomes_the_rows_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once: the rows stay what they were. Another file under the same run's name is another file of rows."""
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    source = tmp_path / "problems.parquet"
+    write_parquet(source)
+    config = settings(tmp_path, train=str(source))
+    path = data_sets.fetch(config, "data.train", str(source))
+    assert path == Path(config.locate(str(source))) and path.parent == config.run_dir / "generated"
+    found = read_problems(path, "data.train").problems
+    assert [(one.text, one.answer, one.language) for one in found] == [("1 + 1?", "2", "en"), ("Und 2 + 2?", "4", "de")]
+    source.unlink()
+    assert data_sets.fetch(config, "data.train", str(source)) == path
+    assert config.locate("other.parquet") != config.locate(str(source)) != config.locate(str(source), "data.validation")
+
+
+@needs_datasets
+@pytest.mark.slow
+def test_a_data_set_of_the_hub_becomes_the_rows_of_a_run(tmp_path: Path, hub: type[Hub]) -> None:
+    write_parquet(tmp_path / "rows")
+    hub.files["train.parquet"] = (tmp_path / "rows").read_bytes()
+    name = "hub:o/problems:train"
+    path = data_sets.fetch(settings(tmp_path, train=name), "data.train", name)
+    assert [one.text for one in read_problems(path, "data.train").problems] == [row["problem"] for row in ROWS]
+    assert any("resolve" in one for one in hub.asked)
+    with pytest.raises(DataError, match=r"data\.train: 'hub:o/others' cannot be had \(DatasetNotFoundError: "):
+        data_sets.fetch(settings(tmp_path), "data.train", "hub:o/others")
+    assert [one.name for one in path.parent.iterdir()] == [path.name], "nothing half"
+
+
+@pytest.mark.parametrize("name", ["hub:", "hub:problems", "hub:o/problems/a/b", "hub:o/:train", "hub:/problems"])
+def test_a_name_that_is_none_is_told(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match="write hub:OWNER/NAME"):
+        gather_sources(settings(tmp_path, train=name))
+
+
+def test_a_parquet_file_that_is_not_there_and_a_library_that_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(DataError, match=r"data\.train = 'gone\.parquet': there is no such file"):
+        gather_sources(settings(tmp_path, train="gone.parquet"))
+    monkeypatch.setattr(data_sets.importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(ConfigError, match=r"datasets is not installed: pip install 'maestrale\[datasets\]'"):
+        gather_sources(settings(tmp_path, train="hub:o/problems"))
+
+
+def make_export(runs: Path, name: str = "algebra") -> Path:
+    """A run's folder with one export, linked as `best`, its card and an evaluation."""
+    folder = runs / name / "hf" / "step_7"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(bytes(1000))
+    (folder / CARD).write_bytes(msgspec.json.encode(ModelCard(name, 7, "Answer in rhymes.\nBe brief.")))
+    (runs / name / "best").symlink_to(Path("hf") / "step_7")
+    table = '[model]\npath = "org/base"\n[data]\ntrain = "/home/me/rows.jsonl"\n[objective]\nname = "gspo"\n'
+    (runs / name / "config.toml").write_text(table)
+    found = Evaluation(1.0, 50, 0.5, 0.14, consistency=None, format=None, reward=0.5, tokens=9.0)
+    (runs / name / FILE).write_bytes(msgspec.json.encode(EvaluationRecord(7, 1.0, found)) + b"\n")
+    return runs / name / "best"
+
+
+def test_the_card_tells_where_the_model_is_from_and_no_path_of_this_machine(tmp_path: Path) -> None:
+    best = make_export(tmp_path)
+    assert main([str(best)]) == 0
+    card = (best / "README.md").read_text()
+    assert card.startswith(
+        "---\nbase_model: org/base\nbase_model_relation: finetune\nlibrary_name: transformers\n"
+        "pipeline_tag: text-generation\ntags:\n- maestrale\n- reinforcement-learning\n---\n\n# algebra\n"
+    )
+    for line in ("| trained from | org/base |", "| steps | 7 |", "| how | reinforcement learning, gspo |",
+                 "| problems | rows.jsonl |", "| accuracy, validation of the run | 0.500 ± 0.140 (95 %) |",
+                 "    Answer in rhymes.\n    Be brief."):  # fmt: skip
+        assert line in card
+    assert "/home/me" not in card
+    (best / "README.md").write_text("my own")
+    assert main([str(best)]) == 0 and (best / "README.md").read_text() == "my own"
+    local = Config.model_validate({"model": {"path": str(tmp_path)}, "data": {"train": "hub:o/problems"}})
+    text = card_text(local, ModelCard("run", 1, ""), adapter=True)
+    assert "base_model" not in text and str(tmp_path) not in text and "library_name: peft" in text
+    assert "| problems | hub:o/problems |" in text
+
+
+def test_a_folder_that_no_run_exported_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(tmp_path)]) == 2 and "is no export of a run" in capsys.readouterr().out
+    assert main(["a", "b", "--other"]) == 2 and main([]) == 2
+
+
+def test_exports_are_pushed_whole(tmp_path: Path, hub: type[Hub], capsys: pytest.CaptureFixture[str]) -> None:
+    best = make_export(tmp_path)
+    assert main([str(best), "o/model"]) == 0, capsys.readouterr().out + str(hub.asked)
+    assert hub.pushed == {one.name: one.read_bytes() for one in best.iterdir()} and "README.md" in hub.pushed
+    assert hub.created == [{"name": "model", "organization": "o", "visibility": "private", "token": "Bearer hf_own"}]
+
+
+def test_an_adapter_is_pushed_as_one_and_a_refusal_is_one_line(
+    tmp_path: Path, hub: type[Hub], capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_export(tmp_path)
+    folder = tmp_path / "algebra" / "adapters" / "step_7"
+    layer = "model.layers.0.mlp.up_proj"
+    save_adapter(folder, {layer + A: torch.ones(2, 4), layer + B: torch.ones(4, 2)}, 2, 4.0, "org/base")
+    (folder / CARD).write_bytes(msgspec.json.encode(ModelCard("algebra", 7, "")))
+    assert main([str(folder), "o/model", "--public"]) == 0, capsys.readouterr().out + str(hub.asked)
+    assert b"library_name: peft" in hub.pushed["README.md"] and "adapter_model.safetensors" in hub.pushed
+    assert hub.created[0]["visibility"] == "public"
+    hub.do_POST = Hub.refuse  # type: ignore[method-assign]
+    capsys.readouterr()
+    assert main([str(folder), "o/model"]) == 1
+    assert "error: the Hub did not take" in capsys.readouterr().out

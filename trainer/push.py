@@ -1,0 +1,110 @@
+"""An export and its card to the Hugging Face Hub: `python -m trainer.push runs/NAME/best OWNER/NAME`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from shared import settings_file
+from shared.atomic_write import beside
+from shared.config import Config
+from shared.errors import ConfigError, MaestraleError, RunError
+from shared.model.adapter_folder import CONFIG
+from shared.model.model_card import ModelCard, read_card
+from shared.progress import Progress
+from trainer.evaluation import at_temperature, read_evaluations
+
+USAGE = """usage: python -m trainer.push FOLDER [OWNER/NAME [--public]]
+
+Write README.md, the card of the Hub, into an exported folder (runs/NAME/best, latest, latest-adapter, hf/step_N), where
+it has none, and with OWNER/NAME upload the folder there: private, unless --public is given or it is there already.
+Who you are is what `hf auth login` or HF_TOKEN says.
+"""
+README = "README.md"
+
+
+def push(folder: Path, name: str, public: bool) -> str:
+    """Upload a folder as one commit, its repository made where it is not there; returns its address. Raises
+    RunError."""
+    from huggingface_hub import HfApi
+
+    api = HfApi()
+    try:
+        api.create_repo(name, private=not public, exist_ok=True)
+        commit = api.upload_folder(repo_id=name, folder_path=folder, commit_message="An export of Maestrale")
+    except Exception as error:  # the hub's client raises errors of several libraries
+        told = next(iter(str(error).splitlines()), "no reason given")
+        raise RunError(f"the Hub did not take {folder} as {name} ({type(error).__name__}: {told})") from error
+    return str(commit.repo_url)
+
+
+def write_card(folder: Path) -> str:
+    """Return the README.md of an export, written where it has none. Raises ConfigError for another folder."""
+    path = folder / README
+    if (card := read_card(folder)) is None:
+        raise ConfigError(f"{folder} is no export of a run: give runs/NAME/best, latest, latest-adapter or hf/step_N")
+    if not path.is_file():
+        config = settings_file.load(folder.parent.parent / "config.toml")
+        config = config.model_copy(update={"name": card.run, "runs_dir": str(folder.parent.parent.parent)})
+        with beside(path) as partial:
+            partial.write_text(card_text(config, card, adapter=(folder / CONFIG).is_file()), encoding="utf-8")
+    return path.read_text(encoding="utf-8")
+
+
+def card_text(config: Config, card: ModelCard, adapter: bool) -> str:
+    """The card in Markdown: the model and data that it was trained from, how, its evaluation, its system prompt. Paths
+    of this machine are left out."""
+    known = not Path(config.model.path).exists() and config.model.path.count("/") == 1
+    data = (
+        config.data.train if config.data.train.startswith(("hub:", "reasoning_gym:")) else Path(config.data.train).name
+    )
+    head = [f"base_model: {config.model.path}"] if known else []
+    head += [f"base_model_relation: {'adapter' if adapter else 'finetune'}"] if known else []
+    head += [f"library_name: {'peft' if adapter else 'transformers'}", "pipeline_tag: text-generation"]
+    taught = "supervised" if config.mode == "sft" else "reinforcement-learning"
+    head += ["tags:", "- maestrale", f"- {taught}"]
+    objective = config.objective.get("name", "magistral")
+    rows = {
+        "trained from": config.model.path if known else Path(config.model.path).name,
+        "steps": str(card.version),
+        "how": "imitation of demonstrations" if config.mode == "sft" else f"reinforcement learning, {objective}",
+        "problems": data,
+        "weights": f"adapters of rank {config.lora.rank}" if config.lora.rank else "all",
+        "precision": config.model.dtype,
+    }
+    for record in at_temperature(read_evaluations(config.run_dir), config.rollout.temperature):
+        if record.version == card.version and (accuracy := record.evaluation.accuracy) is not None:
+            half = record.evaluation.accuracy_half_width
+            rows["accuracy, validation of the run"] = f"{accuracy:.3f} ± {half:.3f} (95 %)"
+    table = "".join(f"| {name} | {value} |\n" for name, value in rows.items())
+    prompt = {"": "None.", "magistral": "Maestrale's own: a draft in `<think>`, then a summary."}
+    told = prompt.get(card.system_prompt, "\n".join(f"    {line}" for line in card.system_prompt.splitlines()))
+    return (
+        "---\n"
+        + "\n".join(head)
+        + f"\n---\n\n# {card.run}\n\n| | |\n|---|---|\n{table}\n## System prompt\n\n{told}\n\n"
+        "The licence of the model that it was trained from holds for this one.\n"
+    )
+
+
+def main(arguments: list[str]) -> int:
+    """Write the card and push; returns the exit code."""
+    progress, names = Progress(), [one for one in arguments if not one.startswith("--")]
+    options = {one for one in arguments if one.startswith("--")}
+    if not 1 <= len(names) <= 2 or options - {"--public"} or (options and len(names) == 1):
+        progress.note(USAGE)
+        return 0 if "--help" in options else 2
+    try:
+        folder = Path(names[0]).resolve()
+        write_card(folder)
+        progress.note(f"card: {folder / README}")
+        if len(names) == 2:
+            progress.note(f"pushed: {push(folder, names[1], public='--public' in options)}")
+    except MaestraleError as error:
+        progress.error(str(error))
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
