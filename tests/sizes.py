@@ -25,8 +25,8 @@ OTHERS = ("benchmarks", "tests")
 APART = ("reward.judge.", "environment.")
 """settings of the judge and of environments, which validate their own"""
 BUDGETS = {
-    "product lines": 64_580,
-    "training lines": 26_970,
+    "product lines": 64_571,
+    "training lines": 26_964,
     "files": 396,
     "settings": 93,
     "class names used twice": 0,

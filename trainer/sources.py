@@ -131,7 +131,8 @@ def gather_sources(config: Config) -> Sources:
     shape = read_shape(described, config.model.implementation, config.model.max_tokens)
     if config.lora.rank and described.get("model_type") in SEEING:
         raise ConfigError(
-            f"lora.rank = {config.lora.rank}: adapters were not tried with models that also see: set lora.rank to 0"
+            f"lora.rank = {config.lora.rank}: adapters of models that also see were not tried: set lora.rank to 0, or "
+            "model.path to the folder of a text model"
         )
     if shape.family == "gpt_oss" and config.mode != "sft":
         raise ConfigError(

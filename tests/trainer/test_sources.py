@@ -114,5 +114,5 @@ def test_adapters_of_a_model_that_also_sees_are_refused(tmp_path: Path, monkeypa
     (model / "config.json").write_text(json.dumps(config_of("mistral3")))
     table = {"model": {"path": str(model)}, "data": {"train": str(rows), "validation": ""}}
     assert gather_sources(Config.model_validate(table)).model_dir == model
-    with pytest.raises(ConfigError, match=r"lora\.rank = 8: .* also see: set lora\.rank to 0"):
+    with pytest.raises(ConfigError, match=r"lora\.rank = 8: adapters of models that also see .*: set lora\.rank to 0"):
         gather_sources(Config.model_validate(table | {"lora": {"rank": 8}}))
