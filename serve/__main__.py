@@ -38,7 +38,11 @@ def main(arguments: list[str]) -> int:
     server: Server = app.state.server
     # what the engine's start fails of is told in one line, not in a trace of the framework
     logging.getLogger("uvicorn.error").addFilter(lambda record: server.failure is None)
-    DrainingServer(app, settings).run(sockets=[address])
+    try:
+        DrainingServer(app, settings).run(sockets=[address])
+    except SystemExit:  # uvicorn's own end where the start failed
+        if server.failure is None:
+            raise
     return 0 if server.failure is None else report(server.failure)
 
 

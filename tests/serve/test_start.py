@@ -75,3 +75,9 @@ def test_a_model_that_cannot_be_read_is_told_in_one_line(model: Path, tmp_path: 
     assert code == 2 and len(lines) == 1 and lines[0].startswith("error: ") and str(folder) in lines[0], told
     assert harm != "foreign" or "the weights do not fit config.json: lacks model.layers.2." in lines[0]
     print(f"{harm}: {seconds:.1f} s: {lines[0]}")
+
+
+def test_what_the_engines_start_fails_of_is_told(model: Path) -> None:
+    code, told, _ = start(model, "--port", "0", "--max-tokens", "100000")
+    errors = [line for line in told.splitlines() if line.startswith("error: ")]
+    assert code == 2 and "max_model_len (100000)" in "".join(errors) and "Traceback" not in told, told
