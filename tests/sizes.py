@@ -25,7 +25,7 @@ OTHERS = ("benchmarks", "tests")
 APART = ("reward.judge.", "environment.")
 """settings of the judge and of environments, which validate their own"""
 BUDGETS = {
-    "product lines": 64_571,
+    "product lines": 64_575,
     "training lines": 26_964,
     "files": 396,
     "settings": 93,
