@@ -28,7 +28,7 @@ from shared.config import Config
 from shared.errors import ConfigError, ModelError
 from shared.model.cpu import given_threads
 from shared.model.folder import load_config
-from shared.model.implementation import SEEING, make_model, read_shape
+from shared.model.implementation import VISION_LANGUAGE, make_model, read_shape
 from shared.model.lora import attach
 
 if TYPE_CHECKING:
@@ -173,9 +173,11 @@ def make_vllm_config(
     max_tokens: prompt and completion together. cache_bytes: for keys and values; None: CPU_CACHE_BYTES, on a GPU what
     is free of the share `gpu_memory_utilization`. tensor_parallel: GPUs of the engine.
     """
-    if load_config(Path(model_dir)).get("model_type") in SEEING and not importlib.util.find_spec("torchvision"):
+    if load_config(Path(model_dir)).get("model_type") in VISION_LANGUAGE and not importlib.util.find_spec(
+        "torchvision"
+    ):
         raise ModelError(
-            f"{model_dir}: vLLM takes a model that also sees only where torchvision is installed, which its CPU build "
+            f"{model_dir}: vLLM takes a vision-language model only where torchvision is installed, which its CPU build "
             'lacks: install the build that fits torch, take its text model, or set mode = "sft"'
         )
     from vllm.engine.arg_utils import AsyncEngineArgs
@@ -192,7 +194,7 @@ def make_vllm_config(
         kv_cache_memory_bytes=cache_bytes if on_gpu else cache_bytes or CPU_CACHE_BYTES,
         tensor_parallel_size=tensor_parallel,
         distributed_executor_backend="uni" if tensor_parallel == 1 else "mp",
-        language_model_only=True,  # of a model that also sees; it loads nothing else
+        language_model_only=True,  # a vision-language model loads its text part alone
         enforce_eager=not on_gpu,
         logprobs_mode="processed_logprobs",
         generation_config="vllm",

@@ -288,7 +288,7 @@ class Sft(Section):
     def own_contradictions(self) -> Iterator[str]:
         """Yield that demonstrations are missing."""
         if self.steps and not self.demonstrations:
-            yield f'sft.steps = {self.steps} needs demonstrations, but sft.demonstrations = "": set one of them'
+            yield f"sft.steps = {self.steps} needs demonstrations: set sft.demonstrations to a file, or sft.steps to 0"
 
 
 class Checkpoint(Section):

@@ -35,6 +35,10 @@ OTHERS = ("pytest", "venv")
 """modules that are not ours"""
 
 
+OF_PATHS = ("trainer.report", "environments.search", "benchmarks.easy_problems")
+"""programs that take paths and nothing else"""
+
+
 class _Read(Exception):
     """A parser took the arguments."""
 
@@ -136,6 +140,7 @@ def check_module(name: str, arguments: list[str]) -> None:
     path = ROOT / name.replace(".", "/")
     main = path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
     assert main.is_file() and "__name__" in main.read_text(encoding="utf-8"), f"{name} is no program"
+    arguments = arguments[: arguments.index(">")] if ">" in arguments else arguments
     if not arguments or "--help" in arguments:
         return
     if name in READERS:
@@ -154,3 +159,7 @@ def check_module(name: str, arguments: list[str]) -> None:
             except _Read:
                 return
         raise AssertionError(f"{name} did not read its arguments by argparse")
+    elif name in OF_PATHS:
+        assert not any(word.startswith("-") for word in arguments), f"{name} takes paths, not {arguments}"
+    else:
+        raise AssertionError(f"{name}: this test does not know what reads {arguments}")

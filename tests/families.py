@@ -51,7 +51,7 @@ TOWER = {
 }  # fmt: skip
 QWEN_TOWER = {"depth": 1, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 64}
 SECTIONS = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 6, 6]}}
-SEEING: dict[str, dict[str, Any]] = {
+VISION_LANGUAGE: dict[str, dict[str, Any]] = {
     "mistral3": {
         "model_type": "mistral3", "tie_word_embeddings": False,
         "text_config": {**COMMON, "model_type": "mistral", "sliding_window": None},
@@ -61,11 +61,11 @@ SEEING: dict[str, dict[str, Any]] = {
         "model_type": "mistral3", "tie_word_embeddings": False, "text_config": {**COMMON, **FAMILIES["ministral3"]},
         "vision_config": {**TOWER, "model_type": "pixtral", "head_dim": 16},
     },
-    "gemma3 that sees": {
+    "gemma3 vision": {
         "model_type": "gemma3", "text_config": {**COMMON, **FAMILIES["gemma3"]}, "mm_tokens_per_image": 4,
         "vision_config": {**TOWER, "model_type": "siglip_vision_model"},
     },
-    "gemma4 that sees": {
+    "gemma4 vision": {
         "model_type": "gemma4", "text_config": {**COMMON, **FAMILIES["gemma4"]}, "audio_config": None,
         "vision_config": {**TOWER, "model_type": "gemma4_vision", "num_key_value_heads": 2, "head_dim": 16},
     },
@@ -78,7 +78,7 @@ SEEING: dict[str, dict[str, Any]] = {
         "vision_config": {**QWEN_TOWER, "deepstack_visual_indexes": [0], "num_position_embeddings": 16},
     },
 }  # fmt: skip
-"""models that also see, whose text part is trained"""
+"""vision-language models, whose text part is trained"""
 SENT = [family for family in FAMILIES if family not in ("qwen3.5", "gpt-oss")]
 """those whose weights can be sent to vLLM's CPU build (docs/models.md)"""
 
@@ -87,7 +87,9 @@ def config_of(family: str, **more: Any) -> dict[str, Any]:
     """The config.json of a tiny model."""
     import transformers
 
-    config = {**SEEING[family], **more} if family in SEEING else {**COMMON, **FAMILIES[family], **more}
+    config = (
+        {**VISION_LANGUAGE[family], **more} if family in VISION_LANGUAGE else {**COMMON, **FAMILIES[family], **more}
+    )
     kind = transformers.CONFIG_MAPPING[config["model_type"]]
     model = classes_of(config)._model_mapping[kind]
     return kind(**config).to_dict() | {"architectures": [model.__name__]}

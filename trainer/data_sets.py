@@ -16,7 +16,7 @@ from typing import Any
 
 from shared.config import Config
 from shared.errors import ConfigError, DataError
-from trainer.generated_problems import rows_of_process, write_rows
+from trainer.row_process import rows_of_process, write_rows
 
 HUB, PARQUET = "hub:", ".parquet"
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import sys
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from pathlib import Path
+
+from huggingface_hub import ModelCardData
 
 from shared import settings_file
 from shared.atomic_write import beside
@@ -14,10 +17,9 @@ from shared.model.model_card import ModelCard, read_card
 from shared.progress import Progress
 from trainer.evaluation import at_temperature, read_evaluations
 
-USAGE = """usage: python -m trainer.push FOLDER [OWNER/NAME [--public]]
+ABOUT = """An export and its card to the Hugging Face Hub.
 
-Write README.md, the card of the Hub, into an exported folder (runs/NAME/best, latest, latest-adapter, hf/step_N), where
-it has none, and with OWNER/NAME upload the folder there: private, unless --public is given or it is there already.
+The card, README.md, is written into the folder where it has none. With OWNER/NAME the folder is uploaded there.
 Who you are is what `hf auth login` or HF_TOKEN says.
 """
 README = "README.md"
@@ -58,11 +60,14 @@ def card_text(config: Config, card: ModelCard, adapter: bool) -> str:
     data = (
         config.data.train if config.data.train.startswith(("hub:", "reasoning_gym:")) else Path(config.data.train).name
     )
-    head = [f"base_model: {config.model.path}"] if known else []
-    head += [f"base_model_relation: {'adapter' if adapter else 'finetune'}"] if known else []
-    head += [f"library_name: {'peft' if adapter else 'transformers'}", "pipeline_tag: text-generation"]
     taught = "supervised" if config.mode == "sft" else "reinforcement-learning"
-    head += ["tags:", "- maestrale", f"- {taught}"]
+    head = ModelCardData(
+        base_model=config.model.path if known else None,
+        base_model_relation=("adapter" if adapter else "finetune") if known else None,
+        library_name="peft" if adapter else "transformers",
+        pipeline_tag="text-generation",
+        tags=["maestrale", taught],
+    ).to_yaml()  # fmt: skip
     objective = config.objective.get("name", "magistral")
     rows = {
         "trained from": config.model.path if known else Path(config.model.path).name,
@@ -80,26 +85,24 @@ def card_text(config: Config, card: ModelCard, adapter: bool) -> str:
     prompt = {"": "None.", "magistral": "Maestrale's own: a draft in `<think>`, then a summary."}
     told = prompt.get(card.system_prompt, "\n".join(f"    {line}" for line in card.system_prompt.splitlines()))
     return (
-        "---\n"
-        + "\n".join(head)
-        + f"\n---\n\n# {card.run}\n\n| | |\n|---|---|\n{table}\n## System prompt\n\n{told}\n\n"
+        f"---\n{head}\n---\n\n# {card.run}\n\n| | |\n|---|---|\n{table}\n## System prompt\n\n{told}\n\n"
         "The licence of the model that it was trained from holds for this one.\n"
     )
 
 
 def main(arguments: list[str]) -> int:
     """Write the card and push; returns the exit code."""
-    progress, names = Progress(), [one for one in arguments if not one.startswith("--")]
-    options = {one for one in arguments if one.startswith("--")}
-    if not 1 <= len(names) <= 2 or options - {"--public"} or (options and len(names) == 1):
-        progress.note(USAGE)
-        return 0 if "--help" in options else 2
+    parser = ArgumentParser("python -m trainer.push", description=ABOUT, formatter_class=RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="runs/NAME/best, latest, latest-adapter or hf/step_N")
+    parser.add_argument("name", nargs="?", default="", metavar="OWNER/NAME", help="where to upload it")
+    parser.add_argument("--public", action="store_true", help="a new repository is for everybody, not private")
+    given, progress = parser.parse_args(arguments), Progress()
     try:
-        folder = Path(names[0]).resolve()
+        folder = given.folder.resolve()
         write_card(folder)
         progress.note(f"card: {folder / README}")
-        if len(names) == 2:
-            progress.note(f"pushed: {push(folder, names[1], public='--public' in options)}")
+        if given.name:
+            progress.note(f"pushed: {push(folder, given.name, given.public)}")
     except MaestraleError as error:
         progress.error(str(error))
         return error.exit_code

@@ -21,7 +21,7 @@ from shared.atomic_write import flush
 from shared.config import Config
 from shared.errors import ConfigError, DataError, ModelError
 from shared.model import hf
-from shared.model.implementation import SEEING, read_shape
+from shared.model.implementation import VISION_LANGUAGE, read_shape
 from shared.progress import Progress
 from shared.user_file import errors_told, run_file
 from trainer.data_sets import HUB, PARQUET, fetch
@@ -129,10 +129,10 @@ def gather_sources(config: Config) -> Sources:
     check_vocabulary(model_dir)
     described = hf.load_config(model_dir)
     shape = read_shape(described, config.model.implementation, config.model.max_tokens)
-    if config.lora.rank and described.get("model_type") in SEEING:
+    if config.lora.rank and described.get("model_type") in VISION_LANGUAGE:
         raise ConfigError(
-            f"lora.rank = {config.lora.rank}: adapters of models that also see were not tried: set lora.rank to 0, or "
-            "model.path to the folder of a text model"
+            f"lora.rank = {config.lora.rank}: adapters of vision-language models were not tried: set lora.rank to 0, "
+            "or model.path to the folder of a text model"
         )
     if shape.family == "gpt_oss" and config.mode != "sft":
         raise ConfigError(

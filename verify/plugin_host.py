@@ -286,11 +286,14 @@ class Host:
     async def _begun(self, process: _Process, waiting: _Waiting, deadline_s: float) -> None:
         """Wait for a call's turn. A process that is silent for longer than any function may run is killed."""
         self._longest_s = max(self._longest_s, deadline_s)
-        begun = asyncio.wrap_future(waiting.begun)
-        while not (await asyncio.wait([begun], timeout=SILENCE_S / 4))[0]:
-            if time.monotonic() - process.heard > self._longest_s + SILENCE_S:
-                process.kill()
-        begun.result()
+        begun, asked = asyncio.wrap_future(waiting.begun), time.monotonic()
+        try:
+            while not (await asyncio.wait([begun], timeout=SILENCE_S / 4))[0]:
+                if time.monotonic() - max(process.heard, asked) > self._longest_s + SILENCE_S:
+                    process.kill()
+            begun.result()
+        finally:
+            begun.cancel()  # nobody waits for it any more
 
     async def _call(self, make: Callable[[int], Call], deadline_s: float, what: str) -> Value:
         attempts = ATTEMPTS

@@ -153,5 +153,5 @@ def multiply_by_adapter() -> None:
                 start += width
 
     PunicaWrapperCPU.add_lora_linear = add_lora_linear
-    # it is set once, where a config is made: a constant, which that leaves as it is
+    # vLLM sets it where it makes a config: the property ignores that, and says that experts have no adapters
     FusedMoEConfig.is_lora_enabled = property(lambda _: False, lambda *_: None)

@@ -108,7 +108,7 @@ class ExpertOrder:
 
 
 def text_model(model: Any) -> Any:
-    """The part of vLLM's model that trainers send: the model itself, unless it also sees."""
+    """The part of vLLM's model that trainers send: the model itself, unless it is a vision-language model."""
     return model.get_language_model() if hasattr(model, "get_language_model") else model
 
 

@@ -19,7 +19,7 @@ from shared.errors import CheckpointError, ModelError
 from shared.model.config import DecoderConfig
 from shared.model.folder import load_config as load_config  # callers say hf.load_config
 from shared.model.folder import read_json
-from shared.model.implementation import SEEING, make_model, read_shape
+from shared.model.implementation import VISION_LANGUAGE, make_model, read_shape
 from shared.model.language_model import LanguageModel
 from shared.model.stored_names import split_stored
 
@@ -45,7 +45,7 @@ TOKENIZER_FILES = (
     "processor_config.json",
     "video_preprocessor_config.json",
 )
-"""of the tokenizer, and of what prepares images for a model that also sees"""
+"""of the tokenizer, and of what prepares images for a vision-language model"""
 
 
 def resolve(path_or_hub_id: str, setting: str = "model.path") -> Path:
@@ -153,8 +153,8 @@ def iterate_weights(folder: Path, shapes: Mapping[str, torch.Size]) -> Iterator[
     together (stored_names.py).
 
     All names, shapes and types are checked before the first is yielded: ModelError lists what is missing, superfluous
-    or another. Ignored: rotary tables, a stored head when `shapes` has none (tied embeddings), and what a model that
-    also sees has beside its text part.
+    or another. Ignored: rotary tables, a stored head when `shapes` has none (tied embeddings), and what a
+    vision-language model has beside its text part.
     """
     held, parts = _fitting(folder, shapes)
     for name, shape in shapes.items():
@@ -177,7 +177,7 @@ def _fitting(folder: Path, shapes: Mapping[str, torch.Size]) -> tuple[dict[str, 
     }
     wanted = {part: shape for stored in parts.values() for part, shape in stored.items()}
     unknown = {name for name in found - set(wanted) if not _spare(name)}
-    if load_config(folder).get("model_type") in SEEING:
+    if load_config(folder).get("model_type") in VISION_LANGUAGE:
         home = next(iter(parts["model.embed_tokens.weight"])).removesuffix("embed_tokens.weight")
         unknown = {name for name in unknown if name.startswith(home)}
     problems = _differences("lacks", set(wanted) - found) + _differences("has unknown", unknown)

@@ -1,6 +1,6 @@
 """Which implementation trains a model: our own decoder where it has the family, else the module of transformers.
 
-Of a model that also sees, its text part is trained."""
+Of a vision-language model, its text part is trained."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from shared.model.language_model import LanguageModel
 
 
-SEEING = {"mistral3": "", "gemma3": "", "gemma4": "", "qwen2_5_vl": "qwen2", "qwen3_vl": "qwen3"}
-"""model_type of a model that also sees -> that of its text part, which without images computes the same; "": its own"""
+VISION_LANGUAGE = {"mistral3": "", "gemma3": "", "gemma4": "", "qwen2_5_vl": "qwen2", "qwen3_vl": "qwen3"}
+"""vision-language model_type -> that of its text part, which computes the same without images; "": its own"""
 
 
 def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The config of the text model in a config.json: itself, unless the model also sees. Raises ModelError."""
-    if (kind := config.get("model_type")) not in SEEING:
+    """The config of the text model in a config.json: of a vision-language model a part of it. Raises ModelError."""
+    if (kind := config.get("model_type")) not in VISION_LANGUAGE:
         return config
     from transformers import CONFIG_MAPPING
 
@@ -32,7 +32,7 @@ def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
         text: dict[str, Any] = json.loads(whole.text_config.to_json_string(use_diff=False))
     except Exception as error:
         raise ModelError(f"config.json does not fit {kind}: {str(error).splitlines()[0]}") from error
-    text["model_type"] = SEEING[kind] or text["model_type"]
+    text["model_type"] = VISION_LANGUAGE[kind] or text["model_type"]
     text.get("rope_parameters", {}).pop("mrope_section", None)  # of images; a text's three positions are equal
     return text | {"architectures": None, "tie_word_embeddings": whole.tie_word_embeddings}
 

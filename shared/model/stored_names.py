@@ -8,7 +8,7 @@ A mixture's experts: folders store a matrix for each expert, modules hold all of
     L.mlp.experts.down_proj             L.mlp.experts.0.down_proj.weight      L.block_sparse_moe.experts.0.w2.weight
     L.mlp.gate.weight                   L.mlp.gate.weight                     L.block_sparse_moe.gate.weight
 
-A folder may also store what the module holds (gpt-oss). The text part of a model that also sees: model.layers.0 is
+A folder may also store what the module holds (gpt-oss). The text part of a vision-language model: model.layers.0 is
 language_model.model.layers.0 (Mistral 3, Gemma 3), model.language_model.layers.0 (Gemma 4, Qwen3-VL) or itself
 (Qwen2.5-VL).
 """

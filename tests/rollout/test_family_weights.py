@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.families import SEEING, SENT
+from tests.families import SENT, VISION_LANGUAGE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 FEW = ["qwen3 moe", "gemma4"]
@@ -41,6 +41,6 @@ def test_updated_weights_of_every_family(tmp_path: Path, family: str) -> None:
 
 @pytest.mark.soak
 @pytest.mark.skipif(not importlib.util.find_spec("torchvision"), reason="vLLM needs torchvision for these")
-@pytest.mark.parametrize("family", SEEING)
+@pytest.mark.parametrize("family", VISION_LANGUAGE)
 def test_updated_weights_of_text_parts(tmp_path: Path, family: str) -> None:
     assert_same(tmp_path, [family])

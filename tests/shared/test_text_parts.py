@@ -1,4 +1,4 @@
-"""The text part of models that also see: trained as a model of its own, written back beside what was not trained."""
+"""The text part of vision-language models: trained as a model of its own, written back beside what was not trained."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shared.errors import ModelError
 from shared.model import hf
 from shared.model.config import MeasuredConfig
 from shared.model.implementation import read_shape
-from tests.families import SEEING, classes_of, config_of, reference
+from tests.families import VISION_LANGUAGE, classes_of, config_of, reference
 from tests.packed import pack_from
 
 SEQUENCES, FIRSTS = [[5, 9, 33, 2, 7, 7, 60], [96, 4, 8] * 12, [5, 9, 33, 2, 11, 12]], [4, 3, 4]
@@ -37,7 +37,7 @@ def logits_of(model: Any) -> torch.Tensor:
         return torch.cat([model(input_ids=torch.tensor([ids])).logits[0] for ids in SEQUENCES])
 
 
-@pytest.mark.parametrize("family", SEEING)
+@pytest.mark.parametrize("family", VISION_LANGUAGE)
 def test_the_text_part_is_trained_and_the_export_is_the_whole_model(tmp_path: Path, family: str):
     """Logits as the whole model's, within 1e-5 in float32; after a change of every trained weight the export is of the
     same class, computes the new logits, and holds what was not trained bit for bit, in the type that it had."""

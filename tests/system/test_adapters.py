@@ -23,8 +23,7 @@ LORA: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.soak  # in make test: tests/trainer/test_rank_adapters.py, without a launch
-@pytest.mark.parametrize("implementation", ["native", "transformers"])
+@pytest.mark.parametrize("implementation", ["native", pytest.param("transformers", marks=pytest.mark.soak)])
 def test_a_run_with_adapters_repeats_from_its_checkpoint_and_leaves_both_exports(
     start: Start, tmp_path: Path, implementation: str
 ) -> None:

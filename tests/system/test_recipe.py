@@ -60,7 +60,6 @@ def test_three_stages_killed_inside_the_second_end_as_if_nothing_had_happened(st
     assert max(row["staleness/max"] for row in rows.values()) <= 3
 
 
-@pytest.mark.soak  # in make test: the SFT of the other launches
 def test_supervised_mode_is_evaluated_stopped_resumed_and_keeps_its_best(tmp_path: Path):
     general = tmp_path / "general.jsonl"
     general.write_text('{"problem": "Tom has 3 apples.", "completion": "In the beginning there are 3 apples."}\n')

@@ -1,7 +1,4 @@
 import json
-import os
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +6,8 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 from torch import Tensor
+
+from tests.process import run_ranks
 
 
 @dataclass(frozen=True)
@@ -34,12 +33,7 @@ class Scene:
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Scene:
     """Runs worlds of 1, 2 and 4 real gloo ranks once for all tests."""
     folder = tmp_path_factory.mktemp("ranks")
-    script = Path(__file__).with_name("rank_scene.py")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(script.parents[2])}
-    run = subprocess.run(
-        [sys.executable, script, folder], env=environment, capture_output=True, text=True, timeout=900, check=False
-    )
-    assert run.returncode == 0, run.stderr[-4000:]
+    run_ranks(Path(__file__).with_name("rank_scene.py"), folder)
     found = {
         world: [json.loads((folder / f"found-{world}-{rank}.json").read_text()) for rank in range(world)]
         for world in (1, 2, 4)

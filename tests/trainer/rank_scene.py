@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -301,21 +301,26 @@ class Scene:
                 self.tensors[f"{label}/{moment}/{name}"] = of_all_ranks(made.state[parameter][moment])
 
 
+def fork_rank(run: Callable[[], None]) -> int:
+    """Run a function in a forked process, which ends with code 0 or with its stack; returns the process id."""
+    if (pid := os.fork()) == 0:
+        code = 1
+        try:
+            run()
+            code = 0
+        except BaseException:  # noqa: BLE001 - a forked child must never return into the parent's code
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+    return pid
+
+
 def fork(worlds: tuple[int, ...], folder: Path) -> Iterator[int]:
     """Start all ranks of these worlds; yields their process ids."""
     for world in worlds:
         for rank in range(world):
-            if (pid := os.fork()) == 0:
-                code = 1
-                try:
-                    Scene(folder, rank, world).run()
-                    code = 0
-                except BaseException:  # noqa: BLE001 - a forked child must never return into the parent's code
-                    traceback.print_exc()
-                finally:
-                    sys.stderr.flush()
-                    os._exit(code)
-            yield pid
+            yield fork_rank(lambda rank=rank, world=world: Scene(folder, rank, world).run())  # type: ignore[misc]
 
 
 def main(folder: Path) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,7 +25,7 @@ from shared.config import Config
 from shared.errors import SyncMismatch
 from shared.types import MicroBatch
 from tests.trainer.rank_data import MAGISTRAL, deal, make_folder, make_sequences
-from tests.trainer.rank_scene import gradients, make_model
+from tests.trainer.rank_scene import fork_rank, gradients, make_model
 from trainer import fsdp
 from trainer.batching import plan_batch
 from trainer.forward_backward import forward_backward
@@ -189,19 +188,7 @@ def main(folder: Path) -> int:
     torch.set_num_threads(1)
     make_folder(folder / "model", seed=1)
     make_folder(folder / "other", seed=2)
-    ranks = []
-    for rank in range(RANKS):
-        if (pid := os.fork()) == 0:
-            code = 1
-            try:
-                Scene(folder, rank).run()
-                code = 0
-            except BaseException:  # noqa: BLE001 - a forked child must never return into the parent's code
-                traceback.print_exc()
-            finally:
-                sys.stderr.flush()
-                os._exit(code)
-        ranks.append(pid)
+    ranks = [fork_rank(lambda rank=rank: Scene(folder, rank).run()) for rank in range(RANKS)]  # type: ignore[misc]
     return sum(os.waitpid(pid, 0)[1] != 0 for pid in ranks)
 
 

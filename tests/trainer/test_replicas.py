@@ -6,9 +6,6 @@ pytest --soak -n 0 tests/trainer/test_replicas.py
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from rollout.weights.checksum import add_parts
+from tests.process import run_ranks
 from trainer import shard_files
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1200)]
@@ -29,12 +27,7 @@ MOMENTS_CLOSE = 1e-5
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("replicas")
-    script = Path(__file__).with_name("replica_scene.py")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(script.parents[2])}
-    run = subprocess.run(
-        [sys.executable, script, made], env=environment, capture_output=True, text=True, timeout=900, check=False
-    )
-    assert run.returncode == 0, run.stderr[-4000:]
+    run_ranks(Path(__file__).with_name("replica_scene.py"), made)
     return made
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, models
@@ -93,26 +94,28 @@ def test_a_made_file_that_is_not_there_is_named_by_its_place(tmp_path: Path) -> 
         gather_sources(config)
 
 
+def table_of(family: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Settings with a model's folder of this family, which holds no weights, and a problem."""
+    monkeypatch.setattr(hf, "check_trainable", lambda *_: None)
+    rows = folder / "rows.jsonl"
+    rows.write_text('{"problem": "1+1?", "answer": "2"}\n')
+    model = make(folder / "policy", "abc")
+    (model / "config.json").write_text(json.dumps(config_of(family)))
+    return {"model": {"path": str(model)}, "data": {"train": str(rows), "validation": ""}}
+
+
 def test_a_model_whose_engines_cannot_take_new_weights_is_refused_at_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hf, "check_trainable", lambda *_: None)  # the folder holds no weights
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text('{"problem": "1+1?", "answer": "2"}\n')
-    model = make(tmp_path / "policy", "abc")
-    (model / "config.json").write_text(json.dumps(config_of("gpt-oss")))
-    table = {"model": {"path": str(model)}, "data": {"train": str(rows), "validation": ""}}
+    table = table_of("gpt-oss", tmp_path, monkeypatch)
     with pytest.raises(ConfigError, match='mode = "rl": vLLM keeps the experts of gpt-oss in another layout'):
         gather_sources(Config.model_validate(table))
 
 
 def test_adapters_of_a_model_that_also_sees_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hf, "check_trainable", lambda *_: None)  # the folder holds no weights
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text('{"problem": "1+1?", "answer": "2"}\n')
-    model = make(tmp_path / "policy", "abc")
-    (model / "config.json").write_text(json.dumps(config_of("mistral3")))
-    table = {"model": {"path": str(model)}, "data": {"train": str(rows), "validation": ""}}
-    assert gather_sources(Config.model_validate(table)).model_dir == model
-    with pytest.raises(ConfigError, match=r"lora\.rank = 8: adapters of models that also see .*: set lora\.rank to 0"):
+    table = table_of("mistral3", tmp_path, monkeypatch)
+    assert gather_sources(Config.model_validate(table)).model_dir == Path(table["model"]["path"])
+    with pytest.raises(
+        ConfigError, match=r"lora\.rank = 8: adapters of vision-language models .*: set lora\.rank to 0"
+    ):
         gather_sources(Config.model_validate(table | {"lora": {"rank": 8}}))

@@ -166,7 +166,7 @@ def test_a_model_and_a_layout_that_do_not_match_are_refused():
 
 
 PACK_AHEAD = """
-import sys, threading
+import sys
 import torch
 from tests.rollout.weights import test_cpu as scenes
 

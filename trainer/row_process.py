@@ -1,0 +1,61 @@
+"""Rows of a data file that a process of its own makes, with a large library or from afar."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from shared.atomic_write import beside
+from shared.errors import ConfigError, DataError
+
+
+def write_rows(path: Path, lines: Iterator[bytes]) -> None:
+    """Write lines to a partial file beside `path` that is then renamed. Raises DataError when the disk fails."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with beside(path) as partial, partial.open("wb") as stream:
+            stream.writelines(lines)
+    except OSError as error:
+        raise DataError(f"{path} cannot be written ({error}): free disk space, or set another runs_dir") from error
+
+
+def rows_of_process(module: str, argument: str, setting: str, deadline_s: float) -> Iterator[bytes]:
+    """Yield the lines that a module run with this argument writes; it is killed where one takes longer than
+    `deadline_s`. Raises ConfigError and DataError with the last line that it said, by its exit code."""
+    command = [sys.executable, "-m", module, argument]
+    said = tempfile.TemporaryFile()  # noqa: SIM115 - closed below
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said)
+    late = threading.Event()
+
+    def end() -> None:
+        late.set()
+        child.kill()
+
+    assert child.stdout is not None
+    try:
+        while True:
+            watch = threading.Timer(deadline_s, end)
+            watch.start()
+            line = child.stdout.readline()
+            watch.cancel()
+            if not line:
+                break
+            yield line
+        child.wait()
+        said.seek(0)
+        reason = said.read().decode("utf-8", "replace").strip().rpartition("\n")[2]
+        if late.is_set():
+            raise DataError(
+                f"{setting}: no row came for {deadline_s:g} s: choose easier options, or raise deadlines.start_s"
+            )
+        if child.returncode:
+            raise (ConfigError if child.returncode == ConfigError.exit_code else DataError)(f"{setting}: {reason}")
+    finally:
+        child.kill()
+        child.wait()
+        child.stdout.close()
+        said.close()
