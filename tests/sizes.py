@@ -25,9 +25,9 @@ OTHERS = ("benchmarks", "tests")
 APART = ("reward.judge.", "environment.")
 """settings of the judge and of environments, which validate their own"""
 BUDGETS = {
-    "product lines": 64_575,
-    "training lines": 26_964,
-    "files": 396,
+    "product lines": 64_593,
+    "training lines": 26_979,
+    "files": 397,
     "settings": 93,
     "class names used twice": 0,
 }
