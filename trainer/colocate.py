@@ -84,16 +84,14 @@ def trainer_memory(config: Config, shape: DecoderConfig, on_gpu: bool, readers: 
     in_place = memory.works_in_place(trainers, settings.compute_dtype, on_gpu)
     tokens = max(settings.micro_batch_tokens, config.model.max_tokens)
     adapters, sent = adapters_of(config, shape), DTYPE_BYTES[config.model.dtype]
-    again = memory.recomputed_layers(
-        shape, settings.micro_batch_tokens, width, settings.activation_bytes, bool(adapters)
-    )
+    again = memory.recomputed_layers(shape, settings.micro_batch_tokens, width, settings.activation_bytes)
     return TrainerMemory(
         states=memory.states_bytes(shape.parameters, shards_of(config), adapters, width),
         gathered=0.0 if in_place else memory.gathered_bytes(shape, width, adapters),
         frozen=sum(frozen_models(config, shape, on_gpu).values()),
         buffers=memory.buffer_bytes(adapters or shape.parameters, trainers, sent)
         + memory.reader_bytes(0 if streams(config) else readers),
-        activations=memory.activation_bytes(shape, tokens, width, again, bool(adapters)),
+        activations=memory.activation_bytes(shape, tokens, width, again),
     )
 
 

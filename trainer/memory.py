@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shared.model.config import DecoderConfig
+from shared.model.config import DecoderConfig, MeasuredConfig
 
 ALL = "all-linear"
 """of lora.targets: every linear layer but the head"""
@@ -118,34 +118,30 @@ def gathered_bytes(decoder: DecoderConfig, width: int, adapters: int = 0) -> flo
     return whole_bytes(decoder.parameters) or (width + 4) * (tables + 2 * decoder.layer_parameters)
 
 
-def layer_activation_bytes(decoder: DecoderConfig, width: int, adapted: bool = False) -> int:
+def layer_activation_bytes(decoder: DecoderConfig, width: int) -> int:
     """Bytes one layer keeps of one token for the backward pass: its input, the attention's, the second norm's in- and
     output (4 hidden), rotated queries, keys, values and the mixture (2 queries + 2 keys), gate and up (2 intermediate).
-    Adapters keep silu(gate) and its product with up as well (2 intermediate). An estimate: kernels differ (a CPU does
-    not keep what norms return)."""
+    Modules of transformers keep silu(gate) and its product with up as well (2 intermediate). Adapters add next to
+    nothing: rank numbers for each. An estimate: kernels differ (a CPU does not keep what norms return)."""
     queries, keys = decoder.heads * decoder.head_dim, decoder.key_heads * decoder.head_dim
-    inner = (4 if adapted else 2) * decoder.intermediate_size
+    inner = (4 if isinstance(decoder, MeasuredConfig) else 2) * decoder.intermediate_size
     return width * (4 * decoder.hidden_size + 2 * queries + 2 * keys + inner)
 
 
-def activation_bytes(
-    decoder: DecoderConfig, tokens: int, width: int, recomputed: int = 0, adapted: bool = False
-) -> int:
+def activation_bytes(decoder: DecoderConfig, tokens: int, width: int, recomputed: int = 0) -> int:
     """Bytes kept of a micro-batch of `tokens`: the inputs of the first `recomputed` layers, and all that the others
     keep. At least one layer is there in full: while it is computed again."""
     whole = max(decoder.layers - recomputed, 1)
     inputs = recomputed * width * decoder.hidden_size
-    return tokens * (whole * layer_activation_bytes(decoder, width, adapted) + inputs)
+    return tokens * (whole * layer_activation_bytes(decoder, width) + inputs)
 
 
-def recomputed_layers(
-    decoder: DecoderConfig, tokens: int, width: int, budget_bytes: int | None, adapted: bool = False
-) -> int:
+def recomputed_layers(decoder: DecoderConfig, tokens: int, width: int, budget_bytes: int | None) -> int:
     """The fewest layers to compute twice so that a micro-batch of `tokens` keeps no more than the budget; all of them
     where even that is too much, none without a budget."""
     if budget_bytes is None:
         return 0
-    kept = ((n, activation_bytes(decoder, tokens, width, n, adapted)) for n in range(decoder.layers))
+    kept = ((n, activation_bytes(decoder, tokens, width, n)) for n in range(decoder.layers))
     return next((n for n, held in kept if held <= budget_bytes), decoder.layers)
 
 

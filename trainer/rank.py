@@ -97,7 +97,7 @@ def build(
     shape = read_shape(described, config.model.implementation, config.model.max_tokens)
     width, budget = DTYPE_BYTES[settings.compute_dtype], settings.activation_bytes
     with torch.device("meta"):
-        again = recomputed_layers(shape, settings.micro_batch_tokens, width, budget, config.lora.rank > 0)
+        again = recomputed_layers(shape, settings.micro_batch_tokens, width, budget)
         decoder = make_model(shape, described, again)
     if config.lora.rank:
         lora.attach(decoder, config.lora.rank, config.lora.alpha, config.lora.targets)

@@ -126,7 +126,7 @@ def trainer_memory(scenario: Scenario, trainers: int, recompute: bool, replicas:
         gathered=memory.gathered_bytes(decoder, WIDTH, adapters),
         frozen=frozen if work.extra_forwards else 0.0,
         buffers=memory.buffer_bytes(adapters or decoder.parameters, trainers, WIDTH) + memory.reader_bytes(readers),
-        activations=memory.activation_bytes(decoder, tokens, WIDTH, again, adapters > 0),
+        activations=memory.activation_bytes(decoder, tokens, WIDTH, again),
     )
 
 

@@ -18,10 +18,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from shared.errors import ModelError
-from shared.model import fused_layers
 from shared.model.attention import AttentionPlan, attend, plan_attention
 from shared.model.config import DecoderConfig
-from shared.model.fused_layers import gated_down, gated_product, rms_norm
+from shared.model.fused_layers import gated_down, low_ranks, project, rms_norm
 from shared.model.language_model import LanguageModel
 from shared.model.lora import LoraLinear
 from shared.model.packing import PackedBatch, pack
@@ -60,14 +59,6 @@ def linear(x: Tensor, layer: nn.Linear) -> Tensor:
     return F.linear(x, layer.weight.to(x.dtype), None if layer.bias is None else layer.bias.to(x.dtype))
 
 
-def project(x: Tensor, norm: RMSNorm, *layers: nn.Linear) -> Tensor:
-    """Several projections of one normed input, side by side: x [tokens, in] -> [tokens, sum of outs]."""
-    if not any(isinstance(layer, LoraLinear) for layer in layers):
-        return fused_layers.project(x, norm.weight, norm.epsilon, layers)
-    normed = norm(x)
-    return torch.cat([linear(normed, layer) for layer in layers], -1)
-
-
 class Attention(nn.Module):
     """Grouped-query attention with rotary positions."""
 
@@ -87,7 +78,8 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, norm: RMSNorm, tables: Tables, keep: Tensor | None) -> Tensor:
         """[tokens, hidden], normed by `norm` first -> [tokens, hidden], or [kept, hidden] when only some go on."""
-        joined = project(x, norm, self.q_proj, self.k_proj, self.v_proj).view(len(x), -1, self.head_dim)
+        joined = project(x, norm.weight, norm.epsilon, [self.q_proj, self.k_proj, self.v_proj])
+        joined = joined.view(len(x), -1, self.head_dim)
         if self.qk_norm:
             query, key, value = joined.split(self.widths, 1)
             joined = torch.cat([self.q_norm(query), self.k_norm(key), value], 1)
@@ -107,10 +99,8 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor, norm: RMSNorm) -> Tensor:
         """[tokens, hidden], normed by `norm` first -> [tokens, hidden]."""
-        joined = project(x, norm, self.gate_proj, self.up_proj)
-        if isinstance(self.down_proj, LoraLinear):
-            return self.down_proj.forward(gated_product(joined))
-        return gated_down(joined, self.down_proj.weight, self.down_proj.bias)
+        joined = project(x, norm.weight, norm.epsilon, [self.gate_proj, self.up_proj])
+        return gated_down(joined, self.down_proj.weight, self.down_proj.bias, low_ranks([self.down_proj]))
 
 
 class Layer(nn.Module):

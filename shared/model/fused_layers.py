@@ -12,11 +12,13 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from shared.model.lora import LoraLinear
 
 FUSED_ON = {"cuda"}
 """types of devices on which `fuse` compiles"""
@@ -134,43 +136,137 @@ def _join(weights: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
     return joined
 
 
+class LowRank(NamedTuple):
+    """The adapter of some columns of a product: scale (x A^T) B^T is added to them (shared/model/lora.py)."""
+
+    columns: slice
+    scale: float
+    a: Tensor
+    """[rank, in]"""
+    b: Tensor
+    """[columns, rank]"""
+
+    def scaled(self, dtype: torch.dtype) -> Tensor:
+        """scale B in `dtype`: scaled before it is rounded, as an engine holds it."""
+        return (self.b * self.scale).to(dtype)
+
+
+def low_ranks(layers: Sequence[nn.Linear]) -> list[LowRank]:
+    """The adapters of layers whose results stand side by side."""
+    found, end = list[LowRank](), 0
+    for layer in layers:
+        columns = slice(end, end := end + layer.out_features)
+        if isinstance(layer, LoraLinear):
+            found.append(LowRank(columns, layer.scale, layer.lora_A.weight, layer.lora_B.weight))
+    return found
+
+
+def _apart(matrices: Sequence[Tensor], places: Sequence[tuple[slice, float]]) -> tuple[list[Tensor], list[LowRank]]:
+    """(weights, adapters) of the matrices of a product: the weights, then A and B of each adapter. places: columns and
+    scale of each."""
+    count = len(matrices) - 2 * len(places)
+    pairs = zip(places, matrices[count::2], matrices[count + 1 :: 2], strict=True)
+    return list(matrices[:count]), [LowRank(*place, a, b) for place, a, b in pairs]
+
+
+def _flat(adapters: Sequence[LowRank]) -> tuple[tuple[tuple[slice, float], ...], list[Tensor]]:
+    """(places, matrices) as `_apart` reads them: autograd follows only tensors that are arguments themselves."""
+    return tuple((each.columns, each.scale) for each in adapters), [
+        one for each in adapters for one in (each.a, each.b)
+    ]
+
+
+def _add_low_rank(out: Tensor, x: Tensor, adapters: Sequence[LowRank]) -> Tensor | None:
+    """Add the adapters' products to out [tokens, outs] in place; returns x A^T of all, [tokens, sum of ranks]."""
+    if not adapters:
+        return None
+    narrow = x.mm(_join([each.a for each in adapters], x.dtype).t())
+    for each, part in zip(adapters, narrow.split([len(each.a) for each in adapters], 1), strict=True):
+        out[:, each.columns].addmm_(part, each.scaled(x.dtype).t())
+    return narrow
+
+
+def _low_rank_backward(
+    gradient: Tensor, narrow: Tensor | None, adapters: Sequence[LowRank], d_x: Tensor
+) -> tuple[Tensor | None, list[Tensor]]:
+    """(d narrow, d B of each), given the gradient of out and what `_add_low_rank` returned; d_x [tokens, in] gains the
+    adapters' part in place."""
+    if narrow is None:
+        return None, []
+    d_narrow, d_b, ranks = torch.empty_like(narrow), list[Tensor](), [len(each.a) for each in adapters]
+    for each, part, d_part in zip(adapters, narrow.split(ranks, 1), d_narrow.split(ranks, 1), strict=True):
+        own = gradient[:, each.columns]
+        d_part.copy_(own.mm(each.scaled(own.dtype)))
+        d_b.append(own.t().mm(part).to(each.b.dtype).mul_(each.scale))
+    d_x.addmm_(d_narrow, _join([each.a for each in adapters], d_x.dtype))
+    return d_narrow, d_b
+
+
+def _of_adapters(
+    d_narrow: Tensor | None, x: Tensor, adapters: Sequence[LowRank], d_b: Sequence[Tensor]
+) -> list[Tensor]:
+    """d A and d B of each adapter, in the order of `_flat`."""
+    if d_narrow is None:
+        return []
+    d_a = d_narrow.t().mm(x).to(adapters[0].a.dtype).split([len(each.a) for each in adapters])
+    return [one for pair in zip(d_a, d_b, strict=True) for one in pair]
+
+
 class _NormedLinear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, scale: Tensor, epsilon: float, bias: Tensor | None, *weights: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, scale: Tensor, epsilon: float, bias: Tensor | None,
+        places: Sequence[tuple[slice, float]], *matrices: Tensor,
+    ) -> Tensor:  # fmt: skip
         normed, inverse = _norm(x, scale, epsilon)
-        ctx.save_for_backward(x, scale, inverse, *weights)
-        return F.linear(normed, _join(weights, x.dtype), bias)
+        weights, adapters = _apart(matrices, places)
+        out = F.linear(normed, _join(weights, x.dtype), bias)
+        narrow = _add_low_rank(out, normed, adapters)
+        ctx.save_for_backward(x, scale, inverse, narrow, *matrices)
+        ctx.places = places
+        return out
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        x, scale, inverse, *weights = ctx.saved_tensors
+        x, scale, inverse, narrow, *matrices = ctx.saved_tensors
+        weights, adapters = _apart(matrices, ctx.places)
         d_normed = gradient.mm(_join(weights, x.dtype))
+        d_narrow, d_b = _low_rank_backward(gradient, narrow, adapters, d_normed)
         d_bias = gradient.sum(0) if ctx.needs_input_grad[3] else None
-        if not any(ctx.needs_input_grad[4:]):  # frozen
-            return *_norm_backward(x, scale, inverse, d_normed), None, d_bias, *[None] * len(weights)
+        d_weights: Sequence[Tensor | None] = [None] * len(weights)
+        trained = any(ctx.needs_input_grad[5 : 5 + len(weights)])
+        if not trained and not adapters:
+            return *_norm_backward(x, scale, inverse, d_normed), None, d_bias, None, *d_weights
         d_x, d_scale, normed = _norm_backward_again(x, scale, inverse, d_normed)
-        d_weights = gradient.t().mm(normed).to(weights[0].dtype).split([len(weight) for weight in weights])
-        return d_x, d_scale, None, d_bias, *d_weights
+        if trained:
+            d_weights = gradient.t().mm(normed).to(weights[0].dtype).split([len(weight) for weight in weights])
+        return d_x, d_scale, None, d_bias, None, *d_weights, *_of_adapters(d_narrow, normed, adapters, d_b)
 
 
 def normed_linear(
-    x: Tensor, scale: Tensor, epsilon: float, weights: Sequence[Tensor], bias: Tensor | None = None
+    x: Tensor,
+    scale: Tensor,
+    epsilon: float,
+    weights: Sequence[Tensor],
+    bias: Tensor | None = None,
+    adapters: Sequence[LowRank] = (),
 ) -> Tensor:
-    """rms_norm(x, scale, epsilon) cat(weights)^T + bias as one product.
+    """rms_norm(x, scale, epsilon) cat(weights)^T + bias as one product, and the adapters' products with it.
 
     x [tokens, in], scale [in], weights [out_i, in], bias [outs] -> [tokens, outs], outs being the sum of all out_i.
-    Only x is kept: its norm is computed again in the backward pass, which needs most of it anyway. The joined weight
-    lives only as long as its product.
+    Only x is kept (and what adapters make narrow): its norm is computed again in the backward pass, which needs most of
+    it anyway. The joined weight lives only as long as its product.
     """
     bias = None if bias is None else bias.to(x.dtype)
-    projected: Tensor = _NormedLinear.apply(x, scale.to(x.dtype), epsilon, bias, *weights)
+    places, matrices = _flat(adapters)
+    projected: Tensor = _NormedLinear.apply(x, scale.to(x.dtype), epsilon, bias, places, *weights, *matrices)
     return projected
 
 
 def project(x: Tensor, scale: Tensor, epsilon: float, layers: Sequence[nn.Linear]) -> Tensor:
-    """`normed_linear` with the weights and biases of several layers: to join these costs less than to join results."""
+    """`normed_linear` of several layers: to join their weights costs less than to join results."""
     bias = torch.cat([layer.bias for layer in layers]) if layers[0].bias is not None else None
-    return normed_linear(x, scale, epsilon, [layer.weight for layer in layers], bias)
+    return normed_linear(x, scale, epsilon, [layer.weight for layer in layers], bias, low_ranks(layers))
 
 
 @fuse
@@ -196,42 +292,38 @@ def _gated_backward(joined: Tensor, d_product: Tensor) -> tuple[Tensor, Tensor]:
     return d_joined, acted.mul_(up)
 
 
-class _Gated(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, joined: Tensor) -> Tensor:
-        ctx.save_for_backward(joined)
-        return _gated(joined)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return _gated_backward(ctx.saved_tensors[0], gradient.clone())[0]
-
-
-def gated_product(joined: Tensor) -> Tensor:
-    """silu(gate) * up, the product in SwiGLU by itself: joined [tokens, 2 inner], gate, then up -> [tokens, inner]."""
-    product: Tensor = _Gated.apply(joined)
-    return product
-
-
 class _GatedDown(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, joined: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(joined, weight)
-        return F.linear(_gated(joined), weight.to(joined.dtype), bias)
+    def forward(
+        ctx: Any, joined: Tensor, bias: Tensor | None, places: Sequence[tuple[slice, float]], *matrices: Tensor
+    ) -> Tensor:
+        (weight,), adapters = _apart(matrices, places)
+        product = _gated(joined)
+        out = F.linear(product, weight.to(joined.dtype), bias)
+        narrow = _add_low_rank(out, product, adapters)
+        ctx.save_for_backward(joined, narrow, *matrices)
+        ctx.places = places
+        return out
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        joined, weight = ctx.saved_tensors
-        d_joined, product = _gated_backward(joined, gradient.mm(weight.to(joined.dtype)))
-        d_weight = gradient.t().mm(product).to(weight.dtype) if ctx.needs_input_grad[1] else None
-        return d_joined, d_weight, gradient.sum(0) if ctx.needs_input_grad[2] else None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        joined, narrow, *matrices = ctx.saved_tensors
+        (weight,), adapters = _apart(matrices, ctx.places)
+        d_product = gradient.mm(weight.to(joined.dtype))
+        d_narrow, d_b = _low_rank_backward(gradient, narrow, adapters, d_product)
+        d_joined, product = _gated_backward(joined, d_product)
+        d_weight = gradient.t().mm(product).to(weight.dtype) if ctx.needs_input_grad[3] else None
+        d_bias = gradient.sum(0) if ctx.needs_input_grad[1] else None
+        return d_joined, d_bias, None, d_weight, *_of_adapters(d_narrow, product, adapters, d_b)
 
 
-def gated_down(joined: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """(silu(gate) * up) weight^T + bias, the second half of SwiGLU (Shazeer 2020).
+def gated_down(joined: Tensor, weight: Tensor, bias: Tensor | None = None, adapters: Sequence[LowRank] = ()) -> Tensor:
+    """(silu(gate) * up) weight^T + bias, the second half of SwiGLU (Shazeer 2020), and the adapters' product with it.
 
-    joined [tokens, 2 inner]: gate, then up; weight [out, inner]; bias [out] -> [tokens, out]. Only `joined` is kept:
-    silu(gate) and the product are computed again in the backward pass.
+    joined [tokens, 2 inner]: gate, then up; weight [out, inner]; bias [out] -> [tokens, out]. Only `joined` is kept
+    (and what adapters make narrow): silu(gate) and the product are computed again in the backward pass.
     """
-    projected: Tensor = _GatedDown.apply(joined, weight, None if bias is None else bias.to(joined.dtype))
+    bias = None if bias is None else bias.to(joined.dtype)
+    places, matrices = _flat(adapters)
+    projected: Tensor = _GatedDown.apply(joined, bias, places, weight, *matrices)
     return projected

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 
 from shared.model import fused_layers
-from shared.model.fused_layers import gated_down, gated_product, normed_linear, rms_norm
+from shared.model.fused_layers import LowRank, gated_down, normed_linear, rms_norm
 from shared.model.rope import rotate
 
 TOKENS, WIDTH, INNER = 7, 6, 5
@@ -46,10 +46,22 @@ CASES: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor], list[tuple[
     ),
     "gated": (gated_down, plain_down, [(TOKENS, 2 * INNER), (WIDTH, INNER)]),
     "gated with bias": (gated_down, plain_down, [(TOKENS, 2 * INNER), (WIDTH, INNER), (WIDTH,)]),
-    "gated product": (
-        gated_product,
-        lambda joined: plain_down(joined, torch.eye(INNER).double()),
-        [(TOKENS, 2 * INNER)],
+    "normed with adapters": (
+        lambda x, w, m, n, a, b, c, d: normed_linear(
+            x, w, 1e-5, [m, n], None, [LowRank(slice(0, 4), 2.0, a, b), LowRank(slice(4, 7), 0.5, c, d)]
+        ),
+        lambda x, w, m, n, a, b, c, d: F.linear(plain_norm(x, w), torch.cat([m + 2 * b @ a, n + 0.5 * d @ c])),
+        [(TOKENS, WIDTH), (WIDTH,), (4, WIDTH), (3, WIDTH), (2, WIDTH), (4, 2), (1, WIDTH), (3, 1)],
+    ),
+    "normed with an adapter of the second": (
+        lambda x, w, m, n, a, b: normed_linear(x, w, 1e-5, [m, n], None, [LowRank(slice(4, 7), 2.0, a, b)]),
+        lambda x, w, m, n, a, b: F.linear(plain_norm(x, w), torch.cat([m, n + 2 * b @ a])),
+        [(TOKENS, WIDTH), (WIDTH,), (4, WIDTH), (3, WIDTH), (2, WIDTH), (3, 2)],
+    ),
+    "gated with an adapter": (
+        lambda joined, weight, bias, a, b: gated_down(joined, weight, bias, [LowRank(slice(0, WIDTH), 2.0, a, b)]),
+        lambda joined, weight, bias, a, b: plain_down(joined, weight + 2 * b @ a, bias),
+        [(TOKENS, 2 * INNER), (WIDTH, INNER), (WIDTH,), (2, INNER), (WIDTH, 2)],
     ),
     "norm": (lambda x, w: rms_norm(x, w, 1e-5), plain_norm, [(TOKENS, WIDTH), (WIDTH,)]),
 }
@@ -127,6 +139,24 @@ def test_swiglu_keeps_neither_the_gated_part_nor_the_product() -> None:
     assert kept(plain_down, *inputs) == joined + weight + 2 * part
 
 
+def test_adapters_keep_what_they_make_narrow_and_frozen_weights_get_no_gradient() -> None:
+    shapes = (64, 256), (256,), (32, 256), (16, 256), (2, 256), (32, 2), (2, 256), (16, 2)
+    x, scale, *matrices = leaves(torch.float32, *shapes)
+    low = [LowRank(slice(0, 32), 2.0, *matrices[2:4]), LowRank(slice(32, 48), 2.0, *matrices[4:])]
+    frozen = [scale.detach(), *(each.detach() for each in matrices[:2])]
+
+    def call(x: Tensor, *_: Tensor) -> Tensor:
+        return normed_linear(x, frozen[0], 1e-5, frozen[1:], None, low)
+
+    held = sum(each.numel() for each in (x, *frozen, *matrices[2:]))
+    assert kept(call, x) == held + 64 + 64 * 4
+    call(x).sum().backward()
+    assert all(each.grad is not None for each in (x, *matrices[2:]))
+    joined, weight, a, b = leaves(torch.float32, (64, 256), (32, 128), (2, 128), (32, 2))
+    down = kept(lambda *_: gated_down(joined, weight.detach(), None, [LowRank(slice(0, 32), 2.0, a, b)]))
+    assert down == sum(each.numel() for each in (joined, weight, a, b)) + 64 * 2
+
+
 @pytest.mark.parametrize("name", ["normed", "gated"])
 def test_rounded_weights_are_not_kept(name: str) -> None:
     ours, _, _ = CASES[name]
@@ -148,7 +178,11 @@ def all_of(given: list[Tensor]) -> list[Tensor]:
     """Results and gradients of the parts of a layer."""
     x, weight, matrix, joined, cos, sin = given
     turned = rotate(rms_norm(x, weight, 1e-5), cos, sin, 2)
-    found = [turned, normed_linear(x.flatten(1), weight.repeat(3), 1e-5, [matrix]), gated_product(joined)]
+    found = [
+        turned,
+        normed_linear(x.flatten(1), weight.repeat(3), 1e-5, [matrix]),
+        gated_down(joined, torch.eye(5).to(joined)),
+    ]
     pulled = sum((one.float().sin().sum() for one in found), torch.zeros((), device=x.device))
     return [*found, *torch.autograd.grad(pulled, given[:4])]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import replace
 
 import pytest
@@ -12,7 +13,7 @@ from rollout.weights.layout import ALIGNMENT_BYTES, plan_layout, unique_shapes
 from rollout.weights.shm import create_buffer
 from rollout.weights.slots import WeightSlots
 from shared.model import lora
-from shared.model.config import DecoderConfig
+from shared.model.config import DecoderConfig, MeasuredConfig
 from shared.model.decoder import Decoder
 from trainer import memory
 
@@ -95,6 +96,8 @@ def test_activations_by_hand() -> None:
     assert memory.activation_bytes(SMALL, 10, 2) == 10 * 3 * layer
     assert memory.activation_bytes(SMALL, 10, 2, 1) == 10 * (1 * 2 * 8 + 2 * layer)
     assert memory.activation_bytes(SMALL, 10, 2, 3) == 10 * (3 * 2 * 8 + layer)
+    of_transformers = MeasuredConfig(**{one.name: getattr(SMALL, one.name) for one in dataclasses.fields(SMALL)})
+    assert memory.activation_bytes(of_transformers, 10, 2) == 10 * 3 * (layer + 2 * 2 * 12)
 
 
 def test_no_more_layers_are_computed_twice_than_the_budget_asks_for() -> None:
@@ -136,4 +139,3 @@ def test_states_of_adapters_by_hand() -> None:
     assert memory.states_bytes(shape.parameters, 2, count, 2) == (16 * count + 2 * shape.parameters) / 2
     assert memory.states_bytes(shape.parameters, 1, count, 2) < 0.17 * memory.states_bytes(shape.parameters, 1)
     assert memory.gathered_bytes(shape, 2, count) < memory.gathered_bytes(shape, 2) / 2
-    assert memory.activation_bytes(shape, 100, 2, adapted=True) > memory.activation_bytes(shape, 100, 2)
