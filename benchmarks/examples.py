@@ -20,7 +20,7 @@ from trainer.evaluation import Evaluation
 
 RUNS = {
     "quickstart": "quickstart", "own": "own", "gsm8k": "smollm2-gsm8k", "lora": "smollm2-lora", "code": "programs",
-    "languages": "languages", "distill": "distill",
+    "languages": "languages", "distill": "distill", "python": "python", "agent": "agent",
 }  # fmt: skip
 """folder of an example -> name of its run"""
 ROLES = ("controller", "trainer", "engine")

@@ -1,7 +1,7 @@
-"""Pictures of the chat page for docs/serving.md; nothing in them is a measurement.
+"""Pictures: the chat page for docs/serving.md, where nothing is a measurement, and a real run for README.md.
 
-Needs Chromium and the dev extra. The engine says a text that is written here, so that the pictures show everything the
-page can show.
+Needs Chromium and the dev extra. The engine of the chat page says a text that is written here, so that they show
+everything the page can show. The run is a finished one, on the dashboard.
 """
 
 from __future__ import annotations
@@ -10,7 +10,10 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from playwright.sync_api import Browser
+
 from benchmarks.figures import ROOT, Section, benchmark
+from dashboard.app import create_app as create_dashboard
 from serve.app import create_app
 from serve.settings import ServerSettings
 from shared.chat import Chat
@@ -47,12 +50,27 @@ PICTURES = {"desktop": (1000, 860, False), "dark": (1000, 860, True), "narrow": 
 """name -> width and height in pixels, dark"""
 
 
+def draw_run(browser: Browser, run: Path, path: Path) -> None:
+    """Draw the page of a run, from its first charts on."""
+    with running(create_dashboard(run.resolve().parent)) as url:
+        page = browser.new_page(viewport={"width": 1280, "height": 900}, color_scheme="light")
+        page.goto(f"{url}/#/{run.name}")
+        page.locator("canvas").nth(7).wait_for()
+        page.wait_for_timeout(1000)  # charts draw what they have loaded
+        page.screenshot(path=path)
+        page.close()
+
+
 @benchmark(page="docs/images")
-def screenshots(quick: bool, out: Path = ROOT / "docs" / "images") -> Iterator[Section]:
-    """Draw all pictures. quick: into the folder `quick` below `out`."""
+def screenshots(
+    quick: bool, out: Path = ROOT / "docs" / "images", run: Path = ROOT / "runs" / "quickstart"
+) -> Iterator[Section]:
+    """Draw all pictures. quick: into the folder `quick` below `out`. run: a finished run, left out where it is not."""
     out = out / "quick" if quick else out
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as place, chromium() as browser:
+        if run.is_dir():
+            draw_run(browser, run, out / "run.png")
         folder = Path(place) / "quickstart"
         make_folder(folder, config={"max_position_embeddings": 4096, "eos_token_id": 1})
         engine = ScriptedEngine(Chat(folder), lambda *_: ENGLISH if "wegnehmen" in engine.prompts[-1] else GERMAN)

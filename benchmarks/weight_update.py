@@ -1,4 +1,4 @@
-"""Trainers' write against memcpy, decode stall of a running engine.
+"""Trainers' write against memcpy, decode stall of a running engine, and the same of adapters (LoRA).
 
 A Llama of SmolLM2-135M's shape with random weights (270 MB in bfloat16). Its weights are replaced again and again,
 first while the engine rests, then while it decodes: fp32 master weights of a trainer process -> cast and written to the
@@ -6,9 +6,10 @@ shared buffer -> pause, apply, finish, resume. As in a launch, trainer, rollout 
 memcpy is timed in the trainer process between two updates. `update` is the write plus everything until the engine goes
 on; while it decodes that contains the wait for the step under way, half a step on average, so that it grows with the
 load, while the stall in steps grows as steps get shorter: with 24 completions the first may be missed, with 8 the
-second. The stall is the time between two tokens of running requests across the update, the usual step included. Both
+second. The stall is the time between two tokens of running requests across the update, the usual step included.
 The proof of an update runs beside decoding, outside the pause: `cost of the proof` is by how much the steps until its
-end took longer than as many undisturbed ones.
+end took longer than as many undisturbed ones. Adapters of rank 16 are updated in an engine that keeps the model; what
+their matrices cost is told from what any update costs by one of a single layer's adapter, in a third engine.
 """
 
 from __future__ import annotations
@@ -30,13 +31,14 @@ import torch.distributed as dist
 
 from benchmarks.child import Child
 from benchmarks.figures import Figure, benchmark
-from benchmarks.llama import SMOLLM2_135M, Shape, random_weights, write_model
+from benchmarks.llama import SCALE, SMOLLM2_135M, Shape, random_weights, write_model
 from rollout.weights import make_sender
 from rollout.weights.proof import PublishedWeights, compare_held
 from rollout.weights.receiver import WeightReceiver
 from shared.config import Config
 from shared.errors import RunError
 from shared.messages import GenerateRequest
+from shared.model.lora import A, B
 from shared.types import Completion
 from trainer.probe import PROBE_TOKENS
 
@@ -50,6 +52,7 @@ WARM_UP = 2
 """updates that do not count: they touch both buffers on both sides"""
 SHARE, SHARE_OF, SHARE_TARGET = "bandwidth of the write, bytes read and written", "memcpy's, read and written", 0.7
 UPDATE_TARGET, STALL_TARGET, PROOF_TARGET = 5.0, 2.0, 0.5
+ADAPTER_RANK, ADAPTER_TARGET = 16, 0.1
 CAST = "one cast of as many values, float32 to bfloat16"
 MOVED = (4 + 2) / (2 + 2)
 """bytes that a write reads (float32) and writes (bfloat16) for a value, beside those of a copy of what it writes"""
@@ -82,12 +85,20 @@ def time_memcpy(size_bytes: int, rounds: int) -> list[float]:
     return time_copies([(source[:part], target[:part]) for part in parts(size_bytes)], rounds)
 
 
+def random_adapters(shape: Shape, layers: int | None) -> Iterator[tuple[str, torch.Tensor]]:
+    """Draw float32 adapters of the first linear layers of a model, of all with None."""
+    for name, inputs, outputs in shape.decoder.linears[:layers]:
+        yield name + A, torch.nn.Parameter(SCALE * torch.randn(ADAPTER_RANK, inputs))
+        yield name + B, torch.nn.Parameter(SCALE * torch.randn(outputs, ADAPTER_RANK))
+
+
 class TrainerSide:
     """What a trainer rank does in an update; lives in a process of its own (`Child`)."""
 
-    def __init__(self, shape: Shape, engines: int):
+    def __init__(self, shape: Shape, engines: int, adapted: bool = False, layers: int | None = None):
+        """adapted: sends adapters of so many linear layers instead of all weights."""
         torch.set_num_threads(1)
-        weights: list[tuple[str, torch.Tensor]] = list(random_weights(shape).items())
+        weights = list(random_adapters(shape, layers) if adapted else random_weights(shape).items())
         self.sender = make_sender(
             "shm", weights, torch.bfloat16, rank=0, world=1, store=dist.HashStore(), engines=engines
         )
@@ -121,12 +132,12 @@ class TrainerSide:
         self.sender.close()
 
 
-def settings(tokens: int, requests: int) -> Config:
+def settings(tokens: int, requests: int, rank: int = 0) -> Config:
     """Return settings of an engine that decodes so many requests of so many tokens; the proof is measured apart."""
     return Config.model_validate({
         "model": {"dtype": "bfloat16", "max_tokens": tokens + 64},
         "rollout": {"max_completion_tokens": tokens, "max_sequences": requests + len(PROBE), "cache_bytes": 3 << 30},
-        "sync": {"verify": False},
+        "sync": {"verify": False}, "lora": {"rank": rank},
     })  # fmt: skip
 
 
@@ -189,12 +200,14 @@ async def measure(engines: list[Engine], trainer: Child, versions: range, reques
     return found
 
 
-async def play(shape: Shape, count: int, updates: int, requests: int, tokens: int, folder: Path) -> dict[str, Times]:
-    """Start so many engines, measure at rest and decoding, stop."""
+async def play(
+    shape: Shape, count: int, updates: int, requests: int, tokens: int, folder: Path, adapters: tuple[int | None, ...]
+) -> dict[str, Times]:
+    """Start so many engines, measure at rest and decoding, stop. adapters: see `measured`."""
     model, loads = write_model(folder, shape), {}
-    with Child(TrainerSide, shape, count, deadline_s=START_S) as trainer:
+    with Child(TrainerSide, shape, count, bool(adapters), *adapters, deadline_s=START_S) as trainer:
         description = await trainer("describe")
-        config = settings(tokens, requests)
+        config = settings(tokens, requests, ADAPTER_RANK if adapters else 0)
         engines = [Engine(config, model, rank=1 + number, engine=number) for number in range(count)]
         try:
             for engine in engines:
@@ -212,10 +225,13 @@ async def play(shape: Shape, count: int, updates: int, requests: int, tokens: in
     return loads
 
 
-def measured(shape: Shape, engines: int, updates: int, requests: int, tokens: int) -> dict[str, Times]:
-    """Measure in a folder that is removed afterwards."""
+def measured(
+    shape: Shape, engines: int, updates: int, requests: int, tokens: int, *adapters: int | None
+) -> dict[str, Times]:
+    """Measure in a folder that is removed afterwards. adapters: of how many layers they are sent, None for all;
+    nothing for all weights."""
     with tempfile.TemporaryDirectory() as folder:
-        return asyncio.run(play(shape, engines, updates, requests, tokens, Path(folder)))
+        return asyncio.run(play(shape, engines, updates, requests, tokens, Path(folder), adapters))
 
 
 def share(name: str, times: Times) -> Figure:
@@ -243,10 +259,31 @@ def of_load(load: str, times: Times, size_bytes: int) -> Iterator[Figure]:
                      PROOF_TARGET, "sync")  # fmt: skip
 
 
+def of_adapters(whole: dict[str, Times], adapters: dict[str, Times], one: dict[str, Times]) -> Iterator[Figure]:
+    """Yield what an update of adapters costs beside one of all weights, and its stall."""
+    shape, what = SMOLLM2_135M, f"update of adapters of rank {ADAPTER_RANK}"
+    sent = ADAPTER_RANK * sum(inputs + outputs for _, inputs, outputs in shape.decoder.linears)
+    yield Figure(
+        f"bytes of an {what}", [sent / shape.parameters], "", "one of all weights", "lower", ADAPTER_TARGET, "sync"
+    )
+    least = statistics.median(one["at rest"]["update"])
+    full = statistics.median(whole["at rest"]["update"]) - least
+    above = [(seconds - least) / full for seconds in adapters["at rest"]["update"]]
+    yield Figure(f"time of an {what} above that of an empty one, at rest", above, "", "one of all weights", "lower",
+                 ADAPTER_TARGET, "sync")  # fmt: skip
+    yield Figure(
+        "time of an empty update, at rest", [1e3 * each for each in one["at rest"]["update"]], "ms", kind="sync"
+    )
+    yield Figure(f"stall of running requests by an {what}", adapters["decoding"]["stall"], "", "a decode step", "lower",
+                 STALL_TARGET, "sync")  # fmt: skip
+
+
 @benchmark()
 def weight_update(quick: bool) -> Iterator[Figure]:
-    """Measure one engine at rest, then decoding."""
+    """Measure one engine at rest, then decoding; then one with adapters, and one with a single layer's."""
     updates, requests = (4, 8) if quick else (12, 16)
-    loads = measured(SMOLLM2_135M, 1, updates, requests, 40 + 180 * updates)
-    for load, times in loads.items():
+    size = SMOLLM2_135M, 1, updates, requests, 40 + 180 * updates
+    whole = measured(*size)
+    for load, times in whole.items():
         yield from of_load(load, times, 2 * SMOLLM2_135M.parameters)
+    yield from of_adapters(whole, measured(*size, None), measured(*size, 1))
