@@ -115,8 +115,8 @@ def _speed(look: Look) -> Iterator[Alarm]:
         yield Alarm(
             "Engines are idle",
             f"training takes {_recent(look('time/train_s')) / step:.0%} of a step, and the next batch is always there",
-            "Give more devices to trainers (placement.trainers), or raise rollout.group_size: sampling costs nothing "
-            "now.",
+            "Give more devices to trainers (placement.trainers) and fewer to engines, or raise "
+            "optimiser.micro_batch_tokens where memory is left.",
         )
     if syncs > 0.25:
         yield Alarm(

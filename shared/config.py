@@ -152,11 +152,11 @@ class Config(Section):
 
     def locate(self, path: str, setting: str = "data.train") -> str:
         """The path that a setting names: one that begins with made/ lies in the run's folder, and so do the problems
-        that reasoning-gym generates and the rows of data sets that are no JSON lines."""
-        if path.startswith("reasoning_gym:"):
-            path = f"generated/{setting.removeprefix('data.')}.jsonl"
-        elif path.startswith("hub:") or path.endswith(".parquet"):
-            path = f"generated/{setting.removeprefix('data.')}-{zlib.crc32(path.encode()):08x}.jsonl"
+        that reasoning-gym generates and the rows of data sets that are no JSON lines, by what they are made of."""
+        generated = path.startswith("reasoning_gym:")
+        if generated or path.startswith("hub:") or path.endswith(".parquet"):
+            made_of = f"{path} {self.data.generate} {self.seed} {self.evaluate.problems}" if generated else path
+            path = f"generated/{setting.removeprefix('data.')}-{zlib.crc32(made_of.encode()):08x}.jsonl"
         return str(self.run_dir / path) if path.startswith(("made/", "generated/")) else path
 
     @property

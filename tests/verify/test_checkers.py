@@ -279,6 +279,8 @@ def test_generated_problems_are_disjoint_and_stay(tmp_path: Path) -> None:
         generate(config, "data.train", spec) == files[0]
         and (files[0].read_bytes(), files[0].stat().st_mtime_ns) == before
     )
+    more = config.model_copy(update={"data": config.data.model_copy(update={"generate": {"coin_flip": {"size": 6}}})})
+    assert len(generate(more, "data.train", "reasoning_gym:coin_flip").read_text().splitlines()) == 6
 
 
 @needs_gym
