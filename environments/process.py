@@ -10,15 +10,11 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
-import os
-import signal
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Awaitable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +34,7 @@ from shared.errors import ConfigError
 from shared.sections import RewardWeights
 from shared.types import Problem, Reward, Verdict
 from shared.user_file import run_file
-from verify.checker_process import frame, read_frames, write_all
-from verify.code.sandbox.syscalls import die_with_parent
+from verify.checker_process import frame, handle_frames, run_child, write_all
 from verify.plugins import Failed
 from verify.reward import score
 
@@ -215,34 +210,17 @@ class EnvironmentProcess:
 
     async def serve(self, requests: int) -> None:
         """Handle requests until the host closes its end."""
-        loop, ended = asyncio.get_running_loop(), asyncio.Event()
-        loop.set_default_executor(ThreadPoolExecutor(THREADS))
-
-        def listen() -> None:
-            for body in read_frames(requests):
-                loop.call_soon_threadsafe(self.begin, body)
-            loop.call_soon_threadsafe(ended.set)
-
-        threading.Thread(target=listen, daemon=True).start()
-        await ended.wait()
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS))
+        await handle_frames(requests, self.begin)
 
 
-def main() -> None:
-    """Entry point of the process."""
-    parent, settings, *files = sys.argv[1:]
-    die_with_parent(int(parent))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000")
-    requests, replies = os.dup(0), os.dup(1)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(2, 1)
+def serve(requests: int, replies: int) -> None:
+    """Run the files, and handle requests until the host closes its end."""
+    settings, *files = sys.argv[2:]
     process = EnvironmentProcess(replies, msgspec.json.decode(settings, type=ProcessSettings), files)
-    with suppress(BrokenPipeError, KeyboardInterrupt):
-        if process.load():
-            asyncio.run(process.serve(requests))
-    os._exit(0)
+    if process.load():
+        asyncio.run(process.serve(requests))
 
 
 if __name__ == "__main__":
-    main()
+    run_child(int(sys.argv[1]), serve, expendable=True)

@@ -8,12 +8,17 @@ the frames.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import resource
 import signal
 import struct
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 
@@ -77,6 +82,39 @@ def write_all(descriptor: int, data: bytes) -> None:
         data = data[os.write(descriptor, data) :]
 
 
+async def handle_frames(requests: int, handle: Callable[[bytes], None]) -> None:
+    """Call `handle` in the event loop with the body of each frame until the file ends."""
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+
+    def listen() -> None:
+        for body in read_frames(requests):
+            loop.call_soon_threadsafe(handle, body)
+        loop.call_soon_threadsafe(ended.set)
+
+    threading.Thread(target=listen, daemon=True).start()
+    await ended.wait()
+
+
+def run_child(parent: int, work: Callable[[int, int], None], prints: bool = True, expendable: bool = False) -> NoReturn:
+    """Do work(requests, replies) as a process of the pid `parent`, and end with it, or when that closes its end.
+
+    requests and replies are standard input and output as they were at the start; what the work prints goes to standard
+    error, or nowhere. expendable: the kernel's out-of-memory killer takes this process before others.
+    """
+    die_with_parent(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if expendable:
+        with suppress(OSError):
+            Path("/proc/self/oom_score_adj").write_text("1000")
+    requests, replies = os.dup(0), os.dup(1)
+    quiet = os.open(os.devnull, os.O_RDWR)
+    os.dup2(quiet, 0)
+    os.dup2(2 if prints else quiet, 1)
+    with suppress(BrokenPipeError, KeyboardInterrupt):  # the caller is gone: nobody is left to answer
+        work(requests, replies)
+    os._exit(0)
+
+
 def serve(requests: int, replies: int) -> None:
     """Answer frames from descriptor `requests` on descriptor `replies` until end of file."""
     from verify.math.algebra import equal  # mpmath: only a worker pays for it
@@ -97,20 +135,5 @@ def serve(requests: int, replies: int) -> None:
         write_all(replies, frame(reply))
 
 
-def main() -> None:
-    """Entry point of the process."""
-    die_with_parent(int(sys.argv[1]))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    requests, replies = os.dup(0), os.dup(1)
-    quiet = os.open(os.devnull, os.O_RDWR)
-    os.dup2(quiet, 0)
-    os.dup2(quiet, 1)
-    try:
-        serve(requests, replies)
-    except (BrokenPipeError, KeyboardInterrupt):
-        pass  # the caller is gone: nobody is left to answer
-    os._exit(0)
-
-
 if __name__ == "__main__":
-    main()
+    run_child(int(sys.argv[1]), serve, prints=False)

@@ -13,12 +13,9 @@ import asyncio
 import faulthandler
 import importlib
 import inspect
-import os
 import signal
 import sys
-import threading
 import traceback
-from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -31,8 +28,7 @@ from shared.sections import RewardWeights
 from shared.types import Problem, Verdict
 from shared.user_file import run_file
 from verify import plugins, verifiers
-from verify.checker_process import frame, read_frames, write_all
-from verify.code.sandbox.syscalls import die_with_parent
+from verify.checker_process import frame, handle_frames, run_child, write_all
 
 
 class Described(msgspec.Struct):
@@ -287,36 +283,15 @@ class PluginProcess:
         self.running.add(task)
         task.add_done_callback(self.running.discard)
 
-    async def serve(self, requests: int) -> None:
-        """Answer requests until the host closes its end."""
-        loop, ended = asyncio.get_running_loop(), asyncio.Event()
 
-        def listen() -> None:
-            for body in read_frames(requests):
-                loop.call_soon_threadsafe(self.begin, body)
-            loop.call_soon_threadsafe(ended.set)
-
-        threading.Thread(target=listen, daemon=True).start()
-        await ended.wait()
-
-
-def main() -> None:
-    """Entry point of the process."""
-    parent, stack, *files = sys.argv[1:]
-    die_with_parent(int(parent))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def serve(requests: int, replies: int) -> None:
+    """Run the files, and answer requests until the host closes its end."""
+    stack, *files = sys.argv[2:]
     faulthandler.register(signal.SIGUSR1, file=int(stack), all_threads=False)
-    with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000")
-    requests, replies = os.dup(0), os.dup(1)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(2, 1)
     process = PluginProcess(replies, files)
-    with suppress(BrokenPipeError, KeyboardInterrupt):
-        if process.load():
-            asyncio.run(process.serve(requests))
-    os._exit(0)
+    if process.load():
+        asyncio.run(handle_frames(requests, process.begin))
 
 
 if __name__ == "__main__":
-    main()
+    run_child(int(sys.argv[1]), serve, expendable=True)

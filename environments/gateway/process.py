@@ -15,13 +15,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-import signal
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -52,8 +49,7 @@ from environments.gateway.wire import (
     read_tokens,
     tokens_object,
 )
-from verify.checker_process import frame, read_frames, write_all
-from verify.code.sandbox.syscalls import die_with_parent
+from verify.checker_process import frame, handle_frames, run_child, write_all
 
 BODY_BYTES = 8 << 20
 """largest body of a request"""
@@ -121,17 +117,6 @@ class Gateway:
             waits = self.waiting.get(told.key)
             if waits is not None and waits[0] == told.number and not waits[1].done():
                 waits[1].set_result(told)
-
-    def listen(self, requests: int) -> None:
-        """Handle messages until the other side closes its end, which ends this process."""
-        loop = asyncio.get_running_loop()
-
-        def read() -> None:
-            for body in read_frames(requests):
-                loop.call_soon_threadsafe(self.handle, body)
-            os._exit(0)
-
-        threading.Thread(target=read, daemon=True).start()
 
 
 async def _until_gone(request: Request) -> None:
@@ -210,15 +195,16 @@ def create_app(gateway: Gateway) -> FastAPI:
     return app
 
 
-def serve(requests: int, replies: int, address: str) -> None:
+def serve(requests: int, replies: int) -> None:
     """Serve at the address until the other side closes its end."""
-    gateway = Gateway(replies)
+    gateway, address = Gateway(replies), sys.argv[2]
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listening = socket.create_server((address, 0), family=family, backlog=1024)
     host = f"[{address}]" if ":" in address else address
 
     async def run() -> None:
-        gateway.listen(requests)
+        listening_to_parent = asyncio.ensure_future(handle_frames(requests, gateway.handle))
+        listening_to_parent.add_done_callback(lambda _: os._exit(0))  # whatever is still asked
         config = uvicorn.Config(
             create_app(gateway), log_level="warning", access_log=False, server_header=False, ws="none",
             timeout_keep_alive=75, limit_concurrency=CONNECTIONS,
@@ -229,18 +215,5 @@ def serve(requests: int, replies: int, address: str) -> None:
     asyncio.run(run())
 
 
-def main() -> None:
-    """Entry point of the process."""
-    parent, address = sys.argv[1:]
-    die_with_parent(int(parent))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    requests, replies = os.dup(0), os.dup(1)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(2, 1)
-    with suppress(BrokenPipeError, KeyboardInterrupt):
-        serve(requests, replies, address)
-    os._exit(0)
-
-
 if __name__ == "__main__":
-    main()
+    run_child(int(sys.argv[1]), serve)
