@@ -138,8 +138,12 @@ def draw(run_dir: Path) -> bytes:
 
 def shown(title: str, problem: Problem, text: str, reward: Reward) -> list[str]:
     """Return Markdown: a problem and its completion, made harmless."""
-    answer = f"true answer {problem.answer}" if problem.answer else f"{reward.share:.0%} of the tests passed"
-    lines = [f"**{title}**, {answer}, {reward.verdict.value}, reward {reward.total:.2f}", "", "````text"]
+    told = [title, reward.verdict.value, f"reward {reward.total:.2f}"]
+    if problem.answer:
+        told.insert(1, f"true answer {problem.answer}")
+    elif reward.share is not None:
+        told.insert(1, f"{reward.share:.0%} of the tests passed")
+    lines = [", ".join([f"**{told[0]}**", *told[1:]]), "", "````text"]
     return [*lines, clean(problem.text), "", clean(text).replace("````", "'```"), "````", ""]
 
 
