@@ -9,7 +9,7 @@ load, while the stall in steps grows as steps get shorter: with 24 completions t
 second. The stall is the time between two tokens of running requests across the update, the usual step included.
 The proof of an update runs beside decoding, outside the pause: `cost of the proof` is by how much the steps until its
 end took longer than as many undisturbed ones. Adapters of rank 16 are updated in an engine that keeps the model; what
-their matrices cost is told from what any update costs by one of a single layer's adapter, in a third engine.
+their matrices cost is told from what any update costs by one of a single linear layer's adapter, in a third engine.
 """
 
 from __future__ import annotations
@@ -85,9 +85,15 @@ def time_memcpy(size_bytes: int, rounds: int) -> list[float]:
     return time_copies([(source[:part], target[:part]) for part in parts(size_bytes)], rounds)
 
 
+def linear_layers(shape: Shape) -> list[tuple[str, tuple[int, ...]]]:
+    """Return name and weight's shape of every linear layer but the head."""
+    matrices = ((name, size) for name, size in shape.tensors() if len(size) == 2 and ".layers." in name)
+    return [(name.removesuffix(".weight"), size) for name, size in matrices]
+
+
 def random_adapters(shape: Shape, layers: int | None) -> Iterator[tuple[str, torch.Tensor]]:
     """Draw float32 adapters of the first linear layers of a model, of all with None."""
-    for name, inputs, outputs in shape.decoder.linears[:layers]:
+    for name, (outputs, inputs) in linear_layers(shape)[:layers]:
         yield name + A, torch.nn.Parameter(SCALE * torch.randn(ADAPTER_RANK, inputs))
         yield name + B, torch.nn.Parameter(SCALE * torch.randn(outputs, ADAPTER_RANK))
 
@@ -260,20 +266,18 @@ def of_load(load: str, times: Times, size_bytes: int) -> Iterator[Figure]:
 
 
 def of_adapters(whole: dict[str, Times], adapters: dict[str, Times], one: dict[str, Times]) -> Iterator[Figure]:
-    """Yield what an update of adapters costs beside one of all weights, and its stall."""
-    shape, what = SMOLLM2_135M, f"update of adapters of rank {ADAPTER_RANK}"
-    sent = ADAPTER_RANK * sum(inputs + outputs for _, inputs, outputs in shape.decoder.linears)
-    yield Figure(
-        f"bytes of an {what}", [sent / shape.parameters], "", "one of all weights", "lower", ADAPTER_TARGET, "sync"
-    )
-    least = statistics.median(one["at rest"]["update"])
-    full = statistics.median(whole["at rest"]["update"]) - least
-    above = [(seconds - least) / full for seconds in adapters["at rest"]["update"]]
-    yield Figure(f"time of an {what} above that of an empty one, at rest", above, "", "one of all weights", "lower",
+    """Yield what an update of adapters costs beside one of all weights, and its stall. one: of a single adapter."""
+    shape, what, other = SMOLLM2_135M, f"update of adapters of rank {ADAPTER_RANK}", "an update of all weights"
+    sent = ADAPTER_RANK * sum(sum(size) for _, size in linear_layers(shape))
+    yield Figure(f"bytes of an {what}", [sent / shape.parameters], "", other, "lower", ADAPTER_TARGET, "sync")
+    least, full = (statistics.median(times["at rest"]["update"]) for times in (one, whole))
+    seconds = adapters["at rest"]["update"]
+    yield Figure(f"time of an {what}, at rest", [each / full for each in seconds], "", other, "lower", kind="sync")
+    small = [each / full for each in one["at rest"]["update"]]
+    yield Figure("time of an update of one layer's adapter, at rest", small, "", other, "lower", kind="sync")
+    above = [(each - least) / (full - least) for each in seconds]
+    yield Figure(f"time of an {what} above one layer's, at rest", above, "", f"{other}, above one layer's", "lower",
                  ADAPTER_TARGET, "sync")  # fmt: skip
-    yield Figure(
-        "time of an empty update, at rest", [1e3 * each for each in one["at rest"]["update"]], "ms", kind="sync"
-    )
     yield Figure(f"stall of running requests by an {what}", adapters["decoding"]["stall"], "", "a decode step", "lower",
                  STALL_TARGET, "sync")  # fmt: skip
 

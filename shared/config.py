@@ -155,7 +155,9 @@ class Config(Section):
         that reasoning-gym generates and the rows of data sets that are no JSON lines, by what they are made of."""
         generated = path.startswith("reasoning_gym:")
         if generated or path.startswith("hub:") or path.endswith(".parquet"):
-            made_of = f"{path} {self.data.generate} {self.seed} {self.evaluate.problems}" if generated else path
+            made_of = f"{path} {self.data.generate} {self.seed}" if generated else path
+            if generated and setting == "data.validation":  # without the problems that are trained on
+                made_of += f" {self.data.train} {self.evaluate.problems}"
             path = f"generated/{setting.removeprefix('data.')}-{zlib.crc32(made_of.encode()):08x}.jsonl"
         return str(self.run_dir / path) if path.startswith(("made/", "generated/")) else path
 

@@ -58,6 +58,8 @@ class LoadedTrainer(msgspec.Struct):
     """of a checkpoint: file -> parameter -> checksum of the weights that this rank took from it (`load_shards`)"""
     peak_flops: float = 0.0
     """dense bfloat16 peak of its card, FLOP/s; 0 on a CPU, and for a card that trainer/flops.py does not list"""
+    slow: bool = False
+    """computes in bfloat16 on a processor that lacks its instructions"""
 
 
 class Stepped(msgspec.Struct):
@@ -175,13 +177,12 @@ class TrainerRank:
             rank=self.rank, world=self.world, store=self.role.store, engines=self.config.placement.engines,
             scales={name + lora.B: layer.scale for name, layer in lora.adapters(self.decoder)},
         )  # fmt: skip
+        rounds = self.config.optimiser.compute_dtype == "bfloat16"
         return LoadedTrainer(
             parameters=sum(parameter.numel() for parameter in self.decoder.parameters()),
-            transfer=self.sender.describe(),
-            description=self.describe(),
-            checksums=checksums,
-            peak_flops=peak_of(self.card),
-        )
+            transfer=self.sender.describe(), description=self.describe(), checksums=checksums,
+            peak_flops=peak_of(self.card), slow=rounds and not multiplies_bfloat16_fast(self.role.device.type),
+        )  # fmt: skip
 
     def load_policy(self, model_dir: Path, checkpoint: Path | None = None) -> dict[str, dict[str, int]]:
         """Join the other trainers and build model, optimiser and value head; returns the checksums of `build`."""
@@ -202,18 +203,15 @@ class TrainerRank:
 
     def describe(self) -> dict[str, str]:
         """Dtypes and settings, for the user."""
-        settings = self.config.optimiser
         description = {
             **optimiser.describe_dtypes(self.decoder, self.optimiser),
-            "compute": settings.compute_dtype,
+            "compute": self.config.optimiser.compute_dtype,
             "gradient sums": "float32",
             "log-probs": "float32",
             "engines": self.config.model.dtype,
             "device": f"{self.role.device} {self.card}".rstrip(),
             **({"replicas": f"{self.mesh.size(0)} of {self.mesh.size(1)} trainers"} if self.mesh.ndim > 1 else {}),
         }
-        if settings.compute_dtype == "bfloat16" and not multiplies_bfloat16_fast(self.role.device.type):
-            description["compute"] += " (slow on this processor: optimiser.compute_dtype = 'float32' takes less time)"
         if self.config.lora.rank:
             count = sum(parameter.numel() for _, parameter in fsdp.trained(self.decoder))
             rank = f"rank {self.config.lora.rank}, alpha {self.config.lora.alpha:g}"

@@ -3,18 +3,16 @@
 Started as `python -m verify.checker_process PARENT_PID`. Frames on stdin and stdout: 4 bytes little-endian length, then
 msgpack. First it sends a `Ready`, so that the pool's deadline never counts imports. It dies with the thread that
 started it (PR_SET_PDEATHSIG), has 2 GB of address space, no core file, no file output, and nothing it prints reaches
-the frames.
+the frames. `run_child` and the frames serve the processes of plug-ins, environments and the gateway too.
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
 import resource
 import signal
 import struct
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -84,6 +82,9 @@ def write_all(descriptor: int, data: bytes) -> None:
 
 async def handle_frames(requests: int, handle: Callable[[bytes], None]) -> None:
     """Call `handle` in the event loop with the body of each frame until the file ends."""
+    import asyncio  # SymPy's processes, which are many, need neither
+    import threading
+
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
 
     def listen() -> None:
