@@ -1,8 +1,8 @@
 """Parts of a layer with hand-written gradients: they pass over memory less often, and keep less of it, than autograd.
 
-Same formulas, same rounding forward; what costs little to compute again is not kept for the backward pass. Weights may be
-of a wider type than the input: they are rounded to its type for each product, and that copy is not kept either. Only the
-products of adapters are rounded less often: they are added to those of their layers first.
+Same formulas, same rounding forward; what costs little to compute again is not kept for the backward pass. Weights may
+be of a wider type than the input: they are rounded to its type for each product, and that copy is not kept either. Only
+the products of adapters are rounded less often: they are added to those of their layers first.
 
 On a GPU, what lies between two products is compiled into a kernel or two (`fuse`): eager, each operation would read
 and write all of its memory.

@@ -2,21 +2,25 @@
 
 import hashlib
 import json
+from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from shared.config import Config
 from shared.errors import CheckpointError
 from shared.model.hf import load_model
+from shared.progress import Progress
 from tests.packed import pack_from
 from tests.trainer.worker_scene import PROBE
 from trainer import shards
+from trainer.launch import Launch
 from trainer.objectives.registry import read_objective
-from trainer.rank import TrainerRank
+from trainer.rank import LoadedTrainer, TrainerRank
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 RANKS = ((1, 0), (2, 0), (2, 1))
@@ -49,6 +53,16 @@ def test_a_rank_tells_what_it_holds(scene: Any) -> None:
     loaded = replies(scene, 2)[LOAD]
     assert loaded["parameters"] == 9358 and loaded["transfer"]["kind"] == "shm"
     assert loaded["description"]["master weights"] == loaded["description"]["moments"] == "float32"
+    assert loaded["slow"] is False
+
+
+@pytest.mark.parametrize("slow", [False, True])
+def test_a_launch_warns_of_a_type_that_the_processor_is_slow_in(slow: bool) -> None:
+    told = StringIO()
+    scene = SimpleNamespace(config=Config(), progress=Progress(told))
+    Launch._describe(cast(Launch, scene), [LoadedTrainer(10, {}, {"compute": "bfloat16"}, slow=slow)])
+    warned = 'warning: this processor is slow in bfloat16: set optimiser.compute_dtype = "float32"' in told.getvalue()
+    assert warned is slow
 
 
 def test_sums_of_ranks_add_up_to_the_single_rank(scene: Any) -> None:
