@@ -79,14 +79,14 @@ def table(columns: dict[str, Evaluation]) -> str:
     found, rows = list(columns.values()), list[list[str]]()
     rows.append(["**pass@1** (95 % interval over problems)",
                  *(interval(e.accuracy, e.accuracy_half_width) for e in found)])  # fmt: skip
-    if any(e.pass_at_k is not None for e in found):  # evaluations of older runs have none
-        rows.append([f"pass@{found[-1].completions}",
-                     *("" if e.pass_at_k is None else f"{e.pass_at_k:.3f}" for e in found)])  # fmt: skip
-    if found[-1].completions > 2:  # of two votes none is a majority
-        rows.append([f"maj@{found[-1].completions}",
-                     *("" if e.majority is None else f"{e.majority:.3f}" for e in found)])  # fmt: skip
-    rows.append(["format", *(f"{e.format:.3f}" for e in found)])
-    rows.append(["language consistency", *(f"{e.consistency:.3f}" for e in found)])
+    count = found[-1].completions
+    named = {f"pass@{count}": "pass_at_k", "format": "format", "language consistency": "consistency"}
+    if count > 2:  # of two votes none is a majority
+        named = {f"pass@{count}": "pass_at_k", f"maj@{count}": "majority", **named}
+    for title, name in named.items():
+        values = [getattr(e, name) for e in found]
+        if any(value is not None for value in values):  # evaluations of older runs and of agents lack some
+            rows.append([title, *("" if value is None else f"{value:.3f}" for value in values)])
     rows.append(["tokens of a completion", *(f"{e.tokens:.1f}" for e in found)])
     for name in found[-1].parts:
         parts = [e.parts[name] for e in found]
