@@ -52,8 +52,9 @@ class Matrix:
     def place(self, whole: torch.Tensor) -> None:
         """Write this worker's part of a whole matrix."""
         rows, columns = self.held.shape
-        part = whole[self.first_row : self.first_row + rows, self.first_column : self.first_column + columns]
-        self.held.copy_(part, non_blocking=True)
+        if whole.shape != self.held.shape:
+            whole = whole[self.first_row : self.first_row + rows, self.first_column : self.first_column + columns]
+        self.held.copy_(whole, non_blocking=True)
 
 
 class AdapterSlot:

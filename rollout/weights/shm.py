@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -33,6 +33,8 @@ class HostWeightBuffer:
     memory: torch.Tensor
     """[2 * size_bytes] uint8"""
     descriptor: int
+    views: dict[tuple[int, str], torch.Tensor] = field(default_factory=dict, repr=False)
+    """those that `tensor` has made: adapters are hundreds of small ones, which cost more to find than to copy"""
 
     @property
     def path(self) -> str:
@@ -59,9 +61,12 @@ class HostWeightBuffer:
 
     def tensor(self, buffer: int, name: str) -> torch.Tensor:
         """Return a view of one tensor, shaped and typed; nothing is copied."""
+        if (known := self.views.get((buffer, name))) is not None:
+            return known
         place = self.layout.places[name]
         [found] = self.ranges(buffer, [(place.offset, place.rows * place.row_bytes(self.layout.dtype.itemsize))])
-        return found.view(self.layout.dtype).view(place.shape)
+        view = self.views[buffer, name] = found.view(self.layout.dtype).view(place.shape)
+        return view
 
     def view(self, buffer: int, names: list[str]) -> torch.Tensor | None:
         """Rows of these tensors, one after the other, in place; None unless they are neighbours, as q, k, v are."""
@@ -77,7 +82,7 @@ class HostWeightBuffer:
 
     def read(self, buffer: int, names: list[str]) -> torch.Tensor:
         """Rows of these tensors, one after the other; copied where they are not neighbours."""
-        rows = self.view(buffer, names)
+        rows = self.tensor(buffer, names[0]) if len(names) == 1 else self.view(buffer, names)
         return torch.cat([self.tensor(buffer, name) for name in names]) if rows is None else rows
 
     def close(self) -> None:
