@@ -61,12 +61,11 @@ class HostWeightBuffer:
 
     def tensor(self, buffer: int, name: str) -> torch.Tensor:
         """Return a view of one tensor, shaped and typed; nothing is copied."""
-        if (known := self.views.get((buffer, name))) is not None:
-            return known
-        place = self.layout.places[name]
-        [found] = self.ranges(buffer, [(place.offset, place.rows * place.row_bytes(self.layout.dtype.itemsize))])
-        view = self.views[buffer, name] = found.view(self.layout.dtype).view(place.shape)
-        return view
+        if (buffer, name) not in self.views:
+            place = self.layout.places[name]
+            [found] = self.ranges(buffer, [(place.offset, place.rows * place.row_bytes(self.layout.dtype.itemsize))])
+            self.views[buffer, name] = found.view(self.layout.dtype).view(place.shape)
+        return self.views[buffer, name]
 
     def view(self, buffer: int, names: list[str]) -> torch.Tensor | None:
         """Rows of these tensors, one after the other, in place; None unless they are neighbours, as q, k, v are."""
