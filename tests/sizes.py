@@ -25,8 +25,8 @@ OTHERS = ("benchmarks", "tests")
 APART = ("reward.judge.", "environment.")
 """settings of the judge and of environments, which validate their own"""
 BUDGETS = {
-    "product lines": 64_622,
-    "training lines": 27_058,
+    "product lines": 64_627,
+    "training lines": 27_063,
     "files": 397,
     "settings": 93,
     "class names used twice": 0,
