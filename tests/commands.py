@@ -44,8 +44,10 @@ class _Read(Exception):
 
 
 def blocks(text: str) -> list[str]:
-    """The blocks of commands of a page or of a part of it: those whose fence names no language."""
-    return re.findall(r"^```\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    """The blocks of commands of a page or of a part of it: those whose fence names no language. A block behind longer
+    fences may show fences itself."""
+    found = re.findall(r"^(`{3,})(.*?)\n(.*?)^\1$", text, re.DOTALL | re.MULTILINE)
+    return [block for _, language, block in found if not language]
 
 
 def lines(text: str) -> Iterator[list[str]]:

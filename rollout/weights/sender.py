@@ -154,7 +154,7 @@ class HostWeightSender(WeightSender):
         """The rows' place in the shared memory."""
         name, first_row, count = self.rows[number]
         view = self.memory.tensor(buffer, name)
-        return view[first_row : first_row + count] if view.ndim else view
+        return view[first_row : first_row + count] if view.ndim and count < len(view) else view
 
     def mark_complete(self, buffer: int, version: int) -> None:
         """Set this rank's version flag in the shared memory."""

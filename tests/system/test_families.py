@@ -40,7 +40,7 @@ def test_ten_steps_of_every_family(made: Path, tmp_path: Path, family: str, rank
     hf.copy_tokenizer(made, folder)
     run = Launch(
         tmp_path, model__path=str(folder), model__implementation="transformers", steps=STEPS, evaluate__every=0,
-        lora__rank=rank, sft__steps=70, sft__batch=32, sft__learning_rate=5e-3, checkpoint__every=5,
+        lora__rank=rank, sft__steps=70, sft__batch=32, sft__learning_rate=5e-2 if rank else 5e-3, checkpoint__every=5,
     )  # fmt: skip
     assert run.wait(1200) == 0, run.output[-4000:]
     found = run.metrics()

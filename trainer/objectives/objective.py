@@ -182,10 +182,10 @@ class Objective(Section):
         yield from self._offline_contradictions(config)
         if config.environment.name and (refusal := self.refusal(config.environment.name)):
             yield refusal
-        if config.data.open_share and Need.GROUND_TRUTH not in self.needs:
+        if config.data.open_share and Need.GROUND_TRUTH not in self.needs and not any(config.reward.extra.values()):
             yield (
-                f"data.open_share = {config.data.open_share} hides answers from the verifier, and only "
-                'objective.name = "jepo" learns from them then: use it, or set data.open_share = 0'
+                f"data.open_share = {config.data.open_share} hides answers from the verifier, so that right ones earn "
+                'nothing: set objective.name = "jepo", a reward that needs none (reward.extra), or data.open_share = 0'
             )
 
     def after_step(self, entropy: float) -> dict[str, Any]:

@@ -355,3 +355,17 @@ def test_every_choice_of_a_setting_is_known_to_the_formulas() -> None:
     for name in set(get_args(Importance)) - {"none"}:
         weight = importance_weights(inputs, name, None, None).weight
         assert weight is not None and weight.tolist() == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("objective", "reward", "refused"),
+    [("magistral", {}, True), ("magistral", {"extra": {"argued": 1.0}}, False), ("jepo", {}, False)],
+)
+def test_hidden_answers_need_an_objective_or_a_reward_that_does_not_see_them(
+    objective: str, reward: dict[str, Any], refused: bool
+) -> None:
+    config = Config()
+    half = config.data.model_copy(update={"open_share": 0.5})
+    config = config.model_copy(update={"data": half, "reward": config.reward.model_copy(update=reward)})
+    said = [line for line in read_objective({"name": objective}).contradictions(config) if "data.open_share" in line]
+    assert bool(said) is refused and all("hides answers from the verifier" in line for line in said)
