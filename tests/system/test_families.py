@@ -38,9 +38,12 @@ def test_ten_steps_of_every_family(made: Path, tmp_path: Path, family: str, rank
     folder = tmp_path / "model"
     reference(config_of(family, vocab_size=rows, **ends, **more)).save_pretrained(folder)
     hf.copy_tokenizer(made, folder)
+    rate = 2e-2 if family == "granite" else 5e-3  # it divides its logits, and learns too little with that of the others
+    # with adapters a random model earns nothing yet: the entropy bonus alone moves them then
+    bonus = {"objective__entropy_bonus": 0.01} if rank else {}
     run = Launch(
         tmp_path, model__path=str(folder), model__implementation="transformers", steps=STEPS, evaluate__every=0,
-        lora__rank=rank, sft__steps=70, sft__batch=32, sft__learning_rate=5e-2 if rank else 5e-3, checkpoint__every=5,
+        lora__rank=rank, sft__steps=70, sft__batch=32, sft__learning_rate=rate, checkpoint__every=5, **bonus,
     )  # fmt: skip
     assert run.wait(1200) == 0, run.output[-4000:]
     found = run.metrics()
