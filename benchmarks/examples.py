@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 from typing import Any
 
 from benchmarks import report
@@ -24,7 +24,7 @@ RUNS = {
 }  # fmt: skip
 """folder of an example -> name of its run"""
 ROLES = ("controller", "trainer", "engine")
-CURVES = ("reward/mean", "accuracy", "consistency", "length/mean")
+CURVES = ("reward/mean", "reward/extra", "accuracy", "consistency", "length/mean")
 FEW = 3
 """steps at either end of a run whose mean is shown"""
 
@@ -50,7 +50,7 @@ def ends(rows: list[dict[str, Any]]) -> list[list[str]]:
     found = []
     for name in CURVES:
         values = [row[name] for row in rows if name in row]
-        if values:
+        if values and (any(values) or name != "reward/extra"):
             found.append([name, f"{mean(values[:FEW]):.3f}", f"{mean(values[-FEW:]):.3f}"])
     return found
 
@@ -66,6 +66,29 @@ def sample(before: Evaluation, after: Evaluation) -> list[str]:
     return []
 
 
+def beside(whole: Path, adapters: Path) -> str:
+    """Return Markdown: what a run with adapters takes and reaches, beside one of all weights."""
+    rows = dict[str, list[str]]()
+    for run_dir in (whole, adapters):
+        found = read_rows(run_dir / "metrics.jsonl")
+        trained = [row for row in found if row["kind"] == "train"]
+        for title, name, factor, kind in (
+            ("largest memory of the trainer, GiB", "memory/trainer_peak_bytes", 2**-30, max),
+            ("of the engine, GiB", "memory/engine_peak_bytes", 2**-30, max),
+            ("bytes of an update, MB", "sync/bytes", 1e-6, max),
+            ("SFT, tokens a second, at its end", "sft/tokens_per_s", 1.0, lambda values: values[-1]),
+            ("a step, median, s", "time/step_s", 1.0, median),
+        ):
+            values = [row[name] for row in found if name in row]
+            rows.setdefault(title, []).append(f"{kind(values) * factor:.3g}")
+        reward = mean(row["reward/mean"] for row in trained[-FEW:])
+        rows.setdefault(f"mean reward, last {FEW} steps", []).append(f"{reward:.3f}")
+    told = f"{trained_on(adapters)}, {len(trained)} steps each; written by `python -m benchmarks examples`."
+    return f"{told}\n\n" + report.table(
+        ["", "all weights", "adapters"], *([title, *cells] for title, cells in rows.items())
+    )
+
+
 @benchmark(page="examples/README.md")
 def examples(quick: bool, runs_dir: Path = ROOT / "runs") -> Iterator[Section]:
     """Write what the finished runs of a folder came to. runs_dir: the folder."""
@@ -74,3 +97,7 @@ def examples(quick: bool, runs_dir: Path = ROOT / "runs") -> Iterator[Section]:
         raise NotMeasured(f"{runs_dir} holds no finished run of an example")
     for folder, run_dir in found.items():
         yield Section(figures(run_dir).rstrip() + "\n", page=f"examples/{folder}/README.md", mark="figures")
+    if {"gsm8k", "lora"} <= found.keys():
+        yield Section(
+            beside(found["gsm8k"], found["lora"]).rstrip() + "\n", page="docs/lora.md", mark="beside all weights"
+        )

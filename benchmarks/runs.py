@@ -80,12 +80,12 @@ def table(columns: dict[str, Evaluation]) -> str:
     rows.append(["**pass@1** (95 % interval over problems)",
                  *(interval(e.accuracy, e.accuracy_half_width) for e in found)])  # fmt: skip
     count = found[-1].completions
-    named = {f"pass@{count}": "pass_at_k", "format": "format", "language consistency": "consistency"}
-    if count > 2:  # of two votes none is a majority
-        named = {f"pass@{count}": "pass_at_k", f"maj@{count}": "majority", **named}
-    for title, name in named.items():
+    named = [(f"pass@{count}", "pass_at_k"), (f"maj@{count}", "majority"), ("format", "format"),
+             ("language consistency", "consistency")]  # fmt: skip
+    for title, name in named:
         values = [getattr(e, name) for e in found]
-        if any(value is not None for value in values):  # evaluations of older runs and of agents lack some
+        # evaluations of older runs and of agents lack some; of two votes none is a majority
+        if any(value is not None for value in values) and (name != "majority" or count > 2):
             rows.append([title, *("" if value is None else f"{value:.3f}" for value in values)])
     rows.append(["tokens of a completion", *(f"{e.tokens:.1f}" for e in found)])
     for name in found[-1].parts:
@@ -138,12 +138,9 @@ def draw(run_dir: Path) -> bytes:
 
 def shown(title: str, problem: Problem, text: str, reward: Reward) -> list[str]:
     """Return Markdown: a problem and its completion, made harmless."""
-    told = [title, reward.verdict.value, f"reward {reward.total:.2f}"]
-    if problem.answer:
-        told.insert(1, f"true answer {problem.answer}")
-    elif reward.share is not None:
-        told.insert(1, f"{reward.share:.0%} of the tests passed")
-    lines = [", ".join([f"**{told[0]}**", *told[1:]]), "", "````text"]
+    passed = "" if reward.share is None else f"{reward.share:.0%} of the tests passed, "
+    known = f"true answer {problem.answer}, " if problem.answer else passed
+    lines = [f"**{title}**, {known}{reward.verdict.value}, reward {reward.total:.2f}", "", "````text"]
     return [*lines, clean(problem.text), "", clean(text).replace("````", "'```"), "````", ""]
 
 

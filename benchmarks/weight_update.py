@@ -91,8 +91,8 @@ def linear_layers(shape: Shape) -> list[tuple[str, tuple[int, ...]]]:
     return [(name.removesuffix(".weight"), size) for name, size in matrices]
 
 
-def random_adapters(shape: Shape, layers: int | None) -> Iterator[tuple[str, torch.Tensor]]:
-    """Draw float32 adapters of the first linear layers of a model, of all with None."""
+def random_adapters(shape: Shape, layers: int) -> Iterator[tuple[str, torch.Tensor]]:
+    """Draw float32 adapters of the first linear layers of a model."""
     for name, (outputs, inputs) in linear_layers(shape)[:layers]:
         yield name + A, torch.nn.Parameter(SCALE * torch.randn(ADAPTER_RANK, inputs))
         yield name + B, torch.nn.Parameter(SCALE * torch.randn(outputs, ADAPTER_RANK))
@@ -101,10 +101,10 @@ def random_adapters(shape: Shape, layers: int | None) -> Iterator[tuple[str, tor
 class TrainerSide:
     """What a trainer rank does in an update; lives in a process of its own (`Child`)."""
 
-    def __init__(self, shape: Shape, engines: int, adapted: bool = False, layers: int | None = None):
-        """adapted: sends adapters of so many linear layers instead of all weights."""
+    def __init__(self, shape: Shape, engines: int, layers: int = 0):
+        """layers: of how many linear layers it sends adapters, 0: it sends all weights."""
         torch.set_num_threads(1)
-        weights = list(random_adapters(shape, layers) if adapted else random_weights(shape).items())
+        weights = list(random_adapters(shape, layers) if layers else random_weights(shape).items())
         self.sender = make_sender(
             "shm", weights, torch.bfloat16, rank=0, world=1, store=dist.HashStore(), engines=engines
         )
@@ -207,13 +207,13 @@ async def measure(engines: list[Engine], trainer: Child, versions: range, reques
 
 
 async def play(
-    shape: Shape, count: int, updates: int, requests: int, tokens: int, folder: Path, adapters: tuple[int | None, ...]
+    shape: Shape, count: int, updates: int, requests: int, tokens: int, folder: Path, layers: int
 ) -> dict[str, Times]:
-    """Start so many engines, measure at rest and decoding, stop. adapters: see `measured`."""
+    """Start so many engines, measure at rest and decoding, stop."""
     model, loads = write_model(folder, shape), {}
-    with Child(TrainerSide, shape, count, bool(adapters), *adapters, deadline_s=START_S) as trainer:
+    with Child(TrainerSide, shape, count, layers, deadline_s=START_S) as trainer:
         description = await trainer("describe")
-        config = settings(tokens, requests, ADAPTER_RANK if adapters else 0)
+        config = settings(tokens, requests, ADAPTER_RANK if layers else 0)
         engines = [Engine(config, model, rank=1 + number, engine=number) for number in range(count)]
         try:
             for engine in engines:
@@ -231,13 +231,11 @@ async def play(
     return loads
 
 
-def measured(
-    shape: Shape, engines: int, updates: int, requests: int, tokens: int, *adapters: int | None
-) -> dict[str, Times]:
-    """Measure in a folder that is removed afterwards. adapters: of how many layers they are sent, None for all;
-    nothing for all weights."""
+def measured(shape: Shape, engines: int, updates: int, requests: int, tokens: int, layers: int = 0) -> dict[str, Times]:
+    """Measure in a folder that is removed afterwards. layers: of how many linear layers adapters are sent, 0: all
+    weights are."""
     with tempfile.TemporaryDirectory() as folder:
-        return asyncio.run(play(shape, engines, updates, requests, tokens, Path(folder), adapters))
+        return asyncio.run(play(shape, engines, updates, requests, tokens, Path(folder), layers))
 
 
 def share(name: str, times: Times) -> Figure:
@@ -290,4 +288,5 @@ def weight_update(quick: bool) -> Iterator[Figure]:
     whole = measured(*size)
     for load, times in whole.items():
         yield from of_load(load, times, 2 * SMOLLM2_135M.parameters)
-    yield from of_adapters(whole, measured(*size, None), measured(*size, 1))
+    adapters = measured(*size, len(linear_layers(SMOLLM2_135M)))
+    yield from of_adapters(whole, adapters, measured(*size, 1))

@@ -50,7 +50,7 @@ from shared.environment_settings import EnvironmentSettings
 from shared.errors import ConfigError
 from shared.sections import RewardWeights
 from shared.types import Problem, Verdict
-from verify.checker_process import HEADER, frame
+from verify.child_process import HEADER, frame
 from verify.plugins import Failed
 
 START_S = 60.0

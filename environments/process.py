@@ -1,7 +1,7 @@
 """The process in which environments of plug-in files run: what hangs or exits there harms nothing else.
 
 Started as `python -m environments.process PARENT_PID SETTINGS FILE...`. Frames on stdin and stdout as in
-`verify/checker_process.py`: it sends `FilesLoaded` or `FilesRefused`, then for each `ResetCall` and `StepCall` an
+`verify/child_process.py`: it sends `FilesLoaded` or `FilesRefused`, then for each `ResetCall` and `StepCall` an
 `Answered`. What environments print goes to standard error. The kernel's out-of-memory killer takes this process first.
 """
 
@@ -34,7 +34,7 @@ from shared.errors import ConfigError
 from shared.sections import RewardWeights
 from shared.types import Problem, Reward, Verdict
 from shared.user_file import run_file
-from verify.checker_process import frame, handle_frames, run_child, write_all
+from verify.child_process import frame, handle_frames, run_child, write_all
 from verify.plugins import Failed
 from verify.reward import score
 

@@ -260,7 +260,7 @@ class Launch:
         if (way := self.config.placement.colocate) != "never":
             details += f", shares GPUs with the engines ({way})"
         self.progress.note(f"{first.parameters / 1e6:.2f} M parameters on {len(loaded)} trainer(s): {details}")
-        if any(part.slow for part in loaded):
+        if any(part.slow_dtype for part in loaded):
             self.progress.warning('this processor is slow in bfloat16: set optimiser.compute_dtype = "float32"')
 
     async def _resume(self, prompts: PromptFormat, ledger: Ledger, clock: PhaseTimer) -> Path | None:

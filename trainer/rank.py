@@ -58,8 +58,8 @@ class LoadedTrainer(msgspec.Struct):
     """of a checkpoint: file -> parameter -> checksum of the weights that this rank took from it (`load_shards`)"""
     peak_flops: float = 0.0
     """dense bfloat16 peak of its card, FLOP/s; 0 on a CPU, and for a card that trainer/flops.py does not list"""
-    slow: bool = False
-    """computes in bfloat16 on a processor that lacks its instructions"""
+    slow_dtype: bool = False
+    """computes in bfloat16 on a processor that multiplies float32 faster"""
 
 
 class Stepped(msgspec.Struct):
@@ -177,11 +177,12 @@ class TrainerRank:
             rank=self.rank, world=self.world, store=self.role.store, engines=self.config.placement.engines,
             scales={name + lora.B: layer.scale for name, layer in lora.adapters(self.decoder)},
         )  # fmt: skip
-        rounds = self.config.optimiser.compute_dtype == "bfloat16"
+        in_bfloat16 = self.config.optimiser.compute_dtype == "bfloat16"
         return LoadedTrainer(
             parameters=sum(parameter.numel() for parameter in self.decoder.parameters()),
             transfer=self.sender.describe(), description=self.describe(), checksums=checksums,
-            peak_flops=peak_of(self.card), slow=rounds and not multiplies_bfloat16_fast(self.role.device.type),
+            peak_flops=peak_of(self.card),
+            slow_dtype=in_bfloat16 and not multiplies_bfloat16_fast(self.role.device.type),
         )  # fmt: skip
 
     def load_policy(self, model_dir: Path, checkpoint: Path | None = None) -> dict[str, dict[str, int]]:

@@ -29,7 +29,8 @@ import msgspec
 
 from shared.errors import ConfigError, RunError
 from shared.types import Verdict
-from verify.checker_process import HEADER, Ready, Reply, Request, frame
+from verify.checker_process import Ready, Reply, Request
+from verify.child_process import HEADER, frame
 from verify.extract import extract_answer
 from verify.format import after_reasoning
 from verify.math.plain import decide

@@ -30,7 +30,7 @@ import msgspec
 from shared.errors import ConfigError
 from shared.sections import RewardWeights
 from shared.types import Verdict
-from verify.checker_process import frame, read_frames, write_all
+from verify.child_process import frame, read_frames, write_all
 from verify.plugin_process import (
     Begun,
     Describe,

@@ -2,7 +2,7 @@
 harms nothing else.
 
 Started as `python -m verify.plugin_process PARENT_PID STACK_DESCRIPTOR FILE...`. Frames on stdin and stdout as in
-`checker_process.py`: first a `FilesRead`, then for each `Describe` a `Description`, for each other message a `Begun`
+`child_process.py`: first a `FilesRead`, then for each `Describe` a `Description`, for each other message a `Begun`
 and a `Value`. What the functions print goes to standard error. On SIGUSR1 the current stack is written to
 STACK_DESCRIPTOR, whatever the process is busy with. The kernel's out-of-memory killer takes this process first.
 """
@@ -28,7 +28,7 @@ from shared.sections import RewardWeights
 from shared.types import Problem, Verdict
 from shared.user_file import run_file
 from verify import plugins, verifiers
-from verify.checker_process import frame, handle_frames, run_child, write_all
+from verify.child_process import frame, handle_frames, run_child, write_all
 
 
 class Described(msgspec.Struct):

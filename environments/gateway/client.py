@@ -25,7 +25,7 @@ from environments.gateway.messages import (
     ToGateway,
 )
 from shared.errors import DeadlineExceeded
-from verify.checker_process import HEADER, frame
+from verify.child_process import HEADER, frame
 
 START_S = 60.0
 """seconds for the gateway to say where it listens"""

@@ -1,4 +1,4 @@
-"""What the gateway's process and the environments say to each other, in frames as in `verify/checker_process.py`."""
+"""What the gateway's process and the environments say to each other, in frames as in `verify/child_process.py`."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ from environments.gateway.wire import (
     read_tokens,
     tokens_object,
 )
-from verify.checker_process import frame, handle_frames, run_child, write_all
+from verify.child_process import frame, handle_frames, run_child, write_all
 
 BODY_BYTES = 8 << 20
 """largest body of a request"""
@@ -203,8 +203,8 @@ def serve(requests: int, replies: int) -> None:
     host = f"[{address}]" if ":" in address else address
 
     async def run() -> None:
-        listening_to_parent = asyncio.ensure_future(handle_frames(requests, gateway.handle))
-        listening_to_parent.add_done_callback(lambda _: os._exit(0))  # whatever is still asked
+        parent = asyncio.ensure_future(handle_frames(requests, gateway.handle))
+        parent.add_done_callback(lambda _: os._exit(0))  # it has closed its end: whatever clients still ask
         config = uvicorn.Config(
             create_app(gateway), log_level="warning", access_log=False, server_header=False, ws="none",
             timeout_keep_alive=75, limit_concurrency=CONNECTIONS,

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from shared.errors import ModelError
 from shared.model.attention import AttentionPlan, attend, plan_attention
 from shared.model.config import DecoderConfig
-from shared.model.fused_layers import gated_down, low_ranks, project, rms_norm
+from shared.model.fused_layers import adapters_of, gated_down, project, rms_norm
 from shared.model.language_model import LanguageModel
 from shared.model.lora import LoraLinear
 from shared.model.packing import PackedBatch, pack
@@ -100,7 +100,7 @@ class MLP(nn.Module):
     def forward(self, x: Tensor, norm: RMSNorm) -> Tensor:
         """[tokens, hidden], normed by `norm` first -> [tokens, hidden]."""
         joined = project(x, norm.weight, norm.epsilon, [self.gate_proj, self.up_proj])
-        return gated_down(joined, self.down_proj.weight, self.down_proj.bias, low_ranks([self.down_proj]))
+        return gated_down(joined, self.down_proj.weight, self.down_proj.bias, adapters_of([self.down_proj]))
 
 
 class Layer(nn.Module):

@@ -1,8 +1,8 @@
 """Parts of a layer with hand-written gradients: they pass over memory less often, and keep less of it, than autograd.
 
 Same formulas, same rounding forward; what costs little to compute again is not kept for the backward pass. Weights may
-be of a wider type than the input: they are rounded to its type for each product, and that copy is not kept either. Only
-the products of adapters are rounded less often: they are added to those of their layers first.
+be of a wider type than the input: they are rounded to its type for each product, and that copy is not kept either. The
+product of an adapter is added to that of its layer before the sum is rounded.
 
 On a GPU, what lies between two products is compiled into a kernel or two (`fuse`): eager, each operation would read
 and write all of its memory.
@@ -137,7 +137,7 @@ def _join(weights: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
     return joined
 
 
-class LowRank(NamedTuple):
+class Adapter(NamedTuple):
     """The adapter of some columns of a product: scale (x A^T) B^T is added to them (shared/model/lora.py)."""
 
     columns: slice
@@ -152,32 +152,33 @@ class LowRank(NamedTuple):
         return (self.b * self.scale).to(dtype)
 
 
-def low_ranks(layers: Sequence[nn.Linear]) -> list[LowRank]:
+def adapters_of(layers: Sequence[nn.Linear]) -> list[Adapter]:
     """The adapters of layers whose results stand side by side."""
-    found, end = list[LowRank](), 0
+    found, end = list[Adapter](), 0
     for layer in layers:
         columns = slice(end, end := end + layer.out_features)
         if isinstance(layer, LoraLinear):
-            found.append(LowRank(columns, layer.scale, layer.lora_A.weight, layer.lora_B.weight))
+            found.append(Adapter(columns, layer.scale, layer.lora_A.weight, layer.lora_B.weight))
     return found
 
 
-def _apart(matrices: Sequence[Tensor], places: Sequence[tuple[slice, float]]) -> tuple[list[Tensor], list[LowRank]]:
+def _from_arguments(
+    matrices: Sequence[Tensor], places: Sequence[tuple[slice, float]]
+) -> tuple[list[Tensor], list[Adapter]]:
     """(weights, adapters) of the matrices of a product: the weights, then A and B of each adapter. places: columns and
     scale of each."""
     count = len(matrices) - 2 * len(places)
     pairs = zip(places, matrices[count::2], matrices[count + 1 :: 2], strict=True)
-    return list(matrices[:count]), [LowRank(*place, a, b) for place, a, b in pairs]
+    return list(matrices[:count]), [Adapter(*place, a, b) for place, a, b in pairs]
 
 
-def _flat(adapters: Sequence[LowRank]) -> tuple[tuple[tuple[slice, float], ...], list[Tensor]]:
-    """(places, matrices) as `_apart` reads them: autograd follows only tensors that are arguments themselves."""
-    return tuple((each.columns, each.scale) for each in adapters), [
-        one for each in adapters for one in (each.a, each.b)
-    ]
+def _as_arguments(adapters: Sequence[Adapter]) -> tuple[tuple[tuple[slice, float], ...], list[Tensor]]:
+    """(places, matrices) as `_from_arguments` reads them: autograd follows only tensors that are arguments."""
+    matrices = [one for each in adapters for one in (each.a, each.b)]
+    return tuple((each.columns, each.scale) for each in adapters), matrices
 
 
-def _add_low_rank(out: Tensor, x: Tensor, adapters: Sequence[LowRank]) -> Tensor | None:
+def _add_adapters(out: Tensor, x: Tensor, adapters: Sequence[Adapter]) -> Tensor | None:
     """Add the adapters' products to out [tokens, outs] in place; returns x A^T of all, [tokens, sum of ranks]."""
     if not adapters:
         return None
@@ -187,10 +188,10 @@ def _add_low_rank(out: Tensor, x: Tensor, adapters: Sequence[LowRank]) -> Tensor
     return narrow
 
 
-def _low_rank_backward(
-    gradient: Tensor, narrow: Tensor | None, adapters: Sequence[LowRank], d_x: Tensor
+def _adapters_backward(
+    gradient: Tensor, narrow: Tensor | None, adapters: Sequence[Adapter], d_x: Tensor
 ) -> tuple[Tensor | None, list[Tensor]]:
-    """(d narrow, d B of each), given the gradient of out and what `_add_low_rank` returned; d_x [tokens, in] gains the
+    """(d narrow, d B of each), given the gradient of out and what `_add_adapters` returned; d_x [tokens, in] gains the
     adapters' part in place."""
     if narrow is None:
         return None, []
@@ -203,10 +204,10 @@ def _low_rank_backward(
     return d_narrow, d_b
 
 
-def _of_adapters(
-    d_narrow: Tensor | None, x: Tensor, adapters: Sequence[LowRank], d_b: Sequence[Tensor]
+def _adapter_gradients(
+    d_narrow: Tensor | None, x: Tensor, adapters: Sequence[Adapter], d_b: Sequence[Tensor]
 ) -> list[Tensor]:
-    """d A and d B of each adapter, in the order of `_flat`."""
+    """d A and d B of each adapter, in the order of `_as_arguments`."""
     if d_narrow is None:
         return []
     d_a = d_narrow.t().mm(x).to(adapters[0].a.dtype).split([len(each.a) for each in adapters])
@@ -220,9 +221,9 @@ class _NormedLinear(torch.autograd.Function):
         places: Sequence[tuple[slice, float]], *matrices: Tensor,
     ) -> Tensor:  # fmt: skip
         normed, inverse = _norm(x, scale, epsilon)
-        weights, adapters = _apart(matrices, places)
+        weights, adapters = _from_arguments(matrices, places)
         out = F.linear(normed, _join(weights, x.dtype), bias)
-        narrow = _add_low_rank(out, normed, adapters)
+        narrow = _add_adapters(out, normed, adapters)
         ctx.save_for_backward(x, scale, inverse, narrow, *matrices)
         ctx.places = places
         return out
@@ -230,9 +231,9 @@ class _NormedLinear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, scale, inverse, narrow, *matrices = ctx.saved_tensors
-        weights, adapters = _apart(matrices, ctx.places)
+        weights, adapters = _from_arguments(matrices, ctx.places)
         d_normed = gradient.mm(_join(weights, x.dtype))
-        d_narrow, d_b = _low_rank_backward(gradient, narrow, adapters, d_normed)
+        d_narrow, d_b = _adapters_backward(gradient, narrow, adapters, d_normed)
         d_bias = gradient.sum(0) if ctx.needs_input_grad[3] else None
         d_weights: Sequence[Tensor | None] = [None] * len(weights)
         trained = any(ctx.needs_input_grad[5 : 5 + len(weights)])
@@ -241,7 +242,7 @@ class _NormedLinear(torch.autograd.Function):
         d_x, d_scale, normed = _norm_backward_again(x, scale, inverse, d_normed)
         if trained:
             d_weights = gradient.t().mm(normed).to(weights[0].dtype).split([len(weight) for weight in weights])
-        return d_x, d_scale, None, d_bias, None, *d_weights, *_of_adapters(d_narrow, normed, adapters, d_b)
+        return d_x, d_scale, None, d_bias, None, *d_weights, *_adapter_gradients(d_narrow, normed, adapters, d_b)
 
 
 def normed_linear(
@@ -250,16 +251,16 @@ def normed_linear(
     epsilon: float,
     weights: Sequence[Tensor],
     bias: Tensor | None = None,
-    adapters: Sequence[LowRank] = (),
+    adapters: Sequence[Adapter] = (),
 ) -> Tensor:
     """rms_norm(x, scale, epsilon) cat(weights)^T + bias as one product, and the adapters' products with it.
 
     x [tokens, in], scale [in], weights [out_i, in], bias [outs] -> [tokens, outs], outs being the sum of all out_i.
-    Only x is kept (and what adapters make narrow): its norm is computed again in the backward pass, which needs most of
+    Only x is kept, and x A^T of adapters: its norm is computed again in the backward pass, which needs most of
     it anyway. The joined weight lives only as long as its product.
     """
     bias = None if bias is None else bias.to(x.dtype)
-    places, matrices = _flat(adapters)
+    places, matrices = _as_arguments(adapters)
     projected: Tensor = _NormedLinear.apply(x, scale.to(x.dtype), epsilon, bias, places, *weights, *matrices)
     return projected
 
@@ -267,7 +268,7 @@ def normed_linear(
 def project(x: Tensor, scale: Tensor, epsilon: float, layers: Sequence[nn.Linear]) -> Tensor:
     """`normed_linear` of several layers: to join their weights costs less than to join results."""
     bias = torch.cat([layer.bias for layer in layers]) if layers[0].bias is not None else None
-    return normed_linear(x, scale, epsilon, [layer.weight for layer in layers], bias, low_ranks(layers))
+    return normed_linear(x, scale, epsilon, [layer.weight for layer in layers], bias, adapters_of(layers))
 
 
 @fuse
@@ -298,10 +299,10 @@ class _GatedDown(torch.autograd.Function):
     def forward(
         ctx: Any, joined: Tensor, bias: Tensor | None, places: Sequence[tuple[slice, float]], *matrices: Tensor
     ) -> Tensor:
-        (weight,), adapters = _apart(matrices, places)
+        (weight,), adapters = _from_arguments(matrices, places)
         product = _gated(joined)
         out = F.linear(product, weight.to(joined.dtype), bias)
-        narrow = _add_low_rank(out, product, adapters)
+        narrow = _add_adapters(out, product, adapters)
         ctx.save_for_backward(joined, narrow, *matrices)
         ctx.places = places
         return out
@@ -309,22 +310,22 @@ class _GatedDown(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         joined, narrow, *matrices = ctx.saved_tensors
-        (weight,), adapters = _apart(matrices, ctx.places)
+        (weight,), adapters = _from_arguments(matrices, ctx.places)
         d_product = gradient.mm(weight.to(joined.dtype))
-        d_narrow, d_b = _low_rank_backward(gradient, narrow, adapters, d_product)
+        d_narrow, d_b = _adapters_backward(gradient, narrow, adapters, d_product)
         d_joined, product = _gated_backward(joined, d_product)
         d_weight = gradient.t().mm(product).to(weight.dtype) if ctx.needs_input_grad[3] else None
         d_bias = gradient.sum(0) if ctx.needs_input_grad[1] else None
-        return d_joined, d_bias, None, d_weight, *_of_adapters(d_narrow, product, adapters, d_b)
+        return d_joined, d_bias, None, d_weight, *_adapter_gradients(d_narrow, product, adapters, d_b)
 
 
-def gated_down(joined: Tensor, weight: Tensor, bias: Tensor | None = None, adapters: Sequence[LowRank] = ()) -> Tensor:
+def gated_down(joined: Tensor, weight: Tensor, bias: Tensor | None = None, adapters: Sequence[Adapter] = ()) -> Tensor:
     """(silu(gate) * up) weight^T + bias, the second half of SwiGLU (Shazeer 2020), and the adapters' product with it.
 
-    joined [tokens, 2 inner]: gate, then up; weight [out, inner]; bias [out] -> [tokens, out]. Only `joined` is kept
-    (and what adapters make narrow): silu(gate) and the product are computed again in the backward pass.
+    joined [tokens, 2 inner]: gate, then up; weight [out, inner]; bias [out] -> [tokens, out]. Only `joined` is kept,
+    and the product times A^T of adapters: silu(gate) and the product are computed again in the backward pass.
     """
     bias = None if bias is None else bias.to(joined.dtype)
-    places, matrices = _flat(adapters)
+    places, matrices = _as_arguments(adapters)
     projected: Tensor = _GatedDown.apply(joined, bias, places, weight, *matrices)
     return projected

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 
 from shared.model import fused_layers
-from shared.model.fused_layers import LowRank, gated_down, normed_linear, rms_norm
+from shared.model.fused_layers import Adapter, gated_down, normed_linear, rms_norm
 from shared.model.rope import rotate
 
 TOKENS, WIDTH, INNER = 7, 6, 5
@@ -48,18 +48,18 @@ CASES: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor], list[tuple[
     "gated with bias": (gated_down, plain_down, [(TOKENS, 2 * INNER), (WIDTH, INNER), (WIDTH,)]),
     "normed with adapters": (
         lambda x, w, m, n, a, b, c, d: normed_linear(
-            x, w, 1e-5, [m, n], None, [LowRank(slice(0, 4), 2.0, a, b), LowRank(slice(4, 7), 0.5, c, d)]
+            x, w, 1e-5, [m, n], None, [Adapter(slice(0, 4), 2.0, a, b), Adapter(slice(4, 7), 0.5, c, d)]
         ),
         lambda x, w, m, n, a, b, c, d: F.linear(plain_norm(x, w), torch.cat([m + 2 * b @ a, n + 0.5 * d @ c])),
         [(TOKENS, WIDTH), (WIDTH,), (4, WIDTH), (3, WIDTH), (2, WIDTH), (4, 2), (1, WIDTH), (3, 1)],
     ),
     "normed with an adapter of the second": (
-        lambda x, w, m, n, a, b: normed_linear(x, w, 1e-5, [m, n], None, [LowRank(slice(4, 7), 2.0, a, b)]),
+        lambda x, w, m, n, a, b: normed_linear(x, w, 1e-5, [m, n], None, [Adapter(slice(4, 7), 2.0, a, b)]),
         lambda x, w, m, n, a, b: F.linear(plain_norm(x, w), torch.cat([m, n + 2 * b @ a])),
         [(TOKENS, WIDTH), (WIDTH,), (4, WIDTH), (3, WIDTH), (2, WIDTH), (3, 2)],
     ),
     "gated with an adapter": (
-        lambda joined, weight, bias, a, b: gated_down(joined, weight, bias, [LowRank(slice(0, WIDTH), 2.0, a, b)]),
+        lambda joined, weight, bias, a, b: gated_down(joined, weight, bias, [Adapter(slice(0, WIDTH), 2.0, a, b)]),
         lambda joined, weight, bias, a, b: plain_down(joined, weight + 2 * b @ a, bias),
         [(TOKENS, 2 * INNER), (WIDTH, INNER), (WIDTH,), (2, INNER), (WIDTH, 2)],
     ),
@@ -142,7 +142,7 @@ def test_swiglu_keeps_neither_the_gated_part_nor_the_product() -> None:
 def test_adapters_keep_what_they_make_narrow_and_frozen_weights_get_no_gradient() -> None:
     shapes = (64, 256), (256,), (32, 256), (16, 256), (2, 256), (32, 2), (2, 256), (16, 2)
     x, scale, *matrices = leaves(torch.float32, *shapes)
-    low = [LowRank(slice(0, 32), 2.0, *matrices[2:4]), LowRank(slice(32, 48), 2.0, *matrices[4:])]
+    low = [Adapter(slice(0, 32), 2.0, *matrices[2:4]), Adapter(slice(32, 48), 2.0, *matrices[4:])]
     frozen = [scale.detach(), *(each.detach() for each in matrices[:2])]
 
     def call(x: Tensor, *_: Tensor) -> Tensor:
@@ -153,7 +153,7 @@ def test_adapters_keep_what_they_make_narrow_and_frozen_weights_get_no_gradient(
     call(x).sum().backward()
     assert all(each.grad is not None for each in (x, *matrices[2:]))
     joined, weight, a, b = leaves(torch.float32, (64, 256), (32, 128), (2, 128), (32, 2))
-    down = kept(lambda *_: gated_down(joined, weight.detach(), None, [LowRank(slice(0, 32), 2.0, a, b)]))
+    down = kept(lambda *_: gated_down(joined, weight.detach(), None, [Adapter(slice(0, 32), 2.0, a, b)]))
     assert down == sum(each.numel() for each in (joined, weight, a, b)) + 64 * 2
 
 

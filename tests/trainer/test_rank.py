@@ -53,14 +53,14 @@ def test_a_rank_tells_what_it_holds(scene: Any) -> None:
     loaded = replies(scene, 2)[LOAD]
     assert loaded["parameters"] == 9358 and loaded["transfer"]["kind"] == "shm"
     assert loaded["description"]["master weights"] == loaded["description"]["moments"] == "float32"
-    assert loaded["slow"] is False
+    assert loaded["slow_dtype"] is False
 
 
 @pytest.mark.parametrize("slow", [False, True])
 def test_a_launch_warns_of_a_type_that_the_processor_is_slow_in(slow: bool) -> None:
     told = StringIO()
     scene = SimpleNamespace(config=Config(), progress=Progress(told))
-    Launch._describe(cast(Launch, scene), [LoadedTrainer(10, {}, {"compute": "bfloat16"}, slow=slow)])
+    Launch._describe(cast(Launch, scene), [LoadedTrainer(10, {}, {"compute": "bfloat16"}, slow_dtype=slow)])
     warned = 'warning: this processor is slow in bfloat16: set optimiser.compute_dtype = "float32"' in told.getvalue()
     assert warned is slow
 

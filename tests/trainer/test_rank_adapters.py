@@ -91,7 +91,7 @@ def test_frozen_weights_in_bfloat16_learn_with_float32_adapters(scene: Any) -> N
         found = replies(scene, world, rank, "adapters rounded")
         assert found[LOAD]["description"]["master weights"] == found[LOAD]["description"]["moments"] == "float32"
         assert found[2]["grad_norm"] > 0
-        assert found[LOAD]["slow"] is not multiplies_bfloat16_fast("cpu")
+        assert found[LOAD]["slow_dtype"] is not multiplies_bfloat16_fast("cpu")
     exact = replies(scene, 1, 0, "adapters")[TRAIN]["sums"]["entropy"]
     for world in (1, 2):
         assert total(scene, world, "adapters rounded", 1, "entropy") == pytest.approx(exact, rel=0.02)

@@ -12,7 +12,8 @@ import psutil
 import pytest
 
 from shared.types import Verdict
-from verify.checker_process import HEADER, Ready, Reply, Request, frame
+from verify.checker_process import Ready, Reply, Request
+from verify.child_process import HEADER, frame
 
 pytestmark = pytest.mark.slow
 
