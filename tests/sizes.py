@@ -25,9 +25,9 @@ OTHERS = ("benchmarks", "tests")
 APART = ("reward.judge.", "environment.")
 """settings of the judge and of environments, which validate their own"""
 BUDGETS = {
-    "product lines": 64_627,
-    "training lines": 27_063,
-    "files": 397,
+    "product lines": 64_643,
+    "training lines": 27_065,
+    "files": 398,
     "settings": 93,
     "class names used twice": 0,
 }
