@@ -77,7 +77,7 @@ def screenshots(
         app = create_app(ServerSettings(model=str(folder), port=0, reasoning_language="auto"), engine)
         with running(app) as url:
             for name, (width, height, dark) in PICTURES.items():
-                visitor = Visitor(browser, Served(url, engine, app.state.server), width=width, height=height, dark=dark)
+                visitor = Visitor(browser, Served(url, engine, app), width=width, height=height, dark=dark)
                 visitor.ask("Im Korb sind drei Äpfel, und wir legen noch zwei dazu. Wie viele Äpfel sind es jetzt?")
                 visitor.wait_for_end()
                 visitor.page.locator(".reasoning summary").click()
