@@ -19,7 +19,7 @@ RUN apt-get update \
 
 WORKDIR /app
 ENV VIRTUAL_ENV=/opt/maestrale PATH=/opt/maestrale/bin:$PATH \
-    OMP_NUM_THREADS=1 GLIBC_TUNABLES=glibc.malloc.hugetlb=1 PYTHONUNBUFFERED=1
+    GLIBC_TUNABLES=glibc.malloc.hugetlb=1 PYTHONUNBUFFERED=1
 
 COPY Makefile pyproject.toml overrides-cpu.txt README.md LICENSE ./
 COPY shared shared

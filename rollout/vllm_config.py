@@ -3,8 +3,8 @@
 On GPUs engine processes are spawned: one that is forked from a process that asked CUDA anything cannot use it.
 On the CPU the engine process is forked (3-6 s instead of 30): the parent keeps one OpenMP thread, since a pool does
 not survive a fork, and the child takes half of the user's OMP_NUM_THREADS, because engines share the cores with
-trainers (MAESTRALE_ENGINE_THREADS for another number). Two small sampler functions are not compiled (15 s of a
-C++ compiler); token_ranks.py replaces the one that is slow uncompiled.
+trainers; that of a server has every core (MAESTRALE_ENGINE_THREADS for another number). Two small sampler functions are
+not compiled (15 s of a C++ compiler); token_ranks.py replaces the one that is slow uncompiled.
 torchrun's variables are removed from the environment: vLLM's process groups would wait for a server that never starts.
 """
 
@@ -58,10 +58,11 @@ WORKER_EXTENSION = "rollout.weights.vllm_backend.WorkerExtension"
 CPU_WORKER = "rollout.cpu_worker.CpuWorker"
 
 
-def prepare_environment() -> None:
+def prepare_environment(threads: int = 0) -> None:
     """Set what vLLM reads at import, and remove what torchrun left. Idempotent; values the user set stay.
 
-    Raises ConfigError for a start method that cannot work on GPUs.
+    threads: of an engine on a CPU; 0 for half of OMP_NUM_THREADS. Raises ConfigError for a start method that cannot
+    work on GPUs.
     """
     for name in [*TORCHRUN_VARIABLES, *(name for name in os.environ if name.startswith("TORCHELASTIC_"))]:
         os.environ.pop(name, None)
@@ -74,7 +75,7 @@ def prepare_environment() -> None:
     }
     if not torch.cuda.is_available():
         defaults |= {"TORCHDYNAMO_DISABLE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-        defaults[THREADS_VARIABLE] = str(max(1, given_threads() // 2))
+        defaults[THREADS_VARIABLE] = str(threads or max(1, given_threads() // 2))
         os.environ["OMP_NUM_THREADS"] = "1"
         torch._C.set_num_threads(1)
     else:
@@ -106,8 +107,6 @@ def build_vllm_config(
 
         more |= engine_arguments(config.lora.rank, adapted_layers(config, model_dir))
     replays = config.model.router_replay and is_mixture(config, model_dir)
-    if device.type == "cpu":
-        more["worker_cls"] = CPU_WORKER
     if replays and device.type == "cuda":
         more["enable_return_routed_experts"] = True
     if device.type == "cuda" and cache_bytes is None:
@@ -201,7 +200,7 @@ def make_vllm_config(
         enable_prefix_caching=True,
         use_tqdm_on_load=False,
         disable_log_stats=True,
-        **({} if on_gpu else {"block_size": CPU_BLOCK_TOKENS, **whole_prefills(max_tokens, max_sequences)}),
+        **({} if on_gpu else on_a_cpu(max_tokens, max_sequences)),
         **more,
     )
     try:
@@ -228,14 +227,17 @@ def close_sockets() -> None:
         atexit.register(folder.leave)
 
 
-def whole_prefills(max_tokens: int, max_sequences: int) -> dict[str, Any]:
-    """Arguments for the CPU: prompts are never prefilled in chunks.
+def on_a_cpu(max_tokens: int, max_sequences: int) -> dict[str, Any]:
+    """Arguments for the CPU alone. Prompts are never prefilled in chunks.
 
     vLLM 0.32 rewinds a request's random generator after a partial prefill, which CPU generators cannot do: a seeded
     request whose prompt is cut would end the engine.
     """
     tokens = max(max_tokens, max_sequences, LEAST_BATCHED_TOKENS)
-    return {"enable_chunked_prefill": False, "max_num_batched_tokens": tokens}
+    return {
+        "worker_cls": CPU_WORKER, "block_size": CPU_BLOCK_TOKENS, "enable_chunked_prefill": False,
+        "max_num_batched_tokens": tokens,
+    }  # fmt: skip
 
 
 def read_stop_tokens(model_dir: str) -> list[int]:

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import gc
 import itertools
+import os
 import time
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from pathlib import Path
@@ -24,6 +25,7 @@ from rollout.vllm_config import GPU_SHARE, make_vllm_config, prepare_environment
 from serve.engine import Candidate, Constraint, Delta, EngineDied, EngineRefused, SamplingParameters
 from serve.engine_deaths import EngineFailover
 from shared.errors import ConfigError, ModelError
+from shared.model.cpu import given_threads
 from shared.model.model_card import read_card
 
 if TYPE_CHECKING:
@@ -111,7 +113,7 @@ class VllmEngine:
         self.warm_up_s = time.monotonic() - began
 
     def _begin(self) -> StepLLM:
-        prepare_environment()
+        prepare_environment(given_threads(otherwise=len(os.sched_getaffinity(0))))
         from serve.vllm_steps import StepLLM
 
         on_gpu = torch.cuda.is_available()

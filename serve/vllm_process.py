@@ -12,10 +12,8 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from rollout.warm_up import allow_amx
 from rollout.weights.layout import plan_layout
 from shared.errors import ModelError
-from shared.model.cpu import keep_freed_memory
 from shared.watchdog import die_with_parent
 
 
@@ -68,6 +66,3 @@ def load_on_cpu(model: torch.nn.Module, tensors: dict[str, Any]) -> None:
 
 
 die_with_parent()
-allow_amx()
-if not torch.cuda.is_available():
-    keep_freed_memory()

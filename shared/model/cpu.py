@@ -16,10 +16,10 @@ from torch import Tensor
 CPU_INFO = Path("/proc/cpuinfo")
 
 
-def given_threads() -> int:
-    """Return the threads that the environment gives to a rank that computes on the CPU (OMP_NUM_THREADS); else 1."""
+def given_threads(otherwise: int = 1) -> int:
+    """Return the threads that the environment gives to a process that computes on the CPU (OMP_NUM_THREADS)."""
     first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
-    return max(1, int(first)) if first.isdecimal() else 1
+    return max(1, int(first)) if first.isdecimal() else otherwise
 
 
 def has_matrix_units(device_type: str) -> bool:

@@ -34,8 +34,11 @@ def test_an_engine_on_a_cpu_has_half_of_the_threads(monkeypatch: pytest.MonkeyPa
     monkeypatch.delenv(THREADS_VARIABLE)
     prepare_environment()
     assert (os.environ[THREADS_VARIABLE], os.environ["OMP_NUM_THREADS"]) == (engine, "1")
+    monkeypatch.delenv(THREADS_VARIABLE)
+    prepare_environment(5)
+    assert os.environ[THREADS_VARIABLE] == "5", "that of a server"
     monkeypatch.setenv(THREADS_VARIABLE, "7")
-    prepare_environment()
+    prepare_environment(5)
     assert os.environ[THREADS_VARIABLE] == "7", "the user's choice stays"
 
 

@@ -19,6 +19,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from rollout.vllm_config import THREADS_VARIABLE
 from serve.engine import EngineDied, SamplingParameters
 from serve.vllm_engine import VllmEngine
 from shared.model.model_card import CARD
@@ -227,6 +228,28 @@ def test_what_is_under_way_when_the_engine_is_stopped_is_no_response(model: Path
 
     with pytest.raises(EngineDied):
         asyncio.run(stop_it())
+
+
+@pytest.mark.parametrize(("given", "threads"), [("", 3), ("2", 2)])
+def test_the_engine_of_a_server_has_every_core_or_what_the_user_gives(
+    given: str, threads: int, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(THREADS_VARIABLE, "")
+    monkeypatch.delenv(THREADS_VARIABLE)
+    monkeypatch.setenv("OMP_NUM_THREADS", given)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2})
+    monkeypatch.setattr("rollout.vllm_config.CPU_WORKER", "tests.serve.counted_threads.CountedThreads")
+
+    async def count() -> list[int]:
+        engine = VllmEngine(str(model), max_tokens=64, max_sequences=4, cache_bytes=64 << 20, dtype="float32")
+        await engine.start()
+        try:
+            assert engine.llm is not None
+            return list(await engine.llm.collective_rpc("count_threads"))
+        finally:
+            await engine.stop()
+
+    assert asyncio.run(count()) == [threads]
 
 
 def test_uvicorn_serves_with_settings_of_the_environment(model: Path, tmp_path: Path) -> None:

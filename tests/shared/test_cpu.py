@@ -122,3 +122,4 @@ def test_threads_are_those_of_openmp(monkeypatch: pytest.MonkeyPatch, given: str
     if given is None:
         monkeypatch.delenv("OMP_NUM_THREADS")
     assert given_threads() == threads
+    assert given_threads(otherwise=8) == (threads if given in ("3", "4,2", "0") else 8)
