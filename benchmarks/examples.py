@@ -5,6 +5,7 @@ The runs are made by the commands of those pages; an example without a finished 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import mean, median
@@ -14,9 +15,11 @@ from benchmarks import report
 from benchmarks.figures import ROOT, NotMeasured, Section, benchmark
 from benchmarks.quickstart import wall
 from benchmarks.runs import pick, shown, table, trained_on
+from evaluation.compare import difference_table
+from shared import settings_file
 from shared.metrics import read_rows
 from shared.types import Verdict
-from trainer.evaluation import Evaluation
+from trainer.evaluation import Evaluation, best_version
 
 RUNS = {
     "quickstart": "quickstart", "own": "own", "gsm8k": "smollm2-gsm8k", "lora": "smollm2-lora", "code": "programs",
@@ -31,11 +34,10 @@ FEW = 3
 
 def figures(run_dir: Path) -> str:
     """Return Markdown about a finished run: where, how long, how much memory; evaluations, the ends of its curves."""
-    rows = [row for row in read_rows(run_dir / "metrics.jsonl") if row["kind"] == "train"]
-    peaks = ", ".join(f"{role} {max(row[f'memory/{role}_peak_bytes'] for row in rows) / 2**30:.1f}" for role in ROLES)
+    rows = training_rows(run_dir)
     lines = [
         f"{trained_on(run_dir)}, {len(rows)} steps; written by `python -m benchmarks examples`. Wall time "
-        f"{wall(run_dir)}, start and evaluations included; peak memory in GiB: {peaks}.",
+        f"{wall(run_dir)}, start and evaluations included; {peaks(rows)}.",
         "",
         report.table(["training", f"first {FEW} steps", f"last {FEW} steps"], *ends(rows)),
     ]  # fmt: skip
@@ -43,6 +45,39 @@ def figures(run_dir: Path) -> str:
         before, after = pick(run_dir, 0), pick(run_dir, None)
         lines += [table({"before": before, "after": after}), *sample(before, after)]
     return "\n".join(lines)
+
+
+def training_rows(run_dir: Path) -> list[dict[str, Any]]:
+    """Return the metrics of a run's steps of reinforcement learning."""
+    return [row for row in read_rows(run_dir / "metrics.jsonl") if row["kind"] == "train"]
+
+
+def peaks(rows: list[dict[str, Any]]) -> str:
+    """Say the peak memory of each role, from the metrics of a run's steps."""
+    found = (f"{role} {max(row[f'memory/{role}_peak_bytes'] for row in rows) / 2**30:.1f}" for role in ROLES)
+    return f"peak memory in GiB: {', '.join(found)}"
+
+
+def stations(folder: Path) -> str:
+    """Return Markdown about the four stations of the example cold_start, from the folder of its two runs and of the
+    comparison of its two evaluations through the API."""
+    sft, rl = folder / "smollm2-sft", folder / "smollm2-rl"
+    rows = training_rows(rl)
+    best = best_version(settings_file.load(sft / "config.toml"))
+    before, middle, after = pick(sft, 0), pick(sft, best), pick(rl, None)
+    compared = json.loads((folder / "difference" / "compare.json").read_text(encoding="utf-8"))
+    return "\n".join([
+        f"{trained_on(rl)}, {len(rows)} steps of reinforcement learning; written by `python -m benchmarks examples`.",
+        f"Wall time: SFT {wall(sft)}, reinforcement learning {wall(rl)}, with start and evaluations; {peaks(rows)}.",
+        "",
+        "Evaluations of the two launches:",
+        "",
+        table({"as downloaded": before, "after SFT": middle, "after reinforcement learning": after}),
+        "Stations 1 and 4, through the API:",
+        "",
+        difference_table("", compared).markdown(),
+        *sample(before, after),
+    ])  # fmt: skip
 
 
 def ends(rows: list[dict[str, Any]]) -> list[list[str]]:
@@ -70,8 +105,7 @@ def beside(whole: Path, adapters: Path) -> str:
     """Return Markdown: what a run with adapters takes and reaches, beside one of all weights."""
     rows = dict[str, list[str]]()
     for run_dir in (whole, adapters):
-        found = read_rows(run_dir / "metrics.jsonl")
-        trained = [row for row in found if row["kind"] == "train"]
+        found, trained = read_rows(run_dir / "metrics.jsonl"), training_rows(run_dir)
         for title, name, factor, kind in (
             ("largest memory of the trainer, GiB", "memory/trainer_peak_bytes", 2**-30, max),
             ("of the engine, GiB", "memory/engine_peak_bytes", 2**-30, max),
@@ -93,10 +127,14 @@ def beside(whole: Path, adapters: Path) -> str:
 def examples(quick: bool, runs_dir: Path = ROOT / "runs") -> Iterator[Section]:
     """Write what the finished runs of a folder came to. runs_dir: the folder."""
     found = {folder: runs_dir / name for folder, name in RUNS.items() if (runs_dir / name / "latest").exists()}
-    if not found:
+    recipe = runs_dir / "recipe"
+    compared = (recipe / "difference" / "compare.json").exists()
+    if not found and not compared:
         raise NotMeasured(f"{runs_dir} holds no finished run of an example")
     for folder, run_dir in found.items():
         yield Section(figures(run_dir).rstrip() + "\n", page=f"examples/{folder}/README.md", mark="figures")
+    if compared:
+        yield Section(stations(recipe).rstrip() + "\n", page="examples/cold_start/README.md", mark="figures")
     if {"gsm8k", "lora"} <= found.keys():
         yield Section(
             beside(found["gsm8k"], found["lora"]).rstrip() + "\n", page="docs/lora.md", mark="beside all weights"

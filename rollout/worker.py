@@ -55,6 +55,11 @@ class EngineRank:
 
     def __init__(self, link: RankLink, config: Config, role: RankInfo, model_dir: str, own_weights: bool = False):
         """own_weights: the engine may sample with the weights of its model folder, before the first update."""
+        from rollout.vllm_config import prepare_environment
+        from shared.model.cpu import given_threads
+
+        if config.mode == "sft":  # it evaluates only, while the trainers wait: their cores are free
+            prepare_environment(given_threads())
         from rollout.engine import Engine
 
         self.link, self.config, self.role, self.own_weights = link, config, role, own_weights

@@ -119,6 +119,8 @@ class Progress:
         self.steps = 0
         """steps of the whole run; known from the first bar"""
         self._bar_shown = False
+        self._sampling_since = self.started
+        """when the first completion of a phase that only samples had ended"""
         self._phases: list[dict[str, float | str]] = []
         """phases that have begun and are not yet in a file"""
         self._phases_file: Path | None = None
@@ -247,12 +249,13 @@ class Progress:
 
     @harmless
     def sampled(self, done: int, total: int) -> None:
-        """Draw the bar of a phase that only samples: its completions."""
-        if self._due() and done:
-            elapsed = self.clock() - self.step_started
+        """Draw the bar of a phase that only samples: its completions, of which the first gives 1."""
+        if done <= 1:
+            self._sampling_since = self.clock()
+        elif self._due():
+            each = (self.clock() - self._sampling_since) / (done - 1)
             self._draw(
-                f"{done}/{total} completions {self._bar(done / max(total, 1))}  "
-                f"left {duration(elapsed / done * (total - done))}"
+                f"{done}/{total} completions {self._bar(done / max(total, 1))}  left {duration(each * (total - done))}"
             )
 
     @harmless

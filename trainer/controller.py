@@ -260,10 +260,12 @@ class TrainingLoop:
             moved = self.trainers.call(TrainerRank.move_reference, objective.reference_share or 1.0)
             await self.clock("move of the reference", moved)
 
-    async def evaluate(self, version: int, temperature: float) -> None:
-        """Evaluate a version on the validation problems, unless an earlier launch did; training goes on meanwhile."""
+    async def evaluate(self, version: int, temperature: float, alone: bool = False) -> None:
+        """Evaluate a version on the validation problems, unless an earlier launch did; training goes on meanwhile.
+        alone: it does not, and a bar shows how far the evaluation is."""
         if self.evaluator is not None and not was_evaluated(self.config, version, temperature):
-            found = await self.evaluator.run(temperature, self.config.evaluate.samples)
+            bar = {"ended": self.logger.progress.sampled} if alone else {}
+            found = await self.evaluator.run(temperature, self.config.evaluate.samples, **bar)
             self.logger.evaluation(version, found)
 
     async def evaluate_if_due(self, version: int) -> None:

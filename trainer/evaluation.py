@@ -134,9 +134,14 @@ class Evaluator:
         self.problems = problems
         self._under_way = 0
 
-    async def run(self, temperature: float, completions: int = 1) -> Evaluation:
-        """Sample `completions` a problem (temperature 0 is greedy: one), verify, average."""
-        found = await self.sample(temperature, completions if temperature > 0 else 1)
+    async def run(
+        self, temperature: float, completions: int = 1, ended: Callable[[int, int], None] = lambda done, total: None
+    ) -> Evaluation:
+        """Sample `completions` a problem (temperature 0 is greedy: one), verify, average. ended: called after each
+        completion with the number that have ended, and that of all."""
+        count = completions if temperature > 0 else 1
+        total = len(self.problems) * count
+        found = await self.sample(temperature, count, ended=lambda done: ended(done, total))
         return await asyncio.to_thread(summarise, temperature, found)  # long completions take seconds to compare
 
     async def sample(

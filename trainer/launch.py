@@ -380,7 +380,7 @@ class Launch:
     async def _evaluate(self, run: TrainingLoop, version: int) -> None:
         """Evaluate at the sampling temperature and, with evaluate.greedy, greedily; existing results are not remade."""
         for temperature in (self.config.rollout.temperature, *([0.0] if self.config.evaluate.greedy else [])):
-            await run.evaluate(version, temperature)
+            await run.evaluate(version, temperature, alone=True)
 
     async def _finish(self, run: TrainingLoop) -> None:
         """Evaluate after training, export the last and the best version, stop the ranks, report."""

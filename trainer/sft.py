@@ -189,20 +189,21 @@ async def sft_run(run: TrainingLoop, demonstrations: Demonstrations) -> None:
 
     Raises Interrupted, with everything saved, after Ctrl-C.
     """
-    config, ledger, tokens, began = run.config, run.ledger, 0, time.monotonic()
+    config, ledger, tokens, seconds = run.config, run.ledger, 0, 0.0
     for step in range(ledger.version, config.sft.steps):
         if ledger.interrupted:
             await run.checkpointer.save()
             await run.checkpointer.finish()
             raise Interrupted
+        began = time.monotonic()
         found = await imitate(run.trainers, demonstrations, config, step)
-        tokens += found.sums.tokens
-        _report(run, step, found, tokens / (time.monotonic() - began))
+        tokens, seconds = tokens + found.sums.tokens, seconds + time.monotonic() - began  # without evaluations
+        _report(run, step, found, tokens / seconds)
         ledger.version = step + 1
         await run.checkpointer.save_if_due()
         if evaluation_due(config, ledger.version) and ledger.version < config.last_version:
             await run.publish(ledger.version)
-            await run.evaluate(ledger.version, config.rollout.temperature)
+            await run.evaluate(ledger.version, config.rollout.temperature, alone=True)
     await run.publish(ledger.version)
 
 
