@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from rollout.vllm_config import THREADS_VARIABLE, prepare_environment
 from rollout.weights.proof import PublishedWeights, Updated
 from rollout.worker import EngineRank, serve
 from shared import record_file
@@ -237,6 +238,21 @@ def test_sampling_before_the_first_update_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(RunError, match="before the first update"):
         asyncio.run(ask())
+
+
+@pytest.mark.parametrize(("mode", "threads"), [("rl", "2"), ("sft", "4")])
+def test_an_engine_beside_trainers_that_wait_has_their_cores(
+    mode: str, threads: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setenv(THREADS_VARIABLE, "")
+    monkeypatch.delenv(THREADS_VARIABLE)
+    monkeypatch.setenv("OMP_NUM_THREADS", "4")
+    config = engine_config().model_copy(update={"mode": mode})
+    if mode == "rl":
+        prepare_environment()  # as the import of rollout.engine does
+    EngineRank(Line(), config, place(dist.HashStore()), str(write_model(tmp_path, random_weights(0))))
+    assert os.environ[THREADS_VARIABLE] == threads
 
 
 def test_stop_is_answered_once_the_engine_process_is_gone(tmp_path: Path) -> None:

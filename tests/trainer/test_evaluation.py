@@ -253,12 +253,14 @@ def test_an_evaluation_has_an_eighth_of_the_slots_where_training_leaves_none():
         engines = FullEngines()
         problems = [Problem(str(number), "?", "1") for number in range(9)]
         evaluator = Evaluator(engines, EasyJudges(), Plain(), problems)  # type: ignore[arg-type]
-        task = asyncio.create_task(evaluator.run(1.0))
+        ended = list[tuple[int, int]]()
+        task = asyncio.create_task(evaluator.run(1.0, 2, ended=lambda *numbers: ended.append(numbers)))
         await asyncio.sleep(0.1)
         first = engines.under_way
         engines.go.set()
         found = await asyncio.wait_for(task, 60)
         assert engines.most == 4
+        assert ended == [(number + 1, 18) for number in range(18)]
         return first, found
 
     first, found = asyncio.run(evaluate())
