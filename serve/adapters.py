@@ -20,7 +20,7 @@ from shared.model.adapter_folder import AdapterSettings, check_fits, read_settin
 if TYPE_CHECKING:
     from serve.server import Server
 
-FOLLOW_EVERY_S = 1.0
+FOLLOW_EVERY_S, AGAIN_S = 1.0, 5.0
 log = logging.getLogger("serve")
 
 
@@ -66,10 +66,10 @@ async def follow_adapters(server: Server, model: Path) -> None:
     while True:
         await asyncio.sleep(FOLLOW_EVERY_S)
         for name, served in server.adapters.items():
-            found = served.path.resolve()
-            if found == served.folder or found in refused or not found.is_dir() or not server.ready:
-                continue
             try:
+                found = served.path.resolve()
+                if found == served.folder or found in refused or not found.is_dir() or not server.ready:
+                    continue
                 newer = await asyncio.to_thread(read_adapter, served.path, model, server.settings.system_prompt)
                 if newer.settings.rank > served.settings.rank:
                     raise ModelError(
@@ -77,8 +77,11 @@ async def follow_adapters(server: Server, model: Path) -> None:
                     )
                 await server.engine.load_adapter(name, newer.folder)
             except Exception as error:  # noqa: BLE001 - whatever is wrong with the new one, the old one is still there
-                log.error("%s is not taken for %s, %s goes on (%s)", found, name, served.folder, error)
-                refused.add(found)
+                log.error("%s is not taken for %s, %s goes on (%s)", served.path, name, served.folder, error)
+                if isinstance(error, (OSError, RuntimeError)) or not await server.engine.is_alive():
+                    await asyncio.sleep(AGAIN_S)  # it may pass
+                else:
+                    refused.add(found)
                 continue
             server.adapters[name] = newer
             server.reloads += 1

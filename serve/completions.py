@@ -19,6 +19,7 @@ from pydantic import Field, field_validator, model_validator
 
 from serve import parameters
 from serve.engine import Candidate, SamplingParameters
+from serve.errors import ApiError
 from serve.limits import RawClient
 from serve.parameters import Items, body_error
 from serve.schemas import MOST_CHOICES, StreamedRequest
@@ -38,6 +39,8 @@ from serve.streams import (
 )
 
 router = APIRouter()
+MOST_PROMPT_CANDIDATES = 1_000_000
+"""log-probs of prompts in one response; each takes 200 bytes of memory"""
 Tokens = Annotated[Items[Annotated[int, Field(ge=0, strict=True)]], Field(max_length=1_000_000)]
 
 
@@ -108,25 +111,40 @@ async def completions(body: CompletionRequest, request: Request, client: RawClie
         choices = []
         for number, prompt in enumerate(body.prompts):
             choices += await in_thread_if_long(len(prompt), plan, server, body, prompt, number)
+        check_prompt_candidates(body, sum(len(raw.prompt_ids) for raw in choices[:: body.n]))
         if body.stream:
             return EventStream(stream(server, body, choices, head), permit.keep(), {})
         await until_disconnect(request, gather_all([exhaust(sample(server, raw)) for raw in choices]))
     done = [choice_object(index, raw, raw.text, raw.logprobs) for index, raw in enumerate(choices)]
+    if body.prompt_logprobs is not None:
+        told = [prompt_logprobs(raw.prompt_logprobs) for raw in choices[:: body.n]]
+        done = [{**choice, "prompt_logprobs": told[index // body.n]} for index, choice in enumerate(done)]
     return JSONResponse({**head, "choices": done, "usage": usage(choices)})
 
 
+def check_prompt_candidates(body: CompletionRequest, tokens: int) -> None:
+    """Raise ApiError for more log-probs of prompts than one response may hold. tokens: of all prompts."""
+    found = tokens * ((body.prompt_logprobs or 0) + 1)
+    if body.prompt_logprobs is not None and found > MOST_PROMPT_CANDIDATES:
+        message = f"{found:,} log-probs of prompts, at most {MOST_PROMPT_CANDIDATES:,} are told in one response"
+        raise ApiError(400, message, code="invalid_value", param="prompt_logprobs")
+
+
 def plan(server: Server, body: CompletionRequest, prompt: str | list[int], number: int) -> list[RawCompletion]:
-    """Return the choices of one prompt; number: its index among the prompts. Raises ApiError."""
+    """Return the choices of one prompt; number: its index among the prompts. The first choice alone has the log-probs
+    of the prompt, since those of the others are the same. Raises ApiError."""
     if isinstance(prompt, str):
         server.check_size(len(prompt), "prompt")
         prompt = server.prompts.chat.encode(prompt)
     server.check_tokens(prompt, "prompt")
     sampling = replace(
         server.sampling(body, {"max_tokens": body.max_tokens}, prompt, "prompt"), logprobs=body.logprobs,
-        prompt_logprobs=body.prompt_logprobs, skip_special_tokens=body.skip_special_tokens,
+        skip_special_tokens=body.skip_special_tokens,
     )  # fmt: skip
     seeds = [None if body.seed is None else body.seed + number * body.n + index for index in range(body.n)]
-    return [RawCompletion(prompt, replace(sampling, seed=seed)) for seed in seeds]
+    found = [RawCompletion(prompt, replace(sampling, seed=seed)) for seed in seeds]
+    found[0].sampling = replace(found[0].sampling, prompt_logprobs=body.prompt_logprobs)
+    return found
 
 
 async def sample(server: Server, raw: RawCompletion) -> AsyncGenerator[tuple[str, list[list[Candidate]]], None]:
@@ -170,11 +188,10 @@ def choice_object(
     index: int, raw: RawCompletion, text: str, ranked: list[list[Candidate]], place: int = 0, *, last: bool = True
 ) -> Json:
     """Return the object of one choice, or of a part of it that begins at letter `place` of its text."""
-    prompt = {} if raw.sampling.prompt_logprobs is None else {"prompt_logprobs": prompt_logprobs(raw.prompt_logprobs)}
     return {
         "index": index, "text": text, "finish_reason": raw.finish_reason if last else None,
         "stop_reason": raw.stop_reason if last else None,
-        "logprobs": logprobs(ranked, place) if raw.sampling.logprobs is not None else None, **prompt,
+        "logprobs": logprobs(ranked, place) if raw.sampling.logprobs is not None else None,
     }  # fmt: skip
 
 

@@ -122,7 +122,8 @@ class EngineFailover:
                 raise
             except EngineDied:
                 self.crashes.check(request)
-                if not (repeatable(sampling) or plain(sampling)):
+                lives = engine is not None and self._dead is not engine  # then there will be no successor
+                if lives or not (repeatable(sampling) or plain(sampling)):
                     raise
             await self._await_successor(engine)
 

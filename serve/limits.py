@@ -20,7 +20,7 @@ import uvicorn
 from fastapi import Depends, Request
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from serve.errors import ApiError, respond
 from serve.keys import ApiKeys, Client
@@ -64,6 +64,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._deadline: asyncio.TimerHandle | None = None
         """timer that runs while headers are incomplete"""
         self._head_bytes = self._idle_bytes = 0
+        self._cycles: list[RequestResponseCycle] = []
+        """requests without a whole response; uvicorn knows the last one alone"""
         self._refusal = ApiError(400, "this is no valid HTTP request", code="invalid_http")
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -72,8 +74,12 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._begin_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Cancel the deadline."""
+        """Cancel the deadline, and tell every request of the connection."""
         self._end_head()
+        for cycle in self._cycles:
+            if not cycle.response_complete:
+                cycle.disconnected = True
+            cycle.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -105,6 +111,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._end_head()
         self._idle_bytes = 0
         super().on_headers_complete()
+        under_way = [cycle for cycle in self._cycles if not cycle.response_complete and cycle is not self.cycle]
+        self._cycles = under_way if self.cycle is None else [*under_way, self.cycle]
 
     def on_body(self, body: bytes) -> None:
         """Take a part of the body, which resets the count of bytes outside of one."""

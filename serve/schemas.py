@@ -153,7 +153,7 @@ class GenerationRequest(RequestBody):
             frequency_penalty=self.frequency_penalty,
             repetition_penalty=self.repetition_penalty,
             logit_bias=self.logit_bias or None,
-            allowed_token_ids=self.allowed_token_ids,
+            allowed_token_ids=None if self.allowed_token_ids is None else sorted(set(self.allowed_token_ids)),
             bad_words=self.bad_words,
             seed=self.seed,
             stop=self.stops,
@@ -279,8 +279,10 @@ class ChatRequest(ReasoningRequest, StreamedRequest):
 
     @property
     def characters(self) -> int:
-        """Number of characters of all messages."""
-        return sum(len(message.text) + len(message.thoughts) for message in self.messages)
+        """Number of characters of all messages, of their calls' arguments and of the tools' descriptions."""
+        calls = sum(len(call.function.arguments) for message in self.messages for call in message.tool_calls or [])
+        told = sum(len(tool.function.description) for tool in self.tools)
+        return sum(len(message.text) + len(message.thoughts) for message in self.messages) + calls + told
 
     @property
     def offered(self) -> list[Tool]:

@@ -246,7 +246,13 @@ async def follow(server: Server, path: Path, loaded: Path) -> None:
                 refused = found
                 raise
             prompts = await asyncio.to_thread(PromptRenderer.of_model, found, server.settings.system_prompt)
-            await server.engine.reload(str(found), server.settings.drain_s)
+            if not await server.engine.is_alive():
+                continue
+            try:
+                await server.engine.reload(str(found), server.settings.drain_s)
+            except ModelError:
+                refused = found  # trying again would end the engine each time
+                raise
         except Exception as error:  # noqa: BLE001 - whatever is wrong with the new export, the old one is still there
             log.error("%s is not taken, %s goes on (%s)", path, loaded, error)
             await asyncio.sleep(AGAIN_S)

@@ -11,7 +11,8 @@ from typing import Any, ParamSpec, TypeVar
 import msgspec
 from fastapi import Request
 from fastapi.responses import StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.requests import ClientDisconnect
+from starlette.types import Message, Receive, Scope, Send
 
 from serve.engine import CrashingRequest, EngineDied, EngineRefused
 from serve.errors import FAULT, ApiError
@@ -24,6 +25,8 @@ DONE = b"data: [DONE]\n\n"
 Json = dict[str, Any]
 STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
 """for the OpenAPI description: the media type of a response besides JSON"""
+STALLED_S = 120.0
+"""that a client may leave what was sent to it in the buffers of its connection"""
 LARGE = 20_000
 """characters of a request above which `in_thread_if_long` works in a thread"""
 Result = TypeVar("Result")
@@ -50,9 +53,16 @@ class EventStream(StreamingResponse):
         self._events, self._permit = events, permit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the events, then close their iterator and the permit."""
+        """Send the events, then close their iterator and the permit; a client that takes nothing for STALLED_S seconds
+        has left."""
+
+        async def send_in_time(message: Message) -> None:
+            async with asyncio.timeout(STALLED_S):
+                await send(message)
+
         try:
-            await super().__call__(scope, receive, send)
+            with contextlib.suppress(TimeoutError, ClientDisconnect):
+                await super().__call__(scope, receive, send_in_time)
         finally:
             await self._events.aclose()
             self._permit.close()

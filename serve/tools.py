@@ -50,9 +50,13 @@ def bounded(schema: dict[str, Any]) -> dict[str, Any]:
             if name == "allOf" and alternatives(part) > MOST_WAYS:
                 raise ValueError(f"allOf combines more than {MOST_WAYS} alternatives")
 
-    check(schema, 1)
-    if len(json.dumps(schema, allow_nan=False)) > MOST_SCHEMA_LETTERS:
+    try:
+        letters = len(json.dumps(schema, allow_nan=False))
+    except RecursionError:
+        raise ValueError(f"the schema is nested more than {MOST_DEPTH} deep") from None
+    if letters > MOST_SCHEMA_LETTERS:  # first: what follows takes long for a large one
         raise ValueError(f"the schema has more than {MOST_SCHEMA_LETTERS} letters")
+    check(schema, 1)
     return schema
 
 

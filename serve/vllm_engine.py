@@ -96,6 +96,9 @@ class VllmEngine:
             except asyncio.CancelledError:
                 kill_engines(others)  # else the thread, and with it this process, would wait until it has started
                 raise
+            except Exception:
+                await self._end_process()  # it may be there, without its adapters or its warm-up
+                raise
         self.failover.release_waiting(True)
 
     async def _warm_up(self) -> None:
@@ -209,6 +212,8 @@ class VllmEngine:
             while not finished:
                 output, steps = await queue.take()
                 found, finished = output.outputs[0], output.finished
+                if found.finish_reason == "error":
+                    raise EngineRefused("the engine gave the request up, as where its constraints leave no token")
                 if found.finish_reason not in (None, "stop", "length"):
                     raise EngineDied  # it was stopped: vLLM ends what is under way as if it were done
                 of_prompt = output.prompt_logprobs  # once; of the first token there is none
@@ -284,12 +289,15 @@ class VllmEngine:
 
     async def _end(self) -> None:
         async with self._changing:
-            llm, self.llm = self.llm, None
-            if llm is not None:
-                self.failover.mark_dead(llm, meant=not llm.errored)
-                await asyncio.to_thread(llm.shutdown, 5)
-                # its destructor shuts down once more, which fails when the interpreter ends
-                setattr(llm, "shutdown", lambda *_: None)  # noqa: B010 - no method of the class is meant
+            await self._end_process()
+
+    async def _end_process(self) -> None:
+        llm, self.llm = self.llm, None
+        if llm is not None:
+            self.failover.mark_dead(llm, meant=not llm.errored)
+            await asyncio.to_thread(llm.shutdown, 5)
+            # its destructor shuts down once more, which fails when the interpreter ends
+            setattr(llm, "shutdown", lambda *_: None)  # noqa: B010 - no method of the class is meant
 
 
 class AdapterRequests:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -239,8 +239,23 @@ class Chat:
             if place % 2 and len(part) > 1:  # torn, since a tokenizer splits only those that it calls special
                 ids += self.encode_plain(part[0]) + self.encode_plain(part[1:])
             elif part:
-                ids += self.tokenizer.encode(part, add_special_tokens=False, split_special_tokens=True)
+                ids += self._encode_letters(part)
         return ids
+
+    @cached_property
+    def _encode_letters(self) -> Callable[[str], list[int]]:
+        """[tokens] of text in which what is called special is text too. By a tokenizer of its own: transformers would
+        set a flag of the one that other threads use, and wait, with all of Python, until they have ended."""
+        shared = getattr(self.tokenizer, "backend_tokenizer", None)
+        if shared is None:
+            return partial(self.tokenizer.encode, add_special_tokens=False, split_special_tokens=True)
+        from tokenizers import Tokenizer
+
+        own = Tokenizer.from_str(shared.to_str())
+        own.encode_special_tokens = True
+        own.no_truncation()
+        own.no_padding()
+        return lambda text: list(own.encode(text, add_special_tokens=False).ids)
 
     def encode_completion(self, text: str) -> list[int]:
         """[tokens] of a completion as people read it: reasoning that the template itself opens is not opened again."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from serve.engine import Candidate, Delta, EngineDied, SamplingParameters
 from shared.chat import Chat
+from shared.errors import ModelError
 
 Script = Callable[[list[int], SamplingParameters, int], str]
 """(prompt, sampling, number of the call) -> completion"""
@@ -28,6 +29,9 @@ class ScriptedEngine:
         self.dead = False
         self.starts = 0
         self.loaded: list[tuple[str, Path]] = []
+        self.unloadable: set[Path] = set()
+        """folders that no engine can load: to try a model ends the engine, an adapter fails"""
+        self.tries: list[Path] = []
 
     async def start(self) -> None:
         self.dead = False
@@ -43,9 +47,16 @@ class ScriptedEngine:
         return not self.dead
 
     async def reload(self, model_dir: str, patience_s: float) -> None:
+        self.tries.append(Path(model_dir))
+        if Path(model_dir) in self.unloadable:
+            self.dead = True
+            raise ModelError("a damaged shard")
         self.version = model_dir
 
     async def load_adapter(self, name: str, folder: Path) -> None:
+        self.tries.append(folder)
+        if self.dead or folder in self.unloadable:
+            raise ModelError("it cannot be loaded")
         self.loaded.append((name, folder))
 
     async def generate(self, prompt_ids: list[int], sampling: SamplingParameters) -> AsyncGenerator[Delta, None]:

@@ -98,6 +98,42 @@ def test_a_newer_version_is_taken_up_and_one_that_does_not_fit_is_not(serve: Ser
     assert served.ask(model="sums").status_code == 200
 
 
+def test_a_version_that_comes_while_the_engine_is_dead_is_taken_later(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("serve.adapters.AGAIN_S", 0.01)
+    monkeypatch.setattr("serve.adapters.FOLLOW_EVERY_S", 0.01)
+    folders = [write_adapter(tmp_path / name) for name in ("1", "2", "3")]
+    link = tmp_path / "latest-adapter"
+    link.symlink_to(folders[0])
+    served = serve(SAID, name="base", adapter=[f"sums={link}"], follow=True)
+    server = served.server
+
+    async def dead_first(name: str, folder: Path) -> None:
+        served.engine.dead = not served.engine.tries  # it dies of nothing, before the watch has looked
+        await type(served.engine).load_adapter(served.engine, name, folder)
+
+    monkeypatch.setattr(served.engine, "load_adapter", dead_first)
+    link.unlink()
+    link.symlink_to(folders[1])
+    eventually(lambda: server.reloads == 1)
+    assert served.engine.tries == [folders[1], folders[1]]
+
+    resolve, failed = Path.resolve, list[Path]()
+
+    def stale(path: Path, strict: bool = False) -> Path:
+        if path == link and not failed:
+            failed.append(path)
+            raise OSError(116, "Stale file handle")
+        return resolve(path, strict)
+
+    monkeypatch.setattr(Path, "resolve", stale)
+    eventually(lambda: bool(failed))
+    link.unlink()
+    link.symlink_to(folders[2])
+    eventually(lambda: server.reloads == 2)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(540)
 def test_vllm_answers_by_name_in_one_batch_and_with_newer_versions_at_once(tmp_path: Path) -> None:

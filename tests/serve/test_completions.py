@@ -68,6 +68,20 @@ def test_log_probs_of_a_prompt_are_keyed_by_token_as_in_vllm(serve: Serve) -> No
     assert [len(one["prompt_logprobs"]) for one in both] == [len(ids), 2]
 
 
+def test_log_probs_of_a_prompt_are_computed_once_and_have_a_bound(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = serve("three four", logprob=-0.25)
+    ids = served.server.prompts.chat.encode("One, two,")
+    choices = complete(served, prompt=[ids, ids[:2]], prompt_logprobs=0, n=3).json()["choices"]
+    assert [len(one["prompt_logprobs"]) for one in choices] == [len(ids)] * 3 + [2] * 3
+    assert [one.prompt_logprobs for one in served.engine.samplings].count(0) == 2, "once each prompt"
+    monkeypatch.setattr("serve.completions.MOST_PROMPT_CANDIDATES", 4 * len(ids))
+    assert complete(served, prompt=[ids, ids], prompt_logprobs=1).is_success
+    reply = complete(served, prompt=[ids, ids], prompt_logprobs=2)
+    assert reply.status_code == 400 and reply.json()["error"]["param"] == "prompt_logprobs"
+
+
 @pytest.mark.parametrize(
     ("body", "status"),
     [({"prompt": ""}, 400), ({"prompt": []}, 400), ({"prompt": [[]]}, 400), ({"prompt": [10**9]}, 400),

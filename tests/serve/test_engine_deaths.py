@@ -18,6 +18,7 @@ import pytest
 
 from rollout.warm_up import LENGTHS
 from serve.engine import CrashingRequest, Delta, EngineDied, SamplingParameters
+from serve.engine_deaths import EngineFailover
 from serve.server import Server
 from serve.settings import ServerSettings
 from serve.vllm_engine import VllmEngine
@@ -122,6 +123,21 @@ def test_a_request_that_kills_its_engine_ends_alone(model: Path) -> None:
     assert 2 <= deaths <= 3 and restarts == deaths
 
 
+def test_a_death_that_the_engine_outlives_ends_the_request() -> None:
+    engine = object()
+
+    async def sample(prompt: list[int], sampling: SamplingParameters) -> AsyncGenerator[Delta, None]:
+        raise EngineDied
+        yield  # it is a generator
+
+    async def ask() -> None:
+        async for _ in EngineFailover(lambda: engine, sample).generate([5], SamplingParameters(temperature=0)):
+            pass
+
+    with pytest.raises(EngineDied):
+        asyncio.run(asyncio.wait_for(ask(), 5))
+
+
 def test_what_was_sent_again_by_its_client_is_known_too(model: Path) -> None:
     """What cannot go on by itself (a stop string, no seed) is sent again by its client, and kills no third engine."""
 
@@ -201,15 +217,23 @@ def test_an_engine_that_dies_of_a_short_prompt_is_an_error_of_the_start(model: P
         asyncio.run(play())
 
 
-def test_what_waits_for_an_engine_outlives_a_start_that_fails(model: Path) -> None:
+@pytest.mark.parametrize("late", [False, True])
+def test_what_waits_for_an_engine_outlives_a_start_that_fails(model: Path, late: bool) -> None:
+    """late: the start fails once the process is there."""
+
     class Stumbling(Mortal):
         starts = 0
 
         def _begin(self) -> StepLLM:
             self.starts += 1
-            if self.starts == 2:
+            if self.starts == 2 and not late:
                 raise ModelError("no memory, this time")
             return super()._begin()
+
+        async def _warm_up(self) -> None:
+            if self.starts == 2:
+                raise ModelError("no adapter, this time")
+            await super()._warm_up()
 
     async def play() -> tuple[list[int] | str, list[int] | str]:
         engine = Stumbling(model)

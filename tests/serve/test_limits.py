@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
+import threading
 import time
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
 
 from serve.engine import SamplingParameters
 from serve.generation import MOST_HELD
-from tests.serve.conftest import Serve, eventually
+from serve.streams import EventStream
+from tests.serve.conftest import Serve, eventually, running
 from tests.serve.test_chat import ENGLISH, FRENCH, QUESTION, RIGHT
 
 
@@ -118,6 +123,60 @@ def test_a_client_that_leaves_frees_its_tokens(serve: Serve, stream: bool) -> No
     eventually(lambda: served.engine.running == 0 and served.server.admitted == 0, 5)
 
 
+def test_a_client_that_leaves_behind_its_second_request_frees_its_tokens(serve: Serve) -> None:
+    """uvicorn tells the last request of a connection alone."""
+    served = serve(RIGHT * 20, token_s=0.01)
+    host, port = served.url.removeprefix("http://").split(":")
+    body = b'{"stream": true, "messages": [{"role": "user", "content": "x"}]}'
+    with socket.create_connection((host, int(port))) as client:
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        second = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        client.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body + second)
+        eventually(lambda: served.engine.told > 3)
+    eventually(lambda: served.engine.running == 0 and served.server.admitted == 0, 5)
+
+
+def test_a_client_that_takes_nothing_loses_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("serve.streams.STALLED_S", 0.3)
+    app, ended = FastAPI(), threading.Event()
+
+    class Permit:
+        def close(self) -> None:
+            ended.set()
+
+    async def much() -> AsyncGenerator[bytes, None]:
+        for _ in range(1000):
+            yield b"x" * 100_000
+        await asyncio.sleep(3600)
+
+    @app.get("/")
+    async def stream() -> EventStream:
+        return EventStream(much(), Permit(), {})  # type: ignore[arg-type]
+
+    with running(app) as url:
+        host, port = url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as client:
+            client.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert ended.wait(20)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [
+            {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": "%s"}' % ("y " * 100_000)}}]},
+            {"role": "tool", "tool_call_id": "1", "content": "z"}]},
+        {"tools": [{"type": "function", "function": {"name": "f", "description": "y " * 100_000}}]},
+    ],
+)  # fmt: skip
+def test_what_is_said_beside_texts_is_measured_too(serve: Serve, more: dict[str, Any]) -> None:
+    """It is tokenised in a thread, and refused before that where it cannot fit."""
+    reply = serve(RIGHT).client.post(
+        "/v1/chat/completions", json={"messages": [{"role": "user", "content": "x"}], **more}
+    )
+    assert reply.status_code == 400 and "characters" in reply.json()["error"]["message"]
+
+
 def test_a_dead_engine_is_started_again(serve: Serve) -> None:
     served = serve(RIGHT, token_s=0.01)
     served.engine.dead = True
@@ -128,8 +187,6 @@ def test_a_dead_engine_is_started_again(serve: Serve) -> None:
 
 
 def test_draining_lets_responses_end_and_admits_no_more(serve: Serve) -> None:
-    import threading
-
     served = serve("<think>a</think>" + "b" * 40, token_s=0.01)
     found: list[Any] = []
     thread = threading.Thread(target=lambda: found.append(served.ask()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 from serve.engine import SamplingParameters
 from serve.keys import ApiKey, KeyFile, digest_of, write
+from shared.errors import ModelError
 from tests.serve.conftest import Serve, Served, eventually
 from tests.serve.test_chat import QUESTION, RIGHT, WRONG, joined, second_time
 
@@ -142,6 +144,44 @@ def test_a_newer_export_is_taken_while_it_serves(
         stop.set()
         asking.join()
     assert replies and set(replies) == {200}
+
+
+def test_an_export_that_cannot_be_loaded_is_tried_once(
+    serve: Serve, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("serve.server.AGAIN_S", 0.01)
+    monkeypatch.setattr("serve.server.FOLLOW_EVERY_S", 0.01)
+    steps = [tmp_path / f"step_{number}" for number in (1, 2, 3)]
+    for step in steps:
+        shutil.copytree(model_folder, step)
+    latest = tmp_path / "latest"
+    latest.symlink_to(steps[0])
+    served = serve(RIGHT, model=str(latest), follow=True)
+    served.engine.unloadable.add(steps[1])
+    move(latest, steps[1])
+    eventually(lambda: figure(served, "maestrale_engine_restarts") == 1 and served.server.ready)
+    time.sleep(1)
+    assert served.engine.tries == [steps[1]] and figure(served, "maestrale_engine_restarts") == 1
+    move(latest, steps[2])
+    eventually(lambda: served.client.get("/version").json()["weights"] == str(steps[2]))
+
+
+def test_a_start_that_fails_while_the_process_lives_is_tried_again(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = serve(RIGHT)
+    start, tries = served.engine.start, list[int]()
+
+    async def stumble() -> None:
+        await start()
+        tries.append(1)
+        if len(tries) == 1:
+            served.engine.dead = True  # as VllmEngine.start ends the process of a start that fails
+            raise ModelError("its adapter is gone, this time")
+
+    monkeypatch.setattr(served.engine, "start", stumble)
+    served.engine.dead = True
+    eventually(lambda: len(tries) == 2 and served.server.ready)
 
 
 def move(link: Path, target: Path) -> None:

@@ -109,6 +109,15 @@ def test_every_language_asks_for_reasoning_in_itself():
     assert with_language("", "zh") == "请用中文思考和回答。"
 
 
+def test_plain_text_leaves_the_tokenizer_of_other_threads_alone(tmp_path):
+    """To change the shared one waits for every thread that uses it, and holds Python meanwhile."""
+    chat = Chat(make_folder(tmp_path))
+    plain = chat.encode_plain("a<eos>b")
+    assert not chat.tokenizer.backend_tokenizer.encode_special_tokens
+    assert chat.eos_id not in plain and chat.decode(plain) == "a<eos>b"
+    assert chat.encode("a<eos>b")[1] == chat.eos_id
+
+
 def test_no_added_token_can_be_spelled(tmp_path):
     """Tokenizers split those that they call special; Qwen's <think> and <tool_call> are none of these."""
     chat = Chat(make_folder(tmp_path))
