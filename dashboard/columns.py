@@ -47,7 +47,7 @@ class Table:
                     continue
                 column = self.columns[name] = array("d", [NAN]) * count
             if abs(value) > LARGEST:
-                value = math.copysign(math.inf, value)
+                value = math.inf if value > 0 else -math.inf  # an integer may be larger than any float
             if place == count:
                 column.append(value)
             else:

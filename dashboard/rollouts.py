@@ -189,16 +189,26 @@ class Rollouts:
         for place, group in enumerate(self.index(step)):
             if bit and not any(mark & bit for mark in group.marks):
                 continue
-            if not wanted or any(one in self.raw(step, place).lower() for one in wanted):
+            if not wanted or holds(self.raw(step, place), wanted):
                 yield place, group
 
 
-def needles(text: str) -> list[bytes]:
-    """How a text may stand in a file of JSON, in small letters: as it is, or with escapes for what is not ASCII."""
+def needles(text: str) -> list[str]:
+    """How a text may stand in a file of JSON, without regard to capitals: as it is, or with escapes for what is not
+    ASCII, of which each letter has another for its capital."""
     if not text.strip():
         return []
-    ways = (msgspec.json.encode(text), msgspec.json.encode(text.lower()), json.dumps(text).encode())
-    return list({way[1:-1].lower() for way in ways})
+    escaped = (json.dumps(one) for one in (text, text.lower(), text.upper(), text.title(), text.capitalize()))
+    return list({way[1:-1].casefold() for way in (msgspec.json.encode(text).decode(), *escaped)})
+
+
+def holds(line: bytes, wanted: list[str]) -> bool:
+    """Whether one of the needles stands in a line."""
+    if all(one.isascii() for one in wanted):
+        small = line.lower()
+        return any(one.encode() in small for one in wanted)
+    folded = line.decode("utf-8", "replace").casefold()
+    return any(one in folded for one in wanted)
 
 
 def shown(step: int, place: int, group: GroupLine) -> dict[str, Any]:

@@ -36,8 +36,11 @@ MOST_TEXT = 100_000
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a folder is a run's."""
-    return any((folder / name).is_file() for name in SIGNS)
+    """Whether a path is a run's folder; one that this user may not enter is none."""
+    try:
+        return any((folder / name).is_file() for name in SIGNS)
+    except OSError:
+        return False
 
 
 def flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -61,8 +64,11 @@ def rows_of(lines: list[bytes]) -> Iterator[dict[str, Any]]:
 
 
 def number(value: Any) -> float | None:
-    """A number, or None for anything else."""
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    """A number, or None for anything else and for one that is larger than any float."""
+    try:
+        return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    except OverflowError:
+        return None
 
 
 class RunFolder:
@@ -265,7 +271,7 @@ class RunFolders:
             folders = [self.root]
         else:
             try:
-                folders = sorted(path for path in self.root.iterdir() if path.is_dir() and is_run(path))
+                folders = sorted(path for path in self.root.iterdir() if is_run(path))
             except OSError:
                 folders = []
         with self._lock:

@@ -77,7 +77,15 @@ class _Process:
         self._reading: asyncio.Task[None] | None = None
 
     async def start(self) -> FilesLoaded:
-        """Start the process and run the files in it. Raises ConfigError."""
+        """Start the process and run the files in it. Raises ConfigError; then, and where it is cancelled, the process
+        is dead."""
+        try:
+            return await self._start()
+        except BaseException:
+            self.kill()
+            raise
+
+    async def _start(self) -> FilesLoaded:
         paths = [str(Path(__file__).resolve().parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
         self.child = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "environments.process", str(os.getpid()), self.settings, *self.files),
@@ -90,7 +98,6 @@ class _Process:
         try:
             said = await asyncio.wait_for(self._read_one(), START_S)
         except TimeoutError as error:
-            self.kill()
             raise ConfigError(f"environment.plugins: {names} does not come to an end in {START_S:g} s") from error
         except EOFError as error:
             raise ConfigError(f"environment.plugins: {names} ends its process ({await self._end()})") from error

@@ -64,7 +64,7 @@ class McpSession:
     """A session with a server. The package wants it opened and closed by one task: `_hold`."""
 
     def __init__(self, options: McpOptions):
-        self.options, self.users = options, 0
+        self.options, self.users, self._gone = options, 0, False
         self.definitions: list[ToolDefinition] = []
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._closing = asyncio.Event()
@@ -73,7 +73,7 @@ class McpSession:
     @property
     def ended(self) -> bool:
         """Whether the server is gone."""
-        return self._task.done()
+        return self._gone or self._task.done()
 
     def _server(self) -> Any:
         from mcp import StdioServerParameters
@@ -125,6 +125,7 @@ class McpSession:
             raise ToolError(f"no result after {self.options.call_s:g} s") from error
         except MCPError as error:
             if error.error.code == CONNECTION_CLOSED:
+                self._gone = True
                 raise Failed(Verdict.CRASH, "the MCP server has ended") from error
             raise ToolError(str(error)) from error
         text = "\n".join(_text(part) for part in result.content)

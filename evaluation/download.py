@@ -12,6 +12,7 @@ import io
 import json
 import re
 import sys
+import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -198,7 +199,7 @@ def make(name: str, folder: Path, mirror: str) -> str:
     try:
         common = {"source": name, "domain": "math", "language": "en"}
         rows = [common | row for row in published.convert(*(read(*file) for file in files))]
-    except (LookupError, ValueError, TypeError, AttributeError, OSError, EOFError) as error:
+    except (LookupError, ValueError, TypeError, AttributeError, OSError, EOFError, zlib.error) as error:
         raise DataError(
             f"{published.addresses[0]}: the published file has another form than this version knows "
             f"({type(error).__name__}: {error}): make {BENCHMARK_FILES[name].stem}.jsonl by hand (docs/evaluation.md)"

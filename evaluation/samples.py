@@ -168,14 +168,15 @@ class EvaluationFolder:
             partial.write_text(json.dumps(self.identity, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
     def _check(self, tasks: list[BenchmarkTask]) -> None:
-        """Raise ConfigError if the prompt of a problem that has samples has changed."""
-        asked = {(task.benchmark, task.problem.id): task.prompt_sha for task in tasks}
+        """Raise ConfigError if the prompt or the answer of a problem that has samples has changed."""
+        asked = {(task.benchmark, task.problem.id): (task.prompt_sha, task.problem.answer) for task in tasks}
         for record in self.records.values():
-            now = asked.get((record.benchmark, record.id))
-            if now is not None and now != record.prompt_sha:
+            prompt, answer = asked.get((record.benchmark, record.id), (record.prompt_sha, record.ground_truth))
+            changed = "prompt" if prompt != record.prompt_sha else "answer" if answer != record.ground_truth else ""
+            if changed:
                 raise ConfigError(
-                    f"out = {self.path}: the prompt of {record.id} ({record.benchmark}) has changed since its samples "
-                    "were drawn: give another --out"
+                    f"out = {self.path}: the {changed} of {record.id} ({record.benchmark}) has changed since its "
+                    "samples were drawn: give another --out"
                 )
 
     def add(self, record: SampleRecord, effort: RequestCost) -> None:

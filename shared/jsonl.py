@@ -11,6 +11,7 @@ import difflib
 import gzip
 import json
 import math
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -82,7 +83,7 @@ def read_rows(path: Path, setting: str = "", faults: list[str] | None = None) ->
                         faults.append(str(error))
                     else:
                         yield Row(where, number, row)
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{named}{path} cannot be read: {error}") from error
 
 

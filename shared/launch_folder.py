@@ -59,6 +59,9 @@ def make(parent: Path, name: str = "meeting") -> LaunchFolder:
     path = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{name}.", dir=parent))
     lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(lock, fcntl.LOCK_SH)
+    if not os.fstat(lock).st_nlink:  # another launch has swept it before it was locked
+        os.close(lock)
+        return make(parent, name)
     return LaunchFolder(path, lock)
 
 
@@ -84,7 +87,7 @@ def find(name: str) -> LaunchFolder | None:
         try:
             if not _open_to_others(path):
                 return enter(path)
-        except FileNotFoundError:
+        except (FileNotFoundError, PermissionError):
             continue
     return None
 
@@ -99,6 +102,8 @@ def sweep(parent: Path) -> None:
         except FileNotFoundError:
             if time.time() - _changed(path) > YOUNG_S:
                 shutil.rmtree(path, ignore_errors=True)
+            continue
+        except PermissionError:  # root's: the owner of the parent folder may have one in it
             continue
         try:
             if _whole(lock):

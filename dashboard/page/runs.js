@@ -6,6 +6,9 @@ import { duration, get, short } from "./server.js";
 const FIRST = 4; // runs that are chosen at first
 const SHOWN = ["reward/mean", "accuracy", "entropy", "length/mean", "logprob_difference/mean", "tokens/generated_per_s"];
 
+const KINDS = ["sft/", "evaluation/", ""];
+const kindOf = (metric) => KINDS.find((kind) => metric.startsWith(kind));
+
 export class RunsView {
   #runs = [];
   #chosen = null; // names of runs
@@ -97,12 +100,13 @@ export class RunsView {
     this.#add("");
   }
 
-  /** Draw the chosen runs' lines: one request a run. */
+  /** Draw the chosen runs' lines: a request for each run and kind of row, since each kind has steps of its own. */
   async #compare() {
     const names = [...this.#chosen].filter((name) => this.#runs.some((run) => run.name === name));
-    const axis = options.axis;
-    const series = await Promise.all(names.map(async (name) => [name, await get(["runs", name, "series"], { metric: this.#metrics, axis, points: 600 }).catch(() => null)]));
-    if (axis !== options.axis) return;
+    const axis = options.axis, chosen = this.#metrics;
+    const kinds = KINDS.map((kind) => chosen.filter((metric) => kindOf(metric) === kind)).filter((metrics) => metrics.length);
+    const series = await Promise.all(names.flatMap((name) => kinds.map(async (metric) => [name, await get(["runs", name, "series"], { metric, axis, points: 600 }).catch(() => null)])));
+    if (axis !== options.axis || chosen !== this.#metrics) return; // a later call draws
     for (const metric of this.#metrics) {
       let chart = this.#charts.get(metric);
       if (!chart) {
@@ -111,7 +115,7 @@ export class RunsView {
         this.#charts.set(metric, chart);
         this.grid.append(chart.element);
       }
-      chart.set(series.flatMap(([name, found]) => found?.values[metric].some((value) => value !== null)
+      chart.set(series.flatMap(([name, found]) => found?.values[metric]?.some((value) => value !== null)
         ? [{ label: name, x: found.x, y: found.values[metric], place: this.#place(name) }] : []));
     }
     await this.#offer(names[0]);

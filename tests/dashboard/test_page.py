@@ -82,6 +82,8 @@ def test_running_finished_crashed_and_foreign_runs(visit: Callable[..., Visitor]
     expect(page.locator(".chart canvas")).to_have_count(6)
     differing = page.locator("tr", has=page.get_by_role("rowheader", name="optimiser.learning_rate"))
     assert "0.0003" in differing.inner_text() and "0.00005" in differing.inner_text()
+    page.get_by_label("Add a chart of").select_option("sft/loss")  # its rows have steps of their own
+    expect(page.locator(".chart canvas")).to_have_count(7)
     page.get_by_label("Filter runs").fill("crash")
     expect(page.locator(".runs tbody tr")).to_have_count(1)
     page.get_by_role("link", name="apples-lr3e-4").click()

@@ -54,6 +54,18 @@ def test_filters_and_search_go_back_from_the_newest_step(run: RunFolder) -> None
     assert [hit["step"] for hit in found["hits"]] == [12, 11, 10, 9]
     assert [hit["problem"] for hit in run.rollouts.search("", "fünf ÄPFEL", None)["hits"]][:1] == ["sum-1"]
     assert run.rollouts.search("", "no such words", None)["hits"] == []
+
+
+@pytest.mark.parametrize("written", ["Задача École", "задача école", "ЗАДАЧА ÉCOLE"])
+@pytest.mark.parametrize("escaped", [False, True])
+def test_capitals_of_every_alphabet_do_not_matter(written: str, escaped: bool) -> None:
+    line = json.dumps({"text": written}, ensure_ascii=escaped).encode()
+    for text in ("задача", "École", "ЗАДАЧА"):
+        assert rollouts.holds(line, rollouts.needles(text))
+    assert not rollouts.holds(line, rollouts.needles("задачи"))
+
+
+def test_marks_go_back_from_any_step(run: RunFolder) -> None:
     assert {hit["step"] for hit in run.rollouts.search("correct", "", 11)["hits"]} == {9, 10}
 
 

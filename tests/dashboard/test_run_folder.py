@@ -68,6 +68,29 @@ def test_the_overview_of_a_run(folder: Path) -> None:
     assert "samples" not in found["evaluations"][0] and found["evaluations"][4]["hours"] == pytest.approx(240 / 3600)
 
 
+def test_a_folder_that_may_not_be_entered_hides_no_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    is_file = Path.is_file
+
+    def refused(path: Path) -> bool:
+        if path.parent.name == "no run":
+            raise PermissionError(13, "Permission denied")
+        return is_file(path)
+
+    monkeypatch.setattr(Path, "is_file", refused)
+    assert {run.name for run in RunFolders(folder).all()} == {"a", "b", "old"}
+
+
+def test_an_integer_larger_than_any_float_is_no_figure(folder: Path, tmp_path: Path) -> None:
+    write_run(tmp_path / "a", steps=3, rollouts=0)
+    with open(tmp_path / "a" / "metrics.jsonl", "a") as file:
+        row = {"kind": "train", "step": 4, "time": 4.0, **metrics(4), "accuracy": 10**400, "entropy": -(10**400)}
+        file.write(json.dumps(row) + "\n")
+    run = RunFolders(tmp_path).find("a")
+    assert 0 < run.summary()["accuracy"] < 1 and run.overview()["run"]["step"] == 4
+    found = run.series(["accuracy", "entropy"], "step", 10)
+    assert len(found["x"]) == 4 and found["values"]["accuracy"][-1] in (None, float("inf"))
+
+
 def test_who_waits_for_whom(folder: Path) -> None:
     found = RunFolders(folder).find("a").timeline()
     assert [phase["phase"] for phase in found["phases"]][-1] == "training"

@@ -349,3 +349,25 @@ def test_a_call_to_an_instance_whose_process_ended_says_so(tmp_path: Path) -> No
             await host.end()
 
     asyncio.run(run())
+
+
+def test_a_process_that_cannot_start_again_is_tried_anew_by_the_next_episode(tmp_path: Path) -> None:
+    async def run() -> float:
+        file = tmp_path / "mine.py"
+        file.write_text(FILE)
+        host = EnvironmentHost(EnvironmentSettings(plugins=[str(file)]), RewardWeights(), no_grade)
+        await host.start(["faulty"])
+        try:
+            for process in host._processes:
+                await process.end()
+            file.write_text("raise ValueError('not now')")
+            with pytest.raises(Failed, match="not now"):
+                await host.reset((0, 0), problem("ends"), 1, 5.0)
+            file.write_text(FILE)
+            began = time.monotonic()
+            assert isinstance(await host.reset((0, 0), problem("ends"), 1, 60.0), Observation)
+            return time.monotonic() - began
+        finally:
+            await host.end()
+
+    assert asyncio.run(run()) < 30, "nobody waits for the process that has refused"

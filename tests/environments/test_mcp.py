@@ -122,6 +122,17 @@ def test_a_slow_call_is_told_and_a_server_that_ends_costs_the_episode() -> None:
         play(leave, url="http://127.0.0.1:9/mcp")
 
 
+def test_a_shared_server_that_ends_is_replaced_while_it_is_still_in_use() -> None:
+    async def leave(one: Any, two: Any) -> list[str]:
+        with pytest.raises(Failed, match="the MCP server has ended"):
+            await answers(one, ("leave", {}))
+        await two.close()
+        await two.reset(PROBLEM, 0)  # the first still has it
+        return await answers(two, ("add", {"a": 1, "b": 2}))
+
+    assert play(leave, 2, command=COMMAND, shared=True)[0] == ["3"]
+
+
 def gone(pid: int) -> bool:
     return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 

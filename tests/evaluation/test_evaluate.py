@@ -188,6 +188,9 @@ def test_a_changed_problem_is_refused(plain: Plain, tmp_path: Path, capsys: pyte
     write_rows(file, {**THREE[0], "problem": "How much is 1 and two?"}, *THREE[1:])
     assert main([str(file), "--url", server.url, "--out", str(out), "--samples", "1"]) == 2
     assert "the prompt of 1 (s) has changed" in capsys.readouterr().err
+    write_rows(file, {**THREE[0], "answer": "4"}, *THREE[1:])
+    assert main([str(file), "--url", server.url, "--out", str(out), "--samples", "1"]) == 2
+    assert "the answer of 1 (s) has changed" in capsys.readouterr().err, "its samples were graded by another"
 
 
 def test_other_weights_are_refused(serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

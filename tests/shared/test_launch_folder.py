@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -92,3 +95,39 @@ def test_another_users_folder_of_that_name_is_not_taken(tmp_path: Path, monkeypa
     link = tmp_path / f"{launch_folder.PREFIX}{name}.link"
     link.symlink_to(tmp_path)
     assert launch_folder.find(name) is None
+
+
+def test_a_folder_that_root_left_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The owner of the parent folder, as root of /tmp, may have folders in it that this user cannot enter."""
+    other = tmp_path / f"{launch_folder.PREFIX}held.root"
+    other.mkdir(0o700)
+    (other / launch_folder.LOCK).touch()
+    opened = os.open
+
+    def refused(path: Any, *arguments: Any, **named: Any) -> int:
+        if Path(path).parent == other:
+            raise PermissionError(13, "Permission denied", str(path))
+        return opened(path, *arguments, **named)
+
+    monkeypatch.setattr(os, "open", refused)
+    monkeypatch.setattr(launch_folder, "temporary", lambda: tmp_path)
+    ours = launch_folder.make(tmp_path, "mine")
+    assert other.is_dir() and launch_folder.find("held") is None
+    ours.leave()
+
+
+def test_a_folder_that_is_swept_before_its_lock_is_held_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    locked, swept = fcntl.flock, list[Path]()
+
+    def late(lock: int, way: int) -> None:
+        if way == fcntl.LOCK_SH and not swept:
+            swept.append(next(tmp_path.iterdir()))
+            shutil.rmtree(swept[0])
+        locked(lock, way)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    ours = launch_folder.make(tmp_path)
+    assert ours.path.is_dir() and ours.path != swept[0]
+    ours.leave()

@@ -66,11 +66,14 @@ def test_a_missing_file_names_the_setting(tmp_path: Path):
         load_problems(tmp_path / "nothing.jsonl", "data.train")
 
 
-def test_a_truncated_gzip_is_a_clear_error(tmp_path: Path):
+def test_a_damaged_gzip_is_a_clear_error(tmp_path: Path):
     path = tmp_path / "rows.jsonl.gz"
-    path.write_bytes(gzip.compress(b'{"problem": "a", "answer": "1"}\n' * 1000)[:-20])
-    with pytest.raises(DataError, match="cannot be read"):
-        load_problems(path, "data.train")
+    whole = gzip.compress(b"".join(b'{"problem": "%d", "answer": "1"}\n' % number for number in range(1000)))
+    middle = len(whole) // 2
+    for damaged in (whole[:-20], whole[:middle] + b"\xff\xff\xff" + whole[middle + 3 :]):
+        path.write_bytes(damaged)
+        with pytest.raises(DataError, match="cannot be read"):
+            load_problems(path, "data.train")
 
 
 def test_every_epoch_draws_every_problem_once_in_its_own_order():
