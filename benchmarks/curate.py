@@ -8,7 +8,6 @@ row with it were sound. `seed` plants other faults.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import random
 import tempfile
@@ -30,7 +29,7 @@ from curate.runner import OutputFiles, Report
 from curate.stage import CurationStage
 from shared.errors import DataError
 from shared.jsonl import read_rows
-from verify.code.runner import run_tests_async
+from verify.code.runner import run_tests
 from verify.code.tests import Limits
 
 TEST_S = 12.0
@@ -226,7 +225,7 @@ def _with_faults(bench: Bench, rows: Sequence[Fields]) -> Iterator[tuple[str, Fi
                 changed = "\n".join(lines)
             if kind.startswith("wrong solution"):
                 mutants = faults.mutants(row["solution"], rng)
-                wrong = asyncio.run(_first_wrong(mutants[:6], row["tests"]))
+                wrong = _first_wrong(mutants[:6], row["tests"])
                 if wrong is None:
                     continue
                 made["solutions"] = [wrong] if kind.endswith("alone") else [*several[:2], wrong, *several[2:]]
@@ -241,10 +240,10 @@ def _with_faults(bench: Bench, rows: Sequence[Fields]) -> Iterator[tuple[str, Fi
             break
 
 
-async def _first_wrong(sources: Sequence[str], tests: Any) -> str | None:
+def _first_wrong(sources: Sequence[str], tests: Any) -> str | None:
     """Return the first program that fails the tests."""
     for source in sources:
-        result = await run_tests_async(source, "python", tests, Limits(test_s=TEST_S))
+        result = run_tests(source, "python", tests, Limits(test_s=TEST_S))
         if result.passed != len(read_code(tests["code"])):
             return source
     return None

@@ -240,7 +240,7 @@ def role_of(script: Script, rank: int, store: dist.Store, folder: Path, device: 
     kind: Kind = kind_of(rank, script.trainers)
     number = rank - {"controller": 0, "trainer": 1, "engine": 1 + script.trainers}[kind]
     device = torch.device(device)
-    return Role(kind, rank, script.world, number, rank, script.one_node, HOST, device, store, folder=folder)
+    return Role(kind, rank, script.world, number, script.one_node, HOST, device, store, folder=folder)
 
 
 def beat(script: Script, store: dist.Store, folder: Path) -> None:

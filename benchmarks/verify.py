@@ -26,8 +26,9 @@ from benchmarks.figures import ROOT, Section, benchmark, measured_with
 from shared.jsonl import read_rows
 from shared.types import Verdict
 from tests.verify import rewritings
+from tests.verify.blocking import check_completion, is_equivalent
 from tests.verify.hostile import hostile
-from verify.answer_checker import AnswerChecker, check_completion, is_equivalent
+from verify.answer_checker import AnswerChecker
 
 PAIRS = ROOT / "tests" / "verify" / "cases.tsv"
 OPENINGS = (

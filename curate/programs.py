@@ -235,7 +235,7 @@ class ProgramsStage(CurationStage):
     async def _outputs(self, solutions: Sequence[ReferenceSolution], tests: Sequence[Test]) -> list[list[Output]]:
         """Return [solutions, tests] of what each prints or returns. Raises SandboxRefused, RunError."""
         return [
-            await runner.run_outputs_async(one.source, one.language, tests, self.limits, pool=self.pool)
+            await runner.in_thread(runner.run_outputs, one.source, one.language, tests, self.limits, pool=self.pool)
             if tests
             else []
             for one in solutions
@@ -249,7 +249,7 @@ class ProgramsStage(CurationStage):
         found: list[bool] = []
         for code in codes:
             source, language = solution.source, solution.language
-            result = await runner.run_tests_async(source, language, [code], self.limits, pool=self.pool)
+            result = await runner.in_thread(runner.run_tests, source, language, [code], self.limits, pool=self.pool)
             if result.verdict is Verdict.UNVERIFIABLE:
                 raise UnrunnableTests(result.reason)
             if not result.graded and result.verdict is not Verdict.CRASH:

@@ -23,7 +23,7 @@ import msgspec
 from rich.table import Table
 
 from curate.stage import CurationStage, Decision, Kept, Rejected, as_setting
-from shared.atomic_write import beside, open_log
+from shared.atomic_write import beside, open_log, write_whole
 from shared.errors import ConfigError, DataError
 from shared.jsonl import Row, read_rows
 from shared.progress_bar import ProgressBar
@@ -239,8 +239,7 @@ def _write_results(files: OutputFiles, job: Job, rows: Sequence[Row], decisions:
         for row, why in rejected:
             rejected_by = {"stage": job["stage"], "reason": why.reason, "detail": why.detail}
             stream.write(_encode({**row, "rejected": rejected_by}))
-    with beside(files.report) as partial:
-        partial.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_whole(files.report, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
     files.journal.unlink(missing_ok=True)
     return report
 

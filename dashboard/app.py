@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 from dashboard.columns import AXES
 from dashboard.group import TokenDecoder, show_group, show_tokens
 from dashboard.rollouts import MARKS
-from dashboard.run_folder import RunFolder, RunFolders
+from dashboard.run_folder import RunFolders
 from dashboard.test_case import NoTestCase, write_test
 from serve.errors import ApiError, on_error, respond
 from serve.keys import ApiKeys
@@ -123,10 +123,7 @@ def add_runs(app: FastAPI, root: Path, folders: RunFolders) -> None:
 
 def add_rollouts(app: FastAPI, folders: RunFolders) -> None:
     """Add what tells of groups and their completions."""
-    decoder = TokenDecoder()
-
-    def find(name: str) -> RunFolder:
-        return folders.find(name)
+    decoder, find = TokenDecoder(), folders.find
 
     @app.get("/api/runs/{name}/rollouts")
     def steps(name: str) -> Response:

@@ -185,7 +185,7 @@ class Rollouts:
                 continue  # it went away
         return {"hits": hits, "next": None, "looked": looked}
 
-    def _hits(self, step: int, bit: int, wanted: list[bytes]) -> Iterator[tuple[int, GroupLine]]:
+    def _hits(self, step: int, bit: int, wanted: list[str]) -> Iterator[tuple[int, GroupLine]]:
         for place, group in enumerate(self.index(step)):
             if bit and not any(mark & bit for mark in group.marks):
                 continue

@@ -23,6 +23,7 @@ from dashboard.growing_file import GrowingFile, last_lines, read_small
 from dashboard.rollouts import Rollouts
 from shared.config import Config
 from shared.metrics import METRICS
+from shared.section import flat
 
 SILENT_S = 600.0
 """a run on another machine that wrote nothing for so long, and for ten steps, is called silent"""
@@ -41,15 +42,6 @@ def is_run(folder: Path) -> bool:
         return any((folder / name).is_file() for name in SIGNS)
     except OSError:
         return False
-
-
-def flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings as "section.key" -> value."""
-    found: dict[str, Any] = {}
-    for key, value in settings.items():
-        name = f"{prefix}{key}"
-        found |= flat(value, f"{name}.") if isinstance(value, dict) and value else {name: value}
-    return found
 
 
 def rows_of(lines: list[bytes]) -> Iterator[dict[str, Any]]:

@@ -23,7 +23,7 @@ from evaluation.runner import SampleRunner, jobs_of
 from evaluation.samples import EvaluationFolder, identify
 from evaluation.settings import EvaluationSettings, load
 from evaluation.tasks import Benchmark, read_benchmarks
-from shared.atomic_write import beside
+from shared.atomic_write import write_whole
 from shared.errors import ConfigError, MaestraleError, RunError
 from shared.progress import duration
 from shared.progress_bar import ProgressBar
@@ -119,8 +119,7 @@ def write(folder: EvaluationFolder, benchmarks: list[Benchmark], results: Json) 
         (SUMMARY, tables.markdown(results)),
         (REPORT, report.render(results, benchmarks, folder.records)),
     ):
-        with beside(folder.path / name) as partial:
-            partial.write_text(text, encoding="utf-8")
+        write_whole(folder.path / name, text)
 
 
 def show(console: Console, results: Json) -> None:

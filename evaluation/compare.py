@@ -17,7 +17,7 @@ from evaluation import tables
 from evaluation.results import Json
 from evaluation.samples import COMMON, SAMPLES, SampleRecord, differences, read_identity, read_lines
 from evaluation.settings import EvaluationSettings
-from shared.atomic_write import beside
+from shared.atomic_write import write_whole
 from shared.errors import ConfigError
 from shared.statistics import paired_difference
 
@@ -137,5 +137,4 @@ def write(folder: Path, table: tables.ResultTable, found: Json) -> None:
     warnings = [f"- **not the same in both: {line}**\n" for line in found["warnings"]]
     text = f"# {table.title}\n\n{table.markdown()}\n{''.join(warnings)}{''.join(lists)}"
     for name, content in (("compare.json", json.dumps(found, indent=1, sort_keys=True) + "\n"), ("compare.md", text)):
-        with beside(folder / name) as partial:
-            partial.write_text(content, encoding="utf-8")
+        write_whole(folder / name, content)

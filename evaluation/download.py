@@ -22,7 +22,7 @@ import httpx
 
 from evaluation.settings import EvaluationSettings
 from evaluation.tasks import BENCHMARK_FILES, read_benchmark
-from shared.atomic_write import beside, claim
+from shared.atomic_write import claim, write_whole
 from shared.errors import DataError, MaestraleError
 
 DEADLINE_S = 60.0
@@ -205,8 +205,7 @@ def make(name: str, folder: Path, mirror: str) -> str:
             f"({type(error).__name__}: {error}): make {BENCHMARK_FILES[name].stem}.jsonl by hand (docs/evaluation.md)"
         ) from error
     path = folder / f"{BENCHMARK_FILES[name].stem}.jsonl"
-    with beside(path) as partial:
-        partial.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    write_whole(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     tasks = read_benchmark(name, EvaluationSettings(benchmarks=[name], data=str(folder))).tasks
     return f"{path}: {len(tasks)} problems"
 

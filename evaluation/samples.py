@@ -22,7 +22,7 @@ import msgspec
 
 from evaluation.settings import EvaluationSettings
 from evaluation.tasks import Benchmark, BenchmarkSampling, BenchmarkTask, Kind
-from shared.atomic_write import beside, open_log
+from shared.atomic_write import append_line, open_log, write_whole
 from shared.errors import ConfigError, DataError
 from shared.types import Verdict
 from verify.records import fingerprint
@@ -164,8 +164,7 @@ class EvaluationFolder:
                     "same settings to go on"
                 )
             self.identity = {**self.identity, "benchmarks": {**before["benchmarks"], **self.identity["benchmarks"]}}
-        with beside(file) as partial:
-            partial.write_text(json.dumps(self.identity, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        write_whole(file, json.dumps(self.identity, indent=1, sort_keys=True) + "\n")
 
     def _check(self, tasks: list[BenchmarkTask]) -> None:
         """Raise ConfigError if the prompt or the answer of a problem that has samples has changed."""
@@ -193,8 +192,7 @@ class EvaluationFolder:
         self._append(LAUNCHES, launch)
 
     def _append(self, name: str, line: dict[str, Any]) -> None:
-        with (self.path / name).open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps(line, sort_keys=True) + "\n")
+        append_line(self.path / name, json.dumps(line, sort_keys=True).encode())
 
 
 def read_identity(path: Path) -> dict[str, Any]:

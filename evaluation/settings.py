@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, CliPositionalArg, SettingsConfigDict
 
-from serve.reasoning_language import Enforcement, read_tag
+from serve.reasoning_language import Enforcement, MaybeTag
 from serve.settings import mistakes
 from shared.errors import ConfigError
 
@@ -67,7 +67,7 @@ class EvaluationSettings(BaseSettings):
     """of a completion, reasoning included; empty for the preset's. What is cut there is told beside the score"""
     seed: int = Field(0, ge=0)
     """of every sample's own seed, and of the intervals"""
-    reasoning_language: str = ""
+    reasoning_language: MaybeTag = ""
     """sent to the server: auto, off or a code such as de; empty to send nothing"""
     reasoning_language_enforcement: Enforcement | None = None
     """sent to the server: prompt, prefill, retry or strict; empty to send nothing"""
@@ -82,12 +82,6 @@ class EvaluationSettings(BaseSettings):
     """longest time for one response"""
     tries: int = Field(5, ge=1, le=100)
     """requests for one sample, while the server is busy or cannot be reached"""
-
-    @field_validator("reasoning_language")
-    @classmethod
-    def read_language(cls, value: str) -> str:
-        """Return the language as `read_tag` does. Raises ValueError for an invalid or unknown one."""
-        return value and read_tag(value)
 
     @field_validator("url")
     @classmethod

@@ -22,10 +22,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from serve.errors import ApiError
-from serve.reasoning_language import read_tag
+from serve.reasoning_language import MaybeTag
 from shared.atomic_write import beside
 from shared.errors import ConfigError, InputError
 
@@ -49,18 +49,12 @@ class ApiKey(BaseModel):
     name: str = Field(pattern=r"^[A-Za-z0-9._-]{1,40}$")
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     scopes: set[Scope] = {"chat"}
-    reasoning_language: str = ""
+    reasoning_language: MaybeTag = ""
     """auto, off, or a BCP 47 code, where the request names none; empty for the server's"""
     completions: int = Field(0, ge=0)
     """at a time; 0 for no bound of its own"""
     requests_per_minute: int = Field(0, ge=0)
     """0 for no bound"""
-
-    @field_validator("reasoning_language")
-    @classmethod
-    def read_language(cls, value: str) -> str:
-        """Return the language as `read_tag` does. Raises ValueError for an invalid or unknown one."""
-        return value and read_tag(value)
 
 
 class KeyFile(BaseModel):

@@ -14,9 +14,10 @@ import difflib
 import re
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import langcodes
+from pydantic import AfterValidator
 
 from shared.languages import LANGUAGES
 from verify.language import Detection, detect, known_languages, spoken_in
@@ -144,6 +145,11 @@ def read_tag(value: str) -> str:
         f'"{value[:40]}" is {what}: give auto, off, or a BCP 47 code such as fr or pt-BR; the nearest is "{near}" '
         f"({name_of(near).english})"
     )
+
+
+Tag = Annotated[str, AfterValidator(read_tag)]
+MaybeTag = Annotated[str, AfterValidator(lambda value: value and read_tag(value))]
+"""a requested language, or "" for none"""
 
 
 def accepted(header: str) -> list[str]:

@@ -15,7 +15,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from serve.keys import KEY_VARIABLE
 from serve.reasoning import ReasoningFormat
-from serve.reasoning_language import Enforcement, read_tag
+from serve.reasoning_language import Enforcement, Tag
 from shared.errors import ConfigError
 
 PREFIX = "MAESTRALE_"
@@ -74,13 +74,13 @@ class ServerSettings(BaseSettings):
     """trained: as in the training of the model, or policy where that is not known; policy: the server's own, in the
     language of the reasoning; empty for none; anything else as it stands. Put before what the client says, which cannot
     replace it"""
-    reasoning_language: str = "auto"
+    reasoning_language: Tag = "auto"
     """language of reasoning and answers: auto (that of the question), off, or a BCP 47 code"""
     reasoning_language_enforcement: Enforcement = "prompt"
     """prompt, prefill, retry or strict"""
     reasoning_format: ReasoningFormat = "both"
     """where reasoning stands in a response: both, openai, deepseek, mistral, inline or hidden"""
-    fallback_language: str = "en"
+    fallback_language: Tag = "en"
     """where auto cannot tell"""
     tools: str = ""
     """ready environments whose tools the server runs in chats, e.g. python, or python,search; with options as JSON:
@@ -101,12 +101,6 @@ class ServerSettings(BaseSettings):
     """a stream without tokens for so long gets a comment, so that proxies keep it open"""
     drain_s: float = Field(60.0, ge=0)
     """after SIGTERM, time for the responses under way"""
-
-    @field_validator("reasoning_language", "fallback_language")
-    @classmethod
-    def read_language(cls, value: str) -> str:
-        """Return the language as `read_tag` does. Raises ValueError for an invalid or unknown one."""
-        return read_tag(value)
 
     @field_validator("origins")
     @classmethod

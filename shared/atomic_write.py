@@ -105,6 +105,12 @@ def beside(path: Path) -> Iterator[Path]:
         raise
 
 
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write a file, text as UTF-8, beside its old content, which it then replaces. Raises DiskError."""
+    with beside(path) as partial:
+        partial.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
 def open_log(path: Path, setting: str, restart: bool = False) -> tuple[BinaryIO, list[bytes]]:
     """Open a file of lines for appending, and return its whole lines; a last one that a kill has cut is removed.
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from shared.errors import ModelError
-from shared.languages import LANGUAGES
 from shared.tool_calls import result_text
 
 MAGISTRAL = r"""You solve the user's task by reasoning first and answering second.
@@ -55,11 +54,6 @@ def joined(*parts: str) -> str:
     """A system prompt of several parts, in training and serving alike: the run's or the server's own, what an
     application or an environment adds, tools. A blank line stands between two; empty ones are left out."""
     return "\n\n".join(filter(None, parts))
-
-
-def with_language(system: str, code: str) -> str:
-    """Add to a system prompt the wish to think and answer in language `code`, written in that language."""
-    return joined(system, LANGUAGES[code].clause)
 
 
 MOST_BRIDGES = 256

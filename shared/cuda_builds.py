@@ -12,22 +12,23 @@ from importlib.metadata import PackageNotFoundError, version
 COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
 
 
-def _version_of(package: str) -> str | None:
+def installed(package: str) -> str:
+    """Return the version of a package, "" if it is not there."""
     try:
         return version(package)
     except PackageNotFoundError:
-        return None
+        return ""
 
 
 def hide_cuda_builds() -> list[str]:
     """Hide companions of torch that cannot load here; returns their names (empty on a CUDA torch)."""
-    torch_version = _version_of("torch")
-    if torch_version is None or not torch_version.endswith("+cpu"):
+    torch_version = installed("torch")
+    if not torch_version.endswith("+cpu"):
         return []
     hidden = []
     for package in COMPANIONS:
-        installed = _version_of(package)
-        if installed is not None and not installed.endswith("+cpu") and sys.modules.get(package) is None:
+        found = installed(package)
+        if found and not found.endswith("+cpu") and sys.modules.get(package) is None:
             sys.modules[package] = None  # type: ignore[assignment]  # import -> ModuleNotFoundError, find_spec -> None
             hidden.append(package)
     return hidden

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from shared.atomic_write import append_line, beside
+from shared.atomic_write import append_line, write_whole
 
 
 class Metric(NamedTuple):
@@ -207,8 +207,7 @@ class MetricsLog:
         """why the last write failed, and what to do"""
         path.parent.mkdir(parents=True, exist_ok=True)
         kept = [] if resume_step is None else [row for row in read_rows(path) if _survives(row, resume_step)]
-        with beside(path) as partial:
-            partial.write_text("".join(_encode(row) for row in kept), encoding="utf-8")
+        write_whole(path, "".join(_encode(row) for row in kept))
 
     def write(self, step: int, values: Mapping[str, float | int]) -> bytes:
         """Append one line, flushed to the system, and return it. Raises KeyError for an unknown name, nothing for a

@@ -38,7 +38,6 @@ class Role:
     world: int
     rank_in_role: int
     """0-based number among its kind"""
-    local_rank: int
     one_node: bool
     """all ranks of the launch run on this node"""
     master: str
@@ -50,11 +49,6 @@ class Role:
     host: str = field(default_factory=socket.gethostname)
     folder: Path = field(kw_only=True)
     """private folder of the launch on this node"""
-
-    @property
-    def name(self) -> str:
-        """e.g. "trainer 1 (rank 2)"."""
-        return f"{self.kind} {self.rank_in_role} (rank {self.rank})"
 
 
 class RankInfo(Protocol):
@@ -250,7 +244,6 @@ def read_role(config: Config, store: dist.Store, folder: Path) -> Role:
     """Read this process's role. Raises ConfigError if the launch has another number of ranks than the settings, or if
     this node has too few GPUs for its ranks."""
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    local_rank = int(os.environ["LOCAL_RANK"])
     trainers, engines = config.placement.trainers, config.placement.engines
     if world != config.world_size:
         raise ConfigError(
@@ -271,7 +264,6 @@ def read_role(config: Config, store: dist.Store, folder: Path) -> Role:
         rank=rank,
         world=world,
         rank_in_role={"controller": 0, "trainer": rank - 1, "engine": rank - 1 - trainers}[kind],
-        local_rank=local_rank,
         one_node=one_node(),
         master=os.environ["MASTER_ADDR"],
         device=device,

@@ -25,6 +25,12 @@ class Written(msgspec.Struct, frozen=True):
     sha256: str
 
 
+def sha256_of(path: Path) -> str:
+    """Hash of a file, read from the disk. Raises OSError."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
 def write(path: Path, records: Iterable[msgspec.Struct]) -> Written:
     """Write the records and flush them to the disk; returns size and hash. Raises CheckpointError."""
     encode, digest, size = msgspec.msgpack.Encoder().encode, hashlib.sha256(), 0

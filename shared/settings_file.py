@@ -22,7 +22,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from shared.atomic_write import beside
+from shared.atomic_write import write_whole
 from shared.config import Config
 from shared.errors import ConfigError
 from shared.sections import Stage
@@ -366,5 +366,4 @@ def to_toml(config: Config) -> str:
 def write(config: Config, path: Path) -> None:
     """Write the resolved settings into the run folder, beside and renamed."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with beside(path) as partial:
-        partial.write_text(to_toml(config), encoding="utf-8")
+    write_whole(path, to_toml(config))

@@ -15,7 +15,6 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 from pathlib import Path
 
@@ -24,6 +23,7 @@ import torch
 
 from rollout.vllm_config import CPU_CACHE_BYTES
 from shared.config import Config
+from shared.cuda_builds import installed
 from shared.errors import DataError, InputError, MaestraleError, ModelError
 from shared.jsonl import read_rows
 from shared.model import hf
@@ -113,14 +113,6 @@ def packages() -> CheckResult:
         return CheckResult("packages", "FAIL", f"{text}: vLLM for CPUs beside torch for CUDA {torch.version.cuda}",
                        "make clean, then make install EXTRA=cpu or EXTRA=cuda")  # fmt: skip
     return CheckResult("packages", "OK", text)
-
-
-def installed(name: str) -> str:
-    """Return the version of a distribution, "" if it is not there."""
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return ""
 
 
 # ---- host ---------------------------------------------------------------------------------------------------------

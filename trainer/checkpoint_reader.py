@@ -8,7 +8,6 @@ Once the trainers have loaded their rows, these are compared with the weights th
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ import msgspec
 
 from rollout.weights.checksum import add_parts
 from shared.errors import CheckpointError
-from shared.record_file import Written
+from shared.record_file import Written, sha256_of
 from trainer import ledger_file
 from trainer.checkpoint import CHECKSUMS, FORMAT, MANIFEST, ORIGIN, Manifest, folder_of, folders
 from trainer.ledger import LedgerState
@@ -169,13 +168,8 @@ def check_names(folder: Path, files: Mapping[str, Written]) -> None:
 
 def check_contents(folder: Path, files: Mapping[str, Written]) -> None:
     """Read every file; raise CheckpointError for the first that is not what was written."""
-
-    def digest(name: str) -> str:
-        with (folder / name).open("rb") as stream:
-            return hashlib.file_digest(stream, "sha256").hexdigest()
-
     with ThreadPoolExecutor(THREADS) as readers:
-        for name, found in zip(files, readers.map(digest, files), strict=True):
+        for name, found in zip(files, readers.map(sha256_of, map(folder.joinpath, files)), strict=True):
             if found != files[name].sha256:
                 raise CheckpointError(f"{folder.name}: {name} was changed after it was written{_other(folder / name)}")
 

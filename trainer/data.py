@@ -90,8 +90,6 @@ class DataSource:
     def __init__(self, problems: list[Problem], stages: Stages, prompt_format: PromptFormat):
         self.all, self.stages, self.prompt_format = problems, stages, prompt_format
         self.seed = stages.config.seed
-        self.too_long = 0
-        """draws that were skipped because their prompts are too long"""
         self.long: dict[str, int] = {}
         """problem id -> lower bound of the tokens of its prompt, for those that `measure` found to be too long"""
         self._chosen: tuple[Data, list[Problem]] | None = None
@@ -179,14 +177,13 @@ class DataSource:
         return found
 
     def draw(self, index: int) -> Prompt:
-        """The first prompt at or after `index` that fits the model's length; longer ones are counted and skipped."""
+        """The first prompt at or after `index` that fits the model's length; longer ones are skipped."""
         for skipped in range(len(self.problems)):
             problem = self.problem_at(index + skipped)
             if self.long.get(problem.id, 0) <= self.room:
                 prompt = self.render(problem, index + skipped)
                 if len(prompt.token_ids) <= self.room:
                     return prompt
-            self.too_long += 1
         raise DataError(
             f"every problem is longer than {self.room} tokens with the chat format: raise model.max_tokens or lower "
             "rollout.max_completion_tokens"

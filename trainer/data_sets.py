@@ -7,8 +7,6 @@ generated/ of the run and read from there, so that errors name their lines and a
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +14,7 @@ from typing import Any
 
 from shared.config import Config
 from shared.errors import ConfigError, DataError
-from trainer.row_process import rows_of_process, write_rows
+from trainer.row_process import rows_of_process, send_rows, write_rows
 
 HUB, PARQUET = "hub:", ".parquet"
 
@@ -56,13 +54,9 @@ def rows(value: str) -> Iterator[dict[str, Any]]:
 
 
 def main(value: str) -> int:
-    """Entry point of the process: write the rows, one JSON object a line."""
-    stream = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
+    """Entry point of the process."""
     try:
-        for row in rows(value):
-            stream.write(json.dumps(row, ensure_ascii=False, default=str) + "\n")
-        stream.flush()
+        send_rows(rows(value))
     except Exception as error:  # noqa: BLE001 - that of the library, of pyarrow or of a network
         told = next(iter(str(error).splitlines()), "no reason given")
         sys.stderr.write(f"'{value}' cannot be had ({type(error).__name__}: {told})\n")

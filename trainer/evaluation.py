@@ -26,7 +26,7 @@ from pathlib import Path
 import msgspec
 
 from rollout.client import EngineClient
-from shared.atomic_write import beside
+from shared.atomic_write import write_whole
 from shared.config import Config
 from shared.diversity import mean_diversity
 from shared.statistics import majority_at_k, mean_and_half_width, pass_at_k
@@ -341,8 +341,7 @@ def forget_evaluations(run_dir: Path, version: int) -> None:
     path = run_dir / FILE
     if path.exists():
         kept = [record for record in read_evaluations(run_dir) if record.version <= version]
-        with beside(path) as partial:
-            partial.write_bytes(b"".join(msgspec.json.encode(record) + b"\n" for record in kept))
+        write_whole(path, b"".join(msgspec.json.encode(record) + b"\n" for record in kept))
 
 
 def at_temperature(records: list[EvaluationRecord], temperature: float) -> list[EvaluationRecord]:

@@ -12,7 +12,7 @@ import msgspec
 import torch
 
 from shared import settings_file
-from shared.atomic_write import beside
+from shared.atomic_write import write_whole
 from shared.config import Config
 from shared.errors import CheckpointError, ConfigError, MaestraleError
 from shared.jsonl import read_rows
@@ -38,8 +38,7 @@ def note_training(config: Config, folder: Path, version: int) -> None:
     """Write the model card of an export: the system prompt and the history of its training, which serving must know,
     and the seal of the checkpoint that has these weights."""
     card = ModelCard(config.name, version, config.data.system_prompt, seal_of(config, version), history_of(config))
-    with beside(folder / CARD) as partial:
-        partial.write_bytes(msgspec.json.encode(card) + b"\n")
+    write_whole(folder / CARD, msgspec.json.encode(card) + b"\n")
 
 
 def history_of(config: Config) -> str:

@@ -13,7 +13,6 @@ import dataclasses
 import difflib
 import hashlib
 import json
-import os
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -23,7 +22,7 @@ import msgspec
 
 from shared.config import Config
 from shared.errors import ConfigError
-from trainer.row_process import rows_of_process, write_rows
+from trainer.row_process import rows_of_process, send_rows, write_rows
 from verify.code.sandbox import codec
 from verify.reasoning_gym_host import check_installed
 from verify.verifiers import REASONING_GYM
@@ -158,13 +157,9 @@ def _plain(value: Any) -> Any:
 
 
 def main(text: str) -> int:
-    """Entry point of the process: write the rows, one JSON object a line. What generators print goes elsewhere."""
-    stream = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
+    """Entry point of the process."""
     try:
-        for row in rows(msgspec.json.decode(text, type=Wanted)):
-            stream.write(json.dumps(row, ensure_ascii=False) + "\n")
-            stream.flush()
+        send_rows(rows(msgspec.json.decode(text, type=Wanted)))
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code

@@ -22,6 +22,7 @@ import msgspec
 from shared.config import Config
 from shared.errors import DataError
 from shared.model import hf
+from shared.record_file import sha256_of
 from shared.settings_file import SECTIONS, literal
 from trainer.data import PromptFormat
 from trainer.objectives.objective import Need
@@ -176,14 +177,9 @@ def sample_of(path: Path) -> str:
 
 def reference_parts(run_dir: Path) -> Parts:
     """File name -> hash of the whole file, for all files of the policy that the run started with."""
-
-    def digest(path: Path) -> str:
-        with path.open("rb") as stream:
-            return hashlib.file_digest(stream, "sha256").hexdigest()
-
     files = sorted(path for path in (run_dir / REFERENCE).iterdir() if path.is_file())
     with ThreadPoolExecutor() as readers:
-        return dict(zip((path.name for path in files), readers.map(digest, files), strict=True))
+        return dict(zip((path.name for path in files), readers.map(sha256_of, files), strict=True))
 
 
 def _hash(content: bytes) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from huggingface_hub import ModelCardData
 
 from shared import settings_file
-from shared.atomic_write import beside
+from shared.atomic_write import write_whole
 from shared.config import Config
 from shared.errors import ConfigError, MaestraleError, RunError
 from shared.model.adapter_folder import CONFIG
@@ -48,8 +48,7 @@ def write_card(folder: Path) -> str:
     if not path.is_file():
         config = settings_file.load(folder.parent.parent / "config.toml")
         config = config.model_copy(update={"name": card.run, "runs_dir": str(folder.parent.parent.parent)})
-        with beside(path) as partial:
-            partial.write_text(card_text(config, card, adapter=(folder / CONFIG).is_file()), encoding="utf-8")
+        write_whole(path, card_text(config, card, adapter=(folder / CONFIG).is_file()))
     return path.read_text(encoding="utf-8")
 
 

@@ -20,8 +20,9 @@ from pathlib import Path
 
 import msgspec
 
+from shared.atomic_write import append_line
 from shared.config import Config
-from shared.errors import ConfigError, RunError
+from shared.errors import ConfigError
 from shared.metrics import read_rows
 from shared.progress import Progress
 from shared.settings_file import ACCEPT_CHANGES
@@ -150,8 +151,4 @@ def note(
     """Add a line to launches.jsonl. Raises RunError for a disk that does not take it."""
     where = socket.gethostname(), os.getpid(), release("maestrale")
     line = LaunchRecord(time.time(), outcome, version, changed, skipped, list(arguments), *where)
-    try:
-        with (run_dir / LAUNCHES).open("ab") as stream:
-            stream.write(msgspec.json.encode(line) + b"\n")
-    except OSError as error:
-        raise RunError(f"{run_dir / LAUNCHES} cannot be written ({error}): free disk space, or set runs_dir") from error
+    append_line(run_dir / LAUNCHES, msgspec.json.encode(line))

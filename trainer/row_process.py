@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from shared.atomic_write import beside
 from shared.errors import ConfigError, DataError
@@ -21,6 +24,15 @@ def write_rows(path: Path, lines: Iterator[bytes]) -> None:
             stream.writelines(lines)
     except OSError as error:
         raise DataError(f"{path} cannot be written ({error}): free disk space, or set another runs_dir") from error
+
+
+def send_rows(rows: Iterable[dict[str, Any]]) -> None:
+    """In the process: write each row as it comes, one JSON object a line. What libraries print goes to stderr."""
+    stream = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    for row in rows:
+        stream.write(json.dumps(row, ensure_ascii=False, default=str) + "\n")
+        stream.flush()
 
 
 def rows_of_process(module: str, argument: str, setting: str, deadline_s: float) -> Iterator[bytes]:

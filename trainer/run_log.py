@@ -15,7 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from rollout.client import EngineClient, SyncReport
-from shared.atomic_write import append_line, beside, writing
+from shared.atomic_write import append_line, write_whole, writing
 from shared.config import Config
 from shared.errors import ConfigError
 from shared.metrics import MetricsLog, decode_row
@@ -326,8 +326,7 @@ def forget_after(folder: Path, version: int, stage: int) -> None:
         kept = [
             line for line in lines if line.endswith(b"\n") and _is_whole(_stage_of, line) and _stage_of(line) <= stage
         ]
-        with beside(changes) as partial:
-            partial.write_bytes(b"".join(kept))
+        write_whole(changes, b"".join(kept))
     for rollout in (folder / "rollouts").glob("step_*.jsonl"):
         digits = rollout.stem.removeprefix("step_")
         if digits.isdigit() and int(digits) > version:

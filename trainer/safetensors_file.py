@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shared.record_file import Written
+from shared.record_file import Written, sha256_of
 
 REFERENCE = "reference"
 """name of the starting policy's folder in a run, and of a moved reference's folder in a checkpoint"""
@@ -74,5 +74,4 @@ def _pieces(
 
 def written(path: Path) -> Written:
     """Size and hash of a file that another writer has just written, read back from the disk. Raises OSError."""
-    with path.open("rb") as stream:
-        return Written(path.stat().st_size, hashlib.file_digest(stream, "sha256").hexdigest())
+    return Written(path.stat().st_size, sha256_of(path))

@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from rollout.client import EngineClient
-from shared.atomic_write import beside
+from shared.atomic_write import write_whole
 from shared.config import Config
 from shared.errors import ConfigError, DataError, NonFinite
 from shared.progress import Progress
@@ -188,8 +188,7 @@ async def soft_values(
         for place, group in zip(part, sampled, strict=True):
             rewards = [one.reward.total for one in group if one.reward.verdict.graded]
             kept[problems[place].id] = soft_value(rewards, beta) if rewards else None
-        with beside(path) as unfinished:
-            unfinished.write_bytes(SoftValues(settings_of(config), kept).content())
+        write_whole(path, SoftValues(settings_of(config), kept).content())
     known = [value for value in kept.values() if value is not None]
     if not known:
         raise DataError('objective.name = "spo": no completion of any prompt could be graded; see the verifier')

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,6 +24,7 @@ import msgspec
 
 from shared.deaths import ENDING
 from shared.metrics import decode_row
+from shared.section import flat
 from trainer.trackers import COLUMNS, END_S, Handled, Message, TrackedEnd, TrackedRow, TrackedRun, TrackedSamples
 
 PROJECT = "maestrale"
@@ -171,7 +172,7 @@ class MlflowRun:
 
         self.number, new = kept_id(run, "mlflow", create)
         if new:
-            settings = [Param(name, str(value)[:500]) for name, value in dotted(run.settings)]
+            settings = [Param(name, str(value)[:500]) for name, value in flat(run.settings).items()]
             for first in range(0, len(settings), 100):  # the most that it takes at once
                 self.client.log_batch(self.number, params=settings[first : first + 100])
         else:
@@ -189,15 +190,6 @@ class MlflowRun:
 
     def close(self, finished: bool) -> None:
         self.client.set_terminated(self.number, "FINISHED" if finished else "FAILED")
-
-
-def dotted(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield each setting with its dotted name."""
-    for name, value in settings.items():
-        if isinstance(value, dict) and value:
-            yield from dotted(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value
 
 
 TRACKERS: dict[str, Callable[[TrackedRun], Tracker]] = {

@@ -20,6 +20,18 @@ _DISPLAY = re.compile(r"\$\$.*?\$\$|\\\[.*?(?:\\\]|\Z)|\\\(.*?(?:\\\)|\n|\Z)", r
 _DOLLARS = re.compile(r"\$([^$\n]{1,400})\$")
 _BOX = re.compile(r"\\boxed\s*(?=\{)")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+
+
+def brace_end(text: str, start: int) -> int:
+    """Return the place behind the brace that closes the one at or after `start`; the end of the text without one."""
+    level = 0
+    for brace in _BRACE.finditer(text, start):
+        level += {"{": 1, "}": -1}.get(brace.group(), 0)
+        if level == 0:
+            return brace.end()
+    return len(text)
+
+
 _URL = re.compile(r"(?:https?://|www\.)\S+")
 _TEXT_MACRO = re.compile(r"\\(?:text|textbf|textit|emph|mbox|textrm)\s*\{([^{}]*)\}")
 _MACRO = re.compile(r"\\[A-Za-z]+\*?")
@@ -49,14 +61,8 @@ def _drop_boxes(text: str) -> str:
         if box.start() < position:
             continue
         kept.append(text[position : box.start()])
-        level, end = 0, len(text)
-        for brace in _BRACE.finditer(text, box.end()):
-            level += {"{": 1, "}": -1}.get(brace.group(), 0)
-            if level == 0:
-                end = brace.end()
-                break
         kept.append(" ")
-        position = end
+        position = brace_end(text, box.end())
     kept.append(text[position:])
     return "".join(kept)
 

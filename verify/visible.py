@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
 from verify.code_block import spans
+from verify.text_cleaning import brace_end
 
 _HIDDEN = re.compile(
     r"<!--.*?(?:-->|\Z)"
@@ -29,7 +30,6 @@ _INVISIBLE = re.compile(
     r"\\(?:[hv]?phantom|[xb]?cancel|sout|st|texttt|lstinline|mintinline|invisible|gobble|hidden)\s*(?=\{)"
 )
 _RUN = re.compile(r"`+")
-_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _MATH = re.compile(
     r"\$\$.*?\$\$|\\\[.*?\\\]|\\\(.*?\\\)"
     r"|\\begin\{((?:equation|align|aligned|gather|cases|array|multline|split)\*?)\}.*?\\end\{\1\}|\$[^$\n]{1,300}\$",
@@ -84,12 +84,7 @@ def _invisible(text: str) -> Iterator[tuple[int, int]]:
     """Yield commands whose argument is not shown, or not meant to be believed."""
     position = 0
     while found := _INVISIBLE.search(text, position):
-        level, position = 0, len(text)
-        for brace in _BRACE.finditer(text, found.end()):
-            level += {"{": 1, "}": -1}.get(brace.group(), 0)
-            if level == 0:
-                position = brace.end()
-                break
+        position = brace_end(text, found.end())
         yield found.start(), position
 
 

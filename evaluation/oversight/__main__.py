@@ -20,7 +20,7 @@ from evaluation.oversight.games import GamePlayer, OversightFolder, identify, jo
 from evaluation.oversight.questions import read_tasks
 from evaluation.oversight.settings import OversightSettings, load
 from evaluation.runner import work_through
-from shared.atomic_write import append_line, beside
+from shared.atomic_write import append_line, write_whole
 from shared.chat_endpoint import FAILURES
 from shared.errors import ConfigError, MaestraleError
 from shared.progress import duration
@@ -89,8 +89,7 @@ def write(folder: Path, results: Json, pages: dict[str, str]) -> None:
     """Write results.json, summary.md and report.html."""
     text = json.dumps(results, ensure_ascii=False, indent=1, sort_keys=True) + "\n"
     for name, content in {RESULTS: text, SUMMARY: page.markdown(results), **pages}.items():
-        with beside(folder / name) as partial:
-            partial.write_text(content, encoding="utf-8")
+        write_whole(folder / name, content)
 
 
 async def evaluate(settings: OversightSettings) -> int:

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO, NamedTuple
 import msgspec
 
 from evaluation.oversight.settings import OversightSettings
-from shared.atomic_write import beside, open_log
+from shared.atomic_write import open_log, write_whole
 from shared.chat_endpoint import FAILURES
 from shared.errors import ConfigError, DataError, RunError
 from verify.oversight import protocol
@@ -124,8 +124,7 @@ class OversightFolder:
                 if weights[name] != found["weights"][name]:
                     raise ConfigError(f"out = {self.path}: {name} has other weights now: give another --out")
             found |= {"secret": secret, "weights": {**weights, **found["weights"]}}
-        with beside(file) as partial:
-            partial.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        write_whole(file, json.dumps(found, indent=1, sort_keys=True) + "\n")
         return found
 
     def add(self, record: GameRecord) -> None:

@@ -13,7 +13,7 @@ from lab.ablate.plot import metric_label, write_plot
 from lab.ablate.results import ClaimResult, Estimate, FinishedRuns, decide_all, estimate
 from lab.ablate.runner import wall_s
 from lab.ablate.runs import AblationRun
-from shared.atomic_write import beside
+from shared.atomic_write import write_whole
 from shared.metrics import METRICS
 from shared.progress import duration
 
@@ -230,6 +230,5 @@ def write_report(
     text = report.markdown()
     data = json.dumps(report.data(), indent=1, ensure_ascii=False) + "\n"
     for name, content in (("table.md", text), ("results.json", data)):
-        with beside(folder / name) as partial:
-            partial.write_text(content, encoding="utf-8")
+        write_whole(folder / name, content)
     return text, [path for path in (folder / "table.md", plot, folder / "results.json") if path.exists()]

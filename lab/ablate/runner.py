@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from lab.ablate.runs import AblationRun
+from shared.atomic_write import append_line
 from shared.progress import duration
 
 TIMES = "launches.jsonl"
@@ -155,8 +156,7 @@ def train(run: AblationRun, display: Display) -> str:
 def note_time(run_dir: Path, seconds: float, code: int) -> None:
     """Append the duration of a launch and its exit code."""
     line = json.dumps({"run": run_dir.name, "seconds": round(seconds, 1), "code": code})
-    with (run_dir.parent / TIMES).open("a", encoding="utf-8") as stream:
-        stream.write(line + "\n")
+    append_line(run_dir.parent / TIMES, line.encode())
 
 
 def wall_s(folder: Path, run: str = "") -> float:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shared import settings_file
-from shared.atomic_write import beside
+from shared.atomic_write import write_whole
 from shared.errors import ConfigError, MaestraleError
 
 if TYPE_CHECKING:
@@ -112,8 +112,7 @@ def report(survey: Survey, points: Points) -> None:
         "fits": msgspec.to_builtins(fits),
         "training": {"steps": steps, "lengths": training.lengths, "raw_rewards": training.rewards},
     }  # fmt: skip
-    with beside(folder / "results.json") as partial:
-        partial.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    write_whole(folder / "results.json", json.dumps(results, indent=1) + "\n")
     name = survey.run_dir.resolve().name
     title = f"{name}: {len(plane.steps)} snapshots, steps {plane.steps[0]} to {plane.steps[-1]}"
     made = [draw.draw_plane(folder / "plane.png", plane, title)]

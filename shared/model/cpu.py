@@ -49,17 +49,6 @@ def made_by_amd() -> bool:
     return any(line.startswith("vendor_id") and line.endswith("AuthenticAMD") for line in lines)
 
 
-@functools.lru_cache
-def multiplies_float16_fast(device_type: str) -> bool:
-    """Whether products of float16 matrices are as fast as those of bfloat16 or faster: on GPUs, and on CPUs with
-    float16 instructions (AVX512-FP16) whose bfloat16 is slow. On such a CPU, an Intel Xeon, a decode step
-    of SmolLM2-135M with 64 sequences took 327 ms in float16 and 412 in bfloat16, with 32 of them 213 and 211 (one
-    thread)."""
-    return device_type != "cpu" or (
-        bool(torch.cpu.get_capabilities().get("avx512_fp16")) and not multiplies_bfloat16_fast("cpu")
-    )
-
-
 @contextmanager
 def exact_products(inputs: Tensor) -> Iterator[None]:
     """On a CPU, let float32 products of numbers that came from `inputs` use its bfloat16 units: what is bfloat16 loses

@@ -159,18 +159,24 @@ def _kept(folded: Tensor, kept: Tensor | None) -> Tensor:
     return folded if kept is None else folded.index_select(0, kept)
 
 
-def _attend_sdpa(joined: Tensor, plan: PaddedPlan, block: Block) -> Tensor:
-    """The block's vectors without padding, [kept, head_dim], in folded order."""
+def _heads(joined: Tensor, plan: PaddedPlan, block: Block) -> tuple[Tensor, Tensor, Tensor]:
+    """Query, key and value of a block, each [rows, heads, tokens, head_dim]."""
     vectors, head_dim = joined.reshape(-1, joined.shape[2]), joined.shape[2]
     query = vectors.index_select(0, block.query).view(block.rows, plan.heads, block.length, head_dim)
     key, value = (
         vectors.index_select(0, block.key + shift).view(block.rows, plan.key_heads, -1, head_dim)
         for shift in (0, plan.key_heads)
     )
+    return query, key, value
+
+
+def _attend_sdpa(joined: Tensor, plan: PaddedPlan, block: Block) -> Tensor:
+    """The block's vectors without padding, [kept, head_dim], in folded order."""
+    query, key, value = _heads(joined, plan, block)
     attended = F.scaled_dot_product_attention(
         query, key, value, attn_mask=block.mask, is_causal=block.mask is None, enable_gqa=plan.heads != plan.key_heads
     )
-    return _kept(attended.reshape(-1, head_dim), block.kept_queries)
+    return _kept(attended.reshape(-1, joined.shape[2]), block.kept_queries)
 
 
 def attend_masked(
@@ -178,14 +184,9 @@ def attend_masked(
 ) -> Tensor:
     """`attend_padded` for layers that see only the last `window` tokens, cap their scores or have sinks [heads]
     (`AttentionPlans.attend`): the scores exist as a whole, in float32 where they are capped or have sinks."""
-    vectors, head_dim = joined.reshape(-1, joined.shape[2]), joined.shape[2]
-    grouped, parts = plan.heads // plan.key_heads, list[Tensor]()
+    grouped, head_dim, parts = plan.heads // plan.key_heads, joined.shape[2], list[Tensor]()
     for block in plan.blocks:
-        query = vectors.index_select(0, block.query).view(block.rows, plan.heads, block.length, head_dim)
-        key, value = (
-            vectors.index_select(0, block.key + shift).view(block.rows, plan.key_heads, -1, head_dim)
-            for shift in (0, plan.key_heads)
-        )
+        query, key, value = _heads(joined, plan, block)
         place = torch.arange(key.shape[2], device=joined.device)
         behind = place[-block.length :, None] - place
         allowed = behind >= 0 if window is None else (behind >= 0) & (behind < window)

@@ -33,7 +33,9 @@ from benchmarks.workload import CUT_SHORT, FULL, PROBLEMS, QUICK, SYSTEM, Files,
 from shared import settings_file
 from shared.chat import Chat
 from shared.errors import RunError
+from shared.model.cpu import multiplies_bfloat16_fast
 from tests.benchmarks.test_training_benchmark import TINY
+from tests.shared.test_cpu import AMD, INTEL, is_processor
 from trainer.objectives.registry import objective_of
 
 STEPS = [StepTime(2.0, 100.0), StepTime(3.0, 200.0), StepTime(1.0, 100.0), StepTime(4.0, 100.0)]
@@ -157,3 +159,21 @@ def test_a_stand_in_has_a_text_for_every_id_that_can_be_sampled(tmp_path: Path) 
     problems = [json.loads(line) for line in files.problems.read_text().splitlines()]
     assert len(prompts) == len(problems) == PROBLEMS
     assert chat.encode(prompts[0]) == chat.render(problems[0]["problem"], SYSTEM)
+
+
+@pytest.mark.parametrize(
+    ("found", "vendor", "fast"),
+    [({"avx512_fp16": True}, INTEL, True), ({"avx512_fp16": True, "avx512_bf16": True}, INTEL, True),
+     ({"avx512_fp16": True, "amx_bf16": True}, INTEL, False), ({"avx512_fp16": True, "avx512_bf16": True}, AMD, False),
+     ({"amx_bf16": True}, INTEL, False), ({}, AMD, False)],
+)  # fmt: skip
+def test_float16_is_for_cpus_with_its_instructions_whose_bfloat16_is_slow(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, found: dict[str, bool], vendor: str, fast: bool
+) -> None:
+    is_processor(monkeypatch, tmp_path, found, vendor)
+    multiplies_bfloat16_fast.cache_clear()
+    try:
+        assert end_to_end.multiplies_float16_fast("cpu") is fast
+        assert end_to_end.multiplies_float16_fast("cuda") is True
+    finally:
+        multiplies_bfloat16_fast.cache_clear()

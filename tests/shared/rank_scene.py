@@ -24,7 +24,7 @@ from shared.rpc import Hub, TrainerLink
 
 def make_role(rank: int, folder: Path) -> Role:
     store, device = dist.FileStore(str(folder / "store"), -1), torch.device("cpu")
-    return Role(kind_of(rank, 1), rank, 2, 0, rank, True, "127.0.0.1", device, store, folder=folder)
+    return Role(kind_of(rank, 1), rank, 2, 0, True, "127.0.0.1", device, store, folder=folder)
 
 
 class Doubler:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from shared.chat import Chat, system_prompt, with_language
+from shared.chat import Chat, joined, system_prompt
 from shared.errors import ModelError
 from shared.languages import LANGUAGES
 from verify.verifiers import verifier_of
@@ -105,8 +105,8 @@ def test_magistral_prompt_asks_for_all_that_the_reward_checks():
 def test_every_language_asks_for_reasoning_in_itself():
     assert list(LANGUAGES) == ["en", "fr", "de", "es", "it", "ru", "zh"]
     assert len({language.clause for language in LANGUAGES.values()}) == 7
-    assert with_language("Base.", "fr") == "Base.\n\nRéfléchis et réponds en français."
-    assert with_language("", "zh") == "请用中文思考和回答。"
+    assert joined("Base.", LANGUAGES["fr"].clause) == "Base.\n\nRéfléchis et réponds en français."
+    assert joined("", LANGUAGES["zh"].clause) == "请用中文思考和回答。"
 
 
 def test_plain_text_leaves_the_tokenizer_of_other_threads_alone(tmp_path):

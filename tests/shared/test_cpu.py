@@ -17,7 +17,6 @@ from shared.model.cpu import (
     has_matrix_units,
     keep_freed_memory,
     multiplies_bfloat16_fast,
-    multiplies_float16_fast,
     spare_allocator,
 )
 from tests.process import in_fresh_process
@@ -26,11 +25,9 @@ from tests.process import in_fresh_process
 @pytest.fixture(autouse=True)
 def forgotten() -> Iterator[None]:
     """No answer of this machine before, none of the tests' afterwards."""
-    for answer in (multiplies_bfloat16_fast, multiplies_float16_fast):
-        answer.cache_clear()
+    multiplies_bfloat16_fast.cache_clear()
     yield
-    for answer in (multiplies_bfloat16_fast, multiplies_float16_fast):
-        answer.cache_clear()
+    multiplies_bfloat16_fast.cache_clear()
 
 
 INTEL, AMD = "GenuineIntel", "AuthenticAMD"
@@ -58,20 +55,6 @@ def test_bfloat16_is_for_matrix_units_and_for_amds_instructions(
     assert has_matrix_units("cpu") is found.get("amx_bf16", False) and has_matrix_units("cuda")
     assert multiplies_bfloat16_fast("cpu") is fast
     assert multiplies_bfloat16_fast("cuda") is True
-
-
-@pytest.mark.parametrize(
-    ("found", "vendor", "fast"),
-    [({"avx512_fp16": True}, INTEL, True), ({"avx512_fp16": True, "avx512_bf16": True}, INTEL, True),
-     ({"avx512_fp16": True, "amx_bf16": True}, INTEL, False), ({"avx512_fp16": True, "avx512_bf16": True}, AMD, False),
-     ({"amx_bf16": True}, INTEL, False), ({}, AMD, False)],
-)  # fmt: skip
-def test_float16_is_for_cpus_with_its_instructions_whose_bfloat16_is_slow(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, found: dict[str, bool], vendor: str, fast: bool
-) -> None:
-    is_processor(monkeypatch, tmp_path, found, vendor)
-    assert multiplies_float16_fast("cpu") is fast
-    assert multiplies_float16_fast("cuda") is True
 
 
 def test_this_machine_says_what_its_kernel_says() -> None:

@@ -139,7 +139,7 @@ def test_a_launch_of_another_size_names_both_settings_and_the_repair(monkeypatch
 def test_a_role_knows_its_place(monkeypatch: pytest.MonkeyPatch):
     set_launch(monkeypatch, 3, 4)
     role = read_role(Config.model_validate({"placement": {"trainers": 2}}), dist.HashStore(), Path())
-    assert (role.kind, role.rank_in_role, role.one_node, role.name) == ("engine", 0, True, "engine 0 (rank 3)")
+    assert (role.kind, role.rank, role.rank_in_role, role.one_node) == ("engine", 3, 0, True)
 
 
 def test_on_several_nodes_ranks_meet_in_the_runs_folder_and_take_no_other(

@@ -36,7 +36,7 @@ def role(rank: int, store: dist.Store, folder: Path | None = None) -> Role:
     """folder: of the sockets of one node; None: as on several nodes."""
     kind: Kind = "engine" if rank else "controller"
     one_node, device = folder is not None, torch.device("cpu")
-    return Role(kind, rank, 4, rank, rank, one_node, "127.0.0.1", device, store, folder=folder or Path())
+    return Role(kind, rank, 4, rank, one_node, "127.0.0.1", device, store, folder=folder or Path())
 
 
 @pytest.fixture(params=["one node", "several nodes"])

@@ -184,7 +184,7 @@ def test_in_a_container_the_parent_may_be_process_1() -> None:
 
 def test_a_heartbeat_is_taken_from_the_rank_that_it_names_and_from_nobody_else() -> None:
     folder, store = launch_folder.make(launch_folder.temporary(), "test"), dist.HashStore()
-    role = Role("controller", 0, 3, 0, 0, True, "", torch.device("cpu"), store, folder=folder.path)
+    role = Role("controller", 0, 3, 0, True, "", torch.device("cpu"), store, folder=folder.path)
     keeper = watchdog.PulseKeeper(role, "", heartbeat_s=60)
     keeper.start()
     encode, before = msgspec.msgpack.Encoder().encode, refused.total
@@ -226,7 +226,7 @@ def test_a_heartbeat_is_taken_from_the_rank_that_it_names_and_from_nobody_else()
 
 def test_an_answer_is_as_long_as_a_node_has_ranks_and_made_once_for_all_of_them() -> None:
     folder, store = launch_folder.make(launch_folder.temporary(), "test"), dist.HashStore()
-    role = Role("controller", 0, 901, 0, 0, True, "", torch.device("cpu"), store, folder=folder.path)
+    role = Role("controller", 0, 901, 0, True, "", torch.device("cpu"), store, folder=folder.path)
     keeper = watchdog.PulseKeeper(role, "", heartbeat_s=60)
     keeper.start()
     lines = {rank: zmq.Context.instance().socket(zmq.DEALER) for rank in (1, 2, 900)}

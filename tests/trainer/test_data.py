@@ -104,11 +104,10 @@ def test_prioritised_draws_are_in_proportion_to_failures_and_repeat():
     assert source.problem_at(0).id in "0123", "all are solved: any"
 
 
-def test_too_long_prompts_are_skipped_and_counted_and_keep_their_index():
+def test_too_long_prompts_are_skipped_and_keep_their_index():
     source = make_source(2, data={"order": "file", "system_prompt": ""})
     source.problems[0] = Problem("long", "y" * 500, "1")
     assert [source.draw(index).index for index in (0, 1, 2)] == [1, 1, 3]
-    assert source.too_long == 2
     source.problems[1] = source.problems[0]
     with pytest.raises(DataError, match=r"raise model\.max_tokens"):
         source.draw(0)

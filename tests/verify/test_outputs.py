@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from shared.errors import DataError
-from verify.code.runner import run_outputs, run_outputs_async, run_tests
+from verify.code.runner import in_thread, run_outputs, run_tests
 from verify.code.sandbox_pool import SandboxPool
 from verify.code.tests import Assertions, CallTest, Limits, Status, StdioTest, language_of, read_tests
 
@@ -54,7 +54,7 @@ def test_slow_and_broken_programs(sandboxes: SandboxPool) -> None:
 def test_cpp_outputs(sandboxes: SandboxPool) -> None:
     source = "#include <iostream>\nint main() { int n; std::cin >> n; std::cout << 2 * n << std::endl; }"
     tests = [StdioTest("4", ""), StdioTest("5", "")]
-    assert [one.printed for one in asyncio.run(run_outputs_async(source, "cpp", tests, pool=sandboxes))] == [
+    assert [one.printed for one in asyncio.run(in_thread(run_outputs, source, "cpp", tests, pool=sandboxes))] == [
         b"8\n",
         b"10\n",
     ]

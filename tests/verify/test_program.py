@@ -24,7 +24,7 @@ from shared.types import Verdict
 from tests.verify.attacks import CHEATS, CPP_CHEATS, FIRST, PROGRAMS, TWICE, F
 from tests.verify.event_loop import watched
 from verify.code import cpp
-from verify.code.runner import describe_isolation, run_tests, run_tests_async
+from verify.code.runner import describe_isolation, in_thread, run_tests
 from verify.code.sandbox_pool import SandboxPool
 from verify.code.tests import Assertions, CallTest, Limits, Status, StdioTest
 
@@ -216,7 +216,9 @@ def test_event_loop_is_not_blocked_and_nothing_is_left() -> None:
         sandboxes = SandboxPool(2)
         slow = "import time\ntime.sleep(1.5)\nprint(2 * int(input()))"
         async with watched() as gaps:
-            found = await asyncio.gather(*(run_tests_async(slow, "python", TWICE, pool=sandboxes) for _ in range(2)))
+            found = await asyncio.gather(
+                *(in_thread(run_tests, slow, "python", TWICE, pool=sandboxes) for _ in range(2))
+            )
         assert [result.verdict for result in found] == [Verdict.CORRECT] * 2
         sandboxes.close()
         return gaps.longest_s

@@ -22,7 +22,7 @@ from tests.verify.attacks import FIRST, TWICE
 from tests.verify.sandboxes import opened
 from verify.code import cpp, program_run, sandbox_pool
 from verify.code.program_run import cpp_works
-from verify.code.runner import describe_isolation, run_tests, run_tests_async
+from verify.code.runner import describe_isolation, in_thread, run_tests
 from verify.code.sandbox import isolation
 from verify.code.sandbox.client import Isolation, SandboxHandle, SandboxRefused
 from verify.code.sandbox_pool import SandboxPool
@@ -243,11 +243,11 @@ def test_grading_after_the_end_and_in_the_queue_is_told() -> None:
     async def use() -> list[Any]:
         held = opened()
         slow = "import time\ntime.sleep(3)\nprint(2 * int(input()))"
-        jobs = [asyncio.create_task(run_tests_async(slow, "python", TWICE, pool=held)) for _ in range(3)]
+        jobs = [asyncio.create_task(in_thread(run_tests, slow, "python", TWICE, pool=held)) for _ in range(3)]
         await asyncio.sleep(0.5)
         await asyncio.to_thread(held.close)
         with pytest.raises(RunError, match="closed"):
-            await run_tests_async(DOUBLE, "python", TWICE, pool=held)
+            await in_thread(run_tests, DOUBLE, "python", TWICE, pool=held)
         return await asyncio.gather(*jobs, return_exceptions=True)
 
     assert [type(found) for found in asyncio.run(use())] == [RunError] * 3

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from shared.types import Verdict
-from verify.answer_checker import check_completion, is_equivalent
+from tests.verify.blocking import check_completion, is_equivalent
 from verify.math.algebra import equal
 from verify.math.plain import decide
 

@@ -1,6 +1,6 @@
 """Grades a program on the tests of a programming problem: it runs in a sandbox, its outputs are compared outside of it.
 
-`run_tests` is the blocking entry, `run_tests_async` the one for event loops (threads wait, the loop does not).
+`run_tests` is the blocking entry, `in_thread` is for event loops (threads wait, the loop does not).
 `run_outputs` returns what a program prints or returns without comparing it, to vet tests. The candidate shares no
 process, descriptor or namespace with the process that grades; it never holds an expected output. A test may take 4 s
 and 300 MB, compiling 10 s; at most 20 tests are drawn by a seed of (problem, group), and a program is right when every
@@ -22,6 +22,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -169,22 +170,15 @@ def _with_lease(pool: SandboxPool | None, work: Callable[[SandboxLease], _Found]
     raise Lost(reason)
 
 
-async def run_tests_async(
-    source: str, language: Language, tests: Any, limits: Limits | None = None, *, pool: SandboxPool | None = None
-) -> ProgramVerdict:
-    """As `run_tests`, for callers with an event loop: as many at once as there are sandboxes, the others queue."""
+async def in_thread(
+    run: Callable[..., _Found], source: str, language: Language, tests: Any, limits: Limits | None = None, *,
+    pool: SandboxPool | None,
+) -> _Found:  # fmt: skip
+    """As `run`, which is `run_tests` or `run_outputs`, for callers with an event loop: as many at once as there are
+    sandboxes, the others queue."""
     held = pool or default_sandboxes()
-    loop = asyncio.get_running_loop()
-    return await loop.run_in_executor(held.threads, lambda: run_tests(source, language, tests, limits, pool=held))
-
-
-async def run_outputs_async(
-    source: str, language: Language, tests: Any, limits: Limits | None = None, *, pool: SandboxPool | None = None
-) -> list[Output]:
-    """As `run_outputs`, for callers with an event loop."""
-    held = pool or default_sandboxes()
-    loop = asyncio.get_running_loop()
-    return await loop.run_in_executor(held.threads, lambda: run_outputs(source, language, tests, limits, pool=held))
+    work = partial(run, source, language, tests, limits, pool=held)
+    return await asyncio.get_running_loop().run_in_executor(held.threads, work)
 
 
 LANGUAGES: dict[Language, tuple[str, ...]] = {
@@ -239,7 +233,7 @@ class ProgramVerifier:
         )
         sandboxes = self._sandboxes or await asyncio.to_thread(self._open)
         try:
-            return await run_tests_async(source, known, problem.tests, limits, pool=sandboxes)
+            return await in_thread(run_tests, source, known, problem.tests, limits, pool=sandboxes)
         except DataError as error:
             return ProgramVerdict(Verdict.UNVERIFIABLE, [], str(error))
 

@@ -22,7 +22,7 @@ from verify.math.quantity import quantity, without_unit
 from verify.math.real_sets import HINT, read, same_open_chain, same_real_set
 from verify.math.relation import cut, links, same_links
 from verify.math.solution import condition_of, is_solution
-from verify.math.solved import restates
+from verify.math.solved import is_sum_of_names, restates
 from verify.math.structure import form, same_form
 from verify.math.token import NotUnderstood
 from verify.math.tree import Node
@@ -39,11 +39,6 @@ def _is_name(node: Node) -> bool:
     return node[0] == "sym" or (node[0] == "call" and str(node[1]).startswith("?"))
 
 
-def _is_sum_of_names(node: Node) -> bool:
-    """Return whether a tree is a sum of names, as m + n before "= 100 + 13 = 113"; x + y = 5 is an equation."""
-    return node[0] == "sym" or (node[0] == "+" and all(_is_sum_of_names(part) for part in node[1:]))
-
-
 def _is_relation(text: str) -> bool:
     """Return whether a relation sign stands outside of all brackets."""
     return _SIGN.search(text) is not None and bool(cut(text)[1])
@@ -57,7 +52,7 @@ def _result(text: str) -> str:
     if len(sides) == 2 and _is_name(_valued(sides[1])) and not _is_name(_valued(sides[0])):
         sides.reverse()
     first = _valued(sides[0])
-    values = sides[1:] if _is_name(first) or (len(sides) > 2 and _is_sum_of_names(first)) else sides
+    values = sides[1:] if _is_name(first) or (len(sides) > 2 and is_sum_of_names(first)) else sides
     trees = [_valued(side) for side in values]
     if not all(same_value(trees[-1], tree) for tree in trees[:-1]):
         raise NotUnderstood(text[:80])

@@ -66,12 +66,12 @@ class _Relation(NamedTuple):
             return ""
         if tree[:2] == ("call", "abs") and tree[2][0] == "sym" and set(self.signs) <= ORDERS:
             return str(tree[2][1])  # |x| < 3
-        return side if len(self.sides) > 2 and set(self.signs) == {"="} and _is_sum_of_names(tree) else ""
+        return side if len(self.sides) > 2 and set(self.signs) == {"="} and is_sum_of_names(tree) else ""
 
 
-def _is_sum_of_names(node: Node) -> bool:
+def is_sum_of_names(node: Node) -> bool:
     """Return whether a tree is a sum of names, as m + n before "= 100 + 13 = 113"; x + y = 5 is an equation."""
-    return node[0] == "sym" or (node[0] == "+" and all(_is_sum_of_names(part) for part in node[1:]))
+    return node[0] == "sym" or (node[0] == "+" and all(is_sum_of_names(part) for part in node[1:]))
 
 
 def _functions(node: Node) -> frozenset[str]:

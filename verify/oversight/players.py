@@ -1,7 +1,6 @@
-"""Who answers the requests of a protocol: models behind OpenAI-compatible endpoints, and scripts.
+"""Who answers the requests of a protocol: models behind OpenAI-compatible endpoints.
 
 Game = await hold(play, choose)     players that wait for a network; `choose` says who gets a request
-result = rehearse(play, script)     a function of the request; thousands of games a second
 """
 
 from __future__ import annotations
@@ -59,17 +58,6 @@ async def hold(play: Play[Result], choose: Callable[[Ask], Player], seed: str = 
         except StopIteration as end:
             game.result = end.value
             return game
-
-
-def rehearse(play: Play[Result], script: Callable[[Ask], str]) -> Result:
-    """Run a protocol in which `script` answers everything; a best-of request gets its answer once."""
-    asks = next(play)
-    while True:
-        try:
-            asks = play.send([[Said(script(ask))] for ask in asks])
-        except StopIteration as end:
-            result: Result = end.value
-            return result
 
 
 def _seed(text: str) -> int:

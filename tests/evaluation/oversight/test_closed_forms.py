@@ -10,6 +10,7 @@ import pytest
 
 from evaluation.oversight.figures import Json, contests, measure, summarise
 from evaluation.oversight.games import GameKey, GameRecord
+from tests.verify.oversight.rehearsal import rehearse
 from tests.verify.oversight.scripted import (
     Script,
     agent,
@@ -21,7 +22,6 @@ from tests.verify.oversight.scripted import (
     trusting,
 )
 from verify.oversight import protocol
-from verify.oversight.players import rehearse
 from verify.oversight.protocol import Rules
 from verify.oversight.question import Ask, Question, Speech
 

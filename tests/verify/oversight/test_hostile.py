@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.verify.oversight.rehearsal import rehearse
 from tests.verify.oversight.scripted import ARTICLE, agent, make_question, parts, speeches, trusting
 from verify.oversight import protocol
-from verify.oversight.players import rehearse
 from verify.oversight.protocol import Rules
 from verify.oversight.question import Ask, Question, Speech
 from verify.oversight.speech import read_speech, split_thinking

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from tests.verify.oversight.rehearsal import rehearse
 from tests.verify.oversight.scripted import agent, make_question, parts, speeches
 from verify.oversight import protocol
-from verify.oversight.players import rehearse
 from verify.oversight.prompts import read_choice, read_verdict
 from verify.oversight.protocol import MOST_VOTES, Rules
 from verify.oversight.question import Ask, JudgeVerdict, Said
