@@ -191,6 +191,7 @@ class SampleStage(CurationStage):
             "system_prompt": config.data.system_prompt,
             "templates": config.data.templates,
             "deadline_s": config.reward.deadline_s,
+            "refuse": sorted(config.reward.refuse),
             "sandbox": config.reward.sandbox.model_dump(mode="json", exclude={"max_concurrency"}),
         }
 

@@ -39,7 +39,7 @@ class Judge(Section):
     )
     """what the judge is told to look at"""
     deadline_s: float = Field(60.0, gt=0)
-    """all attempts at one completion together; later it is not graded"""
+    """all attempts at one question together, from when it is its turn; later the completion is not graded"""
     asks: Literal["score", "pairs", "debate", "answers"] = "score"
     """"score": from 0 to 10 for one response; "pairs": which of two responses of a group is better, each pair in both
     orders, as a reward of the group; "debate": which of two different answers is right, after a critic has argued for

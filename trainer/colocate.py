@@ -227,6 +227,11 @@ def settle(config: Config, model_dir: Path, gpus: int, one_node: bool, node_trai
     if not (one_node and shares_gpus(config, gpus)):
         check_own_gpus(config, shape, least, gpus)
         return with_sharing(config, "never", config.rollout.cache_bytes)
+    if streams(config):
+        raise ConfigError(
+            'rollout.transport = "network" needs a GPU for each trainer and engine, since NCCL takes no two ranks on '
+            f'one; this node has {gpus}: leave it "auto", or give the launch more GPUs'
+        )
     found = share(config, shape, least, psutil.virtual_memory().total)
     return with_sharing(config, found.way, found.cache_bytes)
 

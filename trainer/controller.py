@@ -204,7 +204,7 @@ class TrainingLoop:
             if self.config.rollout.max_async_level == 0:
                 await clock("weight update", sync)
             else:
-                task = self.loops.create_task(self.evaluate_if_due(version), name="evaluate")
+                task = self.loops.create_task(self.evaluate_behind(sync, version), name="evaluate")
                 evaluations = [*(one for one in evaluations if not one.done()), task]
         await clock("last weight update", sync)
         self.engines.close()
@@ -272,6 +272,11 @@ class TrainingLoop:
         """Evaluate at the sampling temperature every evaluate.every versions; the first and last are not asked here."""
         if evaluation_due(self.config, version) and 0 < version < self.config.last_version:
             await self.evaluate(version, self.config.rollout.temperature)
+
+    async def evaluate_behind(self, sync: asyncio.Future[None], version: int) -> None:
+        """Evaluate a version once its update has ended, so that no completion begins with weights before it."""
+        await asyncio.wait([sync])  # its error is raised where it is awaited
+        await self.evaluate_if_due(version)
 
     async def run(self) -> None:
         """Run until `steps` are trained. If one loop fails, all stop and its error is raised."""

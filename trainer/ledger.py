@@ -376,7 +376,9 @@ class Ledger:
                 group.rewards = [None] * len(group.completions)
                 for completion in group.completions:
                     completion.teacher = []
-        self._ready = {index for index, group in self.groups.items() if group.complete and self._has_signal(group)}
+        for group in [one for one in self.groups.values() if one.complete and not self._has_signal(one)]:
+            self._filter(group)  # by a filter that the settings did not have before
+        self._ready = {index for index, group in self.groups.items() if group.complete}
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         while not condition():

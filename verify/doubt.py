@@ -40,7 +40,14 @@ _NOT = (
     r"|≠|排除了?|推翻了?|不是|不等于|不为|并非|绝非|而非|不可能是|除了"
 )
 _DENIED = re.compile(rf"(?:{_NOT})(?:\s*{_FILLER}(?![^\W\d_])|\s*[\u4e00-\u9fff]{{1,4}}(?=\s*$)|[\s:=])*$")
+_SUBORDINATE = re.compile(
+    r"\b(?:that|which|who|where|when|if|qui|que|où)\b.*(?:\b(?:not|never|cannot)|n't)\s.*"
+    r"\b(?:is|are|equals?)\s*[:=]?\s*$"
+    r"|\bqu(?:i|e|['’]il|['’]elle)\b.*\b(?:pas|jamais) (?:est|sont|vaut)\s*(?:de|d['’])?\s*$"
+)
+"""a negation in a relative clause, as in "the number that is not possible is", which denies nothing of the answer"""
 _WRONG = re.compile(
+    r"(?<!probability of a )(?<!get a )(?<!gets a )(?<!gives a )"
     r"\b(?:wrong|incorrect|false|mistaken|fake) (?:answer|result|value|solution|claim|that)\b"
     r"|\bit is (?:false|wrong|untrue)"
     r"|\b(?:mauvaise|fausse) réponse|\bfalsche[sn]? (?:antwort|ergebnis)|\brespuesta (?:incorrecta|falsa|equivocada)"
@@ -195,7 +202,7 @@ def doubted(
     before = _SENTENCE.split(_OPEN_LINE.sub(" ", head))
     after = [sentence for sentence in _SENTENCE.split(tail) if sentence.strip()][:2]
     *earlier, clause = (clause.strip() for clause in _CLAUSE.split(before[-1]))
-    if _DENIED.search(clause):
+    if _DENIED.search(clause) and not _SUBORDINATE.search(clause):
         return "denied before it"
     if _WRONG.search(clause) or (earlier and _WRONG.search(earlier[-1]) and not _CONCLUDED.search(before[-1])):
         return "called wrong, or somebody else's"

@@ -16,7 +16,8 @@ import math
 import random
 import re
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 from shared.chat_endpoint import FAILURES, ChatEndpoint, key_headers
@@ -114,10 +115,22 @@ class Endpoint:
             return completions
         return 2 * (completions if completions > 2 else completions - 1)
 
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """A place among the requests under way, for as long as the judge may take for one question, its attempts
+        together: the wait for the place does not count. Raises Failed."""
+        async with self.endpoint.free():
+            try:
+                async with asyncio.timeout(self.judge.deadline_s):
+                    yield
+            except TimeoutError as error:
+                reason = f"reward {self.name}: no value after {self.judge.deadline_s:g} s"
+                raise Failed(Verdict.TIMEOUT, reason) from error
+
     async def score(self, case: Case) -> float:
         """Return the score of one completion in [0, 1]. Raises Failed when every attempt failed."""
         measured = is_measured(self.judge, case)
-        async with self.endpoint.free():
+        async with self.turn():
             if self.judge.api == "chat":
                 value = await self._ask([case], not measured, parse_score, "SCORE: n")
             else:
@@ -146,7 +159,7 @@ class Endpoint:
     async def _better(self, one: Case, two: Case) -> bool:
         """Return whether the judge takes the response that stands first."""
         measured = is_measured(self.judge, one)
-        async with self.endpoint.free():
+        async with self.turn():
             first = await self._ask([one, two], not measured, parse_choice, "BETTER: n") == 1
         self.measurement.first.append(float(first))
         if measured and {one.verdict, two.verdict} == {Verdict.CORRECT, Verdict.WRONG}:
@@ -218,4 +231,4 @@ def _make(settings: RewardWeights) -> Function:
     return Endpoint("llm_judge", settings.judge, "reward.judge").score
 
 
-register("llm_judge", _make, lowest=lambda _: 0.0, deadline_s=lambda settings: settings.judge.deadline_s)
+register("llm_judge", _make, lowest=lambda _: 0.0, deadline_s=lambda _: None)

@@ -77,7 +77,7 @@ class Registered(NamedTuple):
     name: str
     make: Callable[[RewardWeights], Function]
     lowest: Callable[[RewardWeights], float]
-    deadline_s: Callable[[RewardWeights], float]
+    deadline_s: Callable[[RewardWeights], float | None]
     home: str
     """file that defines it"""
     options: type[RewardOptions] = RewardOptions
@@ -102,7 +102,7 @@ def register(
     make: Callable[[RewardWeights], Function],
     *,
     lowest: Callable[[RewardWeights], float],
-    deadline_s: Callable[[RewardWeights], float] = lambda settings: settings.deadline_s,
+    deadline_s: Callable[[RewardWeights], float | None] = lambda settings: settings.deadline_s,
     home: str = "",
     options: type[RewardOptions] = RewardOptions,
     group: bool = False,
@@ -295,8 +295,8 @@ def chosen(settings: RewardWeights) -> Chosen:
     for name in judges:
         if name in {*MAGISTRAL, *REWARDS, *hosted}:
             raise ConfigError(f"reward.judges.{name}: a reward '{name}' exists already: choose another name")
-        group, deadline_s = judges[name].judge.asks != "score", judges[name].judge.deadline_s
-        hosted[name] = Extra(name, judges[name].reward, 0.0, 0.0, 0.0, None, deadline_s, group=group)
+        group = judges[name].judge.asks != "score"
+        hosted[name] = Extra(name, judges[name].reward, 0.0, 0.0, 0.0, None, None, group=group)  # it has its deadlines
 
     def made(name: str, weight: float, setting: str = "reward.extra") -> Extra:
         found = hosted[name] if name in hosted else _extra(name, weight, settings, [*hosted], setting)

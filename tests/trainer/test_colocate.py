@@ -118,6 +118,8 @@ def test_a_rank_on_its_own_gpu_is_refused_with_the_arithmetic(monkeypatch: pytes
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(total_memory=20 * GIB))
     with pytest.raises(ConfigError, match="before activations"):
         settle(apart, tmp_path, 2, one_node=True)
+    with pytest.raises(ConfigError, match="needs a GPU for each trainer and engine"):
+        settle(settings(rollout={"transport": "network"}), tmp_path, 1, one_node=True)
 
 
 def test_each_node_has_a_replica_as_far_as_memory_allows() -> None:

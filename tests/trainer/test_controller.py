@@ -211,7 +211,7 @@ def test_a_checkpoint_comes_after_the_rollouts_of_its_step_also_when_ctrl_c_ends
 
     run: Any = SimpleNamespace(
         config=config, ledger=ledger, clock=clock, learn=learn, vocabulary=1000, publish=nothing,
-        logger=SimpleNamespace(step=lambda *_: {"entropy": 1.0}, keep=parts.keep), evaluate_if_due=nothing,
+        logger=SimpleNamespace(step=lambda *_: {"entropy": 1.0}, keep=parts.keep), evaluate_behind=nothing,
         offline_groups=list,
         checkpointer=Checkpointer(config, ledger, shelf, shelf, clock, Progress(io.StringIO()), Origin({}, {})),
     )  # fmt: skip
@@ -223,3 +223,21 @@ def test_a_checkpoint_comes_after_the_rollouts_of_its_step_also_when_ctrl_c_ends
     with pytest.RaisesGroup(Interrupted):
         asyncio.run(go())
     assert folder_of(config.run_dir, 1).is_dir() and parts.rollouts.exists()
+
+
+def test_an_evaluation_begins_behind_the_update_of_its_version() -> None:
+    told = list[str]()
+
+    async def evaluate(version: int) -> None:
+        told.append(f"evaluates {version}")
+
+    async def update() -> None:
+        await asyncio.sleep(0.05)
+        told.append("updated")
+
+    async def go() -> None:
+        run: Any = SimpleNamespace(evaluate_if_due=evaluate)
+        await TrainingLoop.evaluate_behind(run, asyncio.ensure_future(update()), 3)
+
+    asyncio.run(go())
+    assert told == ["updated", "evaluates 3"]

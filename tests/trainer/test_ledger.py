@@ -291,6 +291,22 @@ def test_the_saved_state_holds_partial_completions_and_goes_on(tmp_path: Path):
     assert msgspec.json.encode(fresh.state()) == blob
 
 
+def test_groups_that_a_new_filter_drops_give_their_slots_back_on_a_resume() -> None:
+    def ledger_of(filter_groups_by: str) -> Ledger:
+        objective = {"filter_groups_by": filter_groups_by}
+        return Ledger(Stages(make_config(max_async_level=1).model_copy(update={"objective": objective})))
+
+    before = ledger_of("off")
+    for index in range(3):
+        before.open(Prompt(index, PROBLEM, [1]), [7, 8])
+    finish_group(before, 0, [1.0, 1.0])
+    assert before.ready() == 1
+    fresh = ledger_of("total")
+    fresh.restore(msgspec.json.decode(msgspec.json.encode(before.state()), type=LedgerState))
+    assert list(fresh.groups) == [1, 2] and fresh.busy_slots == 2 and fresh.filtered == 1
+    assert fresh.wanted() == before.wanted() + 1
+
+
 def test_groups_without_signal_are_reported_by_the_first_step_after_a_resume(tmp_path: Path):
     ledger = Ledger(Stages(make_config(max_async_level=1)))
     for index in range(3):

@@ -6,6 +6,32 @@ from tests.verify.refusals import Row, no, yes
 
 THIRD: dict[str, list[Row]] = {
     "denied": [
+        *yes(
+            "Both methods agree, so we can be confident that the answer is \\boxed{5}.",
+            "Let's double-check this: $2+3=5$.\n\n$$\\boxed{5}$$",
+            "The answer is \\boxed{5}. For $|n|\\ge 6$ the inequality fails to hold.",
+            "The answer is \\boxed{5}, since n = 6 does not hold.",
+            "By the second method, $2+3=\\boxed{5}$.",
+            "We claim that the answer is \\boxed{5}.",
+            "The answer is \\boxed{5}, whichever sign is taken.",
+            "The answer is \\boxed{5}; no such integer exists outside the interval.",
+            "These turn out to be \\boxed{5}.",
+            "On a également $n=-5$, ce qui donne \\boxed{5} entiers.",
+            "Setzt man dies zurück ein, ergibt sich \\boxed{5}.",
+            "Offenbar ist die Summe \\boxed{5}.",
+            "La risposta è \\boxed{5}. Infatti nessuno degli altri numeri va bene.",
+            "La respuesta es \\boxed{5}. Nadie más cumple la condición.",
+            "Ответ: \\boxed{5}. При $n=6$ неравенство нарушается.",
+            "Ответ: \\boxed{5}. При $n=6$ неравенство неверно.",
+            "答案是\\boxed{5}。当 n=6 时不等式不成立,不可能满足。",
+            "The largest amount that is not possible is \\boxed{5}.",
+            "The probability that the two numbers are not equal is $\\boxed{5}$.",
+            "The number of integers that are not a solution is \\boxed{5}.",
+            "The only integer between 1 and 20 that cannot be the value of x is \\boxed{5}.",
+            "Le nombre d'élèves qui ne jouent pas est \\boxed{5}.",
+            "La probabilité qu'il ne pleuve pas est \\boxed{5}.",
+            "The probability that he gets a wrong answer is \\boxed{5}.",
+        ),
         *no(
             "There is a small chance that it is \\boxed{5}.",
             "I wouldn't bet on \\boxed{5}.",

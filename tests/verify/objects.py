@@ -21,6 +21,9 @@ PAIR = "a, b = f(2)\nassert a == 4 and b == 8"
 
 _E = "class E:\n    def __eq__(s, o): return True\n    def __ne__(s, o): return True\n    def __bool__(s): return True\n    def __lt__(s, o): return True\n    def __gt__(s, o): return True\n    def __sub__(s, o): return 0\n    def __abs__(s): return 0\n    def __round__(s, n=0): return E()\n    def __len__(s): return 3\n    def __getitem__(s, k): return E()\n    def __contains__(s, o): return True\n    def __iter__(s): return iter([E(), E()])\n    def __hash__(s): return 1\n    def __str__(s): return '4'\n    def __repr__(s): return '9'\n    def __add__(s, o): return E()\n    def __getattr__(s, n): return E()\n    def __call__(s, *a): return E()\n"
 
+_NEAR = "class Z(float): pass\nclass N:\n    def __sub__(s, o): return Z(0.0)\n    __rsub__ = __mod__ = __sub__\n    def __abs__(s): return Z(0.0)\n    def __round__(s, n=0): return Z(4)\n"
+EVEN = "assert f(2) % 2 == 0\nassert f(3) - 6 == 0"
+
 FIRST: list[tuple[str, str, bool]] = [
     (F, _E + "def f(x): return E()", False),
     (
@@ -35,6 +38,9 @@ FIRST: list[tuple[str, str, bool]] = [
         False,
     ),
     (CLOSE, _E + "def f(x): return E()", False),
+    (CLOSE, _NEAR + "def f(x): return N()", False),
+    (EVEN, _NEAR + "def f(x): return N()", False),
+    (EVEN, "class I(int): pass\ndef f(x): return I(2 * x)", True),
     (LENGTH, _E + "def k(x): return E()", False),
     (SORTED, _E + "def k(x): return E()", False),
     (PAIR, _E + "def f(x): return E()", False),

@@ -141,6 +141,12 @@ def test_late_judge_is_a_timeout(api: Api) -> None:
     assert found.verdict is Verdict.TIMEOUT and time.monotonic() - started < 2.5
 
 
+def test_the_wait_for_other_questions_does_not_count(api: Api) -> None:
+    """160 at once, 16 at a time: the last ones wait for longer than a question may take."""
+    api.replies = [0.5]
+    assert {one.verdict for one in reward(settings(api, deadline_s=4.0), count=160)} == {Verdict.CORRECT}
+
+
 def test_questions_under_way_are_bounded(api: Api) -> None:
     api.replies = [0.05]
     assert len(reward(settings(api), count=40)) == 40

@@ -121,7 +121,7 @@ def _operator(name: str, question: str) -> Any:
         found = self._ask(question, name, *others)
         if not isinstance(found, Remote):
             raise TypeError(f"{name} of the program's objects gives {type(found).__name__}: nobody can check that")
-        return found
+        return Remote(self._line, found.__dict__["_number"])  # without a content, which would be compared here
 
     return operate
 
