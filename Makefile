@@ -35,7 +35,7 @@ help:
 	@echo 'make install-clients  set up the clients that the tests of the server run'
 	@echo 'make install-environments  set up OpenEnv and verifiers, which some tests of environments use if they are there'
 	@echo 'make install-peers    set up the trainers that the benchmarks stand beside'
-	@echo 'make recipe    SFT and reinforcement learning of SmolLM2-135M-Instruct (under an hour on two cores)'
+	@echo 'make recipe    SFT and reinforcement learning of SmolLM2-135M-Instruct (one to two hours on two cores)'
 	@echo 'make page      build the libraries of the chat page anew (needs npm; the result is part of the checkout)'
 	@echo 'make smollm2   install what the conversion of SmolLM2-135M-Instruct needs'
 	@echo 'make clean     remove the environment and the caches; runs/ and models/ stay'

@@ -14,12 +14,11 @@ from typing import Any
 from benchmarks import report
 from benchmarks.figures import ROOT, NotMeasured, Section, benchmark
 from benchmarks.quickstart import wall
-from benchmarks.runs import pick, shown, table, trained_on
+from benchmarks.runs import exported_version, pick, shown, table, trained_on
 from evaluation.compare import difference_table
-from shared import settings_file
 from shared.metrics import read_rows
 from shared.types import Verdict
-from trainer.evaluation import Evaluation, best_version
+from trainer.evaluation import Evaluation
 
 RUNS = {
     "quickstart": "quickstart", "own": "own", "gsm8k": "smollm2-gsm8k", "lora": "smollm2-lora", "code": "programs",
@@ -30,6 +29,7 @@ ROLES = ("controller", "trainer", "engine")
 CURVES = ("reward/mean", "reward/extra", "accuracy", "consistency", "length/mean")
 FEW = 3
 """steps at either end of a run whose mean is shown"""
+CURVE_HEADS = ["training", f"first {FEW} steps", f"last {FEW} steps"]
 
 
 def figures(run_dir: Path) -> str:
@@ -39,7 +39,7 @@ def figures(run_dir: Path) -> str:
         f"{trained_on(run_dir)}, {len(rows)} steps; written by `python -m benchmarks examples`. Wall time "
         f"{wall(run_dir)}, start and evaluations included; {peaks(rows)}.",
         "",
-        report.table(["training", f"first {FEW} steps", f"last {FEW} steps"], *ends(rows)),
+        report.table(CURVE_HEADS, *ends(rows)),
     ]  # fmt: skip
     if (run_dir / "evaluations.jsonl").exists():
         before, after = pick(run_dir, 0), pick(run_dir, None)
@@ -63,8 +63,7 @@ def stations(folder: Path) -> str:
     comparison of its two evaluations through the API."""
     sft, rl = folder / "smollm2-sft", folder / "smollm2-rl"
     rows = training_rows(rl)
-    best = best_version(settings_file.load(sft / "config.toml"))
-    before, middle, after = pick(sft, 0), pick(sft, best), pick(rl, None)
+    before, middle, after = pick(sft, 0), pick(sft, exported_version(sft / "best")), pick(rl, None)
     compared = json.loads((folder / "difference" / "compare.json").read_text(encoding="utf-8"))
     return "\n".join([
         f"{trained_on(rl)}, {len(rows)} steps of reinforcement learning; written by `python -m benchmarks examples`.",
@@ -133,6 +132,12 @@ def examples(quick: bool, runs_dir: Path = ROOT / "runs") -> Iterator[Section]:
         raise NotMeasured(f"{runs_dir} holds no finished run of an example")
     for folder, run_dir in found.items():
         yield Section(figures(run_dir).rstrip() + "\n", page=f"examples/{folder}/README.md", mark="figures")
+    without = runs_dir / "languages-without"
+    if (without / "latest").exists():
+        page, mark = "examples/languages/README.md", "without the language reward"
+        text = f"{trained_on(without)}; written by `python -m benchmarks examples`.\n\n"
+        curves = report.table(CURVE_HEADS, *ends(training_rows(without)))
+        yield Section(text + curves.rstrip() + "\n", page=page, mark=mark)
     if compared:
         yield Section(stations(recipe).rstrip() + "\n", page="examples/cold_start/README.md", mark="figures")
     if {"gsm8k", "lora"} <= found.keys():

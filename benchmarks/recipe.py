@@ -13,11 +13,9 @@ from pathlib import Path
 
 from benchmarks.easy_problems import write_files
 from benchmarks.figures import ROOT, Section, benchmark
-from benchmarks.runs import clearly_above, draw, launch, one_of_each, pick, table, trained_on
-from lab.ablate.runner import wall_s
+from benchmarks.quickstart import wall
+from benchmarks.runs import clearly_above, draw, exported_version, launch, one_of_each, pick, table, trained_on
 from shared import settings_file
-from shared.progress import duration
-from trainer.evaluation import best_version
 
 SFT, RL = "smollm2-sft", "smollm2-rl"
 
@@ -27,16 +25,14 @@ def page(runs_dir: Path) -> str:
     sft, rl = runs_dir / SFT, runs_dir / RL
     config = settings_file.load(rl / "config.toml")
     imitated = settings_file.load(sft / "config.toml")
-    best = best_version(imitated)
+    best = exported_version(sft / "best")
     before, start, end = pick(sft, 0), pick(sft, best), pick(rl, None)
     clear = clearly_above(end, start)
-    seconds = [wall_s(runs_dir, name) for name in (SFT, RL)]
     return "\n".join([
         "# SmolLM2-135M-Instruct: SFT, then reinforcement learning",
         "",
         f"{trained_on(rl)}; this page is written by `python -m benchmarks recipe`.",
-        f"Wall time: SFT {duration(seconds[0])}, reinforcement learning {duration(seconds[1])}, together "
-        f"{duration(sum(seconds))}, start-up and evaluations included.",
+        f"Wall time: SFT {wall(sft)}, reinforcement learning {wall(rl)}, start and evaluations included.",
         "",
         f"Problems: four kinds of reasoning-gym in their easiest settings (`benchmarks/easy_problems.py`); "
         f"{end.problems} validation ones, {end.completions} completions each at temperature "

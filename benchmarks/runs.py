@@ -52,6 +52,11 @@ def trained_on(run_dir: Path) -> str:
     return f"Trained on {day} on {describe_machine()}"
 
 
+def exported_version(link: Path) -> int:
+    """Return the version that `latest` or `best` of a run leads to."""
+    return int(link.resolve().name.rpartition("_")[2])
+
+
 def pick(run_dir: Path, version: int | None) -> Evaluation:
     """Return the sampled evaluation of a version, None for the last."""
     config = settings_file.load(run_dir / "config.toml")
