@@ -1,6 +1,6 @@
 """Adapters that are served beside their model: `--adapter NAME=FOLDER`, each called by its name.
 
-A folder that leads elsewhere later (runs/NAME/latest-adapter during training, with `--follow`) is taken up in flight:
+A folder that leads elsewhere later (runs/NAME/latest-adapter, with `--follow`) is taken up in flight:
 requests that run end with the version they began with, new ones get the new version.
 """
 

@@ -50,8 +50,8 @@ class ServerSettings(BaseSettings):
     access_log: bool = True
     """one line a request in the log: method, path, status, time, tokens, request id"""
     follow: bool = False
-    """when `model` leads to a newer export (runs/NAME/latest during training), take its weights; with adapters, when
-    one of their folders does (runs/NAME/latest-adapter)"""
+    """when `model` leads to a newer export (runs/NAME/latest, which each launch moves at its end), take its weights;
+    with adapters, when one of their folders does (runs/NAME/latest-adapter)"""
     max_tokens: int = Field(0, ge=0)
     """context, prompt and completion together; 0 for the model's own"""
     max_sequences: int = Field(64, ge=1)

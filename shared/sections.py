@@ -107,7 +107,7 @@ class Placement(Section):
 
 class Rollout(Section):
     prompts_per_step: int = Field(32, ge=1)
-    """groups in one optimiser step"""
+    """groups in one batch"""
     group_size: int = Field(16, ge=2)
     """completions per prompt"""
     max_completion_tokens: int = Field(128, ge=1)
@@ -115,7 +115,7 @@ class Rollout(Section):
     temperature: float = Field(1.0, gt=0)
     """sampling temperature; the trainer applies the same"""
     max_async_level: int = Field(2, ge=0)
-    """optimiser steps that sampling may run ahead of training; 0 is synchronous and deterministic"""
+    """batches that sampling may run ahead of training; 0 is synchronous and deterministic"""
     reorder_window: int = Field(0, ge=0)
     """groups behind the oldest one that may be trained before it; 0 means prompts_per_step"""
     fixed_staleness: bool = False
@@ -203,7 +203,7 @@ class RewardWeights(Section):
     """the run stops when more than this share of recent verdicts is timeout, crash, unverifiable or sandbox refused"""
     refuse: list[Refusal] = ["empty", "thoughtless", "hidden", "denied", "restated", "foreign"]
     """what earns nothing although the paper's rules would pay for it (docs/rewards.md): a box without content;
-    reasoning that is empty, one word, one thing repeated or the problem copied; a box in a comment or in code; an
+    reasoning that is empty, one or two words, one thing repeated or the problem copied; a box in a comment or code; an
     answer that is denied, guessed or one of several; a computation still to be done where the ground truth is a plain
     number; foreign words in \\text{}, code and boxes. "unstated", off by default, wants the answer as a last line of
     its own. [] is the paper's rules alone"""

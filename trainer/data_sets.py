@@ -31,7 +31,7 @@ def fetch(config: Config, setting: str, value: str) -> Path:
     if not value.startswith(HUB) and not Path(value).is_file():
         raise DataError(f"{setting} = '{value}': there is no such file")
     if importlib.util.find_spec("datasets") is None:
-        raise ConfigError(f"{setting} = '{value}': datasets is not installed: pip install 'maestrale[datasets]'")
+        raise ConfigError(f"{setting} = '{value}': datasets is not installed: pip install -e '.[datasets]'")
     write_rows(path, rows_of_process("trainer.data_sets", value, setting, config.deadlines.start_s))
     return path
 

@@ -22,7 +22,7 @@ FILE = str(Path(__file__).resolve().with_name("reasoning_gym_checkers.py"))
 def check_installed() -> None:
     """Raise ConfigError where reasoning-gym is not installed."""
     if importlib.util.find_spec("reasoning_gym") is None:
-        raise ConfigError("reasoning-gym is not installed: pip install 'maestrale[reasoning_gym]'")
+        raise ConfigError("reasoning-gym is not installed: pip install -e '.[reasoning_gym]'")
 
 
 def checkers() -> dict[str, Verifier]:
