@@ -124,14 +124,14 @@ def test_a_request_that_kills_its_engine_ends_alone(model: Path) -> None:
 
 
 def test_a_death_that_the_engine_outlives_ends_the_request() -> None:
-    engine = object()
+    engine, calm = object(), SamplingParameters(max_tokens=3, temperature=0)
 
     async def sample(prompt: list[int], sampling: SamplingParameters) -> AsyncGenerator[Delta, None]:
         raise EngineDied
         yield  # it is a generator
 
     async def ask() -> None:
-        async for _ in EngineFailover(lambda: engine, sample).generate([5], SamplingParameters(temperature=0)):
+        async for _ in EngineFailover(lambda: engine, sample).generate([5], calm):
             pass
 
     with pytest.raises(EngineDied):
