@@ -231,4 +231,4 @@ def _make(settings: RewardWeights) -> Function:
     return Endpoint("llm_judge", settings.judge, "reward.judge").score
 
 
-register("llm_judge", _make, lowest=lambda _: 0.0, deadline_s=lambda _: None)
+register("llm_judge", _make, lowest=lambda _: 0.0, deadline_s=lambda _: math.inf)  # `turn` has it

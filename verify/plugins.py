@@ -77,7 +77,7 @@ class Registered(NamedTuple):
     name: str
     make: Callable[[RewardWeights], Function]
     lowest: Callable[[RewardWeights], float]
-    deadline_s: Callable[[RewardWeights], float | None]
+    deadline_s: Callable[[RewardWeights], float]
     home: str
     """file that defines it"""
     options: type[RewardOptions] = RewardOptions
@@ -102,7 +102,7 @@ def register(
     make: Callable[[RewardWeights], Function],
     *,
     lowest: Callable[[RewardWeights], float],
-    deadline_s: Callable[[RewardWeights], float | None] = lambda settings: settings.deadline_s,
+    deadline_s: Callable[[RewardWeights], float] = lambda settings: settings.deadline_s,
     home: str = "",
     options: type[RewardOptions] = RewardOptions,
     group: bool = False,
