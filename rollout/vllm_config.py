@@ -183,6 +183,8 @@ def make_vllm_config(
 
     close_sockets()
     on_gpu = torch.cuda.is_available()
+    if not on_gpu:
+        more |= {"worker_cls": CPU_WORKER, "block_size": CPU_BLOCK_TOKENS, **whole_prefills(max_tokens, max_sequences)}
     if on_gpu and cache_bytes is not None:
         more["gpu_memory_utilization"] = LEAST_GPU_SHARE
     arguments = AsyncEngineArgs(
@@ -200,7 +202,6 @@ def make_vllm_config(
         enable_prefix_caching=True,
         use_tqdm_on_load=False,
         disable_log_stats=True,
-        **({} if on_gpu else on_a_cpu(max_tokens, max_sequences)),
         **more,
     )
     try:
@@ -227,17 +228,14 @@ def close_sockets() -> None:
         atexit.register(folder.leave)
 
 
-def on_a_cpu(max_tokens: int, max_sequences: int) -> dict[str, Any]:
-    """Arguments for the CPU alone. Prompts are never prefilled in chunks.
+def whole_prefills(max_tokens: int, max_sequences: int) -> dict[str, Any]:
+    """Arguments for the CPU: prompts are never prefilled in chunks.
 
     vLLM 0.32 rewinds a request's random generator after a partial prefill, which CPU generators cannot do: a seeded
     request whose prompt is cut would end the engine.
     """
     tokens = max(max_tokens, max_sequences, LEAST_BATCHED_TOKENS)
-    return {
-        "worker_cls": CPU_WORKER, "block_size": CPU_BLOCK_TOKENS, "enable_chunked_prefill": False,
-        "max_num_batched_tokens": tokens,
-    }  # fmt: skip
+    return {"enable_chunked_prefill": False, "max_num_batched_tokens": tokens}
 
 
 def read_stop_tokens(model_dir: str) -> list[int]:

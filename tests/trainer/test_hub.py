@@ -187,7 +187,7 @@ def test_a_parquet_file_that_is_not_there_and_a_library_that_is_not(
     with pytest.raises(DataError, match=r"data\.train = 'gone\.parquet': there is no such file"):
         gather_sources(settings(tmp_path, train="gone.parquet"))
     monkeypatch.setattr(data_sets.importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(ConfigError, match=r"datasets is not installed: pip install 'maestrale\[datasets\]'"):
+    with pytest.raises(ConfigError, match=r"datasets is not installed: pip install -e '.\[datasets\]'"):
         gather_sources(settings(tmp_path, train="hub:o/problems"))
 
 

@@ -256,7 +256,7 @@ def test_without_the_package_the_error_says_how_to_get_it(monkeypatch: pytest.Mo
     monkeypatch.setattr(reasoning_gym_host.importlib.util, "find_spec", lambda _: None)
     for name in [name for name in VERIFIERS if name.startswith("reasoning_gym:")]:
         monkeypatch.delitem(VERIFIERS, name)
-    with pytest.raises(ConfigError, match=r"not installed: pip install 'maestrale\[reasoning_gym\]'"):
+    with pytest.raises(ConfigError, match=r"not installed: pip install -e '.\[reasoning_gym\]'"):
         read_problem(GYM, "row 1")
     spec = "reasoning_gym:countdown"
     config = Config.model_validate({"runs_dir": str(tmp_path), "data": {"train": spec}})
