@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, CliPositionalArg, SettingsConfigDict
 
-from serve.reasoning_language import Enforcement, MaybeTag
+from serve.reasoning_language import Enforcement, OptionalLanguageTag
 from serve.settings import mistakes
 from shared.errors import ConfigError
 
@@ -67,7 +67,7 @@ class EvaluationSettings(BaseSettings):
     """of a completion, reasoning included; empty for the preset's. What is cut there is told beside the score"""
     seed: int = Field(0, ge=0)
     """of every sample's own seed, and of the intervals"""
-    reasoning_language: MaybeTag = ""
+    reasoning_language: OptionalLanguageTag = ""
     """sent to the server: auto, off or a code such as de; empty to send nothing"""
     reasoning_language_enforcement: Enforcement | None = None
     """sent to the server: prompt, prefill, retry or strict; empty to send nothing"""

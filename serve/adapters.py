@@ -20,7 +20,9 @@ from shared.model.adapter_folder import AdapterSettings, check_fits, read_settin
 if TYPE_CHECKING:
     from serve.server import Server
 
-FOLLOW_EVERY_S, AGAIN_S = 1.0, 5.0
+FOLLOW_EVERY_S = 1.0
+AGAIN_S = 5.0
+"""seconds from a failure to take newer weights to the next try"""
 log = logging.getLogger("serve")
 
 

@@ -25,7 +25,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from serve.errors import ApiError
-from serve.reasoning_language import MaybeTag
+from serve.reasoning_language import OptionalLanguageTag
 from shared.atomic_write import beside
 from shared.errors import ConfigError, InputError
 
@@ -49,7 +49,7 @@ class ApiKey(BaseModel):
     name: str = Field(pattern=r"^[A-Za-z0-9._-]{1,40}$")
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     scopes: set[Scope] = {"chat"}
-    reasoning_language: MaybeTag = ""
+    reasoning_language: OptionalLanguageTag = ""
     """auto, off, or a BCP 47 code, where the request names none; empty for the server's"""
     completions: int = Field(0, ge=0)
     """at a time; 0 for no bound of its own"""

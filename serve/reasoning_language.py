@@ -147,8 +147,8 @@ def read_tag(value: str) -> str:
     )
 
 
-Tag = Annotated[str, AfterValidator(read_tag)]
-MaybeTag = Annotated[str, AfterValidator(lambda value: value and read_tag(value))]
+LanguageTag = Annotated[str, AfterValidator(read_tag)]
+OptionalLanguageTag = Annotated[str, AfterValidator(lambda value: value and read_tag(value))]
 """a requested language, or "" for none"""
 
 

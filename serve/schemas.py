@@ -17,7 +17,7 @@ from serve.engine import Constraint, SamplingParameters
 from serve.messages import MOST_TOOLS, ChatMessage
 from serve.parameters import Items, RequestBody, RequestPart, body_error, refuse
 from serve.reasoning import ReasoningFormat
-from serve.reasoning_language import Enforcement, Tag
+from serve.reasoning_language import Enforcement, LanguageTag
 from serve.tools import Name, Schema, Tool, constrain_calls
 
 MOST_CHOICES = 16
@@ -169,7 +169,7 @@ class ReasoningRequest(GenerationRequest):
 
     include_reasoning: bool = True
     """false: the reasoning is not told, as `reasoning_format` hidden"""
-    reasoning_language: Tag | None = None
+    reasoning_language: LanguageTag | None = None
     """auto, off, or a BCP 47 code: the language of the reasoning and the answer"""
     reasoning_language_enforcement: Enforcement | None = None
     """prompt: ask for it; prefill: begin the reasoning in it; retry: look at the first words, and begin again with

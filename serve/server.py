@@ -18,7 +18,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from serve.adapters import ServedAdapter
+from serve.adapters import AGAIN_S, FOLLOW_EVERY_S, ServedAdapter
 from serve.engine import SamplingParameters, ServingEngine
 from serve.errors import ApiError
 from serve.generation import Response
@@ -32,9 +32,6 @@ from shared.errors import MaestraleError, ModelError
 
 LOOK_EVERY_S = 0.25
 RESTARTS_IN_A_ROW = 5
-FOLLOW_EVERY_S = 1.0
-AGAIN_S = 5.0
-"""seconds from a failure to take newer weights to the next try"""
 SAME = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 """files that are equal in two exports of one run"""
 log = logging.getLogger("serve")

@@ -15,7 +15,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from serve.keys import KEY_VARIABLE
 from serve.reasoning import ReasoningFormat
-from serve.reasoning_language import Enforcement, Tag
+from serve.reasoning_language import Enforcement, LanguageTag
 from shared.errors import ConfigError
 
 PREFIX = "MAESTRALE_"
@@ -74,13 +74,13 @@ class ServerSettings(BaseSettings):
     """trained: as in the training of the model, or policy where that is not known; policy: the server's own, in the
     language of the reasoning; empty for none; anything else as it stands. Put before what the client says, which cannot
     replace it"""
-    reasoning_language: Tag = "auto"
+    reasoning_language: LanguageTag = "auto"
     """language of reasoning and answers: auto (that of the question), off, or a BCP 47 code"""
     reasoning_language_enforcement: Enforcement = "prompt"
     """prompt, prefill, retry or strict"""
     reasoning_format: ReasoningFormat = "both"
     """where reasoning stands in a response: both, openai, deepseek, mistral, inline or hidden"""
-    fallback_language: Tag = "en"
+    fallback_language: LanguageTag = "en"
     """where auto cannot tell"""
     tools: str = ""
     """ready environments whose tools the server runs in chats, e.g. python, or python,search; with options as JSON:

@@ -264,8 +264,8 @@ class TrainingLoop:
         """Evaluate a version on the validation problems, unless an earlier launch did; training goes on meanwhile.
         alone: it does not, and a bar shows how far the evaluation is."""
         if self.evaluator is not None and not was_evaluated(self.config, version, temperature):
-            bar = {"ended": self.logger.progress.sampled} if alone else {}
-            found = await self.evaluator.run(temperature, self.config.evaluate.samples, **bar)
+            bar = self.logger.progress.sampled if alone else None
+            found = await self.evaluator.run(temperature, self.config.evaluate.samples, bar)
             self.logger.evaluation(version, found)
 
     async def evaluate_if_due(self, version: int) -> None:

@@ -135,13 +135,13 @@ class Evaluator:
         self._under_way = 0
 
     async def run(
-        self, temperature: float, completions: int = 1, ended: Callable[[int, int], None] = lambda done, total: None
+        self, temperature: float, completions: int = 1, ended: Callable[[int, int], None] | None = None
     ) -> Evaluation:
         """Sample `completions` a problem (temperature 0 is greedy: one), verify, average. ended: called after each
         completion with the number that have ended, and that of all."""
         count = completions if temperature > 0 else 1
         total = len(self.problems) * count
-        found = await self.sample(temperature, count, ended=lambda done: ended(done, total))
+        found = await self.sample(temperature, count, ended=lambda done: ended(done, total) if ended else None)
         return await asyncio.to_thread(summarise, temperature, found)  # long completions take seconds to compare
 
     async def sample(

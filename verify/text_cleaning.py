@@ -20,18 +20,6 @@ _DISPLAY = re.compile(r"\$\$.*?\$\$|\\\[.*?(?:\\\]|\Z)|\\\(.*?(?:\\\)|\n|\Z)", r
 _DOLLARS = re.compile(r"\$([^$\n]{1,400})\$")
 _BOX = re.compile(r"\\boxed\s*(?=\{)")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
-
-
-def brace_end(text: str, start: int) -> int:
-    """Return the place behind the brace that closes the one at or after `start`; the end of the text without one."""
-    level = 0
-    for brace in _BRACE.finditer(text, start):
-        level += {"{": 1, "}": -1}.get(brace.group(), 0)
-        if level == 0:
-            return brace.end()
-    return len(text)
-
-
 _URL = re.compile(r"(?:https?://|www\.)\S+")
 _TEXT_MACRO = re.compile(r"\\(?:text|textbf|textit|emph|mbox|textrm)\s*\{([^{}]*)\}")
 _MACRO = re.compile(r"\\[A-Za-z]+\*?")
@@ -51,6 +39,16 @@ def _drop_dollars(match: re.Match[str]) -> str:
     """Two prices in one sentence look like a formula; keep what reads as words."""
     content = match.group(1)
     return f" {content} " if "\\" not in content and _LONG_WORDS.search(content) else " "
+
+
+def brace_end(text: str, start: int) -> int:
+    """Return the place behind the brace that closes the one at or after `start`; the end of the text without one."""
+    level = 0
+    for brace in _BRACE.finditer(text, start):
+        level += {"{": 1, "}": -1}.get(brace.group(), 0)
+        if level == 0:
+            return brace.end()
+    return len(text)
 
 
 def _drop_boxes(text: str) -> str:

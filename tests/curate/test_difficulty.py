@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -13,12 +14,23 @@ import pytest
 
 from curate import difficulty, runner
 from curate.difficulty import DifficultyStage, LabelsStage, largest_cluster
-from curate.sample import Sample, pass_rate, read_pass_rate, read_samples, samples_of_group, with_samples
+from curate.sample import Sample, SampleStage, pass_rate, read_pass_rate, read_samples, samples_of_group, with_samples
+from shared.config import Config
 from shared.errors import ConfigError, DataError
 from shared.jsonl import Row
 from shared.types import Completion, Group, Problem, Prompt, Reward, Verdict
 
 RIGHT, WRONG, NONE, LATE = Verdict.CORRECT, Verdict.WRONG, Verdict.NO_ANSWER, Verdict.TIMEOUT
+
+
+def test_samples_of_other_refusals_are_not_gone_on_with(tmp_path: Path) -> None:
+    def settings_of(refuse: list[str]) -> dict[str, Any]:
+        config = Config.model_validate({"reward": {"refuse": refuse}})
+        stage = SimpleNamespace(run_config=config, model_dir=tmp_path, digest="", samples=4)
+        return SampleStage.settings.fget(stage)  # type: ignore[attr-defined, no-any-return]
+
+    assert settings_of(["denied"]) != settings_of([])
+    assert settings_of(["denied", "hidden"]) == settings_of(["hidden", "denied"])
 
 
 def samples(*verdicts: Verdict) -> list[Sample]:

@@ -15,13 +15,15 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from rollout.engine import Engine
 from rollout.vllm_config import THREADS_VARIABLE, prepare_environment
+from rollout.weights.layout import NO_VERSION
 from rollout.weights.proof import PublishedWeights, Updated
 from rollout.worker import EngineRank, serve
 from shared import record_file
 from shared.calls import CallReply, CallRequest
 from shared.calls import request as call_of
-from shared.errors import EngineLost, RunError
+from shared.errors import EngineLost, RunError, SyncMismatch
 from shared.messages import EngineEnded, EngineRestarted, Finished, GenerateRequest, Message, RankFailed
 from shared.types import Completion
 from tests.rollout.tiny_llama import Trainers, engine_config, random_weights, request, write_model
@@ -253,6 +255,33 @@ def test_an_engine_beside_trainers_that_wait_has_their_cores(
         prepare_environment()  # as the import of rollout.engine does
     EngineRank(Line(), config, place(dist.HashStore()), str(write_model(tmp_path, random_weights(0))))
     assert os.environ[THREADS_VARIABLE] == threads
+
+
+@pytest.mark.parametrize("mode", ["sft", "rl"])
+def test_in_sft_an_engine_that_dies_while_a_later_version_is_written_waits_for_it(mode: str) -> None:
+    """SFT publishes versions 0, 10, 20, which lie in one buffer: that of the engine's version is written over."""
+
+    def gone(*_: Any) -> None:
+        raise SyncMismatch("the buffer holds version 20")
+
+    async def nothing(*_: Any) -> None:
+        return None
+
+    def ignored(*_: Any) -> None:
+        return None
+
+    receiver = SimpleNamespace(engine_lost=ignored, wait_for=gone)
+    engine: Any = SimpleNamespace(
+        config=engine_config().model_copy(update={"mode": mode}), receiver=receiver, version=10, start=nothing,
+        _attach=nothing, _submit=nothing, _llm=SimpleNamespace(kill=ignored, shutdown=ignored),
+        outputs=SimpleNamespace(step_timer=SimpleNamespace(stop=ignored), cancel_scoring=ignored, running={}),
+        trial=SimpleNamespace(sort=lambda requests: ([], []), waiting=[]),
+    )  # fmt: skip
+    if mode == "rl":
+        with pytest.raises(SyncMismatch):
+            asyncio.run(Engine.restart(engine))
+    else:
+        assert asyncio.run(Engine.restart(engine)) == 0 and engine.version == NO_VERSION
 
 
 def test_stop_is_answered_once_the_engine_process_is_gone(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ import pytest
 
 from serve.engine import SamplingParameters
 from serve.keys import ApiKey, KeyFile, digest_of, write
-from shared.errors import ModelError
 from tests.serve.conftest import Serve, Served, eventually
 from tests.serve.test_chat import QUESTION, RIGHT, WRONG, joined, second_time
 
@@ -164,24 +163,6 @@ def test_an_export_that_cannot_be_loaded_is_tried_once(
     assert served.engine.tries == [steps[1]] and figure(served, "maestrale_engine_restarts") == 1
     move(latest, steps[2])
     eventually(lambda: served.client.get("/version").json()["weights"] == str(steps[2]))
-
-
-def test_a_start_that_fails_while_the_process_lives_is_tried_again(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    served = serve(RIGHT)
-    start, tries = served.engine.start, list[int]()
-
-    async def stumble() -> None:
-        await start()
-        tries.append(1)
-        if len(tries) == 1:
-            served.engine.dead = True  # as VllmEngine.start ends the process of a start that fails
-            raise ModelError("its adapter is gone, this time")
-
-    monkeypatch.setattr(served.engine, "start", stumble)
-    served.engine.dead = True
-    eventually(lambda: len(tries) == 2 and served.server.ready)
 
 
 def move(link: Path, target: Path) -> None:

@@ -105,6 +105,16 @@ def test_errors_are_those_that_the_client_knows(client: openai.OpenAI) -> None:
         client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "apples " * 4000}])
 
 
+def test_constraints_that_leave_no_token_are_an_error_and_no_wait(command: Command) -> None:
+    body = {
+        "messages": [{"role": "user", "content": QUESTION}], "response_format": {"type": "json_object"},
+        "thinking_token_budget": 0, "allowed_token_ids": [40], "temperature": 0,
+    }  # fmt: skip
+    reply = httpx.post(f"{command.url}/v1/chat/completions", json=body, timeout=60)
+    assert reply.status_code == 400, reply.text
+    assert httpx.get(f"{command.url}/ready", timeout=10).is_success
+
+
 def test_the_prompt_is_that_of_training(command: Command) -> None:
     assert command.client.get("/version").json()["weights"] == "run, step 0"
     body = {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": 1}

@@ -11,9 +11,11 @@ import psutil
 import pytest
 import torch
 
+from lab.plan.scenario import MODELS
 from shared.config import Config
 from shared.errors import ConfigError
 from shared.model.config import DecoderConfig
+from trainer.__main__ import load
 from trainer.colocate import (
     GIB,
     Sharing,
@@ -32,6 +34,8 @@ SHAPE = {
     "tie_word_embeddings": True, "rms_norm_eps": 1e-5, "max_position_embeddings": 8192,
 }  # fmt: skip
 PARAMETERS = 1_040_254_976
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+LONGER = ["--rollout.max_completion_tokens=3072", "--model.max_tokens=3584", "--rollout.max_sequences=256"]
 
 
 def settings(level: int = 0, **sections: Any) -> Config:
@@ -79,6 +83,32 @@ def test_memory_decides_and_the_error_names_what_to_lower() -> None:
         with pytest.raises(ConfigError) as error:
             decide(settings(level, placement=placement), gpu, host)
         assert all(word in str(error.value) for word in words), str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("file", "options"),
+    [
+        ("magistral", []),
+        ("gsm8k_gpu", []),
+        (
+            "gsm8k_gpu",
+            ["--rollout.max_completion_tokens=3072", "--model.max_tokens=3584", "--rollout.max_sequences=256"],
+        ),
+    ],
+)
+def test_examples_for_a_card_stay_resident_on_80_gb(file: str, options: list[str]) -> None:
+    """With Qwen3 0.6B, as their pages say, and with the longer reasoning that one of them proposes."""
+    page, config = EXAMPLES / file / "README.md", load(str(EXAMPLES / file / "settings.toml"), options)
+    trainer = trainer_memory(config, MODELS["0.6b"], on_gpu=True)
+    assert share(config, MODELS["0.6b"], 80e9, 256 * GIB).way == "resident"
+    if file == "magistral":
+        assert f"trainer {trainer.total / GIB:.0f} GiB" in page.read_text(encoding="utf-8")
+        with pytest.raises(ConfigError, match="do not fit"):
+            share(config, MODELS["1.7b"], 80e9, 256 * GIB)
+        turns = load(
+            str(EXAMPLES / file / "settings.toml"), ["--placement.colocate=turns", "--rollout.max_async_level=0"]
+        )
+        assert share(turns, MODELS["1.7b"], 80e9, 256 * GIB).way == "turns"
 
 
 def test_slots_and_readers_of_an_update_count() -> None:
