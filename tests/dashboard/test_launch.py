@@ -83,9 +83,9 @@ def test_a_killed_launch_leaves_no_dashboard(tmp_path: Path) -> None:
     launch = Launch(tmp_path / "runs", options=("--dashboard",), command="trainer", steps=30)
     url = waited_for(launch, r"dashboard: (http://127\.0\.0\.1:\d+)/", 240)
     assert httpx.get(f"{url}/api/runs", timeout=60).status_code == 200
-    for one in psutil.Process(launch.process.pid).children(recursive=True):
-        if "trainer" in one.cmdline():
-            one.kill()
+    ranks = [one for one in psutil.Process(launch.process.pid).children(recursive=True) if "trainer" in one.cmdline()]
+    for one in ranks:  # all are known before the first dies, and its children with it
+        one.kill()
     launch.process.kill()
     end = time.monotonic() + 20
     while time.monotonic() < end:
