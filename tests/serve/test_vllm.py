@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -16,13 +15,7 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 
-from rollout.vllm_config import THREADS_VARIABLE
-from serve.engine import EngineDied, SamplingParameters
-from serve.vllm_engine import VllmEngine
-from shared.model.model_card import CARD
 from tests.evaluation.conftest import evaluate, records, write_rows
 from tests.serve.command import QUESTION, Command, answers, check_sigterm, untrained_model
 from tests.serve.conftest import eventually
@@ -206,62 +199,6 @@ def test_an_evaluation_is_the_same_each_time(command: Command, tmp_path: Path) -
     assert texts[0] == texts[1] and len(set(texts[0])) == 6
 
 
-def test_closing_the_stream_aborts_the_request_in_the_engine(model: Path) -> None:
-    async def leave() -> tuple[int, int]:
-        engine = VllmEngine(str(model), max_tokens=512, max_sequences=4, cache_bytes=64 << 20, dtype="float32")
-        await engine.start()
-        try:
-            assert engine.llm is not None
-            stream = engine.generate([5, 6, 7], SamplingParameters(max_tokens=400))
-            first = await anext(stream)
-            assert first.token_ids and first.finish_reason is None
-            before = engine.llm.get_num_unfinished_requests()
-            await stream.aclose()
-            return before, engine.llm.get_num_unfinished_requests()
-        finally:
-            await engine.stop()
-
-    assert asyncio.run(leave()) == (1, 0)
-
-
-def test_what_is_under_way_when_the_engine_is_stopped_is_no_response(model: Path) -> None:
-    async def stop_it() -> None:
-        engine = VllmEngine(str(model), max_tokens=160, max_sequences=4, cache_bytes=64 << 20, dtype="float32")
-        await engine.start()
-        stream = engine.generate([5, 6, 7], SamplingParameters(max_tokens=150))
-        try:
-            await anext(stream)
-        finally:
-            await engine.stop()
-        async for _ in stream:
-            pass
-
-    with pytest.raises(EngineDied):
-        asyncio.run(stop_it())
-
-
-@pytest.mark.parametrize(("given", "threads"), [("", 3), ("2", 2)])
-def test_the_engine_of_a_server_has_every_core_or_what_the_user_gives(
-    given: str, threads: int, model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(THREADS_VARIABLE, "")
-    monkeypatch.delenv(THREADS_VARIABLE)
-    monkeypatch.setenv("OMP_NUM_THREADS", given)
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2})
-    monkeypatch.setattr("rollout.vllm_config.CPU_WORKER", "tests.serve.counted_threads.CountedThreads")
-
-    async def count() -> list[int]:
-        engine = VllmEngine(str(model), max_tokens=64, max_sequences=4, cache_bytes=64 << 20, dtype="float32")
-        await engine.start()
-        try:
-            assert engine.llm is not None
-            return list(await engine.llm.collective_rpc("count_threads"))
-        finally:
-            await engine.stop()
-
-    assert asyncio.run(count()) == [threads]
-
-
 def test_uvicorn_serves_with_settings_of_the_environment(model: Path, tmp_path: Path) -> None:
     settings = tmp_path / "serve.toml"
     settings.write_text(f'name = "of a file"\ncache_bytes = {64 << 20}\ndtype = "float32"\n')
@@ -332,73 +269,6 @@ def test_a_raw_prompt_is_sampled_on(command: Command, client: openai.OpenAI) -> 
     assert len(choice.logprobs.tokens) == len(choice.logprobs.token_logprobs) == whole.usage.completion_tokens == 12
     ids = command.client.post("/tokenize", json={"prompt": QUESTION}).json()["tokens"]
     assert client.completions.create(**{**ask, "prompt": ids}).choices[0].text == choice.text  # type: ignore[call-overload]
-
-
-TOKENS = 120
-
-
-def test_newer_weights_are_those_of_a_fresh_engine(model: Path, tmp_path: Path) -> None:
-    """Requests run all the time; none fails, and afterwards the tokens are those of an engine with the new export."""
-    other = change_weights(model, tmp_path / "other")
-
-    async def whole(engine: VllmEngine, prompt: list[int], begun: asyncio.Event | None = None) -> list[int]:
-        ids: list[int] = []
-        async for delta in engine.generate(prompt, SamplingParameters(max_tokens=TOKENS, temperature=0)):
-            ids += delta.token_ids
-            if begun is not None:
-                begun.set()
-        return ids
-
-    async def both() -> tuple[list[list[int]], list[list[int]], list[list[int]]]:
-        engine = VllmEngine(str(model), max_tokens=160, max_sequences=8, cache_bytes=64 << 20, dtype="float32")
-        await engine.start()
-        try:
-            prompts = [[5, 6, 7], [9, 8, 7, 6], [30, 31]]
-            old = [await whole(engine, prompt) for prompt in prompts]
-            each_begun = [asyncio.Event() for _ in prompts]
-            under_way = [
-                asyncio.create_task(whole(engine, prompt, begun))
-                for prompt, begun in zip(prompts, each_begun, strict=True)
-            ]
-            for begun in each_begun:
-                await begun.wait()
-            reload = asyncio.create_task(engine.reload(str(other), 30))
-            await asyncio.sleep(0.02)
-            late = [asyncio.create_task(whole(engine, prompt)) for prompt in prompts]
-            await reload
-            assert await asyncio.gather(*under_way) == old, "each ends under the weights it began with"
-            new = [await whole(engine, prompt) for prompt in prompts]
-            assert await asyncio.gather(*late) == new and "step 1" in engine.version
-            begun = asyncio.Event()
-            hurried = asyncio.create_task(whole(engine, prompts[0], begun))
-            await begun.wait()
-            await engine.reload(str(model), 0.0)
-            mixed = await hurried
-            assert len(mixed) == TOKENS and mixed not in (old[0], new[0]), "it goes on under the other weights"
-            assert [await whole(engine, prompt) for prompt in prompts] == old
-        finally:
-            await engine.stop()
-        fresh = VllmEngine(str(other), max_tokens=160, max_sequences=8, cache_bytes=64 << 20, dtype="float32")
-        await fresh.start()
-        try:
-            return old, new, [await whole(fresh, prompt) for prompt in prompts]
-        finally:
-            await fresh.stop()
-
-    old, new, fresh = asyncio.run(both())
-    assert new == fresh and new != old
-
-
-def change_weights(model: Path, folder: Path) -> Path:
-    """A copy of an export with other weights, of step 1."""
-    shutil.copytree(model, folder)
-    generator = torch.Generator().manual_seed(1)
-    tensors = load_file(folder / "model.safetensors")
-    changed = {name: torch.randn(one.shape, generator=generator).to(one.dtype) * 0.2 for name, one in tensors.items()}
-    save_file(changed, folder / "model.safetensors", {"format": "pt"})
-    card = json.loads((folder / CARD).read_text())
-    (folder / CARD).write_text(json.dumps({**card, "version": 1}))
-    return folder
 
 
 @pytest.fixture(scope="module")
