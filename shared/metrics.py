@@ -240,15 +240,17 @@ def _survives(row: Mapping[str, Any], resume_step: int) -> bool:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Return all rows in the order of first writing; of rows of one step and kind the last. Damaged lines are left out
-    (a launch that resumes reports them, see `trainer.run_log.check_folder`), a missing file is empty."""
+    """Return all rows in the order of first writing; of rows of one step and kind the last, and of its evaluations (at
+    the sampling temperature, and greedy) the last value of each metric. Damaged lines are left out (a launch that
+    resumes reports them, see `trainer.run_log.check_folder`), a missing file is empty."""
     rows: dict[tuple[str, int], dict[str, Any]] = {}
     for line in path.read_bytes().splitlines() if path.exists() else []:
         try:
             row = decode_row(line)
         except ValueError:
             continue
-        rows[row["kind"], row["step"]] = row
+        key = row["kind"], row["step"]
+        rows[key] = rows.get(key, {}) | row if row["kind"] == "evaluation" else row
     return list(rows.values())
 
 

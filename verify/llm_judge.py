@@ -31,7 +31,7 @@ from verify.plugins import Case, Failed, Function, register
 ATTEMPTS = 3
 REPLY_TOKENS = 1024
 MAX_SOLUTION_CHARACTERS = 20_000
-_SCORE = re.compile(r"SCORE\s*:\s*\**\s*(10|[0-9](?:\.[0-9]{1,3})?)\s*(?:/\s*10)?\**\s*\.?\s*$")
+_SCORE = re.compile(r"SCORE\s*:\s*\**\s*(10(?:\.0{1,3})?|[0-9](?:\.[0-9]{1,3})?)\s*(?:/\s*10)?\**\s*\.?\s*$")
 _BETTER = re.compile(r"BETTER\s*:\s*\**\s*([12])\**\s*\.?\s*$")
 TASKS = {
     "score": "You are a strict grader.",

@@ -99,3 +99,10 @@ def test_kinds() -> None:
     assert kind_of({"sft/loss": 1, "sft/lr": 2}) == "sft"
     assert kind_of({"evaluation/accuracy": 1}) == "evaluation"
     assert kind_of({"evaluation/accuracy": 1, "loss": 2}) == kind_of({}) == "train"
+
+
+def test_both_evaluations_of_a_version_are_one_row(tmp_path: Path) -> None:
+    """At the sampling temperature, then greedy; a launch that goes back writes them again."""
+    path, rows = tmp_path / "metrics.jsonl", [{"a": 1.0}, {"b": 2.0}, {"a": 3.0}]
+    path.write_text("".join(json.dumps({"step": 5, "kind": "evaluation", **row}) + "\n" for row in rows))
+    assert read_rows(path) == [{"step": 5, "kind": "evaluation", "a": 3.0, "b": 2.0}]

@@ -157,6 +157,7 @@ def test_questions_under_way_are_bounded(api: Api) -> None:
     ("reply", "value"),
     [
         ("SCORE: 7", 0.7), ("Good.\nSCORE: 10", 1.0), ("a\n**SCORE: 3/10**", 0.3), ("x\nSCORE: 0.", 0.0),
+        ("SCORE: 10.0", 1.0), ("SCORE: 10.00/10", 1.0), ("SCORE: 10.5", None),
         ("SCORE: 2.5", 0.25), ("SCORE: 11", None), ("SCORE: -1", None), ("SCORE: 9\nbut I changed my mind", None),
         ("", None), ("seven", None), ("SCORE: 9.99999999", None),
     ],
