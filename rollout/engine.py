@@ -125,7 +125,7 @@ class Engine:
         model, which no update brings, on the host: level 1), requests that run are kept and begin anew after `wake`.
         The next thing after that must be an update. On a CPU nothing is freed."""
         if self.device.type == "cuda" and not self.asleep:
-            await self._ask(self._llm.sleep(level=1 if self.config.lora.rank else 2, mode="keep"))
+            await self._ask(self._llm.sleep(level=1 if self.config.sends_adapters else 2, mode="keep"))
         self.version, self.asleep = NO_VERSION, True
 
     async def wake(self) -> None:
@@ -200,7 +200,7 @@ class Engine:
     @property
     def _adapter(self) -> LoRARequest | None:
         """What a request names to be answered by the policy's adapters; None for the model alone."""
-        return adapter_request() if self.config.lora.rank and self.version != NO_VERSION else None
+        return adapter_request() if self.config.sends_adapters and self.version != NO_VERSION else None
 
     def _end(self, llm: TokenLLM, error: BaseException) -> None:
         if llm is not self.llm:

@@ -102,7 +102,7 @@ def build_vllm_config(
     settings, sleeps = config.rollout, config.placement.colocate == "turns" and device.type == "cuda"
     cache_bytes = settings.cache_bytes or cache_bytes
     more: dict[str, Any] = {"enable_sleep_mode": True} if sleeps else {}
-    if config.lora.rank:
+    if config.sends_adapters:
         from rollout.weights.adapters import engine_arguments
 
         more |= engine_arguments(config.lora.rank, adapted_layers(config, model_dir))

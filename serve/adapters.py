@@ -58,8 +58,13 @@ def read_adapters(given: Sequence[str], model: Path, name: str, system: str) -> 
 def read_adapter(path: Path, model: Path, system: str) -> ServedAdapter:
     """An adapter as its folder has it now. Raises ModelError."""
     folder = path.resolve()
+    if (settings := read_settings(folder)).experts:
+        raise ModelError(
+            f"{folder} has adapters of experts, which are not served beside their model: serve the run's merged export "
+            "(runs/NAME/latest)"
+        )
     check_fits(folder, model)
-    return ServedAdapter(path, folder, read_settings(folder), PromptRenderer.of_model(model, system, folder))
+    return ServedAdapter(path, folder, settings, PromptRenderer.of_model(model, system, folder))
 
 
 async def follow_adapters(server: Server, model: Path) -> None:

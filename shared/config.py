@@ -172,6 +172,11 @@ class Config(Section):
         return 1 + self.placement.trainers + self.placement.engines
 
     @property
+    def sends_adapters(self) -> bool:
+        """Whether engines keep the model and receive adapters alone. With adapters of experts they receive weights."""
+        return self.lora.rank > 0 and "experts" not in self.lora.targets
+
+    @property
     def window(self) -> int:
         """Take-window in groups."""
         return self.rollout.reorder_window or self.rollout.prompts_per_step

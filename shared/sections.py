@@ -263,7 +263,7 @@ class Lora(Section):
     alpha: float = Field(32.0, gt=0)
     """an adapter's product is scaled by alpha / rank"""
     targets: Literal["all-linear"] | list[str] = "all-linear"
-    """linear layers that get adapters: all but the head, or last parts of their names, e.g. ["q_proj", "v_proj"]"""
+    """layers with adapters: all linear ones but the head; or a list: ["q_proj", "v_proj"], ["all-linear", "experts"]"""
 
     def own_contradictions(self) -> Iterator[str]:
         """Yield that nothing is adapted."""

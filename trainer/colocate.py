@@ -66,6 +66,11 @@ def adapters_of(config: Config, shape: DecoderConfig) -> int:
     return memory.adapter_parameters(shape, config.lora.rank, config.lora.targets)
 
 
+def sent_rank(config: Config) -> int:
+    """Rank of the adapters that engines receive; 0 where they receive weights."""
+    return config.lora.rank if config.sends_adapters else 0
+
+
 def engine_gpus(config: Config) -> int:
     """GPUs of all engines."""
     return config.placement.engines * config.rollout.tensor_parallel
@@ -89,7 +94,7 @@ def trainer_memory(config: Config, shape: DecoderConfig, on_gpu: bool, readers: 
         states=memory.states_bytes(shape.parameters, shards_of(config), adapters, width),
         gathered=0.0 if in_place else memory.gathered_bytes(shape, width, adapters),
         frozen=sum(frozen_models(config, shape, on_gpu).values()),
-        buffers=memory.buffer_bytes(adapters or shape.parameters, trainers, sent)
+        buffers=memory.buffer_bytes(adapters if config.sends_adapters else shape.parameters, trainers, sent)
         + memory.reader_bytes(0 if streams(config) else readers),
         activations=memory.activation_bytes(shape, tokens, width, again),
     )
@@ -110,7 +115,7 @@ def share(config: Config, shape: DecoderConfig, gpu_bytes: float, host_bytes: fl
     trainer = trainer_memory(config, shape, on_gpu=True, readers=engine_gpus(config) - 1)
     parallel, arriving = (
         config.rollout.tensor_parallel,
-        memory.arriving_bytes(shape, width, streams(config), config.lora.rank),
+        memory.arriving_bytes(shape, width, streams(config), sent_rank(config)),
     )
     engine = memory.weight_bytes(shape.parameters, width, parallel) + arriving + PROCESS_BYTES + ENGINE_WORK_BYTES
     a_sequence = config.model.max_tokens * memory.cache_bytes_per_token(shape, width, parallel)
@@ -178,7 +183,7 @@ def check_own_gpus(config: Config, shape: DecoderConfig, gpu_bytes: float, gpus:
         )
     weights, arriving = (
         memory.weight_bytes(shape.parameters, width, parallel),
-        memory.largest_tensor(shape, config.lora.rank) * width,
+        memory.largest_tensor(shape, sent_rank(config)) * width,
     )
     cache = config.rollout.cache_bytes or config.model.max_tokens * memory.cache_bytes_per_token(shape, width, parallel)
     if (surely := weights + arriving + cache) > gpu_bytes:

@@ -17,7 +17,7 @@ from shared.model.folder import load_config
 from shared.model.implementation import read_shape
 from shared.ranks import count_gpus, gpus_of, kind_of, shares_gpus
 from trainer import memory
-from trainer.colocate import adapters_of, engine_gpus, frozen_models, settle, streams, trainer_memory
+from trainer.colocate import adapters_of, engine_gpus, frozen_models, sent_rank, settle, streams, trainer_memory
 from trainer.environment_rows import environment_lines, environment_rows, room_lines
 from trainer.memory import DTYPE_BYTES, FROZEN_BYTES
 from trainer.objectives.objective import Need
@@ -163,10 +163,10 @@ def memory_lines(config: Config, shape: DecoderConfig | None) -> Iterator[str]:
         yield f"engine rank    weights {size(weights)} + KV cache in what is free of each GPU"
     where = "an engine rank" + ("" if streams(config) else " on another node than the trainers")
     if gpus:
-        arriving = memory.arriving_bytes(shape, width, streams(config), config.lora.rank)
+        arriving = memory.arriving_bytes(shape, width, streams(config), sent_rank(config))
         yield f"on their way   {size(arriving)} more in an engine rank"
     if streams(config) or config.rollout.transport == "auto":
-        slots = memory.arriving_bytes(shape, width, True, config.lora.rank) - (0 if gpus else memory.CONTEXT_BYTES)
+        slots = memory.arriving_bytes(shape, width, True, sent_rank(config)) - (0 if gpus else memory.CONTEXT_BYTES)
         yield f"streamed       {size(slots)} more in {where}: two slots of the largest tensor"
     if Need.TEACHER in needs(config) and not objective.served_teacher and not teacher:
         yield f"teacher        objective.teacher = {objective.teacher!r} is not a folder here: on top of a trainer"

@@ -13,6 +13,8 @@ from shared.model.config import DecoderConfig, MeasuredConfig
 
 ALL = "all-linear"
 """of lora.targets: every linear layer but the head"""
+EXPERTS = "experts"
+"""of lora.targets: all experts of a mixture"""
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 MASTER_BYTES = 4 + 4 + 8
@@ -48,12 +50,13 @@ class TrainerMemory:
 
 
 def adapter_parameters(decoder: DecoderConfig, rank: int, targets: str | Sequence[str] = ALL) -> int:
-    """Parameters of adapters of this rank (0: none) on the linear layers that lora.targets chooses."""
-    return rank * sum(
-        inputs + outputs
-        for name, inputs, outputs in decoder.linears
-        if targets == ALL or any(f".{name}".endswith(f".{target}") for target in targets)
-    )
+    """Parameters of adapters of this rank (0: none) on the layers that lora.targets chooses."""
+    wanted = [targets] if isinstance(targets, str) else targets
+    linears = [
+        one for one in decoder.linears if ALL in wanted or any(f".{one[0]}".endswith(f".{target}") for target in wanted)
+    ]
+    experts = decoder.expert_linears if EXPERTS in wanted else []
+    return rank * sum(inputs + outputs for _, inputs, outputs in [*linears, *experts])
 
 
 def states_bytes(parameters: int, trainers: int, adapters: int = 0, width: int = 0) -> float:

@@ -43,6 +43,7 @@ from trainer.objectives.registry import objective_of
 from trainer.offload import HostMemory
 from trainer.reference import KeptAdapters
 from trainer.safetensors_file import REFERENCE
+from trainer.sent_weights import SentWeights
 from trainer.value_head import ValueHead
 
 
@@ -161,21 +162,19 @@ class TrainerRank:
         self.objective = objective_of(config)
         self.auxiliary = AuxiliaryModels()
         self.sender: WeightSender | None = None
-        self.writer: shards.ShardWriter | None = None
-        """of the checkpoint that was begun last"""
-        self.beside: dict[str, Written] = {}
-        """what is in that checkpoint besides, written already"""
+        self.writer: shards.ShardWriter | None = None  # of the checkpoint that was begun last
+        self.beside: dict[str, Written] = {}  # in that checkpoint besides, written already
         self.host = HostMemory()
 
     @call("load of the model", deadline="start")
     def load(self, model_dir: str, checkpoint_dir: str | None = None) -> LoadedTrainer:
-        """Build model and optimiser: from the checkpoint folder if given, else from the model folder. Raises what
-        `build` and `make_sender` raise."""
+        """Build model and optimiser, from the checkpoint if given. Raises what `build` and `make_sender` raise."""
         checksums = self.load_policy(Path(model_dir), Path(checkpoint_dir) if checkpoint_dir else None)
+        self.sent = SentWeights(self.decoder, merges=not self.config.sends_adapters)
         self.sender = make_sender(
-            self.config.rollout.transport, list(fsdp.trained(self.decoder)), getattr(torch, self.config.model.dtype),
+            self.config.rollout.transport, self.sent.named, getattr(torch, self.config.model.dtype),
             rank=self.rank, world=self.world, store=self.role.store, engines=self.config.placement.engines,
-            scales={name + lora.B: layer.scale for name, layer in lora.adapters(self.decoder)},
+            changes=self.sent.changes,
         )  # fmt: skip
         in_bfloat16 = self.config.optimiser.compute_dtype == "bfloat16"
         return LoadedTrainer(
@@ -215,7 +214,8 @@ class TrainerRank:
         }
         if self.config.lora.rank:
             count = sum(parameter.numel() for _, parameter in fsdp.trained(self.decoder))
-            rank = f"rank {self.config.lora.rank}, alpha {self.config.lora.alpha:g}"
+            way = "" if self.config.sends_adapters else ", merged for the engines"
+            rank = f"rank {self.config.lora.rank}, alpha {self.config.lora.alpha:g}{way}"
             description["adapters"] = f"{count / 1e6:.2f} M parameters ({rank}) on frozen weights"
         if self.decoder.recompute:
             description["recomputed"] = f"{self.decoder.recompute} of {len(self.decoder.layers)} layers"
@@ -285,6 +285,7 @@ class TrainerRank:
         probe: [sequences][tokens], scored at temperature 1; empty when the proof is off.
         """
         assert self.sender is not None
+        self.sent.gather()
         size_bytes, seconds = self.sender.write(version)
         scored = self.score(probe) if probe else []
         published = PublishedWeights(version, size_bytes, seconds, probe=scored if self.rank == 0 else [])

@@ -7,6 +7,7 @@ starting at a multiple of 64 bytes, so that q, k, v and gate, up stay neighbours
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -93,6 +94,10 @@ def plan_layout(shapes: list[tuple[str, tuple[int, ...]]], dtype: torch.dtype, w
     return Layout(dtype, world, places, offset)
 
 
+Change = Callable[[torch.Tensor, int], torch.Tensor]
+"""(rows of a tensor, number of the first) -> their values in the engines"""
+
+
 @dataclass(frozen=True)
 class Slice:
     """The rows of one tensor that this rank owns: `local` holds rows first_row .. first_row + len(local)."""
@@ -100,13 +105,13 @@ class Slice:
     name: str
     local: torch.Tensor
     first_row: int
-    scale: float = 1.0
-    """what the engines hold is the local rows times this"""
+    change: Change | None = None
+    """computes what the engines hold; None: the local rows themselves"""
 
     @property
     def values(self) -> torch.Tensor:
-        """The local rows, scaled: float32 until the wire rounds them."""
-        return self.local if self.scale == 1 else self.local * self.scale
+        """What the engines are to hold of these rows: float32 until the wire rounds them."""
+        return self.local if self.change is None else self.change(self.local, self.first_row)
 
 
 def own_share(parameter: DTensor, rows: int) -> slice:

@@ -19,6 +19,7 @@ from rollout.weights.checksum import Columns, checksum_rows, choose_columns
 from rollout.weights.layout import (
     BUFFERS,
     NO_VERSION,
+    Change,
     Layout,
     Slice,
     buffer_of,
@@ -183,18 +184,18 @@ def make_sender(
     world: int,
     store: dist.Store,
     engines: int,
-    scales: Mapping[str, float] | None = None,
+    changes: Mapping[str, Change] | None = None,
 ) -> WeightSender:
     """Make the sender of trainer rank `rank` of `world`. Every rank calls it once, at about the same time.
 
     transport: "auto", "shm", "cuda_ipc" or "network" (rollout.transport). named_parameters: Hugging Face names and the
     fp32 master weights (FSDP2 DTensors sharded on dimension 0, or plain tensors with one rank); the tensors stay the
-    same objects, updated in place. scales: name -> factor that the engines' values have, where it is not 1. Raises
-    ConfigError if the transport does not fit the device.
+    same objects, updated in place. changes: name -> what engines hold, where that is something else. Raises ConfigError
+    if the transport does not fit the device.
     """
     layout = plan_layout(unique_shapes(named_parameters), dtype, world)
-    factors = scales or {}
-    pieces = [replace(piece, scale=factors.get(piece.name, 1.0)) for piece in own_pieces(named_parameters, rank)]
+    found = own_pieces(named_parameters, rank)
+    pieces = [replace(piece, change=changes.get(piece.name)) for piece in found] if changes else found
     device = pieces[0].local.device if pieces else torch.device("cpu")
     if device.type == "cuda":
         from rollout.weights.cuda_ipc import DeviceWeightSender

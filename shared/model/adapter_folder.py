@@ -17,11 +17,13 @@ from torch import Tensor
 from shared.errors import ModelError
 from shared.model import hf
 from shared.model.folder import read_json
-from shared.model.lora import A, B, merge
+from shared.model.lora import EXPERT_TENSORS, EXPERTS, MARK, A, B, merge, weight_of
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
 """before the names of the model's own layers"""
+INNER = ".base_layer"
+"""after a module of experts, in the names of the first of its adapted tensors: PEFT wraps one around the other"""
 UNKNOWN = ("use_dora", "use_rslora", "lora_bias", "fan_in_fan_out", "rank_pattern", "alpha_pattern", "modules_to_save")
 """settings of PEFT that change what an adapter is, or add to it, and are refused unless they are off"""
 
@@ -36,22 +38,48 @@ class AdapterSettings:
     """last parts of the names of its layers"""
     base: str
     """the model it was trained on: a folder or Hub id"""
+    experts: bool = False
+    """whether a mixture's experts have adapters, too"""
 
 
 def save_adapter(folder: Path, matrices: Mapping[str, Tensor], rank: int, alpha: float, base: str) -> None:
     """Write a folder that PEFT and vLLM read, complete or not at all. matrices: name -> A or B, kept in float32.
     Raises CheckpointError when the disk fails."""
     layers = {name.removesuffix(A).removesuffix(B) for name in matrices}
-    targets = sorted({layer.rpartition(".")[2] for layer in layers})
+    targets = sorted({layer.rpartition(".")[2] for layer in layers if weight_of(layer) == f"{layer}.weight"})
     settings = {
         "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base, "r": rank, "lora_alpha": alpha,
         "target_modules": targets, "lora_dropout": 0.0, "bias": "none", "fan_in_fan_out": False,
         "inference_mode": True, "init_lora_weights": True,
     }  # fmt: skip
-    stored = {PREFIX + name: value.detach().to("cpu", torch.float32).contiguous() for name, value in matrices.items()}
+    if any(value.ndim == 3 for value in matrices.values()):
+        settings["target_parameters"] = [f"{EXPERTS}.{tensor}" for tensor in EXPERT_TENSORS]
+    forms = dict(peft_form(name, value.detach()) for name, value in matrices.items())
+    stored = {PREFIX + name: value.to("cpu", torch.float32).contiguous() for name, value in forms.items()}
     with hf.writing_folder(folder) as partial:
         save_file(stored, partial / WEIGHTS, metadata={"format": "pt"})
         hf.write_json(partial / CONFIG, settings)
+
+
+def peft_form(name: str, value: Tensor) -> tuple[str, Tensor]:
+    """Name and value of A or B as PEFT stores them: of experts [experts * rank, in] and [out, rank * experts]."""
+    if value.ndim == 2:
+        return name, value
+    end = A if name.endswith(A) else B
+    module, _, last = weight_of(name.removesuffix(end)).rpartition(".")
+    flat = value.flatten(0, 1) if end == A else value.permute(1, 2, 0).flatten(1)
+    return f"{module}{INNER if last == EXPERT_TENSORS[0] else ''}{end}", flat
+
+
+def own_form(name: str, value: Tensor, rank: int) -> tuple[str, Tensor]:
+    """The other way round. Raises RuntimeError where the value's sides are no multiple of the rank."""
+    end = A if name.endswith(A) else B
+    module = (layer := name.removesuffix(end)).removesuffix(INNER)
+    if module.rpartition(".")[2] != EXPERTS:
+        return name, value
+    last = EXPERT_TENSORS[0 if layer.endswith(INNER) else 1]
+    each = value.unflatten(0, (-1, rank)) if end == A else value.unflatten(1, (rank, -1)).permute(2, 0, 1)
+    return f"{module}.{MARK}{last}{end}", each.contiguous()
 
 
 def read_settings(folder: Path) -> AdapterSettings:
@@ -63,11 +91,16 @@ def read_settings(folder: Path) -> AdapterSettings:
     if found.get("peft_type") != "LORA" or found.get("bias", "none") != "none" or on:
         what = on[0] if on else f"peft_type {found.get('peft_type')}, bias {found.get('bias')}"
         raise ModelError(f"{folder} is not a plain LoRA adapter ({what} is not supported)")
-    rank, alpha, targets = found.get("r"), found.get("lora_alpha"), found.get("target_modules")
-    if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, int | float) or not targets:
+    rank, alpha, targets = found.get("r"), found.get("lora_alpha"), found.get("target_modules") or []
+    listed = found.get("target_parameters") or []
+    tensors = sorted(str(one).rpartition(".")[2] for one in (listed if isinstance(listed, list) else [listed]))
+    if tensors and tensors != sorted(EXPERT_TENSORS):
+        both = " and ".join(EXPERT_TENSORS)
+        raise ModelError(f"{folder} adapts {', '.join(tensors)}: adapters of experts are those of {both}")
+    if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, int | float) or not (targets or tensors):
         raise ModelError(f"{folder / CONFIG} lacks r, lora_alpha or target_modules: fetch the file again")
     names = [targets] if isinstance(targets, str) else [str(target) for target in targets]
-    return AdapterSettings(rank, float(alpha), names, str(found.get("base_model_name_or_path") or ""))
+    return AdapterSettings(rank, float(alpha), names, str(found.get("base_model_name_or_path") or ""), bool(tensors))
 
 
 def read_matrices(folder: Path) -> dict[str, Tensor]:
@@ -78,11 +111,17 @@ def read_matrices(folder: Path) -> dict[str, Tensor]:
             found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dictionary
     except (OSError, SafetensorError) as error:
         raise ModelError(f"{path} cannot be read ({error}): fetch the adapter again") from error
+    matrices = {}
     for name, value in found.items():
-        ranks = value.shape[0 if name.endswith(A) else 1] if value.ndim == 2 else 0
+        try:
+            own, each = own_form(name.removeprefix(PREFIX), value, rank)
+            ranks = each.shape[-2 if name.endswith(A) else -1]
+        except (RuntimeError, IndexError):
+            ranks = 0
         if not (name.startswith(PREFIX) and name.endswith((A, B))) or ranks != rank:
             raise ModelError(f"{path}: {name} of shape {tuple(value.shape)} is no matrix of an adapter of rank {rank}")
-    return {name.removeprefix(PREFIX): value for name, value in found.items()}
+        matrices[own] = each
+    return matrices
 
 
 def merged_weights(model_dir: Path, matrices: Mapping[str, Tensor], scale: float) -> Iterator[tuple[str, Tensor]]:
@@ -90,8 +129,8 @@ def merged_weights(model_dir: Path, matrices: Mapping[str, Tensor], scale: float
     Raises ModelError for a folder that does not fit, and for adapters of layers that it lacks."""
     shapes = hf.shapes_of(model_dir)
     for name in matrices:
-        if (layer := name.removesuffix(A).removesuffix(B) + ".weight") not in shapes:
-            raise ModelError(f"the adapter's {name} needs {layer}, which the model in {model_dir} lacks")
+        if (needed := weight_of(name.removesuffix(A).removesuffix(B))) not in shapes:
+            raise ModelError(f"the adapter's {name} needs {needed}, which the model in {model_dir} lacks")
     for name, weight in hf.iterate_weights(model_dir, shapes):
         yield name, merge(name, weight, matrices, scale)
 
@@ -105,7 +144,7 @@ def check_fits(folder: Path, model_dir: Path) -> None:
     except ModelError:
         return
     for name, value in matrices.items():
-        shape = shapes.get(name.removesuffix(A).removesuffix(B) + ".weight")
-        side = 1 if name.endswith(A) else 0
+        shape = shapes.get(weight_of(name.removesuffix(A).removesuffix(B)))
+        side = -1 if name.endswith(A) else -2
         if shape is None or value.shape[side] != shape[side]:
             raise ModelError(f"{folder} is not an adapter of {model_dir}: {name} has shape {tuple(value.shape)}")

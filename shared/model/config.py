@@ -86,6 +86,11 @@ class DecoderConfig:
         return self.layer_linears * self.layers
 
     @property
+    def expert_linears(self) -> list[tuple[str, int, int]]:
+        """The same for the tensors of a mixture's experts: inputs and outputs of all experts of a layer together."""
+        return []
+
+    @property
     def layer_products(self) -> int:
         """Weights of the matrices of one layer: q, k, v, o, gate, up, down."""
         return sum(inputs * outputs for _, inputs, outputs in self.layer_linears)
@@ -165,6 +170,7 @@ class MeasuredConfig(DecoderConfig):
     counted_products: int = 0
     """weights of one layer that multiply a token: of a mixture, those of the experts that a token meets"""
     counted_linears: list[tuple[str, int, int]] = field(default_factory=list)
+    counted_experts: list[tuple[str, int, int]] = field(default_factory=list)
     experts: int = 0
     """of a mixture: in each of its layers; 0 for others"""
     chosen: int = 0
@@ -174,6 +180,11 @@ class MeasuredConfig(DecoderConfig):
     def linears(self) -> list[tuple[str, int, int]]:
         """(name, inputs, outputs) of all linear layers but the head. A mixture's experts are none."""
         return self.counted_linears
+
+    @property
+    def expert_linears(self) -> list[tuple[str, int, int]]:
+        """(name, inputs, outputs) of the tensors of experts, those of all experts of a layer together."""
+        return self.counted_experts
 
     @property
     def layer_products(self) -> int:

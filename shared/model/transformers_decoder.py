@@ -22,6 +22,7 @@ from shared.model.attention import AttentionPlans
 from shared.model.config import FAMILIES, MeasuredConfig, check_sizes
 from shared.model.language_model import LanguageModel
 from shared.model.logprobs import HeadScale
+from shared.model.lora import expert_tensors
 from shared.model.packing import PackedBatch
 from shared.model.routing import MISSING, ExpertCounts, Routing, route_layers
 
@@ -156,6 +157,10 @@ def measure(config: Mapping[str, Any]) -> MeasuredConfig:
         counted_layer=sum(parameter.numel() for parameter in layers.parameters()) // len(layers),
         counted_products=int(products) // len(layers),
         counted_linears=[(name, one.in_features, one.out_features) for name, one in linears],
+        counted_experts=[
+            (name, one.shape[0] * one.shape[2], one.shape[0] * one.shape[1])
+            for name, one in expert_tensors(causal.base_model)
+        ],
         experts=experts,
         chosen=chosen,
     )

@@ -84,6 +84,13 @@ def test_mistakes_in_the_setting_are_told_before_anything_starts(serve: Serve, t
         serve(SAID, adapter=["one=nowhere"])
 
 
+def test_adapters_of_experts_are_refused_with_what_to_serve_instead(tmp_path: Path) -> None:
+    matrices = {"experts.lora_gate_up_proj" + lora.A: torch.ones(3, 2, 4)}
+    save_adapter(tmp_path / "experts", matrices, 2, 4.0, "")
+    with pytest.raises(ModelError, match="has adapters of experts.*serve the run's merged export"):
+        read_adapter(tmp_path / "experts", tmp_path, "")
+
+
 def test_a_newer_version_is_taken_up_and_one_that_does_not_fit_is_not(serve: Serve, tmp_path: Path) -> None:
     folders = [write_adapter(tmp_path / name, rank=rank) for name, rank in (("1", 4), ("2", 4), ("3", 8))]
     link = tmp_path / "latest-adapter"

@@ -91,11 +91,18 @@ FEW = ("gemma3", "qwen3 moe")
 
 
 @pytest.mark.parametrize(
-    "family", [one if one in FEW else pytest.param(one, marks=pytest.mark.soak) for one in FAMILIES]
+    ("family", "targets"),
+    [
+        *((one, lora.ALL) if one in FEW else pytest.param(one, lora.ALL, marks=pytest.mark.soak) for one in FAMILIES),
+        ("qwen3 moe", [lora.ALL, lora.EXPERTS]),
+        pytest.param("mixtral", [lora.EXPERTS], marks=pytest.mark.soak),
+    ],
 )
-def test_modules_of_transformers_train_adapters_alone_and_merge(tmp_path: Path, family: str) -> None:
-    """Every linear layer of every family but the head: experts stay frozen. Merged through the folders that
-    a run writes, where a mixture's experts lie one by one; with recomputed layers bit for bit the same gradients."""
+def test_modules_of_transformers_train_adapters_alone_and_merge(
+    tmp_path: Path, family: str, targets: str | list[str]
+) -> None:
+    """Every linear layer of every family but the head, and experts. Merged through the folders that a run writes, where
+    a mixture's experts lie one by one; with recomputed layers bit for bit the same gradients."""
     config = config_of(family)
     reference(config).save_pretrained(tmp_path / "base")
     (tmp_path / "base" / "tokenizer.json").write_text("{}")
@@ -104,7 +111,9 @@ def test_modules_of_transformers_train_adapters_alone_and_merge(tmp_path: Path, 
         model = make_model(read_shape(config, "transformers"), config, recompute)
         model.load_state_dict(dict(hf.load_model(tmp_path / "base", implementation="transformers").stored()))
         frozen = model(BATCH, output="logits").detach()
-        assert len(lora.attach(model, 3, 6.0)) == len(model.config.linears)
+        experts = model.config.expert_linears if lora.EXPERTS in targets else []
+        linears = model.config.linears if lora.ALL in targets else []
+        assert len(lora.attach(model, 3, 6.0, targets)) == len(linears) + len(experts) > 0
         generator = torch.Generator().manual_seed(5)
         trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
         with torch.no_grad():
@@ -120,14 +129,55 @@ def test_modules_of_transformers_train_adapters_alone_and_merge(tmp_path: Path, 
         assert one.grad is not None and one.grad.any(), f"{name} is not in the forward"
         assert torch.equal(one.grad, other.grad), name  # type: ignore[arg-type]  # both were trained
     sizes = {name: each.numel() for name, each in trained.items()}
-    assert sum(sizes.values()) == adapter_parameters(model.config, 3)
-    assert max(sizes.values()) == largest_tensor(model.config, 3)
+    assert sum(sizes.values()) == adapter_parameters(model.config, 3, targets)
+    assert experts or max(sizes.values()) == largest_tensor(model.config, 3)
     merged_from = merged_weights(tmp_path / "base", dict(trained), 2.0)
     hf.save_trained(tmp_path / "merged", tmp_path / "base", merged_from, torch.float32)
     merged = hf.load_model(tmp_path / "merged", implementation="transformers")
     found = model(BATCH, output="logits").detach()
     torch.testing.assert_close(merged(BATCH, output="logits"), found, rtol=1e-5, atol=1e-5)
     assert float((found - frozen).abs().max()) > 0.05
+
+
+class Experts(nn.Module):
+    """Two experts of sides 1 and 2, without a function between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate_up_proj = nn.Parameter(torch.tensor([[[1.0], [0.0]], [[2.0], [1.0]]]))
+        self.down_proj = nn.Parameter(torch.tensor([[[1.0, 1.0]], [[0.0, 3.0]]]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x @ up.T @ down.T for up, down in zip(self.gate_up_proj, self.down_proj, strict=True)])
+
+
+def test_experts_compute_with_merged_weights_by_hand() -> None:
+    model = nn.ModuleDict({"experts": Experts()})
+    names = ["experts.lora_gate_up_proj", "experts.lora_down_proj"]
+    assert lora.attach(model, 1, 2.0, ["experts"]) == names == [name for name, _ in lora.adapters(model)]
+    (_, up), (_, down) = lora.adapters(model)
+    with torch.no_grad():
+        up.lora_A.weight.copy_(torch.tensor([[[1.0]], [[0.5]]]))
+        up.lora_B.weight.copy_(torch.tensor([[[1.0], [2.0]], [[0.0], [1.0]]]))
+        down.lora_A.weight.copy_(torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]]))
+        down.lora_B.weight.copy_(torch.tensor([[[0.5]], [[-1.0]]]))
+    # scale 2. Expert 0: up (1, 0) + 2 (1, 2) = (3, 4), down (1, 1) + 2 (.5, 0) = (2, 1): 3 * 2 + 4 * 1 = 10.
+    # Expert 1: up (2, 1) + 2 (0, .5) = (2, 2), down (0, 3) + 2 (0, -1) = (0, 1): 2
+    found = model["experts"](torch.tensor([[1.0]]))
+    assert found.flatten().tolist() == [10.0, 2.0]
+    found.sum().backward()
+    assert model["experts"].gate_up_proj.grad is None and model["experts"].gate_up_proj[0].flatten().tolist() == [1, 0]
+    # d up of expert 0 is its down (2, 1): d A = 2 B^T d = 2 (1 * 2 + 2 * 1) = 8, d B = 2 d A^T = (4, 2)
+    assert up.lora_A.weight.grad[0].item() == 8 and up.lora_B.weight.grad[0].flatten().tolist() == [4, 2]
+
+
+def test_experts_that_lie_transposed_and_models_without_any_are_refused() -> None:
+    model = nn.ModuleDict({"experts": Experts(), "q_proj": nn.Linear(1, 1)})
+    model["experts"].is_transposed = True
+    with pytest.raises(ConfigError, match='"experts" names no linear layer of the model .*unless they lie transposed'):
+        lora.attach(model, 1, 2.0, ["experts"])
+    with pytest.raises(ConfigError, match='"experts" names no'):
+        adapted(["q_proj", "experts"])
 
 
 def test_targets_name_layers_by_the_end_of_their_names() -> None:
@@ -174,6 +224,13 @@ def test_a_folder_comes_back_and_merges_into_the_model_it_was_trained_on(tmp_pat
 def test_a_foreign_folder_is_refused_in_one_line(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "adapter_config.json").write_text(text)
     with pytest.raises(ModelError, match=message):
+        read_settings(tmp_path)
+
+
+def test_an_adapter_of_one_of_the_experts_tensors_is_refused(tmp_path: Path) -> None:
+    text = '{"peft_type": "LORA", "r": 2, "lora_alpha": 6, "target_parameters": ["experts.down_proj"]}'
+    (tmp_path / "adapter_config.json").write_text(text)
+    with pytest.raises(ModelError, match="adapts down_proj: adapters of experts are those of gate"):
         read_settings(tmp_path)
 
 

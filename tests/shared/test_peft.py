@@ -29,11 +29,16 @@ def test_peft_loads_the_folder_and_gives_the_same_logits(tmp_path: Path, family:
     compare(tmp_path, decoder, Decoder(decoder.config), targets)
 
 
-@pytest.mark.parametrize("family", FEW)
-def test_peft_gives_the_same_logits_as_modules_of_transformers(tmp_path: Path, family: str) -> None:
+@pytest.mark.parametrize(
+    ("family", "targets"),
+    [*((one, lora.ALL) for one in FEW), *((one, [lora.ALL, lora.EXPERTS]) for one in ("qwen3 moe", "mixtral"))],
+)
+def test_peft_gives_the_same_logits_as_modules_of_transformers(
+    tmp_path: Path, family: str, targets: str | list[str]
+) -> None:
     reference(config_of(family)).save_pretrained(tmp_path / "model")
     decoder, merged = (hf.load_model(tmp_path / "model", implementation="transformers") for _ in range(2))
-    compare(tmp_path, decoder, merged, lora.ALL)
+    compare(tmp_path, decoder, merged, targets)
 
 
 def compare(tmp_path: Path, decoder: LanguageModel, merged: LanguageModel, targets: str | list[str]) -> None:

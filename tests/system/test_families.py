@@ -28,9 +28,14 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("family", "rank"), [*((one, 0) for one in SENT), *((one, 8) for one in ("gemma3", "olmo3", "qwen3 moe"))]
+    ("family", "rank", "targets"),
+    [
+        *((one, 0, "all-linear") for one in SENT),
+        *((one, 8, "all-linear") for one in ("gemma3", "olmo3", "qwen3 moe")),
+        ("qwen3 moe", 8, '["all-linear", "experts"]'),
+    ],
 )
-def test_ten_steps_of_every_family(made: Path, tmp_path: Path, family: str, rank: int) -> None:
+def test_ten_steps_of_every_family(made: Path, tmp_path: Path, family: str, rank: int, targets: str) -> None:
     """rank: of adapters, 0 where all weights are trained."""
     rows = hf.load_config(made)["vocab_size"]
     ends = {"bos_token_id": None, "eos_token_id": 1, "pad_token_id": 0, "initializer_range": 0.06}
@@ -43,7 +48,8 @@ def test_ten_steps_of_every_family(made: Path, tmp_path: Path, family: str, rank
     bonus = {"objective__entropy_bonus": 0.01} if rank else {}
     run = Launch(
         tmp_path, model__path=str(folder), model__implementation="transformers", steps=STEPS, evaluate__every=0,
-        lora__rank=rank, sft__steps=70, sft__batch=32, sft__learning_rate=rate, checkpoint__every=5, **bonus,
+        lora__rank=rank, lora__targets=targets, sft__steps=70, sft__batch=32, sft__learning_rate=rate,
+        checkpoint__every=5, **bonus,
     )  # fmt: skip
     assert run.wait(1200) == 0, run.output[-4000:]
     found = run.metrics()

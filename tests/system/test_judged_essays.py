@@ -108,7 +108,9 @@ def test_an_essay_task_trains_on_a_judge_without_a_box(tmp_path: Path) -> None:
         row["verify/no_answer"] + row["verify/open"] == sum(row[k] for k in row if k.startswith("verify/"))
         for row in rows
     )
-    assert "accuracy" not in rows[-1] and all("boxed" not in body["messages"][1]["content"] for body in server.seen)
+    # a response may have the word, which is one of the tokenizer's; what is asked for has not
+    told = ["".join(one["content"] for one in body["messages"]).partition("SOLUTION")[0] for body in server.seen]
+    assert "accuracy" not in rows[-1] and not any("boxed" in text for text in told)
     rewards = [reward for group in launch.groups() for reward in group["rewards"]]
     assert {"sea", "novelty"} == set(rewards[-1]["extra"]), "the group's reward counts too"
     server.shutdown()

@@ -30,15 +30,14 @@ from rollout.weights.parameters import Target
 from rollout.weights.proof import PublishedWeights, Updated
 from rollout.weights.sender import HostWeightSender
 from rollout.worker import EngineRank
-from shared.model import lora
 from shared.model.language_model import LanguageModel
 from shared.sections import Optimiser
 from tests.packed import pack_from
 from tests.rollout.test_agreement import make_folder
 from tests.rollout.tiny_llama import engine_config
-from trainer import fsdp
 from trainer.optimiser import make_optimiser
 from trainer.rank import TrainerRank
+from trainer.sent_weights import SentWeights
 
 RANKS = 2
 PAGE = mmap.mmap(-1, mmap.PAGESIZE)
@@ -108,14 +107,14 @@ class UpdateScene:
 
     def __init__(self, decoder: LanguageModel, dtype: str, engine: LocalEngine):
         self.decoder, self.dtype, self.engine, self.version = decoder, dtype, engine, -1
-        named = list(fsdp.trained(decoder))
-        scales = {name + lora.B: layer.scale for name, layer in lora.adapters(decoder)}
+        sent = SentWeights(decoder, merges=False)
+        named = sent.named
         layout, store = plan_layout(unique_shapes(named), getattr(torch, dtype), RANKS), dist.HashStore()
 
         def sender(rank: int) -> HostWeightSender:
             cuts = [(name, value, rank_rows(len(value), rank)) for name, value in named]
             pieces = [
-                Slice(name, value.detach()[rows], rows.start, scales.get(name, 1.0)) for name, value, rows in cuts
+                Slice(name, value.detach()[rows], rows.start, sent.changes.get(name)) for name, value, rows in cuts
             ]
             return HostWeightSender("shm", layout, pieces, rank, store, 1)
 
