@@ -25,9 +25,9 @@ OTHERS = ("benchmarks", "tests")
 APART = ("reward.judge.", "environment.")
 """settings of the judge and of environments, which validate their own"""
 BUDGETS = {
-    "product lines": 64_684,
-    "training lines": 27_084,
-    "files": 398,
+    "product lines": 64_899,
+    "training lines": 27_297,
+    "files": 399,
     "settings": 93,
     "class names used twice": 0,
 }
