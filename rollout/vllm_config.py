@@ -28,8 +28,7 @@ from shared.config import Config
 from shared.errors import ConfigError, ModelError
 from shared.model.cpu import given_threads
 from shared.model.folder import load_config
-from shared.model.implementation import VISION_LANGUAGE, make_model, read_shape
-from shared.model.lora import attach
+from shared.model.implementation import VISION_LANGUAGE, adapted_names, read_shape
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -142,10 +141,8 @@ def is_mixture(config: Config, model_dir: str) -> bool:
 def adapted_layers(config: Config, model_dir: str) -> list[str]:
     """Last parts of the names of the layers that lora.targets chooses. Raises ConfigError for one that names none."""
     described = load_config(Path(model_dir))
-    with torch.device("meta"):
-        shape = read_shape(described, config.model.implementation, config.model.max_tokens)
-        model = make_model(shape, described)
-    names = attach(model, config.lora.rank, config.lora.alpha, config.lora.targets)
+    shape = read_shape(described, config.model.implementation, config.model.max_tokens)
+    names = adapted_names(shape, described, config.lora.rank, config.lora.targets)
     return sorted({name.rpartition(".")[2] for name in names})
 
 

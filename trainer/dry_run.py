@@ -14,7 +14,7 @@ from shared import settings_file
 from shared.config import Config
 from shared.model.config import DecoderConfig
 from shared.model.folder import load_config
-from shared.model.implementation import read_shape
+from shared.model.implementation import adapted_names, read_shape
 from shared.ranks import count_gpus, gpus_of, kind_of, shares_gpus
 from trainer import memory
 from trainer.colocate import adapters_of, engine_gpus, frozen_models, sent_rank, settle, streams, trainer_memory
@@ -60,12 +60,15 @@ def indent(lines: Iterable[str]) -> list[str]:
 def model_shape(config: Config) -> DecoderConfig | None:
     """The shape of the model, from its folder's config.json; None where there is no folder yet ("made/...", a Hub id).
 
-    Raises ModelError."""
+    Raises ModelError, and ConfigError for lora.targets that it lacks."""
     folder = Path(config.locate(config.model.path))
     settings = config.model
     if not folder.is_dir():
         return None
-    return read_shape(load_config(folder), settings.implementation, settings.max_tokens)
+    shape = read_shape(described := load_config(folder), settings.implementation, settings.max_tokens)
+    if config.lora.rank:
+        adapted_names(shape, described, config.lora.rank, config.lora.targets)
+    return shape
 
 
 def placement_lines(config: Config) -> Iterator[str]:

@@ -21,7 +21,7 @@ from shared.atomic_write import flush
 from shared.config import Config
 from shared.errors import ConfigError, DataError, ModelError
 from shared.model import hf
-from shared.model.implementation import VISION_LANGUAGE, read_shape
+from shared.model.implementation import VISION_LANGUAGE, adapted_names, read_shape
 from shared.progress import Progress
 from shared.user_file import errors_told, run_file
 from trainer.data_sets import HUB, PARQUET, fetch
@@ -110,7 +110,7 @@ def _compare(path: Path, wanted: dict[str, Any]) -> None:
 
 
 def gather_sources(config: Config) -> Sources:
-    """Resolve every path. Raises ModelError or DataError."""
+    """Resolve every path. Raises ModelError, DataError, and ConfigError for adapters that the model cannot have."""
 
     def find(setting: str, value: str) -> Path | None:
         if value.startswith(REASONING_GYM) and setting in ("data.train", "data.validation"):
@@ -134,6 +134,8 @@ def gather_sources(config: Config) -> Sources:
             f"lora.rank = {config.lora.rank}: adapters of vision-language models were not tried: set lora.rank to 0, "
             "or model.path to the folder of a text model"
         )
+    if config.lora.rank:
+        adapted_names(shape, described, config.lora.rank, config.lora.targets)
     if shape.family == "gpt_oss" and config.mode != "sft":
         raise ConfigError(
             'mode = "rl": vLLM keeps the experts of gpt-oss in another layout than its checkpoints, so new weights '

@@ -72,3 +72,14 @@ def make_model(shape: DecoderConfig, config: Mapping[str, Any], recompute: int =
     from shared.model.decoder import Decoder
 
     return Decoder(shape, recompute=recompute)
+
+
+def adapted_names(shape: DecoderConfig, config: Mapping[str, Any], rank: int, targets: str | list[str]) -> list[str]:
+    """Names of the layers that lora.targets chooses in a model of that shape. Raises ConfigError for a target that
+    chooses none."""
+    import torch
+
+    from shared.model.lora import attach
+
+    with torch.device("meta"):
+        return attach(make_model(shape, config), rank, 1.0, targets)

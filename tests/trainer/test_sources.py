@@ -15,6 +15,7 @@ from shared.model import hf
 from tests.families import config_of
 from tests.trainer.test_dry_run import SMOLLM2
 from trainer.__main__ import load
+from trainer.dry_run import model_shape
 from trainer.sources import check_tokenizers, check_vocabulary, gather_sources
 
 
@@ -119,3 +120,17 @@ def test_adapters_of_a_model_that_also_sees_are_refused(tmp_path: Path, monkeypa
         ConfigError, match=r"lora\.rank = 8: adapters of vision-language models .*: set lora\.rank to 0"
     ):
         gather_sources(Config.model_validate(table | {"lora": {"rank": 8}}))
+
+
+def test_adapters_of_layers_that_the_model_lacks_are_refused_before_anything_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = table_of("qwen3 moe", tmp_path, monkeypatch)
+    for targets, fits in ((["all-linear", "experts"], True), (["expert"], False)):
+        config = Config.model_validate(table | {"lora": {"rank": 8, "targets": targets}})
+        for check in (gather_sources, model_shape):
+            if fits:
+                check(config)
+                continue
+            with pytest.raises(ConfigError, match=r'lora\.targets: "expert" names no linear layer'):
+                check(config)
