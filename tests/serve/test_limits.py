@@ -179,8 +179,16 @@ def test_what_is_said_beside_texts_is_measured_too(serve: Serve, more: dict[str,
 
 def test_a_dead_engine_is_started_again(serve: Serve) -> None:
     served = serve(RIGHT, token_s=0.01)
+    asked, start = threading.Event(), served.engine.start
+
+    async def start_later() -> None:
+        await asyncio.to_thread(asked.wait, 60)
+        await start()
+
+    served.engine.start = start_later  # type: ignore[method-assign]
     served.engine.dead = True
     reply = served.ask()
+    asked.set()
     assert reply.status_code == 503 and reply.headers["retry-after"]
     eventually(lambda: served.engine.starts == 2 and served.server.ready)
     assert served.ask().is_success and served.server.restarts == 1

@@ -79,7 +79,8 @@ def test_logits_equal_those_of_transformers(family: str):
     with torch.no_grad():
         wanted = torch.cat([theirs(torch.tensor([ids])).logits[0] for ids in SEQUENCES])
         actual = ours(pack_from(SEQUENCES, FIRSTS, share_prefixes=False), output="logits")
-    torch.testing.assert_close(actual, wanted, atol=1e-5, rtol=1e-5)
+    # of the largest logit: processors sum in other orders, and small logits are differences of large products
+    torch.testing.assert_close(actual, wanted, atol=1e-5 * max(1.0, float(wanted.abs().max())), rtol=0)
     assert wanted.std() > 0.3, "flat logits would agree by accident"
 
 
