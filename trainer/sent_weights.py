@@ -16,6 +16,11 @@ from shared.model.language_model import LanguageModel
 from trainer.fsdp import is_sharded, local, rows_of, trained
 
 
+def scaled(scale: float, rows: Tensor, first: int) -> Tensor:
+    """Rows of B as an engine multiplies with them."""
+    return rows * scale
+
+
 class SentWeights:
     """The named parameters that are sent, and how engines' values of some of them are computed."""
 
@@ -24,16 +29,15 @@ class SentWeights:
         self.adapters = dict(lora.adapters(policy))
         self.rows: dict[str, Tensor] = {}
         """A of the merged linear layers, whole as each of their rows needs it, of the version that is sent"""
-        self.merges = merges
+        self.merges, self.changes = merges, dict[str, Change]()
         self.named: list[tuple[str, Tensor]] = list(trained(policy))
-        self.changes: dict[str, Change] = {}
         if merges and self.adapters:
             self.named = [(name, one) for name, one in policy.named_parameters() if not name.endswith((lora.A, lora.B))]
         for name in self.adapters:
             if merges:
                 self.changes[lora.weight_of(name)] = partial(self.merge, name)
             else:
-                self.changes[name + lora.B] = partial(self.scaled, name)
+                self.changes[name + lora.B] = partial(scaled, self.adapters[name].scale)
 
     @torch.no_grad()
     def gather(self) -> None:
@@ -42,10 +46,6 @@ class SentWeights:
             a = layer.lora_A.weight.detach()
             if a.ndim == 2:  # experts are cut as their weights are
                 self.rows[name] = a.full_tensor() if is_sharded(a) else a
-
-    def scaled(self, name: str, rows: Tensor, first: int) -> Tensor:
-        """Rows of B, as an engine multiplies with them."""
-        return rows * self.adapters[name].scale
 
     def merge(self, name: str, rows: Tensor, first: int) -> Tensor:
         """Rows of a frozen weight with its adapter, float32; A and B are rounded as in the layers' own computation."""
