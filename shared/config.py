@@ -11,6 +11,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from shared import sections
 from shared.environment_settings import EnvironmentSettings
+from shared.model.config import EXPERTS
 from shared.section import Section
 
 
@@ -174,7 +175,7 @@ class Config(Section):
     @property
     def sends_adapters(self) -> bool:
         """Whether engines keep the model and receive adapters alone. With adapters of experts they receive weights."""
-        return self.lora.rank > 0 and "experts" not in self.lora.targets
+        return self.lora.rank > 0 and EXPERTS not in self.lora.targets
 
     @property
     def window(self) -> int:

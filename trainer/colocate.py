@@ -96,7 +96,8 @@ def trainer_memory(config: Config, shape: DecoderConfig, on_gpu: bool, readers: 
         frozen=sum(frozen_models(config, shape, on_gpu).values()),
         buffers=memory.buffer_bytes(adapters if config.sends_adapters else shape.parameters, trainers, sent)
         + memory.reader_bytes(0 if streams(config) else readers),
-        activations=memory.activation_bytes(shape, tokens, width, again),
+        activations=memory.activation_bytes(shape, tokens, width, again)
+        + (0 if config.sends_adapters or not adapters else memory.merged_bytes(shape, width)),
     )
 
 

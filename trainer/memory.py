@@ -9,12 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shared.model.config import DecoderConfig, MeasuredConfig
-
-ALL = "all-linear"
-"""of lora.targets: every linear layer but the head"""
-EXPERTS = "experts"
-"""of lora.targets: all experts of a mixture"""
+from shared.model.config import ALL_LINEAR, EXPERTS, DecoderConfig, MeasuredConfig
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 MASTER_BYTES = 4 + 4 + 8
@@ -49,14 +44,16 @@ class TrainerMemory:
         return self.states + self.gathered + self.frozen + self.buffers + self.activations
 
 
-def adapter_parameters(decoder: DecoderConfig, rank: int, targets: str | Sequence[str] = ALL) -> int:
+def adapter_parameters(decoder: DecoderConfig, rank: int, targets: str | Sequence[str] = ALL_LINEAR) -> int:
     """Parameters of adapters of this rank (0: none) on the layers that lora.targets chooses."""
     wanted = [targets] if isinstance(targets, str) else targets
-    linears = [
-        one for one in decoder.linears if ALL in wanted or any(f".{one[0]}".endswith(f".{target}") for target in wanted)
+    chosen = [
+        (name, inputs, outputs)
+        for name, inputs, outputs in decoder.linears
+        if ALL_LINEAR in wanted or any(f".{name}".endswith(f".{target}") for target in wanted)
     ]
-    experts = decoder.expert_linears if EXPERTS in wanted else []
-    return rank * sum(inputs + outputs for _, inputs, outputs in [*linears, *experts])
+    chosen += decoder.expert_linears if EXPERTS in wanted else []
+    return rank * sum(inputs + outputs for _, inputs, outputs in chosen)
 
 
 def states_bytes(parameters: int, trainers: int, adapters: int = 0, width: int = 0) -> float:
@@ -137,6 +134,12 @@ def activation_bytes(decoder: DecoderConfig, tokens: int, width: int, recomputed
     whole = max(decoder.layers - recomputed, 1)
     inputs = recomputed * width * decoder.hidden_size
     return tokens * (whole * layer_activation_bytes(decoder, width) + inputs)
+
+
+def merged_bytes(decoder: DecoderConfig, width: int) -> int:
+    """Bytes of a layer's weights with its adapters merged: in float32, then in the compute type. They are there for one
+    layer at a time (shared/model/lora.py)."""
+    return (4 + width) * decoder.layer_parameters
 
 
 def recomputed_layers(decoder: DecoderConfig, tokens: int, width: int, budget_bytes: int | None) -> int:

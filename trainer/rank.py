@@ -170,7 +170,7 @@ class TrainerRank:
     def load(self, model_dir: str, checkpoint_dir: str | None = None) -> LoadedTrainer:
         """Build model and optimiser, from the checkpoint if given. Raises what `build` and `make_sender` raise."""
         checksums = self.load_policy(Path(model_dir), Path(checkpoint_dir) if checkpoint_dir else None)
-        self.sent = SentWeights(self.decoder, merges=not self.config.sends_adapters)
+        self.sent = SentWeights(self.decoder)
         self.sender = make_sender(
             self.config.rollout.transport, self.sent.named, getattr(torch, self.config.model.dtype),
             rank=self.rank, world=self.world, store=self.role.store, engines=self.config.placement.engines,

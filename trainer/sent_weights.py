@@ -16,44 +16,44 @@ from shared.model.language_model import LanguageModel
 from trainer.fsdp import is_sharded, local, rows_of, trained
 
 
-def scaled(scale: float, rows: Tensor, first: int) -> Tensor:
-    """Rows of B as an engine multiplies with them."""
-    return rows * scale
-
-
 class SentWeights:
-    """The named parameters that are sent, and how engines' values of some of them are computed."""
+    """The named parameters that are sent, and how engines' values of some of them are computed. Adapters are merged
+    where experts have some: the layers compute that way then (shared/model/lora.py)."""
 
-    def __init__(self, policy: LanguageModel, merges: bool):
-        """merges: engines receive weights, adapters merged."""
-        self.adapters = dict(lora.adapters(policy))
-        self.rows: dict[str, Tensor] = {}
-        """A of the merged linear layers, whole as each of their rows needs it, of the version that is sent"""
-        self.merges, self.changes = merges, dict[str, Change]()
+    def __init__(self, policy: LanguageModel):
         self.named: list[tuple[str, Tensor]] = list(trained(policy))
-        if merges and self.adapters:
+        self.changes: dict[str, Change] = {}
+        self.merged = dict(lora.adapters(policy))
+        """layer -> its adapter, where weights are sent with them merged"""
+        self.gathered: dict[str, Tensor] = {}
+        """layer -> A [rank, in], whole as each row of the weight needs it, of the version that is sent"""
+        if any(isinstance(one, lora.ExpertsAdapter) for one in self.merged.values()):
             self.named = [(name, one) for name, one in policy.named_parameters() if not name.endswith((lora.A, lora.B))]
-        for name in self.adapters:
-            if merges:
-                self.changes[lora.weight_of(name)] = partial(self.merge, name)
-            else:
-                self.changes[name + lora.B] = partial(scaled, self.adapters[name].scale)
+            self.changes = {lora.weight_of(layer): partial(self.merge, layer) for layer in self.merged}
+        else:
+            self.changes = {layer + lora.B: partial(scale, one.scale) for layer, one in self.merged.items()}
+            self.merged = {}
 
     @torch.no_grad()
     def gather(self) -> None:
-        """Before a version is written, where adapters are merged. A collective."""
-        for name, layer in self.adapters.items() if self.merges else ():
-            a = layer.lora_A.weight.detach()
-            if a.ndim == 2:  # experts are cut as their weights are
-                self.rows[name] = a.full_tensor() if is_sharded(a) else a
+        """Gather what the rows of this version need, before it is written. A collective."""
+        for layer, one in self.merged.items():
+            a = one.lora_A.weight.detach()
+            if a.ndim == 2:  # those of experts are cut as their weights are
+                self.gathered[layer] = a.full_tensor() if is_sharded(a) else a
 
-    def merge(self, name: str, rows: Tensor, first: int) -> Tensor:
+    def merge(self, layer: str, rows: Tensor, first: int) -> Tensor:
         """Rows of a frozen weight with its adapter, float32; A and B are rounded as in the layers' own computation."""
-        layer = self.adapters[name]
+        one = self.merged[layer]
 
         def own(matrix: Tensor) -> Tensor:
             start = first - rows_of(matrix).first
             return local(matrix)[start : start + len(rows)]
 
-        a, b = self.rows[name] if name in self.rows else own(layer.lora_A.weight), own(layer.lora_B.weight)
-        return lora.merged(rows, a.to(rows.dtype), b.to(rows.dtype), layer.scale)
+        a, b = self.gathered[layer] if layer in self.gathered else own(one.lora_A.weight), own(one.lora_B.weight)
+        return lora.merged(rows, a.to(rows.dtype), b.to(rows.dtype), one.scale)
+
+
+def scale(factor: float, rows: Tensor, first: int) -> Tensor:
+    """Rows of B as an engine multiplies with them."""
+    return rows * factor

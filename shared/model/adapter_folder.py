@@ -17,7 +17,7 @@ from torch import Tensor
 from shared.errors import ModelError
 from shared.model import hf
 from shared.model.folder import read_json
-from shared.model.lora import EXPERT_TENSORS, EXPERTS, MARK, A, B, merge, weight_of
+from shared.model.lora import EXPERT_TENSORS, EXPERTS, MARK, A, B, merge, split_name, weight_of
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
@@ -45,8 +45,8 @@ class AdapterSettings:
 def save_adapter(folder: Path, matrices: Mapping[str, Tensor], rank: int, alpha: float, base: str) -> None:
     """Write a folder that PEFT and vLLM read, complete or not at all. matrices: name -> A or B, kept in float32.
     Raises CheckpointError when the disk fails."""
-    layers = {name.removesuffix(A).removesuffix(B) for name in matrices}
-    targets = sorted({layer.rpartition(".")[2] for layer in layers if weight_of(layer) == f"{layer}.weight"})
+    layers = {split_name(name)[0] for name, value in matrices.items() if value.ndim == 2}
+    targets = sorted({layer.rpartition(".")[2] for layer in layers})
     settings = {
         "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base, "r": rank, "lora_alpha": alpha,
         "target_modules": targets, "lora_dropout": 0.0, "bias": "none", "fan_in_fan_out": False,
@@ -65,16 +65,16 @@ def peft_form(name: str, value: Tensor) -> tuple[str, Tensor]:
     """Name and value of A or B as PEFT stores them: of experts [experts * rank, in] and [out, rank * experts]."""
     if value.ndim == 2:
         return name, value
-    end = A if name.endswith(A) else B
-    module, _, last = weight_of(name.removesuffix(end)).rpartition(".")
+    layer, end = split_name(name)
+    module, _, last = weight_of(layer).rpartition(".")
     flat = value.flatten(0, 1) if end == A else value.permute(1, 2, 0).flatten(1)
     return f"{module}{INNER if last == EXPERT_TENSORS[0] else ''}{end}", flat
 
 
 def own_form(name: str, value: Tensor, rank: int) -> tuple[str, Tensor]:
     """The other way round. Raises RuntimeError where the value's sides are no multiple of the rank."""
-    end = A if name.endswith(A) else B
-    module = (layer := name.removesuffix(end)).removesuffix(INNER)
+    layer, end = split_name(name)
+    module = layer.removesuffix(INNER)
     if module.rpartition(".")[2] != EXPERTS:
         return name, value
     last = EXPERT_TENSORS[0 if layer.endswith(INNER) else 1]
@@ -129,7 +129,7 @@ def merged_weights(model_dir: Path, matrices: Mapping[str, Tensor], scale: float
     Raises ModelError for a folder that does not fit, and for adapters of layers that it lacks."""
     shapes = hf.shapes_of(model_dir)
     for name in matrices:
-        if (needed := weight_of(name.removesuffix(A).removesuffix(B))) not in shapes:
+        if (needed := weight_of(split_name(name)[0])) not in shapes:
             raise ModelError(f"the adapter's {name} needs {needed}, which the model in {model_dir} lacks")
     for name, weight in hf.iterate_weights(model_dir, shapes):
         yield name, merge(name, weight, matrices, scale)
@@ -144,7 +144,7 @@ def check_fits(folder: Path, model_dir: Path) -> None:
     except ModelError:
         return
     for name, value in matrices.items():
-        shape = shapes.get(weight_of(name.removesuffix(A).removesuffix(B)))
+        shape = shapes.get(weight_of(split_name(name)[0]))
         side = -1 if name.endswith(A) else -2
         if shape is None or value.shape[side] != shape[side]:
             raise ModelError(f"{folder} is not an adapter of {model_dir}: {name} has shape {tuple(value.shape)}")

@@ -9,6 +9,9 @@ from typing import Any
 
 from shared.errors import ModelError
 
+ALL_LINEAR, EXPERTS = "all-linear", "experts"
+"""of lora.targets: every linear layer but the head; all experts of a mixture"""
+
 FAMILIES = {
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "mistral",

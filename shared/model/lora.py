@@ -17,13 +17,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from shared.errors import ConfigError
+from shared.model.config import ALL_LINEAR as ALL
+from shared.model.config import EXPERTS as EXPERTS
 
-ALL = "all-linear"
-"""setting of the targets that stands for every linear layer but the head"""
-EXPERTS = "experts"
-"""setting of the targets that stands for all experts of a mixture"""
 EXPERT_TENSORS = ("gate_up_proj", "down_proj")
 """the tensors of a layer's experts, in the order of their module"""
 A, B = ".lora_A.weight", ".lora_B.weight"
@@ -45,15 +44,20 @@ class LoraLinear(nn.Linear):
     lora_B: nn.Linear
     scale: float
     merges: bool
-    """x merged(W)^T + b instead, as an engine computes it that receives merged weights"""
+    """x merged(W)^T + b instead, as an engine computes it that receives merged weights; merged again to go backward"""
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out], in x's type whatever the parameters'."""
         bias = None if self.bias is None else self.bias.to(x.dtype)
         if self.merges:
-            whole = merged(self.weight, self.lora_A.weight, self.lora_B.weight, self.scale)
-            return F.linear(x, whole.to(x.dtype), bias)
+            product: Tensor = checkpoint(self.multiply_merged, x, bias, use_reentrant=False)
+            return product
         return F.linear(x, self.weight.to(x.dtype), bias) + self.low_rank(x)
+
+    def multiply_merged(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """x merged(W)^T + b: [..., in] -> [..., out]."""
+        whole = merged(self.weight, self.lora_A.weight, self.lora_B.weight, self.scale)
+        return F.linear(x, whole.to(x.dtype), bias)
 
     def low_rank(self, x: Tensor) -> Tensor:
         """The adapter's part: [..., in] -> [..., out]. B is scaled before it is rounded, as an engine holds it."""
@@ -81,10 +85,14 @@ class ExpertsAdapter(nn.Module):
 
 class LoraExperts(nn.Module):
     """Base of a mixture's experts that have adapters, beside the class that they had: its forward meets the merged
-    tensors under the names of its own."""
+    tensors under the names of its own. It runs again to go backward: else each layer would keep its merged tensors."""
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """What the experts' own forward gives with merged weights."""
+        return checkpoint(self.multiply_merged, *inputs, use_reentrant=False, **named)
+
+    def multiply_merged(self, *inputs: Any, **named: Any) -> Any:
+        """The same, keeping what the backward pass needs."""
         names = [name.removeprefix(MARK) for name, one in self.named_children() if isinstance(one, ExpertsAdapter)]
         for name in names:
             weight, one = self._parameters[name], getattr(self, MARK + name)
@@ -111,10 +119,10 @@ def attach(model: nn.Module, rank: int, alpha: float, targets: str | Iterable[st
     for target in wanted:
         found = {name for name in linears if target == ALL or f".{name}".endswith(f".{target}")}
         if not found and not (experts and target == EXPERTS):
-            known = ", ".join(sorted({name.rpartition(".")[2] for name in linears}))
+            known = sorted({name.rpartition(".")[2] for name in linears}) + [EXPERTS] * any(expert_tensors(model))
             raise ConfigError(
-                f'lora.targets: "{target}" names no linear layer of the model (there are {known}; a mixture of experts '
-                f'has "{EXPERTS}" besides, unless they lie transposed, as gpt-oss\'s do)'
+                f'lora.targets: "{target}" names no layer of the model that can have adapters (these can: '
+                f"{', '.join(known)})"
             )
         chosen |= found
     model.requires_grad_(False)
@@ -145,6 +153,11 @@ def expert_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def adapters(model: nn.Module) -> Iterator[tuple[str, LoraLinear | ExpertsAdapter]]:
     """Yield (name, layer) of every adapted layer, and (name, module) of those that hold experts' A and B."""
     return ((name, one) for name, one in model.named_modules() if isinstance(one, LoraLinear | ExpertsAdapter))
+
+
+def split_name(matrix: str) -> tuple[str, str]:
+    """(layer, A or B) of the name of an adapter's matrix."""
+    return (matrix.removesuffix(A), A) if matrix.endswith(A) else (matrix.removesuffix(B), B)
 
 
 def layer_of(weight: str) -> str:

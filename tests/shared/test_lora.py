@@ -131,7 +131,11 @@ def test_modules_of_transformers_train_adapters_alone_and_merge(
     sizes = {name: each.numel() for name, each in trained.items()}
     assert sum(sizes.values()) == adapter_parameters(model.config, 3, targets)
     assert experts or max(sizes.values()) == largest_tensor(model.config, 3)
-    merged_from = merged_weights(tmp_path / "base", dict(trained), 2.0)
+    save_adapter(tmp_path / "adapter", trained, 3, 6.0, str(tmp_path / "base"))
+    again_read = read_matrices(tmp_path / "adapter")
+    assert again_read.keys() == trained.keys()
+    assert all(torch.equal(again_read[name], each) for name, each in trained.items())
+    merged_from = merged_weights(tmp_path / "base", again_read, 2.0)
     hf.save_trained(tmp_path / "merged", tmp_path / "base", merged_from, torch.float32)
     merged = hf.load_model(tmp_path / "merged", implementation="transformers")
     found = model(BATCH, output="logits").detach()
@@ -171,10 +175,29 @@ def test_experts_compute_with_merged_weights_by_hand() -> None:
     assert up.lora_A.weight.grad[0].item() == 8 and up.lora_B.weight.grad[0].flatten().tolist() == [4, 2]
 
 
+def test_no_layer_keeps_merged_weights_for_the_backward_pass() -> None:
+    """Adapters of experts: merged tensors of all layers would be a second model."""
+    config = config_of("qwen3 moe")
+    model = make_model(read_shape(config, "transformers"), config)
+    lora.attach(model, 3, 6.0, [lora.ALL, lora.EXPERTS])
+    own = {each.untyped_storage().data_ptr() for each in model.parameters()}
+    experts = next(each for name, each in model.named_parameters() if name.endswith("experts.gate_up_proj"))
+    kept: list[int] = []
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.untyped_storage().data_ptr() not in own:
+            kept.append(tensor.untyped_storage().nbytes())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        model(BATCH)[0].sum().backward()
+    assert kept and max(kept) < experts.numel() * 4
+
+
 def test_experts_that_lie_transposed_and_models_without_any_are_refused() -> None:
     model = nn.ModuleDict({"experts": Experts(), "q_proj": nn.Linear(1, 1)})
     model["experts"].is_transposed = True
-    with pytest.raises(ConfigError, match='"experts" names no linear layer of the model .*unless they lie transposed'):
+    with pytest.raises(ConfigError, match=r'"experts" names no layer .*\(these can: q_proj\)'):
         lora.attach(model, 1, 2.0, ["experts"])
     with pytest.raises(ConfigError, match='"experts" names no'):
         adapted(["q_proj", "experts"])
@@ -188,7 +211,8 @@ def test_targets_name_layers_by_the_end_of_their_names() -> None:
         "model.layers.0.mlp.up_proj", "model.layers.1.mlp.up_proj",
     ]  # fmt: skip
     with pytest.raises(
-        ConfigError, match=r'"k_pro" names no linear layer of the model \(there are down_proj, .*q_proj'
+        ConfigError,
+        match=r'"k_pro" names no layer of the model that can have adapters \(these can: down_proj, .*q_proj',
     ):
         adapted(["k_pro"])
 

@@ -86,7 +86,7 @@ def run_rank(folder: Path, families: list[str], rank: int, world: int) -> None:
 
 def write_sent(decoder: LanguageModel, path: Path, rank: int) -> None:
     """The rows that a rank sends, by "name first-row"."""
-    sent = SentWeights(decoder, merges=True)
+    sent = SentWeights(decoder)
     sent.gather()
     pieces = [replace(one, change=sent.changes.get(one.name)) for one in own_pieces(sent.named, rank)]
     save_file({f"{one.name} {one.first_row}": one.values.contiguous() for one in pieces}, path)

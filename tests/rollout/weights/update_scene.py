@@ -107,7 +107,7 @@ class UpdateScene:
 
     def __init__(self, decoder: LanguageModel, dtype: str, engine: LocalEngine):
         self.decoder, self.dtype, self.engine, self.version = decoder, dtype, engine, -1
-        sent = SentWeights(decoder, merges=False)
+        sent = SentWeights(decoder)
         named = sent.named
         layout, store = plan_layout(unique_shapes(named), getattr(torch, dtype), RANKS), dist.HashStore()
 
