@@ -25,8 +25,8 @@ OTHERS = ("benchmarks", "tests")
 APART = ("reward.judge.", "environment.")
 """settings of the judge and of environments, which validate their own"""
 BUDGETS = {
-    "product lines": 64_912,
-    "training lines": 27_310,
+    "product lines": 64_933,
+    "training lines": 27_331,
     "files": 399,
     "settings": 93,
     "class names used twice": 0,
