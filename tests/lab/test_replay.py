@@ -46,6 +46,9 @@ learning_rate = 3e-3
 warmup_steps = 0
 compute_dtype = "float32"
 micro_batch_tokens = 256
+[sft]
+steps = 4
+demonstrations = "{folder}/absent.jsonl"
 """
 
 
