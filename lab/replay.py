@@ -34,7 +34,6 @@ from shared.metrics import MetricsLog
 from shared.model.cpu import given_threads
 from shared.progress import Progress
 from shared.ranks import count_gpus
-from shared.sections import Sft
 from shared.types import Group
 from trainer import fsdp
 from trainer.batching import BatchPlan, Learned, combine, plan_batch, split
@@ -173,7 +172,7 @@ async def read_rows(config: Config, sources: Sources, chat: Chat, progress: Prog
 def replay(config: Config, progress: Progress) -> None:
     """Run it. Raises what a launch raises for bad settings and data."""
     torch.set_num_threads(given_threads())
-    config = config.model_copy(update={"sft": Sft()})  # none is done, so its files may be absent
+    config = config.model_copy(update={"sft": type(config.sft)()})  # none is done, so its files may be absent
     choose(config.reward)
     if (config.run_dir / "metrics.jsonl").exists():
         raise ConfigError(f"{config.run_dir} holds a run already: give this replay another name (--name=...)")

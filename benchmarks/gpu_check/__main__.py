@@ -74,7 +74,7 @@ ITEMS = (
     Item("step_large", "trainer", 90, "step of a Llama 3.1 8B, as many of its layers as fit"),
     Item("learning", "launch", 240, "the quickstart: start, updates under load and their proof, and that it learns"),
     Item("engine_kill", "launch", 150, "kill -9 of the engine in a run, which goes on"),
-    Item("proof_faults", "launch", 90, "stale and wrong weights, which the proof must find"),
+    Item("proof_faults", "launch", 180, "stale and wrong weights, which the proof must find"),
     Item("sleep_wake", "launch", 240, "trainer and engine in turns on the card: sleep and wake"),
     Item("trl", "launch", 240, "our step beside TRL's with colocated vLLM, where TRL is installed"),
 )

@@ -90,27 +90,32 @@ def learning(where: Where) -> Iterator[Figure]:
         first = time.time() - began
         finished(process)
         yield Figure("command to the first trained step", [first], "s")
-        rows, records = trained(run_dir), at_temperature(read_evaluations(run_dir), 1.0)
-        before, after = (records[end].evaluation.accuracy or 0.0 for end in (0, -1))
-        yield Figure("accuracy before reinforcement learning", [before], "%")
-        yield Figure("accuracy after it", [after], "%")
-        yield Figure("accuracy that it gained", [after - before], "%", "", "higher", None if where.tiny else LEARNED)
-        yield Figure("updates of a sampling engine, each proved", [float(len(rows))], "")
-        several = [row["spans/multi_version_share"] for row in rows]
-        yield Figure("completions sampled by two versions or more", [max(several)], "%", "of a step, at most", "higher",
-                     1e-9)  # fmt: skip
-        yield Figure("engines started again", [float(rows[-1]["engine/restarts"])], "", "", "lower", 0.0)
-        yield from medians(
-            rows,
-            ("step", "time/step_s", "s", 1.0),
-            ("tokens trained", "tokens/trained_per_s", "tokens/s", 1.0),
-            ("tokens sampled", "tokens/generated_per_s", "tokens/s", 1.0),
-            ("update, write to proof", "sync/total_s", "ms", 1000.0),
-            ("stall of the running requests", "sync/stall_ms", "ms", 1.0),
-            ("probe: trainer and engine apart", "sync/logprob_diff_mean", "nats", 1.0),
-            ("memory of the trainer on the card", "memory/trainer_peak_gpu_bytes", "GiB", 2.0**-30),
-            ("memory of the engine on the card", "memory/engine_peak_gpu_bytes", "GiB", 2.0**-30),
-        )
+        yield from learned(run_dir, None if where.tiny else LEARNED)
+
+
+def learned(run_dir: Path, least: float | None) -> Iterator[Figure]:
+    """What a run of the quickstart that ended learned, sent and took. least: accuracy that it must gain."""
+    rows, records = trained(run_dir), at_temperature(read_evaluations(run_dir), 1.0)
+    before, after = (records[end].evaluation.accuracy or 0.0 for end in (0, -1))
+    yield Figure("accuracy before reinforcement learning", [before], "%")
+    yield Figure("accuracy after it", [after], "%")
+    yield Figure("accuracy that it gained", [after - before], "%", "", "higher", least)
+    yield Figure("updates of a sampling engine, each proved", [float(len(rows))], "")
+    several = [row["spans/multi_version_share"] for row in rows]
+    yield Figure("completions sampled by two versions or more", [max(several)], "%", "of a step, at most", "higher",
+                 1e-9)  # fmt: skip
+    yield Figure("engines started again", [float(rows[-1]["engine/restarts"])], "", "", "lower", 0.0)
+    yield from medians(
+        rows,
+        ("step", "time/step_s", "s", 1.0),
+        ("tokens trained", "tokens/trained_per_s", "tokens/s", 1.0),
+        ("tokens sampled", "tokens/generated_per_s", "tokens/s", 1.0),
+        ("update, write to proof", "sync/total_s", "ms", 1000.0),
+        ("stall of the running requests", "sync/stall_ms", "ms", 1.0),
+        ("probe: trainer and engine apart", "sync/logprob_diff_mean", "nats", 1.0),
+        ("memory of the trainer on the card", "memory/trainer_peak_gpu_bytes", "GiB", 2.0**-30),
+        ("memory of the engine on the card", "memory/engine_peak_gpu_bytes", "GiB", 2.0**-30),
+    )
 
 
 def engine_process(root: int) -> psutil.Process | None:

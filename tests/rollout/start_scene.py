@@ -45,6 +45,7 @@ def start_engine(vllm_config: Any, **_: Any) -> None:
     """Instead of AsyncLLM.from_vllm_config: here vLLM would make its engine process."""
     report(
         method=get_mp_context().get_start_method(),
+        float32=os.environ.get("TRITON_F32_DEFAULT"),
         share=vllm_config.cache_config.gpu_memory_utilization,
         cache=vllm_config.cache_config.kv_cache_memory_bytes,
         parallel=vllm_config.parallel_config.tensor_parallel_size,

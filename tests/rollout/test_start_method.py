@@ -36,6 +36,7 @@ def test_every_entry_point_spawns_its_engine(told: dict[str, dict[str, Any]]) ->
     for name in ("trainer", "curate", "serve", "serve with a cache", "serve with a share"):
         assert told[name].get("method") == "spawn", (name, told[name])
         assert told[name]["asked_early"] == [], name
+        assert told[name]["float32"] == "ieee", name
 
 
 def test_a_user_who_asks_for_fork_is_refused(told: dict[str, dict[str, Any]]) -> None:
