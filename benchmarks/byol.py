@@ -12,7 +12,7 @@ from torch import Tensor
 
 from benchmarks.figures import Section, benchmark, measured_with
 from benchmarks.report import table
-from lab.self_prediction import (
+from benchmarks.self_prediction import (
     VARIANTS,
     Variant,
     dynamics_of,
@@ -166,10 +166,10 @@ def page(ends: Ends, subspaces: str, seconds: float) -> str:
         "",
         f"{measured_with('byol')} in {seconds:.0f} s.",
         "",
-        "Khetarpal et al. 2024 (2406.02035), `lab/self_prediction.py`. A representation phi [states, k] predicts its "
-        "own next value: with one predictor (Pi), with one for each action (AC), or their difference (VAR). "
-        "Predictors are at their optimum, the predicted phi has no gradient, states are uniform, the dynamics T_a "
-        "symmetric; T is their mean. All is float64. Flows are followed by fourth-order Runge-Kutta, whose error "
+        "Khetarpal et al. 2024 (2406.02035), `benchmarks/self_prediction.py`. A representation phi [states, k] "
+        "predicts its own next value: with one predictor (Pi), with one for each action (AC), or their difference "
+        "(VAR). Predictors are at their optimum, the predicted phi has no gradient, states are uniform, the dynamics "
+        "T_a symmetric; T is their mean. All is float64. Flows are followed by fourth-order Runge-Kutta, whose error "
         "is what is told of phi'phi (the flow itself keeps it), and to their ends by long orthonormalised steps.",
         "",
         "## Shared eigenvectors",

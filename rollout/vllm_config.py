@@ -5,8 +5,7 @@ Triton's attention, vLLM's for float32, would round products to TF32: log-probs 
 On the CPU the engine process is forked (3-6 s instead of 30): the parent keeps one OpenMP thread, since a pool does
 not survive a fork, and the child takes half of the user's OMP_NUM_THREADS, because engines share the cores with
 trainers; that of a server has every core (MAESTRALE_ENGINE_THREADS for another number). Two small sampler functions are
-not compiled (15 s of a C++ compiler); token_ranks.py replaces the one that is slow uncompiled.
-torchrun's variables are removed from the environment: vLLM's process groups would wait for a server that never starts.
+not compiled (15 s of a C++ compiler); token_ranks.py replaces one. torchrun's variables go: vLLM waits for its server.
 """
 
 from __future__ import annotations

@@ -25,9 +25,9 @@ OTHERS = ("benchmarks", "tests")
 APART = ("reward.judge.", "environment.")
 """settings of the judge and of environments, which validate their own"""
 BUDGETS = {
-    "product lines": 64_933,
+    "product lines": 64_782,
     "training lines": 27_331,
-    "files": 399,
+    "files": 398,
     "settings": 93,
     "class names used twice": 0,
 }

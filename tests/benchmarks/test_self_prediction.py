@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lab.self_prediction import (
+from benchmarks.self_prediction import (
     VARIANTS,
     Variant,
     dynamics_of,
