@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -62,10 +63,12 @@ class Launch:
         options: tuple[str, ...] = (),
         command: Literal["torchrun", "trainer"] = "torchrun",
         file: str = "configs/quickstart.toml",
+        delay_s: float = 0.0,
         **settings: Any,
     ):
         """file: of another one than the quickstart only `settings` are changed. command: `torchrun -m trainer FILE`, or
-        `python -m trainer FILE`, which starts torchrun itself."""
+        `python -m trainer FILE`, which starts torchrun itself. delay_s: largest delay of each point at which trainers
+        and engines meet for a weight transfer over the network; `delays` names those that came."""
         self.run_dir = runs_dir / name
         values = {**(TINY if "quickstart" in file else {}), "name": name, "runs_dir": str(runs_dir)}
         values |= {key.replace("__", "."): value for key, value in settings.items()}
@@ -80,6 +83,10 @@ class Launch:
         runs_dir.mkdir(parents=True, exist_ok=True)
         self._stream = self.log.open("w")
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        self._delays = self.log.with_suffix(".delays")
+        if delay_s:
+            environment |= {"DELAY_S": str(delay_s), "DELAYS": str(self._delays)}
+            environment["PYTHONPATH"] = os.pathsep.join((str(ROOT / "tests" / "system" / "delays"), str(ROOT)))
         self.process = subprocess.Popen(
             line, cwd=ROOT, stdout=self._stream, stderr=subprocess.STDOUT, env=environment, start_new_session=True
         )
@@ -89,6 +96,11 @@ class Launch:
     @property
     def output(self) -> str:
         return self.log.read_text(errors="replace")
+
+    @property
+    def delays(self) -> Counter[str]:
+        """Points of a meeting that came after a delay -> how often."""
+        return Counter(line.split()[1] for line in self._delays.read_text().splitlines())
 
     def wait(self, timeout_s: float = 400) -> int:
         try:

@@ -17,7 +17,7 @@ from tests.system.launch import Launch, free_port
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
 
 
-def two_nodes(start: Start, folder: Path, count: int, first: int = 0, **settings: int) -> list[Launch]:
+def two_nodes(start: Start, folder: Path, count: int, first: int = 0, **settings: float) -> list[Launch]:
     """Start `count` trainers on the first node and `count` engines on the second; or `first` ranks on the first."""
     port, agents, first = free_port(), [], first or 1 + count
     for node, ranks in enumerate((first, 1 + 2 * count - first)):
@@ -38,7 +38,12 @@ def assert_trained(agents: list[Launch], steps: int) -> None:
 
 @pytest.mark.parametrize(("count", "launch"), [(2, 0), (2, 1), (2, 2), (3, 0), (3, 1)])
 def test_as_many_engines_as_trainers_train_over_the_network(start: Start, tmp_path: Path, count: int, launch: int):
-    assert_trained(two_nodes(start, tmp_path, count, steps=3), 3)
+    """Each point at which they meet comes after a random delay of up to 0.3 s."""
+    agents = two_nodes(start, tmp_path, count, steps=3, delay_s=0.3)
+    assert_trained(agents, 3)
+    trainers, engines = (agent.delays for agent in agents)
+    assert trainers["NetworkSender.send"] >= 3 * count and engines["NetworkReceiver.wait_for"] >= 3 * count
+    assert trainers["Chain._join"] and engines["Chain._join"], (trainers, engines)
 
 
 def test_trainers_on_two_nodes_hold_a_replica_each_and_go_on_as_shards_of_one(start: Start, tmp_path: Path) -> None:
