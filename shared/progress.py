@@ -235,17 +235,15 @@ class Progress:
     @harmless
     def sft(self, step: int, steps: int, loss: float, tokens_per_s: float) -> None:
         """Draw the bar of SFT, and print a line that stays at its end."""
-        elapsed = self.clock() - self.step_started
+        now, told = self.clock(), f"loss {loss:.3f}, {tokens_per_s:,.0f} tokens/s"
+        if step <= 1:  # which compiles: what is left is told by the others
+            self._sampling_since = now
         if step >= steps:
-            speed = f"{tokens_per_s:,.0f} tokens/s"
-            self._line(f"    SFT: {steps} steps, loss {loss:.3f}, {speed}, {duration(elapsed)}")
-            self.step_started = self.clock()
+            self._line(f"    SFT: {steps} steps, {told}, {duration(now - self.step_started)}")
+            self.step_started = now
         elif self._due():
-            self._draw(
-                f"SFT {step}/{steps} {self._bar(step / max(steps, 1))}  "
-                f"left {duration(elapsed / max(step, 1) * (steps - step))}  loss {loss:.3f}  "
-                f"{tokens_per_s:,.0f} tokens/s"
-            )
+            left = duration((now - self._sampling_since) / (step - 1) * (steps - step)) if step > 1 else "?"
+            self._draw(f"SFT {step}/{steps} {self._bar(step / steps)}  left {left}  {told}")
 
     @harmless
     def sampled(self, done: int, total: int) -> None:
