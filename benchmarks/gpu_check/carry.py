@@ -61,7 +61,7 @@ subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=Tr
 site = next(folder.glob("lib/python*/site-packages"))
 tarfile.open(fileobj=io.BytesIO(whole)).extractall(site, filter="fully_trusted")
 (site / "theirs.pth").write_text(f"{theirs}\\n")
-for library in (theirs / "nvidia").iterdir():
+for library in (theirs / "nvidia").glob("*"):
     if not (site / "nvidia" / library.name).exists():
         (site / "nvidia" / library.name).symlink_to(library)
 '''
@@ -126,6 +126,22 @@ def compress(part: Path) -> int:
     return packed.stat().st_size
 
 
+def divide(site: Path, out: Path) -> list[int]:
+    """Turn site-packages into compressed parts in `out`, beside unpack.py. Returns their bytes; `site` is gone."""
+    archive, parts = out / "whole.tar", list[Path]()
+    with tarfile.open(archive, "w") as tar:
+        tar.add(site, ".")
+    shutil.rmtree(site)
+    with archive.open("rb") as file:
+        while chunk := file.read(PART_BYTES):
+            parts.append(out / f"part-{len(parts):02d}")
+            parts[-1].write_bytes(chunk)
+    archive.unlink()
+    (out / "unpack.py").write_text(UNPACK, encoding="utf-8")
+    with ProcessPoolExecutor() as pool:
+        return list(pool.map(compress, parts))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
     parser = argparse.ArgumentParser(
@@ -143,20 +159,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     remove(site, given.borrow)
     zeroed = sum(keep_one(path, given.arch) for path in site.rglob("*.so*") if path.is_file())
     print(f"zeroed {zeroed / 2**20:,.0f} MiB of code for other architectures; compressing, some minutes", flush=True)
-    archive = OUT / "whole.tar"
-    with tarfile.open(archive, "w") as tar:
-        tar.add(site, ".")
-    shutil.rmtree(site)
-    parts = list[Path]()
-    with archive.open("rb") as file:
-        while chunk := file.read(PART_BYTES):
-            parts.append(OUT / f"part-{len(parts):02d}")
-            parts[-1].write_bytes(chunk)
-    archive.unlink()
-    with ProcessPoolExecutor() as pool:
-        total = sum(pool.map(compress, parts))
-    (OUT / "unpack.py").write_text(UNPACK, encoding="utf-8")
-    print(f"{OUT}: {len(parts)} parts, {total / 2**20:,.0f} MiB")
+    sizes = divide(site, OUT)
+    print(f"{OUT}: {len(sizes)} parts, {sum(sizes) / 2**20:,.0f} MiB")
     return 0
 
 

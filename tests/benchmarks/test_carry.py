@@ -1,10 +1,16 @@
-"""GPU code of other architectures is zeroed where it lies in a library; the code of the one that is kept stays."""
+"""GPU code of other architectures is zeroed where it lies in a library, and what was packed is an environment again."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
-from benchmarks.gpu_check.carry import CONTAINER, ENTRY, MACHINE_CODE, MAGIC, PTX, VERSION, keep_one
+import pytest
+
+from benchmarks.gpu_check import carry
+from benchmarks.gpu_check.carry import CONTAINER, ENTRY, MACHINE_CODE, MAGIC, PTX, VERSION, divide, keep_one
 
 HEADER = 64
 KEPT = b"sm_90 code" * 10
@@ -31,3 +37,22 @@ def test_only_the_code_of_one_architecture_stays(tmp_path: Path) -> None:
     assert len(after) == len(before) and KEPT in after and after.endswith(b"end") and b"after" * 30 in after
     assert after.count(b"old") == after.count(b"text") == after.count(b"new") == 0
     assert keep_one(library, 90) == 120 + 36 + 150 and library.read_bytes() == after
+
+
+def test_parts_become_an_environment_that_finds_the_other_packages_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(carry, "PART_BYTES", 1 << 20)
+    out, environment = tmp_path / "out", tmp_path / "environment"
+    (out / "site" / "carried").mkdir(parents=True)
+    (out / "site" / "nvidia" / "nccl").mkdir(parents=True)
+    (out / "site" / "carried" / "__init__.py").write_text("")
+    (out / "site" / "carried" / "data").write_bytes(os.urandom(3 << 20))
+    data = (out / "site" / "carried" / "data").read_bytes()
+    assert len(divide(out / "site", out)) == 4 and not (out / "site").exists()
+    subprocess.run([sys.executable, out / "unpack.py", environment], check=True, timeout=300)
+    script = "import carried, torch, sys; print(carried.__path__[0], sys.prefix)"
+    told = subprocess.run([environment / "bin" / "python", "-c", script], check=True, capture_output=True, text=True)
+    folder, prefix = told.stdout.split()
+    assert Path(prefix) == environment and Path(folder).is_relative_to(environment)
+    assert (Path(folder) / "data").read_bytes() == data
