@@ -1,11 +1,13 @@
 """Environment and settings with which vLLM starts in seconds inside a rank of torchrun. Import this before vllm.
 
 On GPUs engine processes are spawned: one that is forked from a process that asked CUDA anything cannot use it.
-Triton's attention, vLLM's for float32, would round products to TF32: log-probs 2e-3 off on an H200, 2e-6 without.
+Triton's attention, which vLLM takes for float32, would round its products to TF32: then the log-probs of an engine
+differ from the trainers' by more than the proof of an update allows.
 On the CPU the engine process is forked (3-6 s instead of 30): the parent keeps one OpenMP thread, since a pool does
 not survive a fork, and the child takes half of the user's OMP_NUM_THREADS, because engines share the cores with
 trainers; that of a server has every core (MAESTRALE_ENGINE_THREADS for another number). Two small sampler functions are
-not compiled (15 s of a C++ compiler); token_ranks.py replaces one. torchrun's variables go: vLLM waits for its server.
+not compiled (15 s of a C++ compiler); token_ranks.py replaces the one that is slow uncompiled.
+torchrun's variables are removed from the environment: vLLM's process groups would wait for a server that never starts.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ class Progress:
         self.steps = 0
         """steps of the whole run; known from the first bar"""
         self._bar_shown = False
-        self._sampling_since = self.started
+        self._counted_since = self.started
         """when the first completion of a phase that only samples had ended"""
         self._phases: list[dict[str, float | str]] = []
         """phases that have begun and are not yet in a file"""
@@ -236,22 +236,22 @@ class Progress:
     def sft(self, step: int, steps: int, loss: float, tokens_per_s: float) -> None:
         """Draw the bar of SFT, and print a line that stays at its end."""
         now, told = self.clock(), f"loss {loss:.3f}, {tokens_per_s:,.0f} tokens/s"
-        if step <= 1:  # which compiles: what is left is told by the others
-            self._sampling_since = now
+        if step <= 1:  # the first step may compile kernels: the time left is estimated from the later ones
+            self._counted_since = now
         if step >= steps:
             self._line(f"    SFT: {steps} steps, {told}, {duration(now - self.step_started)}")
             self.step_started = now
         elif self._due():
-            left = duration((now - self._sampling_since) / (step - 1) * (steps - step)) if step > 1 else "?"
+            left = duration((now - self._counted_since) / (step - 1) * (steps - step)) if step > 1 else "?"
             self._draw(f"SFT {step}/{steps} {self._bar(step / steps)}  left {left}  {told}")
 
     @harmless
     def sampled(self, done: int, total: int) -> None:
         """Draw the bar of a phase that only samples: its completions, of which the first gives 1."""
         if done <= 1:
-            self._sampling_since = self.clock()
+            self._counted_since = self.clock()
         elif self._due():
-            each = (self.clock() - self._sampling_since) / (done - 1)
+            each = (self.clock() - self._counted_since) / (done - 1)
             self._draw(
                 f"{done}/{total} completions {self._bar(done / max(total, 1))}  left {duration(each * (total - done))}"
             )

@@ -25,8 +25,8 @@ OTHERS = ("benchmarks", "tests")
 APART = ("reward.judge.", "environment.")
 """settings of the judge and of environments, which validate their own"""
 BUDGETS = {
-    "product lines": 64_779,
-    "training lines": 27_329,
+    "product lines": 64_781,
+    "training lines": 27_331,
     "files": 398,
     "settings": 93,
     "class names used twice": 0,

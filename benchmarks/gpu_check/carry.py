@@ -38,11 +38,11 @@ ENTRY = struct.Struct("<HHIQ12xI")
 """kind, version, bytes of the header, bytes of the code, architecture"""
 PTX, MACHINE_CODE = 1, 2
 LEFT_OUT = (
-    "bin", "nvidia", "cuda", "cudnn", "tilelang", "flashinfer", "tokenspeed_triton", "tokenspeed_mla",
+    "bin", "cuda", "cudnn", "tilelang", "flashinfer", "tokenspeed_triton", "tokenspeed_mla",
     "nvidia_cutlass_dsl", "humming", "quack", "PyNvVideoCodec", "torchcodec", "torchcodec.libs", "torchaudio",
     "instanttensor", "fastsafetensors", "z3", "pycountry", "grpc", "hf_xet", "samples", "external",
 )  # fmt: skip
-"""folders of site-packages: NVIDIA's libraries, and what vLLM does without"""
+"""folders of site-packages that vLLM does without"""
 LEFT_OUT_BELOW = (
     "vllm/vllm-rs", "vllm/third_party/deep_gemm", "vllm/third_party/fmha_sm100", "triton/_C/libproton.so",
     "triton/backends/nvidia/bin/ptxas-blackwell", "mistral_common/data",
@@ -105,15 +105,11 @@ def install(site: Path, python: str) -> None:
 
 
 def remove(site: Path, borrowed: Iterable[str]) -> None:
-    """Remove from site-packages what is not carried; NCCL stays."""
-    nccl = site / "nvidia" / "nccl" / "lib"
-    kept = site / "kept"
-    nccl.rename(kept)
-    for name in (*LEFT_OUT, *LEFT_OUT_BELOW, *borrowed, *(f"{name}.libs" for name in borrowed)):
+    """Remove from site-packages what is not carried: of NVIDIA's libraries all but NCCL."""
+    nvidia = (f"nvidia/{path.name}" for path in (site / "nvidia").iterdir() if path.name != "nccl")
+    for name in (*nvidia, *LEFT_OUT, *LEFT_OUT_BELOW, *borrowed, *(f"{name}.libs" for name in borrowed)):
         path = site / name
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-    nccl.parent.mkdir(parents=True)
-    kept.rename(nccl)
     for path in list(site.rglob("__pycache__")):
         shutil.rmtree(path, ignore_errors=True)
 

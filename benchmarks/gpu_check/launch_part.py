@@ -90,11 +90,11 @@ def learning(where: Where) -> Iterator[Figure]:
         first = time.time() - began
         finished(process)
         yield Figure("command to the first trained step", [first], "s")
-        yield from learned(run_dir, None if where.tiny else LEARNED)
+        yield from run_figures(run_dir, None if where.tiny else LEARNED)
 
 
-def learned(run_dir: Path, least: float | None) -> Iterator[Figure]:
-    """What a run of the quickstart that ended learned, sent and took. least: accuracy that it must gain."""
+def run_figures(run_dir: Path, least: float | None) -> Iterator[Figure]:
+    """Yield what a finished run of the quickstart learned, sent and took. least: accuracy that it must gain."""
     rows, records = trained(run_dir), at_temperature(read_evaluations(run_dir), 1.0)
     before, after = (records[end].evaluation.accuracy or 0.0 for end in (0, -1))
     yield Figure("accuracy before reinforcement learning", [before], "%")

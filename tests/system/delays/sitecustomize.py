@@ -6,7 +6,6 @@ from __future__ import annotations
 import functools
 import importlib.abc
 import importlib.machinery
-import importlib.util
 import os
 import random
 import sys
