@@ -8,7 +8,8 @@ on; while it decodes that contains the wait for the step under way, half a step 
 load, while the stall in steps grows as steps get shorter: with 24 completions the first may be missed, with 8 the
 second. The stall is the time between two tokens of running requests across the update, the usual step included.
 The proof of an update runs beside decoding, outside the pause: `cost of the proof` is by how much the steps until its
-end took longer than as many undisturbed ones. Adapters of rank 16 are updated in an engine that keeps the model; what
+end took longer than as many undisturbed ones; what longer sequences of the probe add is measured once for each, and
+counts by how seldom they are scored. Adapters of rank 16 are updated in an engine that keeps the model; what
 their matrices cost is told from what any update costs by one of a single linear layer's adapter, in a third engine.
 """
 
@@ -33,7 +34,7 @@ from benchmarks.child import Child
 from benchmarks.figures import Figure, benchmark
 from benchmarks.llama import SCALE, SMOLLM2_135M, Shape, random_weights, write_model
 from rollout.weights import make_sender
-from rollout.weights.proof import PublishedWeights, compare_held
+from rollout.weights.proof import PublishedWeights, compare_held, scoring_interval
 from rollout.weights.receiver import WeightReceiver
 from shared.config import Config
 from shared.errors import RunError
@@ -159,13 +160,25 @@ async def keep_busy(engine: Engine, count: int, tokens: int) -> None:
         await asyncio.sleep(0.01)
 
 
-async def prove(engine: Engine, published: PublishedWeights, version: int) -> float:
-    """Prove an update as a run does, without the trainers' log-probs. Returns by how many undisturbed decode steps the
-    steps until its end were longer."""
-    timer, probe = engine.outputs.step_timer, [ids for ids in PROBE if version % (len(ids) // len(PROBE[0])) == 0]
+async def prove(engine: Engine, published: PublishedWeights) -> float:
+    """Prove an update as a run does with the shortest sequence of the probe, without the trainers' log-probs. Returns
+    by how many undisturbed decode steps the steps until its end were longer."""
     await asyncio.sleep(0.3)  # the trainer has just read all its weights
 
-    async def steps(work: Awaitable[None]) -> list[float]:
+    async def proof() -> None:
+        await engine.start_read_back([published.chosen])
+        await engine.score(PROBE[:1])
+        compare_held([published], await engine.read_back(), engine.engine)
+
+    return await delay(engine, proof())
+
+
+async def delay(engine: Engine, work: Awaitable[object]) -> float:
+    """Do some work beside decoding; 0 if there is none. Returns by how many undisturbed decode steps the steps until
+    its end were longer."""
+    timer = engine.outputs.step_timer
+
+    async def steps(work: Awaitable[object]) -> list[float]:
         """Seconds of the decode steps until some work is done, whole ones."""
         await timer.next_step()
         timer.intervals_s.clear()
@@ -173,16 +186,11 @@ async def prove(engine: Engine, published: PublishedWeights, version: int) -> fl
         await timer.next_step()
         return list(timer.intervals_s)
 
-    async def proof() -> None:
-        await engine.start_read_back([published.chosen])
-        await engine.score(probe)
-        compare_held([published], await engine.read_back(), engine.engine)
-
     if not engine.outputs.running:
-        await proof()
+        await work
         return 0.0
-    calm, proved = await steps(asyncio.sleep(CALM_S)), await steps(proof())
-    return sum(proved) / statistics.mean(calm) - len(proved)
+    calm, delayed = await steps(asyncio.sleep(CALM_S)), await steps(work)
+    return sum(delayed) / statistics.mean(calm) - len(delayed)
 
 
 async def measure(engines: list[Engine], trainer: Child, versions: range, requests: int) -> Times:
@@ -200,9 +208,12 @@ async def measure(engines: list[Engine], trainer: Child, versions: range, reques
         found["update"].append(write_s + max(one.seconds["total"] for one in done))
         found["stall"].append(max(one.stall_steps for one in done))
         for engine in engines:
-            found["proof"].append(await prove(engine, await trainer("published", version), version))
+            found["proof"].append(await prove(engine, await trainer("published", version)))
             if len(engine.outputs.running) < requests:
                 raise RunError(f"completions ended before the last of {len(versions)} updates")
+    for sequence in PROBE[1:]:
+        rare = await delay(engines[0], engines[0].score([sequence])) / scoring_interval(len(sequence), len(PROBE[0]))
+        found["proof"] = [cost + rare for cost in found["proof"]]
     return found
 
 

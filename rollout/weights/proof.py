@@ -30,6 +30,9 @@ MOVE_LIMITS = {"float32": 3e-5, "float16": 0.004, "bfloat16": 0.04}
 """the same for how far the log-probs moved, unless MOVE_SHARE times what they differed by at first, or when they were
 scored last, is more, or WAY_SHARE of how far they moved in the trainers (those of stale weights do not move at all)"""
 MOVE_SHARE, WAY_SHARE = 3.0, 0.1
+LONGER_RARER = 4
+"""a probe sequence n times as long as the shortest is scored every n times this many updates: on a processor that
+computes no faster than it reads weights, each of its tokens costs running requests as much as one of theirs"""
 AS_HEAD = " as the head"
 Held = tuple[dict[str, tuple[int, int]], dict[str, int]]
 """what a worker's model computes with: {tensor: (checksum, number of values)} of plain parameters, and {tensor:
@@ -280,6 +283,11 @@ def mean_gap(ours: Sequence[float], theirs: Sequence[float]) -> float:
     return sum(abs(one - other) for one, other in zip(ours, theirs, strict=True)) / max(1, len(ours))
 
 
+def scoring_interval(tokens: int, shortest: int) -> int:
+    """Every how many updates a probe sequence is scored: the shortest after each, longer ones the less often."""
+    return LONGER_RARER * (tokens // shortest) if tokens > shortest else 1
+
+
 class WeightProof:
     """Compares each update with the one before it, engine by engine. It is given every update of a run, in order."""
 
@@ -291,12 +299,11 @@ class WeightProof:
         """(engine, probe sequence) -> when it was scored last"""
 
     def due(self, probe: list[list[int]], version: int) -> list[list[int]]:
-        """The sequences to score after the update to `version`: those never scored, the shortest, and longer ones the
-        less often the longer they are, since scoring holds up running requests."""
+        """The sequences to score after the update to `version`: those never scored, and those whose turn it is."""
         return [
             sequence
             for sequence in probe
-            if (0, tuple(sequence)) not in self.scored or version % (len(sequence) // len(probe[0])) == 0
+            if (0, tuple(sequence)) not in self.scored or version % scoring_interval(len(sequence), len(probe[0])) == 0
         ]
 
     def check(
