@@ -30,6 +30,7 @@ from shared.config import Config
 from shared.errors import ConfigError, ModelError
 from shared.model.cpu import given_threads
 from shared.model.folder import load_config
+from shared.model.fused_layers import TF32_ADVICE
 from shared.model.implementation import VISION_LANGUAGE, adapted_names, read_shape
 
 if TYPE_CHECKING:
@@ -80,7 +81,8 @@ def prepare_environment(threads: int = 0) -> None:
         os.environ["OMP_NUM_THREADS"] = "1"
         torch._C.set_num_threads(1)
     else:
-        defaults |= {START_METHOD: "spawn", "TRITON_F32_DEFAULT": "ieee"}
+        defaults |= {START_METHOD: "spawn", "TRITON_F32_DEFAULT": "ieee", "TQDM_DISABLE": "1"}
+        defaults["PYTHONWARNINGS"] = f"ignore:{TF32_ADVICE}:UserWarning"
         if (asked := os.environ.get(START_METHOD, "spawn")) != "spawn":
             raise ConfigError(
                 f"{START_METHOD}={asked} in the environment: an engine on a GPU cannot start by {asked}, since CUDA "

@@ -106,7 +106,7 @@ class CompletionScorer:
         """
         settings = self.settings
         penalty = 0.0
-        if tokens is not None:
+        if tokens is not None and settings.length:
             penalty = length_penalty(tokens, settings.length_max, settings.overlong_buffer, settings.length)
         if parts is None:
             parts = check_format(completion, opened=opened, verifier=verifier_for(problem))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import os
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -25,6 +26,8 @@ FUSED_ON = {"cuda"}
 """types of devices on which `fuse` compiles"""
 VARIANTS = 64
 """how often a function may be compiled: for each width and type, and for parts of a tensor"""
+TF32_ADVICE = "TensorFloat32 tensor cores"
+"""begins a warning of torch's compiler that recommends to round products of float32, which is not wanted here"""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -45,6 +48,7 @@ def fuse(function: Function) -> Function:
         # torch's own place for kernels is in /tmp, where another user of the machine may be first
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", os.path.join(home, "maestrale", "kernels"))
         config.recompile_limit = max(config.recompile_limit, VARIANTS)
+        warnings.filterwarnings("ignore", TF32_ADVICE)
         inductor.compile_threads = 1  # such small kernels need no pool of processes
         return torch.compile(function, options={"emulate_precision_casts": True})
 

@@ -12,6 +12,7 @@ import asyncio
 import json
 import os
 import runpy
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -41,11 +42,16 @@ def report(**found: Any) -> None:
     os._exit(0)
 
 
+SAY = "import tqdm, warnings; warnings.warn('TensorFloat32 tensor cores ...'); list(tqdm.tqdm(range(2)))"
+"""what vLLM's GPU runner and torch's compiler write on the error stream of an engine process"""
+
+
 def start_engine(vllm_config: Any, **_: Any) -> None:
     """Instead of AsyncLLM.from_vllm_config: here vLLM would make its engine process."""
     report(
         method=get_mp_context().get_start_method(),
         float32=os.environ.get("TRITON_F32_DEFAULT"),
+        said=subprocess.run([sys.executable, "-c", SAY], capture_output=True, text=True, check=True).stderr,
         share=vllm_config.cache_config.gpu_memory_utilization,
         cache=vllm_config.cache_config.kv_cache_memory_bytes,
         parallel=vllm_config.parallel_config.tensor_parallel_size,

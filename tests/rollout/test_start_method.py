@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch._inductor import compile_fx
 
 from examples.quickstart.prepare import prepare
+from shared.model.fused_layers import TF32_ADVICE
 from tests.conftest import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -37,6 +39,11 @@ def test_every_entry_point_spawns_its_engine(told: dict[str, dict[str, Any]]) ->
         assert told[name].get("method") == "spawn", (name, told[name])
         assert told[name]["asked_early"] == [], name
         assert told[name]["float32"] == "ieee", name
+        assert told[name]["said"] == "", name
+
+
+def test_the_advice_that_engines_do_not_show_is_torchs() -> None:
+    assert f'"{TF32_ADVICE} for float32' in Path(compile_fx.__file__).read_text()
 
 
 def test_a_user_who_asks_for_fork_is_refused(told: dict[str, dict[str, Any]]) -> None:

@@ -69,6 +69,12 @@ def test_reward_of_sampled_tokens(ids: list[int], chat: Tokens, total: float) ->
     assert text == chat.think_prefix + chat.decode(ids)
 
 
+def test_a_length_penalty_that_is_off_needs_no_limits() -> None:
+    """The buffer's default is longer than so short a completion may be."""
+    reward, _ = judge([5, 3, 6, 4], Tokens(), length=0, overlong_buffer=32)
+    assert (reward.total, reward.length) == (pytest.approx(1.1), 0.0)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("program", "verdict", "share"), [(9, Verdict.CORRECT, 1.0), (10, Verdict.WRONG, 0.5)])
 def test_programs_are_run_in_training(program: int, verdict: Verdict, share: float) -> None:
