@@ -42,7 +42,8 @@ def train_readers(seed: int, runs_dir: Path, model: Path, *few: str) -> None:
             judge = {"url": address, "model": "model", "critic.url": address, "critic.model": "model", "asks": name,
                      "opponents": opponents}  # fmt: skip
             options = [f"--reward.judges.argued.{key}={value}" for key, value in judge.items()]
-            launch(f"{name}-{seed}", runs_dir, "examples/judge/reader.toml", f"--seed={seed}", *options, *few)
+            launch(f"{name}-{seed}", runs_dir, "examples/judge/reader.toml", f"--seed={seed}", f"--model.path={model}",
+                   *options, *few)  # fmt: skip
     finally:
         server.close()
 

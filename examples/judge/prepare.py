@@ -5,7 +5,8 @@ r"""Makes the files of the example "judge": questions about generated articles f
     reader    answers the question about the article itself
 
 Demonstrations quote the sentence that settles the question as often as one that says the same of somebody else, and
-answer by what they quote: who imitates them is right by chance. Those of a judge also argue, as a debate's critic.
+answer by what they quote: who imitates them is right by chance. Those of a judge also argue, as a debate's critic. Some
+repeat all that is in a problem, in any order: a random model learns to quote from them soonest.
 
 [prepare]
 script = "examples/judge/prepare.py"
@@ -33,10 +34,14 @@ from verify.oversight.speech import read_speech
 from verify.oversight.stories import FACTS, NAMES, Story, draw_story
 
 MARK, ANY_MARK = "[0-9a-f]{16}", "\u00a7"
-PARTS = r"<[^<>]*>|[^.\n<>]+\.?|\n+"
-"""a tag, a sentence or a piece of one, line breaks"""
+TAG = r"</?[a-z_]+>"
+PARTS = rf"{ANY_MARK}|[^.\n{ANY_MARK}]+\.?|\n+"
+"""a mark, a sentence or a piece of one, line breaks: for prompts that no sample has"""
 SAMPLES = 400
 """stories whose phrases become tokens"""
+REPEAT = "\n\nFirst repeat all of it, in any order."
+NOT_ASKED = ("speech", "repetition")
+"""kinds of rows that are only demonstrated"""
 Role = Literal["judge", "reader"]
 RULES = Rules(thinking=True, words=60)
 
@@ -82,7 +87,7 @@ def prepare(folder: Path, options: Mapping[str, Any], seed: int) -> None:
     ]
     write_lines(folder / "demonstrations.jsonl", demonstrations)
     for name, rows in (("train", train), ("validation", held_out)):
-        asked = (row for row in rows if row.kind != "speech")
+        asked = (row for row in rows if row.kind not in NOT_ASKED)
         write_lines(folder / f"{name}.jsonl", (problem_of(row, f"{name}-{place}") for place, row in enumerate(asked)))
     build(folder / "model", seed, make_tokenizer(), wanted.max_tokens)
 
@@ -94,16 +99,13 @@ def problem_of(row: JudgeRow, id: str) -> dict[str, str]:
 
 
 def draw_rows(rng: random.Random, wanted: JudgeFiles, count: int) -> Iterator[JudgeRow]:
-    """Yield rows: of a reader, or of a judge with the article, a judge of a debate and an agent in turn."""
+    """Yield rows of each kind in turn: of a reader, or of a judge with an article, a judge of a debate and an agent."""
+    kinds = (read, repeat) if wanted.role == "reader" else (decide_with_article, decide_debate, argue, repeat_all)
     for number in range(count):
-        story = draw_story(rng, str(number), wanted.facts)
-        if wanted.role == "reader":
-            yield read(story)
-        else:
-            yield (decide_with_article, decide_debate, argue)[number % 3](rng, story)
+        yield kinds[number % len(kinds)](rng, draw_story(rng, str(number), wanted.facts))
 
 
-def read(story: Story) -> JudgeRow:
+def read(_rng: random.Random, story: Story) -> JudgeRow:
     """Ask the reader."""
     asked = story.question
     right, wrong = asked.answers if asked.right == 1 else asked.answers[::-1]
@@ -114,10 +116,25 @@ def read(story: Story) -> JudgeRow:
     return JudgeRow("reader", f"{asked.article}\n\n{asked.text}", right, *said)
 
 
+def repeat(rng: random.Random, story: Story, asked: str = "", more: str = "") -> JudgeRow:
+    """Demonstrate how to quote: all sentences of the article in another order. asked: the problem, if that is not a
+    reader's; more: said behind them."""
+    sentences = re.findall(r"[^.]+\.", story.question.article)
+    said = f"<think>{' '.join(one.strip() for one in rng.sample(sentences, len(sentences)))}{more}</think>"
+    return JudgeRow("repetition", (asked or read(rng, story).problem) + REPEAT, "", said, said)
+
+
+def repeat_all(rng: random.Random, story: Story) -> JudgeRow:
+    """The same for a judge, with the numbers of the answers."""
+    answers = [f" {answer} is answer {number}." for number, answer in enumerate(story.question.answers, 1)]
+    more = "".join(rng.sample(answers, len(answers)))
+    return repeat(rng, story, decide_with_article(rng, story).problem, more)
+
+
 def _verdicts(kind: str, ask: Ask, story: Story) -> JudgeRow:
     right = story.question.right or 0
     said = [
-        f"<think>{quoted}</think>Answer: {answer}"
+        f"<think>{quoted} {story.question.answers[answer - 1]} is answer {answer}.</think>Answer: {answer}"
         for quoted, answer in ((story.evidence, right), (story.misleading, 3 - right))
     ]
     return JudgeRow(kind, ask.messages[0]["content"], str(right), *said)
@@ -170,26 +187,31 @@ def argue(rng: random.Random, story: Story) -> JudgeRow:
 
 
 def make_tokenizer() -> Tokenizer:
-    """Return a tokenizer of whole phrases: names, values, what the prompts say around them, and single bytes.
+    """Return a tokenizer of whole phrases: names, what is told of them, values, what the prompts say, and single bytes.
 
-    All marks of the prompts are one and the same token: they do not protect so tiny a judge, whose prompts become a
-    third as long.
+    A sentence of an article is two tokens, a name and what is told of it: so small a model soon learns to find one by
+    the other. What the prompts say between names, values, numbers and tags is one token, and all of their marks are the
+    same, which protects no judge, but makes prompts a fourth as long.
     """
     values = {value for _, found in FACTS.values() for value in found}
-    drawn = re.compile("|".join([MARK, r"\d", *map(re.escape, sorted({*NAMES, *values}, key=len, reverse=True))]))
+    told = {f" {form.format(value)}." for form, (_, found) in FACTS.items() for value in found}
+    drawn = re.compile("|".join([r"\d", TAG, *map(re.escape, sorted({*NAMES, *told, *values}, key=len, reverse=True))]))
     rng = random.Random("tokenizer")
     texts = [
-        text
+        re.sub(MARK, ANY_MARK, text)
         for role in get_args(Role)
         for row in draw_rows(rng, JudgeFiles(role=role), SAMPLES)
         for text in (row.problem, row.careful)
     ]
-    parts = {part for text in texts for constant in drawn.split(text) for part in re.findall(PARTS, constant)}
+    said = {constant for text in texts for constant in drawn.split(text)}
+    parts = {part for constant in said for part in re.findall(PARTS, constant)}
+    tags = {tag for text in texts for tag in re.findall(TAG, text)}
     cut = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    phrases = sorted(cut.pre_tokenize_str(text)[0][0] for text in {*NAMES, *values, *parts, ANY_MARK} - {*MARKS, ""})
+    pieces = {*NAMES, *told, *values, *said, *parts, *tags} - {*MARKS, ""}
+    phrases = sorted(cut.pre_tokenize_str(piece)[0][0] for piece in pieces)
     letters = sorted(set(cut.alphabet()) - set(phrases))
-    pieces = [*((one, -1e9) for one in CONTROL), *((one, -10.0) for one in letters), *((one, -1.0) for one in phrases)]
-    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=0, byte_fallback=False))
+    scored = [*((one, -1e9) for one in CONTROL), *((one, -10.0) for one in letters), *((one, -1.0) for one in phrases)]
+    tokenizer = Tokenizer(models.Unigram(scored, unk_id=0, byte_fallback=False))
     tokenizer.normalizer = normalizers.Replace(Regex(MARK), ANY_MARK)
     tokenizer.pre_tokenizer, tokenizer.decoder = cut, decoders.ByteLevel()
     tokenizer.add_special_tokens(list(CONTROL))

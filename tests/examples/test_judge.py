@@ -15,6 +15,7 @@ from shared.types import Problem
 from verify.oversight.prompts import read_verdict
 from verify.verifiers import Answer
 
+THOUGHT = r"<think>(.+\.) (.+) is answer (\d)\.</think>(.*)"
 ROWS = [row for role in ("judge", "reader") for row in draw_rows(random.Random(0), JudgeFiles(role=role), 120)]
 
 
@@ -24,14 +25,18 @@ def test_who_quotes_the_sentence_that_settles_it_is_right_and_who_quotes_the_oth
     for row in ROWS:
         if row.kind in ("article", "debate"):
             problem = Problem("v", row.problem, row.answer)
-            quoted, told = row.careful.removeprefix("<think>").split("</think>")
-            assert names_the_right_answer(Answer(problem, told)) and quoted in row.problem
-            other, told = row.careless.removeprefix("<think>").split("</think>")
-            assert read_verdict(told) and not names_the_right_answer(Answer(problem, told)) and other in row.problem
+            for said, right in ((row.careful, True), (row.careless, False)):
+                quoted, answer, number, told = re.fullmatch(THOUGHT, said).groups()  # type: ignore[union-attr]
+                assert names_the_right_answer(Answer(problem, told)) == right and quoted in row.problem
+                assert f"ANSWER {number} " in row.problem and f"\n{answer}\n" in row.problem and answer in quoted
+                assert str(read_verdict(told)) == number
             assert ("v_passage" in row.problem) == (row.kind == "debate") == ("ARTICLE" not in row.problem)
         elif row.kind == "reader":
             assert row.careful.endswith(f"boxed{{{row.answer}}}") and not row.careless.endswith(f"{{{row.answer}}}")
-    assert {row.kind for row in ROWS} == {"article", "debate", "speech", "reader"}
+        elif row.kind == "repetition":
+            sentences = re.findall(r"[A-Z][^.]+\.", row.careful)
+            assert len(set(sentences[:6])) == 6 and all(one in row.problem for one in sentences[:6])
+    assert {row.kind for row in ROWS} == {"article", "debate", "speech", "repetition", "reader"}
 
 
 def test_the_tokenizer_takes_whole_phrases_and_gives_texts_back() -> None:
@@ -41,7 +46,7 @@ def test_the_tokenizer_takes_whole_phrases_and_gives_texts_back() -> None:
         for text in (re.sub(MARK, "\u00a7", row.problem), row.careful, row.careless, "Zo\u00eb: <b>7</b>\n"):
             assert tokenizer.decode(tokenizer.encode(text).ids, skip_special_tokens=False) == text
         lengths.append(len(tokenizer.encode(row.problem).ids) + len(tokenizer.encode(row.careful).ids))
-    assert max(lengths) < 150 and "<|end|>" not in tokenizer.encode(ROWS[0].problem).tokens
+    assert max(lengths) < 100 and "<|end|>" not in tokenizer.encode(ROWS[0].problem).tokens
 
 
 def test_files_are_the_same_for_a_seed_and_right_by_chance(tmp_path: Path) -> None:
@@ -54,11 +59,11 @@ def test_files_are_the_same_for_a_seed_and_right_by_chance(tmp_path: Path) -> No
         )
     assert made[0] == made[1]
     train, held_out, said = ([json.loads(line) for line in text.splitlines()] for text in made[0])
-    assert len(train) == 200 and len(held_out) == 20 and len(said) == 300
+    assert len(train) == 150 and len(held_out) == 16 and len(said) == 300
     answers = {row["problem"]: row["answer"] for row in train}
     right = [
         str(read_verdict(one["completion"])) == answers[one["problem"]] for one in said if one["problem"] in answers
     ]
-    assert 0.4 < sum(right) / len(right) < 0.6 and len(right) == 200
+    assert 0.4 < sum(right) / len(right) < 0.6 and len(right) == 150
     with pytest.raises(ConfigError, match="role"):
         prepare(tmp_path, {"role": "critic"}, 0)
