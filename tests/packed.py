@@ -1,9 +1,11 @@
-"""Packed batches for tests, by the place of each sequence's first target."""
+"""Packed batches for tests, by the place of each sequence's first target, and the entropies of their logits."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+
+from torch import Tensor
 
 from shared.model.packing import PackedBatch, pack
 
@@ -12,3 +14,9 @@ def pack_from(sequences: Sequence[Sequence[int]], firsts: Sequence[int], *device
     """Pack sequences whose tokens are targets from `firsts` on."""
     masks = [bytes(first) + b"\1" * (len(ids) - first) for ids, first in zip(sequences, firsts, strict=True)]
     return pack(sequences, masks, *device, **options)
+
+
+def entropy_from_logits(logits: Tensor, temperature: float) -> Tensor:
+    """logits [n, vocab] -> [n] float32 entropy in nats at `temperature`: logsumexp(z/T) - sum p z/T."""
+    scaled = logits.float() / temperature
+    return scaled.logsumexp(-1) - (scaled.softmax(-1) * scaled).sum(-1)

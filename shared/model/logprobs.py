@@ -55,12 +55,6 @@ def logprobs_from_logits(logits: Tensor, targets: Tensor, temperature: float) ->
     return scaled.gather(-1, targets[:, None]).squeeze(-1) - scaled.logsumexp(-1)
 
 
-def entropy_from_logits(logits: Tensor, temperature: float) -> Tensor:
-    """logits [n, vocab] -> [n] float32 entropy in nats at `temperature`: logsumexp(z/T) - sum p z/T."""
-    scaled = logits.float() / temperature
-    return scaled.logsumexp(-1) - (scaled.softmax(-1) * scaled).sum(-1)
-
-
 def chunked_logprobs(
     hidden: Tensor,
     weight: Tensor,
