@@ -54,12 +54,6 @@ def parent_of(pid: int) -> int:
     return int(fields[1]) if fields else 0
 
 
-def is_gone(pid: int) -> bool:
-    """Whether a process has ended, whether or not its parent has waited for it."""
-    fields = _stat(pid)
-    return not fields or fields[0] in "ZX"
-
-
 def children(pid: int) -> list[int]:
     """Pids of the processes that a process and its children have started and that are left."""
     try:
