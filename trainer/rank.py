@@ -140,7 +140,7 @@ def load_weights(model_dir: Path, decoder: LanguageModel, beside_checkpoint: boo
         if name in left_out:
             continue
         rows = fsdp.rows_of(stored[name])
-        held = tensor[rows.first : rows.first + rows.count]
+        held = tensor[rows.start : rows.stop]
         if not bool(torch.isfinite(held).all()):
             raise NonFinite(f"{name} in {model_dir} holds values that are not finite: fetch the weights again")
         fsdp.local(stored[name]).copy_(held)
