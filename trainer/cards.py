@@ -129,7 +129,7 @@ def shared(cards: list[NvidiaCard], config: Config, shape: DecoderConfig | None)
     way = config.placement.colocate
     if shape is not None:
         least = min(card.total_bytes for card in cards)
-        way = share(config, shape, least, psutil.virtual_memory().total).way
+        way = share(config, shape, least, psutil.virtual_memory().total).placement.colocate
     return f"; trainers and engines share them ({way})"
 
 
