@@ -69,11 +69,6 @@ def sent_rank(config: Config) -> int:
     return config.lora.rank if config.sends_adapters else 0
 
 
-def engine_gpus(config: Config) -> int:
-    """GPUs of all engines."""
-    return config.placement.engines * config.rollout.tensor_parallel
-
-
 def streams(config: Config) -> bool:
     """Whether the engines of one node get their weights over the network."""
     return config.rollout.transport == "network"
@@ -103,7 +98,7 @@ def share(config: Config, shape: DecoderConfig, gpu_bytes: float, host_bytes: fl
     """The settings with the way to share GPUs of `gpu_bytes` each, and the bytes for keys and values on each.
     host_bytes: memory of the node. Raises ConfigError, naming what to lower, if nothing fits."""
     usable, asked, width = (1 - RESERVED) * gpu_bytes, config.placement.colocate, DTYPE_BYTES[config.model.dtype]
-    trainer = trainer_memory(config, shape, on_gpu=True, readers=engine_gpus(config) - 1)
+    trainer = trainer_memory(config, shape, on_gpu=True, readers=config.engine_gpus - 1)
     parallel = config.rollout.tensor_parallel
     arriving = memory.arriving_bytes(shape, width, streams(config), sent_rank(config))
     engine = memory.weight_bytes(shape.parameters, width, parallel) + arriving + PROCESS_BYTES + ENGINE_WORK_BYTES
@@ -162,7 +157,7 @@ def check_own_gpus(config: Config, shape: DecoderConfig, gpu_bytes: float, gpus:
     """Raise ConfigError if a rank with GPUs of its own surely takes more than the `gpu_bytes` of each. gpus: of the
     node."""
     width, parallel = DTYPE_BYTES[config.model.dtype], config.rollout.tensor_parallel
-    readers = max(0, min(engine_gpus(config), gpus - config.placement.trainers))
+    readers = max(0, min(config.engine_gpus, gpus - config.placement.trainers))
     trainer = trainer_memory(config, shape, on_gpu=True, readers=readers)
     if (surely := trainer.total - trainer.activations) > gpu_bytes:
         raise ConfigError(

@@ -75,11 +75,6 @@ class RunLogger:
         self._idle = IdleSeats()
 
     @property
-    def engine_devices(self) -> int:
-        """GPUs of all engines; on a CPU their number."""
-        return self.config.placement.engines * self.config.rollout.tensor_parallel
-
-    @property
     def config(self) -> Config:
         """The settings in force."""
         return self.ledger.stages.now
@@ -126,7 +121,7 @@ class RunLogger:
             "time/total_s": self.clock.total_s,
             "tokens/generated_per_s": (sampled := generated / account["step"]),
             "tokens/trained_per_s": (trained := learned.sums.tokens / account["step"]),
-            "tokens/generated_per_s_per_device": sampled / self.engine_devices,
+            "tokens/generated_per_s_per_device": sampled / self.config.engine_gpus,
             "tokens/trained_per_s_per_device": trained / self.config.placement.trainers,
             "engine/restarts": self.engines.restarts,
             "messages/refused": refused.total,
