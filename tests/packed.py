@@ -1,4 +1,4 @@
-"""Packed batches for tests, by the place of each sequence's first target, and the entropies of their logits."""
+"""Packed batches by the place of each sequence's first target, and what log-probs and entropies are by definition."""
 
 from __future__ import annotations
 
@@ -14,6 +14,12 @@ def pack_from(sequences: Sequence[Sequence[int]], firsts: Sequence[int], *device
     """Pack sequences whose tokens are targets from `firsts` on."""
     masks = [bytes(first) + b"\1" * (len(ids) - first) for ids, first in zip(sequences, firsts, strict=True)]
     return pack(sequences, masks, *device, **options)
+
+
+def logprobs_from_logits(logits: Tensor, targets: Tensor, temperature: float) -> Tensor:
+    """logits [n, vocab], targets [n] int64 -> [n] float32 log-probabilities at `temperature` > 0."""
+    scaled = logits.float() / temperature
+    return scaled.gather(-1, targets[:, None]).squeeze(-1) - scaled.logsumexp(-1)
 
 
 def entropy_from_logits(logits: Tensor, temperature: float) -> Tensor:

@@ -16,11 +16,10 @@ from shared.model import hf
 from shared.model.config import MeasuredConfig
 from shared.model.implementation import make_model, read_shape
 from shared.model.language_model import LanguageModel
-from shared.model.logprobs import logprobs_from_logits
 from shared.model.transformers_decoder import TransformersDecoder
 from tests.families import FAMILIES, config_of, reference
 from tests.model_folder import load_model
-from tests.packed import entropy_from_logits, pack_from
+from tests.packed import entropy_from_logits, logprobs_from_logits, pack_from
 
 SEQUENCES = [[5, 9, 33, 2, 7, 7, 60], [1], [96, 4, 8] * 12, list(range(50, 90)), [5, 9, 33, 2, 11, 12]]
 FIRSTS = [4, 1, 3, 7, 4]
