@@ -164,7 +164,7 @@ class TrainingLoop:
         started = time.monotonic()
         probe = self.engines.probe_due(self.probe, version)
         published = await self.trainers.publish(version, probe)
-        self.logger.sync(await self.engines.update(published, probe, started))
+        self.logger.last_sync = await self.engines.update(published, probe, started)
         if self.config.rollout.max_async_level == 0:
             await self.evaluate_if_due(version)  # synchronous: before the next wave, so that batches repeat
         self.ledger.release(version)

@@ -69,6 +69,7 @@ class RunLogger:
         self.told_waiting = 0
         """lines of metrics that waited for room when that was last reported"""
         self.last_sync: SyncReport | None = None
+        """report of the weight update that ended last"""
         self.generated_before = 0
         self.waiting = 0
         """episodes that no engine works on, because an environment has not answered"""
@@ -85,10 +86,6 @@ class RunLogger:
         entry = {"version": state.first_version, "stage": state.number, "change": change, "retired": state.retired}
         append_line(self.folder / STAGES, msgspec.json.encode(entry))
         self.progress.note(change)
-
-    def sync(self, report: SyncReport) -> None:
-        """Keep the report of a weight update that ended, for the metrics."""
-        self.last_sync = report
 
     def step(
         self,
