@@ -40,7 +40,6 @@ from trainer.objectives.objective import Need
 from trainer.objectives.registry import needs, objective_of
 from trainer.offline import load_offline
 from trainer.origin import Origin, origin_of, reference_parts
-from trainer.probe import choose_probe
 from trainer.problem_file import ProblemFile, check_answers, read_problems, refuse_prose, tell, without_long
 from trainer.rank import LoadedTrainer, TrainerRank
 from trainer.safetensors_file import REFERENCE
@@ -303,7 +302,7 @@ class Launch:
             clock=clock,
             logger=written,
             checkpointer=checkpointer,
-            probe=choose_probe(source),
+            probe=source.probe(),
             vocabulary=len(source.prompt_format.chat.tokenizer),
             evaluator=evaluator,
             teacher=self.teacher,
