@@ -25,8 +25,8 @@ OTHERS = ("benchmarks", "tests")
 APART = ("reward.judge.", "environment.")
 """settings of the judge and of environments, which validate their own"""
 BUDGETS = {
-    "product lines": 64_619,
-    "training lines": 27_176,
+    "product lines": 64_618,
+    "training lines": 27_175,
     "files": 397,
     "settings": 93,
     "class names used twice": 0,
