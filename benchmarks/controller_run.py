@@ -44,7 +44,6 @@ from trainer.controller import TrainingLoop
 from trainer.data import DataSource, PromptFormat
 from trainer.ledger import Ledger
 from trainer.origin import Origin
-from trainer.probe import choose_probe
 from trainer.rank import TrainerRank
 from trainer.run_log import RunLogger
 from trainer.stages import Stages
@@ -207,7 +206,7 @@ def assemble(config: Config, hub: Hub, tasks: list[Problem], scorer: Any, chat: 
     return TrainingLoop(
         ledger=ledger, engines=engines, scorer=scorer, episodes=no_episodes, trainers=trainers,
         source=source, clock=clock, logger=logger, checkpointer=checkpointer,
-        probe=choose_probe(source), vocabulary=VOCABULARY,
+        probe=source.probe(), vocabulary=VOCABULARY,
     )  # fmt: skip
 
 

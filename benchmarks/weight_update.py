@@ -41,7 +41,7 @@ from shared.errors import RunError
 from shared.messages import GenerateRequest
 from shared.model.lora import A, B
 from shared.types import Completion
-from trainer.probe import PROBE_TOKENS
+from trainer.data import PROBE_TOKENS
 
 MEMCPY_BYTES = 512 << 20
 """a larger copy is made of several of this size"""

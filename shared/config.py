@@ -173,6 +173,11 @@ class Config(Section):
         return 1 + self.placement.trainers + self.placement.engines
 
     @property
+    def engine_gpus(self) -> int:
+        """GPUs of all engines; on a CPU their number."""
+        return self.placement.engines * self.rollout.tensor_parallel
+
+    @property
     def sends_adapters(self) -> bool:
         """Whether engines keep the model and receive adapters alone. With adapters of experts they receive weights."""
         return self.lora.rank > 0 and EXPERTS not in self.lora.targets

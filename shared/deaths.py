@@ -54,12 +54,6 @@ def parent_of(pid: int) -> int:
     return int(fields[1]) if fields else 0
 
 
-def is_gone(pid: int) -> bool:
-    """Whether a process has ended, whether or not its parent has waited for it."""
-    fields = _stat(pid)
-    return not fields or fields[0] in "ZX"
-
-
 def children(pid: int) -> list[int]:
     """Pids of the processes that a process and its children have started and that are left."""
     try:
@@ -70,23 +64,23 @@ def children(pid: int) -> list[int]:
     return direct + [pid for child in direct for pid in children(child)]
 
 
+def _status(pid: int, name: str) -> str:
+    """First word of a line of /proc/PID/status; "0" if there is no such process or line."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return "0"
+    return next((line.split()[1] for line in lines if line.startswith(f"{name}:")), "0")
+
+
 def catches(pid: int, number: signal.Signals) -> bool:
     """True if the process lives and handles the signal (one without a handler would die of it and report nothing)."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
-    mask = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0")
-    return bool(int(mask, 16) >> (number - 1) & 1)
+    return bool(int(_status(pid, "SigCgt"), 16) >> (number - 1) & 1)
 
 
 def peak_bytes(pid: int) -> int:
     """Largest resident memory of a process so far (VmHWM), 0 if it is gone."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM:")), 0)
+    return int(_status(pid, "VmHWM")) * 1024
 
 
 class Watched:

@@ -36,14 +36,11 @@ class LaunchFolder:
 
     def leave(self) -> None:
         """Release the lock; the last process to leave removes the folder."""
-        if self._lock >= 0 and _whole(self._lock):
-            shutil.rmtree(self.path, ignore_errors=True)
-        self._close()
-
-    def _close(self) -> None:
         if self._lock >= 0:
+            if _whole(self._lock):
+                shutil.rmtree(self.path, ignore_errors=True)
             os.close(self._lock)
-        self._lock = -1
+            self._lock = -1
 
 
 def temporary() -> Path:

@@ -8,9 +8,7 @@ import time
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from shared.progress import duration
-
-PLAIN_EVERY_S = 10.0
+from shared.progress import PLAIN_EVERY_S, duration
 
 
 class ProgressBar:

@@ -114,7 +114,7 @@ def count_gpus(device: Literal["auto", "cpu", "cuda"]) -> int:
 def shares_gpus(config: Config, gpus: int) -> bool:
     """Whether trainers and engines of a launch on one node with `gpus` GPUs share them: enough for either, too few for
     both."""
-    needs = config.placement.trainers, config.placement.engines * config.rollout.tensor_parallel
+    needs = config.placement.trainers, config.engine_gpus
     return config.placement.colocate != "never" and max(needs) <= gpus < sum(needs)
 
 

@@ -152,11 +152,6 @@ ELO_SCALE = 500.0
 """points in which the odds of winning change tenfold, as Kenton et al. 2024"""
 
 
-def expected_score(rating: float, other: float) -> float:
-    """Expected score of a player against another: 1 / (1 + 10^((other - rating) / 500)); +100 gives 0.6131."""
-    return 1.0 / (1.0 + math.pow(10.0, (other - rating) / ELO_SCALE))
-
-
 def elo(games: Sequence[tuple[str, str, float]]) -> dict[str, float]:
     """Return the ratings of maximum likelihood, with mean 0, by BFGS.
 

@@ -190,17 +190,23 @@ def split(groups: Sequence[Group], count: int) -> list[list[Group]]:
     return [list(groups[i : i + size]) for i in range(0, len(groups), size)]
 
 
+def add_up(parts: Sequence[StepSums], seconds: float, averaged: Sequence[str] = ()) -> StepSums:
+    """Add up the sums of several ranks or steps, and take the largest maxima. seconds: of all together. averaged: names
+    whose mean is taken instead."""
+    sums: dict[str, float] = {}
+    maxima: dict[str, float] = {}
+    for part in parts:
+        for name, value in part.sums.items():
+            sums[name] = sums.get(name, 0.0) + value / (len(parts) if name in averaged else 1)
+        for name, value in part.maxima.items():
+            maxima[name] = max(maxima.get(name, value), value)
+    return StepSums(sums, maxima, seconds, sum(part.tokens for part in parts), sum(part.flops for part in parts))
+
+
 def combine(steps: Sequence[Learned]) -> Learned:
     """Combine the steps of a batch: sums over its steps, largest maxima, mean loss and mean gradient norm."""
     if len(steps) == 1:
         return steps[0]
-    sums: dict[str, float] = {}
-    maxima: dict[str, float] = {}
-    for step in steps:
-        for name, value in step.sums.sums.items():
-            sums[name] = sums.get(name, 0.0) + value / (len(steps) if name in ADDED else 1)
-        for name, value in step.sums.maxima.items():
-            maxima[name] = max(maxima.get(name, value), value)
     ranks = zip(*(step.plan.micro_batches for step in steps), strict=True)
     return Learned(
         BatchPlan(
@@ -210,13 +216,7 @@ def combine(steps: Sequence[Learned]) -> Learned:
             padding_share=statistics.fmean(step.plan.padding_share for step in steps),
             imbalance=statistics.fmean(step.plan.imbalance for step in steps),
         ),
-        StepSums(
-            sums=sums,
-            maxima=maxima,
-            seconds=sum(step.sums.seconds for step in steps),
-            tokens=sum(step.sums.tokens for step in steps),
-            flops=sum(step.sums.flops for step in steps),
-        ),
+        add_up([step.sums for step in steps], sum(step.sums.seconds for step in steps), averaged=ADDED),
         Stepped(
             grad_norm=statistics.fmean(step.stepped.grad_norm for step in steps),
             seconds=sum(step.stepped.seconds for step in steps),

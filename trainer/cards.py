@@ -94,8 +94,7 @@ def use_of_cards(cards: list[NvidiaCard], config: Config | None, shape: DecoderC
     text, wanted = ", ".join(f"{card.number}: {card.name} {size(card.total_bytes)}" for card in cards), 0
     refusal = ""
     if config is not None:
-        trainers, engines = config.placement.trainers, config.placement.engines
-        wanted = trainers + engines * config.rollout.tensor_parallel
+        wanted = config.placement.trainers + config.engine_gpus
         try:
             if visible and shares_gpus(config, visible):
                 wanted = visible
@@ -129,7 +128,7 @@ def shared(cards: list[NvidiaCard], config: Config, shape: DecoderConfig | None)
     way = config.placement.colocate
     if shape is not None:
         least = min(card.total_bytes for card in cards)
-        way = share(config, shape, least, psutil.virtual_memory().total).way
+        way = share(config, shape, least, psutil.virtual_memory().total).placement.colocate
     return f"; trainers and engines share them ({way})"
 
 

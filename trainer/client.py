@@ -12,6 +12,7 @@ from shared.config import Config
 from shared.errors import NonFinite
 from shared.record_file import Written
 from shared.types import MicroBatch
+from trainer.batching import add_up
 from trainer.forward_backward import StepSums
 from trainer.rank import Stepped, TrainerRank
 
@@ -41,22 +42,10 @@ class TrainerClient(RankClient):
         temperature = 1.0 if sft else self.config.rollout.temperature
         requests = [request(TrainerRank.forward_backward, share, temperature, sft) for share in plan]
         found = await self.call_each(requests)
-        sums: dict[str, float] = {}
-        maxima: dict[str, float] = {}
-        for part in found:
-            for name, value in part.sums.items():
-                sums[name] = sums.get(name, 0.0) + value
-            for name, value in part.maxima.items():
-                maxima[name] = max(maxima.get(name, value), value)
-        if (loss_sum := sums.get("loss", 0.0)) != loss_sum:
+        total = add_up(found, seconds=max(part.seconds for part in found))
+        if (loss_sum := total.sums.get("loss", 0.0)) != loss_sum:
             raise NonFinite(f"the loss of the step after version {self.version} is {loss_sum}")
-        return StepSums(
-            sums=sums,
-            maxima=maxima,
-            seconds=max(part.seconds for part in found),
-            tokens=sum(part.tokens for part in found),
-            flops=sum(part.flops for part in found),
-        )
+        return total
 
     async def step(self, learning_rate: float) -> Stepped:
         """Take one optimiser step on every rank; returns the slowest rank's answer, with the largest peak of memory."""

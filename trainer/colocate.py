@@ -13,9 +13,7 @@ Estimates, not run on a card yet.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import psutil
 import torch
@@ -71,11 +69,6 @@ def sent_rank(config: Config) -> int:
     return config.lora.rank if config.sends_adapters else 0
 
 
-def engine_gpus(config: Config) -> int:
-    """GPUs of all engines."""
-    return config.placement.engines * config.rollout.tensor_parallel
-
-
 def streams(config: Config) -> bool:
     """Whether the engines of one node get their weights over the network."""
     return config.rollout.transport == "network"
@@ -101,23 +94,13 @@ def trainer_memory(config: Config, shape: DecoderConfig, on_gpu: bool, readers: 
     )
 
 
-@dataclass(frozen=True)
-class Sharing:
-    """How trainers and engines share GPUs, and the bytes for keys and values on each."""
-
-    way: Literal["resident", "turns"]
-    cache_bytes: int
-
-
-def share(config: Config, shape: DecoderConfig, gpu_bytes: float, host_bytes: float) -> Sharing:
-    """Choose how to share GPUs of `gpu_bytes` each. host_bytes: memory of the node. Raises ConfigError, naming what to
-    lower, if nothing fits."""
+def share(config: Config, shape: DecoderConfig, gpu_bytes: float, host_bytes: float) -> Config:
+    """The settings with the way to share GPUs of `gpu_bytes` each, and the bytes for keys and values on each.
+    host_bytes: memory of the node. Raises ConfigError, naming what to lower, if nothing fits."""
     usable, asked, width = (1 - RESERVED) * gpu_bytes, config.placement.colocate, DTYPE_BYTES[config.model.dtype]
-    trainer = trainer_memory(config, shape, on_gpu=True, readers=engine_gpus(config) - 1)
-    parallel, arriving = (
-        config.rollout.tensor_parallel,
-        memory.arriving_bytes(shape, width, streams(config), sent_rank(config)),
-    )
+    trainer = trainer_memory(config, shape, on_gpu=True, readers=config.engine_gpus - 1)
+    parallel = config.rollout.tensor_parallel
+    arriving = memory.arriving_bytes(shape, width, streams(config), sent_rank(config))
     engine = memory.weight_bytes(shape.parameters, width, parallel) + arriving + PROCESS_BYTES + ENGINE_WORK_BYTES
     a_sequence = config.model.max_tokens * memory.cache_bytes_per_token(shape, width, parallel)
     wanted = config.rollout.cache_bytes or open_sequences(config) * a_sequence
@@ -127,7 +110,7 @@ def share(config: Config, shape: DecoderConfig, gpu_bytes: float, host_bytes: fl
         "turns": usable - trainer.buffers - PROCESS_BYTES - engine,
     }
     if spare["resident"] >= least and asked != "turns":
-        return Sharing("resident", int(min(wanted, spare["resident"])))
+        return with_sharing(config, "resident", int(min(wanted, spare["resident"])))
     alone = trainer.total + 2 * PROCESS_BYTES + (arriving if streams(config) else 0)
     lower = (
         "lower optimiser.micro_batch_tokens, model.max_tokens or rollout.cache_bytes, set optimiser.activation_bytes = "
@@ -159,7 +142,7 @@ def share(config: Config, shape: DecoderConfig, gpu_bytes: float, host_bytes: fl
             f"trains one after the other, but rollout.max_async_level = {ahead}: set it to 0 (in every stage), or "
             f"{lower}"
         )
-    return Sharing("turns", int(min(wanted, spare["turns"])))
+    return with_sharing(config, "turns", int(min(wanted, spare["turns"])))
 
 
 def parts(trainer: TrainerMemory) -> str:
@@ -174,7 +157,7 @@ def check_own_gpus(config: Config, shape: DecoderConfig, gpu_bytes: float, gpus:
     """Raise ConfigError if a rank with GPUs of its own surely takes more than the `gpu_bytes` of each. gpus: of the
     node."""
     width, parallel = DTYPE_BYTES[config.model.dtype], config.rollout.tensor_parallel
-    readers = max(0, min(engine_gpus(config), gpus - config.placement.trainers))
+    readers = max(0, min(config.engine_gpus, gpus - config.placement.trainers))
     trainer = trainer_memory(config, shape, on_gpu=True, readers=readers)
     if (surely := trainer.total - trainer.activations) > gpu_bytes:
         raise ConfigError(
@@ -182,10 +165,8 @@ def check_own_gpus(config: Config, shape: DecoderConfig, gpu_bytes: float, gpus:
             f"{gpu_bytes / GIB:.1f} GiB: train on more GPUs (placement.trainers), or train a smaller model"
             + (", or lower placement.replicas" if (config.placement.replicas or 1) > 1 else "")
         )
-    weights, arriving = (
-        memory.weight_bytes(shape.parameters, width, parallel),
-        memory.largest_tensor(shape, sent_rank(config)) * width,
-    )
+    weights = memory.weight_bytes(shape.parameters, width, parallel)
+    arriving = memory.largest_tensor(shape, sent_rank(config)) * width
     cache = config.rollout.cache_bytes or config.model.max_tokens * memory.cache_bytes_per_token(shape, width, parallel)
     if (surely := weights + arriving + cache) > gpu_bytes:
         raise ConfigError(
@@ -238,8 +219,7 @@ def settle(config: Config, model_dir: Path, gpus: int, one_node: bool, node_trai
             'rollout.transport = "network" needs a GPU for each trainer and engine, since NCCL takes no two ranks on '
             f'one; this node has {gpus}: leave it "auto", or give the launch more GPUs'
         )
-    found = share(config, shape, least, psutil.virtual_memory().total)
-    return with_sharing(config, found.way, found.cache_bytes)
+    return share(config, shape, least, psutil.virtual_memory().total)
 
 
 def with_sharing(config: Config, way: str, cache_bytes: int | None) -> Config:

@@ -130,7 +130,7 @@ class TrainingLoop:
         """Take what an engine has ended: a completion, or a turn of an episode."""
         if self.ledger.groups[completion.group].prompt.problem.environment:
             completion = self.episodes.end_turn(completion)
-        (self.ledger.turn if completion.unfinished else self.ledger.finish)(completion)
+        self.ledger.returned(completion)
         return completion
 
     async def answer(self, group: Group, completion: Completion) -> Completion:
@@ -140,7 +140,7 @@ class TrainingLoop:
         logger.note_waiting(logger.waiting + 1)
         answered = await self.episodes.answer(group.prompt, completion)
         if completion.unfinished:
-            (ledger.turn if answered.unfinished else ledger.finish)(answered)
+            ledger.returned(answered)
         else:
             group.completions[completion.index] = answered
         if self.config.rollout.max_async_level and answered.unfinished:
@@ -164,7 +164,7 @@ class TrainingLoop:
         started = time.monotonic()
         probe = self.engines.probe_due(self.probe, version)
         published = await self.trainers.publish(version, probe)
-        self.logger.sync(await self.engines.update(published, probe, started))
+        self.logger.last_sync = await self.engines.update(published, probe, started)
         if self.config.rollout.max_async_level == 0:
             await self.evaluate_if_due(version)  # synchronous: before the next wave, so that batches repeat
         self.ledger.release(version)

@@ -7,6 +7,7 @@ The draw at `index` of a stage is the same whoever asks and whenever: the cursor
 from __future__ import annotations
 
 import hashlib
+import itertools
 import random
 from collections.abc import Sequence
 from functools import lru_cache
@@ -19,14 +20,8 @@ from shared.chat import AnswerFormat, Chat, joined, system_prompt
 from shared.errors import DataError
 from shared.sections import Data
 from shared.types import Problem, Prompt
-from trainer.problem_file import read_problems
 from trainer.stages import Stages
 from verify.verifiers import verifier_for, verifier_of
-
-
-def load_problems(path: Path, setting: str, environment: str = "") -> list[Problem]:
-    """The problems of a file, checked (see `read_problems`, which also reports what is doubtful). Raises DataError."""
-    return read_problems(path, setting, environment=environment).problems
 
 
 def opened(problems: Sequence[Problem], share: float) -> list[Problem]:
@@ -44,6 +39,8 @@ def opened(problems: Sequence[Problem], share: float) -> list[Problem]:
 FITTING_IN_A_ROW = 200
 TRIES = 10_000
 """draws of one prioritised problem, after which the last is taken: nearly all problems are solved"""
+PROBE_TOKENS = 8, 64, 256
+"""of each sequence of the probe, where model.max_tokens has room for them"""
 
 
 @lru_cache(maxsize=4)
@@ -194,6 +191,22 @@ class DataSource:
         found: list[Prompt] = []
         for _ in range(count):
             found.append(self.draw(found[-1].index + 1 if found else index))
+        return found
+
+    def probe(self) -> list[list[int]]:
+        """[sequences][tokens] fixed sequences that trainers and engines score after every weight update, to prove that
+        both hold the same model: ends of problems with their answers, the longest of several, each of another length
+        and from another problem on."""
+        found: list[list[int]] = []
+        longest = min(PROBE_TOKENS[-1], self.stages.now.model.max_tokens - 1)
+        problems = itertools.cycle(self.all)
+        for count in sorted({max(2, tokens * longest // PROBE_TOKENS[-1]) for tokens in PROBE_TOKENS}):
+            ids: list[int] = []
+            while len(ids) < count:
+                problem = next(problems)
+                answer = self.prompt_format.chat.encode_plain(problem.answer or problem.text)
+                ids += self.render(problem, 0).token_ids + answer
+            found.append(ids[-count:])
         return found
 
     def seeds(self, prompt: Prompt) -> list[int]:

@@ -17,7 +17,7 @@ from shared.model.folder import load_config
 from shared.model.implementation import adapted_names, read_shape
 from shared.ranks import count_gpus, gpus_of, kind_of, shares_gpus
 from trainer import memory
-from trainer.colocate import adapters_of, engine_gpus, frozen_models, sent_rank, settle, streams, trainer_memory
+from trainer.colocate import adapters_of, frozen_models, sent_rank, settle, streams, trainer_memory
 from trainer.environment_rows import environment_lines, environment_rows, room_lines
 from trainer.memory import DTYPE_BYTES, FROZEN_BYTES
 from trainer.objectives.objective import Need
@@ -140,7 +140,7 @@ def memory_lines(config: Config, shape: DecoderConfig | None) -> Iterator[str]:
     if together:
         way = config.placement.colocate
         yield f"shared GPUs    {'both stay in GPU memory' if way == 'resident' else 'in turns'} ({way})"
-    readers = min(engine_gpus(config), gpus) - together
+    readers = min(config.engine_gpus, gpus) - together
     held = trainer_memory(config, shape, gpus > 0, readers)
     adapters = adapters_of(config, shape)
     trained = adapters or shape.parameters

@@ -24,6 +24,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import asdict
 
 from rollout.client import EngineClient
 from shared.atomic_write import write_whole
@@ -68,7 +69,7 @@ class InfoMean(msgspec.Struct):
 
 
 class Breakdown(msgspec.Struct):
-    """Means over some validation problems, such as those of one language, domain or set."""
+    """Means over some validation problems: all of them, or those of one language, domain or set."""
 
     problems: int
     accuracy: float | None
@@ -83,17 +84,10 @@ class Breakdown(msgspec.Struct):
     """pass@k; None for one completion a problem, and for open problems"""
 
 
-class Evaluation(msgspec.Struct):
+class Evaluation(Breakdown, kw_only=True):
     """Result of one evaluation: means over the validation problems, and over parts of them, and some completions."""
 
     temperature: float
-    problems: int
-    accuracy: float | None
-    """pass@1; None where all problems are open"""
-    accuracy_half_width: float
-    """half of the 95 % interval over problems (normal approximation)"""
-    consistency: float | None
-    """share of completions whose problem, reasoning and answer are in one language; None where environments grade"""
     format: float | None
     """share of well-formed completions; None where environments grade"""
     reward: float
@@ -101,10 +95,6 @@ class Evaluation(msgspec.Struct):
     """mean completion length"""
     completions: int = 1
     """of each problem: the k of pass@k and maj@k"""
-    majority: float | None = None
-    """maj@k over problems with an answer; None for one completion a problem, and for programs only"""
-    pass_at_k: float | None = None
-    """pass@k; None for one completion a problem"""
     distinct: float | None = None
     """different bigrams of a problem's completions over all of them; None for one completion a problem"""
     self_bleu: float | None = None
@@ -287,22 +277,15 @@ def _means(infos: Sequence[dict[str, float]]) -> dict[str, float]:
 
 def summarise(temperature: float, problems: Sequence[Sequence[Sampled]]) -> Evaluation:
     """Means of the evaluated completions. problems: [problems][completions], none empty."""
-    whole = part_of(problems)
     every = [sample for samples in problems for sample in samples]
     answers = [len(wrong_answers(one)) + any(map(right, one)) for one in problems if votes_on(one)]
     return Evaluation(
+        **asdict(part_of(problems)) | mean_diversity([[sample.text for sample in samples] for samples in problems]),
         temperature=temperature,
-        problems=len(problems),
-        accuracy=whole.accuracy,
-        accuracy_half_width=whole.accuracy_half_width,
-        consistency=whole.consistency,
         format=_share([(sample.reward.format or 0.0) > 0 for sample in _formed(problems)]),
         reward=sum(sample.reward.total for sample in every) / len(every),
         tokens=sum(sample.tokens for sample in every) / len(every),
         completions=len(problems[0]),
-        majority=whole.majority,
-        pass_at_k=whole.pass_at_k,
-        **mean_diversity([[sample.text for sample in samples] for samples in problems]),
         answers=sum(answers) / len(answers) if answers else None,
         parts=parts_of(problems),
         info=info_of(problems),

@@ -116,11 +116,6 @@ def export_checkpoint(config: Config, model_dir: Path, version: int) -> Path:
     return folder
 
 
-def model_of(config: Config) -> Path:
-    """The model folder that a run started with. Raises ModelError when it is gone."""
-    return hf.resolve(config.locate(config.model.path))
-
-
 def main(arguments: list[str]) -> int:
     """Export one checkpoint; returns the exit code."""
     progress = Progress()
@@ -132,7 +127,8 @@ def main(arguments: list[str]) -> int:
         config = settings_file.load(run_dir / "config.toml")
         config = config.model_copy(update={"name": run_dir.name, "runs_dir": str(run_dir.parent)})
         version = _version(run_dir, arguments[1:], progress)
-        progress.note(f"written: {export_checkpoint(config, model_of(config), version)}")
+        model_dir = hf.resolve(config.locate(config.model.path))
+        progress.note(f"written: {export_checkpoint(config, model_dir, version)}")
     except MaestraleError as error:
         progress.error(str(error))
         return error.exit_code

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -185,29 +184,21 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if is_sharded(tensor) else tensor
 
 
-@dataclass(frozen=True)
-class Rows:
-    """Which rows of a parameter this rank holds: `first` inclusive to `first + count` exclusive."""
-
-    first: int
-    count: int
-
-
-def rows_of(tensor: Tensor) -> Rows:
+def rows_of(tensor: Tensor) -> range:
     """This rank's rows of a parameter sharded on dimension 0 (all of a plain tensor)."""
     if not is_sharded(tensor):
-        return Rows(0, tensor.shape[0])
+        return range(tensor.shape[0])
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    return Rows(offset[0] if shape[0] else 0, shape[0])
+    return range(offset[0], offset[0] + shape[0]) if shape[0] else range(0)
 
 
-def own_rows(tensor: Tensor) -> tuple[Rows, slice]:
+def own_rows(tensor: Tensor) -> tuple[range, slice]:
     """The rows of a parameter that this rank saves, and where they lie in `local`: replicas save a part each."""
     held = rows_of(tensor)
-    share = own_share(tensor, held.count) if is_sharded(tensor) else slice(0, held.count)
-    return Rows(held.first + share.start, share.stop - share.start), share
+    share = own_share(tensor, len(held)) if is_sharded(tensor) else slice(0, len(held))
+    return held[share], share
 
 
 @torch.no_grad()

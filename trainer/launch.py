@@ -40,8 +40,7 @@ from trainer.objectives.objective import Need
 from trainer.objectives.registry import needs, objective_of
 from trainer.offline import load_offline
 from trainer.origin import Origin, origin_of, reference_parts
-from trainer.probe import choose_probe
-from trainer.problem_file import ProblemFile, check_answers, read_problems, refuse_prose, tell, without_long
+from trainer.problem_file import ProblemFile, check_answers, read_problems, refuse_prose, without_long
 from trainer.rank import LoadedTrainer, TrainerRank
 from trainer.safetensors_file import REFERENCE
 from trainer.sft import Demonstrations, demonstrations_of, sft, sft_run
@@ -224,7 +223,8 @@ class Launch:
             await check_answers(found, problems, scorer.checker, self.config)
             long = await asyncio.to_thread(source.measure, problems)
             parts[place] = without_long(found, problems, long, source.room)
-        tell(files, self.progress.warning)
+        for line in (warning for found in files for warning in found.warnings):
+            self.progress.warning(line)
         return parts[1] if validation else []
 
     async def _ask_teacher(self, prompts: PromptFormat, problems: list[Problem]) -> None:
@@ -303,7 +303,7 @@ class Launch:
             clock=clock,
             logger=written,
             checkpointer=checkpointer,
-            probe=choose_probe(source),
+            probe=source.probe(),
             vocabulary=len(source.prompt_format.chat.tokenizer),
             evaluator=evaluator,
             teacher=self.teacher,

@@ -184,21 +184,13 @@ class Ledger:
 
     # ---- completion ------------------------------------------------------------------------------------------
 
-    def finish(self, completion: Completion) -> Group:
-        """A completion ended (not yet scored). Raises RunError if it is not awaited: nothing is trained twice."""
+    def returned(self, completion: Completion) -> None:
+        """A completion ended (not yet scored), or a turn of its episode did, or its environment answered. Raises
+        RunError if it is not awaited: nothing is trained twice."""
         group = self.groups.get(completion.group)
         if group is None or group.completions[completion.index].finish_reason is not None:
             raise RunError(f"completion {completion.index} of group {completion.group} arrived twice or unasked")
         group.completions[completion.index] = completion
-        return group
-
-    def turn(self, completion: Completion) -> Group:
-        """A turn of an episode ended, or its environment answered: the episode is not over. Raises RunError as
-        `finish`."""
-        group = self.finish(completion)
-        if completion.finish_reason is not None:
-            raise RunError(f"completion {completion.index} of group {completion.group} is over, and its turn ended")
-        return group
 
     def close(self, completion: Completion, reward: Reward, text: str) -> None:
         """A completion was scored; the last of a group makes it ready, or filtered when it has no signal."""

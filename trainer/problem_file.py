@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import difflib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -220,11 +220,3 @@ def without_long(found: ProblemFile, problems: Sequence[Problem], long: Sequence
     )
     left = {problem.id for problem in long}
     return [problem for problem in problems if problem.id not in left]
-
-
-def tell(files: Iterable[ProblemFile], warning: Callable[[str], None]) -> None:
-    """Pass the warnings of all files to `warning`, each once."""
-    for found in files:
-        for line in found.warnings:
-            warning(line)
-        found.warnings.clear()

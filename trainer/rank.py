@@ -140,7 +140,7 @@ def load_weights(model_dir: Path, decoder: LanguageModel, beside_checkpoint: boo
         if name in left_out:
             continue
         rows = fsdp.rows_of(stored[name])
-        held = tensor[rows.first : rows.first + rows.count]
+        held = tensor[rows.start : rows.stop]
         if not bool(torch.isfinite(held).all()):
             raise NonFinite(f"{name} in {model_dir} holds values that are not finite: fetch the weights again")
         fsdp.local(stored[name]).copy_(held)
@@ -350,22 +350,18 @@ class TrainerRank:
 
     @call("export of the adapters", deadline="step")
     def export_adapter(self, folder: str) -> None:
-        """Write the policy's adapters as a PEFT folder. A collective."""
-        self.write_adapter(Path(folder))
-
-    def write_adapter(self, folder: Path) -> None:
         """Write the adapters that the policy has now as a PEFT folder, complete or not at all. A collective."""
         matrices = dict(fsdp.gather_full(fsdp.trained(self.decoder), torch.float32))
         if self.rank == 0:
             settings = self.config.lora
-            save_adapter(folder, matrices, settings.rank, settings.alpha, str(self.model_dir))
+            save_adapter(Path(folder), matrices, settings.rank, settings.alpha, str(self.model_dir))
 
     def write_reference(self, folder: Path) -> None:
         """Write a reference that moves: a model, or adapters. A collective."""
         held = self.auxiliary.reference
         if isinstance(held, KeptAdapters):
             with held.in_force():
-                self.write_adapter(folder)
+                self.export_adapter(str(folder))
         elif held is not None:
             self.write_model(fsdp.gather_full(held.named_parameters(), torch.float32), folder, torch.float32)
 

@@ -22,7 +22,7 @@ def fill(model: nn.Module, values: Iterable[tuple[str, Tensor]]) -> None:
     parameters = dict(model.named_parameters())
     for name, value in values:
         rows = rows_of(parameters[name])
-        local(parameters[name]).copy_(value[rows.first : rows.first + rows.count])
+        local(parameters[name]).copy_(value[rows.start : rows.stop])
     reshard(model)
 
 

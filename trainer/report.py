@@ -32,30 +32,20 @@ from trainer.evaluation import GREEDY, Evaluation, EvaluationRecord, Sampled, at
 from trainer.plot import write_plot
 
 SAMPLE_CHARACTERS = 700
-FIGURES = {"language consistency": "consistency", "format": "format", "reward": "reward"}
-"""label in the table -> field of an evaluation"""
-
-SPEED = {
-    "train": [
-        ("tokens trained, a second", "tokens/trained_per_s", "{:,.0f}"),
-        ("  of each trainer", "tokens/trained_per_s_per_device", "{:,.0f}"),
-        ("tokens sampled, a second", "tokens/generated_per_s", "{:,.0f}"),
-        ("  of each engine's GPU (CPU: engine)", "tokens/generated_per_s_per_device", "{:,.0f}"),
-        ("TFLOP/s of a trainer", "tflops_per_device", "{:,.3g}"),
-        ("MFU, of the data sheet's dense bfloat16 peak", "mfu", "{:.1%}"),
-        *((f"memory of {kind}", f"memory/{kind}_peak_bytes", "bytes") for kind in ("controller", "trainer", "engine")),
-        *((f"GPU memory of {kind}", f"memory/{kind}_peak_gpu_bytes", "bytes") for kind in ("trainer", "engine")),
-    ],
-    "sft": [
-        ("tokens trained, a second", "sft/tokens_per_s", "{:,.0f}"),
-        ("  of each trainer", "sft/tokens_per_s_per_device", "{:,.0f}"),
-        ("TFLOP/s of a trainer", "sft/tflops_per_device", "{:,.3g}"),
-        ("MFU, of the data sheet's dense bfloat16 peak", "sft/mfu", "{:.1%}"),
-        ("memory of trainer", "sft/trainer_peak_bytes", "bytes"),
-        ("GPU memory of trainer", "sft/trainer_peak_gpu_bytes", "bytes"),
-    ],
-}
-"""kind of the steps -> (label, metric, format) of the table of speed"""
+SPEED = (
+    ("tokens trained, a second", "tokens/trained_per_s", "sft/tokens_per_s", "{:,.0f}"),
+    ("  of each trainer", "tokens/trained_per_s_per_device", "sft/tokens_per_s_per_device", "{:,.0f}"),
+    ("tokens sampled, a second", "tokens/generated_per_s", "", "{:,.0f}"),
+    ("  of each engine's GPU (CPU: engine)", "tokens/generated_per_s_per_device", "", "{:,.0f}"),
+    ("TFLOP/s of a trainer", "tflops_per_device", "sft/tflops_per_device", "{:,.3g}"),
+    ("MFU, of the data sheet's dense bfloat16 peak", "mfu", "sft/mfu", "{:.1%}"),
+    ("memory of controller", "memory/controller_peak_bytes", "", "bytes"),
+    ("memory of trainer", "memory/trainer_peak_bytes", "sft/trainer_peak_bytes", "bytes"),
+    ("memory of engine", "memory/engine_peak_bytes", "", "bytes"),
+    ("GPU memory of trainer", "memory/trainer_peak_gpu_bytes", "sft/trainer_peak_gpu_bytes", "bytes"),
+    ("GPU memory of engine", "memory/engine_peak_gpu_bytes", "", "bytes"),
+)
+"""(label, metric of a step, that of an SFT step, format) of the table of speed"""
 
 
 def show(config: Config, progress: Progress) -> None:
@@ -125,10 +115,12 @@ def _table_rows(records: list[EvaluationRecord]) -> list[tuple[str, str, Callabl
         ("accuracy", "{:.3f}", attrgetter("accuracy")),
         ("  95 % interval", "±{:.3f}", lambda one: None if one.accuracy is None else one.accuracy_half_width),
     ]
-    for name, figure in (("pass", "pass_at_k"), ("maj", "majority")):
-        if any(getattr(evaluation, figure) is not None for evaluation in evaluations):
-            rows.append((f"{name}@{evaluations[-1].completions}", "{:.3f}", attrgetter(figure)))
-    for name, figure in FIGURES.items():
+    count = evaluations[-1].completions
+    figures = (
+        (f"pass@{count}", "pass_at_k"), (f"maj@{count}", "majority"), ("language consistency", "consistency"),
+        ("format", "format"), ("reward", "reward"),
+    )  # fmt: skip
+    for name, figure in figures:
         if any(getattr(evaluation, figure) is not None for evaluation in evaluations):
             rows.append((name, "{:.3f}", attrgetter(figure)))
     rows.append(("tokens of a completion", "{:.0f}", attrgetter("tokens")))
@@ -145,16 +137,15 @@ def _accuracy_of(part: str, evaluation: Evaluation) -> float | None:
 def speed_table(rows: list[dict[str, Any]]) -> Table | None:
     """Speed (median over the steps) and largest memory of a run, of its SFT where it did nothing else; None before the
     first step."""
-    kind = "train" if any(row["kind"] == "train" for row in rows) else "sft"
-    found = [(label, values, form) for label, name, form in SPEED[kind] if (values := series(rows, name, kind)[1])]
-    if not found:
-        return None
+    trained = any(row["kind"] == "train" for row in rows)
     table = Table(title="speed (median of the steps) and largest memory", title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("", no_wrap=True)
     table.add_column("", justify="right", no_wrap=True)
-    for label, values, form in found:
-        table.add_row(label, size(max(values)) if form == "bytes" else form.format(statistics.median(values)))
-    return table
+    for label, metric, sft_metric, form in SPEED:
+        name, kind = (metric, "train") if trained else (sft_metric, "sft")
+        if values := series(rows, name, kind)[1]:
+            table.add_row(label, size(max(values)) if form == "bytes" else form.format(statistics.median(values)))
+    return table if table.row_count else None
 
 
 def clean(text: str, limit: int = SAMPLE_CHARACTERS) -> str:

@@ -69,15 +69,11 @@ class RunLogger:
         self.told_waiting = 0
         """lines of metrics that waited for room when that was last reported"""
         self.last_sync: SyncReport | None = None
+        """report of the weight update that ended last"""
         self.generated_before = 0
         self.waiting = 0
         """episodes that no engine works on, because an environment has not answered"""
         self._idle = IdleSeats()
-
-    @property
-    def engine_devices(self) -> int:
-        """GPUs of all engines; on a CPU their number."""
-        return self.config.placement.engines * self.config.rollout.tensor_parallel
 
     @property
     def config(self) -> Config:
@@ -90,10 +86,6 @@ class RunLogger:
         entry = {"version": state.first_version, "stage": state.number, "change": change, "retired": state.retired}
         append_line(self.folder / STAGES, msgspec.json.encode(entry))
         self.progress.note(change)
-
-    def sync(self, report: SyncReport) -> None:
-        """Keep the report of a weight update that ended, for the metrics."""
-        self.last_sync = report
 
     def step(
         self,
@@ -126,7 +118,7 @@ class RunLogger:
             "time/total_s": self.clock.total_s,
             "tokens/generated_per_s": (sampled := generated / account["step"]),
             "tokens/trained_per_s": (trained := learned.sums.tokens / account["step"]),
-            "tokens/generated_per_s_per_device": sampled / self.engine_devices,
+            "tokens/generated_per_s_per_device": sampled / self.config.engine_gpus,
             "tokens/trained_per_s_per_device": trained / self.config.placement.trainers,
             "engine/restarts": self.engines.restarts,
             "messages/refused": refused.total,

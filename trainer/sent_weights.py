@@ -47,7 +47,7 @@ class SentWeights:
         one = self.merged[layer]
 
         def own(matrix: Tensor) -> Tensor:
-            start = first - rows_of(matrix).first
+            start = first - rows_of(matrix).start
             return local(matrix)[start : start + len(rows)]
 
         a, b = self.gathered[layer] if layer in self.gathered else own(one.lora_A.weight), own(one.lora_B.weight)

@@ -37,14 +37,14 @@ from trainer.checkpoint import Checkpointer
 from trainer.client import TrainerClient
 from trainer.colocate import settle
 from trainer.controller import TrainingLoop
-from trainer.data import DataSource, PromptFormat, load_problems
+from trainer.data import DataSource, PromptFormat
 from trainer.episodes import Episodes
 from trainer.health import check_alive
 from trainer.ledger import Ledger
 from trainer.objectives.objective import Need
 from trainer.objectives.registry import complaints, needs, objective_of
 from trainer.origin import origin_of
-from trainer.probe import choose_probe
+from trainer.problem_file import read_problems
 from trainer.rank import TrainerRank
 from trainer.run_lock import RunLock
 from trainer.run_log import RunLogger
@@ -146,7 +146,7 @@ class Session:
         chat = Chat(found.model_dir)
         problems = [
             without_environment(one, "data.train", "a session samples")
-            for one in load_problems(found.train, "data.train", config.environment.name)
+            for one in read_problems(found.train, "data.train", environment=config.environment.name).problems
         ]
         self.solver = solver = Solver(config, found.model_dir, chat, progress.warning)
         stack.push_async_callback(solver.close)
@@ -173,7 +173,7 @@ class Session:
             clock=clock,
             logger=logger,
             checkpointer=Checkpointer(config, ledger, engines, trainers, clock, progress, origin),
-            probe=choose_probe(source),
+            probe=source.probe(),
             vocabulary=len(chat.tokenizer),
         )
         await self.publish()

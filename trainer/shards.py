@@ -48,9 +48,7 @@ def named_state(model: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str,
 def checksums(model: nn.Module) -> dict[str, int]:
     """Checksum of the float32 rows of every weight of which this rank saves some."""
     own = [(name, local(parameter), *own_rows(parameter)) for name, parameter in trained(model)]
-    return {
-        name: checksum_rows(held[share], rows.first, torch.float32) for name, held, rows, share in own if rows.count
-    }
+    return {name: checksum_rows(held[share], rows.start, torch.float32) for name, held, rows, share in own if rows}
 
 
 class ShardWriter(threading.Thread):
@@ -72,8 +70,8 @@ class ShardWriter(threading.Thread):
         parameters = dict(trained(model))
         for name, parts in named_state(model, optimiser).items():
             own, share = own_rows(parameters[name])
-            if own.count:
-                rows[name] = [own.first, list(parameters[name].shape)]
+            if own:
+                rows[name] = [own.start, list(parameters[name].shape)]
                 self.tensors |= {f"{part}/{name}": tensor[share] for part, tensor in parts.items()}
         self.index: dict[str, Any] = {
             "format": FORMAT, "version": version, "rank": rank, "world": world, "step": step_count(optimiser),
@@ -175,7 +173,7 @@ def load_shards(
     if extra := sorted(shapes.keys() - parameters.keys()):
         raise CheckpointError(f"{folder} holds {extra[0]}, which the model lacks: model.path is another model")
     reset(optimiser, shards[0].step)
-    missing = {name: rows_of(parameter).count for name, parameter in parameters.items()}
+    missing = {name: len(rows_of(parameter)) for name, parameter in parameters.items()}
     state = named_state(model, optimiser)
     taken: dict[str, dict[str, int]] = {}
     for shard in shards:
@@ -183,11 +181,11 @@ def load_shards(
         try:
             with safe_open(shard.path, framework="pt") as file:
                 for name, first in shard.first_row.items():
-                    own_first, parts = rows_of(parameters[name]).first, state[name]
+                    own_first, parts = rows_of(parameters[name]).start, state[name]
                     if rows := copy_overlap(file, name, first, own_first, parts):
                         missing[name] -= len(rows)
                         own, _ = own_rows(parameters[name])
-                        start, stop = max(rows.start, own.first), min(rows.stop, own.first + own.count)
+                        start, stop = max(rows.start, own.start), min(rows.stop, own.stop)
                         if start < stop:
                             held = parts["weight"][start - own_first : stop - own_first]
                             sums[name] = checksum_rows(held, start, torch.float32)

@@ -24,22 +24,16 @@ def rollout_metrics(groups: list[Group], staleness: list[int], filtered: list[Gr
     included (else an improving policy would look flat); lengths and staleness are over the trained ones. "accuracy" is
     over verified problems, and absent where there are none.
     """
-    rewards = [reward for group in (*groups, *filtered) for reward in group.rewards if reward is not None]
-    graded = [reward for reward in rewards if reward.verdict.graded]
-    right = [
-        float(reward.verdict is Verdict.CORRECT)
+    pairs = [
+        (group.prompt.problem, reward)
         for group in (*groups, *filtered)
-        if group.prompt.problem.verified
         for reward in group.rewards
         if reward is not None and reward.verdict.graded
     ]
-    programs = [
-        reward.share
-        for group in (*groups, *filtered)
-        if verifier_for(group.prompt.problem).needs == "sandbox"
-        for reward in group.rewards
-        if reward is not None and reward.share is not None and reward.verdict.graded
-    ]
+    graded = [reward for _, reward in pairs]
+    right = [float(reward.verdict is Verdict.CORRECT) for problem, reward in pairs if problem.verified]
+    tested = ((verifier_for(problem).needs == "sandbox", reward.share) for problem, reward in pairs)
+    programs = [share for in_sandbox, share in tested if in_sandbox and share is not None]
     completions = [completion for group in groups for completion in group.completions]
     lengths = np.array([completion.sampled_tokens for completion in completions])
 

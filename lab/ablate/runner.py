@@ -6,7 +6,6 @@ which asks the run to save and waits for it. If a run fails, that is recorded, a
 
 from __future__ import annotations
 
-import ctypes
 import json
 import signal
 import subprocess
@@ -21,6 +20,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from lab.ablate.runs import AblationRun
 from shared.atomic_write import append_line
 from shared.progress import duration
+from verify.code.sandbox.syscalls import die_with_parent
 
 TIMES = "launches.jsonl"
 """file beside the run folders: a line for each launch of a run that ended"""
@@ -30,9 +30,6 @@ PLAIN_EVERY_S = 60.0
 SAVE_DEADLINE_S = 120.0
 """seconds that the run under way may take to save after Ctrl-C"""
 ERROR_LINES = 3
-LIBC = ctypes.CDLL(None)  # loaded here: nothing is to be loaded between fork and exec
-DIE_WITH_PARENT = 1
-"""PR_SET_PDEATHSIG"""
 FIRST_UNIT_S = 1.4
 """seconds of an optimiser step of the quickstart on two cores: the estimate before the first run has ended"""
 
@@ -136,7 +133,7 @@ def train(run: AblationRun, display: Display) -> str:
     with run.log.open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "trainer", *run.arguments], stdin=subprocess.DEVNULL, stdout=log,
-            stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=die_with_us,
+            stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=die_with_parent,
         )  # fmt: skip
         try:
             while process.poll() is None:
@@ -165,11 +162,6 @@ def wall_s(folder: Path, run: str = "") -> float:
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     rows = [json.loads(line) for line in lines]
     return float(sum(row["seconds"] for row in rows if run in ("", row["run"])))
-
-
-def die_with_us() -> None:
-    """Make the new process end when its parent ends. (shared/watchdog.py has the same for ranks, and loads torch.)"""
-    LIBC.prctl(DIE_WITH_PARENT, signal.SIGKILL)
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:

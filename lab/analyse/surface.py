@@ -31,7 +31,8 @@ from shared.jsonl import spread
 from shared.model import hf
 from shared.progress_bar import ProgressBar
 from shared.types import Group, Prompt, Verdict
-from trainer.data import PromptFormat, load_problems
+from trainer.data import PromptFormat
+from trainer.problem_file import read_problems
 from trainer.solver import Solver
 from verify.verifiers import without_environment
 
@@ -210,7 +211,7 @@ class Survey:
             else config.locate(config.data.train)
         )
         style, room = PromptFormat(chat, config.data), config.model.max_tokens - config.rollout.max_completion_tokens
-        problems = load_problems(path, "--data", config.environment.name)
+        problems = read_problems(path, "--data", environment=config.environment.name).problems
         for problem in problems:
             without_environment(problem, f"--data {path}: {problem.id}", "a surface is measured with")
         prompts = [

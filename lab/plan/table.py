@@ -41,7 +41,7 @@ def on_one_node(decoder: DecoderConfig, machine: Machine, tokens: int) -> str:
     """Say how `machine.gpus` cards of one node hold the model; "" if they do not."""
     for config in shared_settings(decoder, machine.gpus, tokens):
         try:
-            return share(config, decoder, machine.memory_bytes, HOST_BYTES * machine.gpus).way
+            return share(config, decoder, machine.memory_bytes, HOST_BYTES * machine.gpus).placement.colocate
         except ConfigError:
             continue
     return ""

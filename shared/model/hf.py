@@ -1,4 +1,4 @@
-"""Finds, checks, loads and saves Hugging Face model folders. safetensors only; nothing pickled is ever opened."""
+"""Finds, checks, reads and saves Hugging Face model folders. safetensors only; nothing pickled is ever opened."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from shared.model.config import DecoderConfig
 from shared.model.folder import load_config as load_config  # callers say hf.load_config
 from shared.model.folder import read_json
 from shared.model.implementation import VISION_LANGUAGE, make_model, read_shape
-from shared.model.language_model import LanguageModel
 from shared.model.stored_names import split_stored
 
 SHARD_BYTES = 5_000_000_000
@@ -209,25 +208,6 @@ def _differences(verb: str, names: set[str]) -> list[str]:
     return [f"{verb} {', '.join(shown[:4])}{more}"] if shown else []
 
 
-def load_model(
-    folder: Path,
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | str = "cpu",
-    implementation: str = "auto",
-) -> LanguageModel:
-    """Return a model with the folder's weights in `dtype`. Raises ModelError for everything that does not fit."""
-    config = load_config(folder)
-    with torch.device("meta"):
-        model = make_model(read_shape(config, implementation), config)
-    shapes = {name: tensor.shape for name, tensor in model.stored()}
-    model.to_empty(device=device)
-    model.settle_buffers()
-    # a copy, so that nothing keeps the file mapped (it may be replaced while the model lives)
-    state = {name: tensor.to(device=device, dtype=dtype, copy=True) for name, tensor in iterate_weights(folder, shapes)}
-    model.load_state_dict(state, strict=True, assign=True)
-    return model.requires_grad_(True)
-
-
 def save_trained(folder: Path, start: Path, state: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> None:
     """Write a model that was trained from the folder `start` as that one is: its config.json, tokenizer and names, and
     as they were those of its tensors that `state` (name, tensor) does not have. Raises CheckpointError."""
@@ -255,7 +235,7 @@ def save_model(
     tokenizer_from: Path | None = None,
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
-    """Write a folder that transformers, vLLM and `load_model` read: safetensors, config.json, tokenizer if given.
+    """Write a folder that transformers, vLLM and a run read: safetensors, config.json, tokenizer if given.
 
     `state` may be a generator of (name, tensor): one shard at a time is held in memory. Written beside and renamed: the
     folder is complete or absent, and one that was there stays until then. Raises CheckpointError when the disk fails.

@@ -1,12 +1,12 @@
-"""Log-probabilities of given tokens from hidden states or logits, at the sampling temperature. Always float32.
+"""Log-probabilities of given tokens from hidden states, at the sampling temperature. Always float32.
 
     log p(t) = z_t / T - logsumexp(z / T),      z = hidden . weight^T
 
 Some families change the product first: z = cap tanh(scale product / cap), or scale times the product (`HeadScale`).
 
-`logprobs_from_logits` is the definition; `chunked_logprobs` is the same with the language-model head fused in, so that
-no tensor of tokens x vocabulary ever exists: forward and backward form the logits a tile at a time (some tokens, some
-words), and sums over the vocabulary are carried from tile to tile (online softmax, Milakov and Gimelshein 2018).
+`chunked_logprobs` has the language-model head fused in, so that no tensor of tokens x vocabulary ever exists: forward
+and backward form the logits a tile at a time (some tokens, some words), and sums over the vocabulary are carried from
+tile to tile (online softmax, Milakov and Gimelshein 2018).
 """
 
 from __future__ import annotations
@@ -47,18 +47,6 @@ class HeadScale(NamedTuple):
 
 
 PLAIN = HeadScale()
-
-
-def logprobs_from_logits(logits: Tensor, targets: Tensor, temperature: float) -> Tensor:
-    """logits [n, vocab], targets [n] int64 -> [n] float32 log-probabilities at `temperature` > 0."""
-    scaled = logits.float() / temperature
-    return scaled.gather(-1, targets[:, None]).squeeze(-1) - scaled.logsumexp(-1)
-
-
-def entropy_from_logits(logits: Tensor, temperature: float) -> Tensor:
-    """logits [n, vocab] -> [n] float32 entropy in nats at `temperature`: logsumexp(z/T) - sum p z/T."""
-    scaled = logits.float() / temperature
-    return scaled.logsumexp(-1) - (scaled.softmax(-1) * scaled).sum(-1)
 
 
 def chunked_logprobs(

@@ -15,7 +15,7 @@ from trainer.evaluation import Breakdown, Evaluation, EvaluationRecord
 
 def evaluation(accuracy: float) -> Evaluation:
     parts = {f"set/{kind}": Breakdown(128, accuracy, 0.04, 1.0) for kind in ("debate", "article")}
-    return Evaluation(1.0, 256, accuracy, 0.03, 1.0, 1.0, accuracy, 9.0, parts=parts)
+    return Evaluation(256, accuracy, 0.03, 1.0, temperature=1.0, format=1.0, reward=accuracy, tokens=9.0, parts=parts)
 
 
 def make_run(run_dir: Path, *accuracies: float) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from curate.__main__ import main
 from shared.types import Completion, Group, Problem, Prompt, Reward, Verdict
-from trainer.data import load_problems
+from trainer.problem_file import read_problems
 from trainer.sft import completion_of
 from verify.__main__ import main as grade
 
@@ -132,5 +132,5 @@ def test_starts_from_prefixes_of_right_completions(run_folder: Path, tmp_path: P
                     "prefix": "<think>hard 0"}  # fmt: skip
     of_a = [row["prefix"] for row in rows if row["problem"] == "Problem a?"]
     assert sorted(of_a) == ["<think>a 0", "<think>a 1", "<think>a 2"], "one of each beginning"
-    assert len(load_problems(tmp_path / "out.jsonl", "data.train")) == len(rows) == 4
+    assert len(read_problems(tmp_path / "out.jsonl", "data.train").problems) == len(rows) == 4
     assert select(run_folder, tmp_path / "short.jsonl", *options[:3], "--start=0.1")[0] == []

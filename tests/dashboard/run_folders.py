@@ -128,7 +128,9 @@ def evaluation(accuracy: float, temperature: float) -> Evaluation:
     parts = {
         f"language/{code}": Breakdown(32, accuracy + more, 0.08, 0.8) for code, more in (("de", -0.05), ("en", 0.05))
     }
-    return Evaluation(temperature, 64, accuracy, 0.06, 0.8, 0.97, accuracy, 80.0, parts=parts)
+    return Evaluation(
+        64, accuracy, 0.06, 0.8, temperature=temperature, format=0.97, reward=accuracy, tokens=80.0, parts=parts
+    )
 
 
 def write_run(folder: Path, *, steps: int = 120, rollouts: int = 3, state: str = "finished", speed: float = 1.0,

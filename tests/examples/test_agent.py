@@ -20,7 +20,8 @@ from shared.tool_calls import result_text
 from tests.environments.agents import action, agent, play
 from tests.environments.servers import agents
 from tests.environments.test_foreign import answer_questions
-from trainer.data import PromptFormat, load_problems
+from trainer.data import PromptFormat
+from trainer.problem_file import read_problems
 from trainer.sft import load_demonstrations
 
 
@@ -44,7 +45,7 @@ def test_an_agent_of_openai_s_package_plays(url: str) -> None:
 
 @pytest.mark.slow
 def test_demonstrations_are_what_the_agent_asks_and_reads(made: Path, url: str) -> None:
-    [problem, *_] = load_problems(made / "train.jsonl", "data.train", "agent")
+    [problem, *_] = read_problems(made / "train.jsonl", "data.train", environment="agent").problems
     row = json.loads((made / "demonstrations.jsonl").read_text().splitlines()[0])
 
     turns = [turn["content"] for turn in row["completion"]]

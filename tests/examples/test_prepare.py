@@ -12,7 +12,8 @@ from examples.quickstart.prepare import DEMONSTRATIONS_PER_PROBLEM, Options, pre
 from shared.chat import Chat
 from shared.errors import ConfigError
 from shared.sections import Data, Sft
-from trainer.data import PromptFormat, load_problems
+from trainer.data import PromptFormat
+from trainer.problem_file import read_problems
 from trainer.sft import load_demonstrations
 
 OPTIONS: dict[str, Any] = {"problems": 60, "validation": 21}
@@ -30,8 +31,8 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 def test_problems_and_demonstrations_load(made: Path) -> None:
-    train = load_problems(made / "train.jsonl", "data.train")
-    validation = load_problems(made / "validation.jsonl", "data.validation")
+    train = read_problems(made / "train.jsonl", "data.train").problems
+    validation = read_problems(made / "validation.jsonl", "data.validation").problems
     assert (len(train), len(validation)) == (60, 21)
     assert not {problem.text for problem in train} & {problem.text for problem in validation}
     assert len({problem.id for problem in train + validation}) == 81

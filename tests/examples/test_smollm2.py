@@ -12,7 +12,7 @@ import torch
 from examples.quickstart import smollm2
 from shared.chat import Chat
 from shared.errors import ModelError
-from shared.model.hf import load_model
+from tests.model_folder import load_model
 from tests.packed import pack_from
 
 

@@ -12,6 +12,7 @@ from examples.quickstart.tiny_model import END, MARKS, VOCABULARY, train_tokeniz
 from examples.quickstart.word_problems import NO_FLAWS, demonstrate, make_word_problem
 from shared.chat import Chat
 from shared.model import hf
+from tests.model_folder import load_model
 from tests.packed import pack_from
 
 OPTIONS = Options(operations=(2, 2), max_tokens=192)
@@ -79,7 +80,7 @@ def test_it_loads_in_transformers_with_the_logits_of_our_decoder(folder: Path, c
     from transformers import AutoModelForCausalLM
 
     theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    ours = hf.load_model(folder)
+    ours = load_model(folder)
     ids = chat.render(texts(1)[0][0], "")
 
     with torch.no_grad():

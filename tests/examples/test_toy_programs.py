@@ -33,7 +33,7 @@ from examples.quickstart.toy_programs import (
 from examples.quickstart.word_problems import WordProblem
 from shared.chat import Chat
 from shared.sections import Sandbox
-from trainer.data import load_problems
+from trainer.problem_file import read_problems
 from verify.code import cpp
 from verify.code.runner import run_tests
 from verify.code.sandbox_pool import SandboxPool
@@ -280,7 +280,7 @@ def test_validation_programs_are_the_same_for_every_seed() -> None:
 
 def test_files_of_word_problems_and_programs_load(mixed: Path) -> None:
     for name, count in (("train", 64), ("validation", 32)):
-        problems = load_problems(mixed / f"{name}.jsonl", "data.train")
+        problems = read_problems(mixed / f"{name}.jsonl", "data.train").problems
         asked = [problem for problem in problems if problem.domain == "code"]
         assert len(problems) == count and len(asked) == count // 4
         assert all(problem.tests and not problem.answer for problem in asked)

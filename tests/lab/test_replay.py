@@ -15,9 +15,9 @@ from examples.quickstart.tiny_model import build, train_tokenizer
 from lab import replay
 from shared.chat import Chat
 from shared.metrics import read_rows
-from shared.model.hf import load_model
 from shared.model.language_model import LanguageModel
 from shared.types import Completion, Group, Problem, Prompt, Reward, Verdict, VersionSpan
+from tests.model_folder import load_model
 from tests.packed import pack_from
 from tests.process import in_fresh_process
 

@@ -29,6 +29,7 @@ from rollout.weights.layout import plan_layout  # noqa: E402
 from rollout.weights.parameters import plan_targets, read_plain  # noqa: E402
 from shared.model import hf  # noqa: E402
 from tests.families import config_of, reference  # noqa: E402
+from tests.model_folder import load_model  # noqa: E402
 
 
 def load(folder: Path) -> Any:
@@ -55,7 +56,7 @@ def compare(folder: Path, family: str) -> Iterator[str]:
     start, end = folder / "start", folder / "end"
     reference(config_of(family)).save_pretrained(start)
     (start / "tokenizer.json").write_text("{}")
-    trained = hf.load_model(start, implementation="transformers")
+    trained = load_model(start, implementation="transformers")
     generator = torch.Generator().manual_seed(7)
     tensors = {
         name: parameter.detach() + 0.1 * torch.randn(parameter.shape, generator=generator)

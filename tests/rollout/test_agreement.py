@@ -17,6 +17,7 @@ from shared.model import hf
 from shared.model.config import DecoderConfig
 from shared.model.decoder import Decoder, initialise
 from shared.types import Completion
+from tests.model_folder import load_model
 from tests.packed import pack_from
 from tests.rollout.tiny_llama import engine_config
 
@@ -73,7 +74,7 @@ async def sample(folder: Path) -> list[tuple[float, GenerateRequest]]:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_engine_and_trainer_agree_at_every_temperature(tmp_path: Path, family: str):
     decoder = make_folder(tmp_path / "model", family)
-    loaded = hf.load_model(tmp_path / "model")
+    loaded = load_model(tmp_path / "model")
     for temperature, request in asyncio.run(sample(tmp_path / "model")):
         tokens = request.prompt_ids + request.completion.token_ids
         batch = pack_from([tokens], [len(request.prompt_ids)])
@@ -102,7 +103,7 @@ async def sample_updated(folder: Path, dtype: str, decoder: Decoder) -> list[tup
 def test_float16_engines_agree_with_the_trainer_better_than_bfloat16(tmp_path: Path):
     """Both take the trainer's float32 weights in flight; float16 rounds eight times finer (Qi et al. 2025)."""
     make_folder(tmp_path / "model", "LlamaForCausalLM")
-    decoder = hf.load_model(tmp_path / "model")
+    decoder = load_model(tmp_path / "model")
     with torch.no_grad():
         for parameter in decoder.parameters():
             parameter.mul_(1.1)  # not those of the folder

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from rollout.local_engine import LocalEngine
-from shared.model import hf
 from shared.model.language_model import LanguageModel
 from shared.types import Completion
 from tests.families import SENT, config_of, reference
+from tests.model_folder import load_model
 from tests.packed import pack_from
 from tests.rollout.tiny_llama import engine_config
 
@@ -42,7 +42,7 @@ def assert_engine_agrees(tmp_path: Path, family: str) -> None:
     """Sample thrice, and compare with the trainer's log-probs under the same weights."""
     folder = tmp_path / "model"
     reference(config_of(family, max_position_embeddings=1024)).save_pretrained(folder)  # an engine takes 640 tokens
-    model, other = (hf.load_model(folder, implementation="transformers") for _ in range(2))
+    model, other = (load_model(folder, implementation="transformers") for _ in range(2))
     for number, found in enumerate(asyncio.run(sample(folder, model))):
         if number:
             with torch.no_grad():

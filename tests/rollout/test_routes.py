@@ -15,9 +15,9 @@ import torch
 from rollout.local_engine import LocalEngine
 from rollout.vllm_config import build_vllm_config
 from shared.config import Config
-from shared.model import hf
 from shared.types import Completion
 from tests.families import config_of, reference
+from tests.model_folder import load_model
 from tests.packed import pack_from
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
@@ -58,7 +58,7 @@ async def sample(folder: Path) -> list[Found]:
 def test_replay_leaves_a_third_of_the_difference(tmp_path: Path, family: str) -> None:
     folder = tmp_path / "model"
     reference(config_of(family, **MIXTURE)).save_pretrained(folder)
-    model = hf.load_model(folder, implementation="transformers")
+    model = load_model(folder, implementation="transformers")
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(parameter.bfloat16())

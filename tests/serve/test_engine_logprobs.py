@@ -15,7 +15,7 @@ from torch import Tensor
 from examples.quickstart.prepare import Options, make_tiny_model
 from serve.engine import Candidate, Delta, SamplingParameters
 from serve.vllm_engine import MINUS_INFINITY, VllmEngine
-from shared.model.hf import load_model
+from tests.model_folder import load_model
 from tests.packed import pack_from
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(360)]

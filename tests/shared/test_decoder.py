@@ -7,8 +7,7 @@ import torch
 
 from shared.errors import ModelError
 from shared.model.decoder import Decoder, DecoderConfig, initialise
-from shared.model.logprobs import entropy_from_logits, logprobs_from_logits
-from tests.packed import pack_from
+from tests.packed import entropy_from_logits, logprobs_from_logits, pack_from
 
 COMMON = {
     "vocab_size": 97,

@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from shared.errors import CheckpointError, ModelError
 from shared.model import hf
 from shared.model.decoder import Decoder, DecoderConfig, initialise
+from tests.model_folder import load_model
 from tests.packed import pack_from
 
 CONFIG = {
@@ -66,7 +67,7 @@ def test_saved_folder_gives_equal_logits_in_transformers_and_here(tmp_path, vari
     tokens = [3, 1, 4, 1, 5]
     with torch.no_grad():
         expected = decoder(pack_from([tokens], [1]), output="logits")
-        again = hf.load_model(tmp_path / "m")(pack_from([tokens], [1]), output="logits")
+        again = load_model(tmp_path / "m")(pack_from([tokens], [1]), output="logits")
         theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "m", dtype=torch.float32)(torch.tensor([tokens]))
     assert torch.equal(again, expected)
     torch.testing.assert_close(theirs.logits[0], expected, atol=1e-5, rtol=1e-5)
@@ -80,15 +81,8 @@ def test_saved_type_is_the_one_asked_for(tmp_path, dtype):
     assert written["dtype"] == str(dtype).removeprefix("torch.") and "torch_dtype" not in written
     stored = load_file(tmp_path / "m" / hf.WEIGHTS)
     assert {tensor.dtype for tensor in stored.values()} == {dtype}
-    loaded = hf.load_model(tmp_path / "m", dtype=torch.float32)
+    loaded = load_model(tmp_path / "m")
     assert all(p.dtype == torch.float32 and p.requires_grad for p in loaded.parameters())
-
-
-def test_loaded_model_survives_the_removal_of_its_folder(folder):
-    decoder = hf.load_model(folder)
-    for path in folder.iterdir():
-        path.write_bytes(b"")
-    assert torch.equal(decoder.model.embed_tokens.weight, make_decoder().model.embed_tokens.weight)
 
 
 def test_saving_replaces_a_folder_whole_and_leaves_nothing_beside(folder):
@@ -112,28 +106,28 @@ def test_full_disk_leaves_the_earlier_folder_intact(folder, monkeypatch):
 
 def test_missing_folder(tmp_path):
     with pytest.raises(ModelError, match=r"nowhere does not exist: set model\.path"):
-        hf.load_model(tmp_path / "nowhere")
+        load_model(tmp_path / "nowhere")
 
 
 def test_missing_or_broken_config(folder):
     (folder / "config.json").write_text("{")
     with pytest.raises(ModelError, match="config.json cannot be read"):
-        hf.load_model(folder)
+        load_model(folder)
     (folder / "config.json").unlink()
     with pytest.raises(ModelError, match="has no config.json"):
-        hf.load_model(folder)
+        load_model(folder)
 
 
 def test_unsupported_architecture(folder):
     (folder / "config.json").write_text(json.dumps(CONFIG | {"architectures": ["MambaForCausalLM"]}))
     with pytest.raises(ModelError, match="MambaForCausalLM.*supported: LlamaForCausalLM, MistralForCausalLM"):
-        hf.load_model(folder)
+        load_model(folder)
 
 
 def test_missing_weights(folder):
     (folder / hf.WEIGHTS).unlink()
     with pytest.raises(ModelError, match="no model.safetensors"):
-        hf.load_model(folder)
+        load_model(folder)
 
 
 @pytest.mark.parametrize("size", [0, 5, 200, -100])
@@ -141,14 +135,14 @@ def test_truncated_weights(folder, size):
     path = folder / hf.WEIGHTS
     path.write_bytes(path.read_bytes()[:size])
     with pytest.raises(ModelError, match="model.safetensors is truncated or damaged"):
-        hf.load_model(folder)
+        load_model(folder)
 
 
 def test_pickle_only_folder_is_refused_unopened(folder):
     (folder / hf.WEIGHTS).unlink()
     (folder / "pytorch_model.bin").write_bytes(b"never opened")
     with pytest.raises(ModelError, match="pytorch_model.bin.*refused.*Convert them to safetensors"):
-        hf.load_model(folder)
+        load_model(folder)
 
 
 def change_weights(folder, change):
@@ -160,7 +154,7 @@ def change_weights(folder, change):
 def test_missing_tensor_is_named(folder):
     change_weights(folder, lambda state: state.pop("model.layers.1.mlp.up_proj.weight"))
     with pytest.raises(ModelError, match=r"lacks model\.layers\.1\.mlp\.up_proj\.weight"):
-        hf.load_model(folder)
+        load_model(folder)
 
 
 def test_unknown_tensor_is_named_but_known_surplus_is_ignored(folder):
@@ -169,23 +163,23 @@ def test_unknown_tensor_is_named_but_known_surplus_is_ignored(folder):
         "model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(4),
     }
     change_weights(folder, lambda state: state.update(surplus))
-    hf.load_model(folder)
+    load_model(folder)
     change_weights(folder, lambda state: state.update({"visual.weight": torch.zeros(1)}))
     with pytest.raises(ModelError, match="has unknown visual.weight"):
-        hf.load_model(folder)
+        load_model(folder)
 
 
 def test_wrong_shape_is_named(folder):
     change_weights(folder, lambda state: state.update({"model.norm.weight": torch.ones(15)}))
     with pytest.raises(ModelError, match=r"model\.norm\.weight has shape \[15\], config\.json asks for \[16\]"):
-        hf.load_model(folder)
+        load_model(folder)
 
 
 def test_missing_shard_is_named(tmp_path):
     hf.save_model(tmp_path / "m", CONFIG, make_decoder().named_parameters(), torch.float32, shard_bytes=4000)
     next(iter(sorted((tmp_path / "m").glob("model-00002*")))).unlink()
     with pytest.raises(ModelError, match="names model-00002.*missing"):
-        hf.load_model(tmp_path / "m")
+        load_model(tmp_path / "m")
 
 
 def test_resolve_takes_folders_and_refuses_what_is_neither(tmp_path, monkeypatch):

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from shared.model import logprobs
-from shared.model.logprobs import Tile, chunked_logprobs, entropy_from_logits, logprobs_from_logits
+from shared.model.logprobs import Tile, chunked_logprobs
+from tests.packed import entropy_from_logits, logprobs_from_logits
 
 TILES = [Tile(1, 1), Tile(5, 7), Tile(37, 50), Tile(100, 30), None]
 

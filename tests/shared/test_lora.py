@@ -14,6 +14,7 @@ from shared.model.adapter_folder import merged_weights, read_matrices, read_sett
 from shared.model.decoder import Decoder, DecoderConfig, initialise
 from shared.model.implementation import make_model, read_shape
 from tests.families import FAMILIES, config_of, reference
+from tests.model_folder import load_model
 from tests.packed import pack_from
 from trainer.memory import adapter_parameters, largest_tensor
 
@@ -109,7 +110,7 @@ def test_modules_of_transformers_train_adapters_alone_and_merge(
     models = []
     for recompute in (0, 2):
         model = make_model(read_shape(config, "transformers"), config, recompute)
-        model.load_state_dict(dict(hf.load_model(tmp_path / "base", implementation="transformers").stored()))
+        model.load_state_dict(dict(load_model(tmp_path / "base", implementation="transformers").stored()))
         frozen = model(BATCH, output="logits").detach()
         experts = model.config.expert_linears if lora.EXPERTS in targets else []
         linears = model.config.linears if lora.ALL in targets else []
@@ -137,7 +138,7 @@ def test_modules_of_transformers_train_adapters_alone_and_merge(
     assert all(torch.equal(again_read[name], each) for name, each in trained.items())
     merged_from = merged_weights(tmp_path / "base", again_read, 2.0)
     hf.save_trained(tmp_path / "merged", tmp_path / "base", merged_from, torch.float32)
-    merged = hf.load_model(tmp_path / "merged", implementation="transformers")
+    merged = load_model(tmp_path / "merged", implementation="transformers")
     found = model(BATCH, output="logits").detach()
     torch.testing.assert_close(merged(BATCH, output="logits"), found, rtol=1e-5, atol=1e-5)
     assert float((found - frozen).abs().max()) > 0.05

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from shared.errors import ModelError
 from shared.model import hf
+from tests.model_folder import load_model
 from tests.shared.test_hf import CONFIG, make_decoder
 
 NORM = "model.norm.weight"
@@ -66,7 +67,7 @@ def test_weights_of_another_type_or_shape_are_refused(
     with pytest.raises(ModelError, match=message):
         hf.check_trainable(folder)
     with pytest.raises(ModelError, match=message):
-        hf.load_model(folder)
+        load_model(folder)
 
 
 def test_a_header_that_promises_a_terabyte_is_refused_unread(folder: Path):

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from shared.model import hf, lora
+from shared.model import lora
 from shared.model.adapter_folder import merged_weights, read_matrices, save_adapter
 from shared.model.decoder import Decoder
 from shared.model.language_model import LanguageModel
 from tests.families import config_of, reference
+from tests.model_folder import load_model
 from tests.packed import pack_from
 from tests.rollout.test_agreement import FAMILIES, make_folder
 
@@ -37,7 +38,7 @@ def test_peft_gives_the_same_logits_as_modules_of_transformers(
     tmp_path: Path, family: str, targets: str | list[str]
 ) -> None:
     reference(config_of(family)).save_pretrained(tmp_path / "model")
-    decoder, merged = (hf.load_model(tmp_path / "model", implementation="transformers") for _ in range(2))
+    decoder, merged = (load_model(tmp_path / "model", implementation="transformers") for _ in range(2))
     compare(tmp_path, decoder, merged, targets)
 
 

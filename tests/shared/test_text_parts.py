@@ -16,6 +16,7 @@ from shared.model import hf
 from shared.model.config import MeasuredConfig
 from shared.model.implementation import read_shape
 from tests.families import VISION_LANGUAGE, classes_of, config_of, reference
+from tests.model_folder import load_model
 from tests.packed import pack_from
 
 SEQUENCES, FIRSTS = [[5, 9, 33, 2, 7, 7, 60], [96, 4, 8] * 12, [5, 9, 33, 2, 11, 12]], [4, 3, 4]
@@ -45,7 +46,7 @@ def test_the_text_part_is_trained_and_the_export_is_the_whole_model(tmp_path: Pa
     theirs = make_folder(start, family)
     torch.manual_seed(1)
     hf.check_trainable(start)
-    model = hf.load_model(start)
+    model = load_model(start)
     assert isinstance(model.config, MeasuredConfig) == (family not in NATIVE)
     batch = pack_from(SEQUENCES, FIRSTS, share_prefixes=False)
     wanted = logits_of(theirs)

@@ -16,10 +16,10 @@ from shared.model import hf
 from shared.model.config import MeasuredConfig
 from shared.model.implementation import make_model, read_shape
 from shared.model.language_model import LanguageModel
-from shared.model.logprobs import entropy_from_logits, logprobs_from_logits
 from shared.model.transformers_decoder import TransformersDecoder
 from tests.families import FAMILIES, config_of, reference
-from tests.packed import pack_from
+from tests.model_folder import load_model
+from tests.packed import entropy_from_logits, logprobs_from_logits, pack_from
 
 SEQUENCES = [[5, 9, 33, 2, 7, 7, 60], [1], [96, 4, 8] * 12, list(range(50, 90)), [5, 9, 33, 2, 11, 12]]
 FIRSTS = [4, 1, 3, 7, 4]
@@ -132,7 +132,7 @@ def test_a_folder_of_transformers_is_read_and_written_under_the_same_names(tmp_p
     theirs.save_pretrained(start)
     (start / "tokenizer.json").write_text("{}")
     hf.check_trainable(start)
-    model = hf.load_model(start)
+    model = load_model(start)
     batch = pack_from(SEQUENCES, FIRSTS)
     torch.testing.assert_close(model(batch, 0.7)[0], own_logprobs(theirs, 0.7)[0], atol=2e-5, rtol=1e-5)
     with torch.no_grad():

@@ -63,7 +63,7 @@ def make_model(
     with torch.no_grad():
         for parameter, original in zip(decoder.parameters(), whole.parameters(), strict=True):
             rows = fsdp.rows_of(parameter)
-            fsdp.local(parameter).copy_(original[rows.first : rows.first + rows.count])
+            fsdp.local(parameter).copy_(original[rows.start : rows.stop])
     return decoder
 
 

@@ -18,7 +18,6 @@ from shared.model.config import DecoderConfig
 from trainer.__main__ import load
 from trainer.colocate import (
     GIB,
-    Sharing,
     check_own_gpus,
     open_sequences,
     settle,
@@ -44,9 +43,11 @@ def settings(level: int = 0, **sections: Any) -> Config:
     return Config.model_validate({"model": {"max_tokens": 2048}, "optimiser": {"activation_bytes": 0}, **sections})
 
 
-def decide(config: Config, gpu: float, host: float = 256) -> Sharing:
-    """With GPUs and a host of so many GiB."""
-    return share(config, DecoderConfig.from_hf(SHAPE), gpu * GIB, host * GIB)
+def decide(config: Config, gpu: float, host: float = 256) -> tuple[str, int]:
+    """The way of sharing, and the bytes for keys and values, with GPUs and a host of so many GiB."""
+    found = share(config, DecoderConfig.from_hf(SHAPE), gpu * GIB, host * GIB)
+    assert found.rollout.cache_bytes is not None
+    return found.placement.colocate, found.rollout.cache_bytes
 
 
 def test_a_trainers_memory_is_the_sum_of_its_parts() -> None:
@@ -66,14 +67,14 @@ def test_a_trainers_memory_is_the_sum_of_its_parts() -> None:
 def test_memory_decides_and_the_error_names_what_to_lower() -> None:
     """Trainer 15.5 + 1.1 + 3.9 + 0.8 GiB, engine 1.9 + 3 GiB and keys and values of 64 MiB a sequence."""
     assert open_sequences(settings()) == 64
-    assert decide(settings(), 80) == Sharing("resident", 64 * 2048 * 32768)
-    tight = decide(settings(), 30)
-    assert tight.way == "resident" and GIB < tight.cache_bytes < 4 * GIB  # at least a quarter of what is wanted
-    assert decide(settings(level=2), 80).way == "resident"
-    assert decide(settings(), 26) == Sharing("turns", 4 * GIB)
-    assert decide(settings(placement={"colocate": "turns"}), 80).way == "turns"
+    assert decide(settings(), 80) == ("resident", 64 * 2048 * 32768)
+    way, cache_bytes = decide(settings(), 30)
+    assert way == "resident" and GIB < cache_bytes < 4 * GIB  # at least a quarter of what is wanted
+    assert decide(settings(level=2), 80)[0] == "resident"
+    assert decide(settings(), 26) == ("turns", 4 * GIB)
+    assert decide(settings(placement={"colocate": "turns"}), 80)[0] == "turns"
     given = settings(rollout={"cache_bytes": 512 << 20})
-    assert decide(given, 29.5) == Sharing("resident", 512 << 20)
+    assert decide(given, 29.5) == ("resident", 512 << 20)
     for level, gpu, host, placement, words in (
         (2, 26, 256, {}, ["rollout.max_async_level = 2: set it to 0", "micro_batch_tokens", "a trainer takes 21"]),
         (0, 20, 256, {}, ["not even in turns", "master weights, gradients, moments 15.5", "rollout.cache_bytes"]),
@@ -100,7 +101,7 @@ def test_examples_for_a_card_stay_resident_on_80_gb(file: str, options: list[str
     """With Qwen3 0.6B, as their pages say, and with the longer reasoning that one of them proposes."""
     page, config = EXAMPLES / file / "README.md", load(str(EXAMPLES / file / "settings.toml"), options)
     trainer = trainer_memory(config, MODELS["0.6b"], on_gpu=True)
-    assert share(config, MODELS["0.6b"], 80e9, 256 * GIB).way == "resident"
+    assert share(config, MODELS["0.6b"], 80e9, 256 * GIB).placement.colocate == "resident"
     if file == "magistral":
         assert f"trainer {trainer.total / GIB:.0f} GiB" in page.read_text(encoding="utf-8")
         with pytest.raises(ConfigError, match="do not fit"):
@@ -108,7 +109,7 @@ def test_examples_for_a_card_stay_resident_on_80_gb(file: str, options: list[str
         turns = load(
             str(EXAMPLES / file / "settings.toml"), ["--placement.colocate=turns", "--rollout.max_async_level=0"]
         )
-        assert share(turns, MODELS["1.7b"], 80e9, 256 * GIB).way == "turns"
+        assert share(turns, MODELS["1.7b"], 80e9, 256 * GIB).placement.colocate == "turns"
 
 
 def test_slots_and_readers_of_an_update_count() -> None:
@@ -130,7 +131,7 @@ def test_slots_and_readers_of_an_update_count() -> None:
 def fits(config: Config, gpu: float) -> bool:
     """Whether both stay in a GPU of so many GiB."""
     try:
-        return decide(config, gpu).way == "resident"
+        return decide(config, gpu)[0] == "resident"
     except ConfigError:
         return False
 

@@ -13,8 +13,8 @@ from shared.config import Config
 from shared.errors import DataError
 from shared.sections import Data
 from shared.types import Problem
-from trainer.data import DataSource, PromptFormat, completion_seed, load_problems, opened
-from trainer.probe import choose_probe
+from trainer.data import DataSource, PromptFormat, completion_seed, opened
+from trainer.problem_file import read_problems
 from trainer.stages import Stages
 
 
@@ -58,12 +58,12 @@ def write(path: Path, *rows: object) -> Path:
 )
 def test_a_bad_line_is_named_with_file_number_and_repair(tmp_path: Path, lines: list[object], message: str):
     with pytest.raises(DataError, match=message):
-        load_problems(write(tmp_path / "rows.jsonl", *lines), "data.train")
+        read_problems(write(tmp_path / "rows.jsonl", *lines), "data.train")
 
 
 def test_a_missing_file_names_the_setting(tmp_path: Path):
     with pytest.raises(DataError, match=r"data\.train = .*nothing\.jsonl"):
-        load_problems(tmp_path / "nothing.jsonl", "data.train")
+        read_problems(tmp_path / "nothing.jsonl", "data.train")
 
 
 def test_a_damaged_gzip_is_a_clear_error(tmp_path: Path):
@@ -73,7 +73,7 @@ def test_a_damaged_gzip_is_a_clear_error(tmp_path: Path):
     for damaged in (whole[:-20], whole[:middle] + b"\xff\xff\xff" + whole[middle + 3 :]):
         path.write_bytes(damaged)
         with pytest.raises(DataError, match="cannot be read"):
-            load_problems(path, "data.train")
+            read_problems(path, "data.train")
 
 
 def test_every_epoch_draws_every_problem_once_in_its_own_order():
@@ -146,7 +146,7 @@ def test_seeds_differ_between_prompts_and_samples_and_repeat():
 
 
 def test_real_problem_files_load(data_folder: Path):
-    problems = load_problems(data_folder / "gsm8k_train.jsonl.gz", "data.train")
+    problems = read_problems(data_folder / "gsm8k_train.jsonl.gz", "data.train").problems
     assert len(problems) == 7473 and problems[0].language == "en" and problems[0].answer
 
 
@@ -173,7 +173,7 @@ def test_probe_sequences_differ_in_length_and_hold_problems_and_answers(system: 
     )
     problems = [Problem("a", "Wie viel ist 2+3?", "fuenf"), Problem("b", "How much is 9-1?", "eight")]
     source = DataSource(problems, Stages(config), PromptFormat(LetterChat(), config.data))  # type: ignore[arg-type]
-    probe = choose_probe(source)
+    probe = source.probe()
     lengths = [len(ids) for ids in probe]
     assert lengths == sorted(set(lengths)) and lengths[0] >= 2 and lengths[-1] == min(256, max_tokens - 1)
     texts = ["".join(map(chr, ids)) for ids in probe]

@@ -150,6 +150,12 @@ def test_numbers_of_environments_are_means_over_problems_with_an_interval(tmp_pa
     assert read_evaluations(config.run_dir)[0].evaluation.info == found.info
 
 
+def measured(temperature: float, accuracy: float, pass_at_k: float | None = None) -> Evaluation:
+    return Evaluation(
+        4, accuracy, 0.1, 0.5, pass_at_k=pass_at_k, temperature=temperature, format=0.9, reward=accuracy, tokens=12.0
+    )
+
+
 def test_the_best_version_can_be_that_of_pass_at_k(tmp_path: Path):
     evaluate = {"every": 5, "samples": 2, "best": "pass_at_k"}
     table = {"runs_dir": str(tmp_path), "steps": 20, "data": VALIDATION, "evaluate": evaluate}
@@ -157,7 +163,7 @@ def test_the_best_version_can_be_that_of_pass_at_k(tmp_path: Path):
     config.run_dir.mkdir(parents=True)
     with (config.run_dir / "evaluations.jsonl").open("wb") as stream:
         for version, accuracy, share in ((0, 0.9, None), (5, 0.3, 0.6), (10, 0.4, 0.5)):
-            found = Evaluation(1.0, 4, accuracy, 0.1, 0.5, 0.9, accuracy, 12.0, pass_at_k=share)
+            found = measured(1.0, accuracy, pass_at_k=share)
             stream.write(msgspec.json.encode(EvaluationRecord(version, 1.0, found)) + b"\n")
     assert best_version(config) == 5, "and not one without the figure"
 
@@ -166,7 +172,7 @@ def write(config: Config, *entries: tuple[int, float, float]) -> None:
     config.run_dir.mkdir(parents=True, exist_ok=True)
     with (config.run_dir / "evaluations.jsonl").open("ab") as stream:
         for version, temperature, accuracy in entries:
-            found = Evaluation(temperature, 4, accuracy, 0.1, 0.5, 0.9, accuracy, 12.0)
+            found = measured(temperature, accuracy)
             stream.write(msgspec.json.encode(EvaluationRecord(version, 1.0, found)) + b"\n")
 
 

@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shared.model.hf import load_model
 from shared.types import MicroBatch
+from tests.model_folder import load_model
 from tests.process import in_fresh_process
 from tests.trainer.rank_data import make_sequences
 from tests.trainer.rank_scene import AGGREGATIONS, LOSSES, REGULARISED, make_model

@@ -201,7 +201,7 @@ def make_export(runs: Path, name: str = "algebra") -> Path:
     (runs / name / "best").symlink_to(Path("hf") / "step_7")
     table = '[model]\npath = "org/base"\n[data]\ntrain = "/home/me/rows.jsonl"\n[objective]\nname = "gspo"\n'
     (runs / name / "config.toml").write_text(table)
-    found = Evaluation(1.0, 50, 0.5, 0.14, consistency=None, format=None, reward=0.5, tokens=9.0)
+    found = Evaluation(50, 0.5, 0.14, consistency=None, temperature=1.0, format=None, reward=0.5, tokens=9.0)
     (runs / name / FILE).write_bytes(msgspec.json.encode(EvaluationRecord(7, 1.0, found)) + b"\n")
     return runs / name / "best"
 

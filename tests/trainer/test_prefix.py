@@ -13,7 +13,7 @@ from shared.chat import Chat
 from shared.config import Config
 from shared.errors import DataError
 from shared.types import CONTEXT, SAMPLED, Completion, Group, Reward
-from trainer.data import DataSource, PromptFormat, load_problems
+from trainer.data import DataSource, PromptFormat
 from trainer.objectives.registry import objective_of
 from trainer.objectives.sequences import train_sequences
 from trainer.problem_file import read_problems, refuse_prose
@@ -33,7 +33,7 @@ def test_the_policy_goes_on_behind_the_prefix_and_is_judged_with_it(tmp_path: Pa
     build(tmp_path / "model", 0, train_tokenizer([PREFIX + REST] * 9, 280), 64)
     chat, config = Chat(tmp_path / "model"), Config.model_validate({"data": {"system_prompt": ""}})
     stages = Stages(config)
-    [problem] = load_problems(write(tmp_path / "rows.jsonl"), "data.train")
+    [problem] = read_problems(write(tmp_path / "rows.jsonl"), "data.train").problems
     source = DataSource([problem], stages, PromptFormat(chat, config.data))
     prompt = source.draw(0)
     begun = chat.encode_completion(PREFIX)
@@ -41,7 +41,7 @@ def test_the_policy_goes_on_behind_the_prefix_and_is_judged_with_it(tmp_path: Pa
     assert prompt.token_ids == plain + begun
     completion = Completion(0, 0, 0, ids := [*chat.encode(REST), chat.eos_id], [-1.0] * len(ids), finish_reason="stop")
     cut = Completion(0, 1, 0, ids[:2], [-1.0] * 2, finish_reason="length")
-    [whole] = load_problems(write(tmp_path / "plain.jsonl", prefix=""), "data.train")
+    [whole] = read_problems(write(tmp_path / "plain.jsonl", prefix=""), "data.train").problems
 
     async def score() -> list[tuple[Reward, str]]:
         scorer = RewardScorer(stages, chat)
@@ -60,6 +60,6 @@ def test_the_policy_goes_on_behind_the_prefix_and_is_judged_with_it(tmp_path: Pa
 
 def test_what_cannot_go_on_behind_a_prefix_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="the row has an environment"):
-        load_problems(write(tmp_path / "rows.jsonl", environment="retry"), "data.train")
+        read_problems(write(tmp_path / "rows.jsonl", environment="retry"), "data.train")
     with pytest.raises(DataError, match="1 rows have a prefix"):
         refuse_prose(read_problems(write(tmp_path / "rows.jsonl"), "data.train"))

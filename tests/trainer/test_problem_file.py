@@ -12,7 +12,7 @@ from shared.config import Config
 from shared.errors import DataError
 from shared.sections import Data
 from tests.trainer.test_data import LetterChat
-from trainer.data import DataSource, PromptFormat, load_problems
+from trainer.data import DataSource, PromptFormat
 from trainer.problem_file import ProblemFile, check_answers, read_problems, without_long
 from trainer.stages import Stages
 from verify.answer_checker import AnswerChecker
@@ -36,8 +36,8 @@ def write(path: Path, *rows: object) -> Path:
 def test_ground_truth_answers_that_nothing_equals_are_refused(tmp_path: Path, answer: str):
     path = write(tmp_path / "rows.jsonl", GOOD, {**GOOD, "answer": answer})
     with pytest.raises(DataError, match=r'rows\.jsonl:2: the answer .* every completion would be wrong.*"open"'):
-        load_problems(path, "data.train")
-    assert load_problems(write(path, {**GOOD, "answer": answer, "domain": "open"}), "data.train")
+        read_problems(path, "data.train")
+    assert read_problems(write(path, {**GOOD, "answer": answer, "domain": "open"}), "data.train").problems
 
 
 @pytest.mark.parametrize(
@@ -66,13 +66,13 @@ def test_ground_truth_answers_that_nothing_equals_are_refused(tmp_path: Path, an
 def test_rows_that_mean_something_else_are_refused(tmp_path: Path, row: object, message: str):
     path = write(tmp_path / "rows.jsonl", {**GOOD, "id": "a"}, row)
     with pytest.raises(DataError, match=message):
-        load_problems(path, "data.train")
+        read_problems(path, "data.train")
 
 
 def test_an_error_shows_the_first_faults_and_counts_all(tmp_path: Path):
     path = write(tmp_path / "rows.jsonl", *[{"problem": "1+1?", "anwser": "2"}] * 8, GOOD, "{oops")
     with pytest.raises(DataError) as told:
-        load_problems(path, "data.train")
+        read_problems(path, "data.train")
     lines = str(told.value).splitlines()
     assert lines[0].startswith("data.train: 9 rows of ") and lines[0].endswith("cannot be used:")
     assert len(lines) == 7 and lines[-1].strip() == "... and 4 more"
@@ -88,13 +88,13 @@ def test_what_is_meant_is_taken(tmp_path: Path):
     path.write_bytes(
         b"\xef\xbb\xbf" + "\n".join(map(json.dumps, rows)).encode() + b'\n{"problem": "\\ud83d\\ude00", "answer": "1"}'
     )
-    one, other, smiling = load_problems(path, "data.train")
+    one, other, smiling = read_problems(path, "data.train").problems
     assert (one.id, one.answer, other.language, other.domain, smiling.text) == ("7", "2", "en", "math", "😀")
     path.write_text(json.dumps(GOOD), encoding="utf-16")
     with pytest.raises(DataError, match=r"rows\.jsonl:1 is UTF-16.*save the file as UTF-8"):
-        load_problems(path, "data.train")
+        read_problems(path, "data.train")
     with pytest.raises(DataError, match="it is no file"):
-        load_problems(tmp_path, "data.train")
+        read_problems(tmp_path, "data.train")
 
 
 def source_of(found: ProblemFile, **settings: object) -> DataSource:
@@ -151,7 +151,7 @@ def test_the_real_sets_are_taken_without_a_false_alarm(data_folder: Path):
     for path in sorted(data_folder.glob("*.jsonl*")):
         if path.name.startswith(("ifeval", "bfcl")):
             with pytest.raises(DataError, match="lacks 'answer'"):
-                load_problems(path, "data.train")
+                read_problems(path, "data.train")
             continue
         found = read_problems(path, "data.train")
         count += len(found.problems)

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 
 from shared.config import Config
 from shared.errors import CheckpointError
-from shared.model.hf import load_model
 from shared.progress import Progress
+from tests.model_folder import load_model
 from tests.packed import pack_from
 from tests.trainer.worker_scene import PROBE
 from trainer import shards

@@ -12,7 +12,7 @@ from shared.model import lora
 from shared.model.adapter_folder import read_matrices, read_settings
 from shared.model.cpu import multiplies_bfloat16_fast
 from shared.model.decoder import Decoder
-from shared.model.hf import load_model
+from tests.model_folder import load_model
 from tests.packed import pack_from
 from tests.trainer.rank_data import SHAPE
 from tests.trainer.test_rank import RANKS, replies, total

@@ -20,7 +20,7 @@ from examples.quickstart.prepare import Options, make_tiny_model
 from shared.chat import Chat
 from shared.chat_endpoint import CONCURRENT
 from shared.errors import ConfigError, NonFinite, RunError
-from shared.model import hf
+from tests.model_folder import load_model
 from tests.packed import pack_from
 from tests.serve.command import QUESTION, Command
 from tests.serving import reply as answer
@@ -82,7 +82,7 @@ def real(request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.T
 @pytest.mark.slow
 @pytest.mark.timeout(540)
 def test_scores_are_those_of_our_decoder(real: str, model: Path) -> None:
-    chat, decoder = Chat(model), hf.load_model(model)
+    chat, decoder = Chat(model), load_model(model)
     context = decoder.config.max_positions
     prompt = chat.render(QUESTION, "")
     generator = torch.Generator().manual_seed(2)
@@ -110,7 +110,7 @@ def test_scores_are_those_of_our_decoder(real: str, model: Path) -> None:
 @pytest.mark.timeout(540)
 def test_what_a_real_server_cannot_do_is_told_at_the_start(real: str, model: Path) -> None:
     chat = Chat(model)
-    context = hf.load_model(model).config.max_positions
+    context = load_model(model).config.max_positions
 
     def start(decode: Callable[[list[int]], str] = chat.tokenizer.decode, tokens: int = 64, name: str = NAME) -> None:
         ask(real, lambda teacher: teacher.start([PROMPT], decode, tokens), model=name)

@@ -21,6 +21,7 @@ from shared.model.decoder import Decoder, initialise
 from shared.model.packing import pack
 from shared.types import Completion, Group, Prompt
 from tests.environments.test_host import playing, prompt_of
+from tests.model_folder import load_model
 from tests.rollout.test_agreement import COMMON, FAMILIES
 from tests.rollout.tiny_llama import engine_config
 from tests.shared.test_turns import chat_of
@@ -124,7 +125,7 @@ class Tokens(NamedTuple):
 
 def trained(folder: Path, found: list[tuple[Prompt, Completion]], weights: dict[int, Weights]) -> Tokens:
     """Make training sequences, and let the trainer's model score them under every version."""
-    decoder = hf.load_model(folder)
+    decoder = load_model(folder)
     rows = [sequence_of(Group(prompt, [one], [None]), one, [0.0]) for prompt, one in found]
     versions, after = list[int](), list[bool]()
     for _, one in found:

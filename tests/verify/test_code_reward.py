@@ -16,7 +16,7 @@ import pytest
 from shared.errors import DataError
 from shared.sections import RewardWeights, Sandbox
 from shared.types import Problem, Verdict
-from trainer.data import load_problems
+from trainer.problem_file import read_problems
 from verify.code import cpp
 from verify.code.runner import ProgramVerifier
 from verify.code.sandbox.client import SandboxRefused
@@ -109,9 +109,9 @@ def test_tests_that_cannot_be_read_are_told_with_their_line(tmp_path: Path) -> N
         path = tmp_path / "a.jsonl"
         path.write_text(json.dumps(ROW) + "\n" + json.dumps(ROW | {"tests": tests}) + "\n")
         with pytest.raises(DataError, match=told):
-            load_problems(path, "data.train")
+            read_problems(path, "data.train")
     (tmp_path / "a.jsonl").write_text(json.dumps(ROW) + "\n")
-    assert load_problems(tmp_path / "a.jsonl", "data.train")[0].tests == ROW["tests"]
+    assert read_problems(tmp_path / "a.jsonl", "data.train").problems[0].tests == ROW["tests"]
 
 
 def test_a_host_that_cannot_isolate_refuses_and_names_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:

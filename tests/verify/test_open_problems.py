@@ -15,7 +15,7 @@ from shared.errors import DataError
 from shared.metrics import METRICS
 from shared.sections import RewardWeights
 from shared.types import Problem, Reward, Verdict
-from trainer.data import load_problems
+from trainer.problem_file import read_problems
 from verify.__main__ import group_table, verdict_table
 from verify.records import Record, make_record, read_items
 from verify.reward import CompletionScorer, score
@@ -87,13 +87,13 @@ def test_an_open_row_needs_an_answer(tmp_path: Path, answer: Any, told: str) -> 
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps(ROW) + "\n" + json.dumps({**ROW, "answer": answer}) + "\n")
     with pytest.raises(DataError, match=rf"rows.jsonl:2{told}"):
-        load_problems(path, "data.train")
+        read_problems(path, "data.train")
 
 
 def test_open_rows_load_beside_others(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps(ROW) + "\n" + json.dumps({"problem": "1+1?", "answer": 2}) + "\n")
-    one, other = load_problems(path, "data.train")
+    one, other = read_problems(path, "data.train").problems
     assert (one.domain, one.answer, one.verified) == ("open", ROW["answer"], False) and other.verified
 
 

@@ -89,7 +89,9 @@ def write_run() -> Write:
                 log.write(version, {"evaluation/accuracy": worth})
                 shares = {code: value * (version > 0) for code, value in accuracy.items()}
                 parts = {f"language/{code}": Breakdown(8, value, 0.1, 0.5) for code, value in shares.items()}
-                found = Evaluation(1.0, 16, worth, 0.1, 0.5, 1.0, 0.5, 30.0, parts=parts)
+                found = Evaluation(
+                    16, worth, 0.1, 0.5, temperature=1.0, format=1.0, reward=0.5, tokens=30.0, parts=parts
+                )
                 stream.write(msgspec.json.encode(EvaluationRecord(version, 1.0, found)) + b"\n")
         export = folder / "hf" / f"step_{STEPS}"
         export.mkdir(parents=True)

@@ -19,9 +19,10 @@ from rollout.weights.adapters import AdapterSlot
 from rollout.weights.proof import WeightProof
 from rollout.worker import EngineRank
 from shared.errors import RunError, SyncMismatch
-from shared.model import hf, lora
+from shared.model import lora
 from shared.model.language_model import LanguageModel
 from tests.families import FAMILIES, config_of, reference
+from tests.model_folder import load_model
 from tests.packed import pack_from
 from tests.rollout.test_agreement import make_folder
 from tests.rollout.tiny_llama import engine_config
@@ -53,7 +54,7 @@ async def adapter_scene(folder: Path, family: str = "LlamaForCausalLM", **rollou
     """An engine that keeps its model, and two trainer ranks whose adapters it follows."""
     if family in FAMILIES:
         reference(config_of(family, max_position_embeddings=1024)).save_pretrained(folder / "model")
-        decoder = hf.load_model(folder / "model", implementation="transformers")
+        decoder = load_model(folder / "model", implementation="transformers")
     else:
         decoder = make_folder(folder / "model", family)
     lora.attach(decoder, RANK, ALPHA)
