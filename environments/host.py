@@ -23,6 +23,7 @@ from typing import Any
 import msgspec
 
 from environments.environment import (
+    OPTIONS,
     Action,
     Environment,
     Grade,
@@ -31,7 +32,6 @@ from environments.environment import (
     call,
     find,
     made,
-    read_options,
 )
 from environments.process import (
     ANSWER_BYTES,
@@ -51,7 +51,7 @@ from shared.errors import ConfigError
 from shared.sections import RewardWeights
 from shared.types import Problem, Verdict
 from verify.child_process import HEADER, frame
-from verify.plugins import Failed
+from verify.plugins import Failed, checked_options
 
 START_S = 60.0
 """seconds for running the files"""
@@ -214,13 +214,14 @@ class EnvironmentHost:
             self._processes.append(_Process(settings, tuple(files), dead=True))  # for instances that are asked alone
         for name in names:
             if (known := find(name, self.others)) is not None:
-                options = read_options(name, known.make.Options, self.settings.options.get(name, {}))
+                given = self.settings.options.get(name, {})
+                options = checked_options(OPTIONS, name, known.make.Options, given)
                 await known.make.check(options)
         for name in self.settings.options:
             try:
                 find(name, self.others)
             except UnknownEnvironment as error:
-                raise ConfigError(f"environment.options.{name}: {error}") from error
+                raise ConfigError(f"{OPTIONS}.{name}: {error}") from error
 
     def verified(self, name: str) -> bool:
         """Whether a verifier grades the last turn of episodes in this environment."""

@@ -22,20 +22,20 @@ import msgspec
 
 from environments.environment import (
     ENVIRONMENTS,
+    OPTIONS,
     Action,
     Environment,
     Observation,
     call,
     load_ready,
     made,
-    read_options,
 )
 from shared.errors import ConfigError
 from shared.sections import RewardWeights
 from shared.types import Problem, Reward, Verdict
 from shared.user_file import run_file
 from verify.child_process import frame, handle_frames, run_child, write_all
-from verify.plugins import Failed
+from verify.plugins import Failed, checked_options
 from verify.reward import score
 
 ANSWER_BYTES = 1 << 20
@@ -163,7 +163,7 @@ class EnvironmentProcess:
                 run_file(Path(file), "environment.plugins")
             own = [one for one in ENVIRONMENTS.values() if one.home in self.files]
             for one in own:
-                read_options(one.name, one.make.Options, self.options.get(one.name, {}))
+                checked_options(OPTIONS, one.name, one.make.Options, self.options.get(one.name, {}))
         except ConfigError as error:
             self.say(FilesRefused(str(error)))
             return False
