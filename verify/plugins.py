@@ -32,7 +32,7 @@ from shared.types import Problem, Verdict
 from verify import verifiers
 from verify.language import LanguageOptions
 
-READY = ("verify.builtin_rewards", "verify.group_rewards", "verify.llm_judge")
+READY = ("verify.builtin_rewards", "verify.llm_judge")
 """modules with the rewards that come with the project"""
 MAGISTRAL = ("format", "correctness", "length", "language")
 
