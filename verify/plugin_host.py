@@ -23,14 +23,13 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import msgspec
 
 from shared.errors import ConfigError
 from shared.sections import RewardWeights
 from shared.types import Verdict
-from verify.child_process import frame, read_frames, write_all
+from verify.child_process import FilesRefused, frame, kill_group, python_path, read_frames, write_all
 from verify.plugin_process import (
     Begun,
     Describe,
@@ -38,7 +37,6 @@ from verify.plugin_process import (
     DescribedVerifier,
     Description,
     FilesRead,
-    Refused,
     RewardCall,
     Said,
     Value,
@@ -93,14 +91,13 @@ class _Process:
         threading.Thread(target=self._write, name="plugin-host", daemon=True).start()
 
     def _begin(self) -> subprocess.Popen[bytes]:
-        paths = [str(Path(__file__).resolve().parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
         stack = self.stacks.fileno()
         return subprocess.Popen(
             [sys.executable, "-m", "verify.plugin_process", str(os.getpid()), str(stack), *self.files],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            env={**os.environ, "PYTHONPATH": python_path()},
             pass_fds=[stack],
             start_new_session=True,
         )
@@ -177,7 +174,7 @@ class _Process:
             ) from None
         if said is None:
             raise _Lost(f"reward.plugins: {names} ended its process while loading ({_how(self.child.wait())})")
-        if isinstance(said, Refused):
+        if isinstance(said, FilesRefused):
             raise ConfigError(said.reason)
         return said
 
@@ -196,8 +193,7 @@ class _Process:
     def kill(self) -> None:
         """SIGKILL the process and what it started."""
         self.dead = True
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.child.pid, signal.SIGKILL)
+        kill_group(self.child.pid)
 
 
 def _how(code: int) -> str:

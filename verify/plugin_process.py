@@ -15,7 +15,6 @@ import importlib
 import inspect
 import signal
 import sys
-import traceback
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from shared.sections import RewardWeights
 from shared.types import Problem, Verdict
 from shared.user_file import run_file
 from verify import plugins, verifiers
-from verify.child_process import frame, handle_frames, run_child, write_all
+from verify.child_process import FilesRefused, frame, handle_frames, line_of, run_child, write_all
 
 
 class Described(msgspec.Struct):
@@ -59,12 +58,6 @@ class FilesRead(msgspec.Struct, tag=True):
     """Sent when the files have been run."""
 
 
-class Refused(msgspec.Struct, tag=True):
-    """Sent when a file cannot be run, or a reward cannot be made."""
-
-    reason: str
-
-
 class Description(msgspec.Struct, tag=True):
     """Reply to `Describe`: all rewards and verifiers of the files."""
 
@@ -88,7 +81,7 @@ class Value(msgspec.Struct, tag=True):
     reason: str = ""
 
 
-Said = FilesRead | Refused | Description | Begun | Value
+Said = FilesRead | FilesRefused | Description | Begun | Value
 
 
 class Describe(msgspec.Struct, tag=True):
@@ -130,12 +123,6 @@ def settings_of(text: str) -> RewardWeights:
 def function_of(name: str, settings: str) -> plugins.Function:
     """Return the function of a reward under the given settings, which is made once."""
     return plugins.REWARDS[name].make(settings_of(settings))
-
-
-def line_of(error: BaseException, files: list[str]) -> str:
-    """Return "FILE:LINE in FUNCTION" of the innermost frame of an error that is in one of the files, "" for none."""
-    found = [at for at in traceback.extract_tb(error.__traceback__) if at.filename in files]
-    return f"{found[-1].filename}:{found[-1].lineno} in {found[-1].name}" if found else ""
 
 
 def _place(function: Any, home: str) -> str:
@@ -183,10 +170,10 @@ class PluginProcess:
             for file in self.files:
                 run_file(Path(file), "reward.plugins")
         except ConfigError as error:
-            self.say(Refused(str(error)))
+            self.say(FilesRefused(str(error)))
             return False
         except BaseException as error:  # noqa: BLE001 - sys.exit in a file too: the host tells the user
-            self.say(Refused(f"reward.plugins: {self._told(error, 'a file')}"))
+            self.say(FilesRefused(f"reward.plugins: {self._told(error, 'a file')}"))
             return False
         self.say(FilesRead())
         return True
@@ -198,9 +185,9 @@ class PluginProcess:
             own = [known for known in verifiers.VERIFIERS.values() if known.home in self.files]
             self.say(Description(found, [self._described_verifier(known) for known in own]))
         except ConfigError as error:
-            self.say(Refused(str(error)))
+            self.say(FilesRefused(str(error)))
         except BaseException as error:  # noqa: BLE001 - as above
-            self.say(Refused(f"reward.plugins: {self._told(error, 'a reward')}"))
+            self.say(FilesRefused(f"reward.plugins: {self._told(error, 'a reward')}"))
 
     def _described(self, known: plugins.Registered, settings: str) -> Described:
         weights = settings_of(settings)
