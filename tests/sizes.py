@@ -25,9 +25,9 @@ OTHERS = ("benchmarks", "tests")
 APART = ("reward.judge.", "environment.")
 """settings of the judge and of environments, which validate their own"""
 BUDGETS = {
-    "product lines": 64_781,
+    "product lines": 64_668,
     "training lines": 27_331,
-    "files": 398,
+    "files": 397,
     "settings": 93,
     "class names used twice": 0,
 }
