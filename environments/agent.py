@@ -18,7 +18,6 @@ import json
 import math
 import os
 import shlex
-import signal
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple
@@ -43,6 +42,7 @@ from shared.chat_endpoint import FAILURES, ApiEndpoint, HttpStatus
 from shared.section import Section
 from shared.tool_calls import RESULT_CLOSE, RESULT_OPEN, TOOLS_PROMPT, CallReader
 from shared.types import Problem, Verdict
+from verify.child_process import kill_group
 from verify.plugins import Failed
 
 START = (
@@ -233,8 +233,7 @@ class Agent(Environment):
             child.stdin.close()  # what is written goes out first
             printed, errors, code = await asyncio.gather(_tail(child.stdout), _tail(child.stderr), child.wait())
         finally:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(child.pid, signal.SIGKILL)
+            kill_group(child.pid)
             await child.wait()
             child._transport.close()  # type: ignore[attr-defined] # else its pipes stay open until it is collected
         if code:

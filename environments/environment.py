@@ -27,15 +27,17 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import msgspec
-from pydantic import ValidationError
 
 from shared.chat import Chat
 from shared.errors import ConfigError
 from shared.section import Section
 from shared.sections import RewardWeights
-from shared.settings_file import literal, type_name
 from shared.types import Problem, Reward
 from verify.format import after_reasoning
+from verify.plugins import checked_options
+
+OPTIONS = "environment.options"
+"""the table of the settings that holds the options of each environment"""
 
 
 class EnvironmentMessage(msgspec.Struct, frozen=True):
@@ -172,35 +174,13 @@ def find(name: str, others: Mapping[str, object] = {}) -> KnownEnvironment | Non
     raise UnknownEnvironment(f"there is no environment '{name}'; {hint} Known: {', '.join(known)}")
 
 
-def read_options(name: str, kind: type[Section], given: Mapping[str, Any]) -> Section:
-    """The options of an environment. Raises ConfigError that lists every mistake in them, one line each."""
-    try:
-        options = kind.model_validate(dict(given))
-        if wrong := list(options.own_contradictions()):
-            raise ConfigError("\n".join(wrong))
-        return options
-    except ValidationError as error:
-        lines = []
-        for found in error.errors():
-            option = str(found["loc"][0]) if found["loc"] else ""
-            place, field = f"environment.options.{name}.{option}".rstrip("."), kind.model_fields.get(option)
-            if field is None and option:
-                has = ", ".join(sorted(kind.model_fields)) or "none"
-                lines.append(f"{place}: there is no such option; {name} has {has}")
-            elif found["type"] == "value_error":  # a check of the option's own says what is wrong
-                lines.append(f"{place}: {found['ctx']['error']}")
-            else:
-                value = f" = {literal(given[option])}" if option in given else ""
-                lines.append(f"{place}{value}: must be {type_name(field) if field is not None else found['msg']}")
-        raise ConfigError("\n".join(lines)) from error
-
-
 def made(
     kind: type[Environment], name: str, options: Mapping[str, Any], grade: Grade, rewards: RewardWeights
 ) -> Environment:
     """A new instance of an environment, whose `reset` has not been called. Raises ConfigError for wrong options."""
     one = kind()
-    one.options, one.grade, one.rewards = read_options(name, kind.Options, options), grade, rewards
+    one.options = checked_options(OPTIONS, name, kind.Options, options)
+    one.grade, one.rewards = grade, rewards
     return one
 
 

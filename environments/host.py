@@ -23,6 +23,7 @@ from typing import Any
 import msgspec
 
 from environments.environment import (
+    OPTIONS,
     Action,
     Environment,
     Grade,
@@ -31,7 +32,6 @@ from environments.environment import (
     call,
     find,
     made,
-    read_options,
 )
 from environments.process import (
     ANSWER_BYTES,
@@ -40,7 +40,6 @@ from environments.process import (
     EnvironmentCall,
     EnvironmentReply,
     FilesLoaded,
-    FilesRefused,
     ProcessSettings,
     ResetCall,
     StepCall,
@@ -50,8 +49,8 @@ from shared.environment_settings import EnvironmentSettings
 from shared.errors import ConfigError
 from shared.sections import RewardWeights
 from shared.types import Problem, Verdict
-from verify.child_process import HEADER, frame
-from verify.plugins import Failed
+from verify.child_process import FilesRefused, frame, kill_group, python_path, read_frame
+from verify.plugins import Failed, checked_options
 
 START_S = 60.0
 """seconds for running the files"""
@@ -86,12 +85,11 @@ class _Process:
             raise
 
     async def _start(self) -> FilesLoaded:
-        paths = [str(Path(__file__).resolve().parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
         self.child = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "environments.process", str(os.getpid()), self.settings, *self.files),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            env={**os.environ, "PYTHONPATH": python_path()},
             start_new_session=True,
         )
         names = ", ".join(self.files)
@@ -110,15 +108,8 @@ class _Process:
     async def _read_one(self) -> EnvironmentReply:
         """The next message. Raises EOFError at the end, and for a frame that is too long or none."""
         assert self.child and self.child.stdout
-        try:
-            size = HEADER.unpack(await self.child.stdout.readexactly(HEADER.size))[0]
-            if size > 2 * ANSWER_BYTES:
-                raise EOFError(f"a frame of {size:,} bytes")
-            body = await self.child.stdout.readexactly(size)
-            reply: EnvironmentReply = msgspec.msgpack.decode(body, type=EnvironmentReply)
-            return reply
-        except (asyncio.IncompleteReadError, msgspec.DecodeError, OSError) as error:
-            raise EOFError(str(error)) from error
+        reply: EnvironmentReply = await read_frame(self.child.stdout, EnvironmentReply, 2 * ANSWER_BYTES)
+        return reply
 
     async def _read(self) -> None:
         with contextlib.suppress(EOFError):
@@ -178,8 +169,7 @@ class _Process:
         """SIGKILL the process and what it started."""
         self.dead = True
         if self.child is not None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.child.pid, signal.SIGKILL)
+            kill_group(self.child.pid)
 
 
 class EnvironmentHost:
@@ -214,13 +204,14 @@ class EnvironmentHost:
             self._processes.append(_Process(settings, tuple(files), dead=True))  # for instances that are asked alone
         for name in names:
             if (known := find(name, self.others)) is not None:
-                options = read_options(name, known.make.Options, self.settings.options.get(name, {}))
+                given = self.settings.options.get(name, {})
+                options = checked_options(OPTIONS, name, known.make.Options, given)
                 await known.make.check(options)
         for name in self.settings.options:
             try:
                 find(name, self.others)
             except UnknownEnvironment as error:
-                raise ConfigError(f"environment.options.{name}: {error}") from error
+                raise ConfigError(f"{OPTIONS}.{name}: {error}") from error
 
     def verified(self, name: str) -> bool:
         """Whether a verifier grades the last turn of episodes in this environment."""

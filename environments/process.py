@@ -22,20 +22,20 @@ import msgspec
 
 from environments.environment import (
     ENVIRONMENTS,
+    OPTIONS,
     Action,
     Environment,
     Observation,
     call,
     load_ready,
     made,
-    read_options,
 )
 from shared.errors import ConfigError
 from shared.sections import RewardWeights
 from shared.types import Problem, Reward, Verdict
 from shared.user_file import run_file
-from verify.child_process import frame, handle_frames, run_child, write_all
-from verify.plugins import Failed
+from verify.child_process import FilesRefused, frame, handle_frames, line_of, run_child, write_all
+from verify.plugins import Failed, checked_options
 from verify.reward import score
 
 ANSWER_BYTES = 1 << 20
@@ -58,12 +58,6 @@ class FilesLoaded(msgspec.Struct, tag=True):
 
     verified: dict[str, bool]
     """name -> `Environment.verified`"""
-
-
-class FilesRefused(msgspec.Struct, tag=True):
-    """Sent when a file cannot be run."""
-
-    reason: str
 
 
 class Answered(msgspec.Struct, tag=True):
@@ -132,9 +126,8 @@ async def answered(number: int, name: str, work: Awaitable[Any], deadline_s: flo
     except BaseException as error:  # noqa: BLE001 - whatever a plug-in raises, sys.exit too, costs its episode only
         if limit.expired():
             return late
-        lines = [at for at in traceback.extract_tb(error.__traceback__) if at.filename in files]
-        place = f" ({lines[-1].filename}:{lines[-1].lineno} in {lines[-1].name})" if lines else ""
-        return Answered(number, None, reason=f"environment {name}: {type(error).__name__}: {error}"[:400] + place)
+        said, place = f"environment {name}: {type(error).__name__}: {error}"[:400], line_of(error, files)
+        return Answered(number, None, reason=f"{said} ({place})" if place else said)
     if size > ANSWER_BYTES:
         return Answered(
             number, None, reason=f"environment {name}: answered {size:,} bytes, of {ANSWER_BYTES:,} allowed"
@@ -163,7 +156,7 @@ class EnvironmentProcess:
                 run_file(Path(file), "environment.plugins")
             own = [one for one in ENVIRONMENTS.values() if one.home in self.files]
             for one in own:
-                read_options(one.name, one.make.Options, self.options.get(one.name, {}))
+                checked_options(OPTIONS, one.name, one.make.Options, self.options.get(one.name, {}))
         except ConfigError as error:
             self.say(FilesRefused(str(error)))
             return False

@@ -25,9 +25,9 @@ OTHERS = ("benchmarks", "tests")
 APART = ("reward.judge.", "environment.")
 """settings of the judge and of environments, which validate their own"""
 BUDGETS = {
-    "product lines": 64_618,
-    "training lines": 27_175,
-    "files": 397,
+    "product lines": 64_526,
+    "training lines": 27_181,
+    "files": 396,
     "settings": 93,
     "class names used twice": 0,
 }

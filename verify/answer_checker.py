@@ -18,19 +18,14 @@ import asyncio
 import atexit
 import contextlib
 import os
-import signal
 import sys
 import threading
 from collections import OrderedDict
-from pathlib import Path
-from typing import TypeVar
-
-import msgspec
 
 from shared.errors import ConfigError, RunError
 from shared.types import Verdict
-from verify.checker_process import Ready, Reply, Request
-from verify.child_process import HEADER, frame
+from verify.checker_process import Reply, Request
+from verify.child_process import frame, kill_group, python_path, read_frame
 from verify.math.plain import decide
 
 DEADLINE_S = 5.0
@@ -42,11 +37,6 @@ MAX_RSS_BYTES = 400 << 20
 MAX_START_FAILURES = 3
 _CACHED = 16_384
 _MAX_FRAME_BYTES = 1 << 16
-_Message = TypeVar("_Message", Ready, Reply)
-
-
-class _Lost(Exception):
-    """The worker closed its pipe, or sent an invalid reply."""
 
 
 class _Worker:
@@ -59,8 +49,7 @@ class _Worker:
         self.started.add_done_callback(lambda task: task.cancelled() or task.exception())
 
     async def _start(self) -> None:
-        """Start the process and wait for its first frame. Raises _Lost, or TimeoutError."""
-        paths = [str(Path(__file__).resolve().parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+        """Start the process and wait for its first frame. Raises EOFError, or TimeoutError."""
         kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH") if name in os.environ}
         async with asyncio.timeout(START_DEADLINE_S):
             self.process = await asyncio.create_subprocess_exec(
@@ -68,30 +57,26 @@ class _Worker:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 limit=_MAX_FRAME_BYTES,
-                env=kept | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8"},
+                env=kept | {"PYTHONPATH": python_path(), "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8"},
                 start_new_session=True,
             )
-            await self._receive(Ready)
+            await self._receive()
 
-    async def _receive(self, kind: type[_Message]) -> _Message:
+    async def _receive(self) -> Reply:
+        """Wait for the next reply. Raises EOFError when the worker closed its pipe, or sent something else."""
         assert self.process and self.process.stdout
-        try:
-            size = HEADER.unpack(await self.process.stdout.readexactly(HEADER.size))[0]
-            if size > _MAX_FRAME_BYTES:
-                raise _Lost
-            return msgspec.msgpack.decode(await self.process.stdout.readexactly(size), type=kind)
-        except (EOFError, OSError, msgspec.DecodeError) as error:
-            raise _Lost from error
+        reply: Reply = await read_frame(self.process.stdout, Reply, _MAX_FRAME_BYTES)
+        return reply
 
     async def become_ready(self) -> None:
-        """Wait for the start. Raises _Lost when that failed, or the process has ended since; TimeoutError."""
+        """Wait for the start. Raises EOFError when that failed, or the process has ended since; TimeoutError."""
         try:
             await asyncio.shield(self.started)
         except OSError as error:
-            raise _Lost from error
+            raise EOFError from error
         assert self.process and self.process.stdout
         if self.process.returncode is not None or self.process.stdout.at_eof():
-            raise _Lost
+            raise EOFError
 
     @property
     def was_ready(self) -> bool:
@@ -99,19 +84,18 @@ class _Worker:
         return self.started.done() and not self.started.cancelled() and self.started.exception() is None
 
     async def ask(self, request: Request, deadline_s: float) -> Reply:
-        """Send one request and wait for its reply. Raises _Lost, or TimeoutError."""
+        """Send one request and wait for its reply. Raises EOFError, or TimeoutError."""
         assert self.process and self.process.stdin
         self.process.stdin.write(frame(request))
         self.served += 1
         async with asyncio.timeout(deadline_s):
-            return await self._receive(Reply)
+            return await self._receive()
 
     def kill(self) -> None:
         """SIGKILL the process group."""
         self.started.cancel()
         if self.process is not None and self.process.returncode is None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.process.pid, signal.SIGKILL)
+            kill_group(self.process.pid)
 
     async def reap(self) -> None:
         """Wait for a killed process, and close its pipes."""
@@ -227,7 +211,7 @@ class AnswerChecker:
                     self.counts["timeouts"] += 1
                     worker = self._replace(worker)
                     return Verdict.TIMEOUT
-                except _Lost:
+                except EOFError:
                     reply = None
                 if reply is not None and reply.verdict is not Verdict.CRASH:
                     if worker.served >= self.max_requests or reply.rss_bytes > self.max_rss_bytes:
@@ -250,7 +234,7 @@ class AnswerChecker:
                 await worker.become_ready()
                 self._start_failures = 0
                 return worker
-            except (_Lost, TimeoutError):
+            except (EOFError, TimeoutError):
                 code = worker.process.returncode if worker.process is not None else None
                 self._start_failures += not worker.was_ready
                 worker = self._replace(worker)

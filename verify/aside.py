@@ -1,8 +1,8 @@
 r"""Finds sentences in the parts of a text that are not prose: formulas (\text{...}), boxes, comments and code.
 
-`prose.clean` drops these parts, since they mostly hold no natural language. This module extracts the runs of words in
-them that look like a sentence: at least five words, six in code, where names and keywords also follow one another; or
-six Han or kana characters. Every regular expression takes time linear in the text.
+`text_cleaning.clean` drops these parts, since they mostly hold no natural language. This module extracts the runs of
+words in them that look like a sentence: at least five words, six in code, where names and keywords also follow one
+another; or six Han or kana characters. Every regular expression takes time linear in the text.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def aside(text: str) -> list[str]:
 
 
 def _is_prose(formula: str) -> bool:
-    """Return whether a "$...$" is the words between two prices, which `prose.clean` keeps."""
+    """Return whether a "$...$" is the words between two prices, which `text_cleaning.clean` keeps."""
     return formula[0] == "$" != formula[1] and "\\" not in formula and bool(_LONG_WORDS.search(formula))
 
 

@@ -1,7 +1,7 @@
 """The child process that runs SymPy on behalf of a pool: one request in, one reply out, until its input closes.
 
 Started as `python -m verify.checker_process PARENT_PID`. Frames as in `child_process.py`. First it
-sends a `Ready`, so that the pool's deadline never counts imports. It dies with the thread that
+sends the `Reply` to a pair of its own, so that the pool's deadline never counts imports. It dies with the thread that
 started it (PR_SET_PDEATHSIG), has 2 GB of address space, no core file, no file output, and nothing it prints reaches
 the frames.
 """
@@ -34,12 +34,6 @@ class Reply(msgspec.Struct, array_like=True):
     rss_bytes: int
 
 
-class Ready(msgspec.Struct, array_like=True):
-    """Sent once, when the worker's imports are done."""
-
-    pid: int
-
-
 def _limit() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MAX_ADDRESS_BYTES, MAX_ADDRESS_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -56,10 +50,10 @@ def serve(requests: int, replies: int) -> None:
     from verify.math.algebra import equal  # mpmath: only a worker pays for it
     from verify.math.calculus import load
 
-    equal(r"\frac{1}{2}x+\sqrt{3}", r"\sqrt{3}+\frac{x}{2}")
+    verdict = equal(r"\frac{1}{2}x+\sqrt{3}", r"\sqrt{3}+\frac{x}{2}")
     load()  # SymPy takes a second: within a request it would miss the deadline
     _limit()
-    write_all(replies, frame(Ready(os.getpid())))
+    write_all(replies, frame(Reply(verdict, _rss_bytes())))
     quiet = os.open(os.devnull, os.O_WRONLY)
     os.dup2(quiet, 2)
     for body in read_frames(requests):

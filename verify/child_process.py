@@ -8,16 +8,26 @@ from __future__ import annotations
 import os
 import signal
 import struct
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
 from verify.code.sandbox.syscalls import die_with_parent
 
+if TYPE_CHECKING:
+    import asyncio
+
 HEADER = struct.Struct("<I")
+
+
+class FilesRefused(msgspec.Struct, tag=True):
+    """Sent when a file of the user's cannot be run, or what it defines cannot be made."""
+
+    reason: str
 
 
 def frame(message: msgspec.Struct) -> bytes:
@@ -34,6 +44,18 @@ def read_frames(descriptor: int) -> Iterator[bytes]:
             if len(body) < size:
                 return
             yield body
+
+
+async def read_frame(stream: asyncio.StreamReader, kind: Any, most_bytes: int = 1 << 32) -> Any:
+    """Return the next message, of the type `kind`. Raises EOFError at the end, and for a frame that is longer than
+    `most_bytes` or holds no such message."""
+    try:
+        size = HEADER.unpack(await stream.readexactly(HEADER.size))[0]
+        if size > most_bytes:
+            raise EOFError(f"a frame of {size:,} bytes")
+        return msgspec.msgpack.decode(await stream.readexactly(size), type=kind)
+    except (OSError, msgspec.DecodeError) as error:
+        raise EOFError(str(error)) from error
 
 
 def write_all(descriptor: int, data: bytes) -> None:
@@ -56,6 +78,23 @@ async def handle_frames(requests: int, handle: Callable[[bytes], None]) -> None:
 
     threading.Thread(target=listen, daemon=True).start()
     await ended.wait()
+
+
+def line_of(error: BaseException, files: list[str]) -> str:
+    """Return "FILE:LINE in FUNCTION" of the innermost frame of an error that is in one of the files, "" for none."""
+    found = [at for at in traceback.extract_tb(error.__traceback__) if at.filename in files]
+    return f"{found[-1].filename}:{found[-1].lineno} in {found[-1].name}" if found else ""
+
+
+def python_path() -> str:
+    """Return the PYTHONPATH of a child process: this project, then what is set."""
+    return os.pathsep.join([str(Path(__file__).resolve().parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
+def kill_group(pid: int) -> None:
+    """SIGKILL a process that leads a group of its own, and what it started."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
 
 
 def run_child(parent: int, work: Callable[[int, int], None], prints: bool = True, expendable: bool = False) -> NoReturn:

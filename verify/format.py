@@ -50,7 +50,8 @@ class Parts(NamedTuple):
         return not self.failed
 
 
-def _broken(rule: str) -> Parts:
+def broken(rule: str) -> Parts:
+    """Return what is left of a completion that breaks a rule: the rule in words."""
     return Parts("", "", None, rule)
 
 
@@ -59,7 +60,7 @@ def _with_answer(reasoning: str, response: str, verifier: Verifier, close: str) 
     answer = verifier.extract(response)
     if answer is None:
         where = "only inside the reasoning" if verifier.extract(reasoning) is not None else "nowhere"
-        return _broken(f"{verifier.missing} after {close} (found {where})")
+        return broken(f"{verifier.missing} after {close} (found {where})")
     return Parts(reasoning, response, answer.source, "", answer.language)
 
 
@@ -96,12 +97,12 @@ def check_format(
     begin, end = tags or tags_of(completion, opened=opened)
     text = begin + completion if opened else completion
     if not text.startswith(begin):
-        return _broken(f"does not start with {begin}")
+        return broken(f"does not start with {begin}")
     opens, closes = text.count(begin), text.count(end)
     if closes == 0:
-        return _broken(f"{begin} is never closed by {end}")
+        return broken(f"{begin} is never closed by {end}")
     if opens > 1 or closes > 1:
-        return _broken(f"needs exactly one {begin} and one {end}, found {opens} and {closes}")
+        return broken(f"needs exactly one {begin} and one {end}, found {opens} and {closes}")
     reasoning, _, response = text[len(begin) :].partition(end)
     return _with_answer(reasoning, response, verifier or verifier_of("math"), end)
 
@@ -125,8 +126,8 @@ def check_tokens(
     body = list(ids) if opened else list(ids[1:])
     opens, closes = 1 + body.count(begin), body.count(end)
     if closes == 0:
-        return _broken(f"{CONTROL.open} is never closed by {CONTROL.close}")
+        return broken(f"{CONTROL.open} is never closed by {CONTROL.close}")
     if opens > 1 or closes > 1:
-        return _broken(f"needs exactly one {CONTROL.open} and one {CONTROL.close}, found {opens} and {closes}")
+        return broken(f"needs exactly one {CONTROL.open} and one {CONTROL.close}, found {opens} and {closes}")
     cut = body.index(end)
     return _with_answer(decode(body[:cut]), decode(body[cut + 1 :]), verifier or verifier_of("math"), CONTROL.close)

@@ -98,10 +98,6 @@ class Consistency(NamedTuple):
     """of problem, reasoning, answer; "" when undetermined"""
     reason: str = ""
     """why they are not in one language, in words"""
-    shares: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    """share of each part's letters in its language (`Detection.share`), 0 when undetermined"""
-    undetermined: bool = False
-    """neither reasoning nor answer have enough words to tell"""
 
 
 @lru_cache(maxsize=1)
@@ -232,9 +228,6 @@ def consistency(
     found = [_detect_prose(prose) for prose in parts]
     languages = (found[0].language, found[1].language, found[2].language)
     wordless = not languages[1] and not languages[2]
-    verdict = Consistency(
-        True, languages, shares=(found[0].share, found[1].share, found[2].share), undetermined=wordless
-    )
     target = _family(languages[0] or hint or languages[1] or languages[2])
     reason = ""
     if not _CONTENT.search(reasoning) and undetermined != "bonus":
@@ -249,7 +242,7 @@ def consistency(
         if hidden and not reason:
             reason = _hidden("reasoning", reasoning, parts[1], target)
             reason = reason or ("" if program else _hidden("answer", answer, parts[2], target))
-    return verdict._replace(consistent=not reason, reason=reason)
+    return Consistency(not reason, languages, reason)
 
 
 def _hidden(name: str, text: str, prose: str, target: str) -> str:

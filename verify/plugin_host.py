@@ -23,14 +23,13 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import msgspec
 
 from shared.errors import ConfigError
 from shared.sections import RewardWeights
 from shared.types import Verdict
-from verify.child_process import frame, read_frames, write_all
+from verify.child_process import FilesRefused, frame, kill_group, python_path, read_frames, write_all
 from verify.plugin_process import (
     Begun,
     Describe,
@@ -38,8 +37,6 @@ from verify.plugin_process import (
     DescribedVerifier,
     Description,
     FilesRead,
-    GroupCall,
-    Refused,
     RewardCall,
     Said,
     Value,
@@ -61,7 +58,7 @@ STACK_S = 3.0
 _AT = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 
 
-Call = RewardCall | GroupCall | Verification
+Call = RewardCall | Verification
 
 
 class _Lost(Exception):
@@ -94,14 +91,13 @@ class _Process:
         threading.Thread(target=self._write, name="plugin-host", daemon=True).start()
 
     def _begin(self) -> subprocess.Popen[bytes]:
-        paths = [str(Path(__file__).resolve().parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
         stack = self.stacks.fileno()
         return subprocess.Popen(
             [sys.executable, "-m", "verify.plugin_process", str(os.getpid()), str(stack), *self.files],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            env={**os.environ, "PYTHONPATH": python_path()},
             pass_fds=[stack],
             start_new_session=True,
         )
@@ -178,7 +174,7 @@ class _Process:
             ) from None
         if said is None:
             raise _Lost(f"reward.plugins: {names} ended its process while loading ({_how(self.child.wait())})")
-        if isinstance(said, Refused):
+        if isinstance(said, FilesRefused):
             raise ConfigError(said.reason)
         return said
 
@@ -197,8 +193,7 @@ class _Process:
     def kill(self) -> None:
         """SIGKILL the process and what it started."""
         self.dead = True
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.child.pid, signal.SIGKILL)
+        kill_group(self.child.pid)
 
 
 def _how(code: int) -> str:
@@ -254,19 +249,14 @@ class Host:
 
     async def value(self, known: Described, case: Case) -> float:
         """Return the value of one case. Raises Failed when there is none."""
-        text, what = case.settings.model_dump_json(), f"reward {known.name} ({known.place})"
-        made = functools.partial(_reward_call, settings=text, name=known.name, case=case)
-        return float((await self._call(made, known.deadline_s, what)).value or 0.0)
+        return (await self.values(known, [case]))[0]
 
     async def values(self, known: Described, cases: Sequence[Case]) -> list[float]:
         """Return [completions] the values of the cases of a group. Raises Failed when there are none."""
         text, what = cases[0].settings.model_dump_json(), f"reward {known.name} ({known.place})"
-
-        def made(number: int) -> GroupCall:
-            calls = [_reward_call(0, settings="", name=known.name, case=case) for case in cases]
-            return GroupCall(number, text, known.name, calls)
-
-        return (await self._call(made, known.deadline_s, what)).values or []
+        fields = [(*case[:7], case.group) for case in cases]
+        made = functools.partial(RewardCall, settings=text, name=known.name, cases=fields)
+        return await self._call(made, known.deadline_s, what)
 
     def verifier(self, known: DescribedVerifier, settings: RewardWeights) -> Verifier:
         """Return the verifier that asks this process."""
@@ -278,7 +268,7 @@ class Host:
         """Return the share of an answer that is right, in [0, 1]. Raises Failed when there is none."""
         text, what = settings.model_dump_json(), f"verifier of {known.domain} ({known.place})"
         made = functools.partial(Verification, settings=text, domain=known.domain, answer=answer)
-        share = float((await self._call(made, settings.deadline_s, what)).value or 0.0)
+        (share,) = await self._call(made, settings.deadline_s, what)
         if not 0 <= share <= 1:
             raise Failed(Verdict.CRASH, f"{what}: returned {share:g}, not a share from 0 to 1")
         return share
@@ -295,7 +285,7 @@ class Host:
         finally:
             begun.cancel()  # nobody waits for it any more
 
-    async def _call(self, make: Callable[[int], Call], deadline_s: float, what: str) -> Value:
+    async def _call(self, make: Callable[[int], Call], deadline_s: float, what: str) -> list[float]:
         attempts = ATTEMPTS
         while True:
             call, attempts = make(next(self._numbers)), attempts - 1
@@ -319,13 +309,9 @@ class Host:
                 raise Failed(Verdict.TIMEOUT, f"{what}: {said}") from error
             except _Lost as error:
                 raise Failed(Verdict.CRASH, f"{what}: {error}") from error
-            if found.value is None:
+            if found.values is None:
                 raise Failed(found.verdict, f"{what}: {found.reason}")
-            return found
-
-
-def _reward_call(number: int, settings: str, name: str, case: Case) -> RewardCall:
-    return RewardCall(number, settings, name, *case[:7], case.group)
+            return found.values
 
 
 def close_hosts() -> None:

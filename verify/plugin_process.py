@@ -15,7 +15,6 @@ import importlib
 import inspect
 import signal
 import sys
-import traceback
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from shared.sections import RewardWeights
 from shared.types import Problem, Verdict
 from shared.user_file import run_file
 from verify import plugins, verifiers
-from verify.child_process import frame, handle_frames, run_child, write_all
+from verify.child_process import FilesRefused, frame, handle_frames, line_of, run_child, write_all
 
 
 class Described(msgspec.Struct):
@@ -59,12 +58,6 @@ class FilesRead(msgspec.Struct, tag=True):
     """Sent when the files have been run."""
 
 
-class Refused(msgspec.Struct, tag=True):
-    """Sent when a file cannot be run, or a reward cannot be made."""
-
-    reason: str
-
-
 class Description(msgspec.Struct, tag=True):
     """Reply to `Describe`: all rewards and verifiers of the files."""
 
@@ -79,17 +72,16 @@ class Begun(msgspec.Struct, tag=True):
 
 
 class Value(msgspec.Struct, tag=True):
-    """The outcome of a call: a number, or why there is none."""
+    """The outcome of a call: numbers, or why there are none."""
 
     number: int
-    value: float | None
+    values: list[float] | None
+    """[cases] of a reward; a single one of a verification"""
     verdict: Verdict = Verdict.CORRECT
     reason: str = ""
-    values: list[float] | None = None
-    """of a reward of the group"""
 
 
-Said = FilesRead | Refused | Description | Begun | Value
+Said = FilesRead | FilesRefused | Description | Begun | Value
 
 
 class Describe(msgspec.Struct, tag=True):
@@ -99,29 +91,14 @@ class Describe(msgspec.Struct, tag=True):
 
 
 class RewardCall(msgspec.Struct, tag=True):
-    """Asks for the value of one case."""
+    """Asks for the value of one case, or for those of the cases of a group."""
 
     number: int
     settings: str
     """JSON of the [reward] section"""
     name: str
-    problem: Problem
-    reasoning: str
-    response: str
-    answer: str
-    tokens: int
-    verdict: Verdict
-    share: float
-    group: int = 0
-
-
-class GroupCall(msgspec.Struct, tag=True):
-    """Asks for the values of the cases of a group."""
-
-    number: int
-    settings: str
-    name: str
-    cases: list[RewardCall]
+    cases: list[tuple[Problem, str, str, str, int, Verdict, float, int]]
+    """the fields of each `plugins.Case` in their order, without the settings"""
 
 
 class Verification(msgspec.Struct, tag=True):
@@ -133,7 +110,7 @@ class Verification(msgspec.Struct, tag=True):
     answer: verifiers.Answer
 
 
-Asked = Describe | RewardCall | GroupCall | Verification
+Asked = Describe | RewardCall | Verification
 
 
 @lru_cache(maxsize=64)
@@ -148,44 +125,29 @@ def function_of(name: str, settings: str) -> plugins.Function:
     return plugins.REWARDS[name].make(settings_of(settings))
 
 
-def line_of(error: BaseException, files: list[str]) -> str:
-    """Return "FILE:LINE in FUNCTION" of the innermost frame of an error that is in one of the files, "" for none."""
-    found = [at for at in traceback.extract_tb(error.__traceback__) if at.filename in files]
-    return f"{found[-1].filename}:{found[-1].lineno} in {found[-1].name}" if found else ""
-
-
 def _place(function: Any, home: str) -> str:
     code = getattr(getattr(function, "func", function), "__code__", None)
     return f"{home}:{code.co_firstlineno}" if inspect.iscode(code) else home
 
 
-def _begin(asked: RewardCall | GroupCall | Verification, settings: RewardWeights) -> Any:
+def _begin(asked: RewardCall | Verification, settings: RewardWeights) -> Any:
     """Call the function; returns its value, or what must be awaited."""
     if isinstance(asked, Verification):
         return verifiers.VERIFIERS[asked.domain].function(asked.answer)
     function = function_of(asked.name, asked.settings)
-    if isinstance(asked, GroupCall):
-        return function([_case(one, settings) for one in asked.cases])
-    return function(_case(asked, settings))
+    cases = [plugins.Case(*fields[:7], settings, fields[7]) for fields in asked.cases]
+    return function(cases if plugins.REWARDS[asked.name].group else cases[0])
 
 
-def _case(asked: RewardCall, settings: RewardWeights) -> plugins.Case:
-    parts = (asked.problem, asked.reasoning, asked.response, asked.answer, asked.tokens, asked.verdict, asked.share)
-    return plugins.Case(*parts, settings, asked.group)
-
-
-def _value(asked: RewardCall | GroupCall | Verification, value: Any) -> Value:
+def _value(asked: RewardCall | Verification, value: Any) -> Value:
     """The reply that holds a value, or says what it is instead of a number, or of one for each case of a group."""
-    number = asked.number
-    if not isinstance(asked, GroupCall):
-        if isinstance(value, int | float):
-            return Value(number, float(value))
-        return Value(number, None, Verdict.CRASH, f"returned {value!r:.80}, which is no number")
-    values = list(value) if isinstance(value, list | tuple) else [None]
-    if len(values) == len(asked.cases) and all(isinstance(one, int | float) for one in values):
-        return Value(number, 0.0, values=[float(one or 0) for one in values])
-    said = f"returned {value!r:.80}, not a list of {len(asked.cases)} numbers"
-    return Value(number, None, Verdict.CRASH, said)
+    values, count, instead = [value], 1, "which is no number"
+    if isinstance(asked, RewardCall) and plugins.REWARDS[asked.name].group:
+        values, count = list(value) if isinstance(value, list | tuple) else [], len(asked.cases)
+        instead = f"not a list of {count} numbers"
+    if len(values) == count and all(isinstance(one, int | float) for one in values):
+        return Value(asked.number, list(map(float, values)))
+    return Value(asked.number, None, Verdict.CRASH, f"returned {value!r:.80}, {instead}")
 
 
 class PluginProcess:
@@ -208,10 +170,10 @@ class PluginProcess:
             for file in self.files:
                 run_file(Path(file), "reward.plugins")
         except ConfigError as error:
-            self.say(Refused(str(error)))
+            self.say(FilesRefused(str(error)))
             return False
         except BaseException as error:  # noqa: BLE001 - sys.exit in a file too: the host tells the user
-            self.say(Refused(f"reward.plugins: {self._told(error, 'a file')}"))
+            self.say(FilesRefused(f"reward.plugins: {self._told(error, 'a file')}"))
             return False
         self.say(FilesRead())
         return True
@@ -223,9 +185,9 @@ class PluginProcess:
             own = [known for known in verifiers.VERIFIERS.values() if known.home in self.files]
             self.say(Description(found, [self._described_verifier(known) for known in own]))
         except ConfigError as error:
-            self.say(Refused(str(error)))
+            self.say(FilesRefused(str(error)))
         except BaseException as error:  # noqa: BLE001 - as above
-            self.say(Refused(f"reward.plugins: {self._told(error, 'a reward')}"))
+            self.say(FilesRefused(f"reward.plugins: {self._told(error, 'a reward')}"))
 
     def _described(self, known: plugins.Registered, settings: str) -> Described:
         weights = settings_of(settings)
@@ -248,11 +210,11 @@ class PluginProcess:
         place = line_of(error, self.files)
         return f"{place or what} fails with {type(error).__name__}: {error}"[:500]
 
-    async def call(self, asked: RewardCall | GroupCall | Verification) -> None:
+    async def call(self, asked: RewardCall | Verification) -> None:
         """Call one function and send its value, or why there is none."""
         settings = settings_of(asked.settings)
         deadline_s = settings.deadline_s
-        if isinstance(asked, RewardCall | GroupCall):
+        if isinstance(asked, RewardCall):
             deadline_s = plugins.REWARDS[asked.name].deadline_s(settings)
         self.say(Begun(asked.number))
         try:

@@ -32,7 +32,7 @@ from shared.types import Problem, Verdict
 from verify import verifiers
 from verify.language import LanguageOptions
 
-READY = ("verify.builtin_rewards", "verify.group_rewards", "verify.llm_judge")
+READY = ("verify.builtin_rewards", "verify.llm_judge")
 """modules with the rewards that come with the project"""
 MAGISTRAL = ("format", "correctness", "length", "language")
 
@@ -156,20 +156,31 @@ def group_reward(
 
 
 def read_options(name: str, kind: type[Kind], settings: RewardWeights) -> Kind:
-    """Return the options of a reward. Raises ConfigError that lists every mistake in them, one line each."""
-    given = settings.options.get(name, {})
+    """Return the options of a reward. Raises ConfigError as `checked_options`."""
+    return checked_options("reward.options", name, kind, settings.options.get(name, {}))
+
+
+def checked_options(place: str, name: str, kind: type[Kind], given: Mapping[str, Any]) -> Kind:
+    """Return the options that a file's reward or environment is given. place: the table of the settings that holds
+    those of each name. Raises ConfigError that lists every mistake in them, one line each."""
     try:
-        return kind.model_validate(given)
+        options = kind.model_validate(dict(given))
+        if wrong := list(options.own_contradictions()):
+            raise ConfigError("\n".join(wrong))
+        return options
     except ValidationError as error:
         lines = []
         for found in error.errors():
-            option = str(found["loc"][0])
-            place, field = f"reward.options.{name}.{option}", kind.model_fields.get(option)
-            if field is None:
-                lines.append(f"{place}: there is no such option; {name} has {', '.join(sorted(kind.model_fields))}")
+            option = str(found["loc"][0]) if found["loc"] else ""
+            where, field = f"{place}.{name}.{option}".rstrip("."), kind.model_fields.get(option)
+            if field is None and option:
+                has = ", ".join(sorted(kind.model_fields)) or "none"
+                lines.append(f"{where}: there is no such option; {name} has {has}")
+            elif found["type"] == "value_error":  # a check of the option's own says what is wrong
+                lines.append(f"{where}: {found['ctx']['error']}")
             else:
                 value = f" = {literal(given[option])}" if option in given else ""
-                lines.append(f"{place}{value}: must be {type_name(field)}")
+                lines.append(f"{where}{value}: must be {type_name(field) if field is not None else found['msg']}")
         raise ConfigError("\n".join(lines)) from error
 
 

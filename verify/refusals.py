@@ -21,7 +21,7 @@ from collections.abc import Collection
 from shared.types import Problem, Verdict
 from verify.doubt import doubted
 from verify.extract import extract_answer, find_answer, find_boxes
-from verify.format import Parts
+from verify.format import Parts, broken
 from verify.math.plain import decide
 from verify.math.unit import is_known
 from verify.unworked import unworked
@@ -68,17 +68,17 @@ _TEXT = re.compile(r"\\(?:text|mathrm|mbox)\s*\{([^{}]*)\}")
 def refuse_format(problem: Problem, parts: Parts, rules: Collection[str]) -> Parts:
     """Return the parts of a well-formed completion after these rules: as they are, with another answer, or broken."""
     if "thoughtless" in rules and (why := thoughtless(problem.text, parts.reasoning)):
-        return _broken(f"the reasoning {why}")
+        return broken(f"the reasoning {why}")
     if verifier_for(problem).answer_in != "box":
         return parts
     answer = parts.answer or ""
     if "hidden" in rules:
         seen = extract_answer(visible(parts.response))
         if seen is None:
-            return _broken("the box stands only in a comment, in code or struck out")
+            return broken("the box stands only in a comment, in code or struck out")
         answer = answer if problem.checker else seen
     if "empty" in rules and not (answer.strip() if problem.checker else _CONTENT.search(_BLANK.sub("", answer))):
-        return _broken("the box is empty")
+        return broken("the box is empty")
     return parts._replace(answer=answer)
 
 
@@ -104,10 +104,6 @@ def refuse_answer(problem: Problem, parts: Parts, rules: Collection[str]) -> str
     if "restated" in rules and problem.tests is None and unworked(problem.text, problem.answer, answer):
         return "the answer is still to be computed"
     return ""
-
-
-def _broken(rule: str) -> Parts:
-    return Parts("", "", None, rule)
 
 
 def thoughtless(problem: str, reasoning: str) -> str:

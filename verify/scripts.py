@@ -75,7 +75,7 @@ def restore(text: str) -> str:
 
 
 def foreign_script(units: dict[str, int], language: str) -> str:
-    """Return the script that does not belong to `language`, "" when there is none. units: `prose.script_units`."""
+    """Return the script that does not belong to `language`, "" when there is none. units: as of `script_units`."""
     total = units["all"]
     if language not in HAN and units["han"] > FOREIGN * total:
         return "Han"

@@ -8,6 +8,7 @@ does not write itself. Ground truths that are expressions (2\sqrt{3}, 10!, \pi/4
 
 from __future__ import annotations
 
+import math
 import re
 
 _MOST = 2_000
@@ -83,7 +84,7 @@ def unworked(problem: str, ground_truth: str, answer: str) -> bool:
     if _CALL.search(got) and not wanted.startswith("("):
         return True
     text = _spell(problem)
-    values = [part for part in _chain(got) if not _PENDING.search(part) and re.search(r"\d", part)]
+    values = [part for part in re.split(r"=|≈|\\approx", got) if not _PENDING.search(part) and re.search(r"\d", part)]
     if "=" in got and values:
         return False
     return any(_pending(part, text, wanted) for part in _split(got))
@@ -104,10 +105,6 @@ def _spell(text: str) -> str:
 def _split(text: str) -> list[str]:
     """Split a text at commas, brackets and relation signs; parts without a digit are dropped."""
     return [part for part in _PARTS.split(_outside(text)) if re.search(r"\d", part)]
-
-
-def _chain(text: str) -> list[str]:
-    return re.split(r"=|≈|\\approx", text)
 
 
 def _outside(text: str) -> str:
@@ -136,20 +133,11 @@ def _pending(part: str, problem: str, wanted: str) -> bool:
         over, under = fraction.group(1) or fraction.group(3), fraction.group(2) or fraction.group(4)
         if over and under and over.isdigit() and under.isdigit() and int(under):
             whole = int(over) % int(under) == 0 and int(under) > 1
-            return whole or (_reducible(int(over), int(under)) and _stands_in(part, over, under, problem))
+            reducible = math.gcd(int(over), int(under)) > 1
+            return whole or (reducible and (part in problem or f"{over}/{under}" in problem))
         return False
     if _is_number(part) or _PI.fullmatch(part):
         return False
     if _POWER.fullmatch(part):
         return part.lstrip("+-") in problem or (part.startswith("\\sqrt") or "sqrt" in part) and "sqrt" not in wanted
     return bool(_PENDING.search(part))
-
-
-def _reducible(over: int, under: int) -> bool:
-    while under:
-        over, under = under, over % under
-    return over > 1
-
-
-def _stands_in(part: str, over: str, under: str, problem: str) -> bool:
-    return part in problem or f"{over}/{under}" in problem

@@ -12,8 +12,6 @@ import secrets
 import sys
 import weakref
 
-import msgspec
-
 from environments.gateway.messages import (
     ClientLeft,
     FromGateway,
@@ -25,7 +23,7 @@ from environments.gateway.messages import (
     ToGateway,
 )
 from shared.errors import DeadlineExceeded
-from verify.child_process import HEADER, frame
+from verify.child_process import frame, read_frame
 
 START_S = 60.0
 """seconds for the gateway to say where it listens"""
@@ -72,12 +70,15 @@ class GatewayProcess:
         )  # fmt: skip
         made = cls(child)
         try:
-            told = await asyncio.wait_for(made._read(), START_S)
+            assert child.stdout
+            told = await asyncio.wait_for(read_frame(child.stdout, FromGateway), START_S)
         except TimeoutError as error:
             child.kill()
             raise DeadlineExceeded("the environment agent", "start", "the gateway", START_S, setting="") from error
-        if not isinstance(told, GatewayListens):
-            raise OSError(f"environment.options.agent.address = {address!r}: nothing can listen there (see above)")
+        except EOFError as error:
+            said = f"environment.options.agent.address = {address!r}: nothing can listen there (see above)"
+            raise OSError(said) from error
+        assert isinstance(told, GatewayListens)
         made.url = told.url
         made._reading = asyncio.create_task(made._read_all(), name="gateway")
         return made
@@ -88,23 +89,16 @@ class GatewayProcess:
             assert self.child.stdin
             self.child.stdin.write(frame(message))
 
-    async def _read(self) -> FromGateway | None:
-        """The next message; None when the process has ended."""
-        assert self.child.stdout
-        try:
-            size = HEADER.unpack(await self.child.stdout.readexactly(HEADER.size))[0]
-            body = await self.child.stdout.readexactly(size)
-        except (asyncio.IncompleteReadError, ConnectionError):
-            return None
-        told: FromGateway = msgspec.msgpack.decode(body, type=FromGateway)
-        return told
-
     async def _read_all(self) -> None:
         """Give each message to its episode, until the process or the loop ends."""
+        assert self.child.stdout
         try:
-            while (told := await self._read()) is not None:
+            while True:
+                told: FromGateway = await read_frame(self.child.stdout, FromGateway)
                 if not isinstance(told, GatewayListens) and told.key in self.sessions:
                     self.sessions[told.key].told.put_nowait(told)
+        except EOFError:
+            pass
         finally:
             self.ended = True
             for session in self.sessions.values():

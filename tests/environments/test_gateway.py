@@ -14,13 +14,13 @@ import httpx
 import pytest
 
 from environments.agent import Agent
-from environments.environment import Observation, read_options
+from environments.environment import OPTIONS, Observation
 from environments.gateway.client import open_session
 from environments.gateway.messages import AgentMessage, ChatAsked, TurnGiven
 from environments.gateway.wire import GatewayRefusal, read_chat, read_tokens, tokens_object
 from shared.errors import ConfigError
 from tests.environments.agents import PROBLEM, action, agent, play, program
-from verify.plugins import Failed
+from verify.plugins import Failed, checked_options
 
 START = """
 import json, sys
@@ -288,7 +288,7 @@ def test_an_address_where_nothing_can_listen_is_told() -> None:
 def test_options_are_checked() -> None:
     for options, reason in (({}, "either command or url"), ({"url": "http://x", "address": "::"}, "one interface")):
         with pytest.raises(ConfigError, match=reason):
-            read_options("agent", Agent.Options, options)
+            checked_options(OPTIONS, "agent", Agent.Options, options)
 
 
 @pytest.mark.parametrize(

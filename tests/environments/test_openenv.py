@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from websockets.asyncio.server import ServerConnection, serve
 
-from environments.environment import Observation, read_options
+from environments.environment import OPTIONS, Observation
 from environments.openenv import OpenEnv, OpenEnvOptions
 from shared.errors import ConfigError
 from shared.types import Problem
 from tests.environments.agents import action
-from verify.plugins import Failed
+from verify.plugins import Failed, checked_options
 
 
 async def answer(socket: ServerConnection) -> None:
@@ -88,4 +88,4 @@ def test_a_server_that_is_not_there() -> None:
     with pytest.raises(Failed, match="ws://127.0.0.1:1/ws does not answer"):
         asyncio.run(scene())
     with pytest.raises(ConfigError, match="openenv.url"):
-        read_options("openenv", OpenEnv.Options, {})
+        checked_options(OPTIONS, "openenv", OpenEnv.Options, {})

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from shared.types import Verdict
-from verify.checker_process import Ready, Reply, Request
+from verify.checker_process import Reply, Request
 from verify.child_process import HEADER, frame
 
 pytestmark = pytest.mark.slow
@@ -45,7 +45,7 @@ def test_ready_then_one_reply_a_request_and_exit_at_end_of_input() -> None:
     done = run_worker(b"".join(frame(Request(ground_truth, answer)) for ground_truth, answer in pairs), os.getpid())
     assert done.returncode == 0
     first, *rest = read_frames(done.stdout)
-    assert msgspec.msgpack.decode(first, type=Ready).pid > 0
+    assert msgspec.msgpack.decode(first, type=Reply).verdict is Verdict.CORRECT  # of its own pair
     replies = [msgspec.msgpack.decode(body, type=Reply) for body in rest]
     assert [reply.verdict for reply in replies] == [
         Verdict.CORRECT,

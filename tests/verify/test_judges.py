@@ -23,7 +23,7 @@ from shared.types import Completion, Group, Problem, Prompt, Reward, Verdict
 from tests.verify.test_plugins import Fast, settings
 from tests.verify.test_scorer import Tokens
 from trainer.origin import flat, is_free
-from verify.group_rewards import group_length, novelty
+from verify.builtin_rewards import NoveltyOptions, group_length, novelty
 from verify.plugins import Case, chosen
 from verify.reward import CompletionScorer
 from verify.scorer import RewardScorer
@@ -223,8 +223,6 @@ def case(response: str, tokens: int = 10, verdict: Verdict = Verdict.CORRECT) ->
 def test_novelty_and_length_by_hand() -> None:
     # runs of 2 words: {ab, bc}, {ab, bd}, {xy, yz}: likeness 1/3, 0, 0
     cases = [case("a b c"), case("a b d"), case("x y z")]
-    from verify.group_rewards import NoveltyOptions
-
     assert novelty(cases, NoveltyOptions(words=2)) == pytest.approx([1 - 1 / 6, 1 - 1 / 6, 1.0])
     assert novelty(cases[:1], NoveltyOptions()) == [0.0]
     lengths = [case("", 10), case("", 20), case("", 30), case("", 10, Verdict.WRONG), case("", 30, Verdict.WRONG)]

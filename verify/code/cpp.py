@@ -177,14 +177,8 @@ def split_prefix(prefix: str) -> tuple[str, str, str]:
     return (head[:start], signature, opening.group(1)) if opening else (prefix, "", "")
 
 
-def _readings(source: str, signature: str, name: str) -> list[str]:
-    """Return the candidate's code as a bare function body and as a whole function, the more likely one first."""
-    readings = [f"{signature} {{\n{source}", source]
-    return readings[::-1] if _is_whole(source, name) else readings
-
-
 def _complete(code: str, before: str, heads: list[untyped.Head], mark: str, optional: int, told: bool) -> str:
-    """Return the candidate's unit: includes and helpers of the prefix before its code, in one of its `_readings`.
+    """Return the candidate's unit: includes and helpers of the prefix before its code, in one of its `readings`.
 
     `_shape` stands before the candidate's code, out of reach of its macros, the bridges (see `_crossing`) behind it;
     where the types were `told`, behind its code, whose includes they need. The last `optional` heads are only there if
@@ -271,19 +265,19 @@ def guarded(tests: Assertions, nonce: str) -> TestCode:
     return TestCode(f"\n{_guard(nonce, mark)}\n{code}", *split_prefix(tests.prefix))
 
 
-def assertion_program(source: str, tests: Assertions, nonce: str) -> list[CompilerStep]:
-    """Return the steps that make `program` of a candidate and tests with a typed head; it writes `nonce` if all held.
-
-    Raises DataError when the test code has no `main` that ends in a brace.
-    """
-    code = guarded(tests, nonce)
-    readings = _readings(source, code.signature, code.name)
-    return _two_units(readings, code, [untyped.Head(code.signature, code.name)])
+def assertion_program(source: str, code: TestCode) -> list[CompilerStep]:
+    """Return the steps that make `program` of a candidate and tests with a typed head; it writes the nonce of `guarded`
+    if all held."""
+    return _two_units(readings(source, code), code, [untyped.Head(code.signature, code.name)])
 
 
 def readings(source: str, code: TestCode) -> list[str]:
-    """Return what a reply may mean: as it stands, or as the body of a function whose head is in the prefix."""
-    return _readings(source, code.signature, code.name) if code.signature else [source]
+    """Return what a reply may mean, the more likely one first: as it stands, or as the body of a function whose head is
+    in the prefix."""
+    if not code.signature:
+        return [source]
+    found = [f"{code.signature} {{\n{source}", source]
+    return found[::-1] if _is_whole(source, code.name) else found
 
 
 def known_heads(reading: str, code: TestCode, heads: list[untyped.Head]) -> list[CompilerStep]:

@@ -138,7 +138,7 @@ class ProgramRun:
             if untyped.is_untyped(code.signature):
                 compiled = self._compile_untyped(source, test, code)
             else:
-                compiled = self._compile(cpp.assertion_program(source, test, nonce))
+                compiled = self._compile(cpp.assertion_program(source, code))
             if compiled is None:
                 return []
             statuses.append(self._run_assertions(nonce) if compiled else Status.COMPILE)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+BAR = re.compile(r"\\(?:mid|vert)(?![A-Za-z])|\||:")
+"""before the conditions of a set-builder"""
+COMMA = re.compile("[,;]")
 TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
 _CLOSERS = {"(": ")]", "[": ")]", "\\{": ("\\}",)}
 

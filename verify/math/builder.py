@@ -10,14 +10,13 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from verify.math.brackets import bracketed, split_top
+from verify.math.brackets import BAR, bracketed, split_top
 from verify.math.normal import spelling_key
 from verify.math.real_sets import CAP
 from verify.math.relation import Link, links, same_links
 from verify.math.token import NotUnderstood
 
 HINT = re.compile(r"^\\\{.*(?:\\mid|\||:)", re.DOTALL)
-_BAR = re.compile(r"\\(?:mid|vert)(?![A-Za-z])|\||:")
 _FROM = re.compile(r"^(.*?)\s*\\in(?![A-Za-z])\s*(.*)$", re.DOTALL)
 _NAMES = re.compile(r"^\(?([A-Za-z](?:_\{?\w\}?)?(?:\s*,\s*[A-Za-z](?:_\{?\w\}?)?)*)\)?$")
 _REAL = re.compile(r"^\\mathbb\{R\}(?:\s*\^\s*\{?\d\}?)?$|^$")
@@ -34,10 +33,10 @@ class Builder(NamedTuple):
 def read(text: str) -> Builder:
     """Read normalised text as a set-builder of a name or a tuple of names. Raises NotUnderstood."""
     pair = bracketed(text)
-    element, *rest = split_top(pair[1], _BAR) if pair and pair[0] == "{}" else [""]
+    element, *rest = split_top(pair[1], BAR) if pair and pair[0] == "{}" else [""]
     if not rest or pair is None:
         raise NotUnderstood(text[:80])
-    bar = _BAR.search(pair[1], len(element))
+    bar = BAR.search(pair[1], len(element))
     conditions = [part for part in split_top(pair[1][bar.end() if bar else 0 :], CAP) if part]
     found = _FROM.match(element)
     source = found.group(2) if found else ""

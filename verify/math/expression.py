@@ -1,10 +1,7 @@
 r"""Parses LaTeX of one value to a small tree: own tokens, own Pratt parser, a fixed list of names, no evaluation.
 
 It reads the whole text or refuses it: a prefix is never taken for the answer, which is what most LaTeX parsers do at an
-unknown token. Trees are nested tuples whose first item is the kind:
-
-    ("num", Fraction) ("sym", name) ("const", name) ("+", a, b) ("-", a) ("*", a, b) ("/", a, b) ("^", a, b)
-    ("call", function, argument, ...)
+unknown token. Trees are those of `tree.py`.
 """
 
 from __future__ import annotations

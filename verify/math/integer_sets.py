@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import mpmath
 
-from verify.math.brackets import split_top
+from verify.math.brackets import BAR, split_top
 from verify.math.expression import parse
 from verify.math.relation import Link, links
 from verify.math.solution import holds
@@ -27,7 +27,6 @@ _CORE = 6
 """one in so many of them must have its member found on the other side"""
 _MOST = 1_000
 _MP = mpmath.mp
-_BAR = re.compile(r"\\mid(?![A-Za-z])|\\vert(?![A-Za-z])|\||:")
 _COMMA = re.compile(r"[,;]|\\(?:land|wedge)(?![A-Za-z])|(?<![A-Za-z\\])and(?![A-Za-z])|且")
 _OR = re.compile(r"\\(?:lor|vee|cup)(?![A-Za-z])|(?<![A-Za-z\\])or(?![A-Za-z])|或|,|;")
 _SET = re.compile(r"^(?:\\mathbb\s*\{?\s*([ZN])\s*\}?|([ZN]))\s*(.*)$", re.DOTALL)
@@ -58,7 +57,7 @@ class Reading(NamedTuple):
     reach: int
 
 
-def _range(text: str, how: Reading) -> range:
+def integers(text: str, how: Reading) -> range:
     """Return the integers of \\mathbb{Z}, \\mathbb{N} and their halves. Raises NotUnderstood."""
     match = _SET.match(text.strip())
     if match is None:
@@ -96,7 +95,7 @@ def _bounds(conditions: list[Link], name: str, numbers: range) -> tuple[range, b
 
 def _of_rule(rules: list[str], name: str, domain: str, conditions: list[str], how: Reading) -> IntegerSet:
     """Compute the members of rules in one integer parameter. Raises NotUnderstood."""
-    numbers, finite = _range(domain, how), False
+    numbers, finite = integers(domain, how), False
     found: list[Link] = []
     for condition in conditions:
         chain = links(condition)
@@ -117,8 +116,8 @@ def _of_rule(rules: list[str], name: str, domain: str, conditions: list[str], ho
 
 
 def _of_builder(inside: str, how: Reading) -> IntegerSet:
-    left, *rest = split_top(inside, _BAR)
-    bar = _BAR.search(inside, len(left))
+    left, *rest = split_top(inside, BAR)
+    bar = BAR.search(inside, len(left))
     if not rest or bar is None:
         raise NotUnderstood(inside[:80])
     conditions = split_top(inside[bar.end() :], _COMMA)
@@ -169,12 +168,12 @@ def read_integer_set(text: str, how: Reading | None = None) -> IntegerSet:
     """Read a family; without `how`, only to see whether it is one. Raises NotUnderstood when the text is not."""
     how, text = how or Reading(False, _REACH), text.strip()
     if _SET.match(text):
-        numbers = list(_range(text, how))
+        numbers = list(integers(text, how))
         near = sorted(numbers, key=abs)[: len(numbers) // _CORE]
         return IntegerSet([_MP.mpf(k) for k in numbers], [_MP.mpf(k) for k in near], False)
     if text.startswith("\\{") and text.endswith("\\}"):
         inside = text[2:-2].strip()
-        if _BAR.search(inside) and "\\ldots" not in inside:
+        if BAR.search(inside) and "\\ldots" not in inside:
             return _of_builder(inside, how)
         return _of_items(inside, how)
     *rules, domain = split_top(text, _COMMA)
@@ -205,11 +204,6 @@ def _within(some: list[Any], many: list[Any]) -> bool:
     with _MP.workdps(DIGITS + 20):
         known = {key(value) for value in many}
         return all(key(value) in known for value in some)
-
-
-def integers(domain: str, reach: int) -> range:
-    r"""Return the integers of \mathbb{Z} and the like, as far as `reach`. Raises NotUnderstood."""
-    return _range(domain, Reading(False, reach))
 
 
 def key(value: Any) -> str:

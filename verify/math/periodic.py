@@ -14,7 +14,7 @@ import mpmath
 from verify.math import integer_sets
 from verify.math.brackets import bracketed, split_top
 from verify.math.expression import parse
-from verify.math.real_sets import BUILDER
+from verify.math.real_sets import BUILDER, interval_of
 from verify.math.relation import links
 from verify.math.token import NotUnderstood
 from verify.math.tree import Node, symbols
@@ -32,8 +32,6 @@ _BEHIND = re.compile(
 )
 _NAME = re.compile(r"^([A-Za-z])\s*\\in(?![A-Za-z])\s*")
 _CUP = re.compile(r"\\(?:cup|lor)(?![A-Za-z])|(?<![A-Za-z\\])or(?![A-Za-z])|或")
-_INTERVAL = re.compile(r"^([\[(])(.*)([\])])$", re.DOTALL)
-_COMMA = re.compile("[,;]")
 _LEFT_OUT = re.compile(
     r"^(?:([A-Za-z])\s*\\neq\s*(.*)|\\mathbb\s*\{?R\}?\s*\\(?:setminus|backslash)(?![A-Za-z])\s*(.*))$", re.DOTALL
 )
@@ -61,10 +59,9 @@ def _cut(text: str) -> tuple[str, str, str]:
 
 
 def _piece(text: str) -> tuple[bool, Node, Node, bool]:
-    interval = _INTERVAL.match(text)
-    items = split_top(interval.group(2), _COMMA) if interval else []
-    if interval and len(items) == 2:
-        return interval.group(1) == "[", parse(items[0]), parse(items[1]), interval.group(3) == "]"
+    if interval := interval_of(text):
+        closed, low, high, closed_too = interval
+        return closed, parse(low), parse(high), closed_too
     chain = links(text)
     if chain is None or len(chain) != 2 or chain[0].right != chain[1].left:
         chain = chain[::-1] if chain else None
@@ -90,7 +87,7 @@ def read(text: str) -> Strips:
 
 def _members(strips: Strips, reach: int) -> list[tuple[str, ...]]:
     found = []
-    for k in sorted(integer_sets.integers(strips.domain, reach), key=abs):
+    for k in sorted(integer_sets.integers(strips.domain, integer_sets.Reading(False, reach)), key=abs):
         for closed, low, high, closed_too in strips.pieces:
             point = {strips.name: mpmath.mpf(k)}
             try:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import mpmath
 
-from verify.math.brackets import split_top
+from verify.math.brackets import COMMA, split_top
 from verify.math.expression import parse
 from verify.math.relation import ORDERS, Link, links, same_links
 from verify.math.token import NotUnderstood
@@ -62,7 +62,6 @@ _REAL = re.compile(
     r"^(?:\\mathbb\s*\{?R\}?|R|\(-\s*\\infty\s*,\s*\+?\s*\\infty\s*\)|\\text\s*\{\s*all real numbers\s*\})$"
 )
 _INTERVAL = re.compile(r"^([\[(])(.*)([\])])$", re.DOTALL)
-_COMMA = re.compile(r"[,;]")
 _NOT_BOTH = re.compile(r"^([A-Za-z])\s*\\neq\s*\\pm\s*([^\\,;<>=|]+)$")
 _INFINITE = re.compile(r"^([+-]?)\s*\{?\s*\\infty\s*\}?$")
 _DISTANCE = re.compile(r"^\|([^|]+)\|\s*(<|>|\\leq|\\geq)\s*([^|<>=]+)$")
@@ -71,6 +70,14 @@ HINT = re.compile(
     r"[<>|]|(?<![A-Za-z])or(?![A-Za-z])|\\(?:leq|geq|neq|cup|cap|setminus|backslash|in|mid|lor|land|vee|wedge|emptyset)(?![A-Za-z])|R|且|或"
 )
 """matches a text that may be a set other than a plain interval"""
+
+
+def interval_of(text: str) -> tuple[bool, str, str, bool] | None:
+    """Return the ends of an interval, between whether the first belongs to it and whether the last does; None for other
+    texts."""
+    found = _INTERVAL.match(text)
+    ends = split_top(found.group(2), COMMA) if found else []
+    return (found.group(1) == "[", ends[0], ends[1], found.group(3) == "]") if found and len(ends) == 2 else None
 
 
 def _end(text: str, inside: bool) -> End:
@@ -242,19 +249,18 @@ def _combined(parts: list[str], combine: str, depth: int) -> RealSet:
 
 def _simple(text: str, depth: int) -> RealSet:
     if text.startswith("\\{") and text.endswith("\\}"):
-        ends = [_end(item, True) for item in split_top(text[2:-2], _COMMA)]
+        ends = [_end(item, True) for item in split_top(text[2:-2], COMMA)]
         if any(end.node is None for end in ends):
             raise NotUnderstood(text[:80])
         return RealSet(_ordered([Piece(end, end) for end in ends]))
-    interval = _INTERVAL.match(text)
-    items = split_top(interval.group(2), _COMMA) if interval else []
-    if interval and len(items) == 2:
-        low, high = _end(items[0], interval.group(1) == "["), _end(items[1], interval.group(3) == "]")
+    if interval := interval_of(text):
+        closed, first, last, closed_too = interval
+        low, high = _end(first, closed), _end(last, closed_too)
         if not low.value < high.value and not (low.inside and high.inside and _same_end(low, high)):
             raise NotUnderstood("no interval")
         return RealSet(_ordered([Piece(low, high)]))
-    if interval and len(items) == 1 and interval.group(1) + interval.group(3) == "()":
-        return read(items[0], depth)
+    if text.startswith("(") and text.endswith(")") and len(split_top(text[1:-1], COMMA)) == 1:
+        return read(text[1:-1], depth)
     finite = within_infinity(text)
     distance, square = _DISTANCE.match(finite), _SQUARE.match(finite)
     if distance or square:
@@ -288,17 +294,17 @@ def within_infinity(text: str) -> str:
 
 def same_open_chain(interval: str, chain: str) -> bool | None:
     """Compare an interval whose ends have parameters with a chain: (a,b) is a < x < b. None for other pairs."""
-    found = _INTERVAL.match(interval)
-    items = split_top(found.group(2), _COMMA) if found else []
+    found = interval_of(interval)
     given = links(within_infinity(chain))
-    if found is None or len(items) != 2 or not given:
+    if found is None or not given:
         return None
+    closed, first, last, closed_too = found
     names = {side[1] for link in given for side in (link.left, link.right) if side[0] == "sym"}
-    signs = ["\\leq" if bracket in "[]" else "<" for bracket in (found.group(1), found.group(3))]
+    signs = ["\\leq" if inside else "<" for inside in (closed, closed_too)]
     for name in sorted(names):
-        if any(name == item.strip() for item in items):
+        if name in (first, last):
             continue
-        own = links(within_infinity(f"{items[0]} {signs[0]} {name} {signs[1]} {items[1]}"))
+        own = links(within_infinity(f"{first} {signs[0]} {name} {signs[1]} {last}"))
         if own and same_links(own, given):
             return True
     return False

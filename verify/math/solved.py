@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from verify.math.brackets import bracketed, split_top
+from verify.math.brackets import BAR, bracketed, split_top
 from verify.math.expression import parse
 from verify.math.plain import is_named
 from verify.math.quantity import without_unit
@@ -23,7 +23,6 @@ from verify.math.tree import Node, symbols
 _PARTS = re.compile(
     r"[,;]|\\(?:cup|cap|land|lor|vee|wedge)(?![A-Za-z])|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])|[或且和与]"
 )
-_BAR = re.compile(r"\\(?:mid|vert)(?![A-Za-z])|\||:")
 _MEMBER = re.compile(r"^.{1,40}?\\in(?![A-Za-z])")
 _COORDINATES = frozenset(
     ("x", "y", "z", "X", "Y", "Z", "r", "\\rho", "\\theta", "\\phi", "\\varphi"),
@@ -85,7 +84,7 @@ def _relations(text: str, depth: int = 0) -> list[_Relation]:
     for part in split_top(text, _PARTS) if "\\begin" not in text else ():  # cases: values and when they hold
         pair = bracketed(part) or bracketed(_MEMBER.sub("", part).strip())
         if pair and depth < 4:
-            element, *conditions = split_top(pair[1], _BAR) if pair[0] == "{}" else [pair[1]]
+            element, *conditions = split_top(pair[1], BAR) if pair[0] == "{}" else [pair[1]]
             if not conditions or "," not in element:  # else a set of points: a curve
                 found += _relations(conditions[-1] if conditions else element, depth + 1)
             continue

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from functools import lru_cache
 
-from verify.math.brackets import Form, bracketed, split_top
+from verify.math.brackets import COMMA, Form, bracketed, split_top
 from verify.math.matrix import PLAIN_MATRIX, as_value, of_rows, of_unit_vectors, times_number, transpose
 from verify.math.number import TooLarge, exact_value
 from verify.math.quantity import read_compound
@@ -43,7 +43,6 @@ _ASSIGNED = re.compile(
     re.DOTALL,
 )
 _ORDER = re.compile(r"[<>]|\\[lg]eq|\\neq")
-_COMMA = re.compile(r"[,;]")
 _SEMICOLON = re.compile(";")
 _SPACED_COMMA = re.compile(r";|,(?=\s)|,(?!\d{3}(?!\d))")
 _CONNECTIVE = re.compile(
@@ -129,7 +128,7 @@ def form(text: str) -> Form:
     pair = bracketed(text)
     if pair:
         kind, inside = pair
-        items = split_top(inside, _COMMA)
+        items = split_top(inside, COMMA)
         if len(items) > 2 and len(split_top(inside, _SEMICOLON)) not in (1, len(items)):
             return Form("scalar", (text,))  # (1, 2; 3): two separators for one list mean something else
         if kind == "()" and len(items) == 1:
@@ -137,7 +136,7 @@ def form(text: str) -> Form:
         if kind == "()" and len(items) > 1 and _PM.search(inside):
             return Form("either", tuple(f"({_one_sign(inside, upper)})".replace("(+", "(") for upper in (True, False)))
         if kind == "[]" and len(items) > 1 and all(item.startswith("[") and item.endswith("]") for item in items):
-            return of_rows([split_top(item[1:-1], _COMMA) for item in items])
+            return of_rows([split_top(item[1:-1], COMMA) for item in items])
         if kind == "{}" and (_ORDER.search(inside) or "|" in inside or "\\mid" in inside or ":" in inside):
             return Form("scalar", (text,))
         return Form(kind, tuple(_expand_signs(items) if kind == "{}" else items))
@@ -148,9 +147,9 @@ def _bare(text: str) -> Form:
     """Return the form of text without outer brackets: list, ratio or scalar."""
     if read_compound(text) is not None:
         return Form("scalar", (text,))
-    if _THOUSANDS.match(text) and len(_COMMA.findall(_GROUPED.sub("", text))) == 0:
+    if _THOUSANDS.match(text) and len(COMMA.findall(_GROUPED.sub("", text))) == 0:
         return Form("scalar", (text,))
-    separator = _SPACED_COMMA if re.search(r"[,;]\s", text) else _COMMA
+    separator = _SPACED_COMMA if re.search(r"[,;]\s", text) else COMMA
     items = [item for part in split_top(text, separator) for item in split_top(part, _CONNECTIVE)]
     items = [item for item in items if item]
     if len(items) > 1 and not (len(items) == 2 and not any(re.search(r"\d|\\|=|^\(?.\)?$", item) for item in items)):

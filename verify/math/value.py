@@ -221,8 +221,11 @@ def is_real(value: Any) -> bool:
     return bool(abs(mpmath.im(value)) <= abs(mpmath.re(value)) * _MP.mpf(10) ** (-DIGITS // 2))
 
 
-def _points(names: list[str], whole: frozenset[str], stepped: bool = False) -> Iterator[dict[str, Any]]:
-    """Yield reproducible random points: small ones (towers of powers stay finite), some negative, some larger.
+def sample_points(
+    names: list[str], whole: frozenset[str] = frozenset(), stepped: bool = False
+) -> Iterator[dict[str, Any]]:
+    """Yield the points that `same_value` tries: reproducible random ones, small (towers of powers stay finite), some
+    negative, some larger.
 
     Steps (floor and ceiling) need larger ones, or all their values are 0. No point is a simple fraction.
     """
@@ -238,11 +241,6 @@ def _points(names: list[str], whole: frozenset[str], stepped: bool = False) -> I
             else _MP.mpf((dice.randint(low, high) or 1) * 2**20 + dice.randint(1, 2**20)) / 2**30 + odd
             for name in names
         }
-
-
-def sample_points(names: list[str]) -> Iterator[dict[str, Any]]:
-    """Yield the points that `same_value` tries."""
-    return _points(names, frozenset())
 
 
 def _alternates(node: Node) -> frozenset[str]:
@@ -310,7 +308,7 @@ def same_value(left: Node, right: Node) -> bool:
     complex_meant = mentions(left, "const", "i") or mentions(right, "const", "i")
     real, other = 0, []
     stepped = any(mentions(tree, "call", name) for tree in (left, right) for name in ("floor", "ceil", "mod"))
-    for point in _points(names, whole, stepped):
+    for point in sample_points(names, whole, stepped):
         try:
             values = value_at(left, point), value_at(right, point)
             if not complex_meant and not all(is_real(value) for value in values):

@@ -19,11 +19,10 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from shared.chat import AnswerFormat
 from shared.errors import DataError
 from shared.types import Problem, Verdict
 from verify.language import detect
-from verify.verifiers import Answer, Finding, verifier
+from verify.verifiers import FORMS, Answer, Finding, verifier
 
 Given = Mapping[str, Any]
 Check = Callable[[str, Given], bool]
@@ -58,10 +57,7 @@ def _validate(problem: Problem) -> None:
         raise DataError(f"its tests are not understood: {error}") from error
 
 
-FORM = AnswerFormat("all that the task asks for", "what the task asks for")
-
-
-@verifier("instructions", ground_truth="tests", answer_in="response", form=FORM, validate=_validate)
+@verifier("instructions", ground_truth="tests", answer_in="response", form=FORMS["response"], validate=_validate)
 async def follows_all(answer: Answer) -> Finding:
     """Check every instruction strictly, in a thread: an answer may be long."""
     names, values = answer.problem.tests["instruction_id_list"], answer.problem.tests["kwargs"]

@@ -27,7 +27,7 @@ import msgspec
 
 from shared.errors import RunError
 from verify.code.sandbox import isolation
-from verify.code.sandbox.server import HEADER
+from verify.code.sandbox.codec import HEADER
 
 START_DEADLINE_S = 30.0
 GRACE_S = 3.0

@@ -170,6 +170,12 @@ def fresh_module(name: str) -> dict[str, Any]:
     return module.__dict__
 
 
+def frame(kind: bytes, tree: Tree) -> bytes:
+    """Encode a frame as `FramePipe` reads it."""
+    body = kind + dump(tree)
+    return HEADER.pack(len(body)) + body
+
+
 class FramePipe:
     """Sends and receives frames over two pipes."""
 
@@ -178,8 +184,7 @@ class FramePipe:
 
     def send(self, kind: bytes, tree: Tree) -> None:
         """Write one frame."""
-        body = kind + dump(tree)
-        data = memoryview(HEADER.pack(len(body)) + body)
+        data = memoryview(frame(kind, tree))
         while data:
             data = data[os.write(self.write, data) :]
 

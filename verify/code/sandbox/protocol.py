@@ -22,12 +22,6 @@ _FRAMES_BYTES = 32 << 20
 _MODULE = "solution"
 
 
-def frame(kind: bytes, tree: codec.Tree) -> bytes:
-    """Encode a frame as `codec.FramePipe` reads it."""
-    body = kind + codec.dump(tree)
-    return HEADER.pack(len(body)) + body
-
-
 def _pop(pipe: Pipe) -> bytes | None:
     """Take the next whole frame's body out of what was gathered."""
     if not _has_frame(pipe):
@@ -42,10 +36,6 @@ def _has_frame(pipe: Pipe) -> bool:
     return len(pipe.got) >= HEADER.size and len(pipe.got) >= HEADER.size + HEADER.unpack_from(pipe.got)[0]
 
 
-def _spoke(sandbox: SandboxHandle) -> bool:
-    return sandbox.has_answer()
-
-
 def call(
     sandbox: SandboxHandle, source: str, test: CallTest, seconds: tuple[float, float], memory_bytes: int, most: int
 ) -> tuple[Ended, Any]:
@@ -53,7 +43,7 @@ def call(
 
     Returns how the child ended and ["value", tree], ["error", type, text], or None where no answer came.
     """
-    question = frame(b"C", [test.function, codec.encode(test.args), codec.encode(test.kwargs)])
+    question = codec.frame(b"C", [test.function, codec.encode(test.args), codec.encode(test.kwargs)])
     with Pipe(question, most) as pipe:
         arguments = [source, _MODULE]
         ended = sandbox.run(pipe, _TARGETS, *seconds, memory_bytes=memory_bytes, do="serve_calls", arguments=arguments)
@@ -176,7 +166,7 @@ def _names(body: bytes | None) -> list[str] | None:
 
 def _converse(talk: _Talk, end: float) -> None:
     """Pass frames on until the assertion runner reports, a child ends, or one sends too much."""
-    while not (talk.over or any(_spoke(sandbox) for sandbox in talk.running)):
+    while not (talk.over or any(sandbox.has_answer() for sandbox in talk.running)):
         exchange(
             talk.running, max(0.01, end - time.monotonic()),
             lambda: any(pipe.flooded or _has_frame(pipe) for pipe in talk.running.values()),
@@ -190,9 +180,9 @@ def _converse(talk: _Talk, end: float) -> None:
 
 def _finish(talk: _Talk) -> None:
     """Kill what still runs and read how both children ended."""
-    runner_ended = talk.runner in talk.running and _spoke(talk.runner)
+    runner_ended = talk.runner in talk.running and talk.runner.has_answer()
     for sandbox in talk.running:
-        if not _spoke(sandbox):
+        if not sandbox.has_answer():
             sandbox.cancel()
     ends = {sandbox: sandbox.ended() for sandbox in talk.running}
     talk.results.candidate = ends[talk.candidate]

@@ -18,7 +18,6 @@ import resource
 import select
 import signal
 import socket
-import struct
 import sys
 import threading
 import time
@@ -27,8 +26,8 @@ from _sitebuiltins import Quitter
 from typing import Any
 
 from verify.code.sandbox import isolation, program_process, seccomp, syscalls
+from verify.code.sandbox.codec import HEADER
 
-HEADER = struct.Struct("<I")
 COMPILER_BYTES = 2 << 30
 OPEN_FILES, TASKS = 64, 64
 PREFIX_FILE = 199
