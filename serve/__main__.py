@@ -14,7 +14,7 @@ import uvicorn
 
 from serve.limits import uvicorn_config
 from serve.settings import ServerSettings, load
-from shared.errors import ConfigError, InputError, MaestraleError
+from shared.errors import ConfigError, InputError, print_error
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -31,7 +31,7 @@ def main(arguments: list[str]) -> int:
 
         app = create_app(settings)
     except InputError as error:
-        return report(error)
+        return print_error(error)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s")
     port = address.getsockname()[1]
     print(f"starting {app.state.server.name} at http://{settings.host}:{port}", file=sys.stderr)
@@ -43,13 +43,7 @@ def main(arguments: list[str]) -> int:
     except SystemExit:  # uvicorn's own end where the start failed
         if server.failure is None:
             raise
-    return 0 if server.failure is None else report(server.failure)
-
-
-def report(error: MaestraleError) -> int:
-    """Print an error, one line a mistake; returns the exit code."""
-    print("\n".join(f"error: {line}" for line in str(error).splitlines()), file=sys.stderr)
-    return error.exit_code
+    return 0 if server.failure is None else print_error(server.failure)
 
 
 def take_address(host: str, port: int) -> socket.socket:

@@ -22,7 +22,7 @@ from evaluation.oversight.settings import OversightSettings, load
 from evaluation.runner import work_through
 from shared.atomic_write import append_line, write_whole
 from shared.chat_endpoint import FAILURES
-from shared.errors import ConfigError, MaestraleError
+from shared.errors import ConfigError, run_command
 from shared.progress import duration
 from shared.progress_bar import ProgressBar
 from verify.oversight.players import ModelPlayer
@@ -117,13 +117,7 @@ async def evaluate(settings: OversightSettings) -> int:
 
 def main(arguments: list[str]) -> int:
     """Parse and run; returns the exit code."""
-    try:
-        return asyncio.run(evaluate(load(arguments)))
-    except BrokenPipeError:
-        return 1
-    except (MaestraleError, OSError) as error:
-        print("\n".join(f"error: {line}" for line in str(error).splitlines()), file=sys.stderr)
-        return error.exit_code if isinstance(error, MaestraleError) else 1
+    return run_command(lambda: asyncio.run(evaluate(load(arguments))))
 
 
 if __name__ == "__main__":
