@@ -16,7 +16,7 @@ from typing import Any
 from rich.console import Console
 
 from evaluation import compare, report, tables
-from evaluation.client import EvaluationClient
+from evaluation.client import EvaluationClient, weights_of
 from evaluation.grading import ResponseGrader
 from evaluation.results import Json, summarise
 from evaluation.runner import SampleRunner, jobs_of
@@ -67,13 +67,13 @@ async def evaluate(settings: EvaluationSettings) -> tuple[Path, Json | None]:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    programs = ProgramVerifier(Sandbox())
-    async with EvaluationClient(settings) as client, AnswerChecker(workers=worker_count(0)) as checker:
+    client, programs = EvaluationClient(settings), ProgramVerifier(Sandbox())
+    async with AnswerChecker(workers=worker_count(0)) as checker:
         try:
             model = await choose_model(settings, client)
             if any(task.kind == "program" for benchmark in benchmarks for task in benchmark.tasks):
                 print(await programs.start(), file=sys.stderr)
-            weights = await client.weights(model["id"])
+            weights = await weights_of(client, model["id"])
             identity = identify(settings, model["id"], weights, benchmarks)
             out = Path(settings.out or f"runs/evaluations/{re.sub(r'[^A-Za-z0-9_-]+', '_', model['id'])}")
             with EvaluationFolder(
@@ -83,13 +83,14 @@ async def evaluate(settings: EvaluationSettings) -> tuple[Path, Json | None]:
                 runner = SampleRunner(settings, client, ResponseGrader(checker, programs), folder, context_of(model))
                 if not await draw_missing(runner, benchmarks, stop):
                     return out, None
-                if await client.weights(model["id"]) not in (weights, ""):
+                if await weights_of(client, model["id"]) not in (weights, ""):
                     raise RunError(f"the server has changed its weights meanwhile: delete {out} and begin again")
                 results = await summarise(identity, benchmarks, folder.records, checker)
                 await asyncio.to_thread(write, folder, benchmarks, results)
                 return out, results
         finally:
             await programs.close()
+            await client.close()
 
 
 async def draw_missing(runner: SampleRunner, benchmarks: list[Benchmark], stop: asyncio.Event) -> bool:
