@@ -42,15 +42,9 @@ def uvicorn_config(app: ASGIApp, host: str, port: int, **more: Any) -> uvicorn.C
     )  # fmt: skip
 
 
-class BrokenRequestFilter(logging.Filter):
-    """Drops log messages that any client can cause: a line per broken request would fill a disk."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Whether a record is logged."""
-        return not str(record.msg).startswith(("Invalid HTTP request", "Unsupported upgrade request"))
-
-
-logging.getLogger("uvicorn.error").addFilter(BrokenRequestFilter())
+# what any client can cause is not logged: a line per broken request would fill a disk
+BROKEN = ("Invalid HTTP request", "Unsupported upgrade request")
+logging.getLogger("uvicorn.error").addFilter(lambda record: not str(record.msg).startswith(BROKEN))
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):
