@@ -88,7 +88,8 @@ class EvaluationClient(ApiEndpoint):
     async def ask(self, body: dict[str, Any]) -> TimedCompletion:
         """Request one chat completion, with retries. Raises RequestRefused, NoResponse."""
         for number in range(1, self.tries + 1):
-            began, asked_s = time.monotonic(), None
+            began = time.monotonic()
+            asked_s: float | None = None
             try:
                 async with asyncio.timeout(self.deadline_s):
                     data = await self.request("POST", f"{self.url}/chat/completions", body, MAX_REPLY_BYTES)
