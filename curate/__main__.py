@@ -20,7 +20,7 @@ from curate.programs import ProgramsStage
 from curate.sample import SampleStage
 from curate.stage import Command, CurationStage
 from curate.two_stage import TwoStage
-from shared.errors import MaestraleError
+from shared.errors import run_command
 from shared.progress import duration
 
 _ALL: tuple[type[Command], ...] = (
@@ -86,21 +86,16 @@ def run_stage(stage: CurationStage, inputs: Sequence[Path], out: Path, restart: 
 def main(arguments: list[str]) -> int:
     """Parse and run; returns the exit code."""
     options = parse(arguments)
-    try:
+
+    def run() -> int:
         command = COMMANDS[options.stage].from_options(options)
         if isinstance(command, CurationStage):
             run_stage(command, options.inputs, options.out, options.restart)
         elif isinstance(command, TwoStage):
             command.run(options.inputs, options.out, options.restart)
         return 0
-    except KeyboardInterrupt:
-        sys.stderr.write(f"stopped; the same command goes on with what {options.out} lacks\n")
-        return 130
-    except BrokenPipeError:
-        return 1
-    except (MaestraleError, OSError) as error:
-        sys.stderr.write(f"error: {error}\n")
-        return error.exit_code if isinstance(error, MaestraleError) else 1
+
+    return run_command(run, f"stopped; the same command goes on with what {options.out} lacks")
 
 
 if __name__ == "__main__":

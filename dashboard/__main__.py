@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import errno
+import contextlib
 import socket
 import sys
 from pathlib import Path
@@ -11,7 +11,8 @@ from pathlib import Path
 import uvicorn
 
 from dashboard.app import create_app
-from serve.limits import uvicorn_config
+from serve.limits import take_address, uvicorn_config
+from shared.errors import ConfigError
 from verify.code.sandbox.syscalls import die_with_parent
 
 HOST, PORT = "127.0.0.1", 8400
@@ -50,16 +51,8 @@ def main(arguments: list[str]) -> int:
 def take_port(ports: list[int]) -> socket.socket | None:
     """A socket of the first port that is free; None if none is."""
     for port in ports:
-        bound = socket.socket()
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            bound.bind((HOST, port))
-        except OSError as error:
-            bound.close()
-            if error.errno not in (errno.EADDRINUSE, errno.EACCES):
-                raise
-            continue
-        return bound
+        with contextlib.suppress(ConfigError):
+            return take_address(HOST, port)
     return None
 
 

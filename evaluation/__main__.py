@@ -16,7 +16,7 @@ from typing import Any
 from rich.console import Console
 
 from evaluation import compare, report, tables
-from evaluation.client import EvaluationClient
+from evaluation.client import EvaluationClient, weights_of
 from evaluation.grading import ResponseGrader
 from evaluation.results import Json, summarise
 from evaluation.runner import SampleRunner, jobs_of
@@ -24,7 +24,7 @@ from evaluation.samples import EvaluationFolder, identify
 from evaluation.settings import EvaluationSettings, load
 from evaluation.tasks import Benchmark, read_benchmarks
 from shared.atomic_write import write_whole
-from shared.errors import ConfigError, MaestraleError, RunError
+from shared.errors import ConfigError, RunError, run_command
 from shared.progress import duration
 from shared.progress_bar import ProgressBar
 from shared.sections import Sandbox
@@ -32,10 +32,6 @@ from verify.answer_checker import AnswerChecker, worker_count
 from verify.code.runner import ProgramVerifier
 
 RESULTS, SUMMARY, REPORT = "results.json", "summary.md", "report.html"
-
-
-class Stopped(Exception):
-    """A signal came."""
 
 
 async def choose_model(settings: EvaluationSettings, client: EvaluationClient) -> dict[str, Any]:
@@ -64,19 +60,20 @@ def warn_of_context(model: dict[str, Any], benchmarks: list[Benchmark]) -> None:
               "responses are cut, or refused", file=sys.stderr)  # fmt: skip
 
 
-async def evaluate(settings: EvaluationSettings) -> tuple[EvaluationFolder, list[Benchmark], Json]:
-    """Ask for what is missing, then sum up. Raises MaestraleError, Stopped."""
+async def evaluate(settings: EvaluationSettings) -> tuple[Path, Json | None]:
+    """Ask for what is missing, then sum up; returns the folder and the results, None after a signal. Raises
+    MaestraleError."""
     benchmarks = read_benchmarks(settings)
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    programs = ProgramVerifier(Sandbox())
-    async with EvaluationClient(settings) as client, AnswerChecker(workers=worker_count(0)) as checker:
+    client, programs = EvaluationClient(settings), ProgramVerifier(Sandbox())
+    async with AnswerChecker(workers=worker_count(0)) as checker:
         try:
             model = await choose_model(settings, client)
             if any(task.kind == "program" for benchmark in benchmarks for task in benchmark.tasks):
                 print(await programs.start(), file=sys.stderr)
-            weights = await client.weights(model["id"])
+            weights = await weights_of(client, model["id"])
             identity = identify(settings, model["id"], weights, benchmarks)
             out = Path(settings.out or f"runs/evaluations/{re.sub(r'[^A-Za-z0-9_-]+', '_', model['id'])}")
             with EvaluationFolder(
@@ -84,18 +81,20 @@ async def evaluate(settings: EvaluationSettings) -> tuple[EvaluationFolder, list
             ) as folder:
                 warn_of_context(model, benchmarks)
                 runner = SampleRunner(settings, client, ResponseGrader(checker, programs), folder, context_of(model))
-                await draw_missing(runner, benchmarks, stop)
-                if await client.weights(model["id"]) not in (weights, ""):
+                if not await draw_missing(runner, benchmarks, stop):
+                    return out, None
+                if await weights_of(client, model["id"]) not in (weights, ""):
                     raise RunError(f"the server has changed its weights meanwhile: delete {out} and begin again")
                 results = await summarise(identity, benchmarks, folder.records, checker)
                 await asyncio.to_thread(write, folder, benchmarks, results)
-                return folder, benchmarks, results
+                return out, results
         finally:
             await programs.close()
+            await client.close()
 
 
-async def draw_missing(runner: SampleRunner, benchmarks: list[Benchmark], stop: asyncio.Event) -> None:
-    """Draw the samples that the runner's folder lacks. Raises Stopped."""
+async def draw_missing(runner: SampleRunner, benchmarks: list[Benchmark], stop: asyncio.Event) -> bool:
+    """Draw the samples that the runner's folder lacks; returns False if `stop` was set first."""
     folder = runner.folder
     jobs = jobs_of(benchmarks)
     missing = [job for job in jobs if job.key not in folder.records or folder.records[job.key].error]
@@ -106,8 +105,7 @@ async def draw_missing(runner: SampleRunner, benchmarks: list[Benchmark], stop: 
                  "settings": runner.settings.model_dump(), "maestrale": version("maestrale")})  # fmt: skip
     bar = ProgressBar("asking", "asked", there, len(jobs))
     try:
-        if missing and not await runner.run(missing, stop, bar):
-            raise Stopped(str(folder.path))
+        return not missing or await runner.run(missing, stop, bar)
     finally:
         bar.close()
 
@@ -132,31 +130,25 @@ def show(console: Console, results: Json) -> None:
 
 
 def run(settings: EvaluationSettings) -> int:
-    """Everything after the settings; returns the exit code. Raises MaestraleError, Stopped."""
+    """Everything after the settings; returns the exit code. Raises MaestraleError."""
     console = Console()
     console.width = max(console.width, tables.WIDTH)
     if settings.compare:
         return compare.run(settings, console)
     began = time.monotonic()
-    folder, _, results = asyncio.run(evaluate(settings))
+    folder, results = asyncio.run(evaluate(settings))
+    if results is None:
+        print(f"stopped; the same command goes on with what {folder} lacks", file=sys.stderr)
+        return 130
     show(console, results)
     took = duration(time.monotonic() - began)
-    console.print(f"{folder.path}: {RESULTS}, {SUMMARY}, {REPORT} (open it in a browser); {took}", soft_wrap=True)
+    console.print(f"{folder}: {RESULTS}, {SUMMARY}, {REPORT} (open it in a browser); {took}", soft_wrap=True)
     return int(any(found["errors"] for found in results["benchmarks"].values()))
 
 
 def main(arguments: list[str]) -> int:
     """Parse and run; returns the exit code."""
-    try:
-        return run(load(arguments))
-    except Stopped as stopped:
-        print(f"stopped; the same command goes on with what {stopped} lacks", file=sys.stderr)
-        return 130
-    except BrokenPipeError:
-        return 1
-    except (MaestraleError, OSError) as error:
-        print("\n".join(f"error: {line}" for line in str(error).splitlines()), file=sys.stderr)
-        return error.exit_code if isinstance(error, MaestraleError) else 1
+    return run_command(lambda: run(load(arguments)))
 
 
 if __name__ == "__main__":

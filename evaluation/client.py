@@ -13,9 +13,9 @@ import asyncio
 import json
 import random
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import httpx
@@ -23,12 +23,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from evaluation.settings import KEY_VARIABLE, EvaluationSettings, read_key
 from serve.reasoning import Splitter
+from shared.chat_endpoint import AGAIN, FAILURES, ApiEndpoint, HttpStatus
 from shared.errors import ConfigError
 from verify.format import tags_of
 from verify.verifiers.calls import FunctionCall, read_call
 
-AGAIN = {408, 425, 429, 500, 502, 503, 504}
-CONNECT_S = 10.0
 START_S = 30.0
 """deadline of requests for models and version"""
 MAX_REPLY_BYTES = 64 << 20
@@ -51,14 +50,6 @@ class NoResponse(Exception):
         self.tries = tries
 
 
-class _Failed(Exception):
-    """Raised when one try failed; another may help, after `wait_s` seconds if the server said so."""
-
-    def __init__(self, reason: str, wait_s: float | None = None):
-        super().__init__(reason)
-        self.wait_s = wait_s
-
-
 class TimedCompletion(NamedTuple):
     """A response, with the number of tries and the latency."""
 
@@ -68,104 +59,76 @@ class TimedCompletion(NamedTuple):
     """seconds of the last try"""
 
 
-class EvaluationClient:
-    """Client of one server: `async with EvaluationClient(settings) as client: ...`."""
+class EvaluationClient(ApiEndpoint):
+    """Client of one server."""
 
     def __init__(self, settings: EvaluationSettings):
-        self.url, self.deadline_s, self.tries = settings.url, settings.deadline_s, settings.tries
-        self._key = read_key()
-        self._http = httpx.AsyncClient(
-            headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
-            timeout=httpx.Timeout(self.deadline_s, connect=CONNECT_S, pool=None),
-            limits=httpx.Limits(max_connections=settings.concurrency, max_keepalive_connections=settings.concurrency),
-        )
-
-    async def __aenter__(self) -> EvaluationClient:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._http.aclose()
+        self.tries, self._key = settings.tries, read_key()
+        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        super().__init__(settings.url, settings.model, headers, settings.deadline_s, settings.concurrency)
 
     async def models(self) -> list[dict[str, Any]]:
         """Return the server's list of models; [] if it has none. Raises ConfigError if the server cannot be reached or
         refuses the key."""
         try:
-            response = await self._http.get(f"{self.url}/models", timeout=START_S)
-        except httpx.HTTPError as error:
+            async with asyncio.timeout(START_S):
+                data = await self.request("GET", f"{self.url}/models", most_bytes=MAX_REPLY_BYTES)
+            return [one for one in json.loads(data)["data"] if isinstance(one["id"], str)]
+        except (TimeoutError, httpx.HTTPError) as error:
             raise ConfigError(
                 f"url = {self.url}: nobody answers ({type(error).__name__}): start the server, or give its address"
             ) from None
-        if response.status_code in (401, 403):
-            raise ConfigError(
-                f"url = {self.url}: status {response.status_code}: set {KEY_VARIABLE} to a key of this server"
-            )
-        try:
-            listed = response.json()["data"]
-            return [one for one in listed if isinstance(one["id"], str)]
-        except (ValueError, LookupError, TypeError):
+        except (ValueError, LookupError, TypeError) as error:
+            if isinstance(error, HttpStatus) and error.code in (401, 403):
+                raise ConfigError(
+                    f"url = {self.url}: status {error.code}: set {KEY_VARIABLE} to a key of this server"
+                ) from None
             return []
-
-    async def weights(self, model: str) -> str:
-        """Return the name of the weights of a served model, or of its adapter, "" if the server does not report it
-        (ours does, at /version)."""
-        try:
-            response = await self._http.get(f"{self.url.removesuffix('/v1')}/version", timeout=START_S)
-            told = response.json()
-            found = told.get("adapters", {}).get(model, told["weights"])
-            return found if isinstance(found, str) else ""
-        except (httpx.HTTPError, ValueError, LookupError, TypeError, AttributeError):
-            return ""
 
     async def ask(self, body: dict[str, Any]) -> TimedCompletion:
         """Request one chat completion, with retries. Raises RequestRefused, NoResponse."""
         for number in range(1, self.tries + 1):
             began = time.monotonic()
+            asked_s: float | None = None
             try:
-                reply = await self._try(body)
-                return TimedCompletion(reply, number, time.monotonic() - began)
-            except _Failed as failed:
-                if number == self.tries:
-                    raise NoResponse(str(failed), number) from None
+                async with asyncio.timeout(self.deadline_s):
+                    data = await self.request("POST", f"{self.url}/chat/completions", body, MAX_REPLY_BYTES)
+                return TimedCompletion(ChatCompletion.model_validate_json(data), number, time.monotonic() - began)
+            except TimeoutError:
+                reason = f"no response in {self.deadline_s:g} s"
+            except httpx.HTTPError as error:
+                reason = f"{type(error).__name__}: {error}"[:300]
+            except HttpStatus as error:
+                message, code = explain(error.body, self._key)
+                if error.code not in AGAIN:
+                    raise RequestRefused(error.code, message, code) from None
+                reason, asked_s = f"status {error.code}: {message}", retry_after_s(error.headers)
+            except ValidationError as error:
+                first = error.errors()[0]
+                reason = f"no chat completion: {'.'.join(map(str, first['loc']))}: {first['msg']}"
+            except ValueError as error:  # it is too long
+                reason = str(error)
+            if number < self.tries:
                 backoff = min(FIRST_WAIT_S * 2 ** (number - 1), MOST_WAIT_S) * random.uniform(0.5, 1.0)
-                await asyncio.sleep(backoff if failed.wait_s is None else min(failed.wait_s, MOST_WAIT_S))
-        raise AssertionError("unreachable")
-
-    async def _try(self, body: dict[str, Any]) -> ChatCompletion:
-        """Send one request. Raises _Failed, RequestRefused."""
-        data = b""
-        try:
-            async with (
-                asyncio.timeout(self.deadline_s),
-                self._http.stream("POST", f"{self.url}/chat/completions", json=body) as response,
-            ):
-                async for part in response.aiter_bytes():
-                    data += part
-                    if len(data) > MAX_REPLY_BYTES:
-                        raise _Failed(f"a response of more than {MAX_REPLY_BYTES} bytes")
-        except TimeoutError:
-            raise _Failed(f"no response in {self.deadline_s:g} s") from None
-        except httpx.HTTPError as error:
-            raise _Failed(f"{type(error).__name__}: {error}"[:300]) from None
-        if response.status_code in AGAIN:
-            raise _Failed(f"status {response.status_code}: {self._explain(data)[0]}", retry_after_s(response))
-        if response.status_code != 200:
-            raise RequestRefused(response.status_code, *self._explain(data))
-        try:
-            return ChatCompletion.model_validate_json(data)
-        except ValidationError as error:
-            first = error.errors()[0]
-            raise _Failed(f"no chat completion: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
-
-    def _explain(self, data: bytes) -> tuple[str, str]:
-        """Like `explain`, with the key masked: a server may repeat the key that it refuses."""
-        message, code = explain(data)
-        return (message.replace(self._key, "...") if self._key else message), code
+                await asyncio.sleep(backoff if asked_s is None else min(asked_s, MOST_WAIT_S))
+        raise NoResponse(reason, self.tries)
 
 
-def explain(data: bytes) -> tuple[str, str]:
-    """Return message and code of an error response, in OpenAI's form or not; printable, in one line."""
+async def weights_of(server: ApiEndpoint, model: str) -> str:
+    """Return the name of the weights of a served model, or of its adapter, "" if the server does not report it (ours
+    does, at /version)."""
+    try:
+        async with asyncio.timeout(START_S):
+            told = json.loads(await server.request("GET", f"{server.url.removesuffix('/v1')}/version"))
+        found = told.get("adapters", {}).get(model, told["weights"])
+        return found if isinstance(found, str) else ""
+    except (TimeoutError, AttributeError, *FAILURES):
+        return ""
+
+
+def explain(data: bytes, key: str = "") -> tuple[str, str]:
+    """Return message and code of an error response, in OpenAI's form or not; printable, in one line. The key is masked:
+    a server may repeat one that it refuses."""
     text, code = data.decode("utf-8", "replace"), ""
     try:
         body = json.loads(data)
@@ -176,12 +139,13 @@ def explain(data: bytes) -> tuple[str, str]:
             text = str(error)
     except (ValueError, AttributeError, RecursionError):
         pass  # not JSON: the text itself
-    return " ".join("".join(one if one.isprintable() else " " for one in text[:2000]).split())[:500], code
+    text = " ".join("".join(one if one.isprintable() else " " for one in text[:2000]).split())[:500]
+    return (text.replace(key, "...") if key else text), code
 
 
-def retry_after_s(response: httpx.Response) -> float | None:
+def retry_after_s(headers: Mapping[str, str]) -> float | None:
     """Return the seconds that the header Retry-After asks for, as a number or a date; None without one."""
-    value = response.headers.get("Retry-After", "").strip()
+    value = headers.get("Retry-After", "").strip()
     if value.isdecimal():
         return float(value)
     try:

@@ -23,7 +23,7 @@ import httpx
 from evaluation.settings import EvaluationSettings
 from evaluation.tasks import BENCHMARK_FILES, read_benchmark
 from shared.atomic_write import claim, write_whole
-from shared.errors import DataError, MaestraleError
+from shared.errors import DataError, MaestraleError, print_error
 
 DEADLINE_S = 60.0
 MOST_BYTES = 64 << 20
@@ -222,8 +222,7 @@ def main(arguments: list[str]) -> int:
         for name in given.benchmarks:
             print(make(name, given.data, given.mirror))
     except MaestraleError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+        return print_error(error)
     return 0
 
 

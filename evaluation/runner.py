@@ -25,7 +25,7 @@ from evaluation.client import (
     parse_message,
 )
 from evaluation.grading import ResponseGrader
-from evaluation.samples import DetectedLanguage, EvaluationFolder, RequestCost, SampleKey, SampleRecord, settings_mark
+from evaluation.samples import DetectedLanguage, EvaluationFolder, SampleKey, SampleRecord, settings_mark
 from evaluation.settings import EvaluationSettings
 from evaluation.tasks import Benchmark, BenchmarkSampling, BenchmarkTask
 from serve.reasoning_language import AUTO, OFF
@@ -133,8 +133,9 @@ class SampleRunner:
             raise ConfigError(f"the server refuses every request, {self._last_refusal}")
         return whole
 
-    async def _one(self, job: Job) -> tuple[SampleRecord, RequestCost]:
-        """Return the record and the effort of one sample. Raises ConfigError, RunError if the run cannot go on."""
+    async def _one(self, job: Job) -> tuple[SampleRecord, int, float]:
+        """Return one sample's record, number of requests, and seconds of the last one, 0 if it was not answered. Raises
+        ConfigError, RunError if the run cannot go on."""
         record = self._blank(job)
         try:
             got = await self.client.ask(self._body(job, record.seed))
@@ -146,12 +147,12 @@ class SampleRunner:
                     "kept: look at the server, then give the same command again"
                 ) from None
             record.error = str(failed)
-            return record, RequestCost(failed.tries)
+            return record, failed.tries, 0.0
         except RequestRefused as refused:
-            return self._refused(record, refused), RequestCost(1)
+            return self._refused(record, refused), 1, 0.0
         self._failures, self._answered = 0, True
         await self._fill(record, job.task, got)
-        return record, RequestCost(got.tries, round(got.latency_s, 3))
+        return record, got.tries, round(got.latency_s, 3)
 
     def _refused(self, record: SampleRecord, refused: RequestRefused) -> SampleRecord:
         if refused.code == MISMATCH:

@@ -55,15 +55,6 @@ class DetectedLanguage(msgspec.Struct):
     """whether it is the requested language; None if undetermined"""
 
 
-class RequestCost(NamedTuple):
-    """The cost of one sample: requests and latency."""
-
-    tries: int
-    """number of requests"""
-    latency_s: float = 0.0
-    """seconds of the last request, if it was answered"""
-
-
 class SampleRecord(msgspec.Struct, kw_only=True):
     """One sample: its request, its response and its grade; nothing in it depends on when it was requested."""
 
@@ -178,10 +169,11 @@ class EvaluationFolder:
                     "samples were drawn: give another --out"
                 )
 
-    def add(self, record: SampleRecord, effort: RequestCost) -> None:
-        """Append a record; it is on the disk when this returns."""
+    def add(self, record: SampleRecord, tries: int, latency_s: float) -> None:
+        """Append a record; it is on the disk when this returns. tries: number of requests. latency_s: seconds of the
+        last one, 0 if it was not answered."""
         key = dict(zip(SampleKey._fields, record.key, strict=True))
-        self._append(TIMINGS, {**key, **effort._asdict(), "error": bool(record.error)})
+        self._append(TIMINGS, {**key, "tries": tries, "latency_s": latency_s, "error": bool(record.error)})
         self._stream.write(msgspec.json.encode(record) + b"\n")
         self._stream.flush()
         os.fsync(self._stream.fileno())

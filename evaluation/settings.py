@@ -16,7 +16,6 @@ from shared.errors import ConfigError
 PREFIX = "MAESTRALE_EVALUATE_"
 KEY_VARIABLE = f"{PREFIX}KEY"
 Preset = Literal["magistral", "paper", "quick"]
-Means = Literal["prompt", "tools"]
 
 
 class EvaluationSettings(BaseSettings):
@@ -74,7 +73,7 @@ class EvaluationSettings(BaseSettings):
     ask_form: bool = True
     """say in the prompt which form the answer must have (a box, a code block); off for a model that was trained on
     problems without such a sentence"""
-    function_calls: Means = "prompt"
+    function_calls: Literal["prompt", "tools"] = "prompt"
     """prompt: the functions stand in the prompt, calls are JSON in the answer (any server); tools: those of the API"""
     concurrency: int = Field(16, ge=1, le=4096)
     """requests under way at a time"""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import socket
 import sys
@@ -12,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
-from serve.limits import uvicorn_config
+from serve.limits import take_address, uvicorn_config
 from serve.settings import ServerSettings, load
-from shared.errors import ConfigError, InputError, MaestraleError
+from shared.errors import InputError, print_error
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -31,7 +30,7 @@ def main(arguments: list[str]) -> int:
 
         app = create_app(settings)
     except InputError as error:
-        return report(error)
+        return print_error(error)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s")
     port = address.getsockname()[1]
     print(f"starting {app.state.server.name} at http://{settings.host}:{port}", file=sys.stderr)
@@ -43,35 +42,7 @@ def main(arguments: list[str]) -> int:
     except SystemExit:  # uvicorn's own end where the start failed
         if server.failure is None:
             raise
-    return 0 if server.failure is None else report(server.failure)
-
-
-def report(error: MaestraleError) -> int:
-    """Print an error, one line a mistake; returns the exit code."""
-    print("\n".join(f"error: {line}" for line in str(error).splitlines()), file=sys.stderr)
-    return error.exit_code
-
-
-def take_address(host: str, port: int) -> socket.socket:
-    """The address, bound before the model is loaded; nobody is answered there yet. Raises ConfigError."""
-    try:
-        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    except OSError as error:
-        raise ConfigError(f"host = {host}: it is no address ({error.strerror}): give --host 127.0.0.1") from error
-    bound = socket.socket(family, socket.SOCK_STREAM)
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        bound.bind(address)
-    except OSError as error:
-        bound.close()
-        if error.errno == errno.EADDRINUSE:
-            words = f"port = {port}: another program listens at {host}:{port}: end it, or give another --port"
-        elif error.errno == errno.EACCES:
-            words = f"port = {port}: this user may not listen there: give a --port from 1024 on"
-        else:
-            words = f"host = {host}: this machine cannot listen there ({error.strerror}): give another --host"
-        raise ConfigError(words) from error
-    return bound
+    return 0 if server.failure is None else print_error(server.failure)
 
 
 class DrainingServer(uvicorn.Server):

@@ -35,7 +35,6 @@ from serve.streams import (
     Json,
     engine_errors,
     exhaust,
-    gather_all,
     in_thread_if_long,
     merge,
     sse,
@@ -154,7 +153,7 @@ def make_plan(
 async def sample_responses(server: Server, plan: GenerationPlan, count: int) -> list[Response]:
     """Sample complete responses. Raises ApiError."""
     responses = [Response() for _ in range(count)]
-    await gather_all([exhaust(sample(server, plan, index, response)) for index, response in enumerate(responses)])
+    await exhaust(sample(server, plan, index, response) for index, response in enumerate(responses))
     check_language(responses, plan)
     return responses
 
@@ -188,13 +187,15 @@ async def stream(
             new, sent = response.logprobs[sent:], len(response.logprobs)
             return logprobs(new) if new else None
 
-        yield renderer.first(index)
+        yield renderer.event(index, {"role": "assistant", "content": ""})
         async with contextlib.aclosing(sample(server, plan, index, response)) as found:
             async for chunk in found:
                 if isinstance(chunk, ParsedCall):
-                    yield renderer.call(index, len(response.calls) - 1, chunk)
+                    call = {"index": len(response.calls) - 1, **call_object(chunk)}
+                    yield renderer.event(index, {"tool_calls": [call]})
                 elif isinstance(chunk, ExecutedCall):
-                    yield renderer.executed(index, len(response.executed) - 1, chunk)
+                    executed = executed_object(len(response.executed) - 1, chunk)
+                    yield renderer.event(index, {"executed_tools": [executed]})
                 else:
                     yield renderer.chunk(index, chunk, ranked())
         check_language([response], plan)
@@ -287,18 +288,6 @@ class ChatRenderer:
             "both": ["reasoning", "reasoning_content"], "openai": ["reasoning"], "deepseek": ["reasoning_content"],
         }.get(self.format, [])  # fmt: skip
 
-    def first(self, index: int) -> bytes:
-        """Return the event that opens a choice."""
-        return self.event(index, {"role": "assistant", "content": ""})
-
-    def call(self, index: int, number: int, call: ParsedCall) -> bytes:
-        """Return the event of a complete tool call; number: of the call in its choice, 0-based."""
-        return self.event(index, {"tool_calls": [{"index": number, **call_object(call)}]})
-
-    def executed(self, index: int, number: int, one: ExecutedCall) -> bytes:
-        """Return the event of a call that the server has run; number: of the call in its choice, 0-based."""
-        return self.event(index, {"executed_tools": [executed_object(number, one)]})
-
     def chunk(self, index: int, chunk: Chunk, ranked: Json | None = None) -> bytes:
         """Return the event of some text; empty if the client does not want it. ranked: log-probs of its tokens."""
         if self.format == "inline":
@@ -378,7 +367,8 @@ def call_object(call: ParsedCall) -> Json:
 
 
 def executed_object(number: int, one: ExecutedCall) -> Json:
-    """Return a call that the server has run, with its result: no `tool_calls`, which clients would run themselves."""
+    """Return a call that the server has run, with its result: no `tool_calls`, which clients would run themselves.
+    number: of the call in its choice, 0-based."""
     call = one.call
     return {"index": number, "type": "function", "name": call.name, "arguments": call.arguments, "output": one.output}
 

@@ -31,7 +31,6 @@ from serve.streams import (
     Json,
     engine_errors,
     exhaust,
-    gather_all,
     in_thread_if_long,
     merge,
     sse,
@@ -114,7 +113,7 @@ async def completions(body: CompletionRequest, request: Request, client: RawClie
         check_prompt_candidates(body, sum(len(raw.prompt_ids) for raw in choices[:: body.n]))
         if body.stream:
             return EventStream(stream(server, body, choices, head), permit.keep(), {})
-        await until_disconnect(request, gather_all([exhaust(sample(server, raw)) for raw in choices]))
+        await until_disconnect(request, exhaust(sample(server, raw) for raw in choices))
     done = [choice_object(index, raw, raw.text, raw.logprobs) for index, raw in enumerate(choices)]
     if body.prompt_logprobs is not None:
         told = [prompt_logprobs(raw.prompt_logprobs) for raw in choices[:: body.n]]

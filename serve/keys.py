@@ -27,7 +27,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from serve.errors import ApiError
 from serve.reasoning_language import OptionalLanguageTag
 from shared.atomic_write import beside
-from shared.errors import ConfigError, InputError
+from shared.errors import ConfigError, InputError, print_error
 
 KEY_VARIABLE = "MAESTRALE_API_KEY"
 LEAST_LETTERS = 16
@@ -215,8 +215,7 @@ def main(arguments: list[str]) -> int:
         print(f"error: --{option} {first['input']}: {first['msg'].removeprefix('Value error, ')}", file=sys.stderr)
         return ConfigError.exit_code
     except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+        return print_error(error)
     print(secret)
     print(f"the key of {given.name}; {given.file} holds its hash only, so keep it now", file=sys.stderr)
     return 0

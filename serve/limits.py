@@ -9,9 +9,11 @@ that is too large, arrives too slowly, or is not JSON. Errors have OpenAI's form
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import logging
 import re
+import socket
 from collections.abc import Awaitable, Callable, Collection
 from http import HTTPStatus
 from typing import Annotated, Any
@@ -27,6 +29,7 @@ from serve.keys import ApiKeys, Client
 from serve.keys import Scope as KeyScope
 from serve.request_log import HEADER, new_id
 from serve.settings import is_loopback
+from shared.errors import ConfigError
 
 KEEP_ALIVE_S = 75
 """seconds that idle connections stay open; longer than clients keep theirs (httpx: 5 s), so that none meets a close"""
@@ -42,15 +45,32 @@ def uvicorn_config(app: ASGIApp, host: str, port: int, **more: Any) -> uvicorn.C
     )  # fmt: skip
 
 
-class BrokenRequestFilter(logging.Filter):
-    """Drops log messages that any client can cause: a line per broken request would fill a disk."""
+def take_address(host: str, port: int) -> socket.socket:
+    """Return a socket that is bound to the address, before a model is loaded; nobody is answered there yet. Raises
+    ConfigError."""
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    except OSError as error:
+        raise ConfigError(f"host = {host}: it is no address ({error.strerror}): give --host 127.0.0.1") from error
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind(address)
+    except OSError as error:
+        bound.close()
+        if error.errno == errno.EADDRINUSE:
+            words = f"port = {port}: another program listens at {host}:{port}: end it, or give another --port"
+        elif error.errno == errno.EACCES:
+            words = f"port = {port}: this user may not listen there: give a --port from 1024 on"
+        else:
+            words = f"host = {host}: this machine cannot listen there ({error.strerror}): give another --host"
+        raise ConfigError(words) from error
+    return bound
 
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Whether a record is logged."""
-        return not str(record.msg).startswith(("Invalid HTTP request", "Unsupported upgrade request"))
 
-
-logging.getLogger("uvicorn.error").addFilter(BrokenRequestFilter())
+# what any client can cause is not logged: a line per broken request would fill a disk
+BROKEN = ("Invalid HTTP request", "Unsupported upgrade request")
+logging.getLogger("uvicorn.error").addFilter(lambda record: not str(record.msg).startswith(BROKEN))
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import msgspec
@@ -127,11 +127,18 @@ async def in_thread_if_long(
     return work(*arguments, **named)
 
 
-async def exhaust(iterator: AsyncGenerator[Any, None]) -> None:
-    """Run an iterator to its end, for what it does beside what it yields."""
-    async with contextlib.aclosing(iterator) as found:
-        async for _ in found:
-            pass
+async def exhaust(iterators: Iterable[AsyncGenerator[Any, None]]) -> None:
+    """Run iterators concurrently to their ends, for what they do beside what they yield; one failure cancels the
+    others."""
+
+    async def run(iterator: AsyncGenerator[Any, None]) -> None:
+        async with contextlib.aclosing(iterator) as found:
+            async for _ in found:
+                pass
+
+    async with asyncio.TaskGroup() as group:
+        for iterator in iterators:
+            group.create_task(run(iterator))
 
 
 @contextlib.contextmanager
@@ -146,13 +153,6 @@ def engine_errors() -> Iterator[None]:
         raise ApiError(500, str(error), code="engine_killed", retry=False) from error
     except EngineRefused as error:
         raise ApiError(400, str(error).splitlines()[0][:300], code="invalid_value") from error
-
-
-async def gather_all(work: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
-    """Run coroutines concurrently and return all results; one failure cancels the others."""
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(one) for one in work]
-    return [task.result() for task in tasks]
 
 
 async def until_disconnect(request: Request, work: Coroutine[Any, Any, Result]) -> Result:

@@ -5,24 +5,24 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Request
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Tag
 
 from serve.chat import render
+from serve.completions import Tokens
 from serve.limits import ChatClient
-from serve.parameters import Items, RequestBody, RequestPart
+from serve.parameters import RequestBody, RequestPart
 from serve.schemas import ChatRequest
 from serve.server import Server
 from serve.streams import in_thread_if_long
 
 router = APIRouter()
-MOST_TOKENS = 1_000_000
 
 
 class DetokenizeRequest(RequestBody):
     """The body of POST /detokenize."""
 
     model: str = ""
-    tokens: Annotated[Items[Annotated[int, Field(ge=0, strict=True)]], Field(max_length=MOST_TOKENS)]
+    tokens: Tokens
 
 
 class TextRequest(RequestBody):

@@ -21,6 +21,8 @@ from shared.errors import ConfigError
 CONCURRENT = 16
 CONNECT_S = 10.0
 MAX_REPLY_BYTES = 1 << 20
+AGAIN = {408, 425, 429, 500, 502, 503, 504}
+"""statuses after which another try may help"""
 FAILURES = (httpx.HTTPError, ValueError, LookupError, TypeError)
 """what a request raises if it gets no usable reply"""
 
@@ -28,9 +30,9 @@ FAILURES = (httpx.HTTPError, ValueError, LookupError, TypeError)
 class HttpStatus(ValueError):
     """The endpoint answered with an error status."""
 
-    def __init__(self, code: int, text: str):
-        self.code = code
-        super().__init__(f"status {code}: {text}")
+    def __init__(self, response: httpx.Response, body: bytes):
+        self.code, self.headers, self.body = response.status_code, response.headers, body
+        super().__init__(f"status {self.code}: {body[:200]!r}")
 
 
 def key_headers(variable: str, setting: str) -> dict[str, str]:
@@ -65,7 +67,8 @@ class ApiEndpoint:
         loop = asyncio.get_running_loop()
         if loop not in self._clients:
             timeout = httpx.Timeout(self.deadline_s, connect=min(CONNECT_S, self.deadline_s))
-            client = httpx.AsyncClient(headers=self._headers, timeout=timeout, verify=_certificates())
+            limits = httpx.Limits(max_connections=None, max_keepalive_connections=self.concurrent)  # `free` bounds them
+            client = httpx.AsyncClient(headers=self._headers, timeout=timeout, limits=limits, verify=_certificates())
             self._clients[loop] = (client, asyncio.Semaphore(self.concurrent))
         return self._clients[loop]
 
@@ -81,7 +84,7 @@ class ApiEndpoint:
                 if len(data) > most_bytes:
                     raise ValueError(f"a reply of more than {most_bytes} bytes")
             if response.status_code != 200:
-                raise HttpStatus(response.status_code, repr(bytes(data[:200])))
+                raise HttpStatus(response, bytes(data))
         return bytes(data)
 
     async def close(self) -> None:

@@ -21,6 +21,9 @@ Messages say what happened, the value, and the setting to change.
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+
 
 class MaestraleError(Exception):
     """Base of all errors raised on purpose."""
@@ -101,3 +104,23 @@ class CheckpointError(RunError):
 
 class DiskError(RunError, OSError):
     """A file could not be written; the message names it, the free space and the repair."""
+
+
+def print_error(error: Exception) -> int:
+    """Print an error, with "error: " before each of its lines; returns the exit code of the process."""
+    sys.stderr.write("".join(f"error: {line}\n" for line in str(error).splitlines()))
+    return error.exit_code if isinstance(error, MaestraleError) else 1
+
+
+def run_command(command: Callable[[], int], stopped: str = "stopped") -> int:
+    """Run a command; returns the exit code of the process. An error that was raised on purpose, or by the system, is
+    printed. stopped: what is printed after Ctrl-C."""
+    try:
+        return command()
+    except KeyboardInterrupt:
+        sys.stderr.write(f"{stopped}\n")
+        return 130
+    except BrokenPipeError:
+        return 1
+    except (MaestraleError, OSError) as error:
+        return print_error(error)

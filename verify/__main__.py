@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from shared import settings_file
-from shared.errors import ConfigError, MaestraleError
+from shared.errors import ConfigError, run_command
 from shared.progress import duration
 from shared.progress_bar import ProgressBar
 from shared.sections import RewardWeights
@@ -267,16 +267,8 @@ def run(options: argparse.Namespace, overrides: list[str]) -> int:
 def main(arguments: list[str]) -> int:
     """Parse and run; returns the exit code."""
     options, overrides = parse(arguments)
-    try:
-        return run(options, overrides)
-    except KeyboardInterrupt:
-        print(f"stopped; the same command goes on with what {options.out} lacks", file=sys.stderr)
-        return 130
-    except BrokenPipeError:
-        return 1
-    except (MaestraleError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code if isinstance(error, MaestraleError) else 1
+    stopped = f"stopped; the same command goes on with what {options.out} lacks"
+    return run_command(lambda: run(options, overrides), stopped)
 
 
 if __name__ == "__main__":

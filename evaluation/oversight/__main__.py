@@ -14,6 +14,7 @@ from pathlib import Path
 from rich.console import Console
 
 from evaluation import tables
+from evaluation.client import START_S, weights_of
 from evaluation.oversight import page
 from evaluation.oversight.figures import Json, summarise
 from evaluation.oversight.games import GamePlayer, OversightFolder, identify, jobs_of
@@ -22,30 +23,23 @@ from evaluation.oversight.settings import OversightSettings, load
 from evaluation.runner import work_through
 from shared.atomic_write import append_line, write_whole
 from shared.chat_endpoint import FAILURES
-from shared.errors import ConfigError, MaestraleError
+from shared.errors import ConfigError, run_command
 from shared.progress import duration
 from shared.progress_bar import ProgressBar
 from verify.oversight.players import ModelPlayer
 from verify.oversight.question import Question
 
 RESULTS, SUMMARY, REPORT, LAUNCHES = "results.json", "summary.md", "report.html", "launches.jsonl"
-START_S = 30.0
-"""deadline of requests for models and versions"""
 
 
-async def weights_of(player: ModelPlayer) -> str:
+async def weights_of_player(player: ModelPlayer) -> str:
     """Return the name of a player's weights, "" if its server tells none. Raises ConfigError if nobody answers."""
     try:
         async with asyncio.timeout(START_S):
             await player.request("GET", f"{player.url}/models")
     except (TimeoutError, *FAILURES) as error:
         raise ConfigError(f"{player.model}: {player.url}/models: {type(error).__name__}: {error}") from None
-    try:
-        async with asyncio.timeout(START_S):
-            found = json.loads(await player.request("GET", f"{player.url.removesuffix('/v1')}/version"))["weights"]
-        return found if isinstance(found, str) else ""
-    except (TimeoutError, *FAILURES):
-        return ""
+    return await weights_of(player, player.model)
 
 
 async def play(settings: OversightSettings, tasks: dict[str, list[Question]], stop: asyncio.Event) -> tuple[bool, int]:
@@ -56,7 +50,7 @@ async def play(settings: OversightSettings, tasks: dict[str, list[Question]], st
     ]
     everybody = [player for one in players for player in one.values()]
     try:
-        weights = {player.model: await weights_of(player) for player in everybody}
+        weights = {player.model: await weights_of_player(player) for player in everybody}
         with OversightFolder(Path(settings.out), identify(settings, weights)) as folder:
             games = GamePlayer(settings, folder, dict(players[0]), dict(players[1]))
             jobs = list(jobs_of(tasks, settings, list(players[0]), list(players[1])))
@@ -117,13 +111,7 @@ async def evaluate(settings: OversightSettings) -> int:
 
 def main(arguments: list[str]) -> int:
     """Parse and run; returns the exit code."""
-    try:
-        return asyncio.run(evaluate(load(arguments)))
-    except BrokenPipeError:
-        return 1
-    except (MaestraleError, OSError) as error:
-        print("\n".join(f"error: {line}" for line in str(error).splitlines()), file=sys.stderr)
-        return error.exit_code if isinstance(error, MaestraleError) else 1
+    return run_command(lambda: asyncio.run(evaluate(load(arguments))))
 
 
 if __name__ == "__main__":

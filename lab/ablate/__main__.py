@@ -13,7 +13,7 @@ from pathlib import Path
 from lab.ablate.ablation import Ablation, read
 from lab.ablate.runner import run_all
 from lab.ablate.runs import chosen, plan
-from shared.errors import ConfigError, InputError
+from shared.errors import ConfigError, InputError, print_error
 
 EXAMPLES = """
 examples:
@@ -62,8 +62,7 @@ def main(arguments: list[str]) -> int:
             for path, ablation in ablations.items()
         }
     except InputError as error:
-        print("\n".join(f"error: {line}" for line in str(error).splitlines()), file=sys.stderr)
-        return error.exit_code
+        return print_error(error)
     runs = [run for planned in plans.values() for run in planned if run.serves & names]
     if options.list:
         with contextlib.suppress(BrokenPipeError):  # of "| head"

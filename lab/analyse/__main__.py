@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from shared import settings_file
 from shared.atomic_write import write_whole
-from shared.errors import ConfigError, MaestraleError
+from shared.errors import ConfigError, run_command
 
 if TYPE_CHECKING:
     from lab.analyse.surface import Points, Survey
@@ -131,17 +131,14 @@ def report(survey: Survey, points: Points) -> None:
 def main(arguments: list[str]) -> int:
     """Parse and run; returns the exit code."""
     options = parse(arguments)
-    try:
+
+    def run() -> int:
         survey = prepare(options)
         survey.folder.mkdir(exist_ok=True)
         report(survey, survey.points(options.restart))
         return 0
-    except KeyboardInterrupt:
-        print("stopped; the same command goes on with the points that are missing", file=sys.stderr)
-        return 130
-    except (MaestraleError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code if isinstance(error, MaestraleError) else 1
+
+    return run_command(run, "stopped; the same command goes on with the points that are missing")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from rich.console import Console
 from lab.plan import report, split
 from lab.plan.lengths import Lengths, lognormal, of_run
 from lab.plan.scenario import CARDS, MODELS, Machine, Scenario, Workload, find_decoder
-from shared.errors import ConfigError, InputError
+from shared.errors import ConfigError, InputError, print_error
 from shared.model.config import DecoderConfig
 
 DESCRIPTION = """Scale on paper: what a run would need and take, before a GPU is rented.
@@ -206,8 +206,7 @@ def main(arguments: list[str]) -> int:
         scenario, as_json = read(arguments)
         best = split.best(scenario)
     except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+        return print_error(error)
     if as_json:
         print(json.dumps(report.as_json(scenario, best), indent=2))
     else:

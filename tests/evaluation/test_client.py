@@ -22,9 +22,12 @@ def ask(url: str, **settings: float) -> tuple[str, int]:
     """One question: the content and the number of tries."""
 
     async def run() -> tuple[str, int]:
-        async with EvaluationClient(EvaluationSettings(url=url, **settings)) as client:  # type: ignore[arg-type]
+        client = EvaluationClient(EvaluationSettings(url=url, **settings))  # type: ignore[arg-type]
+        try:
             got = await client.ask(BODY)
-            return str(got.reply.choices[0].message.content), got.tries
+        finally:
+            await client.close()
+        return str(got.reply.choices[0].message.content), got.tries
 
     return asyncio.run(run())
 
@@ -38,12 +41,12 @@ def test_retry_after_is_honoured(plain: Plain) -> None:
 
 def test_retry_after_as_number_and_date() -> None:
     soon = format_datetime(datetime.now(UTC) + timedelta(seconds=30), usegmt=True)
-    assert retry_after_s(httpx.Response(503, headers={"Retry-After": "7"})) == 7
-    assert 27 < (retry_after_s(httpx.Response(503, headers={"Retry-After": soon})) or 0) <= 30
+    assert retry_after_s(httpx.Headers({"Retry-After": "7"})) == 7
+    assert 27 < (retry_after_s(httpx.Headers({"Retry-After": soon})) or 0) <= 30
     past = "Wed, 21 Oct 2015 07:28:00 GMT"
-    assert retry_after_s(httpx.Response(503, headers={"Retry-After": past})) == 0
+    assert retry_after_s(httpx.Headers({"Retry-After": past})) == 0
     for value in ("", "soon", "-1"):
-        assert retry_after_s(httpx.Response(503, headers={"Retry-After": value})) is None
+        assert retry_after_s(httpx.Headers({"Retry-After": value})) is None
 
 
 def test_tries_have_an_end(plain: Plain) -> None:

@@ -15,10 +15,9 @@ from typing import Any, Generic, Protocol
 import httpx
 import msgspec
 
-from shared.chat_endpoint import FAILURES, ApiEndpoint, HttpStatus
+from shared.chat_endpoint import AGAIN, FAILURES, ApiEndpoint, HttpStatus
 from verify.oversight.question import Ask, Play, Result, Said
 
-AGAIN = {408, 425, 429, 500, 502, 503, 504}
 FIRST_WAIT_S, MOST_WAIT_S = 0.5, 30.0
 MAX_REPLY_BYTES = 16 << 20
 SEEDS = 1 << 31
