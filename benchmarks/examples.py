@@ -1,4 +1,5 @@
-"""What came of the examples: time, memory, figures and samples of their finished runs, into the pages of examples/.
+"""What came of the examples: time, memory, figures and samples of their finished runs, into the pages of examples/ and
+README.md.
 
 The runs are made by the commands of those pages; an example without a finished run keeps what its page says.
 """
@@ -29,6 +30,16 @@ ROLES = ("controller", "trainer", "engine")
 CURVES = ("reward/mean", "reward/extra", "accuracy", "consistency", "length/mean")
 FEW = 3
 """steps at either end of a run whose mean is shown"""
+STEPWISE = {"mean reward": "reward/mean", "accuracy": "accuracy", "language consistency": "consistency"}
+MEDIANS = (
+    ("step", "time/step_s", "s"),
+    ("sampled", "tokens/generated_per_s", "tokens/s"),
+    ("trained", "tokens/trained_per_s", "tokens/s"),
+    ("weights written", "sync/write_s", "s"),
+    ("engine's update", "sync/update_s", "s"),
+    ("update with proof", "sync/total_s", "s"),
+)
+"""label, metric, unit: of a run of a real model"""
 CURVE_HEADS = ["training", f"first {FEW} steps", f"last {FEW} steps"]
 
 
@@ -45,6 +56,18 @@ def figures(run_dir: Path) -> str:
         before, after = pick(run_dir, 0), pick(run_dir, None)
         lines += [table({"before": before, "after": after}), *sample(before, after)]
     return "\n".join(lines)
+
+
+def of_real_model(run_dir: Path) -> str:
+    """Return Markdown about the run of a real model, step by step."""
+    rows = training_rows(run_dir)
+    curves = ([label, *(f"{row[name]:.2f}" for row in rows)] for label, name in STEPWISE.items())
+    steps = report.table(["step", *(row["step"] for row in rows)], *curves)
+    medians = (
+        f"{label} {median(row[name] for row in rows if name in row):.3g} {unit}" for label, name, unit in MEDIANS
+    )
+    told = f"{trained_on(run_dir)}; written by `python -m benchmarks examples`."
+    return f"{told}\n\n{steps}\nMedians: {', '.join(medians)}; {peaks(rows)}.\n"
 
 
 def training_rows(run_dir: Path) -> list[dict[str, Any]]:
@@ -140,6 +163,8 @@ def examples(quick: bool, runs_dir: Path = ROOT / "runs") -> Iterator[Section]:
         yield Section(text + curves.rstrip() + "\n", page=page, mark=mark)
     if compared:
         yield Section(stations(recipe).rstrip() + "\n", page="examples/cold_start/README.md", mark="figures")
+    if "gsm8k" in found:
+        yield Section(of_real_model(found["gsm8k"]), page="README.md", mark="smollm2")
     if {"gsm8k", "lora"} <= found.keys():
         yield Section(
             beside(found["gsm8k"], found["lora"]).rstrip() + "\n", page="docs/lora.md", mark="beside all weights"
