@@ -14,8 +14,7 @@ from typing import Any
 
 from benchmarks import report
 from benchmarks.figures import ROOT, NotMeasured, Section, benchmark
-from benchmarks.quickstart import wall
-from benchmarks.runs import exported_version, pick, shown, table, trained_on
+from benchmarks.runs import exported_version, pick, shown, table, trained_on, training_rows, wall
 from evaluation.compare import difference_table
 from shared.metrics import read_rows
 from shared.types import Verdict
@@ -68,11 +67,6 @@ def of_real_model(run_dir: Path) -> str:
     )
     told = f"{trained_on(run_dir)}; written by `python -m benchmarks examples`."
     return f"{told}\n\n{steps}\nMedians: {', '.join(medians)}; {peaks(rows)}.\n"
-
-
-def training_rows(run_dir: Path) -> list[dict[str, Any]]:
-    """Return the metrics of a run's steps of reinforcement learning."""
-    return [row for row in read_rows(run_dir / "metrics.jsonl") if row["kind"] == "train"]
 
 
 def peaks(rows: list[dict[str, Any]]) -> str:

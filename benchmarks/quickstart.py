@@ -14,9 +14,8 @@ import msgspec
 
 from benchmarks.figures import ROOT, Section, benchmark, measured_with
 from benchmarks.report import table
-from benchmarks.runs import launch
+from benchmarks.runs import launch, training_rows, wall
 from shared import settings_file
-from shared.metrics import read_rows
 from trainer.evaluation import at_temperature, read_evaluations
 
 CONFIG = "configs/quickstart.toml"
@@ -33,7 +32,7 @@ FACTS = (
 def check(run_dir: Path) -> dict[str, float]:
     """Return facts of a finished run. Raises AssertionError if a group was trained twice or a token was too old."""
     config = settings_file.load(run_dir / "config.toml")
-    rows = [row for row in read_rows(run_dir / "metrics.jsonl") if row["kind"] == "train"]
+    rows = training_rows(run_dir)
     trained: Counter[int] = Counter()
     spanning = completions = 0
     for path in (run_dir / "rollouts").glob("step_*.jsonl"):
@@ -70,13 +69,6 @@ def scores(run_dir: Path) -> list[str]:
             found = at_temperature(records, temperature)
             cells.append(f"{getattr(found[0].evaluation, name):.3f} → {getattr(found[-1].evaluation, name):.3f}")
     return cells
-
-
-def wall(run_dir: Path) -> str:
-    """Format the time from the making of the problems until the export, SFT and evaluations included."""
-    began = (run_dir / "stacks" / "rank0.txt").stat().st_mtime  # its first line is written when the rank starts
-    minutes, seconds = divmod(round((run_dir / "latest").stat(follow_symlinks=False).st_mtime - began), 60)
-    return f"{minutes}:{seconds:02d} min"
 
 
 def facts_row(run_dir: Path) -> list[str]:

@@ -13,8 +13,7 @@ from pathlib import Path
 
 from benchmarks.easy_problems import write_files
 from benchmarks.figures import ROOT, Section, benchmark
-from benchmarks.quickstart import wall
-from benchmarks.runs import clearly_above, draw, exported_version, launch, one_of_each, pick, table, trained_on
+from benchmarks.runs import clearly_above, draw, exported_version, launch, one_of_each, pick, table, trained_on, wall
 from shared import settings_file
 
 SFT, RL = "smollm2-sft", "smollm2-rl"

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from benchmarks import report
 from benchmarks.figures import ROOT, describe_machine
@@ -50,6 +51,18 @@ def trained_on(run_dir: Path) -> str:
     """Say the day of a run's export, and this machine (on which the page's command has trained)."""
     day = datetime.date.fromtimestamp((run_dir / "latest").stat(follow_symlinks=False).st_mtime)
     return f"Trained on {day} on {describe_machine()}"
+
+
+def wall(run_dir: Path) -> str:
+    """Format the time from the making of the problems until the export, SFT and evaluations included."""
+    began = (run_dir / "stacks" / "rank0.txt").stat().st_mtime  # its first line is written when the rank starts
+    minutes, seconds = divmod(round((run_dir / "latest").stat(follow_symlinks=False).st_mtime - began), 60)
+    return f"{minutes}:{seconds:02d} min"
+
+
+def training_rows(run_dir: Path) -> list[dict[str, Any]]:
+    """Return the metrics of a run's steps of reinforcement learning."""
+    return [row for row in read_rows(run_dir / "metrics.jsonl") if row["kind"] == "train"]
 
 
 def exported_version(link: Path) -> int:

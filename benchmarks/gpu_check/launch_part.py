@@ -27,11 +27,11 @@ from benchmarks.figures import ROOT, Figure, NotMeasured
 from benchmarks.gpu_check import faulty_worker
 from benchmarks.gpu_check.place import Where
 from benchmarks.llama import SMOLLM2_135M, Shape, random_weights, write_model
+from benchmarks.runs import training_rows
 from benchmarks.workload import QUICK, prepare
 from rollout import vllm_config
 from shared.config import Config
 from shared.errors import RunError, SyncMismatch
-from shared.metrics import read_rows
 from trainer.evaluation import at_temperature, read_evaluations
 
 QUICKSTART = "configs/quickstart.toml"
@@ -67,11 +67,6 @@ def start(folder: Path, name: str, *settings: str) -> subprocess.Popen[str]:
                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)  # fmt: skip
 
 
-def trained(run_dir: Path) -> list[dict[str, Any]]:
-    """Return the rows of the steps so far."""
-    return [row for row in read_rows(run_dir / "metrics.jsonl") if row["kind"] == "train"]
-
-
 def medians(rows: list[dict[str, Any]], *names: tuple[str, str, str, float]) -> Iterator[Figure]:
     """Yield (title, metric, unit, factor) as medians over the steps that have them."""
     for title, name, unit, factor in names:
@@ -85,7 +80,7 @@ def learning(where: Where) -> Iterator[Figure]:
         folder, began = Path(name), time.time()
         process = start(folder, "learning", *where.size(LEARNING, SHORT))
         run_dir = folder / "learning"
-        while not trained(run_dir) and process.poll() is None:
+        while not training_rows(run_dir) and process.poll() is None:
             time.sleep(WAIT_S)
         first = time.time() - began
         finished(process)
@@ -95,7 +90,7 @@ def learning(where: Where) -> Iterator[Figure]:
 
 def run_figures(run_dir: Path, least: float | None) -> Iterator[Figure]:
     """Yield what a finished run of the quickstart learned, sent and took. least: accuracy that it must gain."""
-    rows, records = trained(run_dir), at_temperature(read_evaluations(run_dir), 1.0)
+    rows, records = training_rows(run_dir), at_temperature(read_evaluations(run_dir), 1.0)
     before, after = (records[end].evaluation.accuracy or 0.0 for end in (0, -1))
     yield Figure("accuracy before reinforcement learning", [before], "%")
     yield Figure("accuracy after it", [after], "%")
@@ -134,7 +129,7 @@ def engine_kill(where: Where) -> Iterator[Figure]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         process = start(folder, "kill", *SHORT)
-        while len(trained(folder / "kill")) < 3 and process.poll() is None:
+        while len(training_rows(folder / "kill")) < 3 and process.poll() is None:
             time.sleep(WAIT_S)
         victim = engine_process(process.pid) if process.poll() is None else None
         if victim is None:
@@ -142,12 +137,12 @@ def engine_kill(where: Where) -> Iterator[Figure]:
             out, _ = process.communicate()
             raise RunError(f"no engine process was found in the launch: {out[-SAID:]}")
         os.kill(victim.pid, signal.SIGKILL)
-        killed, at = time.monotonic(), len(trained(folder / "kill"))
-        while len(trained(folder / "kill")) <= at + 2 and process.poll() is None:  # two steps may be on their way
+        killed, at = time.monotonic(), len(training_rows(folder / "kill"))
+        while len(training_rows(folder / "kill")) <= at + 2 and process.poll() is None:  # two steps may be on their way
             time.sleep(WAIT_S)
         back = time.monotonic() - killed
         finished(process)
-        rows = trained(folder / "kill")
+        rows = training_rows(folder / "kill")
         yield Figure("engines started again", [float(rows[-1]["engine/restarts"])], "", "", "higher", 1.0)
         yield Figure("steps of the run", [float(len(rows))], "", "12 were asked for", "higher", 12.0)
         yield Figure("kill to the third step after it", [back], "s")
@@ -204,7 +199,7 @@ def sleep_wake(where: Where) -> Iterator[Figure]:
         for way in ("resident", "turns"):
             process = start(Path(name), way, *SHORT, "--rollout.max_async_level=0", f"--placement.colocate={way}")
             finished(process)
-            rows = trained(Path(name) / way)
+            rows = training_rows(Path(name) / way)
             seconds.append(statistics.median(row["time/step_s"] for row in rows))
             yield Figure(f"steps, {way}", [float(len(rows))], "", "12 were asked for", "higher", 12.0)
             yield from medians(rows, (f"step, {way}", "time/step_s", "s", 1.0))
