@@ -48,9 +48,12 @@ def interaction(whole: int, few_words: int, few_tokens: int, few: int) -> int:
     return whole - few_words - few_tokens + few
 
 
-def logits_bytes(tokens: int, vocabulary: int) -> int:
-    """Return the bytes of one float32 tensor of tokens x vocabulary."""
-    return 4 * tokens * vocabulary
+def beside_logits(tokens: int, vocabulary: int) -> tuple[float, float]:
+    """Measure four sizes. Returns the memory beside that of float32 logits, and the same of what grows with tokens *
+    vocabulary alone."""
+    sizes = [(n, v) for n in (tokens, tokens // 4) for v in (vocabulary, vocabulary // 4)]
+    found, logits = [measured(n, v) for n, v in sizes], [4 * n * v for n, v in sizes]
+    return found[0] / logits[0], interaction(*found) / interaction(*logits)
 
 
 def peak_bytes() -> int:

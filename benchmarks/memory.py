@@ -13,18 +13,9 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Self
 
 import psutil
-
-
-def pss_bytes(text: str) -> int:
-    """Read the bytes from the content of /proc/PID/smaps_rollup. Raises ValueError without a Pss line."""
-    for line in text.splitlines():
-        if line.startswith("Pss:"):
-            return 1024 * int(line.split()[1])
-    raise ValueError("smaps_rollup has no line Pss")
 
 
 def tree_bytes(pid: int) -> int:
@@ -33,8 +24,8 @@ def tree_bytes(pid: int) -> int:
     with contextlib.suppress(psutil.NoSuchProcess):
         root = psutil.Process(pid)
         for process in (root, *root.children(recursive=True)):
-            with contextlib.suppress(OSError, ValueError):
-                total += pss_bytes(Path(f"/proc/{process.pid}/smaps_rollup").read_text())
+            with contextlib.suppress(psutil.Error):
+                total += process.memory_full_info().pss
     return total
 
 

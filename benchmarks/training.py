@@ -191,10 +191,8 @@ def scaling(load: Load, mesh: DeviceMesh, place: torch.device, dtype: str) -> It
 def head(load: Load) -> Iterator[Figure]:
     """Yield the memory of the log-prob head."""
     tokens, vocabulary = load.head
-    sizes = [(n, v) for n in (tokens, tokens // 4) for v in (vocabulary, vocabulary // 4)]
-    found, logits = [head_memory.measured(n, v) for n, v in sizes], [head_memory.logits_bytes(n, v) for n, v in sizes]
+    whole, growing = head_memory.beside_logits(tokens, vocabulary)
     name = f"head, {tokens:,} tokens, vocabulary of {vocabulary:,}"
-    yield Figure(f"{name}: extra memory", [found[0] / logits[0]], "", "its float32 logits", "lower")
-    growing = head_memory.interaction(*found) / head_memory.interaction(*logits)
+    yield Figure(f"{name}: extra memory", [whole], "", "its float32 logits", "lower")
     yield Figure(f"{name}: extra memory that grows with tokens x vocabulary", [growing], "",
                  "the same part of the float32 logits", "lower", HEAD_TARGET)  # fmt: skip

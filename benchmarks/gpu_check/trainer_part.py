@@ -245,13 +245,11 @@ def head(where: Where) -> Iterator[Figure]:
     yield Figure(f"{name}: largest error of a log-prob", [off], "nats", "", "lower", 1e-4)
     if where.on_card:
         torch.cuda.empty_cache()
-    sizes = [(n, v) for n in (tokens, tokens // 4) for v in (vocabulary, vocabulary // 4)]
     if not where.tiny:  # resident memory of a small head is what the allocator keeps
-        found, logits = [head_memory.measured(*one) for one in sizes], [head_memory.logits_bytes(*one) for one in sizes]
-        growing = head_memory.interaction(*found) / head_memory.interaction(*logits)
+        _, growing = head_memory.beside_logits(tokens, vocabulary)
         yield Figure(f"{name}: memory that grows with tokens x words", [growing], "", "float32 logits", "lower", 0.02)
     else:
-        yield Figure("extra memory of the head", [float(head_memory.measured(*sizes[0]))], "bytes")
+        yield Figure("extra memory of the head", [float(head_memory.measured(tokens, vocabulary))], "bytes")
 
 
 def packing(where: Where) -> Iterator[Figure]:

@@ -28,7 +28,7 @@ from benchmarks.end_to_end import (
     watched,
 )
 from benchmarks.figures import NotMeasured
-from benchmarks.memory import pss_bytes, tree_bytes
+from benchmarks.memory import tree_bytes
 from benchmarks.workload import CUT_SHORT, FULL, PROBLEMS, QUICK, SYSTEM, Files, prepare
 from shared import settings_file
 from shared.chat import Chat
@@ -120,12 +120,6 @@ def test_ours_stands_beside_the_fastest_trl(tmp_path: Path, monkeypatch: pytest.
     assert found["trained tokens a second"].values == [5.0, 7.5, 2.5] and found["trained tokens a second"].met
     assert found["seconds of an optimiser step"].values == pytest.approx([0.2, 0.2, 0.4])
     assert found["peak memory"].values == [0.5] and found["peak memory"].of == "TRL's GRPOTrainer 1.16.0"
-
-
-def test_proportional_memory_is_read_from_the_kernels_words() -> None:
-    assert pss_bytes("55c-7ff ---p 00 00:00 0 [rollup]\nRss: 900 kB\nPss: 500 kB\nPss_Dirty: 20 kB\n") == 512_000
-    with pytest.raises(ValueError, match="Pss"):
-        pss_bytes("Rss: 900 kB\n")
 
 
 def test_memory_of_a_child_belongs_to_the_tree() -> None:

@@ -107,7 +107,11 @@ def test_memory_that_grows_with_both_is_what_is_left() -> None:
     sizes = [(8, 20), (8, 5), (2, 20), (2, 5)]
     assert head_memory.interaction(*(memory(n, v) for n, v in sizes)) == 4 * (8 - 2) * (20 - 5)
     assert head_memory.interaction(*(memory(n, v) - 4 * n * v for n, v in sizes)) == 0
-    assert head_memory.logits_bytes(8, 20) == 640
+
+
+def test_memory_of_the_head_stands_beside_its_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(head_memory, "measured", lambda tokens, vocabulary: 640 + tokens * vocabulary)
+    assert head_memory.beside_logits(8, 20) == (1.25, 0.25), "float32 logits: 640 bytes"
 
 
 @pytest.mark.slow
@@ -119,10 +123,7 @@ def test_a_child_measures_the_head() -> None:
 @pytest.mark.soak  # in make test: its parts, above
 @pytest.mark.slow
 def test_the_memory_of_the_head_does_not_grow_with_tokens_times_vocabulary() -> None:
-    tokens, vocabulary = 4096, 16_384
-    sizes = [(n, v) for n in (tokens, tokens // 4) for v in (vocabulary, vocabulary // 4)]
-    found = head_memory.interaction(*(head_memory.measured(n, v) for n, v in sizes))
-    assert found < HEAD_TARGET * head_memory.interaction(*(head_memory.logits_bytes(n, v) for n, v in sizes))
+    assert head_memory.beside_logits(4096, 16_384)[1] < HEAD_TARGET
 
 
 def test_loads_can_be_measured() -> None:
