@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import math
+import statistics
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 
-from rollout.step_timer import StepTimer
 from rollout.weights.layout import NO_VERSION
 from shared.errors import NonFinite, RunError
 from shared.messages import GenerateRequest
 from shared.types import Completion, VersionSpan
 
+REMEMBERED_STEPS = 200
 FINISH_NAMES = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 
 
@@ -63,6 +65,36 @@ def copy_unfinished(completion: Completion) -> Completion:
         turns=list(completion.turns),
         routes=list(completion.routes),
     )
+
+
+class StepTimer:
+    """Records the times of engine steps that produced tokens: the length of decode steps, and the end of the next."""
+
+    def __init__(self) -> None:
+        self.last_s: float | None = None
+        self.intervals_s: deque[float] = deque(maxlen=REMEMBERED_STEPS)
+        self._next: asyncio.Future[float] | None = None
+
+    def step(self, time_s: float) -> None:
+        """Record that a step produced tokens at `time_s`."""
+        if self.last_s is not None:
+            self.intervals_s.append(time_s - self.last_s)
+        self.last_s = time_s
+        if self._next is not None and not self._next.done():
+            self._next.set_result(time_s)
+
+    def stop(self) -> None:
+        """Record that no request runs: the time until the next step is not a decode interval."""
+        self.last_s = None
+
+    def median_s(self) -> float:
+        """Median decode interval of the last 200 steps, seconds; 0 without any."""
+        return statistics.median(self.intervals_s) if self.intervals_s else 0.0
+
+    def next_step(self) -> asyncio.Future[float]:
+        """Return a future of the time of the next step."""
+        self._next = asyncio.get_running_loop().create_future()
+        return self._next
 
 
 class OutputCollector:

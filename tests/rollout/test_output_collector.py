@@ -9,8 +9,7 @@ import pytest
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.outputs import LogprobsLists
 
-from rollout.output_collector import OutputCollector, copy_unfinished, extend
-from rollout.step_timer import StepTimer
+from rollout.output_collector import OutputCollector, StepTimer, copy_unfinished, extend
 from shared.errors import NonFinite, RunError
 from shared.messages import GenerateRequest
 from shared.types import Completion, VersionSpan
