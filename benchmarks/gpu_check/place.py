@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import head_memory
-from benchmarks.peak import wait
+from benchmarks.step import wait
 
 Size = TypeVar("Size")
 MATMUL, COPY = "matrix product, bfloat16", "copy on the device"
