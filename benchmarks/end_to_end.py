@@ -65,7 +65,7 @@ OURS: dict[str, Any] = {
 """our settings; trainer and engine work at the same time: the engine with half of the cores, the trainer with as many
 threads as there are cores, so that none is idle. Two batches ahead keep the engine's batch full while the longest
 completions of the oldest one end"""
-TRL: dict[str, Any] = {"generation": "generate", "keep_freed": True}
+TRL: dict[str, Any] = {"generation": "generate"}
 """TRL's settings, which train as ours do; precision and batch size are tried"""
 PRECISIONS = ("float32", "autocast")
 TRIAL_STEPS = WARM_UP["trl"] + 1
@@ -233,13 +233,12 @@ def run_trl(files: Files, load: Workload, cores: int, own: Mapping[str, Any]) ->
         "max_completion_tokens": load.max_completion_tokens, "learning_rate": load.learning_rate,
         **own,
     }  # fmt: skip
-    tunables = KEEP_FREED if settings.pop("keep_freed") else HUGE_PAGES
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "settings.json").write_text(json.dumps(settings))
         script = ROOT / "benchmarks" / "peers" / "trl_grpo.py"
         command = [str(python), str(script), str(folder / "settings.json")]
-        text, peak = watched(command, environment(cores, tunables), folder)
+        text, peak = watched(command, environment(cores, KEEP_FREED), folder)
     versions, steps = from_lines(text)
     return Side(counted(steps, WARM_UP["trl"], 0), peak, versions)
 

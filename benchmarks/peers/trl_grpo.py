@@ -7,15 +7,12 @@
 
 Run by the interpreter of TRL's own environment (`make install-peers`): it imports nothing of this project.
 
-Ways to sample ("generation"), as TRL 1.16 has them on a machine without a GPU:
-    generate    transformers' generate with a cache that grows
-    static      the same with a cache of fixed size (TRL does not compile it)
-    paged       transformers' continuous batching ("paged" in the settings: its configuration)
-vLLM is none of them. As we read the code (it was not tried): its server takes weights over NCCL only, and the colocated
-engine loads them into the parameters, of which vLLM's CPU build keeps packed copies.
+Ways to sample ("generation"): "generate" is transformers' own, with a cache that grows. A cache of fixed size and
+continuous batching, which TRL 1.16 has too, were slower or took more memory on two cores. Without a GPU vLLM is no way,
+as we read the code (it was not tried): its server takes weights over NCCL only, and the colocated engine loads them
+into the parameters, of which vLLM's CPU build keeps packed copies.
 On a GPU "vllm" is that colocated engine (benchmarks/gpu_check; not run on a card yet).
-Ways to compute ("precision"): "float32"; "autocast", products in bfloat16 over float32 weights and moments, as ours;
-"bfloat16", everything in bfloat16.
+Ways to compute ("precision"): "float32"; "autocast", products in bfloat16 over float32 weights and moments, as ours.
 """
 
 from __future__ import annotations
@@ -74,8 +71,6 @@ def arguments(settings: dict[str, Any], folder: str) -> GRPOConfig:
     """GRPO with everything left out that ours does not do: no reference model, no checkpoints, no reports."""
     completions = settings["prompts_per_step"] * settings["group_size"]
     gpu = torch.cuda.is_available()
-    paged = settings["generation"] == "paged"
-    own = "bfloat16" if settings["precision"] == "bfloat16" else "float32"
     return GRPOConfig(
         output_dir=folder, max_steps=settings["steps"], use_cpu=not gpu, seed=0,
         per_device_train_batch_size=settings["batch"], gradient_accumulation_steps=completions // settings["batch"],
@@ -83,10 +78,7 @@ def arguments(settings: dict[str, Any], folder: str) -> GRPOConfig:
         temperature=1.0, beta=0.0, num_iterations=1, learning_rate=settings["learning_rate"],
         lr_scheduler_type="constant", warmup_steps=0, optim="adamw_torch_fused", weight_decay=0.0, max_grad_norm=1.0,
         bf16=settings["precision"] == "autocast", gradient_checkpointing=False, shuffle_dataset=False,
-        model_init_kwargs={"dtype": own, "attn_implementation": "sdpa"},
-        cache_implementation="static" if settings["generation"] == "static" else None,
-        use_transformers_continuous_batching=paged,
-        transformers_continuous_batching_config=settings.get("paged") if paged else None,
+        model_init_kwargs={"dtype": "float32", "attn_implementation": "sdpa"},
         use_vllm=settings["generation"] == "vllm", vllm_mode="colocate", vllm_gpu_memory_utilization=VLLM_SHARE,
         save_strategy="no", report_to="none", logging_steps=1, disable_tqdm=True, dataloader_pin_memory=gpu,
     )  # fmt: skip
