@@ -66,10 +66,6 @@ class DeviceShard:
         """[1] int64: the version in this buffer."""
         return self.memory[buffer * self.part_bytes :][:8].view(torch.int64)
 
-    def mark_complete(self, buffer: int, version: int) -> None:
-        """Write the version into the buffer's version flag."""
-        self.version_flag(buffer).fill_(version)
-
 
 def part_bytes(layout: Layout, rows: list[tuple[str, int, int]]) -> int:
     """Bytes of one buffer of a part: version flag and aligned ranges."""

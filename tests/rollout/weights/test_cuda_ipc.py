@@ -18,7 +18,7 @@ ROWS = [("a", 2, 1), ("b", 2, 2), ("c", 3, 2)]
 def fill(shard: DeviceShard) -> None:
     """Other values in each part of each buffer."""
     for buffer in range(BUFFERS):
-        shard.mark_complete(buffer, 40 + buffer)
+        shard.version_flag(buffer).fill_(40 + buffer)
         for number in range(len(ROWS)):
             shard.rows_view(buffer, number).fill_(100 * buffer + number)
 
