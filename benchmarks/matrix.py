@@ -7,6 +7,7 @@ the results files of `make gpu-check` (docs/results/gpu), what another CPU did f
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 import re
@@ -22,7 +23,7 @@ import psutil
 import torch
 
 from benchmarks import head_memory
-from benchmarks.figures import ROOT, Measured, Section, benchmark, decode, measured_with
+from benchmarks.figures import ROOT, Measured, Section, benchmark, decode, describe_machine, measured_with
 from benchmarks.llama import SMOLLM2_135M, Shape
 from benchmarks.report import shown, table
 from benchmarks.step import SIZES, Peak, Rank, alone, draw, micro_batches, work
@@ -96,7 +97,7 @@ def matrix(quick: bool, gather: bool = False) -> Iterator[Section]:
     for adapters in () if gather else BACKWARD:
         with ProcessPoolExecutor(1, get_context("spawn")) as process:
             step = process.submit(measure, load, adapters).result()
-        rows.append(row_of(load, adapters, step, *here_and_now(sentence)))
+        rows.append(row_of(load, adapters, step))
         others = max(others, step.others)
         print(" ", *rows[-1], step)
     told = f"\nWhile this machine was measured, other processes took up to {others:.0%} of its processors' time.\n"
@@ -104,12 +105,6 @@ def matrix(quick: bool, gather: bool = False) -> Iterator[Section]:
     done = "Gathered" if gather else "Measured"
     yield Section(TEXT.format(measured=sentence.replace("Measured", done), rows=table(HEAD, *rows),
                               others=told if others >= 0.02 else ABSENT if gather else ""))  # fmt: skip
-
-
-def here_and_now(sentence: str) -> tuple[str, str]:
-    """Return machine and day, as the sentence of `measured_with` has them."""
-    day, machine = re.findall(r"on ([\d-]+) with .*? on (.*)$", sentence)[0]
-    return str(machine), str(day)
 
 
 def used(process: psutil.Process) -> tuple[float, float, float]:
@@ -142,12 +137,13 @@ def measure(load: Load, adapters: int) -> Step:
     return Step(seconds, shares, memory, dtype, max(0.0, (busy - own) / (wall * cores)))
 
 
-def row_of(load: Load, adapters: int, step: Step, machine: str, day: str) -> list[str]:
-    """Return the cells of HEAD of steps that were measured here."""
+def row_of(load: Load, adapters: int, step: Step) -> list[str]:
+    """Return the cells of HEAD of steps that were measured here, today."""
+    device, day = f"{describe_machine()}; {step.dtype}", str(datetime.date.today())
     trained = f"adapters of rank {adapters}" if adapters else ALL
     speed = shown(load.tokens / statistics.median(step.seconds), "tokens/s")
     share, memory = shown(statistics.median(step.shares), "%"), shown(step.memory_bytes / 2**30, "GiB")
-    return [SMOLLM2, trained, f"{load.tokens:,}", "nothing", f"{machine}; {step.dtype}", speed, share, memory, day]
+    return [SMOLLM2, trained, f"{load.tokens:,}", "nothing", device, speed, share, memory, day]
 
 
 def of_other_cpus(results: dict[str, Measured]) -> Iterator[list[str]]:
