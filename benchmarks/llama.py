@@ -6,7 +6,6 @@ Speed does not depend on the weights.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +17,7 @@ from tokenizers import AddedToken
 from examples.quickstart import tiny_model
 from examples.quickstart.prepare import Options, texts_of
 from shared.model.config import DecoderConfig
+from shared.model.decoder import Decoder
 
 SCALE = 0.02
 """standard deviation of the weights"""
@@ -37,27 +37,13 @@ class Shape(NamedTuple):
 
     def tensors(self) -> list[tuple[str, tuple[int, ...]]]:
         """Return names and shapes in the order of a model's parameters."""
-        head, hidden = self.hidden // self.heads, self.hidden
-        found: list[tuple[str, tuple[int, ...]]] = [("model.embed_tokens.weight", (self.vocabulary, hidden))]
-        for layer in range(self.layers):
-            prefix = f"model.layers.{layer}."
-            found += [
-                (prefix + "self_attn.q_proj.weight", (self.heads * head, hidden)),
-                (prefix + "self_attn.k_proj.weight", (self.kv_heads * head, hidden)),
-                (prefix + "self_attn.v_proj.weight", (self.kv_heads * head, hidden)),
-                (prefix + "self_attn.o_proj.weight", (hidden, self.heads * head)),
-                (prefix + "mlp.gate_proj.weight", (self.inner, hidden)),
-                (prefix + "mlp.up_proj.weight", (self.inner, hidden)),
-                (prefix + "mlp.down_proj.weight", (hidden, self.inner)),
-                (prefix + "input_layernorm.weight", (hidden,)),
-                (prefix + "post_attention_layernorm.weight", (hidden,)),
-            ]
-        return [*found, ("model.norm.weight", (hidden,))]
+        with torch.device("meta"):
+            return [(name, tuple(value.shape)) for name, value in Decoder(self.decoder).named_parameters()]
 
     @property
     def parameters(self) -> int:
         """Numbers in all tensors."""
-        return sum(math.prod(shape) for _, shape in self.tensors())
+        return self.decoder.parameters
 
     @property
     def decoder(self) -> DecoderConfig:
