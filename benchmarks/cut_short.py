@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from benchmarks.end_to_end import both_sides
+from benchmarks.end_to_end import CUT_SHORT, QUICK, both_sides
 from benchmarks.figures import Figure, benchmark
-from benchmarks.workload import CUT_SHORT, QUICK
 
 
 @benchmark()

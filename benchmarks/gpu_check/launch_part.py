@@ -28,7 +28,6 @@ from benchmarks.gpu_check import faulty_worker
 from benchmarks.gpu_check.place import Where
 from benchmarks.llama import SMOLLM2_135M, Shape, random_weights, write_model
 from benchmarks.runs import training_rows
-from benchmarks.workload import QUICK, prepare
 from rollout import vllm_config
 from shared.config import Config
 from shared.errors import RunError, SyncMismatch
@@ -211,10 +210,10 @@ def trl(where: Where) -> Iterator[Figure]:
     python = end_to_end.trl_python()  # raises NotMeasured
     if subprocess.run([python, "-c", "import vllm"], capture_output=True, check=False).returncode:
         raise NotMeasured(f"TRL's environment has no vLLM: {python} -m pip install vllm")
-    load, cores = QUICK, len(os.sched_getaffinity(0))
+    load, cores = end_to_end.QUICK, len(os.sched_getaffinity(0))
     way = {**end_to_end.TRL, "generation": "vllm", "precision": "autocast", "batch": load.peer_batches[-1]}
     with tempfile.TemporaryDirectory() as name:
-        files = prepare(Path(name))
+        files = end_to_end.prepare(Path(name))
         ours = end_to_end.run_ours(files, load, cores, end_to_end.OURS)
         other = end_to_end.run_trl(files, load, cores, way)
     for figure in end_to_end.beside(ours, other):

@@ -13,14 +13,21 @@ import pytest
 
 from benchmarks import end_to_end
 from benchmarks.end_to_end import (
+    CUT_SHORT,
+    FULL,
     INSTALL,
     OURS,
+    PROBLEMS,
+    QUICK,
+    SYSTEM,
+    Files,
     Side,
     StepTime,
     counted,
     from_lines,
     from_metrics,
     parts,
+    prepare,
     rates,
     settings_of,
     step_seconds,
@@ -29,7 +36,6 @@ from benchmarks.end_to_end import (
 )
 from benchmarks.figures import NotMeasured
 from benchmarks.memory import tree_bytes
-from benchmarks.workload import CUT_SHORT, FULL, PROBLEMS, QUICK, SYSTEM, Files, prepare
 from shared import settings_file
 from shared.chat import Chat
 from shared.errors import RunError
