@@ -25,8 +25,9 @@ import torch
 from benchmarks import head_memory
 from benchmarks.figures import ROOT, Measured, Section, benchmark, decode, describe_machine, measured_with
 from benchmarks.llama import SMOLLM2_135M, Shape
+from benchmarks.peak import SIZES, Peak
 from benchmarks.report import shown, table
-from benchmarks.step import SIZES, Peak, Rank, alone, draw, micro_batches, work
+from benchmarks.step import Rank, alone, draw, micro_batches, work
 from shared.model.cpu import keep_freed_memory, multiplies_bfloat16_fast
 
 CARDS, RESULTS = ROOT / "docs" / "results" / "gpu", ROOT / "benchmarks" / "results.json"

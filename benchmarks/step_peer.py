@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.llama import Shape
-from benchmarks.step import wait
+from benchmarks.peak import wait
 from shared.types import TrainSequence
 
 Precision = Literal["float32", "autocast", "bfloat16"]

@@ -28,7 +28,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from benchmarks import head_memory
 from benchmarks.figures import Figure, benchmark
 from benchmarks.llama import SMOLLM2_135M, Shape
-from benchmarks.step import Peak, Rank, alone, device, draw, make_sequences, micro_batches, token_count, work
+from benchmarks.peak import Peak
+from benchmarks.step import Rank, alone, device, draw, make_sequences, micro_batches, token_count, work
 from benchmarks.step_peer import Peer, Variant
 from shared.model.cpu import keep_freed_memory, multiplies_bfloat16_fast
 from shared.types import MicroBatch, TrainSequence

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import TypeVar
 
 import torch
 
@@ -22,7 +21,6 @@ from trainer.objectives.loss import policy_loss
 from trainer.objectives.objective import Objective
 from trainer.objectives.registry import read_objective
 
-Model = TypeVar("Model", bound=LanguageModel)
 GRADIENTS = DecoderConfig("qwen3", 512, 256, 512, layers=2, heads=8, key_heads=2, head_dim=64, norm_epsilon=1e-6,
                           max_positions=8192, qk_norm=True)  # fmt: skip
 """grouped heads, norms of queries and keys, a head of its own: all that the families have"""
@@ -63,12 +61,13 @@ def some_batches(where: Where, vocabulary: int) -> list[MicroBatch]:
     return [MicroBatch([*shared, *apart]), MicroBatch(make_sequences([50, 41], vocabulary, 9))]
 
 
-@torch.no_grad()
-def copy_values(rank: Rank, model: Model) -> Model:
-    """Give a model on the CPU the rank's values, in its own precision."""
-    for one, other in zip(model.parameters(), rank.decoder.parameters(), strict=True):
-        one.copy_(fsdp.local(other))
-    return model
+def exact_copy(rank: Rank, model: Decoder) -> Decoder:
+    """Give a decoder on the CPU the rank's values, in float64."""
+    exact = model.double()
+    with torch.no_grad():
+        for one, other in zip(exact.parameters(), rank.decoder.parameters(), strict=True):
+            one.copy_(fsdp.local(other))
+    return exact
 
 
 @torch.no_grad()

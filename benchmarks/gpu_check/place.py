@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import head_memory
-from benchmarks.step import wait
+from benchmarks.peak import wait
 
 Size = TypeVar("Size")
 MATMUL, COPY = "matrix product, bfloat16", "copy on the device"

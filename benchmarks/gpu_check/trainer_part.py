@@ -19,15 +19,16 @@ from benchmarks.gpu_check.gradients import (
     FAR,
     GRADIENTS,
     compare,
-    copy_values,
     distance,
+    exact_copy,
     gradients_of,
     score_first,
     some_batches,
 )
 from benchmarks.gpu_check.place import COPY, MATMUL, Where
 from benchmarks.gpu_check.speed import fusion, step_large, step_middle, step_small
-from benchmarks.step import SIZES, Peak, Rank, alone, draw, make_sequences, micro_batches
+from benchmarks.peak import SIZES, Peak
+from benchmarks.step import Rank, alone, draw, make_sequences, micro_batches
 from lab.plan.scenario import MODELS
 from rollout.weights import make_sender
 from rollout.weights.checksum import checksum_rows
@@ -78,7 +79,7 @@ def gradients(where: Where) -> Iterator[Figure]:
     with alone(where.device) as mesh:
         for dtype in ("bfloat16", "float32"):
             rank = Rank(GRADIENTS, dtype, mesh, where.device)
-            exact = copy_values(rank, Decoder(GRADIENTS, attention="bmm").double())
+            exact = exact_copy(rank, Decoder(GRADIENTS, attention="bmm"))
             yield from compare(f"gradients in {dtype}", rank, exact, batches, FAR[dtype])
             del rank, exact
 
@@ -94,8 +95,7 @@ def adapters(where: Where) -> Iterator[Figure]:
             rank = Rank(GRADIENTS, dtype, mesh, where.device, adapters=8)
             exact = Decoder(GRADIENTS, attention="bmm")
             lora.attach(exact, 8, 16.0)
-            copy_values(rank, exact.double())
-            yield from compare(f"adapters' gradients in {dtype}", rank, exact, batches, FAR[dtype])
+            yield from compare(f"adapters' gradients in {dtype}", rank, exact_copy(rank, exact), batches, FAR[dtype])
             del rank, exact
         seconds, peaks = [], []
         for rank_of in (0, 16):
@@ -144,7 +144,10 @@ def families(where: Where) -> Iterator[Figure]:
             batches = some_batches(where, shape.vocab_size)
             for dtype in ("bfloat16", "float32"):
                 rank = Rank(shape, dtype, mesh, where.device, described=config)
-                exact = copy_values(rank, make_model(shape, config))
+                exact = make_model(shape, config)
+                with torch.no_grad():
+                    for one, other in zip(exact.parameters(), rank.decoder.parameters(), strict=True):
+                        one.copy_(fsdp.local(other))
                 score_first(exact, batches)
                 found = []
                 for model in (rank.decoder, exact):
