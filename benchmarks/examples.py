@@ -1,5 +1,4 @@
-"""What came of the examples: time, memory, figures and samples of their finished runs, into the pages of examples/ and
-README.md.
+"""What came of the examples: time, memory, figures and samples of their finished runs, into the pages of examples/.
 
 The runs are made by the commands of those pages; an example without a finished run keeps what its page says.
 """
@@ -29,16 +28,6 @@ ROLES = ("controller", "trainer", "engine")
 CURVES = ("reward/mean", "reward/extra", "accuracy", "consistency", "length/mean")
 FEW = 3
 """steps at either end of a run whose mean is shown"""
-STEPWISE = {"mean reward": "reward/mean", "accuracy": "accuracy", "language consistency": "consistency"}
-MEDIANS = (
-    ("step", "time/step_s", "s"),
-    ("sampled", "tokens/generated_per_s", "tokens/s"),
-    ("trained", "tokens/trained_per_s", "tokens/s"),
-    ("weights written", "sync/write_s", "s"),
-    ("engine's update", "sync/update_s", "s"),
-    ("update with proof", "sync/total_s", "s"),
-)
-"""label, metric, unit: of a run of a real model"""
 CURVE_HEADS = ["training", f"first {FEW} steps", f"last {FEW} steps"]
 
 
@@ -55,18 +44,6 @@ def figures(run_dir: Path) -> str:
         before, after = pick(run_dir, 0), pick(run_dir, None)
         lines += [table({"before": before, "after": after}), *sample(before, after)]
     return "\n".join(lines)
-
-
-def of_real_model(run_dir: Path) -> str:
-    """Return Markdown about the run of a real model, step by step."""
-    rows = training_rows(run_dir)
-    curves = ([label, *(f"{row[name]:.2f}" for row in rows)] for label, name in STEPWISE.items())
-    steps = report.table(["step", *(row["step"] for row in rows)], *curves)
-    medians = (
-        f"{label} {median(row[name] for row in rows if name in row):.3g} {unit}" for label, name, unit in MEDIANS
-    )
-    told = f"{trained_on(run_dir)}; written by `python -m benchmarks examples`."
-    return f"{told}\n\n{steps}\nMedians: {', '.join(medians)}; {peaks(rows)}.\n"
 
 
 def peaks(rows: list[dict[str, Any]]) -> str:
@@ -157,8 +134,6 @@ def examples(quick: bool, runs_dir: Path = ROOT / "runs") -> Iterator[Section]:
         yield Section(text + curves.rstrip() + "\n", page=page, mark=mark)
     if compared:
         yield Section(stations(recipe).rstrip() + "\n", page="examples/cold_start/README.md", mark="figures")
-    if "gsm8k" in found:
-        yield Section(of_real_model(found["gsm8k"]), page="README.md", mark="smollm2")
     if {"gsm8k", "lora"} <= found.keys():
         yield Section(
             beside(found["gsm8k"], found["lora"]).rstrip() + "\n", page="docs/lora.md", mark="beside all weights"
