@@ -25,9 +25,9 @@ OTHERS = ("benchmarks", "tests")
 APART = ("reward.judge.", "environment.")
 """settings of the judge and of environments, which validate their own"""
 BUDGETS = {
-    "product lines": 64_526,
-    "training lines": 27_181,
-    "files": 396,
+    "product lines": 64_429,
+    "training lines": 27_196,
+    "files": 395,
     "settings": 93,
     "class names used twice": 0,
 }
