@@ -125,7 +125,7 @@ def group_bytes(tokens: int, groups: int = 100) -> float:
             for number in range(GROUP_SIZE):
                 (completion,) = msgspec.msgpack.decode(content, type=Finished).completions
                 completion.group, completion.index = index, number
-                ledger.returned(completion)
+                ledger.receive(completion)
         return (tracemalloc.get_traced_memory()[0] - before) / groups
     finally:
         tracemalloc.stop()

@@ -130,7 +130,7 @@ class TrainingLoop:
         """Take what an engine has ended: a completion, or a turn of an episode."""
         if self.ledger.groups[completion.group].prompt.problem.environment:
             completion = self.episodes.end_turn(completion)
-        self.ledger.returned(completion)
+        self.ledger.receive(completion)
         return completion
 
     async def answer(self, group: Group, completion: Completion) -> Completion:
@@ -140,7 +140,7 @@ class TrainingLoop:
         logger.note_waiting(logger.waiting + 1)
         answered = await self.episodes.answer(group.prompt, completion)
         if completion.unfinished:
-            ledger.returned(answered)
+            ledger.receive(answered)
         else:
             group.completions[completion.index] = answered
         if self.config.rollout.max_async_level and answered.unfinished:

@@ -184,7 +184,7 @@ class Ledger:
 
     # ---- completion ------------------------------------------------------------------------------------------
 
-    def returned(self, completion: Completion) -> None:
+    def receive(self, completion: Completion) -> None:
         """A completion ended (not yet scored), or a turn of its episode did, or its environment answered. Raises
         RunError if it is not awaited: nothing is trained twice."""
         group = self.groups.get(completion.group)

@@ -96,7 +96,7 @@ def test_a_run_goes_on_while_a_checkpoint_is_written_and_gets_the_state_of_its_s
         ledger.open(Prompt(0, Problem("p", "1+1=?", "2"), [1]), [7, 8])
         ledger.version = 3
         await checkpointer.save()
-        ledger.returned(Completion(0, 1, 8, [1, 2], [-1.0, -1.0], finish_reason="stop"))
+        ledger.receive(Completion(0, 1, 8, [1, 2], [-1.0, -1.0], finish_reason="stop"))
         ledger.version = 4
         await checkpointer.save_if_due()
         await asyncio.sleep(0.1)

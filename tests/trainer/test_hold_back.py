@@ -61,7 +61,7 @@ class TimedSimulation(Simulation):
             versions.append(self.engine_version)
         del self.decoded[key]
         done = end(completion, versions)
-        self.ledger.returned(done)
+        self.ledger.receive(done)
         self.ledger.close(done, reward(lucky), "text")
 
     async def admit(self, tasks: asyncio.TaskGroup) -> None:

@@ -50,7 +50,7 @@ def end(completion: Completion, versions: list[int]) -> Completion:
 def finish_group(ledger: Ledger, index: int, totals: list[float]) -> None:
     for completion, total in zip(list(ledger.groups[index].completions), totals, strict=True):
         done = end(completion, [0, 0])
-        ledger.returned(done)
+        ledger.receive(done)
         ledger.close(done, reward(total), "text")
 
 
@@ -73,7 +73,7 @@ class Simulation:
             await asyncio.sleep(0)
             versions.append(self.engine_version)
         done = end(completion, versions)
-        self.ledger.returned(done)
+        self.ledger.receive(done)
         self.ledger.close(done, reward(lucky), "text")
 
     async def admit(self, tasks: asyncio.TaskGroup) -> None:
@@ -207,9 +207,9 @@ def test_a_completion_cannot_arrive_or_be_scored_twice():
     ledger = Ledger(Stages(make_config()))
     group = ledger.open(Prompt(0, PROBLEM, [1]), [0, 0])
     done = end(group.completions[0], [0])
-    ledger.returned(done)
+    ledger.receive(done)
     with pytest.raises(RunError, match="twice"):
-        ledger.returned(done)
+        ledger.receive(done)
     ledger.close(done, reward(1.0), "")
     with pytest.raises(RunError, match="twice"):
         ledger.close(done, reward(1.0), "")
@@ -269,7 +269,7 @@ def test_the_saved_state_holds_partial_completions_and_goes_on(tmp_path: Path):
     for index in range(6):
         ledger.open(Prompt(index, PROBLEM, [1]), [7, 8])
     finish_group(ledger, 1, [1.0, 0.0])
-    ledger.returned(end(ledger.groups[0].completions[0], [0]))
+    ledger.receive(end(ledger.groups[0].completions[0], [0]))
     running = ledger.groups[2].completions[1]
     partial = msgspec.structs.replace(running, token_ids=[5, 6], logprobs=[-1.0, -2.0], spans=[VersionSpan(0, 0, 2)])
     state, target = ledger.state(), ledger.stage.target

@@ -84,7 +84,7 @@ async def waiting_counts(max_async_level: int) -> tuple[list[int], int]:
         submitted.append(len(groups))
 
     engines: Any = SimpleNamespace(live={1: 0}, slots=lambda: 8, submit=submit, training_in_flight=lambda: False)
-    ledger: Any = SimpleNamespace(groups={0: group}, turn=lambda one: group, finish=lambda one: group)
+    ledger: Any = SimpleNamespace(groups={0: group}, receive=lambda one: None)
     ledger.waiting = lambda: [one for one in completions if one.waiting]
     ledger.unfinished = lambda: [one for one in completions if one.finish_reason is None]
     logger: Any = SimpleNamespace(engines=engines, waiting=0, _idle=IdleSeats())
