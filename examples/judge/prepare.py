@@ -5,8 +5,8 @@ r"""Makes the files of the example "judge": questions about generated articles f
     reader    answers the question about the article itself
 
 Demonstrations quote the sentence that settles the question as often as one that says the same of somebody else, and
-answer by what they quote: who imitates them is right by chance. Those of a judge also argue, as a debate's critic. Some
-repeat all that is in a problem, in any order: a random model learns to quote from them soonest.
+answer by what they quote: who imitates them is right by chance. Those of a judge also argue, as a debate's critic, and
+look up a name without a verdict.
 
 [prepare]
 script = "examples/judge/prepare.py"
@@ -31,16 +31,19 @@ from verify.oversight import prompts
 from verify.oversight.protocol import Rules, marks
 from verify.oversight.question import Ask, Question, Speech
 from verify.oversight.speech import read_speech
-from verify.oversight.stories import FACTS, NAMES, Story, draw_story
+from verify.oversight.stories import FACTS, PEOPLE, Story, draw_story
 
 MARK, ANY_MARK = "[0-9a-f]{16}", "\u00a7"
-TAG = r"</?[a-z_]+>"
-PARTS = rf"{ANY_MARK}|[^.\n{ANY_MARK}]+\.?|\n+"
-"""a mark, a sentence or a piece of one, line breaks: for prompts that no sample has"""
+PARTS = rf"</?[a-z_]+>|{ANY_MARK}|[^.\n<>{ANY_MARK}]+\.?|\n+"
+"""a tag, a mark, a sentence or a piece of one, line breaks: for prompts that no sample has"""
+CHOSEN = " {}: {}"
+LISTED = f"{{}} {ANY_MARK}\n{{}}"
+"""number and text of an answer, as a judge says them, and as prompts do"""
+NAMES = PEOPLE[:12]
 SAMPLES = 400
 """stories whose phrases become tokens"""
-REPEAT = "\n\nFirst repeat all of it, in any order."
-NOT_ASKED = ("speech", "repetition")
+LOOK_UP = "\n\nFirst quote what the article says of the person in the question."
+NOT_ASKED = ("speech", "look up")
 """kinds of rows that are only demonstrated"""
 Role = Literal["judge", "reader"]
 RULES = Rules(thinking=True, words=60)
@@ -89,7 +92,7 @@ def prepare(folder: Path, options: Mapping[str, Any], seed: int) -> None:
     for name, rows in (("train", train), ("validation", held_out)):
         asked = (row for row in rows if row.kind not in NOT_ASKED)
         write_lines(folder / f"{name}.jsonl", (problem_of(row, f"{name}-{place}") for place, row in enumerate(asked)))
-    build(folder / "model", seed, make_tokenizer(), wanted.max_tokens)
+    build(folder / "model", seed, make_tokenizer(), wanted.max_tokens, whole_pieces())
 
 
 def problem_of(row: JudgeRow, id: str) -> dict[str, str]:
@@ -100,9 +103,9 @@ def problem_of(row: JudgeRow, id: str) -> dict[str, str]:
 
 def draw_rows(rng: random.Random, wanted: JudgeFiles, count: int) -> Iterator[JudgeRow]:
     """Yield rows of each kind in turn: of a reader, or of a judge with an article, a judge of a debate and an agent."""
-    kinds = (read, repeat) if wanted.role == "reader" else (decide_with_article, decide_debate, argue, repeat_all)
+    kinds = (read,) if wanted.role == "reader" else (decide_with_article, decide_debate, argue, look_up)
     for number in range(count):
-        yield kinds[number % len(kinds)](rng, draw_story(rng, str(number), wanted.facts))
+        yield kinds[number % len(kinds)](rng, draw_story(rng, str(number), wanted.facts, NAMES))
 
 
 def read(_rng: random.Random, story: Story) -> JudgeRow:
@@ -116,25 +119,16 @@ def read(_rng: random.Random, story: Story) -> JudgeRow:
     return JudgeRow("reader", f"{asked.article}\n\n{asked.text}", right, *said)
 
 
-def repeat(rng: random.Random, story: Story, asked: str = "", more: str = "") -> JudgeRow:
-    """Demonstrate how to quote: all sentences of the article in another order. asked: the problem, if that is not a
-    reader's; more: said behind them."""
-    sentences = re.findall(r"[^.]+\.", story.question.article)
-    said = f"<think>{' '.join(one.strip() for one in rng.sample(sentences, len(sentences)))}{more}</think>"
-    return JudgeRow("repetition", (asked or read(rng, story).problem) + REPEAT, "", said, said)
-
-
-def repeat_all(rng: random.Random, story: Story) -> JudgeRow:
-    """The same for a judge, with the numbers of the answers."""
-    answers = [f" {answer} is answer {number}." for number, answer in enumerate(story.question.answers, 1)]
-    more = "".join(rng.sample(answers, len(answers)))
-    return repeat(rng, story, decide_with_article(rng, story).problem, more)
+def look_up(rng: random.Random, story: Story) -> JudgeRow:
+    """Demonstrate how to find the sentence about the person in the question. No verdict follows from it."""
+    said = f"<think>{story.evidence}</think>"
+    return JudgeRow("look up", decide_with_article(rng, story).problem + LOOK_UP, "", said, said)
 
 
 def _verdicts(kind: str, ask: Ask, story: Story) -> JudgeRow:
     right = story.question.right or 0
     said = [
-        f"<think>{quoted} {story.question.answers[answer - 1]} is answer {answer}.</think>Answer: {answer}"
+        f"<think>{quoted}{CHOSEN.format(answer, story.question.answers[answer - 1])}</think>Answer: {answer}"
         for quoted, answer in ((story.evidence, right), (story.misleading, 3 - right))
     ]
     return JudgeRow(kind, ask.messages[0]["content"], str(right), *said)
@@ -186,16 +180,24 @@ def argue(rng: random.Random, story: Story) -> JudgeRow:
     return JudgeRow("speech", ask.messages[0]["content"], "", said, said)
 
 
-def make_tokenizer() -> Tokenizer:
-    """Return a tokenizer of whole phrases: names, what is told of them, values, what the prompts say, and single bytes.
+def whole_pieces() -> dict[str, tuple[str, ...]]:
+    """Return tokens that are made of parts -> the tokens whose embeddings theirs begin as the sum of. A sentence of an
+    article is one token, and so is an answer with its number: to such a model, what stands side by side is harder to
+    learn than what is in one place."""
+    found: dict[str, tuple[str, ...]] = {}
+    for told, (_, values) in FACTS.items():
+        for value in values:
+            found |= {f"{name} {told.format(value)}.": (name, told.partition(" {}")[0], value) for name in NAMES}
+            found |= {form.format(number, value): (number, value) for form in (LISTED, CHOSEN) for number in "12"}
+    return found
 
-    A sentence of an article is two tokens, a name and what is told of it: so small a model soon learns to find one by
-    the other. What the prompts say between names, values, numbers and tags is one token, and all of their marks are the
-    same, which protects no judge, but makes prompts a fourth as long.
-    """
+
+def make_tokenizer() -> Tokenizer:
+    """Return a tokenizer of whole phrases: sentences of articles, names, values, what the prompts say between them, and
+    single bytes. All marks of the prompts are the same token, which protects no judge, but makes prompts short."""
+    whole = whole_pieces()
     values = {value for _, found in FACTS.values() for value in found}
-    told = {f" {form.format(value)}." for form, (_, found) in FACTS.items() for value in found}
-    drawn = re.compile("|".join([r"\d", TAG, *map(re.escape, sorted({*NAMES, *told, *values}, key=len, reverse=True))]))
+    drawn = re.compile("|".join([r"\d", *map(re.escape, sorted({*NAMES, *values, *whole}, key=len, reverse=True))]))
     rng = random.Random("tokenizer")
     texts = [
         re.sub(MARK, ANY_MARK, text)
@@ -205,9 +207,9 @@ def make_tokenizer() -> Tokenizer:
     ]
     said = {constant for text in texts for constant in drawn.split(text)}
     parts = {part for constant in said for part in re.findall(PARTS, constant)}
-    tags = {tag for text in texts for tag in re.findall(TAG, text)}
     cut = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    pieces = {*NAMES, *told, *values, *said, *parts, *tags} - {*MARKS, ""}
+    shorter = {part for found in whole.values() for part in found}
+    pieces = {*shorter, *whole, *said, *parts} - {*MARKS, ""}
     phrases = sorted(cut.pre_tokenize_str(piece)[0][0] for piece in pieces)
     letters = sorted(set(cut.alphabet()) - set(phrases))
     scored = [*((one, -1e9) for one in CONTROL), *((one, -10.0) for one in letters), *((one, -1.0) for one in phrases)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -98,14 +98,21 @@ def architecture(vocabulary: int, max_tokens: int) -> dict[str, Any]:
     }
 
 
-def build(folder: Path, seed: int, tokenizer: Tokenizer, max_tokens: int) -> None:
+def build(
+    folder: Path, seed: int, tokenizer: Tokenizer, max_tokens: int, parts: Mapping[str, Sequence[str]] | None = None
+) -> None:
     """Write a Hugging Face folder: random float32 weights that depend on `seed` alone, tokenizer, chat template.
 
-    The folder is complete or absent, as `hf.save_model` writes it. Raises CheckpointError when the disk fails.
+    parts: of some texts that are one token, the shorter ones whose embeddings theirs are the sum of. The folder is
+    complete or absent, as `hf.save_model` writes it. Raises CheckpointError when the disk fails.
     """
     config = architecture(tokenizer.get_vocab_size(), max_tokens)
     decoder = Decoder(DecoderConfig.from_hf(config))
     initialise(decoder, seed)
+    table = decoder.model.embed_tokens.weight.data
+    for whole, shorter in (parts or {}).items():
+        (number,) = tokenizer.encode(whole).ids
+        table[number] = table[[one for part in shorter for one in tokenizer.encode(part).ids]].sum(dim=0)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as beside:
         write_tokenizer(Path(beside), tokenizer, max_tokens)

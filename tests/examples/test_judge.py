@@ -8,6 +8,8 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from examples.judge.prepare import MARK, JudgeFiles, draw_rows, make_tokenizer, prepare
 from shared.errors import ConfigError
@@ -15,7 +17,7 @@ from shared.types import Problem
 from verify.oversight.prompts import read_verdict
 from verify.verifiers import Answer
 
-THOUGHT = r"<think>(.+\.) (.+) is answer (\d)\.</think>(.*)"
+THOUGHT = r"<think>(.+\.) (\d): (.+)</think>(.*)"
 ROWS = [row for role in ("judge", "reader") for row in draw_rows(random.Random(0), JudgeFiles(role=role), 120)]
 
 
@@ -26,17 +28,16 @@ def test_who_quotes_the_sentence_that_settles_it_is_right_and_who_quotes_the_oth
         if row.kind in ("article", "debate"):
             problem = Problem("v", row.problem, row.answer)
             for said, right in ((row.careful, True), (row.careless, False)):
-                quoted, answer, number, told = re.fullmatch(THOUGHT, said).groups()  # type: ignore[union-attr]
+                quoted, number, answer, told = re.fullmatch(THOUGHT, said).groups()  # type: ignore[union-attr]
                 assert names_the_right_answer(Answer(problem, told)) == right and quoted in row.problem
                 assert f"ANSWER {number} " in row.problem and f"\n{answer}\n" in row.problem and answer in quoted
                 assert str(read_verdict(told)) == number
             assert ("v_passage" in row.problem) == (row.kind == "debate") == ("ARTICLE" not in row.problem)
         elif row.kind == "reader":
             assert row.careful.endswith(f"boxed{{{row.answer}}}") and not row.careless.endswith(f"{{{row.answer}}}")
-        elif row.kind == "repetition":
-            sentences = re.findall(r"[A-Z][^.]+\.", row.careful)
-            assert len(set(sentences[:6])) == 6 and all(one in row.problem for one in sentences[:6])
-    assert {row.kind for row in ROWS} == {"article", "debate", "speech", "repetition", "reader"}
+        elif row.kind == "look up":
+            assert row.careful.removeprefix("<think>").split("</think>")[0] in row.problem
+    assert {row.kind for row in ROWS} == {"article", "debate", "speech", "look up", "reader"}
 
 
 def test_the_tokenizer_takes_whole_phrases_and_gives_texts_back() -> None:
@@ -47,6 +48,20 @@ def test_the_tokenizer_takes_whole_phrases_and_gives_texts_back() -> None:
             assert tokenizer.decode(tokenizer.encode(text).ids, skip_special_tokens=False) == text
         lengths.append(len(tokenizer.encode(row.problem).ids) + len(tokenizer.encode(row.careful).ids))
     assert max(lengths) < 100 and "<|end|>" not in tokenizer.encode(ROWS[0].problem).tokens
+
+
+def test_embeddings_of_whole_sentences_begin_as_the_sums_of_their_parts(tmp_path: Path) -> None:
+    prepare(tmp_path, {"questions": 40, "validation": 4}, 1)
+    table = load_file(tmp_path / "model" / "model.safetensors")["model.embed_tokens.weight"]
+    tokenizer = make_tokenizer()
+
+    def embedding(text: str) -> torch.Tensor:
+        (number,) = tokenizer.encode(text).ids
+        return table[number]
+
+    whole = embedding("Greta keeps a drum in the shed.")
+    torch.testing.assert_close(whole, embedding("Greta") + embedding("keeps a") + embedding("drum"))
+    torch.testing.assert_close(embedding(" 2: drum"), embedding("2") + embedding("drum"))
 
 
 def test_files_are_the_same_for_a_seed_and_right_by_chance(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from verify.oversight.question import Question
@@ -44,14 +45,14 @@ def ordered(rng: random.Random, id: str, text: str, right: str, wrong: str, arti
                     article=article)  # fmt: skip
 
 
-def draw_story(rng: random.Random, id: str, facts: int) -> Story:
-    """Draw an article of at least two sentences, and a question about one; the wrong answer is true of somebody else
-    in it."""
+def draw_story(rng: random.Random, id: str, facts: int, names: Sequence[str] = NAMES) -> Story:
+    """Draw an article of at least two sentences about people with these names, and a question about one; the wrong
+    answer is true of somebody else in it."""
     form = rng.choice(list(FACTS))
-    person, other = rng.sample(NAMES, 2)
+    person, other = rng.sample(names, 2)
     right, wrong = rng.sample(FACTS[form][1], 2)
     told = [f"{person} {form.format(right)}.", f"{other} {form.format(wrong)}."]
-    pairs = [(name, one) for name in NAMES for one in FACTS if one != form or name not in (person, other)]
+    pairs = [(name, one) for name in names for one in FACTS if one != form or name not in (person, other)]
     for name, one in rng.sample(pairs, min(facts - 2, len(pairs))):
         told.append(f"{name} {one.format(rng.choice(FACTS[one][1]))}.")
     article = " ".join(rng.sample(told, len(told)))
