@@ -14,20 +14,29 @@ from shared.errors import ConfigError, DataError
 from trainer.colocate import share
 
 
-def test_the_document_has_what_the_code_computes(root: Path) -> None:
+@pytest.fixture(scope="module")
+def rendered() -> str:
+    """The table, which takes some seconds to compute."""
+    return table.render()
+
+
+def test_the_document_has_what_the_code_computes(root: Path, rendered: str) -> None:
     text = (root / "docs" / "plan.md").read_text(encoding="utf-8")
     held = text.partition(table.BEGIN)[2].partition(table.END)[0].strip()
-    assert held == table.render(), "run: python -m lab.plan --table"
+    assert held == rendered, "run: python -m lab.plan --table"
     assert "not run" in text
 
 
-def test_the_table_is_written_between_its_markers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table_is_written_between_its_markers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rendered: str
+) -> None:
     path = tmp_path / "docs" / "plan.md"
     path.parent.mkdir()
     path.write_text(f"before\n{table.BEGIN}\nold\n{table.END}\nafter\n")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(table, "render", lambda: rendered)
     assert main(["--table"]) == 0
-    assert path.read_text() == f"before\n{table.BEGIN}\n{table.render()}\n{table.END}\nafter\n"
+    assert path.read_text() == f"before\n{table.BEGIN}\n{rendered}\n{table.END}\nafter\n"
     path.write_text("no markers")
     with pytest.raises(DataError, match="has no lines"):
         table.write(path)
