@@ -108,7 +108,7 @@ class DiskError(RunError, OSError):
 
 def print_error(error: Exception) -> int:
     """Print an error, with "error: " before each of its lines; returns the exit code of the process."""
-    sys.stderr.write("".join(f"error: {line}\n" for line in str(error).splitlines()))
+    sys.stderr.write("".join(f"error: {line}\n" for line in str(error).splitlines() or [type(error).__name__]))
     return error.exit_code if isinstance(error, MaestraleError) else 1
 
 

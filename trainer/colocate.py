@@ -8,7 +8,7 @@ Per GPU, of its memory less RESERVED:
 each with PROCESS_BYTES for a process's CUDA context, CONTEXT_BYTES for each GPU of another engine that reads the
 trainer's buffers, what an update has on its way into the engine, and ENGINE_WORK_BYTES for its prefill and CUDA graphs.
 A rank on a GPU of its own is refused only where what it surely takes, without activations, is more than the GPU has.
-Estimates, not run on a card yet.
+Estimates: both ways ran on one card with the quickstart's model only (docs/gpu.md).
 """
 
 from __future__ import annotations

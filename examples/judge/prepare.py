@@ -36,10 +36,9 @@ from verify.oversight.stories import FACTS, PEOPLE, Story, draw_story
 MARK, ANY_MARK = "[0-9a-f]{16}", "\u00a7"
 PARTS = rf"</?[a-z_]+>|{ANY_MARK}|[^.\n<>{ANY_MARK}]+\.?|\n+"
 """a tag, a mark, a sentence or a piece of one, line breaks: for prompts that no sample has"""
-CHOSEN = " {}: {}"
-LISTED = f"{{}} {ANY_MARK}\n{{}}"
-"""number and text of an answer, as a judge says them, and as prompts do"""
-NAMES = PEOPLE[:12]
+CHOSEN, LISTED = " {}: {}", f"{{}} {ANY_MARK}\n{{}}"
+"""number and text of an answer, as a judge says them, and as prompts list them"""
+NAMES = PEOPLE[:12]  # few, so that a model learns each of them soon
 SAMPLES = 400
 """stories whose phrases become tokens"""
 LOOK_UP = "\n\nFirst quote what the article says of the person in the question."
@@ -75,8 +74,9 @@ class JudgeRow(NamedTuple):
 
 
 def prepare(folder: Path, options: Mapping[str, Any], seed: int) -> None:
-    """Write train.jsonl, validation.jsonl, demonstrations.jsonl and model/ into the folder; validation problems are the
-    same for all seeds. Raises ConfigError for wrong options, CheckpointError when the model cannot be written."""
+    """Write train.jsonl, validation.jsonl, demonstrations.jsonl and, for a judge, model/ into the folder; a reader goes
+    on from the judge's model. Validation problems are the same for all seeds. Raises ConfigError for wrong options,
+    CheckpointError when the model cannot be written."""
     try:
         wanted = JudgeFiles.model_validate(options)
     except ValidationError as error:
@@ -92,7 +92,8 @@ def prepare(folder: Path, options: Mapping[str, Any], seed: int) -> None:
     for name, rows in (("train", train), ("validation", held_out)):
         asked = (row for row in rows if row.kind not in NOT_ASKED)
         write_lines(folder / f"{name}.jsonl", (problem_of(row, f"{name}-{place}") for place, row in enumerate(asked)))
-    build(folder / "model", seed, make_tokenizer(), wanted.max_tokens, whole_pieces())
+    if wanted.role == "judge":
+        build(folder / "model", seed, make_tokenizer(), wanted.max_tokens, whole_pieces())
 
 
 def problem_of(row: JudgeRow, id: str) -> dict[str, str]:
@@ -196,8 +197,8 @@ def make_tokenizer() -> Tokenizer:
     """Return a tokenizer of whole phrases: sentences of articles, names, values, what the prompts say between them, and
     single bytes. All marks of the prompts are the same token, which protects no judge, but makes prompts short."""
     whole = whole_pieces()
-    values = {value for _, found in FACTS.values() for value in found}
-    drawn = re.compile("|".join([r"\d", *map(re.escape, sorted({*NAMES, *values, *whole}, key=len, reverse=True))]))
+    shorter = {part for found in whole.values() for part in found}
+    drawn = re.compile("|".join([r"\d", *map(re.escape, sorted({*shorter, *whole}, key=len, reverse=True))]))
     rng = random.Random("tokenizer")
     texts = [
         re.sub(MARK, ANY_MARK, text)
@@ -208,7 +209,6 @@ def make_tokenizer() -> Tokenizer:
     said = {constant for text in texts for constant in drawn.split(text)}
     parts = {part for constant in said for part in re.findall(PARTS, constant)}
     cut = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    shorter = {part for found in whole.values() for part in found}
     pieces = {*shorter, *whole, *said, *parts} - {*MARKS, ""}
     phrases = sorted(cut.pre_tokenize_str(piece)[0][0] for piece in pieces)
     letters = sorted(set(cut.alphabet()) - set(phrases))

@@ -30,7 +30,7 @@ MOVE_LIMITS = {"float32": 3e-5, "float16": 0.004, "bfloat16": 0.04}
 """the same for how far the log-probs moved, unless MOVE_SHARE times what they differed by at first, or when they were
 scored last, is more, or WAY_SHARE of how far they moved in the trainers (those of stale weights do not move at all)"""
 MOVE_SHARE, WAY_SHARE = 3.0, 0.1
-LONGER_RARER = 4
+LONG_INTERVAL_FACTOR = 4
 """a probe sequence n times as long as the shortest is scored every n times this many updates: on a processor that
 computes no faster than it reads weights, each of its tokens costs running requests as much as one of theirs"""
 AS_HEAD = " as the head"
@@ -285,7 +285,7 @@ def mean_gap(ours: Sequence[float], theirs: Sequence[float]) -> float:
 
 def scoring_interval(tokens: int, shortest: int) -> int:
     """Every how many updates a probe sequence is scored: the shortest after each, longer ones the less often."""
-    return LONGER_RARER * (tokens // shortest) if tokens > shortest else 1
+    return LONG_INTERVAL_FACTOR * (tokens // shortest) if tokens > shortest else 1
 
 
 class WeightProof:
