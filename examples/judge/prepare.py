@@ -38,6 +38,8 @@ PARTS = rf"</?[a-z_]+>|{ANY_MARK}|[^.\n<>{ANY_MARK}]+\.?|\n+"
 """a tag, a mark, a sentence or a piece of one, line breaks: for prompts that no sample has"""
 CHOSEN, LISTED = " {}: {}", f"{{}} {ANY_MARK}\n{{}}"
 """number and text of an answer, as a judge says them, and as prompts list them"""
+REPEATED = "{} "
+"""the question before a quotation"""
 NAMES = PEOPLE[:12]  # few, so that a model learns each of them soon
 SAMPLES = 400
 """stories whose phrases become tokens"""
@@ -114,7 +116,7 @@ def read(_rng: random.Random, story: Story) -> JudgeRow:
     asked = story.question
     right, wrong = asked.answers if asked.right == 1 else asked.answers[::-1]
     said = [
-        f"<think>{quoted}</think>\\boxed{{{answer}}}"
+        f"<think>{REPEATED.format(asked.text)}{quoted}</think>\\boxed{{{answer}}}"
         for quoted, answer in ((story.evidence, right), (story.misleading, wrong))
     ]
     return JudgeRow("reader", f"{asked.article}\n\n{asked.text}", right, *said)
@@ -122,14 +124,15 @@ def read(_rng: random.Random, story: Story) -> JudgeRow:
 
 def look_up(rng: random.Random, story: Story) -> JudgeRow:
     """Demonstrate how to find the sentence about the person in the question. No verdict follows from it."""
-    said = f"<think>{story.evidence}</think>"
+    said = f"<think>{REPEATED.format(story.question.text)}{story.evidence}</think>"
     return JudgeRow("look up", decide_with_article(rng, story).problem + LOOK_UP, "", said, said)
 
 
 def _verdicts(kind: str, ask: Ask, story: Story) -> JudgeRow:
-    right = story.question.right or 0
+    asked, right = story.question, story.question.right or 0
     said = [
-        f"<think>{quoted}{CHOSEN.format(answer, story.question.answers[answer - 1])}</think>Answer: {answer}"
+        f"<think>{REPEATED.format(asked.text)}{quoted}{CHOSEN.format(answer, asked.answers[answer - 1])}</think>"
+        f"Answer: {answer}"
         for quoted, answer in ((story.evidence, right), (story.misleading, 3 - right))
     ]
     return JudgeRow(kind, ask.messages[0]["content"], str(right), *said)
@@ -177,7 +180,8 @@ def argue(rng: random.Random, story: Story) -> JudgeRow:
         asked, side, 1 + bool(heard), heard, words=RULES.words, samples=1, thinking=RULES.thinking, names=RULES.names,
         alone=False, marks=marks(str(rng.random())),
     )  # fmt: skip
-    said = argument(story.evidence if side == asked.right else story.misleading)
+    quoted = story.evidence if side == asked.right else story.misleading
+    said = f"<think>{asked.text}{CHOSEN.format(side, asked.answers[side - 1])}</think>{argument(quoted)}"
     return JudgeRow("speech", ask.messages[0]["content"], "", said, said)
 
 
@@ -186,9 +190,11 @@ def whole_pieces() -> dict[str, tuple[str, ...]]:
     article is one token, and so is an answer with its number: to such a model, what stands side by side is harder to
     learn than what is in one place."""
     found: dict[str, tuple[str, ...]] = {}
-    for told, (_, values) in FACTS.items():
+    for told, (asked, values) in FACTS.items():
+        fact = told.partition(" {}")[0]
+        found |= {form.format(asked.format(name)): (name, fact) for form in ("{}", REPEATED) for name in NAMES}
         for value in values:
-            found |= {f"{name} {told.format(value)}.": (name, told.partition(" {}")[0], value) for name in NAMES}
+            found |= {f"{name} {told.format(value)}.": (name, fact, value) for name in NAMES}
             found |= {form.format(number, value): (number, value) for form in (LISTED, CHOSEN) for number in "12"}
     return found
 
