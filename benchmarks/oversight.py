@@ -1,7 +1,8 @@
 """An evaluation of oversight by HTTP, killed and resumed: a trained tiny model as agent and judge.
 
-Trains the judge of `benchmarks judge` (seed 0) where it is not there yet, serves it, and kills the evaluation twice
-before it may end. `--model` takes another folder, such as a converted SmolLM2.
+Trains the judge of `benchmarks judge` (seed 0) where it is not there yet, serves it, draws articles about the people
+that it knows, and kills the evaluation twice before it may end. `--model` takes another folder, such as a converted
+SmolLM2.
 """
 
 from __future__ import annotations
@@ -21,12 +22,25 @@ from benchmarks.judge import train_judge
 from benchmarks.servers import OURS, Running, ours
 from evaluation.oversight.__main__ import RESULTS, SUMMARY
 from evaluation.oversight.games import GAMES
+from examples.judge.prepare import NAMES, RULES
+from examples.quickstart.tiny_model import write_lines
 from shared.errors import RunError
 from shared.progress import duration
+from verify.oversight.stories import draw_story
 
 KILLS = 2
-OPTIONS = ["--facts=6", "--rounds=1", "--words=60", "--max-tokens=64", "--judge-tokens=32"]
+FACTS = 6
+OPTIONS = ["--rounds=1", f"--words={RULES.words}", "--max-tokens=64", "--judge-tokens=32"]
 """as the judge was trained"""
+
+
+def draw_questions(count: int) -> Iterator[dict[str, object]]:
+    """Yield rows of a task: questions about articles with the names of the judge's training, drawn apart from it."""
+    rng = random.Random("questions of the evaluation of oversight")
+    for number in range(count):
+        asked = draw_story(rng, str(number), FACTS, NAMES).question
+        yield {"id": asked.id, "question": asked.text, "answers": asked.answers, "right": asked.right,
+               "article": asked.article}  # fmt: skip
 
 
 def games(out: Path) -> int:
@@ -49,7 +63,7 @@ def page(out: Path, command: list[str], killed: list[int], seconds: float) -> st
     """Return the page."""
     found = json.loads((out / RESULTS).read_bytes())["contests"]
     biased = [f"{one['protocol']} {one['position']:.2f}" for one in found if one["position"] is not None]
-    shown = " ".join(word for word in command if not word.startswith("--out"))
+    shown = " ".join([Path(command[0]).name, *(word for word in command[1:] if not word.startswith("--out"))])
     summary = (out / SUMMARY).read_text(encoding="utf-8").partition("\n\n")[2].partition("\n\n")[2]
     return "\n".join([
         "# Scalable oversight with a tiny model as agent and judge",
@@ -83,7 +97,9 @@ def oversight(
     try:
         server.wait()
         player = f"model@http://127.0.0.1:{server.port}/v1"
-        command = ["stories", f"--agents={player}", f"--judges={player}", f"--questions={questions}", *OPTIONS]
+        task = runs_dir / "articles.jsonl"
+        write_lines(task, draw_questions(questions))
+        command = [str(task), f"--agents={player}", f"--judges={player}", f"--questions={questions}", *OPTIONS]
         command.append(f"--out={out}")
         began, rng, killed = time.monotonic(), random.Random(0), list[int]()
         for number in range(KILLS):
