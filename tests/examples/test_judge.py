@@ -15,9 +15,10 @@ from examples.judge.prepare import MARK, JudgeFiles, draw_rows, make_tokenizer, 
 from shared.errors import ConfigError
 from shared.types import Problem
 from verify.oversight.prompts import read_verdict
+from verify.oversight.speech import split_thinking
 from verify.verifiers import Answer
 
-THOUGHT = r"<think>(.+\.) (\d): (.+)</think>(.*)"
+THOUGHT = r"<think>(.+\?) (.+\.) (\d): (.+)</think>(.*)"
 ROWS = [row for role in ("judge", "reader") for row in draw_rows(random.Random(0), JudgeFiles(role=role), 120)]
 
 
@@ -28,15 +29,21 @@ def test_who_quotes_the_sentence_that_settles_it_is_right_and_who_quotes_the_oth
         if row.kind in ("article", "debate"):
             problem = Problem("v", row.problem, row.answer)
             for said, right in ((row.careful, True), (row.careless, False)):
-                quoted, number, answer, told = re.fullmatch(THOUGHT, said).groups()  # type: ignore[union-attr]
-                assert names_the_right_answer(Answer(problem, told)) == right and quoted in row.problem
+                asked, quoted, number, answer, told = re.fullmatch(THOUGHT, said).groups()  # type: ignore[union-attr]
+                assert names_the_right_answer(Answer(problem, told)) == right
+                assert asked in row.problem and quoted in row.problem
                 assert f"ANSWER {number} " in row.problem and f"\n{answer}\n" in row.problem and answer in quoted
                 assert str(read_verdict(told)) == number
             assert ("v_passage" in row.problem) == (row.kind == "debate") == ("ARTICLE" not in row.problem)
         elif row.kind == "reader":
             assert row.careful.endswith(f"boxed{{{row.answer}}}") and not row.careless.endswith(f"{{{row.answer}}}")
         elif row.kind == "look up":
-            assert row.careful.removeprefix("<think>").split("</think>")[0] in row.problem
+            asked, quoted = row.careful.removeprefix("<think>").removesuffix("</think>").split("? ")
+            assert f"{asked}?" in row.problem and quoted in row.problem
+        elif row.kind == "speech":
+            thought, spoken = split_thinking(row.careful)
+            number, answer = re.fullmatch(r".+\? (\d): (.+)", thought).groups()  # type: ignore[union-attr]
+            assert f"that answer {number} is right" in row.problem and f" {answer}" in spoken
     assert {row.kind for row in ROWS} == {"article", "debate", "speech", "look up", "reader"}
 
 
@@ -62,6 +69,8 @@ def test_embeddings_of_whole_sentences_begin_as_the_sums_of_their_parts(tmp_path
     whole = embedding("Greta keeps a drum in the shed.")
     torch.testing.assert_close(whole, embedding("Greta") + embedding("keeps a") + embedding("drum"))
     torch.testing.assert_close(embedding(" 2: drum"), embedding("2") + embedding("drum"))
+    for asked in ("What does Greta keep in the shed?", "What does Greta keep in the shed? "):
+        torch.testing.assert_close(embedding(asked), embedding("Greta") + embedding("keeps a"))
 
 
 def test_files_are_the_same_for_a_seed_and_right_by_chance(tmp_path: Path) -> None:
