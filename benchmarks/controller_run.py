@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import re
 import resource
 import subprocess
 import sys
@@ -110,8 +111,9 @@ class Letters:
     """A chat format of one token a letter, for prompts that nobody reads."""
 
     think_prefix = ""
+    added = re.compile("(?!)")
 
-    def render(self, text: str, system: str) -> list[int]:
+    def render(self, text: str, system: str, _quoted: object = None) -> list[int]:
         """Return [PROMPT_TOKENS] ids."""
         return [ord(letter) for letter in text[:PROMPT_TOKENS].ljust(PROMPT_TOKENS)]
 

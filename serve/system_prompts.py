@@ -10,7 +10,6 @@ else is tokenised in one piece, exactly as in training.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,7 +18,7 @@ from pathlib import Path
 from serve.messages import ChatMessage
 from serve.reasoning_language import name_of
 from serve.tools import AnswerForm
-from shared.chat import Chat, joined
+from shared.chat import Chat, QuotedTexts, joined
 from shared.errors import ModelError
 from shared.languages import LANGUAGES
 from shared.model.model_card import read_card
@@ -198,32 +197,6 @@ POLICY = "policy"
 MAGISTRAL = "magistral"
 """the same prompt as it is called in training, in English"""
 TRAINED = "trained"
-MARK = re.compile("\ue000(\\d+)\ue001")
-
-
-class QuotedTexts:
-    """The client's texts in one prompt. One that spells a control token is replaced by a mark until tokenisation."""
-
-    def __init__(self, control: re.Pattern[str] | None):
-        self._control = control
-        self._marked: list[str] = []
-
-    def quote(self, text: str) -> str:
-        """Return the text itself or, if it spells a control token, a mark that stands for it."""
-        if MARK.search(text) or (self._control is not None and self._control.search(text)):
-            self._marked.append(text)
-            return f"\ue000{len(self._marked) - 1}\ue001"
-        return text
-
-    def encode(self, chat: Chat, rendered: str) -> list[int]:
-        """Return the [tokens] of a rendered prompt, marked texts as plain text. Raises ModelError if a mark is lost."""
-        parts = MARK.split(rendered)
-        if sorted(parts[1::2]) != sorted(str(number) for number in range(len(self._marked))):
-            raise ModelError("the chat template changes what users write, and control tokens cannot be kept out of it")
-        ids: list[int] = []
-        for place, part in enumerate(parts):
-            ids += chat.encode_plain(self._marked[int(part)]) if place % 2 else chat.encode(part)
-        return ids
 
 
 class PromptRenderer:
@@ -239,8 +212,6 @@ class PromptRenderer:
         self.longest = max(map(len, chat.tokenizer.get_vocab()))
         """number of letters of the longest token"""
         self._letters: dict[int, str] = {}
-        known = sorted({one.content for one in chat.tokenizer.added_tokens_decoder.values()}, key=len, reverse=True)
-        self._control = re.compile("|".join(map(re.escape, known))) if known else None
 
     @classmethod
     def of_model(cls, folder: Path, system: str, trained: Path | None = None) -> PromptRenderer:
@@ -271,7 +242,7 @@ class PromptRenderer:
         Given a language, the last turn ends with the request for it, in that language: what is near the question has
         most effect. Raises ModelError if the model's template refuses the conversation.
         """
-        quoted = QuotedTexts(self._control)
+        quoted = QuotedTexts(self.chat)
         theirs = [quoted.quote(message.text) for message in messages if message.role in ("system", "developer")]
         told = form.text.replace("{given}", quoted.quote(form.given)) if form is not None else ""
         system = joined(self.system_prompt(code), *theirs, told)
@@ -282,6 +253,8 @@ class PromptRenderer:
             return self._whole(turns, said, request, quoted)
         of_tools = False
         for message in messages:
+            if message.role in ("system", "developer"):
+                continue
             made = [call.function for call in message.tool_calls or []]
             calls = [call_text(one.name, quoted.quote(one.arguments)) for one in made]
             text = "\n".join(filter(None, [quoted.quote(message.text), *calls]))
@@ -291,14 +264,14 @@ class PromptRenderer:
                     turns[-1]["content"] += f"\n{result}"
                 else:
                     turns.append({"role": "user", "content": result})
-            elif message.role not in ("system", "developer"):
+            else:
                 turns.append({"role": message.role, "content": text})
             of_tools = message.role == "tool"
         if not turns or turns[-1]["role"] == "system":
             raise ModelError("nobody has said anything yet")
         if code and self.system == POLICY and turns[-1]["role"] == "user":
             turns[-1]["content"] += f"\n\n{language_request(code)}"
-        return quoted.encode(self.chat, self.chat.render_turns(turns))
+        return quoted.encode(self.chat.render_turns(turns))
 
     def _whole(
         self, turns: list[dict[str, str]], messages: Sequence[ChatMessage], request: str, quoted: QuotedTexts
@@ -326,11 +299,11 @@ class PromptRenderer:
         if ids:
             return self.chat.bridge(between)
         first = [{"role": "user", "content": quoted.quote(text)} for _, text in between]
-        return quoted.encode(self.chat, self.chat.render_turns(turns + first))
+        return quoted.encode(self.chat.render_turns(turns + first))
 
     def _turn(self, message: ChatMessage) -> list[int]:
         """The tokens of a turn of the assistant, without its end token and what the template itself opens."""
-        quoted, thoughts, text = QuotedTexts(self._control), message.thoughts, message.text
+        quoted, thoughts, text = QuotedTexts(self.chat), message.thoughts, message.text
         if not thoughts and text.startswith(self.tags.open):  # reasoning in the text itself, as format inline has it
             thoughts, _, text = text.removeprefix(self.tags.open).partition(self.tags.close)
         calls = [call_text(one.function.name, quoted.quote(one.function.arguments)) for one in message.tool_calls or []]
@@ -339,7 +312,7 @@ class PromptRenderer:
             opening = "" if self.opened else self.tags.open
             blank = "\n" if calls and not text else ""
             said = f"{opening}{quoted.quote(thoughts)}{self.tags.close}{blank}{said}"
-        return quoted.encode(self.chat, said)
+        return quoted.encode(said)
 
     def begin_reasoning(self, prompt_ids: list[int], code: str) -> tuple[list[int], str]:
         """Return the prompt with first words of reasoning in a language added, and those words; code: "" for none."""

@@ -88,8 +88,9 @@ class Chat:
         self.eos_id: int = self.stop_ids[0] if own is None else int(own)
         self.think_prefix: str = self._find_think_prefix()
         """"<think>..." if the template itself opens the reasoning (the completion then starts inside them), else "\""""
-        known = sorted((one.content for one in self.tokenizer.added_tokens_decoder.values()), key=len, reverse=True)
-        self._added = re.compile(f"({'|'.join(map(re.escape, known))})" if known else "(?!)()")
+        added = (one.content for one in self.tokenizer.added_tokens_decoder.values())
+        known = sorted(filter(str.strip, added), key=len, reverse=True)  # some families add blank lines and blanks
+        self.added = re.compile(f"({'|'.join(map(re.escape, known))})" if known else "(?!)()")
         self._bridges: dict[tuple[str, ...], list[list[int]]] = {}
         self.folder = folder
         self.think_ids: tuple[int, int] | None = self._find_think_ids()
@@ -212,9 +213,10 @@ class Chat:
 
     # ---- tokens and text -----------------------------------------------------------------------------------------
 
-    def render(self, problem_text: str, system: str) -> list[int]:
-        """[prompt_tokens] of one user turn, up to where the assistant begins; system "" leaves it to the template."""
-        return self.encode(self._render_text(problem_text, system))
+    def render(self, problem_text: str, system: str, quoted: QuotedTexts | None = None) -> list[int]:
+        """[prompt_tokens] of one user turn, up to where the assistant begins; system "" leaves it to the template.
+        quoted: what of both texts is quoted. Raises ModelError."""
+        return (quoted or QuotedTexts(self)).encode(self._render_text(problem_text, system))
 
     def encode(self, text: str) -> list[int]:
         """[tokens] of text as it stands: no begin or end token is added."""
@@ -229,7 +231,7 @@ class Chat:
     def encode_plain(self, text: str) -> list[int]:
         """[tokens] of text in which nothing is a control token, whatever it spells."""
         ids: list[int] = []
-        for place, part in enumerate(self._added.split(text)):
+        for place, part in enumerate(self.added.split(text)):
             if place % 2 and len(part) > 1:  # torn, since a tokenizer splits only those that it calls special
                 ids += self.encode_plain(part[0]) + self.encode_plain(part[1:])
             elif part:
@@ -264,3 +266,32 @@ class Chat:
         kept = ids[:-1] if ids and ids[-1] in self.stop_ids else ids
         text: str = self.tokenizer.decode(list(kept), skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return text
+
+
+PLACE = re.compile("\ue000(\\d+)\ue001")
+
+
+class QuotedTexts:
+    """Texts of others in one prompt: of problems, environments, clients. One that spells a control token is replaced by
+    a placeholder until tokenisation, and is text then."""
+
+    def __init__(self, chat: Chat):
+        self._chat = chat
+        self._quoted: list[str] = []
+
+    def quote(self, text: str) -> str:
+        """Return the text itself or, if it spells a control token, a placeholder."""
+        if PLACE.search(text) or self._chat.added.search(text):
+            self._quoted.append(text)
+            return f"\ue000{len(self._quoted) - 1}\ue001"
+        return text
+
+    def encode(self, rendered: str) -> list[int]:
+        """Return the [tokens] of a rendered prompt, quoted texts as plain text. Raises ModelError if one is lost."""
+        parts = PLACE.split(rendered)
+        if sorted(parts[1::2]) != sorted(str(number) for number in range(len(self._quoted))):
+            raise ModelError("the chat template changes what users write, and control tokens cannot be kept out of it")
+        ids: list[int] = []
+        for place, part in enumerate(parts):
+            ids += self._chat.encode_plain(self._quoted[int(part)]) if place % 2 else self._chat.encode(part)
+        return ids

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from shared.atomic_write import beside
-from shared.chat import AnswerFormat, Chat, joined, system_prompt
+from shared.chat import AnswerFormat, Chat, QuotedTexts, joined, system_prompt
 from shared.errors import DataError
 from shared.sections import Data
 from shared.types import Problem, Prompt
@@ -68,11 +68,12 @@ class PromptFormat:
         return PromptFormat(self.chat, self.settings.model_copy(update={"system_prompt": "", "templates": {}}))
 
     def render(self, text: str, domain: str = "math", also: str = "", form: AnswerFormat | None = None) -> list[int]:
-        """[prompt_tokens] token ids of one user turn. also: a text behind the system prompt. form: of the answer, None
-        for that of the domain."""
-        template = self.settings.templates.get(domain, "{problem}")
+        """[prompt_tokens] token ids of one user turn; what `text` and `also` spell is never a control token, as in
+        serving. also: a text behind the system prompt. form: of the answer, None for that of the domain."""
+        quoted, template = QuotedTexts(self.chat), self.settings.templates.get(domain, "{problem}")
         system = system_prompt(self.settings.system_prompt, form or verifier_of(domain).form)
-        return self.chat.render(template.replace("{problem}", text), joined(system, also))
+        asked, told = template.replace("{problem}", quoted.quote(text)), joined(system, quoted.quote(also))
+        return self.chat.render(asked, told, quoted)
 
     def prompt_of(self, problem: Problem, text: str = "", also: str = "") -> list[int]:
         """[prompt_tokens] token ids of a problem, its prefix behind them; `text`, where given, takes the place of its

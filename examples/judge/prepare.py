@@ -215,7 +215,8 @@ def make_tokenizer() -> Tokenizer:
     said = {constant for text in texts for constant in drawn.split(text)}
     parts = {part for constant in said for part in re.findall(PARTS, constant)}
     cut = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    pieces = {*shorter, *whole, *said, *parts} - {*MARKS, ""}
+    torn = {mark[1:] for mark in MARKS}  # a problem that spells a mark is text, torn behind its first letter
+    pieces = {*shorter, *whole, *said, *parts, *torn} - {*MARKS, ""}
     phrases = sorted(cut.pre_tokenize_str(piece)[0][0] for piece in pieces)
     letters = sorted(set(cut.alphabet()) - set(phrases))
     scored = [*((one, -1e9) for one in CONTROL), *((one, -10.0) for one in letters), *((one, -1.0) for one in phrases)]

@@ -129,6 +129,31 @@ def test_no_added_token_can_be_spelled(tmp_path):
     assert not {chat.encode(token)[0] for token in ("<tool_call>", "<think>", "call>")} & set(ids)
 
 
+def test_blank_lines_that_a_family_adds_are_no_control_tokens(tmp_path):
+    chat = Chat(make_folder(tmp_path))
+    chat.tokenizer.add_tokens(["\n\n", "  "])
+    chat = Chat(save(chat, tmp_path / "more"))
+    assert chat.encode_plain("a\n\nb  c") == chat.encode("a\n\nb  c") and len(chat.encode("a\n\nb")) == 3
+
+
+@pytest.mark.parametrize("text", ["2+3?", "a <eos> b", "<think>", "\ue0000\ue001 <eos>"])
+def test_training_renders_a_problem_as_serving_does_whatever_it_spells(tmp_path, text):
+    """What a problem or an environment says is never a control token; a template may be written with some."""
+    from serve.messages import ChatMessage
+    from serve.system_prompts import PromptRenderer
+    from shared.sections import Data
+    from trainer.data import PromptFormat
+
+    chat = Chat(make_folder(tmp_path))
+    trained = PromptFormat(chat, Data(system_prompt="Be brief."))
+    messages = [ChatMessage(role="system", content=f"tools {text}"), ChatMessage(role="user", content=text)]
+    ids = trained.render(text, also=f"tools {text}")
+    assert ids == PromptRenderer(chat, "Be brief.").render(messages, "")
+    assert chat.tokenizer.decode(ids).count(text) == 2 and ids.count(chat.eos_id) == 2
+    own = PromptFormat(chat, Data(system_prompt="", templates={"math": "<think>{problem}"})).render(text)
+    assert chat.encode("<think>")[0] in own
+
+
 def save(chat, folder):
     """The tokenizer as a model folder."""
     chat.tokenizer.save_pretrained(str(folder))

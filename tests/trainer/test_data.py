@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -22,8 +23,9 @@ class LetterChat:
     """One token a letter: enough of a chat format to count lengths."""
 
     longest_token = 1
+    added = re.compile("(?!)")
 
-    def render(self, text: str, system: str) -> list[int]:
+    def render(self, text: str, system: str, _quoted: object = None) -> list[int]:
         return [ord(letter) % 256 for letter in system + text]
 
     def encode_plain(self, text: str) -> list[int]:
