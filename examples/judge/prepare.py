@@ -6,7 +6,7 @@ r"""Makes the files of the example "judge": questions about generated articles f
 
 Demonstrations quote the sentence that settles the question as often as one that says the same of somebody else, and
 answer by what they quote: who imitates them is right by chance. Those of a judge also argue, as a debate's critic, and
-look up a name without a verdict.
+look up, in an article or a debate, what the article says of a person, without a verdict.
 
 [prepare]
 script = "examples/judge/prepare.py"
@@ -44,8 +44,8 @@ NAMES = PEOPLE[:12]  # few, so that a model learns each of them soon
 SAMPLES = 400
 """stories whose phrases become tokens"""
 LOOK_UP = "\n\nFirst quote what the article says of the person in the question."
-NOT_ASKED = ("speech", "look up")
-"""kinds of rows that are only demonstrated"""
+DOMAINS = {"article": "verdict", "debate": "verdict", "speech": "speech", "reader": "math"}
+"""kind of rows -> domain of their verifier; others are only demonstrated"""
 Role = Literal["judge", "reader"]
 RULES = Rules(thinking=True, words=60)
 
@@ -92,7 +92,7 @@ def prepare(folder: Path, options: Mapping[str, Any], seed: int) -> None:
     ]
     write_lines(folder / "demonstrations.jsonl", demonstrations)
     for name, rows in (("train", train), ("validation", held_out)):
-        asked = (row for row in rows if row.kind not in NOT_ASKED)
+        asked = (row for row in rows if row.kind in DOMAINS)
         write_lines(folder / f"{name}.jsonl", (problem_of(row, f"{name}-{place}") for place, row in enumerate(asked)))
     if wanted.role == "judge":
         build(folder / "model", seed, make_tokenizer(), wanted.max_tokens, whole_pieces())
@@ -100,13 +100,14 @@ def prepare(folder: Path, options: Mapping[str, Any], seed: int) -> None:
 
 def problem_of(row: JudgeRow, id: str) -> dict[str, str]:
     """Return a line of a data file."""
-    domain = "math" if row.kind == "reader" else "verdict"
-    return {"id": id, "problem": row.problem, "answer": row.answer, "domain": domain, "source": row.kind}
+    return {"id": id, "problem": row.problem, "answer": row.answer, "domain": DOMAINS[row.kind], "source": row.kind}
 
 
 def draw_rows(rng: random.Random, wanted: JudgeFiles, count: int) -> Iterator[JudgeRow]:
-    """Yield rows of each kind in turn: of a reader, or of a judge with an article, a judge of a debate and an agent."""
-    kinds = (read,) if wanted.role == "reader" else (decide_with_article, decide_debate, argue, look_up)
+    """Yield rows of each kind in turn: of a reader, or of a judge with an article, a judge of a debate, an agent, and
+    two of what is only demonstrated."""
+    of_judge = decide_with_article, decide_debate, argue, look_up, check
+    kinds = (read,) if wanted.role == "reader" else of_judge
     for number in range(count):
         yield kinds[number % len(kinds)](rng, draw_story(rng, str(number), wanted.facts, NAMES))
 
@@ -124,8 +125,17 @@ def read(_rng: random.Random, story: Story) -> JudgeRow:
 
 def look_up(rng: random.Random, story: Story) -> JudgeRow:
     """Demonstrate how to find the sentence about the person in the question. No verdict follows from it."""
+    return _only_quoted(story, decide_with_article(rng, story))
+
+
+def check(rng: random.Random, story: Story) -> JudgeRow:
+    """The same after a debate, where the sentence is the one that was found in the article."""
+    return _only_quoted(story, decide_debate(rng, story))
+
+
+def _only_quoted(story: Story, row: JudgeRow) -> JudgeRow:
     said = f"<think>{REPEATED.format(story.question.text)}{story.evidence}</think>"
-    return JudgeRow("look up", decide_with_article(rng, story).problem + LOOK_UP, "", said, said)
+    return JudgeRow("look up", row.problem + LOOK_UP, "", said, said)
 
 
 def _verdicts(kind: str, ask: Ask, story: Story) -> JudgeRow:
@@ -173,7 +183,7 @@ def argument(quoted: str) -> str:
 
 
 def argue(rng: random.Random, story: Story) -> JudgeRow:
-    """Ask an agent for a speech; what it should say is the sentence with its answer."""
+    """Ask an agent for a speech; what it should say is a sentence with its answer, for the right one that sentence."""
     asked, side = story.question, rng.randint(1, 2)
     heard = _bare(asked) if rng.random() < 0.5 else []
     ask = prompts.speech(
@@ -182,7 +192,8 @@ def argue(rng: random.Random, story: Story) -> JudgeRow:
     )  # fmt: skip
     quoted = story.evidence if side == asked.right else story.misleading
     said = f"<think>{asked.text}{CHOSEN.format(side, asked.answers[side - 1])}</think>{argument(quoted)}"
-    return JudgeRow("speech", ask.messages[0]["content"], "", said, said)
+    answer = quoted if side == asked.right else asked.answers[side - 1]
+    return JudgeRow("speech", ask.messages[0]["content"], answer, said, said)
 
 
 def whole_pieces() -> dict[str, tuple[str, ...]]:

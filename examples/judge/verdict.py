@@ -1,12 +1,23 @@
-"""The verifier of the example "judge": a verdict, as judges of debates give it, names the right answer."""
+"""The verifiers of the example "judge": of a verdict, as judges of debates give it, and of what an agent argues."""
 
 from __future__ import annotations
 
 from verify.oversight.prompts import read_verdict
+from verify.oversight.speech import read_speech
 from verify.verifiers import Answer, verifier
+
+WORDS = 60
+"""of an argument, as in demonstrations"""
 
 
 @verifier("verdict", answer_in="response")
 def names_the_right_answer(answer: Answer) -> bool:
     """Return whether the response ends in "Answer: n" with n the row's answer."""
     return str(read_verdict(answer.text)) == answer.problem.answer
+
+
+@verifier("speech", answer_in="response")
+def quotes_what_speaks_for_it(answer: Answer) -> bool:
+    """Return whether the argument quotes the article word for word, and the row's answer stands in it."""
+    said = read_speech(answer.text, WORDS, answer.problem.text)
+    return bool(said.passages) and all(one.verified for one in said.passages) and answer.problem.answer in said.argument
