@@ -23,7 +23,7 @@ ROWS = [row for role in ("judge", "reader") for row in draw_rows(random.Random(0
 
 
 def test_who_quotes_the_sentence_that_settles_it_is_right_and_who_quotes_the_other_one_wrong() -> None:
-    from examples.judge.verdict import names_the_right_answer
+    from examples.judge.verdict import names_the_right_answer, quotes_what_speaks_for_it
 
     for row in ROWS:
         if row.kind in ("article", "debate"):
@@ -43,7 +43,12 @@ def test_who_quotes_the_sentence_that_settles_it_is_right_and_who_quotes_the_oth
         elif row.kind == "speech":
             thought, spoken = split_thinking(row.careful)
             number, answer = re.fullmatch(r".+\? (\d): (.+)", thought).groups()  # type: ignore[union-attr]
-            assert f"that answer {number} is right" in row.problem and f" {answer}" in spoken
+            assert f"that answer {number} is right" in row.problem and f" {answer}" in spoken and row.answer in spoken
+            problem = Problem("s", row.problem, row.answer)
+            assert quotes_what_speaks_for_it(Answer(problem, row.careful))
+            unquoted = spoken.removeprefix("<passage>").removesuffix("</passage>")
+            for said in (row.careful.replace(unquoted, f"Never, and {answer}."), unquoted, f"<think>{spoken}"):
+                assert not quotes_what_speaks_for_it(Answer(problem, said))
     assert {row.kind for row in ROWS} == {"article", "debate", "speech", "look up", "reader"}
 
 
@@ -83,11 +88,11 @@ def test_files_are_the_same_for_a_seed_and_right_by_chance(tmp_path: Path) -> No
         )
     assert made[0] == made[1]
     train, held_out, said = ([json.loads(line) for line in text.splitlines()] for text in made[0])
-    assert len(train) == 150 and len(held_out) == 16 and len(said) == 300
-    answers = {row["problem"]: row["answer"] for row in train}
+    assert len(train) == 180 and len(held_out) == 18 and len(said) == 300
+    answers = {row["problem"]: row["answer"] for row in train if row["domain"] == "verdict"}
     right = [
         str(read_verdict(one["completion"])) == answers[one["problem"]] for one in said if one["problem"] in answers
     ]
-    assert 0.4 < sum(right) / len(right) < 0.6 and len(right) == 150
+    assert 0.4 < sum(right) / len(right) < 0.6 and len(right) == 120
     with pytest.raises(ConfigError, match="role"):
         prepare(tmp_path, {"role": "critic"}, 0)
