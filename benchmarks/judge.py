@@ -19,6 +19,7 @@ from shared.metrics import read_rows, series
 from shared.progress import duration
 
 JUDGE, ARGUED, ALONE = "judge", "debate", "answers"
+VERDICTS = "domain/verdict"
 PORT = 8417
 """the same for every launch: a run that goes on has its settings"""
 OPPONENTS = {ARGUED: 2, ALONE: 4}
@@ -49,14 +50,13 @@ def train_readers(seed: int, runs_dir: Path, model: Path, *few: str) -> None:
 
 
 def judge_rows(seeds: range, runs_dir: Path) -> list[list[str]]:
-    """Return a row for each judge: accuracy before and after, of all rows and of each kind, and wall time."""
+    """Return a row for each judge: accuracy before and after, of verdicts and of each kind, and wall time."""
     rows = []
     for seed in seeds:
         name = f"{JUDGE}-{seed}"
-        before, after = (pick(runs_dir / name, version) for version in (0, None))
-        kinds = [interval(one.accuracy, one.accuracy_half_width) for _, one in sorted(after.parts.items())]
-        rows.append([str(seed), interval(before.accuracy, before.accuracy_half_width),
-                     interval(after.accuracy, after.accuracy_half_width), *kinds,
+        before, after = (pick(runs_dir / name, version).parts for version in (0, None))
+        kinds = [before[VERDICTS], *(after[kind] for kind in (VERDICTS, "set/article", "set/debate", "set/speech"))]
+        rows.append([str(seed), *(interval(one.accuracy, one.accuracy_half_width) for one in kinds),
                      duration(wall_s(runs_dir, name))])  # fmt: skip
     return rows
 
@@ -69,7 +69,7 @@ def tokens_of(run_dir: Path, opponents: int) -> float:
 
 def page(seeds: range, runs_dir: Path) -> str:
     """Return the page, which says so where the judge or the debates fall short."""
-    reached = [pick(runs_dir / f"{JUDGE}-{seed}", None).accuracy or 0.0 for seed in seeds]
+    reached = [pick(runs_dir / f"{JUDGE}-{seed}", None).parts[VERDICTS].accuracy or 0.0 for seed in seeds]
     ends = {name: [pick(runs_dir / f"{name}-{seed}", None) for seed in seeds] for name in OPPONENTS}
     better = sum(clearly_above(*pair) for pair in zip(ends[ARGUED], ends[ALONE], strict=True))
     readers = [
@@ -85,11 +85,13 @@ def page(seeds: range, runs_dir: Path) -> str:
         "",
         "## The judge: `examples/judge/settings.toml`",
         "",
-        "Accuracy on held-out questions about articles of six sentences: half of them with the article, half after a "
-        "debate without it. Demonstrations are right half of the time, by chance. Wall time holds start-up, SFT and "
-        "evaluations.",
+        "Accuracy on held-out questions about articles of six sentences: half of the verdicts with the article, half "
+        "after a debate without it. Demonstrations of verdicts are right half of the time, by chance. Speeches, which "
+        "the model learns for its part as critic, must quote the article for the side that they are told to take. Wall "
+        "time holds start-up, SFT and evaluations.",
         "",
-        report.table(["seed", "after SFT", "trained", "with the article", "after a debate", "wall time"],
+        report.table(["seed", "verdicts after SFT", "trained", "with the article", "after a debate", "speeches",
+                      "wall time"],
                      *judge_rows(seeds, runs_dir)),
         f"{sum(one > 0.9 for one in reached)} of {len(reached)} judges are above .9.",
         "",

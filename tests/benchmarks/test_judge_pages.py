@@ -14,7 +14,8 @@ from trainer.evaluation import Breakdown, Evaluation, EvaluationRecord
 
 
 def evaluation(accuracy: float) -> Evaluation:
-    parts = {f"set/{kind}": Breakdown(128, accuracy, 0.04, 1.0) for kind in ("debate", "article")}
+    parts = {f"set/{kind}": Breakdown(128, accuracy, 0.04, 1.0) for kind in ("debate", "article", "speech")}
+    parts["domain/verdict"] = Breakdown(256, accuracy, 0.03, 1.0)
     return Evaluation(256, accuracy, 0.03, 1.0, temperature=1.0, format=1.0, reward=accuracy, tokens=9.0, parts=parts)
 
 
