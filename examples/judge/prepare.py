@@ -36,8 +36,8 @@ from verify.oversight.stories import FACTS, PEOPLE, Story, draw_story
 MARK, ANY_MARK = "[0-9a-f]{16}", "\u00a7"
 PARTS = rf"</?[a-z_]+>|{ANY_MARK}|[^.\n<>{ANY_MARK}]+\.?|\n+"
 """a tag, a mark, a sentence or a piece of one, line breaks: for prompts that no sample has"""
-CHOSEN, LISTED = " {}: {}", f"{{}} {ANY_MARK}\n{{}}"
-"""number and text of an answer, as a judge says them, and as prompts list them"""
+CHOSEN, TAKEN, LISTED = " {}: {}", "{}: {}. ", f"{{}} {ANY_MARK}\n{{}}"
+"""number and text of an answer, as a judge says them, as an agent does, and as prompts list them"""
 REPEATED = "{} "
 """the question before a quotation"""
 NAMES = PEOPLE[:12]  # few, so that a model learns each of them soon
@@ -191,7 +191,8 @@ def argue(rng: random.Random, story: Story) -> JudgeRow:
         alone=False, marks=marks(str(rng.random())),
     )  # fmt: skip
     quoted = story.evidence if side == asked.right else story.misleading
-    said = f"<think>{asked.text}{CHOSEN.format(side, asked.answers[side - 1])}</think>{argument(quoted)}"
+    taken = TAKEN.format(side, asked.answers[side - 1])
+    said = f"<think>{REPEATED.format(asked.text)}{taken}{quoted}</think>{argument(quoted)}"
     answer = quoted if side == asked.right else asked.answers[side - 1]
     return JudgeRow("speech", ask.messages[0]["content"], answer, said, said)
 
@@ -206,7 +207,7 @@ def whole_pieces() -> dict[str, tuple[str, ...]]:
         found |= {form.format(asked.format(name)): (name, fact) for form in ("{}", REPEATED) for name in NAMES}
         for value in values:
             found |= {f"{name} {told.format(value)}.": (name, fact, value) for name in NAMES}
-            found |= {form.format(number, value): (number, value) for form in (LISTED, CHOSEN) for number in "12"}
+            found |= {form.format(one, value): (one, value) for form in (LISTED, CHOSEN, TAKEN) for one in "12"}
     return found
 
 

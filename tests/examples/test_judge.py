@@ -42,7 +42,7 @@ def test_who_quotes_the_sentence_that_settles_it_is_right_and_who_quotes_the_oth
             assert f"{asked}?" in row.problem and quoted in row.problem
         elif row.kind == "speech":
             thought, spoken = split_thinking(row.careful)
-            number, answer = re.fullmatch(r".+\? (\d): (.+)", thought).groups()  # type: ignore[union-attr]
+            number, answer = re.fullmatch(r".+\? (\d): (.+?)\. .+", thought).groups()  # type: ignore[union-attr]
             assert f"that answer {number} is right" in row.problem and f" {answer}" in spoken and row.answer in spoken
             problem = Problem("s", row.problem, row.answer)
             assert quotes_what_speaks_for_it(Answer(problem, row.careful))
