@@ -22,7 +22,7 @@ JUDGE, ARGUED, ALONE = "judge", "debate", "answers"
 VERDICTS = "domain/verdict"
 PORT = 8417
 """the same for every launch: a run that goes on has its settings"""
-OPPONENTS = {ARGUED: 2, ALONE: 4}
+OPPONENTS = {ARGUED: 1, ALONE: 2}
 
 
 def train_judge(seed: int, runs_dir: Path, *few: str) -> Path:

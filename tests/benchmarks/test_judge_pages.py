@@ -38,7 +38,7 @@ def test_the_page_says_what_was_reached(tmp_path: Path) -> None:
     page = judge.page(range(2), tmp_path)
     assert "| 0 | 0.500 (0.470 to 0.530) | 0.950 (0.920 to 0.980) | 0.950 (0.910 to 0.990) |" in page
     assert "1 of 2 judges are above .9." in page and "| 2:05 min |" in page
-    assert "In 1 of 2 seeds" in page and "do NOT in every seed raise" in page and "| 120 | 240 |" in page
+    assert "In 1 of 2 seeds" in page and "do NOT in every seed raise" in page and "| 60 | 120 |" in page
 
 
 def test_the_page_of_an_evaluation_tells_kills_and_bias(tmp_path: Path) -> None:
