@@ -149,7 +149,7 @@ def check(load: Load, requests: int, tokens: int) -> None:
 def compare(mine: list[Answer], theirs: list[Answer]) -> None:
     """Raises RunError where the servers did not get the same prompts, or do not begin their answers alike."""
     if [answer.prompt_tokens for answer in mine] != [answer.prompt_tokens for answer in theirs]:
-        raise SystemExit("error: the servers make different prompts of the same chats")
+        raise RunError("the servers make different prompts of the same chats")
     begins = [["".join(filter(str.isalnum, answer.text))[:20] for answer in found] for found in (mine, theirs)]
     same = sum(one == other for one, other in zip(*begins, strict=True)) / len(mine)
     if same < 0.5:  # not all: batches differ, and with them the last bits of the logits

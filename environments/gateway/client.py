@@ -23,7 +23,7 @@ from environments.gateway.messages import (
     ToGateway,
 )
 from shared.errors import DeadlineExceeded
-from verify.child_process import frame, read_frame
+from verify.child_process import frame, python_path, read_frame
 
 START_S = 60.0
 """seconds for the gateway to say where it listens"""
@@ -67,6 +67,7 @@ class GatewayProcess:
         child = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "environments.gateway.process", str(os.getpid()), address,
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, start_new_session=True,
+            env={**os.environ, "PYTHONPATH": python_path()},
         )  # fmt: skip
         made = cls(child)
         try:
