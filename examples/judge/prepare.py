@@ -5,7 +5,8 @@ r"""Makes the files of the example "judge": questions about generated articles f
     reader    answers the question about the article itself
 
 Demonstrations quote the sentence that settles the question as often as one that says the same of somebody else, and
-answer by what they quote: who imitates them is right by chance. Those of a judge also argue, as a debate's critic, and
+answer by what they quote: who imitates them is right by chance. (Those of a reader that are wrong misread of whom the
+question is: two sentences at once would be mixed.) Those of a judge also argue, as a debate's critic, and
 look up, in an article or a debate, what the article says of a person, without a verdict.
 
 [prepare]
@@ -113,13 +114,13 @@ def draw_rows(rng: random.Random, wanted: JudgeFiles, count: int) -> Iterator[Ju
 
 
 def read(_rng: random.Random, story: Story) -> JudgeRow:
-    """Ask the reader."""
-    asked = story.question
+    """Ask the reader. Who is careless repeats the question as if it were about somebody else."""
+    asked, said = story.question, []
     right, wrong = asked.answers if asked.right == 1 else asked.answers[::-1]
-    said = [
-        f"<think>{REPEATED.format(asked.text)}{quoted}</think>\\boxed{{{answer}}}"
-        for quoted, answer in ((story.evidence, right), (story.misleading, wrong))
-    ]
+    person = story.evidence.partition(" ")[0]
+    for quoted, answer in ((story.evidence, right), (story.misleading, wrong)):
+        repeated = asked.text.replace(person, quoted.partition(" ")[0])
+        said.append(f"<think>{REPEATED.format(repeated)}{quoted}</think>\\boxed{{{answer}}}")
     return JudgeRow("reader", f"{asked.article}\n\n{asked.text}", right, *said)
 
 
