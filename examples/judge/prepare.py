@@ -1,13 +1,14 @@
 r"""Makes the files of the example "judge": questions about generated articles for a tiny model, in two roles.
 
-    judge     is asked which of two answers is right, in the words of verify/oversight/prompts.py: one half of the rows
-              with the article, one half after a debate and without it. It quotes a sentence, then says "Answer: n"
+    judge     is asked which of two answers is right, in the words of verify/oversight/prompts.py: with the article, or
+              after a debate and without it. It quotes a sentence, then says "Answer: n". In other rows it is asked for
+              a speech, as a debate's critic
     reader    answers the question about the article itself
 
 Demonstrations quote the sentence that settles the question as often as one that says the same of somebody else, and
-answer by what they quote: who imitates them is right by chance. (Those of a reader that are wrong misread of whom the
-question is: two sentences at once would be mixed.) Those of a judge also argue, as a debate's critic, and
-look up, in an article or a debate, what the article says of a person, without a verdict.
+answer by what they quote: who imitates them is right by chance. (Wrong ones of a reader misread of whom the question
+is: a choice between two sentences comes out as a mixture.) Those of a judge also look up, in an article or a debate,
+what the article says of a person, without a verdict.
 
 [prepare]
 script = "examples/judge/prepare.py"
