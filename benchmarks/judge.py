@@ -17,6 +17,7 @@ from benchmarks.servers import OURS, Running, ours
 from lab.ablate.runner import wall_s
 from shared.metrics import read_rows, series
 from shared.progress import duration
+from trainer.evaluation import read_evaluations
 
 JUDGE, ARGUED, ALONE = "judge", "debate", "answers"
 VERDICTS = "domain/verdict"
@@ -61,6 +62,11 @@ def judge_rows(seeds: range, runs_dir: Path) -> list[list[str]]:
     return rows
 
 
+def steps_of(run_dir: Path) -> str:
+    """Return after how many steps a run was evaluated last."""
+    return str(read_evaluations(run_dir)[-1].version)
+
+
 def tokens_of(run_dir: Path, opponents: int) -> float:
     """Return the judge's tokens for each response of a run, prompts included, by its last measurement."""
     found = series(read_rows(run_dir / "metrics.jsonl"), "judge/argued/tokens")[1]
@@ -75,6 +81,7 @@ def page(seeds: range, runs_dir: Path) -> str:
     readers = [
         [str(seed), *(interval(one.accuracy, one.accuracy_half_width) for one in (
             pick(runs_dir / f"{ARGUED}-{seed}", 0), ends[ARGUED][place], ends[ALONE][place])),
+         " and ".join(steps_of(runs_dir / f"{name}-{seed}") for name in OPPONENTS),
          *(f"{tokens_of(runs_dir / f'{name}-{seed}', count):.0f}" for name, count in OPPONENTS.items())]
         for place, seed in enumerate(seeds)
     ]  # fmt: skip
@@ -102,8 +109,8 @@ def page(seeds: range, runs_dir: Path) -> str:
         "Accuracy is against the true answers of held-out questions; tokens are those of the judge a response, prompts "
         "included.",
         "",
-        report.table(["seed", "after SFT", "trained by `debate`", "trained by `answers`", "tokens, `debate`",
-                      "tokens, `answers`"], *readers),
+        report.table(["seed", "after SFT", "trained by `debate`", "trained by `answers`", "after steps",
+                      "tokens, `debate`", "tokens, `answers`"], *readers),
         f"In {better} of {len(readers)} seeds the interval of `debate` lies above that of `answers`: debates "
         f"{'raise' if better == len(readers) else 'do NOT in every seed raise'} true accuracy above the judge's own. "
         "By itself this judge can only guess, since it has no article: the figure shows that checked quotations carry "
