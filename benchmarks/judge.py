@@ -17,7 +17,7 @@ from benchmarks.servers import OURS, Running, ours
 from lab.ablate.runner import wall_s
 from shared.metrics import read_rows, series
 from shared.progress import duration
-from trainer.evaluation import read_evaluations
+from trainer.evaluation import Evaluation, read_evaluations
 
 JUDGE, ARGUED, ALONE = "judge", "debate", "answers"
 VERDICTS = "domain/verdict"
@@ -62,9 +62,14 @@ def judge_rows(seeds: range, runs_dir: Path) -> list[list[str]]:
     return rows
 
 
-def steps_of(run_dir: Path) -> str:
-    """Return after how many steps a run was evaluated last."""
-    return str(read_evaluations(run_dir)[-1].version)
+def steps_of(run_dir: Path) -> int:
+    """Return after how many steps a run was evaluated last, 0 if it was not, or not after training."""
+    return max((record.version for record in read_evaluations(run_dir)), default=0)
+
+
+def trained(run_dir: Path) -> Evaluation | None:
+    """Return the last evaluation of a run, None if there is none after training."""
+    return pick(run_dir, None) if steps_of(run_dir) else None
 
 
 def tokens_of(run_dir: Path, opponents: int) -> float:
@@ -76,14 +81,15 @@ def tokens_of(run_dir: Path, opponents: int) -> float:
 def page(seeds: range, runs_dir: Path) -> str:
     """Return the page, which says so where the judge or the debates fall short."""
     reached = [pick(runs_dir / f"{JUDGE}-{seed}", None).parts[VERDICTS].accuracy or 0.0 for seed in seeds]
-    ends = {name: [pick(runs_dir / f"{name}-{seed}", None) for seed in seeds] for name in OPPONENTS}
-    better = sum(clearly_above(*pair) for pair in zip(ends[ARGUED], ends[ALONE], strict=True))
+    ends = [[trained(runs_dir / f"{name}-{seed}") for name in OPPONENTS] for seed in seeds]
+    pairs = [(by_debate, alone) for by_debate, alone in ends if by_debate and alone]
+    better = sum(clearly_above(*pair) for pair in pairs)
     readers = [
-        [str(seed), *(interval(one.accuracy, one.accuracy_half_width) for one in (
-            pick(runs_dir / f"{ARGUED}-{seed}", 0), ends[ARGUED][place], ends[ALONE][place])),
-         " and ".join(steps_of(runs_dir / f"{name}-{seed}") for name in OPPONENTS),
+        [str(seed), *(interval(one.accuracy, one.accuracy_half_width) if one else "not measured" for one in (
+            pick(runs_dir / f"{ARGUED}-{seed}", 0), *found)),
+         " and ".join(str(steps_of(runs_dir / f"{name}-{seed}")) for name in OPPONENTS),
          *(f"{tokens_of(runs_dir / f'{name}-{seed}', count):.0f}" for name, count in OPPONENTS.items())]
-        for place, seed in enumerate(seeds)
+        for seed, found in zip(seeds, ends, strict=True)
     ]  # fmt: skip
     return "\n".join([
         "# A judge trained on generated articles, and a reader that it trains by debates",
@@ -111,8 +117,8 @@ def page(seeds: range, runs_dir: Path) -> str:
         "",
         report.table(["seed", "after SFT", "trained by `debate`", "trained by `answers`", "after steps",
                       "tokens, `debate`", "tokens, `answers`"], *readers),
-        f"In {better} of {len(readers)} seeds the interval of `debate` lies above that of `answers`: debates "
-        f"{'raise' if better == len(readers) else 'do NOT in every seed raise'} true accuracy above the judge's own. "
+        f"In {better} of {len(pairs)} seeds the interval of `debate` lies above that of `answers`: debates "
+        f"{'raise' if better == len(pairs) else 'do NOT in every seed raise'} true accuracy above the judge's own. "
         "By itself this judge can only guess, since it has no article: the figure shows that checked quotations carry "
         "the information through, in a task made for it, and nothing about debates of language models.",
         "",

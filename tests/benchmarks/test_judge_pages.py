@@ -35,9 +35,13 @@ def test_the_page_says_what_was_reached(tmp_path: Path) -> None:
         make_run(tmp_path / f"judge-{seed}", 0.5, 0.95 - 0.1 * seed)
         make_run(tmp_path / f"debate-{seed}", 0.5, by_debate)
         make_run(tmp_path / f"answers-{seed}", 0.5, alone)
-    page = judge.page(range(2), tmp_path)
+    make_run(tmp_path / "judge-2", 0.5, 0.95)
+    make_run(tmp_path / "debate-2", 0.5, 0.9)
+    make_run(tmp_path / "answers-2", 0.5)
+    page = judge.page(range(3), tmp_path)
     assert "| 0 | 0.500 (0.470 to 0.530) | 0.950 (0.920 to 0.980) | 0.950 (0.910 to 0.990) |" in page
-    assert "1 of 2 judges are above .9." in page and "| 2:05 min |" in page
+    assert "2 of 3 judges are above .9." in page and "| 2:05 min |" in page
+    assert "| 0.900 (0.870 to 0.930) | not measured | 1 and 0 |" in page
     assert "In 1 of 2 seeds" in page and "do NOT in every seed raise" in page and "| 60 | 120 |" in page
 
 
