@@ -1,4 +1,4 @@
-"""A tiny judge is trained from chance, and its verdicts on debates then train a reader of articles that it cannot read.
+"""A tiny judge is trained, and its verdicts on debates then train a reader of articles that it cannot read.
 
 For each seed: `examples/judge/settings.toml`; with that judge served, `examples/judge/reader.toml` (debates) and the
 same with the judge by itself, asked about twice as many pairs, which takes as many of its tokens. A launch that ended
@@ -118,7 +118,7 @@ def page(seeds: range, runs_dir: Path) -> str:
         report.table(["seed", "after SFT", "trained by `debate`", "trained by `answers`", "after steps",
                       "tokens, `debate`", "tokens, `answers`"], *readers),
         f"In {better} of {len(pairs)} seeds the interval of `debate` lies above that of `answers`: debates "
-        f"{'raise' if better == len(pairs) else 'do NOT in every seed raise'} true accuracy above the judge's own. "
+        f"{'raise' if better == len(pairs) > 0 else 'do NOT in every seed raise'} true accuracy above the judge's own. "
         "By itself this judge can only guess, since it has no article: the figure shows that checked quotations carry "
         "the information through, in a task made for it, and nothing about debates of language models.",
         "",

@@ -22,14 +22,13 @@ from benchmarks.judge import train_judge
 from benchmarks.servers import OURS, Running, ours
 from evaluation.oversight.__main__ import RESULTS, SUMMARY
 from evaluation.oversight.games import GAMES
-from examples.judge.prepare import NAMES, RULES
+from examples.judge.prepare import NAMES, RULES, JudgeFiles
 from examples.quickstart.tiny_model import write_lines
 from shared.errors import RunError
 from shared.progress import duration
 from verify.oversight.stories import draw_story
 
 KILLS = 2
-FACTS = 6
 OPTIONS = ["--rounds=1", f"--words={RULES.words}", "--max-tokens=64", "--judge-tokens=32"]
 """as the judge was trained"""
 
@@ -38,7 +37,7 @@ def draw_questions(count: int) -> Iterator[dict[str, object]]:
     """Yield rows of a task: questions about articles with the names of the judge's training, drawn apart from it."""
     rng = random.Random("questions of the evaluation of oversight")
     for number in range(count):
-        asked = draw_story(rng, str(number), FACTS, NAMES).question
+        asked = draw_story(rng, str(number), JudgeFiles().facts, NAMES).question
         yield {"id": asked.id, "question": asked.text, "answers": asked.answers, "right": asked.right,
                "article": asked.article}  # fmt: skip
 

@@ -91,6 +91,7 @@ class Chat:
         added = (one.content for one in self.tokenizer.added_tokens_decoder.values())
         known = sorted(filter(str.strip, added), key=len, reverse=True)  # some families add blank lines and blanks
         self.added = re.compile(f"({'|'.join(map(re.escape, known))})" if known else "(?!)()")
+        """finds what control tokens are spelled"""
         self._bridges: dict[tuple[str, ...], list[list[int]]] = {}
         self.folder = folder
         self.think_ids: tuple[int, int] | None = self._find_think_ids()
@@ -215,7 +216,7 @@ class Chat:
 
     def render(self, problem_text: str, system: str, quoted: QuotedTexts | None = None) -> list[int]:
         """[prompt_tokens] of one user turn, up to where the assistant begins; system "" leaves it to the template.
-        quoted: what of both texts is quoted. Raises ModelError."""
+        quoted: the parts of both that are never control tokens. Raises ModelError."""
         return (quoted or QuotedTexts(self)).encode(self._render_text(problem_text, system))
 
     def encode(self, text: str) -> list[int]:
@@ -268,12 +269,12 @@ class Chat:
         return text
 
 
-PLACE = re.compile("\ue000(\\d+)\ue001")
+PLACEHOLDER = re.compile("\ue000(\\d+)\ue001")
 
 
 class QuotedTexts:
-    """Texts of others in one prompt: of problems, environments, clients. One that spells a control token is replaced by
-    a placeholder until tokenisation, and is text then."""
+    """Texts in one prompt that problems or clients wrote. One that spells a control token is replaced by a placeholder
+    until tokenisation, and is text then."""
 
     def __init__(self, chat: Chat):
         self._chat = chat
@@ -281,14 +282,14 @@ class QuotedTexts:
 
     def quote(self, text: str) -> str:
         """Return the text itself or, if it spells a control token, a placeholder."""
-        if PLACE.search(text) or self._chat.added.search(text):
+        if PLACEHOLDER.search(text) or self._chat.added.search(text):
             self._quoted.append(text)
             return f"\ue000{len(self._quoted) - 1}\ue001"
         return text
 
     def encode(self, rendered: str) -> list[int]:
         """Return the [tokens] of a rendered prompt, quoted texts as plain text. Raises ModelError if one is lost."""
-        parts = PLACE.split(rendered)
+        parts = PLACEHOLDER.split(rendered)
         if sorted(parts[1::2]) != sorted(str(number) for number in range(len(self._quoted))):
             raise ModelError("the chat template changes what users write, and control tokens cannot be kept out of it")
         ids: list[int] = []

@@ -68,12 +68,11 @@ class PromptFormat:
         return PromptFormat(self.chat, self.settings.model_copy(update={"system_prompt": "", "templates": {}}))
 
     def render(self, text: str, domain: str = "math", also: str = "", form: AnswerFormat | None = None) -> list[int]:
-        """[prompt_tokens] token ids of one user turn; what `text` and `also` spell is never a control token, as in
-        serving. also: a text behind the system prompt. form: of the answer, None for that of the domain."""
+        """[prompt_tokens] token ids of one user turn; what `text` spells is never a control token, as in serving. also:
+        a text behind the system prompt, such as tools. form: of the answer, None for that of the domain."""
         quoted, template = QuotedTexts(self.chat), self.settings.templates.get(domain, "{problem}")
         system = system_prompt(self.settings.system_prompt, form or verifier_of(domain).form)
-        asked, told = template.replace("{problem}", quoted.quote(text)), joined(system, quoted.quote(also))
-        return self.chat.render(asked, told, quoted)
+        return self.chat.render(template.replace("{problem}", quoted.quote(text)), joined(system, also), quoted)
 
     def prompt_of(self, problem: Problem, text: str = "", also: str = "") -> list[int]:
         """[prompt_tokens] token ids of a problem, its prefix behind them; `text`, where given, takes the place of its

@@ -107,8 +107,8 @@ def problem_of(row: JudgeRow, id: str) -> dict[str, str]:
 
 def draw_rows(rng: random.Random, wanted: JudgeFiles, count: int) -> Iterator[JudgeRow]:
     """Yield rows of each kind in turn: of a reader, or of a judge with an article, a judge of a debate, an agent, and
-    two of what is only demonstrated."""
-    of_judge = decide_with_article, decide_debate, argue, look_up, check
+    two kinds that are only demonstrated."""
+    of_judge = decide_with_article, decide_debate, argue, look_up, look_up_in_debate
     kinds = (read,) if wanted.role == "reader" else of_judge
     for number in range(count):
         yield kinds[number % len(kinds)](rng, draw_story(rng, str(number), wanted.facts, NAMES))
@@ -130,8 +130,8 @@ def look_up(rng: random.Random, story: Story) -> JudgeRow:
     return _only_quoted(story, decide_with_article(rng, story))
 
 
-def check(rng: random.Random, story: Story) -> JudgeRow:
-    """The same after a debate, where the sentence is the one that was found in the article."""
+def look_up_in_debate(rng: random.Random, story: Story) -> JudgeRow:
+    """Demonstrate the same after a debate: the sentence is the one that was found in the article."""
     return _only_quoted(story, decide_debate(rng, story))
 
 
@@ -185,7 +185,8 @@ def argument(quoted: str) -> str:
 
 
 def argue(rng: random.Random, story: Story) -> JudgeRow:
-    """Ask an agent for a speech; what it should say is a sentence with its answer, for the right one that sentence."""
+    """Ask an agent for a speech. It should quote a sentence with its answer; for the right answer, the one that settles
+    the question."""
     asked, side = story.question, rng.randint(1, 2)
     heard = _bare(asked) if rng.random() < 0.5 else []
     ask = prompts.speech(

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from verify.oversight.prompts import read_verdict
+from verify.oversight.protocol import Rules
 from verify.oversight.speech import read_speech
 from verify.verifiers import Answer, verifier
-
-WORDS = 60
-"""of an argument, as in demonstrations"""
 
 
 @verifier("verdict", answer_in="response")
@@ -19,5 +17,5 @@ def names_the_right_answer(answer: Answer) -> bool:
 @verifier("speech", answer_in="response")
 def quotes_what_speaks_for_it(answer: Answer) -> bool:
     """Return whether the argument quotes the article word for word, and the row's answer stands in it."""
-    said = read_speech(answer.text, WORDS, answer.problem.text)
+    said = read_speech(answer.text, Rules().words, answer.problem.text)
     return bool(said.passages) and all(one.verified for one in said.passages) and answer.problem.answer in said.argument

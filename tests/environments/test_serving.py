@@ -40,7 +40,8 @@ def test_training_and_serving_say_the_same(
     turn = "\n".join(["I add.", *(call_text("add", given) for given in arguments)])
     observation = asyncio.run(one.step(Action(turn, turn)))
     results = [(message.role, message.text) for message in observation.messages[:1]] + [("tool", SPELT)]
-    trained = chat.render(problem.text, told.text) + chat.encode(turn) + [chat.eos_id] + chat.bridge(results)
+    trained = PromptFormat(chat, Data(system_prompt="")).render(problem.text, also=told.text)
+    trained += chat.encode(turn) + [chat.eos_id] + chat.bridge(results)
 
     tools = [Tool(type="function", function=Function(**tool._asdict())) for tool in one.definitions]
     calls = [{"id": f"c{given}", "function": {"name": "add", "arguments": given}} for given in arguments]
