@@ -66,7 +66,8 @@ class Visitor:
             self.faults.append(message.text)
 
     def ask(self, text: str = "How many apples are there in the basket?") -> None:
-        """Type a question and send it."""
+        """Type a question and send it. Enter sends nothing before the last response has ended: that is waited for."""
+        self.wait_for_end()
         self.page.get_by_label("Your question").fill(text)
         self.page.keyboard.press("Enter")
 
