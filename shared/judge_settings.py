@@ -40,6 +40,8 @@ class Judge(Section):
     """what the judge is told to look at"""
     deadline_s: float = Field(60.0, gt=0)
     """all attempts at one question together, from when it is its turn; later the completion is not graded"""
+    max_tokens: int = Field(1024, ge=1)
+    """longest reply of the judge, its reasoning included, and of the critic"""
     asks: Literal["score", "pairs", "debate", "answers"] = "score"
     """"score": from 0 to 10 for one response; "pairs": which of two responses of a group is better, each pair in both
     orders, as a reward of the group; "debate": which of two different answers is right, after a critic has argued for

@@ -22,7 +22,7 @@ from shared.chat_endpoint import FAILURES, key_headers
 from shared.errors import ConfigError
 from shared.judge_settings import Judge
 from shared.types import Verdict
-from verify.llm_judge import ATTEMPTS, REPLY_TOKENS, Endpoint, is_measured
+from verify.llm_judge import ATTEMPTS, Endpoint, is_measured
 from verify.oversight import prompts
 from verify.oversight.players import Game, ModelPlayer, hold
 from verify.oversight.protocol import Rules, answer, decide, marks
@@ -117,7 +117,7 @@ class DebateEndpoint(Endpoint):
         def player(url: str, model: str, headers: dict[str, str]) -> ModelPlayer:
             return ModelPlayer(
                 url, model, headers, judge.deadline_s, concurrent=self.endpoint.concurrent, tries=ATTEMPTS,
-                temperature=1.0, max_tokens=REPLY_TOKENS,
+                temperature=1.0, max_tokens=judge.max_tokens,
             )  # fmt: skip
 
         self.players = {

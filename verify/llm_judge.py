@@ -29,7 +29,6 @@ from verify.judge_measure import Measurement
 from verify.plugins import Case, Failed, Function, register
 
 ATTEMPTS = 3
-REPLY_TOKENS = 1024
 MAX_SOLUTION_CHARACTERS = 20_000
 _SCORE = re.compile(r"SCORE\s*:\s*\**\s*(10(?:\.0{1,3})?|[0-9](?:\.[0-9]{1,3})?)\s*(?:/\s*10)?\**\s*\.?\s*$")
 _BETTER = re.compile(r"BETTER\s*:\s*\**\s*([12])\**\s*\.?\s*$")
@@ -170,7 +169,7 @@ class Endpoint:
         self, cases: Sequence[Case], shows_answer: bool, parse: Callable[[str], float | None], wanted: str
     ) -> float:
         async def once() -> float:
-            reply = await self.endpoint.ask(question(cases, self.judge, shows_answer), REPLY_TOKENS)
+            reply = await self.endpoint.ask(question(cases, self.judge, shows_answer), self.judge.max_tokens)
             value = parse(reply)
             if value is None:
                 raise ValueError(f"no line '{wanted}' at the end of the reply {reply[-80:]!r}")

@@ -54,7 +54,8 @@ def extras(rewards: list[Reward]) -> list[float]:
 def test_rewards_of_debates_by_hand(server: Server) -> None:
     """Two right answers never meet; what a side wins the other loses; in both orders."""
     server.decide = judged_by(honest)
-    rewards, scorer = settled([EIGHT, EIGHT, NINE, "no format"], SUM, **table(server))
+    rewards, scorer = settled([EIGHT, EIGHT, NINE, "no format"], SUM, **table(server, max_tokens=64))
+    assert {body["max_tokens"] for body in server.seen} == {64}
     assert extras(rewards[:3]) == [1.0, 1.0, 0.0]
     asked = [read(body)[1] for body in server.seen if body["model"] == "judge"]
     assert len(server.seen) == 12 and len(asked) == 4 == 2 * sum(one["ANSWER 1"] == "8" for one in asked)

@@ -99,11 +99,12 @@ def reward(chosen: RewardWeights, count: int = 1) -> list[Reward]:
 
 def test_score_is_weighed_and_thoughts_stay_private(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_KEY", "s3cret")
-    found = reward(settings(api, key_variable="MY_KEY", instructions="Look at the style."))[0]
+    found = reward(settings(api, key_variable="MY_KEY", instructions="Look at the style.", max_tokens=99))[0]
     assert found.extra == {"llm_judge": pytest.approx(0.35)}
     assert found.total == pytest.approx(0.1 + 0.9 + 0.1 + 0.35)
     sent = api.requests[0]
     assert (sent["path"], sent["model"], sent["temperature"]) == ("/v1/chat/completions", "grader", 0)
+    assert sent["max_tokens"] == 99
     text = json.dumps(sent["messages"])
     assert "Look at the style." in text and "The answer is" in text and PROBLEM.text in text
     assert "Secret thoughts" not in text
