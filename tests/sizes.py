@@ -28,7 +28,7 @@ BUDGETS = {
     "product lines": 64_480,
     "training lines": 27_230,
     "files": 395,
-    "settings": 94,
+    "settings": 93,
     "class names used twice": 0,
 }
 """A later issue may raise one, in a commit of its own that gives the reason; one that lowers a total lowers it."""
