@@ -75,9 +75,10 @@ def random_weights(shape: Shape) -> dict[str, torch.nn.Parameter]:
     return {name: torch.nn.Parameter(value) for name, value in _draw(shape)}
 
 
-def write_model(folder: Path, shape: Shape) -> str:
-    """Write a folder that vLLM loads, with the same weights in bfloat16; one tensor at a time is float32."""
-    (folder / "config.json").write_text(json.dumps(shape.config()))
+def write_model(folder: Path, shape: Shape, end: int = END) -> str:
+    """Write a folder that vLLM loads, with the same weights in bfloat16; one tensor at a time is float32. end: the id
+    that ends a completion; the size of the vocabulary, which nothing samples, for completions that go on."""
+    (folder / "config.json").write_text(json.dumps(shape.config() | {"eos_token_id": end}))
     halves = {name: value.to(torch.bfloat16) for name, value in _draw(shape)}
     save_file(halves, folder / "model.safetensors", {"format": "pt"})
     return str(folder)

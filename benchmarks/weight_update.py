@@ -8,8 +8,8 @@ on; while it decodes that contains the wait for the step under way, half a step 
 load, while the stall in steps grows as steps get shorter: with 24 completions the first may be missed, with 8 the
 second. The stall is the time between two tokens of running requests across the update, the usual step included.
 The proof of an update runs beside decoding, outside the pause: `cost of the proof` is by how much the steps until its
-end took longer than as many undisturbed ones; what longer sequences of the probe add is measured once for each, and
-counts by how seldom they are scored. Adapters of rank 16 are updated in an engine that keeps the model; what
+end took longer than as many undisturbed ones; what sequences of the probe add, of which the longer ones are measured
+once, counts by how seldom they are scored. Adapters of rank 16 are updated in an engine that keeps the model; what
 their matrices cost is told from what any update costs by one of a single linear layer's adapter, in a third engine.
 """
 
@@ -161,16 +161,20 @@ async def keep_busy(engine: Engine, count: int, tokens: int) -> None:
 
 
 async def prove(engine: Engine, published: PublishedWeights) -> float:
-    """Prove an update as a run does with the shortest sequence of the probe, without the trainers' log-probs. Returns
-    by how many undisturbed decode steps the steps until its end were longer."""
+    """Prove an update as a run does, without the trainers' log-probs. Returns by how many undisturbed decode steps the
+    steps until its end were longer; the shortest sequence of the probe counts by how seldom it is scored."""
     await asyncio.sleep(0.3)  # the trainer has just read all its weights
 
     async def proof() -> None:
         await engine.start_read_back([published.chosen])
-        await engine.score(PROBE[:1])
         compare_held([published], await engine.read_back(), engine.engine)
 
-    return await delay(engine, proof())
+    return await delay(engine, proof()) + await scoring_cost(engine, PROBE[0])
+
+
+async def scoring_cost(engine: Engine, sequence: list[int]) -> float:
+    """Return what scoring a sequence of the probe costs an update on average, in undisturbed decode steps."""
+    return await delay(engine, engine.score([sequence])) / scoring_interval(len(sequence), len(PROBE[0]))
 
 
 async def delay(engine: Engine, work: Awaitable[object]) -> float:
@@ -212,7 +216,7 @@ async def measure(engines: list[Engine], trainer: Child, versions: range, reques
             if len(engine.outputs.running) < requests:
                 raise RunError(f"completions ended before the last of {len(versions)} updates")
     for sequence in PROBE[1:]:
-        rare = await delay(engines[0], engines[0].score([sequence])) / scoring_interval(len(sequence), len(PROBE[0]))
+        rare = await scoring_cost(engines[0], sequence)
         found["proof"] = [cost + rare for cost in found["proof"]]
     return found
 
@@ -221,7 +225,7 @@ async def play(
     shape: Shape, count: int, updates: int, requests: int, tokens: int, folder: Path, layers: int
 ) -> dict[str, Times]:
     """Start so many engines, measure at rest and decoding, stop."""
-    model, loads = write_model(folder, shape), {}
+    model, loads = write_model(folder, shape, end=shape.vocabulary), {}
     with Child(TrainerSide, shape, count, layers, deadline_s=START_S) as trainer:
         description = await trainer("describe")
         config = settings(tokens, requests, ADAPTER_RANK if layers else 0)

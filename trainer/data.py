@@ -194,7 +194,7 @@ class DataSource:
         return found
 
     def probe(self) -> list[list[int]]:
-        """[sequences][tokens] fixed sequences that trainers and engines score after every weight update, to prove that
+        """[sequences][tokens] fixed sequences that trainers and engines score after weight updates, to prove that
         both hold the same model: ends of problems with their answers, the longest of several, each of another length
         and from another problem on."""
         found: list[list[int]] = []

@@ -1,9 +1,9 @@
 """Pure comparisons that prove that an engine computes with the trainers' weights; errors name what differs.
 
-There are four independent checks after every update: the version that the engine process reports; a checksum of every
-tensor, read back from the engine's model (parameters.py), against one of the trainers' master weights, cast as the wire
-casts them; log-probs of fixed sequences, scored by both; and how far these log-probs moved since an update before, in
-which what rounding does to both versions alike is not contained.
+There are four independent checks. After every update: the version that the engine process reports, and a checksum of
+every tensor, read back from the engine's model (parameters.py), against one of the trainers' master weights, cast as
+the wire casts them. After every second update: log-probs of fixed sequences, scored by both, and how far these moved
+since an update before, in which what rounding does to both versions alike is not contained.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ MOVE_LIMITS = {"float32": 3e-5, "float16": 0.004, "bfloat16": 0.04}
 """the same for how far the log-probs moved, unless MOVE_SHARE times what they differed by at first, or when they were
 scored last, is more, or WAY_SHARE of how far they moved in the trainers (those of stale weights do not move at all)"""
 MOVE_SHARE, WAY_SHARE = 3.0, 0.1
-LONG_INTERVAL_FACTOR = 4
-"""a probe sequence n times as long as the shortest is scored every n times this many updates: on a processor that
-computes no faster than it reads weights, each of its tokens costs running requests as much as one of theirs"""
+SHORT_INTERVAL, LONG_INTERVAL_FACTOR = 2, 4
+"""updates from one scoring of the probe's shortest sequence to the next; one n times as long is scored every n times
+the second number of updates. On a processor that computes no faster than it reads weights, each token of the probe
+costs running requests as much as one of theirs; tensors are compared after every update"""
 AS_HEAD = " as the head"
 Held = tuple[dict[str, tuple[int, int]], dict[str, int]]
 """what a worker's model computes with: {tensor: (checksum, number of values)} of plain parameters, and {tensor:
@@ -284,8 +285,8 @@ def mean_gap(ours: Sequence[float], theirs: Sequence[float]) -> float:
 
 
 def scoring_interval(tokens: int, shortest: int) -> int:
-    """Every how many updates a probe sequence is scored: the shortest after each, longer ones the less often."""
-    return LONG_INTERVAL_FACTOR * (tokens // shortest) if tokens > shortest else 1
+    """Return the number of updates from one scoring of a probe sequence to the next."""
+    return LONG_INTERVAL_FACTOR * (tokens // shortest) if tokens > shortest else SHORT_INTERVAL
 
 
 class WeightProof:
@@ -297,6 +298,8 @@ class WeightProof:
         self.before: list[PublishedWeights] = []
         self.scored: dict[tuple[int, tuple[int, ...]], Scored] = {}
         """(engine, probe sequence) -> when it was scored last"""
+        self.differences: list[LogprobDifference] = []
+        """[engines] of the update after which the probe was scored last"""
 
     def due(self, probe: list[list[int]], version: int) -> list[list[int]]:
         """The sequences to score after the update to `version`: those never scored, and those whose turn it is."""
@@ -309,7 +312,8 @@ class WeightProof:
     def check(
         self, published: list[PublishedWeights], updates: Sequence[Updated], probe: Sequence[Sequence[int]]
     ) -> list[LogprobDifference]:
-        """Compare what every engine took with what the trainer ranks published; [engines] differences of the probe.
+        """Compare what every engine took with what the trainer ranks published; [engines] differences of the probe
+        when it was scored last. probe: the sequences that were scored now, or none.
 
         Raises SyncMismatch naming the engine and the version, the tensors or the tokens that differ.
         """
@@ -324,7 +328,9 @@ class WeightProof:
             difference = compare_probe(published[0].probe, updated.probe, engine, self.dtype)
             moved = self.compare_moves(published[0], updated.probe, engine, probe)
             found.append(replace(difference, moved=moved))
-        return found
+        if probe or not self.differences:
+            self.differences = found
+        return self.differences
 
     def compare_moves(
         self, published: PublishedWeights, rows: list[list[float]], engine: int, probe: Sequence[Sequence[int]]
