@@ -205,12 +205,9 @@ def page(ends: Ends, subspaces: str, seconds: float) -> str:
         "![Potential over time](byol.png)",
         "",
         "Nothing here says that these losses help a language model: there the transition is known (append the token), "
-        "and a predictor with the action copies the next input. Where the next state is not the policy's to know, "
-        "at the turns of an environment, it was not tried here: runs have no critic of turns that it could improve. "
-        "Advantages of turns come from the group, and the one value head (of `dro` and `a_lol`) is a linear map of the "
-        "hidden state at a prompt's end. It would take the states at the end of every turn from packed sequences, a "
-        "critic on them with returns or temporal differences as targets and an objective that uses it, and only then a "
-        "projection with its predictor, which the critic reads, for a comparison at equal data.",
+        "and a predictor with the action copies the next input. The next state is not the policy's to know at the "
+        "turns of an environment: what self-prediction does for a critic there is measured on "
+        "[a page of its own](turn_critic.md).",
         "",
     ])  # fmt: skip
 
