@@ -25,8 +25,8 @@ OTHERS = ("benchmarks", "tests")
 APART = ("reward.judge.", "environment.")
 """settings of the judge and of environments, which validate their own"""
 BUDGETS = {
-    "product lines": 64_480,
-    "training lines": 27_230,
+    "product lines": 64_490,
+    "training lines": 27_240,
     "files": 395,
     "settings": 93,
     "class names used twice": 0,
