@@ -212,20 +212,26 @@ def format_rows(rows: Sequence[Row], counts: Sequence[int]) -> str:
 
 def judge(tables: Sequence[Sequence[Row]]) -> str:
     """Say how many differences are clearly below and above zero for each variant, and what follows."""
-    said, better_all = [], []
+    said, better_all, helped = [], list[str](), list[float]()
     for variant, label in LABELS.items():
         for weight in WEIGHTS:
-            found = [paired(errors, plain) for rows in tables for row in rows
+            found = [(paired(errors, plain), float(plain.mean())) for rows in tables for row in rows
                      if (row.variant, row.weight) == (variant, weight)
                      for errors, plain in zip(row.errors, rows[0].errors, strict=True)]  # fmt: skip
-            below, above = sum(high < 0 for _, _, high in found), sum(low > 0 for _, low, _ in found)
-            said.append([f"{label}, {weight:g}", below, len(found) - below - above, above])
-            if below == len(found):
+            lower = [plain for (_, _, high), plain in found if high < 0]
+            above = sum(low > 0 for (_, low, _), _ in found)
+            said.append([f"{label}, {weight:g}", len(lower), len(found) - len(lower) - above, above])
+            helped += lower
+            if len(lower) == len(found):
                 better_all.append(f"{label} at {weight:g}")
+    where = (
+        f" Where one is clearly lower, the error without it is {min(helped):.2f} to {max(helped):.2f} (that of a "
+        "constant is 1): it steadies critics that have learned little."
+    ) if helped else ""  # fmt: skip
     verdict = (
         f"Lower in all: {', '.join(better_all)}." if better_all else
-        "No kind of self-prediction lowers the critic's error everywhere: at equal data it is not worth a loss of its "
-        "own, and runs have none."
+        f"No kind of self-prediction lowers the critic's error everywhere.{where} At equal data that is not worth a "
+        "loss of its own, and runs have none."
     )  # fmt: skip
     return table(["", "clearly lower", "neither", "clearly higher"], *said) + "\n" + verdict
 
