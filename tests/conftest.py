@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from verify.code.sandbox_pool import SandboxPool
 
 ROOT = Path(__file__).resolve().parents[1]
+TRAINERS = {f"tests/trainer/test_{name}.py" for name in ("fsdp", "rank", "rank_adapters", "shards")}
+"""files whose tests read what one session of trainer ranks found"""
 
 
 @pytest.fixture(scope="session")
@@ -67,16 +70,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     skip_without_gpu(items)
 
 
+def pytest_collection_finish() -> None:
+    """Thousands of modules and tests stay to the end: no garbage collection and no forked child looks at them again."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """A file's tests stay in one process (they share servers and engines); all launches do (they share a model)."""
+    """A file's tests stay in one process (they share servers and engines); all launches do (they share a model), and
+    what shares a session of trainers."""
     from xdist.scheduler import LoadFileScheduling
 
     config.option.loadscopereorder = False
 
     class Rooms(LoadFileScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
-            return "tests/system" if nodeid.startswith("tests/system/") else str(super()._split_scope(nodeid))
+            file = str(super()._split_scope(nodeid))
+            return "tests/system" if file.startswith("tests/system/") else "trainers" if file in TRAINERS else file
 
     return Rooms(config, log)
 

@@ -22,6 +22,12 @@ Answer = Callable[[dict[str, Any], int], str | dict[str, Any] | JSONResponse]
 Plain = Callable[..., "PlainServer"]
 
 
+@pytest.fixture(autouse=True)
+def one_checker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that checks answers takes seconds to start: one for each evaluation, not one for each core."""
+    monkeypatch.setattr("evaluation.__main__.worker_count", lambda _: 1)
+
+
 class PlainServer:
     """Of a model "plain": /v1/models and /v1/chat/completions, nothing of ours."""
 

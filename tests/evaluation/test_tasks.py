@@ -80,7 +80,7 @@ def scripted(serve: Serve, tasks: list[BenchmarkTask], say: Callable[[BenchmarkT
 def test_perfect_is_one_and_always_wrong_is_zero(
     serve: Serve, data_folder: Path, tmp_path: Path, name: str, request: pytest.FixtureRequest
 ) -> None:
-    limit = 3 if name == "humaneval_cpp" else 6
+    limit = 1 if name == "humaneval_cpp" else 6
     settings = EvaluationSettings(benchmarks=[name], data=str(data_folder), limit=limit)
     tasks = read_benchmark(name, settings).tasks
     assert len(tasks) == limit

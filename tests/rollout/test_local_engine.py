@@ -32,7 +32,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     """A started engine with the event loop it lives in, and what it warned of."""
     model_dir = write_model(tmp_path_factory.mktemp("model"), random_weights(0))
     told: list[str] = []
-    config = engine_config(max_sequences=MAX_SEQUENCES, max_completion_tokens=300, temperature=1.0)
+    config = engine_config(max_sequences=MAX_SEQUENCES, max_completion_tokens=100, temperature=1.0)
     with asyncio.Runner() as runner:
         engine = LocalEngine(config, str(model_dir), told.append)
         runner.run(engine.start())

@@ -219,7 +219,7 @@ def test_an_engine_that_dies_of_a_short_prompt_is_an_error_of_the_start(model: P
         asyncio.run(play())
 
 
-@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("late", [pytest.param(False, marks=pytest.mark.soak), True])
 def test_what_waits_for_an_engine_outlives_a_start_that_fails(model: Path, late: bool) -> None:
     """late: the start fails once the process is there."""
 

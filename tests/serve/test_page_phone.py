@@ -32,7 +32,7 @@ def box(page: Page, selector: str) -> dict[str, float]:
     return dict(found)
 
 
-@pytest.mark.parametrize(("width", "height"), [(360, 640), (390, 844)])
+@pytest.mark.parametrize(("width", "height"), [(360, 640), pytest.param(390, 844, marks=pytest.mark.soak)])
 def test_reasoning_on_a_phone(serve: Serve, browser: Browser, width: int, height: int) -> None:
     served = serve(f"<think>\n{STEPS}\n</think>\n\n{BROKEN}", token_s=0.002, reasoning_language="en", max_tokens=40_000)
     visitor = Visitor(browser, served, width=width, height=height)

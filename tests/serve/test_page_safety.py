@@ -154,7 +154,15 @@ RICH = (
 )
 
 
-@pytest.mark.parametrize(("width", "dark"), [(1100, False), (1100, True), (320, False), (320, True)])
+@pytest.mark.parametrize(
+    ("width", "dark"),
+    [
+        (1100, False),
+        pytest.param(1100, True, marks=pytest.mark.soak),
+        pytest.param(320, False, marks=pytest.mark.soak),
+        (320, True),
+    ],
+)
 def test_axe_finds_nothing_serious(serve: Serve, browser: Browser, width: int, dark: bool) -> None:
     served = serve(RICH, token_s=0.004, reasoning_language="de")
     visitor = Visitor(browser, served, width=width, dark=dark)

@@ -100,6 +100,7 @@ def test_a_truncated_model_is_one_clear_error_of_the_launch(start: Start, season
     assert len(errors) == 1 and "model.safetensors" in errors[0], launch.output[:3000]
 
 
+@pytest.mark.soak  # in make test: tests/shared/test_ranks.py
 def test_more_ranks_than_asked_for_names_the_settings(tmp_path: Path):
     launch = Launch(tmp_path, torchrun=("--standalone", "--nproc-per-node=4"))
     assert launch.wait(400) != 0

@@ -52,6 +52,7 @@ def test_sigterm_saves_a_second_launch_touches_nothing_and_a_killed_trainer_is_n
     assert second.survivors() == []
 
 
+@pytest.mark.soak  # in make test: tests/serve/test_start.py, a server's engine that cannot start
 def test_what_fails_in_an_engine_before_it_is_ready_is_told_with_its_reason(start: Start, tmp_path: Path):
     """vLLM refuses a cache that no sequence fits in; torchrun, where nobody but a rank can tell."""
     launch = start(tmp_path, rollout__cache_bytes=4096)

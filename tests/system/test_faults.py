@@ -60,6 +60,7 @@ def test_kill_then_ctrl_c_of_an_asynchronous_launch_train_every_prompt_once(star
     assert third.trained_prompts() == list(range(40))
 
 
+@pytest.mark.soak  # in make test: tests/rollout/test_worker.py, without the launch around it
 def test_kill_of_an_engine_process_continues_its_completions(start: Start, tmp_path: Path):
     """It dies while it samples, two completions at a time, so that some of them are in flight."""
     few = {"rollout__max_sequences": 2, "rollout__max_completion_tokens": 100}

@@ -85,7 +85,7 @@ def test_the_engine_computes_with_each_version_at_once(tmp_path: Path, family: s
     """Also with a prompt whose keys and values of an older version are cached."""
 
     async def story() -> None:
-        async with adapter_scene(tmp_path, family) as scene:
+        async with adapter_scene(tmp_path, family, max_completion_tokens=60) as scene:
             proof, prompt = WeightProof(scene.dtype), list(range(3, 100))
             before = await scene.engine.sample(prompt, [1, 2])
             assert logprob_gap(scene.decoder, prompt, before) < WITHIN  # no adapter yet: the model of the folder
@@ -114,7 +114,7 @@ def move(scene: UpdateScene, size: float) -> None:
 
 def test_a_running_request_goes_on_with_new_adapters(tmp_path: Path) -> None:
     async def story() -> None:
-        async with adapter_scene(tmp_path) as scene:
+        async with adapter_scene(tmp_path, max_completion_tokens=150) as scene:
             await scene.update()
             sampling = asyncio.ensure_future(scene.engine.sample([5] * 40, range(4)))
             for _ in range(5):
