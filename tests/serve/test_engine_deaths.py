@@ -52,9 +52,11 @@ class Mortal(VllmEngine):
         """At once, without a word."""
         assert self.llm is not None
         self.deaths += 1
-        for process in self.llm.engine_core.resources.engine_manager.processes:
+        processes = self.llm.engine_core.resources.engine_manager.processes
+        for process in processes:
             os.kill(process.pid, signal.SIGKILL)
-        await asyncio.sleep(1)
+        while any(process.is_alive() for process in processes):
+            await asyncio.sleep(0.01)
 
 
 @pytest.fixture(scope="module")

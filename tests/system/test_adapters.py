@@ -23,7 +23,8 @@ LORA: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("implementation", ["native", pytest.param("transformers", marks=pytest.mark.soak)])
+@pytest.mark.soak  # in make test: tests/trainer/test_rank_adapters.py; a launch with adapters in test_deaths.py
+@pytest.mark.parametrize("implementation", ["native", "transformers"])
 def test_a_run_with_adapters_repeats_from_its_checkpoint_and_leaves_both_exports(
     start: Start, tmp_path: Path, implementation: str
 ) -> None:
@@ -54,7 +55,7 @@ def test_a_run_with_adapters_repeats_from_its_checkpoint_and_leaves_both_exports
     assert numbers(second, 2) == two
 
 
-@pytest.mark.soak  # in make test: the resume above, and the kills of full training
+@pytest.mark.soak  # in make test: the kills in test_deaths.py, of which a launch has adapters
 def test_killed_ranks_with_adapters_lose_nothing(start: Start, tmp_path: Path) -> None:
     settings = {**LORA, "rollout__max_async_level": 1, "steps": 6}
     for victim in ("trainer", "engine", "launcher"):

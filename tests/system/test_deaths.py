@@ -22,12 +22,15 @@ def saved_steps(launch: Launch) -> list[int]:
 
 
 def test_sigterm_saves_a_second_launch_touches_nothing_and_a_killed_trainer_is_named(start: Start, tmp_path: Path):
-    """SIGTERM goes to the launcher, as a cluster sends it; then the same command goes on."""
-    first = start(tmp_path, command="trainer", **ENDLESS)
+    """SIGTERM goes to the launcher, as a cluster sends it; then the same command goes on. The launches train adapters:
+    those of full training are stopped in test_faults.py."""
+    settings = {**ENDLESS, "lora__rank": 4}
+    first = start(tmp_path, command="trainer", **settings)
     first.until_step(1)
+    assert first.told("adapters", "(rank 4, alpha 32) on frozen weights")
     before = (first.run_dir / "stacks" / "rank0.txt").read_text()
     (tmp_path / "logs").mkdir()
-    refused = start(tmp_path, log_dir=tmp_path / "logs", **ENDLESS)
+    refused = start(tmp_path, log_dir=tmp_path / "logs", **settings)
     assert refused.wait(100) != 0
     assert "in use by another launch" in refused.output
     assert (first.run_dir / "stacks" / "rank0.txt").read_text() == before
@@ -39,7 +42,7 @@ def test_sigterm_saves_a_second_launch_touches_nothing_and_a_killed_trainer_is_n
     (step,) = [step for step in saved_steps(first) if step]
     assert step == len(first.metrics()), "nothing of what was trained is lost"
 
-    second = start(tmp_path, command="trainer", **ENDLESS)
+    second = start(tmp_path, command="trainer", **settings)
     second.until_step(step + 1)
     assert f"from step {step}" in second.output, second.output[-3000:]
     victim = second.rank_pid(1)
