@@ -34,7 +34,7 @@ EPISODES = (16, 64, 256)
 WEIGHTS = (0.1, 1.0)
 LABELS = {"pi": "BYOL-Pi", "ac": "BYOL-AC", "var": "BYOL-VAR"}
 TARGETS = {"return": "returns", "td": "temporal differences"}
-POLICIES = {1: "after SFT, which guesses at random", 200: "after reinforcement learning"}
+POLICIES = {1: "after SFT and one step, which guesses about at random", 200: "after reinforcement learning"}
 """steps of the run -> what its policy is called"""
 T_95 = 2.262
 """of Student's distribution with nine degrees of freedom"""

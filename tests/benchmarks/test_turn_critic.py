@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,6 +13,10 @@ from torch import Tensor
 from benchmarks import guessing, turn_critic
 from benchmarks.guessing import Tree, World, grow, true_values, visits
 from benchmarks.turn_critic import Row, errors_of, judge, paired, play, prediction_errors, self_prediction, two_layers
+from environments.environment import Action, user
+from environments.guess import Guess, GuessOptions
+from examples.guess.prepare import prepare
+from shared.chat import Chat
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +45,27 @@ def test_values_and_visits_by_hand(tree: Tree) -> None:
     found = {(one.low, one.high): share for one, share in zip(tree.histories, met.tolist(), strict=True) if share}
     eighths = {(1, 8): 8, (1, 3): 3, (5, 8): 4, (1, 1): 1, (3, 3): 1, (5, 5): 1, (7, 8): 2}
     assert found == pytest.approx({left: count / 20 for left, count in eighths.items()})
+
+
+def test_the_game_is_the_one_that_is_trained(tmp_path: Path) -> None:
+    """The example's problem, the environment's words and the prompt of training, whose numbers are digits."""
+    prepare(tmp_path, {"numbers": guessing.NUMBERS, "guesses": guessing.GUESSES}, 0)
+    first, *_ = map(json.loads, (tmp_path / "train.jsonl").read_text(encoding="utf-8").splitlines())
+    history = guessing.History((3, 12), 4, 11)
+    asked, one, higher, two, lower = history.messages(7)
+    assert asked["content"] == first["problem"] and (one["content"], two["content"]) == ("3", "12")
+    game = Guess()
+    game.options = GuessOptions(numbers=guessing.NUMBERS, guesses=guessing.GUESSES)
+    game.number, game.left = 7, guessing.GUESSES
+    for guess, said in (("3", higher), ("12", lower)):
+        assert asyncio.run(game.step(Action(guess, guess))).messages == [user(said["content"])]
+    model = guessing.Model(tmp_path / "model")
+    chat = Chat(tmp_path / "model")
+    assert model.ids(guessing.History((), 1, guessing.NUMBERS)) == chat.render(first["problem"], "")
+    prompts = [model.ids(history)]
+    policy = guessing.policy_of(model, prompts, model.read(prompts)[1])
+    assert policy.shape == (1, guessing.NUMBERS) and float(policy.sum()) == pytest.approx(1)
+    assert model.guesses[8:10] == [chat.encode("9"), chat.encode("1") + chat.encode("0")]
 
 
 def test_variants_are_the_errors_of_predictors_and_targets_have_no_gradient() -> None:
