@@ -43,12 +43,22 @@ class Model(Section):
     """of a mixture of experts: train each token with the experts that the engine chose for it (docs/models.md)"""
 
 
+FIELDS = (
+    *("problem", "answer", "tests", "id", "language", "domain", "source", "pass_rate", "environment", "checker"),
+    *("answer_form", "prefix", "solution", "completion", "system"),
+)
+"""what data.columns may name a column for"""
+
+
 class Data(Section):
     train: str = ""
     """JSONL (or .jsonl.gz, .parquet) of problems to train on, "hub:owner/name/config:split", or kinds of problems (and
     levels) that reasoning-gym generates, e.g. "reasoning_gym:countdown,chain_sum/2"; a run needs one"""
     validation: str = ""
     """the same for evaluation only; "" for none"""
+    columns: dict[str, str] = {}
+    """field of a row = column of your files that holds it, e.g. { problem = "question", answer = "final_answer" }, for
+    training, validation and demonstrations; docs/data.md lists the published shapes that need none"""
     generate: dict[str, dict[str, Any]] = {}
     """kind of generated problems = its options, reasoning-gym's own and `size`, the number to train on (500), e.g.
     { countdown = { size = 2000, max_numbers = 4 } }"""
@@ -83,6 +93,9 @@ class Data(Section):
             )
         if not 0 <= self.pass_rate[0] <= self.pass_rate[1] <= 1:
             yield f"data.pass_rate = {list(self.pass_rate)} must be [least, most] with 0 <= least <= most <= 1"
+        for field in self.columns:
+            if field not in FIELDS:
+                yield f"data.columns.{field}: a row has no such field; it may have {', '.join(FIELDS)}"
         for domain, template in self.templates.items():
             if template.count("{problem}") != 1:
                 yield f'data.templates.{domain} = "{template}" must hold {{problem}} exactly once'

@@ -209,10 +209,13 @@ class Launch:
             choose(stage.reward)  # its files may define the verifiers of the rows
         train, validation = self.sources.train, self.sources.validation
         name = self.config.environment.name
-        files = [read_problems(train, "data.train", self.config.data, name)]
+        columns = self.config.data.columns
+        files = [read_problems(train, "data.train", self.config.data, name, columns)]
         if Need.GROUND_TRUTH in needs(self.config):
             refuse_prose(files[0])
-        return [*files, read_problems(validation, "data.validation", environment=name)] if validation else files
+        if validation:
+            files.append(read_problems(validation, "data.validation", environment=name, columns=columns))
+        return files
 
     async def _check_data(
         self, files: list[ProblemFile], source: DataSource, scorer: RewardScorer, validation: list[Problem]
@@ -223,8 +226,11 @@ class Launch:
             await check_answers(found, problems, scorer.checker, self.config)
             long = await asyncio.to_thread(source.measure, problems)
             parts[place] = without_long(found, problems, long, source.room)
-        for line in (warning for found in files for warning in found.warnings):
-            self.progress.warning(line)
+        for file in files:
+            if file.read_as:
+                self.progress.note(file.read_as)
+            for line in file.warnings:
+                self.progress.warning(line)
         return parts[1] if validation else []
 
     async def _ask_teacher(self, prompts: PromptFormat, problems: list[Problem]) -> None:

@@ -24,6 +24,7 @@ from shared.types import Problem, Verdict
 from verify.answer_checker import AnswerChecker
 from verify.language import known_languages
 from verify.math.plain import decide
+from verify.published import NATIVE, renamed, to_native
 from verify.verifiers import known_domains, read_problem, verifier_for
 from verify.verifiers.mathematics import is_doubtful, not_an_answer
 
@@ -45,6 +46,8 @@ class ProblemFile:
     lines: dict[str, int] = field(default_factory=dict)
     """id of a problem -> number of its line"""
     warnings: list[str] = field(default_factory=list)
+    shapes: Counter[str] = field(default_factory=Counter)
+    """name of a reader (`verify.published`) -> rows that it read"""
 
     def where(self, problem: Problem) -> str:
         """File and line of a problem."""
@@ -55,6 +58,12 @@ class ProblemFile:
         """Where each problem is, and its environment."""
         return [(f"{self.setting}: {self.where(problem)}", problem.environment) for problem in self.problems]
 
+    @property
+    def read_as(self) -> str:
+        """One line that says how the rows were read; "" where all are in our own form."""
+        shapes = ", ".join(f"{count:,} as {name}" for name, count in self.shapes.most_common())
+        return f"{self.setting}: {len(self.problems):,} problems read: {shapes}" if {*self.shapes} - {NATIVE} else ""
+
     def warn(self, found: Sequence[Problem], what: str) -> None:
         """Add a warning about some problems: how many they are, what is doubtful, and where the first one is."""
         if found:
@@ -64,19 +73,27 @@ class ProblemFile:
             )
 
 
-def read_problems(path: Path, setting: str, data: Data | None = None, environment: str = "") -> ProblemFile:
-    """Read a .jsonl or .jsonl.gz of {"problem", "answer" or "tests", "id"?, "language"?, "domain"?, "source"?,
-    "environment"?, "checker"?, "answer_form"?, "prefix"?} lines.
+def read_problems(
+    path: Path,
+    setting: str,
+    data: Data | None = None,
+    environment: str = "",
+    columns: Mapping[str, str] | None = None,
+) -> ProblemFile:
+    """Read a file of {"problem", "answer" or "tests", "id"?, "language"?, "domain"?, "source"?, "environment"?,
+    "checker"?, "answer_form"?, "prefix"?} rows, or of a published shape (`verify.published`).
 
     `setting` is named in errors (e.g. "data.train"). data: its domains and templates name further domains, and its
-    `open` = 1 says that no answer is compared. environment: of the rows that name none. Raises DataError with file,
-    line numbers and repair.
+    `open` = 1 says that no answer is compared. environment: of the rows that name none. columns: data.columns. Raises
+    DataError with file, line numbers and repair.
     """
-    data = data or Data()
-    found, faults = ProblemFile(path, setting), list[str]()
+    data, columns = data or Data(), columns or {}
+    found, faults, seen = ProblemFile(path, setting), list[str](), set[str]()
     for row in read_rows(path, setting, faults):
         try:
-            fields = {"environment": environment} | row.fields if environment else row.fields
+            seen |= row.fields.keys()
+            fields, shape = to_native(renamed(row.fields, columns, row.where), row.where)
+            fields = {"environment": environment} | fields if environment else fields
             problem = read_problem(fields, row.where)
             _check(problem, row.where, compared=data.open_share < 1)
             if problem.id in found.lines:
@@ -88,9 +105,14 @@ def read_problems(path: Path, setting: str, data: Data | None = None, environmen
             faults.append(str(error))
         else:
             found.problems.append(problem)
+            found.shapes[shape] += 1
             found.lines[problem.id] = row.number
     if faults:
         raise DataError(all_faults(faults, f"{setting}: {len(faults):,} rows of {path} cannot be used:"))
+    gone = [name for name in columns.values() if not {name, name.partition(".")[0]} & seen]
+    if gone and setting == "data.train":
+        shown = ", ".join(map(repr, sorted(seen)))
+        raise DataError(f"data.columns names '{gone[0]}', and no row of {path} has this column: they have {shown}")
     if not found.problems:
         raise DataError(f"{setting}: {path} holds no problem")
     _doubts(found, data)

@@ -146,7 +146,9 @@ class Session:
         chat = Chat(found.model_dir)
         problems = [
             without_environment(one, "data.train", "a session samples")
-            for one in read_problems(found.train, "data.train", environment=config.environment.name).problems
+            for one in read_problems(
+                found.train, "data.train", environment=config.environment.name, columns=config.data.columns
+            ).problems
         ]
         self.solver = solver = Solver(config, found.model_dir, chat, progress.warning)
         stack.push_async_callback(solver.close)

@@ -20,6 +20,7 @@ from shared.errors import DataError
 from shared.jsonl import Row, read_rows
 from shared.sections import RewardWeights
 from shared.types import Problem, Reward
+from verify.published import as_native
 from verify.verifiers import read_problem, verifier_of, without_environment
 
 
@@ -68,12 +69,12 @@ def settings_fingerprint(settings: RewardWeights, opened: bool) -> str:
 
 
 def read_items(path: Path) -> Iterator[Item]:
-    """Yield the items of a .jsonl or .jsonl.gz. Raises DataError with file, line number and repair."""
+    """Yield the items of a file. Raises DataError with file, line number and repair."""
     return map(_item, read_rows(path))
 
 
 def _item(row: Row) -> Item:
-    where, fields = row.where, row.fields
+    where, fields = row.where, as_native(row.fields)
     completion, tokens = fields.get("response"), fields.get("tokens")
     if not isinstance(completion, str):
         near = [name for name in ("completion", "output", "text", "solution") if isinstance(fields.get(name), str)]
