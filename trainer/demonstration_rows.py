@@ -65,7 +65,7 @@ def _shaped(row: Fields) -> tuple[Fields, str] | None:
 
 
 def _whole(completion: Any, problem: Any) -> bool:
-    """Whether a completion is a whole conversation: it begins with the system, or with the problem (if there is one)."""
+    """Whether a completion is a whole conversation: it begins with the system, or with its problem."""
     if not isinstance(completion, list) or not completion or not isinstance(completion[0], Mapping):
         return False
     role, text = next(_turns(completion[:1]))
