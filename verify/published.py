@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from shared.errors import DataError
+from shared.errors import ConfigError, DataError
 from shared.jsonl import Row, meant_by, proposal, read_rows
+from shared.sections import FIELDS
 from verify.code.private_tests import decode_private_tests
 from verify.extract import extract_answer
 
@@ -323,6 +324,14 @@ def as_native(row: Fields) -> Fields:
         return to_native(row, "the row")[0]
     except DataError:
         return row
+
+
+def columns_of(text: str) -> dict[str, str]:
+    """The columns that a command's option names, "problem=question,answer=final_answer". Raises ConfigError."""
+    columns = dict(pair.strip().split("=", 1) for pair in text.split(",") if "=" in pair)
+    if text and (text.count(",") + 1 > len(columns) or not {*columns} <= {*FIELDS, "response", "tokens"}):
+        raise ConfigError(f"--columns = {text}: write FIELD=COLUMN,... with fields of a row: {', '.join(FIELDS)}")
+    return columns
 
 
 def renamed(row: Fields, columns: Mapping[str, str], where: str) -> Fields:

@@ -19,6 +19,7 @@ import pytest
 import torch
 from huggingface_hub import constants
 
+from curate.__main__ import main as curate
 from shared.config import Config
 from shared.errors import ConfigError, DataError
 from shared.model.adapter_folder import save_adapter
@@ -210,6 +211,11 @@ def test_the_name_that_the_documentation_shows_is_read_with_its_own_columns(tmp_
         row["answer"].rpartition("\n")[2] for row in rows
     ]
     assert found.read_as == "data.train: 20 problems read: 20 as worked solutions (GSM8K, MATH)"
+    out = tmp_path / "formatted.jsonl"
+    assert curate(["format", name, "--out", str(out), "--workers=1"]) == 0
+    assert [row["answer"] for row in map(json.loads, out.read_text().splitlines())] == [
+        p.answer for p in found.problems
+    ]
 
 
 @pytest.mark.parametrize("name", ["hub:", "hub:problems", "hub:o/problems/a/b", "hub:o/:train", "hub:/problems"])
