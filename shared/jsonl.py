@@ -37,6 +37,8 @@ KEYS = (
     "prefix",
 )
 """keys of a problem that change what it means; "id" and "source" only name it"""
+FIELDS = (*KEYS, "id", "source", "solution", "completion", "system")
+"""what data.columns may name a column for"""
 ANSWER_FORMS = ("box", "code block", "response")
 """where a row may say that its answer is given"""
 ALIKE = 0.8

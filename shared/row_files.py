@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import importlib
 import io
 import json
 from collections.abc import Callable, Iterator
@@ -137,7 +138,7 @@ def _header(cells: list[str], where: str) -> list[str]:
 
 def _parquet(path: Path, where: str) -> Found:
     try:
-        from pyarrow import ArrowException, parquet
+        arrow, parquet = (importlib.import_module(name) for name in ("pyarrow", "pyarrow.parquet"))
     except ImportError as error:
         raise DataError(f"{where}: pyarrow is not installed: pip install -e '.[datasets]'") from error
     try:
@@ -148,7 +149,7 @@ def _parquet(path: Path, where: str) -> Found:
                     number += 1
                     cells = {key: cell for key, cell in row.items() if cell is not None}
                     yield number, json.loads(json.dumps(cells, default=plain))
-    except ArrowException as error:
+    except arrow.ArrowException as error:
         raise DataError(f"{where} cannot be read: {error}") from error
 
 

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from shared.jsonl import FIELDS
 from shared.judge_settings import Judge
 from shared.metrics import METRICS, kind_of
 from shared.section import Section
@@ -41,13 +42,6 @@ class Model(Section):
     (docs/models.md), or our own where it has the family"""
     router_replay: bool = True
     """of a mixture of experts: train each token with the experts that the engine chose for it (docs/models.md)"""
-
-
-FIELDS = (
-    *("problem", "answer", "tests", "id", "language", "domain", "source", "pass_rate", "environment", "checker"),
-    *("answer_form", "prefix", "solution", "completion", "system"),
-)
-"""what data.columns may name a column for"""
 
 
 class Data(Section):

@@ -207,15 +207,13 @@ class Launch:
         """Read the files of problems: those to train on and, where there are such, to validate on."""
         for stage in reversed(self.config.every_stage):
             choose(stage.reward)  # its files may define the verifiers of the rows
-        train, validation = self.sources.train, self.sources.validation
-        name = self.config.environment.name
-        columns = self.config.data.columns
-        files = [read_problems(train, "data.train", self.config.data, name, columns)]
+        data, name, validation = self.config.data, self.config.environment.name, self.sources.validation
+        files = [read_problems(self.sources.train, "data.train", data, name, data.columns)]
         if Need.GROUND_TRUTH in needs(self.config):
             refuse_prose(files[0])
-        if validation:
-            files.append(read_problems(validation, "data.validation", environment=name, columns=columns))
-        return files
+        return files + [
+            read_problems(path, "data.validation", None, name, data.columns) for path in [validation] if path
+        ]
 
     async def _check_data(
         self, files: list[ProblemFile], source: DataSource, scorer: RewardScorer, validation: list[Problem]
@@ -223,14 +221,12 @@ class Launch:
         """Report doubtful data, or raise for what is wrong in it; returns the validation problems to evaluate."""
         parts = [source.problems, spread(validation, self.config.evaluate.problems)][: len(files)]
         for place, (found, problems) in enumerate(zip(files, parts, strict=True)):
+            self.progress.note(found.read_as)
             await check_answers(found, problems, scorer.checker, self.config)
             long = await asyncio.to_thread(source.measure, problems)
             parts[place] = without_long(found, problems, long, source.room)
-        for file in files:
-            if file.read_as:
-                self.progress.note(file.read_as)
-            for line in file.warnings:
-                self.progress.warning(line)
+        for line in (warning for found in files for warning in found.warnings):
+            self.progress.warning(line)
         return parts[1] if validation else []
 
     async def _ask_teacher(self, prompts: PromptFormat, problems: list[Problem]) -> None:

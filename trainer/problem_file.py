@@ -60,9 +60,10 @@ class ProblemFile:
 
     @property
     def read_as(self) -> str:
-        """One line that says how the rows were read; "" where all are in our own form."""
+        """One line that says how many problems there are and, where not all are in our own form, how they were read."""
         shapes = ", ".join(f"{count:,} as {name}" for name, count in self.shapes.most_common())
-        return f"{self.setting}: {len(self.problems):,} problems read: {shapes}" if {*self.shapes} - {NATIVE} else ""
+        published = f": {shapes}" if {*self.shapes} - {NATIVE} else ""
+        return f"{self.setting}: {len(self.problems):,} problems read{published}"
 
     def warn(self, found: Sequence[Problem], what: str) -> None:
         """Add a warning about some problems: how many they are, what is doubtful, and where the first one is."""

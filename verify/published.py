@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from shared.errors import ConfigError, DataError
-from shared.jsonl import Row, meant_by, proposal, read_rows
-from shared.sections import FIELDS
+from shared.jsonl import FIELDS, Row, meant_by, proposal, read_rows
 from verify.code.private_tests import decode_private_tests
 from verify.extract import extract_answer
 

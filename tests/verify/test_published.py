@@ -44,7 +44,8 @@ def test_the_launch_says_which_reader_read_the_file(tmp_path: Path) -> None:
     found = read_problems(write(tmp_path / "rows.jsonl", rows * 2), "data.train")
     line = "data.train: 6 problems read: 2 as worked solutions (GSM8K, MATH), 2 as our own form, 2 as MBPP"
     assert found.read_as == line
-    assert not read_problems(write(tmp_path / "rows.jsonl", [SETS["numina"][0].row]), "data.train").read_as
+    path = write(tmp_path / "rows.jsonl", [SETS["numina"][0].row])
+    assert read_problems(path, "data.train").read_as == "data.train: 1 problems read"
 
 
 def graded(tmp_path: Path, rows: list[tuple[str, Published]]) -> dict[tuple[str, int, str], str]:
