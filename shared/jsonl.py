@@ -46,7 +46,18 @@ ALIKE = 0.8
 ALIASES = {"lang": "language"}
 """other names that are not spelt alike"""
 LIKELY = {
-    "problem": ("question", "problem", "prompt", "query", "instruction", "input", "task", "statement", "text"),
+    "problem": (
+        "question",
+        "problem",
+        "prompt",
+        "query",
+        "instruction",
+        "input",
+        "task",
+        "statement",
+        "text",
+        "message",
+    ),
     "answer": ("answer", "solution", "target", "label", "gold", "truth", "output", "result", "response", "reply"),
 }
 """field of ours -> words in the names of columns that may hold it, the likeliest first"""
@@ -211,7 +222,7 @@ def meant_by(name: str, row: Mapping[str, Any]) -> str | None:
 
     Example: meant_by("anwser", {"problem": "1+1?", "anwser": "2"}) == "answer"
     """
-    if name in KEYS:
+    if name in KEYS or name.casefold().endswith(("_id", "_idx")):
         return None
     spelt = name.casefold()
     near = [ALIASES[spelt]] if spelt in ALIASES else difflib.get_close_matches(spelt, KEYS, n=1, cutoff=ALIKE)

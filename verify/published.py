@@ -144,9 +144,9 @@ def _worked(row: Fields) -> Fields:
     answer = final_answer(text) if isinstance(text, str) else None
     if answer is None:
         raise DataError(f"its '{name}' ends neither in a line '#### ANSWER' nor in \\boxed{{ANSWER}}")
-    question = _first(row, "problem", "question")
+    question = prompt_text(_first(row, "problem", "question", "prompt"))
     solution = re.sub(r"<<[^<>\n]*>>", "", text.rpartition("\n####")[0]) if "\n####" in text else text
-    return _made(row, "question", problem=question, answer=answer, solution=solution)
+    return _made(row, "question", "prompt", problem=question, answer=answer, solution=solution)
 
 
 def _big_math(row: Fields) -> Fields:
@@ -161,7 +161,8 @@ def _verl(row: Fields) -> Fields:
     tests = isinstance(meant, dict) or (isinstance(meant, list) and meant and isinstance(meant[0], dict))
     if tests or str(row.get("ability", "")).casefold().startswith("cod"):
         return _made(row, "prompt", "reward_model", problem=problem, tests=meant, domain="code")
-    return _made(row, "prompt", "reward_model", "solution", problem=problem, answer=_single(truth))
+    answer = meant[0] if isinstance(meant, list) and len(meant) == 1 and isinstance(meant[0], str) else truth
+    return _made(row, "prompt", "reward_model", "solution", problem=problem, answer=answer)
 
 
 def _single(value: Any) -> Any:
@@ -169,25 +170,28 @@ def _single(value: Any) -> Any:
 
 
 def _plain(row: Fields) -> Fields:
-    """A question and an answer under other names."""
-    question, answer = (_chosen(row, names) for names in (QUESTIONS, ANSWERS))
-    return _made(row, *QUESTIONS, *ANSWERS, problem=prompt_text(row[question]), answer=_single(row[answer]))
+    """A question with its answer or its tests, under other names."""
+    question, answer = (_only(row, names) for names in (QUESTIONS, (*ANSWERS, "label")))
+    return _made(row, *QUESTIONS, *ANSWERS, "label", problem=prompt_text(question), answer=_single(answer))
 
 
-def _chosen(row: Fields, names: tuple[str, ...]) -> str:
-    """The column of these that a row has. Raises DataError where several have different values."""
+def _only(row: Fields, names: tuple[str, ...]) -> Any:
+    """The value of the columns of these that a row has. Raises DataError where they differ."""
     given = [name for name in names if _given(row, name)]
     if any(str(row[name]).strip() != str(row[given[0]]).strip() for name in given):
         raise DataError(f"{' and '.join(map(repr, given))} differ, and either could be meant")
-    return given[0]
+    return row[given[0]] if given else None
 
 
 def _is_plain(row: Mapping[str, Any]) -> bool:
     """Whether a row is a question with its final answer and nothing that could be more of the question."""
     questions, answers = ([name for name in names if _given(row, name)] for names in (QUESTIONS, ANSWERS))
-    if not questions or not answers or any(BESIDE.fullmatch(name.casefold()) for name in row if _given(row, name)):
+    beside = {name for name in row if _given(row, name) and BESIDE.fullmatch(name.casefold())}
+    if not answers and isinstance(row.get("prompt"), list) and _given(row, "label"):
+        answers = ["label"]
+    if not questions or beside - {"tests"} or not (answers or beside):
         return False
-    answer = _single(row[answers[0]])
+    answer = _single(row[answers[0]]) if answers else ""
     if answers == ["answer"] and isinstance(answer, str) and questions[0] in ("question", "prompt"):
         return "\n" not in answer.strip() and len(re.findall(r"[^\W\d_]{2,}", answer)) <= WORDS
     return isinstance(answer, str | int | float)
@@ -272,15 +276,15 @@ READERS = (
     Reader("MBPP", ("text|prompt|problem", "test_list"), _mbpp),
     Reader("HumanEval", ("prompt", "test", "entry_point"), _human_eval),
 )
-WORKED = Reader("worked solutions (GSM8K, MATH)", ("problem|question", "solution"), _worked)
+WORKED = Reader("worked solutions (GSM8K, MATH)", ("problem|question|prompt", "solution"), _worked)
 BIG_MATH = Reader("Big-Math", ("problem", "answer", "llama8b_solve_rate"), _big_math)
-PLAIN = Reader("a question and its answer", ("problem|question|prompt", "answer|final_answer"), _plain)
+PLAIN = Reader("a question and its answer", ("|".join(QUESTIONS), "|".join(ANSWERS)), _plain)
 
 
 def reader_of(row: Mapping[str, Any]) -> Reader | None:
     """The reader of a row; None for one in our own form, and for one that no reader knows. Raises DataError where two
     could read it."""
-    question, answer, solution = _first(row, "problem", "question"), row.get("answer"), row.get("solution")
+    question, answer, solution = _first(row, *QUESTIONS), row.get("answer"), row.get("solution")
     if isinstance(row.get("problem"), dict):
         return None
     if _given(row, "problem") and any(_given(row, name) for name in ("answer", "tests", "environment")):
@@ -293,11 +297,11 @@ def reader_of(row: Mapping[str, Any]) -> Reader | None:
         raise DataError(f"it can be read as {' and as '.join(reader.name for reader in fitting)}")
     if fitting:
         return fitting[0]
-    if isinstance(question, str) and (_is_worked(answer) or str(answer).startswith("####")):
+    if question and (_is_worked(answer) or str(answer).startswith("####")):
         return WORKED
     if _is_plain(row):
         return PLAIN
-    if not isinstance(question, str) or not isinstance(solution, str) or any(_given(row, name) for name in ANSWERS):
+    if not question or not isinstance(solution, str) or any(_given(row, name) for name in ANSWERS):
         return None
     return None if final_answer(solution) is None else WORKED
 
@@ -379,7 +383,7 @@ def lacking(row: Mapping[str, Any]) -> str:
         return ""
     readers = (*READERS, BIG_MATH, WORKED, PLAIN)
     nearest = max(readers, key=lambda reader: 1 - len(reader.lacks(row)) / len(reader.columns))
-    missing = [" or ".join(f"'{name}'" for name in names.split("|")) for names in nearest.lacks(row)]
+    missing = [" or ".join(f"'{name}'" for name in names.split("|")[:3]) for names in nearest.lacks(row)]
     beside = [f"'{name}'" for name in row if BESIDE.fullmatch(name.casefold()) and _given(row, name)]
     near = f"; the nearest shape that is read is {nearest.name}" if len(missing) < len(nearest.columns) else ""
     if near and missing:
