@@ -31,6 +31,9 @@ __all__ = ["CELL_ENDED", "CELL_RAISED", "probe", "run_assertions", "run_cells", 
 CELL_ENDED, CELL_RAISED = 70, 71
 """exit statuses of `run_cells`; any other says that the last cell did not come to its end"""
 
+_CALL_DEPTH = 50_000
+"""calls in calls, where a function is called: published graders set as much"""
+
 
 def probe() -> int:
     """Try what a sandbox must refuse; return 0 when all was refused, else the number of the first attempt that was
@@ -164,14 +167,30 @@ def _without_head(prefix: str) -> str:
     return ""
 
 
-def serve_calls(source: str, name: str, prefix: str = "") -> int:
+def _with_imports(modules: list[str]) -> dict[str, Any]:
+    """Return the built-in names, and modules with their public names, which hide none of these.
+
+    Programs are given them as built-in names: what a program defines comes first, and only that is called.
+    """
+    found: dict[str, Any] = {}
+    for module in map(__import__, modules):
+        public = getattr(module, "__all__", None) or [name for name in vars(module) if name[0] != "_"]
+        found |= {name: getattr(module, name) for name in public}
+    return found | {name: sys.modules[name] for name in modules} | vars(builtins)
+
+
+def serve_calls(source: str, name: str, prefix: str = "", modules: list[str] | None = None) -> int:
     """Run the program as module `name`, then answer calls until the pipe closes. Returns the exit status.
 
-    `prefix`: code that stands before the program.
+    `prefix`: code that stands before the program. `modules`: what it need not import, where its functions are called.
+    A program that raises is reported with its exception.
     """
     line = FramePipe(3, 4)
     open_streams()
     names = fresh_module(name)
+    if modules:
+        names["__builtins__"] = _with_imports(modules)
+        sys.setrecursionlimit(_CALL_DEPTH)
     kept: list[Any] = []
 
     def refer(value: Any) -> int:
@@ -183,6 +202,9 @@ def serve_calls(source: str, name: str, prefix: str = "") -> int:
     except SystemExit as end:
         if end.code:
             raise
+    except BaseException as error:  # noqa: BLE001 - as `run_script`
+        line.send(b"A", _raised(error))
+        return 1
     line.send(b"R", [key for key in names if type(key) is str and hasattr(builtins, key) and key[:2] != "__"])
     while True:
         try:
@@ -196,11 +218,14 @@ def serve_calls(source: str, name: str, prefix: str = "") -> int:
             if result is None:  # works on its arguments in place, perhaps; else f(x) == sorted(x) is won by x.clear()
                 reply.append(codec.encode(positional, refer))
         except BaseException as error:  # noqa: BLE001 - an exit inside a call is an error of the call
-            builtin = next(
-                (kind for kind in type(error).__mro__ if vars(builtins).get(kind.__name__) is kind), Exception
-            )
-            reply = ["error", builtin.__name__, message(error)]
+            reply = _raised(error)
         line.send(b"A", reply)
+
+
+def _raised(error: BaseException) -> list[Any]:
+    """Return the reply that says what the program raised: the built-in exception nearest to its own, and the text."""
+    builtin = next((kind for kind in type(error).__mro__ if vars(builtins).get(kind.__name__) is kind), Exception)
+    return ["error", builtin.__name__, message(error)]
 
 
 def _find(names: dict[str, Any], target: str | list[Any], kept: list[Any]) -> Any:
@@ -222,8 +247,9 @@ def _find(names: dict[str, Any], target: str | list[Any], kept: list[Any]) -> An
     owner, _, method = target.partition(".")
     if owner not in names and not method and "Solution" in names:  # a method is asked for by its name alone
         owner, method = "Solution", owner
-    found = names[owner] if owner in names else getattr(builtins, owner)
-    return getattr(found(), method) if method else found
+    if owner not in names:
+        raise NameError(f"name {owner!r} is not defined")
+    return getattr(names[owner](), method) if method else names[owner]
 
 
 _ANSWERS: dict[str, Callable[..., Any]] = {
