@@ -10,27 +10,39 @@ from __future__ import annotations
 import ast
 import atexit
 import builtins
+import functools
 import gc
 import itertools
 import linecache
 import operator
 import os
 import random
+import re
 import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from verify.code.sandbox import codec
 from verify.code.sandbox.assertion_runner import run_assertions
 from verify.code.sandbox.codec import FramePipe, fresh_module, message, open_streams
 
-__all__ = ["CELL_ENDED", "CELL_RAISED", "probe", "run_assertions", "run_cells", "run_script", "serve_calls"]
+__all__ = [
+    "CELL_ENDED",
+    "CELL_RAISED",
+    "probe",
+    "public_names",
+    "run_assertions",
+    "run_cells",
+    "run_script",
+    "serve_calls",
+]
 CELL_ENDED, CELL_RAISED = 70, 71
 """exit statuses of `run_cells`; any other says that the last cell did not come to its end"""
 
+_WORD = re.compile(r"\w+")
 _CALL_DEPTH = 50_000
 """calls in calls, where a function is called: published graders set as much"""
 
@@ -167,19 +179,25 @@ def _without_head(prefix: str) -> str:
     return ""
 
 
-def _with_imports(modules: list[str]) -> dict[str, Any]:
-    """Return the built-in names, and modules with their public names, which hide none of these.
-
-    Programs are given them as built-in names: what a program defines comes first, and only that is called.
-    """
-    found: dict[str, Any] = {}
+@functools.cache
+def public_names(modules: tuple[str, ...]) -> dict[str, tuple[Any, str]]:
+    """Return where the names that modules give are found: (module, name), or (module, "") for a module itself. Built-in
+    names stay Python's. The server asks before it forks, so that its children need not."""
+    found: dict[str, tuple[Any, str]] = {}
     for module in map(__import__, modules):
         public = getattr(module, "__all__", None) or [name for name in vars(module) if name[0] != "_"]
-        found |= {name: getattr(module, name) for name in public}
-    return found | {name: sys.modules[name] for name in modules} | vars(builtins)
+        found |= {name: (module, name) for name in public if not hasattr(builtins, name)}
+    return found | {name: (sys.modules[name], "") for name in modules}
 
 
-def serve_calls(source: str, name: str, prefix: str = "", modules: list[str] | None = None) -> int:
+def _imported(modules: tuple[str, ...], source: str) -> dict[str, Any]:
+    """Return the words of a source that modules give."""
+    known = public_names(modules)
+    places = {word: known[word] for word in _WORD.findall(source) if word in known}
+    return {word: getattr(module, name) if name else module for word, (module, name) in places.items()}
+
+
+def serve_calls(source: str, name: str, prefix: str = "", modules: Sequence[str] = ()) -> int:
     """Run the program as module `name`, then answer calls until the pipe closes. Returns the exit status.
 
     `prefix`: code that stands before the program. `modules`: what it need not import, where its functions are called.
@@ -189,8 +207,9 @@ def serve_calls(source: str, name: str, prefix: str = "", modules: list[str] | N
     open_streams()
     names = fresh_module(name)
     if modules:
-        names["__builtins__"] = _with_imports(modules)
         sys.setrecursionlimit(_CALL_DEPTH)
+        if imported := _imported(tuple(modules), source):  # as built-in names: what the program defines comes first
+            names["__builtins__"] = vars(builtins) | imported
     kept: list[Any] = []
 
     def refer(value: Any) -> int:

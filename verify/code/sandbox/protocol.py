@@ -135,7 +135,7 @@ def run_assertions(
     try:
         candidate.begin(
             ours, _TARGETS, wall_s, cpu_s,
-            memory_bytes=memory_bytes[0], do="serve_calls", arguments=[source, _MODULE, test.prefix],
+            memory_bytes=memory_bytes[0], do="serve_calls", arguments=[source, _MODULE, test.prefix, []],
         )  # fmt: skip
         talk.running[candidate] = ours
         first = _first_frame(talk, wall_s)
