@@ -175,6 +175,14 @@ def test_shapes_as_published_sets_have_them() -> None:
     assert read_tests({"tests": [stream], "metadata": "{}", "starter_code": "", "fn_name": "f"}) == [
         StdioTest("3\n", "6\n")
     ]
+    null = dict.fromkeys(("code", "tests", "inputs", "outputs", "args", "expected", "fn_name"))
+    assert read_tests([{**null, "input": "3", "output": "6"}]) == [StdioTest("3", "6")]
+    assert read_tests({**null, "fn_name": "f", "inputs": [[3]], "outputs": [None]}) == [CallTest("f", [3], None)]
+    mbpp = {"test_list": ["assert f(1)"], "test_imports": ["import math"], "test_setup_code": ""}
+    assert read_tests(mbpp) == [Assertions("import math\nassert f(1)", language="python")]
+    assert (
+        read_tests({"test": "def check(candidate):\n    assert candidate(1)", "entry_point": "f"})[0].entry_point == "f"
+    )  # type: ignore[union-attr]
     assert read_tests({"inputs": ["3", ["4", "5"]], "outputs": [6, [7, "8"]]}) == [
         StdioTest("3", "6"), StdioTest("4\n5\n", "7\n8\n")
     ]  # fmt: skip
@@ -212,7 +220,7 @@ def test_keys_that_are_numbers_in_python() -> None:
         ({"inputs": ["1", "2"], "outputs": ["1"]}, "2 inputs and 1 output: give"),
         ({"fn_name": "f", "inputs": [], "outputs": [[1]]}, "0 inputs and 1 output: give"),
         ({"inputs": "12", "outputs": "12"}, "must be lists"),
-        ({"inputs": None, "outputs": []}, "must be lists"),
+        ({"inputs": None, "outputs": []}, "none of"), ({"inputs": ["1"]}, "none of"), ({"code": None}, "none of"),
         ({"inputs": [], "outputs": []}, "no tests"),
         (None, "type NoneType"), ([None], "type NoneType"), (b"assert f(1)", "type bytes"),
         ([CALLED], "fn_name"), ({"tests": [CALLED], "starter_code": ""}, "fn_name"),
@@ -223,8 +231,8 @@ def test_keys_that_are_numbers_in_python() -> None:
         ({**CALLED, "fn_name": "f", "output": "six"}, "what f returns must be JSON"),
         ({"input": "3", "output": True}, "as text"), ({"input": "3", "output": None}, "as text"),
         ("it must print the double", "Python test code"), (">>> f(3)\n6", "Python test code"),
-        ("def f(x):\n    return 2 * x", "compares nothing"), ("x = 3", "compares nothing"), ('"x"', "compares nothing"),
-        ({"type": "asserts", "code": "import f"}, "compares nothing"), ({"code": None}, "NoneType"),
+        ("def f(x):\n    return 2 * x", "compares nothing"), ("f(3) == 6", "compares nothing"), ('"x"', "compares"),
+        ({"type": "asserts", "code": "import f"}, "compares nothing"), ({"code": 3}, "`code` .* not int"),
         ({"type": "asserts", "code": "assert f(1)", "prefix": 3}, "`prefix` of test code must be a text"),
         (PACKED[:-8], "compressed tests cannot be read"), (PACKED.lower(), "Python test code|compares nothing"),
         ("[1, 2]", "type int"), ("[]", "no tests"), ("{", "not understood"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 
 from shared.errors import DataError
+from verify.code.sandbox.assertion_runner import decides
 
 
 def check_assertion_text(code: str, entry_point: str) -> None:
@@ -20,9 +21,6 @@ def check_assertion_text(code: str, entry_point: str) -> None:
 
 
 def _compares(statement: ast.stmt) -> bool:
-    if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-        checks = isinstance(statement, ast.ClassDef) or statement.name.startswith(("test", "check"))
-        return checks and any(isinstance(node, (ast.Assert, ast.Raise, ast.Call)) for node in ast.walk(statement))
-    if isinstance(statement, (ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign)):
-        return False
-    return any(isinstance(node, (ast.Assert, ast.Raise, ast.Call)) for node in ast.walk(statement))
+    if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)) and statement.name.startswith(("test", "check")):
+        return any(isinstance(node, (ast.Assert, ast.Raise, ast.Call)) for node in ast.walk(statement))
+    return decides(statement) or isinstance(statement, ast.ClassDef)

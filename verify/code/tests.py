@@ -177,6 +177,7 @@ _LANGUAGES = {"asserts": "python", "main": "cpp"}
 _CPP = re.compile(r"^\s*#\s*include\b|\bint\s+main\s*\(", re.MULTILINE)
 _MAIN = re.compile(r"\bmain\s*\(")
 _LISTS = ("tests", "cases", "test_cases", "test_list", "public_test_cases", "private_test_cases")
+_NAMES = ("function", "fn_name", "entry_point", "func_name")
 _CALLS = frozenset(("functional", "function", "function_call", "call", "call_based"))
 _STREAMS = frozenset(("stdin", "stdin_stdout", "stdio", "standard_input"))
 _HEAD = re.compile(r"^[ \t]*(?:async[ \t]+)?def[ \t]+(?!__)(\w+)", re.MULTILINE)
@@ -246,7 +247,7 @@ def _assertions(code: str, row: Mapping[str, Any]) -> Assertions:
     for name, text in (("code", code), ("prefix", prefix), ("entry_point", entry_point)):
         if not isinstance(text, str):
             raise DataError(f"`{name}` of test code must be a text, not {type(text).__name__}")
-    setup = str(row.get("test_setup_code") or row.get("setup") or "")
+    setup = "\n".join(filter(None, [*row.get("test_imports", ()), row.get("test_setup_code") or row.get("setup")]))
     language = _LANGUAGES.get(str(row.get("type")), "cpp" if _CPP.search(code) else "python")
     code = f"{setup}\n{code}" if setup else code
     if language == "python":
@@ -255,18 +256,21 @@ def _assertions(code: str, row: Mapping[str, Any]) -> Assertions:
 
 
 def _read_mapping(row: dict[str, Any]) -> list[Test]:
-    if lists := [row.pop(name) for name in _LISTS if name in row]:
+    lists = [row.pop(name) for name in _LISTS if name in row]
+    if lists := [tests for tests in lists if tests is not None]:  # a column that other rows have is null in this one
         return [one for tests in lists for one in _read(tests, row)]
-    if "code" in row:
-        return [_assertions(row["code"], row)]
-    if "inputs" in row and "outputs" in row:
-        inputs, outputs = row.pop("inputs"), row.pop("outputs")
+    for name in ("code", "test"):
+        if row.get(name) is not None:
+            return [_assertions(row[name], row)]
+    inputs, outputs = row.get("inputs"), row.get("outputs")
+    if inputs is not None and outputs is not None:
         if not (isinstance(inputs, (list, tuple)) and isinstance(outputs, (list, tuple))):
             raise DataError("`inputs` and `outputs` must be lists with an entry for each test")
         if len(inputs) != len(outputs):
             raise DataError(
                 f"{_count(inputs, 'input')} and {_count(outputs, 'output')}: give one output for each input"
             )
+        row = {**row, "inputs": None}
         pairs = zip(inputs, outputs, strict=True)
         return [one for given, wanted in pairs for one in _read_mapping({**row, "input": given, "output": wanted})]
     given = _first(row, "args", "input", "stdin")
@@ -285,14 +289,14 @@ def _read_mapping(row: dict[str, Any]) -> list[Test]:
 def _call_test(function: str, given: Any, wanted: Any, row: Mapping[str, Any]) -> CallTest:
     """Make a test of a call. Texts as published sets have them are JSON, one argument a line."""
     named = dict(row.get("kwargs") or {})
-    if isinstance(given, str) and "args" not in row:
+    if isinstance(given, str) and row.get("args") is None:
         given = [_json(line, f"an argument of {function}") for line in given.splitlines() if line.strip()]
         wanted = _json(wanted, f"what {function} returns") if isinstance(wanted, str) else wanted
     if isinstance(given, Mapping):
         given, named = [], dict(given) | named
     if isinstance(given, str) or not isinstance(given, Sequence):
         raise DataError(f"the arguments of {function} must be a list, not {type(given).__name__}")
-    stored = "expected" not in row and _kind(row) != "functional"  # LiveCodeBench's values stand in no list
+    stored = row.get("expected") is None and _kind(row) != "functional"  # LiveCodeBench's values stand in no list
     wrapped = stored and isinstance(wanted, list) and len(wanted) == 1
     return CallTest(function, list(given), wanted, named, _tolerance(row), wrapped)
 
@@ -317,7 +321,7 @@ def _function(row: Mapping[str, Any]) -> str:
     if isinstance(metadata, str):
         metadata = json.loads(metadata) if metadata.lstrip()[:1] == "{" else None
     named = metadata if isinstance(metadata, Mapping) else {}
-    function = row.get("function") or row.get("fn_name") or row.get("entry_point") or named.get("func_name")
+    function = next((row[name] for name in _NAMES if row.get(name)), named.get("func_name"))
     if function or kind not in _CALLS:
         return str(function or "")
     heads = set(_HEAD.findall(str(row.get("starter_code") or "")))
@@ -352,9 +356,10 @@ def _printed(value: Any) -> Any:
 
 
 def _first(row: Mapping[str, Any], *names: str) -> Any:
-    for name in names:
-        if name in row:
-            return row[name]
+    """Return the first value that is not null; null where a name has it. Raises DataError where the row has none."""
+    given = [row[name] for name in names if name in row]
+    if given:
+        return next((value for value in given if value is not None), None)
     raise DataError(f"a test has none of {', '.join(names)}: it has {', '.join(row) or 'nothing'}")
 
 
