@@ -74,6 +74,8 @@ NESTED = {"fn_name": "f", "inputs": [[1]], "outputs": [[{"1": [{"-2": {"0.5": No
         ("def f(x): return 1", {**WRAPPED, "outputs": [[True], [True]]}, "wrong"),
         ("def f(x): return 0.1 + 0.2", {**WRAPPED, "outputs": [[0.3], [0.3]]}, "correct"),
         ("class Solution:\n    def f(self, x): return 2 * x", TEXTS, "correct"),
+        ("class L(list):\n    __eq__ = lambda self, other: True\ndef f(x): return L([0])", WRAPPED, "wrong"),
+        ("class K(int):\n    __eq__ = lambda self, other: True\ndef f(x): return [K(2 * x)]", WRAPPED, "wrong"),
         ("def f(a): return a[::-1]", LISTS, "correct"),
         ("def f(a): a.reverse()", LISTS, "correct"),
         ("def f(a): return a[:1]", LISTS, "wrong"),

@@ -19,6 +19,7 @@ from verify.code.tests import CallTest, Output, Test
 
 _Test = TypeVar("_Test", bound=Test)
 MEANINGS = 4
+_NESTING = frozenset((list, tuple, dict))
 _NUMBER = re.compile(r"-?(0|[1-9]\d{0,29})(\.\d{1,30})?(e[+-]\d{1,3})?", re.ASCII)
 
 
@@ -26,6 +27,8 @@ def with_number_keys(value: Any) -> Any:
     """Return a value with numbers for keys in each object whose keys are all numbers as JSON writes them; the same
     object where there is none."""
     if isinstance(value, (list, tuple)):
+        if _NESTING.isdisjoint(map(type, value)):
+            return value
         items = [with_number_keys(item) for item in value]
         return value if all(map(_is, value, items)) else items
     if not isinstance(value, dict):
