@@ -208,7 +208,8 @@ class RewardWeights(Section):
         return self.model_copy(update={"length_max": self.length_max or max_completion_tokens})
 
     def own_contradictions(self) -> Iterator[str]:
-        """Yield that nothing is rewarded, and options of rewards that are not."""
+        """Yield that nothing is rewarded, options of rewards that are not, and what the sandbox contradicts."""
+        yield from self.sandbox.own_contradictions()
         if self.correctness == 0 and self.language == 0 and self.format == 0 and not any(self.extra.values()):
             yield "reward.format, reward.correctness and reward.language are 0: nothing is rewarded, set one of them"
         for name in sorted(self.options.keys() - self.extra.keys() - {"language"}):

@@ -201,8 +201,10 @@ def test_shapes_as_published_sets_have_them() -> None:
     null = dict.fromkeys(("code", "tests", "inputs", "outputs", "args", "expected", "fn_name"))
     assert read_tests([{**null, "input": "3", "output": "6"}]) == [StdioTest("3", "6")]
     assert read_tests({**null, "fn_name": "f", "inputs": [[3]], "outputs": [None]}) == [CallTest("f", [3], None)]
-    mbpp = {"test_list": ["assert f(1)"], "test_imports": ["import math"], "test_setup_code": ""}
-    assert read_tests(mbpp) == [Assertions("import math\nassert f(1)", language="python")]
+    mbpp = {"test_list": ["assert f(1)"], "test_setup_code": ""}
+    for imports in (["import math"], "import math"):
+        expected = [Assertions("import math\nassert f(1)", language="python")]
+        assert read_tests({**mbpp, "test_imports": imports}) == expected
     assert (
         read_tests({"test": "def check(candidate):\n    assert candidate(1)", "entry_point": "f"})[0].entry_point == "f"
     )  # type: ignore[union-attr]

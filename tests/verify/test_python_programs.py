@@ -145,8 +145,9 @@ def test_imports_are_a_setting_of_calls_alone(sandboxes: SandboxPool) -> None:
     )
     asserted = run_tests("raise NameError('x')", "python", "assert f(3) == 6", pool=sandboxes)
     assert asserted == Verdict.WRONG and asserted.reason == "raised NameError: x"
-    with pytest.raises(ValueError, match="'numpyy' is no module"):
-        Sandbox(imports=("numpyy",))
+    assert list(Sandbox(imports=("math", "numpyy")).own_contradictions()) == [
+        "reward.sandbox.imports has 'numpyy', no module of Python's standard library: leave it out"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -247,7 +247,12 @@ def _assertions(code: str, row: Mapping[str, Any]) -> Assertions:
     for name, text in (("code", code), ("prefix", prefix), ("entry_point", entry_point)):
         if not isinstance(text, str):
             raise DataError(f"`{name}` of test code must be a text, not {type(text).__name__}")
-    setup = "\n".join(filter(None, [*row.get("test_imports", ()), row.get("test_setup_code") or row.get("setup")]))
+    imports = row.get("test_imports") or []
+    lines = [
+        *([imports] if isinstance(imports, str) else imports),
+        row.get("test_setup_code") or row.get("setup") or "",
+    ]
+    setup = "\n".join(line for line in lines if line)
     language = _LANGUAGES.get(str(row.get("type")), "cpp" if _CPP.search(code) else "python")
     code = f"{setup}\n{code}" if setup else code
     if language == "python":
