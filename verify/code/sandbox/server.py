@@ -151,6 +151,8 @@ class SandboxServer:
         started = time.monotonic()
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         os.chmod(f"{self.work}/build", 0o700 if request["do"] == "compile" else 0o500)
+        if request["do"] == "serve_calls":
+            program_process.public_names(tuple(request["arguments"][3]))
         pid = os.fork()
         if pid == 0:
             self.become(request, files)
