@@ -2,9 +2,10 @@
 
 "llm_judge" asks the model of [reward.judge]; each of [reward.judges] is a reward of its own name. A question holds the
 problem, the true answer and the response (never the reasoning), between markers that the completion cannot know; the
-reply must end in a line "SCORE: n" with n from 0 to 10, or "BETTER: 1" or "BETTER: 2" (`judge_replies.py`). After no such line, an error
-status, a broken connection or a reply that is too long, the question is repeated, `ATTEMPTS` times in all and within
-the deadline; then the completion is not graded. The judge's reply is data: only one number is read from it.
+reply must end in a line "SCORE: n" with n from 0 to 10, or "BETTER: 1" or "BETTER: 2", as `judge_replies.py` reads it.
+After no such line, an error status, a broken connection or a reply that is too long, the question is repeated,
+`ATTEMPTS` times in all and within the deadline; then the completion is not graded. The judge's reply is data: only one
+number is read from it.
 """
 
 from __future__ import annotations
