@@ -154,9 +154,9 @@ def _reasoning(value: Any) -> str | None:
 
 
 def _chunks(value: Any) -> Any:
-    if not isinstance(value, list):
-        return value
-    return [{"type": "text", "text": one} if isinstance(one, str) else one for one in value]
+    if isinstance(value, list):
+        return [{"type": "text", "text": one} if isinstance(one, str) else one for one in value]
+    return [value] if isinstance(value, dict) else value
 
 
 def _first(value: Any) -> Any:

@@ -31,9 +31,9 @@ LEFT_OUT = ("temperature", "top_p", "seed", "max_tokens", "max_completion_tokens
 MOST_COUNT = 1 << 53
 _NAMES = re.compile(rf"(?<![A-Za-z0-9_])(?:{'|'.join(LEFT_OUT)})(?![A-Za-z0-9_])")
 _REFUSES = re.compile(
-    r"not (?:currently )?support|unsupported|unknown|unrecogni[sz]ed|unexpected|(?:not|no longer) (?:permitted|allowed|"
-    r"accepted|available|valid|compatible)|cannot (?:both )?be|can't be|extra_forbidden|additional propert|deprecated|"
-    r"only the default|not a valid|no such",
+    r"unsupported|unknown|unrecogni[sz]ed|unexpected|extra_forbidden|additional propert|deprecated|only the default|"
+    r"(?:\bnot|n't|no longer) (?:currently |yet |be |an? )*(?:support|permit|allow|accept|available|valid|compatible|"
+    r"configurable|implemented|enabled|used?\b|set\b|specified)|cannot both|only \S+ is (?:support|allow|accept)",
     re.IGNORECASE,
 )
 _TOO_MUCH = re.compile(r"too (?:large|long|big|high|many)|exceed|at most|maximum|greater than|less than|or equal", re.I)
@@ -54,7 +54,7 @@ class ErrorReply(ValueError):
     """The endpoint answered with status 200 and an error in place of a completion."""
 
 
-class Reply(NamedTuple):
+class ChatReply(NamedTuple):
     """The body of a chat completion, and which parameters of the request were left out."""
 
     data: bytes
@@ -170,7 +170,7 @@ class ApiEndpoint:
                 raise HttpStatus(response, bytes(data))
         return bytes(data)
 
-    async def complete(self, body: dict[str, Any], most_bytes: int = MAX_REPLY_BYTES) -> Reply:
+    async def complete(self, body: dict[str, Any], most_bytes: int = MAX_REPLY_BYTES) -> ChatReply:
         """Ask for a chat completion. Raises one of FAILURES."""
         key = self._headers.get("Authorization", "").removeprefix("Bearer ")
         while True:
@@ -190,7 +190,7 @@ class ApiEndpoint:
                 raise ErrorReply(
                     f"an error in place of a completion: {message.replace(key, '...') if key else message}"
                 )
-            return Reply(data, tuple(name for name in LEFT_OUT if name in body and name not in sent))
+            return ChatReply(data, tuple(name for name in LEFT_OUT if name in body and name not in sent))
 
     def _allowed(self, body: dict[str, Any]) -> dict[str, Any]:
         """Return a request without what is left out."""

@@ -27,7 +27,8 @@ from evaluation.compare import compare, read_run
 from evaluation.settings import EvaluationSettings
 from shared.chat_endpoint import ChatEndpoint, HttpStatus, explain_error, read_count, refused_parameter
 from tests.evaluation.conftest import Plain, evaluate, records, write_rows
-from verify.oversight.players import read_replies
+from verify.oversight.players import ModelPlayer, read_replies
+from verify.oversight.question import Ask, Said
 
 BODY = {"messages": [{"role": "user", "content": "x"}]}
 
@@ -106,6 +107,10 @@ REFUSALS = {
         openai("temperature", "does not support 0.7 with this model. Only the default (1) value is supported."),
         {"error": {"message": "`temperature` is not supported for this model"}},
         {"detail": "Unknown field temperature. Fields: top_p, seed"},
+        {"error": {"message": "invalid temperature: only 1 is allowed for this model"}},
+        {"error": {"message": "This model doesn't support temperature"}},
+        {"error": {"message": "temperature should not be set for models that reason"}},
+        {"error": {"message": "temperature is not configurable here"}},
     ],
     "top_p": [
         openai("top_p"),
@@ -116,7 +121,8 @@ REFUSALS = {
         {"error": {"message": "Unrecognized request argument supplied: seed", "param": None}},
         {"error": {"message": 'Invalid JSON payload received. Unknown name "seed": Cannot find field.'}},
         {"detail": [{"type": "extra_forbidden", "loc": ["body", "seed"], "msg": "Extra inputs are not permitted"}]},
-        {"message": "property 'seed' is unsupported"},
+        {"message": "property 'seed' is unsupported"}, {"error": "seed is not yet implemented"},
+        {"error": {"message": "The parameter seed isn't accepted by this provider"}},
     ],
     "": [
         {"error": {"message": "max_tokens is too large: 40960. This model supports at most 16384 completion tokens."}},
@@ -180,10 +186,15 @@ def test_refused_parameters_are_left_out_told_once_and_recorded(
 def test_judges_leave_out_what_is_refused(plain: Plain) -> None:
     server = plain(particular)
 
-    async def ask() -> str:
-        return await ChatEndpoint(server.url, "plain", {}, 20.0).ask(BODY["messages"], 64)
+    async def ask() -> tuple[str, list[Said], set[str]]:
+        judge = ChatEndpoint(server.url, "plain", {}, 20.0)
+        player = ModelPlayer(server.url, "plain", {}, 20.0, concurrent=1, tries=1, temperature=1.0, max_tokens=64)
+        said = await player.say(Ask(role="judge", purpose="verdict", messages=BODY["messages"]), 1)
+        return await judge.ask(BODY["messages"], 64), said, player.left_out
 
-    assert asyncio.run(ask()) == r"\boxed{3}" and server.requests[-1]["max_completion_tokens"] == 64
+    judged, said, left_out = asyncio.run(ask())
+    assert judged == said[0].text == r"\boxed{3}" and left_out == {"max_tokens", "temperature", "seed"}
+    assert {body.get("max_completion_tokens") for body in server.requests[-1:]} == {64}
 
 
 def test_a_refused_value_is_no_refused_parameter(plain: Plain) -> None:
@@ -227,6 +238,7 @@ def test_counts_are_read() -> None:
     ({"reasoning": [{"type": "text", "text": "a"}]}, "a"), ({"reasoning": {"effort": 3}}, ""), ({"reasoning": 3}, ""),
     ({"reasoning_content": {}, "reasoning": "a"}, "a"), ({"refusal": 5, "audio": {}, "annotations": "x"}, ""),
     ({"tool_calls": {}}, ""), ({"tool_calls": []}, ""), ({"tool_calls": ""}, ""), ({"content": ["yes"]}, ""),
+    ({"content": {"type": "text", "text": "yes"}}, ""),
 ])  # fmt: skip
 def test_odd_fields_cost_no_response(change: dict[str, Any], reasoning: str) -> None:
     choice = {"message": {"content": "yes", **change}, "finish_reason": {"x": 1}, "reasoning_language": "de"}
