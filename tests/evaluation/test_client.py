@@ -190,7 +190,10 @@ def test_judges_leave_out_what_is_refused(plain: Plain) -> None:
         judge = ChatEndpoint(server.url, "plain", {}, 20.0)
         player = ModelPlayer(server.url, "plain", {}, 20.0, concurrent=1, tries=1, temperature=1.0, max_tokens=64)
         said = await player.say(Ask(role="judge", purpose="verdict", messages=BODY["messages"]), 1)
-        return await judge.ask(BODY["messages"], 64), said, player.left_out
+        judged = await judge.ask(BODY["messages"], 64)
+        await judge.close()
+        await player.close()
+        return judged, said, player.left_out
 
     judged, said, left_out = asyncio.run(ask())
     assert judged == said[0].text == r"\boxed{3}" and left_out == {"max_tokens", "temperature", "seed"}
