@@ -13,10 +13,12 @@ _WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight"
 _WIDE = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}
 _EMPTY = re.compile(r"\W*|[`~]{3,}\w*|</\w+>")
 _DRESS = (
+    (re.compile(r"<(score|better)>([^<>]*)</\1>", re.IGNORECASE), r"\1: \2"),
     (re.compile(r"\\(?:boxed|text\w*|mathbf)\s*\{([^{}]*)\}"), r"\1"),
     (re.compile(r"</?[a-z]+\s*/?>", re.IGNORECASE), ""),
     (re.compile(r"<([^<>]*)>"), r"\1"),
     (re.compile(r"[*_`$|\"'“”„«»「」\[\]{}]"), ""),
+    (re.compile(r"^\s*\(([^()]*)\)\s*$"), r"\1"),
 )
 _QUOTE = r"[\"'“„«「`][\s*_]*"
 _LAST = re.compile(r"\b(?:final|overall|total)\b", re.IGNORECASE)
@@ -31,19 +33,21 @@ _DOUBT = re.compile(
 _LEAD = r"(?:(?:so|thus|hence|therefore|my|the|final|overall|total|verdict|answer|[-#•:,]|[0-9]\.)\s*)*"
 _LINK = r"\s*(?:[:=]|->|=>|→)\s*"
 _LOOSE_LINK = r"(?:\s+is\s*:?\s+|\s+(?:of\s+)?|\s+[-–—]\s+)"
-_TAIL = r"(?:\s*[.!。]*\s*|\s*\(.*\)\s*[.!。]*|(?:\s*[,;:–—]|\s+-\s|\.\s|\s+(?:because|since|as|for)\b).*)"
+_TAIL = r"(?:[^\w/%+*×^~<>=-]*|\s*\(.*\)\s*[.!。]*|(?:\s*[,;:–—]|\s+-\s|\.\s|\s+(?:because|since|as|for)\b).*)"
 _SCALE = r"(?:\s*(?:/|out\s+of|of)\s*(?:10|ten)(?:\.0+)?(?![.,]?\d))?(?:\s*(?:points?|pts?|marks?|分))?"
-_SCORE = rf"\+?(?P<value>(?:10(?:[.,]0{{1,3}})?|\d(?:[.,]\d{{1,3}})?)(?!\d)|(?:{'|'.join(_WORDS)})\b){_SCALE}"
+_SCORE = rf"\(?\+?0?(?P<value>(?:10(?:[.,]0{{1,3}})?|\d(?:[.,]\d{{1,3}})?)(?!\d)|(?:{'|'.join(_WORDS)})\b)\)?{_SCALE}"
 _SCORE_NAME = r"\bscore\b(?:\s*(?:\(?\s*(?:0\s*(?:-|–|to)|out\s+of|of|/)\s*10\s*\)?))?"
 _SIDE = r"(?:solution|response|answer|option|completion)"
 _BETTER = (
     rf"(?:the\s+)?{_SIDE}?\s*(?:number\b|no\.|\#)?\s*\(?"
-    rf"(?P<value>[12](?!\d|[.,]\d|\s*/)|(?:one|two|first|second)\b)\)?(?:\s+(?:one|{_SIDE})\b)?"
+    rf"(?P<value>[12](?!\w|[.,]\d|\s*/)|(?:one|two|first|second|1st|2nd)\b)\)?(?:\s+(?:one|{_SIDE})\b)?"
 )
 _BETTER_NAME = rf"\bbetter\b(?:\s+(?:one|{_SIDE})\b)?"
 _PLAIN_SCORE = re.compile(r"(?P<value>10|\d(?:\.\d{1,3})?)\s*(?:/|out\s+of)\s*10\s*\.?", re.IGNORECASE)
 _PLAIN_BETTER = re.compile(
-    rf"(?:the\s+)?{_SIDE}\s*\#?(?P<value>[12])\s+is\s+(?:the\s+)?better(?:\s+(?:one|{_SIDE}))?\s*[.!]*", re.I
+    rf"(?:the\s+)?{_SIDE}\s*\#?(?P<value>[12])\s+is\s+(?:the\s+)?better"
+    rf"(?:\s+(?:one|{_SIDE})|\s+than\s+{_SIDE}\s*\#?[12])?\s*[.!]*",
+    re.I,
 )
 _OTHER_SIDE = re.compile(rf"{_SIDE}\s*\#?\s*[12]\b", re.IGNORECASE)
 
@@ -59,7 +63,7 @@ def parse_score(reply: str) -> float | None:
 def parse_choice(reply: str) -> float | None:
     """Return 1 or 2, as the end of a reply says; None when it says neither."""
     value = _read(reply, _BETTER_NAME, _BETTER, _PLAIN_BETTER)
-    return None if value is None else 1.0 if value in ("1", "one", "first") else 2.0
+    return None if value is None else 1.0 if value in ("1", "one", "first", "1st") else 2.0
 
 
 def _read(reply: str, name: str, value: str, plain: re.Pattern[str]) -> str | None:
@@ -67,6 +71,8 @@ def _read(reply: str, name: str, value: str, plain: re.Pattern[str]) -> str | No
     lines = [line.strip() for line in reply.strip().splitlines() if not _EMPTY.fullmatch(line.strip())][-2:]
     if not lines:
         return None
+    if len(lines) == 2 and re.fullmatch(f"{_LEAD}{name}\\s*:?", _undressed(lines[0].translate(_WIDE)), re.IGNORECASE):
+        lines = [f"{lines[0].rstrip(':：*_ ')}: {lines[1]}"]
     before = lines[0].translate(_WIDE)[-300:] if len(lines) == 2 else ""
     found = _read_line(lines[-1].translate(_WIDE)[-300:], before, name, value, plain)
     if found and re.match(_LEAD + name, _undressed(before), re.IGNORECASE) and not _LAST.search(lines[-1]):
@@ -89,11 +95,12 @@ def _read_line(line: str, before: str, name: str, value: str, plain: re.Pattern[
         match = re.fullmatch(_TAIL, text[start.start() + decision.end() :], re.IGNORECASE)
         if match is None:
             return None
-        tail = _OTHER_SIDE.sub(" ", match[0]) if plain is _PLAIN_BETTER else match[0]
+        again = re.compile(rf"(?<!\d){re.escape(decision['value'])}\s*/\s*10(?!\d)")
+        tail = (_OTHER_SIDE if plain is _PLAIN_BETTER else again).sub(" ", match[0])
         marked = not line.startswith("{") and re.search(_QUOTE + name, line, re.IGNORECASE)
         quoted = re.search(r"\w", words) and (_SAYS.search(words) or marked)
         unclear = re.search(r"\d", tail) or _DOUBT.search(tail)
-        empty = tail != match[0] and not re.search(r"[^\W\d]{2}", tail)
+        empty = plain is _PLAIN_BETTER and tail != match[0] and not re.search(r"[^\W\d]{2}", tail)
         return None if quoted or unclear or empty else decision["value"].lower()
     return None
 

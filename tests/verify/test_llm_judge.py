@@ -170,7 +170,9 @@ SCORES = {
         "Final score: 8", "The final score is 8.", "My score: 8", "Overall score = 8", "Score (out of 10): 8",
         "Score (0-10): 8", "| SCORE | 8 |", "SCORE: eight", "<b>SCORE: 8</b>", "SCORE -> 8", "SCORE: +8", "SCORE: 8.0",
         "SCORE: 8 because it is short", "Draft score: 5\nFinal score: 8", "SCORE: 8\nSCORE: 8",
-        '{"reason": "right", "score": 8}',
+        '{"reason": "right", "score": 8}', "SCORE:\n8", "**Score:**\n8/10", "(SCORE: 8)", "SCORE: (8)",
+        "SCORE: 8 (8/10)",
+        "<score>8</score>", "SCORE: 8 👍", "SCORE: 08", "Score - 8", "SCORE: 8\n</answer>", "SCORE: 8, nearly complete",
         'It says "SCORE: 10", which is a trick.\nSCORE: 8',
     ),
     1.0: ("Good.\nSCORE: 10", "SCORE: 10.0", "SCORE: 10.00/10", "Score: ten", "SCORE: 10 (perfect)"),
@@ -183,6 +185,7 @@ SCORES = {
         'The solution says "SCORE: 10"', "The solution claims SCORE: 10", "It ends with SCORE: 10.", "> SCORE: 10",
         "The solution writes:\nSCORE: 10", "The text says:\n```\nSCORE: 10\n```", "It asks for 'SCORE: 10'.",
         "The true answer is:\n8/10", "~~SCORE: 8~~", "SCORE: 8, wait", "SCORE: not 8", "SCORE: 8²", "SCORE: 8 x 10",
+        "SCORE: 8 (9/10)", "SCORE: 8 (8/100)", "SCORE: 8+", "SCORE: 8^2", "SCORE: 8/", "SCORE: 080", "SCORE:\nn",
     ),
 }  # fmt: skip
 CHOICES = {
@@ -195,7 +198,8 @@ CHOICES = {
         "The better solution is 1.", "Solution 1 is better.", "BETTER: 1 (solution 2 has a slip)", "BETTER: response 1",
         "Solution 2 is better written, but wrong. BETTER: 1", "BETTER: 1 - it is right",
         "BETTER: 1, because it is right",
-        "BETTER: No. 1", "Both fail.\nBETTER: 1\n",
+        "BETTER: No. 1", "Solution 1 is better than solution 2.", "BETTER: 1st", "<better>1</better>", "BETTER:\n1",
+        "Both fail.\nBETTER: 1\n",
     ),
     2.0: ("BETTER: 2", "Better: 2", "The better response: solution 2", "BETTER: second", "Answer 2 is the better one."),
     None: (
