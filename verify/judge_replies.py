@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import re
 
+MOST_CHARACTERS = 300
+"""of a line that are read, its last ones"""
 _WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 _WIDE = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}
 _EMPTY = re.compile(r"\W*|[`~]{3,}\w*|</\w+>")
@@ -68,13 +70,15 @@ def parse_choice(reply: str) -> float | None:
 
 def _read(reply: str, name: str, value: str, plain: re.Pattern[str]) -> str | None:
     """Return the value that the last line names, None for none, or another one than the line before."""
-    lines = [line.strip() for line in reply.strip().splitlines() if not _EMPTY.fullmatch(line.strip())][-2:]
+    every = (line.strip() for line in reply.strip().splitlines())
+    last = [line for line in every if not _EMPTY.fullmatch(line)][-2:]
+    lines = [line[-MOST_CHARACTERS:].translate(_WIDE) for line in last]
     if not lines:
         return None
-    if len(lines) == 2 and re.fullmatch(f"{_LEAD}{name}\\s*:?", _undressed(lines[0].translate(_WIDE)), re.IGNORECASE):
-        lines = [f"{lines[0].rstrip(':：*_ ')}: {lines[1]}"]
-    before = lines[0].translate(_WIDE)[-300:] if len(lines) == 2 else ""
-    found = _read_line(lines[-1].translate(_WIDE)[-300:], before, name, value, plain)
+    if len(lines) == 2 and re.fullmatch(f"{_LEAD}{name}\\s*:?", _undressed(lines[0]), re.IGNORECASE):
+        lines = [f"{lines[0].rstrip(':*_ ')}: {lines[1]}"]  # the value stands below its name
+    before = lines[0] if len(lines) == 2 else ""
+    found = _read_line(lines[-1], before, name, value, plain)
     if found and re.match(_LEAD + name, _undressed(before), re.IGNORECASE) and not _LAST.search(lines[-1]):
         return found if _read_line(before, "", name, value, plain) in (None, found) else None
     return found
