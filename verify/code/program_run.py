@@ -15,7 +15,7 @@ from shared.types import Verdict
 from verify.code import cpp, untyped
 from verify.code.output import same_output
 from verify.code.readings import MEANINGS, argument_readings, fitting_meanings
-from verify.code.sandbox import codec
+from verify.code.sandbox import codec, object_file
 from verify.code.sandbox.client import Ended, Pipe
 from verify.code.sandbox.program_process import CELL_ENDED, CELL_RAISED
 from verify.code.sandbox.protocol import AssertionResults, call, raised, run_assertions
@@ -133,6 +133,9 @@ class ProgramRun:
             return self._run_each(source, language, tests)
         if not isinstance(first, Assertions):
             return self._run_each("", language, tests) if self._compile(cpp.whole_program(source)) else [Status.COMPILE]
+        if missing := cpp.missing_library():
+            self.reason = f"{missing} is not installed on this host: C++ tests with a `main` are linked statically"
+            return []
         statuses: list[Status] = []
         for test in tests:
             assert isinstance(test, Assertions)
@@ -268,7 +271,10 @@ class ProgramRun:
         return Output(self._how(ended), got)
 
     def _run_assertions(self, nonce: str) -> Status:
-        ended, got, _ = self._run(b"", 4096, (0, cpp.RESULT), self._binary())
+        what = self._binary() | {"candidate": cpp.CANDIDATE}
+        ended, got, _ = self._run(b"", 4096, (0, cpp.RESULT), what)
+        if ended.status == object_file.REFUSED:
+            return self._fail(Status.ERROR, "indirect functions, or sections that no compiler makes of C++")
         status = self._how(ended)
         if status is Status.PASSED and got.decode("ascii", "replace") != nonce:
             return self._fail(Status.WRONG, "ended before the tests did")
@@ -374,9 +380,12 @@ def cpp_works(lease: SandboxLease) -> str:
         return f"less than {ROOM_BYTES >> 20} MB are free on the disk of {folder}: make room, or set TMPDIR"
     if lease.pool.compiles:
         return ""
-    source, tests, prefix = cpp.PROBE
+    source, code, prefix = cpp.PROBE
+    tests: list[Test] = [Assertions(code, prefix)]
+    if cpp.missing_library():  # tests of input and output do without
+        source, tests = "int main() {}", [StdioTest("", "")]
     limits = Limits(test_s=_PROBE_S, compile_s=_PROBE_S)
-    found = ProgramRun(lease, limits).run(source, "cpp", [Assertions(tests, prefix)])
+    found = ProgramRun(lease, limits).run(source, "cpp", tests)
     lease.pool.compiles = found.verdict is Verdict.CORRECT
     if lease.pool.compiles:
         return ""

@@ -25,7 +25,7 @@ import traceback
 from _sitebuiltins import Quitter
 from typing import Any
 
-from verify.code.sandbox import isolation, program_process, seccomp, syscalls
+from verify.code.sandbox import isolation, object_file, program_process, seccomp, syscalls
 from verify.code.sandbox.codec import HEADER
 
 COMPILER_BYTES = 2 << 30
@@ -215,6 +215,8 @@ class SandboxServer:
             os.chdir(f"{self.work}/{'build' if request['do'] == 'compile' else 'run'}")
             compiles, binary = request["do"] == "compile", request["do"] == "binary"
             self.limit(request, compiles)
+            if (candidate := request.get("candidate")) and not object_file.is_plain(f"{self.work}/build/{candidate}"):
+                os._exit(object_file.REFUSED)
             if self.landlock:
                 isolation.restrict_files(self.grants(compiles, binary), self.landlock)
             for number in range(1, 65):
@@ -226,7 +228,8 @@ class SandboxServer:
                 signal.signal(signal.SIGINT, signal.default_int_handler)
             if self.filtered:
                 empties = compiles or self.namespaces or not 0 < self.landlock < 3
-                seccomp.install(seccomp.build(os.getpid(), compiles or binary, processes=compiles, empties=empties))
+                rules = seccomp.build(os.getpid(), compiles or binary, compiles, empties, fixed=bool(candidate))
+                seccomp.install(rules)
             if compiles or binary:
                 variables = {"PATH": "/usr/bin:/bin", "TMPDIR": f"{self.work}/build", "LC_ALL": "C"}
                 os.execve(request["argv"][0], request["argv"], variables if compiles else {})
