@@ -45,29 +45,29 @@ class Tree(NamedTuple):
     """[histories, NUMBERS, 3] probability of "higher", "lower" and of the number itself after a guess"""
 
 
-def grow() -> Tree:
+def grow(numbers: int = NUMBERS, guesses: int = GUESSES) -> Tree:
     """Enumerate the histories of the game."""
-    histories = [History((), 1, NUMBERS)]
+    histories = [History((), 1, numbers)]
     ways: list[tuple[History | None, History | None]] = []
     for one in histories:
-        found = [one.after(guess) for guess in range(1, NUMBERS + 1)]
+        found = [one.after(guess) for guess in range(1, numbers + 1)]
         ways += found
-        if len(one.guesses) + 1 < GUESSES:
+        if len(one.guesses) + 1 < guesses:
             histories += [then for both in found for then in both if then]
     place = {one: number for number, one in enumerate(histories)}
     counts = torch.tensor([[then.high - then.low + 1 if then else 0 for then in both] for both in ways])
     children = torch.tensor([[place.get(then, -1) if then else -1 for then in both] for both in ways])
     widths = torch.tensor([one.high - one.low + 1 for one in histories], dtype=torch.float64)
-    shares = counts.view(-1, NUMBERS, 2) / widths[:, None, None]
+    shares = counts.view(-1, numbers, 2) / widths[:, None, None]
     found_it = 1 - shares.sum(-1, keepdim=True)
-    return Tree(histories, children.view(-1, NUMBERS, 2), torch.cat([shares, found_it], -1))
+    return Tree(histories, children.view(-1, numbers, 2), torch.cat([shares, found_it], -1))
 
 
 def true_values(tree: Tree, policy: Tensor) -> Tensor:
     """Return [histories] the probability that the number is found from there on. policy: [histories, NUMBERS]."""
     values = torch.zeros(len(tree.histories) + 1, dtype=torch.float64)  # the last one: nothing is left
     lengths = torch.tensor([len(one.guesses) for one in tree.histories])
-    for length in reversed(range(GUESSES)):
+    for length in reversed(range(int(lengths.max()) + 1)):
         now = (lengths == length).nonzero().squeeze(1)
         found = tree.shares[now, :, 2] + (tree.shares[now, :, :2] * values[tree.children[now]]).sum(-1)
         values[now] = (policy[now] * found).sum(-1)
@@ -79,7 +79,7 @@ def visits(tree: Tree, policy: Tensor) -> Tensor:
     found = torch.zeros(len(tree.histories) + 1, dtype=torch.float64)
     found[0] = 1
     lengths = torch.tensor([len(one.guesses) for one in tree.histories])
-    for length in range(GUESSES - 1):
+    for length in range(int(lengths.max())):
         now = (lengths == length).nonzero().squeeze(1)
         flow = found[now, None, None] * policy[now, :, None] * tree.shares[now, :, :2]
         found.index_add_(0, tree.children[now].flatten() % len(found), flow.flatten())

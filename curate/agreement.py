@@ -13,8 +13,11 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import msgspec
+
 from curate.assertions import literal_of
-from verify.code.output import same_output, same_value
+from verify.code.output import same_output
+from verify.code.readings import MEANINGS, expected_values, fitting_meanings, number_keys, returned
 from verify.code.tests import CallTest, Output, Status, StdioTest
 
 ComparableTest = StdioTest | CallTest
@@ -47,9 +50,7 @@ class ContestRule:
             return False
         if isinstance(test, StdioTest):
             return same_output(test.output, output.printed, test.tolerance)
-        if same_value(test.expected, output.value, test.tolerance):
-            return True
-        return _changed_in_place(test, output) and same_value(test.expected, output.changed[0], test.tolerance)
+        return returned(output, test.expected, test.tolerance)
 
     def with_output(self, test: ComparableTest, output: Output) -> ComparableTest:
         """Return the test with another expected output."""
@@ -146,6 +147,26 @@ def majority_output(
     return (largest[0], len(largest) / len(outputs)) if largest else (None, 0.0)
 
 
+def as_meant(tests: Sequence[ComparableTest], outputs: Sequence[Sequence[Output]]) -> list[ComparableTest]:
+    """Return the tests with the meaning of their expected values that most outputs have (`verify/code/readings.py`);
+    as they are where no output has any. `outputs`: [solutions, tests]."""
+    counts = [0] * MEANINGS
+    for by_test in outputs:
+        for test, output in zip(tests, by_test, strict=True):
+            if isinstance(test, CallTest) and output.status is Status.PASSED:
+                for place in fitting_meanings(test, output):
+                    counts[place] += 1
+    if not any(counts):
+        return list(tests)
+    place = counts.index(max(counts))
+    return [
+        msgspec.structs.replace(test, expected=expected_values(test)[place], wrapped=False)
+        if isinstance(test, CallTest)
+        else test
+        for test in tests
+    ]
+
+
 def check_tests(
     tests: Sequence[ComparableTest], outputs: Sequence[Sequence[Output]], agreement: float, rule: ContestRule = CONTEST
 ) -> list[CheckedTest]:
@@ -188,20 +209,23 @@ def stored(test: ComparableTest) -> dict[str, Any]:
         if test.language:
             found["language"] = test.language
     else:
-        found = {"function": test.function, "args": test.args, "expected": as_json(test.expected)}
+        name = "output" if test.wrapped else "expected"
+        found = {"function": test.function, "args": test.args, name: as_json(test.expected)}
         if test.kwargs:
             found["kwargs"] = test.kwargs
     return found if test.tolerance is None else {**found, "tolerance": test.tolerance}
 
 
 def as_json(value: Any) -> Any:
-    """Return the value as JSON would restore it: tuples as lists. Raises ValueError if JSON cannot represent it."""
+    """Return the value as `read_tests` restores it from JSON: tuples as lists, numbers for keys as text. Raises
+    ValueError if JSON cannot represent it."""
     if isinstance(value, (list, tuple)):
         return [as_json(item) for item in value]
     if isinstance(value, dict):
-        if not all(isinstance(key, str) for key in value):
-            raise ValueError("keys that are no text")
-        return {key: as_json(item) for key, item in value.items()}
+        found = {json.dumps(key) if type(key) in (int, float) else key: as_json(item) for key, item in value.items()}
+        if not all(isinstance(key, str) for key in value) and number_keys(found) != list(value):
+            raise ValueError("keys that JSON does not give back")
+        return found
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError("a number that is not finite")
     if value is None or isinstance(value, (str, int, float, bool)):

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from curate.agreement import CONTEST, KEPT, OVERRULING, PYTHON, REPLACED, ComparableTest, check_tests, stored
+from curate.agreement import CONTEST, KEPT, OVERRULING, PYTHON, REPLACED, ComparableTest, as_meant, check_tests, stored
 from curate.assertions import Statement, edit, literal_of, read_code
 from curate.new_tests import proposed
 from curate.phrases import PHRASES
@@ -21,6 +21,7 @@ from shared.errors import DataError, RunError
 from shared.jsonl import Row
 from shared.types import Verdict
 from verify.code import cpp, runner
+from verify.code.readings import argument_readings
 from verify.code.sandbox_pool import SandboxPool
 from verify.code.tests import (
     Assertions,
@@ -206,7 +207,11 @@ class ProgramsStage(CurationStage):
         rule = PYTHON if statements else CONTEST
         compared = {place: test for place, test in enumerate(units) if test is not None}
         others = [place for place in range(len(units)) if place not in compared]
-        outputs = await self._outputs(solutions, list(compared.values()))
+        if statements:
+            outputs = await self._outputs(solutions, list(compared.values()))
+        else:
+            meant, outputs = await self._as_meant(solutions, list(compared.values()))
+            compared = dict(zip(compared, meant, strict=True))
         held = [await self._held(one, codes, len(statements) or 1) if others else [] for one in solutions]
         checked = dict(zip(compared, check_tests(list(compared.values()), outputs, self.agreement, rule), strict=True))
         failing = [place for place in others if len(held) > 1 and _share(held, place) <= PASSING]
@@ -240,6 +245,19 @@ class ProgramsStage(CurationStage):
             else []
             for one in solutions
         ]
+
+    async def _as_meant(
+        self, solutions: Sequence[ReferenceSolution], tests: list[ComparableTest]
+    ) -> tuple[list[ComparableTest], list[list[Output]]]:
+        """Return the tests with the values that most solutions take and give, where JSON leaves that open, and
+        [solutions, tests] of what each gives. Raises as `_outputs`."""
+        best: tuple[int, list[ComparableTest], list[list[Output]]] = (-1, tests, [])
+        for reading in argument_readings(tests):
+            outputs = await self._outputs(solutions, reading)
+            meant = as_meant(reading, outputs)
+            right = sum(CONTEST.expects(*pair) for given in outputs for pair in zip(meant, given, strict=True))
+            best = max(best, (right, meant, outputs), key=lambda found: found[0])
+        return best[1:]
 
     async def _held(self, solution: ReferenceSolution, codes: Sequence[Assertions], assertions: int) -> list[bool]:
         """Return whether each assertion holds, for all test codes, with so many of them in each.

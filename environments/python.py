@@ -12,7 +12,7 @@ import functools
 
 from environments.environment import Observation, environment
 from environments.tools import ToolEnvironment, ToolError, ToolOptions, tool
-from shared.sections import Sandbox
+from shared.sandbox_settings import Sandbox
 from shared.types import Problem, Verdict
 from verify.code.runner import ProgramVerifier
 from verify.code.sandbox.client import Lost, SandboxRefused

@@ -27,7 +27,7 @@ from shared.atomic_write import write_whole
 from shared.errors import ConfigError, RunError, run_command
 from shared.progress import duration
 from shared.progress_bar import ProgressBar
-from shared.sections import Sandbox
+from shared.sandbox_settings import Sandbox
 from verify.answer_checker import AnswerChecker, worker_count
 from verify.code.runner import ProgramVerifier
 

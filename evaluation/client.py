@@ -16,14 +16,14 @@ import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import httpx
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from evaluation.settings import KEY_VARIABLE, EvaluationSettings, read_key
 from serve.reasoning import Splitter
-from shared.chat_endpoint import AGAIN, FAILURES, ApiEndpoint, HttpStatus
+from shared.chat_endpoint import AGAIN, FAILURES, ApiEndpoint, HttpStatus, explain_error, read_count
 from shared.errors import ConfigError
 from verify.format import tags_of
 from verify.verifiers.calls import FunctionCall, read_call
@@ -57,6 +57,8 @@ class TimedCompletion(NamedTuple):
     tries: int
     latency_s: float
     """seconds of the last try"""
+    left_out: tuple[str, ...]
+    """parameters that were not sent"""
 
 
 class EvaluationClient(ApiEndpoint):
@@ -66,6 +68,7 @@ class EvaluationClient(ApiEndpoint):
         self.tries, self._key = settings.tries, read_key()
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         super().__init__(settings.url, settings.model, headers, settings.deadline_s, settings.concurrency)
+        self.left_out.update(settings.omit)
 
     async def models(self) -> list[dict[str, Any]]:
         """Return the server's list of models; [] if it has none. Raises ConfigError if the server cannot be reached or
@@ -92,21 +95,22 @@ class EvaluationClient(ApiEndpoint):
             asked_s: float | None = None
             try:
                 async with asyncio.timeout(self.deadline_s):
-                    data = await self.request("POST", f"{self.url}/chat/completions", body, MAX_REPLY_BYTES)
-                return TimedCompletion(ChatCompletion.model_validate_json(data), number, time.monotonic() - began)
+                    data, left_out = await self.complete(body, MAX_REPLY_BYTES)
+                latency_s = time.monotonic() - began
+                return TimedCompletion(ChatCompletion.model_validate_json(data), number, latency_s, left_out)
             except TimeoutError:
                 reason = f"no response in {self.deadline_s:g} s"
             except httpx.HTTPError as error:
                 reason = f"{type(error).__name__}: {error}"[:300]
             except HttpStatus as error:
-                message, code = explain(error.body, self._key)
+                message, code = explain_error(error.body, self._key)
                 if error.code not in AGAIN:
                     raise RequestRefused(error.code, message, code) from None
                 reason, asked_s = f"status {error.code}: {message}", retry_after_s(error.headers)
             except ValidationError as error:
                 first = error.errors()[0]
                 reason = f"no chat completion: {'.'.join(map(str, first['loc']))}: {first['msg']}"
-            except ValueError as error:  # it is too long
+            except ValueError as error:  # an error in its place, or it is too long
                 reason = str(error)
             if number < self.tries:
                 backoff = min(FIRST_WAIT_S * 2 ** (number - 1), MOST_WAIT_S) * random.uniform(0.5, 1.0)
@@ -126,23 +130,6 @@ async def weights_of(server: ApiEndpoint, model: str) -> str:
         return ""
 
 
-def explain(data: bytes, key: str = "") -> tuple[str, str]:
-    """Return message and code of an error response, in OpenAI's form or not; printable, in one line. The key is masked:
-    a server may repeat one that it refuses."""
-    text, code = data.decode("utf-8", "replace"), ""
-    try:
-        body = json.loads(data)
-        error = body.get("error", body)
-        if isinstance(error, dict):
-            text, code = str(error.get("message") or error.get("detail") or error), str(error.get("code") or "")
-        else:
-            text = str(error)
-    except (ValueError, AttributeError, RecursionError):
-        pass  # not JSON: the text itself
-    text = " ".join("".join(one if one.isprintable() else " " for one in text[:2000]).split())[:500]
-    return (text.replace(key, "...") if key else text), code
-
-
 def retry_after_s(headers: Mapping[str, str]) -> float | None:
     """Return the seconds that the header Retry-After asks for, as a number or a date; None without one."""
     value = headers.get("Retry-After", "").strip()
@@ -152,6 +139,31 @@ def retry_after_s(headers: Mapping[str, str]) -> float | None:
         return max(0.0, (parsedate_to_datetime(value) - datetime.now(UTC)).total_seconds())
     except (ValueError, TypeError):
         return None
+
+
+def _dropped(kind: type) -> BeforeValidator:
+    """Drop a field that is for information, where it is not of this kind: a response is worth more."""
+    return BeforeValidator(lambda value: value if isinstance(value, kind) else None)
+
+
+def _reasoning(value: Any) -> str | None:
+    """Return reasoning as text: some servers send chunks of it, or an object."""
+    chunks = value if isinstance(value, list) else [value]
+    texts = [one if isinstance(one, str) else _text(one) for one in chunks if isinstance(one, str | dict)]
+    return "".join(texts) or None
+
+
+def _chunks(value: Any) -> Any:
+    if isinstance(value, list):
+        return [{"type": "text", "text": one} if isinstance(one, str) else one for one in value]
+    return [value] if isinstance(value, dict) else value
+
+
+def _first(value: Any) -> Any:
+    return value[:1] if isinstance(value, list) else value
+
+
+Count = Annotated[int | None, BeforeValidator(read_count)]
 
 
 class Lenient(BaseModel):
@@ -169,41 +181,40 @@ class CompletionToolCall(Lenient):
 class CompletionMessage(Lenient):
     """The assistant's turn."""
 
-    content: str | list[dict[str, Any]] | None = None
-    reasoning: str | None = None
-    reasoning_content: str | None = None
-    tool_calls: list[CompletionToolCall] | None = None
+    content: Annotated[str | list[dict[str, Any]] | None, BeforeValidator(_chunks)] = None
+    reasoning: Annotated[str | None, BeforeValidator(_reasoning)] = None
+    reasoning_content: Annotated[str | None, BeforeValidator(_reasoning)] = None
+    tool_calls: Annotated[list[CompletionToolCall] | None, BeforeValidator(lambda value: value or None)] = None
 
 
 class CompletionChoice(Lenient):
     """One completion."""
 
     message: CompletionMessage
-    finish_reason: str | None = None
-    reasoning_language: dict[str, Any] | None = None
+    finish_reason: Annotated[str | None, _dropped(str)] = None
+    reasoning_language: Annotated[dict[str, Any] | None, _dropped(dict)] = None
     """what our own server measured"""
 
 
 class UsageDetails(Lenient):
     """Details of the completion's token count."""
 
-    reasoning_tokens: int | None = None
+    reasoning_tokens: Count = None
 
 
 class CompletionUsage(Lenient):
     """Token counts."""
 
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    completion_tokens_details: UsageDetails | None = None
+    prompt_tokens: Count = None
+    completion_tokens: Count = None
+    completion_tokens_details: Annotated[UsageDetails | None, _dropped(dict)] = None
 
 
 class ChatCompletion(Lenient):
-    """A response of /chat/completions."""
+    """A response of /chat/completions, of which the first choice is read."""
 
-    choices: list[CompletionChoice] = Field(min_length=1)
-    usage: CompletionUsage | None = None
-    model: str = ""
+    choices: Annotated[list[CompletionChoice], BeforeValidator(_first)] = Field(min_length=1)
+    usage: Annotated[CompletionUsage | None, _dropped(dict)] = None
 
 
 class ParsedResponse(NamedTuple):
@@ -245,8 +256,8 @@ def split(content: str) -> tuple[str, str]:
 
 
 def _text(part: dict[str, Any]) -> str:
-    """Return the text of a chunk: {"text": ...}, or {"thinking": text or chunks}."""
-    inner = part.get("thinking", part.get("text", ""))
+    """Return the text of a chunk: {"text": ...}, or {"thinking": text or chunks}; other names are servers' own."""
+    inner = next((part[name] for name in ("thinking", "text", "content", "summary") if part.get(name)), "")
     if isinstance(inner, list):
         return "".join(_text(one) for one in inner if isinstance(one, dict))
     return inner if isinstance(inner, str) else ""

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
 from rich.console import Console
 
 from evaluation import tables
-from evaluation.results import Json
+from evaluation.results import Json, left_out_of
 from evaluation.samples import COMMON, SAMPLES, SampleRecord, differences, read_identity, read_lines
 from evaluation.settings import EvaluationSettings
 from shared.atomic_write import write_whole
@@ -56,6 +57,10 @@ def compare(before: EvaluationRun, after: EvaluationRun) -> Json:
             warnings.append(f"{name}: {reworded} of {len(both)} problems were asked in other words")
         if len(first) > len(both) or len(second) > len(both):
             warnings.append(f"{name}: {len(first)} and {len(second)} problems, {len(both)} in both")
+        sent = [left_out_of(chain.from_iterable(one.values())) for one in (first, second)]
+        if sent[0] != sent[1]:
+            words = [", ".join(f"{key} ({share:.0%})" for key, share in one.items()) or "none" for one in sent]
+            warnings.append(f"parameters left out of {name}: {words[0]}, now {words[1]}")
         if both:
             found[name] = _differ([_share(first[id]) for id in both], [_share(second[id]) for id in both], both)
     if not found:

@@ -14,7 +14,8 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 from evaluation.samples import DetectedLanguage, SampleKey, SampleRecord
@@ -77,9 +78,10 @@ async def summarise(
         found[benchmark.name] = {
             "kinds": sorted({task.kind for task in benchmark.tasks}),
             "sampling": benchmark.sampling._asdict(),
+            **({"left_out": left_out} if (left_out := left_out_of(chain.from_iterable(problems))) else {}),
             **whole,
             "parts": parts_of(problems, votes, benchmark.sampling.samples, identity["seed"]),
-            "warnings": warnings_of(whole, benchmark),
+            "warnings": warnings_of(whole, benchmark, left_out),
         }
     common = {name: value for name, value in identity.items() if name != "benchmarks"}
     return {**common, "benchmarks": {name: _rounded(one) for name, one in found.items()}}
@@ -188,9 +190,24 @@ def instructions_of(records: Sequence[SampleRecord]) -> Json:
     }
 
 
-def warnings_of(found: Json, benchmark: Benchmark) -> list[str]:
+def left_out_of(records: Iterable[SampleRecord]) -> dict[str, float]:
+    """Return the parameters that were not sent with all requests, each with the share of responses without it."""
+    given = [record.left_out for record in records if not record.error]
+    counts = Counter(name for names in given for name in names)
+    return {name: count / len(given) for name, count in sorted(counts.items())}
+
+
+def warnings_of(found: Json, benchmark: Benchmark, left_out: Mapping[str, float]) -> list[str]:
     """Return warnings that a reader of the score needs."""
-    warnings = []
+    warnings = [
+        f"{share:.1%} of the responses are to requests without {name}: it was refused, or omitted"
+        + (
+            ", and max_completion_tokens sent"
+            if name == "max_tokens" and "max_completion_tokens" not in left_out
+            else ""
+        )
+        for name, share in left_out.items()
+    ]
     if found["errors"]:
         warnings.append(f"{found['errors']:.1%} of the samples have no response; the same command asks for them again")
     if not found["problems"]:

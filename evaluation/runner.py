@@ -206,6 +206,7 @@ class SampleRunner:
             details = usage.completion_tokens_details
             record.prompt_tokens, record.completion_tokens = usage.prompt_tokens, usage.completion_tokens
             record.reasoning_tokens = details.reasoning_tokens if details else None
+        record.left_out = got.left_out
         grade = await self.grader.grade(task, found)
         record.verdict, record.reason, record.extracted = grade.verdict, grade.reason, grade.extracted
         record.correct, record.missed = grade.verdict is Verdict.CORRECT, grade.missed
@@ -230,6 +231,8 @@ def _advice(refused: RequestRefused) -> str:
         return ": set MAESTRALE_EVALUATE_KEY to a key that may use this model"
     if "context" in words or "max_tokens" in words or "maximum" in words:
         return ": give a smaller --max-tokens, or serve the model with a longer context"
+    if "parameter" in words or "argument" in words:
+        return ": a parameter of sampling can be left out with --omit"
     if "tool" in words:
         return ": this server takes no tools: give --function-calls prompt"
     return ""

@@ -30,7 +30,7 @@ from verify.records import fingerprint
 EVALUATION, SAMPLES, TIMINGS, LAUNCHES = "evaluation.json", "samples.jsonl", "timings.jsonl", "launches.jsonl"
 FORMAT = 2
 """of the records in samples.jsonl; goes up when a field changes its name or meaning"""
-COMMON = ("seed", "reasoning_language", "reasoning_language_enforcement", "ask_form", "function_calls")
+COMMON = ("omit", "seed", "reasoning_language", "reasoning_language_enforcement", "ask_form", "function_calls")
 """names of the settings that change every response"""
 
 
@@ -97,6 +97,8 @@ class SampleRecord(msgspec.Struct, kw_only=True):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     reasoning_tokens: int | None = None
+    left_out: tuple[str, ...] = ()
+    """parameters that were not sent: the server refuses them, or `omit`"""
     error: str = ""
     """the reason why there is no response, "" if there is one"""
 
@@ -109,6 +111,7 @@ class SampleRecord(msgspec.Struct, kw_only=True):
 def identify(settings: EvaluationSettings, model: str, weights: str, benchmarks: list[Benchmark]) -> dict[str, Any]:
     """Return the settings that all samples of a folder have in common."""
     common = {name: getattr(settings, name) for name in COMMON}
+    common["omit"] = sorted(settings.omit) or None
     sampled = {one.name: one.sampling._asdict() for one in benchmarks}
     for sampling in sampled.values():
         del sampling["samples"]  # more samples of the same kind may be added

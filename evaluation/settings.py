@@ -64,6 +64,9 @@ class EvaluationSettings(BaseSettings):
     """empty for the preset's"""
     max_tokens: int | None = Field(None, ge=1)
     """of a completion, reasoning included; empty for the preset's. What is cut there is told beside the score"""
+    omit: list[Literal["temperature", "top_p", "seed", "max_tokens", "max_completion_tokens"]] = []
+    """parameters that are not sent, such as temperature,top_p,seed; max_tokens is then sent as max_completion_tokens.
+    What the server refuses by its name is left out without this"""
     seed: int = Field(0, ge=0)
     """of every sample's own seed, and of the intervals"""
     reasoning_language: OptionalLanguageTag = ""

@@ -111,10 +111,17 @@ def instruction_table(results: Json) -> ResultTable | None:
 def sampling_table(results: Json) -> ResultTable:
     """Return the sampling of every benchmark."""
     rows = [
-        [name, *(f"{found['sampling'][field]:g}" for field in BenchmarkSampling._fields)]
+        [name, *(_sampled(found, field) for field in BenchmarkSampling._fields)]
         for name, found in results["benchmarks"].items()
     ]
     return ResultTable("Sampling", ["benchmark", "temperature", "top-p", "max tokens", "samples"], rows)
+
+
+def _sampled(found: Json, field: str) -> str:
+    """Return a value of the sampling, or that the server's own was in force."""
+    left_out = found.get("left_out", {})
+    renamed = field == "max_tokens" and "max_completion_tokens" not in left_out
+    return "the server's" if field in left_out and not renamed else f"{found['sampling'][field]:g}"
 
 
 def warning_lines(results: Json) -> list[str]:

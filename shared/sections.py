@@ -16,6 +16,7 @@ from pydantic import Field
 from shared.jsonl import FIELDS
 from shared.judge_settings import Judge
 from shared.metrics import METRICS, kind_of
+from shared.sandbox_settings import Sandbox
 from shared.section import Section
 
 CONDITION = re.compile(r"\s*(?P<metric>[\w/]+)\s*(?P<sign>[<>])\s*(?P<number>-?\d+(?:\.\d+)?(?:e-?\d+)?)\s*")
@@ -166,26 +167,6 @@ class Rollout(Section):
             )
 
 
-class Sandbox(Section):
-    isolation: Literal["required", "none"] = "required"
-    """"required" refuses to run programs of the model where the host cannot isolate them; "none" runs them all the
-    same: for trusted programs only"""
-    max_concurrency: int = Field(0, ge=0)
-    """programs that run at once; 0 means one less than there are cores"""
-    test_s: float = Field(4.0, gt=0)
-    """a program is stopped after so many seconds of one test; compiling one of C++ after 2.5 times as many, at least
-    10"""
-    memory_bytes: int = Field(300 << 20, ge=16 << 20)
-    """memory of a program, bytes"""
-    max_tests: int = Field(20, ge=1)
-    """of a problem with more tests so many are drawn, the same for all completions of a group"""
-
-    @property
-    def compile_s(self) -> float:
-        """Seconds for compiling a C++ program."""
-        return max(10.0, 2.5 * self.test_s)
-
-
 Refusal = Literal["empty", "thoughtless", "hidden", "denied", "unstated", "restated", "foreign"]
 
 
@@ -234,7 +215,8 @@ class RewardWeights(Section):
         return self.model_copy(update={"length_max": self.length_max or max_completion_tokens})
 
     def own_contradictions(self) -> Iterator[str]:
-        """Yield that nothing is rewarded, and options of rewards that are not."""
+        """Yield that nothing is rewarded, options of rewards that are not, and what the sandbox contradicts."""
+        yield from self.sandbox.own_contradictions()
         if self.correctness == 0 and self.language == 0 and self.format == 0 and not any(self.extra.values()):
             yield "reward.format, reward.correctness and reward.language are 0: nothing is rewarded, set one of them"
         for name in sorted(self.options.keys() - self.extra.keys() - {"language"}):

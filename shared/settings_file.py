@@ -289,7 +289,7 @@ def type_name(field: FieldInfo) -> str:
         return f"a list of tables with {', '.join(arguments[0].model_fields)}"
     if origin in (list, tuple):
         inner = {str: "texts", int: "whole numbers", float: "numbers"}.get(arguments[0], "values")
-        return f"a list of {inner}" if origin is list else f"{len(arguments)} {inner}"
+        return f"a list of {inner}" if origin is list or ... in arguments else f"{len(arguments)} {inner}"
     words = {str: "text", int: "a whole number", float: "a finite number", bool: "true or false"}
     kind = words.get(annotation, str(annotation))
     limits = {"gt": "more than", "ge": "at least", "lt": "less than", "le": "at most"}

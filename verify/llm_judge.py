@@ -2,9 +2,10 @@
 
 "llm_judge" asks the model of [reward.judge]; each of [reward.judges] is a reward of its own name. A question holds the
 problem, the true answer and the response (never the reasoning), between markers that the completion cannot know; the
-reply must end in a line "SCORE: n" with n from 0 to 10, or "BETTER: 1" or "BETTER: 2". After no such line, an error
-status, a broken connection or a reply that is too long, the question is repeated, `ATTEMPTS` times in all and within
-the deadline; then the completion is not graded. The judge's reply is data: only one number is read from it.
+reply must end in a line "SCORE: n" with n from 0 to 10, or "BETTER: 1" or "BETTER: 2", as `judge_replies.py` reads it.
+After no such line, an error status, a broken connection or a reply that is too long, the question is repeated,
+`ATTEMPTS` times in all and within the deadline; then the completion is not graded. The judge's reply is data: only one
+number is read from it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import hashlib
 import json
 import math
 import random
-import re
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -26,12 +26,11 @@ from shared.judge_settings import Judge
 from shared.sections import RewardWeights
 from shared.types import Verdict
 from verify.judge_measure import Measurement
+from verify.judge_replies import parse_choice, parse_score
 from verify.plugins import Case, Failed, Function, register
 
 ATTEMPTS = 3
 MAX_SOLUTION_CHARACTERS = 20_000
-_SCORE = re.compile(r"SCORE\s*:\s*\**\s*(10(?:\.0{1,3})?|[0-9](?:\.[0-9]{1,3})?)\s*(?:/\s*10)?\**\s*\.?\s*$")
-_BETTER = re.compile(r"BETTER\s*:\s*\**\s*([12])\**\s*\.?\s*$")
 TASKS = {
     "score": "You are a strict grader.",
     "pairs": "You are a strict grader of two solutions, who says which one is better.",
@@ -40,20 +39,6 @@ ENDINGS = {
     "score": 'one line of the form "SCORE: n", n from 0 to 10.',
     "pairs": 'one line, "BETTER: 1" or "BETTER: 2".',
 }
-
-
-def parse_score(reply: str) -> float | None:
-    """Return the score of a reply whose last line is "SCORE: n", divided by 10; None when there is none."""
-    lines = reply.strip().rsplit("\n", 1)
-    found = _SCORE.search(lines[-1][-200:])
-    value = float(found.group(1)) / 10 if found else None
-    return value if value is not None and value <= 1 else None
-
-
-def parse_choice(reply: str) -> float | None:
-    """Return 1 or 2 of a reply whose last line is "BETTER: n"; None when there is none."""
-    found = _BETTER.search(reply.strip().rsplit("\n", 1)[-1][-200:])
-    return float(found.group(1)) if found else None
 
 
 def question(cases: Sequence[Case], judge: Judge, shows_answer: bool = True) -> list[dict[str, str]]:

@@ -32,7 +32,8 @@ import msgspec
 
 from shared.config import Config
 from shared.errors import ConfigError
-from shared.sections import RewardWeights, Sandbox
+from shared.sandbox_settings import Sandbox
+from shared.sections import RewardWeights
 from shared.types import Problem, Reward, Verdict
 from verify.answer_checker import check_answer
 from verify.code.runner import ProgramVerifier

@@ -67,6 +67,8 @@ async def play(settings: OversightSettings, tasks: dict[str, list[Question]], st
                     bar.began_with += len(phase)
             finally:
                 bar.close()
+            if left_out := {player.model: sorted(player.left_out) for player in everybody if player.left_out}:
+                append_line(folder.path / LAUNCHES, json.dumps({"left_out": left_out}, sort_keys=True).encode())
             for reason in games.failed[:5]:
                 print(f"warning: {reason}", file=sys.stderr)
             keys = {key for job in jobs for key in job.keys}

@@ -21,11 +21,7 @@ from shared.chat import Chat
 
 @pytest.fixture(scope="module")
 def tree() -> Tree:
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (guessing, turn_critic):
-            patch.setattr(module, "NUMBERS", 8)
-        patch.setattr(guessing, "GUESSES", 3)
-        yield grow()
+    return grow(numbers=8, guesses=3)
 
 
 def bisection(tree: Tree) -> Tensor:

@@ -99,7 +99,8 @@ def test_outputs_that_cannot_be_stored() -> None:
     assert check_tests([call(6, 3)], gave({1, 2}, {1, 2}), 0.7, PYTHON)[0].what == REPLACED
     assert check_tests([StdioTest("1", "6")], [[Output(Status.PASSED, b"\xff")]] * 2, 0.7)[0].what == DISAGREEMENT
     assert as_json((1, {"a": (2.5, None)})) == [1, {"a": [2.5, None]}]
-    for value in ({1}, {1: 2}, float("inf"), b"x"):
+    assert as_json({1: {2.5: 3}}) == {"1": {"2.5": 3}}
+    for value in ({1}, {(1,): 2}, {1: 2, "a": 3}, {1: 2, "1": 3}, {True: 1}, {b"x": 1}, float("inf"), b"x"):
         with pytest.raises(ValueError):
             as_json(value)
 

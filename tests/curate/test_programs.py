@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from typing import Any
 
@@ -11,7 +12,7 @@ from curate.programs import ProgramsStage, read_solutions
 from curate.stage import Decision, Kept, Rejected
 from tests.curate.deciding import decide_rows
 from verify.code.sandbox.client import SandboxRefused
-from verify.code.tests import language_of, read_tests
+from verify.code.tests import CallTest, language_of, read_tests
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(360)]
 
@@ -176,3 +177,32 @@ def test_missing_tests_are_made_where_solutions_agree() -> None:
     assert len(counted) >= 1 and isinstance(found[2], Kept) and found[2].counts["tests made"] == len(counted)
     assert kept(found[3])["tests"] == STDIO[:2], "one solution agrees with nobody"
     assert isinstance(found[4], Rejected) and found[4].reason == "no test is left"
+
+
+def test_values_as_published_sets_store_them() -> None:
+    wrapped = {"fn_name": "f", "inputs": [[1], [2], [3]], "outputs": [[2], [4], [6]]}
+    objects = {"fn_name": "g", "inputs": [[{"1": 2}]], "outputs": [{"2": 1}]}
+    g = "def g(d):\n    return {v: k + 0 for k, v in d.items()}"
+    listed = [source.replace("return 2 * x", "return [2 * x]").replace("x + x", "[x + x]") for source in (F, F_TOO)]
+    found = decide([
+        {"tests": wrapped, "solution": F},
+        {"tests": wrapped, "solutions": [F, F_TOO, F_WRONG]},
+        {"tests": {**wrapped, "outputs": [[2], [5], [6]]}, "solutions": [F, F_TOO]},
+        {"tests": {**wrapped, "outputs": [[2], [5], [6]]}, "solutions": listed},
+        {"tests": {**wrapped, "inputs": [[1], [1], [3]], "outputs": [[2], [2], [6]]}},
+        {"tests": objects, "solution": g},
+        {"tests": {**objects, "inputs": [[{"1": 2}]] * 2, "outputs": [{"2": 1}] * 2}, "solutions": [g, g + "\n"]},
+        {"tests": wrapped, "solution": F_WRONG},
+    ], least_tests=2, agreement=0.6)  # fmt: skip
+    assert kept(found[0])["tests"] == wrapped and kept(found[1])["tests"] == wrapped
+    assert kept(found[1])["solutions"] == [F, F_TOO]
+    assert [test["expected"] for test in kept(found[2])["tests"]["tests"]] == [2, 4, 6]
+    assert [test["expected"] for test in kept(found[3])["tests"]["tests"]] == [[2], [4], [6]]
+    repeated = kept(found[4])["tests"]
+    assert repeated["tests"] == [{"function": "f", "args": [n], "output": [2 * n]} for n in (1, 3)]
+    assert all(test.wrapped for test in read_tests(repeated) if isinstance(test, CallTest))
+    assert kept(found[5])["tests"] == objects
+    assert json.loads(json.dumps(kept(found[6])["tests"])) == {
+        "tests": [{"function": "g", "args": [{"1": 2}], "expected": {"2": 1}}]
+    }
+    assert isinstance(found[7], Rejected)

@@ -9,7 +9,7 @@ import pytest
 
 from environments.environment import Observation
 from environments.python import Python
-from shared.sections import Sandbox
+from shared.sandbox_settings import Sandbox
 from tests.environments.test_tools import PROBLEM, new, turn
 from verify.plugins import Failed
 

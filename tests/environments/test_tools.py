@@ -13,7 +13,8 @@ from environments.environment import Action, Environment, Observation, made
 from environments.tools import MOST_CALLS, ToolEnvironment, ToolError, cut, tool
 from serve.tools import Function, Tool, describe_form
 from shared.errors import ConfigError
-from shared.sections import RewardWeights, Sandbox
+from shared.sandbox_settings import Sandbox
+from shared.sections import RewardWeights
 from shared.tool_calls import call_text
 from shared.types import Problem, Verdict
 from shared.user_file import run_file

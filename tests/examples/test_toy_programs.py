@@ -32,7 +32,7 @@ from examples.quickstart.toy_programs import (
 )
 from examples.quickstart.word_problems import WordProblem
 from shared.chat import Chat
-from shared.sections import Sandbox
+from shared.sandbox_settings import Sandbox
 from trainer.problem_file import read_problems
 from verify.code import cpp
 from verify.code.runner import run_tests

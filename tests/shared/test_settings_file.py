@@ -96,6 +96,7 @@ def test_a_key_like_no_other_points_to_the_list(tmp_path: Path) -> None:
         ('[model]\ndtype = "int4"', 'model.dtype = "int4": must be one of "float32", "bfloat16"'),
         ('[sync]\nverify = "maybe"', 'sync.verify = "maybe": must be true or false'),
         ("[data]\npass_rate = [1]", "data.pass_rate"),
+        ('[reward.sandbox]\nimports = "math"', 'reward.sandbox.imports = "math": must be a list of texts'),
         ('[data]\npass_rate = [1, "x"]', 'data.pass_rate holds "x": must be 2 numbers'),
         ("rollout = 3", "rollout = 3: this is a section, write [rollout] with its settings below"),
     ],

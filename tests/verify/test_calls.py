@@ -46,6 +46,9 @@ def test_right_calls(arguments: dict[str, Any]) -> None:
     ({"where": {"zip": 1}}, "is not accepted"),
     ({"where": {"city": "Bonn", "street": "x"}}, "is not accepted"),
     ({"exact": 1}, "exact is not of type boolean"),
+    ({"flags": ""}, "flags is not of type array"),
+    ({"where": ""}, "where is not of type dict"),
+    ({"exact": ""}, "exact is not of type boolean"),
     ({"color": "red"}, "there is no argument color"),
 ])  # fmt: skip
 def test_wrong_calls(arguments: dict[str, Any], words: str) -> None:

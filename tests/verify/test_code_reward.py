@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from shared.errors import DataError
-from shared.sections import RewardWeights, Sandbox
+from shared.sandbox_settings import Sandbox
+from shared.sections import RewardWeights
 from shared.types import Problem, Verdict
 from trainer.problem_file import read_problems
 from verify.code import cpp

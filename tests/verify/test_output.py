@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import json
+import struct
 import time
+import zlib
 from typing import Any
 
 import pytest
@@ -10,6 +14,8 @@ import pytest
 from shared.errors import DataError
 from tests.verify import numbers
 from verify.code.output import same_output, same_value
+from verify.code.private_tests import MAX_BYTES, decode_private_tests
+from verify.code.readings import with_number_keys
 from verify.code.sandbox import codec
 from verify.code.tests import Assertions, CallTest, StdioTest, Test, draw, read_tests
 
@@ -136,8 +142,8 @@ def test_shapes_of_tests() -> None:
     assert read_tests(["assert f(1) == 2", "assert f(2) == 3"]) == [
         Assertions("assert f(1) == 2\nassert f(2) == 3", language="python")
     ]
-    assert read_tests({"type": "asserts", "code": "c", "prefix": "p", "entry_point": "e"}) == [
-        Assertions("c", "p", "e", "python")
+    assert read_tests({"type": "asserts", "code": "assert c", "prefix": "p", "entry_point": "e"}) == [
+        Assertions("assert c", "p", "e", "python")
     ]
     assert read_tests({"function": "f", "tests": [{"args": [1], "expected": 2}]}) == [CallTest("f", [1], 2)]
     assert read_tests('{"inputs": ["3\\n"], "outputs": ["6\\n"]}') == [StdioTest("3\n", "6\n")]
@@ -147,6 +153,158 @@ def test_shapes_of_tests() -> None:
     ]
     assert read_tests({"function": "f", "args": {"x": 3}, "expected": 6}) == [CallTest("f", [], 6, {"x": 3})]
     assert read_tests("#include <cassert>\nint main() { assert(f()); }")[0].language == "cpp"  # type: ignore[union-attr]
+
+
+CALLED = {"testtype": "functional", "input": "3\n[1]", "output": "6"}
+
+
+def pickled(text: str, form: str = "binary") -> bytes:
+    """The pickle of one text, as the protocols write it."""
+    data = text.encode()
+    return {
+        "text": b"V" + text.encode("raw_unicode_escape").replace(b"\n", b"\\u000a") + b"\np0\n.",
+        "binary": b"\x80\x02X" + struct.pack("<I", len(data)) + data + b"q\x00.",
+        "framed": b"\x80\x04\x95"
+        + struct.pack("<Q", len(data) + 7)
+        + b"X"
+        + struct.pack("<I", len(data))
+        + data
+        + b"\x94.",
+        "short": b"\x80\x04\x8c" + bytes([len(data) % 256]) + data + b"\x94.",
+        "long": b"\x80\x04\x8d" + struct.pack("<Q", len(data)) + data + b"\x94.",
+    }[form]
+
+
+def packed(data: bytes) -> str:
+    return base64.b64encode(zlib.compress(data, 1)).decode()
+
+
+PACKED = packed(pickled(json.dumps([CALLED])))
+
+
+def test_shapes_as_published_sets_have_them() -> None:
+    call = [CallTest("f", [3, [1]], 6)]
+    for beside in (
+        {"metadata": {"func_name": "f"}}, {"metadata": '{"func_name": "f"}'}, {"fn_name": "f"},
+        {"starter_code": "# class A:\n#     def g(self): ...\nclass Solution:\n    def f(self, x: int) -> int:\n"},
+    ):  # fmt: skip
+        for tests in ([CALLED], json.dumps([CALLED]), PACKED, f"\n{PACKED[:30]}\n{PACKED[30:]}\n"):
+            assert read_tests({"tests": tests, **beside}) == call
+        assert read_tests([{**CALLED, **beside}]) == call
+        assert (
+            read_tests({"public_test_cases": json.dumps([CALLED]), "private_test_cases": PACKED, **beside}) == call * 2
+        )
+    stream = {"testtype": "stdin", "input": "3\n", "output": "6\n"}
+    assert read_tests({"tests": [stream], "metadata": "{}", "starter_code": "", "fn_name": "f"}) == [
+        StdioTest("3\n", "6\n")
+    ]
+    null = dict.fromkeys(("code", "tests", "inputs", "outputs", "args", "expected", "fn_name"))
+    assert read_tests([{**null, "input": "3", "output": "6"}]) == [StdioTest("3", "6")]
+    assert read_tests({**null, "fn_name": "f", "inputs": [[3]], "outputs": [None]}) == [CallTest("f", [3], None)]
+    mbpp = {"test_list": ["assert f(1)"], "test_setup_code": ""}
+    for imports in (["import math"], "import math"):
+        expected = [Assertions("import math\nassert f(1)", language="python")]
+        assert read_tests({**mbpp, "test_imports": imports}) == expected
+    check = "def check(candidate):\n    assert candidate(1)"
+    assert read_tests({"test": check, "entry_point": "f"}) == [Assertions(check, "", "f", "python")]
+    assert read_tests({"inputs": ["3", ["4", "5"]], "outputs": [6, [7, "8"]]}) == [
+        StdioTest("3", "6"), StdioTest("4\n5\n", "7\n8\n")
+    ]  # fmt: skip
+
+
+def test_values_that_all_stand_in_a_list_of_one() -> None:
+    wrapped = {"fn_name": "f", "inputs": [[3], [4]], "outputs": [[6], [8]]}
+    assert all(isinstance(test, CallTest) and test.wrapped for test in read_tests(wrapped))
+    for strict in (
+        {**wrapped, "outputs": [[6], 8]}, {**wrapped, "outputs": [[6], []]}, {**wrapped, "outputs": [[6], [8, 8]]},
+        {**CALLED, "fn_name": "f", "output": "[6]"}, {"function": "f", "args": [3], "expected": [6]},
+    ):  # fmt: skip
+        assert not any(isinstance(test, CallTest) and test.wrapped for test in read_tests(strict))
+
+
+def test_keys_that_are_numbers_in_python() -> None:
+    stored = {"1": [{"2": {"-3": 0}}], "4": {"1.5": {}}}
+    assert with_number_keys(stored) == {1: [{2: {-3: 0}}], 4: {1.5: {}}}
+    for other in (
+        {"01": 1},
+        {"1": 2, "x": 3},
+        {"": 1},
+        {"1 ": 1},
+        {"1e999": 1},
+        {"\u0661": 1},
+        [[{}], "1"],
+        {"1": 0, "1.0": 1},
+    ):
+        assert with_number_keys(other) is other
+
+
+@pytest.mark.parametrize(
+    ("tests", "message"),
+    [
+        ({"inputs": ["1", "2"], "outputs": ["1"]}, "2 inputs and 1 output: give"),
+        ({"fn_name": "f", "inputs": [], "outputs": [[1]]}, "0 inputs and 1 output: give"),
+        ({"inputs": "12", "outputs": "12"}, "must be lists"),
+        ({"inputs": None, "outputs": []}, "none of"), ({"inputs": ["1"]}, "none of"), ({"code": None}, "none of"),
+        ({"inputs": [], "outputs": []}, "no tests"),
+        (None, "type NoneType"), ([None], "type NoneType"), (b"assert f(1)", "type bytes"),
+        ([CALLED], "fn_name"), ({"tests": [CALLED], "starter_code": ""}, "fn_name"),
+        ({"tests": PACKED, "metadata": "{}"}, "fn_name"),
+        ({"tests": [CALLED], "starter_code": "class A:\n  def f(self): ...\n  def g(self): ..."}, "one function"),
+        ({"type": "function_call", "input": ["3"], "output": ["6"], "metadata": None}, "fn_name"),
+        ({**CALLED, "fn_name": "f", "input": "three"}, "an argument of f must be JSON"),
+        ({**CALLED, "fn_name": "f", "output": "six"}, "what f returns must be JSON"),
+        ({"input": "3", "output": True}, "as text"), ({"input": "3", "output": None}, "as text"),
+        ({"code": 3}, "`code` .* not int"),
+        ({"type": "asserts", "code": "assert f(1)", "prefix": 3}, "`prefix` of test code must be a text"),
+        (PACKED[:-8], "compressed tests cannot be read"),
+        ("[1, 2]", "type int"), ("[]", "no tests"), ("{", "not understood"),
+    ],
+)  # fmt: skip
+def test_what_is_no_test_says_what_is_missing(tests: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        read_tests(tests)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "it must print the double",
+        ">>> f(3)\n6",
+        "def f(x):\n    return 2 * x",
+        "f(3) == 6",
+        '"x"',
+        "import f",
+        PACKED.lower(),
+    ],
+)
+def test_text_that_is_no_test_code_is_refused_where_it_is_read(code: str) -> None:
+    for tests in (code, [code], {"type": "asserts", "code": code}, {"test": code, "entry_point": "f"}):
+        with pytest.raises(DataError, match="assert"):
+            read_tests(tests)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"cbuiltins\nprint\n(X\x02\x00\x00\x00[]tR.", "does more than hold a text: GLOBAL"),
+        (b"\x80\x04]\x94\x8c\x02[]\x94a.", "does more"), (b"K\x03.", "does more"), (b"\x80\x04.", "holds 0 texts"),
+        (pickled("[]")[:-1] + pickled("[]"), "holds 2 texts"), (pickled("[]")[:-1], "cannot be read"),
+        (pickled("{}"), "no list of tests"), (pickled("[1]"), "no list of tests"), (pickled("[" * 99_999), "cannot be"),
+        (b"x", "cannot be read"), (b"", "cannot be read"), (bytes(MAX_BYTES + 1), "more than 256 MiB"),
+    ],
+)  # fmt: skip
+def test_compressed_tests_are_never_unpickled(data: bytes, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        decode_private_tests(packed(data))
+
+
+@pytest.mark.parametrize(
+    ("form", "size"), [("text", 9), ("binary", 9), ("short", 9), ("framed", 90_000), ("long", 90_000)]
+)
+def test_compressed_tests_of_every_form(form: str, size: int) -> None:
+    tests = [{"input": "ü\n" * size, "output": "6", "testtype": "stdin"}]
+    text = json.dumps(tests, ensure_ascii=False)
+    assert decode_private_tests(packed(pickled(text, form))) == decode_private_tests(packed(text.encode())) == tests
 
 
 @pytest.mark.parametrize(

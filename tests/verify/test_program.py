@@ -22,6 +22,7 @@ import pytest
 from shared.errors import DataError, RunError
 from shared.types import Verdict
 from tests.verify.attacks import CHEATS, CPP_CHEATS, FIRST, PROGRAMS, TWICE, F
+from tests.verify.cpp_patches import CPP_PATCHES, CPP_RIGHT_TESTS
 from tests.verify.event_loop import watched
 from verify.code import cpp
 from verify.code.runner import describe_isolation, in_thread, run_tests
@@ -103,10 +104,31 @@ def test_cpp_programs(sandboxes: SandboxPool) -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize("name", CPP_CHEATS)
+@pytest.mark.parametrize("name", CPP_CHEATS | CPP_PATCHES)
 def test_cpp_cheats_against_assertions(sandboxes: SandboxPool, name: str) -> None:
-    found = run_tests(CPP_CHEATS[name], "cpp", FIRST, Limits(test_s=1.0), pool=sandboxes)
+    found = run_tests((CPP_CHEATS | CPP_PATCHES)[name], "cpp", FIRST, Limits(test_s=1.0), pool=sandboxes)
     assert found.verdict is Verdict.WRONG, found
+    assert name not in CPP_PATCHES or found.status is not Status.COMPILE, found
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", CPP_RIGHT_TESTS)
+def test_right_cpp_programs_pass_although_their_code_is_closed(sandboxes: SandboxPool, name: str) -> None:
+    source, tests = CPP_RIGHT_TESTS[name]
+    assert run_tests(source, "cpp", tests, pool=sandboxes) == Verdict.CORRECT
+    wrong = Assertions(tests.code.replace("==", "!="), tests.prefix)
+    assert run_tests(source, "cpp", wrong, pool=sandboxes) == Verdict.WRONG
+
+
+@needs_compiler
+def test_a_host_without_static_libraries_runs_other_cpp_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpp, "missing_library", lambda: "libc.a")
+    sandboxes = SandboxPool(1, shared_folder=cpp.cache_folder())
+    tests, source = [StdioTest("", "6")], '#include <cstdio>\nint main() { puts("6"); }'
+    assert run_tests(source, "cpp", tests, pool=sandboxes) == Verdict.CORRECT
+    found = run_tests("    return {a[0]};\n}", "cpp", FIRST, pool=sandboxes)
+    assert found.verdict is Verdict.UNVERIFIABLE and "libc.a is not installed" in found.reason
+    sandboxes.close()
 
 
 def rows(folder: Path, name: str) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from shared.sandbox_settings import Sandbox
 from shared.types import Verdict
 from verify.code.runner import run_tests
 from verify.code.sandbox_pool import SandboxPool
@@ -47,6 +48,106 @@ def test_annotations_are_evaluated_as_python_does(sandboxes: SandboxPool, tests:
     assert run_tests(wrong, "python", tests, pool=sandboxes) == Verdict.WRONG
     right = f"from __future__ import annotations\n{wrong}"
     assert run_tests(right, "python", tests, pool=sandboxes) == Verdict.CORRECT
+
+
+WRAPPED = {"fn_name": "f", "inputs": [[3], [4]], "outputs": [[6], [8]]}
+TEXTS = {"fn_name": "f", "inputs": ["3", "4"], "outputs": ["[6]", "[8]"]}
+OBJECTS = {"fn_name": "f", "inputs": [[{"1": 2}], [{"5": 6}]], "outputs": [{"2": 1}, {"6": 5}]}
+LISTS = {"fn_name": "f", "inputs": [[[1, 2]], [[3, 4]]], "outputs": [[[2, 1]], [[4, 3]]]}
+NESTED = {"fn_name": "f", "inputs": [[1]], "outputs": [[{"1": [{"-2": {"0.5": None}}]}]]}
+
+
+@pytest.mark.parametrize(
+    ("source", "tests", "verdict"),
+    [
+        ("def f(x): return 2 * x", WRAPPED, "correct"),
+        ("def f(x): return [2 * x]", WRAPPED, "correct"),
+        ("def f(x): return (2 * x,)", WRAPPED, "correct"),
+        ("def f(x): return [2 * x] if x == 3 else 2 * x", WRAPPED, "wrong"),
+        ("def f(x): return [[2 * x]]", WRAPPED, "wrong"),
+        ("def f(x): return str(2 * x)", WRAPPED, "wrong"),
+        ("def f(x): return {2 * x}", WRAPPED, "wrong"),
+        ("def f(x): return 2 * x", {**WRAPPED, "outputs": [[6], 8]}, "wrong"),
+        ("def f(x): return x", {**WRAPPED, "outputs": [[3, 0], [4, 0]]}, "wrong"),
+        ("def f(x): return None", {**WRAPPED, "outputs": [[], []]}, "wrong"),
+        ("def f(x): return None", {**WRAPPED, "outputs": [[None], [None]]}, "correct"),
+        ("def f(x): return 1", {**WRAPPED, "outputs": [[True], [True]]}, "wrong"),
+        ("def f(x): return 0.1 + 0.2", {**WRAPPED, "outputs": [[0.3], [0.3]]}, "correct"),
+        ("class Solution:\n    def f(self, x): return 2 * x", TEXTS, "correct"),
+        ("class L(list):\n    __eq__ = lambda self, other: True\ndef f(x): return L([0])", WRAPPED, "wrong"),
+        ("class K(int):\n    __eq__ = lambda self, other: True\ndef f(x): return [K(2 * x)]", WRAPPED, "wrong"),
+        ("def f(a): return a[::-1]", LISTS, "correct"),
+        ("def f(a): a.reverse()", LISTS, "correct"),
+        ("def f(a): return a[:1]", LISTS, "wrong"),
+        ("def f(d): return {v: k for k, v in d.items()}", OBJECTS, "correct"),
+        ("def f(d): return {str(v): int(k) for k, v in d.items()}", OBJECTS, "correct"),
+        ("def f(d): return {str(v) if v == 2 else v: int(k) for k, v in d.items()}", OBJECTS, "wrong"),
+        ("def f(d): return d", OBJECTS, "wrong"),
+        ("def f(d): return {int(v): k for k, v in d.items()}", OBJECTS | {"inputs": [[{"1": 2}], [{"x": 6}]]}, "wrong"),
+        ("def f(x): return {1: [{-2: {0.5: None}}]}", NESTED, "correct"),
+        ("def f(x): return [{1: [{-2: {0.5: None}}]}]", NESTED, "correct"),
+        ("def f(x): return {1: [{-2: {0.25: None}}]}", NESTED, "wrong"),
+        ("def f(x): return {1: 3}", {"function": "f", "args": [1], "expected": {"1": 2}}, "wrong"),
+    ],
+)  # fmt: skip
+def test_values_as_published_sets_store_them(
+    sandboxes: SandboxPool, source: str, tests: dict[str, Any], verdict: str
+) -> None:
+    assert run_tests(source, "python", tests, pool=sandboxes) == verdict
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("class Solution:\n    def f(self, a: Optional[List[int]]) -> 'Dict': return 6", ""),
+        ("def f(x):\n    d = defaultdict(int); q = deque([x]); d[x] += 2 * q[0]\n    return Counter(d)[x]", ""),
+        ("@lru_cache(None)\ndef g(n): return 2 * n\ndef f(x): return reduce(add, accumulate([g(x)]))", ""),
+        ("def f(x): h = []; heappush(h, 2 * x); return heapq.heappop(h) if inf > math.pi else 0", ""),
+        ("def f(x): return 6 if bisect.bisect([1], 1) == bisect_left([1], 2) and datetime.datetime else 0", ""),
+        ("def f(x): return pow(2, x, 5) * 2 if open.__module__ == 'io' and abs(-1) == 1 else 0", ""),
+        ("def gcd(a, b): return 6\ndef f(x): return gcd(4, 6)", ""),
+        ("def f(x): return 6 if x == 3 else f(x)\nlist = None\nTuple = int\nassert Tuple('6') == 6", ""),
+        ("def f(x, depth=0): return 6 if depth == 20_000 else f(x, depth + 1)", ""),
+        ("def f(x): return Foo(x)", "raised NameError: name 'Foo' is not defined"),
+        ("def f(x: Lists): return 6", "raised NameError: name 'Lists' is not defined"),
+        ("def f(x): return 6\nraise ValueError('two\\nlines')", "raised ValueError: two lines"),
+        ("def f(x) return 6", "raised SyntaxError: expected ':' (solution.py, line 1)"),
+        ("import sys\nsys.exit('now')", "exit status 1"),
+        ("class Solution: pass", "raised AttributeError: 'Solution' object has no attribute 'f'"),
+        ("class E(KeyError): pass\ndef f(x): raise E", "raised KeyError"),
+    ],
+)  # fmt: skip
+def test_a_function_has_the_imports_of_its_site(sandboxes: SandboxPool, source: str, reason: str) -> None:
+    found = run_tests(source, "python", CallTest("f", [3], 6), pool=sandboxes)
+    assert (found.verdict, found.reason) == (Verdict.WRONG if reason else Verdict.CORRECT, reason)
+
+
+@pytest.mark.parametrize("name", ["gcd", "comb", "sorted", "mean", "Solution.f", "math", "f"])
+def test_what_a_site_imports_is_no_program(sandboxes: SandboxPool, name: str) -> None:
+    for source in ("", "x = 3", "class Other:\n    def f(self): return 6"):
+        found = run_tests(source, "python", CallTest(name, [[3]], 6), pool=sandboxes)
+        assert (
+            found == Verdict.WRONG
+            and found.reason == f"raised NameError: name {name.partition('.')[0]!r} is not defined"
+        )
+    assert run_tests("from math import gcd", "python", CallTest("gcd", [4, 6], 2), pool=sandboxes) == Verdict.CORRECT
+
+
+def test_imports_are_a_setting_of_calls_alone(sandboxes: SandboxPool) -> None:
+    source = "def f(x): return deque([2 * x])[0]\nif __name__ == '__main__': print(f(int(input())))"
+    for tests in ([CallTest("f", [3], 6)], [StdioTest("3\n", "6\n")]):
+        found = run_tests(source, "python", tests, Limits(imports=()), pool=sandboxes)
+        assert found == Verdict.WRONG
+    assert run_tests(source, "python", SIX, pool=sandboxes) == Verdict.WRONG
+    assert (
+        run_tests(source, "python", [CallTest("f", [3], 6)], Limits(imports=("collections",)), pool=sandboxes).share
+        == 1
+    )
+    asserted = run_tests("raise NameError('x')", "python", "assert f(3) == 6", pool=sandboxes)
+    assert asserted == Verdict.WRONG and asserted.reason == "raised NameError: x"
+    assert list(Sandbox(imports=("math", "numpyy")).own_contradictions()) == [
+        "reward.sandbox.imports has 'numpyy', no module of Python's standard library: leave it out"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,11 @@ candidate's can reach the comparisons. The bridge has the types of the prefix an
 the function by the rules of the language, so that `const vector<int>&` for `vector<int>`, `static`, `inline` and
 templates will do. Where the prefix declares no function, or one without types, the compiler is asked for them first
 (`untyped.py`). Only when the tests' `main` comes to its end is a nonce of this run written; `exit(0)` writes none.
-What remains possible: both units share one process, so a program that reads its own machine code, finds the nonce in it
-and writes it to the right descriptor would pass.
+Both units share one process. It is linked statically, at fixed addresses below 4 GiB, with all relocations done and
+read-only before the first line of the candidate runs: the sandbox checks the candidate's object file
+(`sandbox/object_file.py`) and lets nobody write to that code and those tables (`sandbox/seccomp.py`). What remains
+possible: a program that searches the memory of the tests, finds the nonce and writes it to the right descriptor, or
+changes the values that they compare, would pass.
 """
 
 from __future__ import annotations
@@ -40,6 +43,12 @@ RESULT = 3
 PROBE = ("int twice(int n) { return 2 * n; }", "int main() { assert(twice(21) == 42); }", "int twice(int n) {")
 """a program that is right, its tests and their prefix: to see whether a host compiles and runs C++ at all"""
 BUILD_S, LOCK_S = 120.0, 150.0
+_CLONES = "#define target_clones(...) unused\n"
+"""before a candidate's code: one function for all processors, since indirect ones are refused (`object_file.py`)"""
+CANDIDATE = "candidate_flat.o"
+_LINK = ("-static", "-no-pie", "-Wl,-z,relro,-z,now", "-fno-use-linker-plugin")
+_THREADS = ("-Wl,--whole-archive", "-lpthread", "-Wl,--no-whole-archive")
+"""a C library before glibc 2.34 has threads in an archive of their own, and a static program takes them whole or not"""
 _INCLUDE_ASSERT = re.compile(r"^[ \t]*#[ \t]*include[ \t]*<(assert\.h|cassert)>.*$", re.MULTILINE)
 _END_OF_MAIN = re.compile(r"(\breturn\s+(0|EXIT_SUCCESS)\s*;\s*)?\}\s*$")
 _ONLY_COMMENTS = re.compile(r"(?:\s|/\*(?:[^*]|\*(?!/))*\*/|//[^\n]*)*")
@@ -70,6 +79,16 @@ def compiler() -> str:
 def missing_tool() -> str:
     """Return the name of a tool that C++ programs need and this host lacks, "" when it has all."""
     return next((name for name in ("g++", "ld", "objcopy") if not _find(name)), "")
+
+
+@functools.cache
+def missing_library() -> str:
+    """Return the name of a static library that assertion programs need and this host lacks, "" when it has all."""
+    for name in ("libstdc++.a", "libc.a"):
+        found = subprocess.run([compiler(), f"-print-file-name={name}"], capture_output=True, text=True, timeout=60)
+        if not os.path.isabs(found.stdout.strip()):  # g++ answers with the bare name
+            return name
+    return ""
 
 
 @functools.cache
@@ -158,6 +177,11 @@ def _isolate(name: str, *kept: str) -> list[CompilerStep]:
     ]
 
 
+def _link() -> CompilerStep:
+    """Return the step that makes `program` of the tests and the candidate."""
+    return CompilerStep([compiler(), *_LINK, "tests_flat.o", CANDIDATE, *_THREADS, "-o", "program"])
+
+
 def split_prefix(prefix: str) -> tuple[str, str, str]:
     """Split "includes, helpers, head of a function {" into what stands before, the head, and the function's name.
 
@@ -190,7 +214,8 @@ def _complete(code: str, before: str, heads: list[untyped.Head], mark: str, opti
         _bridge(head, one, number >= len(heads) - optional)
         for number, (head, one) in enumerate(zip(heads, marks, strict=True))
     )
-    return f"{before}\n{code}\n{shapes}{bridges}" if told else f"{before}\n{shapes}\n{code}\n{bridges}"
+    ordered = f"{code}\n{shapes}" if told else f"{shapes}\n{code}\n"
+    return f"{_CLONES}{before}\n{ordered}{bridges}"
 
 
 def _bridge(head: untyped.Head, mark: str, optional: bool) -> str:
@@ -304,7 +329,7 @@ def _two_units(
         *_isolate("candidate", *kept),
         _compile(test_unit, "-c", "-o", "tests.o", ours=True, otherwise=otherwise),
         *_isolate("tests", "main"),
-        CompilerStep([compiler(), "tests_flat.o", "candidate_flat.o", "-o", "program"]),
+        _link(),
     ]
 
 
@@ -333,8 +358,8 @@ def template_program(reading: str, code: TestCode, instances: list[str]) -> list
     """Return the steps after `template_tests`: the program with the instances that the tests ask for."""
     wanted = "".join(f"template {instance};\n" for instance in instances)
     return [
-        _compile(f"{code.before}\n{reading}\n{wanted}", "-c", "-o", "candidate.o"),
+        _compile(f"{_CLONES}{code.before}\n{reading}\n{wanted}", "-c", "-o", "candidate.o"),
         *_isolate("candidate", f"_Z{len(code.name)}{code.name}I*"),
         *_isolate("tests", "main"),
-        CompilerStep([compiler(), "tests_flat.o", "candidate_flat.o", "-o", "program"]),
+        _link(),
     ]

@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from shared.errors import DataError, RunError
-from shared.sections import Sandbox
+from shared.sandbox_settings import Sandbox
 from shared.types import Problem, Verdict
 from verify.code import cpp
 from verify.code.program_run import ProgramRun, cpp_works
@@ -230,6 +230,7 @@ class ProgramVerifier:
             compile_s=settings.compile_s,
             max_tests=settings.max_tests,
             seed=f"{problem.id}/{group}",
+            imports=settings.imports,
         )
         sandboxes = self._sandboxes or await asyncio.to_thread(self._open)
         try:

@@ -13,12 +13,16 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any, Literal
 
 import msgspec
 
 from shared.errors import DataError
+from shared.sandbox_settings import Sandbox
 from shared.types import Verdict
+from verify.code.assertion_text import check_assertion_text
+from verify.code.private_tests import decode_private_tests, is_compressed
 
 Language = Literal["python", "cpp"]
 
@@ -57,6 +61,8 @@ class Limits(msgspec.Struct, frozen=True):
     """a test may print so much, or four times what is expected where that is more"""
     max_timeouts: int = 2
     """after so many tests that took all their time the others are not run"""
+    imports: tuple[str, ...] = Sandbox().imports
+    """modules that a program whose function is called uses without importing them"""
 
 
 class Output(msgspec.Struct, frozen=True, eq=False):
@@ -149,6 +155,8 @@ class CallTest(msgspec.Struct, frozen=True):
     expected: Any
     kwargs: dict[str, Any] = {}
     tolerance: float | None = None
+    wrapped: bool = False
+    """`expected` is a list of one, as in all tests of this problem: what it holds may be meant (`readings.py`)"""
 
 
 class Assertions(msgspec.Struct, frozen=True):
@@ -168,6 +176,13 @@ Test = StdioTest | CallTest | Assertions
 _LANGUAGES = {"asserts": "python", "main": "cpp"}
 _CPP = re.compile(r"^\s*#\s*include\b|\bint\s+main\s*\(", re.MULTILINE)
 _MAIN = re.compile(r"\bmain\s*\(")
+_LISTS = ("tests", "cases", "test_cases", "test_list", "public_test_cases", "private_test_cases")
+_NAMES = ("function", "fn_name", "entry_point", "func_name")
+_CALLS = frozenset(("functional", "function", "function_call", "call", "call_based"))
+_STREAMS = frozenset(("stdin", "stdin_stdout", "stdio", "standard_input"))
+_HEAD = re.compile(r"^[ \t]*(?:async[ \t]+)?def[ \t]+(?!__)(\w+)", re.MULTILINE)
+_check_python = lru_cache(maxsize=512)(check_assertion_text)
+"""tests are read for every program that is run on them"""
 
 
 def read_tests(tests: Any) -> list[Test]:
@@ -176,7 +191,8 @@ def read_tests(tests: Any) -> list[Test]:
     Taken: tests of the classes above, alone or in a list; the text of test code or a list of `assert` lines; mappings
     {"type": "asserts" | "main", "code", "prefix"?, "entry_point"?}; {"input", "output", "language"?} each;
     {"inputs": [..], "outputs": [..], "fn_name"?}; {"function" | "entry_point" | "fn_name", "args" | "input",
-    "expected" | "output"}; {"tests" | "cases": [..], plus what its members share}.
+    "expected" | "output"}; {"tests" | "cases": [..], plus what its members share}; JSON text of these; LiveCodeBench's
+    {"input", "output", "testtype"} with "metadata" or "starter_code" beside them, and its compressed tests.
     """
     try:
         found = _read(tests, {})
@@ -191,7 +207,14 @@ def read_tests(tests: Any) -> list[Test]:
     for test in found:
         if isinstance(test, Assertions) and test.language == "cpp" and not _MAIN.search(test.code):
             raise DataError("C++ test code needs a main function")
-    return found
+    if all(isinstance(test, CallTest) and test.wrapped for test in found):
+        return found
+    return [_as_it_stands(test) for test in found]
+
+
+def _as_it_stands(test: Test) -> Test:
+    """Return a test whose list of one is meant, since not all tests of its problem have one."""
+    return msgspec.structs.replace(test, wrapped=False) if isinstance(test, CallTest) and test.wrapped else test
 
 
 def language_of(tests: list[Test]) -> str:
@@ -206,6 +229,8 @@ def _read(tests: Any, shared: Mapping[str, Any]) -> list[Test]:
     if isinstance(tests, str):
         if tests.lstrip()[:1] in ("{", "["):  # some data sets keep their tests as the text of JSON
             return _read(json.loads(tests), shared)
+        if is_compressed(tests):
+            return _read(decode_private_tests(tests), shared)
         return [_assertions(tests, shared)] if tests.strip() else []
     if isinstance(tests, Sequence) and not isinstance(tests, bytes):
         if tests and all(isinstance(test, str) for test in tests):
@@ -218,45 +243,107 @@ def _read(tests: Any, shared: Mapping[str, Any]) -> list[Test]:
 
 def _assertions(code: str, row: Mapping[str, Any]) -> Assertions:
     """Make `Assertions` of test code and what its row says about it. C++ is recognised by its `main`."""
-    if not isinstance(code, str):
-        raise DataError(f"test code must be a text, not {type(code).__name__}")
-    setup = str(row.get("test_setup_code") or row.get("setup") or "")
+    prefix, entry_point = row.get("prefix") or "", row.get("entry_point") or ""
+    for name, text in (("code", code), ("prefix", prefix), ("entry_point", entry_point)):
+        if not isinstance(text, str):
+            raise DataError(f"`{name}` of test code must be a text, not {type(text).__name__}")
+    imports = row.get("test_imports") or []
+    lines = [
+        *([imports] if isinstance(imports, str) else imports),
+        row.get("test_setup_code") or row.get("setup") or "",
+    ]
+    setup = "\n".join(line for line in lines if line)
     language = _LANGUAGES.get(str(row.get("type")), "cpp" if _CPP.search(code) else "python")
     code = f"{setup}\n{code}" if setup else code
-    return Assertions(code, row.get("prefix") or "", row.get("entry_point") or "", language)
+    if language == "python":
+        _check_python(code, entry_point)
+    return Assertions(code, prefix, entry_point, language)
 
 
 def _read_mapping(row: dict[str, Any]) -> list[Test]:
-    for name in ("tests", "cases", "test_list"):
-        if name in row:
-            inner = row.pop(name)
-            return _read(inner, row)
-    if "code" in row:
-        return [_assertions(row["code"], row)]
-    function = row.get("function") or row.get("fn_name") or row.get("entry_point")
-    if "inputs" in row and "outputs" in row:
-        pairs = list(zip(row.pop("inputs"), row.pop("outputs"), strict=True))
+    lists = [row.pop(name) for name in _LISTS if name in row]
+    if lists := [tests for tests in lists if tests is not None]:  # a column that other rows have is null in this one
+        return [one for tests in lists for one in _read(tests, row)]
+    for name in ("code", "test"):
+        if row.get(name) is not None:
+            return [_assertions(row[name], row)]
+    inputs, outputs = row.get("inputs"), row.get("outputs")
+    if inputs is not None and outputs is not None:
+        if not (isinstance(inputs, (list, tuple)) and isinstance(outputs, (list, tuple))):
+            raise DataError("`inputs` and `outputs` must be lists with an entry for each test")
+        if len(inputs) != len(outputs):
+            raise DataError(
+                f"{_count(inputs, 'input')} and {_count(outputs, 'output')}: give one output for each input"
+            )
+        row = {**row, "inputs": None}
+        pairs = zip(inputs, outputs, strict=True)
         return [one for given, wanted in pairs for one in _read_mapping({**row, "input": given, "output": wanted})]
     given = _first(row, "args", "input", "stdin")
     wanted = _first(row, "expected", "output", "expected_output", "stdout")
-    tolerance = None if row.get("tolerance") is None else float(row["tolerance"])
-    if function:
-        named = dict(row.get("kwargs") or {})
-        if isinstance(given, str) and "args" not in row:  # one JSON value a line
-            given = [json.loads(line) for line in given.splitlines() if line.strip()]
-            wanted = json.loads(wanted) if isinstance(wanted, str) else wanted
-        if isinstance(given, Mapping):
-            given, named = [], dict(given) | named
-        if isinstance(given, str) or not isinstance(given, Sequence):
-            raise DataError(f"the arguments of {function} must be a list, not {type(given).__name__}")
-        return [CallTest(str(function), list(given), wanted, named, tolerance)]
-    given, wanted = _lines(given), _lines(wanted)
+    if function := _function(row):
+        return [_call_test(function, given, wanted, row)]
+    given, wanted = _lines(given), _printed(wanted)
     if not (isinstance(given, str) and isinstance(wanted, str)):
         raise DataError("a standard input test needs `input` and `output` as text, a call test also `function`")
     language = str(row.get("language") or "")
     if language not in ("", "python", "cpp"):
         raise DataError(f'the tests take programs in "{language[:20]}": only "python" and "cpp" are run here')
-    return [StdioTest(given, wanted, tolerance, language)]
+    return [StdioTest(given, wanted, _tolerance(row), language)]
+
+
+def _call_test(function: str, given: Any, wanted: Any, row: Mapping[str, Any]) -> CallTest:
+    """Make a test of a call. Texts as published sets have them are JSON, one argument a line."""
+    named = dict(row.get("kwargs") or {})
+    if isinstance(given, str) and row.get("args") is None:
+        given = [_json(line, f"an argument of {function}") for line in given.splitlines() if line.strip()]
+        wanted = _json(wanted, f"what {function} returns") if isinstance(wanted, str) else wanted
+    if isinstance(given, Mapping):
+        given, named = [], dict(given) | named
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        raise DataError(f"the arguments of {function} must be a list, not {type(given).__name__}")
+    stored = row.get("expected") is None and _kind(row) != "functional"  # LiveCodeBench's values stand in no list
+    wrapped = stored and isinstance(wanted, list) and len(wanted) == 1
+    return CallTest(function, list(given), wanted, named, _tolerance(row), wrapped)
+
+
+def _json(text: str, what: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise DataError(f"{what} must be JSON, one value a line, not {text[:60]!r}") from error
+
+
+def _kind(row: Mapping[str, Any]) -> str:
+    return str(row.get("testtype") or row.get("type") or "").lower()
+
+
+def _function(row: Mapping[str, Any]) -> str:
+    """Return the name of the function that a test calls, "" where it feeds a whole program. Raises DataError where the
+    test says that it calls a function, and nothing names it."""
+    kind, metadata = _kind(row), row.get("metadata")
+    if kind in _STREAMS:
+        return ""
+    if isinstance(metadata, str):
+        metadata = json.loads(metadata) if metadata.lstrip()[:1] == "{" else None
+    named = metadata if isinstance(metadata, Mapping) else {}
+    function = next((row[name] for name in _NAMES if row.get(name)), named.get("func_name"))
+    if function or kind not in _CALLS:
+        return str(function or "")
+    heads = set(_HEAD.findall(str(row.get("starter_code") or "")))
+    if len(heads) != 1:
+        raise DataError(
+            f'a test of type "{kind}" calls a function whose name is missing: give `fn_name`, `func_name` in '
+            f"`metadata`, or `starter_code` with the head of one function"
+        )
+    return str(heads.pop())
+
+
+def _tolerance(row: Mapping[str, Any]) -> float | None:
+    return None if row.get("tolerance") is None else float(row["tolerance"])
+
+
+def _count(values: Sequence[Any], name: str) -> str:
+    return f"{len(values)} {name}{'' if len(values) == 1 else 's'}"
 
 
 def _lines(value: Any) -> Any:
@@ -266,10 +353,18 @@ def _lines(value: Any) -> Any:
     return value
 
 
+def _printed(value: Any) -> Any:
+    """Return what a program prints as text: numbers are printed, a list has a line for each."""
+    if isinstance(value, list):
+        return _lines([_printed(line) if isinstance(line, (int, float)) else line for line in value])
+    return str(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else value
+
+
 def _first(row: Mapping[str, Any], *names: str) -> Any:
-    for name in names:
-        if name in row:
-            return row[name]
+    """Return the first value that is not null; null where a name has it. Raises DataError where the row has none."""
+    given = [row[name] for name in names if name in row]
+    if given:
+        return next((value for value in given if value is not None), None)
     raise DataError(f"a test has none of {', '.join(names)}: it has {', '.join(row) or 'nothing'}")
 
 

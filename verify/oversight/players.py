@@ -15,7 +15,7 @@ from typing import Any, Generic, Protocol
 import httpx
 import msgspec
 
-from shared.chat_endpoint import AGAIN, FAILURES, ApiEndpoint, HttpStatus
+from shared.chat_endpoint import AGAIN, FAILURES, ApiEndpoint, HttpStatus, read_count
 from verify.oversight.question import Ask, Play, Result, Said
 
 FIRST_WAIT_S, MOST_WAIT_S = 0.5, 30.0
@@ -86,7 +86,7 @@ class ModelPlayer(ApiEndpoint):
             for number in range(1, self.tries + 1):
                 try:
                     async with asyncio.timeout(self.deadline_s):
-                        data = await self.request("POST", f"{self.url}/chat/completions", body, MAX_REPLY_BYTES)
+                        data = (await self.complete(body, MAX_REPLY_BYTES)).data
                     return read_replies(data)
                 except (TimeoutError, *FAILURES) as error:
                     final = isinstance(error, HttpStatus) and error.code not in AGAIN
@@ -121,14 +121,9 @@ class _Choice(msgspec.Struct):
     logprobs: _Logprobs | None = None
 
 
-class _Usage(msgspec.Struct):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-
-
 class _Completion(msgspec.Struct):
     choices: list[_Choice]
-    usage: _Usage | None = None
+    usage: Any = None
 
 
 def read_replies(data: bytes) -> list[Said]:
@@ -143,13 +138,14 @@ def read_replies(data: bytes) -> list[Said]:
     if not found.choices:
         raise ValueError("a response without choices")
     texts = [_text(choice.message.content) for choice in found.choices]
-    usage = found.usage or _Usage()
+    usage = found.usage if isinstance(found.usage, dict) else {}
     lengths = [-(-len(text) // 4) for text in texts]
-    total = sum(lengths) if usage.completion_tokens is None else usage.completion_tokens
+    counted, prompt_tokens = (read_count(usage.get(name)) for name in ("completion_tokens", "prompt_tokens"))
+    total = sum(lengths) if counted is None else counted
     return [
         Said(
             text, probability_of_first(choice.logprobs.content or []) if choice.logprobs else None,
-            total * (place + 1) // len(texts) - total * place // len(texts), usage.prompt_tokens or 0,
+            total * (place + 1) // len(texts) - total * place // len(texts), prompt_tokens or 0,
         )
         for place, (text, choice) in enumerate(zip(texts, found.choices, strict=True))
     ]  # fmt: skip

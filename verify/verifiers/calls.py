@@ -147,8 +147,10 @@ def _fault_of(call: FunctionCall, name: str, accepted: Mapping[str, Any], schema
 
 
 def _has_type(value: Any, wanted: str, accepted: Sequence[Any]) -> bool:
-    """Whether a value is of the schema's type, or of the type of an accepted value: some rows contradict themselves."""
-    if any(type(value) is type(option) for option in accepted):
+    """Whether a value is of the schema's type, or of the type of an accepted value: some rows contradict themselves.
+
+    "" among them says that the argument may be left out: it is no text that is accepted."""
+    if any(type(value) is type(option) for option in accepted if option != ""):
         return True
     kind = _TYPES.get(wanted, wanted)
     if isinstance(value, bool):

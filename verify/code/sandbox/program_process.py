@@ -10,26 +10,41 @@ from __future__ import annotations
 import ast
 import atexit
 import builtins
+import functools
 import gc
 import itertools
 import linecache
 import operator
 import os
 import random
+import re
 import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from verify.code.sandbox import codec
 from verify.code.sandbox.assertion_runner import run_assertions
 from verify.code.sandbox.codec import FramePipe, fresh_module, message, open_streams
 
-__all__ = ["CELL_ENDED", "CELL_RAISED", "probe", "run_assertions", "run_cells", "run_script", "serve_calls"]
+__all__ = [
+    "CELL_ENDED",
+    "CELL_RAISED",
+    "probe",
+    "public_names",
+    "run_assertions",
+    "run_cells",
+    "run_script",
+    "serve_calls",
+]
 CELL_ENDED, CELL_RAISED = 70, 71
 """exit statuses of `run_cells`; any other says that the last cell did not come to its end"""
+
+_WORD = re.compile(r"\w+")
+_CALL_DEPTH = 50_000
+"""calls in calls, where a function is called: published graders set as much"""
 
 
 def probe() -> int:
@@ -164,14 +179,37 @@ def _without_head(prefix: str) -> str:
     return ""
 
 
-def serve_calls(source: str, name: str, prefix: str = "") -> int:
+@functools.cache
+def public_names(modules: tuple[str, ...]) -> dict[str, tuple[Any, str]]:
+    """Return where the names that modules give are found: (module, name), or (module, "") for a module itself. Built-in
+    names stay Python's. The server asks before it forks, so that its children need not."""
+    found: dict[str, tuple[Any, str]] = {}
+    for module in map(__import__, modules):
+        public = getattr(module, "__all__", None) or [name for name in vars(module) if name[0] != "_"]
+        found |= {name: (module, name) for name in public if not hasattr(builtins, name)}
+    return found | {name: (sys.modules[name], "") for name in modules}
+
+
+def _imported(modules: tuple[str, ...], source: str) -> dict[str, Any]:
+    """Return the words of a source that modules give."""
+    known = public_names(modules)
+    places = {word: known[word] for word in _WORD.findall(source) if word in known}
+    return {word: getattr(module, name) if name else module for word, (module, name) in places.items()}
+
+
+def serve_calls(source: str, name: str, prefix: str = "", modules: Sequence[str] = ()) -> int:
     """Run the program as module `name`, then answer calls until the pipe closes. Returns the exit status.
 
-    `prefix`: code that stands before the program.
+    `prefix`: code that stands before the program. `modules`: what it need not import, where its functions are called.
+    A program that raises is reported with its exception.
     """
     line = FramePipe(3, 4)
     open_streams()
     names = fresh_module(name)
+    if modules:
+        sys.setrecursionlimit(_CALL_DEPTH)
+        if imported := _imported(tuple(modules), source):  # as built-in names: what the program defines comes first
+            names["__builtins__"] = vars(builtins) | imported
     kept: list[Any] = []
 
     def refer(value: Any) -> int:
@@ -183,6 +221,9 @@ def serve_calls(source: str, name: str, prefix: str = "") -> int:
     except SystemExit as end:
         if end.code:
             raise
+    except BaseException as error:  # noqa: BLE001 - as `run_script`
+        line.send(b"A", _raised(error))
+        return 1
     line.send(b"R", [key for key in names if type(key) is str and hasattr(builtins, key) and key[:2] != "__"])
     while True:
         try:
@@ -196,11 +237,14 @@ def serve_calls(source: str, name: str, prefix: str = "") -> int:
             if result is None:  # works on its arguments in place, perhaps; else f(x) == sorted(x) is won by x.clear()
                 reply.append(codec.encode(positional, refer))
         except BaseException as error:  # noqa: BLE001 - an exit inside a call is an error of the call
-            builtin = next(
-                (kind for kind in type(error).__mro__ if vars(builtins).get(kind.__name__) is kind), Exception
-            )
-            reply = ["error", builtin.__name__, message(error)]
+            reply = _raised(error)
         line.send(b"A", reply)
+
+
+def _raised(error: BaseException) -> list[Any]:
+    """Return the reply that says what the program raised: the built-in exception nearest to its own, and the text."""
+    builtin = next((kind for kind in type(error).__mro__ if vars(builtins).get(kind.__name__) is kind), Exception)
+    return ["error", builtin.__name__, message(error)]
 
 
 def _find(names: dict[str, Any], target: str | list[Any], kept: list[Any]) -> Any:
@@ -222,8 +266,9 @@ def _find(names: dict[str, Any], target: str | list[Any], kept: list[Any]) -> An
     owner, _, method = target.partition(".")
     if owner not in names and not method and "Solution" in names:  # a method is asked for by its name alone
         owner, method = "Solution", owner
-    found = names[owner] if owner in names else getattr(builtins, owner)
-    return getattr(found(), method) if method else found
+    if owner not in names:
+        raise NameError(f"name {owner!r} is not defined")
+    return getattr(names[owner](), method) if method else names[owner]
 
 
 _ANSWERS: dict[str, Callable[..., Any]] = {

@@ -15,7 +15,7 @@ import msgspec
 from verify.code.sandbox import codec
 from verify.code.sandbox.client import GRACE_S, Ended, Pipe, SandboxHandle, exchange
 from verify.code.sandbox.codec import HEADER
-from verify.code.tests import Assertions, CallTest
+from verify.code.tests import Assertions, CallTest, Limits
 
 _TARGETS = (3, 4)
 _FRAMES_BYTES = 32 << 20
@@ -36,19 +36,19 @@ def _has_frame(pipe: Pipe) -> bool:
     return len(pipe.got) >= HEADER.size and len(pipe.got) >= HEADER.size + HEADER.unpack_from(pipe.got)[0]
 
 
-def call(
-    sandbox: SandboxHandle, source: str, test: CallTest, seconds: tuple[float, float], memory_bytes: int, most: int
-) -> tuple[Ended, Any]:
-    """Call a function of a program once; `seconds`: wall, processor; `most`: bytes of the answer. Raises Lost.
+def call(sandbox: SandboxHandle, source: str, test: CallTest, wall_s: float, limits: Limits) -> tuple[Ended, Any]:
+    """Call a function of a program once, for at most `wall_s`. Raises Lost.
 
     Returns how the child ended and ["value", tree], ["error", type, text], or None where no answer came.
     """
     question = codec.frame(b"C", [test.function, codec.encode(test.args), codec.encode(test.kwargs)])
-    with Pipe(question, most) as pipe:
-        arguments = [source, _MODULE]
-        ended = sandbox.run(pipe, _TARGETS, *seconds, memory_bytes=memory_bytes, do="serve_calls", arguments=arguments)
-        read = not pipe.flooded and _pop(pipe) is not None  # the first frame says that the program was read
-        return ended, _read_reply(_pop(pipe)) if read else None
+    with Pipe(question, limits.output_bytes) as pipe:
+        ended = sandbox.run(
+            pipe, _TARGETS, wall_s, limits.test_s, memory_bytes=limits.memory_bytes,
+            do="serve_calls", arguments=[source, _MODULE, "", list(limits.imports)],
+        )  # fmt: skip
+        first = None if pipe.flooded else _pop(pipe)  # says that the program was read, or what it raised
+        return ended, _read_reply(_pop(pipe) if first and first[:1] == b"R" else first)
 
 
 def _read_reply(body: bytes | None) -> Any:
@@ -59,6 +59,14 @@ def _read_reply(body: bytes | None) -> Any:
         return None
     whole = isinstance(reply, list) and reply and len(reply) in (2, 3)
     return reply if whole else None
+
+
+def raised(reply: Any) -> str:
+    """Return what a program raised in one line, "" where a reply says nothing of it."""
+    if not (isinstance(reply, list) and reply[0] == "error"):
+        return ""
+    words = [" ".join(word[:300].split()) for word in reply[1:] if isinstance(word, str)]
+    return f"raised {': '.join(filter(None, words))}"[:300]
 
 
 class AssertionResults(msgspec.Struct):
@@ -127,10 +135,11 @@ def run_assertions(
     try:
         candidate.begin(
             ours, _TARGETS, wall_s, cpu_s,
-            memory_bytes=memory_bytes[0], do="serve_calls", arguments=[source, _MODULE, test.prefix],
+            memory_bytes=memory_bytes[0], do="serve_calls", arguments=[source, _MODULE, test.prefix, []],
         )  # fmt: skip
         talk.running[candidate] = ours
-        defined = _names(_first_frame(talk, wall_s))
+        first = _first_frame(talk, wall_s)
+        defined = _names(first)
         if defined is not None:
             arguments = [test.code, test.prefix, test.entry_point, defined]
             runner.begin(
@@ -139,6 +148,9 @@ def run_assertions(
             )  # fmt: skip
             talk.running[runner] = theirs
             _converse(talk, time.monotonic() + wall_s + GRACE_S)
+        else:
+            talk.results.reason = raised(_read_reply(first))
+            exchange(talk.running, wall_s + GRACE_S, lambda: ours.flooded)
         _finish(talk)
         return talk.results
     finally:
@@ -156,9 +168,9 @@ def _first_frame(talk: _Talk, wall_s: float) -> bytes | None:
 
 
 def _names(body: bytes | None) -> list[str] | None:
-    """Return the built-in names that a program says it defines."""
+    """Return the built-in names that a program says it defines; None where it was not read."""
     try:
-        tree = codec.load(body[1:]) if body else None
+        tree = codec.load(body[1:]) if body and body[:1] == b"R" else None
     except codec.Malformed:
         return None
     return [name for name in tree if isinstance(name, str)][:200] if isinstance(tree, list) else None

@@ -4,6 +4,8 @@ Refused calls return EPERM, calls newer than the table ENOSYS (glibc then takes 
 inspected), another call table (i386, x32) ends the process. Programs may start threads but no processes; the compiler
 may start processes. Signals reach only the process itself. No sockets but pairs, no shared memory that escapes
 RLIMIT_AS (memfd, System V), no tracing, mounting, keys, io_uring, BPF, nor other users.
+A program that shares its process with its tests (`fixed`) may map no code, not write to what lies below 4 GiB and was
+not writable (its linked code and tables), and handle no signals, by which it could walk through the tests' code.
 Of files only what Landlock leaves out: owners, modes and times, `truncate` by name, folders (no call makes one, so that
 a work folder is flat), and where Landlock is older than ABI 3 also opening with O_TRUNC, which it does not see there.
 """
@@ -19,7 +21,9 @@ from verify.code.sandbox import syscalls
 _ARCH = 0xC000003E
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
-_NUMBER, _ARCHITECTURE, _FIRST, _SECOND, _THIRD = 0, 4, 16, 24, 32
+_NUMBER, _ARCHITECTURE, _FIRST, _SECOND, _THIRD, _FOURTH = 0, 4, 16, 24, 32, 40
+_HIGH = 4
+"""behind the offset of an argument: of its upper 32 bits"""
 
 # fmt: off
 _NEVER = {
@@ -58,6 +62,10 @@ _CLONE_THREAD, _CLONE_NAMESPACES = 0x00010000, 0x7E020080
 _FCNTL_SIGNALS = (8, 10, 15)  # F_SETOWN, F_SETSIG, F_SETOWN_EX: signals to somebody else
 _IOCTL_SIGNALS = (0x8901, 0x8902, 0x5412)  # FIOSETOWN, SIOCSPGRP, TIOCSTI
 _PRCTL_NAMES = (15, 16)  # PR_SET_NAME, PR_GET_NAME
+_MMAP, _MPROTECT, _MREMAP = 9, 10, 25
+_PATCHES = {"rt_sigaction": 13, "remap_file_pages": 216, "pkey_mprotect": 329}
+_PROT_WRITE, _PROT_EXEC = 2, 4
+_MREMAP_PLACED = 2 | 4  # MREMAP_FIXED, MREMAP_DONTUNMAP
 
 
 def _step(code: int, value: int, then: int = 0, otherwise: int = 0) -> bytes:
@@ -90,8 +98,21 @@ def _no_bits(offset: int, bits: int) -> bytes:
     return _step(_LOAD, offset) + _step(_ANY_BIT, bits, 0, 1) + _answer(errno.EPERM) + _step(_RETURN, _ALLOW)
 
 
-def build(pid: int, execute: bool, processes: bool, empties: bool = True) -> bytes:
-    """Return the filter of process `pid`: whether it may `execute` files, start `processes`, open with O_TRUNC."""
+def _keep_code() -> bytes:
+    """Refuse what makes memory executable, or the linked program writable. A filter sees an address in two halves."""
+    refuse, allow = _answer(errno.EPERM), _step(_RETURN, _ALLOW)
+    no_code = _step(_LOAD, _THIRD) + _step(_ANY_BIT, _PROT_EXEC, 0, 1) + refuse
+    low = _step(_LOAD, _FIRST + _HIGH) + _step(_EQUAL, 0, 1, 0) + allow
+    protect = no_code + _step(_ANY_BIT, _PROT_WRITE, 1, 0) + allow + low + refuse
+    place = no_code + low + _step(_LOAD, _FIRST) + _step(_EQUAL, 0, 0, 1) + allow + refuse
+    move = _no_bits(_FOURTH, _MREMAP_PLACED)
+    refused = b"".join(_refuse(number) for number in _PATCHES.values())
+    return refused + _inspect(_MPROTECT, protect) + _inspect(_MMAP, place) + _inspect(_MREMAP, move)
+
+
+def build(pid: int, execute: bool, processes: bool, empties: bool = True, fixed: bool = False) -> bytes:
+    """Return the filter of process `pid`: whether it may `execute` files, start `processes`, open with O_TRUNC, and
+    whether its code is `fixed`."""
     program = [
         _step(_LOAD, _ARCHITECTURE) + _step(_EQUAL, _ARCH, 1, 0) + _step(_RETURN, _KILL),
         _step(_LOAD, _NUMBER) + _step(_AT_LEAST, 0x40000000, 0, 1) + _step(_RETURN, _KILL),
@@ -102,6 +123,8 @@ def build(pid: int, execute: bool, processes: bool, empties: bool = True) -> byt
     program += [_step(_EQUAL, number, 0, 1) + _step(_RETURN, _ALLOW) for number in _NEW_BUT_HARMLESS]
     program += [_step(_AT_LEAST, _NEWEST, 0, 1) + _answer(errno.ENOSYS)]
     program += [_refuse(number) for number in _NEVER.values()]
+    if fixed:
+        program += [_keep_code()]
     if not execute:
         program += [_refuse(_EXECVE)]
     if processes:

@@ -25,7 +25,7 @@ import traceback
 from _sitebuiltins import Quitter
 from typing import Any
 
-from verify.code.sandbox import isolation, program_process, seccomp, syscalls
+from verify.code.sandbox import isolation, object_file, program_process, seccomp, syscalls
 from verify.code.sandbox.codec import HEADER
 
 COMPILER_BYTES = 2 << 30
@@ -151,6 +151,8 @@ class SandboxServer:
         started = time.monotonic()
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         os.chmod(f"{self.work}/build", 0o700 if request["do"] == "compile" else 0o500)
+        if request["do"] == "serve_calls":
+            program_process.public_names(tuple(request["arguments"][3]))
         pid = os.fork()
         if pid == 0:
             self.become(request, files)
@@ -213,6 +215,8 @@ class SandboxServer:
             os.chdir(f"{self.work}/{'build' if request['do'] == 'compile' else 'run'}")
             compiles, binary = request["do"] == "compile", request["do"] == "binary"
             self.limit(request, compiles)
+            if (candidate := request.get("candidate")) and not object_file.is_plain(f"{self.work}/build/{candidate}"):
+                os._exit(object_file.REFUSED)
             if self.landlock:
                 isolation.restrict_files(self.grants(compiles, binary), self.landlock)
             for number in range(1, 65):
@@ -224,7 +228,8 @@ class SandboxServer:
                 signal.signal(signal.SIGINT, signal.default_int_handler)
             if self.filtered:
                 empties = compiles or self.namespaces or not 0 < self.landlock < 3
-                seccomp.install(seccomp.build(os.getpid(), compiles or binary, processes=compiles, empties=empties))
+                rules = seccomp.build(os.getpid(), compiles or binary, compiles, empties, fixed=bool(candidate))
+                seccomp.install(rules)
             if compiles or binary:
                 variables = {"PATH": "/usr/bin:/bin", "TMPDIR": f"{self.work}/build", "LC_ALL": "C"}
                 os.execve(request["argv"][0], request["argv"], variables if compiles else {})
