@@ -207,11 +207,12 @@ class Launch:
         """Read the files of problems: those to train on and, where there are such, to validate on."""
         for stage in reversed(self.config.every_stage):
             choose(stage.reward)  # its files may define the verifiers of the rows
-        data, name, other = self.config.data, self.config.environment.name, self.sources.validation
-        files = [read_problems(self.sources.train, "data.train", data, name, data.columns)]
+        train, validation = self.sources.train, self.sources.validation
+        data, name = self.config.data, self.config.environment.name
+        files = [read_problems(train, "data.train", data, name)]
         if Need.GROUND_TRUTH in needs(self.config):
             refuse_prose(files[0])
-        return files + [read_problems(path, "data.validation", None, name, data.columns) for path in [other] if path]
+        return [*files, read_problems(validation, "data.validation", data, name)] if validation else files
 
     async def _check_data(
         self, files: list[ProblemFile], source: DataSource, scorer: RewardScorer, validation: list[Problem]

@@ -74,29 +74,23 @@ class ProblemFile:
             )
 
 
-def read_problems(
-    path: Path,
-    setting: str,
-    data: Data | None = None,
-    environment: str = "",
-    columns: Mapping[str, str] | None = None,
-) -> ProblemFile:
+def read_problems(path: Path, setting: str, data: Data | None = None, environment: str = "") -> ProblemFile:
     """Read a file of {"problem", "answer" or "tests", "id"?, "language"?, "domain"?, "source"?, "environment"?,
     "checker"?, "answer_form"?, "prefix"?} rows, or of a published shape (`verify.published`).
 
-    `setting` is named in errors (e.g. "data.train"). data: its domains and templates name further domains, and its
-    `open` = 1 says that no answer is compared. environment: of the rows that name none. columns: data.columns. Raises
-    DataError with file, line numbers and repair.
+    `setting` is named in errors (e.g. "data.train"). data: its columns hold the fields, its domains and templates name
+    further domains, and its `open_share` = 1 says that no answer of data.train is compared. environment: of the rows that
+    name none. Raises DataError with file, line numbers and repair.
     """
-    data, columns = data or Data(), columns or {}
+    data = data or Data()
     found, faults, seen = ProblemFile(path, setting), list[str](), set[str]()
     for row in read_rows(path, setting, faults):
         try:
             seen |= row.fields.keys()
-            fields, shape = to_native(renamed(row.fields, columns, row.where), row.where)
+            fields, shape = to_native(renamed(row.fields, data.columns, row.where), row.where)
             fields = {"environment": environment} | fields if environment else fields
             problem = read_problem(fields, row.where)
-            _check(problem, row.where, compared=data.open_share < 1)
+            _check(problem, row.where, compared=data.open_share < 1 or setting != "data.train")
             if problem.id in found.lines:
                 raise DataError(
                     f"{row.where}: id '{problem.id}' stands in line {found.lines[problem.id]} already: give each "
@@ -110,7 +104,7 @@ def read_problems(
             found.lines[problem.id] = row.number
     if faults:
         raise DataError(all_faults(faults, f"{setting}: {len(faults):,} rows of {path} cannot be used:"))
-    gone = [name for name in columns.values() if not {name, name.partition(".")[0]} & seen]
+    gone = [name for name in data.columns.values() if not {name, name.partition(".")[0]} & seen]
     if gone and setting == "data.train":
         shown = ", ".join(map(repr, sorted(seen)))
         raise DataError(f"data.columns names '{gone[0]}', and no row of {path} has this column: they have {shown}")

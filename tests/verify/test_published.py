@@ -10,6 +10,7 @@ import pytest
 
 from shared.errors import DataError
 from shared.jsonl import read_rows
+from shared.sections import Data
 from tests.published import READ_AS, SETS, Published
 from trainer.problem_file import read_problems
 from verify.__main__ import main as verify
@@ -139,13 +140,15 @@ def test_rows_that_are_not_beyond_doubt_are_refused_with_a_repair(row: dict[str,
 def test_columns_of_the_users_own(tmp_path: Path) -> None:
     rows = [{"q": QUESTION, "truth": {"value": "6"}, "rate": 0.5, "answer": "not this"}]
     columns = {"problem": "q", "answer": "truth.value", "pass_rate": "rate"}
-    [problem] = read_problems(write(tmp_path / "rows.jsonl", rows), "data.train", columns=columns).problems
+    [problem] = read_problems(write(tmp_path / "rows.jsonl", rows), "data.train", Data(columns=columns)).problems
     assert (problem.text, problem.answer, problem.pass_rate) == (QUESTION, "6", 0.5)
     native = [{"problem": QUESTION, "answer": "6"}]
     path = write(tmp_path / "native.jsonl", native)
-    assert read_problems(path, "data.validation", columns=columns).problems, "a file in our own form needs none of them"
+    assert read_problems(path, "data.validation", Data(columns=columns)).problems, (
+        "a file in our own form needs none of them"
+    )
     with pytest.raises(DataError, match="data.columns names 'q', and no row of .* has this column: they have 'answer'"):
-        read_problems(path, "data.train", columns=columns)
+        read_problems(path, "data.train", Data(columns=columns))
     with pytest.raises(
         DataError, match=r"data\.columns\.problem = 'queston', .* no such column: is 'question' meant\?"
     ):
