@@ -62,7 +62,7 @@ def main(value: str) -> int:
     try:
         send_rows(rows(value))
     except Exception as error:  # noqa: BLE001 - that of the library, of pyarrow or of a network
-        told = next(iter(str(error).splitlines()), "no reason given")
+        told = " ".join(str(error).split())[:400] or "no reason given"
         sys.stderr.write(f"'{value}' cannot be had ({type(error).__name__}: {told})\n")
         return 1
     return 0

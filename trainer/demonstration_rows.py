@@ -12,7 +12,7 @@ from typing import Any
 
 from shared.errors import DataError
 from shared.tool_calls import ToolDefinition, call_text, tools_prompt
-from verify.published import NATIVE, Fields, content_text, to_native
+from verify.published import NATIVE, Fields, content_text, parsed, to_native
 
 CONVERSATIONS = ("messages", "conversations", "conversation")
 REQUESTS = ("instruction", "prompt", "query", "question", "problem")
@@ -25,6 +25,7 @@ ROLES = {
     "function_call": "call", "tool_call": "call",
 }  # fmt: skip
 """the role of a published turn -> ours; "call": a turn of the assistant that holds nothing but a call of a tool"""
+REPAIR = 'docs/data.md has the shapes, and data.columns = { problem = "...", completion = "..." } names columns'
 Turn = tuple[str, str]
 """role and text"""
 
@@ -32,7 +33,10 @@ Turn = tuple[str, str]
 def to_demonstration(row: Fields, where: str) -> tuple[Fields, str]:
     """Our row of a demonstration, and the name of its shape. Raises DataError with `where` for one that is none."""
     try:
-        return _shaped(row) or to_native(row, where)
+        made, shape = _shaped(row) or to_native(row, where)
+        if made.get("completion") is None and made.get("solution") in (None, ""):
+            raise DataError(f"it holds nothing to imitate: it has {', '.join(map(repr, row)) or 'nothing'}. {REPAIR}")
+        return made, shape
     except (AttributeError, TypeError, KeyError, ValueError) as error:
         raise DataError(f"{where}: the conversation is not understood ({type(error).__name__}: {error})") from error
     except DataError as error:
@@ -53,12 +57,14 @@ def _shaped(row: Fields) -> tuple[Fields, str] | None:
     if whole:
         return _row(row, [*system, *_turns(_listed(completion))]), "a conversation in 'completion'"
     asked, replied = ([name for name in names if row.get(name)] for names in (REQUESTS, REPLIES))
+    asked = asked or (["input"] if row.get("input") else [])
     if row.get("chosen") and row.get("rejected"):
         raise DataError("a pair of completions is no demonstration: data.offline takes pairs (docs/offline.md)")
     if len(asked) != 1 or len(replied) != 1:
         return None
     turns = [*system, *_history(row), *_turns(_listed(row[asked[0]], "user"))]
-    if context := next((text for name in ("input", "context") if (text := _text(row.get(name)))), ""):
+    beside = (name for name in ("input", "context") if name not in asked)
+    if context := next((text for name in beside if (text := _text(row.get(name)))), ""):
         turns.append(("user", context))
     turns += _turns(_listed(row[replied[0]], "assistant"))
     return _row(row, turns), f"'{asked[0]}' and '{replied[0]}'"
@@ -79,11 +85,7 @@ def _text(value: Any) -> str:
 def _listed(value: Any, role: str = "") -> list[Any]:
     """The messages of a cell: a list, or the text of one; another text is one message of `role`."""
     if isinstance(value, str) and (not role or value.lstrip().startswith("[{")):
-        try:
-            value = json.loads(value)
-        except ValueError as error:
-            if not role:
-                raise DataError(f"a conversation is a list of messages ({error})") from error
+        value = parsed(value)
     if role and isinstance(value, str):
         return [{"role": role, "content": value}]
     if not isinstance(value, list) or not all(isinstance(message, Mapping) for message in value):
@@ -132,8 +134,7 @@ def _call(call: Mapping[str, Any]) -> str:
 
 def _tools(row: Fields) -> str:
     """The part of the system prompt that tells of a row's tools, "" without any."""
-    tools = row.get("tools") or []
-    tools = json.loads(tools) if isinstance(tools, str) else tools
+    tools = parsed(row.get("tools") or [])
     given = [
         ToolDefinition(tool["name"], tool.get("description") or "", tool.get("parameters") or {})
         for tool in (tool.get("function") or tool for tool in tools)

@@ -79,7 +79,7 @@ def read_problems(path: Path, setting: str, data: Data | None = None, environmen
     "checker"?, "answer_form"?, "prefix"?} rows, or of a published shape (`verify.published`).
 
     `setting` is named in errors (e.g. "data.train"). data: its columns hold the fields, its domains and templates name
-    further domains, and its `open_share` = 1 says that no answer of data.train is compared. environment: of the rows that
+    further domains, and its `open_share` = 1 says that no answer of data.train is compared. environment: of rows that
     name none. Raises DataError with file, line numbers and repair.
     """
     data = data or Data()

@@ -7,6 +7,8 @@ reader does not use stay in the row.
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import difflib
 import json
 import re
@@ -39,6 +41,7 @@ WRAPPERS = tuple(
     )
 )
 """instructions of published prompts that ask for another form of answer than this project's: they are taken away"""
+_MESSAGES = re.compile(r"\s*\[\s*\{.{0,999}?['\"]role['\"]\s*:", re.DOTALL)
 ACTIONS = "When tackling complex reasoning tasks, you have access to the following actions."
 """beginning of Eurus-2-RL's system prompt, which asks for another form of reasoning: it is taken away"""
 
@@ -66,18 +69,17 @@ def _given(row: Mapping[str, Any], name: str) -> bool:
     outer, _, inner = name.partition(".")
     value = row.get(outer)
     if inner:
-        value = _parsed(value)
+        value = parsed(value)
         return isinstance(value, dict) and _given(value, inner)
     return value is not None and not (isinstance(value, str) and not value.strip())
 
 
-def _parsed(value: Any) -> Any:
-    """The value that a text of JSON means; other values and texts as they are."""
-    if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
-        try:
-            return json.loads(value)
-        except (ValueError, RecursionError):
-            return value
+def parsed(value: Any) -> Any:
+    """The value that a text of JSON, or of a Python literal as pandas writes it, means; other values as they are."""
+    for read in (json.loads, ast.literal_eval):
+        if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
+            with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
+                return read(value.strip())
     return value
 
 
@@ -94,7 +96,8 @@ def _made(row: Fields, *used: str, **new: Any) -> Fields:
 def prompt_text(value: Any) -> Any:
     """The text of a prompt: of a list of messages that of the user, behind that of the system. Instructions of
     published sets that ask for another form of answer are taken away. Raises DataError for several turns."""
-    value = _parsed(value) if isinstance(value, str) and '"role"' in value[:200] else value
+    if isinstance(value, str) and _MESSAGES.match(value) and isinstance(value := parsed(value), str):
+        raise DataError("its prompt looks like a list of messages and cannot be read: write it as JSON")
     if isinstance(value, list) and value and all(isinstance(turn, dict) and "role" in turn for turn in value):
         roles = [str(turn["role"]) for turn in value]
         if roles.count("user") != 1 or roles[-1] != "user" or {*roles} - {"system", "developer", "user"}:
@@ -156,8 +159,8 @@ def _big_math(row: Fields) -> Fields:
 
 
 def _verl(row: Fields) -> Fields:
-    truth = _parsed(row["reward_model"])["ground_truth"]
-    problem, meant = prompt_text(_first(row, "prompt", "problem")), _parsed(truth)
+    truth = parsed(row["reward_model"])["ground_truth"]
+    problem, meant = prompt_text(_first(row, "prompt", "problem")), parsed(truth)
     tests = isinstance(meant, dict) or (isinstance(meant, list) and meant and isinstance(meant[0], dict))
     if tests or str(row.get("ability", "")).casefold().startswith("cod"):
         return _made(row, "prompt", "reward_model", problem=problem, tests=meant, domain="code")
@@ -205,7 +208,7 @@ def _program(question: str, starter: Any, name: Any) -> str:
 
 
 def _apps(row: Fields) -> Fields:
-    tests, solutions = _parsed(row["input_output"]), _parsed(row.get("solutions"))
+    tests, solutions = parsed(row["input_output"]), parsed(row.get("solutions"))
     if not isinstance(tests, dict):
         raise DataError("its 'input_output' is no JSON object with inputs and outputs")
     problem = _program(_first(row, "problem", "question"), row.get("starter_code"), tests.get("fn_name"))
@@ -216,19 +219,20 @@ def _apps(row: Fields) -> Fields:
 def _live_code_bench(row: Fields) -> Fields:
     cases = list[Any]()
     for name in ("public_test_cases", "private_test_cases"):
-        given = _parsed(row.get(name) or [])
+        given = parsed(row.get(name) or [])
         cases += decode_private_tests(given) if isinstance(given, str) else given
-    about = _parsed(row.get("metadata"))
+    about = parsed(row.get("metadata"))
     function = about.get("func_name") if isinstance(about, dict) else None
+    tests = {"tests": cases, "fn_name": function, "starter_code": row.get("starter_code")}
     return _made(
         row, "question_content", "public_test_cases", "private_test_cases", domain="code",
         problem=_program(row["question_content"], row.get("starter_code"), function),
-        tests={"fn_name": function, "tests": cases} if function else cases,
+        tests={name: value for name, value in tests.items() if value},
     )  # fmt: skip
 
 
 def _lines_of(value: Any) -> list[str]:
-    value = _parsed(value)
+    value = parsed(value)
     return [str(line) for line in value] if isinstance(value, list) else [str(value)] if value else []
 
 
@@ -255,8 +259,8 @@ def _human_eval(row: Fields) -> Fields:
 
 
 def _kod_code(row: Fields) -> Fields:
-    tests, question = _parsed(row["test"]), _first(row, "problem", "question")
-    about = _single(_parsed(row.get("test_info")))
+    tests, question = parsed(row["test"]), _first(row, "problem", "question")
+    about = _single(parsed(row.get("test_info")))
     if isinstance(tests, dict):
         given, wanted = (_first(tests, *names) for names in (("stdin", "inputs"), ("stdout", "outputs")))
         tests = tests | ({"inputs": given, "outputs": wanted} if given and wanted else {})
@@ -343,7 +347,7 @@ def renamed(row: Fields, columns: Mapping[str, str], where: str) -> Fields:
     new, used = Fields(), set[str]()
     for ours, theirs in columns.items():
         outer, _, inner = theirs.partition(".")
-        around = _parsed(row.get(outer))
+        around = parsed(row.get(outer))
         value = row.get(theirs, around.get(inner) if inner and isinstance(around, dict) else None)
         if value is not None:
             try:

@@ -36,6 +36,8 @@ WHOLE = SAME | {"system": "s"}
         ({"instruction": "u", "input": "x", "output": "a", "system": "s"}, WHOLE | {"problem": "u\n\nx"}),
         ({"instruction": "u", "context": "x", "response": "a"}, SAME | {"problem": "u\n\nx"}),
         ({"query": "u", "response": "a"}, SAME),
+        ({"input": "u", "output": "a"}, SAME),
+        ({"messages": str([ASKED, REPLY])}, SAME),
         ({"problem": "u", "generated_solution": "a", "expected_answer": "6"}, SAME | {"expected_answer": "6"}),
         ({"messages": [ASKED, ASKED, REPLY]}, SAME | {"problem": "u\n\nu"}),
         (
@@ -96,6 +98,8 @@ def test_our_own_form_wins_and_a_conversation_before_a_worked_solution() -> None
             "message 1 has the role 'critic': it must be one of",
         ),
         ({"messages": "hello"}, "a conversation is a list of messages"),
+        ({"question": "u", "answer": "a"}, r"nothing to imitate: it has 'question', 'answer'\. .* data\.columns = "),
+        ({"text": "raw"}, "nothing to imitate: it has 'text'"),
         ({"messages": [1]}, "a conversation is a list of messages"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}, REPLY]}, "content that is no text"),
         ({"prompt": "u", "chosen": "a", "rejected": "b"}, r"data\.offline takes pairs"),

@@ -87,6 +87,10 @@ def test_the_right_solution_of_each_set_is_paid_and_a_wrong_one_is_not(tmp_path:
         ({"problem": QUESTION, "answer": "6", "domain": ["Algebra"]}, "6"),
         ({"problem": QUESTION, "answer": "6", "llama8b_solve_rate": None}, "6"),
         ({"prompt": QUESTION, "reward_model": '{"ground_truth": "6"}'}, "6"),
+        ({"prompt": QUESTION, "reward_model": {"ground_truth": '["6"]'}}, "6"),
+        ({"prompt": str([{"role": "user", "content": QUESTION}]), "reward_model": "{'ground_truth': '6'}"}, "6"),
+        ({"prompt": [{"role": "user", "content": QUESTION}], "label": "6"}, "6"),
+        ({"prompt": [{"role": "user", "content": QUESTION}], "solution": "so $\\boxed{6}$"}, "6"),
     ],
 )
 def test_neighbours_of_the_shapes(row: dict[str, Any], answer: str) -> None:
@@ -129,6 +133,8 @@ def test_our_own_form_wins(row: dict[str, Any]) -> None:
          "has the turns user, assistant: a problem is one turn of the user"),
         ({"prompt": [{"role": "user", "content": [{"type": "image"}]}], "answer": "6"}, "content that is no text"),
         ({"prompt": "a", "reward_model": {"ground_truth": {"target": ["x"]}}}, "rows.jsonl:1.*"),
+        ({"prompt": "[{'role': 'user', 'content': array([1])}]", "answer": "6"}, "looks like a list of messages"),
+        ({"problem_id": 7, "question": "a", "input_output": ""}, "nearest shape that is read is APPS or TACO"),
     ],
 )  # fmt: skip
 def test_rows_that_are_not_beyond_doubt_are_refused_with_a_repair(row: dict[str, Any], message: str) -> None:
