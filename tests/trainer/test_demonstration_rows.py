@@ -110,3 +110,19 @@ def test_what_is_no_demonstration_is_refused_with_its_place_once(row: dict[str, 
     with pytest.raises(DataError, match=message) as error:
         to_demonstration(row, "rows.jsonl:1")
     assert str(error.value).startswith("rows.jsonl:1: ") and str(error.value).count("rows.jsonl:1") == 1
+
+
+def test_a_cell_of_any_type_is_read_or_refused_with_the_place() -> None:
+    odd: list[Any] = [None, 1, "", "x", "[", "{}", [], {}, [None], [[]], {"a": 1}, [{"role": 1}], [{"from": None}]]
+    whole = {"messages": [SYSTEM, ASKED, REPLY], "tools": [], "system": "s", "history": [], "prompt": "u"}
+    for row in (
+        whole,
+        {"instruction": "u", "input": "x", "output": "a", "history": []},
+        {"prompt": "u", "completion": "a"},
+    ):
+        for column in row:
+            for cell in odd:
+                try:
+                    to_demonstration(row | {column: cell}, "rows.jsonl:1")
+                except DataError as error:
+                    assert str(error).startswith("rows.jsonl:1: "), error

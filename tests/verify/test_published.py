@@ -196,3 +196,14 @@ def test_the_real_sets_have_the_answers_that_they_are_known_by(name: str, data_f
     assert [each.text for each in read] == [each.text for each in known]
     other = [(a.answer, b.answer) for a, b in zip(read, known, strict=True) if a.answer != b.answer]
     assert len(other) <= 0.01 * len(known), other[:9]
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_a_cell_of_any_type_is_read_or_refused_with_the_place(name: str) -> None:
+    odd: list[Any] = [None, 1, 0.5, True, "", "x", "[", "{}", [], {}, [None], [[]], {"a": 1}, [{"role": 1}], "\ud800"]
+    for column in SETS[name][1].row:
+        for cell in odd:
+            try:
+                read_problem(SETS[name][1].row | {column: cell}, "rows.jsonl:1")
+            except DataError as error:
+                assert str(error).startswith("rows.jsonl:1") and str(error).count("rows.jsonl:1") == 1, error
