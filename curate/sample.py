@@ -211,7 +211,7 @@ class SampleStage(CurationStage):
         problems = [read_problem({"environment": config.environment.name} | row.fields, row.where) for row in rows]
         for problem, row in zip(problems, rows, strict=True):
             without_environment(problem, row.where, what)
-        chat = Chat(self.model_dir)
+        chat = Chat.of_run(self.model_dir, config)
         style = PromptFormat(chat, config.data)
         self.prompts: list[Prompt] = []
         for index, problem in enumerate(problems):

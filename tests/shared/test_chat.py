@@ -81,7 +81,7 @@ def test_folder_without_tokenizer_template_or_end_is_refused(tmp_path):
     with pytest.raises(ModelError, match="has no chat template"):
         Chat(make_folder(tmp_path / "a", template=""))
     with pytest.raises(ModelError, match="no end-of-sequence token"):
-        Chat(make_folder(tmp_path / "b", eos=""))
+        Chat(make_folder(tmp_path / "b", PLAIN.replace("<eos>", ""), eos=""))
 
 
 def test_magistral_prompt_asks_for_all_that_the_reward_checks():
