@@ -109,6 +109,8 @@ class SampleRecord(msgspec.Struct, kw_only=True):
 def identify(settings: EvaluationSettings, model: str, weights: str, benchmarks: list[Benchmark]) -> dict[str, Any]:
     """Return the settings that all samples of a folder have in common."""
     common = {name: getattr(settings, name) for name in COMMON}
+    if settings.chat_template_kwargs:
+        common["chat_template_kwargs"] = settings.chat_template_kwargs
     sampled = {one.name: one.sampling._asdict() for one in benchmarks}
     for sampling in sampled.values():
         del sampling["samples"]  # more samples of the same kind may be added

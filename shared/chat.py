@@ -212,7 +212,7 @@ class Chat:
                 f"the chat template ends a turn with {end}, which the model's files do not name as an end: it is added "
                 "to the tokens that end a completion"
             )
-        elif behind and not behind.startswith(end):
+        elif behind and not behind.startswith(end) and self._token_of(behind) not in self.stop_ids:
             lines.append(
                 f"the chat template ends a turn with {behind[:40]!r}, which is no token that ends a completion: turns "
                 f"end with {end} instead"

@@ -238,5 +238,7 @@ def parts_of(chat: Chat, ids: Sequence[int], verifier: Verifier | None = None) -
     control = chat.think_ids
     if control is None or chat.think_prefix.startswith("<think>"):
         return check_format(chat.think_prefix + chat.decode(ids), verifier=verifier)
+    if CONTROL.close in chat.think_prefix:
+        return check_tokens([*chat.encode(chat.think_prefix), *ids], control, chat.decode, verifier=verifier)
     opened = chat.think_prefix.startswith(CONTROL.open)
     return check_tokens(ids, control, chat.decode, opened=opened, verifier=verifier)
