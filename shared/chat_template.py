@@ -11,6 +11,7 @@ import inspect
 import re
 from collections.abc import Mapping, Sequence
 from itertools import product
+from os.path import commonprefix
 from typing import Any, NamedTuple
 
 from shared.errors import ModelError
@@ -23,6 +24,8 @@ ANSWER, AGAIN = 'It is <42> & "no" less,\nI Think.', "And why <Is> that & 'not' 
 MARK = "MARK{}MARK"
 """a text that stands for a message, by number"""
 REASONING_TAGS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
+CLOSED = re.compile(r"[^>\]\s]*$")
+"""what stands behind the last mark, bracket or blank of a text"""
 REASONED = re.compile(r"</think>|\[/THINK\]|<channel\|>")
 """what closes reasoning: what stands before it in earlier turns may be left out"""
 NAMES = {"system": "the system prompt", "user": "what the user says", "assistant": "earlier turns of the assistant"}
@@ -90,11 +93,14 @@ class ChatTemplate:
         faults: list[str | Exception] = []
         for listed, folded in product((False, True), repeat=2):
             form = Form(folded, listed)
-            fault = self._fault(form, short) or self._fault(form, long)
-            if not fault or (isinstance(fault, Exception) and not self._fault(form, short)):
-                return form  # some take one turn only, and say so
+            fault = self._fault(form, short)
+            if not fault:
+                later = self._fault(form, long)
+                if not isinstance(later, str) or not later:  # some take one turn only, and say so
+                    return form
+                faults.insert(0, later)
             faults.append(fault)
-        if lost := next((fault for fault in faults if isinstance(fault, str)), ""):
+        if lost := next((fault for fault in faults if fault and isinstance(fault, str)), ""):
             raise ModelError(self._losing(lost))
         raise ModelError(f"{self.where} fails: {faults[0]}")
 
@@ -147,9 +153,16 @@ class ChatTemplate:
         """What stands behind a turn of the assistant that another one follows, or none; "" if nothing."""
         turns = [turn("user", "?"), turn("assistant", MARK.format(0)), turn("user", MARK.format(1))]
         try:
-            text = self.render(turns if followed else turns[:2], prompt=False)
+            before = self._behind(turns, prompt=False)
+            last = self._behind(turns[:2], prompt=False)
+            if last and last == self._behind(turns[:2], prompt=True):  # the beginning of the next turn is in it always
+                last = CLOSED.sub("", commonprefix([last, before]))
         except ModelError:  # it takes a single turn
             return ""
+        return before if followed else last
+
+    def _behind(self, turns: Turns, prompt: bool) -> str:
+        text = self.render(turns, prompt)
         return text.partition(MARK.format(0))[2].partition(MARK.format(1))[0].lstrip()
 
     def begun_reasoning(self) -> str:
@@ -181,4 +194,5 @@ def missing(text: str, messages: Turns) -> str:
             lost[NAMES.get(role, f"messages of role {role}")] = None
         elif role != "system":
             here = place + len(content)
-    return " and ".join(lost)
+    *names, last = lost or [""]
+    return f"{', '.join(names)} and {last}" if names else last

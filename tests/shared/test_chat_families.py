@@ -1,4 +1,4 @@
-"""Templates of the families that are trained, as they are published: nothing is lost, and turns end as they do there."""
+"""Templates of families as published: nothing is lost of a prompt, and turns end as the template ends them."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ FAMILIES = {
     "gptoss": Family(HARMONY, "<|return|>", "<|return|> <|call|>", "<|return|>", several=False),
     "smollm2": Family(CHATML, "<|im_end|>", "<|im_end|>", "<|im_end|>"),
     "smollm3": IM,
-    "smollm3 closing": IM._replace(arguments=CLOSES, prefix=CLOSED),
+    "smollm3 closing": IM._replace(arguments=CLOSES, prefix="<think>\n\n</think>\n"),
     "olmo": Family(CHATML, "<|endoftext|>", "<|im_end|> <|endoftext|>", "<|im_end|>"),
 }  # fmt: skip
 OTHERS = ("<think>", "</think>")
