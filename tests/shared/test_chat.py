@@ -165,8 +165,6 @@ def save(chat, folder):
 KEPT = "{% for m in messages %}<{{ m['role'] }}>{{ CONTENT }}<eos>{% endfor %}<assistant>"
 IF = "{% if CONDITION %}<{{"
 ONLY = KEPT.replace("<{{", IF).replace("CONTENT", "m['content']").replace("<eos>", "<eos>{% endif %}")
-    KEPT.replace("<{{", "{% if CONDITION %}<{{").replace("CONTENT", "m['content']").replace("<eos>", "<eos>{% endif %}")
-)
 PARTS = "{% for m in messages %}<{{ m['role'] }}>{% for c in m['content'] %}{% if c['type'] == 'text' %}{{ c['text'] }}"
 PARTS += "{% endif %}{% endfor %}<eos>{% endfor %}<assistant>"
 RULE, TASK = "Think first, then box the answer.", 'What is 6 * 7, <in> words & "figures"?\nSay it.'
