@@ -15,7 +15,7 @@ from shared.sections import RewardWeights
 from shared.types import Completion, Group, Problem, Reward, Verdict
 from verify.answer_checker import AnswerChecker
 from verify.code.runner import ProgramVerifier
-from verify.format import CONTROL, Parts, check_format, check_tokens
+from verify.format import CONTROL, TEXT, Parts, check_format, check_tokens
 from verify.plugins import Case, Failed
 from verify.reward import CompletionScorer
 from verify.verifiers import Verifier, verifier_for
@@ -97,6 +97,11 @@ class RewardScorer:
 
     def _scorer_of(self, config: Config) -> CompletionScorer:
         settings = config.reward.resolved(config.rollout.max_completion_tokens)
+        if any(tags.close in self.chat.think_prefix for tags in (TEXT, CONTROL)):
+            # the chat template closes the reasoning: none is expected of the policy
+            settings = settings.model_copy(
+                update={"refuse": [rule for rule in settings.refuse if rule != "thoughtless"]}
+            )
         return CompletionScorer(settings, self.checker, self.programs)
 
     @property
