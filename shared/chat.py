@@ -267,14 +267,14 @@ class Chat:
                     raise ModelError(f"{self.folder}: the chat template leaves out a message of role {roles}")
                 parts.append(part)
             behind, *others = [*parts[1:], rest]
-            end = self._spelled(self.eos_id)
-            if behind.lstrip().startswith(end):
+            ends = map(self._spelled, (self.eos_id, *self.stop_ids))
+            if end := next((end for end in ends if behind.lstrip().startswith(end)), ""):
                 behind = behind.lstrip().removeprefix(end)
             elif self.template.behind_turn(False):
                 raise ModelError(
                     f"{self.folder}: the chat template ends a turn of the assistant with {behind[:40]!r} where others "
-                    f"follow, and the model with {end}: several turns cannot be trained. Set model.chat_template to a "
-                    "template that ends every turn with the model's own token"
+                    f"follow, and the model with {self._spelled(self.eos_id)}: several turns cannot be trained. Set "
+                    "model.chat_template to a template that ends every turn with the model's own token"
                 )
             if len(self._bridges) == MOST_BRIDGES:  # clients of a server choose the roles
                 self._bridges.clear()

@@ -10,7 +10,7 @@ import pytest
 
 from serve.messages import ChatMessage
 from serve.system_prompts import PromptRenderer
-from shared.chat import Chat
+from shared.chat import MAGISTRAL, Chat
 from shared.errors import ModelError
 from trainer.sft import encode_turns
 
@@ -123,6 +123,9 @@ def test_a_prompt_is_what_transformers_makes_and_holds_all(tmp_path: Path, name:
     assert ids == theirs and ids.count(chat.encode(family.control.split()[0])[0]) >= 1
     text = chat.tokenizer.decode(ids)
     assert SYSTEM in text and PROBLEM in text
+    assert MAGISTRAL in chat.tokenizer.decode(chat.render(PROBLEM, MAGISTRAL)), (
+        "SmolLM3 cuts /think out of a system role"
+    )
     turns += [{"role": "assistant", "content": "It is 42."}, {"role": "user", "content": "Why?"}]
     text = chat.render_turns(turns)
     assert all(message["content"] in text for message in turns)
