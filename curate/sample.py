@@ -190,6 +190,8 @@ class SampleStage(CurationStage):
             "seed": config.seed,
             "system_prompt": config.data.system_prompt,
             "templates": config.data.templates,
+            **({"template": config.model.template} if config.model.template else {}),
+            **({"chat_template": config.model.chat_template} if config.model.chat_template else {}),
             "deadline_s": config.reward.deadline_s,
             "refuse": sorted(config.reward.refuse),
             "sandbox": config.reward.sandbox.model_dump(mode="json", exclude={"max_concurrency"}),

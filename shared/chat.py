@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shared.atomic_write import write_whole
-from shared.chat_template import MARK, REASONING_TAGS, ChatTemplate, turn
-from shared.errors import ConfigError, ModelError
+from shared.chat_template import MARK, OTHER_TAGS, REASONING_TAGS, ChatTemplate, turn
+from shared.errors import ModelError
 from shared.model.folder import read_json
 from shared.tool_calls import result_text
 
@@ -70,20 +70,6 @@ SWITCHES = ("enable_thinking", "thinking")
 """arguments by which templates are known to open or close the reasoning"""
 
 
-def with_template(config: Config) -> Config:
-    """The settings with the text of model.chat_template in place of its file. Raises ConfigError."""
-    text = config.model.chat_template
-    if not text or re.search(r"{[{%]", text):
-        return config
-    path = Path(config.locate(text))
-    try:
-        text = path.read_text(encoding="utf-8")
-        text = str(json.loads(text)["chat_template"]) if path.suffix == ".json" else text
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"model.chat_template = '{path}' is no template that can be read: {error}") from error
-    return config.model_copy(update={"model": config.model.model_copy(update={"chat_template": text})})
-
-
 class Chat:
     """Tokenizer and chat template of a model folder."""
 
@@ -114,7 +100,7 @@ class Chat:
     def of_run(cls, folder: Path, config: Config, progress: Progress | None = None) -> Chat:
         """The chat of a run's model, with its template and arguments; `progress` is told what they do. Raises
         ModelError, ConfigError."""
-        model = with_template(config).model
+        model = config.with_template().model
         chat = cls(folder, model.chat_template, model.template)
         if progress is not None:
             progress.note(f"chat template: {chat.describe()}")
@@ -191,6 +177,10 @@ class Chat:
         if self.think_prefix:
             does = "opens and closes" if self.think_closed else "opens"
             facts.append(f"it {does} the reasoning itself with {self.think_prefix!r}")
+        if other := self.template.begun_reasoning(OTHER_TAGS):
+            facts.append(
+                f"it ends the model's own form of reasoning with {other!r}, and completions reason behind that"
+            )
         facts += ["it has no system role, so that the system prompt stands before the user's words"] * form.folded
         facts += ["turns of one role in a row are joined"] * bool(form.joined)
         return "; ".join(facts)

@@ -24,6 +24,8 @@ ANSWER, AGAIN = 'It is <42> & "no" less,\nI Think.', "And why <Is> that & 'not' 
 MARK = "MARK{}MARK"
 """a text that stands for a message, by number"""
 REASONING_TAGS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
+OTHER_TAGS = (("<|channel>", "<channel|>"),)
+"""of reasoning in a form that runs do not ask for (Gemma 4)"""
 CLOSED = re.compile(r"[^>\]\s]*$")
 """what stands behind the last mark, bracket or blank of a text"""
 REASONED = re.compile(r"</think>|\[/THINK\]|<channel\|>")
@@ -165,14 +167,14 @@ class ChatTemplate:
         text = self.render(turns, prompt)
         return text.partition(MARK.format(0))[2].partition(MARK.format(1))[0].lstrip()
 
-    def begun_reasoning(self) -> str:
+    def begun_reasoning(self, tags: Sequence[tuple[str, str]] = REASONING_TAGS) -> str:
         """Reasoning with which the template begins a turn of the assistant, from its opening tag on; with both tags
         where it closes it too, and "" for none."""
         turns = [turn("user", MARK.format(0))]
         text, without = self.render(turns), self.render(turns, prompt=False)
         added = text.removeprefix(without) if text.startswith(without) else ""
         begun = added or text.rpartition(MARK.format(0))[2]
-        for opening, closing in REASONING_TAGS:
+        for opening, closing in tags:
             opens, closes = begun.rfind(opening), begun.rfind(closing)
             if begun.rstrip().endswith(closing):
                 return begun[opens:] if 0 <= opens < closes else opening + begun[closes:]

@@ -222,7 +222,6 @@ def run_rank(path: str, overrides: list[str]) -> int:
 def run_controller(path: str, overrides: list[str], node: LaunchFolder) -> int:
     """Rank 0."""
     from rollout.start import with_time_to_start
-    from shared.chat import with_template
     from shared.progress import Progress
     from shared.ranks import count_gpus, invite, open_meeting, open_store, ranks_here, read_role
     from trainer import dashboard
@@ -250,7 +249,7 @@ def run_controller(path: str, overrides: list[str], node: LaunchFolder) -> int:
             dashboard.open_beside(config.run_dir.parent, progress)
         prepare(config, progress)
         sources = gather_sources(config)
-        config = with_template(config)
+        config = config.with_template()
         gpus = count_gpus(config.placement.device)
         settled = settle(config, sources.model_dir, gpus, role.one_node, len(ranks_here()) - 1)
         settled = with_time_to_start(settled, sources.model_dir, bool(gpus))

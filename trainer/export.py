@@ -13,7 +13,7 @@ import torch
 
 from shared import settings_file
 from shared.atomic_write import write_whole
-from shared.chat import Chat, with_template
+from shared.chat import Chat
 from shared.config import Config
 from shared.errors import CheckpointError, ConfigError, MaestraleError
 from shared.jsonl import read_rows
@@ -38,7 +38,7 @@ Of a run with adapters (lora.rank) they are merged into it, and written for PEFT
 def note_training(config: Config, folder: Path, version: int) -> None:
     """Write the model card of an export: the system prompt and the history of its training, which serving must know,
     and the seal of the checkpoint that has these weights."""
-    model, seal, history = with_template(config).model, seal_of(config, version), history_of(config)
+    model, seal, history = config.with_template().model, seal_of(config, version), history_of(config)
     text = model.chat_template
     card = ModelCard(config.name, version, config.data.system_prompt, seal, history, text, model.template)
     write_whole(folder / CARD, msgspec.json.encode(card) + b"\n")

@@ -140,6 +140,7 @@ def test_a_turn_ends_as_the_template_ends_it_and_reasoning_is_known(tmp_path: Pa
     assert chat.tokenizer.convert_ids_to_tokens(chat.eos_id) == family.turn and chat.eos_id in chat.stop_ids
     assert chat.think_prefix == family.prefix and chat.think_closed == ("</think>" in family.prefix)
     assert family.turn in chat.describe() and (chat.adds_stop == name.endswith(" base"))
+    assert ("model's own form of reasoning" in chat.describe()) == (name == "gemma4")
     if name == "qwen3_5_nothink":
         assert "set model.template = { enable_thinking = true }" in chat.warnings[0]
     else:
