@@ -160,7 +160,7 @@ class Launch:
         config, progress = self.config, self.progress
         progress.keep_phases(config.run_dir / PHASES)
         progress.phase("reading the problems")
-        chat = Chat(self.sources.model_dir)
+        chat = Chat.of_run(self.sources.model_dir, config, progress)
         prompts = PromptFormat(chat, config.data)
         files = await asyncio.to_thread(self._read)
         ledger, clock = Ledger(self.stages), PhaseTimer()
@@ -250,7 +250,8 @@ class Launch:
         self.progress.phase("connecting the engines")
         for part in loaded[1:]:
             part.transfer.pop("layout")  # the same for all ranks: tens of kB for every pair of a trainer and an engine
-        await self.engines.call(EngineRank.attach, [part.transfer for part in loaded])
+        stop_ids = sorted(self.episodes.chat.stop_ids)
+        await self.engines.call(EngineRank.attach, [part.transfer for part in loaded], stop_ids)
         self.peak_flops = min(part.peak_flops for part in loaded)
         self._describe(loaded)
 
