@@ -37,9 +37,7 @@ _PLACEHOLDER = re.compile(
     r"|证明|证明略|略|(?:解答|答案|图)?略|(?:答案|解答|解)?(?:如|见).*|无答案|没有答案|暂无(?:答案)?",
     re.DOTALL,
 )
-_STAND_IN = re.compile(
-    r"none|nil|unknown|error|errors?|invalid|failed|failure|unsolved|未知|无|ошибка"
-)
+_STAND_IN = re.compile(r"none|nil|unknown|error|errors?|invalid|failed|failure|unsolved|未知|无|ошибка")
 """stand for a missing answer in many sets, and are the answer of some problems"""
 _MARKED = re.compile(r"\s*(?:\[|<|\{\{)")
 _TELLING = re.compile(

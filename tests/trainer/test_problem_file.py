@@ -158,5 +158,5 @@ def test_the_real_sets_are_taken_without_a_false_alarm(data_folder: Path):
         told += found.warnings
     assert count == 27408
     (none,) = [line for line in told if "reasoning_gym" not in line]
-    assert "2 of 7,395 problems have an answer such as \"None\"" in none
-    assert len(told) == 3, "100 answers in sentences (knights and knaves), a domain of its own, and MATH's two \"None\""
+    assert '2 of 7,395 problems have an answer such as "None"' in none
+    assert len(told) == 3, '100 answers in sentences (knights and knaves), a domain of its own, and MATH\'s two "None"'
