@@ -12,6 +12,7 @@ from curate.statements import asks_proof, missing_figure, several_parts
 from shared.errors import DataError
 from shared.jsonl import Row
 from shared.types import Verdict
+from verify.ground_truth import may_be_placeholder, not_an_answer
 from verify.published import lacking, to_native
 from verify.text_cleaning import clean
 from verify.verifiers import read_problem, verifier_of
@@ -107,8 +108,10 @@ class FormatStage(VerifyingStage):
 
     async def _why_not_checkable(self, answer: str) -> str:
         """Return why answers cannot be graded against this one, "" if they can."""
-        if _NO_ANSWER.match(answer):
+        if _NO_ANSWER.match(answer) or may_be_placeholder(answer):
             return "it stands for an answer and is none"
+        if what := not_an_answer(answer):
+            return what
         words = count_words(answer)
         if words > self.words:
             return f"{words} words of prose"

@@ -190,6 +190,8 @@ class SampleStage(CurationStage):
             "seed": config.seed,
             "system_prompt": config.data.system_prompt,
             "templates": config.data.templates,
+            **({"template": config.model.template} if config.model.template else {}),
+            **({"chat_template": config.model.chat_template} if config.model.chat_template else {}),
             "deadline_s": config.reward.deadline_s,
             "refuse": sorted(config.reward.refuse),
             "sandbox": config.reward.sandbox.model_dump(mode="json", exclude={"max_concurrency"}),
@@ -211,7 +213,7 @@ class SampleStage(CurationStage):
         problems = [read_problem({"environment": config.environment.name} | row.fields, row.where) for row in rows]
         for problem, row in zip(problems, rows, strict=True):
             without_environment(problem, row.where, what)
-        chat = Chat(self.model_dir)
+        chat = Chat.of_run(self.model_dir, config)
         style = PromptFormat(chat, config.data)
         self.prompts: list[Prompt] = []
         for index, problem in enumerate(problems):

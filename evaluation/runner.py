@@ -180,6 +180,8 @@ class SampleRunner:
             body["reasoning_language"] = settings.reasoning_language
         if settings.reasoning_language_enforcement:
             body["reasoning_language_enforcement"] = settings.reasoning_language_enforcement
+        if settings.chat_template_kwargs:
+            body["chat_template_kwargs"] = settings.chat_template_kwargs
         if task.tools is not None:
             body |= {"tools": task.tools, "tool_choice": "auto"}
         return body

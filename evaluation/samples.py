@@ -112,6 +112,8 @@ def identify(settings: EvaluationSettings, model: str, weights: str, benchmarks:
     """Return the settings that all samples of a folder have in common."""
     common = {name: getattr(settings, name) for name in COMMON}
     common["omit"] = sorted(settings.omit) or None
+    if settings.chat_template_kwargs:
+        common["chat_template_kwargs"] = settings.chat_template_kwargs
     sampled = {one.name: one.sampling._asdict() for one in benchmarks}
     for sampling in sampled.values():
         del sampling["samples"]  # more samples of the same kind may be added

@@ -73,6 +73,9 @@ class EvaluationSettings(BaseSettings):
     """sent to the server: auto, off or a code such as de; empty to send nothing"""
     reasoning_language_enforcement: Enforcement | None = None
     """sent to the server: prompt, prefill, retry or strict; empty to send nothing"""
+    chat_template_kwargs: dict[str, bool | int | float | str] = {}
+    """sent to the server: arguments of the model's chat template, e.g. {"enable_thinking": false}; empty to send
+    nothing"""
     ask_form: bool = True
     """say in the prompt which form the answer must have (a box, a code block); off for a model that was trained on
     problems without such a sentence"""

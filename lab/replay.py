@@ -178,7 +178,7 @@ def replay(config: Config, progress: Progress) -> None:
         raise ConfigError(f"{config.run_dir} holds a run already: give this replay another name (--name=...)")
     prepare(config, progress)
     sources = gather_sources(config)
-    chat = Chat(sources.model_dir)
+    chat = Chat.of_run(sources.model_dir, config)
     offline = asyncio.run(read_rows(config, sources, chat, progress))
     config.run_dir.mkdir(parents=True, exist_ok=True)
     settings_file.write(config, config.run_dir / "config.toml")

@@ -14,7 +14,7 @@ import asyncio
 import itertools
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -105,9 +105,12 @@ class LocalEngine:
     """Runs one engine and samples with it. Use as
     `async with LocalEngine(config, folder) as engine: completions = await engine.sample(prompt_ids, seeds)`."""
 
-    def __init__(self, config: Config, model_dir: str, warn: Callable[[str], None] = lambda text: None):
+    def __init__(
+        self, config: Config, model_dir: str, warn: Callable[[str], None] = lambda text: None,
+        stop_ids: Collection[int] = (),
+    ):  # fmt: skip
         """config: model, rollout, sync, deadlines and seed are used. warn: called when an engine died, and after it was
-        replaced."""
+        replaced. stop_ids: tokens that end a completion; none for those that the model's files name."""
         on_gpu = count_gpus(config.placement.device) > 0
         config = self.config = with_time_to_start(config, Path(model_dir), on_gpu)
         self.device = torch.device("cuda", 0) if on_gpu else torch.device("cpu")
@@ -118,6 +121,7 @@ class LocalEngine:
         self._link = InProcessLink()
         self.client = EngineClient(self._link, range(1), lambda: config, warn)
         self.rank = EngineRank(self._link, config, LocalRank(self.device, self.store), model_dir, own_weights=True)
+        self.rank.engine.stop_token_ids = sorted(stop_ids) or self.rank.engine.stop_token_ids
         self._work: asyncio.Task[None] | None = None
         self._room = asyncio.Condition()
         self._under_way = 0

@@ -151,9 +151,11 @@ class EngineRank:
             await self.link.send(call_id, CallReply(value))
 
     @call("attach to the weight transfer", deadline="start")
-    async def attach(self, transfers: list[dict[str, Any]]) -> None:
-        """Connect to the trainers' weight transfer. transfers: `Loaded.transfer` of every trainer rank, in order."""
+    async def attach(self, transfers: list[dict[str, Any]], stop_ids: list[int] | None = None) -> None:
+        """Connect to the trainers' weight transfer. transfers: `Loaded.transfer` of every trainer rank, in order.
+        stop_ids: tokens that end a turn, None for those that the model's files name."""
         role = self.role
+        self.engine.stop_token_ids = stop_ids or self.engine.stop_token_ids
         workers = self.config.rollout.tensor_parallel
         receiver = await asyncio.to_thread(
             WeightReceiver, transfers, role.rank_in_role, role.store, role.device, workers

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from serve.system_prompts import PromptRenderer
 from shared.errors import ConfigError, ModelError
@@ -39,9 +39,12 @@ class ServedAdapter:
     """of the model, with the system prompt that the adapter was trained with"""
 
 
-def read_adapters(given: Sequence[str], model: Path, name: str, system: str) -> dict[str, ServedAdapter]:
+def read_adapters(
+    given: Sequence[str], model: Path, name: str, system: str, template: Mapping[str, Any] | None = None
+) -> dict[str, ServedAdapter]:
     """Name -> adapter, from NAME=FOLDER each. model: folder of the model beside which they are served, `name` its own.
-    system: the setting system_prompt. Raises ConfigError, ModelError for a folder that does not fit."""
+    system, template: the settings system_prompt and template. Raises ConfigError, ModelError for a folder that does not
+    fit."""
     found: dict[str, ServedAdapter] = {}
     for text in given:
         key, equals, folder = text.partition("=")
@@ -51,11 +54,11 @@ def read_adapters(given: Sequence[str], model: Path, name: str, system: str) -> 
             )
         if key == name or key in found:
             raise ConfigError(f"adapter = {text}: another model is called {key} already")
-        found[key] = read_adapter(Path(folder), model, system)
+        found[key] = read_adapter(Path(folder), model, system, template)
     return found
 
 
-def read_adapter(path: Path, model: Path, system: str) -> ServedAdapter:
+def read_adapter(path: Path, model: Path, system: str, template: Mapping[str, Any] | None = None) -> ServedAdapter:
     """An adapter as its folder has it now. Raises ModelError."""
     folder = path.resolve()
     if (settings := read_settings(folder)).experts:
@@ -64,7 +67,7 @@ def read_adapter(path: Path, model: Path, system: str) -> ServedAdapter:
             "(runs/NAME/latest)"
         )
     check_fits(folder, model)
-    return ServedAdapter(path, folder, settings, PromptRenderer.of_model(model, system, folder))
+    return ServedAdapter(path, folder, settings, PromptRenderer.of_model(model, system, folder, template))
 
 
 async def follow_adapters(server: Server, model: Path) -> None:
@@ -77,7 +80,8 @@ async def follow_adapters(server: Server, model: Path) -> None:
                 found = served.path.resolve()
                 if found == served.folder or found in refused or not found.is_dir() or not server.ready:
                     continue
-                newer = await asyncio.to_thread(read_adapter, served.path, model, server.settings.system_prompt)
+                system, template = server.settings.system_prompt, server.settings.template
+                newer = await asyncio.to_thread(read_adapter, served.path, model, system, template)
                 if newer.settings.rank > served.settings.rank:
                     raise ModelError(
                         f"rank {newer.settings.rank} is above {served.settings.rank}: start the server again"

@@ -49,9 +49,9 @@ def create_app(settings: ServerSettings | None = None, engine: ServingEngine | N
     folder = hf.resolve(settings.model).resolve()
     max_tokens = settings.max_tokens or context_of(folder)
     name = settings.name or model_name(Path(settings.model))
-    adapters = read_adapters(settings.adapter, folder, name, settings.system_prompt)
-    engine = engine or make_engine(settings, folder, max_tokens, adapters)
-    prompts = PromptRenderer.of_model(folder, settings.system_prompt)
+    adapters = read_adapters(settings.adapter, folder, name, settings.system_prompt, settings.template)
+    prompts = PromptRenderer.of_model(folder, settings.system_prompt, arguments=settings.template)
+    engine = engine or make_engine(settings, folder, max_tokens, adapters, prompts)
     server = Server(settings, engine, prompts, max_tokens, adapters)
 
     @asynccontextmanager
@@ -98,14 +98,16 @@ def create_app(settings: ServerSettings | None = None, engine: ServingEngine | N
 
 
 def make_engine(
-    settings: ServerSettings, folder: Path, max_tokens: int, adapters: dict[str, ServedAdapter]
+    settings: ServerSettings, folder: Path, max_tokens: int, adapters: dict[str, ServedAdapter], prompts: PromptRenderer
 ) -> VllmEngine:
-    """Return the engine of a model's folder. Raises ConfigError, ModelError."""
+    """Return the engine of a model's folder, with the ends of its prompts' turns. Raises ConfigError, ModelError."""
     hf.check(folder)
+    chats = [prompts.chat, *(adapter.prompts.chat for adapter in adapters.values())]
     return VllmEngine(
         str(folder), max_tokens=max_tokens, max_sequences=settings.max_sequences, dtype=settings.dtype,
         cache_bytes=settings.cache_bytes, gpu_share=settings.gpu_memory_utilization,
         tensor_parallel=settings.tensor_parallel, quantization=settings.quantization, adapters=adapters,
+        stop_ids={token for chat in chats for token in chat.stop_ids},
     )  # fmt: skip
 
 

@@ -61,7 +61,7 @@ async def chat_completions(body: ChatRequest, request: Request, client: ChatClie
     with server.admit(body.n, client) as permit:
         plan = await in_thread_if_long(body.characters, make_plan, server, body, request, client)
         form = body.reasoning_format or server.settings.reasoning_format if body.include_reasoning else "hidden"
-        renderer = ChatRenderer(model, form, server.prompts_of(body.model))
+        renderer = ChatRenderer(model, form, server.prompts_of(body.model, body.chat_template_kwargs))
         if body.stream:
             return EventStream(stream(server, body, plan, renderer, client), permit.keep(), headers(plan))
         responses = await until_disconnect(request, sample_responses(server, plan, body.n))
@@ -114,7 +114,8 @@ def render(
         form = describe_form(body.offered, body.constraint)
         if executes(server, body):
             form = AnswerForm(TOOLS_PROMPT, signatures(server.tools.definitions))
-        return choice, server.prompts_of(body.model).render(body.messages, choice.code, form)
+        prompts = server.prompts_of(body.model, body.chat_template_kwargs)
+        return choice, prompts.render(body.messages, choice.code, form)
     except ModelError as error:
         raise ApiError(400, f"this conversation does not fit the model's form: {error}", param=prompt) from error
 
@@ -147,6 +148,7 @@ def make_plan(
         enforcement=body.reasoning_language_enforcement or settings.reasoning_language_enforcement,
         thinking_budget=budget, tools=frozenset(tool.function.name for tool in body.offered),
         most_calls=MOST_CALLS if body.parallel_tool_calls else 1, executing=executes(server, body),
+        template=body.chat_template_kwargs,
     )  # fmt: skip
 
 
@@ -165,7 +167,7 @@ async def sample(
     begin = server.tools.generate if plan.executing else generate
     try:
         with engine_errors():
-            prompts = server.prompts_of(plan.sampling.adapter)
+            prompts = server.prompts_of(plan.sampling.adapter, plan.template)
             async with contextlib.aclosing(begin(server.engine, prompts, plan.of(index), response)) as found:
                 async for chunk in found:
                     yield chunk

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from serve.engine import Candidate, SamplingParameters, ServingEngine
 from serve.reasoning import Chunk, ReasoningCounter, Splitter, State
@@ -52,6 +52,8 @@ class GenerationPlan:
     most_calls: int = 0
     executing: bool = False
     """whether the server runs tools of its own, and the response goes on behind their results"""
+    template: Mapping[str, Any] = field(default_factory=dict)
+    """arguments of the chat template that the request gives"""
 
     def of(self, index: int) -> GenerationPlan:
         """Return the plan of one of several choices, with a seed of its own."""
@@ -234,14 +236,16 @@ async def sample(
     is ended with a phrase, and the answer is sampled after it. A constraint and stops apply to the answer only:
     the reasoning is sampled without them, up to its closing tag."""
     sampling, prompt_ids, budget, begun = plan.sampling, plan.prompt_ids, plan.thinking_budget, False
-    if prefill or (sampling.constraint is not None and budget != 0):
+    if not prompts.chat.think_closed and (prefill or (sampling.constraint is not None and budget != 0)):
         prompt_ids, begin = prompts.begin_reasoning(prompt_ids, plan.choice.code if prefill else "")
         # the same seed would draw the same start again
         sampling = replace(sampling, seed=None if sampling.seed is None else sampling.seed + response.tries - 1)
         begun = True
         if begin:
             yield Chunk(True, begin)
-    splitter = CountingSplitter(prompts, response, opened=prompts.opened or begun, begun=prefill)
+    splitter = CountingSplitter(prompts, response, opened=prompts.opened or begun, begun=prefill and begun)
+    if prompts.chat.think_closed:
+        splitter.state = State.ANSWER  # the prompt closes the reasoning
     ended = cut = answered = False
     """ended: the reasoning, by a phrase; cut: by the model, without closing tag; answered: some answer was yielded"""
     while True:

@@ -114,7 +114,7 @@ EVERYWHERE = {
     **refuse("prompt_cache_options prompt_cache_retention", "prompts stay in the cache while there is room"),
     **refuse("prompt_embeds", "prompts are text or tokens"),
 }  # fmt: skip
-OF_THE_PROMPT = refuse("chat_template chat_template_kwargs documents add_special_tokens echo",
+OF_THE_PROMPT = refuse("chat_template documents add_special_tokens echo",
                    "the server renders the prompt itself, with its own system prompt")  # fmt: skip
 CHAT = {
     **EVERYWHERE, **OF_THE_PROMPT,

@@ -82,6 +82,7 @@ class ResponseFormat(RequestPart):
         return Constraint("json_object", "") if self.type == "json_object" else None
 
 
+Word = Annotated[str, Field(max_length=100)]
 Stop = Annotated[str, Field(min_length=1, max_length=200)]
 Token = Annotated[int, Field(ge=0)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
@@ -178,6 +179,8 @@ class ReasoningRequest(GenerationRequest):
     """tokens after which the reasoning is ended with a phrase"""
     parallel_tool_calls: bool = True
     """false: one call at most"""
+    chat_template_kwargs: Annotated[dict[Word, bool | int | float | Word], Field(max_length=16)] = {}
+    """arguments of the model's chat template, e.g. {"enable_thinking": false}; one that it does not read is refused"""
 
 
 class StreamedRequest(GenerationRequest):

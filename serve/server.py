@@ -17,6 +17,7 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from serve.adapters import AGAIN_S, FOLLOW_EVERY_S, ServedAdapter
 from serve.engine import SamplingParameters, ServingEngine
@@ -139,9 +140,13 @@ class Server:
             raise ApiError(404, message, code="model_not_found", param="model")
         return asked or self.name
 
-    def prompts_of(self, model: str) -> PromptRenderer:
-        """The prompts of a model by its name, or of an adapter."""
-        return self.adapters[model].prompts if model in self.adapters else self.prompts
+    def prompts_of(self, model: str, arguments: Mapping[str, Any] | None = None) -> PromptRenderer:
+        """The prompts of a model by its name, or of an adapter. arguments: of the chat template. Raises ApiError."""
+        prompts = self.adapters[model].prompts if model in self.adapters else self.prompts
+        try:
+            return prompts.with_arguments(arguments or {})
+        except ModelError as error:
+            raise ApiError(400, str(error), code="invalid_value", param="chat_template_kwargs") from error
 
     def admit(self, count: int, client: Client) -> AdmissionPermit:
         """Take places for `count` completions. Raises ApiError before any work is done: 400 for more than ever fit, 503
@@ -242,7 +247,10 @@ async def follow(server: Server, path: Path, loaded: Path) -> None:
             except ModelError:
                 refused = found
                 raise
-            prompts = await asyncio.to_thread(PromptRenderer.of_model, found, server.settings.system_prompt)
+            settings = server.settings
+            prompts = await asyncio.to_thread(
+                PromptRenderer.of_model, found, settings.system_prompt, arguments=settings.template
+            )
             if not await server.engine.is_alive():
                 continue
             try:

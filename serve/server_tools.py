@@ -108,7 +108,7 @@ class ServerTools:
                     response.executed.append(ExecutedCall(call, message.text))
                     yield response.executed[-1]
                 said = [(message.role, message.text) for message in observation.messages]
-                following = ids + prompts.chat.bridge(said, self.result_tokens)
+                following = ids + prompts.chat.bridge(said, self.result_tokens, ids[-1])
                 sampling = remaining(plan.sampling, len(ids) - len(plan.prompt_ids))
                 most = min(sampling.max_tokens, self.most_tokens - len(following))
                 if most < 1 or turn == self.most_turns:

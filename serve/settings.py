@@ -74,6 +74,9 @@ class ServerSettings(BaseSettings):
     """trained: as in the training of the model, or policy where that is not known; policy: the server's own, in the
     language of the reasoning; empty for none; anything else as it stands. Put before what the client says, which cannot
     replace it"""
+    template: dict[str, bool | int | float | str] = {}
+    """arguments of the chat template, e.g. {"enable_thinking": false}, over those of the training; a request may give
+    others (chat_template_kwargs)"""
     reasoning_language: LanguageTag = "auto"
     """language of reasoning and answers: auto (that of the question), off, or a BCP 47 code"""
     reasoning_language_enforcement: Enforcement = "prompt"

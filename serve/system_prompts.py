@@ -10,10 +10,12 @@ else is tokenised in one piece, exactly as in training.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from serve.messages import ChatMessage
 from serve.reasoning_language import name_of
@@ -197,6 +199,8 @@ POLICY = "policy"
 MAGISTRAL = "magistral"
 """the same prompt as it is called in training, in English"""
 TRAINED = "trained"
+MOST_ARGUMENTS = 32
+"""sets of arguments of the chat template whose prompts are remembered"""
 
 
 class PromptRenderer:
@@ -207,20 +211,42 @@ class PromptRenderer:
         whole: the model sees its earlier turns as it wrote them, reasoning included, whatever its template drops."""
         self.chat, self.system, self.whole = chat, POLICY if system == MAGISTRAL else system, whole
         self.tags: Tags = CONTROL if chat.think_ids is not None else TEXT
-        self.opened = bool(chat.think_prefix)
+        self.opened = bool(chat.think_prefix) and not chat.think_closed
         """whether the chat template opens the reasoning"""
         self.longest = max(map(len, chat.tokenizer.get_vocab()))
         """number of letters of the longest token"""
         self._letters: dict[int, str] = {}
+        self._others: dict[str, PromptRenderer] = {}
 
     @classmethod
-    def of_model(cls, folder: Path, system: str, trained: Path | None = None) -> PromptRenderer:
+    def of_model(
+        cls, folder: Path, system: str, trained: Path | None = None, arguments: Mapping[str, Any] | None = None
+    ) -> PromptRenderer:
         """Create it for a model folder; system: as in the settings, where "trained" means the system prompt in the
-        card of the folder, or of `trained`, which holds an adapter. Raises ModelError."""
+        card of the folder, or of `trained`, which holds an adapter. arguments: of the chat template, beside those of
+        the training. Raises ModelError."""
         card = read_card(trained or folder)
         if system == TRAINED:
             system = POLICY if card is None else card.system_prompt
-        return cls(Chat(folder), system, whole=card is not None and card.history == "whole")
+        if card is None:
+            return cls(Chat(folder, "", arguments), system)
+        chat = Chat(folder, card.chat_template, {**card.template, **(arguments or {})})
+        return cls(chat, system, whole=card.history == "whole")
+
+    def with_arguments(self, arguments: Mapping[str, Any]) -> PromptRenderer:
+        """The same with other arguments of the chat template, beside those that it has. Raises ModelError for one that
+        the template does not read, and for texts with control tokens."""
+        if not arguments:
+            return self
+        key = json.dumps(arguments, sort_keys=True)
+        if (known := self._others.get(key)) is None:
+            if any(self.chat.added.search(value) for value in arguments.values() if isinstance(value, str)):
+                raise ModelError("an argument of the chat template spells a control token")
+            known = PromptRenderer(self.chat.with_arguments(arguments), self.system, self.whole)
+            if len(self._others) == MOST_ARGUMENTS:  # clients choose them
+                self._others.clear()
+            self._others[key] = known
+        return known
 
     def letters(self, token: int) -> str:
         """Decode a single token; incomplete characters are not letters."""
@@ -280,7 +306,7 @@ class PromptRenderer:
         what the template puts there (`Chat.bridge`). turns: the system's, its texts `quoted`. request: added to the
         last user turn."""
         if not messages or messages[0].role == "assistant":
-            raise ModelError("the first turn is not the assistant's")
+            raise ModelError("it begins with a turn of the assistant: leave that out, or say it in the system prompt")
         ids, between = list[int](), list[tuple[str, str]]()
         for place, message in enumerate(messages):
             if message.role != "assistant":

@@ -13,7 +13,7 @@ import gc
 import itertools
 import os
 import time
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,11 +58,12 @@ class VllmEngine:
         tensor_parallel: int = 1,
         quantization: str = "",
         adapters: Mapping[str, ServedAdapter] | None = None,
+        stop_ids: Collection[int] = (),
     ):
         """max_tokens: context of prompt and completion together. cache_bytes: for keys and values; 0: 1 GiB on
         a CPU, on a GPU what is free of its share `gpu_share`. tensor_parallel: GPUs. quantization: vLLM's name of a
         method to quantise weights with; "" for what the checkpoint says. adapters: by the name in
-        `SamplingParameters.adapter`.
+        `SamplingParameters.adapter`. stop_ids: tokens that end a completion; none for those that the folder names.
 
         Raises ConfigError for more GPUs than there are."""
         self.model_dir, self.max_tokens, self.max_sequences = model_dir, max_tokens, max_sequences
@@ -78,7 +79,7 @@ class VllmEngine:
         self.warm_up_s = 0.0
         """seconds that the warm-up of the last start took"""
         self.failover = EngineFailover(lambda: self.llm, self._sample)
-        self._stop_ids = read_stop_tokens(model_dir)
+        self._stop_ids = sorted(stop_ids) or read_stop_tokens(model_dir)
         self._names = itertools.count()
         self._changing = asyncio.Lock()
         """held while an engine process starts or ends, so that there are never two"""

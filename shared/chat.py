@@ -7,13 +7,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from shared.atomic_write import write_whole
+from shared.chat_template import MARK, OTHER_TAGS, REASONING_TAGS, ChatTemplate, turn
 from shared.errors import ModelError
+from shared.model.folder import read_json
 from shared.tool_calls import result_text
+
+if TYPE_CHECKING:
+    from shared.config import Config
+    from shared.progress import Progress
 
 MAGISTRAL = r"""You solve the user's task by reasoning first and answering second.
 
@@ -58,95 +66,173 @@ def joined(*parts: str) -> str:
 
 MOST_BRIDGES = 256
 """sequences of roles between two turns whose tokens are remembered"""
-
-
-def _message(role: str, content: str) -> dict[str, str]:
-    return {"role": role, "content": content}
+SWITCHES = ("enable_thinking", "thinking")
+"""arguments by which templates are known to open or close the reasoning"""
 
 
 class Chat:
     """Tokenizer and chat template of a model folder."""
 
-    def __init__(self, folder: Path):
-        """Raises ModelError when the folder has no usable tokenizer or chat template."""
+    def __init__(self, folder: Path, template: str = "", arguments: Mapping[str, Any] | None = None):
+        """template: takes the place of the folder's own, "" for that. arguments: further variables of the template.
+        Raises ModelError when the folder has no usable tokenizer, or no template that returns what it is given."""
         from transformers import AutoTokenizer
 
         try:
             self.tokenizer: Any = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
         except Exception as error:  # a damaged tokenizer raises whatever its parser raises
             raise ModelError(f"{folder} has no usable tokenizer ({error}): fetch tokenizer.json again") from error
-        if not self.tokenizer.chat_template:
-            raise ModelError(
-                f"{folder} has no chat template (a base model?): add chat_template.jinja to the folder, for instance "
-                "that of the same family's instruct model"
-            )
-        self.stop_ids: tuple[int, ...] = self._find_stop_ids(folder)
-        """tokens that end a completion"""
-        if not self.stop_ids:
-            raise ModelError(f"{folder} names no end-of-sequence token: set eos_token in tokenizer_config.json")
-        own = self.tokenizer.eos_token_id
-        self.eos_id: int = self.stop_ids[0] if own is None else int(own)
-        self.think_prefix: str = self._find_think_prefix()
-        """"<think>..." if the template itself opens the reasoning (the completion then starts inside them), else "\""""
+        self.folder, self.replaced = folder, bool(template)
         added = (one.content for one in self.tokenizer.added_tokens_decoder.values())
         known = sorted(filter(str.strip, added), key=len, reverse=True)  # some families add blank lines and blanks
         self.added = re.compile(f"({'|'.join(map(re.escape, known))})" if known else "(?!)()")
         """finds what control tokens are spelled"""
-        self._bridges: dict[tuple[str, ...], list[list[int]]] = {}
-        self.folder = folder
         self.think_ids: tuple[int, int] | None = self._find_think_ids()
         """control tokens [THINK] and [/THINK], None when the tokenizer has none"""
+        if not (template or self.tokenizer.chat_template):
+            raise ModelError(
+                f"{folder} has no chat template (a base model?): set model.chat_template to a file, or add "
+                "chat_template.jinja to the folder, for instance that of the same family's instruct model"
+            )
+        self._use(template or str(self.tokenizer.get_chat_template()), arguments or {})
 
-    def _find_stop_ids(self, folder: Path) -> tuple[int, ...]:
+    @classmethod
+    def of_run(cls, folder: Path, config: Config, progress: Progress | None = None) -> Chat:
+        """The chat of a run's model, with its template and arguments; `progress` is told what they do. Raises
+        ModelError, ConfigError."""
+        model = config.with_template().model
+        chat = cls(folder, model.chat_template, model.template)
+        if progress is not None:
+            progress.note(f"chat template: {chat.describe()}")
+            for line in chat.warnings:
+                progress.warning(line)
+        return chat
+
+    def complete(self, folder: Path) -> None:
+        """Write into the model's folder what its files lack of the template and of the tokens that end a turn."""
+        if self.replaced:
+            (folder / "chat_template.jinja").write_text(self.template.text, encoding="utf-8")
+        if self.adds_stop:
+            path = folder / "generation_config.json"
+            settings = read_json(path) if path.is_file() else {}
+            write_whole(path, json.dumps(settings | {"eos_token_id": list(self.stop_ids)}, indent=2).encode())
+
+    def with_arguments(self, arguments: Mapping[str, Any]) -> Chat:
+        """The same chat with other arguments of the template, beside those that it has. Raises ModelError."""
+        other, _ = copy(self), self._encode_letters  # made once for both
+        other._use(self.template.text, {**self.template.arguments, **arguments})
+        return other
+
+    def _use(self, text: str, arguments: Mapping[str, Any]) -> None:
+        where = f"{self.folder}: the chat template" if not self.replaced else "the template of model.chat_template"
+        self.template = ChatTemplate(self.tokenizer, text, arguments, where)
+        self._bridges: dict[tuple[str, ...], list[list[int]]] = {}
+        declared = self._declared_stop_ids()
+        followed, last = (self._token_of(self.template.behind_turn(followed)) for followed in (True, False))
+        self.adds_stop = last is not None and followed == last and last not in declared
+        """whether turns end with a token that the model's files do not name as an end"""
+        self.stop_ids: tuple[int, ...] = (*declared, *([last] if last is not None and self.adds_stop else []))
+        """tokens that end a completion"""
+        if not self.stop_ids:
+            raise ModelError(f"{self.folder} names no end-of-sequence token: set eos_token in tokenizer_config.json")
+        ends = [token for token in (followed, last) if token in self.stop_ids]
+        usual = self.tokenizer.eos_token_id
+        self.eos_id: int = int([*ends, self.stop_ids[0] if usual is None else usual][0])
+        """the token with which the model ends a turn: the one that the template puts behind a turn of the assistant,
+        else the tokenizer's end of sequence"""
+        self.end_begins_next = self.eos_id == followed != last
+        """whether that token is the beginning of the next turn (GLM: the marker of its role)"""
+        self.think_prefix: str = self.template.begun_reasoning()
+        """"<think>..." if the template itself opens the reasoning (the completion then starts inside it), with the
+        closing tag too if it closes it, else "\""""
+        self.think_closed = any(close in self.think_prefix for _, close in REASONING_TAGS)
+        """whether the template closes the reasoning before the completion begins"""
+
+    def _declared_stop_ids(self) -> tuple[int, ...]:
         ids = [self.tokenizer.eos_token_id]
         for name in ("generation_config.json", "config.json"):
-            path = folder / name
-            found = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id") if path.is_file() else None
-            ids += found if isinstance(found, list) else [found]
+            path = self.folder / name
+            named = read_json(path).get("eos_token_id") if path.is_file() else None
+            ids += named if isinstance(named, list) else [named]
         return tuple(dict.fromkeys(int(token) for token in ids if token is not None))
 
-    def _find_think_prefix(self) -> str:
-        text = self._render_text("?", "")
-        for tag in ("<think>", "[THINK]"):
-            if text.rstrip().endswith(tag):
-                return text[text.rindex(tag) :]
-        return ""
+    def _token_of(self, text: str) -> int | None:
+        """The control token that a text begins with."""
+        match = self.added.match(text)
+        return int(self.tokenizer.convert_tokens_to_ids(match.group())) if match else None
 
     def _find_think_ids(self) -> tuple[int, int] | None:
         known = {added.content: number for number, added in self.tokenizer.added_tokens_decoder.items()}
         return (known["[THINK]"], known["[/THINK]"]) if {"[THINK]", "[/THINK]"} <= known.keys() else None
 
+    def _spelled(self, token: int) -> str:
+        return str(self.tokenizer.convert_ids_to_tokens(token))
+
+    def describe(self) -> str:
+        """What the template does, in one line."""
+        form, arguments = self.template.form, self.template.arguments
+        whose = "model.chat_template" if self.replaced else "the model's own"
+        given = ", ".join(f"{name} = {value!r}" for name, value in arguments.items())
+        facts = [f"{whose} with {given}" if given else whose, f"a turn ends with {self._spelled(self.eos_id)}"]
+        if self.think_prefix:
+            does = "opens and closes" if self.think_closed else "opens"
+            facts.append(f"it {does} the reasoning itself with {self.think_prefix!r}")
+        if other := self.template.begun_reasoning(OTHER_TAGS):
+            facts.append(
+                f"it ends the model's own form of reasoning with {other!r}, and completions reason behind that"
+            )
+        facts += ["it has no system role, so that the system prompt stands before the user's words"] * form.folded
+        facts += ["turns of one role in a row are joined"] * bool(form.joined)
+        return "; ".join(facts)
+
+    @property
+    def warnings(self) -> list[str]:
+        """What of the template is probably not intended, one line each."""
+        lines, behind, end = [], self.template.behind_turn(False), self._spelled(self.eos_id)
+        if self.think_closed:
+            opens = [name for name in SWITCHES if re.search(rf"\b{name}\b", self.template.text)]
+            opens = [name for name in opens if not self.with_arguments({name: True}).think_closed]
+            repair = f"set model.template = {{ {opens[0]} = true }}" if opens else "set model.chat_template"
+            lines.append(
+                f"the chat template closes the reasoning itself ({self.think_prefix!r}): completions are answers "
+                f"alone, and reasoning in them breaks the format. To train reasoning, {repair}"
+            )
+        if self.adds_stop:
+            lines.append(
+                f"the chat template ends a turn with {end}, which the model's files do not name as an end: it is added "
+                "to the tokens that end a completion"
+            )
+        elif behind and not behind.startswith(end) and self._token_of(behind) not in self.stop_ids:
+            lines.append(
+                f"the chat template ends a turn with {behind[:40]!r}, which is no token that ends a completion: turns "
+                f"end with {end} instead"
+            )
+        return lines
+
     def _render_text(self, problem_text: str, system: str) -> str:
-        messages = [{"role": "system", "content": system}] if system else []
-        messages.append({"role": "user", "content": problem_text})
-        return self.render_turns(messages)
+        return self.render_turns([*([turn("system", system)] if system else []), turn("user", problem_text)])
 
     def render_turns(self, messages: list[dict[str, str]]) -> str:
-        """Text of a conversation of {"role", "content"} up to where the assistant begins. Raises ModelError."""
-        from jinja2.exceptions import TemplateError
-
-        try:
-            text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        except TemplateError as error:
-            if len(messages) == 1 or messages[0]["role"] != "system":
-                raise ModelError(f"the model's chat template fails: {error}") from error
-            # some templates know no system role: put it before the user's words
-            joined = f"{messages[0]['content']}\n\n{messages[1]['content']}"
-            return self.render_turns([{**messages[1], "content": joined}, *messages[2:]])
-        return str(text)
+        """Text of a conversation of {"role", "content"} up to where the assistant begins. Raises ModelError where the
+        template refuses it, or leaves out something of it."""
+        return self.template.render(messages)
 
     # ---- several turns -------------------------------------------------------------------------------------------
 
-    def bridge(self, messages: Sequence[tuple[str, str]], most_tokens: int = 1 << 20) -> list[int]:
+    def bridge(
+        self, messages: Sequence[tuple[str, str]], most_tokens: int = 1 << 20, ended: int | None = None
+    ) -> list[int]:
         """[tokens] between a turn of the assistant and its next one: what the template puts behind the first turn's end
-        token, with (role, text) messages in it, up to where the assistant begins again.
+        token, with (role, text) messages in it, up to where the assistant begins again. ended: the token that ended
+        the turn, None for the template's own.
 
         Results of calls, of role "tool", are written as in serving. The texts are encoded by themselves and cannot
         spell control tokens; together they are cut to `most_tokens`.
         Nothing that was sampled is rendered. Raises ModelError for roles that the template does not know.
         """
         first, *between = self._around(tuple(role for role, _ in messages))
-        ids = list(first)
+        marks_next = self.end_begins_next and ended not in (None, self.eos_id)
+        ids = [self.eos_id, *first] if marks_next else list(first)
         for (_, text), behind in zip(messages, between, strict=True):
             said = self.encode_plain(text[: most_tokens * self.longest_token])[:most_tokens]
             most_tokens -= len(said)
@@ -156,13 +242,13 @@ class Chat:
     def _around(self, roles: tuple[str, ...]) -> list[list[int]]:
         """[messages + 1][tokens] what the template puts before the first message, between two, and behind the last."""
         if (found := self._bridges.get(roles)) is None:
-            marks = [f"MARK{place}MARK" for place in range(len(roles) + 1)]
-            turns = [_message("user", "?"), _message("assistant", marks[0])]
+            marks = [MARK.format(place) for place in range(len(roles) + 1)]
+            turns = [turn("user", "?"), turn("assistant", marks[0])]
             for before, role, mark in zip(("assistant", *roles), roles, marks[1:], strict=False):
                 if role == before == "tool":  # as in serving: results of calls are a turn of the user
                     turns[-1]["content"] += f"\n{result_text(mark)}"
                 else:
-                    turns.append(_message("user", result_text(mark)) if role == "tool" else _message(role, mark))
+                    turns.append(turn("user", result_text(mark)) if role == "tool" else turn(role, mark))
             rest = self.render_turns(turns)
             parts: list[str] = []
             for mark in marks:
@@ -170,17 +256,19 @@ class Chat:
                 if not there:
                     raise ModelError(f"{self.folder}: the chat template leaves out a message of role {roles}")
                 parts.append(part)
-            ends = [str(self.tokenizer.convert_ids_to_tokens(number)) for number in self.stop_ids]
-            parts = [*parts[1:], rest]
-            end = next((end for end in ends if parts[0].startswith(end)), None)
-            if end is None:
+            behind, *others = [*parts[1:], rest]
+            ends = map(self._spelled, (self.eos_id, *self.stop_ids))
+            if end := next((end for end in ends if behind.lstrip().startswith(end)), ""):
+                behind = behind.lstrip().removeprefix(end)
+            elif self.template.behind_turn(False):
                 raise ModelError(
-                    f"{self.folder}: the chat template ends a turn of the assistant with {parts[0][:40]!r}, and the "
-                    f"model with {' or '.join(ends)}: name the template's token in generation_config.json"
+                    f"{self.folder}: the chat template ends a turn of the assistant with {behind[:40]!r} where others "
+                    f"follow, and the model with {self._spelled(self.eos_id)}: several turns cannot be trained. Set "
+                    "model.chat_template to a template that ends every turn with the model's own token"
                 )
             if len(self._bridges) == MOST_BRIDGES:  # clients of a server choose the roles
                 self._bridges.clear()
-            self._bridges[roles] = found = [self.encode(part) for part in (parts[0].removeprefix(end), *parts[1:])]
+            self._bridges[roles] = found = [self.encode(part) for part in (behind, *others)]
         return found
 
     def decode_bridge(self, ids: Sequence[int]) -> str:
@@ -195,16 +283,17 @@ class Chat:
     def check_history(self, system: str = "") -> None:
         """Raise ModelError if the template changes earlier turns when another follows, as where it drops reasoning: a
         server that renders the history would then show the model other tokens than it was trained on."""
-        opening, closing = ("[THINK]", "[/THINK]") if self.think_ids else ("<think>", "</think>")
-        turns = [*([_message("system", system)] if system else []), _message("user", "A question.")]
+        opening, closing = REASONING_TAGS[1 if self.think_ids else 0]
+        turns = [*([turn("system", system)] if system else []), turn("user", "A question.")]
         opened = self.think_prefix or f"{opening}\n"
+        thoughts = "" if self.think_closed else f"Some thoughts.\n{closing}\n\n"
         for _ in range(2):
             before = self.render_turns(turns)
-            turns.append(_message("assistant", f"{opened}Some thoughts.\n{closing}\n\nAn answer."))
-            turns.append(_message("user", "Another question."))
+            turns.append(turn("assistant", f"{opened}{thoughts}An answer."))
+            turns.append(turn("user", "Another question."))
             after = self.render_turns(turns)
             if not after.startswith(before + turns[-2]["content"].removeprefix(self.think_prefix)):
-                dropped = after.count("Some thoughts.") < len(turns) // 2
+                dropped = bool(thoughts) and after.count("Some thoughts.") < len(turns) // 2
                 what = "drops the reasoning of" if dropped else "changes what it wrote before or in"
                 raise ModelError(
                     f"{self.folder}: the chat template rewrites its history: it {what} earlier turns. "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +13,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from shared import sections
 from shared.environment_settings import EnvironmentSettings
+from shared.errors import ConfigError
 from shared.model.config import EXPERTS
 from shared.section import Section
 
@@ -161,6 +164,19 @@ class Config(Section):
                 made_of += f" {self.data.train} {self.evaluate.problems}"
             path = f"generated/{setting.removeprefix('data.')}-{zlib.crc32(made_of.encode()):08x}.jsonl"
         return str(self.run_dir / path) if path.startswith(("made/", "generated/")) else path
+
+    def with_template(self) -> Config:
+        """The settings with the text of model.chat_template in place of its file. Raises ConfigError."""
+        text = self.model.chat_template
+        if not text or re.search(r"{[{%]", text):
+            return self
+        path = Path(self.locate(text))
+        try:
+            text = path.read_text(encoding="utf-8")
+            text = str(json.loads(text)["chat_template"]) if path.suffix == ".json" else text
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f"model.chat_template = '{path}' is no template that can be read: {error}") from error
+        return self.model_copy(update={"model": self.model.model_copy(update={"chat_template": text})})
 
     @property
     def last_version(self) -> int:

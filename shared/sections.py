@@ -16,6 +16,7 @@ from pydantic import Field
 from shared.jsonl import FIELDS
 from shared.judge_settings import Judge
 from shared.metrics import METRICS, kind_of
+from shared.model_settings import Model as Model  # one of the sections
 from shared.sandbox_settings import Sandbox
 from shared.section import Section
 
@@ -28,21 +29,6 @@ STAGED: dict[str, tuple[str, ...]] = {
     "optimiser": ("minibatches", "learning_rate"),
 }
 """section -> settings that a stage may change: those that only the controller reads"""
-
-
-class Model(Section):
-    path: str = ""
-    """Hugging Face model folder or Hub id to start from; a run needs one"""
-    dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
-    """type of the weights on the wire and in the engines; float16 rounds to 11 bits instead of 8, so that engines and
-    trainers agree better (Qi et al. 2025), but a model whose activations exceed 65,504 stops with NonFinite"""
-    max_tokens: int = Field(512, gt=0)
-    """longest prompt + completion, tokens"""
-    implementation: Literal["auto", "native", "transformers"] = "auto"
-    """what trains: "native", our own decoder (Llama, Mistral, Qwen2, Qwen3), "transformers", the module of that library
-    (docs/models.md), or our own where it has the family"""
-    router_replay: bool = True
-    """of a mixture of experts: train each token with the experts that the engine chose for it (docs/models.md)"""
 
 
 class Data(Section):

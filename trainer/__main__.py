@@ -249,6 +249,7 @@ def run_controller(path: str, overrides: list[str], node: LaunchFolder) -> int:
             dashboard.open_beside(config.run_dir.parent, progress)
         prepare(config, progress)
         sources = gather_sources(config)
+        config = config.with_template()
         gpus = count_gpus(config.placement.device)
         settled = settle(config, sources.model_dir, gpus, role.one_node, len(ranks_here()) - 1)
         settled = with_time_to_start(settled, sources.model_dir, bool(gpus))

@@ -22,9 +22,10 @@ import psutil
 import torch
 
 from rollout.vllm_config import CPU_CACHE_BYTES
+from shared.chat import Chat
 from shared.config import Config
 from shared.cuda_builds import installed
-from shared.errors import DataError, InputError, MaestraleError, ModelError
+from shared.errors import DataError, InputError, MaestraleError
 from shared.model import hf
 from shared.model.config import DecoderConfig
 from trainer import memory
@@ -304,10 +305,12 @@ def model_access(config: Config, shape: DecoderConfig | None) -> CheckResult:
     if Path(path).is_dir():
         try:
             hf.check_trainable(Path(path), config.model.implementation, config.model.max_tokens)
-        except ModelError as error:
+            chat = Chat.of_run(Path(path), config)
+        except MaestraleError as error:
             return CheckResult("model", "FAIL", str(error), "fetch the model again, or name another one in model.path")
         parameters = shape.parameters / 1e6 if shape is not None else 0.0
-        return CheckResult("model", "OK", f"{path}: {parameters:,.1f} M parameters")
+        text = f"{path}: {parameters:,.1f} M parameters; chat template: {chat.describe()}"
+        return CheckResult("model", "WARN" if chat.warnings else "OK", text, "; ".join(chat.warnings))
     from huggingface_hub import HfApi, try_to_load_from_cache
 
     try:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rollout.vllm_config import CPU_CACHE_BYTES
 from shared import settings_file
+from shared.chat import Chat
 from shared.config import Config
 from shared.model.config import DecoderConfig
 from shared.model.folder import load_config
@@ -33,7 +34,8 @@ def plan_text(config: Config) -> str:
     """The whole text of `--dry-run`. Raises ModelError if model.path is a folder that cannot be used, and what
     `environment_rows` raises."""
     shape, rows = model_shape(config), environment_rows(config)
-    room = list(room_lines(config, rows))
+    room, folder = list(room_lines(config, rows)), Path(config.locate(config.model.path))
+    chat = Chat.of_run(folder, config) if (folder / "tokenizer_config.json").is_file() else None
     parts = [
         settings_file.to_toml(config),
         "placement (all ranks on this machine; on several nodes the order of ranks is the same)",
@@ -41,12 +43,13 @@ def plan_text(config: Config) -> str:
         "",
         "derived",
         *indent(derived_lines(config)),
+        *(["", "chat template", f"  {chat.describe()}"] if chat is not None else []),
         *(["", "environments", *indent([*environment_lines(config, rows), *room[:1]])] if room else []),
         "",
         "memory",
         *indent(memory_lines(config, shape)),
     ]
-    remarks = [*remark_lines(config, shape), *room[1:]]
+    remarks = [*remark_lines(config, shape), *(chat.warnings if chat is not None else []), *room[1:]]
     if remarks:
         parts += ["", "worth a look", *indent(remarks)]
     return "\n".join(parts)

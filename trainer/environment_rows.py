@@ -102,7 +102,7 @@ def room_lines(config: Config, rows: list[EnvironmentRow]) -> Iterator[str]:
     if folder.is_dir():
         from shared.chat import Chat
 
-        chat = Chat(folder)
+        chat = Chat.of_run(folder, config)
         if settings.history == "template":
             chat.check_history()
         prompts, longest = PromptFormat(chat, config.data), sorted(rows, key=lambda row: -len(row.text))[:LONGEST]

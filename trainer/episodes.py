@@ -180,7 +180,7 @@ class Episodes:
         completion = replace(completion, turns=[*completion.turns[:-1], turn])
         if observation.done or len(completion.turns) >= self.settings.max_turns:
             return replace(completion, finish_reason="stop")
-        ids = self._observed(observation)
+        ids = self._observed(observation, completion.token_ids[-1])
         token_ids = [*completion.token_ids, *ids]
         room = self.config.model.max_tokens - len(prompt.token_ids) - len(token_ids)
         left = self.scorer.stages.now.rollout.max_completion_tokens - completion.sampled_tokens
@@ -210,7 +210,8 @@ class Episodes:
             raise Failed(Verdict.CRASH, "reset says other things for the same seed: derive everything from it")
         for turn, following in zip(before, completion.turns[1:], strict=True):
             observation = await self.host.step(key, self._action(completion, turn), step_s, alone)
-            if observation.done or self._observed(observation) != completion.token_ids[turn.end : following.start]:
+            between, ended = completion.token_ids[turn.end : following.start], completion.token_ids[turn.end - 1]
+            if observation.done or self._observed(observation, ended) != between:
                 if completion.anew + 1 >= ATTEMPTS:
                     raise Failed(Verdict.CRASH, f"it did not repeat itself {ATTEMPTS} times")
                 raise NotRepeatable
@@ -219,15 +220,15 @@ class Episodes:
         place = slice(turn.start, turn.end)
         return action_of(self.chat, completion.token_ids[place], completion.logprobs[place])
 
-    def _observed(self, observation: Observation) -> list[int]:
-        """[tokens] between a turn and the next one."""
+    def _observed(self, observation: Observation, ended: int) -> list[int]:
+        """[tokens] between a turn and the next one. ended: the token that ended the turn."""
         if (ids := observation.token_ids) is not None:
             if len(ids) > self.settings.observation_tokens:
                 raise Failed(Verdict.CRASH, f"{len(ids)} tokens exceed environment.observation_tokens")
             return self._known(ids)
         messages = [(message.role, message.text) for message in observation.messages] or [("user", "")]
         try:
-            return self._known(self.chat.bridge(messages, self.settings.observation_tokens))
+            return self._known(self.chat.bridge(messages, self.settings.observation_tokens, ended))
         except ModelError as error:  # a role that the template does not know
             raise Failed(Verdict.CRASH, str(error)) from error
 

@@ -5,6 +5,7 @@ One tensor is in memory at a time.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 
@@ -13,8 +14,9 @@ import torch
 
 from shared import settings_file
 from shared.atomic_write import write_whole
+from shared.chat import Chat
 from shared.config import Config
-from shared.errors import CheckpointError, ConfigError, MaestraleError
+from shared.errors import CheckpointError, ConfigError, MaestraleError, ModelError
 from shared.model import hf
 from shared.model.adapter_folder import merged_weights, save_adapter
 from shared.model.model_card import CARD, ModelCard, read_card
@@ -37,8 +39,13 @@ Of a run with adapters (lora.rank) they are merged into it, and written for PEFT
 def note_training(config: Config, folder: Path, version: int) -> None:
     """Write the model card of an export: the system prompt and the history of its training, which serving must know,
     and the seal of the checkpoint that has these weights."""
-    card = ModelCard(config.name, version, config.data.system_prompt, seal_of(config, version), history_of(config))
+    model, seal, history = config.with_template().model, seal_of(config, version), history_of(config)
+    text = model.chat_template
+    card = ModelCard(config.name, version, config.data.system_prompt, seal, history, text, model.template)
     write_whole(folder / CARD, msgspec.json.encode(card) + b"\n")
+    if (folder / "config.json").is_file():
+        with contextlib.suppress(ModelError):  # no launch begins with such a tokenizer; its weights are there
+            Chat(folder, text, model.template).complete(folder)
 
 
 def history_of(config: Config) -> str:

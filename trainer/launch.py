@@ -160,7 +160,7 @@ class Launch:
         config, progress = self.config, self.progress
         progress.keep_phases(config.run_dir / PHASES)
         progress.phase("reading the problems")
-        chat = Chat(self.sources.model_dir)
+        chat = Chat.of_run(self.sources.model_dir, config, progress)
         prompts = PromptFormat(chat, config.data)
         files = await asyncio.to_thread(self._read)
         ledger, clock = Ledger(self.stages), PhaseTimer()
@@ -222,8 +222,7 @@ class Launch:
         for place, (found, problems) in enumerate(zip(files, parts, strict=True)):
             self.progress.note(found.read_as)
             await check_answers(found, problems, scorer.checker, self.config)
-            long = await asyncio.to_thread(source.measure, problems)
-            parts[place] = without_long(found, problems, long, source.room)
+            parts[place] = without_long(found, problems, await asyncio.to_thread(source.measure, problems), source.room)
         for line in (warning for found in files for warning in found.warnings):
             self.progress.warning(line)
         return parts[1] if validation else []
@@ -251,7 +250,8 @@ class Launch:
         self.progress.phase("connecting the engines")
         for part in loaded[1:]:
             part.transfer.pop("layout")  # the same for all ranks: tens of kB for every pair of a trainer and an engine
-        await self.engines.call(EngineRank.attach, [part.transfer for part in loaded])
+        stop_ids = sorted(self.episodes.chat.stop_ids)
+        await self.engines.call(EngineRank.attach, [part.transfer for part in loaded], stop_ids)
         self.peak_flops = min(part.peak_flops for part in loaded)
         self._describe(loaded)
 

@@ -143,7 +143,7 @@ class Session:
             raise ConfigError("a session keeps trainer and engine on a GPU, and this model does not fit: use a launch")
         # an engine that dies is not started again: forked beside a trainer's process group it would not come to life
         config = config.model_copy(update={"rollout": config.rollout.model_copy(update={"max_restarts": 0})})
-        chat = Chat(found.model_dir)
+        chat = Chat.of_run(found.model_dir, config, progress)
         problems = [
             without_environment(one, "data.train", "a session samples")
             for one in read_problems(found.train, "data.train", config.data, config.environment.name).problems

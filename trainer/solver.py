@@ -21,7 +21,7 @@ class Solver:
     def __init__(self, config: Config, model_dir: Path, chat: Chat, warn: Callable[[str], None] = lambda text: None):
         """config: model, rollout, reward, sync, deadlines and seed count. warn: gets a line when an engine died."""
         self.config, self.chat = config, chat
-        self.engine = LocalEngine(config, str(model_dir), warn)
+        self.engine = LocalEngine(config, str(model_dir), warn, chat.stop_ids)
         self.stages = Stages(config)
         self.scorer = RewardScorer(self.stages, chat)
 

@@ -15,7 +15,7 @@ from shared.sections import RewardWeights
 from shared.types import Completion, Group, Problem, Reward, Verdict
 from verify.answer_checker import AnswerChecker
 from verify.code.runner import ProgramVerifier
-from verify.format import CONTROL, Parts, check_format, check_tokens
+from verify.format import CONTROL, TEXT, Parts, check_format, check_tokens
 from verify.plugins import Case, Failed
 from verify.reward import CompletionScorer
 from verify.verifiers import Verifier, verifier_for
@@ -97,6 +97,11 @@ class RewardScorer:
 
     def _scorer_of(self, config: Config) -> CompletionScorer:
         settings = config.reward.resolved(config.rollout.max_completion_tokens)
+        if any(tags.close in self.chat.think_prefix for tags in (TEXT, CONTROL)):
+            # the chat template closes the reasoning: none is expected of the policy
+            settings = settings.model_copy(
+                update={"refuse": [rule for rule in settings.refuse if rule != "thoughtless"]}
+            )
         return CompletionScorer(settings, self.checker, self.programs)
 
     @property
@@ -238,5 +243,7 @@ def parts_of(chat: Chat, ids: Sequence[int], verifier: Verifier | None = None) -
     control = chat.think_ids
     if control is None or chat.think_prefix.startswith("<think>"):
         return check_format(chat.think_prefix + chat.decode(ids), verifier=verifier)
+    if CONTROL.close in chat.think_prefix:
+        return check_tokens([*chat.encode(chat.think_prefix), *ids], control, chat.decode, verifier=verifier)
     opened = chat.think_prefix.startswith(CONTROL.open)
     return check_tokens(ids, control, chat.decode, opened=opened, verifier=verifier)

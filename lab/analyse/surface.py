@@ -175,7 +175,7 @@ class Survey:
         if not self.axes[0]:
             return {}
         model = self.model_folder()
-        chat = Chat(model)
+        chat = Chat.of_run(model, self.config)
         prompts = self.prompts(chat)
         described = {
             "snapshots": [[snapshot.step, snapshot.kind] for snapshot in self.snapshots],

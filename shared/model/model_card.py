@@ -24,6 +24,10 @@ class ModelCard(msgspec.Struct, frozen=True):
     history: str = ""
     """"whole" after training on episodes, in which the model saw its earlier turns as it had sampled them, reasoning
     included; "" where it was trained on single completions"""
+    chat_template: str = ""
+    """the text that took the place of the model's own in training, "" for none"""
+    template: dict[str, bool | int | float | str] = {}
+    """arguments of the chat template in training"""
 
 
 def read_card(folder: Path) -> ModelCard | None:

@@ -13,7 +13,7 @@ from serve.messages import ChatMessage
 from serve.reasoning import Splitter
 from serve.system_prompts import PromptRenderer
 from serve.tools import Function, Tool, describe_form
-from shared.chat import joined
+from shared.chat import Chat, joined
 from shared.config import Config
 from shared.model.model_card import read_card
 from shared.sections import Data
@@ -65,8 +65,7 @@ def test_a_whole_history_is_served_as_it_was_trained(tmp_path: Path, name: str, 
     """Whatever the template drops, and wherever the model writes blanks; its message comes back as it was told."""
     chat = test_turns.chat_of(tmp_path, name)
     if opened:  # as if the template opened the reasoning
-        chat.tokenizer.chat_template += "{% if add_generation_prompt %}{{ '<think>\\n' }}{% endif %}"
-        chat.think_prefix = chat._find_think_prefix()
+        chat = Chat(tmp_path, chat.template.text + "{% if add_generation_prompt %}{{ '<think>\n' }}{% endif %}")
     turns = ["<think>\nIs it 8?\n</think>\n\nI say 8.", "<think>\nNo <|im_end|> 12. </think>12", "It is 10"]
     said = ["Higher.", SPELT, "Well done."]
     trained, messages = chat.render("Find the number.", "Be brief."), [{"role": "user", "content": "Find the number."}]

@@ -162,3 +162,9 @@ def test_an_engine_of_two_threads_computes_with_the_weights_it_was_sent(
         assert "gate_proj" in str(error)
     else:
         pytest.skip("this processor's packed weights have one order whatever the number of threads")
+
+
+def test_completions_end_with_the_tokens_of_the_chat_template_too(tmp_path: Path) -> None:
+    folder = str(write_model(tmp_path, random_weights(0)))
+    named = LocalEngine(engine_config(), folder).rank.engine.stop_token_ids
+    assert LocalEngine(engine_config(), folder, stop_ids=(9, 5)).rank.engine.stop_token_ids == [5, 9] != named

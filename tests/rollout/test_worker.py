@@ -296,3 +296,18 @@ def test_stop_is_answered_once_the_engine_process_is_gone(tmp_path: Path) -> Non
     reply, children = asyncio.run(play())
     assert reply is None
     assert not [pid for pid in children if "EngineCore" in Path(f"/proc/{pid}/cmdline").read_text()]
+
+
+def test_a_launch_names_the_tokens_that_end_a_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rollout.worker.WeightReceiver", lambda *_: None)
+    worker = EngineRank(Line(), engine_config(), place(dist.HashStore()), str(write_model(tmp_path, random_weights(0))))
+
+    async def nothing(phase: str, work: object) -> None:
+        pass
+
+    monkeypatch.setattr(worker, "run_exclusive", nothing)
+    named = worker.engine.stop_token_ids
+    asyncio.run(worker.attach([]))
+    assert worker.engine.stop_token_ids == named
+    asyncio.run(worker.attach([], [5, 9]))
+    assert worker.engine.stop_token_ids == [5, 9]

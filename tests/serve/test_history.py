@@ -12,7 +12,7 @@ import pytest
 from serve.engine import SamplingParameters
 from shared.model.model_card import CARD, ModelCard
 from tests.serve.conftest import Serve
-from tests.shared.test_chat import PLAIN, make_folder
+from tests.shared.test_chat import PLAIN, STRICT, make_folder
 
 DROPPING = PLAIN.replace("m['content']", "m['content'].split('</think>')[-1]")
 OPENING = PLAIN + "<think>{{ '\n' }}"
@@ -87,3 +87,58 @@ def test_strange_histories_are_answered_or_refused(
     served = serve("x", model=str(folder(tmp_path, DROPPING, "whole")))
     reply = served.client.post("/v1/chat/completions", json={"messages": messages})
     assert reply.status_code == (200 if messages[0]["role"] == "user" else 400)
+
+
+THINKING = PLAIN + "{% if enable_thinking %}<think>{% else %}<think></think>{% endif %}"
+
+
+def test_requests_and_the_server_choose_the_arguments_of_the_template(serve: Serve, tmp_path: Path) -> None:
+    made = folder(tmp_path, THINKING, "")
+    script = "Thoughts</think>5"
+    for settings, usual in (({}, False), ({"template": {"enable_thinking": True}}, True)):
+        served = serve(script, model=str(made), **settings)
+        for given in (None, True, False):
+            arguments = {} if given is None else {"chat_template_kwargs": {"enable_thinking": given}}
+            opened = usual if given is None else given
+            message = served.ask(**arguments).json()["choices"][0]["message"]
+            wanted = ("Thoughts", "5") if opened else (None, script)
+            assert (message["reasoning"], message["content"]) == wanted
+            assert served.engine.prompts[-1].endswith("<think>" if opened else "</think>")
+            text = "".join(event["choices"][0]["delta"].get("content") or "" for event in served.events(**arguments))
+            assert text == wanted[1]
+            tokens = served.client.post(
+                "/tokenize", json={"messages": [{"role": "user", "content": "x"}], **arguments}
+            ).json()["tokens"]
+            assert served.server.prompts.chat.decode(tokens).endswith("<think>" if opened else "</think>")
+            out = served.client.post("/v1/responses", json={"input": "x", **arguments}).json()["output"]
+            assert [item["type"] for item in out] == ["reasoning", "message"][not opened :]
+        for wrong in ({"enable_thinkng": True}, {"messages": "x"}, {"enable_thinking": "<eos>"}, {"eos_token": "x"}):
+            error = served.ask(chat_template_kwargs=wrong)
+            assert error.status_code == 400 and error.json()["error"]["param"] == "chat_template_kwargs"
+        assert served.ask(chat_template_kwargs={"enable_thinking": [1]}).status_code == 400
+
+
+def test_an_export_says_with_which_template_and_arguments_it_was_trained(serve: Serve, tmp_path: Path) -> None:
+    made = folder(tmp_path, PLAIN, "")
+    card = ModelCard("run", 3, "Be brief.", chat_template=THINKING, template={"enable_thinking": True})
+    (made / CARD).write_bytes(msgspec.json.encode(card))
+    served = serve("Thoughts</think>5", model=str(made))
+    assert served.ask("2+3?").json()["choices"][0]["message"]["reasoning"] == "Thoughts"
+    assert served.engine.prompts[-1].endswith("<user>2+3?<eos><assistant><think>")
+
+
+def test_conversations_of_agents_are_answered_where_the_template_wants_roles_in_turn(
+    serve: Serve, tmp_path: Path
+) -> None:
+    served = serve("Yes.", model=str(folder(tmp_path, STRICT, "")))
+    for roles in ("user user", "user assistant tool user", "user assistant assistant user", "user system user", "user"):
+        messages = [{"role": role, "content": f"Turn {place}."} for place, role in enumerate(roles.split())]
+        said = served.client.post("/v1/chat/completions", json={"messages": messages})
+        assert said.status_code == 200, said.text
+        assert all(message["content"] in served.engine.prompts[-1] for message in messages)
+    messages = [{"role": "assistant", "content": "Hello."}, {"role": "user", "content": "Hi."}]
+    assert served.client.post("/v1/chat/completions", json={"messages": messages}).status_code == 200
+    assert served.engine.prompts[-1] == "<user>Be brief.<eos><assistant>Hello.<eos><user>Hi.<eos><assistant>"
+    served = serve("Yes.", model=str(folder(tmp_path, STRICT, "")), system_prompt="")
+    error = served.client.post("/v1/chat/completions", json={"messages": messages})
+    assert error.status_code == 400 and "wants the user's first" in error.json()["error"]["message"]

@@ -23,6 +23,7 @@ class LetterChat:
     """One token a letter: enough of a chat format to count lengths."""
 
     longest_token = 1
+    think_prefix = ""
     added = re.compile("(?!)")
 
     def render(self, text: str, system: str, _quoted: object = None) -> list[int]:

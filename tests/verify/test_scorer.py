@@ -29,6 +29,10 @@ class Tokens:
     def __init__(self, think_prefix: str = "", control: bool = False):
         self.think_prefix, self.think_ids = think_prefix, (1, 2) if control else None
 
+    def encode(self, text: str) -> list[int]:
+        assert text == "[THINK][/THINK]"
+        return [1, 2]
+
     def decode(self, ids: Sequence[int]) -> str:
         return "".join(VOCABULARY[number] for number in ids)
 
@@ -61,6 +65,10 @@ def judge(ids: list[int], chat: Tokens, problem: Problem = PROBLEM, **reward: ob
         ([5, 3, 6, 4], Tokens(control=True), 1.1),
         ([3, 6, 4], Tokens("<think>\n", control=True), 1.1),
         ([5, 3, 6] + [3] * 4 + [4], Tokens(), 1.04),
+        ([4], Tokens("<think>\n\n</think>\n\n"), 1.0),
+        ([5, 3, 6, 4], Tokens("<think>\n\n</think>\n\n"), 0.0),
+        ([4], Tokens("[THINK][/THINK]", control=True), 1.0),
+        ([1, 3, 2, 4], Tokens("[THINK][/THINK]", control=True), 0.0),
     ],
 )
 def test_reward_of_sampled_tokens(ids: list[int], chat: Tokens, total: float) -> None:

@@ -1,0 +1,187 @@
+"""Templates of families as published: nothing is lost of a prompt, and turns end as the template ends them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from serve.messages import ChatMessage
+from serve.system_prompts import PromptRenderer
+from shared.chat import MAGISTRAL, Chat
+from shared.errors import ModelError
+from trainer.sft import encode_turns
+
+FOLDER = Path(__file__).parent / "chat_templates"
+SYSTEM, PROBLEM = 'Think first, then box it: "<42>" & no more.', "What is 6 * 7\nin words?"
+
+
+class Family(NamedTuple):
+    """What is known of one."""
+
+    control: str
+    """its control tokens, with blanks between them"""
+    eos: str
+    """eos_token of the tokenizer"""
+    ends: str
+    """those of generation_config.json"""
+    turn: str
+    """with which a turn ends"""
+    prefix: str = ""
+    """reasoning with which the template begins a turn"""
+    arguments: dict[str, Any] = {}
+    several: bool = True
+    """whether several turns can be trained"""
+
+
+CHATML = "<|im_start|> <|im_end|> <|endoftext|>"
+LLAMA = "<|begin_of_text|> <|start_header_id|> <|end_header_id|> <|eot_id|> <|end_of_text|>"
+PHI = "<|user|> <|assistant|> <|system|> <|end|> <|endoftext|>"
+GEMMA = "<bos> <eos> <start_of_turn> <end_of_turn>"
+GEMMA4 = "<bos> <eos> <|turn> <turn|> <|channel> <channel|> <|think|>"
+MISTRAL = "<s> </s> [INST] [/INST] [SYSTEM_PROMPT] [/SYSTEM_PROMPT] [THINK] [/THINK]"
+GLM = "[gMASK] <sop> <|user|> <|assistant|> <|system|> <|observation|> <|endoftext|>"
+DEEPSEEK = "<｜begin▁of▁sentence｜> <｜end▁of▁sentence｜> <｜User｜> <｜Assistant｜>"
+HARMONY = "<|start|> <|message|> <|channel|> <|end|> <|return|> <|call|> <|startoftext|>"
+THINKS, CLOSES = {"enable_thinking": True}, {"enable_thinking": False}
+CLOSED = "<think>\n\n</think>\n\n"
+IM = Family(CHATML, "<|im_end|>", "<|im_end|> <|endoftext|>", "<|im_end|>")
+FAMILIES = {
+    "llama3": Family(LLAMA, "<|eot_id|>", "<|end_of_text|> <|eot_id|>", "<|eot_id|>"),
+    "llama3_1": Family(LLAMA, "<|eot_id|>", "<|end_of_text|> <|eot_id|>", "<|eot_id|>"),
+    "mistral": Family(MISTRAL, "</s>", "</s>", "</s>"),
+    "magistral": Family(MISTRAL, "</s>", "</s>", "</s>"),
+    "qwen2_5": IM,
+    "qwen2_5 base": IM._replace(eos="<|endoftext|>", ends="<|endoftext|>"),
+    "qwen3": IM,
+    "qwen3 closing": IM._replace(arguments=CLOSES, prefix=CLOSED),
+    "qwen3_instruct_2507": IM,
+    "qwen3_5_think": IM._replace(prefix="<think>\n"),
+    "qwen3_5_think closing": IM._replace(arguments=CLOSES, prefix=CLOSED),
+    "qwen3_5_nothink": IM._replace(prefix=CLOSED),
+    "qwen3_5_nothink opening": IM._replace(arguments=THINKS, prefix="<think>\n"),
+    "gemma3": Family(GEMMA, "<eos>", "<eos> <end_of_turn>", "<end_of_turn>"),
+    "gemma4": Family(GEMMA4, "<eos>", "<eos> <turn|>", "<turn|>"),
+    "phi3": Family(PHI, "<|endoftext|>", "<|endoftext|> <|assistant|> <|end|>", "<|end|>"),
+    "phi4": Family(f"{CHATML} <|im_sep|>", "<|im_end|>", "<|im_end|>", "<|im_end|>"),
+    "glm4moe": Family(GLM, "<|endoftext|>", "<|endoftext|> <|user|> <|observation|>", "<|user|>"),
+    "glm4moe closing": Family(
+        GLM, "<|endoftext|>", "<|endoftext|> <|user|> <|observation|>", "<|user|>", "<think></think>", CLOSES
+    ),
+    "deepseek_r1_distill": Family(
+        DEEPSEEK, "<｜end▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<think>\n"
+    ),
+    "gptoss": Family(HARMONY, "<|return|>", "<|return|> <|call|>", "<|return|>", several=False),
+    "smollm2": Family(CHATML, "<|im_end|>", "<|im_end|>", "<|im_end|>"),
+    "smollm3": IM,
+    "smollm3 closing": IM._replace(arguments=CLOSES, prefix="<think>\n\n</think>\n"),
+    "olmo": Family(CHATML, "<|endoftext|>", "<|im_end|> <|endoftext|>", "<|im_end|>"),
+}  # fmt: skip
+OTHERS = ("<think>", "</think>")
+SEVERAL = [name for name, family in FAMILIES.items() if family.several]
+
+
+def write(folder: Path, name: str) -> Path:
+    """A byte-level tokenizer with a family's control tokens and its template, as its model folders have them."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    family = FAMILIES[name]
+    control = [*family.control.split(), *OTHERS]
+    vocabulary = {
+        token: number for number, token in enumerate([*control, *sorted(pre_tokenizers.ByteLevel.alphabet())])
+    }
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(control)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    template = (FOLDER / f"{name.split()[0]}.jinja").read_text(encoding="utf-8")
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": template, "eos_token": family.eos}
+    settings["bos_token"] = control[0]
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    ends = [vocabulary[token] for token in family.ends.split()]
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
+    return folder
+
+
+def chat_of(folder: Path, name: str) -> Chat:
+    return Chat(write(folder, name), "", FAMILIES[name].arguments)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_prompt_is_what_transformers_makes_and_holds_all(tmp_path: Path, name: str) -> None:
+    chat, family = chat_of(tmp_path, name), FAMILIES[name]
+    turns = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": PROBLEM}]
+    if chat.template.form.folded:
+        turns = [{"role": "user", "content": f"{SYSTEM}\n\n{PROBLEM}"}]
+    theirs = chat.tokenizer.apply_chat_template(
+        turns, add_generation_prompt=True, return_dict=False, **family.arguments
+    )
+    ids = chat.render(PROBLEM, SYSTEM)
+    assert ids == theirs and ids.count(chat.encode(family.control.split()[0])[0]) >= 1
+    text = chat.tokenizer.decode(ids)
+    assert SYSTEM in text and PROBLEM in text
+    assert MAGISTRAL in chat.tokenizer.decode(chat.render(PROBLEM, MAGISTRAL)), (
+        "SmolLM3 cuts /think out of a system role"
+    )
+    turns += [{"role": "assistant", "content": "It is 42."}, {"role": "user", "content": "Why?"}]
+    text = chat.render_turns(turns)
+    assert all(message["content"] in text for message in turns)
+    assert text == chat.tokenizer.apply_chat_template(
+        turns, tokenize=False, add_generation_prompt=True, **family.arguments
+    )
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_turn_ends_as_the_template_ends_it_and_reasoning_is_known(tmp_path: Path, name: str) -> None:
+    chat, family = chat_of(tmp_path, name), FAMILIES[name]
+    assert chat.tokenizer.convert_ids_to_tokens(chat.eos_id) == family.turn and chat.eos_id in chat.stop_ids
+    assert chat.think_prefix == family.prefix and chat.think_closed == ("</think>" in family.prefix)
+    assert family.turn in chat.describe() and (chat.adds_stop == name.endswith(" base"))
+    assert ("model's own form of reasoning" in chat.describe()) == (name == "gemma4")
+    if name == "qwen3_5_nothink":
+        assert "set model.template = { enable_thinking = true }" in chat.warnings[0]
+    else:
+        assert len(chat.warnings) == (chat.think_closed or chat.adds_stop)
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_demonstrations_episodes_and_served_histories_have_the_same_tokens(tmp_path: Path, name: str) -> None:
+    chat, family = chat_of(tmp_path, name), FAMILIES[name]
+    end = chat.tokenizer.convert_tokens_to_ids(family.turn)
+    turns = [("assistant", "one"), ("tool", "two"), ("assistant", "three"), ("user", "four"), ("assistant", "five")]
+    episode: list[int] = []
+    for role, text in turns:
+        episode += [*chat.encode(text), end] if role == "assistant" else chat.bridge([(role, text)], ended=end)
+    messages = [{"role": role, "content": text} for role, text in turns]
+    assert encode_turns(chat, messages, "row 1").completion == episode
+    served = PromptRenderer(chat, SYSTEM, whole=True)
+    history = [ChatMessage(role="user", content=PROBLEM), *map(ChatMessage.model_validate, messages[:-1])]
+    if not chat.think_prefix or chat.think_closed:  # else the template's own reasoning is closed first
+        assert served.render(history, "") + chat.encode("five") + [end] == chat.render(PROBLEM, SYSTEM) + episode
+    text = chat.tokenizer.decode(episode)
+    own = chat.template.render(
+        [
+            {"role": "user", "content": PROBLEM}, {"role": "assistant", "content": "one"},
+            {"role": "user", "content": "four"}, {"role": "assistant", "content": "five"},
+        ],
+        prompt=False,
+    )  # fmt: skip
+    between = own[own.index("one") : own.index("four")]
+    assert between in text or between.split(family.turn, 1)[1].strip() in text
+
+
+@pytest.mark.parametrize("name", ["glm4moe", "glm4moe closing"])
+def test_the_marker_of_the_next_role_stands_there_whatever_ended_the_turn(tmp_path: Path, name: str) -> None:
+    chat = chat_of(tmp_path, name)
+    user, other = chat.tokenizer.convert_tokens_to_ids(["<|user|>", "<|observation|>"])
+    usual = chat.bridge([("user", "two")], ended=user)
+    assert usual == chat.bridge([("user", "two")]) and user not in usual
+    assert chat.bridge([("user", "two")], ended=other) == [user, *usual]
+
+
+def test_a_family_that_ends_earlier_turns_otherwise_is_refused_for_several_turns(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"ends a turn of the assistant with '<\|end\|>.*the model with <\|return\|>"):
+        chat_of(tmp_path, "gptoss").bridge([("user", "two")])
