@@ -66,11 +66,11 @@ class Reader(NamedTuple):
 
 def _given(row: Mapping[str, Any], name: str) -> bool:
     """Whether a row has a value there; NAME.INNER: in an object, or in the text of one."""
-    outer, _, inner = name.partition(".")
-    value = row.get(outer)
-    if inner:
-        value = parsed(value)
-        return isinstance(value, dict) and _given(value, inner)
+    if "." in name:
+        outer, _, inner = name.partition(".")
+        around = parsed(row.get(outer))
+        return isinstance(around, dict) and _given(around, inner)
+    value = row.get(name)
     return value is not None and not (isinstance(value, str) and not value.strip())
 
 
@@ -288,14 +288,17 @@ PLAIN = Reader("a question and its answer", ("|".join(QUESTIONS), "|".join(ANSWE
 def reader_of(row: Mapping[str, Any]) -> Reader | None:
     """The reader of a row; None for one in our own form, and for one that no reader knows. Raises DataError where two
     could read it."""
-    question, answer, solution = _first(row, *QUESTIONS), row.get("answer"), row.get("solution")
+    answer = row.get("answer")
     if isinstance(row.get("problem"), dict):
         return None
     if _given(row, "problem") and any(_given(row, name) for name in ("answer", "tests", "environment")):
         if isinstance(row.get("domain"), list) or "llama8b_solve_rate" in row:
             return BIG_MATH
+        if not _is_worked(answer) or row.get("domain") not in (None, "", "math"):
+            return None
         bare = not any(_given(row, name) for name in ("tests", "checker", "answer_form", "environment"))
-        return WORKED if bare and row.get("domain") in (None, "", "math") and _is_worked(answer) else None
+        return WORKED if bare else None
+    question, solution = _first(row, *QUESTIONS), row.get("solution")
     fitting = [reader for reader in READERS if reader.fits(row)]
     if len(fitting) > 1:
         raise DataError(f"it can be read as {' and as '.join(reader.name for reader in fitting)}")
