@@ -23,7 +23,8 @@ _WORDS = {
         (?:here|above|somewhere), in error, (?:may|might|could|must|perhaps|probably) (?:\w+ ){0,3}errors?, there
         (?:is|was) an? (?:\w+ )?error, (?:i|we) made (?:an?|some) (?:\w+ )?errors?, debunk\w*, contrary to,
         fails? to (?:equal|be|match), far cry, nowhere near, way off, off the mark, by no means, in no way
-        (?:is|equals?|the), under no circumstances, no chance, no such luck, cannot possibly, can't possibly, could hardly, hardly, scarcely, barely believable, not even close,
+        (?:is|equals?|the), under no circumstances, no chance, no such luck, cannot
+        possibly, can't possibly, could hardly, hardly, scarcely, barely believable, not even close,
         wide of the mark, (?:this|that|it|answer) (?:does not|doesn't) hold, differs? from it, rumou?r\w*, hearsay,
         gossip, one hears, i(?:'ve| have)? heard, word has it, legend, reportedly, so they say, as they say, they
         claim, is said to, (?:is|are|was|were|been) told, (?<!we )(?<!i )claims? (?:that|it|the)\b, claimed
