@@ -14,6 +14,7 @@ from shared.jsonl import Row
 from shared.types import Verdict
 from verify.text_cleaning import clean
 from verify.verifiers import read_problem, verifier_of
+from verify.verifiers.mathematics import PLACEHOLDER, may_be_missing, not_an_answer
 
 MOST_WORDS = 6
 """largest number of words of an answer; the longest in MATH has four"""
@@ -102,7 +103,7 @@ class FormatStage(VerifyingStage):
 
     async def _why_not_checkable(self, answer: str) -> str:
         """Return why answers cannot be graded against this one, "" if they can."""
-        if _NO_ANSWER.match(answer):
+        if _NO_ANSWER.match(answer) or not_an_answer(answer) == PLACEHOLDER or may_be_missing(answer):
             return "it stands for an answer and is none"
         words = count_words(answer)
         if words > self.words:

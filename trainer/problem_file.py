@@ -23,9 +23,10 @@ from shared.sections import Data
 from shared.types import Problem, Verdict
 from verify.answer_checker import AnswerChecker
 from verify.language import known_languages
+from verify.math.dress import dress_of
 from verify.math.plain import decide
 from verify.verifiers import known_domains, read_problem, verifier_for
-from verify.verifiers.mathematics import is_doubtful, not_an_answer
+from verify.verifiers.mathematics import is_doubtful, may_be_missing, not_an_answer
 
 ALIKE = 0.7
 """share of letters in common from which an unknown domain is taken for a misspelt one"""
@@ -131,7 +132,14 @@ def _doubts(found: ProblemFile, data: Data) -> None:
         if domain not in named:
             of = [one for one in found.problems if one.domain == domain and not one.checker]
             found.warn(of, f"are of domain '{domain}', whose answers are compared like those of \"math\"")
-    words = [problem for problem in _compared(found.problems) if is_doubtful(problem.answer)]
+    compared = _compared(found.problems)
+    missing = [problem for problem in compared if may_be_missing(problem.answer)]
+    found.warn(missing, "have an answer that may stand for a missing one, as 'None' or 'unknown' do: delete them if so")
+    dressed = {problem.id: dress for problem in compared if (dress := dress_of(problem.answer))}
+    for dress in dict.fromkeys(dressed.values()):
+        of = [problem for problem in compared if dressed.get(problem.id) == dress]
+        found.warn(of, f"have an answer with {dress}, which is read without: write the value alone")
+    words = [problem for problem in compared if is_doubtful(problem.answer)]
     found.warn(words, "have an answer of several words, which only a completion with the same words equals")
 
 

@@ -69,7 +69,7 @@ _HEDGED = re.compile(
     r"|möglicherweise|eventuell|ich (?:rate|schätze|vermute|tippe)|quizás?|tal vez|a lo mejor|probablemente"
     r"|posiblemente"
     r"|supongo|acaso|forse|probabilmente|magari|può darsi|possibilmente|immagino|suppongo|наверное|наверно|может быть"
-    r"|вероятно|пожалуй|видимо)\b|也许|或许|大概|我猜|估计|说不定|没准|恐怕"
+    r"|вероятно|пожалуй|видимо)\b|^возможно\W*$|也许|或许|大概|我猜|估计|说不定|没准|恐怕"
 )
 _DISBELIEVED = re.compile(
     r"\b(?:not|never|nobody|n't|\w+n't|hardly)(?: \w+)? (?:think|believe|bet|say|trust|claim|expect|agree"
@@ -78,7 +78,8 @@ _DISBELIEVED = re.compile(
     r"|\b(?:one|a|another|small|slim|good|some|fair|only a) (?:possibility|option|candidate"
     r"|candidates) (?:is|would|could|that|of)\b|\bchance (?:would be|of it)\b"
     r"|\b(?:a|some|good|fair|decent|small|slim) chance (?:that|it)\b|\btoss[- ]?up\b"
-    r"|\bguess(?:ing)?\b(?! (?:and check|is|was|that))|\bbetween (?:\x02|[-\d.]+) and\s*$"
+    r"|(?<!average )(?<!first )(?<!second )(?<!third )(?<!last )(?<!each )(?<!['’]s )(?<!every )\bguess(?:ing)?\b"
+    r"(?! (?:and check|is|was|that|of (?:the|all|each|every|\w+['’]s?)\b))|\bbetween (?:\x02|[-\d.]+) and\s*$"
     r"|\blet's (?:go with|say)\b"
     r"|\b(?:ne|n') ?(?:pense|crois|dirais) pas\b|\bje dirais\b|\bje (?:mise|penche)\b|\b(?:glaube|denke"
     r"|meine) (?:ich )?nicht\b"
@@ -104,6 +105,8 @@ _UNSURE = re.compile(
     r"|certain)|unsure\b|uncertain\b"
     r"|(?:do not|don't) (?:really )?know\b|have no (?:idea|clue)|doubt\b|cannot (?:tell|say)\b|can't (?:tell|say)\b)"
     r"|(?<!not )(?<!no )\b(?:my|a|just a|wild|best|random|lucky|pure|educated) guess\b|\bhad to guess\b"
+    r"|\b(?:i|we|i'll|let me|let's) (?:\w+ )?(?:choose|pick|select|take|answer)(?: one| it| this)?(?: \w+)? (?:at random|randomly"
+    r"|arbitrarily|by chance)\b|\b(?:i|we|i'll|let me|let's) (?:just )?(?:randomly|arbitrarily) (?:choose|pick|select|take|answer)\b"
     r"|\bno idea\b|^\W*(?:not (?:\w+ )?sure|unsure)\b"
     r"|\bje ne (?:suis|sais) pas\b|\bau hasard\b|\baucune idée\b|\bje devine\b"
     r"|\bich (?:bin|weiß)(?: es| mir)? (?:\w+ )?nicht\b|\bkeine ahnung\b|\bgeraten\b|\bich rate\b"
@@ -134,6 +137,10 @@ _TAKEN_BACK = re.compile(
     r"|(?:or|ou|oder|o|или) (?:not|pas|non|nicht|no|нет)\b|or (?:maybe|perhaps)\b|or so\b|or something"
     r"|(?:\(\s*)?(?:maybe|perhaps|possibly|probably|i think|guess|peut-être|vielleicht|quizás?|forse|наверное"
     r"|可能|也许)\s*(?:not)?\s*[).!?]"
+    r"|(?:(?:an?|the|my) )?(?:alternative|alternate|other|second|another) (?:possible )?(?:answer|result|solution|value|candidate)s?"
+    r"\s*(?:[:=]|is|are|would be|could be)+\s*[-\d]"
+    r"|(?:а |или |and |but |or |et |ou |und |oder |y |o |e )?(?:может быть|возможно|maybe|perhaps|possibly|peut-être|vielleicht|quizás?"
+    r"|tal vez|forse)\W+(?:и |also |even |aussi |auch |también |anche )?[-\d]"
     r"|i (?:do not|don't) (?:think|believe|trust)|sein könnte|吗|吧|么)"
 )
 _OR = r"(?:or|ou|oder|o|u|oppure|или|либо|或者?|还是|alternatively|otherwise|sinon|andernfalls|altrimenti|иначе|否则)"

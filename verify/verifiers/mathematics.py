@@ -13,6 +13,7 @@ import re
 from shared.types import Verdict
 from verify.answer_checker import AnswerChecker
 from verify.math.brackets import without_text
+from verify.math.dress import has_markup, undressed
 from verify.math.plain import prepared
 from verify.math.words import words_of
 from verify.verifiers import Answer, Finding, verifier
@@ -25,6 +26,7 @@ REASONS = {
     Verdict.UNVERIFIABLE: "the ground truth is not understood",
 }
 
+PLACEHOLDER = "a placeholder"
 SENTENCE_WORDS = 6
 """this many words in a row, without a comma between them, are a sentence and not a value"""
 SENTENCE_HAN = 12
@@ -46,6 +48,30 @@ _TELLING = re.compile(
     r"|respuesta|risposta|ответ|доказать|докажем"
     r"|see (?:the|above|below|figure|graph|solution|explanation|image|picture))\b"
 )
+_MARKERS = frozenset(
+    "notfound noanswer nosolutiongiven answernotfound noanswerfound nofinalanswer cannotparse parseerror parsingerror"
+    " unparsable unparseable extractionfailed noresult noresponse null nullvalue nan nonetype tbd tba tbc todo fixme"
+    " placeholder pending wip omitted missing missingvalue redacted deleted removed notavailable notapplicable"
+    " notprovided notgiven notspecified unspecified unavailable unanswered unsolved seesolution seeabove seebelow"
+    " seeproof seeimage seefigure seeattached youranswer youranswerhere finalanswer theanswer theanswerhere answer"
+    " answerhere groundtruth groundtruthanswer solution thesolution theproof proof proofs proved proven"
+    " proofproblem openended openendedquestion lefttothereader inconnu unbekannt desconocido"
+    " desconocida sconosciuto неизвестно неизвестен нетответа ответанет ненайдено нетданных aucuneréponse pasderéponse"
+    " nontrouvé nonrenseigné keineantwort keineangabe nichtgefunden sinrespuesta noencontrado nessunarisposta nontrovato"
+    " 无答案 没有答案 暂无答案 暂无 答案缺失 缺失 未找到 未知 答案未知".split()
+)
+"""texts without signs and blanks that stand in data sets where an answer is missing"""
+_PERHAPS = frozenset(
+    "none nil void undefined undef unknown error err invalid empty blank failed failure fail exception timeout skip"
+    " skipped unclear undetermined indeterminate uncertain default dummy na 无 无解答".split()
+)
+"""such texts that may also be an honest answer: none of them, undefined, unknown"""
+_SPREADSHEET = re.compile(r"#(?:n/?a|ref|value|div/0|name|null|num)[!?]?", re.IGNORECASE)
+_MARKED = re.compile(r"^\s*(?:\[[^\[\]]{2,40}\]|<[^<>]{2,40}>|\{\{?[^{}]{2,40}\}?\})\s*$")
+_IN_BRACKETS = frozenset("unk mask pad eos empty answer text image number value result".split())
+_FONT = re.compile(r"\\(?:text(?:bf|it|rm|tt|sf)|math(?:rm|bf|it|sf|tt)|mbox|operatorname|boldsymbol|emph)\b")
+_SIGNS = re.compile(r"[\W_]+")
+_LOST = re.compile(r"[\x07\x08\x0b\x0c]|\t(?:ext|imes|heta|an|frac)|\r(?:ight|ho)")
 _NOTHING = re.compile(r"[-–—?.…_*/\\\s]*")
 _BOX = re.compile(r"\\(?:boxed|fbox)\b")
 _WORDS = re.compile(r"[^\W\d_]+(?:['’-][^\W\d_]+)*(?:\s+[^\W\d_]+(?:['’-][^\W\d_]+)*)*")
@@ -66,17 +92,39 @@ def not_an_answer(ground_truth: str) -> str:
 
     Example: not_an_answer("See solution.") == "a placeholder"
     """
-    plain = without_text(ground_truth).strip(" \t\r\n.!:;\"'()[]{}*$").casefold()
-    if _NOTHING.fullmatch(plain) or _PLACEHOLDER.fullmatch(plain):
-        return "a placeholder"
+    if _LOST.search(ground_truth):
+        return "without its backslashes, which were read as control characters"
+    plain = _plain(ground_truth)
+    if _NOTHING.fullmatch(plain) or _PLACEHOLDER.fullmatch(plain) or _is_marker(ground_truth):
+        return PLACEHOLDER
     if ground_truth.lstrip().startswith("####"):
         return "marked with ####, which is no part of it"
     if _BOX.search(ground_truth):
         return "in a box, whose content is the answer"
+    if has_markup(ground_truth):
+        return "in HTML that is not read: write the value in LaTeX"
     longest = _longest_words(ground_truth)
     if longest >= SENTENCE_WORDS or longest > 1 and _TELLING.search(plain) and words_of(plain) not in _VALUES:
         return "a sentence"
     return ""
+
+
+def _plain(ground_truth: str) -> str:
+    text = without_text(_BOX.sub("", _FONT.sub("", undressed(ground_truth))))
+    return text.strip(" \t\r\n.,!:;\"'`()[]{}<>*_$").casefold()
+
+
+def _is_marker(ground_truth: str) -> bool:
+    """Return whether a text, whatever stands around it, says that an answer is missing."""
+    if _SPREADSHEET.fullmatch(ground_truth.strip()):
+        return True
+    key = _SIGNS.sub("", _plain(ground_truth))
+    return key in _MARKERS or (_MARKED.match(ground_truth) is not None and (key in _PERHAPS or key in _IN_BRACKETS))
+
+
+def may_be_missing(ground_truth: str) -> bool:
+    """Return whether an answer may stand for a missing one: "None" and "unknown" are answers of some problems."""
+    return _SIGNS.sub("", _plain(ground_truth)) in _PERHAPS
 
 
 def is_doubtful(ground_truth: str) -> bool:
