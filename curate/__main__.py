@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,17 +23,22 @@ from curate.stage import Command, CurationStage
 from curate.two_stage import TwoStage
 from shared.errors import run_command
 from shared.progress import duration
+from trainer.data_sets import HUB, fetch_to
+from verify.published import columns_of
 
 _ALL: tuple[type[Command], ...] = (
     FormatStage, DuplicatesStage, ProgramsStage, TranslateStage, HumanStage, SampleStage, DifficultyStage, LabelsStage,
     TwoStage, DemonstrationsStage,
 )  # fmt: skip
 """a new stage is one name here"""
+HUB_S = 600.0
+"""longest wait for the next row of a data set of the Hub"""
 COMMANDS = {command.name: command for command in _ALL}
 
 EXAMPLES = """
-files: rows are JSON objects, one a line (.jsonl or .jsonl.gz): "problem", "answer" or "tests", "id"?, "language"?,
-"domain"? ("math", "code", "open"). Every stage writes
+files: rows are JSON objects, one a line (.jsonl; also .json, .csv, .tsv, each with .gz, and .parquet): "problem",
+"answer" or "tests", "id"?, "language"?, "domain"? ("math", "code", "open"). Published sets may keep their own columns
+(docs/data.md). Every stage writes
   OUTPUT.jsonl            the rows kept, changed where the stage changes them
   OUTPUT.rejected.jsonl   the others, each with "rejected": {"stage", "reason", "detail"}
   OUTPUT.report.json      counts by reason, and the settings
@@ -61,18 +67,35 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         parser = stages.add_parser(
             name, help=summary, description=summary, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter
         )
-        parser.add_argument("inputs", type=Path, nargs="+", metavar="INPUT", help="problems, .jsonl or .jsonl.gz")
+        parser.add_argument(
+            "inputs", type=Path, nargs="+", metavar="INPUT", help="files of problems, or hub:OWNER/NAME/CONFIG:SPLIT"
+        )
         parser.add_argument("--out", type=Path, required=True, metavar="OUTPUT.jsonl", help="where kept rows go")
         parser.add_argument("--restart", action="store_true", help="begin anew: forget the journal, overwrite OUTPUT")
+        if issubclass(command, CurationStage):
+            parser.add_argument(
+                "--columns",
+                default="",
+                metavar="FIELD=COLUMN,...",
+                help="columns of the input that hold fields of a row",
+            )
         command.add_options(parser)
     return whole.parse_args(arguments)
 
 
-def run_stage(stage: CurationStage, inputs: Sequence[Path], out: Path, restart: bool) -> None:
+def fetched(given: Path, out: Path) -> Path:
+    """The file of an input; a data set of the Hub is written beside --out, once. Raises as `data_sets.fetch_to`."""
+    if not str(given).startswith(HUB):
+        return given
+    return fetch_to(out.with_suffix(f".{zlib.crc32(str(given).encode()):08x}.jsonl"), "INPUT", str(given), HUB_S)
+
+
+def run_stage(stage: CurationStage, inputs: Sequence[Path], out: Path, restart: bool, columns: str = "") -> None:
     """Run a stage and show what it came to. Raises MaestraleError, or KeyboardInterrupt."""
     started = time.monotonic()
-    report, decided = runner.run(stage, stage.find(inputs), out, restart=restart)
-    files = runner.OutputFiles(out)
+    files, named = runner.OutputFiles(out), columns_of(columns)
+    paths = stage.find([fetched(path, out) for path in inputs])
+    report, decided = runner.run(stage, paths, out, restart=restart, columns=named)
     console = Console()
     console.print(runner.table(report))
     took = duration(time.monotonic() - started)
@@ -90,7 +113,7 @@ def main(arguments: list[str]) -> int:
     def run() -> int:
         command = COMMANDS[options.stage].from_options(options)
         if isinstance(command, CurationStage):
-            run_stage(command, options.inputs, options.out, options.restart)
+            run_stage(command, options.inputs, options.out, options.restart, options.columns)
         elif isinstance(command, TwoStage):
             command.run(options.inputs, options.out, options.restart)
         return 0

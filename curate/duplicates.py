@@ -19,8 +19,9 @@ from pathlib import Path
 from curate.phrases import PHRASES
 from curate.stage import SHARE, Decision, Kept, Rejected, Show, VerifyingStage, is_open, option
 from curate.statements import drawings, without_drawings
-from shared.jsonl import Row, read_rows, text_of
+from shared.jsonl import Row, text_of
 from shared.types import Verdict
+from verify.published import problem_rows
 from verify.verifiers import verifier_of
 
 CONFLICT = "duplicates with different answers"
@@ -84,7 +85,7 @@ class DuplicatesStage(VerifyingStage):
 
     async def prepare(self, rows: Sequence[Row], show: Show) -> None:
         """Compare all rows. Raises DataError for a row or an evaluation item without a problem."""
-        items = [(path.name, row) for path in self.against for row in read_rows(path)]
+        items = [(path.name, row) for path in self.against for row in problem_rows(path)]
         self.rows = [*(row for _, row in items), *rows]
         """the items, then the rows; other indices here are places in this list"""
         total = len(self.rows) + len(items) + 2 * len(rows)

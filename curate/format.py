@@ -13,6 +13,7 @@ from shared.errors import DataError
 from shared.jsonl import Row
 from shared.types import Verdict
 from verify.ground_truth import may_be_placeholder, not_an_answer
+from verify.published import lacking, to_native
 from verify.text_cleaning import clean
 from verify.verifiers import read_problem, verifier_of
 
@@ -51,7 +52,11 @@ class FormatStage(VerifyingStage):
         """Keep, rewrite or reject a row by its own content."""
         fields = row.fields
         if not isinstance(fields.get("problem"), str) or not fields["problem"].strip():
-            return Rejected("no problem text", "'problem' is missing or empty")
+            try:
+                to_native(fields, "the row")
+            except DataError as error:
+                return Rejected("shape not readable", str(error))
+            return Rejected("no problem text", f"'problem' is missing or empty{lacking(fields)}")
         if verifier_of(fields.get("domain")).ground_truth == "tests":
             try:
                 read_problem(fields, "the row")

@@ -25,8 +25,9 @@ from rich.table import Table
 from curate.stage import CurationStage, Decision, Kept, Rejected, as_setting
 from shared.atomic_write import beside, open_log, write_whole
 from shared.errors import ConfigError, DataError
-from shared.jsonl import Row, read_rows
+from shared.jsonl import Row
 from shared.progress_bar import ProgressBar
+from verify.published import problem_rows
 
 Job = dict[str, Any]
 """{"stage", "settings", "inputs": [{"file", "digest"}]}: the same job has the same result on every machine"""
@@ -127,17 +128,21 @@ class DecisionJournal:
 
 
 def run(
-    stage: CurationStage, inputs: Sequence[Path], out: Path, *, restart: bool = False, quiet: bool = False
-) -> Outcome:
-    """Run a stage to its end. Raises MaestraleError, or KeyboardInterrupt, after which the same call resumes."""
+    stage: CurationStage, inputs: Sequence[Path], out: Path, *, restart: bool = False, quiet: bool = False,
+    columns: Mapping[str, str] | None = None,
+) -> Outcome:  # fmt: skip
+    """Run a stage to its end. columns: of the inputs, see `verify.published.renamed`. Raises MaestraleError, or
+    KeyboardInterrupt, after which the same call resumes."""
     files = OutputFiles(out)
     for path in inputs:
         if path.resolve() in (files.kept.resolve(), files.rejected.resolve()):
             raise ConfigError(f"--out = {out} would overwrite the input {path}: give another")
-    rows = [row for path in inputs for row in read_rows(path)]
+    rows = [row for path in inputs for row in problem_rows(path, columns=columns)]
     if not rows:
         raise DataError(f"{', '.join(map(str, inputs))}: no rows")
     job: Job = {"stage": stage.name, "settings": stage.settings, "inputs": as_setting(list(inputs))}
+    if columns:
+        job["settings"] = job["settings"] | {"columns": dict(columns)}
     report = None if restart else _earlier_report(files, job)
     if report is not None:
         return Outcome(report, -1)

@@ -19,6 +19,7 @@ from shared.jsonl import Row, read_rows, spread, text_of
 from shared.types import Problem
 from verify.code.tests import language_of, read_tests
 from verify.language import detect
+from verify.published import to_native
 from verify.verifiers import read_problem, verifier_of, without_environment
 from verify.verifiers.calls import plain_schema, tool_name
 
@@ -146,7 +147,7 @@ def choose_sampling(settings: EvaluationSettings, name: str, kind: Kind) -> Benc
 
 def make_task(benchmark: str, row: Row, settings: EvaluationSettings) -> BenchmarkTask:
     """Make the task of a row. Raises DataError."""
-    fields = {"id": f"line {row.number}", **row.fields}
+    fields = {"id": f"line {row.number}", **to_native(row.fields, row.where)[0]}
     if "language" not in fields:
         fields["language"] = detect(text_of(fields, "problem", row.where)).language or "en"
     tests = fields.get("tests")

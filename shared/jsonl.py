@@ -1,4 +1,4 @@
-"""Reads rows of .jsonl and .jsonl.gz files, checks every line, and makes the problem that a row holds.
+"""Reads rows of files, checks every one, and makes the problem that a row holds.
 
 Unknown keys are ignored, since data sets bring columns of their own; one that is spelt almost like a key
 that the row lacks is an error, because the row would silently mean something else without it.
@@ -7,8 +7,8 @@ that the row lacks is an error, because the row would silently mean something el
 from __future__ import annotations
 
 import codecs
+import contextlib
 import difflib
-import gzip
 import json
 import math
 import zlib
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from shared.errors import DataError
+from shared.row_files import FORMS, OTHERS, READ, form_of, open_rows
 from shared.types import Problem
 
 Item = TypeVar("Item")
@@ -36,12 +37,30 @@ KEYS = (
     "prefix",
 )
 """keys of a problem that change what it means; "id" and "source" only name it"""
+FIELDS = (*KEYS, "id", "source", "solution", "completion", "system")
+"""what data.columns may name a column for"""
 ANSWER_FORMS = ("box", "code block", "response")
 """where a row may say that its answer is given"""
 ALIKE = 0.8
 """share of letters (difflib) from which an unknown key is a misspelt one"""
 ALIASES = {"lang": "language"}
 """other names that are not spelt alike"""
+LIKELY = {
+    "problem": (
+        "question",
+        "problem",
+        "prompt",
+        "query",
+        "instruction",
+        "input",
+        "task",
+        "statement",
+        "text",
+        "message",
+    ),
+    "answer": ("answer", "solution", "target", "label", "gold", "truth", "output", "result", "response", "reply"),
+}
+"""field of ours -> words in the names of columns that may hold it, the likeliest first"""
 SHOWN = 5
 """faults of a file that an error lists; the others are counted"""
 
@@ -66,25 +85,37 @@ def read_rows(path: Path, setting: str = "", faults: list[str] | None = None) ->
     if not path.is_file():
         found = "it is no file" if path.exists() else "there is no such file"
         raise DataError(f"{setting} = '{path}': {found}" if setting else f"{path}: {found}")
+    place, form = f"{named}{path}", form_of(path)
+    if form in OTHERS:
+        raise DataError(f"{place}: files that end in {form} are not read: write the rows as {READ}")
     try:
-        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as stream:
-            for number, line in enumerate(iter(lambda: stream.readline(MAX_ROW_BYTES + 1), b""), 1):
-                where = f"{named}{path}:{number}"
-                if len(line) > MAX_ROW_BYTES:
-                    raise DataError(f"{where} is longer than {MAX_ROW_BYTES >> 20} MiB: write one row a line")
-                if number == 1:
-                    line = _without_mark(line, where)
-                if line.strip():
-                    try:
-                        row = _parse(line, where)
-                    except DataError as error:
-                        if faults is None:
-                            raise
-                        faults.append(str(error))
-                    else:
-                        yield Row(where, number, row)
+        for number, row in FORMS.get(form, _lines)(path, place):
+            where = f"{place}:{number}"
+            try:
+                if isinstance(row, DataError):
+                    raise row
+                yield Row(where, number, _parse(row, where) if isinstance(row, bytes) else _object(row, where))
+            except DataError as error:
+                if faults is None:
+                    raise
+                faults.append(str(error))
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{named}{path} cannot be read: {error}") from error
+        raise DataError(f"{place} cannot be read: {error}") from error
+
+
+def _lines(path: Path, place: str) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines that are not blank, with their numbers. Raises DataError for one that says that all are wrong."""
+    with open_rows(path) as stream:
+        for number, line in enumerate(iter(lambda: stream.readline(MAX_ROW_BYTES + 1), b""), 1):
+            where = f"{place}:{number}"
+            if len(line) > MAX_ROW_BYTES:
+                raise DataError(f"{where} is longer than {MAX_ROW_BYTES >> 20} MiB: write one row a line")
+            if number == 1:
+                line = _without_mark(line, where)
+                if line.lstrip().startswith(b"["):
+                    raise DataError(f"{place} holds a JSON list: let its name end in .json, or write one row a line")
+            if line.strip():
+                yield number, line
 
 
 def all_faults(faults: Sequence[str], what: str) -> str:
@@ -115,8 +146,12 @@ def _parse(line: bytes, where: str) -> dict[str, Any]:
         raise DataError(f"{where} is nested too deeply for JSON: repair or delete the line") from error
     except ValueError as error:  # an integer of more digits than Python reads
         raise DataError(f"{where} is not JSON that can be read ({error}): repair or delete the line") from error
+    return _object(row, where)
+
+
+def _object(row: Any, where: str) -> dict[str, Any]:
     if not isinstance(row, dict):
-        raise DataError(f"{where} is not a JSON object: write one object a line")
+        raise DataError(f"{where} is not a JSON object: write one object a row")
     return row
 
 
@@ -126,6 +161,8 @@ def text_of(row: Mapping[str, Any], key: str, where: str, default: str | None = 
     A missing, empty or null one is an error, or `default` where that is given.
     """
     value = row.get(key)
+    if default is not None and isinstance(value, float) and math.isnan(value):  # what pandas has for a missing cell
+        return default
     if value is None or (isinstance(value, str) and not value.strip()):
         if default is not None:
             return default
@@ -162,7 +199,22 @@ def _hint(row: Mapping[str, Any], key: str) -> str:
         return f"; it has '{near[0]}': is that meant?"
     if key == "answer" and row.get("tests"):
         return '; it has tests: programming problems need "domain": "code"'
-    return f"; it has {', '.join(map(repr, list(row)[:8]))}" if row else ""
+    shown = f"; it has {', '.join(map(repr, list(row)[:8]))}" if row else ""
+    if key == "answer" and row.get("solution"):
+        return f"{shown}, and its 'solution' ends neither in a line '#### ANSWER' nor in \\boxed{{ANSWER}}"
+    return f"{shown}. {proposal(row)}" if key in LIKELY and row else shown
+
+
+def proposal(row: Mapping[str, Any]) -> str:
+    """The repair of a row whose columns are not known: the setting, with those that may be its problem and answer."""
+    chosen = dict[str, str]()
+    for ours, words in LIKELY.items():
+        free = [name for name in row if name not in chosen.values() and isinstance(row[name], str | int | float | list)]
+        likely = next((name for word in words for name in free if word in name.casefold()), ours)
+        chosen[ours] = ours if row.get(ours) else likely
+    shown = ", ".join(f'{ours} = "{theirs}"' for ours, theirs in chosen.items() if ours != theirs)
+    shown = shown or 'problem = "...", answer = "..."'
+    return f"Rename columns, or set data.columns = {{ {shown} }}"
 
 
 def meant_by(name: str, row: Mapping[str, Any]) -> str | None:
@@ -170,7 +222,7 @@ def meant_by(name: str, row: Mapping[str, Any]) -> str | None:
 
     Example: meant_by("anwser", {"problem": "1+1?", "anwser": "2"}) == "answer"
     """
-    if name in KEYS:
+    if name in KEYS or name.casefold().endswith(("_id", "_idx")):
         return None
     spelt = name.casefold()
     near = [ALIASES[spelt]] if spelt in ALIASES else difflib.get_close_matches(spelt, KEYS, n=1, cutoff=ALIKE)
@@ -206,6 +258,11 @@ def problem_of(
             f"{where}: a 'prefix' begins a single completion, but the row has an environment: leave one out"
         )
     pass_rate = row.get("pass_rate")
+    if isinstance(pass_rate, str):  # a cell of a .csv
+        with contextlib.suppress(ValueError):
+            pass_rate = float(pass_rate) if pass_rate.strip() else None
+    if isinstance(pass_rate, float) and math.isnan(pass_rate):
+        pass_rate = None
     known = isinstance(pass_rate, int | float) and not isinstance(pass_rate, bool) and 0 <= pass_rate <= 1
     if pass_rate is not None and not known:
         raise DataError(f"{where}: pass_rate = {pass_rate!r} must be a number between 0 and 1")

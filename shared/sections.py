@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from shared.jsonl import FIELDS
 from shared.judge_settings import Judge
 from shared.metrics import METRICS, kind_of
 from shared.model_settings import Model as Model  # one of the sections
@@ -36,6 +37,9 @@ class Data(Section):
     levels) that reasoning-gym generates, e.g. "reasoning_gym:countdown,chain_sum/2"; a run needs one"""
     validation: str = ""
     """the same for evaluation only; "" for none"""
+    columns: dict[str, str] = {}
+    """field of a row = column of your files that holds it, e.g. { problem = "question", answer = "final_answer" }, for
+    training, validation and demonstrations; docs/data.md lists the published shapes that need none"""
     generate: dict[str, dict[str, Any]] = {}
     """kind of generated problems = its options, reasoning-gym's own and `size`, the number to train on (500), e.g.
     { countdown = { size = 2000, max_numbers = 4 } }"""
@@ -70,6 +74,9 @@ class Data(Section):
             )
         if not 0 <= self.pass_rate[0] <= self.pass_rate[1] <= 1:
             yield f"data.pass_rate = {list(self.pass_rate)} must be [least, most] with 0 <= least <= most <= 1"
+        for field in self.columns:
+            if field not in FIELDS:
+                yield f"data.columns.{field}: a row has no such field; it may have {', '.join(FIELDS)}"
         for domain, template in self.templates.items():
             if template.count("{problem}") != 1:
                 yield f'data.templates.{domain} = "{template}" must hold {{problem}} exactly once'

@@ -26,7 +26,6 @@ from shared.chat import Chat
 from shared.config import Config
 from shared.cuda_builds import installed
 from shared.errors import DataError, InputError, MaestraleError
-from shared.jsonl import read_rows
 from shared.model import hf
 from shared.model.config import DecoderConfig
 from trainer import memory
@@ -37,6 +36,7 @@ from trainer.dry_run import model_shape, size
 from trainer.environment_rows import environment_lines, environment_rows
 from trainer.memory import DTYPE_BYTES
 from trainer.shards import free_bytes
+from verify.published import problem_rows
 
 USAGE = """usage: python -m trainer check [SETTINGS.toml] [--section.key=value ...] [--json]
 
@@ -180,7 +180,7 @@ def holds_programs(config: Config) -> bool:
     try:
         return any(
             "tests" in row and "checker" not in row
-            for _, _, row in islice(read_rows(path, "data.train"), PROGRAM_LINES)
+            for _, _, row in islice(problem_rows(path, "data.train", columns=config.data.columns), PROGRAM_LINES)
         )
     except DataError:  # a launch says what is wrong with it
         return False

@@ -20,9 +20,13 @@ HUB, PARQUET = "hub:", ".parquet"
 
 
 def fetch(config: Config, setting: str, value: str) -> Path:
-    """Return the file with the rows of a data set, made where it is not there. Raises ConfigError for one that is not
-    named right and where the library is missing, DataError where it cannot be had."""
-    path = Path(config.locate(value, setting))
+    """Return the file with the rows of a data set that a setting names. Raises as `fetch_to`."""
+    return fetch_to(Path(config.locate(value, setting)), setting, value, config.deadlines.start_s)
+
+
+def fetch_to(path: Path, setting: str, value: str, deadline_s: float) -> Path:
+    """Return the path, with the rows of a data set written there where it is no file. deadline_s: for each row. Raises
+    ConfigError for one that is not named right and where the library is missing, DataError where it cannot be had."""
     if path.is_file():
         return path
     name = value.removeprefix(HUB).partition(":")[0]
@@ -32,7 +36,7 @@ def fetch(config: Config, setting: str, value: str) -> Path:
         raise DataError(f"{setting} = '{value}': there is no such file")
     if importlib.util.find_spec("datasets") is None:
         raise ConfigError(f"{setting} = '{value}': datasets is not installed: pip install -e '.[datasets]'")
-    write_rows(path, rows_of_process("trainer.data_sets", value, setting, config.deadlines.start_s))
+    write_rows(path, rows_of_process("trainer.data_sets", value, setting, deadline_s))
     return path
 
 
@@ -58,7 +62,7 @@ def main(value: str) -> int:
     try:
         send_rows(rows(value))
     except Exception as error:  # noqa: BLE001 - that of the library, of pyarrow or of a network
-        told = next(iter(str(error).splitlines()), "no reason given")
+        told = " ".join(str(error).split())[:400] or "no reason given"
         sys.stderr.write(f"'{value}' cannot be had ({type(error).__name__}: {told})\n")
         return 1
     return 0

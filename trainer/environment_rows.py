@@ -12,11 +12,12 @@ from typing import NamedTuple
 from environments.environment import UnknownEnvironment
 from environments.host import EnvironmentHost
 from shared.config import Config
-from shared.jsonl import read_rows, text_of
+from shared.jsonl import text_of
 from shared.types import Problem, Reward
 from trainer.data import PromptFormat
 from trainer.episodes import Episodes
 from trainer.problem_file import ProblemFile, check_environments
+from verify.published import problem_rows
 
 LONGEST = 20
 """problems with the longest texts, among which the longest prompt is looked for"""
@@ -39,7 +40,7 @@ def environment_rows(config: Config) -> list[EnvironmentRow]:
     found, default = list[EnvironmentRow](), config.environment.name
     for setting, value in (("data.train", config.data.train), ("data.validation", config.data.validation)):
         path = Path(config.locate(value, setting))
-        for row in read_rows(path, setting) if value and path.is_file() else ():
+        for row in problem_rows(path, setting, columns=config.data.columns) if value and path.is_file() else ():
             if name := text_of(row.fields, "environment", row.where, default):
                 texts = (
                     text_of(row.fields, key, row.where, usual) for key, usual in (("domain", "math"), ("problem", ""))

@@ -17,7 +17,6 @@ from shared.atomic_write import write_whole
 from shared.chat import Chat
 from shared.config import Config
 from shared.errors import CheckpointError, ConfigError, MaestraleError, ModelError
-from shared.jsonl import read_rows
 from shared.model import hf
 from shared.model.adapter_folder import merged_weights, save_adapter
 from shared.model.model_card import CARD, ModelCard, read_card
@@ -27,6 +26,7 @@ from trainer.client import TrainerClient
 from trainer.evaluation import best_version
 from trainer.rank import TrainerRank
 from trainer.shard_files import iterate_weights
+from verify.published import problem_rows
 
 USAGE = """usage: python -m trainer.export RUN_FOLDER [STEP]
 
@@ -51,7 +51,7 @@ def note_training(config: Config, folder: Path, version: int) -> None:
 def history_of(config: Config) -> str:
     """ "whole" where the run trains on episodes, "" where on single completions: see `ModelCard.history`."""
     path = Path(config.locate(config.data.train))
-    rows = read_rows(path, "data.train", []) if config.data.train and path.is_file() else ()
+    rows = problem_rows(path, "data.train", [], config.data.columns) if config.data.train and path.is_file() else ()
     settings = config.environment
     named = settings.name or settings.history == "whole" or any(row.fields.get("environment") for row in rows)
     return "whole" if named else ""

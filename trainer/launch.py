@@ -208,11 +208,11 @@ class Launch:
         for stage in reversed(self.config.every_stage):
             choose(stage.reward)  # its files may define the verifiers of the rows
         train, validation = self.sources.train, self.sources.validation
-        name = self.config.environment.name
-        files = [read_problems(train, "data.train", self.config.data, name)]
+        data, name = self.config.data, self.config.environment.name
+        files = [read_problems(train, "data.train", data, name)]
         if Need.GROUND_TRUTH in needs(self.config):
             refuse_prose(files[0])
-        return [*files, read_problems(validation, "data.validation", environment=name)] if validation else files
+        return [*files, read_problems(validation, "data.validation", data, name)] if validation else files
 
     async def _check_data(
         self, files: list[ProblemFile], source: DataSource, scorer: RewardScorer, validation: list[Problem]
@@ -220,9 +220,9 @@ class Launch:
         """Report doubtful data, or raise for what is wrong in it; returns the validation problems to evaluate."""
         parts = [source.problems, spread(validation, self.config.evaluate.problems)][: len(files)]
         for place, (found, problems) in enumerate(zip(files, parts, strict=True)):
+            self.progress.note(found.read_as)
             await check_answers(found, problems, scorer.checker, self.config)
-            long = await asyncio.to_thread(source.measure, problems)
-            parts[place] = without_long(found, problems, long, source.room)
+            parts[place] = without_long(found, problems, await asyncio.to_thread(source.measure, problems), source.room)
         for line in (warning for found in files for warning in found.warnings):
             self.progress.warning(line)
         return parts[1] if validation else []

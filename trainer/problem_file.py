@@ -26,6 +26,7 @@ from verify.ground_truth import is_doubtful, may_be_placeholder, not_an_answer
 from verify.language import known_languages
 from verify.math.dress import dress_of
 from verify.math.plain import decide
+from verify.published import NATIVE, renamed, to_native
 from verify.verifiers import known_domains, read_problem, verifier_for
 
 ALIKE = 0.7
@@ -46,6 +47,8 @@ class ProblemFile:
     lines: dict[str, int] = field(default_factory=dict)
     """id of a problem -> number of its line"""
     warnings: list[str] = field(default_factory=list)
+    shapes: Counter[str] = field(default_factory=Counter)
+    """name of a reader (`verify.published`) -> rows that it read"""
 
     def where(self, problem: Problem) -> str:
         """File and line of a problem."""
@@ -55,6 +58,13 @@ class ProblemFile:
     def environments(self) -> list[tuple[str, str]]:
         """Where each problem is, and its environment."""
         return [(f"{self.setting}: {self.where(problem)}", problem.environment) for problem in self.problems]
+
+    @property
+    def read_as(self) -> str:
+        """One line that says how many problems there are and, where not all are in our own form, how they were read."""
+        shapes = ", ".join(f"{count:,} as {name}" for name, count in self.shapes.most_common())
+        published = f": {shapes}" if {*self.shapes} - {NATIVE} else ""
+        return f"{self.setting}: {len(self.problems):,} problems read{published}"
 
     def warn(self, found: Sequence[Problem], what: str) -> None:
         """Add a warning about some problems: how many they are, what is doubtful, and where the first one is."""
@@ -66,20 +76,22 @@ class ProblemFile:
 
 
 def read_problems(path: Path, setting: str, data: Data | None = None, environment: str = "") -> ProblemFile:
-    """Read a .jsonl or .jsonl.gz of {"problem", "answer" or "tests", "id"?, "language"?, "domain"?, "source"?,
-    "environment"?, "checker"?, "answer_form"?, "prefix"?} lines.
+    """Read a file of {"problem", "answer" or "tests", "id"?, "language"?, "domain"?, "source"?, "environment"?,
+    "checker"?, "answer_form"?, "prefix"?} rows, or of a published shape (`verify.published`).
 
-    `setting` is named in errors (e.g. "data.train"). data: its domains and templates name further domains, and its
-    `open` = 1 says that no answer is compared. environment: of the rows that name none. Raises DataError with file,
-    line numbers and repair.
+    `setting` is named in errors (e.g. "data.train"). data: its columns hold the fields, its domains and templates name
+    further domains, and its `open_share` = 1 says that no answer of data.train is compared. environment: of rows that
+    name none. Raises DataError with file, line numbers and repair.
     """
     data = data or Data()
-    found, faults = ProblemFile(path, setting), list[str]()
+    found, faults, seen = ProblemFile(path, setting), list[str](), set[str]()
     for row in read_rows(path, setting, faults):
         try:
-            fields = {"environment": environment} | row.fields if environment else row.fields
+            seen |= row.fields.keys()
+            fields, shape = to_native(renamed(row.fields, data.columns, row.where), row.where)
+            fields = {"environment": environment} | fields if environment else fields
             problem = read_problem(fields, row.where)
-            _check(problem, row.where, compared=data.open_share < 1)
+            _check(problem, row.where, compared=data.open_share < 1 or setting != "data.train")
             if problem.id in found.lines:
                 raise DataError(
                     f"{row.where}: id '{problem.id}' stands in line {found.lines[problem.id]} already: give each "
@@ -89,9 +101,14 @@ def read_problems(path: Path, setting: str, data: Data | None = None, environmen
             faults.append(str(error))
         else:
             found.problems.append(problem)
+            found.shapes[shape] += 1
             found.lines[problem.id] = row.number
     if faults:
         raise DataError(all_faults(faults, f"{setting}: {len(faults):,} rows of {path} cannot be used:"))
+    gone = [name for name in data.columns.values() if not {name, name.partition(".")[0]} & seen]
+    if gone and setting == "data.train":
+        shown = ", ".join(map(repr, sorted(seen)))
+        raise DataError(f"data.columns names '{gone[0]}', and no row of {path} has this column: they have {shown}")
     if not found.problems:
         raise DataError(f"{setting}: {path} holds no problem")
     _doubts(found, data)

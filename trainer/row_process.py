@@ -14,6 +14,7 @@ from typing import Any
 
 from shared.atomic_write import beside
 from shared.errors import ConfigError, DataError
+from shared.row_files import plain
 
 
 def write_rows(path: Path, lines: Iterator[bytes]) -> None:
@@ -31,7 +32,7 @@ def send_rows(rows: Iterable[dict[str, Any]]) -> None:
     stream = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     for row in rows:
-        stream.write(json.dumps(row, ensure_ascii=False, default=str) + "\n")
+        stream.write(json.dumps(row, ensure_ascii=False, default=plain) + "\n")
         stream.flush()
 
 

@@ -146,7 +146,7 @@ class Session:
         chat = Chat.of_run(found.model_dir, config, progress)
         problems = [
             without_environment(one, "data.train", "a session samples")
-            for one in read_problems(found.train, "data.train", environment=config.environment.name).problems
+            for one in read_problems(found.train, "data.train", config.data, config.environment.name).problems
         ]
         self.solver = solver = Solver(config, found.model_dir, chat, progress.warning)
         stack.push_async_callback(solver.close)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,12 +24,14 @@ from shared.types import CONTEXT, IMITATED
 from trainer.batching import Learned, plan_batch
 from trainer.client import TrainerClient
 from trainer.data import PromptFormat
+from trainer.demonstration_rows import to_demonstration
 from trainer.evaluation import evaluation_due
 from trainer.ledger import Interrupted
 from trainer.objectives.sequences import Demonstration, sft_sequences
 from trainer.rank import TrainerRank
 from trainer.schedule import warm_and_decay
 from trainer.sources import Sources
+from verify.published import NATIVE, renamed
 
 if TYPE_CHECKING:
     from trainer.controller import TrainingLoop
@@ -47,7 +50,7 @@ class Demonstrations:
     general_share: float
     """share of a batch that is drawn from `general`"""
     left_out: tuple[str, ...] = ()
-    """one line for each file in which some demonstrations are too long"""
+    """a line for each file in which some demonstrations are too long, or that is of a published shape"""
 
     def batch_at(self, step: int, size: int, seed: int) -> list[Demonstration]:
         """The batch of an SFT step, [size] demonstrations: a pure function of (seed, step)."""
@@ -88,19 +91,22 @@ def load_demonstrations(
 def read_demonstrations(
     path: Path, setting: str, prompts: PromptFormat, max_tokens: int, left_out: list[str]
 ) -> list[Demonstration]:
-    """Read JSONL of {"problem", "completion", "domain"?, "system"?}, or of {"problem", "solution", "answer"}, whose
-    solution becomes the reasoning. "system" stands behind the system prompt, as tools do. "completion" may be a list of
-    {"role", "content"} messages, of several turns of the "assistant" with what an environment says ("user" or "tool")
-    between them. Longer ones than max_tokens are left out, and a line about them is added to `left_out`.
+    """Read rows of {"problem", "completion", "domain"?, "system"?}, or of {"problem", "solution", "answer"}, whose
+    solution becomes the reasoning, or of a published shape (`trainer.demonstration_rows`). "system" stands behind the
+    system prompt, as tools do. "completion" may be a list of {"role", "content"} messages, of several turns of the
+    "assistant" with what an environment says ("user" or "tool") between them. Longer ones than max_tokens are left out,
+    and a line about them is added to `left_out`.
 
     Raises DataError naming the lines, or `setting` if nothing is left.
     """
     found: list[Demonstration] = []
     long: list[str] = []
     faults: list[str] = []
-    chat = prompts.chat
-    for where, _, row in read_rows(path, setting, faults):
+    chat, shapes = prompts.chat, Counter[str]()
+    for where, _, fields in read_rows(path, setting, faults):
         try:
+            row, shape = to_demonstration(renamed(fields, prompts.settings.columns, where), where)
+            shapes[shape] += 1
             problem, domain = text_of(row, "problem", where), text_of(row, "domain", where, "math")
             also = text_of(row, "system", where, "")
             if isinstance(row.get("completion"), list):
@@ -121,6 +127,8 @@ def read_demonstrations(
         raise DataError(all_faults(faults, f"{setting}: {len(faults):,} rows of {path} cannot be used:"))
     if not found:
         raise DataError(f"{setting}: {path} holds none that fits model.max_tokens = {max_tokens}")
+    if {*shapes} - {NATIVE}:
+        left_out.append(f"{setting}: read " + ", ".join(f"{count:,} as {name}" for name, count in shapes.most_common()))
     if long:
         count = len(found) + len(long)
         left_out.append(

@@ -28,6 +28,7 @@ from shared.types import Verdict
 from verify.answer_checker import AnswerChecker, worker_count
 from verify.code.runner import ProgramVerifier
 from verify.plugins import choose
+from verify.published import columns_of
 from verify.records import Item, Record, check_beginning, make_record, read_items, read_records, settings_fingerprint
 from verify.reward import CompletionScorer
 from verify.verifiers import verifier_for
@@ -39,9 +40,10 @@ PARTS = ("total", "format", "correctness", "length", "language")
 """what the table of means has rows for"""
 
 EXAMPLES = r"""
-input, one JSON object a line (.jsonl or .jsonl.gz):
+input, one JSON object a line (.jsonl; also .json, .csv, .tsv, each with .gz, and .parquet):
   {"problem": "2+3=?", "answer": "5", "response": "<think>Two and three are five.</think>It is \\boxed{5}."}
   optional: "id", "language" (of the problem, "en"), "domain" ("math", "code", "open", ...), "tokens" (its length).
+  Problems of published sets may keep their own columns (docs/data.md); --columns names others.
   Rows of a data file may also be nested: {"problem": {"problem": ..., "answer": ...}, "response": ...}
 
 output, one JSON object a line, in the order of the input:
@@ -138,6 +140,9 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument(
         "--opened", action="store_true", help="the chat template opened the reasoning: no <think> first"
     )
+    parser.add_argument(
+        "--columns", default="", metavar="FIELD=COLUMN,...", help="columns of the file that hold fields"
+    )
     parser.add_argument("--restart", action="store_true", help="overwrite VERDICTS.jsonl instead of going on")
     options, settings = parser.parse_known_args(arguments)
     for name in settings:
@@ -224,7 +229,7 @@ def go_on(
         print(f"{options.out} holds {len(before)} of {len(rows)} verdicts: going on", file=sys.stderr)
     display = ProgressBar("grading", "graded", len(before), len(rows))
     try:
-        rest = itertools.islice(read_items(options.file), len(before), None)
+        rest = itertools.islice(read_items(options.file, options.columns), len(before), None)
         return before, asyncio.run(grade(rest, settings, mark, options.opened, stream, display, len(before)))
     finally:
         display.close()
@@ -233,6 +238,7 @@ def go_on(
 def run(options: argparse.Namespace, overrides: list[str]) -> int:
     """Everything after the options. Raises MaestraleError, or KeyboardInterrupt."""
     started = time.monotonic()
+    options.columns = columns_of(options.columns)
     settings = read_settings(options.config, overrides)
     settings = settings.model_copy(update={"workers": worker_count(options.workers)})
     if not options.out.parent.is_dir():
@@ -240,7 +246,9 @@ def run(options: argparse.Namespace, overrides: list[str]) -> int:
     choose(settings)  # its files may define the verifiers of the rows
     mark = settings_fingerprint(settings, options.opened)
     rows, sized, programs = [], False, False
-    for item in read_items(options.file):  # all of them first: a bad last line is told before hours of work
+    for item in read_items(
+        options.file, options.columns
+    ):  # all of them first: a bad last line is told before hours of work
         rows.append(item.row)
         sized = sized or item.tokens is not None
         programs = programs or verifier_for(item.problem).needs == "sandbox"

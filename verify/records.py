@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
 from shared.errors import DataError
-from shared.jsonl import Row, read_rows
+from shared.jsonl import Row
 from shared.sections import RewardWeights
 from shared.types import Problem, Reward
+from verify.published import problem_rows
 from verify.verifiers import read_problem, verifier_of, without_environment
 
 
@@ -67,9 +68,10 @@ def settings_fingerprint(settings: RewardWeights, opened: bool) -> str:
     return fingerprint(settings.model_dump_json(exclude={"workers", "max_failure_share"}) + str(opened))
 
 
-def read_items(path: Path) -> Iterator[Item]:
-    """Yield the items of a .jsonl or .jsonl.gz. Raises DataError with file, line number and repair."""
-    return map(_item, read_rows(path))
+def read_items(path: Path, columns: Mapping[str, str] | None = None) -> Iterator[Item]:
+    """Yield the items of a file; columns: see `verify.published.renamed`. Raises DataError with file, line number and
+    repair."""
+    return map(_item, problem_rows(path, columns=columns))
 
 
 def _item(row: Row) -> Item:

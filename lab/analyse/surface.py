@@ -211,7 +211,7 @@ class Survey:
             else config.locate(config.data.train)
         )
         style, room = PromptFormat(chat, config.data), config.model.max_tokens - config.rollout.max_completion_tokens
-        problems = read_problems(path, "--data", environment=config.environment.name).problems
+        problems = read_problems(path, "--data", config.data, config.environment.name).problems
         for problem in problems:
             without_environment(problem, f"--data {path}: {problem.id}", "a surface is measured with")
         prompts = [

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from curate.__main__ import main as curate
 from curate.format import FormatStage, count_words
 from curate.stage import Decision, Kept
 from shared.jsonl import read_rows
 from tests.curate.deciding import decide_rows, reasons_of
+from tests.published import SETS
 
 
 def decide(rows: list[dict[str, Any]]) -> list[Decision]:
@@ -48,6 +51,26 @@ def test_reasons() -> None:
         ({"problem": "Double it.", "domain": "code"}, "tests not readable"),
     ]  # fmt: skip
     assert reasons([row for row, _ in cases]) == [reason for _, reason in cases]
+
+
+def test_published_sets_and_other_files_are_read_as_a_launch_reads_them(tmp_path: Path) -> None:
+    """All sets in one JSON list, and a table whose columns the option names."""
+    rows = [each.row for name in SETS for each in SETS[name][:5]]
+    bad = [{"query": "1+1?", "reply": "2"}, {"question": "1+1?", "prompt": "2+2?", "answer": "2"}]
+    (tmp_path / "rows.json").write_text(json.dumps([*rows, *bad]))
+    out = tmp_path / "out.jsonl"
+    assert curate(["format", str(tmp_path / "rows.json"), "--out", str(out), "--workers=1"]) == 0
+    kept = [row.fields for row in read_rows(out)]
+    assert len(kept) == len(rows) and all(row["problem"] and (row.get("answer") or row["tests"]) for row in kept)
+    rejected = [row.fields["rejected"] for row in read_rows(tmp_path / "out.rejected.jsonl")]
+    assert [why["reason"] for why in rejected] == ["no problem text", "shape not readable"]
+    assert 'data.columns = { problem = "query", answer = "reply" }' in rejected[0]["detail"]
+    (tmp_path / "rows.csv").write_text("frage,zahl\n1+1?,2\n")
+    columns = ["--columns", "problem=frage,answer=zahl"]
+    assert curate(["format", str(tmp_path / "rows.csv"), "--out", str(tmp_path / "a.jsonl"), *columns]) == 0
+    assert [row.fields for row in read_rows(tmp_path / "a.jsonl")] == [{"problem": "1+1?", "answer": "2"}]
+    assert curate(["format", str(tmp_path / "rows.csv"), "--out", str(tmp_path / "a.jsonl")]) == 2, "another job"
+    assert curate(["format", str(tmp_path / "rows.csv"), "--out", str(tmp_path / "b.jsonl"), "--columns", "x=y"]) == 2
 
 
 def test_multiple_choice_is_opened() -> None:

@@ -19,11 +19,13 @@ import pytest
 import torch
 from huggingface_hub import constants
 
+from curate.__main__ import main as curate
 from shared.config import Config
 from shared.errors import ConfigError, DataError
 from shared.model.adapter_folder import save_adapter
 from shared.model.lora import A, B
 from shared.model.model_card import CARD, ModelCard
+from tests.published import SETS
 from trainer import data_sets
 from trainer.evaluation import FILE, Evaluation, EvaluationRecord
 from trainer.problem_file import read_problems
@@ -39,8 +41,9 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 class Hub(BaseHTTPRequestHandler):
-    """Answers what the clients ask for one data set, o/problems, and takes commits to models; anything else is 404."""
+    """Answers what the clients ask for one data set, and takes commits to models; anything else is 404."""
 
+    repo = "o/problems"
     files: dict[str, bytes] = {}
     pushed: dict[str, bytes] = {}
     asked: list[str] = []
@@ -50,18 +53,20 @@ class Hub(BaseHTTPRequestHandler):
         """One file, or what there is."""
         path, _, _ = self.path.partition("?")
         self.asked.append(f"{self.command} {self.path}")
-        if path in ("/api/datasets/o/problems", f"/api/datasets/o/problems/revision/{COMMIT}",
-                    "/api/datasets/o/problems/revision/main"):  # fmt: skip
+        repo = f"/api/datasets/{self.repo}"
+        if path in (repo, f"{repo}/revision/{COMMIT}", f"{repo}/revision/main"):
             files = [{"rfilename": name} for name in self.files]
-            return self.answer({"id": "o/problems", "sha": COMMIT, "siblings": files, "private": False, "tags": []})
-        if path.startswith(f"/api/datasets/o/problems/tree/{COMMIT}"):
-            under = path.removeprefix(f"/api/datasets/o/problems/tree/{COMMIT}").strip("/").replace("%2F", "/")
-            found = [self.entry(name) for name in self.files if name.startswith(under)]
-            return (
-                self.answer(found) if found and not under else self.answer({}, {"X-Error-Code": "EntryNotFound"}, 404)
-            )
-        if path.startswith("/datasets/o/problems/resolve/"):
-            _, _, name = path.removeprefix("/datasets/o/problems/resolve/").partition("/")
+            return self.answer({"id": self.repo, "sha": COMMIT, "siblings": files, "private": False, "tags": []})
+        if path.startswith(f"{repo}/tree/{COMMIT}"):
+            under = path.removeprefix(f"{repo}/tree/{COMMIT}").strip("/").replace("%2F", "/")
+            inside = f"{under}/" if under else ""
+            names = [name.removeprefix(inside).partition("/") for name in self.files if name.startswith(inside)]
+            found = [self.entry(inside + name) for name, deeper, _ in names if not deeper]
+            folders = dict.fromkeys(inside + name for name, deeper, _ in names if deeper)
+            found += [{"type": "directory", "path": name, "oid": COMMIT} for name in folders]
+            return self.answer(found) if found else self.answer({}, {"X-Error-Code": "EntryNotFound"}, 404)
+        if path.startswith(f"/datasets/{self.repo}/resolve/"):
+            name = path.removeprefix(f"/datasets/{self.repo}/resolve/").partition("/")[2]
             if (body := self.files.get(name)) is None:
                 return self.answer({}, {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": COMMIT}, 404)
             return self.answer(body, {"ETag": f'"{hashlib.sha1(body).hexdigest()}"', "X-Repo-Commit": COMMIT})
@@ -88,7 +93,7 @@ class Hub(BaseHTTPRequestHandler):
                     self.pushed[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
             url = f"http://{self.headers['Host']}/o/model/commit/{COMMIT}"
             return self.answer({"commitUrl": url, "commitOid": COMMIT, "hookOutput": "", "success": True})
-        if self.path.startswith("/api/datasets/o/problems/paths-info/"):
+        if self.path.startswith(f"/api/datasets/{self.repo}/paths-info/"):
             given = json.loads(body) if body.startswith(b"{") else {"paths": []}
             return self.answer([self.entry(name) for name in given["paths"] if name in self.files])
         self.refuse()
@@ -173,6 +178,44 @@ def test_a_data_set_of_the_hub_becomes_the_rows_of_a_run(tmp_path: Path, hub: ty
     with pytest.raises(DataError, match=r"data\.train: 'hub:o/others' cannot be had \(DatasetNotFoundError: "):
         data_sets.fetch(settings(tmp_path), "data.train", "hub:o/others")
     assert [one.name for one in path.parent.iterdir()] == [path.name], "nothing half"
+
+
+GSM8K_CARD = """---
+configs:
+- config_name: main
+  data_files:
+  - {split: train, path: main/train-*}
+  - {split: test, path: main/test-*}
+- config_name: socratic
+  data_files:
+  - {split: train, path: socratic/train-*}
+---
+"""
+
+
+@needs_datasets
+@pytest.mark.slow
+def test_the_name_that_the_documentation_shows_is_read_with_its_own_columns(tmp_path: Path, hub: type[Hub]) -> None:
+    """GSM8K as it lies on the Hub: two configurations, question and answer, the number behind ####."""
+    import pyarrow
+    import pyarrow.parquet
+
+    hub.repo, rows = "openai/gsm8k", [each.row for each in SETS["gsm8k"]]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows")
+    hub.files |= {"README.md": GSM8K_CARD.encode()} | {
+        f"{name}-00000-of-00001.parquet": (tmp_path / "rows").read_bytes() for name in ("main/train", "main/test")
+    }
+    name = "hub:openai/gsm8k/main:train"
+    found = read_problems(data_sets.fetch(settings(tmp_path, train=name), "data.train", name), "data.train")
+    assert [f"#### {int(one.answer):,}" for one in found.problems] == [
+        row["answer"].rpartition("\n")[2] for row in rows
+    ]
+    assert found.read_as == "data.train: 20 problems read: 20 as worked solutions (GSM8K, MATH)"
+    out = tmp_path / "formatted.jsonl"
+    assert curate(["format", name, "--out", str(out), "--workers=1"]) == 0
+    assert [row["answer"] for row in map(json.loads, out.read_text().splitlines())] == [
+        p.answer for p in found.problems
+    ]
 
 
 @pytest.mark.parametrize("name", ["hub:", "hub:problems", "hub:o/problems/a/b", "hub:o/:train", "hub:/problems"])

@@ -46,7 +46,10 @@ def test_ground_truth_answers_that_nothing_equals_are_refused(tmp_path: Path, an
         ({"problem": "1+1?", "anwser": "2"}, r":2: unknown key 'anwser': is 'answer' meant\?"),
         ({**GOOD, "langauge": "fr"}, r":2: unknown key 'langauge': is 'language' meant\?"),
         ({**GOOD, "lang": "fr"}, r":2: unknown key 'lang': is 'language' meant\?"),
-        ({"question": "1+1?", "answer": "2"}, r":2 lacks 'problem': .*it has 'question', 'answer'"),
+        (
+            {"query": "1+1?", "reply": "2"},
+            r"""2 lacks 'problem': it has 'query', 'reply'.*columns = { problem = "query", answer = "reply" }""",
+        ),
         ('{"problem": "1+1?", "answer": NaN}', r":2: 'answer' is nan"),
         ('{"problem": "1+1?", "answer": "\\ud800"}', r":2: 'answer' holds half a character .*ud800 at character 1"),
         ('{"problem": "is \\udc00 odd?", "answer": "2"}', r":2: 'problem' holds half a character"),

@@ -33,7 +33,7 @@ class LetterChat:
 PROMPTS = PromptFormat(LetterChat(), Data(system_prompt="S:", templates={"code": "{problem}!"}))  # type: ignore[arg-type]
 
 
-def write(path: Path, *rows: dict[str, str]) -> Path:
+def write(path: Path, *rows: dict[str, object]) -> Path:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
@@ -70,6 +70,20 @@ def test_a_file_without_anything_that_fits_names_its_setting(tmp_path: Path):
     short = write(tmp_path / "short.jsonl", {"problem": "x", "completion": "y"})
     with pytest.raises(DataError, match=r"sft\.general: "):
         load_demonstrations(short, long, Sft(), PROMPTS, 100)
+
+
+def test_published_demonstrations_and_columns_of_the_users_own(tmp_path: Path):
+    chats = [{"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "ho"}]}]
+    chats += [{"ask": "hi", "say": "ho"}, {"problem": "hi", "completion": "ho"}]
+    prompts = PromptFormat(LetterChat(), Data(system_prompt="", columns={"problem": "ask", "completion": "say"}))  # type: ignore[arg-type]
+    lines: list[str] = []
+    path = write(tmp_path / "chats.jsonl", *chats[1:])
+    assert read_demonstrations(path, "sft.general", prompts, 100, lines) == [Demonstration([*b"hi"], [*b"ho", 0])] * 2
+    assert not lines, "all in our own form"
+    plain = PromptFormat(LetterChat(), Data(system_prompt=""))  # type: ignore[arg-type]
+    [one] = read_demonstrations(write(path, chats[0]), "sft.general", plain, 100, lines)
+    assert one == Demonstration([*b"hi"], [*b"ho", 0])
+    assert lines == ["sft.general: read 1 as a conversation in 'conversations'"]
 
 
 def test_the_rate_warms_up_and_decays():

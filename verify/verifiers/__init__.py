@@ -22,6 +22,7 @@ from shared.jsonl import problem_of, text_of
 from shared.types import Problem, Verdict
 from verify.code_block import CodeBlock, first_program
 from verify.extract import extract_answer
+from verify.published import lacking, to_native
 
 GroundTruth = Literal["answer", "tests"]
 """key of a row that holds what answers are compared with"""
@@ -220,17 +221,20 @@ def without_environment(problem: Problem, where: str, what: str) -> Problem:
 
 
 def read_problem(row: Mapping[str, Any], where: str) -> Problem:
-    """Make the problem of a row, and check that its verifier can use its ground truth. Raises DataError with
-    `where`."""
-    checker = text_of(row, "checker", where, "")
+    """Make the problem of a row, of a published shape too (`verify.published`), and check that its verifier can use its
+    ground truth. Raises DataError with `where`."""
+    row, _ = to_native(row, where)
+    if row.get("problem") in (None, "") and (why := lacking(row)):
+        raise DataError(f"{where} lacks 'problem'{why}")
+    checker, domain = text_of(row, "checker", where, ""), text_of(row, "domain", where, DEFAULT)
     try:
-        found = checker_named(checker) if checker else verifier_of(text_of(row, "domain", where, DEFAULT))
+        verifier = checker_named(checker) if checker else verifier_of(domain)
     except DataError as error:
         raise DataError(f"{where}: {error}") from error
-    problem = problem_of(row, where, found.ground_truth, hidden=not found.verifies)
-    if found.validate is not None:
+    problem = problem_of(row, where, verifier.ground_truth, hidden=not verifier.verifies)
+    if verifier.validate is not None:
         try:
-            found.validate(problem)
+            verifier.validate(problem)
         except DataError as error:
             raise DataError(f"{where}: {error}") from error
     return problem

@@ -1,0 +1,209 @@
+"""Rows of public sets, under their own columns, become our rows; rows that could be two things are refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shared.errors import DataError
+from shared.jsonl import read_rows
+from shared.sections import Data
+from tests.published import READ_AS, SETS, Published
+from trainer.problem_file import read_problems
+from verify.__main__ import main as verify
+from verify.published import NATIVE, READERS, renamed, to_native
+from verify.verifiers import read_problem
+
+QUESTION = "How many are three and three?"
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_each_published_set_is_read_as_it_is(name: str, tmp_path: Path) -> None:
+    rows = SETS[name]
+    found = read_problems(write(tmp_path / "rows.jsonl", [each.row for each in rows]), "data.train")
+    assert len(found.problems) == len(rows) and not found.warnings
+    if name != "aime":
+        assert found.shapes == {READ_AS[name]: len(rows)}
+    for problem, each in zip(found.problems, rows, strict=True):
+        assert "Answer:" not in problem.text and "[ASSESS]" not in problem.text and "####" not in problem.answer
+        assert problem.tests if problem.domain == "code" else f"{{{int(problem.answer)}}}" in each.right
+        assert sum(reader.fits(each.row) for reader in READERS) <= 1, "no row is of two shapes"
+        native, _ = to_native(each.row, "row 1")
+        assert to_native(native, "row 1") == (native, NATIVE), "what was read is in our own form"
+
+
+def test_the_launch_says_which_reader_read_the_file(tmp_path: Path) -> None:
+    rows = [SETS[name][0].row for name in ("gsm8k", "numina", "mbpp")]
+    found = read_problems(write(tmp_path / "rows.jsonl", rows * 2), "data.train")
+    line = "data.train: 6 problems read: 2 as worked solutions (GSM8K, MATH), 2 as our own form, 2 as MBPP"
+    assert found.read_as == line
+    path = write(tmp_path / "rows.jsonl", [SETS["numina"][0].row])
+    assert read_problems(path, "data.train").read_as == "data.train: 1 problems read"
+
+
+def graded(tmp_path: Path, rows: list[tuple[str, Published]]) -> dict[tuple[str, int, str], str]:
+    """(set, place, "right" or "wrong") -> verdict of `python -m verify`."""
+    keys = [(name, place, kind) for place, (name, _) in enumerate(rows) for kind in ("right", "wrong")]
+    asked = [each.row | {"response": response} for _, each in rows for response in (each.right, each.wrong)]
+    out = tmp_path / "out.jsonl"
+    assert verify([str(write(tmp_path / "in.jsonl", asked)), "--out", str(out), "--workers=2"]) == 0
+    verdicts = [json.loads(line)["reward"]["verdict"] for line in out.read_text().splitlines()]
+    return dict(zip(keys, verdicts, strict=True))
+
+
+WAITING = ("human_eval", "kod_code")
+"""sets whose tests of programs are not yet run as published"""
+
+
+@pytest.mark.slow
+def test_the_right_solution_of_each_set_is_paid_and_a_wrong_one_is_not(tmp_path: Path) -> None:
+    verdicts = graded(tmp_path, [(name, each) for name in sorted({*SETS} - {*WAITING}) for each in SETS[name][2:6]])
+    wrong = {key: verdict for key, verdict in verdicts.items() if verdict != {"right": "correct"}.get(key[2], "wrong")}
+    assert not wrong
+
+
+@pytest.mark.parametrize(
+    ("row", "answer"),
+    [
+        ({"question": QUESTION, "answer": "3 + 3\n#### -1,234,567"}, "-1234567"),
+        ({"question": QUESTION, "answer": "#### $6"}, "6"),
+        ({"problem": QUESTION, "answer": "It is 3 + 3.\n#### 6"}, "6"),
+        ({"problem": QUESTION, "answer": "We add three and three and find $\\boxed{6}$."}, "6"),
+        ({"problem": QUESTION, "solution": "First \\boxed{5}? No, it is \\fbox{6}."}, "6"),
+        ({"problem": QUESTION, "solution": "so it is $\\boxed 6$"}, "6"),
+        ({"question": QUESTION, "solution": "so it is $\\boxed{\\frac{1}{2}}$"}, "\\frac{1}{2}"),
+        ({"prompt": QUESTION, "ground_truth": ["6"]}, "6"),
+        ({"prompt": [{"role": "user", "content": QUESTION}], "answer": 6}, "6"),
+        ({"prompt": [{"role": "user", "content": [{"type": "text", "text": QUESTION}]}], "answer": 6}, "6"),
+        ({"problem": QUESTION, "expected_answer": "6", "generated_solution": "..."}, "6"),
+        ({"problem": QUESTION, "answer": "6", "domain": ["Algebra"]}, "6"),
+        ({"problem": QUESTION, "answer": "6", "llama8b_solve_rate": None}, "6"),
+        ({"prompt": QUESTION, "reward_model": '{"ground_truth": "6"}'}, "6"),
+        ({"prompt": QUESTION, "reward_model": {"ground_truth": '["6"]'}}, "6"),
+        ({"prompt": str([{"role": "user", "content": QUESTION}]), "reward_model": "{'ground_truth': '6'}"}, "6"),
+        ({"prompt": [{"role": "user", "content": QUESTION}], "label": "6"}, "6"),
+        ({"prompt": [{"role": "user", "content": QUESTION}], "solution": "so $\\boxed{6}$"}, "6"),
+    ],
+)
+def test_neighbours_of_the_shapes(row: dict[str, Any], answer: str) -> None:
+    problem = read_problem(row, "rows.jsonl:1")
+    assert (problem.text, problem.answer, problem.domain) == (QUESTION, answer, "math")
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"problem": QUESTION, "answer": "a long answer ends in \\boxed{6}, and is all compared", "domain": "open"},
+        {"problem": QUESTION, "answer": "one\n#### 6", "checker": "math"},
+        {"problem": QUESTION, "answer": "6", "question": "another text", "prompt": "a third"},
+        {"problem": QUESTION, "environment": "guess", "solution": "\\boxed{6}"},
+        {"problem": {"problem": QUESTION, "answer": "6"}, "response": "6"},
+    ],
+)
+def test_our_own_form_wins(row: dict[str, Any]) -> None:
+    assert to_native(row, "row 1") == (row, NATIVE)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"question": "a", "prompt": "b", "answer": "6"}, r"'question' and 'prompt' differ, and either could be meant"),
+        ({"question": "a", "answer": "5", "final_answer": "6"}, "'answer' and 'final_answer' differ"),
+        ({"question": "a", "test": "t", "solution": "s", "input_output": "{}"}, "APPS or TACO and as KodCode"),
+        ({"question": "a", "choices": ["x", "y"], "answer": 1}, r"its 'choices' may belong to the question\. Rename"),
+        ({"context": "c", "question": "a", "answer": "x"}, "its 'context' may belong to the question"),
+        ({"A": "1", "B": "2", "question": "a", "answer": "A"}, "its 'A' and 'B' may belong"),
+        ({"question": "a", "answer": "We add them one by one and then we see it."}, "lacks 'problem'.*a question"),
+        ({"prompt": "p", "test": "def check(f): 1"}, "nearest shape that is read is HumanEval, .*'entry_point'"),
+        ({"prompt": "p", "test": "t", "entry_point": "f"}, "its 'prompt' does not begin the function 'f'"),
+        ({"question": "a", "input_output": "", "starter_code": "def f"}, "nearest .* APPS or TACO, .*'input_output'"),
+        ({"question": "a", "input_output": "oops"}, "its 'input_output' is no JSON object"),
+        ({"query": "a", "reply": "6"}, r'data\.columns = { problem = "query", answer = "reply" }'),
+        ({}, "it has nothing"),
+        ({"problem": "a", "solution": "no box"}, r"'solution' ends neither in a line '#### ANSWER' nor in \\boxed"),
+        ({"prompt": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], "answer": "6"},
+         "has the turns user, assistant: a problem is one turn of the user"),
+        ({"prompt": [{"role": "user", "content": [{"type": "image"}]}], "answer": "6"}, "content that is no text"),
+        ({"prompt": "a", "reward_model": {"ground_truth": {"target": ["x"]}}}, "rows.jsonl:1.*"),
+        ({"prompt": "[{'role': 'user', 'content': array([1])}]", "answer": "6"}, "looks like a list of messages"),
+        ({"problem_id": 7, "question": "a", "input_output": ""}, "nearest shape that is read is APPS or TACO"),
+    ],
+)  # fmt: skip
+def test_rows_that_are_not_beyond_doubt_are_refused_with_a_repair(row: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message) as error:
+        read_problem(row, "rows.jsonl:1")
+    assert str(error.value).count("rows.jsonl:1") == 1, "the place is told once"
+
+
+def test_columns_of_the_users_own(tmp_path: Path) -> None:
+    rows = [{"q": QUESTION, "truth": {"value": "6"}, "rate": 0.5, "answer": "not this"}]
+    columns = {"problem": "q", "answer": "truth.value", "pass_rate": "rate"}
+    [problem] = read_problems(write(tmp_path / "rows.jsonl", rows), "data.train", Data(columns=columns)).problems
+    assert (problem.text, problem.answer, problem.pass_rate) == (QUESTION, "6", 0.5)
+    native = [{"problem": QUESTION, "answer": "6"}]
+    path = write(tmp_path / "native.jsonl", native)
+    assert read_problems(path, "data.validation", Data(columns=columns)).problems, (
+        "a file in our own form needs none of them"
+    )
+    with pytest.raises(DataError, match="data.columns names 'q', and no row of .* has this column: they have 'answer'"):
+        read_problems(path, "data.train", Data(columns=columns))
+    with pytest.raises(
+        DataError, match=r"data\.columns\.problem = 'queston', .* no such column: is 'question' meant\?"
+    ):
+        renamed({"question": QUESTION}, {"problem": "queston"}, "rows.jsonl:1")
+    gsm8k = SETS["gsm8k"][0].row
+    assert to_native(renamed(gsm8k, {"problem": "question"}, ""), "")[0] == to_native(gsm8k, "")[0]
+
+
+def test_a_system_message_stays_before_the_words_of_the_user() -> None:
+    prompt = [{"role": "system", "content": "Count in dozens."}, {"role": "user", "content": QUESTION}]
+    assert read_problem({"prompt": prompt, "answer": "6"}, "").text == f"Count in dozens.\n\n{QUESTION}"
+
+
+def test_missing_cells_of_pandas_are_missing() -> None:
+    row = {"problem": QUESTION, "answer": "6", "pass_rate": float("nan"), "language": float("nan"), "id": float("nan")}
+    problem = read_problem(row, "rows.jsonl:1")
+    assert (problem.pass_rate, problem.language, problem.id) == (None, "en", "rows.jsonl:1")
+    with pytest.raises(DataError, match="'answer' is nan"):
+        read_problem(row | {"answer": float("nan")}, "rows.jsonl:1")
+
+
+def rebuilt(name: str, row: dict[str, Any]) -> dict[str, Any]:
+    """A row of the real set with its published columns."""
+    if name == "gsm8k_test":
+        return {"question": row["problem"], "answer": f"{row['solution']}\n#### {row['answer']}"}
+    if name == "math500":
+        return {key: row[key] for key in ("problem", "solution", "level", "subject")}
+    if name == "deepmath_sample":
+        return {"question": row["problem"], "final_answer": row["answer"], "difficulty": row["level"], "topic": "x"}
+    return {"ID": row["id"], "Problem": row["problem"], "Answer": int(row["answer"])}
+
+
+@pytest.mark.parametrize("name", ["gsm8k_test", "math500", "deepmath_sample", "aime24"])
+def test_the_real_sets_have_the_answers_that_they_are_known_by(name: str, data_folder: Path, tmp_path: Path) -> None:
+    path = next(data_folder.glob(f"{name}.jsonl*"))
+    known = read_problems(path, "data.train").problems
+    rows = [rebuilt(name, row.fields) for row in read_rows(path)]
+    read = [read_problem(row, "a row") for row in rows]
+    assert [each.text for each in read] == [each.text for each in known]
+    other = [(a.answer, b.answer) for a, b in zip(read, known, strict=True) if a.answer != b.answer]
+    assert len(other) <= 0.01 * len(known), other[:9]
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_a_cell_of_any_type_is_read_or_refused_with_the_place(name: str) -> None:
+    odd: list[Any] = [None, 1, 0.5, True, "", "x", "[", "{}", [], {}, [None], [[]], {"a": 1}, [{"role": 1}], "\ud800"]
+    for column in SETS[name][1].row:
+        for cell in odd:
+            try:
+                read_problem(SETS[name][1].row | {column: cell}, "rows.jsonl:1")
+            except DataError as error:
+                assert str(error).startswith("rows.jsonl:1") and str(error).count("rows.jsonl:1") == 1, error
