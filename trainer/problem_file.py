@@ -24,6 +24,7 @@ from shared.types import Problem, Verdict
 from verify.answer_checker import AnswerChecker
 from verify.ground_truth import is_doubtful, may_be_placeholder, not_an_answer
 from verify.language import known_languages
+from verify.math.dress import dress_of
 from verify.math.plain import decide
 from verify.published import NATIVE, renamed, to_native
 from verify.verifiers import known_domains, read_problem, verifier_for
@@ -148,9 +149,14 @@ def _doubts(found: ProblemFile, data: Data) -> None:
         if domain not in named:
             of = [one for one in found.problems if one.domain == domain and not one.checker]
             found.warn(of, f"are of domain '{domain}', whose answers are compared like those of \"math\"")
-    stand_ins = [problem for problem in _compared(found.problems) if may_be_placeholder(problem.answer)]
+    compared = _compared(found.problems)
+    dressed = [problem for problem in compared if dress_of(problem.answer)]
+    for dress in dict.fromkeys(dress_of(problem.answer) for problem in dressed):
+        of = [problem for problem in dressed if dress_of(problem.answer) == dress]
+        found.warn(of, f"have an answer with {dress}, which is read without: write the value alone")
+    stand_ins = [problem for problem in compared if may_be_placeholder(problem.answer)]
     found.warn(stand_ins, 'have an answer such as "None" or "unknown", which may stand for no answer at all')
-    words = [problem for problem in _compared(found.problems) if is_doubtful(problem.answer)]
+    words = [problem for problem in compared if is_doubtful(problem.answer)]
     found.warn(words, "have an answer of several words, which only a completion with the same words equals")
 
 

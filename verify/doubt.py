@@ -71,6 +71,10 @@ _HEDGED = re.compile(
     r"|supongo|acaso|forse|probabilmente|magari|può darsi|possibilmente|immagino|suppongo|наверное|наверно|может быть"
     r"|вероятно|пожалуй|видимо)\b|也许|或许|大概|我猜|估计|说不定|没准|恐怕"
 )
+_HEDGING = re.compile(
+    rf"{_HEDGED.pattern}|возможно|möglich|(?:es |c'est )?posible|c'est possible|è possibile|it is possible"
+)
+"""matches a whole clause before the answer"""
 _DISBELIEVED = re.compile(
     r"\b(?:not|never|nobody|n't|\w+n't|hardly)(?: \w+)? (?:think|believe|bet|say|trust|claim|expect|agree"
     r"|accept|convinced)\b"
@@ -78,13 +82,16 @@ _DISBELIEVED = re.compile(
     r"|\b(?:one|a|another|small|slim|good|some|fair|only a) (?:possibility|option|candidate"
     r"|candidates) (?:is|would|could|that|of)\b|\bchance (?:would be|of it)\b"
     r"|\b(?:a|some|good|fair|decent|small|slim) chance (?:that|it)\b|\btoss[- ]?up\b"
-    r"|\bguess(?:ing)?\b(?! (?:and check|is|was|that))|\bbetween (?:\x02|[-\d.]+) and\s*$"
+    r"|\bguess(?:ing)?\b(?! (?:and check|is|was|that|of|in))|\bbetween (?:\x02|[-\d.]+) and\s*$"
     r"|\blet's (?:go with|say)\b"
     r"|\b(?:ne|n') ?(?:pense|crois|dirais) pas\b|\bje dirais\b|\bje (?:mise|penche)\b|\b(?:glaube|denke"
     r"|meine) (?:ich )?nicht\b"
     r"|\bwürde (?:ich )?(?:auf|sagen|tippen)\b|\bno (?:creo|pienso|diría)\b|\bdiría\b|\bapuesto\b"
     r"|\bnon (?:credo|penso|direi)\b|\bdirei\b"
     r"|\bscommetto\b|\bне (?:думаю|считаю|верю)\b|\bскорее всего\b|\bдумаю,? что\b|\bя бы сказал|\bпохоже\b"
+    r"|\bi(?:'ll| will)? (?:choose|chose|pick(?:ed)?|select(?:ed)?|take|took)(?: (?:one|it))?"
+    r" (?:at random|randomly|blindly)\W*$"
+    r"|\b(?:at random|randomly|blindly),? i(?:'ll| will)? (?:choose|chose|pick|select|take)\W*$"
     r"|不认为|不觉得|不相信|有可能"
     r"|(?:^|\s)可能(?!的|性)|猜"
 )
@@ -148,6 +155,8 @@ _IS = (
 _BESIDE = re.compile(
     rf"{_IS}\s*({_NUMBER})\s*,?\s*(?:\b{_OR}\b)[\s:=]*{_ANSWER}"
     rf"|{_ANSWER}\s*,?\s*\b{_OR}\b\s+(?:\w+ )?({_NUMBER})(?![\w%])"
+    rf"|{_ANSWER}\W*(?:an )?(?:alternative|another)(?: possible)? (?:answer|value|result)"
+    rf"\s*(?:[:=]|is|could be)?\s*({_NUMBER})(?![\w%])"
 )
 _SENTENCE = re.compile(r"(?<!\d)[.](?!\w)|(?<=\d)[.](?=\s|$)|[!?。！？\n]")
 _CLAUSE = re.compile(
@@ -206,7 +215,7 @@ def doubted(
         return "denied before it"
     if _WRONG.search(clause) or (earlier and _WRONG.search(earlier[-1]) and not _CONCLUDED.search(before[-1])):
         return "called wrong, or somebody else's"
-    idle = not re.search(r"\w", clause) and any(_HEDGED.fullmatch(_OPENING.sub("", one)) for one in earlier)
+    idle = not re.search(r"\w", clause) and any(_HEDGING.fullmatch(_OPENING.sub("", one)) for one in earlier)
     if (
         _HEDGED.search(clause)
         or _DISBELIEVED.search(clause)
@@ -239,7 +248,7 @@ def _another(head: str, tail: str, same: Callable[[str], bool]) -> str:
     if _BOXES.search(text):
         return "one of several"
     for found in _BESIDE.finditer(text):
-        number = (found.group(1) or found.group(2)).rstrip(".,")
+        number = next(filter(None, found.groups())).rstrip(".,")
         if not same(number):
             return "one of several"
     return ""

@@ -1,8 +1,8 @@
 r"""Ground truths that no completion can equal, found once per row before a run.
 
-Placeholders ("see solution", "notfound", "[INVALID]"), sentences, whole boxes, and values in other people's wrapping
-("<b>5</b>", "5 (approx.)", "\\frac{3}{4}" with doubled backslashes). The checker reads such a text as words, so that
-nothing fails: every completion of the problem would be graded wrong for a whole run, without a warning.
+Placeholders ("see solution", "notfound", "[INVALID]"), sentences, whole boxes, and values with more around them than
+`verify/math/dress.py` takes away ("5 (2 marks)", pictures, a table in HTML). The checker reads such a text as words, so
+that nothing fails: every completion of the problem would be graded wrong for a whole run, without a warning.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import re
 from html.entities import html5
 
 from verify.math.brackets import without_text
+from verify.math.dress import undressed
 from verify.math.plain import prepared
 from verify.math.words import words_of
 
@@ -37,6 +38,17 @@ _PLACEHOLDER = re.compile(
     r"|证明|证明略|略|(?:解答|答案|图)?略|(?:答案|解答|解)?(?:如|见).*|无答案|没有答案|暂无(?:答案)?",
     re.DOTALL,
 )
+_SIGNS_BETWEEN = re.compile(r"[\W_]+")
+_MARKERS = (
+    "nosolutiongiven answernotfound noanswerfound cannotparse parseerror parsingerror unparsable unparseable"
+    " extractionfailed noresult noresponse nullvalue tba tbc fixme pending wip missingvalue redacted deleted removed"
+    " notspecified unspecified unavailable seesolution seeabove seebelow seeproof seeimage seefigure seeattached"
+    " youranswer finalanswer groundtruth groundtruthanswer theproof proofproblem openended openendedquestion"
+    " lefttothereader inconnu unbekannt desconocido desconocida sconosciuto неизвестно нетответа ответанет ненайдено"
+    " aucuneréponse pasderéponse nontrouvé keineangabe nichtgefunden noencontrado nessunarisposta nontrovato"
+    " 答案缺失 缺失 未找到 答案未知"
+)
+"""texts without signs and blanks that data sets write where an answer is missing"""
 _STAND_IN = re.compile(r"none|nil|unknown|error|errors?|invalid|failed|failure|unsolved|未知|无|ошибка")
 """stand for a missing answer in many sets, and are the answer of some problems"""
 _MARKED = re.compile(r"\s*(?:\[|<|\{\{)")
@@ -82,7 +94,7 @@ def not_an_answer(ground_truth: str) -> str:
     plain = _bare(ground_truth)
     if plain == "" and ground_truth.strip() in _SIGNS:
         return ""
-    if _NOTHING.fullmatch(plain) or _PLACEHOLDER.fullmatch(plain.replace("_", " ").replace("\\", "")):
+    if _NOTHING.fullmatch(plain) or _is_marker(plain):
         return "a placeholder"
     if _STAND_IN.fullmatch(plain) and _MARKED.match(ground_truth):
         return "a placeholder"
@@ -98,6 +110,12 @@ def not_an_answer(ground_truth: str) -> str:
     return ""
 
 
+def _is_marker(plain: str) -> bool:
+    return _PLACEHOLDER.fullmatch(plain.replace("_", " ").replace("\\", "")) is not None or (
+        _SIGNS_BETWEEN.sub("", plain) in _MARKERS.split()
+    )
+
+
 def may_be_placeholder(ground_truth: str) -> bool:
     """Return whether an answer is a word such as "None" or "unknown", which many data sets write where they have no
     answer, and which is the answer of some problems."""
@@ -111,7 +129,7 @@ def is_doubtful(ground_truth: str) -> bool:
 
 def _bare(ground_truth: str) -> str:
     """Return the text in lower case, without styles, brackets and punctuation around it."""
-    text = ground_truth
+    text = undressed(ground_truth)
     for _ in range(3):  # one in another
         text = _STYLE.sub(r" \1 ", text)
     return " ".join(text.split()).strip(_EDGES).casefold()
@@ -119,7 +137,7 @@ def _bare(ground_truth: str) -> str:
 
 def _wrapping(ground_truth: str) -> str:
     """Return in a few words what stands around the value, "" for a value alone."""
-    text = ground_truth.strip()
+    text = undressed(ground_truth).strip()
     if _PICTURE.search(text):
         return "a picture"
     if _HTML.search(text) or any(name in html5 for name in _ENTITY.findall(text)):
@@ -130,8 +148,6 @@ def _wrapping(ground_truth: str) -> str:
         return "written with doubled backslashes"
     if _QUOTED.fullmatch(text):
         return "the text of a Python or JSON value"
-    if text.startswith("=") and text.strip("= "):
-        return 'written with "=" before the value'
     if _REMARK.search(" ".join(without_text(text).split()).casefold()):
         return "a value with a remark beside it"
     return ""

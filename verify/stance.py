@@ -20,9 +20,11 @@ _WORDS = {
         blunder\w*, fallac\w*, bogus, nonsense\w*, rubbish, absurd\w*, ridiculous\w*, laughable, preposterous,
         erroneous\w*, misprint, untrue, falsehood, a lie, hogwash, garbage, fiction, myth, fooled?, trap, decoy,
         misconception, misguided, deceptive\w*, naive\w*, careless\w*, contains an error, an error
-        (?:here|above|somewhere), in error, debunk\w*, contrary to, fails? to (?:equal|be|match), far cry, nowhere
-        near, way off, off the mark, by no means, in no way (?:is|equals?|the), under no circumstances, no chance, no
-        such luck, cannot possibly, can't possibly, could hardly, hardly, scarcely, barely believable, not even close,
+        (?:here|above|somewhere), in error, (?:may|might|could|must|perhaps|probably) (?:\w+ ){0,3}errors?, there
+        (?:is|was) an? (?:\w+ )?error, (?:i|we) made (?:an?|some) (?:\w+ )?errors?, debunk\w*, contrary to,
+        fails? to (?:equal|be|match), far cry, nowhere near, way off, off the mark, by no means, in no way
+        (?:is|equals?|the), under no circumstances, no chance, no such luck, cannot
+        possibly, can't possibly, could hardly, hardly, scarcely, barely believable, not even close,
         wide of the mark, (?:this|that|it|answer) (?:does not|doesn't) hold, differs? from it, rumou?r\w*, hearsay,
         gossip, one hears, i(?:'ve| have)? heard, word has it, legend, reportedly, so they say, as they say, they
         claim, is said to, (?:is|are|was|were|been) told, (?<!we )(?<!i )claims? (?:that|it|the)\b, claimed
@@ -115,7 +117,7 @@ _WORDS = {
         rellenar, en internet, con pinzas, a saber, vaya usted, igualmente (?:válid\w*|buen\w*|correct\w*), yo soy""",
     "it": r"""
         ritiro, ritratto, rimangio, annull\w*, dimentic\w*, ignorate, cancell(?:o|a|ate|are|ato), correzione,
-        rettific\w*, errori?, errat[oaie], erroneo, sbagli\w*, assurd\w*, ridicol\w*, bugia, mento, falso, falsa,
+        rettific\w*, errore, errori, errat[oaie], erroneo, sbagli\w*, assurd\w*, ridicol\w*, bugia, mento, falso, falsa,
         trappola, sciocchezza, fesseria, frottola, tutt'altro, anzi no, guai a, lontano da, affatto, per niente, nessun
         modo, in alcun modo, contrariamente, nessuno (?:\w+ )?(?:cred|dic|dir|pens|scriv|sano)\w*, chi
         (?:scrive|dice|crede|pensa|sostiene|risponde), attenti, non fidat\w*, fidarsi, dubit\w*, (?<!senza )(?<!alcun

@@ -17,6 +17,7 @@ from verify.math import builder, congruence, integer_sets, periodic
 from verify.math.calculus import is_calculus, same_calculus
 from verify.math.expression import parse
 from verify.math.number import TooLarge
+from verify.math.pair import paired
 from verify.math.plain import APPROXIMATELY, SIGNIFICANT_DIGITS, prepared, rounds_to, same_scalar
 from verify.math.quantity import quantity, without_unit
 from verify.math.real_sets import HINT, read, same_open_chain, same_real_set
@@ -31,6 +32,7 @@ from verify.math.value import Undefined, as_fraction, constant, same_value
 
 _FUNCTION_OF = re.compile(r"(?<![A-Za-z\\])([fghyT])\(([a-z])\)")
 _DECIMAL = re.compile(r"^-?\d*\.\d+$")
+_NEAR = re.compile(r"^[$€£¥]?\s*(-?\d+(?:\.(\d+))?)(?!.*(?:\bor\b|\band\b|[,;]))")
 _SIGN = re.compile(r"[<>=]|\\(?:leq|geq|neq|cong|sim|subseteq|supseteq|subset|supset|propto)(?![A-Za-z])")
 
 
@@ -186,11 +188,13 @@ def _settled(text: str) -> str:
     parts = APPROXIMATELY.split(text)
     if len(parts) == 1:
         return text
-    exact, near = parts[0].strip(), re.match(r"^[$€£¥]?\s*(-?\d+(?:\.(\d+))?)", parts[-1].strip())
+    exact, near = parts[0].strip(), _NEAR.match(parts[-1].strip())
     value = constant(_valued(exact.rpartition("=")[2])) if len(parts) == 2 and near else None
     if near is None or value is None or mpmath.im(value) != 0:
         raise NotUnderstood(text[:80])
-    if abs(as_fraction(value) - Fraction(near.group(1))) >= Fraction(1, 10 ** len(near.group(2) or "")):
+    exactly, written, unit_size = as_fraction(value), Fraction(near.group(1)), Fraction(1, 10 ** len(near.group(2) or ""))
+    cut_off = abs(written) <= abs(exactly) < abs(written) + unit_size
+    if 2 * abs(exactly - written) > unit_size and not cut_off:
         raise NotUnderstood(text[:80])
     return exact
 
@@ -208,7 +212,7 @@ def _understood(ground_truth: str) -> bool:
 
 def equal(ground_truth: str, answer: str) -> Verdict:
     """Grade one pair: CORRECT, WRONG, or UNVERIFIABLE when the ground_truth cannot be parsed."""
-    left, right = prepared(ground_truth), prepared(answer)
+    left, right = paired(prepared(ground_truth), prepared(answer))
     try:
         left = _settled(left)
     except NotUnderstood:

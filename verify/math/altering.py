@@ -39,7 +39,11 @@ derde keer maal min minder meer ongeveer bijna wortel macht kwadraat miljoen и 
 семь восемь девять десять і й або не мінус плюс разів рази більше менше майже квадраті кубі півтора мільйон мільйони
 мільйонів lub razy mniej wiecej pol prawie okolo poltora milion miliony milionow och eller ganger minus mer mindre
 halv halva kvart nastan halften gange mere halvt miljon millioner ve veya kati yarim yarisi ceyrek eksi karesi fazla
-eksik yuzde carpi milyon krat vice mene pul ctvrt sto gap kali setengah lebih kurang διπλασιο μισο μισα μειον συν
+eksik yuzde carpi milyon krat vice mene pul ctvrt sto es fel felet fele harmad negyed haromnegyed egesz nem vagy ezer millio szazalek puoli puolta
+ja kertaa miinus tuhatta kymmenta prosenttia ruoi nua gap lan phan tram nghin trieu ty khong hoac am hon kem pool
+poolteist korda pus un reiz puse ir pola puta po pola i eta erdi mig mitja mitjana vegades leith hanner halfur og half
+separuh ribu juta bucuk bin kalahati at nusu na gjysme duono duonon si jumatate din fara ori pe половина полвина
+хагас жарым жарты yarim пола пута κι ημισυ kali setengah lebih kurang διπλασιο μισο μισα μειον συν
 φορες
 """
 _BEGINNINGS = """
@@ -51,7 +55,9 @@ mitad opuest docena decena centena millar aument disminu restad sumad dividid po
 centinai migliai fattorial ridott sommat sottratt percent metade duzi dezena fatorial somad subtra verdubb verdrievoud
 dozijn duizend procent halveer удво утроен учетвер половин четверт степен дюжин десятк тысяч процент факториал увелич
 уменьш сокращ прибав вычит вычт умнож деленн поделен кратн подво потроє половин збільш зменш тисяч відсот podwoj
-potroj polow cwierc tuzin tysiac fordubbl dussin duzin dvojnasob trojnasob polovi tucet tisic jumat sfert patrat διπλ
+potroj polow cwierc tuzin tysiac fordubbl dussin duzin puolik kolmann neljann viidenn kaksinkert kolminkert tuplat miljoon kymmen ketszer haromszor tobbszor tizenketted tucat
+szazad ezred polov polovic hiljad tisuc desetin cetvrt trecin dvostruk trostruk menyek ganda lipat gjysm dvojnasob
+trojnasob polovi tucet tisic jumat sfert patrat διπλ
 τριπλ
 """
 _ALONE = """
@@ -85,6 +91,7 @@ _HAN = re.compile(
 )
 _OTHER_SCRIPTS = re.compile(
     "の|マイナス|プラス|ダース|パーセント|より|의|배$|제곱|절반|반$|음수|이상|이하|초과|미만|다스|퍼센트|보다"
+    "|ครึ่ง|וחצי|חצי|רבע|שליש|כפול|نیم|نصف|برابر|আধা|সাড়ে|অর্ধ|साढ़|डेढ़|ढाई|அரை|ნახევ|կես"
     "|ضعف|نصف|مربع|سالب|ناقص|زائد|ربع|ثلث|أقل|أكثر|दोगुन|तिगुन|आध|वर्ग|ऋण|प्रतिशत|गुन"
 )
 

@@ -77,6 +77,24 @@ def number_of(words: str) -> int | None:
     return total
 
 
+_PARTS = {"half": 2, "third": 3, "quarter": 4, "fourth": 4, "fifth": 5, "sixth": 6, "seventh": 7, "eighth": 8, "ninth": 9,
+          "tenth": 10, "hundredth": 100}  # fmt: skip
+_FRACTION = re.compile(
+    rf"^(?:(?P<whole>{_WORD}(?:[\s-]{_WORD})*?)\s+and\s+)?(?P<top>an?|{'|'.join(_SMALL)})?[\s-]*"
+    rf"(?P<part>{'|'.join(_PARTS)}|halve)s?$"
+)
+
+
+def _fraction_of(words: str) -> str:
+    """Return the fraction that words name ("three quarters", "two and a half"), "" for others."""
+    found = _FRACTION.match(words.strip().casefold())
+    if found is None or (found.group("top") is None and found.group("part") != "half"):
+        return ""
+    whole = number_of(found.group("whole")) if found.group("whole") else 0
+    top, bottom = _SMALL.get(found.group("top") or "a", 1), _PARTS.get(found.group("part"), 2)
+    return "" if whole is None or top == 0 else rf"\frac{{{whole * bottom + top}}}{{{bottom}}}"
+
+
 def _below_thousand(words: list[str]) -> tuple[int | None, list[str]]:
     """Return the number below 1,000 that begins the words, None when none does, and the words that follow it."""
     value, rest = None, list(words)
@@ -107,6 +125,8 @@ def spell_english(text: str) -> str:
     number = number_of(plain)
     if number is not None:
         return str(number)
+    if fraction := _fraction_of(plain):
+        return fraction
     text = _EXPLANATION.sub("", _FRAME.sub("", text))
     excluded = _EXCEPT.match(without_text(text))
     if excluded:

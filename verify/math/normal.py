@@ -12,6 +12,7 @@ from functools import lru_cache
 
 from verify.math.brackets import decimal_commas, french_brackets
 from verify.math.chinese import spell_chinese
+from verify.math.dress import undressed
 from verify.math.english import spell_english
 from verify.math.unit import is_known
 
@@ -40,6 +41,14 @@ _FONTS = (
     "|fbox|mathop|mathord|mathbin|mathopen|mathclose|ensuremath"
 )
 _NEGATIVE = "[Mm]inus|[Nn]egative|[Mm]oins|[Mm]enos|[Mm]eno|[Мм]инус|负"
+_COUNTING = (
+    r"(?:[Ss]o|[Tt]hus|[Hh]ence|[Tt]herefore),?\s+(?=there|we|it|exactly)|(?:(?:[Ss]o|[Tt]hus|[Hh]ence|[Tt]herefore),?\s+)?"
+    r"(?:(?:[Tt]here\s+(?:are|is|were|will\s+be)|[Ii]t\s+is|[Ww]e\s+(?:get|have|obtain|find)|[Tt]hat\s+is|[Ee]quals|[Hh]e\s+has"
+    r"|[Ss]he\s+has|[Tt]hey\s+have)(?:\s+(?:exactly|precisely|only|a\s+total\s+of|in\s+total))?|[Ee]xactly|[Pp]recisely"
+    r"|[Aa]\s+total\s+of|[Ee]xactement|[Ii]l\s+y\s+(?:en\s+)?a|[Gg]enau|[Ee]s\s+gibt|[Ee]s\s+sind|[Ee]xactamente|[Hh]ay"
+    r"|[Ee]sattamente|[Cc]i\s+sono|[Рр]овно|[Вв]сего|恰有|恰好有?|共计|等于)"
+)
+"""words before a number that leave it what it is"""
 _UNIT_WORD = r"\\text\s*\{\s*([^{}]*?)\s*\}\s*(\^\s*\{?\d\}?)?"
 _SPACES = "q?quad|enspace|enskip|thinspace|medspace|thickspace"
 _NESTED = re.compile(rf"\\(?:{_FONTS})\s*\{{")
@@ -50,6 +59,9 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
     (re.compile(pattern), replacement)
     for pattern, replacement in [
         (r",\s*\\!\s*", ","),
+        (r"\\(?:tiny|small|normalsize|large|Large|LARGE|huge|Huge|bfseries)(?![A-Za-z])", " "),
+        (r"[_^]\s*\{\s*\}(?!\s*[_^]?\{?\w*\}?\s*[CPA]\b)|\s*\\(?:square|blacksquare|Box|qed)(?![A-Za-z])\s*$", ""),
+        (r"^(\d+)\s*(?:\^\s*)?\{?\s*(?:\\(?:text|mathrm|textrm)\s*\{\s*)?(?:st|nd|rd|th)\s*\}{0,2}$", r"\1"),
         (r"√\s*\(([^()]*)\)", r"\\sqrt{\1}"),
         (r"√\s*(\d+(?:\.\d+)?|[A-Za-z])", r"\\sqrt{\1}"),
         (r"\\(?:displaystyle|textstyle|limits|nolimits|rm|bf|it)(?![A-Za-z])", " "),
@@ -71,9 +83,16 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (r"√\s*\{", r"\\sqrt{"),
         (r"\\pounds(?![A-Za-z])", "£"),
         (r"\\euro(?![A-Za-z])", "€"),
-        (r"\\text\s*\{\s*(\\?\$|[€£¥₹]|USD|EUR|US\\?\$)\s*(\d[\d.,]*)?\s*\}", r"\1 \2"),
+        (r"\\text\s*\{\s*((?:US|A|C|HK|NZ|S|R)?\s?\\?\$|[€£¥₹]|USD|EUR|INR|Rs\.?)\s*(\d[\d.,]*)?\s*\}", r"\1 \2"),
         (r"\\text\s*\{\s*(lcm|gcd|cis|max|min|det)\s*\}", r"\1 "),
         (r"\\text\s*\{\s*\^\s*\\circ\s*([CF]?)\s*\}", r"^\\circ \1"),
+        (r"(?:\^\s*\{?\s*\\circ\s*\}?\s*)?\\text\s*\{\s*(?:degrees?)?\s*(C|F)(?:elsius|ahrenheit)\s*\}", r"^\\circ \1"),
+        (r"(?<=[\d}])\s*(?:\^\s*\{?\s*\\circ\s*\}?\s*|degrees?\s+)(C|F)(?:elsius|ahrenheit)$", r"^\\circ \1"),
+        (r"\\text\s*\{\s*([,;])\s*(and|or)?\s*\}", r"\1 "),
+        (r"^\\text\s*\{\s*\(([a-h])\)\s*\}$", r"(\1)"),
+        (r"^\\text\s*\{\s*([A-Za-z]\s*=\s*[^{}=]{1,60})\}$", r"\1"),
+        (r"(?<=[\d})])\s*(?:\\text\s*\{\s*\(?only\)?\s*\}|\(only\)|only)\s*$", ""),
+        (rf"^(?:\\text\s*\{{\s*)?(?:{_COUNTING})\s*:?\s*\}}?\s*(?=[-$\d]|\\frac|\\sqrt|\\pi)", ""),
         (r"^\\text\s*\{\s*(?:[Tt]he\s+)?(?:final\s+)?[Aa]nswer(?:\s+is)?\s*:?\s*\}", ""),
         (r"^\$([^$]*\\[^$]*)\$(?=[ \\A-Za-z])", r"\1 "),
         (r"(\\mathbb\{[RCZQ]\})\s*[-−]?\s*(?=\\\{)", r"\1\\setminus "),
@@ -101,7 +120,9 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (r"\\rangle(?![A-Za-z])", ")"),
         (r"^\\text\s*\{\s*([A-Z0-9(),;\s.+-]*[A-Z0-9(),;+-][A-Z0-9(),;\s.+-]*)\}$", r"\1"),
         (r"\^\s*(?:\{\s*\\circ\s*\}|\\circ)\s*\\text\s*\{\s*([CF])\s*\}", r"^\\circ \1"),
-        (r"\{\}_\{?(\d+)\}?\s*C_\{?(\d+)\}?", r"\\binom{\1}{\2}"),
+        (r"(?:\{\}|^|(?<=[-+*=(\s]))\s*[_^]\{?([nmkNr]|\d+)\}?\s*C_\{?([a-z]|\d+)\}?", r"\\binom{\1}{\2}"),
+        (r"(?<![A-Za-z\\])C_\{?([nmkN]|[nmkN]\s*[-+]\s*\d)\}?\s*\^\s*\{?([a-z]|\d+)\}?", r"\\binom{\1}{\2}"),
+        (r"(?<![A-Za-z\\])C\s*\^\s*\{?([a-z]|\d+)\}?\s*_\s*\{?([nmkN]|[1-9]\d*)\}?", r"\\binom{\2}{\1}"),
         (rf"([\^_])\s*\\(?:{_FONTS})\s*\{{([^{{}}]*)\}}", r"\1{\2}"),
         (rf"(\\[A-Za-z]+)\\(?:{_FONTS})\s*\{{([^{{}}]*)\}}", r"\1 \2"),
         (r"\\mathbb\s*([A-Z])", r"\\mathbb{\1}"),
@@ -145,6 +166,7 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (r"\*\*", "^"),
         (r"(?<=\d)\s*[xX]\s*(?=10\s*\^)", r"\\times "),
         (r"\\dot\s*\{?(\d)\}?(\d*)\\dot\s*\{?(\d)\}?", r"\\overline{\1\2\3}"),
+        (r"(\d*\.\d*)\\(?:dot|overline|bar)\s*\{?(\d)\}?$", r"\1\\overline{\2}"),
         (r"(?<![\d.])(\d+\.\d*)\((\d{1,12})\)$", r"\1\\overline{\2}"),
         (r"(?<![\d.])(\d*\.\d*?)(\d{1,6}?)\2{2,}\s*\\ldots\s*$", r"\1\\overline{\2}"),
         (r"^\s*(?:the\s+)?(?:final\s+)?(?:[Aa]nswer|ANSWER)(?:\s+is|\s*:)\s*:?\s*", ""),
@@ -217,6 +239,7 @@ def _spell_unicode(text: str) -> str:
     text = "".join(c if c.isprintable() else (" " if c.isspace() else "") for c in text)
     text = _CIRCLED.sub(_listed, text)
     text = re.sub("(?:\\d\u0305)+", lambda m: "\\overline{" + m.group().replace("\u0305", "") + "}", text)
+    text = re.sub("(\\d)\u0307", r"\\dot{\1}", text)
     text = _FRACTION.sub(_fraction_words, text)
     text = re.sub(r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿ]+", lambda m: "^{" + m.group().translate(_SUPERSCRIPT) + "}", text)
     text = re.sub(r"[₀₁₂₃₄₅₆₇₈₉₊₋]+", lambda m: "_{" + m.group().translate(_SUBSCRIPT) + "}", text)
@@ -235,7 +258,7 @@ def normalise(text: str) -> str:
     text = text.strip()
     if text.isascii() and text.isdigit():
         return text
-    text = _BOLD.sub(r"\2", text.strip())
+    text = _BOLD.sub(r"\2", undressed(text).strip())
     if not text.isascii() or not text.isprintable():
         spelled = _spell_unicode(text)
         if len(spelled) > MAX_SPELLED:

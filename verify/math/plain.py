@@ -17,9 +17,11 @@ from verify.math.english import NOUNS
 from verify.math.expression import parse
 from verify.math.normal import normalise, spelling_key
 from verify.math.number import TooLarge, exact_value
+from verify.math.pair import paired
 from verify.math.quantity import Quantity, in_base_units, quantity, without_unit
 from verify.math.structure import same_form
 from verify.math.token import GREEK, NotUnderstood
+from verify.math.tree import Node
 from verify.math.unit import is_forgivable
 from verify.math.words import as_set, choices, clock, same_choice, same_words, words_of
 
@@ -194,9 +196,16 @@ def same_scalar(ground_truth: str, answer: str) -> bool | None:
 def _same_tree(ground_truth: str, answer: str) -> bool:
     """Compare numbers too large to compute: they are equal when they are written as the same expression."""
     try:
-        return parse(ground_truth) == parse(answer)
+        return _as_quotients(parse(ground_truth)) == _as_quotients(parse(answer))
     except NotUnderstood:
         return False
+
+
+def _as_quotients(node: Node) -> Node:
+    """Write x^{-1} as 1/x, everywhere in a tree."""
+    node = tuple(_as_quotients(part) if isinstance(part, tuple) else part for part in node)
+    one: Node = ("num", Fraction(1))
+    return ("/", one, node[1]) if node[0] == "^" and node[2] in (("-", one), ("num", Fraction(-1))) else node
 
 
 def decide(ground_truth: str, answer: str) -> Verdict | None:
@@ -224,7 +233,7 @@ def _decimal_comma(ground_truth: str, answer: str) -> str:
 @lru_cache(maxsize=16384)
 def _decide(ground_truth: str, answer: str) -> Verdict | None:
     """`decide` for pairs within the limits: only those may fill the cache."""
-    left, right = prepared(ground_truth), prepared(answer)
+    left, right = paired(prepared(ground_truth), prepared(answer))
     if left and spelling_key(left) == spelling_key(right):
         return Verdict.CORRECT
     if not left or not right:

@@ -28,8 +28,13 @@ class Quantity(NamedTuple):
     """digits after that point"""
 
 
-_PREFIX = re.compile(r"^([-+]?)\s*(US\s?\$|[$€£¥₽₹]|(?:USD|EUR|GBP|RMB|CNY|Rs)(?![A-Za-z])\.?)\s*(?=[-\d.\\])")
-_SUFFIX = re.compile(r"^(.*[\d})])\s*(US\s?\$|[$€£¥₽₹¢]|(?:USD|EUR|GBP|RMB|CNY)(?![A-Za-z]))$", re.DOTALL)
+_CURRENCY = (
+    r"(?:US|AU?|CA?|NZ|HK|S|R)\s?\$|[$€£¥₽₹₩₺₪₫₴₱฿₦¢]"
+    r"|(?:USD|EUR|GBP|RMB|CNY|JPY|INR|AUD|CAD|CHF|NZD|HKD|SGD|KRW|BRL|MXN|RUB|PLN|SEK|NOK|DKK|CZK|HUF|TRY|ZAR|PHP|IDR|VND|THB"
+    r"|MYR|PKR|BDT|NGN|Rs|Re|Rp|RM|Ksh|KSh)(?![A-Za-z])\.?"
+)
+_PREFIX = re.compile(rf"^([-+]?)\s*({_CURRENCY})\s*(?=[-\d.\\])")
+_SUFFIX = re.compile(rf"^(.*[\d}})])\s*({_CURRENCY})$", re.DOTALL)
 _MULTIPLIERS = {
     "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12,
     "lakh": 10**5, "crore": 10**7, "十": 10, "百": 10**2, "千": 10**3, "万": 10**4, "亿": 10**8,
@@ -43,11 +48,16 @@ _PERCENT = re.compile(
     r"\s*(?:%|\\text\s*\{\s*(?:percent|per cent|%)\s*\}|percentage points?|percent|per cent|Prozent|pour cent"
     r"|por ciento|процентов|процента)$"
 )
-_TEXT_UNIT = re.compile(r"^(.*?[\d})!])\s*\\text\s*\{\s*([^{}]*?)\s*\}\s*(\^\s*\{?\d\}?)?$", re.DOTALL)
+_TEXT_UNIT = re.compile(r"^(.*?[\d})!])\s*\\text\s*\{\s*([^{}]*?)\s*\}\s*(\^\s*\{?-?\d\}?)?$", re.DOTALL)
 _WORD_UNIT = re.compile(
     r"^(.*?[\d})!])(\s*)((?:[^\W\d_](?:[^\W\d_]|[.'/-])*)(?: [^\W\d_][\w.'/-]*){0,3})(\^\{?\d\}?)?$", re.DOTALL
 )
 _ANY_TEXT_UNIT = re.compile(r"^(.*\S)\s*\\text\s*\{\s*([^{}]+?)\s*\}\s*(\^\s*\{?\d\}?)?$", re.DOTALL)
+_SI = "m|s|g|kg|mg|cm|mm|km|mol|J|kJ|N|kN|W|kW|K|L|mL|V|Pa|kPa|Hz|h|min|rad"
+_POWERS = re.compile(
+    rf"^(.*?[\d}})])\s*((?:(?:{_SI})(?:\^\{{?-?\d\}}?)?[\s*]*(?:\\cdot\s*)?)*(?:{_SI})\^\{{?-\d\}}?)$", re.DOTALL
+)
+"""units side by side, the last one to a negative power: 3 m s^{-1}"""
 _KNOWN_UNIT = re.compile(
     r"^(.*(?:\\pi|\}))\s*(cm|mm|km|ft|[a-z]{4,12}|[\u4e00-\u9fff]{1,6})(\^\s*\{?\d\}?)?$", re.DOTALL
 )
@@ -61,6 +71,7 @@ _NO_UNITS = (
 )
 _UNITS = "m g s h l t A V W J N K C F L cm mm km kg mg ml dl ft in lb oz mi mph hr min sec °"
 _NOT_UNITS, _SHORT_UNITS = frozenset(_NO_UNITS.split()), frozenset(_UNITS.split())
+_NO_BRACES = str.maketrans("", "", "{}")
 _DECIMAL = re.compile(r"^-?(\d*)\.(\d+)$")
 
 
@@ -74,6 +85,9 @@ def _split_unit(text: str) -> tuple[str, str]:
         above, below = quotient.group(2), re.sub(r"\{(\d)\}", r"\1", quotient.group(3))
         if is_known(above) and is_known(below):
             return quotient.group(1), f"{above}/{below}"  # 5\frac{m}{s}
+    side_by_side = _POWERS.match(text) if "^" in text else None
+    if side_by_side and re.search(r"[\s*]|mol|kg|cm|km|Pa|Hz|min", side_by_side.group(2)):
+        return side_by_side.group(1), re.sub(r"\\cdot|\s+", " ", side_by_side.group(2)).translate(_NO_BRACES)
     wrapped = _TEXT_UNIT.match(text)
     if not wrapped and "\\text" in text and "\\text" not in text[:1]:
         text = without_text(text).replace(" / ", "/")

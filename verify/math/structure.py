@@ -168,7 +168,7 @@ def _bare(text: str) -> Form:
         expanded = tuple(_expand_signs(plain))
         return Form("either", expanded, name) if len(expanded) > 1 else Form("scalar", (text,))
     ratio = split_top(_RATIO_NAMES.sub("", text), _COLON)
-    if len(ratio) > 1 and all(re.search(r"\d|^[a-z]$", item) for item in ratio):
+    if len(ratio) > 1 and all(re.search(r"\d|^[a-z]$|\\pi", item) for item in ratio):
         return Form("ratio", tuple(ratio))
     return Form("scalar", (text,))
 
@@ -235,6 +235,10 @@ def _same_ratio(left: Form, right: Form, same: ItemComparison) -> bool | None:
     if all(one) and all(other):
         return all(a * other[0] == b * one[0] for a, b in zip(one, other, strict=True))  # type: ignore[operator]
     found = [same(a, b) for a, b in zip(*items, strict=True)]
+    if False in found or None in found:  # in another scale: 1 : \\sqrt{3} and 2 : 2\\sqrt{3}
+        first, second = items[0][0], items[1][0]
+        scaled = [(rf"\frac{{{a}}}{{{first}}}", rf"\frac{{{b}}}{{{second}}}") for a, b in zip(*items, strict=True)]
+        found = [True] + [same(a, b) for a, b in scaled[1:]]
     return False if False in found else None if None in found else True
 
 

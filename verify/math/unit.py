@@ -58,7 +58,36 @@ yen 1 ¥ yen jpy 日元
 yuan 1 元 yuan rmb cny 人民币
 yuan 1/10 角
 rouble 1 ₽ rouble ruble rub рублей
-rupee 1 ₹ rupee inr
+rupee 1 ₹ rupee inr rs re
+australian 1 a$ au$ aud
+canadian 1 c$ ca$ cad
+franc 1 chf franc
+won 1 ₩ won krw
+real 1 r$ real reais brl
+peso 1 ₱ peso mxn php
+zloty 1 zł zloty pln
+krona 1 kr krona krone kronor kroner sek nok dkk
+lira 1 ₺ lira try
+rand 1 rand zar
+rupiah 1 rp rupiah idr
+ringgit 1 rm ringgit myr
+taka 1 taka bdt
+shilling 1 ksh shilling
+hongkong 1 hk$ hkd
+newzealand 1 nz$ nzd
+singapore 1 s$ sgd
+koruna 1 koruna czk
+forint 1 forint huf
+dong 1 ₫ dong vnd
+baht 1 ฿ baht thb
+naira 1 ₦ naira ngn
+shekel 1 ₪ shekel ils
+hryvnia 1 ₴ hryvnia uah
+pakistani 1 pkr
+celsius 1 degreec
+fahrenheit 1 degreef
+amount 1 mol mole
+pascal 1 pa pascal
 degree 1 degree deg ° 度
 unit 1 unit
 mph 1 mph

@@ -11,7 +11,9 @@ _FUNCTION_NAMES = (
     "deg lim sum prod int infty infinity"
 )
 _FUNCTIONS = frozenset(_FUNCTION_NAMES.split())
-_SHORT_WORDS = frozenset({"yes", "no", "odd", "even", "all", "none", "and", "or", "red", "true", "false", "not"})
+_SHORT_WORDS = frozenset({"yes", "no", "odd", "even", "all", "none", "and", "or", "red", "true", "false", "not"}) | frozenset(
+    "да нет так ні oui non ja nein sí sì não".split()
+)
 _COMMAND = re.compile(r"\\[A-Za-z]+")
 _WORD = re.compile(r"(?<!\\)[^\W\d_]+")
 _TIME = re.compile(r"^(\d{1,2})(?::(\d\d))?(?::(\d\d))?(?: ?([ap])\.? ?m\.?)?$", re.IGNORECASE)
@@ -39,8 +41,8 @@ _SYNONYMS = {
         "does not exist": "dne|does not exist|doesn t exist|不存在",
         "true": "true|正确|对",
         "false": "false|错误|错|incorrect",
-        "yes": "yes|是",
-        "no": "no|否|不是",
+        "yes": "yes|是|да|oui|ja|sí|sì|так",
+        "no": "no|否|不是|нет|non|nein|não|ні",
     }.items()
     for word in (_ARTICLE.sub("", word) for word in words.split("|"))
 }

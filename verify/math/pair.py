@@ -1,0 +1,205 @@
+r"""Brings two answers to one way of naming before they are compared: left sides, bound letters, constants, choices.
+
+    \vec a = (3,-4)  and  (3,-4)        the left side is a name of what was asked for
+    f(x) = 2x        and  f(t) = 2t     the letter of an argument or an index is free to choose
+    x^2 + C          and  x^2 + c       so is the constant of integration
+    2\pi n           and  2k\pi         so is an integer parameter
+    (C) 12           and  12            the content of a choice is its value
+
+Texts are normalised. A left side with a number in it (2x = 6, x^2 = 9) is a condition on a name, not a name, and two
+different left sides stay as they are.
+"""
+
+from __future__ import annotations
+
+import re
+
+from verify.math.brackets import TEXT, split_top
+from verify.math.normal import spelling_key
+from verify.math.quantity import read_compound
+
+_LETTER = r"(?:[A-Za-z]|\\(?:alpha|beta|gamma|delta|theta|phi|varphi|omega|lambda|mu|rho|sigma|tau|Delta|Omega))"
+_INDEX = r"(?:_(?:\w|\{[A-Za-z0-9, ]{1,8}\}))?'?"
+_MARKED = r"\\(?:vec|overline|hat|widehat|overrightarrow)\s*(?:\{[A-Za-z_0-9]{1,4}\}|[A-Za-z])"
+_TRIGONOMETRIC = r"\\(?:sin|cos|tan|cot|sec|csc)(?:\^\{?(?:2|-1)\}?)?\s*"
+_SIMPLE = rf"(?:(?:\\angle|\\triangle)\s*[A-Z]{{1,4}}|{_MARKED}|[A-Z]{{2,4}}|{_LETTER}{_INDEX})"
+_SPAN = r"\((?:[^()]|\([^()]*\)){1,60}\)|\[[^\[\]]{1,60}\]"
+_CALL = (
+    rf"(?:(?:[A-Z]|[a-z]|[A-Z][a-z]{{1,3}}|\\(?:det|dim|ker|Re|Im|arg|gcd|max|min|deg)){_INDEX}"
+    rf"(?:\^\{{-1\}}|\^\{{?\\prime\}}?|'+)?(?:{_SPAN})|(?:rank|tr|Area|area|lcm|gcd|det|dim|deg|Cov|Corr|cov|Vol)\s*(?:{_SPAN}))"
+)
+_ATOM = rf"(?:{_TRIGONOMETRIC}(?:{_SIMPLE}|{_SPAN})|{_CALL}|\({_SIMPLE}\s*\\circ\s*{_SIMPLE}\)(?:\([a-z]\))?|{_SIMPLE})"
+_SIZE = rf"\|(?:{_SIMPLE}\s*[-+]?\s*|\\c[au]p\s*){{1,3}}\|"
+_OPERATION = r"\s*(?:\\cdot(?![A-Za-z])|\\times(?![A-Za-z])|\\c[au]p(?![A-Za-z])|\\setminus(?![A-Za-z])|\\circ(?![A-Za-z])|[-+/:])?\s*"
+_TERM = rf"(?:{_SIZE}|{_ATOM})"
+_HEAD = re.compile(
+    rf"(?:{_TERM}(?:{_OPERATION}{_TERM}){{0,4}}|\\frac\s*\{{{_TERM}(?:{_OPERATION}{_TERM})?\}}\s*\{{{_TERM}"
+    rf"(?:{_OPERATION}{_TERM})?\}}|\\(?:lim|sum|prod|int)(?![A-Za-z]).{{1,80}}"
+    r"|\\frac\s*\{\s*d\s*\w?\s*\}\s*\{\s*d\s*\w\s*\}|\\text\s*\{[A-Za-z ]{2,40}\}(?:_\w)?)"
+)
+_DENIES = re.compile(r"(?i)\b(?:not|no|never|or|and|wrong|answer|if|than|except|false|least|most)\b")
+_CONDITION = re.compile(r"\|\s*[xyt]\s*\||^\s*\(?[xyzt](?:\s*[-+]\s*[xyzt])+\)?\s*$|^\s*[xyzr]\s*$")
+_EQUAL = re.compile("=")
+_TUPLE = re.compile(r"^\(\s*([a-z](?:\s*,\s*[a-z])+)\s*\)\s*(?:=|\\in(?![A-Za-z]))\s*(?=\\\{|\()")
+_ONE_TUPLE = re.compile(r"^\\\{\s*(\([^()]*\))\s*\\\}$")
+_PART = re.compile(
+    r"(?:^|(?<=[\s,;.}])|(?=\\text\s*\{))(?:\\text\s*\{\s*[,;]?\s*)?(?:[Pp]art\s*)?\(?([a-h]|i{1,3}|iv|[1-6])\)\s*:?(?:\s*\})?\s*"
+)
+_IN_ORDER = (tuple("abcdefgh"), ("i", "ii", "iii", "iv"), tuple("123456"))
+_OPERATOR = re.compile(r"^[-+*/^=]\s*[(\\A-Za-z]|[-+*/^=]$|^$|^[_^*/]")
+_THINGS = re.compile(r"^(\d+\s*(?:\\text\s*\{\s*[a-z]+|[a-z]+))(?:\s*,)?\s*(?:\}\s*)?and\s*\}?\s*(?=\d+\s*(?:\\text\s*\{\s*)?[a-z]{2,}\s*\}?$)")
+_IN_TEXT = re.compile(r"^\\text\s*\{\s*(\d+ [a-z]+(?:,? and|,) \d+ [a-z]+)\s*\}$")
+_BOUND = re.compile(r"^([A-Za-z]'*(?:\^\{-1\})?)(?:\(([a-z])\)|_\{?([a-z])\}?)\s*=(?!.*=)(.*)$", re.DOTALL)
+_MAPS = re.compile(
+    r"^(?:([A-Za-z])\s*:\s*)?([a-z])\s*\\(?:mapsto|longmapsto)(?![A-Za-z])\s*(.+)$|^([A-Za-z])\s*:\s*([a-z])\s*\\to\s*(.+)$",
+    re.DOTALL,
+)
+_TOKEN = re.compile(r"\\[A-Za-z]+|[A-Za-z]+")
+_CONSTANT = re.compile(r"\+\s*(?:([A-Za-z])(?:_\{?[01]\}?)?|\\text\s*\{\s*(?:constant|const\.?|C)\s*\})\s*$")
+_MEMBER = re.compile(r",\s*n\s*\\in\s*Z$")
+_LABEL = re.compile(
+    r"^(?:\(([A-J])\)|([A-J])[).])\s*(?=\S)(?![-+*/^_=,;&]|\\c?dot|\\times)"
+    r"(?!.*(?:\b(?:or|and|not|wrong|false|incorrect)\b|(?<![A-Za-z\\])[A-J](?![A-Za-z])))(.+)$",
+    re.DOTALL,
+)
+_ONE_LETTER = re.compile(r"^\(?([A-Ja-j])\)?$")
+
+
+def paired(ground_truth: str, answer: str) -> tuple[str, str]:
+    """Return both answers, named alike where the names are free to choose. Texts as of `plain.prepared`."""
+    if ground_truth.isdigit() and answer.isdigit():
+        return ground_truth, answer
+    left, right = _choices(*(_mapped(_listed(text)) for text in (ground_truth, answer)))
+    left, right = _bound(*_heads(left, right))
+    return _parameters(*_constants(left, right))
+
+
+def _listed(text: str) -> str:
+    """Write labelled parts as a tuple, "(a) 3 (b) 7" as "(3, 7)", and counted things as a list."""
+    if not text[:1].isdigit() and "\\text" not in text[:5]:
+        return _parts(text)
+    inside = _IN_TEXT.match(text)
+    text = inside.group(1) if inside else text
+    if "and" not in text or read_compound(text) is not None:
+        return _parts(text)
+    return _THINGS.sub(lambda found: found.group(1) + ("}, " if "{" in found.group(1) else ", "), text)
+
+
+def _parts(text: str) -> str:
+    labels = list(_PART.finditer(text)) if ")" in text else []
+    names = tuple(label.group(1) for label in labels)
+    if len(names) < 2 or labels[0].start() or not any(names == order[: len(names)] for order in _IN_ORDER):
+        return text
+    ends = [label.start() for label in labels[1:]] + [len(text)]
+    values = [text[label.end() : end].strip(" ,;.") for label, end in zip(labels, ends, strict=True)]
+    if any(_OPERATOR.search(value) for value in values):
+        return text
+    return f"({', '.join(f'({value})' if ',' in value else value for value in values)})"
+
+
+def _mapped(text: str) -> str:
+    """Write f: x -> 2x as f(x) = 2x."""
+    found = _MAPS.match(text) if "to" in text else None
+    if found is None:
+        return text
+    return f"{found.group(1) or found.group(4) or 'f'}({found.group(2) or found.group(5)})={found.group(3) or found.group(6)}"
+
+
+def _choices(left: str, right: str) -> tuple[str, str]:
+    """Cut the letter of a choice off its value, where the other side is a value without a letter, or has the same."""
+    plain = [TEXT.sub(r" \1 ", text).strip() if "\\text" in text[:8] else text for text in (left, right)]
+    one, other = (_LABEL.match(text) for text in plain)
+    if one and other:
+        same = (one.group(1) or one.group(2)) == (other.group(1) or other.group(2))
+        return (one.group(3).strip(), other.group(3).strip()) if same else (left, right)
+    if one and not _ONE_LETTER.match(plain[1]):
+        return one.group(3).strip(), right
+    if other and not _ONE_LETTER.match(plain[0]):
+        return left, other.group(3).strip()
+    return left, right
+
+
+def _cut(text: str) -> tuple[str, str]:
+    """Return (left side, value) of text that begins with a name of what was asked for; ("", text) for others."""
+    members = _TUPLE.match(text)
+    if members:
+        names = [name.strip() for name in members.group(1).split(",")]
+        value = _ONE_TUPLE.sub(r"\1", text[members.end() :].strip())
+        return (f"({','.join(names)})", value) if names == sorted(names) else ("", text)
+    if "=" not in text:
+        return "", text
+    sides = split_top(text.replace("\\{", "\\lbrace{").replace("\\}", "}\\rbrace "), _EQUAL)
+    sides = [side.replace("\\lbrace{", "\\{").replace("}\\rbrace", "\\}").replace("\\} ", "\\}").strip() for side in sides]
+    if len(sides) != 2 or not sides[1] or _CONDITION.search(sides[0]) or _DENIES.search(sides[0]):
+        return "", text
+    return (sides[0], sides[1]) if len(sides[0]) <= 120 and _HEAD.fullmatch(sides[0]) else ("", text)
+
+
+def _heads(left: str, right: str) -> tuple[str, str]:
+    """Cut off the left side that only one answer has, or that both have."""
+    (one, value), (other, given) = _cut(left), _cut(right)
+    if one and other:
+        return (value, given) if spelling_key(one) == spelling_key(other) and len(one) > 1 else (left, right)
+    if one and "=" not in right and not _is_word(value, right):
+        return value, right
+    if other and "=" not in left and not _is_word(given, left):
+        return left, given
+    return left, right
+
+
+def _is_word(value: str, other: str) -> bool:
+    """Return whether a name is set equal to a letter or to words: A = B is no choice of B, and yes = no no answer."""
+    return any(re.fullmatch(r"\(?[A-Z]\)?|\\text\s*\{.*\}|[^\W\d_]{2,}(?: [^\W\d_]+)*", text) for text in (value, other))
+
+
+def _letters(text: str) -> list[str]:
+    """Return the letters of an expression that stand for numbers; commands are left out."""
+    return [letter for run in _TOKEN.findall(text) if not run.startswith("\\") for letter in run]
+
+
+def _renamed(text: str, old: str, new: str) -> str:
+    return _TOKEN.sub(lambda run: run.group() if run.group()[0] == "\\" else run.group().replace(old, new), text)
+
+
+def _bound(left: str, right: str) -> tuple[str, str]:
+    """Write the argument or index of the ground truth for that of the answer: f(t) = 2t as f(x) = 2x."""
+    one, other = _BOUND.match(left), _BOUND.match(right)
+    if not one or not other or one.group(1) != other.group(1) or bool(one.group(2)) != bool(other.group(2)):
+        return left, right
+    old, new = other.group(2) or other.group(3), one.group(2) or one.group(3)
+    if old == new or new in _letters(other.group(4)) or old in _letters(one.group(4)):
+        return left, right
+    return one.group(4).strip(), _renamed(other.group(4), old, new).strip()
+
+
+def _constants(left: str, right: str) -> tuple[str, str]:
+    """Write the constant of integration alike: one letter behind a plus sign, which stands nowhere else."""
+    one, other = _CONSTANT.search(left), _CONSTANT.search(right)
+    if not one or not other or "C" not in (one.group(1) or "C", other.group(1) or "C"):
+        return left, right
+    bodies = (left[: one.start()], right[: other.start()])
+    used = [set(_letters(body)) for body in bodies]
+    names = {one.group(1) or "C", other.group(1) or "C"}
+    plain = any(letter in used[0] for letter in "xtus") and used[0] == used[1] and not any(map(str.isupper, used[0]))
+    if not plain or names & used[0] or not names <= {"C", "c", "K", "k", "D"}:
+        return left, right
+    return f"{bodies[0]}+C", f"{bodies[1]}+C"
+
+
+def _parameters(left: str, right: str) -> tuple[str, str]:
+    """Write an integer parameter of angles as n, and say that it is one on both sides where one side says so."""
+    if "\\pi" not in left or "\\pi" not in right or left == right:
+        return left, right
+    told = [_MEMBER.search(text) for text in (left, right)]
+    bodies = [_MEMBER.sub("", text) for text in (left, right)]
+    heads = [re.match(r"^[a-z]\s*=\s*", body) for body in bodies]
+    values = [body[head.end() :] if head else body for body, head in zip(bodies, heads, strict=True)]
+    names = [set(_letters(value)) for value in values]
+    if any("=" in value or "\\in" in value or len(of) != 1 or not of <= set("nkml") for value, of in zip(values, names, strict=True)):
+        return left, right
+    if names[0] == names[1] and bool(told[0]) == bool(told[1]):
+        return left, right
+    (old,), (new,) = names[1], names[0]
+    tail = ", n \\in Z" if any(told) and new == "n" else ""
+    lead = [head.group() if head else "" for head in heads]
+    return f"{lead[0]}{values[0]}{tail}", f"{lead[1]}{_renamed(values[1], old, new)}{tail}"
