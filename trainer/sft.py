@@ -29,6 +29,9 @@ from trainer.objectives.sequences import Demonstration, sft_sequences
 from trainer.rank import TrainerRank
 from trainer.schedule import warm_and_decay
 from trainer.sources import Sources
+from trainer.written_text import CLOSE, OPEN, WrittenTexts
+from verify.extract import extract_answer
+from verify.verifiers import verifier_of
 
 if TYPE_CHECKING:
     from trainer.controller import TrainingLoop
@@ -47,7 +50,7 @@ class Demonstrations:
     general_share: float
     """share of a batch that is drawn from `general`"""
     left_out: tuple[str, ...] = ()
-    """one line for each file in which some demonstrations are too long"""
+    """one line for each doubt about a file, and for each in which some demonstrations are too long"""
 
     def batch_at(self, step: int, size: int, seed: int) -> list[Demonstration]:
         """The batch of an SFT step, [size] demonstrations: a pure function of (seed, step)."""
@@ -91,7 +94,8 @@ def read_demonstrations(
     """Read JSONL of {"problem", "completion", "domain"?, "system"?}, or of {"problem", "solution", "answer"}, whose
     solution becomes the reasoning. "system" stands behind the system prompt, as tools do. "completion" may be a list of
     {"role", "content"} messages, of several turns of the "assistant" with what an environment says ("user" or "tool")
-    between them. Longer ones than max_tokens are left out, and a line about them is added to `left_out`.
+    between them. Longer ones than max_tokens are left out, and a line about them is added to `left_out`, as are those
+    about texts that are not as the run's own completions are to be (`trainer.written_text`).
 
     Raises DataError naming the lines, or `setting` if nothing is left.
     """
@@ -99,14 +103,18 @@ def read_demonstrations(
     long: list[str] = []
     faults: list[str] = []
     chat = prompts.chat
+    texts = WrittenTexts(chat)
     for where, _, row in read_rows(path, setting, faults):
         try:
             problem, domain = text_of(row, "problem", where), text_of(row, "domain", where, "math")
             also = text_of(row, "system", where, "")
             if isinstance(row.get("completion"), list):
-                completion = encode_turns(chat, row["completion"], where)
+                completion = encode_turns(chat, row["completion"], where, texts)
             else:
-                completion = Demonstration([], [*chat.encode_completion(completion_of(row, where)), chat.eos_id])
+                written = texts.tokens(completion_of(row, where), where)
+                completion = Demonstration([], [*written, chat.eos_id])
+                if setting != "sft.general" and not row.get("environment"):
+                    texts.hold(written, verifier_of(domain).giving(row.get("answer_form")), where)
         except DataError as error:
             faults.append(str(error))
             continue
@@ -121,6 +129,7 @@ def read_demonstrations(
         raise DataError(all_faults(faults, f"{setting}: {len(faults):,} rows of {path} cannot be used:"))
     if not found:
         raise DataError(f"{setting}: {path} holds none that fits model.max_tokens = {max_tokens}")
+    left_out += texts.warnings(setting, len(found) + len(long))
     if long:
         count = len(found) + len(long)
         left_out.append(
@@ -130,7 +139,7 @@ def read_demonstrations(
     return found
 
 
-def encode_turns(chat: Chat, messages: list[Any], where: str) -> Demonstration:
+def encode_turns(chat: Chat, messages: list[Any], where: str, texts: WrittenTexts) -> Demonstration:
     """The tokens of a conversation as an episode has them, turns of the assistant imitated. Raises DataError."""
     ids, mask, between = list[int](), b"", list[tuple[str, str]]()
     for place, message in enumerate(messages):
@@ -145,7 +154,7 @@ def encode_turns(chat: Chat, messages: list[Any], where: str) -> Demonstration:
                 f'{where}: "completion" begins with a turn of the assistant, and something stands between two'
             )
         said = chat.bridge(between) if between else []
-        turn = [*chat.encode_completion(text), chat.eos_id]
+        turn = [*texts.tokens(text, where), chat.eos_id]
         ids, between = [*ids, *said, *turn], []
         mask += bytes([CONTEXT]) * len(said) + bytes([IMITATED]) * len(turn)
     if not ids or between:
@@ -154,9 +163,14 @@ def encode_turns(chat: Chat, messages: list[Any], where: str) -> Demonstration:
 
 
 def completion_of(row: dict[str, Any], where: str) -> str:
-    """Return the completion to imitate: as written, or reasoning and boxed answer from a worked solution."""
+    """Return the completion to imitate: as written, or reasoning and boxed answer from a worked solution. One that has
+    the tags of reasoning keeps its own, and gets the box if no answer stands behind them."""
     if "completion" not in row and "solution" in row:
         solution, answer = text_of(row, "solution", where), text_of(row, "answer", where)
+        if CLOSE in solution:
+            solution = solution.strip() if OPEN in solution else f"{OPEN}\n{solution.strip()}"
+            boxed = extract_answer(solution.rpartition(CLOSE)[2]) is not None
+            return solution if boxed else f"{solution}\nThe answer is \\boxed{{{answer}}}."
         return f"<think>\n{solution}\n</think>\nThe answer is \\boxed{{{answer}}}."
     return text_of(row, "completion", where)
 
