@@ -54,9 +54,8 @@ def tell_shared(validation: ProblemFile, train: ProblemFile) -> None:
 
 
 def keys_of(problems: Sequence[Problem], prefixes: bool = False) -> Keys:
-    """[problems] a hash of each text, 0 for those that cannot be told apart by it: an environment may say the same words
-    of all its problems, so that these are compared with their ground truths. prefixes: texts with another prefix are
-    others."""
+    """[problems] a hash of each text; 0 for those that it cannot tell apart, since an environment may have one text for
+    all its problems: these are compared with their ground truths. prefixes: texts with another prefix are others."""
     return np.fromiter((_key(problem, prefixes) for problem in problems), np.uint64, len(problems))
 
 
