@@ -270,13 +270,11 @@ def ports() -> CheckResult:
 
 def data_and_model(config: Config, shape: DecoderConfig | None) -> Iterator[CheckResult]:
     """Yield what was read of the data and of the chat template, and whether the model can be had."""
-    script = config.prepare.script
-    if script and not Path(script).is_file():
-        yield CheckResult("data", "FAIL", f"prepare.script = '{script}': there is no such file", DATA_STEP)
     found = inspect(config)
     for result in found.results.values():
         yield from findings_of(result)
-    if lines := list(environment_lines(config, found.environments)):
+    lines = list(environment_lines(config, found.environments))
+    if lines and found.results["environments"].error is None:
         yield CheckResult("environments", "OK", "; ".join(" ".join(line.split()) for line in lines[:-1]))
     yield model_access(config, shape)
 

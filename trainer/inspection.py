@@ -18,6 +18,7 @@ from pathlib import Path
 from shared.chat import Chat
 from shared.config import Config
 from shared.errors import MaestraleError
+from shared.model import hf
 from shared.progress import Progress
 from trainer.data import chosen, opened
 from trainer.environment_rows import EnvironmentRow, environment_rows, look_up
@@ -25,7 +26,7 @@ from trainer.offline import read_offline
 from trainer.problem_file import ProblemFile, check_answers
 from trainer.row_process import NoRowCame
 from trainer.run_data import RunData, read_files
-from trainer.sources import Sources, data_file, data_settings, offline_files
+from trainer.sources import Sources, check_script, data_file, data_settings, offline_files
 from trainer.stages import Stages
 from verify.answer_checker import AnswerChecker
 from verify.llm_judge import endpoints
@@ -57,6 +58,8 @@ class Inspection:
 
     results: dict[str, Inspected] = field(default_factory=dict)
     environments: list[EnvironmentRow] = field(default_factory=list)
+    refused: list[Inspected] = field(default_factory=list)
+    """the results with an error, in the order in which a launch meets them"""
 
     @contextmanager
     def reading(self, name: str) -> Iterator[Inspected]:
@@ -65,13 +68,15 @@ class Inspection:
         try:
             yield result
         except MaestraleError as error:
-            result.error = result.error or error
+            if result.error is None:
+                result.error = error
+                self.refused.append(result)
 
     def raise_first(self) -> None:
         """Raise the first error."""
-        for result in self.results.values():
-            if result.error is not None:
-                raise result.error
+        for result in self.refused:
+            assert result.error is not None
+            raise result.error
 
 
 class Notes(Progress):
@@ -112,6 +117,8 @@ class Inspector:
     async def read(self) -> Inspection:
         """Read the files, then what needs the model too."""
         config, settings = self.config, data_settings(self.config)
+        with self.found.reading("data"):
+            check_script(config)
         generated = {key: Path(config.locate(value, key)) for key, value in settings.items()
                      if not value.startswith("made/") and config.locate(value, key) != value}  # fmt: skip
         kept = all(path.is_file() for path in generated.values())
@@ -161,6 +168,8 @@ class Inspector:
                 result.texts.append(f"{path} {self.made}: what needs its tokenizer was not read")
                 return None
             if not folder.is_dir():
+                if str(folder).count("/") != 1:
+                    hf.resolve(str(folder))  # which raises, since it is no name of the Hub either
                 from huggingface_hub import snapshot_download
 
                 try:

@@ -63,9 +63,8 @@ def prepare(config: Config, progress: Progress) -> None:
     """
     if not config.prepare.script:
         return
+    check_script(config)
     script, folder = Path(config.prepare.script), config.run_dir / "made"
-    if not script.is_file():
-        raise ConfigError(f"prepare.script = '{script}': there is no such file (paths start at the working directory)")
     made_from, wanted = folder / "made_from.json", _made_from(config)
     if folder.is_dir():
         _compare(made_from, wanted)
@@ -87,6 +86,13 @@ def prepare(config: Config, progress: Progress) -> None:
         partial.rename(folder)
     except OSError as error:
         raise DataError(f"{folder} cannot be written ({error}): free disk space, or set another runs_dir") from error
+
+
+def check_script(config: Config) -> None:
+    """Raise ConfigError where prepare.script names no file."""
+    script = config.prepare.script
+    if script and not Path(script).is_file():
+        raise ConfigError(f"prepare.script = '{script}': there is no such file (paths start at the working directory)")
 
 
 def _made_from(config: Config) -> dict[str, Any]:
