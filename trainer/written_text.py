@@ -12,6 +12,7 @@ import re
 from collections.abc import Sequence
 
 from shared.chat import Chat
+from shared.errors import ModelError
 from verify.scorer import parts_of
 from verify.verifiers import Verifier
 
@@ -47,15 +48,14 @@ class WrittenTexts:
         special |= set(chat.added.findall(_conversation(chat)))
         longest = sorted((one for one in special - {*inside} if not MARKUP.search(one)), key=len, reverse=True)
         self._letters = re.compile(f"({'|'.join(map(re.escape, longest))})" if longest else "(?!)()")
-        last = "|".join(map(re.escape, sorted(ends - {*inside}, key=len, reverse=True)))
-        self._end = re.compile(rf"(?:\s*(?:{last}))+\s*\Z" if last else r"(?!)")
+        self._ends = tuple(ends - {*inside})
         self._known = {token.content for token in added.values()}
 
     def tokens(self, text: str, where: str) -> list[int]:
         """[tokens] of a completion or of one turn, without the token that ends it."""
-        if end := self._end.search(text):
-            self._note("end with the end token, which is put there anyway: it is left out", where, end.group().strip())
-            text = text[: end.start()]
+        while end := next(filter(text.rstrip().endswith, self._ends), ""):
+            self._note("end with the end token, which is put there anyway: it is left out", where, end)
+            text = text.rstrip().removesuffix(end).rstrip()
         first, *others = self._letters.split(text)
         if others:
             self._note("spell control tokens inside a text, which are letters there", where, others[0])
@@ -91,5 +91,8 @@ class WrittenTexts:
 
 def _conversation(chat: Chat) -> str:
     """What the template writes of a conversation: some families call the marks of its roles ordinary tokens."""
-    roles = ("user", "assistant", "user")
-    return chat.render_turns([{"role": role, "content": "?"} for role in roles])
+    turns = [{"role": role, "content": "?"} for role in ("user", "assistant", "user")]
+    try:
+        return chat.render_turns(turns)
+    except ModelError:  # it knows single requests only
+        return chat.render_turns(turns[:1])
