@@ -376,6 +376,7 @@ def test_control_tokens_in_a_written_row_are_letters(tmp_path: Path, prompts: Pr
     first, second = found.groups[0].completions
     assert first.token_ids == [*chat.encode("two"), chat.eos_id], "it ends once"
     assert second.token_ids.count(chat.eos_id) == 1 and second.token_ids[-1] == chat.eos_id
-    assert ["data.offline: 1 of 1 rows end with", "data.offline: 1 of 1 rows spell control tokens"] == [
-        line[: len(start)] for line, start in zip(found.left_out, ["x" * 34, "x" * 46], strict=True)
+    assert [line[: len(start)] for line, start in zip(found.left_out, ["x" * 34, "x" * 46], strict=True)] == [
+        "data.offline: 1 of 1 rows end with",
+        "data.offline: 1 of 1 rows spell control tokens",
     ]
