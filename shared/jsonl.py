@@ -11,6 +11,7 @@ import contextlib
 import difflib
 import json
 import math
+import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -62,7 +63,9 @@ LIKELY = {
 }
 """field of ours -> words in the names of columns that may hold it, the likeliest first"""
 SHOWN = 5
-"""faults of a file that an error lists; the others are counted"""
+"""faults of a file and of one kind that an error lists; the others are counted"""
+MOST_KINDS = 10
+"""kinds of faults that it lists"""
 
 
 class Row(NamedTuple):
@@ -119,12 +122,25 @@ def _lines(path: Path, place: str) -> Iterator[tuple[int, bytes]]:
 
 
 def all_faults(faults: Sequence[str], what: str) -> str:
-    """Faults of a file as the text of one error: the first ones, and how many there are."""
+    """Faults of a file as the text of one error: the first ones of each kind, the most frequent kind first, and how
+    many more there are."""
     if len(faults) == 1:
         return faults[0]
-    shown = "".join(f"\n  {fault}" for fault in faults[:SHOWN])
-    more = f"\n  ... and {len(faults) - SHOWN:,} more" if len(faults) > SHOWN else ""
-    return f"{what}{shown}{more}"
+    kinds: dict[str, list[str]] = {}
+    for fault in faults:
+        kinds.setdefault(_kind_of(fault) if len(faults) > SHOWN else "", []).append(fault)
+    for alike in sorted(kinds.values(), key=len, reverse=True)[:MOST_KINDS]:
+        what += "".join(f"\n  {fault}" for fault in alike[:SHOWN])
+        if len(alike) > SHOWN:
+            what += f"\n  ... and {len(alike) - SHOWN:,} more{' like these' if len(kinds) > 1 else ''}"
+    more = len(kinds) - MOST_KINDS
+    return f"{what}\n  ... and {more:,} more kinds of faults" if more > 0 else what
+
+
+def _kind_of(fault: str) -> str:
+    """The words of a fault without its place and without what the row has."""
+    words = re.sub(r"'[^']*'|\"[^\"]*\"", "", re.sub(r"^.*?:\d+(?=\D)", "", fault))
+    return re.split("[:;(]", re.sub(r"\d+", "", words.lstrip(": ")), maxsplit=1)[0]
 
 
 def _without_mark(line: bytes, where: str) -> bytes:

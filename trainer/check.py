@@ -22,20 +22,20 @@ import psutil
 import torch
 
 from rollout.vllm_config import CPU_CACHE_BYTES
-from shared.chat import Chat
 from shared.config import Config
 from shared.cuda_builds import installed
 from shared.errors import DataError, InputError, MaestraleError
-from shared.model import hf
 from shared.model.config import DecoderConfig
 from trainer import memory
 from trainer.cards import driver, use_of_cards
 from trainer.check_result import CheckResult, Status
 from trainer.colocate import adapters_of
 from trainer.dry_run import model_shape, size
-from trainer.environment_rows import environment_lines, environment_rows
+from trainer.environment_rows import environment_lines
+from trainer.inspection import HUB_S, Inspected, inspect
 from trainer.memory import DTYPE_BYTES
 from trainer.shards import free_bytes
+from trainer.sources import check_model
 from verify.published import problem_rows
 
 USAGE = """usage: python -m trainer check [SETTINGS.toml] [--section.key=value ...] [--json]
@@ -43,7 +43,7 @@ USAGE = """usage: python -m trainer check [SETTINGS.toml] [--section.key=value .
 Looks at this machine and, where they are given, at the settings: packages, driver, cards, memory, NCCL, /dev/shm,
 compilers, isolation of programs, disk, ports, data and model. Prints OK, WARN or FAIL for each with the next step;
 exit code 0 without a FAIL, 1 with one, 2 for an option that is wrong."""
-HUB_S = 10.0
+DATA_STEP = "correct the path, the rows or the setting that it names; paths start at the working directory"
 SHM = Path("/dev/shm")
 SHM_BYTES, SHM_BYTES_GPUS = 16 << 20, 512 << 20
 """free space that is needed there; with several GPUs NCCL and the workers of an engine share memory"""
@@ -269,32 +269,24 @@ def ports() -> CheckResult:
 
 
 def data_and_model(config: Config, shape: DecoderConfig | None) -> Iterator[CheckResult]:
-    """Yield whether the files and the model can be had."""
-    made = config.prepare.script
-    files = {"data.train": config.data.train, "data.validation": config.data.validation,
-             "sft.demonstrations": config.sft.demonstrations, "sft.general": config.sft.general,
-             "prepare.script": made}  # fmt: skip
-    gone = [f"{key} = {path!r}" for key, path in files.items() if path and not Path(config.locate(path, key)).is_file()
-            and not (made and path.startswith("made/")) and not path.startswith(("reasoning_gym:", "hub:"))
-            and not (path.endswith(".parquet") and Path(path).is_file())]  # fmt: skip
-    if gone:
-        yield CheckResult("data", "FAIL", f"there is no such file: {', '.join(gone)}",
-                      "correct the path; paths start at the working directory")  # fmt: skip
-    else:
-        yield CheckResult("data", "OK", ", ".join(f"{key} {path}" for key, path in files.items() if path))
-    yield from environments_of(config)
+    """Yield what was read of the data and of the chat template, and whether the model can be had."""
+    found = inspect(config)
+    for result in found.results.values():
+        yield from findings_of(result)
+    lines = list(environment_lines(config, found.environments))
+    if lines and found.results["environments"].error is None:
+        yield CheckResult("environments", "OK", "; ".join(" ".join(line.split()) for line in lines[:-1]))
     yield model_access(config, shape)
 
 
-def environments_of(config: Config) -> Iterator[CheckResult]:
-    """Yield whether the environments that the data names are there, if it names any."""
-    try:
-        lines = list(environment_lines(config, environment_rows(config)))
-    except MaestraleError as error:
-        yield CheckResult("environments", "FAIL", str(error), "correct the rows, [environment] or its files")
-        return
-    if lines:
-        yield CheckResult("environments", "OK", "; ".join(" ".join(line.split()) for line in lines[:-1]))
+def findings_of(result: Inspected) -> Iterator[CheckResult]:
+    """Yield a line for an error and for each warning about one kind of data, else one that says what was read."""
+    if result.error is not None:
+        yield CheckResult(result.name, "FAIL", str(result.error), DATA_STEP)
+    elif result.texts:
+        yield CheckResult(result.name, "OK", "; ".join(result.texts))
+    for warning in result.warnings:
+        yield CheckResult(result.name, "WARN", warning, "repair it, or let it be where it is meant")
 
 
 def model_access(config: Config, shape: DecoderConfig | None) -> CheckResult:
@@ -304,13 +296,11 @@ def model_access(config: Config, shape: DecoderConfig | None) -> CheckResult:
         return CheckResult("model", "OK", f"{config.model.path} is made at the start by {config.prepare.script}")
     if Path(path).is_dir():
         try:
-            hf.check_trainable(Path(path), config.model.implementation, config.model.max_tokens)
-            chat = Chat.of_run(Path(path), config)
+            check_model(config, Path(path))
         except MaestraleError as error:
             return CheckResult("model", "FAIL", str(error), "fetch the model again, or name another one in model.path")
         parameters = shape.parameters / 1e6 if shape is not None else 0.0
-        text = f"{path}: {parameters:,.1f} M parameters; chat template: {chat.describe()}"
-        return CheckResult("model", "WARN" if chat.warnings else "OK", text, "; ".join(chat.warnings))
+        return CheckResult("model", "OK", f"{path}: {parameters:,.1f} M parameters")
     from huggingface_hub import HfApi, try_to_load_from_cache
 
     try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -33,6 +33,26 @@ def opened(problems: Sequence[Problem], share: float) -> list[Problem]:
             if int(answers * share) > int((answers - 1) * share):
                 problem = msgspec.structs.replace(problem, hidden=True)
         found.append(problem)
+    return found
+
+
+def chosen(problems: Sequence[Problem], data: Data, retired: Collection[str] = ()) -> list[Problem]:
+    """The problems that fit data.domains and data.pass_rate and are not retired, by id. Raises DataError when none is
+    left."""
+    least, most = data.pass_rate
+    found = [
+        problem
+        for problem in problems
+        if problem.id not in retired
+        and (not data.domains or problem.domain in data.domains)
+        and (problem.pass_rate is None or least <= problem.pass_rate <= most)
+    ]
+    if not found:
+        raise DataError(
+            f"none of the {len(problems)} problems in data.train is of data.domains = {data.domains} with "
+            f"data.pass_rate = {list(data.pass_rate)} and not solved ({len(retired)} are): widen these settings, "
+            "or give more problems"
+        )
     return found
 
 
@@ -96,26 +116,8 @@ class DataSource:
         """The problems of the stage: those that fit data.domains and data.pass_rate and are not retired. Raises
         DataError when none is left."""
         if self._chosen is None or self._chosen[0] is not self.stages.now.data:
-            self._chosen = self.stages.now.data, self._choose()
+            self._chosen = self.stages.now.data, chosen(self.all, self.stages.now.data, set(self.stages.state.retired))
         return self._chosen[1]
-
-    def _choose(self) -> list[Problem]:
-        data, retired = self.stages.now.data, set(self.stages.state.retired)
-        least, most = data.pass_rate
-        found = [
-            problem
-            for problem in self.all
-            if problem.id not in retired
-            and (not data.domains or problem.domain in data.domains)
-            and (problem.pass_rate is None or least <= problem.pass_rate <= most)
-        ]
-        if not found:
-            raise DataError(
-                f"none of the {len(self.all)} problems in data.train is of data.domains = {data.domains} with "
-                f"data.pass_rate = {list(data.pass_rate)} and not solved ({len(retired)} are): widen these settings, "
-                "or give more problems"
-            )
-        return found
 
     @property
     def room(self) -> int:

@@ -1,7 +1,8 @@
 """The text that `--dry-run` prints: settings, role and device of each rank, derived numbers, memory by kind of rank.
 
-No rank is started, no weight is read, no file is made; of the data only what names environments is looked at. Memory
-figures are those by which a launch is refused (colocate.py); the libraries themselves come on top.
+No rank is started, no weight is read, no file is made; data and chat template are read as a launch reads them
+(inspection.py). Memory figures are those by which a launch is refused (colocate.py); the libraries themselves come on
+top.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from pathlib import Path
 
 from rollout.vllm_config import CPU_CACHE_BYTES
 from shared import settings_file
-from shared.chat import Chat
 from shared.config import Config
 from shared.model.config import DecoderConfig
 from shared.model.folder import load_config
@@ -19,7 +19,8 @@ from shared.model.implementation import adapted_names, read_shape
 from shared.ranks import count_gpus, gpus_of, kind_of, shares_gpus
 from trainer import memory
 from trainer.colocate import adapters_of, frozen_models, sent_rank, settle, streams, trainer_memory
-from trainer.environment_rows import environment_lines, environment_rows, room_lines
+from trainer.environment_rows import environment_lines, room_lines
+from trainer.inspection import inspect
 from trainer.memory import DTYPE_BYTES, FROZEN_BYTES
 from trainer.objectives.objective import Need
 from trainer.objectives.registry import needs, objective_of
@@ -31,11 +32,11 @@ LORA_RATE = 5e-6
 
 
 def plan_text(config: Config) -> str:
-    """The whole text of `--dry-run`. Raises ModelError if model.path is a folder that cannot be used, and what
-    `environment_rows` raises."""
-    shape, rows = model_shape(config), environment_rows(config)
-    room, folder = list(room_lines(config, rows)), Path(config.locate(config.model.path))
-    chat = Chat.of_run(folder, config) if (folder / "tokenizer_config.json").is_file() else None
+    """The whole text of `--dry-run`. Raises what a launch would be refused for because of its model or its data."""
+    shape, found = model_shape(config), inspect(config)
+    found.raise_first()
+    rows = found.environments
+    room = list(room_lines(config, rows))
     parts = [
         settings_file.to_toml(config),
         "placement (all ranks on this machine; on several nodes the order of ranks is the same)",
@@ -43,13 +44,16 @@ def plan_text(config: Config) -> str:
         "",
         "derived",
         *indent(derived_lines(config)),
-        *(["", "chat template", f"  {chat.describe()}"] if chat is not None else []),
+        "",
+        "read",
+        *indent(f"{one.name:<14} {text}" for one in found.results.values() for text in one.texts),
         *(["", "environments", *indent([*environment_lines(config, rows), *room[:1]])] if room else []),
         "",
         "memory",
         *indent(memory_lines(config, shape)),
     ]
-    remarks = [*remark_lines(config, shape), *(chat.warnings if chat is not None else []), *room[1:]]
+    warnings = [warning for result in found.results.values() for warning in result.warnings]
+    remarks = [*warnings, *remark_lines(config, shape), *room[1:]]
     if remarks:
         parts += ["", "worth a look", *indent(remarks)]
     return "\n".join(parts)

@@ -3,21 +3,18 @@ there; the tokens that an episode may have."""
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from environments.environment import UnknownEnvironment
 from environments.host import EnvironmentHost
 from shared.config import Config
-from shared.jsonl import text_of
 from shared.types import Problem, Reward
 from trainer.data import PromptFormat
 from trainer.episodes import Episodes
 from trainer.problem_file import ProblemFile, check_environments
-from verify.published import problem_rows
 
 LONGEST = 20
 """problems with the longest texts, among which the longest prompt is looked for"""
@@ -34,21 +31,14 @@ class EnvironmentRow(NamedTuple):
     text: str
 
 
-def environment_rows(config: Config) -> list[EnvironmentRow]:
-    """The rows that have an environment, of the files that are there. Raises DataError; ConfigError for an environment
-    whose options are wrong and a plug-in file that cannot be run."""
-    found, default = list[EnvironmentRow](), config.environment.name
-    for setting, value in (("data.train", config.data.train), ("data.validation", config.data.validation)):
-        path = Path(config.locate(value, setting))
-        for row in problem_rows(path, setting, columns=config.data.columns) if value and path.is_file() else ():
-            if name := text_of(row.fields, "environment", row.where, default):
-                texts = (
-                    text_of(row.fields, key, row.where, usual) for key, usual in (("domain", "math"), ("problem", ""))
-                )
-                found.append(EnvironmentRow(setting, row.where, name, *texts))
-    if found or default:
-        asyncio.run(_look_up(config, found))
-    return found
+def environment_rows(files: Iterable[ProblemFile]) -> list[EnvironmentRow]:
+    """The rows that have an environment."""
+    return [
+        EnvironmentRow(file.setting, f"{file.setting}: {file.where(one)}", one.environment, one.domain, one.text)
+        for file in files
+        for one in file.problems
+        if one.environment
+    ]
 
 
 async def start_episodes(episodes: Episodes, files: Sequence[ProblemFile], problems: Sequence[Problem]) -> None:
@@ -62,11 +52,17 @@ async def start_episodes(episodes: Episodes, files: Sequence[ProblemFile], probl
         raise
 
 
-async def _look_up(config: Config, rows: list[EnvironmentRow]) -> None:
+async def look_up(config: Config, rows: list[EnvironmentRow]) -> None:
+    """Look for the environments of these rows and of the settings, where there are such. Raises DataError; ConfigError
+    for an environment whose options are wrong and a plug-in file that cannot be run."""
+
     async def grade(problem: Problem, text: str) -> Reward:
         raise RuntimeError("no episode begins here")
 
-    host, default = EnvironmentHost(config.environment, config.reward, grade), config.environment.name
+    default = config.environment.name
+    if not rows and not default:
+        return
+    host = EnvironmentHost(config.environment, config.reward, grade)
     try:
         await host.start(sorted({*(row.environment for row in rows), *([default] if default else [])}))
     except UnknownEnvironment:

@@ -16,7 +16,6 @@ from shared.chat import Chat
 from shared.config import Config
 from shared.deaths import ENDING
 from shared.errors import ConfigError, RankLost
-from shared.jsonl import spread
 from shared.model import adapter_folder
 from shared.progress import Progress
 from shared.ranks import Role
@@ -29,28 +28,24 @@ from trainer.bottleneck import PHASES
 from trainer.checkpoint_reader import VerifiedCheckpoint, compare_weights
 from trainer.client import TrainerClient
 from trainer.controller import TrainingLoop
-from trainer.data import DataSource, PromptFormat, opened
+from trainer.data import DataSource, PromptFormat
 from trainer.dry_run import objective_lines
-from trainer.environment_rows import start_episodes
-from trainer.episodes import Episodes
 from trainer.evaluation import Evaluator
 from trainer.export import export_best, export_last
 from trainer.ledger import Interrupted, Ledger
 from trainer.objectives.objective import Need
 from trainer.objectives.registry import needs, objective_of
-from trainer.offline import load_offline
 from trainer.origin import Origin, origin_of, reference_parts
-from trainer.problem_file import ProblemFile, check_answers, read_problems, refuse_prose, without_long
 from trainer.rank import LoadedTrainer, TrainerRank
+from trainer.run_data import RunData, read_files
 from trainer.safetensors_file import REFERENCE
-from trainer.sft import Demonstrations, demonstrations_of, sft, sft_run
+from trainer.sft import Demonstrations, sft, sft_run
 from trainer.soft_values import forget_values, soft_values
 from trainer.sources import Sources
 from trainer.stages import Stages
 from trainer.teachers import Teacher
 from trainer.timing import PhaseTimer
 from trainer.turns import Turns
-from verify.plugins import choose
 from verify.scorer import RewardScorer
 
 REPEAT_S = 3.0
@@ -160,72 +155,35 @@ class Launch:
         config, progress = self.config, self.progress
         progress.keep_phases(config.run_dir / PHASES)
         progress.phase("reading the problems")
-        chat = Chat.of_run(self.sources.model_dir, config, progress)
+        chat, sources = Chat.of_run(self.sources.model_dir, config, progress), self.sources
         prompts = PromptFormat(chat, config.data)
-        files = await asyncio.to_thread(self._read)
+        files = await asyncio.to_thread(read_files, config, sources.train, sources.validation)
         ledger, clock = Ledger(self.stages), PhaseTimer()
         newest = await self._resume(prompts, ledger, clock)
-        problems = opened(files[0].problems, config.data.open_share)
-        validation = files[1].problems if len(files) > 1 else []
-        scorer = RewardScorer(self.stages, chat)
-        isolation = await scorer.start([*problems, *validation])
-        self.episodes = episodes = Episodes(config, prompts, scorer)
-        if isolation:
-            progress.note(isolation)
-        if config.mode == "rl":
-            progress.note(f"objective: {objective_of(config).describe()}")
-            for line in objective_lines(config):
-                progress.warning(line)
+        data = RunData(config, self.stages, sources, chat, files, progress)
+        self.episodes = data.episodes
         try:
-            offline = await load_offline(self.sources.offline, prompts, scorer, config, progress)
-            await start_episodes(episodes, files, [*problems, *validation])
-            await self._ask_teacher(prompts, problems)
-            source = DataSource(problems, self.stages, prompts)
-            validation = await self._check_data(files, source, scorer, validation)
-            imitates = newest is None or config.mode == "sft"
-            demonstrations = (
-                await asyncio.to_thread(demonstrations_of, self.sources, prompts, config, progress.warning)
-                if imitates
-                else None
-            )
+            await data.start()
+            if config.mode == "rl":
+                progress.note(f"objective: {objective_of(config).describe()}")
+                for line in objective_lines(config):
+                    progress.warning(line)
+            for _, read in data.steps(imitates=newest is None or config.mode == "sft"):
+                await read()
+            await self._ask_teacher(prompts, data.problems)
             await self._start_ranks(newest)
-            run = self._assemble(source, scorer, ledger, clock, validation)
-            run.offline = offline
+            run = self._assemble(data.source, data.scorer, ledger, clock, data.validation)
+            run.offline = data.offline
             settings_file.write(self.given, config.run_dir / "config.toml")
             try:
-                await self._learn(run, demonstrations, newest)
+                await self._learn(run, data.demonstrations, newest)
                 await self._finish(run)
             finally:
                 run.logger.end()
         finally:
-            await episodes.close()
-            await scorer.close()
+            await data.close()
             if self.teacher is not None:
                 await self.teacher.close()
-
-    def _read(self) -> list[ProblemFile]:
-        """Read the files of problems: those to train on and, where there are such, to validate on."""
-        for stage in reversed(self.config.every_stage):
-            choose(stage.reward)  # its files may define the verifiers of the rows
-        train, validation = self.sources.train, self.sources.validation
-        data, name = self.config.data, self.config.environment.name
-        files = [read_problems(train, "data.train", data, name)]
-        if Need.GROUND_TRUTH in needs(self.config):
-            refuse_prose(files[0])
-        return [*files, read_problems(validation, "data.validation", data, name)] if validation else files
-
-    async def _check_data(
-        self, files: list[ProblemFile], source: DataSource, scorer: RewardScorer, validation: list[Problem]
-    ) -> list[Problem]:
-        """Report doubtful data, or raise for what is wrong in it; returns the validation problems to evaluate."""
-        parts = [source.problems, spread(validation, self.config.evaluate.problems)][: len(files)]
-        for place, (found, problems) in enumerate(zip(files, parts, strict=True)):
-            self.progress.note(found.read_as)
-            await check_answers(found, problems, scorer.checker, self.config)
-            parts[place] = without_long(found, problems, await asyncio.to_thread(source.measure, problems), source.room)
-        for line in (warning for found in files for warning in found.warnings):
-            self.progress.warning(line)
-        return parts[1] if validation else []
 
     async def _ask_teacher(self, prompts: PromptFormat, problems: list[Problem]) -> None:
         """Connect to the teacher behind an address, where the objective has one."""

@@ -35,6 +35,7 @@ from trainer.objectives.advantage import diverse, graded
 from trainer.objectives.objective import Objective
 from trainer.objectives.registry import objective_of
 from trainer.sft import completion_of
+from trainer.written_text import WrittenTexts
 from verify.scorer import RewardScorer
 from verify.verifiers import read_problem
 
@@ -139,10 +140,13 @@ def read_offline(paths: Sequence[Path], prompts: PromptFormat, config: Config) -
     """
     found, faults, long = list[Group](), list[str](), 0
     single: dict[tuple[int, ...], Group] = {}
+    texts, rows = WrittenTexts(prompts.chat), 0
     for path in paths:
         for where, _, row in read_rows(path, SETTING, faults):
+            rows += 1
             try:
-                group = recorded(row, where, prompts.chat) if "completions" in row else written(row, where, prompts)
+                has_ids = "completions" in row
+                group = recorded(row, where, prompts.chat) if has_ids else written(row, where, prompts, texts)
             except DataError as error:
                 faults.append(str(error))
                 continue
@@ -160,7 +164,7 @@ def read_offline(paths: Sequence[Path], prompts: PromptFormat, config: Config) -
     _compare_texts(found, prompts.chat)
     _check_logprobs(found, objective_of(config))
     too_long = f"{SETTING}: {long:,} rows are longer than model.max_tokens = {config.model.max_tokens}: left out"
-    return OfflineGroups(found, [too_long] if long else [])
+    return OfflineGroups(found, texts.warnings(SETTING, rows) + ([too_long] if long else []))
 
 
 def recorded(row: dict[str, Any], where: str, chat: Chat) -> Group:
@@ -190,7 +194,7 @@ def recorded(row: dict[str, Any], where: str, chat: Chat) -> Group:
     return Group(group.prompt, completions, rewards, texts, source=group.source or where)
 
 
-def written(row: dict[str, Any], where: str, prompts: PromptFormat) -> Group:
+def written(row: dict[str, Any], where: str, prompts: PromptFormat, spelled: WrittenTexts) -> Group:
     """The group of a row of text: one completion, or the two of a pair. Raises DataError."""
     pair = "chosen" in row or "rejected" in row
     texts = [text_of(row, name, where) for name in ("chosen", "rejected")] if pair else [completion_of(row, where)]
@@ -203,7 +207,7 @@ def written(row: dict[str, Any], where: str, prompts: PromptFormat) -> Group:
     ids = prompts.prompt_of(problem, also=text_of(row, "system", where, ""))
     chat, completions = prompts.chat, []
     for index, completion in enumerate(texts):
-        tokens = [*chat.encode_completion(completion), chat.eos_id]
+        tokens = [*spelled.tokens(completion, where), chat.eos_id]
         completions.append(Completion(0, index, 0, tokens, finish_reason="stop"))
     source = text_of(row, "source", where, GIVEN) or GIVEN
     return Group(Prompt(0, problem, ids), completions, rewards, texts, source=source)

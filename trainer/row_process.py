@@ -17,6 +17,10 @@ from shared.errors import ConfigError, DataError
 from shared.row_files import plain
 
 
+class NoRowCame(DataError):
+    """The process took too long for a row."""
+
+
 def write_rows(path: Path, lines: Iterator[bytes]) -> None:
     """Write lines to a partial file beside `path` that is then renamed. Raises DataError when the disk fails."""
     try:
@@ -62,7 +66,7 @@ def rows_of_process(module: str, argument: str, setting: str, deadline_s: float)
         said.seek(0)
         reason = said.read().decode("utf-8", "replace").strip().rpartition("\n")[2]
         if late.is_set():
-            raise DataError(
+            raise NoRowCame(
                 f"{setting}: no row came for {deadline_s:g} s: choose easier options, or raise deadlines.start_s"
             )
         if child.returncode:

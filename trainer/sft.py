@@ -31,7 +31,10 @@ from trainer.objectives.sequences import Demonstration, sft_sequences
 from trainer.rank import TrainerRank
 from trainer.schedule import warm_and_decay
 from trainer.sources import Sources
+from trainer.written_text import CLOSE, OPEN, WrittenTexts
+from verify.extract import extract_answer
 from verify.published import NATIVE, renamed
+from verify.verifiers import verifier_of
 
 if TYPE_CHECKING:
     from trainer.controller import TrainingLoop
@@ -50,7 +53,7 @@ class Demonstrations:
     general_share: float
     """share of a batch that is drawn from `general`"""
     left_out: tuple[str, ...] = ()
-    """a line for each file in which some demonstrations are too long, or that is of a published shape"""
+    """a line for each doubt about a file, for one whose rows are of a published shape or too long"""
 
     def batch_at(self, step: int, size: int, seed: int) -> list[Demonstration]:
         """The batch of an SFT step, [size] demonstrations: a pure function of (seed, step)."""
@@ -95,7 +98,8 @@ def read_demonstrations(
     solution becomes the reasoning, or of a published shape (`trainer.demonstration_rows`). "system" stands behind the
     system prompt, as tools do. "completion" may be a list of {"role", "content"} messages, of several turns of the
     "assistant" with what an environment says ("user" or "tool") between them. Longer ones than max_tokens are left out,
-    and a line about them is added to `left_out`.
+    and a line about them is added to `left_out`, as are those about texts that are not as the run's own completions are
+    to be (`trainer.written_text`).
 
     Raises DataError naming the lines, or `setting` if nothing is left.
     """
@@ -103,6 +107,7 @@ def read_demonstrations(
     long: list[str] = []
     faults: list[str] = []
     chat, shapes = prompts.chat, Counter[str]()
+    texts = WrittenTexts(chat)
     for where, _, fields in read_rows(path, setting, faults):
         try:
             row, shape = to_demonstration(renamed(fields, prompts.settings.columns, where), where)
@@ -110,9 +115,12 @@ def read_demonstrations(
             problem, domain = text_of(row, "problem", where), text_of(row, "domain", where, "math")
             also = text_of(row, "system", where, "")
             if isinstance(row.get("completion"), list):
-                completion = encode_turns(chat, row["completion"], where)
+                completion = encode_turns(chat, row["completion"], where, texts)
             else:
-                completion = Demonstration([], [*chat.encode_completion(completion_of(row, where)), chat.eos_id])
+                written = texts.tokens(completion_of(row, where), where)
+                completion = Demonstration([], [*written, chat.eos_id])
+                if setting != "sft.general" and not row.get("environment"):
+                    texts.hold(written, verifier_of(domain).giving(row.get("answer_form")), where)
         except DataError as error:
             faults.append(str(error))
             continue
@@ -129,6 +137,7 @@ def read_demonstrations(
         raise DataError(f"{setting}: {path} holds none that fits model.max_tokens = {max_tokens}")
     if {*shapes} - {NATIVE}:
         left_out.append(f"{setting}: read " + ", ".join(f"{count:,} as {name}" for name, count in shapes.most_common()))
+    left_out += texts.warnings(setting, len(found) + len(long))
     if long:
         count = len(found) + len(long)
         left_out.append(
@@ -138,7 +147,7 @@ def read_demonstrations(
     return found
 
 
-def encode_turns(chat: Chat, messages: list[Any], where: str) -> Demonstration:
+def encode_turns(chat: Chat, messages: list[Any], where: str, texts: WrittenTexts) -> Demonstration:
     """The tokens of a conversation as an episode has them, turns of the assistant imitated. Raises DataError."""
     ids, mask, between = list[int](), b"", list[tuple[str, str]]()
     for place, message in enumerate(messages):
@@ -153,7 +162,7 @@ def encode_turns(chat: Chat, messages: list[Any], where: str) -> Demonstration:
                 f'{where}: "completion" begins with a turn of the assistant, and something stands between two'
             )
         said = chat.bridge(between) if between else []
-        turn = [*chat.encode_completion(text), chat.eos_id]
+        turn = [*texts.tokens(text, where), chat.eos_id]
         ids, between = [*ids, *said, *turn], []
         mask += bytes([CONTEXT]) * len(said) + bytes([IMITATED]) * len(turn)
     if not ids or between:
@@ -162,9 +171,14 @@ def encode_turns(chat: Chat, messages: list[Any], where: str) -> Demonstration:
 
 
 def completion_of(row: dict[str, Any], where: str) -> str:
-    """Return the completion to imitate: as written, or reasoning and boxed answer from a worked solution."""
+    """Return the completion to imitate: as written, or reasoning and boxed answer from a worked solution. One that has
+    the tags of reasoning keeps its own, and gets the box if no answer stands behind them."""
     if "completion" not in row and "solution" in row:
         solution, answer = text_of(row, "solution", where), text_of(row, "answer", where)
+        if CLOSE in solution:
+            solution = solution.strip() if OPEN in solution else f"{OPEN}\n{solution.strip()}"
+            boxed = extract_answer(solution.rpartition(CLOSE)[2]) is not None
+            return solution if boxed else f"{solution}\nThe answer is \\boxed{{{answer}}}."
         return f"<think>\n{solution}\n</think>\nThe answer is \\boxed{{{answer}}}."
     return text_of(row, "completion", where)
 

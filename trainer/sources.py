@@ -63,9 +63,8 @@ def prepare(config: Config, progress: Progress) -> None:
     """
     if not config.prepare.script:
         return
+    check_script(config)
     script, folder = Path(config.prepare.script), config.run_dir / "made"
-    if not script.is_file():
-        raise ConfigError(f"prepare.script = '{script}': there is no such file (paths start at the working directory)")
     made_from, wanted = folder / "made_from.json", _made_from(config)
     if folder.is_dir():
         _compare(made_from, wanted)
@@ -89,6 +88,13 @@ def prepare(config: Config, progress: Progress) -> None:
         raise DataError(f"{folder} cannot be written ({error}): free disk space, or set another runs_dir") from error
 
 
+def check_script(config: Config) -> None:
+    """Raise ConfigError where prepare.script names no file."""
+    script = config.prepare.script
+    if script and not Path(script).is_file():
+        raise ConfigError(f"prepare.script = '{script}': there is no such file (paths start at the working directory)")
+
+
 def _made_from(config: Config) -> dict[str, Any]:
     """What decides the content of the folder, by setting."""
     options = config.model_dump(mode="json")["prepare"]["options"]
@@ -109,22 +115,56 @@ def _compare(path: Path, wanted: dict[str, Any]) -> None:
         )
 
 
+def data_settings(config: Config) -> dict[str, str]:
+    """Setting -> its value, of the files that a run may name, "" for none."""
+    return {
+        "data.train": config.data.train,
+        "data.validation": config.data.validation,
+        "sft.demonstrations": config.sft.demonstrations,
+        "sft.general": config.sft.general,
+    }
+
+
+def data_file(config: Config, setting: str, value: str) -> Path | None:
+    """The file that a setting names, generated or fetched where it is not there; None for "". Raises DataError and
+    ConfigError."""
+    if value.startswith(REASONING_GYM) and setting in ("data.train", "data.validation"):
+        return generate(config, setting, value)
+    if value.startswith(HUB) or value.endswith(PARQUET):
+        return fetch(config, setting, value)
+    path = Path(config.locate(value))
+    if value and not path.is_file():
+        raise DataError(f"{setting} = '{path}': there is no such file")
+    return path if value else None
+
+
 def gather_sources(config: Config) -> Sources:
     """Resolve every path. Raises ModelError, DataError, and ConfigError for adapters that the model cannot have."""
-
-    def find(setting: str, value: str) -> Path | None:
-        if value.startswith(REASONING_GYM) and setting in ("data.train", "data.validation"):
-            return generate(config, setting, value)
-        if value.startswith(HUB) or value.endswith(PARQUET):
-            return fetch(config, setting, value)
-        path = Path(config.locate(value))
-        if value and not path.is_file():
-            raise DataError(f"{setting} = '{path}': there is no such file")
-        return path if value else None
-
-    train = find("data.train", config.data.train)
+    values = data_settings(config)
+    train = data_file(config, "data.train", values.pop("data.train"))
     assert train is not None, "a launch without it was refused"
     model_dir = hf.resolve(config.locate(config.model.path))
+    check_model(config, model_dir)
+    teacher, teacher_dir = objective_of(config), None
+    if Need.TEACHER in needs(config) and not teacher.served_teacher:
+        teacher_dir = hf.resolve(teacher.teacher or "", "objective.teacher")
+        hf.check_trainable(teacher_dir, config.model.implementation, config.model.max_tokens)
+        check_tokenizers(model_dir, teacher_dir)
+    others = {setting: data_file(config, setting, value) for setting, value in values.items()}
+    return Sources(
+        model_dir=model_dir,
+        train=train,
+        validation=others["data.validation"],
+        demonstrations=others["sft.demonstrations"],
+        general=others["sft.general"],
+        offline=offline_files(config),
+        teacher_dir=teacher_dir,
+    )
+
+
+def check_model(config: Config, model_dir: Path) -> None:
+    """Raise ModelError if the model cannot be trained as the settings say, ConfigError for adapters that it cannot
+    have."""
     hf.check_trainable(model_dir, config.model.implementation, config.model.max_tokens)
     check_vocabulary(model_dir)
     described = hf.load_config(model_dir)
@@ -141,20 +181,6 @@ def gather_sources(config: Config) -> Sources:
             'mode = "rl": vLLM keeps the experts of gpt-oss in another layout than its checkpoints, so new weights '
             'cannot be written into its engines: set mode = "sft", or take another model (docs/models.md)'
         )
-    teacher, teacher_dir = objective_of(config), None
-    if Need.TEACHER in needs(config) and not teacher.served_teacher:
-        teacher_dir = hf.resolve(teacher.teacher or "", "objective.teacher")
-        hf.check_trainable(teacher_dir, config.model.implementation, config.model.max_tokens)
-        check_tokenizers(model_dir, teacher_dir)
-    return Sources(
-        model_dir=model_dir,
-        train=train,
-        validation=find("data.validation", config.data.validation),
-        demonstrations=find("sft.demonstrations", config.sft.demonstrations),
-        general=find("sft.general", config.sft.general),
-        offline=offline_files(config),
-        teacher_dir=teacher_dir,
-    )
 
 
 def offline_files(config: Config) -> tuple[Path, ...]:

@@ -85,7 +85,11 @@ mount -t tmpfs -o size=8m none {runs}"""
         ("isolation", "this host cannot isolate untrusted programs", "allow user namespaces"),
         ("ports", f"port {port} cannot be had (Address already in use)", f"torchrun --master-port={port + 1}"),
         ("model", "'no/model' is no folder, and the Hub does not give it", "hf download"),
-        ("data", "data.validation = 'made/validation.jsonl'", "correct the path"),
+        (
+            "data",
+            f"data.validation = '{runs}/quickstart/made/validation.jsonl': there is no such file",
+            "correct the path",
+        ),
     ):
         row = found[name]
         assert row["status"] == "FAIL" and text in row["text"] and step in row["next"], row
@@ -98,7 +102,7 @@ def test_this_machine_has_no_trouble(tmp_path: Path) -> None:
     assert code == 0, found
     of_cards = ["cards", "CUDA"] if torch.cuda.is_available() else []
     assert list(found) == ["settings", "packages", "driver", *of_cards, "memory", "shared memory", "compiler",
-                           "isolation", "disk", "ports", "data", "model"]  # fmt: skip
+                           "isolation", "disk", "ports", "data", "SFT", "template", "model"]  # fmt: skip
     assert all(row["next"] for row in found.values() if row["status"] != "OK")
     assert "made at the start by examples/quickstart/prepare.py" in found["model"]["text"]
 

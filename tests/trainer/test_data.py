@@ -55,7 +55,8 @@ def write(path: Path, *rows: object) -> Path:
         (['{"problem": "a", "answer": "1"}', "{oops"], r"rows.jsonl:2 is not JSON"),
         ([{"problem": "a"}], r"rows.jsonl:1 lacks 'answer'"),
         ([{"problem": " ", "answer": "1"}], r"rows.jsonl:1 lacks 'problem'"),
-        (["[1, 2]"], r"rows.jsonl:1 is not a JSON object"),
+        (["7"], r"rows.jsonl:1 is not a JSON object"),
+        (["[1, 2]"], r"rows.jsonl holds a JSON list: let its name end in .json"),
         ([], "holds no problem"),
     ],
 )

@@ -13,6 +13,7 @@ import torch
 from shared import settings_file
 from shared.config import Config
 from shared.errors import ModelError
+from tests.shared.test_turns import chat_of
 from trainer import memory
 from trainer.__main__ import main
 from trainer.dry_run import derived_lines, memory_lines, model_shape, placement_lines, plan_text, remark_lines, size
@@ -120,7 +121,7 @@ def test_what_is_probably_not_meant_is_said(folder: str) -> None:
 
 
 def test_the_printed_settings_can_be_used_as_a_file(tmp_path: Path) -> None:
-    given = settings(seed=5, model={"path": "owner/name"})
+    given = settings(seed=5, model={"path": "made/model"}, prepare={"script": "examples/quickstart/prepare.py"})
     text = plan_text(given)
     path = tmp_path / "printed.toml"
     path.write_text(text.split("placement (all")[0])
@@ -128,10 +129,13 @@ def test_the_printed_settings_can_be_used_as_a_file(tmp_path: Path) -> None:
 
 
 def test_a_launch_reads_settings_from_the_environment(
-    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "run.toml"
-    path.write_text(f'seed = 1\nmodel.path = "{folder}"\ndata.train = "problems.jsonl"\n')
+    path.write_text(
+        'seed = 1\nmodel.path = "made/model"\ndata.train = "made/train.jsonl"\n'
+        'prepare.script = "examples/quickstart/prepare.py"\n'
+    )
     monkeypatch.setenv("MAESTRALE_TRAIN_SEED", "2")
     monkeypatch.setenv("MAESTRALE_TRAIN_OBJECTIVE__KL", "0.5")
     assert main([str(path), "--dry-run"]) == 0
@@ -154,6 +158,7 @@ def test_stages_and_reference_model_are_told(folder: str):
         {"name": "short", "until_step": 5, "until": "accuracy > 0.9"},
         {"name": "long", "rollout": {"max_async_level": 1}},
     ]
+    chat_of(Path(folder), "ours")
     config = Config.model_validate({"stages": stages, "objective": {"kl": 0.1}, "model": {"path": folder}})
     text = plan_text(config)
     assert "until step 5 or accuracy > 0.9" in text and "async level 1; until the end" in text

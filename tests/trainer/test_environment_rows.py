@@ -13,9 +13,11 @@ import pytest
 from shared.config import Config
 from shared.errors import ConfigError, DataError, ModelError
 from tests.shared.test_turns import chat_of
-from trainer.check import environments_of
+from trainer.check import data_and_model
+from trainer.check_result import CheckResult
 from trainer.dry_run import plan_text
-from trainer.environment_rows import environment_lines, environment_rows, room_lines, start_episodes
+from trainer.environment_rows import EnvironmentRow, environment_lines, environment_rows, room_lines, start_episodes
+from trainer.inspection import inspect
 from trainer.problem_file import read_problems
 
 PLUGIN = """
@@ -33,28 +35,46 @@ def settings(folder: Path, *environments: str | None, **sections: Any) -> Config
             for number, name in enumerate(environments, 1)]  # fmt: skip
     (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     return Config.model_validate(
-        {"data": {"train": str(folder / "rows.jsonl")}, "model": {"path": "made/x"}} | sections
+        {
+            "data": {"train": str(folder / "rows.jsonl")},
+            "model": {"path": "made/x"},
+            "prepare": {"script": "examples/quickstart/prepare.py"},
+            "runs_dir": str(folder / "runs"),
+        }
+        | sections
     )
+
+
+def rows_of(config: Config) -> list[EnvironmentRow]:
+    """The rows of the data that have an environment. Raises what a launch would be refused for."""
+    found = inspect(config)
+    found.raise_first()
+    return found.environments
+
+
+def environments_of(config: Config) -> list[CheckResult]:
+    """What `check` says of environments."""
+    return [finding for finding in data_and_model(config, None) if finding.name == "environments"]
 
 
 def test_environments_and_their_problems_are_told(tmp_path: Path) -> None:
     config = settings(tmp_path, "guess", "guess", None, "retry", environment={"max_turns": 3, "turn_tokens": 9})
-    lines = list(environment_lines(config, environment_rows(config)))
+    lines = list(environment_lines(config, rows_of(config)))
     assert lines[0].split(maxsplit=1) == ["guess", "2 problems of data.train"]
     assert lines[1].split(maxsplit=1) == ["retry", "1 problems of data.train"]
     assert "at most 3 turns of 9 tokens" in lines[2] and len(lines) == 3
     named = settings(tmp_path, "guess", None, environment={"name": "retry"})
-    assert [line.split()[1] for line in environment_lines(named, environment_rows(named))][:2] == ["1", "1"]
+    assert [line.split()[1] for line in environment_lines(named, rows_of(named))][:2] == ["1", "1"]
 
 
 def test_data_without_environments_is_planned_as_before(tmp_path: Path) -> None:
     config = settings(tmp_path, None)
-    assert environment_rows(config) == [] and "\nenvironments\n" not in plan_text(config)
+    assert rows_of(config) == [] and "\nenvironments\n" not in plan_text(config)
     assert list(environments_of(config)) == [] and list(room_lines(config, [])) == []
-    assert environment_rows(Config.model_validate({"data": {"train": "made/not_yet.jsonl"}})) == []
+    assert rows_of(settings(tmp_path, data={"train": "made/not_yet.jsonl"})) == [] == environment_rows([])
 
 
-@pytest.mark.parametrize("ask", [environment_rows, plan_text])
+@pytest.mark.parametrize("ask", [rows_of, plan_text])
 def test_an_unknown_environment_is_told_with_its_line_and_the_nearest_name(tmp_path: Path, ask: Any) -> None:
     with pytest.raises(
         DataError, match=r"data\.train: .*rows\.jsonl:2: there is no environment 'gues'; did you mean guess\?"
@@ -74,7 +94,7 @@ def test_environments_of_plug_in_files_are_known(tmp_path: Path) -> None:
     config = settings(tmp_path, "parity", environment=plugins)
     assert [finding.status for finding in environments_of(config)] == ["OK"]
     with pytest.raises(DataError, match=r"jsonl:2: there is no environment 'parrity'; did you mean parity\?"):
-        environment_rows(settings(tmp_path, "parity", "parrity", environment=plugins))
+        rows_of(settings(tmp_path, "parity", "parrity", environment=plugins))
 
 
 def test_check_fails_for_environments_that_are_not_there(tmp_path: Path) -> None:
@@ -130,7 +150,7 @@ def test_the_longest_episode_is_compared_with_what_the_model_takes(tmp_path: Pat
         model, rollout = {"path": str(tmp_path), "max_tokens": max_tokens}, {"max_completion_tokens": 40}
         named = ["guess"] * 3
         config = settings(tmp_path, *named, environment=limits, data=data, model=model, rollout=rollout)
-        return list(room_lines(config, environment_rows(config)))
+        return list(room_lines(config, rows_of(config)))
 
     [line] = lines(81)
     assert line.endswith("81 = 5 of the longest prompt + 40 sampled + 3 answers of 12, 2 of them the chat template's")
@@ -141,4 +161,4 @@ def test_a_template_that_rewrites_its_history_is_told_before_a_launch(tmp_path: 
     chat_of(tmp_path, "qwen3")
     config = settings(tmp_path, "guess", model={"path": str(tmp_path)})
     with pytest.raises(ModelError, match="rewrites its history"):
-        list(room_lines(config, environment_rows(config)))
+        list(room_lines(config, rows_of(config)))

@@ -367,3 +367,16 @@ def test_the_example_of_the_page_can_be_run() -> None:
     (example,) = re.findall(r"```toml example\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     config = Config.model_validate(tomllib.loads(example))
     assert list(complaints(config)) == [] and config.data.offline and offline_count(config) == 11
+
+
+def test_control_tokens_in_a_written_row_are_letters(tmp_path: Path, prompts: PromptFormat) -> None:
+    chat, end = prompts.chat, "<|end|>"
+    pair = {"problem": "one ?", "chosen": f"two{end}", "rejected": f"two {end} three"}
+    found = read(write(tmp_path / "rows.jsonl", pair), prompts)
+    first, second = found.groups[0].completions
+    assert first.token_ids == [*chat.encode("two"), chat.eos_id], "it ends once"
+    assert second.token_ids.count(chat.eos_id) == 1 and second.token_ids[-1] == chat.eos_id
+    assert [line[: len(start)] for line, start in zip(found.left_out, ["x" * 34, "x" * 46], strict=True)] == [
+        "data.offline: 1 of 1 rows end with",
+        "data.offline: 1 of 1 rows spell control tokens",
+    ]

@@ -78,7 +78,8 @@ def test_an_error_shows_the_first_faults_and_counts_all(tmp_path: Path):
         read_problems(path, "data.train")
     lines = str(told.value).splitlines()
     assert lines[0].startswith("data.train: 9 rows of ") and lines[0].endswith("cannot be used:")
-    assert len(lines) == 7 and lines[-1].strip() == "... and 4 more"
+    assert len(lines) == 8 and lines[-2].strip() == "... and 3 more like these", "five of a kind"
+    assert "is not JSON" in lines[-1]
 
 
 def test_what_is_meant_is_taken(tmp_path: Path):

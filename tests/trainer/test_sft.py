@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,22 +13,31 @@ from examples.quickstart.tiny_model import build, train_tokenizer
 from shared.chat import Chat
 from shared.errors import DataError
 from shared.sections import Data, Sft
+from tests.shared.test_turns import chat_of
 from trainer.data import PromptFormat
 from trainer.objectives.sequences import Demonstration
-from trainer.sft import Demonstrations, load_demonstrations, read_demonstrations, sft_rate
+from trainer.sft import Demonstrations, completion_of, load_demonstrations, read_demonstrations, sft_rate
+from trainer.written_text import WrittenTexts
 
 
 class LetterChat:
     """One token a letter."""
 
-    eos_id = 0
+    eos_id, stop_ids, think_ids, think_prefix = 0, (0,), None, ""
     added = re.compile("(?!)")
+    tokenizer = SimpleNamespace(added_tokens_decoder={})
 
     def render(self, text: str, system: str, _quoted: object = None) -> list[int]:
         return [ord(letter) % 256 for letter in system + text]
 
+    def render_turns(self, messages: list[dict[str, str]]) -> str:
+        return "".join(message["content"] for message in messages)
+
     def encode_completion(self, text: str) -> list[int]:
         return [ord(letter) % 256 for letter in text]
+
+    def decode(self, ids: list[int]) -> str:
+        return bytes(ids).decode()
 
 
 PROMPTS = PromptFormat(LetterChat(), Data(system_prompt="S:", templates={"code": "{problem}!"}))  # type: ignore[arg-type]
@@ -117,3 +127,80 @@ def test_a_demonstration_of_several_turns_is_what_an_episode_is(tmp_path: Path):
         path.write_text(json.dumps(row) + "\n")
         with pytest.raises(DataError, match=why):
             read_demonstrations(path, "sft.demonstrations", PromptFormat(chat, Data()), 100, [])
+
+
+WRITTEN = [
+    ("It is 5.", "does not start with <think>", False),
+    ("<think>\nTwo.\n</think>\n\\boxed{5}", "", True),
+    ("<think>\nTwo.\n</think>\n\\boxed{5}<|end|>", "end with the end token", True),
+    ("<think>\nTwo.\n</think>\n\\boxed{5}<|end|>\n<|end|>\n", "end with the end token", True),
+    ("<think>\nTwo <|end|> three.\n</think>\n\\boxed{5}", "spell control tokens inside", True),
+    ("<think>\nTwo.\n</think>\n\\boxed{5}<|user|>And 6?", "spell control tokens inside", True),
+    ("<think>\nTwo.\n</think>\n\\boxed{5}<end_of_turn>", "control tokens of another model", True),
+    ("<think>\n<think>\nTwo.\n</think>\n</think>\n\\boxed{5}", "found 2 and 2", False),
+    ("<think>\nTwo.\n</think>\n\\boxed{5}\n</think> again \\boxed{6}", "found 1 and 2", False),
+    ("<think>\nTwo.\n</think>\nIt is 5.", "no balanced", False),
+    ("<|begin_of_thought|>\nTwo.\n<|end_of_thought|>\n\\boxed{5}", "stands in <|begin_of_thought|>", False),
+    ("<reasoning>\nTwo.\n</reasoning>\n\\boxed{5}", "stands in <reasoning>", False),
+    ("[THINK]\nTwo.\n[/THINK]\n\\boxed{5}", "", True),
+    ("◁think▷Two.◁/think▷\\boxed{5}", "stands in ◁think▷", False),
+]
+
+
+@pytest.fixture(scope="module")
+def chat(tmp_path_factory: pytest.TempPathFactory) -> Chat:
+    return chat_of(tmp_path_factory.mktemp("model"), "ours")
+
+
+@pytest.mark.parametrize(("text", "told", "right"), WRITTEN)
+def test_a_demonstration_is_held_to_the_form_of_the_run(
+    chat: Chat, tmp_path: Path, text: str, told: str, right: bool
+) -> None:
+    path = write(tmp_path / "rows.jsonl", {"problem": "2+3?", "completion": text})
+    lines: list[str] = []
+    [one] = read_demonstrations(path, "sft.demonstrations", PromptFormat(chat, Data()), 1000, lines)
+    assert (told in "\n".join(lines)) if told else not lines
+    assert ("break the form" in "\n".join(lines)) is not right
+    assert all(line.startswith("sft.demonstrations: 1 of 1 rows ") and "rows.jsonl:1: " in line for line in lines)
+    controls = {token for token in one.completion if token in chat.tokenizer.added_tokens_decoder}
+    assert controls <= {*map(chat.tokenizer.convert_tokens_to_ids, ("<think>", "</think>")), chat.eos_id}
+    assert one.completion.count(chat.eos_id) == 1 and one.completion[-1] == chat.eos_id
+    assert chat.decode(one.completion) == re.sub(r"(\s*<\|end\|>)+\s*$", "", text), "no letter is lost"
+
+
+def test_control_tokens_in_a_turn_are_letters_and_general_texts_have_no_form(chat: Chat, tmp_path: Path) -> None:
+    turns = [{"role": "assistant", "content": "5<|end|>"}, {"role": "user", "content": "no"},
+             {"role": "assistant", "content": "7 <|user|> 5"}]  # fmt: skip
+    path, lines = tmp_path / "rows.jsonl", list[str]()
+    path.write_text(json.dumps({"problem": "?", "completion": turns}) + "\n")
+    [one] = read_demonstrations(path, "sft.general", PromptFormat(chat, Data()), 1000, lines)
+    learned = [token for token, of in zip(one.completion, one.mask, strict=True) if of]
+    assert learned == [*chat.encode("5"), chat.eos_id, *chat.encode_plain("7 <|user|> 5"), chat.eos_id]
+    assert ["end with" in lines[0], "letters there" in lines[1], len(lines)] == [True, True, 2]
+
+
+def test_tags_of_calls_stay_control_tokens_and_marks_of_roles_never_are(tmp_path: Path) -> None:
+    """Also where the family calls its marks of roles ordinary tokens, as DeepSeek does."""
+    chat = chat_of(tmp_path, "ours")
+    chat.tokenizer.add_tokens(["<tool_call>", "<b>"])
+    chat.tokenizer.add_tokens(["[INVENTED]"], special_tokens=True)
+    chat.tokenizer.save_pretrained(tmp_path / "again")
+    chat = Chat(tmp_path / "again")
+    ids = chat.tokenizer.convert_tokens_to_ids(["<tool_call>", "<b>"])
+    texts = WrittenTexts(chat)
+    assert texts.tokens("<tool_call>ab<b>", "x") == [ids[0], *chat.encode("ab"), ids[1]] and not texts.doubts
+    assert texts.tokens("he[INVENTED]<|assistant|>in", "x") == chat.encode_plain("he[INVENTED]<|assistant|>in")
+    assert list(texts.doubts.values()) == [["x: [INVENTED]"]]
+
+
+@pytest.mark.parametrize(
+    ("solution", "completion"),
+    [
+        ("<think>\na\n</think>\n\\boxed{5}", "<think>\na\n</think>\n\\boxed{5}"),
+        (" <think>a</think> So 5.", "<think>a</think> So 5.\nThe answer is \\boxed{5}."),
+        ("a\n</think>\n\\boxed{5}", "<think>\na\n</think>\n\\boxed{5}"),
+        ("a", "<think>\na\n</think>\nThe answer is \\boxed{5}."),
+    ],
+)
+def test_a_solution_with_tags_gets_no_second_ones(solution: str, completion: str) -> None:
+    assert completion_of({"solution": solution, "answer": "5"}, "x") == completion

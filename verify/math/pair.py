@@ -47,7 +47,9 @@ _PART = re.compile(
 )
 _IN_ORDER = (tuple("abcdefgh"), ("i", "ii", "iii", "iv"), tuple("123456"))
 _OPERATOR = re.compile(r"^[-+*/^=]\s*[(\\A-Za-z]|[-+*/^=]$|^$|^[_^*/]")
-_THINGS = re.compile(r"^(\d+\s*(?:\\text\s*\{\s*[a-z]+|[a-z]+))(?:\s*,)?\s*(?:\}\s*)?and\s*\}?\s*(?=\d+\s*(?:\\text\s*\{\s*)?[a-z]{2,}\s*\}?$)")
+_THINGS = re.compile(
+    r"^(\d+\s*(?:\\text\s*\{\s*[a-z]+|[a-z]+))(?:\s*,)?\s*(?:\}\s*)?and\s*\}?\s*(?=\d+\s*(?:\\text\s*\{\s*)?[a-z]{2,}\s*\}?$)"
+)
 _IN_TEXT = re.compile(r"^\\text\s*\{\s*(\d+ [a-z]+(?:,? and|,) \d+ [a-z]+)\s*\}$")
 _BOUND = re.compile(r"^([A-Za-z]'*(?:\^\{-1\})?)(?:\(([a-z])\)|_\{?([a-z])\}?)\s*=(?!.*=)(.*)$", re.DOTALL)
 _MAPS = re.compile(
@@ -129,7 +131,9 @@ def _cut(text: str) -> tuple[str, str]:
     if "=" not in text:
         return "", text
     sides = split_top(text.replace("\\{", "\\lbrace{").replace("\\}", "}\\rbrace "), _EQUAL)
-    sides = [side.replace("\\lbrace{", "\\{").replace("}\\rbrace", "\\}").replace("\\} ", "\\}").strip() for side in sides]
+    sides = [
+        side.replace("\\lbrace{", "\\{").replace("}\\rbrace", "\\}").replace("\\} ", "\\}").strip() for side in sides
+    ]
     if len(sides) != 2 or not sides[1] or _CONDITION.search(sides[0]) or _DENIES.search(sides[0]):
         return "", text
     return (sides[0], sides[1]) if len(sides[0]) <= 120 and _HEAD.fullmatch(sides[0]) else ("", text)
@@ -149,7 +153,9 @@ def _heads(left: str, right: str) -> tuple[str, str]:
 
 def _is_word(value: str, other: str) -> bool:
     """Return whether a name is set equal to a letter or to words: A = B is no choice of B, and yes = no no answer."""
-    return any(re.fullmatch(r"\(?[A-Z]\)?|\\text\s*\{.*\}|[^\W\d_]{2,}(?: [^\W\d_]+)*", text) for text in (value, other))
+    return any(
+        re.fullmatch(r"\(?[A-Z]\)?|\\text\s*\{.*\}|[^\W\d_]{2,}(?: [^\W\d_]+)*", text) for text in (value, other)
+    )
 
 
 def _letters(text: str) -> list[str]:
@@ -195,7 +201,10 @@ def _parameters(left: str, right: str) -> tuple[str, str]:
     heads = [re.match(r"^[a-z]\s*=\s*", body) for body in bodies]
     values = [body[head.end() :] if head else body for body, head in zip(bodies, heads, strict=True)]
     names = [set(_letters(value)) for value in values]
-    if any("=" in value or "\\in" in value or len(of) != 1 or not of <= set("nkml") for value, of in zip(values, names, strict=True)):
+    if any(
+        "=" in value or "\\in" in value or len(of) != 1 or not of <= set("nkml")
+        for value, of in zip(values, names, strict=True)
+    ):
         return left, right
     if names[0] == names[1] and bool(told[0]) == bool(told[1]):
         return left, right

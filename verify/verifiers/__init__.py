@@ -98,6 +98,12 @@ class Verifier(NamedTuple):
         found = extract_answer(response) if self.answer_in == "box" else response if response.strip() else None
         return None if found is None else CodeBlock("", found)
 
+    def giving(self, form: object) -> Verifier:
+        """The same for answers in another form, where `form` is one."""
+        if form == self.answer_in or not isinstance(form, str) or form not in FORMS:
+            return self
+        return self._replace(answer_in=form, form=FORMS[form])
+
     @property
     def missing(self) -> str:
         """What is missing in a response from which no answer can be extracted."""
@@ -192,8 +198,7 @@ def verifier_for(problem: Problem) -> Verifier:
     """Return the verifier of a problem: its checker, else that of its domain, for the form of its answer. Raises
     DataError for a checker that is not there, ConfigError where reasoning-gym cannot be used."""
     found = checker_named(problem.checker) if problem.checker else verifier_of(problem.domain)
-    form = problem.answer_form
-    return found._replace(answer_in=form, form=FORMS[form]) if form and form != found.answer_in else found
+    return found.giving(problem.answer_form)
 
 
 def checker_named(name: str) -> Verifier:

@@ -1,0 +1,98 @@
+"""Completions that people or other models wrote, as tokens: demonstrations and offline rows.
+
+In such a text only the tags of the reasoning and those of tool calls may be control tokens. What else spells one is
+text: a model that imitates its own end token in mid-answer learns to stop there. An end token at the end of a text is
+left out, since the turn ends with one anyway. What a file has of this, and where it breaks the form that the reward
+asks for (verify/format.py), is counted for its warnings.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from shared.chat import Chat
+from shared.errors import ModelError
+from verify.scorer import parts_of
+from verify.verifiers import Verifier
+
+OPEN, CLOSE = "<think>", "</think>"
+MARKUP = re.compile(r"think|thought|channel|tool[_▁ ]?call|python_tag|\[ARGS\]|CALL_ID", re.I)
+"""in the spelling of control tokens that a model samples inside a turn: its reasoning, and its calls of tools"""
+HARMONY = ("<|start|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>")
+"""what a turn of a model with channels (gpt-oss) holds, too"""
+FOREIGN = re.compile(
+    r"<\|/?[a-zA-Z][\w▁ ]*\|>|<｜[^｜\n]{1,40}｜>|</?(?:start|end)_of_turn>|</s>\s*\Z|<[be]os>|\[/?INST\]|<<SYS>>"
+)
+"""spellings of control tokens of other models"""
+REASONING = re.compile(
+    r"<\|?/?(?:begin_of_thought|end_of_thought|begin_of_solution|reasoning|thinking|thoughts?|thought_process|"
+    r"scratchpad|analysis|reflection|seed:think|think|channel)\|?>|\[/?THINK\]|◁/?think▷",
+    re.I,
+)
+"""spellings of tags around reasoning"""
+
+
+class WrittenTexts:
+    """Encodes the texts of one file for a model, and remembers where which of them had to be read otherwise."""
+
+    def __init__(self, chat: Chat):
+        self.chat = chat
+        self.doubts: dict[str, list[str]] = {}
+        """what is doubtful -> where, with an example"""
+        added = chat.tokenizer.added_tokens_decoder
+        ends = {added[number].content for number in {*chat.stop_ids, chat.eos_id} if number in added}
+        channels = any(token.content == "<|channel|>" for token in added.values())
+        inside = HARMONY if channels else ()
+        special = {token.content for token in added.values() if token.special and token.content.strip()} | ends
+        special |= set(chat.added.findall(_conversation(chat)))
+        longest = sorted((one for one in special - {*inside} if not MARKUP.search(one)), key=len, reverse=True)
+        self._letters = re.compile(f"({'|'.join(map(re.escape, longest))})" if longest else "(?!)()")
+        self._ends = tuple(ends - {*inside})
+        self._known = {token.content for token in added.values()}
+
+    def tokens(self, text: str, where: str) -> list[int]:
+        """[tokens] of a completion or of one turn, without the token that ends it."""
+        while end := next(filter(text.rstrip().endswith, self._ends), ""):
+            self._note("end with the end token, which is put there anyway: it is left out", where, end)
+            text = text.rstrip().removesuffix(end).rstrip()
+        first, *others = self._letters.split(text)
+        if others:
+            self._note("spell control tokens inside a text, which are letters there", where, others[0])
+        ids = self.chat.encode_completion(first)
+        for place, part in enumerate(others):
+            ids += self.chat.encode_plain(part) if place % 2 == 0 else self.chat.encode(part)
+        if strange := next((one for one in FOREIGN.findall(text) if one not in self._known), None):
+            self._note("spell control tokens of another model, which are imitated as text", where, strange)
+        return ids
+
+    def hold(self, ids: Sequence[int], verifier: Verifier, where: str) -> None:
+        """Count a completion, [tokens] without its end token, that breaks the form which the format reward asks for."""
+        if failed := parts_of(self.chat, ids, verifier).failed:
+            written = self.chat.think_prefix + self.chat.decode(ids)
+            usual = {"[THINK]", "[/THINK]"} if self.chat.think_ids else {OPEN, CLOSE}
+            tags = (tag for tag in REASONING.findall(written) if tag not in usual)
+            if tag := next(tags, None):
+                failed += f"; its reasoning stands in {tag}"
+            self._note("break the form that the format reward asks for, and a policy like them earns 0", where, failed)
+
+    def warnings(self, setting: str, count: int) -> list[str]:
+        """One line for each doubt. setting: of the file. count: its rows."""
+        return [
+            f"{setting}: {len(places):,} of {count:,} rows {what} (first: {places[0].removeprefix(f'{setting}: ')})"
+            for what, places in self.doubts.items()
+        ]
+
+    def _note(self, what: str, where: str, example: str) -> None:
+        places = self.doubts.setdefault(what, [])
+        if not places or not places[-1].startswith(f"{where}: "):  # several turns are one row
+            places.append(f"{where}: {example}")
+
+
+def _conversation(chat: Chat) -> str:
+    """What the template writes of a conversation: some families call the marks of its roles ordinary tokens."""
+    turns = [{"role": role, "content": "?"} for role in ("user", "assistant", "user")]
+    try:
+        return chat.render_turns(turns)
+    except ModelError:  # it knows single requests only
+        return chat.render_turns(turns[:1])
