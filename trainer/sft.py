@@ -147,8 +147,10 @@ def read_demonstrations(
     return found
 
 
-def encode_turns(chat: Chat, messages: list[Any], where: str, texts: WrittenTexts) -> Demonstration:
-    """The tokens of a conversation as an episode has them, turns of the assistant imitated. Raises DataError."""
+def encode_turns(chat: Chat, messages: list[Any], where: str, texts: WrittenTexts | None = None) -> Demonstration:
+    """The tokens of a conversation as an episode has them, turns of the assistant imitated. texts: counts what in them
+    is read otherwise. Raises DataError."""
+    texts = texts or WrittenTexts(chat)
     ids, mask, between = list[int](), b"", list[tuple[str, str]]()
     for place, message in enumerate(messages):
         if not isinstance(message, dict) or message.get("role") not in ("assistant", "user", "tool"):
