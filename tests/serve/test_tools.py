@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from serve.engine import SamplingParameters
-from serve.tools import bounded
+from serve.json_schemas import bounded
 from shared.tool_calls import CallReader, NoCallError, ParsedCall, call_text, parse_call
 from tests.serve.conftest import Serve
 
