@@ -134,7 +134,7 @@ async def generate(
                 if len(response.calls) == plan.most_calls > 0:
                     response.finish_reason = "stop"
                     break  # there must be no more
-    for found in [] if reader is None else reader.feed("", last=True):
+    for found in [] if reader is None or response.calls[plan.most_calls - 1 :] else reader.feed("", last=True):
         if is_stray(found, constraint):
             strays += 1
         else:

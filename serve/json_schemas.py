@@ -128,7 +128,7 @@ class KeyCheck:
             self._count(names)
             if has_no_other(pattern, names):
                 raise ValueError(
-                    f"{place}: every key of the pattern {json.dumps(pattern)} of patternProperties is required: name "
+                    f"{place}: every key of the pattern {quoted(pattern)} of patternProperties is required: name "
                     "these keys in properties instead of the pattern"
                 )
 
@@ -165,7 +165,7 @@ class KeyCheck:
         if (name := first_match(patterns, sorted(left))) is not None:
             pattern = next((one for one in sorted(patterns) if first_match([one], [name]) is not None), "")
             raise ValueError(
-                f"{place}: the key {json.dumps(name)} of properties matches the pattern {json.dumps(pattern)} of "
+                f"{place}: the key {quoted(name)} of properties matches the pattern {quoted(pattern)} of "
                 "patternProperties, and the engine cannot hold an answer to both: change the pattern until it "
                 "matches no key of properties, or leave one of the two out"
             )
@@ -210,6 +210,11 @@ def subschemas(schema: Any, place: str) -> Iterator[tuple[str, dict[str, Any]]]:
             yield from subschemas(value, f"{place}/{name}")
 
 
+def quoted(text: str) -> str:
+    """Return a text as it stands in a JSON file, in letters that people read."""
+    return json.dumps(text, ensure_ascii=False)
+
+
 def mapping(schema: dict[str, Any], name: str) -> dict[str, Any]:
     """Return a keyword's object; {} where it has none."""
     value = schema.get(name)
@@ -231,7 +236,7 @@ def first_match(patterns: Iterable[str], names: Iterable[str]) -> str | None:
     letters = LLTokenizer("byte")
     matcher = LLMatcher(letters, LLMatcher.grammar_from_json_schema(json.dumps(form)), log_level=0)
     for name in () if matcher.is_error() else names:
-        tokens = letters.tokenize_str(json.dumps(name, ensure_ascii=False))
+        tokens = letters.tokenize_str(quoted(name))
         if matcher.validate_tokens(tokens) == len(tokens):
             return name
     return None
