@@ -233,9 +233,9 @@ class ChatRenderer:
 
     def __init__(self, model: str, format: ReasoningFormat, prompts: PromptRenderer):
         self.id, self.created, self.model = f"chatcmpl-{uuid.uuid4().hex}", int(time.time()), model
-        self.format, self.tags, self.exact = format, prompts.tags, prompts.whole
-        """exact: texts keep their blanks, since they come back in later requests and the model sees them again"""
-        self._line = "" if self.exact else "\n"
+        self.format, self.tags = format, prompts.tags
+        self._line = "" if prompts.whole else "\n"
+        """around tags; "" for texts that come back in later requests as they are, and the model sees them again"""
         self._inside: set[int] = set()
         """indices of choices whose reasoning is open in the text (format inline)"""
 
@@ -265,8 +265,6 @@ class ChatRenderer:
     def message(self, response: Response) -> Json:
         """Return the assistant's message."""
         reasoning, answer = response.reasoning, response.answer
-        if not self.exact:
-            reasoning, answer = reasoning.strip(), answer.strip()
         message: Json = {"role": "assistant", "content": answer, "refusal": None, "annotations": []}
         if response.calls:
             message["tool_calls"] = [call_object(call) for call in response.calls]
@@ -297,9 +295,8 @@ class ChatRenderer:
             if chunk.thinking and index not in self._inside:
                 text = f"{self.tags.open}{self._line}{text}"
                 self._inside.add(index)
-            elif not chunk.thinking and index in self._inside:
-                text = f"{self.tags.close}{self._line}{text}"
-                self._inside.discard(index)
+            elif not chunk.thinking:
+                text = self._close(index) + text
             return self.event(index, {"content": text}, ranked)
         if not chunk.thinking:
             return self.event(index, {"content": chunk.text}, ranked)
@@ -309,9 +306,17 @@ class ChatRenderer:
         names = self.names()
         return self.event(index, dict.fromkeys(names, chunk.text), ranked) if names or ranked else b""
 
+    def _close(self, index: int) -> str:
+        """Return the text that ends the reasoning of a choice (format inline); "" where none is open."""
+        if index not in self._inside:
+            return ""
+        self._inside.discard(index)
+        return f"{self._line}{self.tags.close}{self._line}"
+
     def last(self, index: int, response: Response, plan: GenerationPlan, ranked: Json | None = None) -> bytes:
         """Return the event that ends a choice. ranked: log-probs of tokens that had no text of their own."""
-        return self.event(index, {}, ranked, response, reasoning_language=language_object(response, plan))
+        delta = {"content": close} if (close := self._close(index)) else {}
+        return self.event(index, delta, ranked, response, reasoning_language=language_object(response, plan))
 
     def event(
         self, index: int, delta: Json, ranked: Json | None = None, ended: Response | None = None, **more: Any

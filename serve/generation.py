@@ -14,15 +14,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from serve.engine import Candidate, SamplingParameters, ServingEngine
+from serve.engine import Candidate, Constraint, SamplingParameters, ServingEngine
+from serve.errors import ApiError
 from serve.reasoning import Chunk, ReasoningCounter, Splitter, State
 from serve.reasoning_language import Enforcement, LanguageChoice, Measured, measure
 from serve.system_prompts import PromptRenderer
-from shared.tool_calls import CallReader, ParsedCall
+from shared.tool_calls import OPEN, CallReader, ParsedCall
 from verify.language import spoken_in
 
 MOST_TRIES = 2
@@ -117,6 +119,7 @@ async def generate(
 ) -> AsyncGenerator[Chunk | ParsedCall, None]:
     """Sample one response chunk by chunk, filling `response`. Closing the iterator aborts it in the engine."""
     reader = CallReader(plan.tools, plan.most_calls) if plan.tools else None
+    constraint, strays = plan.sampling.constraint, 0
     async with contextlib.aclosing(in_language(engine, prompts, plan, response)) as chunks:
         async for chunk in chunks:
             if chunk.thinking:
@@ -124,12 +127,19 @@ async def generate(
                 yield chunk
             else:
                 for found in [chunk.text] if reader is None else reader.feed(chunk.text):
-                    yield append(found, response)
+                    if is_stray(found, constraint):
+                        strays += 1
+                    else:
+                        yield append(found, response)
                 if len(response.calls) == plan.most_calls > 0:
                     response.finish_reason = "stop"
                     break  # there must be no more
-    for found in [] if reader is None else reader.feed("", last=True):
-        yield append(found, response)
+    for found in [] if reader is None or response.calls[plan.most_calls - 1 :] else reader.feed("", last=True):
+        if is_stray(found, constraint):
+            strays += 1
+        else:
+            yield append(found, response)
+    check_form(constraint, response, strays)
     if response.calls and response.finish_reason == "stop":
         response.finish_reason = "tool_calls"
     texts = (response.reasoning, response.answer, plan.choice.code)
@@ -137,6 +147,30 @@ async def generate(
         response.measured = await asyncio.to_thread(measure, *texts)
     else:
         response.measured = measure(*texts)
+
+
+def is_stray(found: str | ParsedCall, constraint: Constraint | None) -> bool:
+    """Whether a part of the answer stands where the constraint wants a call and is none; clients do not get it."""
+    if constraint is None or isinstance(found, ParsedCall):
+        return False
+    return constraint.kind == "grammar" or (constraint.kind == "structural_tag" and OPEN in found)
+
+
+def check_form(constraint: Constraint | None, response: Response, strays: int) -> None:
+    """Raises ApiError for a response that ended by itself and is not complete in the form that its constraint asks: the
+    engine ends it where its grammar leaves no token. strays: parts of it that should be calls and are none."""
+    if constraint is None or response.finish_reason != "stop" or response.stop_reason is not None:
+        return
+    complete = not strays and (constraint.kind != "grammar" or bool(response.calls))
+    if constraint.kind in ("json", "json_object"):
+        try:
+            json.loads(response.answer)
+        except (ValueError, RecursionError):
+            complete = False
+    if not complete:
+        response.finish_reason = "error"
+        message = "the response ended before it had the form that the request asks: change the schema"
+        raise ApiError(500, message, code="form_not_kept", retry=False)
 
 
 def append(found: str | ParsedCall, response: Response) -> Chunk | ParsedCall:

@@ -64,6 +64,12 @@ class CalledFunction(RequestPart):
     arguments: str = "{}"
     """JSON"""
 
+    @field_validator("arguments", mode="before")
+    @classmethod
+    def fill_arguments(cls, value: Any) -> Any:
+        """Return {} for a text of blanks, which servers stream for calls without arguments."""
+        return "{}" if isinstance(value, str) and not value.strip() else value
+
     @field_validator("arguments")
     @classmethod
     def read_arguments(cls, value: str) -> str:

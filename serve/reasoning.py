@@ -50,8 +50,8 @@ class Splitter:
         exact: bool = False,
     ):
         """opened: the prompt ends with the opening tag; begun: it ends with first words of reasoning after that tag.
-        control: token ids of both tags if they are control tokens. exact: blanks before the first word of a part are
-        kept."""
+        control: token ids of both tags if they are control tokens. exact: blanks before the first word of a part and
+        behind its last one are kept."""
         self.tags, self.control = tags, control
         self.state = State.THINKING if opened or begun else State.BEFORE
         self.has_reasoning = opened or begun
@@ -59,6 +59,8 @@ class Splitter:
         self._held = ""
         self._exact, self._fresh = exact, not (begun or exact)
         """fresh: nothing of this part was returned yet, and blanks before its first word are dropped, unless exact"""
+        self._blanks = ""
+        """at the end of this part so far; they are returned with its next word, if there is one"""
         self._credit = {tags.open: 0, tags.close: 0}
         """tag -> control tokens that arrived and whose letters were not found yet"""
 
@@ -88,7 +90,7 @@ class Splitter:
             place = self._find_close()
             if place >= 0:
                 yield from self._emit(True, self._held[:place])
-                self.state, self._fresh = State.ANSWER, not self._exact
+                self.state, self._fresh, self._blanks = State.ANSWER, not self._exact, ""
                 self._held = self._held[place + len(self.tags.close) :]
             else:
                 keep = 0 if last else unfinished(self._held, self.tags.close)
@@ -116,6 +118,10 @@ class Splitter:
     def _emit(self, thinking: bool, text: str) -> Iterator[Chunk]:
         if self._fresh:
             text = text.lstrip()
+        if not self._exact:
+            whole = self._blanks + text
+            text = whole.rstrip()
+            self._blanks = whole[len(text) :]
         if text:
             self._fresh = False
             yield Chunk(thinking, text)

@@ -27,7 +27,7 @@ class CallItem(RequestPart):
     type: Literal["function_call"]
     call_id: str
     name: Name
-    arguments: str
+    arguments: str = "{}"
 
 
 class ResultItem(RequestPart):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import APIRouter, Request
@@ -20,6 +20,7 @@ from serve import parameters
 from serve.chat import check_language, headers, language_object, make_plan, sample, sample_responses
 from serve.errors import ApiError, explain_first
 from serve.generation import ExecutedCall, GenerationPlan, Response
+from serve.json_schemas import Schema
 from serve.limits import ChatClient
 from serve.messages import MOST_TOOLS
 from serve.parameters import Items, RequestBody, RequestPart, refuse
@@ -27,7 +28,7 @@ from serve.response_items import Input, add_item
 from serve.schemas import ChatRequest, Effort, ReasoningRequest
 from serve.server import Server
 from serve.streams import STREAMED, EventStream, Json, in_thread_if_long, merge, sse, until_disconnect
-from serve.tools import Name, Schema
+from serve.tools import Name
 from shared.tool_calls import ParsedCall
 
 
@@ -139,7 +140,7 @@ async def responses(body: ResponsesRequest, request: Request, client: ChatClient
     with server.admit(1, client) as permit:
         chat, limits = body.as_chat(), {"max_output_tokens": body.max_output_tokens}
         plan = await in_thread_if_long(chat.characters, make_plan, server, chat, request, client, "input", limits)
-        renderer = ResponsesRenderer(model, body, server.prompts_of(model).whole)
+        renderer = ResponsesRenderer(model, body)
         if body.stream:
             return EventStream(stream(server, plan, renderer), permit.keep(), headers(plan))
         response, *_ = await until_disconnect(request, sample_responses(server, plan, 1))
@@ -149,10 +150,8 @@ async def responses(body: ResponsesRequest, request: Request, client: ChatClient
 class ResponsesRenderer:
     """Renders one response as items: reasoning, text, calls."""
 
-    def __init__(self, model: str, body: ResponsesRequest, exact: bool):
-        """exact: texts keep their blanks, as in chats."""
+    def __init__(self, model: str, body: ResponsesRequest):
         self.id, self.created, self.model, self.body = new_id("resp"), int(time.time()), model, body
-        self.trim: Callable[[str], str] = str if exact else str.strip
         self._number = 0
 
     def head(self, status: str) -> Json:
@@ -189,10 +188,10 @@ class ResponsesRenderer:
     def output(self, response: Response) -> list[Json]:
         """Return the items of a complete response."""
         items = []
-        if (reasoning := self.trim(response.reasoning)) and self.body.include_reasoning:
-            items.append(self.reasoning(new_id("rs"), reasoning))
-        if (answer := self.trim(response.answer)) or not response.calls:
-            items.append(self.answer(new_id("msg"), answer))
+        if response.reasoning and self.body.include_reasoning:
+            items.append(self.reasoning(new_id("rs"), response.reasoning))
+        if response.answer or not response.calls:
+            items.append(self.answer(new_id("msg"), response.answer))
         return [*map(self.executed, response.executed), *items, *map(self.call, response.calls)]
 
     def reasoning(self, item_id: str, text: str, status: str = "completed") -> Json:
@@ -303,10 +302,10 @@ class ItemEvents:
             return b""
         renderer, place, text = self._renderer, self._place(), self._text
         if self._kind == "reasoning":
-            item = renderer.reasoning(self._id, renderer.trim(text))
+            item = renderer.reasoning(self._id, text)
             events = renderer.event("response.reasoning_text.done", **place, text=text)
         else:
-            item = renderer.answer(self._id, renderer.trim(text))
+            item = renderer.answer(self._id, text)
             events = renderer.event("response.output_text.done", **place, text=text, logprobs=[])
             events += renderer.event("response.content_part.done", **place, part=text_part(text))
         events += renderer.event("response.output_item.done", output_index=len(self.done), item=item)

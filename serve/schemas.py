@@ -14,11 +14,12 @@ from pydantic import Field, field_validator, model_validator
 
 from serve import parameters
 from serve.engine import Constraint, SamplingParameters
+from serve.json_schemas import Schema
 from serve.messages import MOST_TOOLS, ChatMessage
 from serve.parameters import Items, RequestBody, RequestPart, body_error, refuse
 from serve.reasoning import ReasoningFormat
 from serve.reasoning_language import Enforcement, LanguageTag
-from serve.tools import Name, Schema, Tool, constrain_calls
+from serve.tools import Name, Tool, constrain_calls
 
 MOST_CHOICES = 16
 MOST_STOPS = 16

@@ -7,65 +7,21 @@ calls are those of `shared/tool_calls.py`, in which environments train.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, Field
 
 from serve.engine import Constraint
+from serve.json_schemas import Schema
 from serve.parameters import RequestPart
 from shared.tool_calls import CALL_END, OPEN, TOOLS_PROMPT, ToolDefinition, call_start, signatures
 
 NO_BLANKS = {"x-guidance": {"whitespace_flexible": False}}
 """added to a schema inside a grammar, since the engine's own setting applies to bare schemas only"""
-MOST_SCHEMA_LETTERS = 32_768
-MOST_DEPTH = 24
-MOST_REPEATS = 1024
-"""largest repetition count in a schema's bounds and patterns, since the engine unrolls repetitions"""
 FORM_PROMPT = "Answer after your thoughts with JSON only, of this schema:\n\n{given}"
-COUNTS = {
-    **dict.fromkeys(("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"), MOST_REPEATS),
-    "multipleOf": 1000,
-}
-MOST_PATTERN = 200
-MOST_WAYS = 64
-
-
-def bounded(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the JSON schema if an engine can compile it in reasonable time. Raises ValueError if it is too complex."""
-
-    def check(value: Any, depth: int) -> None:
-        if depth > MOST_DEPTH:
-            raise ValueError(f"the schema is nested more than {MOST_DEPTH} deep")
-        for name, part in value.items() if isinstance(value, dict) else enumerate(value):
-            if name in COUNTS and isinstance(part, (int, float)) and part > COUNTS[name]:
-                raise ValueError(f"{name} = {part} is more than {COUNTS[name]}")
-            patterns = part if name == "patternProperties" and isinstance(part, dict) else [part]
-            for pattern in patterns if name in ("pattern", "patternProperties") else []:
-                if isinstance(pattern, str) and any(mark in pattern for mark in "{*+") and len(pattern) > MOST_PATTERN:
-                    raise ValueError(f"a pattern with repetitions has more than {MOST_PATTERN} letters")
-            if isinstance(part, (dict, list)):
-                check(part, depth + 1)
-            if name == "allOf" and alternatives(part) > MOST_WAYS:
-                raise ValueError(f"allOf combines more than {MOST_WAYS} alternatives")
-
-    try:
-        letters = len(json.dumps(schema, allow_nan=False))
-    except RecursionError:
-        raise ValueError(f"the schema is nested more than {MOST_DEPTH} deep") from None
-    if letters > MOST_SCHEMA_LETTERS:  # first: what follows takes long for a large one
-        raise ValueError(f"the schema has more than {MOST_SCHEMA_LETTERS} letters")
-    check(schema, 1)
-    return schema
-
-
-def alternatives(schema: Any) -> int:
-    """Return the number of alternatives in a schema, combinations of nested ones included."""
-    if isinstance(schema, dict):
-        found = [one for name in ("anyOf", "oneOf") if isinstance(one := schema.get(name), (list, dict))]
-        return max(sum(map(len, found)), 1) * math.prod(map(alternatives, schema.values()))
-    return math.prod(map(alternatives, schema)) if isinstance(schema, list) else 1
+WORDS_ONLY = ("type", "title", "description", "$schema", "$comment")
+"""keywords of a tool's parameters that name no argument"""
 
 
 def of_object(schema: dict[str, Any]) -> dict[str, Any]:
@@ -75,7 +31,12 @@ def of_object(schema: dict[str, Any]) -> dict[str, Any]:
     return schema
 
 
-Schema = Annotated[dict[str, Any], AfterValidator(bounded)]
+def arguments_of(parameters: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of a call's arguments: where the parameters name none, {} is all that may be given."""
+    empty = all(name in WORDS_ONLY or not value for name, value in parameters.items())
+    return {"type": "object", "properties": {}, "additionalProperties": False} if empty else parameters
+
+
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
 
 
@@ -114,7 +75,7 @@ def describe_form(tools: Sequence[Tool], constraint: Constraint | None) -> Answe
 def constrain_calls(tools: Sequence[Tool], *, must: bool, parallel: bool) -> Constraint:
     """Return a constraint to calls of these tools with arguments that fit their schemas. must: nothing but calls;
     parallel: allow more than one."""
-    calls = [(call_start(tool.function.name), tool.function.parameters or {"type": "object"}) for tool in tools]
+    calls = [(call_start(tool.function.name), arguments_of(tool.function.parameters)) for tool in tools]
     if must:  # a grammar as llguidance has it
         kinds = [f"{json.dumps(start)} %json {json.dumps(schema | NO_BLANKS)} {json.dumps(CALL_END)}"
                  for start, schema in calls]  # fmt: skip

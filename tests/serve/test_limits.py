@@ -275,7 +275,7 @@ def test_an_answer_without_reasoning_is_looked_at_too(serve: Serve) -> None:
 
 
 def test_schemas_of_any_shape_are_mistakes_at_most(serve: Serve) -> None:
-    served = serve("x")
+    served = serve("{}")
     shapes: list[Any] = [{"patternProperties": 5}, {"allOf": 5}, {"allOf": [{"anyOf": 5}]}, {"anyOf": {"a": 1}}]
     for schema in shapes:
         form = {"type": "json_schema", "json_schema": {"schema": schema}}

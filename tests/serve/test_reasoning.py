@@ -28,7 +28,8 @@ def read(chunks: list[str], opened: bool = False) -> tuple[str, str, State]:
     ("text", "opened", "reasoning", "answer"),
     [
         ("<think>2+2 is 4</think>4", False, "2+2 is 4", "4"),
-        (" \n<think>\n2+2\n</think>\n\nIt is 4.", False, "2+2\n", "It is 4."),
+        (" \n<think>\n2+2\n</think>\n\nIt is 4.", False, "2+2", "It is 4."),
+        ("<think> a \n b \n</think> c \n d \n ", False, "a \n b", "c \n d"),
         ("2+2</think>4", True, "2+2", "4"),
         ("4", False, "", "4"),
         ("4 <think>late</think>", False, "", "4 <think>late</think>"),
@@ -63,14 +64,14 @@ def test_cuts_change_nothing(chunks: list[str], cuts: list[int], opened: bool) -
     whole = read([text], opened)
     assert read(chunks, opened) == whole
     if not opened and not text.lstrip().startswith("<think>"):
-        assert whole[:2] == ("", text.lstrip())
+        assert whole[:2] == ("", text.strip())
 
 
 def test_reasoning_is_told_as_soon_as_it_is_clear() -> None:
     splitter = Splitter(TEXT)
     told = [splitter.feed(chunk) for chunk in ("<th", "ink>one", " two <", "b </th", "ink>", "3")]
     assert told == [
-        [], [Chunk(True, "one")], [Chunk(True, " two ")], [Chunk(True, "<b ")], [], [Chunk(False, "3")],
+        [], [Chunk(True, "one")], [Chunk(True, " two")], [Chunk(True, " <b")], [], [Chunk(False, "3")],
     ]  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -35,8 +36,8 @@ def got(served: Served, stream: bool, **body: Any) -> tuple[str, str, Any, Any, 
     *events, last = served.events(stream_options={"include_usage": True}, **body)
     deltas = [event["choices"][0]["delta"] for event in events]
     choice = events[-1]["choices"][0]
-    return ("".join(delta.get("reasoning", "") for delta in deltas).strip(),
-            "".join(delta.get("content", "") for delta in deltas).strip(), choice["finish_reason"],
+    return ("".join(delta.get("reasoning", "") for delta in deltas),
+            "".join(delta.get("content", "") for delta in deltas), choice["finish_reason"],
             choice["stop_reason"], last["usage"]["completion_tokens"])  # fmt: skip
 
 
@@ -90,3 +91,48 @@ def test_a_budget_and_a_stop(serve: Serve) -> None:
     served = serve(lambda prompt, sampling, call: "<think>\nOne END two END three" if not call else "Four END five.")
     reasoning, answer, *rest = got(served, False, stop="END", thinking_token_budget=12)
     assert answer == "Four" and rest[:2] == ["stop", "END"] and reasoning.startswith("One") and "END t" not in answer
+
+
+BLANKS = ("<think>\n One.\n\nTwo.\n \n</think>\n\n Four.\n\nFive. END\n \n", "Four.\tFive. END ", "<think>\nOne. \n",
+          " \n<think> \n </think> \n ", "<think>One.</think>", " \n")  # fmt: skip
+
+
+BODIES: list[dict[str, Any]] = [
+    {}, {"stop": "END"}, {"stop": "END", "include_stop_str_in_output": True}, {"stop": "\n"}, {"n": 2},
+    {"max_tokens": 12}, {"max_tokens": 24}, {"reasoning_format": "inline"},
+    {"reasoning_format": "inline", "max_tokens": 12},
+    {"reasoning_format": "mistral"}, {"reasoning_format": "hidden"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("said", BLANKS)
+def test_texts_are_the_same_streamed_and_whole(serve: Serve, said: str) -> None:
+    served = going_on(serve(""), said)
+    for body in BODIES:
+        choices = served.ask(**body).json()["choices"]
+        streamed = [choice for event in served.events(**body) for choice in event["choices"]]
+        for choice in choices:
+            deltas = [one["delta"] for one in streamed if one["index"] == choice["index"]]
+            for name in ("content", "reasoning"):
+                text, whole = flat([delta.get(name) for delta in deltas]), flat(choice["message"].get(name))
+                assert text == whole and (text == text.strip() or body.get("reasoning_format") == "inline"), body
+
+
+def flat(content: Any) -> str:
+    """The text of a content, its parts and their reasoning."""
+    if isinstance(content, dict):
+        return flat(content.get("text") or content.get("thinking"))
+    return "".join(map(flat, content)) if isinstance(content, list) else content or ""
+
+
+@pytest.mark.parametrize("said", BLANKS)
+def test_items_are_the_same_streamed_and_whole(serve: Serve, said: str) -> None:
+    served = going_on(serve(""), said)
+    whole = served.client.post("/v1/responses", json={"input": "x"}).json()["output"]
+    lines = served.client.post("/v1/responses", json={"input": "x", "stream": True}).text.splitlines()
+    events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+    items = events[-1]["response"]["output"]
+    assert [(item["type"], item["content"]) for item in items] == [(item["type"], item["content"]) for item in whole]
+    for number, item in enumerate(items):
+        deltas = [event["delta"] for event in events if "delta" in event and event["output_index"] == number]
+        assert "".join(deltas) == item["content"][0]["text"]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from serve.engine import SamplingParameters
-from serve.tools import bounded
+from serve.json_schemas import bounded
 from shared.tool_calls import CallReader, NoCallError, ParsedCall, call_text, parse_call
 from tests.serve.conftest import Serve
 
@@ -51,11 +51,11 @@ def test_calls_are_found_and_told(serve: Serve) -> None:
 
 
 def test_calls_are_streamed_with_their_index(serve: Serve) -> None:
-    events = serve(in_two(f"Let me see.\n{CALLS}")).events(tools=[ADD], tool_choice="required")
+    events = serve(in_two(f"Let me see.\n{CALLS}")).events(tools=[ADD])
     deltas = [choice["delta"] for event in events for choice in event["choices"]]
     calls = [call for delta in deltas for call in delta.get("tool_calls", [])]
     assert [call["index"] for call in calls] == [0, 1] and json.loads(calls[1]["function"]["arguments"])["a"] == 3
-    assert "".join(delta.get("content") or "" for delta in deltas).strip() == "Let me see."
+    assert "".join(delta.get("content") or "" for delta in deltas) == "Let me see."
     assert events[-1]["choices"][0]["finish_reason"] == "tool_calls"
 
 
@@ -207,3 +207,82 @@ def test_arguments_without_end_are_a_mistake(serve: Serve) -> None:
     assert serve("x").client.post("/v1/chat/completions", json={"messages": messages}).status_code == 400
     tool = {"type": "function", "function": {"name": "a", "parameters": {"type": "array"}}}
     assert serve("x").ask(tools=[tool]).status_code == 400
+
+
+@pytest.mark.parametrize("more", [{"tool_choice": "required"}, {"tool_choice": "required", "n": 2},
+                                  {"tool_choice": {"type": "function", "function": {"name": "add"}}}, {}])  # fmt: skip
+@pytest.mark.parametrize(
+    "said", ['<tool_call>\n{"name": "add", "arguments": {"a":1,', '<tool_call>\n{"name": "add"</tool_call>',
+             f'{call_text("add", "{}")}\n<tool_call>\n{{"name": "add", "arguments": {{', "<tool_call>"],
+)  # fmt: skip
+def test_what_should_be_a_call_and_is_none_is_an_error(serve: Serve, more: dict[str, Any], said: str) -> None:
+    served = serve(in_two(said))
+    reply = served.ask(tools=[ADD], **more)
+    assert reply.status_code == 500 and reply.json()["error"]["code"] == "form_not_kept", reply.text
+    assert reply.headers["x-should-retry"] == "false" and "tool_call>" not in reply.text
+    *events, last = served.events(tools=[ADD], **more)
+    assert last["error"]["code"] == "form_not_kept" and "tool_call>" not in json.dumps(events)
+    assert not any(choice["finish_reason"] for event in events for choice in event["choices"])
+
+
+def test_an_answer_that_breaks_off_is_an_error(serve: Serve) -> None:
+    schema = {"type": "json_schema", "json_schema": {"schema": {"type": "object"}}}
+    for said in ('{"a":1,', "{", " ", "[1] 2", "{}}", '"a'):
+        served = serve(in_two(said))
+        for form in (schema, {"type": "json_object"}):
+            assert served.ask(response_format=form).json()["error"]["code"] == "form_not_kept"
+            assert served.events(response_format=form)[-1]["error"]["code"] == "form_not_kept"
+        ask = {"input": "x", "text": {"format": {"type": "json_schema", "schema": {"type": "object"}}}}
+        assert served.client.post("/v1/responses", json=ask).status_code == 500
+        events = served.client.post("/v1/responses", json={**ask, "stream": True}).text
+        assert '"response.failed"' in events and '"response.completed"' not in events
+    choice = serve(in_two('{"a": "' + "b" * 99)).ask(response_format=schema, max_tokens=40).json()["choices"][0]
+    assert choice["finish_reason"] == "length" and choice["message"]["content"].startswith('{"a": "b')
+
+
+@pytest.mark.parametrize("choice", ["required", "auto"])
+def test_a_call_that_the_limit_cuts_is_no_text(serve: Serve, choice: str) -> None:
+    served = serve(in_two(call_text("add", '{"a": 1}') + "\n" + call_text("add", '{"a": "' + "b" * 99)))
+    size = len(served.server.prompts.chat.encode("I add.</think>" + call_text("add", '{"a": 1}') + "\n<tool_call>{"))
+    for most, calls in ((size, 1), (size - 15, 0)):
+        cut = served.ask(tools=[ADD], tool_choice=choice, max_tokens=most).json()["choices"][0]
+        assert cut["finish_reason"] == "length" and not cut["message"]["content"]
+        assert len(cut["message"].get("tool_calls", ())) == calls
+        events = served.events(tools=[ADD], tool_choice=choice, max_tokens=most)
+        assert "tool_call>" not in json.dumps(events)
+
+
+@pytest.mark.parametrize(
+    "parameters", [{}, None, {"type": "object"}, {"type": "object", "properties": {}},
+                   {"properties": {}, "required": []}, {"type": "object", "additionalProperties": False},
+                   {"type": "object", "description": "None."},
+                   {"$schema": "https://json-schema.org/draft/2020-12/schema", "type": "object", "properties": None}],
+)  # fmt: skip
+def test_a_tool_without_parameters_takes_none(serve: Serve, parameters: Any) -> None:
+    served = serve(in_two(call_text("now", "{}")))
+    tool = {"type": "function", "function": {"name": "now", "parameters": parameters}}
+    for tool_choice, kind in (("required", "grammar"), ("auto", "structural_tag")):
+        call = served.ask(tools=[tool], tool_choice=tool_choice).json()["choices"][0]["message"]["tool_calls"][0]
+        assert call["function"]["arguments"] == "{}"
+        constraint = served.engine.samplings[-1].constraint
+        assert constraint is not None and constraint.kind == kind
+        assert '{"type": "object", "properties": {}, "additionalProperties": false' in constraint.value
+    free = {"type": "function", "function": {"name": "now", "parameters": {"additionalProperties": True}}}
+    assert served.ask(tools=[free]).is_success
+    assert served.engine.samplings[-1].constraint is not None
+    assert '"schema": {"additionalProperties": true}' in served.engine.samplings[-1].constraint.value
+
+
+@pytest.mark.parametrize("arguments", ["", " ", "\n", None, "{}"])
+def test_a_call_without_arguments_in_a_history(serve: Serve, arguments: Any) -> None:
+    served = serve("It is noon.")
+    call = {"id": "c", "type": "function", "function": {"name": "now", "arguments": arguments}}
+    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [call]},
+                {"role": "tool", "tool_call_id": "c", "content": "12:00"}]  # fmt: skip
+    assert served.client.post("/v1/chat/completions", json={"messages": messages}).is_success
+    items = [{"role": "user", "content": "x"},
+             {"type": "function_call", "call_id": "c", "name": "now", "arguments": arguments},
+             {"type": "function_call_output", "call_id": "c", "output": "12:00"}]  # fmt: skip
+    assert served.client.post("/v1/responses", json={"input": items}).is_success
+    for prompt in served.engine.prompts:
+        assert call_text("now", "{}") in prompt

@@ -55,7 +55,7 @@ def test_the_openai_client_gets_the_same_streamed_and_whole(client: openai.OpenA
     text = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
     reasoning = "".join(getattr(choice.delta, "reasoning", "") or "" for chunk in chunks for choice in chunk.choices)
     message = whole.choices[0].message
-    assert text.strip() == message.content and reasoning.strip() == (message.reasoning or "")
+    assert text == message.content and reasoning == (message.reasoning or "")
     assert whole.choices[0].finish_reason == "length" and whole.usage.completion_tokens == 24
     assert chunks[-1].usage == whole.usage
     assert whole.model_extra["reasoning_language"]["requested"] == "en"
@@ -257,6 +257,16 @@ def test_an_untrained_model_keeps_the_form_that_is_asked(long: Command) -> None:
     bad = {"type": "json_schema", "json_schema": {"schema": {"type": "object", "properties": {"a": {"type": "wrong"}}}}}
     reply = long.client.post("/v1/chat/completions", json={**body, "response_format": bad})
     assert reply.status_code == 400 and "wrong" in reply.json()["error"]["message"]
+    nothing = {"type": "function", "function": {"name": "now", "parameters": {"type": "object"}}}
+    calls = long.client.post("/v1/chat/completions", json={**body, **tools, "tools": [nothing]}).json()["choices"][0]
+    assert [call["function"]["arguments"] for call in calls["message"]["tool_calls"]] == ["{}"]
+    endless = {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}
+    both = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"], "patternProperties": {"^a$": {}}}
+    for schema in (endless, {**both, "additionalProperties": False}):
+        form = {"type": "json_schema", "json_schema": {"schema": schema}}
+        assert long.client.post("/v1/chat/completions", json={**body, "response_format": form}).status_code == 400
+        act = {"type": "function", "function": {"name": "act", "parameters": schema}}
+        assert long.client.post("/v1/chat/completions", json={**body, **tools, "tools": [act]}).status_code == 400
     assert long.client.post("/v1/chat/completions", json=body).is_success, "the engine is none the worse"
 
 
