@@ -115,7 +115,7 @@ _WORDS = {
         rellenar, en internet, con pinzas, a saber, vaya usted, igualmente (?:válid\w*|buen\w*|correct\w*), yo soy""",
     "it": r"""
         ritiro, ritratto, rimangio, annull\w*, dimentic\w*, ignorate, cancell(?:o|a|ate|are|ato), correzione,
-        rettific\w*, errori?, errat[oaie], erroneo, sbagli\w*, assurd\w*, ridicol\w*, bugia, mento, falso, falsa,
+        rettific\w*, error[ei], errat[oaie], erroneo, sbagli\w*, assurd\w*, ridicol\w*, bugia, mento, falso, falsa,
         trappola, sciocchezza, fesseria, frottola, tutt'altro, anzi no, guai a, lontano da, affatto, per niente, nessun
         modo, in alcun modo, contrariamente, nessuno (?:\w+ )?(?:cred|dic|dir|pens|scriv|sano)\w*, chi
         (?:scrive|dice|crede|pensa|sostiene|risponde), attenti, non fidat\w*, fidarsi, dubit\w*, (?<!senza )(?<!alcun

@@ -29,7 +29,9 @@ def write(path: Path, *rows: object) -> Path:
     "answer",
     [
         "see solution", "See Solution.", "\\text{See the proof}", "N/A", "NaN", "null", "proof", "Proof.", "-", "?",
-        "...", "The answer is 42", "#### 42", "\\boxed{42}", "42 (see figure)", "见解析", "略", "voir la solution",
+        "...", "notfound", "NotFound", r"\text{notfound}", "$not_found$", "[INVALID]", "<unknown>", "{answer}",
+        "No answer", "#REF!", "**Null**", r"\boxed{proof}", "нет ответа", "a\x0crac{3}{4}", "<table><tr>5</tr></table>",
+        "The answer is 42", "#### 42", "\\boxed{42}", "42 (see figure)", "见解析", "略", "voir la solution",
         "Both sides are equal since x is positive and even", "因为两边相等所以这个三角形是等腰三角形",
     ],
 )  # fmt: skip
@@ -145,6 +147,33 @@ def test_what_may_be_meant_is_a_warning_with_count_and_first_line(tmp_path: Path
     assert len(read_problems(path, "data.train", Data(domains=["physics"])).warnings) == 1
 
 
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        *(
+            (text, "may stand for a missing one")
+            for text in ("None", r"\text{none}", "Unknown", "error", "undefined", "NA")
+        ),
+        ("<b>5</b>", "have an answer with HTML, which is read without"),
+        ("5&nbsp;cm", "with HTML"),
+        ("= 5", 'with "=" before it'),
+        ("5 (approx)", 'with "approximately"'),
+        (r"\\frac{3}{4}", "with doubled backslashes"),
+        ("b'5'", "with Python's b'...' of bytes"),
+    ],
+)
+def test_answers_that_may_be_meant_are_counted(tmp_path: Path, answer: str, message: str):
+    found = read_problems(write(tmp_path / "rows.jsonl", GOOD, {**GOOD, "answer": answer}), "data.train")
+    assert len(found.warnings) == 1 and message in found.warnings[0] and "1 of 2 problems" in found.warnings[0]
+
+
+@pytest.mark.parametrize(
+    "answer", [r"\emptyset", r"\text{no solution}", "E", r"\{\}", "n!", r"\text{DNE}", "[1,2]", "F", "i"]
+)
+def test_honest_answers_that_look_like_placeholders_are_kept(tmp_path: Path, answer: str):
+    assert not read_problems(write(tmp_path / "rows.jsonl", {**GOOD, "answer": answer}), "data.train").warnings
+
+
 def test_the_real_sets_are_taken_without_a_false_alarm(data_folder: Path):
     """28,589 rows, of which those with an answer or a program are problems; ifeval and bfcl have neither."""
     count, told = 0, []
@@ -157,5 +186,7 @@ def test_the_real_sets_are_taken_without_a_false_alarm(data_folder: Path):
         count += len(found.problems)
         told += found.warnings
     assert count == 27408
-    assert [line for line in told if "reasoning_gym" not in line] == []
-    assert len(told) == 2, "100 answers in sentences (knights and knaves), and a domain of its own"
+    missing = [line for line in told if "may stand for a missing one" in line]
+    assert len(missing) == 1 and "2 of 7,395" in missing[0] and "math_train" in missing[0]  # honest: "None" of MATH
+    assert [line for line in told if "reasoning_gym" not in line and line not in missing] == []
+    assert len(told) == 3, "100 answers in sentences (knights and knaves), and a domain of its own"

@@ -192,7 +192,11 @@ def _settled(text: str) -> str:
     value = constant(_valued(exact.rpartition("=")[2])) if len(parts) == 2 and near else None
     if near is None or value is None or mpmath.im(value) != 0:
         raise NotUnderstood(text[:80])
-    exactly, written, unit_size = as_fraction(value), Fraction(near.group(1)), Fraction(1, 10 ** len(near.group(2) or ""))
+    exactly, written, unit_size = (
+        as_fraction(value),
+        Fraction(near.group(1)),
+        Fraction(1, 10 ** len(near.group(2) or "")),
+    )
     cut_off = abs(written) <= abs(exactly) < abs(written) + unit_size
     if 2 * abs(exactly - written) > unit_size and not cut_off:
         raise NotUnderstood(text[:80])

@@ -48,7 +48,7 @@ _TELLING = re.compile(
     r"|respuesta|risposta|ответ|доказать|докажем"
     r"|see (?:the|above|below|figure|graph|solution|explanation|image|picture))\b"
 )
-_MARKERS = frozenset(
+_MARKER_TEXTS = (
     "notfound noanswer nosolutiongiven answernotfound noanswerfound nofinalanswer cannotparse parseerror parsingerror"
     " unparsable unparseable extractionfailed noresult noresponse null nullvalue nan nonetype tbd tba tbc todo fixme"
     " placeholder pending wip omitted missing missingvalue redacted deleted removed notavailable notapplicable"
@@ -57,18 +57,22 @@ _MARKERS = frozenset(
     " answerhere groundtruth groundtruthanswer solution thesolution theproof proof proofs proved proven"
     " proofproblem openended openendedquestion lefttothereader inconnu unbekannt desconocido"
     " desconocida sconosciuto неизвестно неизвестен нетответа ответанет ненайдено нетданных aucuneréponse pasderéponse"
-    " nontrouvé nonrenseigné keineantwort keineangabe nichtgefunden sinrespuesta noencontrado nessunarisposta nontrovato"
-    " 无答案 没有答案 暂无答案 暂无 答案缺失 缺失 未找到 未知 答案未知".split()
+    " nontrouvé nonrenseigné keineantwort keineangabe nichtgefunden sinrespuesta"
+    " noencontrado nessunarisposta nontrovato"
+    " 无答案 没有答案 暂无答案 暂无 答案缺失 缺失 未找到 未知 答案未知"
 )
+_MARKERS = frozenset(_MARKER_TEXTS.split())
 """texts without signs and blanks that stand in data sets where an answer is missing"""
-_PERHAPS = frozenset(
-    "none nil void undefined undef unknown error err invalid empty blank failed failure fail exception timeout skip"
-    " skipped unclear undetermined indeterminate uncertain default dummy na 无 无解答".split()
+_PERHAPS_TEXTS = (
+    "none nil void undefined undef unknown error err invalid blank failed failure fail exception timeout skip"
+    " skipped unclear undetermined indeterminate uncertain default dummy na 无 无解答"
 )
+_PERHAPS = frozenset(_PERHAPS_TEXTS.split())
 """such texts that may also be an honest answer: none of them, undefined, unknown"""
 _SPREADSHEET = re.compile(r"#(?:n/?a|ref|value|div/0|name|null|num)[!?]?", re.IGNORECASE)
 _MARKED = re.compile(r"^\s*(?:\[[^\[\]]{2,40}\]|<[^<>]{2,40}>|\{\{?[^{}]{2,40}\}?\})\s*$")
-_IN_BRACKETS = frozenset("unk mask pad eos empty answer text image number value result".split())
+_BRACKETED_TEXTS = "unk mask pad eos empty answer text image number value result"
+_IN_BRACKETS = frozenset(_BRACKETED_TEXTS.split())
 _FONT = re.compile(r"\\(?:text(?:bf|it|rm|tt|sf)|math(?:rm|bf|it|sf|tt)|mbox|operatorname|boldsymbol|emph)\b")
 _SIGNS = re.compile(r"[\W_]+")
 _LOST = re.compile(r"[\x07\x08\x0b\x0c]|\t(?:ext|imes|heta|an|frac)|\r(?:ight|ho)")
