@@ -286,7 +286,10 @@ _background_lock = threading.Lock()
 
 
 def check_answer(ground_truth: str, answer: str) -> Verdict:
-    """As `AnswerChecker.check`, blocking, from any thread. Not for event loops."""
+    """As `AnswerChecker.check`, blocking, from any thread. Not for event loops.
+
+    The first call of a process that needs algebra also waits for a worker's start, which the deadline does not count.
+    """
     verdict = decide(ground_truth, answer)
     if verdict is not None:
         return verdict

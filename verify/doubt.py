@@ -141,6 +141,8 @@ _TAKEN_BACK = re.compile(
     r"|(?:or|ou|oder|o|или) (?:not|pas|non|nicht|no|нет)\b|or (?:maybe|perhaps)\b|or so\b|or something"
     r"|(?:\(\s*)?(?:maybe|perhaps|possibly|probably|i think|guess|peut-être|vielleicht|quizás?|forse|наверное"
     r"|可能|也许)\s*(?:not)?\s*[).!?]"
+    r"|(?:а |или |and |but |or |et |ou |und |oder |y |o |e )?(?:может быть|возможно|maybe|perhaps|possibly|peut-être"
+    r"|vielleicht|quizás?|tal vez|forse)\W+(?:и |also |even |aussi |auch |también |anche )?[-\d]"
     r"|i (?:do not|don't) (?:think|believe|trust)|sein könnte|吗|吧|么)"
 )
 _OR = r"(?:or|ou|oder|o|u|oppure|или|либо|或者?|还是|alternatively|otherwise|sinon|andernfalls|altrimenti|иначе|否则)"

@@ -34,6 +34,8 @@ def test_reasons() -> None:
         ({"problem": "In the figure, find $x$.", "answer": "4"}, "missing figure"),
         ({"problem": "Find $x$.", "answer": "\\frac{1}{"}, "answer not checkable"),
         ({"problem": "Find $x$.", "answer": "see solution"}, "answer not checkable"),
+        *(({"problem": "Find $x$.", "answer": text}, "answer not checkable")
+          for text in ("notfound", "NotFound", r"\text{not_found}", "None", "unknown", "error", "[INVALID]")),
         ({"problem": "Describe $f$.", "answer": "It is continuous because it is a sum of two others"},
          "answer not checkable"),
         ({"problem": "When?", "answer": "8:34 p.m."}, "kept"),

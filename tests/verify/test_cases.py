@@ -17,9 +17,9 @@ from verify.math.algebra import equal
 from verify.math.plain import decide
 
 
-def read_cases() -> list[tuple[str, bool, str, str]]:
+def read_cases(name: str = "cases.tsv") -> list[tuple[str, bool, str, str]]:
     """(category, equal, ground_truth, answer) of every row."""
-    lines = (Path(__file__).parent / "cases.tsv").read_text(encoding="utf-8").splitlines()
+    lines = (Path(__file__).parent / name).read_text(encoding="utf-8").splitlines()
     rows = [line.split("\t") for line in lines if line and not line.startswith("#")]
     return [(category, sign == "=", ground_truth, answer) for category, sign, ground_truth, answer in rows]
 
@@ -69,3 +69,11 @@ def test_every_category_has_both_kinds_and_no_row_twice() -> None:
     assert all(counts[category, False] >= 3 for category in categories)
     assert counts["unsolved", True] == 0
     assert len({case[2:] for case in CASES}) == len(CASES)
+
+
+def test_answers_as_models_and_data_sets_write_them() -> None:
+    """Names, parts, choices, currencies and dress of `written.tsv`, both ways round."""
+    rows = read_cases("written.tsv")
+    wrong = [row for row in rows for pair in (row[2:], row[:1:-1]) if (judge(*pair) is Verdict.CORRECT) is not row[1]]
+    assert not wrong, "(category, equal, true answer, answer)"
+    assert {row[0] for row in rows if row[1]} == {row[0] for row in rows if not row[1]}

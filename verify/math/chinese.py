@@ -25,7 +25,7 @@ _MEASURES = (
     "|小时|分钟|秒|度|页|台|套"
 )
 _COUNTED = re.compile(
-    rf"^(?:有|共有|一共有)?({_NUMERAL})({_MEASURES}|人|枚|匹|冊|つ|杯|块|条|颗|朵|根|对|双|组|排|层|间|道|题|座|头|所|部|架)$"
+    rf"^(?:有|共有|一共有)?({_NUMERAL})({_MEASURES}|人|枚|匹|冊|つ|杯|块|条|颗|朵|根|对|双|组|排|层|间|道|题|座|头|所|部|架|種)(?![^半多余几]*[半多余几])([\u4e00-\u9fff]{{0,4}})$"
 )
 _FRAMES = [
     (re.compile(pattern), replacement)
@@ -80,7 +80,7 @@ def spell_chinese(text: str) -> str:
         return rf"{sign}\frac{{{_count(part.group(3))}}}{{{_count(part.group(2))}}}"
     counted = _COUNTED.match(text)
     if counted and len(text) <= 12 and not _TWO_DIGITS.search(counted.group(1)):
-        return f"{_count(counted.group(1))}{counted.group(2)}"
+        return f"{_count(counted.group(1))}{counted.group(2)}{counted.group(3)}"
     if len(text) <= 12 and _WHOLE.match(text) and not set(text) <= {"千", "万", "百"} and not _TWO_DIGITS.search(text):
         return ("-" if text.startswith("负") else "") + str(_count(text.lstrip("负")))
     return text

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 
 from verify.math.brackets import without_text
+from verify.math.unit import is_forgivable
 
 _UNITS = [
     "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
@@ -77,7 +78,22 @@ def number_of(words: str) -> int | None:
     return total
 
 
-_PARTS = {"half": 2, "third": 3, "quarter": 4, "fourth": 4, "fifth": 5, "sixth": 6, "seventh": 7, "eighth": 8, "ninth": 9,
+_ABROAD = {
+    word: value
+    for words in (
+        "zéro un deux trois quatre cinq six sept huit neuf dix onze douze",
+        "null eins zwei drei vier fünf sechs sieben acht neun zehn elf zwölf",
+        "cero uno dos tres cuatro cinco seis siete ocho nueve diez - doce",
+        "- - due tre quattro cinque sei sette otto nove dieci undici dodici",
+        "ноль один два три четыре пять шесть семь восемь девять десять одиннадцать двенадцать",
+    )
+    for value, word in enumerate(words.split())
+    if word not in ("-", "null", "un")
+}
+"""numerals that are the whole answer"""
+_COUNTED = re.compile(rf"^({_WORD}(?:[\s-]{_WORD})*)\s+([A-Za-z]+(?: [a-z]+)?)$", re.IGNORECASE)
+_PARTS = {"half": 2, "third": 3, "quarter": 4, "fourth": 4, "fifth": 5, "sixth": 6, "seventh": 7, "eighth": 8,
+          "ninth": 9,
           "tenth": 10, "hundredth": 100}  # fmt: skip
 _FRACTION = re.compile(
     rf"^(?:(?P<whole>{_WORD}(?:[\s-]{_WORD})*?)\s+and\s+)?(?P<top>an?|{'|'.join(_SMALL)})?[\s-]*"
@@ -116,7 +132,7 @@ def _below_thousand(words: list[str]) -> tuple[int | None, list[str]]:
 
 def spell_english(text: str) -> str:
     """Drop frames and explanations, write number words in digits and exceptions as a set difference."""
-    if "text" not in text and not re.search(r"[A-Za-z]{3}", text):
+    if "text" not in text and not re.search(r"[^\W\d_]{3}", text):
         return text
     plain = without_text(text)
     choice = _CHOICE.match(plain)
@@ -127,6 +143,11 @@ def spell_english(text: str) -> str:
         return str(number)
     if fraction := _fraction_of(plain):
         return fraction
+    if plain.casefold() in _ABROAD:
+        return str(_ABROAD[plain.casefold()])
+    counted = _COUNTED.match(plain)
+    if counted and (number := number_of(counted.group(1))) is not None and is_forgivable(counted.group(2)):
+        return f"{number} {counted.group(2)}"
     text = _EXPLANATION.sub("", _FRAME.sub("", text))
     excluded = _EXCEPT.match(without_text(text))
     if excluded:

@@ -24,7 +24,8 @@ _SYMBOLS = {
     "≠": r"\neq ", "±": r"\pm ", "∪": r"\cup ", "∩": r"\cap ", "∅": r"\emptyset ", "∈": r"\in ", "°": r"^\circ ",
     "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ", "λ": r"\lambda ", "φ": r"\phi ", "ω": r"\omega ", "…": r"\ldots ",
     "º": r"^\circ ", "˚": r"^\circ ", "∛": r"\sqrt[3]", "∖": r"\setminus ", "∧": r"\land ", "∨": r"\lor ",
-    "∣": "|", "≈": r"\approx ", "⟨": "(", "⟩": ")", "⌊": r"\lfloor ", "⌋": r"\rfloor ", "⌈": r"\lceil ",
+    "∣": "|", "≈": r"\approx ", "≃": r"\approx ",
+    "⟨": "(", "⟩": ")", "⌊": r"\lfloor ", "⌋": r"\rfloor ", "⌈": r"\lceil ",
     "⌉": r"\rceil ", "γ": r"\gamma ", "δ": r"\delta ", "ε": r"\epsilon ", "μ": r"\mu ", "ρ": r"\rho ",
     "σ": r"\sigma ", "τ": r"\tau ", "ψ": r"\psi ", "Δ": r"\Delta ", "Σ": r"\Sigma ", "Ω": r"\Omega ",
     "Γ": r"\Gamma ", "ℕ": r"\mathbb{N}", "ℚ": r"\mathbb{Q}", "ℂ": r"\mathbb{C}", "℃": r"^\circ C", "“": "",
@@ -41,12 +42,13 @@ _FONTS = (
     "|fbox|mathop|mathord|mathbin|mathopen|mathclose|ensuremath"
 )
 _NEGATIVE = "[Mm]inus|[Nn]egative|[Mm]oins|[Mm]enos|[Mm]eno|[Мм]инус|负"
+_SO = r"(?:(?:[Ss]o|[Tt]hus|[Hh]ence|[Tt]herefore),?\s+)"
 _COUNTING = (
-    r"(?:[Ss]o|[Tt]hus|[Hh]ence|[Tt]herefore),?\s+(?=there|we|it|exactly)|(?:(?:[Ss]o|[Tt]hus|[Hh]ence|[Tt]herefore),?\s+)?"
-    r"(?:(?:[Tt]here\s+(?:are|is|were|will\s+be)|[Ii]t\s+is|[Ww]e\s+(?:get|have|obtain|find)|[Tt]hat\s+is|[Ee]quals|[Hh]e\s+has"
-    r"|[Ss]he\s+has|[Tt]hey\s+have)(?:\s+(?:exactly|precisely|only|a\s+total\s+of|in\s+total))?|[Ee]xactly|[Pp]recisely"
-    r"|[Aa]\s+total\s+of|[Ee]xactement|[Ii]l\s+y\s+(?:en\s+)?a|[Gg]enau|[Ee]s\s+gibt|[Ee]s\s+sind|[Ee]xactamente|[Hh]ay"
-    r"|[Ee]sattamente|[Cc]i\s+sono|[Рр]овно|[Вв]сего|恰有|恰好有?|共计|等于)"
+    rf"{_SO}|{_SO}?(?:(?:[Tt]here\s+(?:are|is|were|will\s+be)|[Ii]t\s+is|[Ww]e\s+(?:get|have|obtain|find)(?:\s+that)?|[Ee]quals"
+    r"|(?:[Hh]e|[Ss]he|[Tt]hey|[Ww]e|[Yy]ou|[Ii]t)\s+(?:has|have|needs?|gets?|pays?|spends?|earns?|makes?|takes?|costs?))"
+    r"(?:\s+(?:exactly|precisely|only|a\s+total\s+of))?|[Ee]xactly|[Pp]recisely|[Aa]\s+total\s+of|[Ee]xactement"
+    r"|[Ii]l\s+y\s+(?:en\s+)?a|[Gg]enau|[Ee]s\s+gibt|[Ee]s\s+sind|[Ee]xactamente|[Hh]ay|[Ee]sattamente|[Cc]i\s+sono|[Рр]овно"
+    r"|[Вв]сего|恰有|恰好有?|共计|等于)"
 )
 """words before a number that leave it what it is"""
 _UNIT_WORD = r"\\text\s*\{\s*([^{}]*?)\s*\}\s*(\^\s*\{?\d\}?)?"
@@ -91,8 +93,13 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (r"\\text\s*\{\s*([,;])\s*(and|or)?\s*\}", r"\1 "),
         (r"^\\text\s*\{\s*\(([a-h])\)\s*\}$", r"(\1)"),
         (r"^\\text\s*\{\s*([A-Za-z]\s*=\s*[^{}=]{1,60})\}$", r"\1"),
-        (r"(?<=[\d})])\s*(?:\\text\s*\{\s*\(?only\)?\s*\}|\(only\)|only)\s*$", ""),
-        (rf"^(?:\\text\s*\{{\s*)?(?:{_COUNTING})\s*:?\s*\}}?\s*(?=[-$\d]|\\frac|\\sqrt|\\pi)", ""),
+        (
+            r"(?<=[\d})])\s*(?:\\text\s*\{\s*\(?(?:only|in total|in all|altogether|exactly)\)?\s*\}"
+            r"|\(only\)|only|in total|altogether)\s*$",
+            "",
+        ),
+        (rf"^(?:\\text\s*\{{\s*)?(?:{_COUNTING})\s*:?\s*\}}?\s*(?=[-$\d]|\\frac|\\sqrt|\\pi|[A-Za-z]\s*=)", ""),
+        (r"^(?:Réponse|Antwort|Lösung|Respuesta|Risposta|Resposta|Ответ|답|정답|答え?|答案)\s*:\s*(?=\S)", ""),
         (r"^\\text\s*\{\s*(?:[Tt]he\s+)?(?:final\s+)?[Aa]nswer(?:\s+is)?\s*:?\s*\}", ""),
         (r"^\$([^$]*\\[^$]*)\$(?=[ \\A-Za-z])", r"\1 "),
         (r"(\\mathbb\{[RCZQ]\})\s*[-−]?\s*(?=\\\{)", r"\1\\setminus "),
@@ -130,6 +137,14 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (rf"\\(?:{_FONTS})\s*\{{([^{{}}]*)\}}", r"\1"),
         (r"\\(?:textrm|mbox|hbox|textnormal)\s*\{", r"\\text{"),
         (r"\\text\s*\{([^{}\d]+)\}\s*\\cdot\s*\\text\s*\{([^{}\d]+)\}\s*\^\s*\{?(-?\d)\}?", r"\\text{\1*\2^\3}"),
+        (
+            r"\\text\s*\{\s*([A-Za-z]{1,3})\s*\}\s*\\text\s*\{\s*([A-Za-z]{1,3})\s*\}\s*\^\s*\{?(-\d)\}?",
+            r"\\text{\1*\2^\3}",
+        ),
+        (
+            r"\\text\s*\{\s*([^{}]*?)\s*\}\s*\^\s*\{?(-\d)\}?\s*\\text\s*\{\s*([A-Za-z]{1,3})\s*\}\s*\^\s*\{?(-?\d)\}?",
+            r"\\text{\1^\2*\3^\4}",
+        ),
         (r"\\text\s*\{\s*,?\s*(and|or|And|Or)\s*,?\s*\}", r" \1 "),
         (r"^(\d+)\s*(?:\\text\s*\{\s*to\s*\}|to)\s*(\d+)$", r"\1:\2"),
         (r"(?<=[\d}])\s*/\s*\\text\s*\{\s*", r"\\text{ per "),

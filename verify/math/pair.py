@@ -22,20 +22,28 @@ _LETTER = r"(?:[A-Za-z]|\\(?:alpha|beta|gamma|delta|theta|phi|varphi|omega|lambd
 _INDEX = r"(?:_(?:\w|\{[A-Za-z0-9, ]{1,8}\}))?'?"
 _MARKED = r"\\(?:vec|overline|hat|widehat|overrightarrow)\s*(?:\{[A-Za-z_0-9]{1,4}\}|[A-Za-z])"
 _TRIGONOMETRIC = r"\\(?:sin|cos|tan|cot|sec|csc)(?:\^\{?(?:2|-1)\}?)?\s*"
-_SIMPLE = rf"(?:(?:\\angle|\\triangle)\s*[A-Z]{{1,4}}|{_MARKED}|[A-Z]{{2,4}}|{_LETTER}{_INDEX})"
+_SIMPLE = (
+    r"(?:\\complement(?:_\{?\w\}?)?\s*[A-Z]|[A-Z]\^\{?(?:c|C|\\complement|T|-1|\\perp)\}?"
+    rf"|(?:\\angle|\\triangle)\s*[A-Z]{{1,4}}|{_MARKED}|[A-Z]{{2,4}}|{_LETTER}{_INDEX})"
+)
 _SPAN = r"\((?:[^()]|\([^()]*\)){1,60}\)|\[[^\[\]]{1,60}\]"
 _CALL = (
     rf"(?:(?:[A-Z]|[a-z]|[A-Z][a-z]{{1,3}}|\\(?:det|dim|ker|Re|Im|arg|gcd|max|min|deg)){_INDEX}"
-    rf"(?:\^\{{-1\}}|\^\{{?\\prime\}}?|'+)?(?:{_SPAN})|(?:rank|tr|Area|area|lcm|gcd|det|dim|deg|Cov|Corr|cov|Vol)\s*(?:{_SPAN}))"
+    rf"(?:\^\{{-1\}}|\^\{{?\\prime\}}?|'+)?(?:{_SPAN})"
+    rf"|(?:rank|tr|Area|area|lcm|gcd|det|dim|deg|Cov|Corr|cov|Vol)\s*(?:{_SPAN}))"
 )
-_ATOM = rf"(?:{_TRIGONOMETRIC}(?:{_SIMPLE}|{_SPAN})|{_CALL}|\({_SIMPLE}\s*\\circ\s*{_SIMPLE}\)(?:\([a-z]\))?|{_SIMPLE})"
+_ATOM = (
+    rf"(?:{_TRIGONOMETRIC}\d?\s*(?:{_SIMPLE}|{_SPAN})|{_CALL}"
+    rf"|\({_SIMPLE}\s*\\circ\s*{_SIMPLE}\)(?:\([a-z]\))?|{_SIMPLE})"
+)
 _SIZE = rf"\|(?:{_SIMPLE}\s*[-+]?\s*|\\c[au]p\s*){{1,3}}\|"
-_OPERATION = r"\s*(?:\\cdot(?![A-Za-z])|\\times(?![A-Za-z])|\\c[au]p(?![A-Za-z])|\\setminus(?![A-Za-z])|\\circ(?![A-Za-z])|[-+/:])?\s*"
+_OPERATION = r"\s*(?:\\(?:cdot|times|c[au]p|setminus|circ)(?![A-Za-z])|[-+/:])?\s*"
 _TERM = rf"(?:{_SIZE}|{_ATOM})"
 _HEAD = re.compile(
     rf"(?:{_TERM}(?:{_OPERATION}{_TERM}){{0,4}}|\\frac\s*\{{{_TERM}(?:{_OPERATION}{_TERM})?\}}\s*\{{{_TERM}"
     rf"(?:{_OPERATION}{_TERM})?\}}|\\(?:lim|sum|prod|int)(?![A-Za-z]).{{1,80}}"
-    r"|\\frac\s*\{\s*d\s*\w?\s*\}\s*\{\s*d\s*\w\s*\}|\\text\s*\{[A-Za-z ]{2,40}\}(?:_\w)?)"
+    r"|\\frac\s*\{\s*d\s*\w?\s*\}\s*\{\s*d\s*\w\s*\}"
+    r"|\\text\s*\{[A-Za-z ]{2,40}\}\s*(?:_\w|(?:\\triangle\s*)?[A-Z]{1,4})?)"
 )
 _DENIES = re.compile(r"(?i)\b(?:not|no|never|or|and|wrong|answer|if|than|except|false|least|most)\b")
 _CONDITION = re.compile(r"\|\s*[xyt]\s*\||^\s*\(?[xyzt](?:\s*[-+]\s*[xyzt])+\)?\s*$|^\s*[xyzr]\s*$")
@@ -43,24 +51,29 @@ _EQUAL = re.compile("=")
 _TUPLE = re.compile(r"^\(\s*([a-z](?:\s*,\s*[a-z])+)\s*\)\s*(?:=|\\in(?![A-Za-z]))\s*(?=\\\{|\()")
 _ONE_TUPLE = re.compile(r"^\\\{\s*(\([^()]*\))\s*\\\}$")
 _PART = re.compile(
-    r"(?:^|(?<=[\s,;.}])|(?=\\text\s*\{))(?:\\text\s*\{\s*[,;]?\s*)?(?:[Pp]art\s*)?\(?([a-h]|i{1,3}|iv|[1-6])\)\s*:?(?:\s*\})?\s*"
+    r"(?:^|(?<=[\s,;.}])|(?=\\text\s*\{))(?:\\text\s*\{\s*[,;]?\s*)?(?:[Pp]art\s*)?"
+    r"\(?([a-h]|i{1,3}|iv|[1-6])\)\s*:?(?:\s*\})?\s*"
 )
 _IN_ORDER = (tuple("abcdefgh"), ("i", "ii", "iii", "iv"), tuple("123456"))
 _OPERATOR = re.compile(r"^[-+*/^=]\s*[(\\A-Za-z]|[-+*/^=]$|^$|^[_^*/]")
 _THINGS = re.compile(
-    r"^(\d+\s*(?:\\text\s*\{\s*[a-z]+|[a-z]+))(?:\s*,)?\s*(?:\}\s*)?and\s*\}?\s*(?=\d+\s*(?:\\text\s*\{\s*)?[a-z]{2,}\s*\}?$)"
+    r"^(\d+\s*(?:\\text\s*\{\s*[a-z]+|[a-z]+))(?:\s*,)?\s*(?:\}\s*)?and\s*\}?\s*"
+    r"(?=\d+\s*(?:\\text\s*\{\s*)?[a-z]{2,}\s*\}?$)"
 )
 _IN_TEXT = re.compile(r"^\\text\s*\{\s*(\d+ [a-z]+(?:,? and|,) \d+ [a-z]+)\s*\}$")
 _BOUND = re.compile(r"^([A-Za-z]'*(?:\^\{-1\})?)(?:\(([a-z])\)|_\{?([a-z])\}?)\s*=(?!.*=)(.*)$", re.DOTALL)
 _MAPS = re.compile(
-    r"^(?:([A-Za-z])\s*:\s*)?([a-z])\s*\\(?:mapsto|longmapsto)(?![A-Za-z])\s*(.+)$|^([A-Za-z])\s*:\s*([a-z])\s*\\to\s*(.+)$",
+    r"^(?:([A-Za-z])\s*:\s*)?([a-z])\s*\\(?:mapsto|longmapsto)(?![A-Za-z])\s*(.+)$"
+    r"|^([A-Za-z])\s*:\s*([a-z])\s*\\to\s*(.+)$",
     re.DOTALL,
 )
 _TOKEN = re.compile(r"\\[A-Za-z]+|[A-Za-z]+")
 _CONSTANT = re.compile(r"\+\s*(?:([A-Za-z])(?:_\{?[01]\}?)?|\\text\s*\{\s*(?:constant|const\.?|C)\s*\})\s*$")
+_TEXTUAL = re.compile(r"\\text\s*\{[^{}]*\}|(?<![A-Za-z\\])(?:or|and)(?![A-Za-z])")
+_ANGLE = re.compile(r"\\pi(?![A-Za-z])|(?:180|360|90)\s*\^\s*\{?\s*\\circ")
 _MEMBER = re.compile(r",\s*n\s*\\in\s*Z$")
 _LABEL = re.compile(
-    r"^(?:\(([A-J])\)|([A-J])[).])\s*(?=\S)(?![-+*/^_=,;&]|\\c?dot|\\times)"
+    r"^(?:\(([A-J]|[a-h](?=\)\s*(?:-?\d|\\frac|\\sqrt)))\)|([A-J])[).])\s*(?=\S)(?![-+*/^_=,;&]|\\c?dot|\\times)"
     r"(?!.*(?:\b(?:or|and|not|wrong|false|incorrect)\b|(?<![A-Za-z\\])[A-J](?![A-Za-z])))(.+)$",
     re.DOTALL,
 )
@@ -104,7 +117,8 @@ def _mapped(text: str) -> str:
     found = _MAPS.match(text) if "to" in text else None
     if found is None:
         return text
-    return f"{found.group(1) or found.group(4) or 'f'}({found.group(2) or found.group(5)})={found.group(3) or found.group(6)}"
+    name, letter, value = (found.group(at) or found.group(at + 3) for at in (1, 2, 3))
+    return f"{name or 'f'}({letter})={value}"
 
 
 def _choices(left: str, right: str) -> tuple[str, str]:
@@ -160,7 +174,8 @@ def _is_word(value: str, other: str) -> bool:
 
 def _letters(text: str) -> list[str]:
     """Return the letters of an expression that stand for numbers; commands are left out."""
-    return [letter for run in _TOKEN.findall(text) if not run.startswith("\\") for letter in run]
+    runs = _TOKEN.findall(_TEXTUAL.sub(" ", text))
+    return [letter for run in runs if not run.startswith("\\") for letter in run]
 
 
 def _renamed(text: str, old: str, new: str) -> str:
@@ -194,7 +209,7 @@ def _constants(left: str, right: str) -> tuple[str, str]:
 
 def _parameters(left: str, right: str) -> tuple[str, str]:
     """Write an integer parameter of angles as n, and say that it is one on both sides where one side says so."""
-    if "\\pi" not in left or "\\pi" not in right or left == right:
+    if left == right or not _ANGLE.search(left) or not _ANGLE.search(right):
         return left, right
     told = [_MEMBER.search(text) for text in (left, right)]
     bodies = [_MEMBER.sub("", text) for text in (left, right)]

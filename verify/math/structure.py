@@ -238,7 +238,7 @@ def _same_ratio(left: Form, right: Form, same: ItemComparison) -> bool | None:
     if False in found or None in found:  # in another scale: 1 : \\sqrt{3} and 2 : 2\\sqrt{3}
         first, second = items[0][0], items[1][0]
         scaled = [(rf"\frac{{{a}}}{{{first}}}", rf"\frac{{{b}}}{{{second}}}") for a, b in zip(*items, strict=True)]
-        found = [True] + [same(a, b) for a, b in scaled[1:]]
+        found = [same(a, b) for a, b in scaled[1:]]
     return False if False in found else None if None in found else True
 
 

@@ -105,7 +105,8 @@ _NAMES: dict[str, tuple[str, Fraction]] = {
     name: (row.split()[0], Fraction(row.split()[1])) for row in _TABLE.strip().splitlines() for name in row.split()[2:]
 }
 _DIMENSIONS = frozenset(dimension for dimension, _ in _NAMES.values())
-_IRREGULAR = {"feet": "foot", "inches": "inch", "centi": "cent"}
+_IRREGULAR = {"feet": "foot", "inches": "inch", "centi": "cent", "us dollar": "dollar", "us dollars": "dollar"}
+_BELOW = re.compile(r"/\s*\(([^()]*)\)")
 _PER = re.compile(r"\s*(?:/|\bper\b|每)\s*")
 _MEGA = re.compile(r"\bM(?=Pa\b|[WgBbVAJNHL]|$)")  # 5 MW is not 5 mW
 _TIMES = re.compile(r"\s*(?:\\cdot|·|\*)\s*")
@@ -130,6 +131,7 @@ def unit(text: str) -> Unit:
     dimensions: dict[str, int] = {}
     factor = Fraction(1)
     text = _MEGA.sub("mega ", text).casefold().strip()
+    text = _BELOW.sub(lambda found: "/" + "/".join(re.split(r"[\s*·]+", found.group(1).strip())), text)
     if "^" in text:
         text = _PRODUCT.sub("*", text)
     parts = [(part, index > 0) for index, parts in enumerate(_PER.split(text))

@@ -13,7 +13,7 @@ _FUNCTION_NAMES = (
 _FUNCTIONS = frozenset(_FUNCTION_NAMES.split())
 _SHORT_WORDS = frozenset(
     {"yes", "no", "odd", "even", "all", "none", "and", "or", "red", "true", "false", "not"}
-) | frozenset("да нет так ні oui non ja nein sí sì não".split())
+) | frozenset(("да", "нет", "так", "ні", "oui", "non", "ja", "nein", "sí", "sì", "não"))
 _COMMAND = re.compile(r"\\[A-Za-z]+")
 _WORD = re.compile(r"(?<!\\)[^\W\d_]+")
 _TIME = re.compile(r"^(\d{1,2})(?::(\d\d))?(?::(\d\d))?(?: ?([ap])\.? ?m\.?)?$", re.IGNORECASE)
