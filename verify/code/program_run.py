@@ -292,7 +292,7 @@ class ProgramRun:
             status = status if status is not Status.PASSED else self._fail(Status.ERROR, "ended without an answer")
             return Output(status)
         if reply[0] != "value":
-            return Output(self._fail(Status.ERROR, f"raised {str(reply[1:])[:300]}"))
+            return Output(self._fail(Status.ERROR, f"raised {str(reply[1:3])[:300]}"))
         try:
             value = codec.decode(reply[1])
         except codec.Malformed:
