@@ -19,6 +19,7 @@ import msgspec
 
 from shared.errors import DataError
 from shared.types import Verdict
+from verify.code.assertion_text import check_assertion_text
 
 Language = Literal["python", "cpp"]
 
@@ -223,6 +224,8 @@ def _assertions(code: str, row: Mapping[str, Any]) -> Assertions:
     setup = str(row.get("test_setup_code") or row.get("setup") or "")
     language = _LANGUAGES.get(str(row.get("type")), "cpp" if _CPP.search(code) else "python")
     code = f"{setup}\n{code}" if setup else code
+    if language == "python":
+        check_assertion_text(code, str(row.get("entry_point") or ""))
     return Assertions(code, row.get("prefix") or "", row.get("entry_point") or "", language)
 
 

@@ -3,15 +3,13 @@
 Names of the program become what the candidate answers (`remote.py`): plain values as they are, objects of its own as
 stand-ins. So `assert f(2) == 4` is decided in a process in which no line of the candidate ever ran. Test cases of
 unittest, functions of pytest and `check(candidate)` are called where the text does not call them; failures count
-however the text takes them (`test_text.watched`).
+however the text takes them (`assertion_tree.watched`).
 """
 
 from __future__ import annotations
 
 import ast
 import builtins
-import importlib.abc
-import importlib.machinery
 import inspect
 import itertools
 import random
@@ -20,27 +18,20 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from verify.code.sandbox import codec, pytest_stand_in, test_text
+from verify.code.sandbox import assertion_tree, pytest_stand_in
 from verify.code.sandbox.codec import FramePipe, fresh_module, message, open_streams
-from verify.code.sandbox.remote import Program, Unverifiable
+from verify.code.sandbox.remote import Program, ProgramFinder, Unverifiable
 
 
-def _outside_names(tree: ast.Module, defined: list[str], entry: str) -> set[str]:
+def _outside_names(source: str, defined: list[str], entry: str) -> set[str]:
     """Return the names that the test code uses and does not define: the program's.
 
     A built-in name stays Python's own, or `def abs(x): return 0` would pass every tolerance; only where the tests use
     no other name, and none is given (`entry`) or imported, is it the function under test.
     """
-    nodes = list(ast.walk(tree))
-    stored = {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
-    stored |= {node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))}
-    stored |= {node.arg for node in nodes if isinstance(node, ast.arg)}
-    stored |= {node.name for node in nodes if isinstance(node, ast.ExceptHandler) and node.name}
-    imports = [node for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom))]
-    stored |= {(alias.asname or alias.name).split(".")[0] for node in imports for alias in node.names}
-    loaded = {node.id for node in nodes if isinstance(node, ast.Name)} - stored
+    loaded = assertion_tree.global_names(source)
     plain = {name for name in loaded if not hasattr(builtins, name)}
-    given = bool(entry or test_text.program_modules(tree))
+    given = bool(entry or assertion_tree.program_modules(ast.parse(source)))
     return plain or loaded.intersection([entry] if given else defined)
 
 
@@ -79,13 +70,13 @@ def run_assertions(source: str, prefix: str, entry: str, defined: list[str]) -> 
     open_streams()
     names = fresh_module("__main__")
     try:
-        before, tree = _parse_prefix(prefix), ast.parse(source)
+        before, _ = _parse_prefix(prefix), ast.parse(source)
         before.body = [node for node in before.body if not (isinstance(node, ast.FunctionDef) and node.name == entry)]
         exec(compile(before, "tests.py", "exec", dont_inherit=True), names)
     except Exception as error:  # noqa: BLE001 - the tests are at fault, whatever it is
         line.send(b"U", f"the tests cannot be run: {type(error).__name__}: {message(error)}"[:300])
         return 0
-    run = _Run(line, names, tree)
+    run = _Run(line, names, source)
     try:
         run.read_names(entry, defined)
         if run.run_statements():
@@ -102,19 +93,21 @@ def run_assertions(source: str, prefix: str, entry: str, defined: list[str]) -> 
 class _Run:
     """One run of test code: its names, and what passed so far."""
 
-    def __init__(self, line: FramePipe, names: dict[str, Any], tree: ast.Module) -> None:
+    def __init__(self, line: FramePipe, names: dict[str, Any], source: str) -> None:
         self.program = Program(line, self.swallowed_by_program)
-        self.names, self.tree = names, tree
-        self.modules = test_text.program_modules(tree)
-        self.asserting = {name for name, node in test_text.functions(tree).items()
-                          if any(map(test_text.fails, test_text.inside(node.body)))}  # fmt: skip
+        self.names, self.source, self.tree = names, source, ast.parse(source)
+        tree = self.tree
+        self.modules = assertion_tree.program_modules(tree)
+        self.asserting = {name for name, node in assertion_tree.functions(tree).items()
+                          if any(map(assertion_tree.fails, assertion_tree.inside(node.body)))}  # fmt: skip
         self.passed: list[bool] = []
         self.reason = self.failure = ""
         self.entered: set[str] = set()
         self.cases: set[str] = set()
         """ids of unittest's cases that were run"""
-        self.guarded = False
-        """the tests ran something of their own below `if __name__ == "__main__"`"""
+        self.judged = False
+        """the tests judged the program outside of statements that count: a function returned True, or they ran what
+        stands below `if __name__ == "__main__"`"""
 
     @property
     def failed(self) -> bool:
@@ -126,7 +119,7 @@ class _Run:
         names, program = self.names, self.program
         names["__file__"] = "tests.py"
         modules = _used_as_modules(self.tree)
-        for name in sorted(_outside_names(self.tree, defined, entry) - names.keys()):
+        for name in sorted(_outside_names(self.source, defined, entry) - names.keys()):
             if name in modules:  # the tests lean on an import of the program's: it is the true module
                 names[name] = __import__(name)
                 continue
@@ -136,15 +129,15 @@ class _Run:
                 if name == "candidate" and entry:
                     names[name] = self.candidate(entry)
         sys.modules["pytest"] = pytest_stand_in.module()
-        sys.meta_path.append(_Finder(program, self.modules))
+        sys.meta_path.append(ProgramFinder(program, self.modules))
         for node in list(ast.walk(self.tree)):
-            if isinstance(node, ast.ImportFrom) and node.module in self.modules:
-                if any(alias.name == "*" for alias in node.names):  # the names are the program's anyway
-                    node.module, node.names = "sys", [ast.alias("path", "__path__")]
+            from_program = isinstance(node, ast.ImportFrom) and node.module in self.modules
+            if from_program and node.names[0].name == "*":  # the names are the program's anyway
+                node.module, node.names = "sys", [ast.alias("path", "__path__")]
         seed = random.seed
         random.seed = lambda *given: (seed(*given), program.ask([0, "seed"], given))[0]
-        names[test_text.SWALLOWED], names[test_text.ENTERED] = self.swallowed, self.entered.add
-        names[test_text.RETURNED] = self.returned
+        names[assertion_tree.SWALLOWED], names[assertion_tree.ENTERED] = self.swallowed, self.entered.add
+        names[assertion_tree.RETURNED] = self.returned
         if any(
             isinstance(node, (ast.Import, ast.ImportFrom)) and _imports_unittest(node) for node in ast.walk(self.tree)
         ):
@@ -159,11 +152,11 @@ class _Run:
 
     def run_statements(self) -> bool:
         """Run the statements of the tests one after another; return whether they came to their end."""
-        for statement in test_text.watched(self.tree).body:
+        for statement in assertion_tree.watched(self.tree).body:
             code = compile(ast.Module([statement], []), "tests.py", "exec", dont_inherit=True)
             before, counts = len(self.passed), decides(statement)
             if counts and isinstance(statement, ast.If) and "__name__" in ast.unparse(statement.test):
-                counts, self.guarded = False, self.guarded or not _starts_a_runner(statement)
+                counts, self.judged = False, self.judged or not _starts_a_runner(statement)
             try:
                 passed, ends = self.run(lambda code=code: exec(code, self.names))  # type: ignore[misc]
             except pytest_stand_in.Skipped:
@@ -212,7 +205,7 @@ class _Run:
         self.failure = self.failure or text[:300]
 
     def swallowed(self, lines: tuple[tuple[int, int], ...] | None, asserts: bool) -> None:
-        """Judge what a handler of the tests has caught; `test_text` says when it asks."""
+        """Judge what a handler of the tests has caught; `assertion_tree` says when it asks."""
         error = sys.exc_info()[1]
         trace = error.__traceback__ if error is not None else None
         if error is None or trace is None:
@@ -238,23 +231,23 @@ class _Run:
         """Judge what a function of the tests returns that says whether the program is right."""
         if value is False:
             self.fail(f"{name}() returned False")
+        self.judged = self.judged or value is True
         return value
 
     def run_what_was_not_called(self, entry: str) -> None:
         """Run the tests that the text defines and does not call itself."""
         if not self.run(self.run_cases)[0]:
             self.passed.append(False)
-        entered, own = frozenset(self.entered), test_text.functions(self.tree)
+        entered, own = frozenset(self.entered), assertion_tree.functions(self.tree)
         for name, value in list(self.names.items()):
             if isinstance(value, types.FunctionType) and name in own and name not in entered:
                 if name.startswith("test"):
                     self.run_function(value, [])
                 elif name == "check":
                     self.unit(lambda value=value: self.truth(self.check(value, entry), "check"))  # type: ignore[misc]
-            elif isinstance(value, type) and name.startswith("Test") and value.__module__ == "__main__":
-                if "unittest" not in sys.modules or not issubclass(value, sys.modules["unittest"].TestCase):
-                    self.run_class(value, entered)
-        if not self.passed and self.guarded:
+            elif _is_test_class(value) and name.startswith("Test"):
+                self.run_class(value, entered)
+        if not self.passed and self.judged:
             self.passed.append(True)
 
     def check(self, function: Any, entry: str) -> Any:
@@ -343,11 +336,13 @@ class _Run:
 
             setattr(unittest.TestResult, name, add)
 
-        for name, passed in (("addSuccess", True), ("addExpectedFailure", True), ("addFailure", False), ("addError", False),
-                             ("addUnexpectedSuccess", False), ("addSubTest", False), ("addSkip", None)):  # fmt: skip
-            report(name, passed)
+        for name in ("addSuccess", "addExpectedFailure"):
+            report(name, True)
+        for name in ("addFailure", "addError", "addUnexpectedSuccess", "addSubTest"):
+            report(name, False)
+        report("addSkip", None)
 
-        def main(*_: Any, exit: bool = True, **__: Any) -> Any:  # noqa: A002 - unittest's name
+        def main(*_: Any, exit: bool = True, **__: Any) -> Any:
             result = run.run_cases()
             if exit:
                 raise SystemExit(0)
@@ -380,6 +375,12 @@ def _as_many(function: Any, *values: Any) -> tuple[Any, ...]:
     return values[: len(inspect.signature(function).parameters)] if function is not None else ()
 
 
+def _is_test_class(value: Any) -> bool:
+    """Return whether a value is a class of the tests that is no case of unittest."""
+    case: Any = sys.modules["unittest"].TestCase if "unittest" in sys.modules else ()
+    return isinstance(value, type) and value.__module__ == "__main__" and not issubclass(value, case)
+
+
 def _starts_a_runner(statement: ast.If) -> bool:
     """Return whether a block calls `unittest.main` or `pytest.main`, whose tests are run anyway."""
     calls = [node.func for node in ast.walk(statement) if isinstance(node, ast.Call)]
@@ -394,36 +395,3 @@ def _skips(error: BaseException) -> bool:
 def _imports_unittest(node: ast.Import | ast.ImportFrom) -> bool:
     names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
     return any(name.partition(".")[0] == "unittest" for name in names)
-
-
-class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds the modules that can only be the program: their names are read from it."""
-
-    def __init__(self, program: Program, modules: set[str]) -> None:
-        self.program, self.modules = program, modules
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Return a module of the program's for the names that are known to be one."""
-        known = name in self.modules or any(module.startswith(f"{name}.") for module in self.modules)
-        return importlib.machinery.ModuleSpec(name, self, is_package=True) if known else None
-
-    def create_module(self, spec: Any) -> types.ModuleType:
-        """Return a module that asks the program for its names."""
-        return _ProgramModule(spec.name, self.program)
-
-    def exec_module(self, module: types.ModuleType) -> None:
-        """Do nothing: the program has run."""
-
-
-class _ProgramModule(types.ModuleType):
-    def __init__(self, name: str, program: Program) -> None:
-        super().__init__(name)
-        self.__dict__["_program_"] = program
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        try:
-            return self.__dict__["_program_"].read(name)
-        except KeyError:
-            raise AttributeError(name) from None

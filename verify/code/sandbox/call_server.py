@@ -79,7 +79,7 @@ class CallServer:
         return ["class", self.keep(kind), str(kind.__name__)[:100], error, bases]
 
     def _exception(self, error: BaseException) -> codec.Tree:
-        """Return the tree of an exception: built-in name, message, arguments, and of a class of its own number, class."""
+        """Return the tree of an exception: built-in name, message, arguments; number and class if its class is new."""
         kind = type(error)
         try:
             arguments = codec.encode(list(error.args))
@@ -124,7 +124,7 @@ class CallServer:
                 reply.append(codec.encode(positional, self.refer))
         except BaseException as error:  # noqa: BLE001 - an exit inside a call is an error of the call
             raised = getattr(error, "_raised_by_tests", None)
-            tree = ["callback", raised] if type(raised) is int else self._exception(error)
+            tree = ["raised", raised] if type(raised) is int else self._exception(error)
             reply = ["error", nearest_builtin(type(error)), message(error), tree]
         if told:
             reply = [*reply, *[None] * (4 - len(reply)), told]
@@ -250,8 +250,16 @@ def _enter(value: Any) -> Any:
     return value.__enter__()
 
 
+async def _async_next(value: Any) -> list[Any]:
+    try:
+        return [await anext(value)]
+    except StopAsyncIteration:
+        return []
+
+
 _ANSWERS: dict[str, Callable[..., Any]] = {
     "iterate": list,
+    "async next": _async_next,
     "next": lambda value: list(itertools.islice(value, 1)),
     "truth": bool,
     "text": str,

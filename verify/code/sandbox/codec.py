@@ -34,7 +34,7 @@ ERRORS: dict[str, type[Exception]] = {
 """the built-in exceptions by name"""
 _TYPES: dict[str, type] = {kind.__name__: kind for kind in (*_PLAIN, type(None))} | ERRORS
 _DATES: dict[Any, str] = {date: "date", datetime: "datetime", time: "time"}
-_RESOLVED = ("reference", "class", "exception", "callback")
+_RESOLVED = ("reference", "class", "exception", "raised", "callback")
 _DICTS = (dict, Counter, OrderedDict, defaultdict)
 
 

@@ -71,10 +71,10 @@ def warns(kind: Any = Warning, *, match: str | None = None) -> Iterator[list[Any
         raise Failed(f"did not warn {kind}")
 
 
-class approx:  # noqa: N801 - pytest's name
+class approx:
     """Equals numbers, and lists and dicts of numbers, within 1e-6 of their size or 1e-12."""
 
-    def __init__(self, expected: Any, rel: float | None = None, abs: float | None = None, nan_ok: bool = False) -> None:  # noqa: A002
+    def __init__(self, expected: Any, rel: float | None = None, abs: float | None = None, nan_ok: bool = False) -> None:
         self.expected, self.rel, self.abs, self.nan_ok = expected, rel, abs, nan_ok
 
     def __repr__(self) -> str:
@@ -106,7 +106,7 @@ class approx:  # noqa: N801 - pytest's name
     __hash__ = None  # type: ignore[assignment]
 
 
-def param(*values: Any, marks: Any = (), id: Any = None) -> Any:  # noqa: A002
+def param(*values: Any, marks: Any = (), id: Any = None) -> Any:
     """Return one argument set; one that is marked as skipped or failing is left out."""
     marks = marks if isinstance(marks, (list, tuple)) else [marks]
     return _Set(values, any(getattr(mark, "leaves_out", False) for mark in marks))

@@ -7,6 +7,8 @@ or check is no failure: `Program.refuse`.
 from __future__ import annotations
 
 import builtins
+import importlib.abc
+import importlib.machinery
 import io
 import itertools
 import sys
@@ -113,7 +115,9 @@ class Program:
         if tag == "exception":
             return self._exception(*parts)
         if tag == "callback":
-            return self.functions[parts[0]] if len(parts) == 1 else self.raised[parts[0]]
+            return self.functions[parts[0]]
+        if tag == "raised":
+            return self.raised[parts[0]]
         number, content, kind, nature = parts
         if number not in self.objects:
             stand_in: Any = Remote if kind is None else self._class(*kind[1:])
@@ -249,3 +253,36 @@ def _renew(old: Any, new: Any) -> None:
     elif isinstance(old, (dict, set)):
         old.clear()
         old.update(new)
+
+
+class ProgramFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds the modules that can only be the program: their names are read from it."""
+
+    def __init__(self, program: Program, modules: set[str]) -> None:
+        self.program, self.modules = program, modules
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """Return a module of the program's for the names that are known to be one."""
+        known = name in self.modules or any(module.startswith(f"{name}.") for module in self.modules)
+        return importlib.machinery.ModuleSpec(name, self, is_package=True) if known else None
+
+    def create_module(self, spec: Any) -> types.ModuleType:
+        """Return a module that asks the program for its names."""
+        return _ProgramModule(spec.name, self.program)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """Do nothing: the program has run."""
+
+
+class _ProgramModule(types.ModuleType):
+    def __init__(self, name: str, program: Program) -> None:
+        super().__init__(name)
+        self.__dict__["_program_"] = program
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        try:
+            return self.__dict__["_program_"].read(name)
+        except KeyError:
+            raise AttributeError(name) from None

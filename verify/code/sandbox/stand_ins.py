@@ -167,7 +167,9 @@ class Remote:
         return _ask(self, "__aiter__")
 
     async def __anext__(self) -> Any:
-        return await _ask(self, "__anext__")
+        if not (found := await _ask(self, "async next")):
+            raise StopAsyncIteration
+        return found[0]
 
     async def __aenter__(self) -> Any:
         return await _ask(self, "__aenter__")

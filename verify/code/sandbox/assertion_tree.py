@@ -8,7 +8,9 @@ error (`f(-1)`, then `assert False`) keep Python's meaning.
 from __future__ import annotations
 
 import ast
+import builtins
 import importlib.util
+import symtable
 import sys
 from collections.abc import Iterable, Iterator
 
@@ -19,12 +21,16 @@ _BROAD = ("Exception", "BaseException", "AssertionError", "failureException")
 _EXITS = ("exit", "_exit", "quit", "abort")
 _FAILS = ("fail", "xfail", "raises", "warns", *_EXITS)
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
-LIBRARIES = frozenset(
-    "aiohttp bs4 click cryptography cv2 dateutil django faker fastapi flask freezegun geopandas hypothesis jax keras "
-    "librosa lxml matplotlib mock mpmath networkx nltk nose numba numpy openpyxl pandas parameterized pil polars "
-    "psutil pydantic pytz requests scipy seaborn shapely skimage sklearn sortedcontainers sqlalchemy statsmodels "
-    "sympy tensorflow textblob torch tqdm transformers wordcloud xgboost yaml".split()
-)
+# fmt: off
+LIBRARIES = frozenset((
+    "aiohttp", "bs4", "click", "cryptography", "cv2", "dateutil", "django", "faker", "fastapi", "flask",
+    "freezegun", "geopandas", "hypothesis", "jax", "keras", "librosa", "lxml", "matplotlib", "mock", "mpmath",
+    "networkx", "nltk", "nose", "numba", "numpy", "openpyxl", "pandas", "parameterized", "pil", "polars", "psutil",
+    "pydantic", "pytz", "requests", "scipy", "seaborn", "shapely", "skimage", "sklearn", "sortedcontainers",
+    "sqlalchemy", "statsmodels", "sympy", "tensorflow", "textblob", "torch", "tqdm", "transformers", "wordcloud",
+    "xgboost", "yaml",
+))
+# fmt: on
 """packages of others, which no sandbox has; a module of another unknown name is the program's"""
 
 
@@ -114,6 +120,55 @@ def _exists(module: str) -> bool:
     return importlib.util.find_spec(module) is not None
 
 
+def stored_names(tree: ast.AST) -> set[str]:
+    """Return the names that a text defines anywhere: assigned, imported, parameters, functions, classes."""
+    nodes = list(ast.walk(tree))
+    stored = {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
+    stored |= {node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))}
+    stored |= {node.arg for node in nodes if isinstance(node, ast.arg)}
+    stored |= {node.name for node in nodes if isinstance(node, ast.ExceptHandler) and node.name}
+    imports = [node for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom))]
+    return stored | {(alias.asname or alias.name).split(".")[0] for node in imports for alias in node.names}
+
+
+def global_names(source: str) -> set[str]:
+    """Return the names that a text uses as the module's and does not define there."""
+    top = symtable.symtable(source, "tests.py", "exec")
+    loaded: set[str] = set()
+    stored: set[str] = set()
+
+    def read(table: symtable.SymbolTable) -> None:
+        for symbol in table.get_symbols():
+            outer = table is top or symbol.is_global()
+            if outer and symbol.is_referenced():
+                loaded.add(symbol.get_name())
+            if outer and (symbol.is_assigned() or symbol.is_imported()):
+                stored.add(symbol.get_name())
+        for child in table.get_children():
+            read(child)
+
+    read(top)
+    return loaded - stored
+
+
+def judging(tree: ast.Module) -> set[str]:
+    """Return the functions that call the program and return a truth value that no assertion looks at."""
+    known = functions(tree)
+    program = {alias.asname or alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)
+               and node.module in program_modules(tree) for alias in node.names}  # fmt: skip
+    stored = stored_names(tree) - program
+    looked_at = _Deciding(tree, known).names
+    judges = set()
+    for name, function in known.items():
+        calls = [node.func for node in inside(function.body) if isinstance(node, ast.Call)]
+        parameters = {each.arg for each in function.args.args}
+        called = {call.id for call in calls if isinstance(call, ast.Name)}
+        calls_program = any(each in parameters or not (each in stored or hasattr(builtins, each)) for each in called)
+        if calls_program and name not in looked_at and returns_truth(function):
+            judges.add(name)
+    return judges
+
+
 def watched(tree: ast.Module) -> ast.Module:
     """Change the tests so that a failure that nobody hears of is reported; see the names above."""
     return ast.fix_missing_locations(_Watch(tree).visit(tree))
@@ -123,6 +178,7 @@ class _Watch(ast.NodeTransformer):
     def __init__(self, tree: ast.Module) -> None:
         self.functions = functions(tree)
         self.deciding = _Deciding(tree, self.functions)
+        self.judging = judging(tree)
         self.function = self.kind = ""
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
@@ -143,22 +199,11 @@ class _Watch(ast.NodeTransformer):
 
     visit_AsyncFunctionDef = visit_FunctionDef  # type: ignore[assignment]
 
-    def visit_Expr(self, node: ast.Expr) -> ast.AST:
-        """Look at what `check()` or `print(check())` returns, where the function returns a truth value."""
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        """Look at what a function returns that says whether the program is right, where nothing else does."""
         self.generic_visit(node)
-        call = node.value
-        if not isinstance(call, ast.Call):
-            return node
-        if name_of(call.func) == "print":
-            call.args = [self._returned(argument) for argument in call.args]
-        else:
-            node.value = self._returned(call)
-        return node
-
-    def _returned(self, node: ast.expr) -> ast.expr:
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in self.functions:
-            name = node.func.id
-            return _call(RETURNED, node, ast.Constant(name)) if returns_truth(self.functions[name]) else node
+        if isinstance(node.func, ast.Name) and node.func.id in self.judging:
+            return _call(RETURNED, node, ast.Constant(node.func.id))
         return node
 
     def visit_Try(self, node: ast.Try) -> ast.AST:
@@ -229,8 +274,9 @@ class _Deciding:
                     self.places.append((scope, node))
                 elif isinstance(node, (ast.If, ast.While)) and any(map(fails, inside([*node.body, *node.orelse]))):
                     self.places.append((scope, node.test))
-        names = self._names(node for _, node in self.places)
-        self.looked_at = {name for name in known if name in names or (name in run and returns_truth(known[name]))}
+        self.names = self._names(node for _, node in self.places)
+        """all that an assertion looks at, or what was assigned to that"""
+        self.looked_at = {name for name in known if name in self.names or (name in run and returns_truth(known[name]))}
         for name in self.looked_at:
             returns = [node for node in inside(known[name].body) if isinstance(node, ast.Return)]
             self.places += [(name, node.value) for node in returns if node.value is not None]
