@@ -24,13 +24,18 @@ def check_assertion_text(code: str, entry_point: str) -> None:
         ) from error
     _check_libraries(tree)
     _check_patches(tree)
-    for function, methods in _tests(tree):
-        _check_parameters(function, methods)
+    for function, kind in _tests(tree):
+        _check_parameters(function, kind)
+    for node in ast.walk(tree):
+        fixture = name_of(node.func if isinstance(node, ast.Call) else node) if isinstance(node, ast.expr) else ""
+        if fixture in ("fixture", "usefixtures"):
+            raise DataError("the tests use a fixture of pytest, which is not run here: call the functions with values")
     known = {node.name: node for node in tree.body if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))}
     check = known.get("check")
     if check and not entry_point and _required(check) and not _is_used(tree, "check"):
         raise DataError("the tests define check(candidate) and do not call it: name the function in `entry_point`")
-    idle = [name for name in known if not (name.startswith("test") or name == "check" or _is_used(tree, name))]
+    run = ("test", "check", "setUp", "tearDown", "setup", "teardown")
+    idle = [name for name in known if not (name.startswith(run) or _is_used(tree, name))]
     reached = [node for node in tree.body if getattr(node, "name", None) not in idle]
     judging = assertion_tree.judging(tree)
     if not any(_decides(node, judging, known) for statement in reached for node in ast.walk(statement)):
@@ -99,8 +104,8 @@ def _check_patches(tree: ast.Module) -> None:
 def _tests(tree: ast.Module) -> Iterator[tuple[_Function, ast.ClassDef | None]]:
     """Yield the test functions that pytest would call, with their class; those that the text calls are left out."""
     for node in tree.body:
-        is_function = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name.startswith("test")
-        if is_function and not _is_used(tree, node.name):
+        kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+        if isinstance(node, kinds) and node.name.startswith("test") and not _is_used(tree, node.name):
             yield node, None
         if isinstance(node, ast.ClassDef) and node.name.startswith("Test") and not _is_case(node):
             for each in node.body:
@@ -128,8 +133,6 @@ def _check_parameters(function: _Function, kind: ast.ClassDef | None) -> None:
     for decorator in [*function.decorator_list, *(kind.decorator_list if kind is not None else [])]:
         call = decorator if isinstance(decorator, ast.Call) else None
         name = name_of(decorator.func) if call is not None and isinstance(decorator, ast.Call) else name_of(decorator)
-        if name in ("usefixtures", "fixture", "given"):
-            raise DataError(f"{function.name} of the tests uses {name}: pytest's fixtures are not run here")
         if call is None:
             continue
         if name == "parametrize":

@@ -14,6 +14,7 @@ import inspect
 import itertools
 import random
 import sys
+import threading
 import types
 from collections.abc import Callable
 from typing import Any
@@ -117,7 +118,7 @@ class _Run:
     def read_names(self, entry: str, defined: list[str]) -> None:
         """Give the tests the names of the program that they use, its modules, and what reports to this run."""
         names, program = self.names, self.program
-        names["__file__"] = "tests.py"
+        names["__file__"], names["__builtins__"] = "tests.py", builtins
         modules = _used_as_modules(self.tree)
         for name in sorted(_outside_names(self.source, defined, entry) - names.keys()):
             if name in modules:  # the tests lean on an import of the program's: it is the true module
@@ -129,10 +130,11 @@ class _Run:
                 if name == "candidate" and entry:
                     names[name] = self.candidate(entry)
         sys.modules["pytest"] = pytest_stand_in.module()
-        sys.meta_path.append(ProgramFinder(program, self.modules))
-        for node in list(ast.walk(self.tree)):
-            from_program = isinstance(node, ast.ImportFrom) and node.module in self.modules
-            if from_program and node.names[0].name == "*":  # the names are the program's anyway
+        sys.meta_path.append(ProgramFinder(program, self.modules | {"solution"}))
+        threading.excepthook = lambda given: self.fail(given.exc_value or "a thread of the tests failed")
+        imports = [node for node in ast.walk(self.tree) if isinstance(node, ast.ImportFrom)]
+        for node in imports:
+            if node.module in self.modules and node.names[0].name == "*":  # the names are the program's anyway
                 node.module, node.names = "sys", [ast.alias("path", "__path__")]
         seed = random.seed
         random.seed = lambda *given: (seed(*given), program.ask([0, "seed"], given))[0]
@@ -216,7 +218,8 @@ class _Run:
             counts = any(first <= trace.tb_lineno <= last for first, last in lines)
         else:
             counts = asserts
-            while (trace := trace.tb_next) is not None and not counts:
+            while trace.tb_next is not None and not counts:
+                trace = trace.tb_next
                 code = trace.tb_frame.f_code
                 counts = code.co_filename == "tests.py" and code.co_name in self.asserting
         if counts:
@@ -239,12 +242,13 @@ class _Run:
         if not self.run(self.run_cases)[0]:
             self.passed.append(False)
         entered, own = frozenset(self.entered), assertion_tree.functions(self.tree)
+        _set_up(self.names.get("setup_module"), sys.modules["__main__"])
         for name, value in list(self.names.items()):
             if isinstance(value, types.FunctionType) and name in own and name not in entered:
                 if name.startswith("test"):
                     self.run_function(value, [])
                 elif name == "check":
-                    self.unit(lambda value=value: self.truth(self.check(value, entry), "check"))  # type: ignore[misc]
+                    self.unit(lambda value=value: self.returned(self.check(value, entry), "check"))  # type: ignore[misc]
             elif _is_test_class(value) and name.startswith("Test"):
                 self.run_class(value, entered)
         if not self.passed and self.judged:
@@ -273,17 +277,18 @@ class _Run:
         sets = [*more, *getattr(function, pytest_stand_in.PARAMETERS, [])]
         for combination in itertools.product(*sets):
             values = {name: value for chosen in combination for name, value in chosen.items()}
-            self.unit(lambda values=values: self.truth(function(**values), function.__name__))  # type: ignore[misc]
 
-    def truth(self, result: Any, name: str) -> Any:
-        """Count a test that returns False as failed."""
-        return self.returned(result, name)
+            def call(values: dict[str, Any] = values) -> Any:
+                _set_up(self.names.get("setup_function"), function)
+                return self.returned(function(**values), function.__name__)
+
+            self.unit(call)
 
     def run_class(self, kind: Any, entered: frozenset[str]) -> None:
         """Run the methods of a class of pytest's kind, each with a new object."""
         if getattr(kind, pytest_stand_in.LEFT_OUT, False):
             return
-        getattr(kind, "setup_class", lambda: None)()
+        _set_up(getattr(kind, "setup_class", None))
         for name in dir(kind):
             method = getattr(kind, name)
             if not (name.startswith("test") and callable(method)) or f"{kind.__name__}.{name}" in entered:
@@ -291,13 +296,11 @@ class _Run:
 
             def call(name: str = name, **values: Any) -> Any:
                 made = kind()
-                getattr(made, "setup_method", lambda *_: None)(*_as_many(getattr(made, "setup_method", None), name))
+                _set_up(getattr(made, "setup_method", None), name)
                 try:
                     return getattr(made, name)(**values)
                 finally:
-                    getattr(made, "teardown_method", lambda *_: None)(
-                        *_as_many(getattr(made, "teardown_method", None), name)
-                    )
+                    _set_up(getattr(made, "teardown_method", None), name)
 
             for mark in (pytest_stand_in.PARAMETERS, pytest_stand_in.LEFT_OUT):
                 if hasattr(method, mark):
@@ -370,9 +373,10 @@ class _Run:
         self.failure = ""
 
 
-def _as_many(function: Any, *values: Any) -> tuple[Any, ...]:
-    """Return as many of the values as a function takes; pytest's setup functions take none or one."""
-    return values[: len(inspect.signature(function).parameters)] if function is not None else ()
+def _set_up(function: Any, *values: Any) -> None:
+    """Call a function that prepares tests, where there is one; pytest's take what they prepare, or nothing."""
+    if function is not None:
+        function(*values[: len(inspect.signature(function).parameters)])
 
 
 def _is_test_class(value: Any) -> bool:

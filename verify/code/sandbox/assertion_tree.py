@@ -13,6 +13,7 @@ import importlib.util
 import symtable
 import sys
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 SWALLOWED, ENTERED, RETURNED = "__swallowed__", "__entered__", "__returned__"
 """names of the functions that changed tests call: (lines of the statements that always fail where the block expects an
@@ -20,6 +21,7 @@ error, else None; whether the block asserts), (name of a function of the tests),
 _BROAD = ("Exception", "BaseException", "AssertionError", "failureException")
 _EXITS = ("exit", "_exit", "quit", "abort")
 _FAILS = ("fail", "xfail", "raises", "warns", *_EXITS)
+_CHANGES = ("add", "append", "appendleft", "extend", "insert", "put", "setdefault", "update")
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 # fmt: off
 LIBRARIES = frozenset((
@@ -171,7 +173,8 @@ def judging(tree: ast.Module) -> set[str]:
 
 def watched(tree: ast.Module) -> ast.Module:
     """Change the tests so that a failure that nobody hears of is reported; see the names above."""
-    return ast.fix_missing_locations(_Watch(tree).visit(tree))
+    _Watch(tree).visit(tree)
+    return ast.fix_missing_locations(tree)
 
 
 class _Watch(ast.NodeTransformer):
@@ -211,7 +214,8 @@ class _Watch(ast.NodeTransformer):
         self.generic_visit(node)
         expected = [statement for statement in node.body if always_fails(statement)]
         expects = bool(expected) or any(map(fails, inside(node.orelse)))
-        lines = ast.Constant(tuple((one.lineno, one.end_lineno) for one in expected) if expects else None)
+        ranges: Any = tuple((one.lineno, one.end_lineno) for one in expected) if expects else None
+        lines = ast.Constant(ranges)
         for handler in node.handlers:
             if _is_broad(handler.type) and not self.deciding.decides(node, handler, self.function):
                 handler.body.insert(0, ast.Expr(_call(SWALLOWED, lines, ast.Constant(_asserts(node.body)))))

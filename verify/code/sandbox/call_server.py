@@ -27,9 +27,15 @@ if TYPE_CHECKING:
 _SLICE_S = 0.02
 """how long an awaited object works before the tests' event loop has its turn again"""
 _MOST_OUTPUT = 1 << 20
-_FUNCTIONS = (
-    types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.GeneratorType, types.AsyncGeneratorType,
-)  # fmt: skip
+NATURES: dict[Any, str] = {
+    types.FunctionType: "FunctionType",
+    types.BuiltinFunctionType: "BuiltinFunctionType",
+    types.MethodType: "MethodType",
+    types.GeneratorType: "GeneratorType",
+    types.AsyncGeneratorType: "AsyncGeneratorType",
+    types.CoroutineType: "CoroutineType",
+}
+"""objects of Python's own types that stay here, by their names in `types`"""
 
 
 def nearest_builtin(kind: type) -> str:
@@ -68,8 +74,7 @@ class CallServer:
             return ["callback", self.functions[id(value)]]
         content = codec.content(value)
         tree = None if content is None else codec.encode(content, self.refer)
-        described = None if kind in _FUNCTIONS else self._describe(kind)
-        return ["reference", self.keep(value), tree, described, "coroutine" if kind is types.CoroutineType else ""]
+        return ["reference", self.keep(value), tree, NATURES.get(kind) or self._describe(kind)]
 
     def _describe(self, kind: type) -> codec.Tree:
         """Return the tree of a class: number, name, nearest built-in exception ("" for none), bases but `object`."""
@@ -278,7 +283,7 @@ _ANSWERS: dict[str, Callable[..., Any]] = {
     "equal": lambda value, other: bool(value == other),
     "less": lambda value, other: bool(value < other),
     "at most": lambda value, other: bool(value <= other),
-    "operate": lambda value, name, *others: _OPERATORS.get(name, getattr(operator, name, None))(value, *others),
+    "operate": lambda value, name, *others: (_OPERATORS.get(name) or getattr(operator, name))(value, *others),
     "operate from the right": lambda value, name, other: getattr(operator, name)(other, value),
 }
 _OPERATORS: dict[str, Any] = {"int": int, "float": float, "complex": complex, "round": round, "divmod": divmod}

@@ -3,8 +3,9 @@
 A value of any other type (a subclass of int that equals everything, an object with `__eq__`) never leaves its process:
 it is kept there and a reference is sent, with its content where the type derives from a built-in one. Decoding
 gives plain values, so comparing them runs no foreign code.
-Integers travel as hexadecimal (linear to read), floats by their exact digits, Counter, OrderedDict and defaultdict as
-the dict they equal, dates in ISO form. A frame is 4 bytes little-endian length, then one letter and a tree.
+Integers travel as hexadecimal (linear to read), floats by their exact digits, dates in ISO form; Counter, OrderedDict
+and defaultdict as the dict they equal, with their kind for whoever resolves references. A frame is 4 bytes
+little-endian length, then one letter and a tree.
 """
 
 from __future__ import annotations
@@ -61,7 +62,12 @@ def encode(value: Any, refer: Callable[[Any], Tree] | None = None) -> Tree:
     if kind in _SEQUENCES:
         return [_SEQUENCES[kind], [encode(item, refer) for item in value]]
     if kind in _DICTS:
-        return ["dict", [[encode(key, refer), encode(item, refer)] for key, item in dict.items(value)]]
+        items = [[encode(key, refer), encode(item, refer)] for key, item in dict.items(value)]
+        if kind is defaultdict:
+            factory = value.default_factory
+            name = factory.__name__ if isinstance(factory, type) else ""
+            return ["dict", items, "defaultdict", name if _TYPES.get(name) is factory else ""]
+        return ["dict", items] if kind is dict else ["dict", items, kind.__name__]
     if kind is complex:
         return ["complex", value.real.hex(), value.imag.hex()]
     if kind is bytes:
@@ -76,7 +82,7 @@ def encode(value: Any, refer: Callable[[Any], Tree] | None = None) -> Tree:
         return [_DATES[kind], value.isoformat()]
     if kind is timedelta:
         return ["timedelta", hex(value.days), hex(value.seconds), hex(value.microseconds)]
-    if kind is type and _TYPES.get(value.__name__) is value:
+    if kind is type and value in _TYPES.values():
         return ["type", value.__name__]
     if refer is None:
         raise Unencodable(kind.__name__)
@@ -118,12 +124,22 @@ def decode(tree: Tree, resolve: Callable[[str, list[Any]], Any] | None = None) -
             return _BUILDERS[tag](_spread(items) if tag in ("set", "frozenset") else items)
         if tag == "dict":
             keys = _spread([decode(key, resolve) for key, _ in parts[0]])
-            return {key: decode(item, resolve) for key, (_, item) in zip(keys, parts[0], strict=True)}
+            read = {key: decode(item, resolve) for key, (_, item) in zip(keys, parts[0], strict=True)}
+            return read if len(parts) < 2 or resolve is None else _KINDS[parts[1]](read, *parts[2:])
         if resolve is not None and tag in _RESOLVED:
             return resolve(tag, parts)
         return _SCALARS[tag](*parts)
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
         raise Malformed(str(error)[:200]) from None
+
+
+def _default_dict(items: dict[Any, Any], factory: str) -> dict[Any, Any]:
+    return defaultdict(_TYPES.get(factory), items)
+
+
+_KINDS: dict[str, Callable[..., dict[Any, Any]]] = {
+    "Counter": Counter, "OrderedDict": OrderedDict, "defaultdict": _default_dict,
+}  # fmt: skip
 
 
 def _spread(keys: list[Any]) -> list[Any]:

@@ -29,6 +29,11 @@ class _Raised:
     type: Any = None
     tb: Any = None
 
+    @property
+    def typename(self) -> str:
+        """The name of the exception's class."""
+        return str(self.type.__name__)
+
     def match(self, pattern: str) -> bool:
         """Raise AssertionError unless the message has the pattern."""
         assert re.search(pattern, str(self.value)), f"{pattern!r} is not in {str(self.value)!r}"
@@ -187,5 +192,5 @@ def module() -> types.ModuleType:
     made = types.ModuleType("pytest")
     names = (approx, fail, importorskip, main, param, raises, skip, warns)
     vars(made).update({function.__name__: function for function in names}, mark=_Marks())
-    made.fail.Exception, made.skip.Exception = Failed, Skipped  # type: ignore[attr-defined]
+    made.fail.Exception, made.skip.Exception = Failed, Skipped
     return made

@@ -12,6 +12,7 @@ import importlib.machinery
 import io
 import itertools
 import sys
+import threading
 import types
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -22,6 +23,7 @@ from verify.code.sandbox.stand_ins import OWNERS, Remote, RemoteClass, RemoteErr
 
 _NO_RAISE = (StopIteration, StopAsyncIteration)
 _REPLACED = {name: getattr(builtins, name) for name in ("input", "print")}
+_NATURES = ("FunctionType", "BuiltinFunctionType", "MethodType", "GeneratorType", "AsyncGeneratorType")
 _CALLABLE = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.MethodDescriptorType)
 
 
@@ -34,7 +36,7 @@ class Program:
 
     def __init__(self, line: FramePipe, swallowed: Callable[[BaseException], None] = lambda _: None) -> None:
         """`swallowed` takes the exception of a function of the tests that the program may catch."""
-        self.line, self.swallowed = line, swallowed
+        self.line, self.swallowed, self.turn = line, swallowed, threading.RLock()
         self.objects: dict[int, Any] = {}
         self.classes: dict[int, type] = {}
         self.named: set[type] = set()
@@ -54,7 +56,11 @@ class Program:
 
     def ask(self, target: str | list[Any], arguments: tuple[Any, ...] = (), named: dict[str, Any] | None = None) -> Any:
         """Call `target` in the candidate's sandbox; its exceptions are raised here."""
-        question = [target, codec.encode(list(arguments), self.refer), codec.encode(named or {}, self.refer)]
+        with self.turn:
+            return self._ask(target, arguments, named or {})
+
+    def _ask(self, target: str | list[Any], arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        question = [target, codec.encode(list(arguments), self.refer), codec.encode(named, self.refer)]
         streams = self._streams()
         self.line.send(b"C", question if streams is None else [*question, streams])
         try:
@@ -118,11 +124,14 @@ class Program:
             return self.functions[parts[0]]
         if tag == "raised":
             return self.raised[parts[0]]
-        number, content, kind, nature = parts
+        number, content, kind = parts
         if number not in self.objects:
-            stand_in: Any = Remote if kind is None else self._class(*kind[1:])
-            made = make(stand_in, self, number, codec.decode(content, self._resolve))
-            self.objects[number] = awaited(made) if nature == "coroutine" else made
+            if isinstance(kind, str):
+                made = make(Remote, self, number, None, getattr(types, kind) if kind in _NATURES else None)
+            else:
+                value = codec.decode(content, self._resolve)
+                made = make(self._class(*kind[1:]), self, number, value, None if value is None else type(value))
+            self.objects[number] = awaited(made) if kind == "CoroutineType" else made
         return self.objects[number]
 
     def _class(self, number: int, name: str, error: str, bases: list[Any]) -> type:
@@ -144,10 +153,10 @@ class Program:
             OWNERS[made] = (self, number)
         return self.classes[number]
 
-    def _exception(self, builtin: str, text: str, arguments: Any, number: int = -1, kind: Any = None) -> BaseException:
+    def _exception(self, builtin: str, text: str, arguments: Any, number: int = -1, kind: Any = None) -> Any:
         """Return an exception that stands for one of the program's."""
         if number in self.objects:
-            return self.objects[number]  # type: ignore[no-any-return]
+            return self.objects[number]
         base: Any = codec.ERRORS.get(builtin, RuntimeError)
         base = RuntimeError if issubclass(base, _NO_RAISE) else base
         given = [text] if arguments is None else codec.decode(arguments)

@@ -23,10 +23,12 @@ OWNERS: dict[type, tuple[Program, int]] = {}
 """the classes here that stand for a program's, with the number of each there"""
 
 
-def make(kind: Any, program: Program, number: int, content: Any = None, mixed: bool = False) -> Any:
+def make(
+    kind: Any, program: Program, number: int, content: Any = None, face: type | None = None, mixed: bool = False
+) -> Any:
     """Return an object that stands for the program's object of that number."""
     made = object.__new__(kind)
-    for name, value in (("_program_", program), ("_number_", number), ("_content_", content), ("_mixed_", mixed)):
+    for name, value in zip(Remote.__slots__, (content, face, mixed, number, program), strict=True):
         object.__setattr__(made, name, value)
     return made
 
@@ -34,10 +36,12 @@ def make(kind: Any, program: Program, number: int, content: Any = None, mixed: b
 class Remote:
     """Stands for an object that stays in the candidate's process."""
 
-    __slots__ = ("_content_", "_mixed_", "_number_", "_program_")
+    __slots__ = ("_content_", "_face_", "_mixed_", "_number_", "_program_")
     _program_: Program
     _number_: int
     _content_: Any
+    _face_: type | None
+    """built-in type that `isinstance` takes it for, as the program's interpreter does"""
     _mixed_: bool
     """it comes of an operator with a value of the tests, which the program's own operators must not decide"""
 
@@ -178,17 +182,18 @@ class Remote:
         stops = await self._program_.ask([self._number_, "__aexit__"], (type(error) if error else None, error, None))
         return bool(stops) and not isinstance(error, AssertionError) and not getattr(error, "_from_program", False)
 
-    @property
+    @property  # type: ignore[misc]
     def __class__(self) -> Any:
         """The class, which also derives from the built-in type of the content: `isinstance(x, tuple)` holds."""
-        content = self._content_
-        return type(self) if content is None else _with_content(type(self), type(content))
+        if self._face_ is None or type(self) is Remote:
+            return self._face_ or type(self)
+        return _with_content(type(self), self._face_)
 
     @property
-    def __dict__(self) -> Any:
+    def __dict__(self) -> Any:  # type: ignore[override]
         return _ask(self, "attribute", "__dict__")
 
-    __doc__ = property(lambda self: _ask(self, "attribute", "__doc__"))  # type: ignore[assignment]
+    __doc__ = property(lambda self: _ask(self, "attribute", "__doc__"))
 
 
 def _ask(remote: Remote, question: str, *arguments: Any) -> Any:
@@ -247,12 +252,12 @@ def _operator(name: str, question: str) -> Callable[..., Any]:
         if self._content_ is not None and not any(isinstance(other, Remote) for other in others):
             content = _content(self)
             both = (*others, content) if question != "operate" else (content, *others)
-            return _PLAIN.get(name, getattr(operator, name, None))(*both)
+            return (_PLAIN.get(name) or getattr(operator, name))(*both)
         found = _ask(self, question, name, *others)
         if isinstance(found, Remote):
             if found._number_ == self._number_ and not mixed:
                 return self
-            return make(type(found), self._program_, found._number_, None, mixed)  # a content would be compared here
+            return make(type(found), self._program_, found._number_, mixed=mixed)  # a content would be compared here
         if _is_named(self):
             if not mixed or (name == "round" and not self._mixed_):
                 return found
@@ -310,7 +315,7 @@ class RemoteClass(type):
     def __contains__(cls, item: Any) -> bool:
         return bool(cls._ask_("contains", item))
 
-    __doc__ = property(lambda cls: cls._ask_("attribute", "__doc__"))  # type: ignore[assignment]
+    __doc__ = property(lambda cls: cls._ask_("attribute", "__doc__"))
 
 
 class RemoteError(RemoteClass):
