@@ -22,6 +22,8 @@ def check_assertion_text(code: str, entry_point: str) -> None:
         raise DataError(
             f"the test code is not Python ({error}): give Python that asserts, or tests of another kind"
         ) from error
+    if entry_point and not _is_expression(entry_point):
+        raise DataError(f"`entry_point` is no name of a function: {entry_point[:60]!r}")
     _check_libraries(tree)
     _check_patches(tree)
     for function, kind in _tests(tree):
@@ -56,6 +58,14 @@ def _decides(node: ast.AST, judging: set[str], known: dict[str, _Function]) -> b
     ):
         return any(isinstance(each, ast.Name) for each in node.value.args)  # check(f), with `check` in the prefix
     return isinstance(node, ast.Call) and name_of(node.func) in judging
+
+
+def _is_expression(text: str) -> bool:
+    try:
+        ast.parse(text, mode="eval")
+    except (SyntaxError, ValueError):
+        return False
+    return True
 
 
 def _is_used(tree: ast.Module, name: str) -> bool:

@@ -19,26 +19,24 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from verify.code.sandbox import assertion_tree, pytest_stand_in
+from verify.code.sandbox import assertion_tree, pytest_stand_in, unittest_watch
 from verify.code.sandbox.codec import FramePipe, fresh_module, message, open_streams
 from verify.code.sandbox.remote import Program, ProgramFinder, Unverifiable
 
 
-def _outside_names(source: str, defined: list[str], entry: str) -> set[str]:
+def _outside_names(source: str, defined: list[str], given: bool, entry: str) -> set[str]:
     """Return the names that the test code uses and does not define: the program's.
 
     A built-in name stays Python's own, or `def abs(x): return 0` would pass every tolerance; only where the tests use
-    no other name, and none is given (`entry`) or imported, is it the function under test.
+    no other name, and none is `given` (`entry`, or an import), is it the function under test.
     """
     loaded = assertion_tree.global_names(source)
     plain = {name for name in loaded if not hasattr(builtins, name)}
-    given = bool(entry or assertion_tree.program_modules(ast.parse(source)))
     return plain or loaded.intersection([entry] if given else defined)
 
 
-def _used_as_modules(tree: ast.Module) -> set[str]:
+def _used_as_modules(nodes: list[ast.AST]) -> set[str]:
     """Return names of the standard library before a dot that are never called: math.pi, but not copy([1])."""
-    nodes = list(ast.walk(tree))
     dotted = {node.value.id for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)}
     called = {node.func.id for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
     return (dotted - called).intersection(sys.stdlib_module_names)
@@ -71,13 +69,13 @@ def run_assertions(source: str, prefix: str, entry: str, defined: list[str]) -> 
     open_streams()
     names = fresh_module("__main__")
     try:
-        before, _ = _parse_prefix(prefix), ast.parse(source)
+        before, tree = _parse_prefix(prefix), ast.parse(source)
         before.body = [node for node in before.body if not (isinstance(node, ast.FunctionDef) and node.name == entry)]
         exec(compile(before, "tests.py", "exec", dont_inherit=True), names)
     except Exception as error:  # noqa: BLE001 - the tests are at fault, whatever it is
         line.send(b"U", f"the tests cannot be run: {type(error).__name__}: {message(error)}"[:300])
         return 0
-    run = _Run(line, names, source)
+    run = _Run(line, names, source, tree)
     try:
         run.read_names(entry, defined)
         if run.run_statements():
@@ -94,12 +92,12 @@ def run_assertions(source: str, prefix: str, entry: str, defined: list[str]) -> 
 class _Run:
     """One run of test code: its names, and what passed so far."""
 
-    def __init__(self, line: FramePipe, names: dict[str, Any], source: str) -> None:
+    def __init__(self, line: FramePipe, names: dict[str, Any], source: str, tree: ast.Module) -> None:
         self.program = Program(line, self.swallowed_by_program)
-        self.names, self.source, self.tree = names, source, ast.parse(source)
-        tree = self.tree
-        self.modules = assertion_tree.program_modules(tree)
-        self.asserting = {name for name, node in assertion_tree.functions(tree).items()
+        self.names, self.source, self.tree = names, source, tree
+        self.nodes = list(ast.walk(self.tree))
+        self.modules = assertion_tree.program_modules(self.nodes)
+        self.asserting = {name for name, node in assertion_tree.functions(self.nodes).items()
                           if any(map(assertion_tree.fails, assertion_tree.inside(node.body)))}  # fmt: skip
         self.passed: list[bool] = []
         self.reason = self.failure = ""
@@ -119,8 +117,8 @@ class _Run:
         """Give the tests the names of the program that they use, its modules, and what reports to this run."""
         names, program = self.names, self.program
         names["__file__"], names["__builtins__"] = "tests.py", builtins
-        modules = _used_as_modules(self.tree)
-        for name in sorted(_outside_names(self.source, defined, entry) - names.keys()):
+        modules = _used_as_modules(self.nodes)
+        for name in sorted(_outside_names(self.source, defined, bool(entry or self.modules), entry) - names.keys()):
             if name in modules:  # the tests lean on an import of the program's: it is the true module
                 names[name] = __import__(name)
                 continue
@@ -129,10 +127,11 @@ class _Run:
             except KeyError:  # the program does not define it: a NameError where it is used
                 if name == "candidate" and entry:
                     names[name] = self.candidate(entry)
-        sys.modules["pytest"] = pytest_stand_in.module()
+        if "pytest" in self.source:
+            sys.modules["pytest"] = pytest_stand_in.module()
         sys.meta_path.append(ProgramFinder(program, self.modules | {"solution"}))
         threading.excepthook = lambda given: self.fail(given.exc_value or "a thread of the tests failed")
-        imports = [node for node in ast.walk(self.tree) if isinstance(node, ast.ImportFrom)]
+        imports = [node for node in self.nodes if isinstance(node, ast.ImportFrom)]
         for node in imports:
             if node.module in self.modules and node.names[0].name == "*":  # the names are the program's anyway
                 node.module, node.names = "sys", [ast.alias("path", "__path__")]
@@ -140,10 +139,8 @@ class _Run:
         random.seed = lambda *given: (seed(*given), program.ask([0, "seed"], given))[0]
         names[assertion_tree.SWALLOWED], names[assertion_tree.ENTERED] = self.swallowed, self.entered.add
         names[assertion_tree.RETURNED] = self.returned
-        if any(
-            isinstance(node, (ast.Import, ast.ImportFrom)) and _imports_unittest(node) for node in ast.walk(self.tree)
-        ):
-            self.watch_unittest()
+        if any(isinstance(node, (ast.Import, ast.ImportFrom)) and _imports_unittest(node) for node in self.nodes):
+            unittest_watch.watch(self.report_case, self.run_cases)
 
     def candidate(self, entry: str) -> Any:
         """Return the function under test: a name of the program's, or an expression such as `Solution().f`."""
@@ -152,9 +149,14 @@ class _Run:
                 self.names[node.id] = self.program.read(node.id)
         return eval(entry, self.names)
 
+    def watched(self) -> ast.Module:
+        """Return the tests with handlers that report, where they have any, or functions."""
+        changed = (ast.FunctionDef, ast.AsyncFunctionDef, ast.With, ast.Try)
+        return assertion_tree.watched(self.tree) if any(isinstance(node, changed) for node in self.nodes) else self.tree
+
     def run_statements(self) -> bool:
         """Run the statements of the tests one after another; return whether they came to their end."""
-        for statement in assertion_tree.watched(self.tree).body:
+        for statement in self.watched().body:
             code = compile(ast.Module([statement], []), "tests.py", "exec", dont_inherit=True)
             before, counts = len(self.passed), decides(statement)
             if counts and isinstance(statement, ast.If) and "__name__" in ast.unparse(statement.test):
@@ -241,7 +243,7 @@ class _Run:
         """Run the tests that the text defines and does not call itself."""
         if not self.run(self.run_cases)[0]:
             self.passed.append(False)
-        entered, own = frozenset(self.entered), assertion_tree.functions(self.tree)
+        entered, own = frozenset(self.entered), assertion_tree.functions(self.nodes)
         _set_up(self.names.get("setup_module"), sys.modules["__main__"])
         for name, value in list(self.names.items()):
             if isinstance(value, types.FunctionType) and name in own and name not in entered:
@@ -321,37 +323,6 @@ class _Run:
         if self.program.refused:
             raise Unverifiable
         return result
-
-    def watch_unittest(self) -> None:
-        """Let unittest's results report to this run, whoever starts the cases, and `unittest.main` run them plainly."""
-        import unittest
-
-        run = self
-
-        def report(name: str, passed: bool | None) -> None:
-            plain = getattr(unittest.TestResult, name)
-
-            def add(result: Any, case: Any, *details: Any) -> Any:
-                error = details[-1] if details else None
-                if name != "addSubTest" or error is not None:
-                    run.report_case(case, passed, error)
-                return plain(result, case, *details)
-
-            setattr(unittest.TestResult, name, add)
-
-        for name in ("addSuccess", "addExpectedFailure"):
-            report(name, True)
-        for name in ("addFailure", "addError", "addUnexpectedSuccess", "addSubTest"):
-            report(name, False)
-        report("addSkip", None)
-
-        def main(*_: Any, exit: bool = True, **__: Any) -> Any:
-            result = run.run_cases()
-            if exit:
-                raise SystemExit(0)
-            return types.SimpleNamespace(result=result)
-
-        unittest.main = main  # type: ignore[assignment]
 
     def report_case(self, case: Any, passed: bool | None, error: Any) -> None:
         """Count one case of unittest; `passed` None: it was skipped."""

@@ -85,9 +85,9 @@ def always_fails(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.Raise)
 
 
-def functions(tree: ast.AST) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef]:
-    """Return the functions that a text defines, by name; methods too."""
-    return {node.name: node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))}
+def functions(nodes: Iterable[ast.AST]) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Return the functions among the nodes of a text, by name; methods too."""
+    return {node.name: node for node in nodes if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))}
 
 
 def returns_truth(function: ast.AST) -> bool:
@@ -104,9 +104,10 @@ def returns_truth(function: ast.AST) -> bool:
     return False
 
 
-def program_modules(tree: ast.AST) -> set[str]:
+def program_modules(nodes: list[ast.AST]) -> set[str]:
     """Return the modules that can only be the program: `from solution import f` of a module that nobody has."""
-    nodes = list(ast.walk(tree))
+    if not any(isinstance(node, (ast.Import, ast.ImportFrom)) for node in nodes):
+        return set()
     dotted = {node.value.id for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)}
     named = {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level}
     for node in nodes:
@@ -155,9 +156,11 @@ def global_names(source: str) -> set[str]:
 
 def judging(tree: ast.Module) -> set[str]:
     """Return the functions that call the program and return a truth value that no assertion looks at."""
-    known = functions(tree)
+    if not (known := functions(ast.walk(tree))):
+        return set()
+    modules = program_modules(list(ast.walk(tree)))
     program = {alias.asname or alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)
-               and node.module in program_modules(tree) for alias in node.names}  # fmt: skip
+               and node.module in modules for alias in node.names}  # fmt: skip
     stored = stored_names(tree) - program
     looked_at = _Deciding(tree, known).names
     judges = set()
@@ -179,7 +182,7 @@ def watched(tree: ast.Module) -> ast.Module:
 
 class _Watch(ast.NodeTransformer):
     def __init__(self, tree: ast.Module) -> None:
-        self.functions = functions(tree)
+        self.functions = functions(ast.walk(tree))
         self.deciding = _Deciding(tree, self.functions)
         self.judging = judging(tree)
         self.function = self.kind = ""
