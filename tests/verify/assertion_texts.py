@@ -1,7 +1,7 @@
 """Python test code as data sets have it, with a program that is right and one that is wrong, by kind.
 
-`ROWS`: (kind, tests, right, wrong). `UNVERIFIABLE`: (tests, right, wrong): nobody can say, and neither may be graded.
-`REFUSED`: (tests, words of the error): no program can be graded by them, which is said when they are read.
+`ROWS`: (kind, tests, right, wrong). `UNVERIFIABLE`: (tests, program): nobody can say.
+`CHEATS`: (tests, program): none is correct. `REFUSED`: (tests, words of the error): no program can be graded by them, which is said when they are read.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ DOUBLE, SAME = "def f(x): return 2 * x", "def f(x): return x"
 RAISING = "def f(x):\n    if x < 0: raise ValueError('negative')\n    return 2 * x"
 BROKEN = "def f(x): return 1 // 0"
 _CASE = "import unittest\nclass T(unittest.TestCase):\n    def test_a(self):\n        self.assertEqual(f(3), 6)\n"
+_BODY = "import unittest\nclass T(unittest.TestCase):\n    def test_a(self):\n        "
 _BOX = "class Box:\n    def __init__(self, a): self.a = a\n"
 _POINT = "class P:\n    def __init__(self, x): self.x = x\n"
 
@@ -255,6 +256,109 @@ def _functions() -> list[tuple[Any, str, str]]:
 _MAKERS = {"unittest": _unittest, "pytest": _pytest, "check": _check, "swallowed": _swallowed, "errors": _expected_errors,
            "objects": _objects, "streams": _streams, "functions": _functions}  # fmt: skip
 ROWS: list[tuple[str, Any, str, str]] = [(kind, *row) for kind, make in _MAKERS.items() for row in make()]
+
+# written after the first were right, and tried once before more was repaired
+SECOND: list[tuple[Any, str, str]] = [
+ (_BODY + "for x in range(3):\n            try:\n                self.assertEqual(f(x), 2*x)\n            except AssertionError as e:\n                self.report(e)\n    def report(self, e): print(e)", DOUBLE, SAME),
+ ("import threading\ndef test_a():\n    assert f(3) == 6\nt = threading.Thread(target=test_a)\nt.start()\nt.join()", DOUBLE, SAME),
+ ("import threading\nc = Counter()\nts = [threading.Thread(target=c.inc) for _ in range(5)]\n[t.start() for t in ts]\n[t.join() for t in ts]\nassert c.n == 5", "class Counter:\n    def __init__(s): s.n = 0\n    def inc(s): s.n += 1", "class Counter:\n    def __init__(s): s.n = 0\n    def inc(s): s.n = 1"),
+ ("import importlib\nm = importlib.import_module('solution')\nassert m.f(3) == 6", DOUBLE, SAME),
+ ("from solution import f as g, h\ndef test_a():\n    assert g(3) == 6 and h == 1", f"{DOUBLE}\nh = 1", f"{DOUBLE}\nh = 2"),
+ (_BODY + "self.assertTrue(isinstance(f(3), int)); self.assertEqual(f(3), 6)\n    def setUp(self):\n        super().setUp()\n", DOUBLE, SAME),
+ ("import unittest\nfrom solution import f\nclass Base(unittest.TestCase):\n    def check(self, x): self.assertEqual(f(x), 2*x)\nclass T(Base):\n    def test_a(self): self.check(3)\nif __name__ == '__main__':\n    unittest.main(argv=[''], verbosity=0, exit=False)", DOUBLE, SAME),
+ ("import unittest\nloader = unittest.TestLoader()\nclass T(unittest.TestCase):\n    def test_a(self): self.assertEqual(f(3), 6)\nsuite = loader.loadTestsFromTestCase(T)\nresult = unittest.TestResult()\nsuite.run(result)\nprint(result.failures)", DOUBLE, SAME),
+ ("import unittest\ndef suite_of(f):\n    class T(unittest.TestCase):\n        def test_a(self): self.assertEqual(f(3), 6)\n    return unittest.defaultTestLoader.loadTestsFromTestCase(T)\nunittest.TextTestRunner().run(suite_of(f))", DOUBLE, SAME),
+ ("import unittest\nclass T(unittest.TestCase):\n    def runTest(self): self.assertEqual(f(3), 6)", DOUBLE, SAME),
+ ("import unittest\nclass T(unittest.TestCase):\n    x = 3\n    def test_a(self):\n        self.addCleanup(lambda: self.assertEqual(f(3), 6))", DOUBLE, SAME),
+ ("import unittest\ndef setUpModule(): assert f(3) == 6\nclass T(unittest.TestCase):\n    def test_a(self): pass", DOUBLE, SAME),
+ ("import pytest\n@pytest.mark.parametrize('case', [{'x': 1, 'y': 2}, {'x': 3, 'y': 6}])\ndef test_a(case):\n    assert f(case['x']) == case['y']", DOUBLE, SAME),
+ ("import pytest\n@pytest.mark.parametrize(('x', 'y'), [pytest.param(3, 6, id='a'), pytest.param(4, 9, marks=pytest.mark.xfail)])\ndef test_a(x, y):\n    assert f(x) == y", DOUBLE, SAME),
+ ("import pytest\ndef test_a():\n    with pytest.raises((TypeError, ValueError)) as e:\n        f(-1)\n    assert e.type is ValueError and e.typename == 'ValueError' and e.value.args == ('negative',)", RAISING, DOUBLE),
+ ("import pytest\npytest.raises(ValueError, f, -1)\nassert f(1) == 2", RAISING, DOUBLE),
+ ("import pytest\nclass TestAll:\n    @classmethod\n    def setup_class(cls): cls.x = 3\n    @staticmethod\n    def test_s(): assert f(1) == 2\n    def test_a(self): assert f(self.x) == 6", DOUBLE, SAME),
+ ("from pytest import approx, mark, raises\n@mark.parametrize('x', [1.0])\ndef test_a(x):\n    assert f(x) == approx(2.0, rel=1e-3)\n    assert {'a': f(x)} == approx({'a': 2.0})", DOUBLE, SAME),
+ ("def test_a():\n    expected = 6\n    actual = f(3)\n    assert actual == expected, f'{actual} != {expected}'\n\ndef main():\n    test_a()\n    print('All tests passed!')\n\nif __name__ == '__main__':\n    main()", DOUBLE, SAME),
+ ("def run_tests():\n    bad = []\n    for x in range(3):\n        if f(x) != 2 * x:\n            bad.append(x)\n    return not bad\nif __name__ == '__main__':\n    print('ok' if run_tests() else 'no')", DOUBLE, SAME),
+ ("def test_a():\n    assert f(3) == 6\nall_tests = [test_a]\nfor t in all_tests:\n    try:\n        t()\n    except Exception as e:\n        print('x', e)", DOUBLE, "def f(x): raise KeyError"),
+ ("class TestF:\n    def __init__(self): self.n = 3\n    def test_a(self): assert f(self.n) == 6\nTestF().test_a()", DOUBLE, SAME),
+ ("async def test_a():\n    assert await f(3) == 6\nimport asyncio\nasyncio.run(test_a())", f"async {DOUBLE}", f"async {SAME}"),
+ ("try:\n    f('x' * 3, 1)\nexcept TypeError:\n    pass\nassert f(1) == 2", DOUBLE, SAME),
+ ("for bad in (-1, -2):\n    try:\n        f(bad)\n    except ValueError:\n        continue\n    else:\n        assert False, 'expected'\n", RAISING, DOUBLE),
+ ("def expect(exc, *a):\n    try:\n        f(*a)\n    except exc:\n        return\n    raise AssertionError('no')\nexpect(ValueError, -1)", RAISING, DOUBLE),
+ ("try:\n    f(-1)\nexcept:\n    ok = True\nelse:\n    ok = False\nassert ok", RAISING, DOUBLE),
+ ("def safe(x):\n    try:\n        return f(x)\n    except Exception:\n        return 'error'\nassert [safe(-1), safe(1)] == ['error', 2]", RAISING, DOUBLE),
+ ("log = []\ntry:\n    f(-1)\nexcept Exception as e:\n    log.append(type(e))\nassert log == [ValueError]", RAISING, DOUBLE),
+ ("import unittest\nclass T(unittest.TestCase):\n    def test_a(self):\n        try:\n            f(-1)\n        except ValueError as e:\n            self.assertEqual(str(e), 'negative')\n        else:\n            self.fail('no')", RAISING, DOUBLE),
+ ("import unittest\nclass T(unittest.TestCase):\n    def test_a(self):\n        try:\n            f(-1)\n            self.fail('no error')\n        except Exception:\n            pass", RAISING, DOUBLE),
+ ("def check(candidate):\n    try:\n        candidate(-1)\n    except Exception:\n        pass\n    assert candidate(1) == 2\ncheck(f)", RAISING, SAME),
+ ("with_error = False\ntry:\n    assert f(1) == 2\n    f(-1)\nexcept ValueError:\n    with_error = True\nassert with_error", RAISING, DOUBLE),
+ ("import types\nassert isinstance(f(3), types.GeneratorType) and list(f(3)) == [0, 1, 2]", "def f(n): yield from range(n)", "def f(n): return list(range(n))"),
+ ("import inspect\nassert inspect.isgenerator(f(2)) and callable(f)", "def f(n): yield n", "def f(n): return n"),
+ ("import types\nassert isinstance(f, types.FunctionType) and f(1) == 2", DOUBLE, SAME),
+ ("c = f('aab')\nassert c.most_common(1) == [('a', 2)] and c['z'] == 0", "from collections import Counter\ndef f(s): return Counter(s)", "def f(s): return {'a': 2}"),
+ ("d = f()\nd['x'].append(1)\nassert d == {'x': [1]}", "from collections import defaultdict\ndef f(): return defaultdict(list)", "def f(): return {}"),
+ ("import collections\nassert isinstance(f(), collections.OrderedDict) and list(f()) == ['a']", "from collections import OrderedDict\ndef f(): return OrderedDict(a=1)", "def f(): return {'a': 1}"),
+ ("l = LinkedList()\nfor i in (1, 2, 3): l.append(i)\nassert list(l) == [1, 2, 3] and len(l) == 3 and str(l) == '1->2->3' and l.head.next.value == 2", "class N:\n    def __init__(s, v): s.value, s.next = v, None\nclass LinkedList:\n    def __init__(s): s.head = None; s.n = 0\n    def append(s, v):\n        s.n += 1\n        if not s.head: s.head = N(v); return\n        c = s.head\n        while c.next: c = c.next\n        c.next = N(v)\n    def __iter__(s):\n        c = s.head\n        while c: yield c.value; c = c.next\n    def __len__(s): return s.n\n    def __str__(s): return '->'.join(map(str, s))", "class LinkedList:\n    def __init__(s): s.v = []\n    def append(s, v): s.v.append(v)\n    def __len__(s): return 3"),
+ ("a = Account(10)\ntry:\n    a.withdraw(20)\n    assert False\nexcept InsufficientFunds as e:\n    assert e.needed == 10\nassert a.balance == 10", "class InsufficientFunds(Exception):\n    def __init__(s, n): s.needed = n\nclass Account:\n    def __init__(s, b): s.balance = b\n    def withdraw(s, n):\n        if n > s.balance: raise InsufficientFunds(n - s.balance)\n        s.balance -= n", "class InsufficientFunds(Exception): pass\nclass Account:\n    def __init__(s, b): s.balance = b\n    def withdraw(s, n): s.balance -= n"),
+ ("try:\n    f()\n    assert False\nexcept BaseLow:\n    pass", "class BaseLow(Exception): pass\nclass Low(BaseLow): pass\ndef f(): raise Low()", "class BaseLow(Exception): pass\ndef f(): raise Exception('x')"),
+ ("e = f()\nassert isinstance(e, ValueError) and str(e) == 'x'", "def f(): return ValueError('x')", "def f(): return KeyError('x')"),
+ ("from fractions import Fraction\nassert f(Fraction(1, 2)) == 1", DOUBLE, SAME),
+ ("p = P(1)\np.x += 4\nassert p.x == 5\nassert hasattr(p, 'x') and not hasattr(p, 'y')\ndel p.x\nassert not hasattr(p, 'x')", "class P:\n    def __init__(s, x): s.x = x", "class P:\n    x = 1\n    def __init__(s, x): s.y = x"),
+ ("assert sorted([P(3), P(1)])[0].x == 1 and max([P(3), P(1)], key=lambda p: p.x).x == 3", "class P:\n    def __init__(s, x): s.x = x\n    def __lt__(s, o): return s.x < o.x", "class P:\n    def __init__(s, x): s.x = 1"),
+ ("import json\nassert json.loads(f({'a': [1]})) == {'a': [1]}", "import json\ndef f(d): return json.dumps(d)", "def f(d): return '{}'"),
+ ("s = Singleton()\nassert s is Singleton() and s == Singleton()", "class Singleton:\n    _i = None\n    def __new__(c):\n        if c._i is None: c._i = super().__new__(c)\n        return c._i", "class Singleton: pass"),
+ ("assert Color.RED.value == 1 and Color['RED'] is Color.RED and repr(Color.RED) == '<Color.RED: 1>' and str(Color.RED) == 'Color.RED'", "from enum import Enum\nclass Color(Enum):\n    RED = 1", "class Color:\n    RED = 1"),
+ ("v = V(1) + V(2)\nassert v == V(3) and v.x == 3 and (V(2) * 3).x == 6 and (3 * V(2)).x == 6\nv += V(1)\nassert v.x == 4", "class V:\n    def __init__(s, x): s.x = x\n    def __add__(s, o): return V(s.x + o.x)\n    def __mul__(s, k): return V(s.x * k)\n    __rmul__ = __mul__\n    def __eq__(s, o): return s.x == o.x", "class V:\n    def __init__(s, x): s.x = x\n    def __add__(s, o): return s"),
+ ("m = Matrix([[1, 2], [3, 4]])\nassert m[0, 1] == 2 and (m @ m)[1, 1] == 22", "class Matrix:\n    def __init__(s, r): s.r = r\n    def __getitem__(s, k): return s.r[k[0]][k[1]]\n    def __matmul__(s, o): return Matrix([[sum(a * b for a, b in zip(r, c)) for c in zip(*o.r)] for r in s.r])", "class Matrix:\n    def __init__(s, r): s.r = r\n    def __getitem__(s, k): return s.r[k[0]][k[1]]\n    def __matmul__(s, o): return s"),
+ ("with Timer() as t:\n    pass\nassert t.done", "class Timer:\n    done = False\n    def __enter__(s): return s\n    def __exit__(s, *a): s.done = True", "class Timer:\n    done = False\n    def __enter__(s): return s\n    def __exit__(s, *a): pass"),
+ ("try:\n    with Tx() as t:\n        raise KeyError('a')\nexcept KeyError:\n    pass\nassert t.rolled", "class Tx:\n    rolled = False\n    def __enter__(s): return s\n    def __exit__(s, k, e, tb): s.rolled = k is KeyError", "class Tx:\n    rolled = False\n    def __enter__(s): return s\n    def __exit__(s, k, e, tb): pass"),
+ ("with ignoring(ValueError):\n    raise ValueError\nassert True is not ignoring", "import contextlib\n@contextlib.contextmanager\ndef ignoring(e):\n    try: yield\n    except e: pass", "import contextlib\n@contextlib.contextmanager\ndef ignoring(e):\n    yield"),
+ ("import asyncio\nasync def main():\n    async with R() as r:\n        return await r.get()\nassert asyncio.run(main()) == 6", "class R:\n    async def __aenter__(s): return s\n    async def __aexit__(s, *a): pass\n    async def get(s): return 6", "class R:\n    async def __aenter__(s): return s\n    async def __aexit__(s, *a): pass\n    async def get(s): return 7"),
+ ("import asyncio\nasync def main():\n    try:\n        await asyncio.wait_for(f(), timeout=0.05)\n    except asyncio.TimeoutError:\n        return 'late'\nassert asyncio.run(main()) == 'late'", "import asyncio\nasync def f(): await asyncio.sleep(5)", "async def f(): pass"),
+ ("assert f(3)(4) == 7 and f(1)(1) == 2", "def f(a): return lambda b: a + b", "def f(a): return lambda b: a"),
+ ("assert f.cache_info().misses == 0\nf(3)\nf(3)\nassert f.cache_info().hits == 1", "import functools\n@functools.lru_cache\ndef f(x): return x", "import functools\n@functools.lru_cache(0)\ndef f(x): return x"),
+ ("from dataclasses import dataclass, FrozenInstanceError\np = P(1)\ntry:\n    p.x = 2\n    assert False\nexcept Exception as e:\n    assert 'cannot assign' in str(e)", "from dataclasses import dataclass\n@dataclass(frozen=True)\nclass P:\n    x: int", "from dataclasses import dataclass\n@dataclass\nclass P:\n    x: int"),
+ ("try:\n    Shape()\n    assert False\nexcept TypeError:\n    pass\nassert Sq(2).area() == 4", "from abc import ABC, abstractmethod\nclass Shape(ABC):\n    @abstractmethod\n    def area(s): ...\nclass Sq(Shape):\n    def __init__(s, a): s.a = a\n    def area(s): return s.a ** 2", "class Shape: pass\nclass Sq(Shape):\n    def __init__(s, a): s.a = a\n    def area(s): return s.a ** 2"),
+ (_BODY + "import io, contextlib\n        out = io.StringIO()\n        with contextlib.redirect_stdout(out):\n            f(3)\n        self.assertIn('6', out.getvalue())", "def f(x): print('it is', 2 * x)", "def f(x): print('it is', x)"),
+ ("import unittest, io\nfrom unittest import mock\nclass T(unittest.TestCase):\n    @mock.patch('sys.stdout', new_callable=io.StringIO)\n    @mock.patch('builtins.input', side_effect=['3', '4'])\n    def test_a(self, given, out):\n        f()\n        self.assertEqual(out.getvalue().strip(), '7')", "def f(): print(int(input('a? ')) + int(input('b? ')))", "def f(): print(int(input()))"),
+ ("def fake(prompt=''):\n    return next(lines)\nlines = iter(['5'])\n__builtins__.input = fake\nassert f() == 10", "def f(): return 2 * int(input())", "def f(): return int(input())"),
+]  # fmt: skip
+ROWS += [("second", *row) for row in SECOND]
+
+# none may be graded correct
+CHEATS: list[tuple[str, str]] = [
+ ("assert abs(F(2) - 4) < 1e-9", "class F:\n    def __init__(s, x): pass\n    def __sub__(s, o): return 0\n    def __abs__(s): return 0.0"),
+ ("import pytest\ndef test_a():\n    assert f(2.0) == pytest.approx(4.0)", "class E:\n    def __eq__(s, o): return True\n    def __abs__(s): return 0.0\n    def __sub__(s, o): return s\n    def __le__(s, o): return True\n    def __float__(s): return 4.0\n    def __complex__(s): return 4+0j\ndef f(x): return E()"),
+ ("import math\nassert math.isclose(f(2), 4)", "class E:\n    def __float__(s): return 4.0\ndef f(x): return E()"),
+ ("with f(3) as v:\n    assert v == 6", "class M:\n    def __enter__(s): return 5\n    def __exit__(s, *a): return True\ndef f(x): return M()"),
+ ("with f(3) as v:\n    assert v.total() == 6", "class M:\n    def __enter__(s): return s\n    def total(s): raise ValueError\n    def __exit__(s, *a): return True\ndef f(x): return M()"),
+ (_BODY + "self.assertEqual(f(3), 6)", "import unittest\ndef f(x): raise unittest.SkipTest('no')"),
+ (_BODY + "self.assertEqual(f(3), 6)", "class SkipTest(Exception): pass\ndef f(x): raise SkipTest('no')"),
+ ("import pytest\ndef test_a():\n    assert f(3) == 6", "class Skipped(Exception): pass\ndef f(x): raise Skipped('no')"),
+ (_BODY + "self.assertEqual(f(3), 6)", "def f(x): raise SystemExit(0)"),
+ ("from solution import f\nassert abs(f(2.0) - 4.0) < 1e-6", "def abs(x): return 0\ndef f(x): return x"),
+ (_BODY + "self.assertTrue(f(3) == 6)", "class E:\n    def __eq__(s, o): return True\ndef f(x): return E()"),
+ (_BODY + "self.assertEqual(f(3), [1, 2])", "class E(list):\n    def __eq__(s, o): return True\n    def __ne__(s, o): return False\ndef f(x): return E()"),
+ (_BODY + "self.assertCountEqual(f(3), [1, 2])", "class E:\n    def __iter__(s): return iter([E(), E()])\n    def __eq__(s, o): return True\n    def __hash__(s): return 1\ndef f(x): return E()"),
+ (_BODY + "self.assertIn(f(3), [6])", "class E:\n    def __eq__(s, o): return True\n    def __hash__(s): return 6\ndef f(x): return E()"),
+ ("assert f(3) in {6, 7}", "class E(int):\n    def __hash__(s): return 6\n    def __eq__(s, o): return True\ndef f(x): return E(1)"),
+ ("assert 6 in f(3)", "class E:\n    def __contains__(s, o): return True\ndef f(x): return E()"),
+ ("assert f(lambda v: v + 1, 3) == 8", "import os, struct\ndef f(g, x):\n    b = b'D[[true],\"\"]'\n    os.write(4, struct.pack('<I', len(b)) + b)\n    return 0"),
+ ("assert f(lambda v: v + 1, 3) == 8", "import os, struct\ndef f(g, x):\n    b = b'B[\"callback\",0,[\"list\",[]],[\"dict\",[]]]'\n    while 1: os.write(4, struct.pack('<I', len(b)) + b)"),
+ ("assert f(lambda v: v + 1, 3) == 8", "def f(g, x):\n    while 1: g(x)"),
+ ("assert f(3) == 6", "import os, struct\ndef f(x):\n    b = b'A[\"error\",\"Unverifiable\",\"x\",[\"class\",0,\"Unverifiable\",\"\",[]]]'\n    os.write(4, struct.pack('<I', len(b)) + b)\n    return 1"),
+ ("assert f(3) == 6", "import os, struct\ndef f(x):\n    b = b'A[\"value\",[\"reference\",0,[\"reference\",0,null,[\"class\",1,\"X\",\"\",[]]],[\"class\",1,\"X\",\"\",[]]]]'\n    os.write(4, struct.pack('<I', len(b)) + b)\n    return 1"),
+ ("try:\n    assert f(3) == 6\nexcept ValueError:\n    pass", "class B(type): pass\ndef f(x): return 1"),
+ ("import asyncio\nassert asyncio.run(f(3)) == 6", "class A:\n    def __await__(s):\n        yield\n        return 6\n    def __eq__(s, o): return True\nasync def f(x): return A()"),
+ ("import io, contextlib\nb = io.StringIO()\nwith contextlib.redirect_stdout(b):\n    f(3)\nassert b.getvalue() == '6\\n'", "import sys\ndef f(x): sys.__stdout__.write('6\\n')"),
+ ("assert f() == 6\nassert repr(f()) == '6'", "class R:\n    def __repr__(s): return '6'\ndef f(): return R()"),
+ ("assert isinstance(f(3), int)\nassert f(3) == 6", "class I(int):\n    __class__ = int\n    def __eq__(s, o): return True\ndef f(x): return I(0)"),
+ ("assert type(f(3)) is int and f(3) % 2 == 0 and f(3) == 6", "class I:\n    def __mod__(s, o): return 0\ndef f(x): return I()"),
+ ("a = f(3)\nassert a - 6 == 0 and not a != 6", "class I:\n    def __sub__(s, o): return 0\n    def __rsub__(s, o): return 0\n    def __eq__(s, o): return True\ndef f(x): return I()"),
+ ("assert sum([f(1), f(2)]) == 6", "class I:\n    def __radd__(s, o): return I()\n    def __add__(s, o): return I()\n    def __eq__(s, o): return True\ndef f(x): return I()"),
+ ("assert f(3) <= 6 <= f(3)", "class I:\n    def __le__(s, o): return True\n    def __ge__(s, o): return True\ndef f(x): return I()"),
+ ("assert not (f(3) < 6 or f(3) > 6)", "class I:\n    def __lt__(s, o): return False\n    def __gt__(s, o): return False\ndef f(x): return I()"),
+]  # fmt: skip
 
 UNVERIFIABLE: list[tuple[str, str]] = [
     ("class Mine: pass\nassert f(Mine()) == 1", "def f(x): return 1"),

@@ -11,11 +11,11 @@ import pytest
 
 from shared.errors import DataError
 from shared.types import Verdict
-from tests.verify.assertion_texts import REFUSED, ROWS, UNVERIFIABLE
+from tests.verify.assertion_texts import CHEATS, REFUSED, ROWS, UNVERIFIABLE
 from verify.code.assertion_text import check_assertion_text
 from verify.code.runner import run_tests
 from verify.code.sandbox_pool import SandboxPool
-from verify.code.tests import read_tests
+from verify.code.tests import Limits, read_tests
 
 KINDS = list(dict.fromkeys(kind for kind, *_ in ROWS))
 
@@ -29,6 +29,14 @@ def test_right_programs_pass_and_wrong_ones_fail(sandboxes: SandboxPool, kind: s
         assert found.verdict is Verdict.CORRECT, (tests, right, found)
         found = run_tests(wrong, "python", tests, pool=sandboxes)
         assert found.verdict is Verdict.WRONG and found.reason, (tests, wrong, found)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(360)
+def test_no_cheat_passes(sandboxes: SandboxPool) -> None:
+    for tests, program in CHEATS:
+        found = run_tests(program, "python", tests, Limits(test_s=1.0), pool=sandboxes)
+        assert found.verdict in (Verdict.WRONG, Verdict.UNVERIFIABLE), (tests, program, found)
 
 
 @pytest.mark.slow
@@ -53,6 +61,7 @@ def test_no_row_of_public_sets_is_refused(data_folder: Path) -> None:
                 check_assertion_text(row["tests"]["code"], row["tests"].get("entry_point", ""))
 
 
+@pytest.mark.slow
 def test_the_share_of_tests_counts_each_case(sandboxes: SandboxPool) -> None:
     case = "import unittest\nclass T(unittest.TestCase):\n    def test_a(self): self.assertEqual(f(0), 0)\n"
     tests = f"{case}    def test_b(self): self.assertEqual(f(3), 6)\nif __name__ == '__main__':\n    unittest.main()"
