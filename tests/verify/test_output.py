@@ -136,8 +136,8 @@ def test_shapes_of_tests() -> None:
     assert read_tests(["assert f(1) == 2", "assert f(2) == 3"]) == [
         Assertions("assert f(1) == 2\nassert f(2) == 3", language="python")
     ]
-    assert read_tests({"type": "asserts", "code": "c", "prefix": "p", "entry_point": "e"}) == [
-        Assertions("c", "p", "e", "python")
+    assert read_tests({"type": "asserts", "code": "assert c", "prefix": "p", "entry_point": "e"}) == [
+        Assertions("assert c", "p", "e", "python")
     ]
     assert read_tests({"function": "f", "tests": [{"args": [1], "expected": 2}]}) == [CallTest("f", [1], 2)]
     assert read_tests('{"inputs": ["3\\n"], "outputs": ["6\\n"]}') == [StdioTest("3\n", "6\n")]

@@ -163,7 +163,7 @@ class _Run:
                 counts, self.judged = False, self.judged or not _starts_a_runner(statement)
             try:
                 passed, ends = self.run(lambda code=code: exec(code, self.names))  # type: ignore[misc]
-            except pytest_stand_in.Skipped:
+            except pytest_stand_in.SkippedTest:
                 return False
             if not passed or (counts and len(self.passed) == before):
                 self.passed.append(passed)
@@ -182,7 +182,7 @@ class _Run:
                 import asyncio
 
                 asyncio.run(result)
-        except (Unverifiable, pytest_stand_in.Skipped):
+        except (Unverifiable, pytest_stand_in.SkippedTest):
             raise
         except SystemExit as end:
             ends = True
@@ -190,7 +190,7 @@ class _Run:
                 self.fail(end)
         except BaseException as error:  # noqa: BLE001 - a failed assertion, or whatever the program's answer caused
             if _skips(error):
-                raise pytest_stand_in.Skipped from None
+                raise pytest_stand_in.SkippedTest from None
             self.refuse_import(error)
             self.fail(error)
         if self.program.refused:  # a bare `except` caught it
@@ -268,7 +268,7 @@ class _Run:
         """Run one test and count it, unless it is skipped."""
         try:
             passed = self.run(work)[0]
-        except pytest_stand_in.Skipped:
+        except pytest_stand_in.SkippedTest:
             return
         self.passed.append(passed)
 
@@ -330,7 +330,7 @@ class _Run:
         if passed is None or self.program.refused:
             return
         if isinstance(error, tuple):
-            if isinstance(error[1], pytest_stand_in.Skipped):
+            if isinstance(error[1], pytest_stand_in.SkippedTest):
                 return
             self.refuse_import(error[1])
         if passed and self.failure:  # swallowed inside of it

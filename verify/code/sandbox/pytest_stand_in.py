@@ -14,11 +14,11 @@ PARAMETERS, LEFT_OUT = "_parameters", "_left_out"
 """attributes of test functions: lists of argument sets to combine; True for skip and xfail"""
 
 
-class Skipped(Exception):
+class SkippedTest(Exception):
     """The test said that it is not to be run."""
 
 
-class Failed(AssertionError):
+class FailedTest(AssertionError):
     """The test said that it failed."""
 
 
@@ -54,7 +54,7 @@ def _raising(kind: Any, pattern: str | None) -> Iterator[_Raised]:
         if pattern is not None:
             raised.match(pattern)
         return
-    raise Failed(f"did not raise {kind}")
+    raise FailedTest(f"did not raise {kind}")
 
 
 def raises(kind: Any, *call: Any, match: str | None = None, **named: Any) -> Any:
@@ -73,7 +73,7 @@ def warns(kind: Any = Warning, *, match: str | None = None) -> Iterator[list[Any
         warnings.simplefilter("always")
         yield caught
     if not any(issubclass(one.category, kind) and re.search(match or "", str(one.message)) for one in caught):
-        raise Failed(f"did not warn {kind}")
+        raise FailedTest(f"did not warn {kind}")
 
 
 class approx:
@@ -166,12 +166,12 @@ class _Marks:
 
 def skip(reason: str = "", **_: Any) -> None:
     """End a test without a result."""
-    raise Skipped(reason)
+    raise SkippedTest(reason)
 
 
 def fail(reason: str = "", **_: Any) -> None:
     """Fail a test."""
-    raise Failed(reason)
+    raise FailedTest(reason)
 
 
 def importorskip(name: str, **_: Any) -> Any:
@@ -179,7 +179,7 @@ def importorskip(name: str, **_: Any) -> Any:
     try:
         return __import__(name)
     except ImportError as error:
-        raise Skipped(str(error)) from None
+        raise SkippedTest(str(error)) from None
 
 
 def main(*_: Any, **__: Any) -> int:
@@ -192,5 +192,5 @@ def module() -> types.ModuleType:
     made = types.ModuleType("pytest")
     names = (approx, fail, importorskip, main, param, raises, skip, warns)
     vars(made).update({function.__name__: function for function in names}, mark=_Marks())
-    made.fail.Exception, made.skip.Exception = Failed, Skipped
+    made.fail.Exception, made.skip.Exception = FailedTest, SkippedTest
     return made
