@@ -393,4 +393,13 @@ REFUSED: list[tuple[Any, str]] = [
     ("import numpy as np\nassert np.array_equal(f(3), [6])", "numpy"),
     ("from unittest.mock import patch\nwith patch('time.sleep'):\n    assert f(3) == 6", "time.sleep"),
     ("from unittest.mock import patch\nimport time\nwith patch.object(time, 'sleep'):\n    assert f(3) == 6", "time.sleep"),
+    ("with open('a.txt', 'w') as file:\n    file.write('3')\nassert f('a.txt') == 6", "files"),
+    ("import tempfile\nwith tempfile.TemporaryDirectory() as folder:\n    assert f(folder) == 6", "files"),
+    ("import os\nos.environ['X'] = '3'\nassert f() == 6", "os.environ"),
+    ("import sys\nsys.argv = ['f', '3']\nassert f() == 6", "sys.argv"),
+    ("import random\nrandom.random = lambda: 0.5\nassert f() == 1", "random.random"),
+    ("import unittest\nclass T(unittest.TestCase):\n    def test_a(self):\n        with self.assertLogs():\n            f(3)", "logs"),
+    ("import pytest\nwith pytest.warns(UserWarning):\n    f(3)", "warnings"),
+    ("import warnings\nwith warnings.catch_warnings(record=True) as caught:\n    f(3)\nassert len(caught) == 1", "warnings"),
+    ({"type": "asserts", "code": "assert f(3) == 6", "entry_point": "f of x"}, "entry_point"),
 ]  # fmt: skip

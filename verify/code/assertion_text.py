@@ -11,6 +11,20 @@ from verify.code.sandbox.assertion_tree import fails, inside, name_of
 
 _PATCHED = ("builtins.input", "builtins.print", "sys.stdin", "sys.stdout", "sys.stderr")
 """what a test may replace: the program's sandbox is told of these"""
+_APART = {
+    "files": (
+        "NamedTemporaryFile",
+        "TemporaryDirectory",
+        "TemporaryFile",
+        "mkdtemp",
+        "mkstemp",
+        "os.makedirs",
+        "os.mkdir",
+    ),
+    "warnings": ("self.assertWarns", "self.assertWarnsRegex", "pytest.warns", "pytest.deprecated_call"),
+    "logs": ("self.assertLogs", "self.assertNoLogs"),
+}
+"""what tests and program do not share, with the calls that show that tests need it"""
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -26,6 +40,7 @@ def check_assertion_text(code: str, entry_point: str) -> None:
         raise DataError(f"`entry_point` is no name of a function: {entry_point[:60]!r}")
     _check_libraries(tree)
     _check_patches(tree)
+    _check_apart(tree)
     for function, kind in _tests(tree):
         _check_parameters(function, kind)
     for node in ast.walk(tree):
@@ -109,6 +124,40 @@ def _check_patches(tree: ast.Module) -> None:
             )
             if node.func.attr == "dict" or patched not in _PATCHED:
                 raise DataError(f"the tests patch {patched}: only {', '.join(_PATCHED)} reach the program")
+
+
+def _check_apart(tree: ast.Module) -> None:
+    """Refuse tests that need what is not shared with the program, which runs in a sandbox of its own."""
+    imports = [alias for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    modules = {alias.asname or alias.name for alias in imports} - {"sys", "unittest", "pytest", "builtins"}
+    for node in ast.walk(tree):
+        needs = ""
+        if isinstance(node, ast.Call):
+            name = ast.unparse(node.func).removeprefix("tempfile.")
+            needs = next((what for what, calls in _APART.items() if name in calls), "")
+            if name == "open" and _writes(node):
+                needs = "files"
+            if name_of(node.func) == "catch_warnings" and any(each.arg == "record" for each in node.keywords):
+                needs = "warnings"
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and isinstance(node.value, ast.Name):
+            if node.value.id in modules or ast.unparse(node) == "sys.argv":
+                needs = ast.unparse(node)
+        elif (
+            isinstance(node, ast.Subscript)
+            and isinstance(node.ctx, ast.Store)
+            and ast.unparse(node.value) == "os.environ"
+        ):
+            needs = "os.environ"
+        if needs:
+            raise DataError(
+                f"the tests share {needs} with the program, which runs in a sandbox of its own: leave such rows out"
+            )
+
+
+def _writes(call: ast.Call) -> bool:
+    """Return whether a call of `open` writes."""
+    modes = [*call.args[1:2], *[each.value for each in call.keywords if each.arg == "mode"]]
+    return any(isinstance(mode, ast.Constant) and not set("wax+").isdisjoint(str(mode.value)) for mode in modes)
 
 
 def _tests(tree: ast.Module) -> Iterator[tuple[_Function, ast.ClassDef | None]]:

@@ -243,10 +243,10 @@ class _Run:
         """Run the tests that the text defines and does not call itself."""
         if not self.run(self.run_cases)[0]:
             self.passed.append(False)
-        entered, own = frozenset(self.entered), assertion_tree.functions(self.nodes)
+        entered, defined = frozenset(self.entered), assertion_tree.functions(self.nodes)
         _set_up(self.names.get("setup_module"), sys.modules["__main__"])
         for name, value in list(self.names.items()):
-            if isinstance(value, types.FunctionType) and name in own and name not in entered:
+            if isinstance(value, types.FunctionType) and name in defined and name not in entered:
                 if name.startswith("test"):
                     self.run_function(value, [])
                 elif name == "check":

@@ -217,12 +217,12 @@ class _Watch(ast.NodeTransformer):
         self.generic_visit(node)
         expected = [statement for statement in node.body if always_fails(statement)]
         expects = bool(expected) or any(map(fails, inside(node.orelse)))
-        ranges: Any = tuple((one.lineno, one.end_lineno) for one in expected) if expects else None
+        ranges: Any = tuple((statement.lineno, statement.end_lineno) for statement in expected) if expects else None
         lines = ast.Constant(ranges)
         for handler in node.handlers:
             if _is_broad(handler.type) and not self.deciding.decides(node, handler, self.function):
                 handler.body.insert(0, ast.Expr(_call(SWALLOWED, lines, ast.Constant(_asserts(node.body)))))
-        if any(isinstance(one, (ast.Return, ast.Break, ast.Continue)) for one in inside(node.finalbody)):
+        if any(isinstance(statement, (ast.Return, ast.Break, ast.Continue)) for statement in inside(node.finalbody)):
             node.body = [_reporting(node.body, node)]
         return node
 

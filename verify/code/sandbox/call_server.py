@@ -118,11 +118,11 @@ class CallServer:
     def answer(self, question: Any) -> None:
         """Do what one question asks for, and send the reply."""
         target, arguments, named, *streams = question
-        told: dict[str, Any] = {}
+        streamed: dict[str, Any] = {}
         try:
             positional = codec.decode(arguments, self.resolve)
             values = codec.decode(named, self.resolve)
-            with self._streams(streams[0], told) if streams else contextlib.nullcontext():
+            with self._streams(streams[0], streamed) if streams else contextlib.nullcontext():
                 result = self._find(target)(*positional, **values)
             reply = ["value", codec.encode(result, self.refer)]
             if result is None:  # works on its arguments in place, perhaps; else f(x) == sorted(x) is won by x.clear()
@@ -131,12 +131,12 @@ class CallServer:
             raised = getattr(error, "_raised_by_tests", None)
             tree = ["raised", raised] if type(raised) is int else self._exception(error)
             reply = ["error", nearest_builtin(type(error)), message(error), tree]
-        if told:
-            reply = [*reply, *[None] * (4 - len(reply)), told]
+        if streamed:
+            reply = [*reply, *[None] * (4 - len(reply)), streamed]
         self.line.send(b"A", reply)
 
     @contextlib.contextmanager
-    def _streams(self, given: dict[str, Any], told: dict[str, Any]) -> Iterator[None]:
+    def _streams(self, given: dict[str, Any], streamed: dict[str, Any]) -> Iterator[None]:
         """Replace the streams and built-in functions that the tests replaced, and tell what was printed and read."""
         standard = (sys.stdin, sys.stdout, sys.stderr)
         plain = {name: getattr(builtins, name) for name in given["functions"]}
@@ -153,9 +153,9 @@ class CallServer:
         finally:
             for name in given["outputs"]:
                 with contextlib.suppress(Exception):
-                    told[name] = getattr(sys, name).buffer.getvalue().decode("utf-8", "replace")[:_MOST_OUTPUT]
+                    streamed[name] = getattr(sys, name).buffer.getvalue().decode("utf-8", "replace")[:_MOST_OUTPUT]
             if given["input"] is not None and isinstance(sys.stdin, io.StringIO):
-                told["read"] = hex(sys.stdin.tell())
+                streamed["read"] = hex(sys.stdin.tell())
             sys.stdin, sys.stdout, sys.stderr = standard
             for name, function in plain.items():
                 setattr(builtins, name, function)

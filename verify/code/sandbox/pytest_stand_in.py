@@ -6,7 +6,6 @@ import cmath
 import contextlib
 import re
 import types
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -66,16 +65,6 @@ def raises(kind: Any, *call: Any, match: str | None = None, **named: Any) -> Any
     return raised
 
 
-@contextlib.contextmanager
-def warns(kind: Any = Warning, *, match: str | None = None) -> Iterator[list[Any]]:
-    """Expect a warning of a block."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        yield caught
-    if not any(issubclass(one.category, kind) and re.search(match or "", str(one.message)) for one in caught):
-        raise FailedTest(f"did not warn {kind}")
-
-
 class approx:
     """Equals numbers, and lists and dicts of numbers, within 1e-6 of their size or 1e-12."""
 
@@ -125,12 +114,12 @@ class _Set:
 def _parametrize(names: Any, values: Any, **_: Any) -> Callable[[Any], Any]:
     listed = [name.strip() for name in names.split(",") if name.strip()] if isinstance(names, str) else list(names)
 
-    def one(value: Any) -> dict[str, Any]:
+    def named(value: Any) -> dict[str, Any]:
         if isinstance(value, _Set):
             value = value.values if len(listed) > 1 else value.values[0]
         return dict(zip(listed, value, strict=True)) if len(listed) > 1 else {listed[0]: value}
 
-    sets = [one(value) for value in values if not (isinstance(value, _Set) and value.left_out)]
+    sets = [named(value) for value in values if not (isinstance(value, _Set) and value.left_out)]
 
     def add(function: Any) -> Any:
         setattr(function, PARAMETERS, [*getattr(function, PARAMETERS, []), sets])
@@ -190,7 +179,7 @@ def main(*_: Any, **__: Any) -> int:
 def module() -> types.ModuleType:
     """Return the module that `import pytest` gives."""
     made = types.ModuleType("pytest")
-    names = (approx, fail, importorskip, main, param, raises, skip, warns)
+    names = (approx, fail, importorskip, main, param, raises, skip)
     vars(made).update({function.__name__: function for function in names}, mark=_Marks())
     made.fail.Exception, made.skip.Exception = FailedTest, SkippedTest
     return made

@@ -205,13 +205,13 @@ class Program:
         functions = {name: self._function(_Replaced(function).call) for name, function in replaced.items()}
         return {"outputs": outputs, "input": text, "functions": functions}
 
-    def _take_streams(self, told: dict[str, Any]) -> None:
+    def _take_streams(self, streamed: dict[str, Any]) -> None:
         """Write what the program printed where the tests catch it; go on in their input behind what it read."""
         for name in ("stdout", "stderr"):
-            if told.get(name) and getattr(sys, name) is not None:
-                getattr(sys, name).write(str(told[name]))
-        if "read" in told and isinstance(sys.stdin, io.StringIO):
-            sys.stdin.seek(sys.stdin.tell() + int(told["read"], 16))
+            if streamed.get(name) and getattr(sys, name) is not None:
+                getattr(sys, name).write(str(streamed[name]))
+        if "read" in streamed and isinstance(sys.stdin, io.StringIO):
+            sys.stdin.seek(sys.stdin.tell() + int(streamed["read"], 16))
 
 
 class _Replaced:

@@ -49,9 +49,9 @@ class Remote:
         return iter(_ask(self, "iterate"))
 
     def __next__(self) -> Any:
-        if not (found := _ask(self, "next")):
+        if not (item := _ask(self, "next")):
             raise StopIteration
-        return found[0]
+        return item[0]
 
     def __reversed__(self) -> Iterator[Any]:
         return iter(_ask(self, "__reversed__"))
@@ -171,9 +171,9 @@ class Remote:
         return _ask(self, "__aiter__")
 
     async def __anext__(self) -> Any:
-        if not (found := await _ask(self, "async next")):
+        if not (item := await _ask(self, "async next")):
             raise StopAsyncIteration
-        return found[0]
+        return item[0]
 
     async def __aenter__(self) -> Any:
         return await _ask(self, "__aenter__")
@@ -236,12 +236,12 @@ async def awaited(remote: Remote) -> Any:
     task = _ask(remote, "start")
     try:
         await asyncio.sleep(0)  # others begin, too
-        while not (found := _ask(task, "finish")):
+        while not (result := _ask(task, "finish")):
             await asyncio.sleep(0)
     except asyncio.CancelledError:
         _ask(task, "cancel")
         raise
-    return found[0]
+    return result[0]
 
 
 def _operator(name: str, question: str) -> Callable[..., Any]:
@@ -253,16 +253,16 @@ def _operator(name: str, question: str) -> Callable[..., Any]:
             content = _content(self)
             both = (*others, content) if question != "operate" else (content, *others)
             return (_PLAIN.get(name) or getattr(operator, name))(*both)
-        found = _ask(self, question, name, *others)
-        if isinstance(found, Remote):
-            if found._number_ == self._number_ and not mixed:
+        result = _ask(self, question, name, *others)
+        if isinstance(result, Remote):
+            if result._number_ == self._number_ and not mixed:
                 return self
-            return make(type(found), self._program_, found._number_, mixed=mixed)  # a content would be compared here
+            return make(type(result), self._program_, result._number_, mixed=mixed)  # a content would be compared here
         if _is_named(self):
             if not mixed or (name == "round" and not self._mixed_):
-                return found
+                return result
             self._program_.refuse(f"{name} of {type(self).__name__} and a value of the tests gives a plain value")
-        raise TypeError(f"{name} of the program's objects gives {type(found).__name__}: nobody can check that")
+        raise TypeError(f"{name} of the program's objects gives {type(result).__name__}: nobody can check that")
 
     return operate
 
