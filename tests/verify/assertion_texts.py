@@ -325,6 +325,51 @@ SECOND: list[tuple[Any, str, str]] = [
 ]  # fmt: skip
 ROWS += [("second", *row) for row in SECOND]
 
+THIRD: list[tuple[Any, str, str]] = [
+ ("import unittest\nclass T(unittest.TestCase):\n    def test_a(self):\n        self.assertEqual(f(3), 6)\nif __name__ == '__main__':\n    runner = unittest.TextTestRunner()\n    result = runner.run(unittest.makeSuite(T))\n    print('ok' if result.wasSuccessful() else 'no')", DOUBLE, SAME),
+ ("import unittest\nclass T(unittest.TestCase):\n    def test_a(self):\n        self.assertEqual(f(3), 6)\ntry:\n    unittest.main(exit=False)\nexcept BaseException:\n    pass", DOUBLE, SAME),
+ ("import unittest, sys, io\nclass T(unittest.TestCase):\n    def test_a(self):\n        self.assertEqual(f(3), 6)\nstream = io.StringIO()\nunittest.TextTestRunner(stream=stream).run(unittest.TestLoader().loadTestsFromModule(sys.modules[__name__]))", DOUBLE, SAME),
+ ("from unittest import TestCase\nimport unittest\nclass TestDouble(TestCase):\n    cases = [(1, 2), (3, 6)]\n    def test_all(self):\n        for x, y in self.cases:\n            with self.subTest(msg=f'{x}'):\n                self.assertEqual(f(x), y, msg='bad')", DOUBLE, SAME),
+ ("import unittest\nclass T(unittest.TestCase):\n    @classmethod\n    def tearDownClass(cls):\n        assert f(3) == 6\n    def test_a(self):\n        self.assertIsNotNone(f)", DOUBLE, SAME),
+ ("T = None\nimport unittest\ndef make():\n    class C(unittest.TestCase):\n        def test_a(self): self.assertEqual(f(3), 6)\n    return C\nT = make()\nunittest.main(exit=False)", DOUBLE, SAME),
+ ("def test_one():\n    result = f(3)\n    expected = 6\n    if result == expected:\n        print('Test passed')\n    else:\n        print('Test failed')\n        assert False", DOUBLE, SAME),
+ ("def test_one(): assert f(3) == 6\ndef test_two(): assert f(0) == 0\ndef run_all():\n    passed = failed = 0\n    for t in (test_one, test_two):\n        try:\n            t()\n            passed += 1\n        except AssertionError:\n            failed += 1\n    print(passed, failed)\n    return failed == 0\nrun_all()", DOUBLE, SAME),
+ ("def test_one(): assert f(3) == 6\nif __name__ == '__main__':\n    try:\n        test_one()\n        print('pass')\n    except AssertionError:\n        print('fail')", DOUBLE, SAME),
+ ("status = []\ndef case(x, y):\n    ok = f(x) == y\n    status.append(ok)\ncase(3, 6)\ncase(0, 0)\nassert all(status)", DOUBLE, SAME),
+ ("errors = 0\nfor x in range(3):\n    if f(x) != 2 * x:\n        errors += 1\nif errors:\n    raise SystemExit(errors)", DOUBLE, SAME),
+ ("import sys\ndef main():\n    if f(3) != 6:\n        return 1\n    return 0\nsys.exit(main())", DOUBLE, SAME),
+ ("import sys\ndef check():\n    try:\n        assert f(3) == 6\n    except AssertionError:\n        return False\n    return True\nsys.exit(0 if check() else 1)", DOUBLE, SAME),
+ ("def check():\n    try:\n        assert f(3) == 6\n    except AssertionError:\n        return 'fail'\n    return 'pass'\nprint(check())", DOUBLE, SAME),
+ ("def check():\n    try:\n        assert f(3) == 6\n    except AssertionError:\n        return 0\n    return 1\ncheck()", DOUBLE, SAME),
+ ("results = {}\ndef check(name, fn):\n    try:\n        fn()\n        results[name] = 'ok'\n    except Exception as e:\n        results[name] = repr(e)\ndef t(): assert f(3) == 6\ncheck('t', t)\nprint(results)", DOUBLE, SAME),
+ ("try:\n    assert f(3) == 6, 'a'\n    assert f(0) == 0, 'b'\nexcept AssertionError as e:\n    print(f'Test failed: {e}')\nexcept Exception as e:\n    print(f'Error: {e}')\nelse:\n    print('All passed')\nfinally:\n    print('done')", DOUBLE, "def f(x): return 1 // x"),
+ ("import traceback\ntry:\n    assert f(3) == 6\nexcept Exception:\n    traceback.print_exc()", DOUBLE, SAME),
+ ("import pytest\nT = [(1, 2), (3, 6)]\n@pytest.mark.parametrize('x,y', T, ids=[str(t) for t in T])\ndef test_a(x, y): assert f(x) == y", DOUBLE, SAME),
+ ("def check(candidate):\n    assert candidate(3) == 6\n\ndef test_check():\n    check(f)\n\ntest_check()", DOUBLE, SAME),
+ ("from typing import *\nimport math\ndef test_a():\n    assert math.isclose(f(0.5), 1.0)", DOUBLE, SAME),
+ ("import copy\nd = {'a': [1]}\nbefore = copy.deepcopy(d)\nassert f(d) == {'a': [1, 2]}\nassert d == before", "def f(d): return {k: v + [2] for k, v in d.items()}", "def f(d): return d"),
+ ("b = BankAccount('A')\nb.deposit(5)\nwith_raised = False\ntry:\n    b.withdraw(10)\nexcept ValueError:\n    with_raised = True\nassert with_raised and b.balance == 5", "class BankAccount:\n    def __init__(s, n): s.balance = 0\n    def deposit(s, a): s.balance += a\n    def withdraw(s, a):\n        if a > s.balance: raise ValueError('no')\n        s.balance -= a", "class BankAccount:\n    def __init__(s, n): s.balance = 0\n    def deposit(s, a): s.balance += a\n    def withdraw(s, a): pass"),
+ ("assert str(f(1)) == 'P(1)' and f'{f(1)}' == 'P(1)' and '%s' % f(1) == 'P(1)'", "class P:\n    def __init__(s, x): s.x = x\n    def __str__(s): return f'P({s.x})'\ndef f(x): return P(x)", "class P:\n    def __init__(s, x): s.x = x\ndef f(x): return P(x)"),
+ ("assert Priority.HIGH > Priority.LOW and f(1) == Priority.HIGH and int(Priority.HIGH) == 2", "from enum import IntEnum\nclass Priority(IntEnum):\n    LOW = 1\n    HIGH = 2\ndef f(x): return Priority.HIGH", "from enum import IntEnum\nclass Priority(IntEnum):\n    LOW = 1\n    HIGH = 2\ndef f(x): return Priority.LOW"),
+ ("assert f(1) == {'a': Color.RED} and Color.RED in f(1).values() and {Color.RED: 1}[f(1)['a']] == 1", "from enum import Enum\nclass Color(Enum):\n    RED = 1\n    BLUE = 2\ndef f(x): return {'a': Color.RED}", "from enum import Enum\nclass Color(Enum):\n    RED = 1\n    BLUE = 2\ndef f(x): return {'a': Color.BLUE}"),
+ ("n = Node(1, Node(2))\nassert to_list(n) == [1, 2] and n.next.next is None and to_list(reverse(n)) == [2, 1]", "class Node:\n    def __init__(s, v, next=None): s.v, s.next = v, next\ndef to_list(n):\n    o = []\n    while n: o.append(n.v); n = n.next\n    return o\ndef reverse(n):\n    p = None\n    while n: n.next, p, n = p, n, n.next\n    return p", "class Node:\n    def __init__(s, v, next=None): s.v, s.next = v, next\ndef to_list(n):\n    o = []\n    while n: o.append(n.v); n = n.next\n    return o\ndef reverse(n): return n"),
+ ("it = Countdown(3)\nassert [next(it), next(it)] == [3, 2]\ntry:\n    next(it)\n    next(it)\n    assert False\nexcept StopIteration:\n    pass", "class Countdown:\n    def __init__(s, n): s.n = n\n    def __iter__(s): return s\n    def __next__(s):\n        if not s.n: raise StopIteration\n        s.n -= 1\n        return s.n + 1", "class Countdown:\n    def __init__(s, n): s.n = n\n    def __iter__(s): return s\n    def __next__(s): return s.n"),
+ ("g = f()\nassert next(g) == 1 and g.send(5) == 10\ng.close()", "def f():\n    x = yield 1\n    yield 2 * x", "def f():\n    yield 1\n    yield 2"),
+ ("import io, contextlib\n@contextlib.contextmanager\ndef captured():\n    b = io.StringIO()\n    with contextlib.redirect_stdout(b):\n        yield b\nwith captured() as b:\n    f(3)\nassert b.getvalue().splitlines() == ['0', '1', '2']", "def f(n):\n    for i in range(n): print(i)", "def f(n): print(n)"),
+ ("import asyncio\nasync def main():\n    s = asyncio.Semaphore(2)\n    tasks = [asyncio.create_task(f(i)) for i in range(3)]\n    return await asyncio.gather(*tasks)\nassert asyncio.run(main()) == [0, 2, 4]", f"async {DOUBLE}", f"async {SAME}"),
+ ("import asyncio\nr = asyncio.run(f([1, 2]))\nassert isinstance(r, list) and r == [2, 4]", "import asyncio\nasync def g(x):\n    await asyncio.sleep(0)\n    return 2 * x\nasync def f(v): return list(await asyncio.gather(*map(g, v)))", "async def f(v): return v"),
+ ("import asyncio\ntry:\n    asyncio.run(f(-1))\n    assert False\nexcept ValueError as e:\n    assert 'neg' in str(e)", "async def f(x):\n    if x < 0: raise ValueError('negative')", "async def f(x): pass"),
+ ("assert Temp(5) == Temp(5) and Temp(5) != Temp(6) and Temp(5) < Temp(6) and Temp(5) >= Temp(5) and hash(Temp(5)) == hash(Temp(5))", "import functools\n@functools.total_ordering\nclass Temp:\n    def __init__(s, x): s.x = x\n    def __eq__(s, o): return s.x == o.x\n    def __lt__(s, o): return s.x < o.x\n    def __hash__(s): return hash(s.x)", "class Temp:\n    def __init__(s, x): s.x = x"),
+ ("e = Err('x', code=3)\nassert isinstance(e, Exception) and e.code == 3 and str(e) == 'x' and issubclass(Err, ValueError)", "class Err(ValueError):\n    def __init__(s, m, code): super().__init__(m); s.code = code", "class Err(Exception):\n    def __init__(s, m, code): super().__init__(m); s.code = code"),
+ ("try:\n    f()\nexcept Err as e:\n    assert e.code == 3 and e.args == ('x',)\nelse:\n    raise AssertionError", "class Err(ValueError):\n    def __init__(s, m, code): super().__init__(m); s.code = code\ndef f(): raise Err('x', 3)", "class Err(ValueError): pass\ndef f(): raise Err('x')"),
+ ("class Spy:\n    def __init__(self): self.n = 0\n    def call(self, x):\n        self.n += 1\n        return x\ns = Spy()\nassert f(s.call, 3) == 6 and s.n == 1", "def f(g, x): return 2 * g(x)", "def f(g, x): return 2 * x"),
+ ("bus = Bus()\ngot = []\nbus.on('a', lambda v: got.append(v))\nbus.emit('a', 3)\nassert got == [3]", "class Bus:\n    def __init__(s): s.h = {}\n    def on(s, k, g): s.h.setdefault(k, []).append(g)\n    def emit(s, k, v):\n        for g in s.h.get(k, []): g(v)", "class Bus:\n    def on(s, k, g): pass\n    def emit(s, k, v): pass"),
+ ("import functools\nadd = functools.partial(lambda a, b: a + b, 1)\nassert f(add, 2) == 3", "def f(g, x): return g(x)", "def f(g, x): return x"),
+ ("assert list(map(f, [1, 2])) == [2, 4] and sorted([3, 1], key=f) == [1, 3] and max([1, 2], key=f) == 2", DOUBLE, "def f(x): return -x"),
+ ("p = compose(lambda x: x + 1, lambda x: x * 2)\nassert p(3) == 7", "def compose(*g):\n    def run(x):\n        for h in reversed(g): x = h(x)\n        return x\n    return run", "def compose(*g): return g[0]"),
+]  # fmt: skip
+ROWS += [("third", *row) for row in THIRD]
+
 # none may be graded correct
 CHEATS: list[tuple[str, str]] = [
  ("assert abs(F(2) - 4) < 1e-9", "class F:\n    def __init__(s, x): pass\n    def __sub__(s, o): return 0\n    def __abs__(s): return 0.0"),

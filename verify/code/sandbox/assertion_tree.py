@@ -123,6 +123,13 @@ def _exists(module: str) -> bool:
     return importlib.util.find_spec(module) is not None
 
 
+def _imported_from_program(tree: ast.Module) -> set[str]:
+    nodes = list(ast.walk(tree))
+    modules = program_modules(nodes)
+    imports = [node for node in nodes if isinstance(node, ast.ImportFrom) and node.module in modules]
+    return {alias.asname or alias.name for node in imports for alias in node.names}
+
+
 def stored_names(tree: ast.AST) -> set[str]:
     """Return the names that a text defines anywhere: assigned, imported, parameters, functions, classes."""
     nodes = list(ast.walk(tree))
@@ -156,22 +163,8 @@ def global_names(source: str) -> set[str]:
 
 def judging(tree: ast.Module) -> set[str]:
     """Return the functions that call the program and return a truth value that no assertion looks at."""
-    if not (known := functions(ast.walk(tree))):
-        return set()
-    modules = program_modules(list(ast.walk(tree)))
-    program = {alias.asname or alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)
-               and node.module in modules for alias in node.names}  # fmt: skip
-    stored = stored_names(tree) - program
-    looked_at = _Deciding(tree, known).names
-    judges = set()
-    for name, function in known.items():
-        calls = [node.func for node in inside(function.body) if isinstance(node, ast.Call)]
-        parameters = {each.arg for each in function.args.args}
-        called = {call.id for call in calls if isinstance(call, ast.Name)}
-        calls_program = any(each in parameters or not (each in stored or hasattr(builtins, each)) for each in called)
-        if calls_program and name not in looked_at and returns_truth(function):
-            judges.add(name)
-    return judges
+    known = functions(ast.walk(tree))
+    return _Deciding(tree, known).judging if known else set()
 
 
 def watched(tree: ast.Module) -> ast.Module:
@@ -184,7 +177,7 @@ class _Watch(ast.NodeTransformer):
     def __init__(self, tree: ast.Module) -> None:
         self.functions = functions(ast.walk(tree))
         self.deciding = _Deciding(tree, self.functions)
-        self.judging = judging(tree)
+        self.judging = self.deciding.judging
         self.function = self.kind = ""
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
@@ -199,7 +192,7 @@ class _Watch(ast.NodeTransformer):
         outer, self.function = self.function, node.name
         self.generic_visit(node)
         self.function = outer
-        if node.name.startswith("test") or node.name == "check":
+        if node.name.startswith("test") or node.name == "check" or any(map(fails, inside(node.body))):
             node.body.insert(0, ast.Expr(_call(ENTERED, ast.Constant(f"{self.kind}{node.name}"))))
         return node
 
@@ -270,20 +263,21 @@ class _Deciding:
         self.assigned = [
             node for node in ast.walk(tree) if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign))
         ]
-        run = {name for name in known if name.startswith("test") or name == "check"}
         scopes = [("", list(inside(tree.body))), *((name, list(inside(node.body))) for name, node in known.items())]
         for scope, nodes in scopes:
             for node in nodes:
-                if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-                    run.add(name_of(node.value.func))
-                    run |= {name_of(each.func) for each in node.value.args if isinstance(each, ast.Call)}
                 if fails(node):
                     self.places.append((scope, node))
                 elif isinstance(node, (ast.If, ast.While)) and any(map(fails, inside([*node.body, *node.orelse]))):
                     self.places.append((scope, node.test))
         self.names = self._names(node for _, node in self.places)
         """all that an assertion looks at, or what was assigned to that"""
-        self.looked_at = {name for name in known if name in self.names or (name in run and returns_truth(known[name]))}
+        self.known, self.stored = known, stored_names(tree) - _imported_from_program(tree)
+        names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
+        self.variables = {node.id for node in names if isinstance(node.ctx, ast.Store)}
+        truths = {name for name, function in known.items() if returns_truth(function)}
+        self.judging = {name for name in truths - self.names if self.calls_program(name, set())}
+        self.looked_at = self.names & known.keys() | self.judging
         for name in self.looked_at:
             returns = [node for node in inside(known[name].body) if isinstance(node, ast.Return)]
             self.places += [(name, node.value) for node in returns if node.value is not None]
@@ -303,6 +297,23 @@ class _Deciding:
                 if statement.value is not None and not names.isdisjoint(map(ast.unparse, targets)):
                     add(statement.value)
         return names
+
+    def calls_program(self, name: str, seen: set[str]) -> bool:
+        """Return whether a function calls the program, or what it was given, or another that does."""
+        function = self.known[name]
+        parameters = {each.arg for each in function.args.args}
+        for node in inside(function.body):
+            called = node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
+            if called in self.known:
+                if called not in seen and self.calls_program(called, seen | {name, called}):
+                    return True
+            elif (
+                called in parameters | self.variables
+                or called
+                and not (called in self.stored or hasattr(builtins, called))
+            ):
+                return True
+        return False
 
     def decides(self, block: ast.Try, handler: ast.ExceptHandler, function: str) -> bool:
         """Return whether a handler fails itself, returns what is looked at, or the block stores what decides later."""

@@ -7,10 +7,12 @@ or check is no failure: `Program.refuse`.
 from __future__ import annotations
 
 import builtins
+import functools
 import importlib.abc
 import importlib.machinery
 import io
 import itertools
+import operator
 import sys
 import threading
 import types
@@ -24,7 +26,10 @@ from verify.code.sandbox.stand_ins import OWNERS, Remote, RemoteClass, RemoteErr
 _NO_RAISE = (StopIteration, StopAsyncIteration)
 _REPLACED = {name: getattr(builtins, name) for name in ("input", "print")}
 _NATURES = ("FunctionType", "BuiltinFunctionType", "MethodType", "GeneratorType", "AsyncGeneratorType")
-_CALLABLE = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.MethodDescriptorType)
+_CALLABLE = (
+    types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.MethodDescriptorType,
+    functools.partial, operator.itemgetter, operator.attrgetter, operator.methodcaller,
+)  # fmt: skip
 
 
 class Unverifiable(BaseException):
