@@ -12,19 +12,21 @@ import pytest
 from shared.errors import DataError
 from shared.types import Verdict
 from tests.verify.assertion_texts import CHEATS, REFUSED, ROWS, UNVERIFIABLE
+from tests.verify.assertion_texts_again import SECOND, THIRD
 from verify.code.assertion_text import check_assertion_text
 from verify.code.runner import run_tests
 from verify.code.sandbox_pool import SandboxPool
 from verify.code.tests import Limits, read_tests
 
-KINDS = list(dict.fromkeys(kind for kind, *_ in ROWS))
+ALL = [*ROWS, *(("second", *row) for row in SECOND), *(("third", *row) for row in THIRD)]
+KINDS = list(dict.fromkeys(kind for kind, *_ in ALL))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(360)
 @pytest.mark.parametrize("kind", KINDS)
 def test_right_programs_pass_and_wrong_ones_fail(sandboxes: SandboxPool, kind: str) -> None:
-    for tests, right, wrong in (row[1:] for row in ROWS if row[0] == kind):
+    for tests, right, wrong in (row[1:] for row in ALL if row[0] == kind):
         found = run_tests(right, "python", tests, pool=sandboxes)
         assert found.verdict is Verdict.CORRECT, (tests, right, found)
         found = run_tests(wrong, "python", tests, pool=sandboxes)
