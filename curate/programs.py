@@ -273,7 +273,8 @@ class ProgramsStage(CurationStage):
             if not result.graded and result.verdict is not Verdict.CRASH:
                 raise RunError(result.reason)
             right = result.verdict is Verdict.CORRECT
-            held = [right or status is Status.PASSED for status in result.statuses[:assertions]]
+            statuses = result.statuses[:assertions] if assertions > 1 else []  # a text as a whole may have many cases
+            held = [right or status is Status.PASSED for status in statuses]
             found += held + [right] * (assertions - len(held))
         return found
 

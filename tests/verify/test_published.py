@@ -59,7 +59,7 @@ def graded(tmp_path: Path, rows: list[tuple[str, Published]]) -> dict[tuple[str,
     return dict(zip(keys, verdicts, strict=True))
 
 
-WAITING = ("human_eval", "kod_code")
+WAITING: tuple[str, ...] = ()
 """sets whose tests of programs are not yet run as published"""
 
 

@@ -1,190 +1,42 @@
 """The assertion runner: runs trusted test code, and requests whatever it does not define from the candidate's sandbox.
 
-Names of the program become what the candidate answers: plain values as they are, objects of its own as `Remote`s. So
-`assert f(2) == 4` is decided in a process in which no line of the candidate ever ran.
+Names of the program become what the candidate answers (`remote.py`): plain values as they are, objects of its own as
+stand-ins. So `assert f(2) == 4` is decided in a process in which no line of the candidate ever ran. Test cases of
+unittest, functions of pytest and `check(candidate)` are called where the text does not call them; failures count
+however the text takes them (`assertion_tree.watched`).
 """
 
 from __future__ import annotations
 
 import ast
 import builtins
-import operator
+import inspect
+import itertools
+import random
 import sys
-from collections.abc import Iterator
+import threading
+import types
+from collections.abc import Callable
 from typing import Any
 
-from verify.code.sandbox import codec
+from verify.code.sandbox import assertion_tree, pytest_stand_in, unittest_watch
 from verify.code.sandbox.codec import FramePipe, fresh_module, message, open_streams
-
-_NO_RAISE = (StopIteration, StopAsyncIteration)
-
-
-class Remote:
-    """Stands for an object that stays in the candidate's process. No value of the tests equals it but its content.
-
-    Its content is what it holds as a number, text or container, where its class derives from one. Its operators are the
-    program's, and give objects of the program again: a number or a text would decide a test for the program.
-    """
-
-    def __init__(self, line: FramePipe, number: int, content: Any = None) -> None:
-        self.__dict__.update(_line=line, _number=number, _content=content)
-
-    def _ask(self, method: str, *arguments: Any) -> Any:
-        return ask(self._line, [self._number, method], arguments, {})
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._ask("iterate"))
-
-    def __next__(self) -> Any:
-        found = self._ask("next")
-        if not found:
-            raise StopIteration
-        return found[0]
-
-    def __bool__(self) -> bool:
-        return bool(self._ask("truth"))
-
-    def __str__(self) -> str:
-        return str(self._ask("text"))
-
-    def __eq__(self, other: object) -> bool:
-        """Let the program compare two of its objects; anything else is compared with the content, if there is any."""
-        if self is other:
-            return True
-        if isinstance(other, Remote):
-            return bool(self._ask("equal", other))
-        return self._content is not None and bool(self._content == other)
-
-    def __hash__(self) -> int:
-        return hash(self._number if self._content is None else self._content)
-
-    def _order(self, question: str, name: str, other: object) -> Any:
-        if isinstance(other, Remote):
-            return bool(self._ask(question, other))
-        return NotImplemented if self._content is None else getattr(operator, name)(self._content, other)
-
-    def __lt__(self, other: object) -> Any:
-        return self._order("less", "lt", other)
-
-    def __le__(self, other: object) -> Any:
-        return self._order("at most", "le", other)
-
-    def __gt__(self, other: object) -> Any:
-        return other._order("less", "lt", self) if isinstance(other, Remote) else self._order("", "gt", other)
-
-    def __ge__(self, other: object) -> Any:
-        return other._order("at most", "le", self) if isinstance(other, Remote) else self._order("", "ge", other)
-
-    def __len__(self) -> int:
-        try:
-            return int(self._ask("__len__"))
-        except AttributeError:  # as Python says it; list() asks before it iterates
-            raise TypeError("object has no len()") from None
-
-    def __getitem__(self, key: Any) -> Any:
-        return self._ask("__getitem__", key)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return self._ask("attribute", name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        self._ask("assign", name, value)
-
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        return ask(self._line, [self._number, "__call__"], arguments, named)
+from verify.code.sandbox.remote import Program, ProgramFinder, Unverifiable
 
 
-def _convert(kind: Any) -> Any:
-    """Return a method of `Remote` that makes a plain value of its content, and raises TypeError without one."""
-
-    def convert(self: Remote, *options: Any) -> Any:
-        if self._content is None:
-            raise TypeError(f"{kind.__name__}() of an object of the program's")
-        return kind(self._content, *options)
-
-    return convert
-
-
-for _name, _kind in {"round": round, "int": int, "float": float, "index": operator.index, "complex": complex}.items():
-    setattr(Remote, f"__{_name}__", _convert(_kind))
-
-
-def _operator(name: str, question: str) -> Any:
-    """Return an operator of `Remote`: on its content where the other side is the tests', else the program's."""
-
-    def operate(self: Remote, *others: Any) -> Any:
-        if self._content is not None and not any(isinstance(other, Remote) for other in others):
-            own = (*others, self._content) if question != "operate" else (self._content, *others)
-            return getattr(operator, name)(*own)
-        found = self._ask(question, name, *others)
-        if not isinstance(found, Remote):
-            raise TypeError(f"{name} of the program's objects gives {type(found).__name__}: nobody can check that")
-        return Remote(self._line, found.__dict__["_number"])  # without a content, which would be compared here
-
-    return operate
-
-
-for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor"):
-    _spelled = f"{_name}_" if _name in ("and", "or") else _name
-    setattr(Remote, f"__{_name}__", _operator(_spelled, "operate"))
-    setattr(Remote, f"__r{_name}__", _operator(_spelled, "operate from the right"))
-for _name in ("neg", "abs", "invert"):
-    setattr(Remote, f"__{_name}__", _operator(_name, "operate"))
-
-
-def ask(line: FramePipe, target: str | list[Any], arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
-    """Call `target` in the candidate's sandbox; its built-in exceptions are raised here."""
-
-    def number(value: Any) -> int:
-        if isinstance(value, Remote):
-            return int(value.__dict__["_number"])
-        raise codec.Unencodable(type(value).__name__)
-
-    line.send(b"C", [target, codec.encode(list(arguments), number), codec.encode(named, number)])
-    answer, *parts = line.receive()
-    if answer == "value":
-        if len(parts) > 1:
-            _renew_all(arguments, parts[1])
-        return codec.decode(parts[0], lambda reference, content: Remote(line, reference, content))
-    kind = vars(builtins).get(parts[0])
-    if not (isinstance(kind, type) and issubclass(kind, Exception)) or kind in _NO_RAISE:
-        kind = RuntimeError
-    try:
-        error = kind(parts[1])
-    except TypeError:  # some built-in exceptions want more arguments
-        error = RuntimeError(parts[1])
-    raise error
-
-
-def _outside_names(tree: ast.Module, defined: list[str]) -> set[str]:
+def _outside_names(source: str, defined: list[str], given: bool, entry: str) -> set[str]:
     """Return the names that the test code uses and does not define: the program's.
 
     A built-in name stays Python's own, or `def abs(x): return 0` would pass every tolerance; only where the tests use
-    no other name is it the function under test.
+    no other name, and none is `given` (`entry`, or an import), is it the function under test.
     """
-    nodes = list(ast.walk(tree))
-    stored = {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
-    stored |= {node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
-    stored |= {node.arg for node in nodes if isinstance(node, ast.arg)}
-    stored |= {node.name for node in nodes if isinstance(node, ast.ExceptHandler) and node.name}
-    for node in nodes:
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            stored |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
-    loaded = {node.id for node in nodes if isinstance(node, ast.Name)} - stored
+    loaded = assertion_tree.global_names(source)
     plain = {name for name in loaded if not hasattr(builtins, name)}
-    return plain or loaded.intersection(defined)
+    return plain or loaded.intersection([entry] if given else defined)
 
 
-def _imports_program(node: ast.stmt) -> bool:
-    """Return whether a statement is `from solution import f`: the name is the program's anyway."""
-    return isinstance(node, ast.ImportFrom) and node.module == "solution"
-
-
-def _used_as_modules(tree: ast.Module) -> set[str]:
+def _used_as_modules(nodes: list[ast.AST]) -> set[str]:
     """Return names of the standard library before a dot that are never called: math.pi, but not copy([1])."""
-    nodes = list(ast.walk(tree))
     dotted = {node.value.id for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)}
     called = {node.func.id for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
     return (dotted - called).intersection(sys.stdlib_module_names)
@@ -199,27 +51,6 @@ def decides(statement: ast.stmt) -> bool:
     return isinstance(call, ast.Call) and not (isinstance(call.func, ast.Name) and call.func.id == "print")
 
 
-def _renew_all(arguments: tuple[Any, ...], tree: codec.Tree) -> None:
-    """Copy the program's changes to its arguments back to ours, except where objects of its own are in them."""
-    try:
-        changed = codec.decode(tree)
-    except codec.Malformed:
-        return
-    for old, new in zip(arguments, changed, strict=False):
-        _renew(old, new)
-
-
-def _renew(old: Any, new: Any) -> None:
-    """Change a list, dict or set of the tests as the program changed its copy."""
-    if type(old) is not type(new) or old == new:
-        return
-    if isinstance(old, list):
-        old[:] = new
-    elif isinstance(old, (dict, set)):
-        old.clear()
-        old.update(new)
-
-
 def _parse_prefix(prefix: str) -> ast.Module:
     """Parse what stands before a program; it may end in the head of a function without a body."""
     try:
@@ -229,7 +60,7 @@ def _parse_prefix(prefix: str) -> ast.Module:
 
 
 def run_assertions(source: str, prefix: str, entry: str, defined: list[str]) -> int:
-    """Run test code against stand-ins; report each top-level assertion, call or block as passed or not.
+    """Run test code against stand-ins; report each top-level assertion, call or block, and each test, as passed or not.
 
     `prefix`: trusted code that stands before the program; all of it but the function `entry` is run here too, so that
     no program replaces a helper of the tests. `defined`: names that the candidate says it defines.
@@ -240,37 +71,303 @@ def run_assertions(source: str, prefix: str, entry: str, defined: list[str]) -> 
     try:
         before, tree = _parse_prefix(prefix), ast.parse(source)
         before.body = [node for node in before.body if not (isinstance(node, ast.FunctionDef) and node.name == entry)]
-        tree.body = [node for node in tree.body if not _imports_program(node)]
         exec(compile(before, "tests.py", "exec", dont_inherit=True), names)
     except Exception as error:  # noqa: BLE001 - the tests are at fault, whatever it is
         line.send(b"U", f"the tests cannot be run: {type(error).__name__}: {message(error)}"[:300])
         return 0
-    modules = _used_as_modules(tree)
-    for name in sorted(_outside_names(tree, defined) - names.keys()):
-        if name in modules:  # the tests lean on an import of the program's: it is the true module
-            names[name] = __import__(name)
-            continue
-        try:
-            names[name] = ask(line, [name, "read"], (), {})
-        except KeyError:  # the program does not define it: a NameError where it is used
-            pass
-    passed: list[bool] = []
-    reason = ""
-    for statement in tree.body:
-        unit = decides(statement)
-        try:
-            exec(compile(ast.Module([statement], []), "tests.py", "exec", dont_inherit=True), names)
-            passed += [True] * unit
-        except codec.Unencodable as error:
-            line.send(b"U", f"a value of type {error} cannot be handed to the program")
-            return 0
-        except Exception as error:  # noqa: BLE001 - a failed assertion, or whatever the program's answer caused
-            if isinstance(statement, (ast.Import, ast.ImportFrom)):
-                line.send(b"U", f"the tests cannot be run: {message(error)}"[:300])
-                return 0
-            passed.append(False)
-            reason = reason or f"{type(error).__name__}: {message(error)}"[:300]
-            if not isinstance(statement, ast.Assert):
-                break
-    line.send(b"D", [passed, reason])
+    run = _Run(line, names, source, tree)
+    try:
+        run.read_names(entry, defined)
+        if run.run_statements():
+            run.run_what_was_not_called(entry)
+    except Unverifiable:
+        pass
+    if run.program.refused and not run.failed:
+        line.send(b"U", run.program.refused[:300])
+    else:
+        line.send(b"D", [run.passed, run.reason])
     return 0
+
+
+class _Run:
+    """One run of test code: its names, and what passed so far."""
+
+    def __init__(self, line: FramePipe, names: dict[str, Any], source: str, tree: ast.Module) -> None:
+        self.program = Program(line, self.swallowed_by_program)
+        self.names, self.source, self.tree = names, source, tree
+        self.nodes = list(ast.walk(self.tree))
+        self.modules = assertion_tree.program_modules(self.nodes)
+        self.asserting = {name for name, node in assertion_tree.functions(self.nodes).items()
+                          if any(map(assertion_tree.fails, assertion_tree.inside(node.body)))}  # fmt: skip
+        self.passed: list[bool] = []
+        self.reason = self.failure = ""
+        self.entered: set[str] = set()
+        self.cases: set[str] = set()
+        """ids of unittest's cases that were run"""
+        self.judged = False
+        """the tests judged the program outside of statements that count: a function returned True, or they ran what
+        stands below `if __name__ == "__main__"`"""
+
+    @property
+    def failed(self) -> bool:
+        """Whether something failed before the tests asked for what nobody can carry out."""
+        return not all(self.passed)
+
+    def read_names(self, entry: str, defined: list[str]) -> None:
+        """Give the tests the names of the program that they use, its modules, and what reports to this run."""
+        names, program = self.names, self.program
+        names["__file__"], names["__builtins__"] = "tests.py", builtins
+        modules = _used_as_modules(self.nodes)
+        for name in sorted(_outside_names(self.source, defined, bool(entry or self.modules), entry) - names.keys()):
+            if name in modules:  # the tests lean on an import of the program's: it is the true module
+                names[name] = __import__(name)
+                continue
+            try:
+                names[name] = program.read(name)
+            except KeyError:  # the program does not define it: a NameError where it is used
+                if name == "candidate" and entry:
+                    names[name] = self.candidate(entry)
+        if "pytest" in self.source:
+            sys.modules["pytest"] = pytest_stand_in.module()
+        sys.meta_path.append(ProgramFinder(program, self.modules | {"solution"}))
+        threading.excepthook = lambda given: self.fail(given.exc_value or "a thread of the tests failed")
+        imports = [node for node in self.nodes if isinstance(node, ast.ImportFrom)]
+        for node in imports:
+            if node.module in self.modules and node.names[0].name == "*":  # the names are the program's anyway
+                node.module, node.names = "sys", [ast.alias("path", "__path__")]
+        seed = random.seed
+        random.seed = lambda *given: (seed(*given), program.ask([0, "seed"], given))[0]
+        names[assertion_tree.SWALLOWED], names[assertion_tree.ENTERED] = self.swallowed, self.entered.add
+        names[assertion_tree.RETURNED] = self.returned
+        if any(isinstance(node, (ast.Import, ast.ImportFrom)) and _imports_unittest(node) for node in self.nodes):
+            unittest_watch.watch(self.report_case, self.run_cases)
+
+    def candidate(self, entry: str) -> Any:
+        """Return the function under test: a name of the program's, or an expression such as `Solution().f`."""
+        for node in ast.walk(ast.parse(entry, mode="eval")):
+            if isinstance(node, ast.Name) and node.id not in self.names:
+                self.names[node.id] = self.program.read(node.id)
+        return eval(entry, self.names)
+
+    def watched(self) -> ast.Module:
+        """Return the tests with handlers that report, where they have any, or functions."""
+        changed = (ast.FunctionDef, ast.AsyncFunctionDef, ast.With, ast.Try)
+        return assertion_tree.watched(self.tree) if any(isinstance(node, changed) for node in self.nodes) else self.tree
+
+    def run_statements(self) -> bool:
+        """Run the statements of the tests one after another; return whether they came to their end."""
+        for statement in self.watched().body:
+            code = compile(ast.Module([statement], []), "tests.py", "exec", dont_inherit=True)
+            before, counts = len(self.passed), decides(statement)
+            if counts and isinstance(statement, ast.If) and "__name__" in ast.unparse(statement.test):
+                counts, self.judged = False, self.judged or not _starts_a_runner(statement)
+            try:
+                passed, ends = self.run(lambda code=code: exec(code, self.names))  # type: ignore[misc]
+            except pytest_stand_in.SkippedTest:
+                return False
+            if not passed or (counts and len(self.passed) == before):
+                self.passed.append(passed)
+            if ends:
+                return True
+            if not passed and not isinstance(statement, ast.Assert):
+                return False
+        return True
+
+    def run(self, work: Callable[[], object]) -> tuple[bool, bool]:
+        """Do a piece of the tests; return whether nothing failed in it, and whether it said to end the tests."""
+        self.failure, ends = "", False
+        try:
+            result = work()
+            if inspect.iscoroutine(result):
+                import asyncio
+
+                asyncio.run(result)
+        except (Unverifiable, pytest_stand_in.SkippedTest):
+            raise
+        except SystemExit as end:
+            ends = True
+            if end.code not in (None, 0, False):
+                self.fail(end)
+        except BaseException as error:  # noqa: BLE001 - a failed assertion, or whatever the program's answer caused
+            if _skips(error):
+                raise pytest_stand_in.SkippedTest from None
+            self.refuse_import(error)
+            self.fail(error)
+        if self.program.refused:  # a bare `except` caught it
+            raise Unverifiable
+        self.reason = self.reason or self.failure
+        return not self.failure, ends
+
+    def refuse_import(self, error: BaseException) -> None:
+        """Blame the tests for a module that the sandbox does not have."""
+        if isinstance(error, ImportError) and error.name not in self.modules and not hasattr(error, "_from_program"):
+            self.program.refuse(f"the tests cannot be run: {message(error)}")
+
+    def fail(self, error: BaseException | str) -> None:
+        """Count what runs now as failed."""
+        text = error if isinstance(error, str) else f"{type(error).__name__}: {message(error)}"
+        self.failure = self.failure or text[:300]
+
+    def swallowed(self, lines: tuple[tuple[int, int], ...] | None, asserts: bool) -> None:
+        """Judge what a handler of the tests has caught; `assertion_tree` says when it asks."""
+        error = sys.exc_info()[1]
+        trace = error.__traceback__ if error is not None else None
+        if error is None or trace is None:
+            return
+        if isinstance(error, Unverifiable):
+            raise error
+        if lines is not None:
+            counts = any(first <= trace.tb_lineno <= last for first, last in lines)
+        else:
+            counts = asserts
+            while trace.tb_next is not None and not counts:
+                trace = trace.tb_next
+                code = trace.tb_frame.f_code
+                counts = code.co_filename == "tests.py" and code.co_name in self.asserting
+        if counts:
+            self.fail(error)
+
+    def swallowed_by_program(self, error: BaseException) -> None:
+        """Count a failed assertion in a function of the tests that the program calls."""
+        if isinstance(error, AssertionError) and not getattr(error, "_from_program", False):
+            self.fail(error)
+
+    def returned(self, value: Any, name: str) -> Any:
+        """Judge what a function of the tests returns that says whether the program is right."""
+        if value is False:
+            self.fail(f"{name}() returned False")
+        self.judged = self.judged or value is True
+        return value
+
+    def run_what_was_not_called(self, entry: str) -> None:
+        """Run the tests that the text defines and does not call itself."""
+        if not self.run(self.run_cases)[0]:
+            self.passed.append(False)
+        entered, defined = frozenset(self.entered), assertion_tree.functions(self.nodes)
+        _set_up(self.names.get("setup_module"), sys.modules["__main__"])
+        for name, value in list(self.names.items()):
+            if isinstance(value, types.FunctionType) and name in defined and name not in entered:
+                if name.startswith("test"):
+                    self.run_function(value, [])
+                elif name == "check":
+                    self.unit(lambda value=value: self.returned(self.check(value, entry), "check"))  # type: ignore[misc]
+            elif _is_test_class(value) and name.startswith("Test"):
+                self.run_class(value, entered)
+        asserted = self.asserting.intersection(name.rpartition(".")[2] for name in entered)
+        if not self.passed and (self.judged or asserted):
+            self.passed.append(True)
+
+    def check(self, function: Any, entry: str) -> Any:
+        """Call `check(candidate)` of the tests with the function under test."""
+        if not inspect.signature(function).parameters:
+            return function()
+        if not entry:
+            self.program.refuse("the tests define check(candidate): name the function in `entry_point`")
+        return function(self.candidate(entry))
+
+    def unit(self, work: Callable[[], object]) -> None:
+        """Run one test and count it, unless it is skipped."""
+        try:
+            passed = self.run(work)[0]
+        except pytest_stand_in.SkippedTest:
+            return
+        self.passed.append(passed)
+
+    def run_function(self, function: Any, more: list[list[dict[str, Any]]]) -> None:
+        """Run a test function with each combination of its parameters."""
+        if getattr(function, pytest_stand_in.LEFT_OUT, False):
+            return
+        sets = [*more, *getattr(function, pytest_stand_in.PARAMETERS, [])]
+        for combination in itertools.product(*sets):
+            values = {name: value for chosen in combination for name, value in chosen.items()}
+
+            def call(values: dict[str, Any] = values) -> Any:
+                _set_up(self.names.get("setup_function"), function)
+                return self.returned(function(**values), function.__name__)
+
+            self.unit(call)
+
+    def run_class(self, kind: Any, entered: frozenset[str]) -> None:
+        """Run the methods of a class of pytest's kind, each with a new object."""
+        if getattr(kind, pytest_stand_in.LEFT_OUT, False):
+            return
+        _set_up(getattr(kind, "setup_class", None))
+        for name in dir(kind):
+            method = getattr(kind, name)
+            if not (name.startswith("test") and callable(method)) or f"{kind.__name__}.{name}" in entered:
+                continue
+
+            def call(name: str = name, **values: Any) -> Any:
+                made = kind()
+                _set_up(getattr(made, "setup_method", None), name)
+                try:
+                    return getattr(made, name)(**values)
+                finally:
+                    _set_up(getattr(made, "teardown_method", None), name)
+
+            for mark in (pytest_stand_in.PARAMETERS, pytest_stand_in.LEFT_OUT):
+                if hasattr(method, mark):
+                    setattr(call, mark, getattr(method, mark))
+            self.run_function(call, getattr(kind, pytest_stand_in.PARAMETERS, []))
+
+    def run_cases(self) -> Any:
+        """Run the cases of unittest that were not run yet; return unittest's result, None without unittest."""
+        unittest: Any = sys.modules.get("unittest")
+        if unittest is None:
+            return None
+        result, suite = unittest.TestResult(), unittest.TestSuite()
+        for kind in list(self.names.values()):
+            if isinstance(kind, type) and issubclass(kind, unittest.TestCase) and kind.__module__ == "__main__":
+                cases = unittest.defaultTestLoader.loadTestsFromTestCase(kind)
+                suite.addTests(case for case in cases if case.id() not in self.cases)
+        suite.run(result)
+        if self.program.refused:
+            raise Unverifiable
+        return result
+
+    def report_case(self, case: Any, passed: bool | None, error: Any) -> None:
+        """Count one case of unittest; `passed` None: it was skipped."""
+        self.cases.add(case.id())
+        if passed is None or self.program.refused:
+            return
+        if isinstance(error, tuple):
+            if isinstance(error[1], pytest_stand_in.SkippedTest):
+                return
+            self.refuse_import(error[1])
+        if passed and self.failure:  # swallowed inside of it
+            passed = False
+        self.passed.append(passed)
+        if not passed:
+            detail = (
+                f"{error[0].__name__}: {message(error[1])}" if isinstance(error, tuple) else "a failure was expected"
+            )
+            self.reason = self.reason or (self.failure or f"{case.id().removeprefix('__main__.')}: {detail}")[:300]
+        self.failure = ""
+
+
+def _set_up(function: Any, *values: Any) -> None:
+    """Call a function that prepares tests, where there is one; pytest's take what they prepare, or nothing."""
+    if function is not None:
+        function(*values[: len(inspect.signature(function).parameters)])
+
+
+def _is_test_class(value: Any) -> bool:
+    """Return whether a value is a class of the tests that is no case of unittest."""
+    case: Any = sys.modules["unittest"].TestCase if "unittest" in sys.modules else ()
+    return isinstance(value, type) and value.__module__ == "__main__" and not issubclass(value, case)
+
+
+def _starts_a_runner(statement: ast.If) -> bool:
+    """Return whether a block calls `unittest.main` or `pytest.main`, whose tests are run anyway."""
+    calls = [node.func for node in ast.walk(statement) if isinstance(node, ast.Call)]
+    return any(isinstance(function, ast.Attribute) and function.attr == "main" for function in calls)
+
+
+def _skips(error: BaseException) -> bool:
+    """Return whether a test ended itself without a result."""
+    return "unittest" in sys.modules and isinstance(error, sys.modules["unittest"].SkipTest)
+
+
+def _imports_unittest(node: ast.Import | ast.ImportFrom) -> bool:
+    names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+    return any(name.partition(".")[0] == "unittest" for name in names)

@@ -3,12 +3,14 @@
 A value of any other type (a subclass of int that equals everything, an object with `__eq__`) never leaves its process:
 it is kept there and a reference is sent, with its content where the type derives from a built-in one. Decoding
 gives plain values, so comparing them runs no foreign code.
-Integers travel as hexadecimal (linear to read), floats by their exact digits, Counter, OrderedDict and defaultdict as
-the dict they equal. A frame is 4 bytes little-endian length, then one letter and a tree.
+Integers travel as hexadecimal (linear to read), floats by their exact digits, dates in ISO form; Counter, OrderedDict
+and defaultdict as the dict they equal, with their kind for whoever resolves references. A frame is 4 bytes
+little-endian length, then one letter and a tree.
 """
 
 from __future__ import annotations
 
+import builtins
 import json
 import os
 import struct
@@ -16,6 +18,7 @@ import sys
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
+from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -26,7 +29,13 @@ _SEQUENCES = {list: "list", tuple: "tuple", set: "set", frozenset: "frozenset", 
 _BUILDERS: dict[str, Callable[[Any], Any]] = {name: kind for kind, name in _SEQUENCES.items()}
 _COLLISIONS = 100
 _PLAIN = (int, float, str, bool, bytes, complex, list, tuple, dict, set, frozenset)
-_TYPES: dict[str, type] = {kind.__name__: kind for kind in _PLAIN}
+ERRORS: dict[str, type[Exception]] = {
+    name: kind for name, kind in vars(builtins).items() if isinstance(kind, type) and issubclass(kind, Exception)
+}
+"""the built-in exceptions by name"""
+_TYPES: dict[str, type] = {kind.__name__: kind for kind in (*_PLAIN, type(None))} | ERRORS
+_DATES: dict[Any, str] = {date: "date", datetime: "datetime", time: "time"}
+_RESOLVED = ("reference", "class", "exception", "raised", "callback")
 _DICTS = (dict, Counter, OrderedDict, defaultdict)
 
 
@@ -38,8 +47,8 @@ class Malformed(Exception):
     """The data is not a value that `encode` makes."""
 
 
-def encode(value: Any, refer: Callable[[Any], int] | None = None) -> Tree:
-    """Return the JSON tree of a value; `refer` keeps an object of another type and returns its number.
+def encode(value: Any, refer: Callable[[Any], Tree] | None = None) -> Tree:
+    """Return the JSON tree of a value; `refer` gives the tree of an object of another type.
 
     Raises Unencodable without `refer`, RecursionError for cyclic values.
     """
@@ -53,7 +62,12 @@ def encode(value: Any, refer: Callable[[Any], int] | None = None) -> Tree:
     if kind in _SEQUENCES:
         return [_SEQUENCES[kind], [encode(item, refer) for item in value]]
     if kind in _DICTS:
-        return ["dict", [[encode(key, refer), encode(item, refer)] for key, item in dict.items(value)]]
+        items = [[encode(key, refer), encode(item, refer)] for key, item in dict.items(value)]
+        if kind is defaultdict:
+            factory = value.default_factory
+            name = factory.__name__ if isinstance(factory, type) else ""
+            return ["dict", items, "defaultdict", name if _TYPES.get(name) is factory else ""]
+        return ["dict", items] if kind is dict else ["dict", items, kind.__name__]
     if kind is complex:
         return ["complex", value.real.hex(), value.imag.hex()]
     if kind is bytes:
@@ -62,15 +76,20 @@ def encode(value: Any, refer: Callable[[Any], int] | None = None) -> Tree:
         return ["range", hex(value.start), hex(value.stop), hex(value.step)]
     if kind is Decimal or kind is Fraction:
         return [kind.__name__, str(value)]
+    if kind is bytearray:
+        return ["bytearray", value.hex()]
+    if kind in _DATES:
+        return [_DATES[kind], value.isoformat()]
+    if kind is timedelta:
+        return ["timedelta", hex(value.days), hex(value.seconds), hex(value.microseconds)]
     if kind is type and value in _TYPES.values():
         return ["type", value.__name__]
     if refer is None:
         raise Unencodable(kind.__name__)
-    content = _content(value)
-    return ["reference", refer(value), *([] if content is None else [encode(content, refer)])]
+    return refer(value)
 
 
-def _content(value: Any) -> Any:
+def content(value: Any) -> Any:
     """Return what a value of a subclass of a built-in type holds, as that type; None for other objects."""
     for kind, read in _CONTENTS.items():
         if isinstance(value, kind):
@@ -91,8 +110,8 @@ _CONTENTS: dict[type, Callable[[Any], Any]] = {
 }
 
 
-def decode(tree: Tree, resolve: Callable[[int, Any], Any] | None = None) -> Any:
-    """Return the value of a tree; `resolve` gives the object of a reference from its number and content (or None).
+def decode(tree: Tree, resolve: Callable[[str, list[Any]], Any] | None = None) -> Any:
+    """Return the value of a tree; `resolve` gives the object of what `refer` wrote, from its tag and the rest.
 
     Raises Malformed for anything that `encode` does not make; a tree is never deeper than JSON's reader allows.
     """
@@ -105,12 +124,22 @@ def decode(tree: Tree, resolve: Callable[[int, Any], Any] | None = None) -> Any:
             return _BUILDERS[tag](_spread(items) if tag in ("set", "frozenset") else items)
         if tag == "dict":
             keys = _spread([decode(key, resolve) for key, _ in parts[0]])
-            return {key: decode(item, resolve) for key, (_, item) in zip(keys, parts[0], strict=True)}
-        if tag == "reference" and resolve is not None:
-            return resolve(parts[0], decode(parts[1], resolve) if len(parts) > 1 else None)
+            read = {key: decode(item, resolve) for key, (_, item) in zip(keys, parts[0], strict=True)}
+            return read if len(parts) < 2 or resolve is None else _KINDS[parts[1]](read, *parts[2:])
+        if resolve is not None and tag in _RESOLVED:
+            return resolve(tag, parts)
         return _SCALARS[tag](*parts)
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
         raise Malformed(str(error)[:200]) from None
+
+
+def _default_dict(items: dict[Any, Any], factory: str) -> dict[Any, Any]:
+    return defaultdict(_TYPES.get(factory), items)
+
+
+_KINDS: dict[str, Callable[..., dict[Any, Any]]] = {
+    "Counter": Counter, "OrderedDict": OrderedDict, "defaultdict": _default_dict,
+}  # fmt: skip
 
 
 def _spread(keys: list[Any]) -> list[Any]:
@@ -127,6 +156,11 @@ _SCALARS: dict[str, Callable[..., Any]] = {
     "bytes": bytes.fromhex,
     "type": _TYPES.__getitem__,
     "range": lambda *ends: range(*(int(end, 16) for end in ends)),
+    "bytearray": bytearray.fromhex,
+    "date": date.fromisoformat,
+    "datetime": datetime.fromisoformat,
+    "time": time.fromisoformat,
+    "timedelta": lambda *parts: timedelta(*(int(part, 16) for part in parts)),
     "Decimal": Decimal,
     "Fraction": lambda text: Fraction(*(int(part) for part in text.split("/"))),
 }

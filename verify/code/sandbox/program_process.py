@@ -1,8 +1,8 @@
 """Runs a Python program in the child of a sandbox, as a script or as a server of calls.
 
 Script: the program with standard input and output, as `python program.py`. Server: the program's names are called on
-request of the grading process or of an assertion runner (`assertion_runner.py`, which `server.py` also finds here),
-values travel as data in frames (`codec.py`).
+request of the grading process or of an assertion runner (`assertion_runner.py`, which `server.py` also finds here) by
+`call_server.py`; values travel as data in frames (`codec.py`).
 """
 
 from __future__ import annotations
@@ -12,9 +12,7 @@ import atexit
 import builtins
 import functools
 import gc
-import itertools
 import linecache
-import operator
 import os
 import random
 import re
@@ -22,11 +20,11 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from verify.code.sandbox import codec
 from verify.code.sandbox.assertion_runner import run_assertions
+from verify.code.sandbox.call_server import CallServer, nearest_builtin
 from verify.code.sandbox.codec import FramePipe, fresh_module, message, open_streams
 
 __all__ = [
@@ -210,73 +208,13 @@ def serve_calls(source: str, name: str, prefix: str = "", modules: Sequence[str]
         sys.setrecursionlimit(_CALL_DEPTH)
         if imported := _imported(tuple(modules), source):  # as built-in names: what the program defines comes first
             names["__builtins__"] = vars(builtins) | imported
-    kept: list[Any] = []
-
-    def refer(value: Any) -> int:
-        kept.append(value)
-        return len(kept) - 1
-
     try:
         exec(compile(_with_prefix(source, prefix), "solution.py", "exec", dont_inherit=True), names)
     except SystemExit as end:
         if end.code:
             raise
     except BaseException as error:  # noqa: BLE001 - as `run_script`
-        line.send(b"A", _raised(error))
+        line.send(b"A", ["error", nearest_builtin(type(error)), message(error)])
         return 1
     line.send(b"R", [key for key in names if type(key) is str and hasattr(builtins, key) and key[:2] != "__"])
-    while True:
-        try:
-            target, arguments, named = line.receive()
-        except EOFError:
-            return 0
-        try:
-            positional = codec.decode(arguments, lambda number, _: kept[number])
-            result = _find(names, target, kept)(*positional, **codec.decode(named, lambda number, _: kept[number]))
-            reply = ["value", codec.encode(result, refer)]
-            if result is None:  # works on its arguments in place, perhaps; else f(x) == sorted(x) is won by x.clear()
-                reply.append(codec.encode(positional, refer))
-        except BaseException as error:  # noqa: BLE001 - an exit inside a call is an error of the call
-            reply = _raised(error)
-        line.send(b"A", reply)
-
-
-def _raised(error: BaseException) -> list[Any]:
-    """Return the reply that says what the program raised: the built-in exception nearest to its own, and the text."""
-    builtin = next((kind for kind in type(error).__mro__ if vars(builtins).get(kind.__name__) is kind), Exception)
-    return ["error", builtin.__name__, message(error)]
-
-
-def _find(names: dict[str, Any], target: str | list[Any], kept: list[Any]) -> Any:
-    """Return the object of a name ("f", "Solution.f": of a fresh Solution) or the method of a kept object."""
-    if isinstance(target, list):
-        if target[1] == "read":
-            return lambda: names[target[0]]
-        if target[1] == "iterate":
-            return lambda: list(kept[target[0]])
-        if target[1] == "next":
-            return lambda: list(itertools.islice(kept[target[0]], 1))
-        if target[1] in _ANSWERS:
-            return lambda *others: _ANSWERS[target[1]](kept[target[0]], *others)
-        if target[1] == "attribute":
-            return lambda name: getattr(kept[target[0]], name)
-        if target[1] == "assign":
-            return lambda name, value: setattr(kept[target[0]], name, value)
-        return getattr(kept[target[0]], target[1])
-    owner, _, method = target.partition(".")
-    if owner not in names and not method and "Solution" in names:  # a method is asked for by its name alone
-        owner, method = "Solution", owner
-    if owner not in names:
-        raise NameError(f"name {owner!r} is not defined")
-    return getattr(names[owner](), method) if method else names[owner]
-
-
-_ANSWERS: dict[str, Callable[..., Any]] = {
-    "truth": bool,
-    "text": str,
-    "equal": lambda one, other: bool(one == other),
-    "less": lambda one, other: bool(one < other),
-    "at most": lambda one, other: bool(one <= other),
-    "operate": lambda one, name, *others: getattr(operator, name)(one, *others),
-    "operate from the right": lambda one, name, other: getattr(operator, name)(other, one),
-}
+    return CallServer(line, names).serve()

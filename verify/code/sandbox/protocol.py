@@ -39,7 +39,7 @@ def _has_frame(pipe: Pipe) -> bool:
 def call(sandbox: SandboxHandle, source: str, test: CallTest, wall_s: float, limits: Limits) -> tuple[Ended, Any]:
     """Call a function of a program once, for at most `wall_s`. Raises Lost.
 
-    Returns how the child ended and ["value", tree], ["error", type, text], or None where no answer came.
+    Returns how the child ended and ["value", tree], ["error", type, text, tree], or None where no answer came.
     """
     question = codec.frame(b"C", [test.function, codec.encode(test.args), codec.encode(test.kwargs)])
     with Pipe(question, limits.output_bytes) as pipe:
@@ -57,7 +57,7 @@ def _read_reply(body: bytes | None) -> Any:
         reply = codec.load(body[1:]) if body else None
     except codec.Malformed:
         return None
-    whole = isinstance(reply, list) and reply and len(reply) in (2, 3)
+    whole = isinstance(reply, list) and reply and len(reply) in (2, 3, 4)
     return reply if whole else None
 
 
@@ -91,12 +91,12 @@ class _Talk:
         self.results = AssertionResults()
         self.over = False
         self.asked = self.waiting = 0
-        """questions so far, and those without an answer yet"""
+        """frames to the program so far, and those that it has not answered yet, be it with a question of its own"""
 
     def pass_on(self) -> None:
         """Hand every whole frame to its receiver."""
         while (body := _pop(self.theirs)) is not None:
-            if body[:1] == b"C":
+            if body[:1] in (b"C", b"K"):  # a question, or what a function of the tests gave: the program's turn
                 self.asked += 1
                 self.waiting += 1
                 self.ours.out += HEADER.pack(len(body)) + body
