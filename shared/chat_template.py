@@ -38,7 +38,7 @@ def turn(role: str, content: str) -> dict[str, str]:
     return {"role": role, "content": content}
 
 
-class Form(NamedTuple):
+class TemplateForm(NamedTuple):
     """How the template takes messages."""
 
     folded: bool = False
@@ -75,7 +75,7 @@ class ChatTemplate:
         a template that loses what it is given in every form, and for arguments that it does not read."""
         self.tokenizer, self.text, self.arguments, self.where = tokenizer, text, dict(arguments), where
         self._check_arguments()
-        self.form = Form()
+        self.form = TemplateForm()
         self.form = self._find_form()
         for role, messages in (("user", ["user", "user"]), ("assistant", ["user", "assistant", "assistant", "user"])):
             given = [turn(name, f"Text {place}.") for place, name in enumerate(messages)]
@@ -89,12 +89,12 @@ class ChatTemplate:
             if name in taken or name == "messages" or not re.search(rf"\b{re.escape(name)}\b", self.text):
                 raise ModelError(f"{self.where} reads no argument {name[:60]!r}: leave it out, or correct its name")
 
-    def _find_form(self) -> Form:
+    def _find_form(self) -> TemplateForm:
         short = [turn("system", SYSTEM), turn("user", QUESTION)]
         long = [*short, turn("assistant", ANSWER), turn("user", AGAIN)]
         faults: list[str | Exception] = []
         for listed, folded in product((False, True), repeat=2):
-            form = Form(folded, listed)
+            form = TemplateForm(folded, listed)
             fault = self._fault(form, short)
             if not fault:
                 later = self._fault(form, long)
@@ -112,7 +112,7 @@ class ChatTemplate:
             "another one (model.chat_template, or chat_template.jinja in the model's folder)"
         )
 
-    def _fault(self, form: Form, messages: Turns) -> str | Exception:
+    def _fault(self, form: TemplateForm, messages: Turns) -> str | Exception:
         """What is wrong with messages in a form: an error, or what is lost in words; "" for nothing."""
         try:
             return missing(self.applied(form.of(messages)), messages)

@@ -25,10 +25,10 @@ OTHERS = ("benchmarks", "tests")
 APART = ("reward.judge.", "environment.")
 """settings of the judge and of environments, which validate their own"""
 BUDGETS = {
-    "product lines": 64_490,
-    "training lines": 27_240,
-    "files": 395,
-    "settings": 93,
+    "product lines": 70_200,
+    "training lines": 28_760,
+    "files": 422,
+    "settings": 97,
     "class names used twice": 0,
 }
 """A later issue may raise one, in a commit of its own that gives the reason; one that lowers a total lowers it."""
