@@ -20,7 +20,7 @@ from shared.config import Config
 from shared.errors import DataError
 from shared.jsonl import all_faults, read_rows, text_of
 from shared.sections import Sft
-from shared.types import CONTEXT, IMITATED
+from shared.types import CONTEXT, IMITATED, Problem
 from trainer.batching import Learned, plan_batch
 from trainer.client import TrainerClient
 from trainer.data import PromptFormat
@@ -34,7 +34,6 @@ from trainer.sources import Sources
 from trainer.written_text import CLOSE, OPEN, WrittenTexts
 from verify.extract import extract_answer
 from verify.published import NATIVE, renamed
-from verify.verifiers import verifier_of
 
 if TYPE_CHECKING:
     from trainer.controller import TrainingLoop
@@ -120,7 +119,8 @@ def read_demonstrations(
                 written = texts.tokens(completion_of(row, where), where)
                 completion = Demonstration([], [*written, chat.eos_id])
                 if setting != "sft.general" and not row.get("environment"):
-                    texts.hold(written, verifier_of(domain).giving(row.get("answer_form")), where)
+                    form: Any = text_of(row, "answer_form", where, "")
+                    texts.hold(written, Problem(where, problem, "", domain=domain, answer_form=form), where)
         except DataError as error:
             faults.append(str(error))
             continue

@@ -13,10 +13,14 @@ from collections.abc import Sequence
 
 from shared.chat import Chat
 from shared.errors import ModelError
+from shared.sections import RewardWeights
+from shared.types import Problem
+from verify.refusals import refuse_format
 from verify.scorer import parts_of
-from verify.verifiers import Verifier
+from verify.verifiers import verifier_for
 
 OPEN, CLOSE = "<think>", "</think>"
+REFUSED = RewardWeights().refuse
 MARKUP = re.compile(r"think|thought|channel|tool[_▁ ]?call|python_tag|\[ARGS\]|CALL_ID", re.I)
 """in the spelling of control tokens that a model samples inside a turn: its reasoning, and its calls of tools"""
 HARMONY = ("<|start|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>")
@@ -66,9 +70,11 @@ class WrittenTexts:
             self._note("spell control tokens of another model, which are imitated as text", where, strange)
         return ids
 
-    def hold(self, ids: Sequence[int], verifier: Verifier, where: str) -> None:
-        """Count a completion, [tokens] without its end token, that breaks the form which the format reward asks for."""
-        if failed := parts_of(self.chat, ids, verifier).failed:
+    def hold(self, ids: Sequence[int], problem: Problem, where: str) -> None:
+        """Count a completion, [tokens] without its end token, that breaks the form which the format reward asks for, or
+        is refused by the usual `reward.refuse`."""
+        parts = parts_of(self.chat, ids, verifier_for(problem))
+        if failed := parts.failed or refuse_format(problem, parts, REFUSED).failed:
             written = self.chat.think_prefix + self.chat.decode(ids)
             usual = {"[THINK]", "[/THINK]"} if self.chat.think_ids else {OPEN, CLOSE}
             tags = (tag for tag in REASONING.findall(written) if tag not in usual)

@@ -26,7 +26,8 @@ _QUOTE = r"[\"'“„«「`][\s*_]*"
 _LAST = re.compile(r"\b(?:final|overall|total)\b", re.IGNORECASE)
 _SAYS = re.compile(
     r"\b(?:says?|said|saying|claim\w*|writes?|wrote|written|state[sd]?|ask(?:s|ed|ing)?|demand\w*|tells?|told|quote[sd]?|"
-    r"instruct\w*|contains?|ends (?:in|with))\b[^.!?;]*$|\b(?:not|never)\s*$",
+    r"instruct\w*|contains?|ends (?:in|with))\b[^.!?;]*$|\b(?:not|never)\s*$"
+    r"|\b(?:cannot|can['’]?t|unable to|refuse to|won['’]?t|not|never)\s+(?:give|assign|award|grant|justify)\b[^.!?;]*$",
     re.IGNORECASE,
 )
 _DOUBT = re.compile(
@@ -37,7 +38,10 @@ _LINK = r"\s*(?:[:=]|->|=>|→)\s*"
 _LOOSE_LINK = r"(?:\s+is\s*:?\s+|\s+(?:of\s+)?|\s+[-–—]\s+)"
 _TAIL = r"(?:[^\w/%+*×^~<>=-]*|\s*\(.*\)\s*[.!。]*|(?:\s*[,;:–—]|\s+-\s|\.\s|\s+(?:because|since|as|for)\b).*)"
 _SCALE = r"(?:\s*(?:/|out\s+of|of)\s*(?:10|ten)(?:\.0+)?(?![.,]?\d))?(?:\s*(?:points?|pts?|marks?|分))?"
-_SCORE = rf"\(?\+?0?(?P<value>(?:10(?:[.,]0{{1,3}})?|\d(?:[.,]\d{{1,3}})?)(?!\d)|(?:{'|'.join(_WORDS)})\b)\)?{_SCALE}"
+_SCORE = (
+    rf"\(?\+?0?(?P<value>(?:10(?:\.0{{1,3}}|,0{{1,2}})?|\d(?:\.\d{{1,3}}|,\d{{1,2}})?)(?![.,]?\d)"
+    rf"|(?:{'|'.join(_WORDS)})\b)\)?{_SCALE}"
+)
 _SCORE_NAME = r"\bscore\b(?:\s*(?:\(?\s*(?:0\s*(?:-|–|to)|out\s+of|of|/)\s*10\s*\)?))?"
 _SIDE = r"(?:solution|response|answer|option|completion)"
 _BETTER = (
