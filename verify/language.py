@@ -89,7 +89,7 @@ class LanguageOptions(Section):
     ("nothing"), or give it even to a response without any words ("bonus")"""
 
 
-_CAPITALS = re.compile(r"[^\W\d_a-z]{4}")
+_CAPITALS = re.compile(r"[A-Z\u00c0-\u00de\u0410-\u042f]{4}")
 _PARTS = ("problem", "reasoning", "answer")
 _CONTENT = re.compile(r"[^\W_]")
 
@@ -161,7 +161,8 @@ def _excerpt(prose: str) -> str:
 def _classify(prose: str, fold: bool = True) -> tuple[str, float]:
     """Return the most probable language of prose and its probability, script first. `fold`: as of `_predict`."""
     script = script_units(prose)
-    if script["han"] and script["kana"] == 0 and 2 * script["han"] > letter_units(without_names(prose)):
+    han = 2 * script["han"] if not script["kana"] else 0
+    if han and (han > script["all"] or han > letter_units(without_names(prose))):
         return "zh", 1.0
     return next(iter(_predict(prose, 1, fold)), ("", 0.0))
 
@@ -251,9 +252,7 @@ def _foreign_share(prose: str, language: str) -> float:
         found, share = _classify(_excerpt(text))
         if not _differs(found, share, language, text):
             continue
-        if _is_sure(units, share, SENTENCE_PROBABILITY) or is_latin_among_others(
-            script_units(without_names(text)), language
-        ):
+        if _is_sure(units, share, SENTENCE_PROBABILITY) or is_latin_among_others(text, language):
             foreign += units
         else:
             unsure.append(text)
@@ -374,7 +373,7 @@ def _fault(name: str, prose: str, detection: Detection, target: str) -> str:
         return wrong
     if mixed := _without_language(prose, detection):
         return f"{name} {mixed}"
-    script = foreign_script(script_units(prose), target, script_units(without_names(prose))["latin"])
+    script = foreign_script(script_units(prose), target, prose)
     if script:
         return f"{name} in {target} with words in {script} script"
     foreign = 1.0 - detection.share if detection.language else _foreign_share(prose, target)

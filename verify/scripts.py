@@ -11,6 +11,8 @@ from __future__ import annotations
 import re
 import unicodedata
 
+from verify.text_cleaning import script_units
+
 FOREIGN = 0.01
 """share of the letters in a foreign script that breaks a language"""
 LATIN_AMONG_OTHERS = 0.25
@@ -63,9 +65,12 @@ def _on_a_line(run: re.Match[str]) -> str:
     return f"\n{run.group()}\n" if len(run.group().split()) >= LATIN_WORDS else run.group()
 
 
-def is_latin_among_others(units: dict[str, int], language: str) -> bool:
+def is_latin_among_others(prose: str, language: str) -> bool:
     """Return whether a sentence is mostly Latin words, as many as make a sentence, in a language of another script."""
-    return language in NOT_LATIN and 2 * units["latin"] > units["all"] and units["latin"] >= LEAST_LATIN_SENTENCE
+    if language not in NOT_LATIN:
+        return False
+    units = script_units(without_names(prose))
+    return 2 * units["latin"] > units["all"] and units["latin"] >= LEAST_LATIN_SENTENCE
 
 
 def without_names(prose: str) -> str:
@@ -101,11 +106,8 @@ def restore(text: str) -> str:
     return text.translate(_RESTORE) if not text.isascii() else text
 
 
-def foreign_script(units: dict[str, int], language: str, latin: int) -> str:
-    """Return the script that does not belong to `language`, "" when there is none.
-
-    units: as of `script_units`; latin: those in Latin script `without_names`.
-    """
+def foreign_script(units: dict[str, int], language: str, prose: str) -> str:
+    """Return the script that does not belong to `language`, "" when there is none. units: `script_units` of prose."""
     total = units["all"]
     if language not in HAN and units["han"] > FOREIGN * total:
         return "Han"
@@ -113,7 +115,8 @@ def foreign_script(units: dict[str, int], language: str, latin: int) -> str:
         return "Kana"
     if language not in CYRILLIC and units["cyrillic"] > FOREIGN * total:
         return "Cyrillic"
-    if language in NOT_LATIN and units["latin"] >= LEAST_LATIN:
-        words = latin >= LEAST_LATIN and latin > LATIN_AMONG_OTHERS * total
+    if language in NOT_LATIN and units["latin"] > LATIN_AMONG_OTHERS * total and units["latin"] >= LEAST_LATIN:
+        latin = script_units(without_names(prose))["latin"]
+        words = latin > LATIN_AMONG_OTHERS * total and latin >= LEAST_LATIN
         return "Latin" if words or units["latin"] > LATIN_NAMES * total else ""
     return ""

@@ -6,7 +6,6 @@ Language identification sees only this prose. Every regular expression here take
 from __future__ import annotations
 
 import re
-from itertools import islice
 
 HAN_LETTERS = 3
 """letter units of one Han character: it carries about as much as three letters"""
@@ -54,8 +53,8 @@ _ITEM = re.compile(r"\d+|[^\W\d_]")
 LEAST_ITEMS = 10
 LEAST_VARIED, LONG_TEXT = 18, 60
 """least letters of different words in a text of so many letters"""
-MOST_SIGNS = 60
-"""a text with more different characters or words than these is no filler"""
+REPEATED, MOST_WORDS = 1.5, 20
+"""least mean count of a word in a filler, and most different words"""
 
 
 def _drop_dollars(match: re.Match[str]) -> str:
@@ -120,7 +119,10 @@ def is_filler(text: str) -> bool:
     """Return whether a text is a word or two again and again, or letters or numbers in their order."""
     if is_recital(text):
         return True
-    if len(set(text)) > MOST_SIGNS or len(set(text.split())) > MOST_SIGNS:
+    tokens = text.split()
+    if len(tokens) < LEAST_ITEMS // 2:
+        tokens = list(text)
+    if len(tokens) < REPEATED * len(different := set(tokens)) or len(different) > MOST_WORDS:
         return False
     words = _WORD.findall(clean(without_formulas(text)).lower())
     different = set(words)
@@ -134,12 +136,16 @@ def is_filler(text: str) -> bool:
 
 def is_recital(text: str) -> bool:
     """Return whether a text is the letters of an alphabet, or numbers, each the one behind the last."""
-    items = [item.group() for item in islice(_ITEM.finditer(text.lower().replace("ё", "")), MOST_SIGNS)]
-    if len(items) == 1 and len(items[0]) >= LEAST_ITEMS:
-        items = list(items[0])
-    values = [int(item[:20]) if item[0].isdecimal() else ord(item) for item in items]
-    steps = [abs(right - left) == 1 for left, right in zip(values, values[1:], strict=False)]
-    return len(items) >= LEAST_ITEMS and sum(steps) >= 0.9 * len(steps)
+    text = text.strip().lower().replace("ё", "")
+    items = iter(text) if text.isdigit() else (item.group() for item in _ITEM.finditer(text))
+    count, jumps, before = 0, 0, 0
+    for item in items:
+        value = int(item[:20]) if item[0].isdecimal() else ord(item)
+        jumps += abs(value - before) != 1
+        count, before = count + 1, value
+        if jumps > 1 + count / LEAST_ITEMS:
+            return False
+    return count >= LEAST_ITEMS
 
 
 def letter_units(text: str) -> int:
