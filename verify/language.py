@@ -8,7 +8,10 @@ fastText's lid.176 (the paper's classifier), read offline from the installed `fa
 - the script decides first: mostly Han without kana is Chinese, whatever the model says;
 - reasoning is checked sentence by sentence: at most 10 % of their letters may stand in another language;
 - words in a foreign script (Han, kana or Cyrillic above 1 % of the letters, Latin above 25 % where another script is
-  written) break the consistency (`script.py`).
+  written, names aside) break the consistency (`scripts.py`);
+- reasoning and answer of 60 letters or more need a language: invented and romanised words have none;
+- languages that the model takes for one another contradict one another only where it is sure;
+- what is refused is judged once more without names in formulas and code.
 
 How an undetermined part is treated (`undetermined`, the setting reward.options.language.undetermined):
 

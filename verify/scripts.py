@@ -20,7 +20,7 @@ LATIN_AMONG_OTHERS = 0.25
 LEAST_LATIN = 12
 LEAST_LATIN_SENTENCE = 18
 LATIN_WORDS = 4
-LATIN_NAMES = 0.75
+LATIN_NAMES = 0.85
 """share of the letters in Latin script that breaks another script even where all of them are names"""
 
 _CYRILLIC_CODES = "av ba be bg bxr ce cv kk krc kv ky mhr mk mn mrj myv os ru rue sah sr tg tt tyv udm uk xal ab"

@@ -36,7 +36,7 @@ _LETTER = re.compile(r"[^\W\d_]")
 
 _W = r"[A-Za-z\u00c0-\u052f]"
 _FORMULA_WORD = re.compile(
-    rf"(?<!{_W})(?:{_W}++(?=[(\[{{^_]|[ ]?(?:[=<>≤≥≈/*+|→]|->))|{_W}{{1,3}}+(?=\d))"
+    rf"(?<!{_W})(?:{_W}++(?=[(\[{{^_]|\.{_W}|[ ]?(?:[=<>≤≥≈/*+|→]|->))|{_W}{{1,3}}+(?=\d))"
     rf"|(?:(?<=[\^_)\]}}(\[{{])|(?<=[=<>≤≥≈/*+|→])[ ]?){_W}++"
     rf"|(?<=\d)[ ]?{_W}{{1,3}}+(?!{_W})"
     r"|\[asy\](?s:.*?)(?:\[/asy\]|\Z)"
@@ -129,9 +129,14 @@ def is_filler(text: str) -> bool:
     numbers = len(re.findall(r"\d+", text))
     if len(words) >= max(LEAST_ITEMS // 2, 2 * numbers) and len(different) <= 2:
         return True
-    if numbers or sum(map(letter_units, words)) < LONG_TEXT:
+    if numbers or sum(map(_weight, words)) < LONG_TEXT:
         return False
-    return sum(letter_units("".join(set(word))) for word in different) < LEAST_VARIED
+    return sum(_weight("".join(set(word))) for word in different) < LEAST_VARIED
+
+
+def _weight(word: str) -> int:
+    """Return the letters of a word, a Han or kana character counting as three."""
+    return HAN_LETTERS * len(word) if "\u3040" <= word[0] <= "\u9fff" else len(word)
 
 
 def is_recital(text: str) -> bool:
