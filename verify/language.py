@@ -8,7 +8,10 @@ fastText's lid.176 (the paper's classifier), read offline from the installed `fa
 - the script decides first: mostly Han without kana is Chinese, whatever the model says;
 - reasoning is checked sentence by sentence: at most 10 % of their letters may stand in another language;
 - words in a foreign script (Han, kana or Cyrillic above 1 % of the letters, Latin above 25 % where another script is
-  written) break the consistency (`script.py`).
+  written, names aside) break the consistency (`scripts.py`);
+- reasoning and answer of 60 letters or more need a language: invented and romanised words have none;
+- languages that the model takes for one another contradict one another only where it is sure;
+- what is refused is judged once more without names in formulas and code.
 
 How an undetermined part is treated (`undetermined`, the setting reward.options.language.undetermined):
 
@@ -34,8 +37,17 @@ from typing import Any, Literal, NamedTuple
 from shared.errors import InputError
 from shared.section import Section
 from verify.aside import aside
-from verify.scripts import apart, foreign_script, is_latin_among_others, plain_signs, restore, shelter
-from verify.text_cleaning import clean, letter_units, script_units, sentences
+from verify.scripts import (
+    apart,
+    foreign_script,
+    is_latin_among_others,
+    may_be_japanese,
+    plain_signs,
+    restore,
+    shelter,
+    without_names,
+)
+from verify.text_cleaning import clean, is_filler, letter_units, script_units, sentences, without_formulas
 
 SHORT_UNITS = 8
 PART_PROBABILITY = ((24, 0.4), (18, 0.5), (12, 0.65), (8, 0.9))
@@ -54,9 +66,21 @@ SURE_DIALECT = (60, 0.9)
 
 _DIALECTS = {
     "wuu": "zh", "yue": "zh", "sco": "en", "bar": "de", "nds": "de", "als": "de", "ast": "es", "an": "es",
-    "lmo": "it", "scn": "it", "vec": "it", "nap": "it", "pms": "it", "wa": "fr",
+    "lmo": "it", "scn": "it", "vec": "it", "nap": "it", "pms": "it", "wa": "fr", "gl": "pt", "nn": "no",
 }  # fmt: skip
 """small neighbours that short texts of the large language fall into; for consistency each counts as its neighbour"""
+_TWINS = ("da no", "bs hr sh sr", "id ms")
+_RELATIVES = (*_TWINS, "es pt", "da no sv", "cs sk", "af nl", "az tr", "be bg mk ru uk", "hr sl", "id jv su")
+SURE_RELATIVE = 0.8
+"""languages that the model takes for one another in short texts: one of them contradicts another only from this
+probability on, one of twins only with the letters and probability of SURE_DIALECT"""
+NO_LANGUAGE = 60
+"""letters of prose from which a text has to have a language: invented and romanised words have none"""
+SECOND_LANGUAGE = (0.5, 0.2)
+"""a text of NO_LANGUAGE letters with at most the first probability for its language, and at least the second for one
+that is not related, is written in both"""
+FORMULAS = 0.1
+"""share of the letters in names of formulas and code from which a text that is refused is judged without them"""
 Undetermined = Literal["neutral", "nothing", "bonus"]
 
 
@@ -68,6 +92,7 @@ class LanguageOptions(Section):
     ("nothing"), or give it even to a response without any words ("bonus")"""
 
 
+_CAPITALS = re.compile(r"[A-Z\u00c0-\u00de\u0410-\u042f]{4}")
 _PARTS = ("problem", "reasoning", "answer")
 _CONTENT = re.compile(r"[^\W_]")
 
@@ -136,23 +161,49 @@ def _excerpt(prose: str) -> str:
 
 
 @lru_cache(maxsize=4096)
-def _classify(prose: str) -> tuple[str, float]:
-    """Return the most probable language of prose and its probability, script first. fastText allows no newlines."""
+def _classify(prose: str, fold: bool = True) -> tuple[str, float]:
+    """Return the most probable language of prose and its probability, script first. `fold`: as of `_predict`."""
     script = script_units(prose)
-    if script["kana"] == 0 and 2 * script["han"] > script["all"]:
+    han = 2 * script["han"] if not script["kana"] else 0
+    if han and (han > script["all"] or han > letter_units(without_names(prose))):
         return "zh", 1.0
+    return next(iter(_predict(prose, 1, fold)), ("", 0.0))
+
+
+def _predict(prose: str, count: int, fold: bool = True) -> list[tuple[str, float]]:
+    """Return the most probable languages of prose with their probabilities. fastText allows no newlines.
+
+    `fold`: prose in capitals is read in small letters, since the model knows few words in capitals.
+    """
+    prose = prose.replace("\n", " ").replace("\0", " ")
+    if fold and _CAPITALS.search(prose) and 2 * sum(map(str.isupper, prose)) > letter_units(prose):
+        prose = prose.replace("I", "ı").replace("İ", "i").lower() if "İ" in prose else prose.lower()
     try:
-        labels, shares = _model().predict(prose.replace("\n", " ").replace("\0", " "), 1)
+        labels, shares = _model().predict(prose, count)
     except UnicodeEncodeError:
-        return "", 0.0
-    if not labels:
-        return "", 0.0
-    return labels[0].removeprefix("__label__"), min(1.0, float(shares[0]))
+        return []
+    return [
+        (label.removeprefix("__label__"), min(1.0, float(share))) for label, share in zip(labels, shares, strict=True)
+    ]
 
 
 def _family(code: str) -> str:
     """Return the large neighbour of a small language, and every other code itself."""
     return _DIALECTS.get(code, code)
+
+
+def _related(left: str, right: str, groups: tuple[str, ...] = _RELATIVES) -> bool:
+    return any({left, right} <= set(group.split()) for group in groups)
+
+
+def _differs(language: str, probability: float, target: str, prose: str) -> bool:
+    """Return whether prose, whose most probable language is given, is in another language than `target`."""
+    language = _family(language)
+    if language == target or (_related(language, target) and probability < SURE_RELATIVE):
+        return False
+    if _related(language, target, _TWINS) and not _is_sure(letter_units(prose), probability, (SURE_DIALECT,)):
+        return False
+    return not (target == "ja" and language == "zh" and may_be_japanese(prose))
 
 
 def _is_sure(units: int, share: float, steps: tuple[tuple[int, float], ...]) -> bool:
@@ -198,12 +249,19 @@ def _foreign_share(prose: str, language: str) -> float:
         step = len(pieces) / MAX_SENTENCES
         pieces = [pieces[int(index * step)] for index in range(MAX_SENTENCES)]
     foreign = total = 0
+    unsure: list[str] = []
     for text, units in pieces:
         total += units
         found, share = _classify(_excerpt(text))
-        sure = _is_sure(units, share, SENTENCE_PROBABILITY) or is_latin_among_others(script_units(text), language)
-        if _family(found) != language and sure:
+        if not _differs(found, share, language, text):
+            continue
+        if _is_sure(units, share, SENTENCE_PROBABILITY) or is_latin_among_others(text, language):
             foreign += units
+        else:
+            unsure.append(text)
+    rest = " ".join(unsure)
+    if (units := letter_units(rest)) >= NO_LANGUAGE and _classify(_excerpt(rest))[1] < PART_PROBABILITY[0][1]:
+        foreign += units
     return foreign / total if total else 0.0
 
 
@@ -232,6 +290,8 @@ def consistency(
     reason = ""
     if not _CONTENT.search(reasoning) and undetermined != "bonus":
         reason = "the reasoning is empty"
+    elif undetermined != "bonus" and is_filler(reasoning):
+        reason = "the reasoning is a word or two again and again, or letters or numbers in their order"
     elif undetermined == "nothing" and not all(languages):
         silent = next(name for name, language in zip(_PARTS, languages, strict=True) if not language)
         reason = f"the {silent} has too few words to tell its language"
@@ -239,10 +299,19 @@ def consistency(
         reason = "neither reasoning nor answer have enough words to tell their language"
     elif target:
         reason = _contradiction(parts, found, target)
+        if reason:
+            parts = [parts[0], _plain(reasoning, parts[1]), _plain(answer, parts[2])]
+            reason = _contradiction(parts, [found[0], *map(_detect_prose, parts[1:])], target)
         if hidden and not reason:
             reason = _hidden("reasoning", reasoning, parts[1], target)
             reason = reason or ("" if program else _hidden("answer", answer, parts[2], target))
     return Consistency(not reason, languages, reason)
+
+
+def _plain(text: str, prose: str) -> str:
+    """Return the prose of a text without names of formulas and code where it has many of them, else `prose`."""
+    plain = _spoken(without_formulas(text))
+    return plain if letter_units(plain) <= (1 - FORMULAS) * letter_units(prose) else prose
 
 
 def _hidden(name: str, text: str, prose: str, target: str) -> str:
@@ -254,8 +323,8 @@ def _hidden(name: str, text: str, prose: str, target: str) -> str:
     for row in rows[:MAX_SENTENCES]:
         units = letter_units(row)
         total += units
-        found, share = _classify(_excerpt(row))
-        if _family(found) != target and _is_sure(units, share, SENTENCE_PROBABILITY):
+        found, share = _classify(_excerpt(row), fold=False)
+        if _differs(found, share, target, row) and _is_sure(units, share, SENTENCE_PROBABILITY):
             foreign += units
     too_much = foreign > (FOREIGN_SENTENCES + ROUNDING) * total
     return f"{foreign / total:.0%} of the {name}, in formulas or code, not in {target}" if too_much else ""
@@ -269,30 +338,45 @@ def spoken_in(text: str, language: str) -> tuple[Detection, bool | None]:
     prose = _spoken(text)
     found = _detect_prose(prose)
     if _fault("text", prose, found, _family(language)):
-        return found, False
+        plain = _plain(text, prose)
+        if plain == prose or _fault("text", plain, _detect_prose(plain), _family(language)):
+            return found, False
     return found, True if found.language else None
 
 
 def _contradiction(parts: list[str], found: list[Detection], target: str) -> str:
     """Return the first fault of the three parts against the language `target`, "" when there is none."""
     faults = (
-        _wrong(name, detection, target) if name == "problem" else _fault(name, prose, detection, target)
+        _wrong(name, prose, detection, target) if name == "problem" else _fault(name, prose, detection, target)
         for name, prose, detection in zip(_PARTS, parts, found, strict=True)
     )
     return next(filter(None, faults), "")
 
 
-def _wrong(name: str, detection: Detection, target: str) -> str:
+def _wrong(name: str, prose: str, detection: Detection, target: str) -> str:
     """Return the fault of a part that as a whole is in another language than `target`, "" when it is not."""
-    known = detection.language and _family(detection.language) != target
+    known = detection.language and _differs(detection.language, detection.probability, target, prose)
     return f"{name} in {detection.language}, expected {target}" if known else ""
+
+
+def _without_language(prose: str, detection: Detection) -> str:
+    """Return why a long text is in no language, or in two; "" when it is in one or too short to tell."""
+    if detection.units < NO_LANGUAGE or detection.probability > SECOND_LANGUAGE[0]:
+        return ""
+    if not detection.language:
+        return "in no language"
+    first, second = [*_predict(_excerpt(prose), 2), ("", 0.0), ("", 0.0)][:2]
+    mixed = second[1] >= SECOND_LANGUAGE[1] and _differs(second[0], 0.0, _family(first[0]), prose)
+    return f"in {first[0]} and {second[0]}" if mixed else ""
 
 
 def _fault(name: str, prose: str, detection: Detection, target: str) -> str:
     """Return the first fault of a part against the language `target`, "" when there is none."""
-    if wrong := _wrong(name, detection, target):
+    if wrong := _wrong(name, prose, detection, target):
         return wrong
-    script = foreign_script(script_units(prose), target)
+    if mixed := _without_language(prose, detection):
+        return f"{name} {mixed}"
+    script = foreign_script(script_units(prose), target, prose)
     if script:
         return f"{name} in {target} with words in {script} script"
     foreign = 1.0 - detection.share if detection.language else _foreign_share(prose, target)

@@ -1,7 +1,8 @@
 r"""Refuses completions that Magistral's rules would reward but should not, each rule by its name in `reward.refuse`.
 
     empty         nothing in the box                                                    -> format broken
-    thoughtless   no reasoning, one word, one thing again and again, the problem copied  -> format broken
+    thoughtless   no reasoning, one word, one thing again and again, the problem copied,
+                  letters or numbers in their order, the answer alone                   -> format broken
     hidden        boxes in comments, in code or struck out are not seen                 -> format broken, or another box
     denied        the answer is denied, called a guess, or one of several               -> answer wrong
     unstated      the answer's line is not the last one, or holds more than it     -> answer wrong; off by default
@@ -24,6 +25,7 @@ from verify.extract import extract_answer, find_answer, find_boxes
 from verify.format import Parts, broken
 from verify.math.plain import decide
 from verify.math.unit import is_known
+from verify.text_cleaning import is_recital
 from verify.unworked import unworked
 from verify.verifiers import verifier_for
 from verify.visible import visible
@@ -38,6 +40,8 @@ LEAST = 3
 LEAST_BESIDE_A_COPY = 5
 """the same where the problem was copied and nothing is calculated"""
 SIGNS = frozenset("+*/=<>^×·÷−→√-")
+MOST_ANNOUNCED = 12
+"""number of words up to which reasoning may be the answer alone"""
 COPIED_RUN = 6
 """this many words in a row that also stand in the problem are copied from it"""
 _REASONING_MARKUP = re.compile(r"<[^<>]{0,80}>|\\[A-Za-z]+|[\u200b-\u200f\u2060\ufeff]")
@@ -56,6 +60,11 @@ _ANSWER = (
 _SO = (
     r"(?:so|thus|therefore|hence|donc|ainsi|also|somit|daher|por lo tanto|así que|luego|quindi|dunque|perciò|итак"
     r"|значит|поэтому|следовательно|所以|因此|故)"
+)
+_ONLY_ANSWER = re.compile(
+    rf"\W*(?:{_SO}\W*)?{_ANSWER}[\W_]*(?:[a-z]\s*=\s*)?"
+    r"(?:\d[\d.,/]*|[^\W\d_\u3040-\u9fff]+|[\u4e00-\u9fff]{1,3})(?:\s[^\W\d_\u3040-\u9fff]+)?[\W_]*",
+    re.IGNORECASE,
 )
 _MARKUP = re.compile(r"\\[,;!:()\[\]]|\\(?:quad|qquad|displaystyle|textbf|mathbf|bf|left|right)\b|[$*_#>{}`]")
 _NAME = r"(?:[a-z]|\\[a-z]+)(?:\s?\d+)?(?:\([a-z]\))?"
@@ -110,8 +119,8 @@ def thoughtless(problem: str, reasoning: str) -> str:
     """Return why this does not count as reasoning, "" when it does. Linear in both texts.
 
     It needs three different words, numbers or signs of its own: what is copied from the problem in runs does not count,
-    and a text that is one piece said three times counts as that piece. "2+3=5" is enough. A Han or kana character is a
-    word.
+    and a text that is one piece said three times counts as that piece. "2+3=5" is enough, an alphabet or "The answer is
+    five." is not. A Han or kana character is a word.
     """
     words = _words(reasoning)
     if not words:
@@ -121,6 +130,10 @@ def thoughtless(problem: str, reasoning: str) -> str:
         return "says the same again and again"
     if len(set(words)) < LEAST:
         return "is a word or two"
+    if is_recital(reasoning):
+        return "is letters or numbers in their order"
+    if len(words) <= MOST_ANNOUNCED and _ONLY_ANSWER.fullmatch(_MARKUP.sub("", reasoning)):
+        return "only states the answer"
     own = _own(words, _words(problem))
     if len(own) < len(words) and len(set(own)) < (LEAST if set(own) & SIGNS else LEAST_BESIDE_A_COPY):
         return "copies the problem"

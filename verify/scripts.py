@@ -11,6 +11,8 @@ from __future__ import annotations
 import re
 import unicodedata
 
+from verify.text_cleaning import script_units
+
 FOREIGN = 0.01
 """share of the letters in a foreign script that breaks a language"""
 LATIN_AMONG_OTHERS = 0.25
@@ -18,6 +20,8 @@ LATIN_AMONG_OTHERS = 0.25
 LEAST_LATIN = 12
 LEAST_LATIN_SENTENCE = 18
 LATIN_WORDS = 4
+LATIN_NAMES = 0.85
+"""share of the letters in Latin script that breaks another script even where all of them are names"""
 
 _CYRILLIC_CODES = "av ba be bg bxr ce cv kk krc kv ky mhr mk mn mrj myv os ru rue sah sr tg tt tyv udm uk xal ab"
 _OTHER_CODES = (
@@ -37,6 +41,10 @@ assert _STANDS_IN + len(_MARKS) < 0x187F8  # within the Tangut block
 
 
 _SIGNS = str.maketrans({"？": "? ", "！": "! ", "．": ". ", "؟": "? ", "।": ". ", "۔": ". ", "։": ". "})
+_NAMES = re.compile(r"[A-Za-z\u00c0-\u024f][A-Za-z\u00c0-\u024f'’.-]*+(?:[ ]++[A-Za-z\u00c0-\u024f'’.-]++)*+")
+_SPACES = re.compile(r"[ ]+|(?<=\w)-(?=\w)")
+_CHINESE = re.compile("[是这這那們们你您她它个嗎吗呢吧很沒从麼么还于於给]|所以|因此|除以|乘以|加上|首先|然後|我有")
+_NOT_HAN = re.compile(r"[^\u3400-\u9fff]")
 _LATIN_RUN = re.compile(r"(?<![^\W\d_])(?:[A-Za-z\u00c0-\u024f'’-]++[ ,;:]++){3,}+[A-Za-z\u00c0-\u024f'’-]*+")
 
 
@@ -57,9 +65,33 @@ def _on_a_line(run: re.Match[str]) -> str:
     return f"\n{run.group()}\n" if len(run.group().split()) >= LATIN_WORDS else run.group()
 
 
-def is_latin_among_others(units: dict[str, int], language: str) -> bool:
+def is_latin_among_others(prose: str, language: str) -> bool:
     """Return whether a sentence is mostly Latin words, as many as make a sentence, in a language of another script."""
-    return language in NOT_LATIN and 2 * units["latin"] > units["all"] and units["latin"] >= LEAST_LATIN_SENTENCE
+    if language not in NOT_LATIN:
+        return False
+    units = script_units(without_names(prose))
+    return 2 * units["latin"] > units["all"] and units["latin"] >= LEAST_LATIN_SENTENCE
+
+
+def without_names(prose: str) -> str:
+    """Return the prose without Latin names (Harry Potter, iPhone) and units (km) that stand among another script.
+
+    A name has a capital letter, and at most three of them stand in a row: more are a sentence.
+    """
+    return _NAMES.sub(_drop_names, prose)
+
+
+def _drop_names(run: re.Match[str]) -> str:
+    words = _SPACES.split(run.group())
+    names = [word for word in words if len(word) <= 2 or word.lower() != word]
+    few = len(words) < LATIN_WORDS or max(map(len, words)) <= 2
+    return " " if few and len(names) == len(words) else run.group()
+
+
+def may_be_japanese(prose: str) -> bool:
+    """Return whether a text of Han characters alone may be Japanese: none of them is written in Chinese only."""
+    han = _NOT_HAN.sub("", prose)
+    return not _CHINESE.search(prose) and han.encode("cp932", "ignore").decode("cp932") == han
 
 
 def shelter(text: str) -> str:
@@ -74,8 +106,8 @@ def restore(text: str) -> str:
     return text.translate(_RESTORE) if not text.isascii() else text
 
 
-def foreign_script(units: dict[str, int], language: str) -> str:
-    """Return the script that does not belong to `language`, "" when there is none. units: as of `script_units`."""
+def foreign_script(units: dict[str, int], language: str, prose: str) -> str:
+    """Return the script that does not belong to `language`, "" when there is none. units: `script_units` of prose."""
     total = units["all"]
     if language not in HAN and units["han"] > FOREIGN * total:
         return "Han"
@@ -84,5 +116,7 @@ def foreign_script(units: dict[str, int], language: str) -> str:
     if language not in CYRILLIC and units["cyrillic"] > FOREIGN * total:
         return "Cyrillic"
     if language in NOT_LATIN and units["latin"] > LATIN_AMONG_OTHERS * total and units["latin"] >= LEAST_LATIN:
-        return "Latin"
+        latin = script_units(without_names(prose))["latin"]
+        words = latin > LATIN_AMONG_OTHERS * total and latin >= LEAST_LATIN
+        return "Latin" if words or units["latin"] > LATIN_NAMES * total else ""
     return ""

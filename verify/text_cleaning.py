@@ -34,6 +34,28 @@ _CYRILLIC = re.compile(r"[\u0400-\u04ff]")
 _LATIN = re.compile(r"[A-Za-z\u00c0-\u024f]")
 _LETTER = re.compile(r"[^\W\d_]")
 
+_W = r"[A-Za-z\u00c0-\u052f]"
+_FORMULA_WORD = re.compile(
+    rf"(?<!{_W})(?:{_W}++(?=[(\[{{^_]|\.{_W}|[ ]?(?:[=<>≤≥≈/*+|→]|->))|{_W}{{1,3}}+(?=\d))"
+    rf"|(?:(?<=[\^_)\]}}(\[{{])|(?<=[=<>≤≥≈/*+|→])[ ]?){_W}++"
+    rf"|(?<=\d)[ ]?{_W}{{1,3}}+(?!{_W})"
+    r"|\[asy\](?s:.*?)(?:\[/asy\]|\Z)"
+)
+_ITEM_NAME = re.compile(rf"(?:(?<=[,:;.\n])|\A)[ ]?+[A-Z\u00c0-\u00deА-Я]{_W}*+(?=[ ]?(?:[,:;.=\n]|\Z))")
+LEAST_NAMES = 4
+"""names that stand alone between commas, colons and numbers, from which they are a list"""
+_SHORT_CAPITALS = re.compile(rf"(?<!{_W})[A-Z]{{1,4}}(?!{_W})")
+_LONG_CAPITALS = re.compile(r"[A-Z]{5}")
+LONG_NAME, MOST_NAMES = 3, 60
+"""letters of a name, and letters of different such names from which the signs only join words"""
+_WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\d_\u3040-\u30ff\u3400-\u9fff]+")
+_ITEM = re.compile(r"\d+|[^\W\d_]")
+LEAST_ITEMS = 10
+LEAST_VARIED, LONG_TEXT = 18, 60
+"""least letters of different words in a text of so many letters"""
+REPEATED, MOST_WORDS = 1.5, 20
+"""least mean count of a word in a filler, and most different words"""
+
 
 def _drop_dollars(match: re.Match[str]) -> str:
     """Two prices in one sentence look like a formula; keep what reads as words."""
@@ -76,6 +98,59 @@ def clean(text: str) -> str:
     text = _DOLLARS.sub(_drop_dollars, text)
     text = _MACRO.sub(" ", _TEXT_MACRO.sub(r" \1 ", _TAG.sub(" ", text)))
     return _SPACE.sub(" ", _NOT_PROSE.sub(" ", text)).strip()
+
+
+def without_formulas(text: str) -> str:
+    """Return the text without names in formulas and code, units behind numbers, points in capitals, items of a list.
+
+    Words beside signs of operations or brackets, such as "speed = distance / time", are taken for names, unless there
+    are so many long ones that the signs only join words.
+    """
+    if len(_ITEM_NAME.findall(text)) >= LEAST_NAMES:
+        text = _ITEM_NAME.sub(" ", text)
+    names = {name.strip() for name in _FORMULA_WORD.findall(text) if name[0] != "["}
+    if sum(len(name) for name in names if len(name) >= LONG_NAME) >= MOST_NAMES:
+        return text
+    text = _FORMULA_WORD.sub(" ", text)
+    return text if _LONG_CAPITALS.search(text) else _SHORT_CAPITALS.sub(" ", text)
+
+
+def is_filler(text: str) -> bool:
+    """Return whether a text is a word or two again and again, or letters or numbers in their order."""
+    if is_recital(text):
+        return True
+    tokens = text.split()
+    if len(tokens) < LEAST_ITEMS // 2:
+        tokens = list(text)
+    if len(tokens) < REPEATED * len(different := set(tokens)) or len(different) > MOST_WORDS:
+        return False
+    words = _WORD.findall(clean(without_formulas(text)).lower())
+    different = set(words)
+    numbers = len(re.findall(r"\d+", text))
+    if len(words) >= max(LEAST_ITEMS // 2, 2 * numbers) and len(different) <= 2:
+        return True
+    if numbers or sum(map(_weight, words)) < LONG_TEXT:
+        return False
+    return sum(_weight("".join(set(word))) for word in different) < LEAST_VARIED
+
+
+def _weight(word: str) -> int:
+    """Return the letters of a word, a Han or kana character counting as three."""
+    return HAN_LETTERS * len(word) if "\u3040" <= word[0] <= "\u9fff" else len(word)
+
+
+def is_recital(text: str) -> bool:
+    """Return whether a text is the letters of an alphabet, or numbers, each the one behind the last."""
+    text = text.strip().lower().replace("ё", "")
+    items = iter(text) if text.isdigit() else (item.group() for item in _ITEM.finditer(text))
+    count, jumps, before = 0, 0, 0
+    for item in items:
+        value = int(item[:20]) if item[0].isdecimal() else ord(item)
+        jumps += abs(value - before) != 1
+        count, before = count + 1, value
+        if jumps > 1 + count / LEAST_ITEMS:
+            return False
+    return count >= LEAST_ITEMS
 
 
 def letter_units(text: str) -> int:

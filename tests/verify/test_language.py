@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from verify.language import Undetermined, consistency, detect
+from verify.language import Undetermined, consistency, detect, spoken_in
 from verify.text_cleaning import clean, letter_units, sentences
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
@@ -282,6 +282,51 @@ def test_letter_units_and_sentences() -> None:
         "This is long enough.",
         "And so is this one.",
     ]
+
+
+def read_spoken() -> list[tuple[str, bool, str, str, str]]:
+    """Return (kind, paid, problem, reasoning, answer) of the rows of `spoken.jsonl`."""
+    lines = (Path(__file__).parent / "spoken.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [json.loads(line) for line in lines]
+    problems = {(row["topic"], row["language"]): row["problem"] for row in rows if "problem" in row}
+    return [
+        (row["kind"], row["paid"], problems[row["topic"], row["language"]], row["reasoning"], row["answer"])
+        for row in rows
+        if "kind" in row
+    ]
+
+
+SPOKEN = read_spoken()
+
+
+@pytest.mark.parametrize("kind", sorted({kind for kind, *_ in SPOKEN}))
+def test_texts_that_are_paid_and_texts_that_are_not(kind: str) -> None:
+    rows = [row for row in SPOKEN if row[0] == kind]
+    wrong = [
+        (paid, reasoning, found)
+        for _, paid, problem, reasoning, answer in rows
+        if (found := consistency(problem, reasoning, answer, hidden=True)).consistent is not paid
+    ]
+    assert len(rows) >= 10 and not wrong
+
+
+def test_long_thoughts_in_no_language_are_told_by_the_reason() -> None:
+    words = "fo kapi zu remo tila nuso vake " * 2
+    found = consistency(PROBLEM["en"], f"{words}, {words}", ANSWER["en"])
+    assert found.languages == ("en", "", "en") and found.reason == "reasoning in no language"
+    assert spoken_in(f"{words}, {words}", "en")[1] is False
+    assert consistency(PROBLEM["en"], words[:40], ANSWER["en"]).consistent
+    assert spoken_in(words[:40], "en")[1] is None
+
+
+def test_twins_are_told_apart_in_long_and_clear_texts_only() -> None:
+    short = "Svaret er otte æbler i alt."
+    long = (
+        "Først tæller vi æblerne, som Tom havde i går, og derefter lægger vi dem til, som hans søster gav ham, så "
+        "vi kan sige, hvor mange han nu har tilbage, når han også har spist nogle af dem."
+    )
+    assert spoken_in(short, "no")[1] is not False
+    assert spoken_in(long, "da")[1] is True and spoken_in(long, "no")[1] is False
 
 
 def test_real_problems_are_detected_in_every_language() -> None:
