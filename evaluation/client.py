@@ -108,8 +108,9 @@ class EvaluationClient(ApiEndpoint):
                     raise RequestRefused(error.code, message, code) from None
                 reason, asked_s = f"status {error.code}: {message}", retry_after_s(error.headers)
             except ValidationError as error:
-                first = error.errors()[0]
-                reason = f"no chat completion: {'.'.join(map(str, first['loc']))}: {first['msg']}"
+                first = error.errors()[0]  # without a place where the reply is no JSON
+                lacks = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+                reason = f"no chat completion: {lacks if first['loc'] else explain_error(data, self._key)[0]}"
             except ValueError as error:  # an error in its place, or it is too long
                 reason = str(error)
             if number < self.tries:

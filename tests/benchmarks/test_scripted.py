@@ -38,15 +38,14 @@ def requests(count: int) -> list[GenerateRequest]:
 def test_completions_give_their_places_to_those_that_wait() -> None:
     """Two places, a token takes 20 ms: of 8, 2 and 3 tokens the second ends first, and the third takes its place."""
 
-    async def story() -> float:
-        engine, began = ScriptedEngine(Script(token_s=0.02, seats=2), [8, 2, 3], told), time.monotonic()
+    async def story() -> None:
+        engine = ScriptedEngine(Script(token_s=0.02, seats=2), [8, 2, 3], told)
         await engine.generate(requests(3))
         await asyncio.gather(*engine.tasks)
-        return time.monotonic() - began
 
     told = Told()
-    assert 0.16 <= asyncio.run(story()) < 0.26, "the third does not wait for the first"
-    assert [completion.index for completion in told.completions] == [1, 2, 0]
+    asyncio.run(story())
+    assert [completion.index for completion in told.completions] == [1, 2, 0], "the third does not wait for the first"
     assert [len(completion.token_ids) for completion in told.completions] == [2, 3, 8]
 
 

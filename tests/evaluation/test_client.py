@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
 
 from evaluation.client import (
     ChatCompletion,
@@ -91,6 +91,11 @@ def test_refusals_are_not_repeated(plain: Plain) -> None:
 def test_what_is_no_chat_completion(plain: Plain, message: dict[str, object]) -> None:
     with pytest.raises(NoResponse, match="no chat completion"):
         ask(plain(lambda *_: message).url, tries=1)
+
+
+def test_the_text_of_a_reply_that_is_no_json_is_told(plain: Plain) -> None:
+    with pytest.raises(NoResponse, match="no chat completion: upstream connect error"):
+        ask(plain(lambda *_: Response("upstream connect error", 200)).url, tries=1)
 
 
 def openai(name: str, words: str = "is not supported with this model.", code: str = "unsupported_parameter") -> Any:
