@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse
+from fastapi.responses import Response
 
 from evaluation.__main__ import main
 from tests.serve.conftest import model_folder as model_folder
 from tests.serve.conftest import running
 from tests.serve.conftest import serve as serve
 
-Answer = Callable[[dict[str, Any], int], str | dict[str, Any] | JSONResponse]
+Answer = Callable[[dict[str, Any], int], str | dict[str, Any] | Response]
 """(request, number of the request) -> content, whole message, or response"""
 Plain = Callable[..., "PlainServer"]
 
@@ -43,12 +43,12 @@ class PlainServer:
             return {"data": [self.card]}
 
         @self.app.post("/v1/chat/completions", response_model=None)
-        async def chat(request: Request) -> dict[str, Any] | JSONResponse:
+        async def chat(request: Request) -> dict[str, Any] | Response:
             body = await request.json()
             self.requests.append(body)
             self.headers.append(dict(request.headers))
             said = answer(body, len(self.requests) - 1)
-            if isinstance(said, JSONResponse):
+            if isinstance(said, Response):
                 return said
             message = {"content": said} if isinstance(said, str) else dict(said)
             reason = message.pop("finish_reason", "stop")

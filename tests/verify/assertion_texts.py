@@ -306,7 +306,7 @@ UNVERIFIABLE: list[tuple[str, str]] = [
 REFUSED: list[tuple[Any, str]] = [
     ("it must print the double", "not Python"),
     (">>> f(3)\n6", "not Python"),
-    ("eJxrYJlqwwABPRbR1UqZeQWlJUpWCkrGMXlKOgpK", "cannot fail"),
+    ("eJxrYJlqwwABPRbR1UqZeQWlJUpWCkrGMXlKOgpK", "the compressed tests cannot be read"),
     ("def f(x):\n    return 2 * x", "cannot fail"),
     ("f(3)", "cannot fail"),
     ("if f(3) != 6:\n    print('FAIL')\nelse:\n    print('PASS')", "cannot fail"),
