@@ -140,7 +140,7 @@ WRITTEN = [
     ("<think>\n<think>\nTwo and three: 2+3=5.\n</think>\n</think>\n\\boxed{5}", "found 2 and 2", False),
     ("<think>\nTwo and three: 2+3=5.\n</think>\n\\boxed{5}\n</think> again \\boxed{6}", "found 1 and 2", False),
     ("<think>\nTwo and three: 2+3=5.\n</think>\nIt is 5.", "no balanced", False),
-    ("<|begin_of_thought|>\nTwo and three: 2+3=5.\n<|end_of_thought|>\n\\boxed{5}", "stands in <|begin_of_thought|>", False),
+    ("<|begin_of_thought|>\nTwo.\n<|end_of_thought|>\n\\boxed{5}", "stands in <|begin_of_thought|>", False),
     ("<reasoning>\nTwo and three: 2+3=5.\n</reasoning>\n\\boxed{5}", "stands in <reasoning>", False),
     ("[THINK]\nTwo and three: 2+3=5.\n[/THINK]\n\\boxed{5}", "", True),
     ("◁think▷Two and three: 2+3=5.◁/think▷\\boxed{5}", "stands in ◁think▷", False),

@@ -178,7 +178,8 @@ SCORES = {
     1.0: ("Good.\nSCORE: 10", "SCORE: 10.0", "SCORE: 10.00/10", "Score: ten", "SCORE: 10 (perfect)"),
     None: (
         "", "seven", "8", "SCORE:", "SCORE: n", "SCORE: good", "SCORE: 10.5", "SCORE: 11", "SCORE: 100", "SCORE: -1",
-        "SCORE: -3", "SCORE: 1,000", "I cannot give a SCORE: 9 for this.", "SCORE: - 3", "SCORE -3", "SCORE: 9.99999999", "SCORE: 7/100", "SCORE: 7 out of 100", "SCORE: 4/5",
+        "SCORE: 1,000", "I cannot give a SCORE: 9 for this.",
+        "SCORE: -3", "SCORE: - 3", "SCORE -3", "SCORE: 9.99999999", "SCORE: 7/100", "SCORE: 7 out of 100", "SCORE: 4/5",
         "SCORE: 70%", "SCORE: 7%", "SCORE: 7 / 1000", "7/100", "4/5", "SCORE: 7e1", "Score (out of 100): 7",
         "SCORE: 9\nbut I changed my mind", "SCORE: 7-8", "SCORE: 7 to 8", "SCORE: 7 or 8", "SCORE: 7 or more",
         "SCORE: 3 SCORE: 9", "SCORE: 3\nSCORE: 9", "SCORE: 3, no, SCORE: 9", "SCORE: between 7 and 8",
