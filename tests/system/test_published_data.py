@@ -9,14 +9,13 @@ import pytest
 
 from tests.published import SETS
 from tests.system.launch import Launch
-from tests.verify.test_published import WAITING
 from verify.verifiers import read_problem
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def test_a_launch_trains_on_published_rows_and_says_how_it_read_them(tmp_path: Path) -> None:
-    rows = [each.row for name in sorted({*SETS} - {*WAITING}) for each in SETS[name][:4]]
+    rows = [each.row for name in sorted(SETS) for each in SETS[name][:4]]
     (tmp_path / "rows.json").write_text(json.dumps({"data": rows}))
     chats = [
         {"conversations": [{"from": "human", "value": f"{n}?"}, {"from": "gpt", "value": f"<think>{n}</think>{n}"}]}
