@@ -6,6 +6,7 @@ brackets stay). Every pass is linear; callers bound the length first (`extract.w
 
 from __future__ import annotations
 
+import itertools
 import re
 import unicodedata
 from functools import lru_cache
@@ -64,16 +65,6 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
     (re.compile(pattern), replacement)
     for pattern, replacement in [
         (r",\s*\\!\s*", ","),
-        (r"\\(vec|hat|overline)\s+([A-Za-z])(?![A-Za-z])", r"\\\1{\2}"),
-        (r"(?<=[\d.])\\bar\s*\{(\d+)\}", r"\\overline{\1}"),
-        (r"\\(?:mathrm|text|operatorname)\s*\{\s*([CPA])\s*\}(?=\s*[\^_])", r"\1"),
-        (r"[Cc]entigrade", "Celsius"),
-        (rf"^\\text\s*\{{\s*({_ITEM}(?:(?:\s*,|\s+and|\s+or)+\s*{_ITEM})+)\s*\}}$", r"\1"),
-        (r'^\\text\s*\{\s*"([^"{}A-Za-z]*)"\s*\}$|^\\text\s*\{([^{}A-Za-z]*\d[^{}A-Za-z]*) only\s*\}$', r"\1\2"),
-        (rf"^\\text\s*\{{\s*(?:{_COUNTING})\s+(\\?\$?\d[\d,.]*)((?: [a-z]+)*)\s*\}}$", r"\1\\text{\2}"),
-        (r"^(-?\d+)\s*(?:\\text\s*\{\s*and a half\s*\}|and a half)$", r"\1\\frac{1}{2}"),
-        (r"^(-?\d+)\s*(?:\\text\s*\{\s*and a quarter\s*\}|and a quarter)$", r"\1\\frac{1}{4}"),
-        (r"\\text\s*\{\s*,?\s*(?:as well as|along with)\s*\}", " and "),
         (r"\\(?:tiny|small|normalsize|large|Large|LARGE|huge|Huge|bfseries)(?![A-Za-z])", " "),
         (r"[_^]\s*\{\s*\}(?!\s*[_^]?\{?\w*\}?\s*[CPA]\b)|\s*\\(?:square|blacksquare|Box|qed)(?![A-Za-z])\s*$", ""),
         (r"^(\d+)\s*(?:\^\s*)?\{?\s*(?:\\(?:text|mathrm|textrm)\s*\{\s*)?(?:st|nd|rd|th)\s*\}{0,2}$", r"\1"),
@@ -143,11 +134,6 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (r"\\rangle(?![A-Za-z])", ")"),
         (r"^\\text\s*\{\s*([A-Z0-9(),;\s.+-]*[A-Z0-9(),;+-][A-Z0-9(),;\s.+-]*)\}$", r"\1"),
         (r"\^\s*(?:\{\s*\\circ\s*\}|\\circ)\s*\\text\s*\{\s*([CF])\s*\}", r"^\\circ \1"),
-        (rf"(?:\{{\}}|^|(?<=[-+*=(\s]))\s*[_^]{_COUNT}\s*C_{_TAKEN}", r"\\binom{\1\2}{\3\4}"),
-        (rf"(?:\{{\}}|^|(?<=[-+*=(\s]))\s*[_^]{_COUNT}\s*P_{_TAKEN}", r"P(\1\2,\3\4)"),
-        (rf"(?<![A-Za-z\\])C_(?!\{{?\d+\}}?\s*\^){_COUNT}\s*\^\s*{_TAKEN}", r"\\binom{\1\2}{\3\4}"),
-        (rf"(?<![A-Za-z\\])C\s*\^\s*{_TAKEN}\s*_\s*(?!1\b|\{{1\}}){_COUNT}", r"\\binom{\3\4}{\1\2}"),
-        (r"(?<![A-Za-z\\])A_\{?([nm])\}?\s*\^\s*\{?(\d|[kmr])\}?", r"P(\1,\2)"),
         (rf"([\^_])\s*\\(?:{_FONTS})\s*\{{([^{{}}]*)\}}", r"\1{\2}"),
         (rf"(\\[A-Za-z]+)\\(?:{_FONTS})\s*\{{([^{{}}]*)\}}", r"\1 \2"),
         (r"\\mathbb\s*([A-Z])", r"\\mathbb{\1}"),
@@ -209,6 +195,33 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (r"^\s*(?:the\s+)?(?:final\s+)?(?:[Aa]nswer|ANSWER)(?:\s+is|\s*:)\s*:?\s*", ""),
     ]
 ]
+_EARLY: list[tuple[re.Pattern[str], str]] = [
+    (re.compile(pattern), replacement)
+    for pattern, replacement in [
+        (r"\\(vec|hat|overline)\s+([A-Za-z])(?![A-Za-z])", r"\\\1{\2}"),
+        (r"(?<=[\d.])\\bar\s*\{(\d+)\}", r"\\overline{\1}"),
+        (r"[Cc]entigrade", "Celsius"),
+        (rf"^\\text\s*\{{\s*({_ITEM}(?:(?:\s*,|\s+and|\s+or)+\s*{_ITEM})+)\s*\}}$", r"\1"),
+        (r'^\\text\s*\{\s*"([^"{}A-Za-z]*)"\s*\}$|^\\text\s*\{([^{}A-Za-z]*\d[^{}A-Za-z]*) only\s*\}$', r"\1\2"),
+        (rf"^\\text\s*\{{\s*(?:{_COUNTING})\s+(\\?\$?\d[\d,.]*)((?: [a-z]+)*)\s*\}}$", r"\1\\text{\2}"),
+        (r"^(-?\d+)\s*(?:\\text\s*\{\s*and a half\s*\}|and a half)$", r"\1\\frac{1}{2}"),
+        (r"^(-?\d+)\s*(?:\\text\s*\{\s*and a quarter\s*\}|and a quarter)$", r"\1\\frac{1}{4}"),
+        (r"\\text\s*\{\s*,?\s*(?:as well as|along with)\s*\}", " and "),
+    ]
+]
+"""before the rules, for text that `_MARKS` names"""
+_MARKS = ("\\text", "\\bar", "\\vec", "\\hat", "\\over", "and a ", "entigrade")
+_CHOSEN: list[tuple[re.Pattern[str], str]] = [
+    (re.compile(pattern), replacement)
+    for pattern, replacement in [
+        (rf"(?:\{{\}}|^|(?<=[-+*=(\s]))\s*[_^]{_COUNT}\s*C_{_TAKEN}", r"\\binom{\1\2}{\3\4}"),
+        (rf"(?:\{{\}}|^|(?<=[-+*=(\s]))\s*[_^]{_COUNT}\s*P_{_TAKEN}", r"P(\1\2,\3\4)"),
+        (rf"(?<![A-Za-z\\])C_(?!\{{?\d+\}}?\s*\^){_COUNT}\s*\^\s*{_TAKEN}", r"\\binom{\1\2}{\3\4}"),
+        (rf"(?<![A-Za-z\\])C\s*\^\s*{_TAKEN}\s*_\s*(?!1\b|\{{1\}}){_COUNT}", r"\\binom{\3\4}{\1\2}"),
+        (r"(?<![A-Za-z\\])A_\{?([nm])\}?\s*\^\s*\{?(\d|[kmr])\}?", r"P(\1,\2)"),
+    ]
+]
+"""combinations and permutations, after the rules"""
 _LINES = re.compile(
     r"(?:\\left\s*\\(?:\{|lbrace)\s*)?\\begin\s*\{(?:d?cases|array\}\s*\{[lcr]|aligned)\}((?=[^&]*[=<>])[^&]*?)(?:\\\\)?"
     r"\s*\\end\s*\{(?:d?cases|array|aligned)\}(?:\s*\\right\s*\.)?"
@@ -308,7 +321,9 @@ def normalise(text: str) -> str:
     if inner and not _OPEN_DOLLAR.search(inner.group(1)):
         text = inner.group(1)
     text = _LINES.sub(_rows, _unwrapped(text))
-    for pattern, replacement in _RULES:
+    early = _EARLY if any(map(text.__contains__, _MARKS)) else []
+    chosen = _CHOSEN if "C" in text or "P" in text or "A_" in text else []
+    for pattern, replacement in itertools.chain(early, _RULES, chosen):
         text = pattern.sub(replacement, text)
     text = decimal_commas(french_brackets(text))
     text = _PER.sub(_per, text)

@@ -223,7 +223,13 @@ def _named_items(found: Form) -> tuple[str, ...]:
 
 def _counts_things(found: Form) -> bool:
     """Return whether every item is a number of a different thing: 6 red and 4 blue."""
-    return len({match.group(1) for match in map(_THING.search, found.items) if match}) == len(found.items)
+    things: set[str] = set()
+    for item in found.items:
+        match = _THING.search(item)
+        if match is None or match.group(1) in things:
+            return False
+        things.add(match.group(1))
+    return True
 
 
 def _same_ratio(left: Form, right: Form, same: ItemComparison) -> bool | None:
