@@ -211,7 +211,7 @@ def _same_tree(ground_truth: str, answer: str) -> bool:
 def _remainder(node: Node, prime: int) -> int:
     """Return the value of a number modulo a prime. Raises ValueError for what has none, or takes too long."""
     if node[0] == "num":
-        return int(node[1].numerator) * pow(node[1].denominator, -1, prime) % prime
+        return int(node[1].numerator * pow(node[1].denominator, -1, prime) % prime)
     if node[0] == "call" and node[1] == "factorial" and node[2][0] == "num":
         return _factorial_remainder(node[2][1], prime)
     if node[0] == "^":
