@@ -26,26 +26,30 @@ sin cos tan cot sec csc sinh cosh tanh arcsin arccos arctan und oder nicht kein 
 halbe halber halbes halben anderthalb einhalb dreiviertel mindestens hochstens wenigstens etwa ungefahr rund fast
 beinahe knapp zuviel zuwenig halfte wurzel geteilt abzug hundert millionen milliarden zwei drei vier funf sechs sieben
 acht neun zehn et ou ni pas moins fois demi demie demis demies tiers quart quarts environ presque puissance racine
-divise divisee triplee mille millions deux trois quatre cinq sept huit neuf dix y o ni menos mas veces medio media
-medios medias tercio tercios cuarto cuartos quinto quintos sexto sextos septimo septimos octavo octavos noveno novenos
-decimo decimos raiz cien ciento cientos mil casi millon millones dos tres cuatro cinco seis siete ocho nueve diez e
-non meno piu volte mezzo mezza mezzi terzo terzi quarto quarti quinti sesto sesti settimo settimi ottavo ottavi nono
-noni decimi radice potenza quasi almeno cento mila meta diviso divisa elevato elevata milione milioni due tre quattro
-cinque sei sette otto nove dieci meio meia mais vezes cem terco tercos triplo milhao milhoes half helft halve kwart
-derde keer maal min minder meer ongeveer bijna wortel macht kwadraat miljoen и или не раз раза минус плюс больше
-меньше более менее около почти примерно вдвое втрое вчетверо дважды трижды пополам треть трети третьих пятых шестых
-седьмых восьмых девятых десятых сотых тысячных сто сот сотен сотни квадрате кубе корень корня кроме только свыше нет
-ни лишь полтора полторы чем миллион миллиона миллионов миллиард миллиарда миллиардов два две три четыре пять шесть
-семь восемь девять десять і й або не мінус плюс разів рази більше менше майже квадраті кубі півтора мільйон мільйони
-мільйонів lub razy mniej wiecej pol prawie okolo poltora milion miliony milionow och eller ganger minus mer mindre
-halv halva kvart nastan halften gange mere halvt miljon millioner ve veya kati yarim yarisi ceyrek eksi karesi fazla
-eksik yuzde carpi milyon krat vice mene pul ctvrt sto es fel felet fele harmad
-negyed haromnegyed egesz nem vagy ezer millio szazalek puoli puolta
-ja kertaa miinus tuhatta kymmenta prosenttia ruoi nua gap lan phan tram nghin trieu ty khong hoac am hon kem pool
-poolteist korda pus un reiz puse ir pola puta po pola i eta erdi mig mitja mitjana vegades leith hanner halfur og half
-separuh ribu juta bucuk bin kalahati at nusu na gjysme duono duonon si jumatate din fara ori pe половина полвина
-хагас жарым жарты yarim пола пута κι ημισυ kali setengah lebih kurang διπλασιο μισο μισα μειον συν
-φορες
+divise divisee triplee mille deux trois quatre cinq sept huit neuf dix y o menos mas veces medio media medios medias
+tercio tercios cuarto cuartos quinto quintos sexto sextos septimo septimos octavo octavos noveno novenos decimo
+decimos raiz cien ciento cientos mil casi millon millones dos tres cuatro cinco seis siete ocho nueve diez e non meno
+piu volte mezzo mezza mezzi terzo terzi quarto quarti quinti sesto sesti settimo settimi ottavo ottavi nono noni
+decimi radice potenza quasi almeno cento mila meta diviso divisa elevato elevata milione milioni due tre quattro
+cinque sei sette otto nove dieci meio meia mais vezes cem terco tercos triplo milhao milhoes helft halve kwart derde
+keer maal min minder meer ongeveer bijna wortel macht kwadraat miljoen и или не раз раза минус плюс больше меньше
+более менее около почти примерно вдвое втрое вчетверо дважды трижды пополам треть трети третьих пятых шестых седьмых
+восьмых девятых десятых сотых тысячных сто сот сотен сотни квадрате кубе корень корня кроме только свыше нет ни лишь
+полтора полторы чем миллион миллиона миллионов миллиард миллиарда миллиардов два две три четыре пять шесть семь восемь
+девять десять і й або мінус разів рази більше менше майже квадраті кубі півтора мільйон мільйони мільйонів lub razy
+mniej wiecej pol prawie okolo poltora milion miliony milionow och eller ganger mer mindre halv halva kvart nastan
+halften gange mere halvt miljon millioner ve veya kati yarim yarisi ceyrek eksi karesi fazla eksik yuzde carpi milyon
+krat vice mene pul ctvrt sto es fel felet fele harmad negyed haromnegyed egesz nem vagy ezer millio szazalek puoli
+puolta ja kertaa miinus tuhatta kymmenta prosenttia ruoi nua gap lan phan tram nghin trieu ty khong hoac am hon kem
+pool poolteist korda pus un reiz puse ir pola puta po i eta erdi mig mitja mitjana vegades leith hanner halfur og
+separuh ribu juta bucuk bin kalahati nusu na gjysme duono duonon si jumatate din fara ori pe половина полвина хагас
+жарым жарты пола пута κι ημισυ kali setengah lebih kurang διπλασιο μισο μισα μειον συν φορες puolet kolmasosa
+kolmasosaa viidesosaa kymmenesosaa tuhat sata sataa vahemman enemman szaz otod hatod nyolcad tized szazad ezred szor
+szer minusz kevesebb tobb chuc ngan ti ta muoi tru khoang va yuz kat misli ucte ratus miliar lusin kodi puluh belas
+perempat seperempat pertiga sepertiga kuadrat persen mie mii suta sute treime treimi zecime zecimi poltorej setka
+setki setek trzecie trzecich czwarte czwartych piatych dziesiatych tucty stvrt hundra hundre hundrede honderd
+anderhalve tusen tusind tolfte tjog snes eineinhalb zweieinhalb bilhao bilhoes milhar milhares veerand sada tuce
+tolfta zece
 """
 _BEGINNINGS = """
 multipli increas decreas reduc subtract factorial dozen verdoppel verdrei verviel vervier verfunf drittel viertel
@@ -55,14 +59,14 @@ redui ajout soustra douzain dizain vingtain centain millier pourcent doublee tri
 mitad opuest docena decena centena millar aument disminu restad sumad dividid porcent elevad raddopp dozzin decin
 centinai migliai fattorial ridott sommat sottratt percent metade duzi dezena fatorial somad subtra verdubb verdrievoud
 dozijn duizend procent halveer удво утроен учетвер половин четверт степен дюжин десятк тысяч процент факториал увелич
-уменьш сокращ прибав вычит вычт умнож деленн поделен кратн подво потроє половин збільш зменш тисяч відсот podwoj
-potroj polow cwierc tuzin tysiac fordubbl dussin duzin puolik kolmann
-neljann viidenn kaksinkert kolminkert tuplat
-miljoon kymmen ketszer haromszor tobbszor tizenketted tucat
-szazad ezred polov polovic hiljad tisuc desetin cetvrt trecin dvostruk trostruk menyek ganda lipat gjysm dvojnasob
-trojnasob polovi tucet
-tisic jumat sfert patrat διπλ
-τριπλ
+уменьш сокращ прибав вычит вычт умнож деленн поделен кратн подво потроє збільш зменш тисяч відсот podwoj potroj polow
+cwierc tuzin tysiac fordubbl dussin duzin puolik kolmann neljann viidenn kaksinkert kolminkert tuplat miljoon kymmen
+ketszer haromszor tobbszor tizenketted tucat szazad ezred polov polovic hiljad tisuc desetin cetvrt trecin dvostruk
+trostruk menyek ganda lipat gjysm dvojnasob trojnasob polovi tucet tisic jumat sfert patrat διπλ τριπλ puolt kymmenn
+miljard milliard miliard milijon milijard miljon tusin prosentt millio szazal duplaj duzine dusin prosent halv
+tredjedel fjardedel fjerdedel femtedel tiondel tiendedel millia milion tysiec stovk tretin ctvrtin stvrtin cetvrtin
+cetrtin petin setin tisicin stotin tisoc tosin tukstan tukstos simt хиляд хиљад дузин десетин стотин милион милиард
+полов трет мільярд сотн четвърт anderthalb sestin osmin
 """
 _ALONE = """
 quadrat kubik carre cube square cuadrado cubo quadrato quadrado kwadrat quadratisch квадрат куб kare kvadrat τετραγωνο
@@ -95,14 +99,19 @@ _HAN = re.compile(
 )
 _OTHER_SCRIPTS = re.compile(
     "の|マイナス|プラス|ダース|パーセント|より|의|배$|제곱|절반|반$|음수|이상|이하|초과|미만|다스|퍼센트|보다"
-    "|ครึ่ง|וחצי|חצי|רבע|שליש|כפול|نیم|نصف|برابر|আধা|সাড়ে|অর্ধ|साढ़|डेढ़|ढाई|அரை|ნახევ|կես"
+    "|ครึ่ง|نیم|برابر|আধা|সাড়ে|অর্ধ|साढ़|அரை|ნახევ|կես|พัน|ร้อย|ล้าน|โหล|ألف|آلاف|مليون|مليار|مئة|مائة|دزين"
+    "|^[십백천만억]+|אלף|אלפ|מיליון|מיליארד|חצי|חצא|רבע|שליש|תריסר|מאה|מאות|אחוז|כפול"
+    "|हज़ार|हजार|लाख|करोड़|सौ|दर्जन|डेढ़|ढाई|चौथाई|तिहाई"
     "|ضعف|نصف|مربع|سالب|ناقص|زائد|ربع|ثلث|أقل|أكثر|दोगुन|तिगुन|आध|वर्ग|ऋण|प्रतिशत|गुन"
 )
 
 
+_PLAIN_LETTERS = str.maketrans("ıłđø", "ildo")
+
+
 def _folded(word: str) -> str:
     """Return a word without case and accents."""
-    parts = unicodedata.normalize("NFKD", word.casefold().replace("ı", "i"))
+    parts = unicodedata.normalize("NFKD", word.casefold().translate(_PLAIN_LETTERS))
     return unicodedata.normalize("NFC", "".join(sign for sign in parts if not "\u0300" <= sign <= "\u036f"))
 
 

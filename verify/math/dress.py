@@ -9,7 +9,7 @@ import html
 import re
 
 _BYTES = re.compile(r"""^\s*b(['"])(.*)\1\s*$""", re.DOTALL)
-_QUOTED = re.compile(r"""^\s*(?:"([^"]*)"|'([^']*)')\s*$""", re.DOTALL)
+_QUOTED = re.compile(r"""^\s*(?:"([^"]*)"|'([^']*)'|``([^`']*)'')\s*$""", re.DOTALL)
 _ENTITY = re.compile(r"&(?:[A-Za-z]{2,8}\d{0,2}|#\d{1,6}|#x[0-9A-Fa-f]{1,5});")
 _POWERS = re.compile(r"<(sup|sub)(?:\s[^<>]*)?>([^<>]*)</\1\s*>", re.IGNORECASE)
 _TAG = re.compile(
@@ -66,7 +66,7 @@ def has_markup(text: str) -> bool:
 
 def _without_quotes(text: str) -> str:
     quoted = _QUOTED.match(text)
-    return (quoted.group(1) or quoted.group(2) or "") if quoted else text
+    return (quoted[quoted.lastindex] if quoted.lastindex else "") if quoted else text
 
 
 def _without_bytes(text: str) -> str:

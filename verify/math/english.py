@@ -22,6 +22,7 @@ _SMALL = {word: value for value, word in enumerate(_UNITS)} | {
 _LARGE = {"thousand": 1_000, "million": 1_000_000, "billion": 1_000_000_000}
 _WORD = f"(?:{'|'.join([*_SMALL, *_LARGE, 'hundred', 'and'])})"
 _NUMBER = re.compile(rf"^{_WORD}(?:[\s-]{_WORD})*$")
+_ARTICLE = re.compile(r"^an? (?=(?:dozen|hundred|thousand|million|billion)$)")
 _SIGN = re.compile(r"(?:minus|negative)\s+|-\s*(?=[a-z])")
 _CHOICE = re.compile(
     r"^(?:the\s+)?(?:correct\s+|right\s+|best\s+)?(?:answer|choice|option|statement)s?\s*(?:(?:is|are)\s+|:\s*)?"
@@ -57,7 +58,10 @@ _AND = re.compile(r"\s*,?\s*\b(?:and|or)\b\s*|\s*,\s*")
 
 def number_of(words: str) -> int | None:
     """Return the number that words name ("twenty-one", "two hundred and five", "minus three"), or None."""
-    words = words.strip().casefold()
+    words = _ARTICLE.sub("one ", words.strip().casefold())
+    if words.endswith(" dozen"):
+        dozens = number_of(words.removesuffix(" dozen"))
+        return None if dozens is None else 12 * dozens
     found = _SIGN.match(words)
     if found:
         size = number_of(words[found.end() :])
@@ -96,8 +100,8 @@ _PARTS = {"half": 2, "third": 3, "quarter": 4, "fourth": 4, "fifth": 5, "sixth":
           "ninth": 9,
           "tenth": 10, "hundredth": 100}  # fmt: skip
 _FRACTION = re.compile(
-    rf"^(?:(?P<whole>{_WORD}(?:[\s-]{_WORD})*?)\s+and\s+)?(?P<top>an?|{'|'.join(_SMALL)})?[\s-]*"
-    rf"(?P<part>{'|'.join(_PARTS)}|halve)s?$"
+    rf"^(?P<sign>(?:minus|negative) )?(?:(?P<whole>{_WORD}(?:[\s-]{_WORD})*?)\s+and\s+)?"
+    rf"(?P<top>an?|{'|'.join(_SMALL)})?[\s-]*(?P<part>{'|'.join(_PARTS)}|halve)s?$"
 )
 
 
@@ -108,7 +112,8 @@ def _fraction_of(words: str) -> str:
         return ""
     whole = number_of(found.group("whole")) if found.group("whole") else 0
     top, bottom = _SMALL.get(found.group("top") or "a", 1), _PARTS.get(found.group("part"), 2)
-    return "" if whole is None or top == 0 else rf"\frac{{{whole * bottom + top}}}{{{bottom}}}"
+    sign = "-" if found.group("sign") else ""
+    return "" if whole is None or top == 0 else rf"{sign}\frac{{{whole * bottom + top}}}{{{bottom}}}"
 
 
 def _below_thousand(words: list[str]) -> tuple[int | None, list[str]]:
@@ -137,7 +142,7 @@ def spell_english(text: str) -> str:
     plain = without_text(text)
     choice = _CHOICE.match(plain)
     if choice:
-        return choice.group(1)
+        return choice.group(1).upper() if plain[:6].casefold() in ("option", "choice") else choice.group(1)
     number = number_of(plain)
     if number is not None:
         return str(number)

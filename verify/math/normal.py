@@ -6,6 +6,7 @@ brackets stay). Every pass is linear; callers bound the length first (`extract.w
 
 from __future__ import annotations
 
+import itertools
 import re
 import unicodedata
 from functools import lru_cache
@@ -44,13 +45,16 @@ _FONTS = (
 _NEGATIVE = "[Mm]inus|[Nn]egative|[Mm]oins|[Mm]enos|[Mm]eno|[Мм]инус|负"
 _SO = r"(?:(?:[Ss]o|[Tt]hus|[Hh]ence|[Tt]herefore),?\s+)"
 _COUNTING = (
-    rf"{_SO}|{_SO}?(?:(?:[Tt]here\s+(?:are|is|were|will\s+be)|[Ii]t\s+is|[Ww]e\s+(?:get|have|obtain|find)(?:\s+that)?|[Ee]quals"
+    rf"{_SO}|{_SO}?(?:(?:[Tt]here\s+(?:are|is|were|will\s+be)|[Ii]t\s+is|[Ww]e\s+(?:get|have|obtain|find)(?:\s+that)?|[Ee]quals|[Ee]qual\s+to|[Oo]nly|[Bb]oth"
     r"|(?:[Hh]e|[Ss]he|[Tt]hey|[Ww]e|[Yy]ou|[Ii]t)\s+(?:has|have|needs?|gets?|pays?|spends?|earns?|makes?|takes?|costs?))"
     r"(?:\s+(?:exactly|precisely|only|a\s+total\s+of))?|[Ee]xactly|[Pp]recisely|[Aa]\s+total\s+of|[Ee]xactement"
     r"|[Ii]l\s+y\s+(?:en\s+)?a|[Gg]enau|[Ee]s\s+gibt|[Ee]s\s+sind|[Ee]xactamente|[Hh]ay|[Ee]sattamente|[Cc]i\s+sono|[Рр]овно"
     r"|[Вв]сего|恰有|恰好有?|共计|等于)"
 )
 """words before a number that leave it what it is"""
+_COUNT = r"(?:\{(\d+|\d*[nmkNr](?:\s*[-+]\s*\d)?)\}|([nmkNr]|\d+))"
+_TAKEN = r"(?:\{(\d+|[a-z](?:\s*[-+]\s*\d)?)\}|([a-z]|\d+))"
+_ITEM = r"-?\d+(?:[./]\d+)?"
 _UNIT_WORD = r"\\text\s*\{\s*([^{}]*?)\s*\}\s*(\^\s*\{?\d\}?)?"
 _SPACES = "q?quad|enspace|enskip|thinspace|medspace|thickspace"
 _NESTED = re.compile(rf"\\(?:{_FONTS})\s*\{{")
@@ -85,14 +89,17 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (r"√\s*\{", r"\\sqrt{"),
         (r"\\pounds(?![A-Za-z])", "£"),
         (r"\\euro(?![A-Za-z])", "€"),
-        (r"\\text\s*\{\s*((?:US|A|C|HK|NZ|S|R)?\s?\\?\$|[€£¥₹]|USD|EUR|INR|Rs\.?)\s*(\d[\d.,]*)?\s*\}", r"\1 \2"),
-        (r"\\text\s*\{\s*(lcm|gcd|cis|max|min|det)\s*\}", r"\1 "),
+        (
+            r"\\text\s*\{\s*((?:US|A|C|HK|NZ|S|R)?\s?\\?\$|[€£¥₹]|[A-Z]{3}(?<=USD|EUR|GBP|RMB|CNY|JPY|INR|AUD|CAD|CHF|NZD|HKD|SGD)|Rs\.?)\s*(\d[\d.,]*)?\s*\}",
+            r"\1 \2",
+        ),
+        (r"\\text\s*\{\s*(lcm|gcd|cis|max|min|det|Var|Cov|rank|tr|dim|ker)\s*\}", r"\1 "),
         (r"\\text\s*\{\s*\^\s*\\circ\s*([CF]?)\s*\}", r"^\\circ \1"),
         (r"(?:\^\s*\{?\s*\\circ\s*\}?\s*)?\\text\s*\{\s*(?:degrees?)?\s*(C|F)(?:elsius|ahrenheit)\s*\}", r"^\\circ \1"),
         (r"(?<=[\d}])\s*(?:\^\s*\{?\s*\\circ\s*\}?\s*|degrees?\s+)(C|F)(?:elsius|ahrenheit)$", r"^\\circ \1"),
         (r"\\text\s*\{\s*([,;])\s*(and|or)?\s*\}", r"\1 "),
-        (r"^\\text\s*\{\s*\(([a-h])\)\s*\}$", r"(\1)"),
-        (r"^\\text\s*\{\s*([A-Za-z]\s*=\s*[^{}=]{1,60})\}$", r"\1"),
+        (r"^\\text\s*\{\s*\(?([a-h])\)\s*\}$", r"(\1)"),
+        (r"^\\text\s*\{\s*([A-Za-z]\s*=\s*[^{}=]{1,60}(?:(?:[,;]|and|or)\s*[A-Za-z]\s*=[^{}=]{1,60}){0,5})\}$", r"\1"),
         (
             r"(?<=[\d})])\s*(?:\\text\s*\{\s*\(?(?:only|in total|in all|altogether|exactly)\)?\s*\}"
             r"|\(only\)|only|in total|altogether)\s*$",
@@ -127,9 +134,6 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (r"\\rangle(?![A-Za-z])", ")"),
         (r"^\\text\s*\{\s*([A-Z0-9(),;\s.+-]*[A-Z0-9(),;+-][A-Z0-9(),;\s.+-]*)\}$", r"\1"),
         (r"\^\s*(?:\{\s*\\circ\s*\}|\\circ)\s*\\text\s*\{\s*([CF])\s*\}", r"^\\circ \1"),
-        (r"(?:\{\}|^|(?<=[-+*=(\s]))\s*[_^]\{?([nmkNr]|\d+)\}?\s*C_\{?([a-z]|\d+)\}?", r"\\binom{\1}{\2}"),
-        (r"(?<![A-Za-z\\])C_\{?([nmkN]|[nmkN]\s*[-+]\s*\d)\}?\s*\^\s*\{?([a-z]|\d+)\}?", r"\\binom{\1}{\2}"),
-        (r"(?<![A-Za-z\\])C\s*\^\s*\{?([a-z]|\d+)\}?\s*_\s*\{?([nmkN]|[1-9]\d*)\}?", r"\\binom{\2}{\1}"),
         (rf"([\^_])\s*\\(?:{_FONTS})\s*\{{([^{{}}]*)\}}", r"\1{\2}"),
         (rf"(\\[A-Za-z]+)\\(?:{_FONTS})\s*\{{([^{{}}]*)\}}", r"\1 \2"),
         (r"\\mathbb\s*([A-Z])", r"\\mathbb{\1}"),
@@ -144,6 +148,10 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (
             r"\\text\s*\{\s*([^{}]*?)\s*\}\s*\^\s*\{?(-\d)\}?\s*\\text\s*\{\s*([A-Za-z]{1,3})\s*\}\s*\^\s*\{?(-?\d)\}?",
             r"\\text{\1^\2*\3^\4}",
+        ),
+        (
+            r"\\text\s*\{([^{}\d]+)\}\s*/\s*\(\s*\\text\s*\{([^{}\d]+)\}\s*(?:\\cdot|\*)?\s*\\text\s*\{([^{}\d]+)\}\s*\)",
+            r"\\text{\1/(\2*\3)}",
         ),
         (r"\\text\s*\{\s*,?\s*(and|or|And|Or)\s*,?\s*\}", r" \1 "),
         (r"^(\d+)\s*(?:\\text\s*\{\s*to\s*\}|to)\s*(\d+)$", r"\1:\2"),
@@ -187,6 +195,33 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (r"^\s*(?:the\s+)?(?:final\s+)?(?:[Aa]nswer|ANSWER)(?:\s+is|\s*:)\s*:?\s*", ""),
     ]
 ]
+_EARLY: list[tuple[re.Pattern[str], str]] = [
+    (re.compile(pattern), replacement)
+    for pattern, replacement in [
+        (r"\\(vec|hat|overline)\s+([A-Za-z])(?![A-Za-z])", r"\\\1{\2}"),
+        (r"(?<=[\d.])\\bar\s*\{(\d+)\}", r"\\overline{\1}"),
+        (r"[Cc]entigrade", "Celsius"),
+        (rf"^\\text\s*\{{\s*({_ITEM}(?:(?:\s*,|\s+and|\s+or)+\s*{_ITEM})+)\s*\}}$", r"\1"),
+        (r'^\\text\s*\{\s*"([^"{}A-Za-z]*)"\s*\}$|^\\text\s*\{([^{}A-Za-z]*\d[^{}A-Za-z]*) only\s*\}$', r"\1\2"),
+        (rf"^\\text\s*\{{\s*(?:{_COUNTING})\s+(\\?\$?\d[\d,.]*)((?: [a-z]+)*)\s*\}}$", r"\1\\text{\2}"),
+        (r"^(-?\d+)\s*(?:\\text\s*\{\s*and a half\s*\}|and a half)$", r"\1\\frac{1}{2}"),
+        (r"^(-?\d+)\s*(?:\\text\s*\{\s*and a quarter\s*\}|and a quarter)$", r"\1\\frac{1}{4}"),
+        (r"\\text\s*\{\s*,?\s*(?:as well as|along with)\s*\}", " and "),
+    ]
+]
+"""before the rules, for text that `_MARKS` names"""
+_MARKS = ("\\text", "\\bar", "\\vec", "\\hat", "\\over", "and a ", "entigrade")
+_CHOSEN: list[tuple[re.Pattern[str], str]] = [
+    (re.compile(pattern), replacement)
+    for pattern, replacement in [
+        (rf"(?:\{{\}}|^|(?<=[-+*=(\s]))\s*[_^]{_COUNT}\s*C_{_TAKEN}", r"\\binom{\1\2}{\3\4}"),
+        (rf"(?:\{{\}}|^|(?<=[-+*=(\s]))\s*[_^]{_COUNT}\s*P_{_TAKEN}", r"P(\1\2,\3\4)"),
+        (rf"(?<![A-Za-z\\])C_(?!\{{?\d+\}}?\s*\^){_COUNT}\s*\^\s*{_TAKEN}", r"\\binom{\1\2}{\3\4}"),
+        (rf"(?<![A-Za-z\\])C\s*\^\s*{_TAKEN}\s*_\s*(?!1\b|\{{1\}}){_COUNT}", r"\\binom{\3\4}{\1\2}"),
+        (r"(?<![A-Za-z\\])A_\{?([nm])\}?\s*\^\s*\{?(\d|[kmr])\}?", r"P(\1,\2)"),
+    ]
+]
+"""combinations and permutations, after the rules"""
 _LINES = re.compile(
     r"(?:\\left\s*\\(?:\{|lbrace)\s*)?\\begin\s*\{(?:d?cases|array\}\s*\{[lcr]|aligned)\}((?=[^&]*[=<>])[^&]*?)(?:\\\\)?"
     r"\s*\\end\s*\{(?:d?cases|array|aligned)\}(?:\s*\\right\s*\.)?"
@@ -201,6 +236,7 @@ _BARE_SET = re.compile(r"^\{([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}$", re.DOTALL)
 _PER = re.compile(r"(?<=\d)\s*/\s*([a-z]{3,12})$")
 _MINUTES = re.compile(r"^(\d{1,4})\s*\^\\circ\s*(\d{1,2})\s*'(?:\s*(\d{1,2})\s*(?:''|\"))?$")
 _CIRCLED = re.compile(r"[①-⑳](?:[\s,，、和]*[①-⑳])*")
+_CIRCLED_PARTS = re.compile(r"^①(?:\\[ ,;]|\\q?quad|[\s:.])*(?:[-+\d$(]|\\(?:frac|sqrt|pi))[^①-⑳]+②")
 _TRAILING = " \t\n.,;:。"
 _EXCLAMATION = re.compile(r"(?:(?<![A-Za-z\\])[A-Za-z]{3,}|\\text\s*\{[^{}]*\})\s*!$")
 
@@ -252,6 +288,8 @@ def _unwrapped(text: str) -> str:
 def _spell_unicode(text: str) -> str:
     text = text.encode("utf-8", "ignore").decode("utf-8")
     text = "".join(c if c.isprintable() else (" " if c.isspace() else "") for c in text)
+    if _CIRCLED_PARTS.match(text):
+        text = re.sub("[①-⑳]", lambda sign: f" ({unicodedata.normalize('NFKC', sign.group())}) ", text).strip()
     text = _CIRCLED.sub(_listed, text)
     text = re.sub("(?:\\d\u0305)+", lambda m: "\\overline{" + m.group().replace("\u0305", "") + "}", text)
     text = re.sub("(\\d)\u0307", r"\\dot{\1}", text)
@@ -283,7 +321,9 @@ def normalise(text: str) -> str:
     if inner and not _OPEN_DOLLAR.search(inner.group(1)):
         text = inner.group(1)
     text = _LINES.sub(_rows, _unwrapped(text))
-    for pattern, replacement in _RULES:
+    early = _EARLY if any(map(text.__contains__, _MARKS)) else []
+    chosen = _CHOSEN if "C" in text or "P" in text or "A_" in text else []
+    for pattern, replacement in itertools.chain(early, _RULES, chosen):
         text = pattern.sub(replacement, text)
     text = decimal_commas(french_brackets(text))
     text = _PER.sub(_per, text)

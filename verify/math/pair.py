@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 
-from verify.math.brackets import TEXT, split_top
+from verify.math.brackets import TEXT, split_top, without_text
 from verify.math.normal import spelling_key
 from verify.math.quantity import read_compound
 
@@ -24,12 +24,12 @@ _MARKED = r"\\(?:vec|overline|hat|widehat|overrightarrow)\s*(?:\{[A-Za-z_0-9]{1,
 _TRIGONOMETRIC = r"\\(?:sin|cos|tan|cot|sec|csc)(?:\^\{?(?:2|-1)\}?)?\s*"
 _SIMPLE = (
     r"(?:\\complement(?:_\{?\w\}?)?\s*[A-Z]|[A-Z]\^\{?(?:c|C|\\complement|T|-1|\\perp)\}?"
-    rf"|(?:\\angle|\\triangle)\s*[A-Z]{{1,4}}|{_MARKED}|[A-Z]{{2,4}}|{_LETTER}{_INDEX})"
+    rf"|(?:\\angle|\\triangle)\s*[A-Z]{{1,4}}|{_MARKED}|[A-Z]{{2,4}}|\[[A-Z]{{3,5}}\]|{_LETTER}{_INDEX})"
 )
 _SPAN = r"\((?:[^()]|\([^()]*\)){1,60}\)|\[[^\[\]]{1,60}\]"
 _CALL = (
     rf"(?:(?:[A-Z]|[a-z]|[A-Z][a-z]{{1,3}}|\\(?:det|dim|ker|Re|Im|arg|gcd|max|min|deg)){_INDEX}"
-    rf"(?:\^\{{-1\}}|\^\{{?\\prime\}}?|'+)?(?:{_SPAN})"
+    rf"(?:\^\{{-1\}}|\^\{{?\\prime\}}?|'+)?\s*(?:{_SPAN})|\\(?:det|dim|ker)\s*[A-Z]"
     rf"|(?:rank|tr|Area|area|lcm|gcd|det|dim|deg|Cov|Corr|cov|Vol)\s*(?:{_SPAN}))"
 )
 _ATOM = (
@@ -45,6 +45,10 @@ _HEAD = re.compile(
     r"|\\frac\s*\{\s*d\s*\w?\s*\}\s*\{\s*d\s*\w\s*\}"
     r"|\\text\s*\{[A-Za-z ]{2,40}\}\s*(?:_\w|(?:\\triangle\s*)?[A-Z]{1,4})?)"
 )
+_SUM = re.compile(r"\d{0,2}(?:[a-w](?:_\w)?(?:\^\d)?){1,2}(?:\s*[-+]\s*\d{0,2}(?:[a-w](?:_\w)?(?:\^\d)?){1,2}){1,3}")
+_NUMBER = re.compile(
+    r"(?:[-+\d./(){}\s^!]|\\(?:frac|sqrt|pi)(?![A-Za-z]))*[1-9](?:[-+\d./(){}\s^!]|\\(?:frac|sqrt|pi)(?![A-Za-z]))*"
+)
 _DENIES = re.compile(r"(?i)\b(?:not|no|never|or|and|wrong|answer|if|than|except|false|least|most)\b")
 _CONDITION = re.compile(r"\|\s*[xyt]\s*\||^\s*\(?[xyzt](?:\s*[-+]\s*[xyzt])+\)?\s*$|^\s*[xyzr]\s*$")
 _EQUAL = re.compile("=")
@@ -56,24 +60,24 @@ _PART = re.compile(
 )
 _IN_ORDER = (tuple("abcdefgh"), ("i", "ii", "iii", "iv"), tuple("123456"))
 _OPERATOR = re.compile(r"^[-+*/^=]\s*[(\\A-Za-z]|[-+*/^=]$|^$|^[_^*/]")
-_THINGS = re.compile(
-    r"^(\d+\s*(?:\\text\s*\{\s*[a-z]+|[a-z]+))(?:\s*,)?\s*(?:\}\s*)?and\s*\}?\s*"
-    r"(?=\d+\s*(?:\\text\s*\{\s*)?[a-z]{2,}\s*\}?$)"
-)
-_IN_TEXT = re.compile(r"^\\text\s*\{\s*(\d+ [a-z]+(?:,? and|,) \d+ [a-z]+)\s*\}$")
-_BOUND = re.compile(r"^([A-Za-z]'*(?:\^\{-1\})?)(?:\(([a-z])\)|_\{?([a-z])\}?)\s*=(?!.*=)(.*)$", re.DOTALL)
+_THING = r"(\d+(?:\.\d+)?) ?([a-z]{3,}(?: (?!and )[a-z]{3,})?)"
+_THINGS = re.compile(rf"{_THING}(?:(?: ?, ?(?:and )?| and ){_THING}){{1,7}}")
+_BOUND = re.compile(r"^([A-Za-z]'*(?:\^\{-1\})?)(?:\(([a-z](?:, ?[a-z])*)\)|_\{?([a-z])\}?)\s*=(?!.*=)(.*)$", re.DOTALL)
 _MAPS = re.compile(
     r"^(?:([A-Za-z])\s*:\s*)?([a-z])\s*\\(?:mapsto|longmapsto)(?![A-Za-z])\s*(.+)$"
     r"|^([A-Za-z])\s*:\s*([a-z])\s*\\to\s*(.+)$",
     re.DOTALL,
 )
+_DOMAIN = re.compile(r"^[A-Za-z]\s*:\s*[^,;:=]*?\\to(?![A-Za-z])[^,;:=]*[,;]\s*(?=[A-Za-z]\()")
+"""the sets that f is said to map"""
 _TOKEN = re.compile(r"\\[A-Za-z]+|[A-Za-z]+")
 _CONSTANT = re.compile(r"\+\s*(?:([A-Za-z])(?:_\{?[01]\}?)?|\\text\s*\{\s*(?:constant|const\.?|C)\s*\})\s*$")
 _TEXTUAL = re.compile(r"\\text\s*\{[^{}]*\}|(?<![A-Za-z\\])(?:or|and)(?![A-Za-z])")
 _ANGLE = re.compile(r"\\pi(?![A-Za-z])|(?:180|360|90)\s*\^\s*\{?\s*\\circ")
 _MEMBER = re.compile(r",\s*n\s*\\in\s*Z$")
 _LABEL = re.compile(
-    r"^(?:\(([A-J]|[a-h](?=\)\s*(?:-?\d|\\frac|\\sqrt)))\)|([A-J])[).])\s*(?=\S)(?![-+*/^_=,;&]|\\c?dot|\\times)"
+    r"^(?:\(([A-J]|[a-h](?=\)\s*(?:-?\d|\\frac|\\sqrt)))\)|([A-J])[).])\s*(?=\S)"
+    r"(?:(?<=\s)(?=-(?:\d|\\frac|\\sqrt))|(?![-+*/^_=,;&]|\\c?dot|\\times))"
     r"(?!.*(?:\b(?:or|and|not|wrong|false|incorrect)\b|(?<![A-Za-z\\])[A-J](?![A-Za-z])))(.+)$",
     re.DOTALL,
 )
@@ -93,27 +97,32 @@ def _listed(text: str) -> str:
     """Write labelled parts as a tuple, "(a) 3 (b) 7" as "(3, 7)", and counted things as a list."""
     if not text[:1].isdigit() and "\\text" not in text[:5]:
         return _parts(text)
-    inside = _IN_TEXT.match(text)
-    text = inside.group(1) if inside else text
-    if "and" not in text or read_compound(text) is not None:
+    plain = " ".join(without_text(text).split()) if "," in text or "and" in text else ""
+    if not _THINGS.fullmatch(plain) or read_compound(text) is not None:
         return _parts(text)
-    return _THINGS.sub(lambda found: found.group(1) + ("}, " if "{" in found.group(1) else ", "), text)
+    return ", ".join(rf"{thing.group(1)}\text{{ {thing.group(2)}}}" for thing in re.finditer(_THING, plain))
 
 
 def _parts(text: str) -> str:
     labels = list(_PART.finditer(text)) if ")" in text else []
     names = tuple(label.group(1) for label in labels)
-    if len(names) < 2 or labels[0].start() or not any(names == order[: len(names)] for order in _IN_ORDER):
+    if (
+        len(names) < 2
+        or labels[0].start()
+        or not any(sorted(names) == sorted(order[: len(names)]) for order in _IN_ORDER)
+    ):
         return text
     ends = [label.start() for label in labels[1:]] + [len(text)]
     values = [text[label.end() : end].strip(" ,;.") for label, end in zip(labels, ends, strict=True)]
     if any(_OPERATOR.search(value) for value in values):
         return text
+    values = [value for _, value in sorted(zip(names, values, strict=True))]
     return f"({', '.join(f'({value})' if ',' in value else value for value in values)})"
 
 
 def _mapped(text: str) -> str:
     """Write f: x -> 2x as f(x) = 2x."""
+    text = _DOMAIN.sub("", text) if "\\to" in text else text
     found = _MAPS.match(text) if "to" in text else None
     if found is None:
         return text
@@ -150,6 +159,8 @@ def _cut(text: str) -> tuple[str, str]:
     ]
     if len(sides) != 2 or not sides[1] or _CONDITION.search(sides[0]) or _DENIES.search(sides[0]):
         return "", text
+    if _SUM.fullmatch(sides[0]) and _NUMBER.fullmatch(sides[1]):
+        return sides[0], sides[1]
     return (sides[0], sides[1]) if len(sides[0]) <= 120 and _HEAD.fullmatch(sides[0]) else ("", text)
 
 
@@ -187,10 +198,15 @@ def _bound(left: str, right: str) -> tuple[str, str]:
     one, other = _BOUND.match(left), _BOUND.match(right)
     if not one or not other or one.group(1) != other.group(1) or bool(one.group(2)) != bool(other.group(2)):
         return left, right
-    old, new = other.group(2) or other.group(3), one.group(2) or one.group(3)
-    if old == new or new in _letters(other.group(4)) or old in _letters(one.group(4)):
+    old, new = ((found.group(2) or found.group(3)).replace(" ", "").split(",") for found in (other, one))
+    value, given = one.group(4), other.group(4)
+    if {*old} & {*new} or len(old) != len(new) or len({*old}) < len(old) or len({*new}) < len(new):
         return left, right
-    return one.group(4).strip(), _renamed(other.group(4), old, new).strip()
+    if {*new} & {*_letters(given)} or {*old} & {*_letters(value)}:
+        return left, right
+    for before, after in zip(old, new, strict=True):
+        given = _renamed(given, before, after)
+    return value.strip(), given.strip()
 
 
 def _constants(left: str, right: str) -> tuple[str, str]:

@@ -6,6 +6,7 @@ Order: size limits; equal spelling; form by form (`structure.py`) with exact num
 
 from __future__ import annotations
 
+import math
 import re
 from fractions import Fraction
 from functools import lru_cache
@@ -32,6 +33,9 @@ CUT_DIGITS = 8
 """with at least so many it may also be cut off instead of rounded: 3.1415926535"""
 
 _HUGE = re.compile(r"\d{5,}!|[\d)}]\^\s*\{?-?\d{5,}|\d\^\s*\{[^{}]*\d\s*\^|\d\^\s*\(?\d+\^|!{2,}")
+_PRIMES = (10**18 + 9, 2**64 - 59)
+MAX_REMAINDER_FACTORIAL = 5_000
+"""larger factorials are equal only when they are written alike"""
 _SUM = re.compile(r"\d\s*[-+*/]|[-+*/^]\s*\d|\\frac|\\sqrt")
 _BASE = re.compile(r"\d_\{?\d")
 _BASE_NAMES = "two three four five six seven eight nine ten eleven twelve"
@@ -194,11 +198,45 @@ def same_scalar(ground_truth: str, answer: str) -> bool | None:
 
 
 def _same_tree(ground_truth: str, answer: str) -> bool:
-    """Compare numbers too large to compute: they are equal when they are written as the same expression."""
+    """Compare numbers too large to compute: written as the same expression, or with the same remainders."""
     try:
-        return _as_quotients(parse(ground_truth)) == _as_quotients(parse(answer))
-    except NotUnderstood:
+        left, right = _as_quotients(parse(ground_truth)), _as_quotients(parse(answer))
+        if left == right or max(map(len, (ground_truth, answer))) > 200:
+            return left == right
+        return all(_remainder(left, prime) == _remainder(right, prime) for prime in _PRIMES)
+    except (NotUnderstood, ValueError):
         return False
+
+
+def _remainder(node: Node, prime: int) -> int:
+    """Return the value of a number modulo a prime. Raises ValueError for what has none, or takes too long."""
+    if node[0] == "num":
+        return int(node[1].numerator * pow(node[1].denominator, -1, prime) % prime)
+    if node[0] == "call" and node[1] == "factorial" and node[2][0] == "num":
+        return _factorial_remainder(node[2][1], prime)
+    if node[0] == "^":
+        size = node[2][1] if node[2][0] == "-" else node[2]
+        if size[0] != "num" or size[1].denominator != 1:
+            raise ValueError("no whole exponent")
+        return pow(_remainder(node[1], prime), int(size[1] if size is node[2] else -size[1]), prime)
+    if node[0] not in ("+", "-", "*", "/"):
+        raise ValueError("no arithmetic")
+    values = [_remainder(part, prime) for part in node[1:]]
+    if node[0] == "-":
+        return -values[0] % prime
+    if node[0] == "/":
+        return values[0] * pow(values[1], -1, prime) % prime
+    return (sum(values) if node[0] == "+" else math.prod(values)) % prime
+
+
+@lru_cache(maxsize=64)
+def _factorial_remainder(count: Fraction, prime: int) -> int:
+    if count.denominator != 1 or not 0 <= count <= MAX_REMAINDER_FACTORIAL:
+        raise ValueError("no factorial")
+    value = 1
+    for factor in range(2, int(count) + 1):
+        value = value * factor % prime
+    return value
 
 
 def _as_quotients(node: Node) -> Node:
@@ -240,7 +278,7 @@ def _decide(ground_truth: str, answer: str) -> Verdict | None:
         return Verdict.WRONG if left else Verdict.UNVERIFIABLE
     right = _decimal_comma(left, right)
     at, other = clock(left), clock(right)
-    if at and other:
+    if at and other and not (left.count(":") == right.count(":") == 2 and not at[1] and ":0" not in left + right):
         return Verdict.CORRECT if at[0] == other[0] else Verdict.WRONG
     if at and at[1]:
         return Verdict.WRONG  # 8:34 p.m. is nothing but a time

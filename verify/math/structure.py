@@ -46,10 +46,11 @@ _ORDER = re.compile(r"[<>]|\\[lg]eq|\\neq")
 _SEMICOLON = re.compile(";")
 _SPACED_COMMA = re.compile(r";|,(?=\s)|,(?!\d{3}(?!\d))")
 _CONNECTIVE = re.compile(
-    r"(?<![A-Za-z\\])(?:and|or|и|или|et|ou|und|oder)(?![A-Za-z])(?=[\s\d])|(?<=\d )[yo](?= \d)|或|和|与|及"
+    r"(?<![A-Za-z\\])(?:and|or|и|или|et|ou|und|oder)(?![A-Za-z])(?=[\s\d])|(?<=\d )[yo&](?= \d)|或|和|与|及"
 )
 _CUP = re.compile(r"\\cup(?![A-Za-z])")
 _CAP = re.compile(r"\\cap(?![A-Za-z])")
+_THING = re.compile(r"\d\s*(\\text\s*\{[^{}]+\}|[^\W\d_]{3,}[^\d\\]*)$")
 _COLON = re.compile(r":(?!=)")
 _ROW = re.compile(r"\\\\(?:\[[^\]]*\])?|\\cr(?![A-Za-z])")
 _CELL = re.compile(r"&")
@@ -220,6 +221,17 @@ def _named_items(found: Form) -> tuple[str, ...]:
     return tuple(value for _, value in pairs) if different else ()
 
 
+def _counts_things(found: Form) -> bool:
+    """Return whether every item is a number of a different thing: 6 red and 4 blue."""
+    things: set[str] = set()
+    for item in found.items:
+        match = _THING.search(item)
+        if match is None or match.group(1) in things:
+            return False
+        things.add(match.group(1))
+    return True
+
+
 def _same_ratio(left: Form, right: Form, same: ItemComparison) -> bool | None:
     """Compare ratios: 2:4 is 1:2, a ratio of two is a fraction, ratios of non-numbers are compared by items."""
     items = [form.items for form in (left, right)]
@@ -272,6 +284,8 @@ def same_form(ground_truth: str, answer: str, same: ItemComparison, depth: int =
         left, right = _in_order(left), _in_order(right)
     if kinds <= {"list", "either", "{}"} and "either" in kinds and any(map(_named_items, (left, right))):
         return False  # x = 1, y = 2 are both, x = 1 or y = 2 is one of them
+    if kinds == {"list"} and _counts_things(left) is not _counts_things(right):
+        left, right = left._replace(kind="()"), right._replace(kind="()")  # 6 red and 4 blue are 6, 4 and not 4, 6
     for _ in range(2):  # twice: a column beside unit vectors becomes a tuple only then
         left, right = _as_vector(left, right), _as_vector(right, left)
     if kinds == {"{}", "scalar"} and len(left.items) == len(right.items) == 1 and depth == 0:

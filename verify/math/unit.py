@@ -88,12 +88,15 @@ celsius 1 degreec
 fahrenheit 1 degreef
 amount 1 mol mole
 pascal 1 pa pascal
+pascal 1000 kpa kilopascal
 degree 1 degree deg ° 度
 unit 1 unit
 mph 1 mph
 newton 1 n newton
 joule 1 j joule
+joule 1000 kj kilojoule
 watt 1 w watt
+watt 1000 kw kilowatt
 ampere 1 a ampere amp
 coulomb 1 c coulomb
 farad 1 f farad
