@@ -14,12 +14,11 @@ import inspect
 import itertools
 import random
 import sys
-import threading
 import types
 from collections.abc import Callable
 from typing import Any
 
-from verify.code.sandbox import assertion_tree, pytest_stand_in, unittest_watch
+from verify.code.sandbox import assertion_tree, pytest_stand_in, unasked, unittest_watch
 from verify.code.sandbox.codec import FramePipe, fresh_module, message, open_streams
 from verify.code.sandbox.remote import Program, ProgramFinder, Unverifiable
 
@@ -80,6 +79,7 @@ def run_assertions(source: str, prefix: str, entry: str, defined: list[str]) -> 
         run.read_names(entry, defined)
         if run.run_statements():
             run.run_what_was_not_called(entry)
+            run.end_threads()
     except Unverifiable:
         pass
     if run.program.refused and not run.failed:
@@ -99,6 +99,7 @@ class _Run:
         self.modules = assertion_tree.program_modules(self.nodes)
         self.asserting = {name for name, node in assertion_tree.functions(self.nodes).items()
                           if any(map(assertion_tree.fails, assertion_tree.inside(node.body)))}  # fmt: skip
+        self.unasked = unasked.Failures()
         self.passed: list[bool] = []
         self.reason = self.failure = ""
         self.entered: set[str] = set()
@@ -130,7 +131,7 @@ class _Run:
         if "pytest" in self.source:
             sys.modules["pytest"] = pytest_stand_in.module()
         sys.meta_path.append(ProgramFinder(program, self.modules | {"solution"}))
-        threading.excepthook = lambda given: self.fail(given.exc_value or "a thread of the tests failed")
+        self.unasked.watch(self.source)
         imports = [node for node in self.nodes if isinstance(node, ast.ImportFrom)]
         for node in imports:
             if node.module in self.modules and node.names[0].name == "*":  # the names are the program's anyway
@@ -256,6 +257,16 @@ class _Run:
         asserted = self.asserting.intersection(name.rpartition(".")[2] for name in entered)
         if not self.passed and (self.judged or asserted):
             self.passed.append(True)
+
+    def end_threads(self) -> None:
+        """Wait for the threads of the tests, and count what failed in a thread, future or task that nobody asked."""
+
+        def end() -> None:
+            for error in self.unasked.wait():
+                self.fail(error)
+
+        if not self.run(end)[0]:
+            self.passed.append(False)
 
     def check(self, function: Any, entry: str) -> Any:
         """Call `check(candidate)` of the tests with the function under test."""
