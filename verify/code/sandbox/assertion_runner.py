@@ -99,7 +99,7 @@ class _Run:
         self.modules = assertion_tree.program_modules(self.nodes)
         self.asserting = {name for name, node in assertion_tree.functions(self.nodes).items()
                           if any(map(assertion_tree.fails, assertion_tree.inside(node.body)))}  # fmt: skip
-        self.unasked = unasked.Failures()
+        self.unasked = unasked.Failures(self.refuse_cut_off)
         self.passed: list[bool] = []
         self.reason = self.failure = ""
         self.entered: set[str] = set()
@@ -267,6 +267,11 @@ class _Run:
 
         if not self.run(end)[0]:
             self.passed.append(False)
+
+    def refuse_cut_off(self, name: str) -> None:
+        """Refuse tests that leave a task of theirs before it asserts."""
+        if name in self.asserting:
+            self.program.refuse(f"the tests end before their task {name} does: await it")
 
     def check(self, function: Any, entry: str) -> Any:
         """Call `check(candidate)` of the tests with the function under test."""

@@ -16,6 +16,7 @@ import operator
 import sys
 import threading
 import types
+from collections import deque
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -26,6 +27,8 @@ from verify.code.sandbox.stand_ins import OWNERS, Remote, RemoteClass, RemoteErr
 _NO_RAISE = (StopIteration, StopAsyncIteration)
 _REPLACED = {name: getattr(builtins, name) for name in ("input", "print")}
 _NATURES = ("FunctionType", "BuiltinFunctionType", "MethodType", "GeneratorType", "AsyncGeneratorType")
+_ALONE = 64
+"""items of an iterator that are asked for one by one"""
 _CALLABLE = (
     types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.MethodDescriptorType,
     functools.partial, operator.itemgetter, operator.attrgetter, operator.methodcaller,
@@ -46,6 +49,8 @@ class Program:
         self.classes: dict[int, type] = {}
         self.named: set[type] = set()
         """classes that the tests name, with a capital letter: what their objects do is asked of the program"""
+        self.items: dict[int, tuple[int, deque[Any]]] = {}
+        """number of an iterator of the program's -> how many items were taken of it, and those that wait here"""
         self.functions: list[Any] = []
         self.raised: list[BaseException] = []
         self.refused = ""
@@ -82,6 +87,16 @@ class Program:
             raise from_program(RuntimeError("the program's answer is no value")) from broken
         raise error if isinstance(error, BaseException) else RuntimeError("the program raised no exception")
 
+    def next_item(self, number: int) -> Any:
+        """Return the next item of an iterator of the program's: first one at a time, and then some more at once."""
+        taken, ahead = self.items.setdefault(number, (0, deque()))
+        if not ahead:
+            ahead.extend(self.ask([number, "next"], (1 + taken // _ALONE,)))
+        if not ahead:
+            raise StopIteration
+        self.items[number] = taken + 1, ahead
+        return ahead.popleft()
+
     def refer(self, value: Any) -> codec.Tree:
         """Return the tree of an object that is no plain value."""
         if isinstance(value, Remote):
@@ -95,12 +110,26 @@ class Program:
                 return ["exception", type(value).__name__, str(value)]
         if isinstance(value, _CALLABLE):
             return self._function(value)
-        if _is_mock(value) and not value._mock_children:
-            return self._function(_Replaced(value).call)
+        if _is_mock(value) and getattr(value, "_spec_class", None) is None:
+            return ["callback", self._mock(value), "mock", None, None, "mock"]
         if hasattr(type(value), "__next__"):
             self.functions.append(lambda: list(itertools.islice(value, 1)))
             return ["callback", len(self.functions) - 1, "iterator", None, None, "iterate"]
         self.refuse(f"a value of type {type(value).__name__} cannot be handed to the program")
+
+    def _mock(self, mock: Any) -> int:
+        """Return the number of a mock of the tests; the next number is that of the function that reads it."""
+        for number, function in enumerate(self.functions):
+            if function is mock:
+                return number
+
+        def read(name: str) -> Any:
+            if name.startswith("_") or hasattr(type(mock), name):
+                self.refuse(f"the program uses {name[:60]} of a mock of the tests")
+            return getattr(mock, name)
+
+        self.functions += [mock, read]
+        return len(self.functions) - 2
 
     def _function(self, function: Any) -> codec.Tree:
         """Return the tree of a function of the tests: number, name, documentation, and its parameters where plain."""

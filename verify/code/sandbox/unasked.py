@@ -13,7 +13,9 @@ from typing import Any
 class Failures:
     """The exceptions of threads, and those of futures and tasks until somebody asks for them."""
 
-    def __init__(self) -> None:
+    def __init__(self, cut_off: Callable[[str], object]) -> None:
+        """`cut_off` takes the name of a coroutine that still runs when the tests leave its event loop."""
+        self.cut_off = cut_off
         self.errors: list[BaseException] = []
         self.futures: dict[int, tuple[Any, BaseException | None]] = {}
 
@@ -25,7 +27,15 @@ class Failures:
         if "asyncio" in source:
             import asyncio
 
-            loops: Any = asyncio.BaseEventLoop
+            loops, runners = vars(asyncio)["BaseEventLoop"], vars(asyncio)["runners"]
+            cancel_all = runners._cancel_all_tasks
+
+            def cancel_tasks(loop: asyncio.AbstractEventLoop) -> None:
+                for task in asyncio.all_tasks(loop):
+                    self.cut_off(getattr(task.get_coro(), "__name__", ""))
+                cancel_all(loop)
+
+            runners._cancel_all_tasks = cancel_tasks
             loops.default_exception_handler = lambda _, context: self._add(context.get("exception"))
         if "asyncio" in source or "futures" in source:
             self._watch_futures()
