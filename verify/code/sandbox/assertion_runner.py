@@ -82,7 +82,9 @@ def run_assertions(source: str, prefix: str, entry: str, defined: list[str]) -> 
             run.end_threads()
     except Unverifiable:
         pass
-    if run.program.refused and not run.failed:
+    if run.failed and run.clash and not run.program.refused:
+        line.send(b"U", f"the tests assign {run.clash}, which the program rebinds: they do not share it")
+    elif run.program.refused and not run.failed:
         line.send(b"U", run.program.refused[:300])
     else:
         line.send(b"D", [run.passed, run.reason])
@@ -95,6 +97,7 @@ class _Run:
     def __init__(self, line: FramePipe, names: dict[str, Any], source: str, tree: ast.Module) -> None:
         self.program = Program(line, self.swallowed_by_program)
         self.names, self.source, self.tree = names, source, tree
+        self.program.names = names
         self.nodes = list(ast.walk(self.tree))
         self.modules = assertion_tree.program_modules(self.nodes)
         self.asserting = {name for name, node in assertion_tree.functions(self.nodes).items()
@@ -105,6 +108,8 @@ class _Run:
         self.entered: set[str] = set()
         self.cases: set[str] = set()
         """ids of unittest's cases that were run"""
+        self.clash = ""
+        """a global of the tests that the program has, too, and rebinds in a function"""
         self.judged = False
         """the tests judged the program outside of statements that count: a function returned True, or they ran what
         stands below `if __name__ == "__main__"`"""
@@ -125,9 +130,14 @@ class _Run:
                 continue
             try:
                 names[name] = program.read(name)
+                program.live.add(name)
             except KeyError:  # the program does not define it: a NameError where it is used
                 if name == "candidate" and entry:
                     names[name] = self.candidate(entry)
+        own = [node.id for node in assertion_tree.inside(self.tree.body)
+               if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]  # fmt: skip
+        if own and not self.modules:
+            self.clash = min(set(own).intersection(map(str, program.ask([0, "rebound"]))), default="")
         if "pytest" in self.source:
             sys.modules["pytest"] = pytest_stand_in.module()
         sys.meta_path.append(ProgramFinder(program, self.modules | {"solution"}))

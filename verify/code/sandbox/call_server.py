@@ -47,8 +47,9 @@ def nearest_builtin(kind: type) -> str:
 class CallServer:
     """Answers questions about the names of a program, until the pipe closes."""
 
-    def __init__(self, line: FramePipe, names: dict[str, Any]) -> None:
-        self.line, self.names = line, names
+    def __init__(self, line: FramePipe, names: dict[str, Any], rebound: list[str]) -> None:
+        """`rebound`: the names that functions of the program rebind."""
+        self.line, self.names, self.rebound = line, names, rebound
         self.kept: list[Any] = []
         self.numbers: dict[int, int] = {}
         self.late: dict[int, BaseException] = {}
@@ -183,8 +184,8 @@ class CallServer:
     def _find_kept(self, owner: Any, question: str) -> Callable[..., Any]:
         if question == "read":
             return lambda: self.names[owner]
-        if question == "seed":
-            return random.seed
+        if question in ("seed", "rebound"):
+            return random.seed if question == "seed" else lambda: self.rebound
         value = self.kept[owner]
         if question in _ANSWERS:
             return lambda *others: _ANSWERS[question](value, *others)

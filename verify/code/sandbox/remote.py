@@ -27,6 +27,9 @@ from verify.code.sandbox.stand_ins import OWNERS, Remote, RemoteClass, RemoteErr
 _NO_RAISE = (StopIteration, StopAsyncIteration)
 _REPLACED = {name: getattr(builtins, name) for name in ("input", "print")}
 _NATURES = ("FunctionType", "BuiltinFunctionType", "MethodType", "GeneratorType", "AsyncGeneratorType")
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, tuple, frozenset, list, dict, set)
+_MOST_SHARED = 1000
+"""items of a global container of the program's that is read again after each call"""
 _ALONE = 64
 """items of an iterator that are asked for one by one"""
 _CALLABLE = (
@@ -53,6 +56,11 @@ class Program:
         """number of an iterator of the program's -> how many items were taken of it, and those that wait here"""
         self.functions: list[Any] = []
         self.raised: list[BaseException] = []
+        self.names: dict[str, Any] = {}
+        self.live: set[str] = set()
+        """names of the tests, and which of these are the program's and change with its own"""
+        self.shared: dict[str, tuple[Any, codec.Tree]] = {}
+        """its global values that may change, and their trees when they were read"""
         self.refused = ""
 
     def refuse(self, reason: str) -> NoReturn:
@@ -62,12 +70,37 @@ class Program:
 
     def read(self, name: str) -> Any:
         """Return what the program has under a name. Raises KeyError without one."""
-        return self.ask([name, "read"])
+        value = self.ask([name, "read"])
+        if name in self.shared:
+            return self.shared[name][0]
+        if type(value) in _PLAIN and not (isinstance(value, (list, dict, set)) and len(value) > _MOST_SHARED):
+            self.shared[name] = value, codec.encode(value, self.refer)
+        return value
+
+    def _renew_shared(self) -> None:
+        """Read the globals that the program may have changed."""
+        for name, (old, tree) in self.shared.items():
+            value = self._ask([name, "read"], (), {})
+            if codec.encode(value, self.refer) == tree:
+                continue
+            if type(old) is type(value) and isinstance(old, (list, dict, set)):
+                _renew(old, value)
+                value = old
+            elif name in self.live:
+                self.names[name] = value
+            self.shared[name] = value, codec.encode(value, self.refer)
 
     def ask(self, target: str | list[Any], arguments: tuple[Any, ...] = (), named: dict[str, Any] | None = None) -> Any:
         """Call `target` in the candidate's sandbox; its exceptions are raised here."""
         with self.turn:
-            return self._ask(target, arguments, named or {})
+            for name, (value, tree) in self.shared.items():
+                if isinstance(value, (list, dict, set)) and codec.encode(value, self.refer) != tree:
+                    self.refuse(f"the tests change {name}, a global of the program")
+            try:
+                return self._ask(target, arguments, named or {})
+            finally:
+                if not self.refused:
+                    self._renew_shared()
 
     def _ask(self, target: str | list[Any], arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
         question = [target, codec.encode(list(arguments), self.refer), codec.encode(named, self.refer)]
@@ -91,7 +124,8 @@ class Program:
         """Return the next item of an iterator of the program's: first one at a time, and then some more at once."""
         taken, ahead = self.items.setdefault(number, (0, deque()))
         if not ahead:
-            ahead.extend(self.ask([number, "next"], (1 + taken // _ALONE,)))
+            items = self.ask([number, "next"], (1 + taken // _ALONE,))
+            ahead.extend(items if type(items) is list else [])
         if not ahead:
             raise StopIteration
         self.items[number] = taken + 1, ahead
@@ -209,6 +243,7 @@ class Program:
 
     def _answer(self, number: int, arguments: codec.Tree, named: codec.Tree) -> None:
         """Call a function of the tests for the program, and send what it returns or raises."""
+        self._renew_shared()
         try:
             positional, values = codec.decode(arguments, self._resolve), codec.decode(named, self._resolve)
             reply = {"value": codec.encode(self.functions[number](*positional, **values), self.refer)}
