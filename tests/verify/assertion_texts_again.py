@@ -1,4 +1,4 @@
-"""The second and third tables of `assertion_texts.py`, each tried once before what failed in it was repaired."""
+"""The second, third and fourth tables of `assertion_texts.py`, each tried once before what failed in it was repaired."""
 
 from __future__ import annotations
 
@@ -114,4 +114,74 @@ THIRD: list[tuple[Any, str, str]] = [
  ("import functools\nadd = functools.partial(lambda a, b: a + b, 1)\nassert f(add, 2) == 3", "def f(g, x): return g(x)", "def f(g, x): return x"),
  ("assert list(map(f, [1, 2])) == [2, 4] and sorted([3, 1], key=f) == [1, 3] and max([1, 2], key=f) == 2", DOUBLE, "def f(x): return -x"),
  ("p = compose(lambda x: x + 1, lambda x: x * 2)\nassert p(3) == 7", "def compose(*g):\n    def run(x):\n        for h in reversed(g): x = h(x)\n        return x\n    return run", "def compose(*g): return g[0]"),
+]  # fmt: skip
+
+_ENDLESS = "def f():\n    n = {}\n    while True:\n        yield n\n        n += 1"
+_STEPS = "class N:\n    def __init__(s): s.n = {}\n    def __iter__(s): return s\n    def __next__(s):\n        s.n += 1\n        return s.n - 1\ndef f(): return N()"
+_COUNT = "import itertools\ndef f(): return itertools.count({})"
+_OF_ENDLESS = (
+    "from itertools import islice\nassert list(islice(f(), 4)) == [0, 1, 2, 3]",
+    "assert [x for x, _ in zip(f(), range(3))] == [0, 1, 2]",
+    "g = f()\nassert next(g) == 0 and next(g) == 1",
+    "from itertools import takewhile\nassert list(takewhile(lambda x: x < 300, f())) == list(range(300))",
+    "for i, x in enumerate(f()):\n    assert i == x\n    if i > 500: break",
+    "from itertools import islice\ng = f()\nassert list(islice(g, 1000)) == list(range(1000))\nassert next(g) == 1000 and iter(g) is g",
+    "import itertools\nassert list(itertools.islice(filter(lambda x: x % 2, f()), 3)) == [1, 3, 5] and next(f()) == 0",
+    "assert 5 in f() and next(f()) == 0",
+)
+FOURTH: list[tuple[Any, str, str]] = [
+ *((tests, program.format(0), program.format(1)) for tests in _OF_ENDLESS for program in (_ENDLESS, _STEPS, _COUNT)),
+ ("import sys\ntry:\n    assert f(3) == 6\nfinally:\n    sys.exit(0)", DOUBLE, SAME),
+ ("import os\ntry:\n    assert f(3) == 6\nfinally:\n    os._exit(0)", DOUBLE, SAME),
+ ("try:\n    assert f(3) == 6\nfinally:\n    exit()", DOUBLE, SAME),
+ ("try:\n    assert f(3) == 6\nfinally:\n    raise SystemExit(0)", DOUBLE, SAME),
+ ("def t():\n    try:\n        assert f(3) == 6\n    finally:\n        return\nt()", DOUBLE, SAME),
+ ("import sys\ntry:\n    assert f(3) == 6\nexcept AssertionError:\n    sys.exit(0)", DOUBLE, SAME),
+ ("import os\ntry:\n    assert f(3) == 6\nexcept AssertionError:\n    os._exit(0)", DOUBLE, SAME),
+ ("import os\ntry:\n    assert f(3) == 6\nfinally:\n    print('done')\n    quit()", DOUBLE, SAME),
+ ("def main():\n    assert f(3) == 6\nimport sys\ntry:\n    main()\nfinally:\n    sys.exit()", DOUBLE, SAME),
+ ("while True:\n    try:\n        assert f(3) == 6\n    finally:\n        break", DOUBLE, SAME),
+ ("from concurrent.futures import ThreadPoolExecutor, wait, as_completed\ndef one(x, want):\n    assert f(x) == want\nwith ThreadPoolExecutor(2) as pool:\n    pool.submit(one, 3, 6)", DOUBLE, SAME),
+ ("from concurrent.futures import ThreadPoolExecutor, wait, as_completed\ndef one(x, want):\n    assert f(x) == want\npool = ThreadPoolExecutor(2)\npool.submit(one, 3, 6)", DOUBLE, SAME),
+ ("from concurrent.futures import ThreadPoolExecutor, wait, as_completed\ndef one(x, want):\n    assert f(x) == want\nwith ThreadPoolExecutor(2) as pool:\n    pool.map(one, [3, 4], [6, 8])", DOUBLE, SAME),
+ ("from concurrent.futures import ThreadPoolExecutor, wait, as_completed\ndef one(x, want):\n    assert f(x) == want\nwith ThreadPoolExecutor(2) as pool:\n    wait([pool.submit(one, 3, 6)])", DOUBLE, SAME),
+ ("from concurrent.futures import ThreadPoolExecutor, wait, as_completed\ndef one(x, want):\n    assert f(x) == want\nwith ThreadPoolExecutor(2) as pool:\n    for each in as_completed([pool.submit(one, 3, 6)]): print(each.done())", DOUBLE, SAME),
+ ("from concurrent.futures import ThreadPoolExecutor, wait, as_completed\ndef one(x, want):\n    assert f(x) == want\nwith ThreadPoolExecutor(2) as pool:\n    a = pool.submit(one, 3, 6)\nassert a.exception() is None", DOUBLE, SAME),
+ ("from concurrent.futures import ThreadPoolExecutor, wait, as_completed\ndef one(x, want):\n    assert f(x) == want\nwith ThreadPoolExecutor(2) as pool:\n    assert list(pool.map(f, [1, 2])) == [2, 4]", DOUBLE, SAME),
+ ("import threading\ndef one(x, want):\n    assert f(x) == want\nthreading.Thread(target=one, args=(3, 6)).start()", DOUBLE, SAME),
+ ("import threading\ndef one(x, want):\n    assert f(x) == want\nt = threading.Timer(0.01, one, (3, 6))\nt.start()\nprint(1)\nprint(2)", DOUBLE, SAME),
+ ("import threading\nclass W(threading.Thread):\n    def run(self): assert f(3) == 6\nw = W()\nw.start()\nw.join()", DOUBLE, SAME),
+ ("import unittest, threading\nclass T(unittest.TestCase):\n    def one(self): self.assertEqual(f(3), 6)\n    def test_a(self):\n        t = threading.Thread(target=self.one)\n        t.start(); t.join()\nunittest.main()", DOUBLE, SAME),
+ ("import asyncio\nasync def one(x, want):\n    assert await f(x) == want\nasync def main():\n    asyncio.create_task(one(3, 6))\n    await asyncio.sleep(0.1)\nasyncio.run(main())", f"async {DOUBLE}", f"async {SAME}"),
+ ("import asyncio\nasync def one(x, want):\n    assert await f(x) == want\nasync def main():\n    t = asyncio.create_task(one(3, 6))\n    await asyncio.sleep(0.1)\nasyncio.run(main())", f"async {DOUBLE}", f"async {SAME}"),
+ ("import asyncio\nasync def one(x, want):\n    assert await f(x) == want\nasync def main():\n    await asyncio.wait([asyncio.create_task(one(3, 6))])\nasyncio.run(main())", f"async {DOUBLE}", f"async {SAME}"),
+ ("import asyncio\nasync def one(x, want):\n    assert await f(x) == want\nasync def main():\n    await asyncio.gather(one(3, 6), one(4, 8), return_exceptions=True)\nasyncio.run(main())", f"async {DOUBLE}", f"async {SAME}"),
+ ("import asyncio\nasync def one(x, want):\n    assert await f(x) == want\nasync def main():\n    await asyncio.gather(one(3, 6), one(4, 8))\nasyncio.run(main())", f"async {DOUBLE}", f"async {SAME}"),
+ ("import pytest\nfrom concurrent.futures import ThreadPoolExecutor, wait, as_completed\ndef one(x, want):\n    assert f(x) == want\nwith ThreadPoolExecutor(2) as pool:\n    a = pool.submit(f, -1)\n    with pytest.raises(ValueError): a.result()", "def f(x):\n    if x < 0: raise ValueError", SAME),
+ ("def t():\n    ok = False\n    try:\n        f(-1)\n        assert False\n    except ValueError:\n        ok = True\n    finally:\n        return ok\nassert t()", "def f(x):\n    if x < 0: raise ValueError", SAME),
+ ("import sys\ntry:\n    f(-1)\n    assert False\nexcept ValueError:\n    pass\nfinally:\n    sys.exit(0)", "def f(x):\n    if x < 0: raise ValueError", SAME),
+ ("assert sum(f(500000)) == 500000", "def f(n):\n    for _ in range(n): yield 1", "def f(n):\n    for _ in range(n): yield 0"),
+ ("g = f()\ngot = []\ntry:\n    for x in g: got.append(x)\nexcept KeyError:\n    got.append('end')\nassert got == [*range(200), 'end']", "def f():\n    yield from range(200)\n    raise KeyError", "def f():\n    yield from range(201)\n    raise KeyError"),
+ ("log = []\ng = f(log.append)\nassert log == []\nnext(g)\nassert log == [0]", "def f(a):\n    for i in range(3):\n        a(i)\n        yield i", "def f(a):\n    for i in range(3): a(i)\n    yield from range(3)"),
+ ("from unittest.mock import Mock, MagicMock, call\nsender = Mock()\nassert f(sender, ['a', 'b']) == 2\nassert sender.send.call_args_list == [call('a'), call('b')]", "def f(s, names):\n    for n in names:\n        s.send(n)\n    return len(names)", "def f(s, names): return len(names)"),
+ ("from unittest.mock import MagicMock, call\ns = MagicMock()\nf(s, ['a', 'b'])\ns.send.assert_has_calls([call('a'), call('b')])\nassert s.send.call_count == 2", "def f(s, names):\n    for n in names:\n        s.send(n)\n    return len(names)", "def f(s, names): return len(names)"),
+ ("from unittest.mock import Mock, MagicMock, call\nsender = Mock()\nsender.send.return_value = 3\nassert f(sender, 2) == 3\nsender.send.assert_called_once_with(2)", "def f(s, x): return s.send(x)", "def f(s, x): return 3"),
+ ("from unittest.mock import Mock, MagicMock, call\nsender = Mock()\nsender.get.return_value.json.return_value = {'a': 1}\nassert f(sender) == 1\nsender.get.assert_called_once_with('u', timeout=3)", "def f(s):\n    r = s.get('u', timeout=3)\n    return r.json()['a']", "def f(s): return 1"),
+ ("from unittest.mock import Mock, MagicMock, call\nsender = Mock()\nsender.price = 4\nassert f(sender) == 8", "def f(s): return 2 * s.price", "def f(s): return s.price"),
+ ("from unittest.mock import Mock, MagicMock, call\nsender = Mock()\nsender.send.side_effect = [ValueError('x'), 5]\nassert f(sender) == 5 and sender.send.call_count == 2", "def f(s):\n    try: return s.send()\n    except ValueError: return s.send()", "def f(s): return 5"),
+ ("from unittest.mock import Mock, MagicMock, call\nsender = Mock()\nassert f(sender) is sender", "def f(s): return s", "def f(s): return None"),
+ ("import unittest\nfrom unittest.mock import Mock\nclass T(unittest.TestCase):\n    def test_a(self):\n        db = Mock()\n        svc = Svc(db)\n        svc.save(3)\n        db.insert.assert_called_once_with(3)", "class Svc:\n    def __init__(s, db): s.db = db\n    def save(s, x): s.db.insert(x)", "class Svc:\n    def __init__(s, db): s.db = db\n    def save(s, x): pass"),
+ ("from unittest.mock import Mock, MagicMock, call\nsender = Mock()\nf(sender, 3)\nsender.assert_called_once_with(6)", "def f(g, x): g(2 * x)", "def f(g, x): g(x)"),
+ ("assert counter == 0\nhit(); hit()\nassert counter == 2", "counter = 0\ndef hit():\n    global counter\n    counter += 1", "counter = 0\ndef hit():\n    global counter\n    counter = 1"),
+ ("def test_a():\n    before = counter\n    hit(); hit()\n    assert counter == before + 2", "counter = 0\ndef hit():\n    global counter\n    counter += 1", "counter = 0\ndef hit():\n    global counter\n    counter = 1"),
+ ("import unittest\nclass T(unittest.TestCase):\n    def test_a(self):\n        hit(); hit()\n        self.assertEqual(counter, 2)", "counter = 0\ndef hit():\n    global counter\n    counter += 1", "counter = 0\ndef hit():\n    global counter\n    counter = 1"),
+ ("import solution\nsolution.hit(); solution.hit()\nassert solution.counter == 2", "counter = 0\ndef hit():\n    global counter\n    counter += 1", "counter = 0\ndef hit():\n    global counter\n    counter = 1"),
+ ("hit()\ntry:\n    hit('x')\nexcept TypeError:\n    pass\nhit()\nassert counter == 2", "counter = 0\ndef hit():\n    global counter\n    counter += 1", "counter = 0\ndef hit():\n    global counter\n    counter = 1"),
+ ("f(2); f(3)\nassert log == [2, 3]", "log = []\ndef f(x):\n    log.append(x)\n    return x", "log = []\ndef f(x):\n    log.append(1)\n    return x"),
+ ("from solution import f, log\nf(2); f(3)\nassert log == [2, 3]", "log = []\ndef f(x):\n    log.append(x)\n    return x", "log = []\ndef f(x):\n    log.append(1)\n    return x"),
+ ("import solution\nmine = solution.log\nsolution.f(2)\nassert mine == [2] == solution.log", "log = []\ndef f(x):\n    log.append(x)\n    return x", "log = []\ndef f(x):\n    log.append(1)\n    return x"),
+ ("seen = []\nrun(lambda: seen.append(state))\nassert seen == ['on'] and state == 'off'\n", "state = 'off'\ndef run(g):\n    global state\n    state = 'on'\n    g()\n    state = 'off'", "def run(g): g()\nstate='on'"),
+ ("assert head is None\npush(3)\nassert head.v == 3\npush(4)\nassert head.v == 4", "head = None\nclass N:\n    def __init__(s, v): s.v = v\ndef push(v):\n    global head\n    head = N(v)", "head = None\nclass N:\n    def __init__(s, v): s.v = v\ndef push(v):\n    global head\n    head = head or N(v)"),
+ ("assert 'a' in words and f('a') == 1 and len(words) == 2", "words = {'a', 'b'}\ndef f(x): return int(x in words)", "words = {'a', 'b'}\ndef f(x): return int(x not in words)"),
+ ("result = f(3)\nassert result == 6", "result = 0\ndef f(x):\n    global result\n    result = 2 * x\n    return result", SAME),
 ]  # fmt: skip

@@ -72,11 +72,7 @@ def _decides(node: ast.AST, judging: set[str], outside: set[str]) -> bool:
         return True
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
         return (node.name.startswith("test") or node.name == "check") and node.name in judging
-    if (
-        isinstance(node, ast.Expr)
-        and isinstance(node.value, ast.Call)
-        and _is_outside(node.value.func, outside)
-    ):
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and _is_outside(node.value.func, outside):
         return any(isinstance(each, ast.Name) for each in node.value.args)  # check(f), with `check` in the prefix
     return isinstance(node, ast.Call) and name_of(node.func) in judging
 

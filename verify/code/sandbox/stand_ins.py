@@ -48,7 +48,7 @@ class Remote:
     def __iter__(self) -> Iterator[Any]:
         """Return an iterator: over all items of what has a length, else step by step, for it may have no end."""
         items = _ask(self, "iterate")
-        return items if isinstance(items, Remote) else iter(items)  # type: ignore[return-value]
+        return items if isinstance(items, Remote) else iter(items)
 
     def __next__(self) -> Any:
         return self._program_.next_item(self._number_)
