@@ -314,7 +314,7 @@ UNVERIFIABLE: list[tuple[str, str]] = [
 REFUSED: list[tuple[Any, str]] = [
     ("it must print the double", "not Python"),
     (">>> f(3)\n6", "not Python"),
-    ("eJxrYJlqwwABPRbR1UqZeQWlJUpWCkrGMXlKOgpK", "cannot fail"),
+    ("eJxrYJlqwwABPRbR1UqZeQWlJUpWCkrGMXlKOgpK", "cannot be read|cannot fail"),
     ("def f(x):\n    return 2 * x", "cannot fail"),
     ("f(3)", "cannot fail"),
     ("if f(3) != 6:\n    print('FAIL')\nelse:\n    print('PASS')", "cannot fail"),
@@ -356,5 +356,7 @@ REFUSED: list[tuple[Any, str]] = [
     ("import logging\ngot = f(3)\nif got != 6: logging.error('x', got)", "cannot fail"),
     ("if f(3) != 6: raise SystemExit", "cannot fail"),
     ("from pprint import pprint\ngot=f(3)\npprint(got)", "cannot fail"),
+    ("from multiprocessing import Process\ndef one(): assert f(3) == 6\np = Process(target=one)\np.start()\np.join()", "processes"),
+    ("import sys, subprocess\nassert subprocess.run([sys.executable, 'solution.py'], input='3').stdout == '6'", "processes"),
     ("import asyncio\nasync def one(x, want):\n    assert await f(x) == want\none(3, 6)", "do not await"),
 ]  # fmt: skip

@@ -184,4 +184,8 @@ FOURTH: list[tuple[Any, str, str]] = [
  ("assert head is None\npush(3)\nassert head.v == 3\npush(4)\nassert head.v == 4", "head = None\nclass N:\n    def __init__(s, v): s.v = v\ndef push(v):\n    global head\n    head = N(v)", "head = None\nclass N:\n    def __init__(s, v): s.v = v\ndef push(v):\n    global head\n    head = head or N(v)"),
  ("assert 'a' in words and f('a') == 1 and len(words) == 2", "words = {'a', 'b'}\ndef f(x): return int(x in words)", "words = {'a', 'b'}\ndef f(x): return int(x not in words)"),
  ("result = f(3)\nassert result == 6", "result = 0\ndef f(x):\n    global result\n    result = 2 * x\n    return result", SAME),
+ ("class Quiet:\n    def __enter__(self): return self\n    def __exit__(self, *a): return True\nwith Quiet():\n    assert f(3) == 6", DOUBLE, SAME),
+ ("import contextlib\n@contextlib.contextmanager\ndef quiet():\n    try:\n        yield\n    except AssertionError as e:\n        print(e)\nwith quiet():\n    assert f(3) == 6", DOUBLE, SAME),
+ ("import sys\ndef done(): sys.exit(0)\ntry:\n    assert f(3) == 6\nfinally:\n    done()", DOUBLE, SAME),
+ ("class Raises:\n    def __init__(self, kind): self.kind = kind\n    def __enter__(self): return self\n    def __exit__(self, kind, error, trace):\n        assert kind is not None and issubclass(kind, self.kind)\n        return True\nwith Raises(ValueError):\n    f(-1)\nassert f(1) == 2", RAISING, DOUBLE),
 ]  # fmt: skip

@@ -26,6 +26,7 @@ _APART = {
     "logs": ("self.assertLogs", "self.assertNoLogs"),
 }
 """what tests and program do not share, with the calls that show that tests need it"""
+_PROCESSES = ("multiprocessing", "subprocess")
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -100,6 +101,19 @@ def _is_used(tree: ast.Module, name: str) -> bool:
 
 
 def _check_libraries(tree: ast.Module) -> None:
+    for node in ast.walk(tree):
+        module, names = (
+            getattr(node, "module", ""),
+            [each.name for each in getattr(node, "names", []) if isinstance(each, ast.alias)],
+        )
+        called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+        if (
+            module in _PROCESSES
+            or "ProcessPoolExecutor" in names
+            or called.partition(".")[0] in _PROCESSES
+            or called in ("os.fork", "os.system")
+        ):
+            raise DataError("the tests start processes, which a sandbox does not allow: leave such rows out")
     for node in inside(tree.body):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:

@@ -197,8 +197,8 @@ class _Run:
             raise
         except SystemExit as end:
             ends = True
-            if end.code not in (None, 0, False):
-                self.fail(end)
+            if end.code not in (None, 0, False) or isinstance(end.__context__, AssertionError):
+                self.fail(end.__context__ or end)
         except BaseException as error:  # noqa: BLE001 - a failed assertion, or whatever the program's answer caused
             if _skips(error):
                 raise pytest_stand_in.SkippedTest from None

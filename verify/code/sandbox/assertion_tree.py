@@ -23,7 +23,6 @@ _EXITS = ("exit", "_exit", "quit", "abort")
 _FAILS = ("fail", "xfail", "raises", "warns", *_EXITS)
 _CHANGES = ("add", "append", "appendleft", "extend", "insert", "put", "setdefault", "update")
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
-# fmt: off
 LIBRARIES = frozenset((
     "aiohttp", "bs4", "click", "cryptography", "cv2", "dateutil", "django", "faker", "fastapi", "flask",
     "freezegun", "geopandas", "hypothesis", "jax", "keras", "librosa", "lxml", "matplotlib", "mock", "mpmath",
@@ -31,8 +30,7 @@ LIBRARIES = frozenset((
     "pydantic", "pytz", "requests", "scipy", "seaborn", "shapely", "skimage", "sklearn", "sortedcontainers",
     "sqlalchemy", "statsmodels", "sympy", "tensorflow", "textblob", "torch", "tqdm", "transformers", "wordcloud",
     "xgboost", "yaml",
-))
-# fmt: on
+))  # fmt: skip
 """packages of others, which no sandbox has; a module of another unknown name is the program's"""
 
 
@@ -196,6 +194,7 @@ class _Watch(ast.NodeTransformer):
         self.functions = functions(ast.walk(tree))
         self.deciding = _Deciding(tree, self.functions)
         self.judging = self.deciding.judging
+        self.quiet = {getattr(node, "name", "") for node in ast.walk(tree) if _swallows(node)}
         self.function = self.kind = ""
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
@@ -249,10 +248,11 @@ class _Watch(ast.NodeTransformer):
         return node
 
     def visit_With(self, node: ast.With) -> ast.AST:
-        """Report what contextlib.suppress swallows."""
+        """Report what contextlib.suppress or a context manager of the tests swallows."""
         self.generic_visit(node)
         calls = [item.context_expr for item in node.items if isinstance(item.context_expr, ast.Call)]
-        broad = any(name_of(call.func) == "suppress" and any(map(_is_broad, call.args)) for call in calls)
+        quiet = [name_of(call.func) in self.quiet for call in calls]
+        broad = any(quiet) or any(name_of(call.func) == "suppress" and any(map(_is_broad, call.args)) for call in calls)
         if broad and not any(map(always_fails, node.body)):
             node.body = [_reporting(node.body, node)]
         return node
@@ -262,6 +262,18 @@ def _leaves(node: ast.AST) -> bool:
     """Return whether a node in a `finally` drops the exception that is on its way."""
     exits = isinstance(node, ast.Call) and name_of(node.func) in _EXITS
     return exits or isinstance(node, (ast.Return, ast.Break, ast.Continue, ast.Raise))
+
+
+def _swallows(node: ast.AST) -> bool:
+    """Return whether a node is a context manager that drops failed assertions."""
+    if isinstance(node, ast.ClassDef) and (leave := functions(node.body).get("__exit__")):
+        values = [each.value for each in inside(leave.body) if isinstance(each, ast.Return) and each.value]
+        return any(not isinstance(value, ast.Constant) or bool(value.value) for value in values)
+    if not isinstance(node, ast.FunctionDef):
+        return False
+    around = [each for each in inside(node.body) if isinstance(each, ast.Try) and "yield" in ast.unparse(each)]
+    handlers = [handler for block in around for handler in block.handlers if _is_broad(handler.type)]
+    return any(not _asserts(handler.body) for handler in handlers)
 
 
 def _asserts(body: list[ast.stmt]) -> bool:
