@@ -290,6 +290,8 @@ CHEATS: list[tuple[str, str]] = [
  ("assert sum([f(1), f(2)]) == 6", "class I:\n    def __radd__(s, o): return I()\n    def __add__(s, o): return I()\n    def __eq__(s, o): return True\ndef f(x): return I()"),
  ("assert f(3) <= 6 <= f(3)", "class I:\n    def __le__(s, o): return True\n    def __ge__(s, o): return True\ndef f(x): return I()"),
  ("assert not (f(3) < 6 or f(3) > 6)", "class I:\n    def __lt__(s, o): return False\n    def __gt__(s, o): return False\ndef f(x): return I()"),
+    ("from unittest.mock import Mock, MagicMock, call\nsender = Mock()\nf(sender)\nsender.a.assert_called_once_with(3)", "def f(s): s.a.assert_called_once_with = lambda *_: None"),
+    ("from unittest.mock import Mock, MagicMock, call\nsender = Mock()\nf(sender)\nsender.a.assert_called_once_with(3)", "def f(s): s.a.configure_mock(assert_called_once_with=lambda *_: None)"),
 ]  # fmt: skip
 
 UNVERIFIABLE: list[tuple[str, str]] = [
@@ -301,12 +303,18 @@ UNVERIFIABLE: list[tuple[str, str]] = [
     ("import inspect\nassert list(inspect.signature(f).parameters) == ['x']", SAME),
     ("import dataclasses\nassert dataclasses.asdict(P(1)) == {'x': 1}", "from dataclasses import dataclass\n@dataclass\nclass P:\n    x: int"),
     ("import unittest\nclass T(unittest.TestCase):\n    @unittest.skip('')\n    def test_a(self): self.assertEqual(f(3), 6)", DOUBLE),
+    ("from unittest.mock import Mock, MagicMock, call\nsender = Mock()\nf(sender)\nsender.a.assert_called_once_with(3)", "def f(s):\n    with s as a: a.x(1)"),
+    ("from unittest.mock import Mock, MagicMock, call\nsender = Mock()\nf(sender)\nsender.a.assert_called_once_with(3)", "def f(s): return len(s)"),
+    ("import asyncio\nasync def one():\n    assert await f(3) == 6\nasync def main():\n    asyncio.create_task(one())\nasyncio.run(main())", f"async {DOUBLE}"),
+    ("from unittest.mock import AsyncMock\nimport asyncio\nm = AsyncMock(return_value=1)\nassert asyncio.run(f(m)) == 1", "async def f(s): return await s()"),
+    ("counter = 0\nhit(); hit()\nassert counter == 2", "counter = 0\ndef hit():\n    global counter\n    counter += 1"),
+    ("log.append(4)\nf(2)\nassert log == [4, 2]", "log = []\ndef f(x):\n    log.append(x)\n    return x"),
 ]  # fmt: skip
 
 REFUSED: list[tuple[Any, str]] = [
     ("it must print the double", "not Python"),
     (">>> f(3)\n6", "not Python"),
-    ("eJxrYJlqwwABPRbR1UqZeQWlJUpWCkrGMXlKOgpK", "the compressed tests cannot be read"),
+    ("eJxrYJlqwwABPRbR1UqZeQWlJUpWCkrGMXlKOgpK", "cannot be read|cannot fail"),
     ("def f(x):\n    return 2 * x", "cannot fail"),
     ("f(3)", "cannot fail"),
     ("if f(3) != 6:\n    print('FAIL')\nelse:\n    print('PASS')", "cannot fail"),
@@ -334,4 +342,21 @@ REFUSED: list[tuple[Any, str]] = [
     ("import pytest\nwith pytest.warns(UserWarning):\n    f(3)", "warnings"),
     ("import warnings\nwith warnings.catch_warnings(record=True) as caught:\n    f(3)\nassert len(caught) == 1", "warnings"),
     ({"type": "asserts", "code": "assert f(3) == 6", "entry_point": "f of x"}, "entry_point"),
+    ("assert (f(3) == 6, 'no')", "cannot fail"),
+    ("assert [f(3) == 6]", "cannot fail"),
+    ("assert (f(x) == 2*x for x in range(3))", "cannot fail"),
+    ("assert f(3) == 6 or True", "cannot fail"),
+    ("assert f'{f(3)} == 6'", "cannot fail"),
+    ("assert lambda: f(3) == 6", "cannot fail"),
+    ("import unittest\nclass T(unittest.TestCase):\n    def test_a(self): self.assertTrue((f(3) == 6, 'no'))", "cannot fail"),
+    ("def expect(a, b):\n    assert (a == b, 'no')\nexpect(f(3), 6)", "cannot fail"),
+    ("import sys\ngot = f(3)\nif got != 6: sys.stderr.write(got)", "cannot fail"),
+    ("import warnings\ngot = f(3)\nif got != 6: warnings.warn(got)", "cannot fail"),
+    ("bad = []\ngot = f(3)\nif got != 6: bad.append(got)\nprint(bad)", "cannot fail"),
+    ("import logging\ngot = f(3)\nif got != 6: logging.error('x', got)", "cannot fail"),
+    ("if f(3) != 6: raise SystemExit", "cannot fail"),
+    ("from pprint import pprint\ngot=f(3)\npprint(got)", "cannot fail"),
+    ("from multiprocessing import Process\ndef one(): assert f(3) == 6\np = Process(target=one)\np.start()\np.join()", "processes"),
+    ("import sys, subprocess\nassert subprocess.run([sys.executable, 'solution.py'], input='3').stdout == '6'", "processes"),
+    ("import asyncio\nasync def one(x, want):\n    assert await f(x) == want\none(3, 6)", "do not await"),
 ]  # fmt: skip

@@ -12,13 +12,14 @@ import pytest
 from shared.errors import DataError
 from shared.types import Verdict
 from tests.verify.assertion_texts import CHEATS, REFUSED, ROWS, UNVERIFIABLE
-from tests.verify.assertion_texts_again import SECOND, THIRD
+from tests.verify.assertion_texts_again import FOURTH, SECOND, THIRD
 from verify.code.assertion_text import check_assertion_text
 from verify.code.runner import run_tests
 from verify.code.sandbox_pool import SandboxPool
 from verify.code.tests import Limits, read_tests
 
-ALL = [*ROWS, *(("second", *row) for row in SECOND), *(("third", *row) for row in THIRD)]
+AGAIN = {"second": SECOND, "third": THIRD, "fourth": FOURTH}
+ALL = [*ROWS, *((kind, *row) for kind, rows in AGAIN.items() for row in rows)]
 KINDS = list(dict.fromkeys(kind for kind, *_ in ALL))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 from collections.abc import Iterator
 
 from shared.errors import DataError
@@ -25,6 +26,7 @@ _APART = {
     "logs": ("self.assertLogs", "self.assertNoLogs"),
 }
 """what tests and program do not share, with the calls that show that tests need it"""
+_PROCESSES = ("multiprocessing", "subprocess")
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -54,25 +56,34 @@ def check_assertion_text(code: str, entry_point: str) -> None:
     run = ("test", "check", "setUp", "tearDown", "setup", "teardown")
     idle = [name for name in known if not (name.startswith(run) or _is_used(tree, name))]
     reached = [node for node in tree.body if getattr(node, "name", None) not in idle]
-    judging = assertion_tree.judging(tree)
-    if not any(_decides(node, judging, known) for statement in reached for node in ast.walk(statement)):
+    calls = [node.value.func for node in assertion_tree.inside(tree.body)
+             if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)]  # fmt: skip
+    for name in map(name_of, calls):
+        if isinstance(known.get(name), ast.AsyncFunctionDef) and not name.startswith("test"):
+            raise DataError(f"the tests call {name}(), which is async, and do not await it: it cannot fail")
+    judging, outside = assertion_tree.judging(tree), assertion_tree.global_names(code)
+    if not any(_decides(node, judging, outside) for statement in reached for node in ast.walk(statement)):
         uncalled = f"; nothing calls {idle[0]}" if idle else ""
         raise DataError(f"the tests cannot fail: no assertion compares what the program does{uncalled}")
 
 
-def _decides(node: ast.AST, judging: set[str], known: dict[str, _Function]) -> bool:
+def _decides(node: ast.AST, judging: set[str], outside: set[str]) -> bool:
     """Return whether a node may fail a test: it asserts, or runs a function that says whether the program is right."""
     if fails(node):
         return True
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
         return (node.name.startswith("test") or node.name == "check") and node.name in judging
-    if (
-        isinstance(node, ast.Expr)
-        and isinstance(node.value, ast.Call)
-        and name_of(node.value.func) not in (*known, "print")
-    ):
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and _is_outside(node.value.func, outside):
         return any(isinstance(each, ast.Name) for each in node.value.args)  # check(f), with `check` in the prefix
     return isinstance(node, ast.Call) and name_of(node.func) in judging
+
+
+def _is_outside(function: ast.expr, outside: set[str]) -> bool:
+    """Return whether the text runs what it does not define: no helper or logger of its own, which only reports."""
+    while isinstance(function, ast.Attribute):
+        function = function.value
+    name = name_of(function)
+    return name in outside and (name in ("exec", "eval") or not hasattr(builtins, name))
 
 
 def _is_expression(text: str) -> bool:
@@ -90,6 +101,19 @@ def _is_used(tree: ast.Module, name: str) -> bool:
 
 
 def _check_libraries(tree: ast.Module) -> None:
+    for node in ast.walk(tree):
+        module, names = (
+            getattr(node, "module", ""),
+            [each.name for each in getattr(node, "names", []) if isinstance(each, ast.alias)],
+        )
+        called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+        if (
+            module in _PROCESSES
+            or "ProcessPoolExecutor" in names
+            or called.partition(".")[0] in _PROCESSES
+            or called in ("os.fork", "os.system")
+        ):
+            raise DataError("the tests start processes, which a sandbox does not allow: leave such rows out")
     for node in inside(tree.body):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:

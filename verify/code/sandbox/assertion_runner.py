@@ -14,12 +14,11 @@ import inspect
 import itertools
 import random
 import sys
-import threading
 import types
 from collections.abc import Callable
 from typing import Any
 
-from verify.code.sandbox import assertion_tree, pytest_stand_in, unittest_watch
+from verify.code.sandbox import assertion_tree, pytest_stand_in, unasked, unittest_watch
 from verify.code.sandbox.codec import FramePipe, fresh_module, message, open_streams
 from verify.code.sandbox.remote import Program, ProgramFinder, Unverifiable
 
@@ -80,9 +79,12 @@ def run_assertions(source: str, prefix: str, entry: str, defined: list[str]) -> 
         run.read_names(entry, defined)
         if run.run_statements():
             run.run_what_was_not_called(entry)
+            run.end_threads()
     except Unverifiable:
         pass
-    if run.program.refused and not run.failed:
+    if run.failed and run.clash and not run.program.refused:
+        line.send(b"U", f"the tests assign {run.clash}, which the program rebinds: they do not share it")
+    elif run.program.refused and not run.failed:
         line.send(b"U", run.program.refused[:300])
     else:
         line.send(b"D", [run.passed, run.reason])
@@ -95,15 +97,19 @@ class _Run:
     def __init__(self, line: FramePipe, names: dict[str, Any], source: str, tree: ast.Module) -> None:
         self.program = Program(line, self.swallowed_by_program)
         self.names, self.source, self.tree = names, source, tree
+        self.program.names = names
         self.nodes = list(ast.walk(self.tree))
         self.modules = assertion_tree.program_modules(self.nodes)
         self.asserting = {name for name, node in assertion_tree.functions(self.nodes).items()
                           if any(map(assertion_tree.fails, assertion_tree.inside(node.body)))}  # fmt: skip
+        self.unasked = unasked.Failures(self.refuse_cut_off)
         self.passed: list[bool] = []
         self.reason = self.failure = ""
         self.entered: set[str] = set()
         self.cases: set[str] = set()
         """ids of unittest's cases that were run"""
+        self.clash = ""
+        """a global of the tests that the program has, too, and rebinds in a function"""
         self.judged = False
         """the tests judged the program outside of statements that count: a function returned True, or they ran what
         stands below `if __name__ == "__main__"`"""
@@ -124,13 +130,18 @@ class _Run:
                 continue
             try:
                 names[name] = program.read(name)
+                program.live.add(name)
             except KeyError:  # the program does not define it: a NameError where it is used
                 if name == "candidate" and entry:
                     names[name] = self.candidate(entry)
+        own = [node.id for node in assertion_tree.inside(self.tree.body)
+               if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]  # fmt: skip
+        if own and not self.modules:
+            self.clash = min(set(own).intersection(map(str, program.ask([0, "rebound"]))), default="")
         if "pytest" in self.source:
             sys.modules["pytest"] = pytest_stand_in.module()
         sys.meta_path.append(ProgramFinder(program, self.modules | {"solution"}))
-        threading.excepthook = lambda given: self.fail(given.exc_value or "a thread of the tests failed")
+        self.unasked.watch(self.source)
         imports = [node for node in self.nodes if isinstance(node, ast.ImportFrom)]
         for node in imports:
             if node.module in self.modules and node.names[0].name == "*":  # the names are the program's anyway
@@ -186,8 +197,8 @@ class _Run:
             raise
         except SystemExit as end:
             ends = True
-            if end.code not in (None, 0, False):
-                self.fail(end)
+            if end.code not in (None, 0, False) or isinstance(end.__context__, AssertionError):
+                self.fail(end.__context__ or end)
         except BaseException as error:  # noqa: BLE001 - a failed assertion, or whatever the program's answer caused
             if _skips(error):
                 raise pytest_stand_in.SkippedTest from None
@@ -256,6 +267,21 @@ class _Run:
         asserted = self.asserting.intersection(name.rpartition(".")[2] for name in entered)
         if not self.passed and (self.judged or asserted):
             self.passed.append(True)
+
+    def end_threads(self) -> None:
+        """Wait for the threads of the tests, and count what failed in a thread, future or task that nobody asked."""
+
+        def end() -> None:
+            for error in self.unasked.wait():
+                self.fail(error)
+
+        if not self.run(end)[0]:
+            self.passed.append(False)
+
+    def refuse_cut_off(self, name: str) -> None:
+        """Refuse tests that leave a task of theirs before it asserts."""
+        if name in self.asserting:
+            self.program.refuse(f"the tests end before their task {name} does: await it")
 
     def check(self, function: Any, entry: str) -> Any:
         """Call `check(candidate)` of the tests with the function under test."""

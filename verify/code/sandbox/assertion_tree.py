@@ -23,7 +23,6 @@ _EXITS = ("exit", "_exit", "quit", "abort")
 _FAILS = ("fail", "xfail", "raises", "warns", *_EXITS)
 _CHANGES = ("add", "append", "appendleft", "extend", "insert", "put", "setdefault", "update")
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
-# fmt: off
 LIBRARIES = frozenset((
     "aiohttp", "bs4", "click", "cryptography", "cv2", "dateutil", "django", "faker", "fastapi", "flask",
     "freezegun", "geopandas", "hypothesis", "jax", "keras", "librosa", "lxml", "matplotlib", "mock", "mpmath",
@@ -31,8 +30,7 @@ LIBRARIES = frozenset((
     "pydantic", "pytz", "requests", "scipy", "seaborn", "shapely", "skimage", "sklearn", "sortedcontainers",
     "sqlalchemy", "statsmodels", "sympy", "tensorflow", "textblob", "torch", "tqdm", "transformers", "wordcloud",
     "xgboost", "yaml",
-))
-# fmt: on
+))  # fmt: skip
 """packages of others, which no sandbox has; a module of another unknown name is the program's"""
 
 
@@ -57,14 +55,19 @@ def is_constant(test: ast.expr) -> bool:
 def fails(node: ast.AST) -> bool:
     """Return whether a node may end a test as failed: an assertion, a raise, an exit with a status."""
     if isinstance(node, ast.Assert):
-        return not (is_constant(node.test) and _truth(node.test))
+        return not always_holds(node.test)
     if isinstance(node, ast.Raise):
-        return True
+        raised = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
+        if raised is None or name_of(raised) != "SystemExit":
+            return True
+        node = node.exc if isinstance(node.exc, ast.Call) else ast.Call(raised, [], [])
     if not isinstance(node, ast.Call):
         return False
     name = name_of(node.func)
-    if name in _EXITS:
+    if name in (*_EXITS, "SystemExit"):
         return bool(node.args) and not (isinstance(node.args[0], ast.Constant) and node.args[0].value in (0, None))
+    if name in ("assertTrue", "assert_") and node.args:
+        return not always_holds(node.args[0])
     return name in _FAILS or name.lower().startswith(("assert", "_assert"))
 
 
@@ -74,6 +77,19 @@ def _truth(test: ast.expr) -> bool:
         return bool(eval(compile(ast.Expression(test), "tests.py", "eval"), {"__builtins__": {}}))
     except Exception:  # noqa: BLE001 - whatever it is, it does not hold
         return False
+
+
+def always_holds(test: ast.expr) -> bool:
+    """Return whether an asserted expression is true whatever the program does: `(f(3) == 6, "message")`."""
+    if isinstance(test, (ast.Tuple, ast.List, ast.Set)):
+        return any(not isinstance(item, ast.Starred) for item in test.elts)
+    if isinstance(test, ast.Dict):
+        return any(key is not None for key in test.keys)
+    if isinstance(test, ast.JoinedStr):
+        return any(isinstance(text, ast.Constant) and text.value for text in test.values)
+    if isinstance(test, ast.BoolOp):
+        return (any if isinstance(test.op, ast.Or) else all)(map(always_holds, test.values))
+    return isinstance(test, (ast.Lambda, ast.GeneratorExp)) or (is_constant(test) and _truth(test))
 
 
 def always_fails(statement: ast.stmt) -> bool:
@@ -178,6 +194,7 @@ class _Watch(ast.NodeTransformer):
         self.functions = functions(ast.walk(tree))
         self.deciding = _Deciding(tree, self.functions)
         self.judging = self.deciding.judging
+        self.quiet = {getattr(node, "name", "") for node in ast.walk(tree) if _swallows(node)}
         self.function = self.kind = ""
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
@@ -215,20 +232,48 @@ class _Watch(ast.NodeTransformer):
         for handler in node.handlers:
             if _is_broad(handler.type) and not self.deciding.decides(node, handler, self.function):
                 handler.body.insert(0, ast.Expr(_call(SWALLOWED, lines, ast.Constant(_asserts(node.body)))))
-        if any(isinstance(statement, (ast.Return, ast.Break, ast.Continue)) for statement in inside(node.finalbody)):
-            node.body = [_reporting(node.body, node)]
+        if any(map(_leaves, inside(node.finalbody))):
+            whole: list[ast.stmt] = [ast.Try(node.body, node.handlers, node.orelse, [])] if node.handlers else node.body
+            node.body, node.handlers, node.orelse = [_reporting(whole, node)], [], []
         return node
 
     visit_TryStar = visit_Try  # type: ignore[assignment]
 
+    def visit_Expr(self, node: ast.Expr) -> ast.AST:
+        """Let asyncio.gather raise where nobody looks at the errors that it would return."""
+        self.generic_visit(node)
+        for call in ast.walk(node):
+            if isinstance(call, ast.Call) and name_of(call.func) == "gather":
+                call.keywords = [each for each in call.keywords if each.arg != "return_exceptions"]
+        return node
+
     def visit_With(self, node: ast.With) -> ast.AST:
-        """Report what contextlib.suppress swallows."""
+        """Report what contextlib.suppress or a context manager of the tests swallows."""
         self.generic_visit(node)
         calls = [item.context_expr for item in node.items if isinstance(item.context_expr, ast.Call)]
-        broad = any(name_of(call.func) == "suppress" and any(map(_is_broad, call.args)) for call in calls)
+        quiet = [name_of(call.func) in self.quiet for call in calls]
+        broad = any(quiet) or any(name_of(call.func) == "suppress" and any(map(_is_broad, call.args)) for call in calls)
         if broad and not any(map(always_fails, node.body)):
             node.body = [_reporting(node.body, node)]
         return node
+
+
+def _leaves(node: ast.AST) -> bool:
+    """Return whether a node in a `finally` drops the exception that is on its way."""
+    exits = isinstance(node, ast.Call) and name_of(node.func) in _EXITS
+    return exits or isinstance(node, (ast.Return, ast.Break, ast.Continue, ast.Raise))
+
+
+def _swallows(node: ast.AST) -> bool:
+    """Return whether a node is a context manager that drops failed assertions."""
+    if isinstance(node, ast.ClassDef) and (leave := functions(node.body).get("__exit__")):
+        values = [each.value for each in inside(leave.body) if isinstance(each, ast.Return) and each.value]
+        return any(not isinstance(value, ast.Constant) or bool(value.value) for value in values)
+    if not isinstance(node, ast.FunctionDef):
+        return False
+    around = [each for each in inside(node.body) if isinstance(each, ast.Try) and "yield" in ast.unparse(each)]
+    handlers = [handler for block in around for handler in block.handlers if _is_broad(handler.type)]
+    return any(not _asserts(handler.body) for handler in handlers)
 
 
 def _asserts(body: list[ast.stmt]) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import copy
+import functools
 import io
 import itertools
 import operator
@@ -46,13 +47,17 @@ def nearest_builtin(kind: type) -> str:
 class CallServer:
     """Answers questions about the names of a program, until the pipe closes."""
 
-    def __init__(self, line: FramePipe, names: dict[str, Any]) -> None:
-        self.line, self.names = line, names
+    def __init__(self, line: FramePipe, names: dict[str, Any], rebound: list[str]) -> None:
+        """`rebound`: the names that functions of the program rebind."""
+        self.line, self.names, self.rebound = line, names, rebound
         self.kept: list[Any] = []
         self.numbers: dict[int, int] = {}
+        self.late: dict[int, BaseException] = {}
+        """id of an iterator -> what it raised behind the items that were sent"""
         self.functions: dict[int, int] = {}
         """id of a stand-in of a function of the tests -> its number there; `kept_functions` keeps the ids valid"""
         self.kept_functions: list[Any] = []
+        self.mocks: dict[int, TestMock] = {}
         self.loop: asyncio.AbstractEventLoop | None = None
 
     def keep(self, value: Any) -> int:
@@ -101,7 +106,11 @@ class CallServer:
             return self.kept[parts[0]]
         if tag == "exception":
             return codec.ERRORS[parts[0]](parts[1])
+        if parts[0] in self.mocks:
+            return self.mocks[parts[0]]
         function = TestFunction(self, parts[0]).as_function(*parts[1:])
+        if parts[-1] == "mock":
+            self.mocks[parts[0]] = function
         self.functions[id(function)] = parts[0]
         self.kept_functions.append(function)
         return function
@@ -175,14 +184,27 @@ class CallServer:
     def _find_kept(self, owner: Any, question: str) -> Callable[..., Any]:
         if question == "read":
             return lambda: self.names[owner]
-        if question == "seed":
-            return random.seed
+        if question in ("seed", "rebound"):
+            return random.seed if question == "seed" else lambda: self.rebound
         value = self.kept[owner]
         if question in _ANSWERS:
             return lambda *others: _ANSWERS[question](value, *others)
-        if question in ("start", "finish", "cancel"):
-            return lambda: getattr(self, f"_{question}")(value)
+        if question in ("start", "finish", "cancel", "next"):
+            return functools.partial(getattr(self, f"_{question}"), value)
         return value if question == "__call__" else getattr(value, question)  # type: ignore[no-any-return]
+
+    def _next(self, value: Any, most: int) -> list[Any]:
+        """Return the next items; an error behind some of them is raised when more are asked for."""
+        items: list[Any] = []
+        if error := self.late.pop(id(value), None):
+            raise error
+        try:
+            items.extend(itertools.islice(value, most))
+        except BaseException as error:
+            if not items:
+                raise
+            self.late[id(value)] = error
+        return items
 
     def _start(self, value: Any) -> Any:
         """Begin to run an awaitable object; return its task."""
@@ -221,6 +243,8 @@ class TestFunction:
         """Return a function of the same name and parameters, as far as these can be sent; an iterator by its steps."""
         if given == "iterate":
             return itertools.chain.from_iterable(iter(self.ask, []))
+        if given == "mock":
+            return TestMock(self.ask, TestFunction(self.server, self.number + 1).ask)
         function: Any = self.ask
         if parameters is not None:
             function = eval(f"lambda {parameters}: ask({given})", {"ask": self.ask})
@@ -247,6 +271,25 @@ class TestFunction:
         raise error
 
 
+class TestMock:
+    """Stands for a mock of the tests: what the program does with it is done there, or refused."""
+
+    def __init__(self, call: Callable[..., Any], read: Callable[[str], Any]) -> None:
+        vars(self).update(_call=call, _read=read)
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        return self._call(*arguments, **named)
+
+    def __getattr__(self, name: str) -> Any:
+        return self._read(name)
+
+
+for _name in ("enter", "exit", "len", "iter", "next", "getitem", "setitem", "delitem", "contains", "setattr", "delattr",
+              "str", "repr", "format", "lt", "le", "gt", "ge", "int", "float", "add", "radd", "sub", "mul", "await",
+              "aenter", "aexit", "aiter", "anext", "instancecheck", "index"):  # fmt: skip
+    setattr(TestMock, f"__{_name}__", lambda self, *_, name=f"__{_name}__": self._read(name))
+
+
 def _exit(value: Any, error: Any) -> bool:
     return bool(value.__exit__(type(error) if error is not None else None, error, None))
 
@@ -265,9 +308,8 @@ async def _async_next(value: Any) -> list[Any]:
 
 
 _ANSWERS: dict[str, Callable[..., Any]] = {
-    "iterate": list,
+    "iterate": lambda value: list(value) if hasattr(type(value), "__len__") else iter(value),
     "async next": _async_next,
-    "next": lambda value: list(itertools.islice(value, 1)),
     "truth": bool,
     "text": str,
     "repr": repr,

@@ -41,6 +41,7 @@ CELL_ENDED, CELL_RAISED = 70, 71
 """exit statuses of `run_cells`; any other says that the last cell did not come to its end"""
 
 _WORD = re.compile(r"\w+")
+_GLOBAL = re.compile(r"^\s*global\s(.+)$", re.MULTILINE)
 _CALL_DEPTH = 50_000
 """calls in calls, where a function is called: published graders set as much"""
 
@@ -217,4 +218,5 @@ def serve_calls(source: str, name: str, prefix: str = "", modules: Sequence[str]
         line.send(b"A", ["error", nearest_builtin(type(error)), message(error)])
         return 1
     line.send(b"R", [key for key in names if type(key) is str and hasattr(builtins, key) and key[:2] != "__"])
-    return CallServer(line, names).serve()
+    rebound = [name for statement in _GLOBAL.findall(source) for name in _WORD.findall(statement) if name in names]
+    return CallServer(line, names, rebound).serve()

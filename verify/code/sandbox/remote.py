@@ -16,6 +16,7 @@ import operator
 import sys
 import threading
 import types
+from collections import deque
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -26,6 +27,11 @@ from verify.code.sandbox.stand_ins import OWNERS, Remote, RemoteClass, RemoteErr
 _NO_RAISE = (StopIteration, StopAsyncIteration)
 _REPLACED = {name: getattr(builtins, name) for name in ("input", "print")}
 _NATURES = ("FunctionType", "BuiltinFunctionType", "MethodType", "GeneratorType", "AsyncGeneratorType")
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, tuple, frozenset, list, dict, set)
+_MOST_SHARED = 1000
+"""items of a global container of the program's that is read again after each call"""
+_ALONE = 64
+"""items of an iterator that are asked for one by one"""
 _CALLABLE = (
     types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.MethodDescriptorType,
     functools.partial, operator.itemgetter, operator.attrgetter, operator.methodcaller,
@@ -46,8 +52,15 @@ class Program:
         self.classes: dict[int, type] = {}
         self.named: set[type] = set()
         """classes that the tests name, with a capital letter: what their objects do is asked of the program"""
+        self.items: dict[int, tuple[int, deque[Any]]] = {}
+        """number of an iterator of the program's -> how many items were taken of it, and those that wait here"""
         self.functions: list[Any] = []
         self.raised: list[BaseException] = []
+        self.names: dict[str, Any] = {}
+        self.live: set[str] = set()
+        """names of the tests, and which of these are the program's and change with its own"""
+        self.shared: dict[str, tuple[Any, codec.Tree]] = {}
+        """its global values that may change, and their trees when they were read"""
         self.refused = ""
 
     def refuse(self, reason: str) -> NoReturn:
@@ -57,12 +70,37 @@ class Program:
 
     def read(self, name: str) -> Any:
         """Return what the program has under a name. Raises KeyError without one."""
-        return self.ask([name, "read"])
+        value = self.ask([name, "read"])
+        if name in self.shared:
+            return self.shared[name][0]
+        if type(value) in _PLAIN and not (isinstance(value, (list, dict, set)) and len(value) > _MOST_SHARED):
+            self.shared[name] = value, codec.encode(value, self.refer)
+        return value
+
+    def _renew_shared(self) -> None:
+        """Read the globals that the program may have changed."""
+        for name, (old, tree) in self.shared.items():
+            value = self._ask([name, "read"], (), {})
+            if codec.encode(value, self.refer) == tree:
+                continue
+            if type(old) is type(value) and isinstance(old, (list, dict, set)):
+                _renew(old, value)
+                value = old
+            elif name in self.live:
+                self.names[name] = value
+            self.shared[name] = value, codec.encode(value, self.refer)
 
     def ask(self, target: str | list[Any], arguments: tuple[Any, ...] = (), named: dict[str, Any] | None = None) -> Any:
         """Call `target` in the candidate's sandbox; its exceptions are raised here."""
         with self.turn:
-            return self._ask(target, arguments, named or {})
+            for name, (value, tree) in self.shared.items():
+                if isinstance(value, (list, dict, set)) and codec.encode(value, self.refer) != tree:
+                    self.refuse(f"the tests change {name}, a global of the program")
+            try:
+                return self._ask(target, arguments, named or {})
+            finally:
+                if not self.refused:
+                    self._renew_shared()
 
     def _ask(self, target: str | list[Any], arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
         question = [target, codec.encode(list(arguments), self.refer), codec.encode(named, self.refer)]
@@ -82,6 +120,17 @@ class Program:
             raise from_program(RuntimeError("the program's answer is no value")) from broken
         raise error if isinstance(error, BaseException) else RuntimeError("the program raised no exception")
 
+    def next_item(self, number: int) -> Any:
+        """Return the next item of an iterator of the program's: first one at a time, and then some more at once."""
+        taken, ahead = self.items.setdefault(number, (0, deque()))
+        if not ahead:
+            items = self.ask([number, "next"], (1 + taken // _ALONE,))
+            ahead.extend(items if type(items) is list else [])
+        if not ahead:
+            raise StopIteration
+        self.items[number] = taken + 1, ahead
+        return ahead.popleft()
+
     def refer(self, value: Any) -> codec.Tree:
         """Return the tree of an object that is no plain value."""
         if isinstance(value, Remote):
@@ -95,12 +144,26 @@ class Program:
                 return ["exception", type(value).__name__, str(value)]
         if isinstance(value, _CALLABLE):
             return self._function(value)
-        if _is_mock(value) and not value._mock_children:
-            return self._function(_Replaced(value).call)
+        if _is_mock(value) and getattr(value, "_spec_class", None) is None:
+            return ["callback", self._mock(value), "mock", None, None, "mock"]
         if hasattr(type(value), "__next__"):
             self.functions.append(lambda: list(itertools.islice(value, 1)))
             return ["callback", len(self.functions) - 1, "iterator", None, None, "iterate"]
         self.refuse(f"a value of type {type(value).__name__} cannot be handed to the program")
+
+    def _mock(self, mock: Any) -> int:
+        """Return the number of a mock of the tests; the next number is that of the function that reads it."""
+        for number, function in enumerate(self.functions):
+            if function is mock:
+                return number
+
+        def read(name: str) -> Any:
+            if name.startswith("_") or hasattr(type(mock), name):
+                self.refuse(f"the program uses {name[:60]} of a mock of the tests")
+            return getattr(mock, name)
+
+        self.functions += [mock, read]
+        return len(self.functions) - 2
 
     def _function(self, function: Any) -> codec.Tree:
         """Return the tree of a function of the tests: number, name, documentation, and its parameters where plain."""
@@ -180,6 +243,7 @@ class Program:
 
     def _answer(self, number: int, arguments: codec.Tree, named: codec.Tree) -> None:
         """Call a function of the tests for the program, and send what it returns or raises."""
+        self._renew_shared()
         try:
             positional, values = codec.decode(arguments, self._resolve), codec.decode(named, self._resolve)
             reply = {"value": codec.encode(self.functions[number](*positional, **values), self.refer)}

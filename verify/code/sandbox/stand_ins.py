@@ -46,12 +46,12 @@ class Remote:
     """it comes of an operator with a value of the tests, which the program's own operators must not decide"""
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(_ask(self, "iterate"))
+        """Return an iterator: over all items of what has a length, else step by step, for it may have no end."""
+        items = _ask(self, "iterate")
+        return items if isinstance(items, Remote) else iter(items)
 
     def __next__(self) -> Any:
-        if not (item := _ask(self, "next")):
-            raise StopIteration
-        return item[0]
+        return self._program_.next_item(self._number_)
 
     def __reversed__(self) -> Iterator[Any]:
         return iter(_ask(self, "__reversed__"))
