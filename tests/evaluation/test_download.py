@@ -30,7 +30,7 @@ ROWS: dict[str, list[list[dict[str, Any]]]] = {
         for number in (10, 11, 510, 511)
     ]],
     "humaneval": [[{"task_id": "HumanEval/3", "prompt": "def f():\n", "entry_point": "f", "canonical_solution": "",
-                    "test": "\n\ndef check(candidate):\n    assert True\n\n"}]],
+                    "test": "\n\ndef check(candidate):\n    assert candidate() == 1\n\n"}]],
     "humaneval_cpp": [[{"task_id": "CPP/0", **CPP}, {"task_id": "CPP/1", **CPP, "test": "#include<boost/any.hpp>\n"}]],
     "ifeval": [[{"key": 1000, "prompt": "No commas.", "kwargs": [{}], "instruction_id_list": ["punctuation:no_comma"]
                  }]],
@@ -90,7 +90,7 @@ def test_all_files_are_made(tmp_path: Path, capsys: pytest.CaptureFixture[str], 
     assert languages == set(MGSM_LANGUAGES) and tasks("mgsm", data)["mgsm/de/0"].problem.answer == "1200"
     assert tasks("mbpp", data).keys() == {"mbpp/11", "mbpp/510"}
     assert tasks("mbpp", data)["mbpp/11"].problem.tests["code"] == "assert f() == 1\nassert f() != 2"
-    assert tasks("humaneval", data)["humaneval/3"].problem.tests["code"].endswith("assert True\n\ncheck(f)")
+    assert tasks("humaneval", data)["humaneval/3"].problem.tests["code"].endswith("assert candidate() == 1\n\ncheck(f)")
     assert tasks("humaneval_cpp", data).keys() == {"humaneval_cpp/0"}
     assert tasks("ifeval", data)["ifeval/en/1000"].kind == "instructions"
     calls = {id: task.problem.tests["ground_truth"] for id, task in tasks("function_call", data).items()}
