@@ -19,7 +19,7 @@ from trainer.inspection import inspect
 from trainer.row_process import NoRowCame
 
 GOOD = [{"problem": f"{number} + 1?", "answer": str(number + 1)} for number in range(8)]
-TRACE = {"problem": "2 + 3?", "completion": "<think>\n5\n</think>\n\\boxed{5}"}
+TRACE = {"problem": "2 + 3?", "completion": "<think>\nTwo and three: 2+3=5.\n</think>\n\n\\boxed{5}"}
 
 
 @pytest.fixture(scope="module")
