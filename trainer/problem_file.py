@@ -150,10 +150,12 @@ def _doubts(found: ProblemFile, data: Data) -> None:
             of = [one for one in found.problems if one.domain == domain and not one.checker]
             found.warn(of, f"are of domain '{domain}', whose answers are compared like those of \"math\"")
     compared = _compared(found.problems)
-    dressed = [problem for problem in compared if dress_of(problem.answer)]
-    for dress in dict.fromkeys(dress_of(problem.answer) for problem in dressed):
-        of = [problem for problem in dressed if dress_of(problem.answer) == dress]
-        found.warn(of, f"have an answer with {dress}, which is read without: write the value alone")
+    dressed: dict[str, list[Problem]] = {}
+    for problem in compared:
+        if dress := dress_of(problem.answer):
+            dressed.setdefault(dress, []).append(problem)
+    for dress, problems in dressed.items():
+        found.warn(problems, f"have an answer with {dress}, which is read without: write the value alone")
     stand_ins = [problem for problem in compared if may_be_placeholder(problem.answer)]
     found.warn(stand_ins, 'have an answer such as "None" or "unknown", which may stand for no answer at all')
     words = [problem for problem in compared if is_doubtful(problem.answer)]

@@ -39,7 +39,7 @@ _PLACEHOLDER = re.compile(
     re.DOTALL,
 )
 _SIGNS_BETWEEN = re.compile(r"[\W_]+")
-_MARKERS = (
+_MARKED_TEXTS = (
     "nosolutiongiven answernotfound noanswerfound cannotparse parseerror parsingerror unparsable unparseable"
     " extractionfailed noresult noresponse nullvalue tba tbc fixme pending wip missingvalue redacted deleted removed"
     " notspecified unspecified unavailable seesolution seeabove seebelow seeproof seeimage seefigure seeattached"
@@ -48,7 +48,8 @@ _MARKERS = (
     " aucuneréponse pasderéponse nontrouvé keineangabe nichtgefunden noencontrado nessunarisposta nontrovato"
     " 答案缺失 缺失 未找到 答案未知"
 )
-"""texts without signs and blanks that data sets write where an answer is missing"""
+"""without signs and blanks, what data sets write where an answer is missing"""
+_MARKERS = frozenset(_MARKED_TEXTS.split())
 _STAND_IN = re.compile(r"none|nil|unknown|error|errors?|invalid|failed|failure|unsolved|未知|无|ошибка")
 """stand for a missing answer in many sets, and are the answer of some problems"""
 _MARKED = re.compile(r"\s*(?:\[|<|\{\{)")
@@ -72,7 +73,7 @@ _HTML = re.compile(
 _ENTITY = re.compile(r"&([A-Za-z]{2,}[0-9]*;)")
 _DOUBLED = re.compile(r"(?<!\\)\\\\[A-Za-z]{2,}")
 _ESCAPED = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]|\t(?=ext|imes|an|heta|o\b|riangle)|\n(?=eq|abla)|\r(?=ight|ho)")
-_QUOTED = re.compile(r"b(['\"]).*\1|[\[(]\s*(['\"])[^'\"]*\2,?\s*[\])]|\{\s*['\"].*['\"]\s*:.*\}", re.DOTALL)
+_QUOTED = re.compile(r"[\[(]\s*(['\"])[^'\"]*\1,?\s*[\])]|\{\s*['\"].*['\"]\s*:.*\}", re.DOTALL)
 _REMARK = re.compile(
     r"[(\[]\s*(?:approx|rounded\b|correct to\b|to (?:the )?(?:nearest|\d|one|two|three)\b|\d+ ?(?:s\.?f|d\.?p|sig)\b"
     r"|\d+ (?:marks?|points?|pts)\b|accept\b|optional\b|or equivalent|est(?:imated?)?\b|ungefähr|environ|约)"
@@ -112,7 +113,7 @@ def not_an_answer(ground_truth: str) -> str:
 
 def _is_marker(plain: str) -> bool:
     return _PLACEHOLDER.fullmatch(plain.replace("_", " ").replace("\\", "")) is not None or (
-        _SIGNS_BETWEEN.sub("", plain) in _MARKERS.split()
+        _SIGNS_BETWEEN.sub("", plain) in _MARKERS
     )
 
 
