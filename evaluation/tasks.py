@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from evaluation.settings import EvaluationSettings
+from serve.reasoning_language import AUTO, OFF, read_tag
 from shared.errors import ConfigError, DataError
 from shared.jsonl import Row, read_rows, spread, text_of
 from shared.types import Problem
@@ -150,6 +151,13 @@ def make_task(benchmark: str, row: Row, settings: EvaluationSettings) -> Benchma
     fields = {"id": f"line {row.number}", **to_native(row.fields, row.where)[0]}
     if "language" not in fields:
         fields["language"] = detect(text_of(fields, "problem", row.where)).language or "en"
+    asked = text_of(fields, "reasoning_language", row.where, "")
+    try:
+        fields["reasoning_language"] = read_tag(asked) if asked else ""
+    except ValueError as error:
+        raise DataError(f"{row.where}: reasoning_language = {error}") from None
+    if fields["reasoning_language"] in (AUTO, OFF):
+        raise DataError(f"{row.where}: reasoning_language = '{asked}' is no language: give a code such as de")
     tests = fields.get("tests")
     form = tests.get("type") if isinstance(tests, Mapping) else None
     tools = None
@@ -176,7 +184,8 @@ def make_task(benchmark: str, row: Row, settings: EvaluationSettings) -> Benchma
         prompt = problem.text
         if settings.ask_form:
             prompt = ask_program(problem) if kind == "program" else ask_answer(problem)
-    digest = hashlib.sha256(json.dumps([prompt, tools], sort_keys=True).encode()).hexdigest()[:16]
+    asked_for = [prompt, tools, *filter(None, [problem.reasoning_language])]
+    digest = hashlib.sha256(json.dumps(asked_for, sort_keys=True).encode()).hexdigest()[:16]
     return BenchmarkTask(benchmark, kind, problem, prompt, tools, digest)
 
 
@@ -185,6 +194,7 @@ def _with_tests(fields: dict[str, Any], where: str) -> Problem:
     return Problem(
         id=str(fields["id"]), text=text_of(fields, "problem", where), answer="", language=str(fields["language"]),
         domain=str(fields.get("domain", "general")), source=str(fields.get("source", "")), tests=fields["tests"],
+        reasoning_language=fields["reasoning_language"],
     )  # fmt: skip
 
 
