@@ -132,7 +132,8 @@ class SampleRunner:
     def forecast(self, jobs: list[Job]) -> str:
         """Return what the samples take, as known before the first one: their number, and their tokens at most."""
         most = sum(min(job.sampling.max_tokens, self.context or job.sampling.max_tokens) for job in jobs)
-        told = f"{len(jobs):,} samples of {len({job.key[:2] for job in jobs}):,} problems, at most {most:,} tokens"
+        problems = len({job.key[:2] for job in jobs})
+        told = f"{len(jobs):,} samples of {problems:,} problems, at most {most:,} completion tokens"
         counts = defaultdict[str, list[int]](list)
         for record in self.folder.records.values():
             if record.completion_tokens is not None:

@@ -13,7 +13,7 @@ from evaluation.results import Json
 from evaluation.tasks import BenchmarkSampling
 
 SHARES = {
-    "same": "in it", "other": "in another", "undetermined": "too few words to tell", "none": "no text",
+    "same": "in it", "other": "another, or mixed", "undetermined": "too few words to tell", "none": "no text",
     "refused": "refused",
 }  # fmt: skip
 """share of the responses to requests for a language -> what a reader is told"""

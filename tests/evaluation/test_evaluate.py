@@ -365,6 +365,24 @@ def test_a_context_that_is_too_small_is_told_before(
     assert "max_tokens = 40960, but the model's context is 4096" in capsys.readouterr().err
 
 
+def test_tokens_are_told_before_and_during_and_time_left_meanwhile(
+    plain: Plain, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shared.progress_bar.PLAIN_EVERY_S", 0.0)
+    server = plain(lambda body, _: right_sum(body))
+    server.card["max_model_len"] = 1000
+    file, out = write_rows(tmp_path / "s.jsonl", *THREE), tmp_path / "out"
+    evaluate(server.url, out, file, "--samples", "1", "--concurrency", "1", "--max-tokens", "5000")
+    told = capsys.readouterr().err
+    assert "to be asked: 3 samples of 3 problems, at most 3,000 completion tokens; " in told
+    assert "asked 2 of 3, " in told and "left " in told and "20 prompt tokens, 40 completion tokens\n" in told
+    assert "3 samples in " in told and told.endswith("30 prompt tokens, 60 completion tokens\n")
+    evaluate(server.url, out, file, "--samples", "2", "--concurrency", "1", "--max-tokens", "5000")
+    told = capsys.readouterr().err
+    assert "3 samples of 3 problems, at most 3,000 completion tokens, about 60 by the samples that are there" in told
+    assert "asked 6 of 6" in told and told.endswith("30 prompt tokens, 60 completion tokens\n"), "of this launch"
+
+
 def test_launches_are_noted_apart_from_results(plain: Plain, tmp_path: Path) -> None:
     server, out = plain(lambda body, _: right_sum(body)), tmp_path / "out"
     file = write_rows(tmp_path / "s.jsonl", *THREE)

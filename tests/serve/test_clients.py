@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+import sysconfig
 import threading
 from pathlib import Path
 from typing import Any
@@ -170,6 +171,37 @@ def test_harnesses_find_the_score_that_ours_finds(serve: Serve, tmp_path: Path, 
     if harness == "inspect_client":
         assert all(reasoning.startswith("Tom begins with") for reasoning, _ in found["responses"])
         assert found["thinking_tokens"] > 12 * 40
+
+
+NEEDED = ("msgspec", "sympy", "mpmath", "latex2sympy2_extended", "antlr4")
+"""packages of the verifier that examples/inspect names, as inspect-ai's own come with it"""
+
+
+def test_the_example_of_inspect_finds_the_score_that_ours_finds(serve: Serve, tmp_path: Path) -> None:
+    """With answers that are spelt in other ways, which a comparison of texts would refuse."""
+    served = serve("")
+    chat = served.server.prompts.chat
+    served.engine.script = lambda prompt, sampling, call: say(chat.tokenizer.decode(prompt)).replace("{9}", "{18/2}")
+    file, packages, root = tmp_path / "problems.jsonl", tmp_path / "packages", Path(__file__).parents[2]
+    file.write_text("".join(json.dumps(row) + "\n" for row in PROBLEMS))
+    packages.mkdir()
+    for name in NEEDED:
+        (packages / name).symlink_to(Path(sysconfig.get_path("purelib")) / name)
+    program = python("openai3").with_name("inspect")
+    environ = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PYTHONPATH": f"{root}:{packages}",
+               "SERVED_BASE_URL": f"{served.url}/v1", "SERVED_API_KEY": "none"}  # fmt: skip
+    command = [program, "eval", "examples/inspect/task.py", "--model", "openai-api/served/tiny", "-T", f"file={file}",
+               "-T", "reasoning_language=de", "--log-dir", tmp_path / "logs", "--log-format", "json", "--display",
+               "none", "--max-retries", "1"]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400, env=environ, cwd=root, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    (log,) = (tmp_path / "logs").glob("*.json")
+    found = json.loads(log.read_text())
+    assert found["status"] == "success" and len(found["samples"]) == 12
+    accuracy = found["results"]["scores"][0]["metrics"]["accuracy"]["value"]
+    own = evaluate(f"{served.url}/v1", tmp_path / "own", str(file), "--samples", "1")["benchmarks"]["problems"]
+    assert own["pass_at"]["1"] == accuracy == 9 / 12
+    assert all("auf Deutsch" in prompt for prompt in served.engine.prompts[:12]), "what the task sends is asked for"
 
 
 # ---- OpenAPI -----------------------------------------------------------------------------------------------------
