@@ -1,7 +1,7 @@
 """Four kinds of small problems out of reasoning-gym, with worked steps: what a model of 135 M parameters partly solves.
 
 Problems, answers and the facts behind them come from the package (Apache-2.0); the steps are written from these facts.
-Problems are in English. Of three, one asks for reasoning in English, one in another language (`WORDS`), one for nothing.
+Problems are in English. One in three asks for reasoning in English, one in another language (`WORDS`), one for none.
 No problem of one file is in another, nor the same numbers in other words; the same call makes the same files, and
 `python -m benchmarks.easy_problems FOLDER` writes them.
 """

@@ -54,14 +54,23 @@ def test_reasoning_has_the_prompt_of_its_domain_and_general_instructions_none(tm
         {"problem": "add", "completion": "c"},
         {"problem": "add", "completion": "c", "domain": "code"},
         {"problem": "add", "completion": "c", "system": "tools:"},
+        {"problem": "add", "completion": "c", "reasoning_language": "de"},
         {"problem": "1+1", "solution": "one more", "answer": "2"},
         {"problem": "x" * 500, "completion": "too long"},
     )
     general = write(tmp_path / "general.jsonl", {"problem": "hello", "completion": "hi"})
     found = load_demonstrations(reasoning, general, Sft(), PROMPTS, 100)
-    assert [bytes(one.prompt) for one in found.reasoning] == [b"S:add", b"S:add!", b"S:\n\ntools:add", b"S:1+1"]
-    assert bytes(found.reasoning[3][1]) == b"<think>\none more\n</think>\nThe answer is \\boxed{2}.\0"
+    german = b"S:add\n\nDenke und antworte auf Deutsch."
+    prompts = [b"S:add", b"S:add!", b"S:\n\ntools:add", german, b"S:1+1"]
+    assert [bytes(one.prompt) for one in found.reasoning] == prompts
+    assert bytes(found.reasoning[4][1]) == b"<think>\none more\n</think>\nThe answer is \\boxed{2}.\0"
     assert found.general == [Demonstration([*b"hello"], [*b"hi", 0])]
+
+
+def test_a_demonstration_asks_for_a_language_that_is_known(tmp_path: Path):
+    rows = write(tmp_path / "traces.jsonl", {"problem": "add", "completion": "c", "reasoning_language": "deutsch"})
+    with pytest.raises(DataError, match=r"traces\.jsonl:1: reasoning_language 'deutsch' .*is 'de' meant\?"):
+        load_demonstrations(rows, None, Sft(), PROMPTS, 100)
 
 
 def test_a_share_of_every_batch_is_general():
