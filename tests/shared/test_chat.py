@@ -106,7 +106,7 @@ def test_every_language_asks_for_reasoning_in_itself():
     assert list(LANGUAGES) == ["en", "fr", "de", "es", "it", "ru", "zh"]
     assert len({language.request for language in LANGUAGES.values()}) == 7
     assert joined("Base.", LANGUAGES["fr"].request) == "Base.\n\nRéfléchis et réponds en français."
-    assert joined("", LANGUAGES["zh"].clause) == "请用中文思考和回答。"
+    assert joined("", LANGUAGES["zh"].request) == "请用中文思考和回答。"
 
 
 def test_plain_text_leaves_the_tokenizer_of_other_threads_alone(tmp_path):
