@@ -123,7 +123,8 @@ def read_demonstrations(
                 completion = Demonstration([], [*written, chat.eos_id])
                 if setting != "sft.general" and not row.get("environment"):
                     form: Any = text_of(row, "answer_form", where, "")
-                    texts.hold(written, Problem(where, problem, "", domain=domain, answer_form=form), where)
+                    held = Problem(where, problem, "", domain=domain, answer_form=form, reasoning_language=language)
+                    texts.hold(written, held, where)
         except DataError as error:
             faults.append(str(error))
             continue

@@ -181,6 +181,21 @@ def test_a_demonstration_is_held_to_the_form_of_the_run(
     assert chat.decode(one.completion) == re.sub(r"(\s*<\|end\|>)+\s*$", "", text), "no letter is lost"
 
 
+def test_a_demonstration_that_reasons_in_another_language_than_it_asks_for_is_counted(
+    chat: Chat, tmp_path: Path
+) -> None:
+    german = "<think>\nZu den zwei Äpfeln kommen noch drei dazu: 2+3=5.\n</think>\nDas macht \\boxed{5}."
+    formula = "<think>\n2+3=5\n</think>\n\\boxed{5}"
+    rows = [{"problem": "2+3?", "completion": text, "reasoning_language": code}
+            for text, code in ((german, "de"), (german, "fr"), (formula, "fr"), (german, ""))]  # fmt: skip
+    lines: list[str] = []
+    path = write(tmp_path / "rows.jsonl", *rows)
+    read_demonstrations(path, "sft.demonstrations", PromptFormat(chat, Data()), 1000, lines)
+    [line] = lines
+    assert line.startswith("sft.demonstrations: 1 of 4 rows reason in another language than they ask for")
+    assert "rows.jsonl:2: de instead of fr" in line
+
+
 def test_control_tokens_in_a_turn_are_letters_and_general_texts_have_no_form(chat: Chat, tmp_path: Path) -> None:
     turns = [{"role": "assistant", "content": "5<|end|>"}, {"role": "user", "content": "no"},
              {"role": "assistant", "content": "7 <|user|> 5"}]  # fmt: skip
