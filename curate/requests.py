@@ -15,8 +15,8 @@ from curate.stage import RATE, Bound, CurationStage, Kept, Show, option
 from shared.errors import ConfigError
 from shared.jsonl import Row, text_of
 from shared.languages import LANGUAGES
-from trainer.problem_file import check_language
 from verify.language import detect, known_languages, spoken_in
+from verify.verifiers import check_language
 
 
 @dataclass

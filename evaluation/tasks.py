@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from evaluation.settings import EvaluationSettings
-from serve.reasoning_language import AUTO, OFF, read_tag
 from shared.errors import ConfigError, DataError
 from shared.jsonl import Row, read_rows, spread, text_of
 from shared.types import Problem
 from verify.code.tests import language_of, read_tests
 from verify.language import detect
 from verify.published import to_native
-from verify.verifiers import read_problem, verifier_of, without_environment
+from verify.verifiers import check_language, read_problem, verifier_of, without_environment
 from verify.verifiers.calls import plain_schema, tool_name
 
 Kind = Literal["answer", "program", "instructions", "calls"]
@@ -151,13 +150,8 @@ def make_task(benchmark: str, row: Row, settings: EvaluationSettings) -> Benchma
     fields = {"id": f"line {row.number}", **to_native(row.fields, row.where)[0]}
     if "language" not in fields:
         fields["language"] = detect(text_of(fields, "problem", row.where)).language or "en"
-    asked = text_of(fields, "reasoning_language", row.where, "")
-    try:
-        fields["reasoning_language"] = read_tag(asked) if asked else ""
-    except ValueError as error:
-        raise DataError(f"{row.where}: reasoning_language = {error}") from None
-    if fields["reasoning_language"] in (AUTO, OFF):
-        raise DataError(f"{row.where}: reasoning_language = '{asked}' is no language: give a code such as de")
+    if asked := text_of(fields, "reasoning_language", row.where, ""):
+        check_language(asked, "reasoning_language", row.where)
     tests = fields.get("tests")
     form = tests.get("type") if isinstance(tests, Mapping) else None
     tools = None
@@ -194,7 +188,7 @@ def _with_tests(fields: dict[str, Any], where: str) -> Problem:
     return Problem(
         id=str(fields["id"]), text=text_of(fields, "problem", where), answer="", language=str(fields["language"]),
         domain=str(fields.get("domain", "general")), source=str(fields.get("source", "")), tests=fields["tests"],
-        reasoning_language=fields["reasoning_language"],
+        reasoning_language=str(fields.get("reasoning_language") or ""),
     )  # fmt: skip
 
 
