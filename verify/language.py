@@ -352,6 +352,7 @@ def spoken_in(text: str, language: str) -> tuple[Detection, bool | None]:
             return found, False
     if found.language:
         return found, True
+    prose = _excerpt(prose)
     likeliest, probability = _classify(prose)
     likely = _family(likeliest) == target
     same = written_in(prose, target, likely and probability >= PART_PROBABILITY[0][1])
