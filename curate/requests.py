@@ -77,8 +77,8 @@ class RequestStage(CurationStage):
         plain = assign_languages(mine, min(1.0, self.share * len(own) / max(len(mine), 1)), self.seed)
         for name, language in (plain | crossed).items():
             whose = "another than" if name in crossed else "that of"
-            row = rows[places[name]].fields | {"reasoning_language": language}
-            self.decisions[places[name]] = Kept([row], {f"ask for {language}, {whose} the problem": 1})
+            asking = rows[places[name]].fields | {"reasoning_language": language}
+            self.decisions[places[name]] = Kept([asking], {f"ask for {language}, {whose} the problem": 1})
 
 
 def language_of(row: Row) -> str:
