@@ -146,7 +146,7 @@ def make_plan(
     if budget is None and constraint is not None:
         budget = sampling.max_tokens // 2  # what must have a form must also have room
     return GenerationPlan(
-        prompt_ids, sampling, choice,
+        prompt_ids, sampling, choice, choices=body.n,
         enforcement=body.reasoning_language_enforcement or settings.reasoning_language_enforcement,
         thinking_budget=budget, tools=frozenset(tool.function.name for tool in body.offered),
         most_calls=MOST_CALLS if body.parallel_tool_calls else 1, executing=executes(server, body),

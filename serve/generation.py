@@ -25,8 +25,6 @@ LOOK_EVERY = 40
 """minimum number of characters between two detections on reasoning that is held back"""
 LONG = 2000
 """characters; the language of longer texts is detected in a thread, so that other responses do not wait for it"""
-OTHER_SEED = 1 << 32
-"""bit of a seed that is changed for a second try: no choice of the request has that one"""
 MOST_HELD = 2000
 """characters of reasoning that are held back at most; if its language is still unclear, it is sent as it is"""
 
@@ -177,7 +175,7 @@ async def sample(
     sampling, prompt_ids, budget, begun = plan.sampling, plan.prompt_ids, plan.thinking_budget, False
     prefill, earlier = means == "prefill", response.tokens
     if response.tries > 1 and sampling.seed is not None:
-        sampling = replace(sampling, seed=sampling.seed ^ OTHER_SEED)
+        sampling = replace(sampling, seed=sampling.seed + plan.choices)  # the same one would draw the same tokens
     if not prompts.chat.think_closed and (prefill or (sampling.constraint is not None and budget != 0)):
         prompt_ids, begin = prompts.begin_reasoning(prompt_ids, plan.choice.code if prefill else "")
         begun = True

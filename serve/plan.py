@@ -21,6 +21,8 @@ class GenerationPlan:
     """its constraint applies to the answer only"""
     choice: LanguageChoice
     enforcement: Enforcement
+    choices: int = 1
+    """how many; second tries have the seeds behind those of all choices"""
     thinking_budget: int | None = None
     """tokens after which the reasoning is ended with a phrase; None for no limit"""
     tools: frozenset[str] = frozenset()
