@@ -152,14 +152,19 @@ class CountingSplitter(Splitter):
         self._counter = ReasoningCounter(prompts.letters, tags, opened=opened, begun=begun, control=control)
         self._response, self._earlier = response, response.thinking_tokens
 
-    def feed(
-        self, text: str, token_ids: Sequence[int] = (), forced: bool = False, most: int | None = None
-    ) -> list[Chunk]:
+    def feed(self, text: str, token_ids: Sequence[int] = (), most: int | None = None) -> list[Chunk]:
         """Take the next text and its tokens, of which at most `most` count; return the chunks that are settled."""
         self._counter.feed(token_ids[:most])
         self._response.tokens += len(token_ids[:most])
         self._response.thinking_tokens = self._earlier + self._counter.tokens
-        return super().feed(text, token_ids, forced)
+        return super().feed(text, token_ids)
+
+    def force(self, text: str, token_ids: Sequence[int], most: int) -> list[Chunk]:
+        """Take text that the server writes, as `feed` takes the model's. A tag that the model has begun is text."""
+        before: list[Chunk] = []
+        if self.state is State.THINKING:
+            before, self._held = list(self._emit(True, self._held)), ""
+        return before + [chunk._replace(forced=True) for chunk in self.feed(text, token_ids, most)]
 
     def is_beyond(self, budget: int | None) -> bool:
         """Return whether the reasoning must end: its budget is used up, or the client wants the answer now."""
@@ -191,7 +196,7 @@ async def sample(
             ended = True
             inside, some = splitter.state is State.THINKING, response.tokens > earlier or prefill
             text, added = prompts.end_reasoning(plan.choice.code, inside=inside, begun=some)
-            for chunk in splitter.feed(text, added, forced=True, most=sampling.max_tokens):
+            for chunk in splitter.force(text, added, sampling.max_tokens):
                 yield chunk
             prompt_ids, sampling = prompt_ids + added, remaining(sampling, len(added))
         if sampling.max_tokens < 1:

@@ -66,17 +66,13 @@ class Splitter:
         self._credit = {tags.open: 0, tags.close: 0}
         """tag -> control tokens that arrived and whose letters were not found yet"""
 
-    def feed(self, text: str, token_ids: Sequence[int] = (), forced: bool = False) -> list[Chunk]:
-        """Take the next text of the completion and its tokens; return the chunks that are settled. forced: the server
-        writes this text, which continues no tag of the model's."""
-        before: list[Chunk] = []
-        if forced and self.state is State.THINKING:
-            before, self._held = list(self._emit(True, self._held)), ""
+    def feed(self, text: str, token_ids: Sequence[int] = ()) -> list[Chunk]:
+        """Take the next text of the completion and its tokens; return the chunks that are settled."""
         if self.control is not None:
             self._credit[self.tags.open] += token_ids.count(self.control[0])
             self._credit[self.tags.close] += token_ids.count(self.control[1])
         self._held += text
-        return [*before, *(chunk._replace(forced=forced) for chunk in self._clear(last=False))]
+        return list(self._clear(last=False))
 
     def end(self) -> list[Chunk]:
         """End the completion: return what was held back as text."""

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import langcodes
 from pydantic import AfterValidator
@@ -185,12 +185,3 @@ def measure(reasoning: str, answer: str, code: str) -> Measured:
 def is_written(reasoning: str) -> bool:
     """Whether there is any reasoning: a letter or a digit. Where there is none, the answer's language counts."""
     return any(map(str.isalnum, reasoning))
-
-
-def sampled(reasoning: str, language: Mapping[str, Any] | None) -> str:
-    """Return what the model wrote of a response's reasoning. language: the response's `reasoning_language`, of any
-    server, whose `prefilled` lists what the server put in."""
-    texts = (language or {}).get("prefilled")
-    for text in texts if isinstance(texts, list) else []:
-        reasoning = reasoning.replace(text, "", 1) if isinstance(text, str) else reasoning
-    return reasoning
