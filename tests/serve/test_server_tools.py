@@ -213,12 +213,12 @@ def test_the_language_is_enforced_in_each_turn(serve: Serve) -> None:
 )  # fmt: skip
 def test_phrases_of_several_turns_are_not_measured(serve: Serve, second: str, match: bool | None, refused: str) -> None:
     """Each turn begins with the server's phrase, and the model adds none of its own."""
-    more = {"reasoning_language": "fr", "reasoning_language_enforcement": "prefill"}
+    more: dict[str, Any] = {"reasoning_language": "fr", "reasoning_language_enforcement": "prefill"}
     served = serve(Turns(program("1 + 2", "</think>\n"), second), tools="python", tool_turns=2)
     told = served.ask(QUESTION, **more).json()["reasoning_language"]
     assert told["match"] is match and told["prefilled"] == ["Bon, réfléchissons étape par étape."] * 2
     served = serve(Turns(program("1 + 2", ""), second.removeprefix("</think>")), tools="python", tool_turns=2)
-    more |= {"reasoning_language_enforcement": "strict", "reasoning_effort": "none"}
+    more |= {"reasoning_language_enforcement": "strict", "reasoning_effort": "none", "temperature": 0}
     reply, last = served.ask(QUESTION, **more), served.events(QUESTION, **more)[-1]
     assert reply.status_code == (422 if refused else 200)
     assert [found.get("error", {}).get("code", "") for found in (reply.json(), last)] == [refused] * 2
