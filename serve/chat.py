@@ -18,12 +18,14 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from fastapi.responses import Response as HttpResponse
 
+from serve.enforcement import check_language
 from serve.engine import Candidate
 from serve.errors import ApiError
-from serve.generation import DiscardedTry, ExecutedCall, GenerationPlan, Response, generate
+from serve.generation import generate
 from serve.keys import Client
 from serve.limits import ChatClient
 from serve.parameters import RequestBody
+from serve.plan import DiscardedTry, ExecutedCall, GenerationPlan, Response
 from serve.reasoning import Chunk, ReasoningFormat
 from serve.reasoning_language import LanguageChoice, Source, choose_language, read_tag
 from serve.schemas import ChatRequest
@@ -144,7 +146,7 @@ def make_plan(
     if budget is None and constraint is not None:
         budget = sampling.max_tokens // 2  # what must have a form must also have room
     return GenerationPlan(
-        prompt_ids, sampling, choice,
+        prompt_ids, sampling, choice, choices=body.n,
         enforcement=body.reasoning_language_enforcement or settings.reasoning_language_enforcement,
         thinking_budget=budget, tools=frozenset(tool.function.name for tool in body.offered),
         most_calls=MOST_CALLS if body.parallel_tool_calls else 1, executing=executes(server, body),
@@ -214,18 +216,6 @@ async def stream(
                 yield event
     finally:
         del server.live[renderer.id]
-
-
-def check_language(responses: Sequence[Response], plan: GenerationPlan) -> None:
-    """Raises ApiError with the languages that were measured, if one is enforced strictly and not met."""
-    wrong = [response.measured for response in responses if response.mismatch]
-    if plan.enforcement == "strict" and wrong:
-        found = wrong[0]
-        assert found is not None
-        parts = (("reasoning", found.reasoning), ("answer", found.answer))
-        was = ", ".join(f"{name} {part.share:.0%} {part.language or 'undetermined'}" for name, part in parts)
-        message = f"not in {plan.choice.code} in any try: {was}"
-        raise ApiError(422, message, code="reasoning_language_mismatch")
 
 
 class ChatRenderer:
@@ -355,6 +345,7 @@ def language_object(response: Response, plan: GenerationPlan) -> Json:
         "answer_detected": (found.answer.language or None) if found else None,
         "match": found.match if found else None,
         "tries": response.tries,
+        **({"prefilled": response.prefilled} if response.prefilled else {}),
         **({"first_try": first_try_object(response.first_try)} if response.first_try is not None else {}),
     }
 

@@ -27,6 +27,8 @@ class Chunk(NamedTuple):
     thinking: bool
     """whether it belongs to the reasoning rather than the answer"""
     text: str
+    forced: bool = False
+    """whether the server wrote it, and not the model"""
 
 
 class State(Enum):

@@ -17,13 +17,14 @@ from fastapi.responses import Response as HttpResponse
 from pydantic import Field, TypeAdapter, ValidationError
 
 from serve import parameters
-from serve.chat import check_language, headers, language_object, make_plan, sample, sample_responses
+from serve.chat import headers, language_object, make_plan, sample, sample_responses
+from serve.enforcement import check_language
 from serve.errors import ApiError, explain_first
-from serve.generation import ExecutedCall, GenerationPlan, Response
 from serve.json_schemas import Schema
 from serve.limits import ChatClient
 from serve.messages import MOST_TOOLS
 from serve.parameters import Items, RequestBody, RequestPart, refuse
+from serve.plan import ExecutedCall, GenerationPlan, Response
 from serve.response_items import Input, add_item
 from serve.schemas import ChatRequest, Effort, ReasoningRequest
 from serve.server import Server

@@ -22,9 +22,9 @@ from typing import Any
 from serve.adapters import AGAIN_S, FOLLOW_EVERY_S, ServedAdapter
 from serve.engine import SamplingParameters, ServingEngine
 from serve.errors import ApiError
-from serve.generation import Response
 from serve.keys import Client
 from serve.metrics import Metrics
+from serve.plan import Response
 from serve.schemas import GenerationRequest
 from serve.server_tools import ServerTools
 from serve.settings import ServerSettings, tool_options

@@ -98,8 +98,9 @@ def test_the_wanted_language_is_measured(serve: Serve, tmp_path: Path) -> None:
     assert all(sampling.temperature == 0.7 for sampling in served.engine.samplings)
 
 
-def test_a_strict_refusal_is_a_wrong_answer(serve: Serve, tmp_path: Path) -> None:
-    served = serve(lambda *_: f"<think>{ENGLISH}</think>{ENGLISH} \\boxed{{3}}", reasoning_language="auto")
+@pytest.mark.parametrize("said", [f"<think>{ENGLISH}</think>{ENGLISH} \\boxed{{3}}", f"<think>{FRENCH}</think>"])
+def test_a_strict_refusal_is_a_wrong_answer(serve: Serve, tmp_path: Path, said: str) -> None:
+    served = serve(said, reasoning_language="auto")
     found = evaluate(f"{served.url}/v1", tmp_path / "out", write_rows(tmp_path / "sums.jsonl", THREE[0]), "--samples",
                      "1", "--reasoning-language", "fr", "--reasoning-language-enforcement", "strict")  # fmt: skip
     assert found["benchmarks"]["sums"]["pass_at"]["1"] == 0 and found["benchmarks"]["sums"]["errors"] == 0
