@@ -121,17 +121,21 @@ def _check(problem: Problem, where: str, compared: bool) -> None:
     near = difflib.get_close_matches(problem.domain.casefold(), known, n=1, cutoff=ALIKE)
     if problem.domain not in known and near and not problem.checker:
         raise DataError(f"{where}: domain '{problem.domain}' is not known: is '{near[0]}' meant?")
-    if problem.language not in known_languages():
-        raise DataError(
-            f"{where}: language '{problem.language}' is no code that the language detector knows"
-            f"{_language_hint(problem.language)}"
-        )
+    check_language(problem.language, "language", where)
+    if problem.reasoning_language:
+        check_language(problem.reasoning_language, "reasoning_language", where)
     if compared and _compared([problem]) and (what := not_an_answer(problem.answer)):
         shown = problem.answer if len(problem.answer) <= 60 else f"{problem.answer[:60]}..."
         raise DataError(
             f"{where}: the answer '{shown}' is {what}: every completion would be wrong. Give the value itself, set "
             '"domain": "open" (nothing is compared), or delete the line'
         )
+
+
+def check_language(code: str, key: str, where: str) -> None:
+    """Raise DataError unless the language detector knows the code in column `key` of a row."""
+    if code not in known_languages():
+        raise DataError(f"{where}: {key} '{code}' is no code that the language detector knows{_language_hint(code)}")
 
 
 def _language_hint(language: str) -> str:

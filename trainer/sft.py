@@ -28,6 +28,7 @@ from trainer.demonstration_rows import to_demonstration
 from trainer.evaluation import evaluation_due
 from trainer.ledger import Interrupted
 from trainer.objectives.sequences import Demonstration, sft_sequences
+from trainer.problem_file import check_language
 from trainer.rank import TrainerRank
 from trainer.schedule import warm_and_decay
 from trainer.sources import Sources
@@ -93,12 +94,12 @@ def load_demonstrations(
 def read_demonstrations(
     path: Path, setting: str, prompts: PromptFormat, max_tokens: int, left_out: list[str]
 ) -> list[Demonstration]:
-    """Read rows of {"problem", "completion", "domain"?, "system"?}, or of {"problem", "solution", "answer"}, whose
-    solution becomes the reasoning, or of a published shape (`trainer.demonstration_rows`). "system" stands behind the
-    system prompt, as tools do. "completion" may be a list of {"role", "content"} messages, of several turns of the
-    "assistant" with what an environment says ("user" or "tool") between them. Longer ones than max_tokens are left out,
-    and a line about them is added to `left_out`, as are those about texts that are not as the run's own completions are
-    to be (`trainer.written_text`).
+    """Read rows of {"problem", "completion", "domain"?, "system"?, "reasoning_language"?}, or of {"problem",
+    "solution", "answer"}, whose solution becomes the reasoning, or of a published shape
+    (`trainer.demonstration_rows`). "system" stands behind the system prompt, as tools do. "completion" may be a list of
+    {"role", "content"} messages, of several turns of the "assistant" with what an environment says ("user" or "tool")
+    between them. Longer ones than max_tokens are left out, and a line about them is added to `left_out`, as are those
+    about texts that are not as the run's own completions are to be (`trainer.written_text`).
 
     Raises DataError naming the lines, or `setting` if nothing is left.
     """
@@ -112,7 +113,9 @@ def read_demonstrations(
             row, shape = to_demonstration(renamed(fields, prompts.settings.columns, where), where)
             shapes[shape] += 1
             problem, domain = text_of(row, "problem", where), text_of(row, "domain", where, "math")
-            also = text_of(row, "system", where, "")
+            also, language = text_of(row, "system", where, ""), text_of(row, "reasoning_language", where, "")
+            if language:
+                check_language(language, "reasoning_language", where)
             if isinstance(row.get("completion"), list):
                 completion = encode_turns(chat, row["completion"], where, texts)
             else:
@@ -126,7 +129,7 @@ def read_demonstrations(
             continue
         if faults:
             continue
-        prompt_ids = prompts.render(problem, domain, also)
+        prompt_ids = prompts.render(problem, domain, also, language=language)
         if len(prompt_ids) + len(completion.completion) <= max_tokens:
             found.append(completion._replace(prompt=prompt_ids))
         else:

@@ -104,7 +104,7 @@ def test_magistral_prompt_asks_for_all_that_the_reward_checks():
 
 def test_every_language_asks_for_reasoning_in_itself():
     assert list(LANGUAGES) == ["en", "fr", "de", "es", "it", "ru", "zh"]
-    assert len({language.clause for language in LANGUAGES.values()}) == 7
+    assert len({language.request for language in LANGUAGES.values()}) == 7
     assert joined("Base.", LANGUAGES["fr"].clause) == "Base.\n\nRéfléchis et réponds en français."
     assert joined("", LANGUAGES["zh"].clause) == "请用中文思考和回答。"
 
