@@ -133,7 +133,6 @@ CHAT = {
 }  # fmt: skip
 COMPLETIONS = {
     **EVERYWHERE,
-    **refuse("echo", "the prompt is not told again: the client has it"),
     **refuse("suffix", "models here write on, and do not fill in"),
     **refuse("best_of", "give n, and choose", 1),
     **refuse("add_special_tokens", "prompts go to the model as they stand: write special tokens into them", False),

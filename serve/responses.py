@@ -178,7 +178,8 @@ class ResponsesRenderer:
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
             "output": self.output(response),
             "usage": {
-                "input_tokens": prompt, "input_tokens_details": {"cached_tokens": 0}, "output_tokens": response.tokens,
+                "input_tokens": prompt, "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+                "output_tokens": response.tokens,
                 "output_tokens_details": {"reasoning_tokens": response.thinking_tokens},
                 "total_tokens": prompt + response.tokens,
             },
