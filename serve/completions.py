@@ -41,14 +41,16 @@ from serve.streams import (
 router = APIRouter()
 MOST_PROMPT_CANDIDATES = 1_000_000
 """log-probs of prompts in one response; each takes 200 bytes of memory"""
+Text = Annotated[str, Field(min_length=1)]
 Tokens = Annotated[Items[Annotated[int, Field(ge=0, strict=True)]], Field(max_length=1_000_000)]
+Prompt = Annotated[Tokens, Field(min_length=1)]
 
 
 class CompletionRequest(StreamedRequest):
     """The body of POST /v1/completions."""
 
     refused: ClassVar = parameters.COMPLETIONS
-    prompt: str | Tokens | Annotated[Items[str] | Items[Tokens], Field(max_length=MOST_CHOICES)]
+    prompt: Text | Prompt | Annotated[Items[Text] | Items[Prompt], Field(min_length=1, max_length=MOST_CHOICES)]
     """a text, its token ids, or several of either"""
     n: int = Field(1, ge=1, le=MOST_CHOICES)
     """completions of each prompt"""
@@ -64,11 +66,11 @@ class CompletionRequest(StreamedRequest):
     skip_special_tokens: bool = False
     """special tokens are not told"""
 
-    @field_validator("prompt")
+    @field_validator("prompt", mode="before")
     @classmethod
     def need_prompt(cls, value: Any) -> Any:
         """Raises ValueError if there is no prompt or an empty one among several."""
-        if not value or (isinstance(value, list) and isinstance(value[0], (list, str)) and not all(value)):
+        if value in ("", []) or (isinstance(value, list) and any(entry in ("", []) for entry in value)):
             raise ValueError("is empty")
         return value
 

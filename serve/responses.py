@@ -23,7 +23,7 @@ from serve.generation import ExecutedCall, GenerationPlan, Response
 from serve.json_schemas import Schema
 from serve.limits import ChatClient
 from serve.messages import MOST_TOOLS
-from serve.parameters import Items, RequestBody, RequestPart, refuse
+from serve.parameters import Items, RequestBody, RequestPart, needs, refuse
 from serve.response_items import Input, add_item
 from serve.schemas import ChatRequest, Effort, ReasoningRequest
 from serve.server import Server
@@ -59,6 +59,7 @@ class Reasoning(RequestBody):
 class TextFormat(RequestPart):
     """The form that the answer must have."""
 
+    model_config = needs("type", "json_schema", "schema")
     type: Literal["text", "json_object", "json_schema"] = "text"
     name: str | None = None
     json_schema: Schema | None = Field(None, alias="schema")

@@ -21,6 +21,7 @@ from serve.engine import SamplingParameters
 from shared.types import Verdict
 from tests.evaluation.conftest import evaluate
 from tests.serve.conftest import Serve, eventually
+from tests.serve.test_responses import typed_objects
 from verify.reward import score
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(540)]
@@ -72,6 +73,13 @@ def test_openai(serve: Serve, environment: str) -> None:
         ["BadRequestError", 400, "invalid_value", "n"],
         ["BadRequestError", 400, "context_length_exceeded", "messages"],
     ]
+
+
+@pytest.mark.parametrize("environment", ["openai2", "openai3"])
+def test_the_types_of_openai(serve: Serve, tmp_path: Path, environment: str) -> None:
+    rows = typed_objects(serve)
+    (tmp_path / "objects.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert run(environment, "openai_types", str(tmp_path / "objects.jsonl")) == len(rows)
 
 
 def test_openai_comes_back_when_the_server_was_full(serve: Serve) -> None:
@@ -170,6 +178,17 @@ def test_harnesses_find_the_score_that_ours_finds(serve: Serve, tmp_path: Path, 
     if harness == "inspect_client":
         assert all(reasoning.startswith("Tom begins with") for reasoning, _ in found["responses"])
         assert found["thinking_tokens"] > 12 * 40
+
+
+def test_lm_eval_scores_choices_by_log_likelihood(serve: Serve, tmp_path: Path) -> None:
+    served = serve("x", logprob=-0.25)
+    rows = [{"problem": f"{number} apples and 果:", "choices": [" long words", " é"], "answer": number % 2}
+            for number in range(4)]  # fmt: skip
+    (tmp_path / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = run("openai3", "lm_eval_choices", served.url, str(tmp_path / "problems.jsonl"), str(tmp_path))
+    encode = served.server.prompts.chat.encode
+    expected = [[-0.25 * len(encode(choice)) for choice in (" long words", " é")] for _ in rows]
+    assert found == {"accuracy": 0.5, "log_likelihoods": expected}
 
 
 # ---- OpenAPI -----------------------------------------------------------------------------------------------------
