@@ -64,6 +64,7 @@ async def chat_completions(body: ChatRequest, request: Request, client: ChatClie
         plan = await in_thread_if_long(body.characters, make_plan, server, body, request, client)
         form = body.reasoning_format or server.settings.reasoning_format if body.include_reasoning else "hidden"
         renderer = ChatRenderer(model, form, server.prompts_of(body.model, body.chat_template_kwargs))
+        renderer.wants_usage = body.wants_usage
         if body.stream:
             return EventStream(stream(server, body, plan, renderer, client), permit.keep(), headers(plan))
         responses = await until_disconnect(request, sample_responses(server, plan, body.n))
@@ -228,6 +229,8 @@ class ChatRenderer:
         """around tags; "" for texts that come back in later requests as they are, and the model sees them again"""
         self._inside: set[int] = set()
         """indices of choices whose reasoning is open in the text (format inline)"""
+        self.wants_usage = False
+        """whether a last event tells the usage, and the others null"""
 
     def head(self, kind: str) -> Json:
         """Return the fields that every object begins with."""
@@ -314,6 +317,7 @@ class ChatRenderer:
         """Return one server-sent event of a choice. ended: its response, on the last event."""
         choice = {"index": index, "delta": delta, "finish_reason": ended and ended.finish_reason, "logprobs": ranked}
         choice |= {"stop_reason": ended.stop_reason} if ended else {}
+        more |= {"usage": None} if self.wants_usage else {}
         return sse({**self.head("chat.completion.chunk"), "choices": [choice], **more})
 
     def usage_event(self, responses: Sequence[Response], prompt_tokens: int) -> bytes:

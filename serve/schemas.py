@@ -16,7 +16,7 @@ from serve import parameters
 from serve.engine import Constraint, SamplingParameters
 from serve.json_schemas import Schema
 from serve.messages import MOST_TOOLS, ChatMessage
-from serve.parameters import Items, RequestBody, RequestPart, body_error, refuse
+from serve.parameters import Items, RequestBody, RequestPart, body_error, needs, refuse
 from serve.reasoning import ReasoningFormat
 from serve.reasoning_language import Enforcement, LanguageTag
 from serve.tools import Name, Tool, constrain_calls
@@ -65,6 +65,7 @@ class NamedSchema(RequestPart):
 class ResponseFormat(RequestPart):
     """The form that the answer must have."""
 
+    model_config = needs("type", "json_schema", "json_schema")
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = None
 

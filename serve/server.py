@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from serve.schemas import GenerationRequest
 from serve.server_tools import ServerTools
 from serve.settings import ServerSettings, tool_options
 from serve.system_prompts import PromptRenderer
-from shared.errors import MaestraleError, ModelError
+from shared.errors import ModelError
 
 LOOK_EVERY_S = 0.25
 RESTARTS_IN_A_ROW = 5
@@ -82,8 +82,10 @@ class Server:
         self.metrics = Metrics()
         self.name = settings.name or model_name(Path(settings.model))
         self.ready = self.draining = False
-        self.failure: MaestraleError | None = None
+        self.failure: Exception | None = None
         """the error with which the engine failed to start, if it did"""
+        self.on_failure: Callable[[], None] | None = None
+        """what ends a server that answers while the engine starts; None: it answers when the engine has started"""
         self.admitted = 0
         """number of completions that are admitted and have not ended"""
         self.live: dict[str, tuple[Client, list[Response]]] = {}
@@ -98,15 +100,19 @@ class Server:
         self._watch: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Start the tools, the engine and its watch. Raises ModelError, ConfigError."""
+        """Start the tools, the engine and its watch. Raises ModelError, ConfigError, unless there is `on_failure`."""
         try:
             if self.tools.wanted:
                 await self.tools.start(self.prompts)
             await self.engine.start()
-        except MaestraleError as error:
+        except Exception as error:
             self.failure = error
-            raise
+            if self.on_failure is None:
+                raise
+            self.on_failure()
+            return
         self.ready = True
+        log.info("%s is ready", self.name)
         self._watch = asyncio.create_task(self._keep_alive(), name="engine watch")
 
     async def _keep_alive(self) -> None:

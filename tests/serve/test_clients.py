@@ -22,6 +22,7 @@ from serve.engine import SamplingParameters
 from shared.types import Verdict
 from tests.evaluation.conftest import evaluate
 from tests.serve.conftest import Serve, eventually
+from tests.serve.test_responses import typed_objects
 from verify.reward import score
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(540)]
@@ -73,6 +74,13 @@ def test_openai(serve: Serve, environment: str) -> None:
         ["BadRequestError", 400, "invalid_value", "n"],
         ["BadRequestError", 400, "context_length_exceeded", "messages"],
     ]
+
+
+@pytest.mark.parametrize("environment", ["openai2", "openai3"])
+def test_the_types_of_openai(serve: Serve, tmp_path: Path, environment: str) -> None:
+    rows = typed_objects(serve)
+    (tmp_path / "objects.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert run(environment, "openai_types", str(tmp_path / "objects.jsonl")) == len(rows)
 
 
 def test_openai_comes_back_when_the_server_was_full(serve: Serve) -> None:
@@ -204,6 +212,17 @@ def test_the_example_of_inspect_finds_the_score_that_ours_finds(serve: Serve, tm
     assert all("auf Deutsch" in prompt for prompt in served.engine.prompts[:12]), "what the task sends is asked for"
 
 
+def test_lm_eval_scores_choices_by_log_likelihood(serve: Serve, tmp_path: Path) -> None:
+    served = serve("x", logprob=-0.25)
+    rows = [{"problem": f"{number} apples and 果:", "choices": [" long words", " é"], "answer": number % 2}
+            for number in range(4)]  # fmt: skip
+    (tmp_path / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = run("openai3", "lm_eval_choices", served.url, str(tmp_path / "problems.jsonl"), str(tmp_path))
+    encode = served.server.prompts.chat.encode
+    expected = [[-0.25 * len(encode(choice)) for choice in (" long words", " é")] for _ in rows]
+    assert found == {"accuracy": 0.5, "log_likelihoods": expected}
+
+
 # ---- OpenAPI -----------------------------------------------------------------------------------------------------
 
 
@@ -213,7 +232,9 @@ def test_schemathesis_finds_no_fault(serve: Serve, tmp_path: Path) -> None:
     command = [
         str(python("openai3").with_name("schemathesis")), "run", f"{served.url}/openapi.json", "--max-examples", "20",
         "--phases", "examples,coverage,fuzzing", "--request-timeout", "20", "--seed", "1", "--no-color",
-        "--checks", "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance",
+        "--checks",
+        "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance,"
+        "positive_data_acceptance",
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=400, cwd=tmp_path, check=False)
     assert done.returncode == 0, done.stdout[-6000:]
