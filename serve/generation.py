@@ -297,6 +297,8 @@ async def sample(
             response.finish_reason = "length"
             break
         now = sampling_in(sampling, prompts, splitter.state)
+        if splitter.calling:  # the constraint is of answers, and of calls in their text
+            now = replace(now, constraint=None)
         ids: list[int] = []
         text_so_far = ""
         async with contextlib.aclosing(engine.generate(prompt_ids, now)) as deltas:

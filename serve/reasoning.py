@@ -103,7 +103,7 @@ class Splitter:
         """fresh: nothing of this part was returned yet, and blanks before its first word are dropped, unless exact"""
         self._blanks = ""
         """at the end of this part so far; they are returned with its next word, if there is one"""
-        self._wrapped: bool | None = None if tags.answer[0] else False
+        self._wrapped: bool | None = None if tags.answer[0] else bool(tags.answer[1])
         """whether the tag before the answer was there and the one behind it was not yet; None before the answer"""
         self._control = None if control is None else dict(zip(marks_of(tags), control, strict=True))
         self._credit = dict.fromkeys(marks_of(tags), 0)
@@ -124,6 +124,11 @@ class Splitter:
     def inside(self) -> bool:
         """Whether the next text would be words of the reasoning."""
         return self.state is State.THINKING and (self._channels is None or self._channels.header is None)
+
+    @property
+    def calling(self) -> bool:
+        """Whether the next text would be arguments of a call in a message of its own."""
+        return self._channels is not None and self._channels.header is None and self._channels.calling
 
     def ending(self, phrase: str) -> str:
         """The text that ends the reasoning here with a phrase, so that the answer follows."""

@@ -33,36 +33,26 @@ END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
 MARKS = (START, CHANNEL, MESSAGE, CONSTRAIN, END, CALL, RETURN)
 """control tokens of harmony (gpt-oss)"""
 HARMONY = Tags(f"{CHANNEL}analysis{MESSAGE}", f"{CHANNEL}final{MESSAGE}", channels=True)
-SEED_BUDGET = ("<seed:cot_budget_reflect>", "</seed:cot_budget_reflect>")
 FAMILIES = (
-    (("<|channel>", "<channel|>"), Tags("<|channel>thought\n", "<channel|>")),  # Gemma 4
-    (("<seed:think>", "</seed:think>"), Tags("<seed:think>", "</seed:think>", dropped=SEED_BUDGET)),
-    (
-        ("Here is my thought process:", "Here is my response:"),  # Granite 3.2
-        Tags("Here is my thought process:", "Here is my response:"),
-    ),
-    (
-        ("<|START_THINKING|>", "<|END_THINKING|>"),  # Cohere's Command
-        Tags("<|START_THINKING|>", "<|END_THINKING|>", ("<|START_RESPONSE|>", "<|END_RESPONSE|>")),
-    ),
+    Tags("<|channel>thought\n", "<channel|>"),  # Gemma 4
+    Tags(
+        "<seed:think>", "</seed:think>", dropped=("<seed:cot_budget_reflect>", "</seed:cot_budget_reflect>")
+    ),  # Seed-OSS
+    Tags("Here is my thought process:", "Here is my response:"),  # Granite 3.2
+    Tags("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]", ("", "[END FINAL RESPONSE]")),  # Apriel
+    Tags("<|START_THINKING|>", "<|END_THINKING|>", ("<|START_RESPONSE|>", "<|END_RESPONSE|>")),  # Command
 )
-"""what a template of the family names -> its tags"""
+"""forms that are told by their tags in the template"""
 ANSWERS = (("<answer>", "</answer>"), ("<response>", "</response>"))
 """around answers behind </think>: Hunyuan; ERNIE 4.5, Granite 3.3"""
 MARK = re.compile(
     r"""[<\[◁][^\s<>\[\]'"{}◁▷]*(?:think|thought|reason|inner_(?:prefix|suffix))[^\s<>\[\]'"{}◁▷]*[>\]▷]""", re.I
 )
+COMMENT = re.compile(r"\{#.*?#\}", re.S)
 SETTING = re.compile("effort|budget|mode|enable|length", re.I)
 """in marks that are no tags of reasoning but say how much of it is wanted"""
-PARTNERS = (
-    ("<", "</"),
-    ("[", "[/"),
-    ("◁", "◁/"),
-    ("begin", "end"),
-    ("start", "end"),
-    ("BEGIN", "END"),
-    ("START", "END"),
-)
+PAIRS = "< </, [ [/, ◁ ◁/, begin end, start end, BEGIN END, START END, prefix suffix"
+PARTNERS = [pair.split() for pair in PAIRS.split(", ")]
 """what distinguishes a closing tag from its opening one"""
 
 
@@ -70,12 +60,13 @@ def tags_of_template(text: str, control: bool, published: bool, where: str) -> T
     """The tags of the reasoning, by a chat template. control: whether the tokenizer has the control tokens [THINK] and
     [/THINK]. published: whether they are those of the family; else those that runs ask for, but for channels, which
     stand in all completions. where: whose template it is. Raises ModelError for a family whose tags are not known."""
+    text = COMMENT.sub("", text)
     if CHANNEL in text and MESSAGE in text:
         return HARMONY
     if control or not published:
         return CONTROL if control else TEXT
-    for named, tags in FAMILIES:
-        if all(name in text for name in named):
+    for tags in FAMILIES:
+        if tags.open.rstrip() in text and tags.close in text:
             return tags
     if TEXT.close in text or TEXT.open in text:
         return TEXT._replace(answer=next((pair for pair in ANSWERS if all(tag in text for tag in pair)), ("", "")))
