@@ -329,3 +329,10 @@ def test_a_form_that_cannot_be_read_is_refused_by_name(tmp_path: Path) -> None:
     write_model(tmp_path, Family("<|start|> <|end|> <|return|>", "<|return|>", "<|return|>", ""), template)
     with pytest.raises(ModelError, match=r"tokenizer lacks their control tokens \(<\|channel\|>, <\|message\|>\)"):
         PromptRenderer.of_model(tmp_path, "policy")
+
+
+def test_a_call_ends_a_completion_in_channels_whatever_the_models_files_say(tmp_path: Path) -> None:
+    template = (FOLDER / "gptoss.jinja").read_text(encoding="utf-8")
+    write_model(tmp_path, FAMILIES["gptoss"]._replace(ends="<|return|>"), template)
+    chat = PromptRenderer.of_model(tmp_path, "policy").chat
+    assert chat.tokenizer.convert_ids_to_tokens(list(chat.stop_ids)) == ["<|return|>", "<|call|>"]
