@@ -63,7 +63,7 @@ async def chat_completions(body: ChatRequest, request: Request, client: ChatClie
     with server.admit(body.n, client) as permit:
         plan = await in_thread_if_long(body.characters, make_plan, server, body, request, client)
         form = body.reasoning_format or server.settings.reasoning_format if body.include_reasoning else "hidden"
-        renderer = ChatRenderer(model, form, server.prompts_of(body.model, body.chat_template_kwargs))
+        renderer = ChatRenderer(model, form, server.prompts_of(body.model, plan.template))
         renderer.wants_usage = body.wants_usage
         if body.stream:
             return EventStream(stream(server, body, plan, renderer, client), permit.keep(), headers(plan))
@@ -117,7 +117,7 @@ def render(
         form = describe_form(body.offered, body.constraint)
         if executes(server, body):
             form = AnswerForm(TOOLS_PROMPT, signatures(server.tools.definitions))
-        prompts = server.prompts_of(body.model, body.chat_template_kwargs)
+        prompts = server.prompts_of(body.model, server.template_arguments(body))
         return choice, prompts.render(body.messages, choice.code, form)
     except ModelError as error:
         raise ApiError(400, f"this conversation does not fit the model's form: {error}", param=prompt) from error
@@ -151,7 +151,7 @@ def make_plan(
         enforcement=body.reasoning_language_enforcement or settings.reasoning_language_enforcement,
         thinking_budget=budget, tools=frozenset(tool.function.name for tool in body.offered),
         most_calls=MOST_CALLS if body.parallel_tool_calls else 1, executing=executes(server, body),
-        template=body.chat_template_kwargs,
+        template=server.template_arguments(body),
     )  # fmt: skip
 
 
@@ -224,7 +224,7 @@ class ChatRenderer:
 
     def __init__(self, model: str, format: ReasoningFormat, prompts: PromptRenderer):
         self.id, self.created, self.model = f"chatcmpl-{uuid.uuid4().hex}", int(time.time()), model
-        self.format, self.tags = format, prompts.tags
+        self.format, self.tags = format, prompts.shown
         self._line = "" if prompts.whole else "\n"
         """around tags; "" for texts that come back in later requests as they are, and the model sees them again"""
         self._inside: set[int] = set()

@@ -147,7 +147,7 @@ class CountingSplitter(Splitter):
     """Splits one try into reasoning and answer, and adds its tokens to the counts of the response."""
 
     def __init__(self, prompts: PromptRenderer, response: Response, *, opened: bool, begun: bool):
-        tags, control = prompts.tags, prompts.chat.think_ids
+        tags, control = prompts.tags, prompts.control
         super().__init__(tags, opened=opened, begun=begun, control=control, exact=prompts.whole)
         self._counter = ReasoningCounter(prompts.letters, tags, opened=opened, begun=begun, control=control)
         self._response, self._earlier = response, response.thinking_tokens
@@ -162,12 +162,15 @@ class CountingSplitter(Splitter):
     def force(self, text: str, token_ids: Sequence[int], most: int) -> list[Chunk]:
         """Take text that the server writes, as `feed` takes the model's. A tag that the model has begun is text."""
         before: list[Chunk] = []
-        if self.state is State.THINKING:
+        if self.inside:
             before, self._held = list(self._emit(True, self._held)), ""
         return before + [chunk._replace(forced=True) for chunk in self.feed(text, token_ids, most)]
 
     def is_beyond(self, budget: int | None) -> bool:
-        """Return whether the reasoning must end: its budget is used up, or the client wants the answer now."""
+        """Return whether the reasoning must end: its budget is used up, or the client wants the answer now. It ends in
+        its text, not in the header of a message."""
+        if self.state is State.THINKING and not self.inside:
+            return False
         return self._response.end_reasoning_early or (budget is not None and self._counter.tokens >= budget)
 
 
@@ -194,8 +197,8 @@ async def sample(
     while True:
         if not ended and splitter.state is not State.ANSWER and (cut or splitter.is_beyond(budget)):
             ended = True
-            inside, some = splitter.state is State.THINKING, response.tokens > earlier or prefill
-            text, added = prompts.end_reasoning(plan.choice.code, inside=inside, begun=some)
+            some = response.tokens > earlier or prefill
+            text, added = prompts.end_reasoning(plan.choice.code, splitter, begun=some)
             for chunk in splitter.force(text, added, sampling.max_tokens):
                 yield chunk
             prompt_ids, sampling = prompt_ids + added, remaining(sampling, len(added))
@@ -203,6 +206,8 @@ async def sample(
             response.finish_reason = "length"
             break
         now = sampling_in(sampling, prompts, splitter.state)
+        if splitter.calling:  # the constraint is of answers, and of calls in their text
+            now = replace(now, constraint=None)
         ids: list[int] = []
         text_so_far = ""
         async with contextlib.aclosing(engine.generate(prompt_ids, now)) as deltas:
@@ -243,12 +248,11 @@ def sampling_in(sampling: SamplingParameters, prompts: PromptRenderer, state: St
     occurs in the reasoning interrupts it once."""
     if state is State.ANSWER or not (sampling.constraint or sampling.stop or sampling.stop_token_ids):
         return sampling
-    closing = prompts.chat.think_ids
     unclear = state is State.BEFORE and sampling.constraint is None
     return replace(
         sampling, constraint=None, include_stop=False, stop=sampling.stop if unclear else [],
-        stop_token_ids=sampling.stop_token_ids if unclear else [], through=prompts.tags.close,
-        through_id=None if closing is None else closing[1],
+        stop_token_ids=sampling.stop_token_ids if unclear else [], through=prompts.through[0],
+        through_id=prompts.through[1],
     )  # fmt: skip
 
 

@@ -25,7 +25,7 @@ from serve.errors import ApiError
 from serve.keys import Client
 from serve.metrics import Metrics
 from serve.plan import Response
-from serve.schemas import GenerationRequest
+from serve.schemas import ChatRequest, GenerationRequest
 from serve.server_tools import ServerTools
 from serve.settings import ServerSettings, tool_options
 from serve.system_prompts import PromptRenderer
@@ -35,6 +35,8 @@ LOOK_EVERY_S = 0.25
 RESTARTS_IN_A_ROW = 5
 SAME = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 """files that are equal in two exports of one run"""
+TEMPLATE_EFFORTS = {"minimal": "low", "low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
+"""reasoning_effort -> the argument of that name of chat templates that read one (gpt-oss)"""
 log = logging.getLogger("serve")
 
 
@@ -153,6 +155,19 @@ class Server:
             return prompts.with_arguments(arguments or {})
         except ModelError as error:
             raise ApiError(400, str(error), code="invalid_value", param="chat_template_kwargs") from error
+
+    def template_arguments(self, body: ChatRequest) -> Mapping[str, Any]:
+        """Return the arguments of the chat template that a request gives: its own, and its effort where the template
+        reads one and takes that value. Raises ApiError."""
+        effort, given = TEMPLATE_EFFORTS.get(body.reasoning_effort or "", ""), body.chat_template_kwargs
+        prompts = self.prompts_of(body.model)
+        if not effort or "reasoning_effort" in given or not prompts.chat.template.reads("reasoning_effort"):
+            return given
+        try:
+            prompts.with_arguments({"reasoning_effort": effort})
+        except ModelError:  # its efforts have other names
+            return given
+        return {"reasoning_effort": effort, **given}
 
     def admit(self, count: int, client: Client) -> AdmissionPermit:
         """Take places for `count` completions. Raises ApiError before any work is done: 400 for more than ever fit, 503
