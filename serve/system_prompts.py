@@ -147,14 +147,15 @@ class PromptRenderer:
         theirs = [quoted.quote(message.text) for message in messages if message.role in ("system", "developer")]
         told = form.text.replace("{given}", quoted.quote(form.given)) if form is not None else ""
         rest = [message for message in messages if message.role not in ("system", "developer")]
-        users = [place for place, message in enumerate(rest) if message.role == "user"]
+        first = next((place for place, message in enumerate(rest) if message.role == "assistant"), len(rest))
+        before = rest[:first] if self.whole else rest
+        asking = [place for place, message in enumerate(before) if message.role == "user"][-1:]
         system = joined(self.system_prompt(code), *theirs, told)
-        if not users:
+        if not asking:
             system = with_request(system, code)
         turns = [{"role": "system", "content": system}] if system else []
         if self.whole:
-            first = next((place for place, message in enumerate(rest) if message.role == "assistant"), len(rest))
-            return self._whole(turns, rest, [place for place in users if place < first][-1:], code, quoted)
+            return self._whole(turns, rest, asking, code, quoted)
         of_tools = False
         for place, message in enumerate(rest):
             made = [call.function for call in message.tool_calls or []]
@@ -167,7 +168,7 @@ class PromptRenderer:
                 else:
                     turns.append({"role": "user", "content": result})
             else:
-                text = with_request(text, code) if [place] == users[-1:] else text
+                text = with_request(text, code if place in asking else "")
                 turns.append({"role": message.role, "content": text})
             of_tools = message.role == "tool"
         if not rest:
