@@ -25,6 +25,7 @@ from serve.errors import ApiError
 from serve.generation import Response
 from serve.keys import Client
 from serve.metrics import Metrics
+from serve.reasoning_language import OFF
 from serve.schemas import GenerationRequest
 from serve.server_tools import ServerTools
 from serve.settings import ServerSettings, tool_options
@@ -107,6 +108,12 @@ class Server:
             self.failure = error
             raise
         self.ready = True
+        for name, prompts in {
+            self.name: self.prompts,
+            **{key: of.prompts for key, of in self.adapters.items()},
+        }.items():
+            if prompts.warning and self.settings.reasoning_language != OFF:
+                log.warning("%s: %s", name, prompts.warning)
         self._watch = asyncio.create_task(self._keep_alive(), name="engine watch")
 
     async def _keep_alive(self) -> None:

@@ -106,6 +106,20 @@ class PromptRenderer:
         chat = Chat(folder, card.chat_template, {**card.template, **(arguments or {})})
         return cls(chat, system, whole=card.history == "whole", trained=card.language_requests)
 
+    @property
+    def warning(self) -> str:
+        """Why the model may not follow requests for a language, and what to do, in one line; "" for nothing."""
+        if self.trained:
+            return ""
+        closed = (
+            "its chat template closes the reasoning, so that answers alone are asked for; " * self.chat.think_closed
+        )
+        return (
+            f"{closed}it was not trained to follow requests for a language, and may reason in another than prompts ask "
+            "for: measure how often (python -m benchmarks enforcement), train it on rows with reasoning_language "
+            "(docs/data.md), or enforce the language (reasoning_language_enforcement, docs/serving.md)"
+        )
+
     def with_arguments(self, arguments: Mapping[str, Any]) -> PromptRenderer:
         """The same with other arguments of the chat template, beside those that it has. Raises ModelError for one that
         the template does not read, and for texts with control tokens."""

@@ -19,7 +19,7 @@ from shared.sections import Data
 from shared.types import Problem
 from tests.serve.conftest import Serve
 from tests.serve.test_keys import make_key
-from tests.shared.test_chat import make_folder
+from tests.shared.test_chat import PLAIN, make_folder
 from tests.shared.test_chat_families import FAMILIES, write
 from trainer.data import PromptFormat
 
@@ -165,3 +165,26 @@ def test_in_an_episode_it_stands_behind_the_users_first_words_as_in_training(tmp
     assert requests_in(text) == [code][: bool(code)] and text.startswith(
         f"<system>{with_request('Be brief.', code)}<eos>"
     )
+
+
+def test_the_start_says_of_which_models_it_is_not_known_whether_they_follow_requests(
+    serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number, (card, template, language, told) in enumerate((
+        (None, PLAIN, "auto", True),
+        (ModelCard("run", 3, "magistral"), PLAIN, "de", True),
+        (ModelCard("run", 3, "magistral"), PLAIN, "off", False),
+        (ModelCard("run", 3, "magistral", language_requests=True), PLAIN, "auto", False),
+        (ModelCard("run", 3, ""), PLAIN + "<think></think>", "auto", True),
+    )):  # fmt: skip
+        config = {"max_position_embeddings": 512, "eos_token_id": 1}
+        folder = Path(make_folder(tmp_path / f"model-{number}", template, config=config))
+        if card is not None:
+            (folder / CARD).write_bytes(msgspec.json.encode(card))
+        caplog.clear()
+        serve("x", model=str(folder), reasoning_language=language)
+        lines = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+        assert len(lines) == told, lines
+        if told:
+            assert lines[0].startswith(f"model-{number}: ") and "reasoning_language" in lines[0]
+            assert ("closes the reasoning" in lines[0]) == (template != PLAIN)
