@@ -25,6 +25,7 @@ from serve.errors import ApiError
 from serve.keys import Client
 from serve.metrics import Metrics
 from serve.plan import Response
+from serve.reasoning_language import OFF
 from serve.schemas import ChatRequest, GenerationRequest
 from serve.server_tools import ServerTools
 from serve.settings import ServerSettings, tool_options
@@ -114,6 +115,10 @@ class Server:
             self.on_failure()
             return
         self.ready = True
+        adapted = {name: adapter.prompts for name, adapter in self.adapters.items()}
+        for name, prompts in {self.name: self.prompts, **adapted}.items():
+            if prompts.warning and self.settings.reasoning_language != OFF:
+                log.warning("%s: %s", name, prompts.warning)
         log.info("%s is ready", self.name)
         self._watch = asyncio.create_task(self._keep_alive(), name="engine watch")
 

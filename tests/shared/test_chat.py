@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from shared.chat import Chat, joined, system_prompt
+from shared.chat import Chat, system_prompt
 from shared.errors import ModelError
-from shared.languages import LANGUAGES
+from shared.languages import LANGUAGES, WITH_REQUEST, with_request
 from verify.verifiers import verifier_of
 
 PLAIN = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}<eos>{% endfor %}<assistant>"
@@ -104,9 +104,9 @@ def test_magistral_prompt_asks_for_all_that_the_reward_checks():
 
 def test_every_language_asks_for_reasoning_in_itself():
     assert list(LANGUAGES) == ["en", "fr", "de", "es", "it", "ru", "zh"]
-    assert len({language.request for language in LANGUAGES.values()}) == 7
-    assert joined("Base.", LANGUAGES["fr"].request) == "Base.\n\nRéfléchis et réponds en français."
-    assert joined("", LANGUAGES["zh"].request) == "请用中文思考和回答。"
+    assert len({language.request for language in WITH_REQUEST.values()}) == len(WITH_REQUEST) == 17
+    assert with_request("2+3?", "fr") == "2+3?\n\nRéfléchis et réponds en français."
+    assert with_request("2+3?", "") == "2+3?"
 
 
 def test_plain_text_leaves_the_tokenizer_of_other_threads_alone(tmp_path):

@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from shared.chat import BOXED_ANSWER, AnswerFormat
 from shared.errors import ConfigError, DataError
 from shared.jsonl import problem_of, text_of
-from shared.languages import LANGUAGES
+from shared.languages import WITH_REQUEST
 from shared.types import Problem, Verdict
 from verify.code_block import CodeBlock, first_program
 from verify.extract import extract_answer
@@ -259,6 +259,6 @@ def _language_hint(language: str) -> str:
     short = language.casefold().replace("_", "-").partition("-")[0]
     if short in known_languages():
         return f": write '{short}'"
-    names = {name.casefold(): code for code, known in LANGUAGES.items() for name in (known.english, known.native, code)}
+    names = {name.casefold(): code for code, of in WITH_REQUEST.items() for name in (of.english, of.native, code)}
     near = difflib.get_close_matches(language.casefold(), names, n=1, cutoff=0.5)
     return f": is '{names[near[0]]}' meant?" if near else ' (two letters for most, as "en")'
