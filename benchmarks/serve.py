@@ -38,7 +38,7 @@ from serve.server import model_name
 from serve.system_prompts import POLICY, PromptRenderer, prompts_of
 from shared.errors import RunError
 from shared.languages import LANGUAGES
-from verify.format import Tags
+from shared.reasoning_tags import Tags
 
 SEQUENCES = 64
 CONNECTIONS = (1, 16, 128, 1000)

@@ -21,13 +21,14 @@ import msgspec
 from msgspec.structs import replace
 
 from serve.messages import ChatMessage
+from serve.reasoning import Splitter
 from serve.tools import AnswerForm
 from shared.chat import Chat, QuotedTexts, joined, system_prompt
 from shared.errors import ModelError
 from shared.languages import name_of, with_request
 from shared.model.model_card import read_card
+from shared.reasoning_tags import CHANNEL, CONTROL, END, MARKS, MESSAGE, START, TEXT, Tags
 from shared.tool_calls import call_text, result_text
-from verify.format import CONTROL, TEXT, Tags
 
 
 class LanguagePrompts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -44,8 +45,11 @@ class LanguagePrompts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def system_prompt(self, tags: Tags) -> str:
         """Return the system prompt for a model with these tags."""
-        words = {"{language}": self.language, "{open}": tags.open, "{close}": tags.close}
-        return reduce(lambda text, word: text.replace(*word), words.items(), self.system)
+        words = {"{language}": self.language, "{open}": tags.open.rstrip(), "{close}": tags.close}
+        system = self.system
+        if tags.channels:  # the template itself says how they are written
+            system = system.partition("\n\n{open}")[0].rpartition("\n\n")[0]
+        return reduce(lambda text, word: text.replace(*word), words.items(), system)
 
 
 SYSTEM_PROMPTS = msgspec.toml.decode(
@@ -83,7 +87,20 @@ class PromptRenderer:
         "" for none, else a fixed text. whole: the model sees its earlier turns as it wrote them, reasoning included,
         whatever its template drops. trained: it was trained to follow requests for a language."""
         self.chat, self.system, self.whole, self.trained = chat, system, whole, trained
-        self.tags: Tags = CONTROL if chat.think_ids is not None else TEXT
+        self.tags = chat.tags
+        self.shown: Tags = self.tags if self.tags in (TEXT, CONTROL) else TEXT
+        """those around reasoning that clients get in the text itself"""
+        known = {added.content: number for number, added in chat.tokenizer.added_tokens_decoder.items()}
+        self.control = [known.get(mark, -1) for mark in MARKS] if self.tags.channels else chat.think_ids
+        """token ids of the tags, if they are control tokens"""
+        if lost := [mark for mark in (START, CHANNEL, MESSAGE, END) if self.tags.channels and mark not in known]:
+            raise ModelError(
+                f"{chat.folder}: the chat template writes channels, and the tokenizer lacks their control tokens "
+                f"({', '.join(lost)}): fetch tokenizer.json and tokenizer_config.json again"
+            )
+        closing = None if self.control is None else self.control[1]
+        self.through = (MESSAGE, known[MESSAGE]) if self.tags.channels else (self.tags.close, closing)
+        """up to where reasoning is sampled before a constrained answer, and its token id, if it is a control token"""
         self.opened = bool(chat.think_prefix) and not chat.think_closed
         """whether the chat template opens the reasoning"""
         self.longest = max(map(len, chat.tokenizer.get_vocab()))
@@ -102,7 +119,7 @@ class PromptRenderer:
         if system == TRAINED:
             system = POLICY if card is None else card.system_prompt
         if card is None:
-            return cls(Chat(folder, "", arguments), system)
+            return cls(Chat(folder, "", arguments, published=True), system)
         chat = Chat(folder, card.chat_template, {**card.template, **(arguments or {})})
         return cls(chat, system, whole=card.history == "whole", trained=card.language_requests)
 
@@ -174,7 +191,10 @@ class PromptRenderer:
         for place, message in enumerate(rest):
             made = [call.function for call in message.tool_calls or []]
             calls = [call_text(one.name, quoted.quote(one.arguments)) for one in made]
-            text = "\n".join(filter(None, [quoted.quote(message.text), *calls]))
+            words = message.text
+            if message.role == "assistant" and self.tags != self.shown and words.startswith(self.shown.open):
+                words = words.partition(self.shown.close)[2].lstrip()  # templates drop only their own family's form
+            text = "\n".join(filter(None, [quoted.quote(words), *calls]))
             if message.role == "tool":
                 result = result_text(text)
                 if of_tools:  # templates want the user and the assistant in turn
@@ -239,12 +259,11 @@ class PromptRenderer:
     def begin_reasoning(self, prompt_ids: list[int], code: str) -> tuple[list[int], str]:
         """Return the prompt with first words of reasoning in a language added, and those words; code: "" for none."""
         begin = prompts_of(code).first_words if code else ""
-        opening = "" if self.opened else f"{self.tags.open}\n"
+        opening = "" if self.opened else self.tags.open if self.tags.channels else f"{self.tags.open.rstrip()}\n"
         return prompt_ids + self.chat.encode(opening + begin), begin
 
-    def end_reasoning(self, code: str, *, inside: bool, begun: bool) -> tuple[str, list[int]]:
-        """Return the text that ends reasoning whose budget is used up, and its tokens. inside: its tag is open; begun:
-        it has some words, so that there is something to break off."""
-        phrase = prompts_of(code or "en").budget_phrase if begun else ""
-        text = f"{'' if inside else self.tags.open}\n{phrase}\n{self.tags.close}\n\n"
+    def end_reasoning(self, code: str, splitter: Splitter, *, begun: bool) -> tuple[str, list[int]]:
+        """Return the text that ends reasoning whose budget is used up, and its tokens. splitter: has read it so far;
+        begun: it has some words, so that there is something to break off."""
+        text = splitter.ending(prompts_of(code or "en").budget_phrase if begun else "")
         return text, self.chat.encode(text)

@@ -21,7 +21,7 @@ from serve.reasoning_language import (
 )
 from serve.system_prompts import SYSTEM_PROMPTS, prompts_of
 from shared.languages import LANGUAGES, TAGS, WITH_REQUEST, name_of, request_for
-from verify.format import CONTROL, TEXT
+from shared.reasoning_tags import CONTROL, TEXT
 from verify.language import detect, known_languages, spoken_in
 
 FRENCH = "Un train part de Lyon à huit heures et roule à cent kilomètres par heure. Quand arrive-t-il à Paris ?"
