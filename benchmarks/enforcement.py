@@ -14,8 +14,9 @@ import random
 import re
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, get_args
@@ -170,11 +171,12 @@ def rows(found: dict[str, list[Outcome]]) -> Iterator[list[str]]:
                    f"{statistics.median(one.seconds for one in chosen):.2f}", tries]  # fmt: skip
 
 
-def matrix(outcomes: list[Outcome], value: Callable[[list[Outcome]], float]) -> str:
-    """Return a table of a share: a row for each language of the question, a column for each one asked for."""
-    cells = [[f"{value([one for one in outcomes if one[:2] == (question, asked)]):.2f}" for asked in LANGUAGES]
-             for question in LANGUAGES]  # fmt: skip
-    return table(("question", *LANGUAGES), *([name, *row] for name, row in zip(LANGUAGES, cells, strict=True)))
+def matrix(outcomes: list[Outcome]) -> str:
+    """Return a table of the share in the language asked for: a row for each language of the question, a column for each
+    one asked for."""
+    pairs = {pair: in_language([one for one in outcomes if one[:2] == pair]) for pair in product(LANGUAGES, repeat=2)}
+    cells = ([question, *(f"{pairs[question, asked]:.2f}" for asked in LANGUAGES)] for question in LANGUAGES)
+    return table(("question", *LANGUAGES), *cells)
 
 
 def verdict(name: str, mode: str, outcomes: Sequence[Outcome]) -> list[str]:
@@ -188,10 +190,8 @@ def verdict(name: str, mode: str, outcomes: Sequence[Outcome]) -> list[str]:
 def of_model(name: str, found: dict[str, list[Outcome]]) -> Iterator[str]:
     """Yield the tables of one model."""
     yield f"## {name}\n\n{table(HEAD, *rows(found))}"
-    for mode in BOUNDED[:1]:
-        if outcomes := found.get(mode):
-            yield f"`{mode}`, share of responses in the language asked for:\n\n{matrix(outcomes, in_language)}"
-            yield f"`{mode}`, share of right answers:\n\n{matrix(outcomes, accuracy)}"
+    if outcomes := found.get("prompt"):
+        yield f"`prompt`, share of responses in the language asked for:\n\n{matrix(outcomes)}"
 
 
 @benchmark(page="docs/results/enforcement.md")

@@ -66,7 +66,7 @@ class Options(Section):
     """validation problems"""
     languages: list[str] = list(PHRASES)
     """languages of the word problems"""
-    requests: float = Field(2 / 3, ge=0, le=1)
+    requests: float = Field(0.75, ge=0, le=1)
     """share of the word problems that ask for one of these languages to reason in: one half for their own, the other
     half for another one; none where there is only one language"""
     operations: tuple[int, int] = (2, 3)
