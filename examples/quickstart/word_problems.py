@@ -100,7 +100,7 @@ class Flaws:
 
 
 NO_FLAWS = Flaws()
-MANY_FLAWS = Flaws(foreign=0.45, guess=0.45, foreign_guess=0.7, slip=0.03, broken=0.08)
+MANY_FLAWS = Flaws(foreign=0.45, guess=0.5, foreign_guess=0.7, slip=0.03, broken=0.08)
 """the quickstart's demonstrations: about 0.4 are right, 0.5 are consistent in language, and the greedy habit is bad"""
 
 
