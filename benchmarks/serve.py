@@ -35,10 +35,10 @@ from benchmarks.memory import Watch
 from benchmarks.report import table
 from benchmarks.servers import NAME, OURS, THEIRS, Running, endless, ours, theirs
 from serve.server import model_name
-from serve.system_prompts import POLICY, SYSTEM_PROMPTS, PromptRenderer
+from serve.system_prompts import POLICY, PromptRenderer, prompts_of
 from shared.errors import RunError
 from shared.languages import LANGUAGES
-from verify.format import Tags
+from shared.reasoning_tags import Tags
 
 SEQUENCES = 64
 CONNECTIONS = (1, 16, 128, 1000)
@@ -56,7 +56,7 @@ def chats(count: int, tokens: int, kind: str = OURS, policy: Tags | None = None)
         messages = [{"role": "user", "content": text}]
         if policy is not None and kind == THEIRS:
             messages[0]["content"] += f"\n\n{LANGUAGES['en'].request}"
-            messages.insert(0, {"role": "system", "content": SYSTEM_PROMPTS["en"].system_prompt(policy)})
+            messages.insert(0, {"role": "system", "content": prompts_of("en").system_prompt(policy)})
         bodies.append({"model": NAME, "temperature": 0, "max_tokens": tokens, "messages": messages})
     return bodies
 

@@ -18,6 +18,7 @@ from curate.duplicates import DuplicatesStage
 from curate.format import FormatStage
 from curate.languages import HumanStage, TranslateStage
 from curate.programs import ProgramsStage
+from curate.requests import RequestStage
 from curate.sample import SampleStage
 from curate.stage import Command, CurationStage
 from curate.two_stage import TwoStage
@@ -27,8 +28,8 @@ from trainer.data_sets import HUB, fetch_to
 from verify.published import columns_of
 
 _ALL: tuple[type[Command], ...] = (
-    FormatStage, DuplicatesStage, ProgramsStage, TranslateStage, HumanStage, SampleStage, DifficultyStage, LabelsStage,
-    TwoStage, DemonstrationsStage,
+    FormatStage, DuplicatesStage, ProgramsStage, TranslateStage, HumanStage, RequestStage, SampleStage,
+    DifficultyStage, LabelsStage, TwoStage, DemonstrationsStage,
 )  # fmt: skip
 """a new stage is one name here"""
 HUB_S = 600.0

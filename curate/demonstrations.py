@@ -114,6 +114,8 @@ class DemonstrationsStage(CurationStage):
                 "id": one.problem.id, "problem": one.problem.text, "completion": one.text,
                 "language": one.problem.language, "domain": one.problem.domain, "pass_rate": rate,
             }  # fmt: skip
+            if one.problem.reasoning_language:
+                shown["reasoning_language"] = one.problem.reasoning_language
             if self.start:
                 by_row[one.row] += (new := [row for row in start_of(one, self.start) if row["id"] not in ids])
                 ids |= {str(row["id"]) for row in new}

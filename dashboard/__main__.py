@@ -41,7 +41,6 @@ def main(arguments: list[str]) -> int:
     if bound is None:
         print(f"error: port {given.port or PORT} is taken: give --port=0 for any that is free", file=sys.stderr)
         return 2
-    bound.listen()  # whoever reads the address may connect, and waits until the server answers
     print(f"http://{HOST}:{bound.getsockname()[1]}/", flush=True)
     app = create_app(given.folder.resolve())
     config = uvicorn_config(app, HOST, bound.getsockname()[1], log_level="warning", timeout_graceful_shutdown=1)

@@ -103,11 +103,16 @@ async def draw_missing(runner: SampleRunner, benchmarks: list[Benchmark], stop: 
         print(f"{folder.path} holds {there} of {len(jobs)} samples: going on", file=sys.stderr)
     folder.note({"began": datetime.now(UTC).isoformat(timespec="seconds"), "missing": len(missing),
                  "settings": runner.settings.model_dump(), "maestrale": version("maestrale")})  # fmt: skip
+    if not missing:
+        return True
+    print(f"to be asked: {runner.forecast(missing)}; the time left is told with the first responses", file=sys.stderr)
     bar = ProgressBar("asking", "asked", there, len(jobs))
     try:
-        return not missing or await runner.run(missing, stop, bar)
+        return await runner.run(missing, stop, bar)
     finally:
         bar.close()
+        took = duration(time.monotonic() - bar.started)
+        print(", ".join(filter(None, (f"{bar.done - there:,} samples in {took}", bar.note))), file=sys.stderr)
 
 
 def write(folder: EvaluationFolder, benchmarks: list[Benchmark], results: Json) -> None:
@@ -122,7 +127,7 @@ def write(folder: EvaluationFolder, benchmarks: list[Benchmark], results: Json) 
 
 def show(console: Console, results: Json) -> None:
     """The tables on the terminal."""
-    shown = (tables.score_table(results), tables.instruction_table(results), tables.language_table(results))
+    shown = (tables.score_table(results), tables.instruction_table(results), *tables.language_tables(results))
     for table in filter(None, shown):
         console.print(table.rich())
     for line in tables.warning_lines(results):

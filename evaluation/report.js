@@ -24,8 +24,9 @@ function passes(sample) {
 function show(sample, button) {
   for (const other of list.querySelectorAll("[aria-current]")) other.removeAttribute("aria-current");
   button.setAttribute("aria-current", "true");
-  const facts = [sample.verdict, sample.reason, `wanted: ${sample.language}`,
-    `reasoning: ${sample.reasoning_language || "undetermined"}`, `answer: ${sample.answer_language || "undetermined"}`,
+  const facts = [sample.verdict, sample.reason, `requested: ${sample.language}`,
+    `reasoning: ${sample.reasoning_language || "too few words to tell"}`,
+    `answer: ${sample.answer_language || "too few words to tell"}`,
     `finish: ${sample.finish_reason}`, `${sample.tokens ?? "?"} tokens`];
   detail.replaceChildren(element("h3", `${sample.id}, sample ${sample.sample}`), element("p", facts.join(" · ")));
   for (const [name, key] of [["Prompt", "prompt"], ["Reasoning", "reasoning"], ["Answer", "answer"],

@@ -77,7 +77,8 @@ def _figures(results: Json, records: list[SampleRecord]) -> str:
         for name in results["benchmarks"]
     ]
     parts.append(f'<div class="small">{"".join(small)}</div>')
-    parts += [tables.language_table(results).html(), plot_languages(results), tables.sampling_table(results).html()]
+    parts += [f"<h2>{escape(table.title)}</h2>{table.html()}" for table in tables.language_tables(results)]
+    parts += [plot_languages(results), tables.sampling_table(results).html()]
     return "\n".join(parts)
 
 
@@ -103,7 +104,7 @@ def outcomes(record: SampleRecord) -> list[str]:
         found.append("truncated")
     if record.extracted is None and record.kind != "instructions":
         found.append("unextracted")
-    if record.reasoning_language.same is False or record.answer_language.same is False:
+    if record.refused or record.reasoning_language.same is False or record.answer_language.same is False:
         found.append("wrong language")
     return found
 
@@ -174,7 +175,7 @@ def plot_languages(results: Json) -> str:
     shapes, place = [], 0
     for name, benchmark in results["benchmarks"].items():
         for language, found in benchmark.get("languages", {}).items():
-            for part in ("reasoning", "answer"):
+            for part in ("reasoning", "answer", "response"):
                 y, x = place * ROW + 5, float(LABEL)
                 shapes.append(_text(LABEL - 8, y + 12, f"{name}, {language}, {part}", "end"))
                 for word in tables.SHARES:

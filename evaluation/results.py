@@ -6,6 +6,7 @@ truncated       share of the responses that were cut at their token limit
 unextracted     share that were not cut and contain nothing to grade: no box, no program, no calls
 missed          share that are unextracted but seem to contain the right answer outside of the box
 ungraded        share on which the verifier failed; counted as wrong
+refused         share that the server refused for their language (status 422); counted as wrong
 errors          share of the samples without a response; these are in no other figure
 """
 
@@ -14,11 +15,11 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
-from evaluation.samples import DetectedLanguage, SampleKey, SampleRecord
+from evaluation.samples import SampleKey, SampleRecord, written
 from evaluation.tasks import Benchmark
 from shared.diversity import mean_diversity
 from shared.statistics import cluster_bootstrap, majority_at_k, pass_at_k
@@ -117,7 +118,7 @@ def figures(problems: Sequence[Sequence[SampleRecord]], votes: Sequence[Votes], 
         return {"problems": 0, "responses": 0, "errors": 1.0 if every else 0.0}
     sizes = sizes_of(samples)
     votable = all(record.kind == "answer" for record in given)
-    ended = [record for record in given if record.finish_reason != "length"]
+    ended = [record for record in given if record.finish_reason != "length" and not record.refused]
     unextracted = [record for record in ended if record.verdict is Verdict.NO_ANSWER]
     return {
         "problems": len(shares),
@@ -133,7 +134,8 @@ def figures(problems: Sequence[Sequence[SampleRecord]], votes: Sequence[Votes], 
         **mean_diversity([[f"{one.reasoning}\n{one.answer}" for one in records] for records in answered]),
         "answers": mean(len(one.wrong) + bool(one.right) for one in votes if one.right + sum(one.wrong) + one.silent)
         if votable and samples > 1 else None,
-        "truncated": 1 - len(ended) / len(given),
+        "truncated": mean(record.finish_reason == "length" for record in given),
+        "refused": mean(record.refused for record in given),
         "unextracted": len(unextracted) / len(given),
         "missed": sum(record.missed for record in unextracted) / len(given),
         "ungraded": mean(record.verdict is not None and not record.verdict.graded for record in given),
@@ -153,9 +155,11 @@ def sizes_of(samples: int) -> list[int]:
 
 
 def languages_of(records: Iterable[SampleRecord]) -> Json:
-    """Return, for each requested language, in which one reasoning and answers were, as shares of the responses.
+    """Return, for each requested language, in which one reasoning, answers and whole responses were, as shares.
 
-    same: in that language; other: in another, or mixed; undetermined: too few words; none: no text at all.
+    same: in that language; other: in another, or mixed; undetermined: too few words to tell; none: no text at all;
+    refused: the server refused the response for its language. measured: the languages of reasoning, or of answers
+    where there is none. questions: the share of responses in the requested language by the language of the problem.
     """
     by_language: dict[str, list[SampleRecord]] = defaultdict(list)
     for record in records:
@@ -163,17 +167,41 @@ def languages_of(records: Iterable[SampleRecord]) -> Json:
     return {
         language: {
             "responses": len(found),
-            "reasoning": _spread((record.reasoning, record.reasoning_language) for record in found),
-            "answer": _spread((record.answer, record.answer_language) for record in found),
+            "reasoning": _spread(found, lambda one: one.reasoning_language.same if _reasoned(one) else ""),
+            "answer": _spread(found, lambda one: one.answer_language.same if one.answer.strip() else ""),
+            "response": _spread(found, lambda one: one.in_language if _reasoned(one) or one.answer.strip() else ""),
+            "measured": _shares(map(_measured, found)),
+            "questions": {
+                asked_in: mean(one.in_language is True for one in found if one.language == asked_in)
+                for asked_in in sorted({one.language for one in found})
+            },
         }
         for language, found in sorted(by_language.items())
     }
 
 
-def _spread(texts: Iterable[tuple[str, DetectedLanguage]]) -> Json:
-    words = {True: "same", False: "other", None: "undetermined"}
-    counts = Counter(words[spoken.same] if text.strip() else "none" for text, spoken in texts)
-    return {name: counts[name] / counts.total() for name in ("same", "other", "undetermined", "none")}
+def _spread(records: Sequence[SampleRecord], same: Callable[[SampleRecord], bool | str | None]) -> Json:
+    words = {True: "same", False: "other", None: "undetermined", "": "none"}
+    counts = Counter("refused" if record.refused else words[same(record)] for record in records)
+    return {name: counts[name] / counts.total() for name in (*words.values(), "refused")}
+
+
+def _reasoned(record: SampleRecord) -> bool:
+    return bool(written(record.reasoning, record.server_language))
+
+
+def _measured(record: SampleRecord) -> str:
+    """Return the language of a response, "mixed", "too few words", or "refused"."""
+    spoken = record.reasoning_language if _reasoned(record) else record.answer_language
+    if record.refused or spoken.same is None:
+        return "refused" if record.refused else "too few words"
+    mixed = spoken.language in ("", record.wanted_language)
+    return record.wanted_language if spoken.same else "mixed" if mixed else spoken.language
+
+
+def _shares(names: Iterable[str]) -> Json:
+    counts = Counter(names)
+    return {name: count / counts.total() for name, count in sorted(counts.items())}
 
 
 def instructions_of(records: Sequence[SampleRecord]) -> Json:
@@ -223,6 +251,8 @@ def warnings_of(found: Json, benchmark: Benchmark, left_out: Mapping[str, float]
         warnings.append(
             f"{found['missed']:.1%} of the responses seem to hold the answer, but not in the form asked for"
         )
+    if found["refused"]:
+        warnings.append(f"{found['refused']:.1%} of the responses were refused for their language; they count as wrong")
     if found["ungraded"]:
         warnings.append(f"{found['ungraded']:.1%} of the responses could not be graded (verifier); they count as wrong")
     return warnings

@@ -1,7 +1,7 @@
 """Requests the missing samples concurrently, grades each response and records it at once.
 
     a response                                    graded and recorded
-    a refusal for its language (status 422)       recorded as wrong: the model did not follow the request
+    a refusal of strict (status 422)              recorded as wrong: the model did not follow the request
     status 401, 403, 404                          ends the run, unless a sample was answered before
     any other refusal, e.g. a prompt too long     an error record; ends the run if no sample is answered at all
     no usable response after all tries            an error record; too many in a row end the run
@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator
+from statistics import fmean
 from typing import Any, NamedTuple, TypeVar
 
 from evaluation.client import (
@@ -25,17 +27,17 @@ from evaluation.client import (
     parse_message,
 )
 from evaluation.grading import ResponseGrader
-from evaluation.samples import DetectedLanguage, EvaluationFolder, SampleKey, SampleRecord, settings_mark
+from evaluation.samples import DetectedLanguage, EvaluationFolder, SampleKey, SampleRecord, settings_mark, written
 from evaluation.settings import EvaluationSettings
 from evaluation.tasks import Benchmark, BenchmarkSampling, BenchmarkTask
-from serve.reasoning_language import AUTO, OFF
+from serve.reasoning_language import AUTO, OFF, REFUSALS
 from shared.errors import ConfigError, RunError
+from shared.progress import PLAIN_EVERY_S
 from shared.progress_bar import ProgressBar
 from shared.types import Verdict
 from verify.language import detect, spoken_in
 
 Item = TypeVar("Item")
-MISMATCH = "reasoning_language_mismatch"
 MOST_FAILURES = 20
 """number of samples in a row without a response, beyond those under way, that ends the run"""
 SEEDS = 1 << 31
@@ -75,26 +77,26 @@ async def work_through(
     jobs: list[Item], work: Callable[[Item], Awaitable[None]], concurrency: int, stop: asyncio.Event, bar: ProgressBar
 ) -> bool:
     """Do all jobs, `concurrency` at a time; returns False if `stop` was set first. Raises what `work` raises."""
-    left = iter(jobs)
-    total, done = len(jobs), 0
+    left, before = iter(jobs), bar.done
 
     async def take(left: Iterator[Item]) -> None:
-        nonlocal done
         for job in left:
             await work(job)
-            done += 1
-            bar.show(bar.began_with + done)
+            bar.show(bar.done + 1)
 
-    workers = [asyncio.ensure_future(take(left)) for _ in range(min(concurrency, total))]
+    workers = [asyncio.ensure_future(take(left)) for _ in range(min(concurrency, len(jobs)))]
     stopping = asyncio.ensure_future(stop.wait())
     try:
         pending: set[asyncio.Future[Any]] = {*workers}
         while pending and not stop.is_set():
-            ended, pending = await asyncio.wait({*pending, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            ended, pending = await asyncio.wait(
+                {*pending, stopping}, timeout=PLAIN_EVERY_S, return_when=asyncio.FIRST_COMPLETED
+            )
             pending.discard(stopping)
+            bar.show(bar.done)
             for worker in ended - {stopping}:
                 worker.result()
-        return done == total
+        return bar.done - before == len(jobs)
     finally:
         for task in (*workers, stopping):
             task.cancel()
@@ -121,12 +123,38 @@ class SampleRunner:
         """number of requests that the server refused"""
         self._last_refusal = ""
         self._answered = any(record.correct is not None for record in folder.records.values())
+        self._tokens = {"prompt": 0, "completion": 0}
+        """of the responses of this launch, where the server counts them"""
+        self._timed = 0
+        """responses of this launch"""
+
+    def forecast(self, jobs: list[Job]) -> str:
+        """Return what the samples take, as known before the first one: their number, and their tokens at most."""
+        most = sum(min(job.sampling.max_tokens, self.context or job.sampling.max_tokens) for job in jobs)
+        problems = len({job.key[:2] for job in jobs})
+        told = f"{len(jobs):,} samples of {problems:,} problems, at most {most:,} completion tokens"
+        counts = defaultdict[str, list[int]](list)
+        for record in self.folder.records.values():
+            if record.completion_tokens is not None:
+                counts[record.benchmark].append(record.completion_tokens)
+        means = {benchmark: fmean(found) for benchmark, found in counts.items()}
+        if means.keys() >= {job.task.benchmark for job in jobs}:
+            about = sum(means[job.task.benchmark] for job in jobs)
+            told += f", about {about:,.0f} by the samples that are there"
+        return told
 
     async def run(self, jobs: list[Job], stop: asyncio.Event, bar: ProgressBar) -> bool:
         """Request all samples; returns False if `stop` was set first. Raises ConfigError, RunError."""
 
         async def record(job: Job) -> None:
-            self.folder.add(*await self._one(job))
+            sample, tries, latency_s = await self._one(job)
+            self.folder.add(sample, tries, latency_s)
+            self._tokens["prompt"] += sample.prompt_tokens or 0
+            self._tokens["completion"] += sample.completion_tokens or 0
+            if latency_s:
+                self._timed += 1
+                bar.row_s += (latency_s - bar.row_s) / self._timed
+            bar.note = ", ".join(f"{count:,} {name} tokens" for name, count in self._tokens.items() if count)
 
         whole = await work_through(jobs, record, self.settings.concurrency, stop, bar)
         if whole and self._refusals and not self._answered:
@@ -155,8 +183,9 @@ class SampleRunner:
         return record, got.tries, round(got.latency_s, 3)
 
     def _refused(self, record: SampleRecord, refused: RequestRefused) -> SampleRecord:
-        if refused.code == MISMATCH:
+        if refused.code in REFUSALS:
             record.correct, record.verdict, record.reason = False, Verdict.NO_ANSWER, f"refused: {refused.message}"
+            record.refused = True
             self._answered = True
             return record
         self._refusals += 1
@@ -176,8 +205,8 @@ class SampleRunner:
             "temperature": job.sampling.temperature, "top_p": job.sampling.top_p,
             "max_tokens": min(most, self.context or most), "seed": seed,
         }  # fmt: skip
-        if settings.reasoning_language:
-            body["reasoning_language"] = settings.reasoning_language
+        if language := settings.reasoning_language or task.problem.reasoning_language:
+            body["reasoning_language"] = language
         if settings.reasoning_language_enforcement:
             body["reasoning_language_enforcement"] = settings.reasoning_language_enforcement
         if settings.chat_template_kwargs:
@@ -188,7 +217,8 @@ class SampleRunner:
 
     def _blank(self, job: Job) -> SampleRecord:
         """Return a record with the fields that are known before the request."""
-        problem, asked = job.task.problem, self.settings.reasoning_language
+        problem = job.task.problem
+        asked = self.settings.reasoning_language or problem.reasoning_language
         return SampleRecord(
             benchmark=job.task.benchmark, id=problem.id, sample=job.sample,
             settings=settings_mark(self.folder.identity, job.task.benchmark), kind=job.task.kind,
@@ -221,7 +251,8 @@ def _measure(record: SampleRecord, problem: str, found: ParsedResponse) -> None:
     code = record.wanted_language
     asked = detect(problem)
     record.problem_language = DetectedLanguage(asked.language, round(asked.share, 6))
-    for name, text in (("reasoning_language", found.reasoning), ("answer_language", found.answer)):
+    reasoning = written(found.reasoning, record.server_language)
+    for name, text in (("reasoning_language", reasoning), ("answer_language", found.answer)):
         heard, same = spoken_in(text, code)
         setattr(record, name, DetectedLanguage(heard.language, round(heard.share, 6), same))
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -28,7 +28,7 @@ from shared.types import Verdict
 from verify.records import fingerprint
 
 EVALUATION, SAMPLES, TIMINGS, LAUNCHES = "evaluation.json", "samples.jsonl", "timings.jsonl", "launches.jsonl"
-FORMAT = 2
+FORMAT = 3
 """of the records in samples.jsonl; goes up when a field changes its name or meaning"""
 COMMON = ("omit", "seed", "reasoning_language", "reasoning_language_enforcement", "ask_form", "function_calls")
 """names of the settings that change every response"""
@@ -88,9 +88,13 @@ class SampleRecord(msgspec.Struct, kw_only=True):
     followed: tuple[int, int, int] | None = None
     """IFEval: number of instructions, of those followed strictly, and of those followed by the loose rules"""
     loose: bool | None = None
+    refused: bool = False
+    """whether the server refused the response for its language (status 422), so that there is none of it here"""
     wanted_language: str = ""
+    """language that was requested, else that of the problem"""
     problem_language: DetectedLanguage = msgspec.field(default_factory=DetectedLanguage)
     reasoning_language: DetectedLanguage = msgspec.field(default_factory=DetectedLanguage)
+    """of what the model wrote itself: without what the server says that it prefilled"""
     answer_language: DetectedLanguage = msgspec.field(default_factory=DetectedLanguage)
     server_language: dict[str, Any] | None = None
     """measurements of our own server, including its tries"""
@@ -103,9 +107,26 @@ class SampleRecord(msgspec.Struct, kw_only=True):
     """the reason why there is no response, "" if there is one"""
 
     @property
+    def in_language(self) -> bool | None:
+        """Whether the response is in the requested language: its reasoning is, or its answer where it has none, and the
+        answer is in no other; None where it has too few words to tell."""
+        reasoned = written(self.reasoning, self.server_language)
+        spoken = self.reasoning_language if reasoned else self.answer_language
+        return False if self.answer_language.same is False else spoken.same
+
+    @property
     def key(self) -> SampleKey:
         """The key of the sample."""
         return SampleKey(self.benchmark, self.id, self.sample)
+
+
+def written(reasoning: str, server_language: Mapping[str, Any] | None) -> str:
+    """Return what the model wrote of the reasoning, "" for no letter and no digit: without the texts that the server
+    says that it put in (`prefilled`, in our server's measurement)."""
+    texts = (server_language or {}).get("prefilled") or []
+    for text in [texts] if isinstance(texts, str) else texts if isinstance(texts, list) else []:
+        reasoning = reasoning.replace(text.strip(), "", 1) if isinstance(text, str) else reasoning
+    return reasoning if any(map(str.isalnum, reasoning)) else ""
 
 
 def identify(settings: EvaluationSettings, model: str, weights: str, benchmarks: list[Benchmark]) -> dict[str, Any]:

@@ -12,7 +12,11 @@ from rich.table import Table
 from evaluation.results import Json
 from evaluation.tasks import BenchmarkSampling
 
-SHARES = ("same", "other", "undetermined", "none")
+SHARES = {
+    "same": "in it", "other": "another, or mixed", "undetermined": "too few words to tell", "none": "no text",
+    "refused": "refused",
+}  # fmt: skip
+"""share of the responses to requests for a language -> what a reader is told"""
 WIDTH = 120
 """least width of tables on a terminal, in characters"""
 
@@ -84,16 +88,31 @@ def _score_row(name: str, found: Json, samples: int) -> list[str]:
     ]  # fmt: skip
 
 
-def language_table(results: Json) -> ResultTable:
-    """Return the languages: a row for every language that was requested in a benchmark."""
-    rows = [
-        [name, language, str(found["responses"]),
-         *(" / ".join(percent(found[part][word]) for word in SHARES) for part in ("reasoning", "answer"))]
-        for name, benchmark in results["benchmarks"].items()
-        for language, found in benchmark.get("languages", {}).items()
-    ]  # fmt: skip
-    parts = [f"{part}, %: {' / '.join(SHARES)}" for part in ("reasoning", "answer")]
-    return ResultTable("Languages", ["benchmark", "language", "responses", *parts], rows)
+def language_tables(results: Json) -> list[ResultTable]:
+    """Return the languages: rows for reasoning, answers and whole responses by the language that was requested; and by
+    that of the question, where questions and requests differ."""
+    rows, crossed = [], dict[str, dict[str, str]]()
+    asked: list[str] = []
+    for name, benchmark in results["benchmarks"].items():
+        found = benchmark.get("languages", {})
+        for language, one in found.items():
+            measured = ", ".join(f"{what} {percent(share)}" for what, share in one["measured"].items())
+            rows += [
+                [name, language, part, str(one["responses"]), *(percent(one[part][word]) for word in SHARES),
+                 measured if part == "response" else ""] for part in ("reasoning", "answer", "response")
+            ]  # fmt: skip
+        if any(one["questions"].keys() != {language} for language, one in found.items()):
+            asked += [language for language in found if language not in asked]
+            for language, one in found.items():
+                for question, share in one["questions"].items():
+                    crossed.setdefault(f"{name}, {question}", {})[language] = percent(share)
+    head = ["benchmark, %", "language", "part", "responses", *SHARES.values(), "measured"]
+    tables = [ResultTable("Languages, as requested or else of the problem", head, rows)]
+    if crossed:
+        title = "Responses in the requested language, by the language of the question"
+        shares = [[name, *(by.get(language, "-") for language in asked)] for name, by in sorted(crossed.items())]
+        tables.append(ResultTable(title, ["benchmark and question, %", *asked], shares))
+    return tables
 
 
 def instruction_table(results: Json) -> ResultTable | None:
@@ -139,7 +158,7 @@ def markdown(results: Json) -> str:
     ]
     if warnings := warning_lines(results):
         parts.append("".join(f"- **{line}**\n" for line in warnings))
-    for table in (instruction_table(results), language_table(results), sampling_table(results)):
+    for table in (instruction_table(results), *language_tables(results), sampling_table(results)):
         if table is not None:
             parts.append(f"## {table.title}\n\n{table.markdown()}")
     return "\n".join(parts)

@@ -20,7 +20,7 @@ from shared.types import Problem
 from verify.code.tests import language_of, read_tests
 from verify.language import detect
 from verify.published import to_native
-from verify.verifiers import read_problem, verifier_of, without_environment
+from verify.verifiers import check_language, read_problem, verifier_of, without_environment
 from verify.verifiers.calls import plain_schema, tool_name
 
 Kind = Literal["answer", "program", "instructions", "calls"]
@@ -150,6 +150,8 @@ def make_task(benchmark: str, row: Row, settings: EvaluationSettings) -> Benchma
     fields = {"id": f"line {row.number}", **to_native(row.fields, row.where)[0]}
     if "language" not in fields:
         fields["language"] = detect(text_of(fields, "problem", row.where)).language or "en"
+    if asked := text_of(fields, "reasoning_language", row.where, ""):
+        check_language(asked, "reasoning_language", row.where)
     tests = fields.get("tests")
     form = tests.get("type") if isinstance(tests, Mapping) else None
     tools = None
@@ -176,7 +178,8 @@ def make_task(benchmark: str, row: Row, settings: EvaluationSettings) -> Benchma
         prompt = problem.text
         if settings.ask_form:
             prompt = ask_program(problem) if kind == "program" else ask_answer(problem)
-    digest = hashlib.sha256(json.dumps([prompt, tools], sort_keys=True).encode()).hexdigest()[:16]
+    asked_for = [prompt, tools, *filter(None, [problem.reasoning_language])]
+    digest = hashlib.sha256(json.dumps(asked_for, sort_keys=True).encode()).hexdigest()[:16]
     return BenchmarkTask(benchmark, kind, problem, prompt, tools, digest)
 
 
@@ -185,6 +188,7 @@ def _with_tests(fields: dict[str, Any], where: str) -> Problem:
     return Problem(
         id=str(fields["id"]), text=text_of(fields, "problem", where), answer="", language=str(fields["language"]),
         domain=str(fields.get("domain", "general")), source=str(fields.get("source", "")), tests=fields["tests"],
+        reasoning_language=str(fields.get("reasoning_language") or ""),
     )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import socket
 import sys
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ import uvicorn
 
 from serve.limits import take_address, uvicorn_config
 from serve.settings import ServerSettings, load
-from shared.errors import InputError, print_error
+from shared.errors import ConfigError, InputError, print_error
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -26,6 +27,12 @@ def main(arguments: list[str]) -> int:
     try:
         settings = load(arguments)
         address = take_address(settings.host, settings.port)
+        if settings.model and not settings.follow and not Path(settings.model).is_dir():
+            from shared.model import hf
+
+            address.close()  # a download takes minutes, in which nobody shall be kept waiting
+            hf.resolve(settings.model)
+            address = take_address(settings.host, settings.port)
         from serve.app import create_app  # late: --help and mistakes need no vLLM
 
         app = create_app(settings)
@@ -34,33 +41,39 @@ def main(arguments: list[str]) -> int:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s")
     port = address.getsockname()[1]
     print(f"starting {app.state.server.name} at http://{settings.host}:{port}", file=sys.stderr)
-    server: Server = app.state.server
-    # what the engine's start fails of is told in one line, not in a trace of the framework
-    logging.getLogger("uvicorn.error").addFilter(lambda record: server.failure is None)
     try:
         DrainingServer(app, settings).run(sockets=[address])
-    except SystemExit:  # uvicorn's own end where the start failed
-        if server.failure is None:
-            raise
-    return 0 if server.failure is None else print_error(server.failure)
+    except InputError as error:
+        return print_error(error)
+    return 0
 
 
 class DrainingServer(uvicorn.Server):
-    """The first signal lets responses under way come to their end, the second one does not."""
+    """It answers while the engine starts, with 503 where the engine is needed, and ends if the engine does not start.
+    The first signal lets responses under way come to their end, the second one does not."""
 
     def __init__(self, app: FastAPI, settings: ServerSettings):
         super().__init__(uvicorn_config(app, settings.host, settings.port, timeout_graceful_shutdown=5))
         self._server: Server = app.state.server
+        self._server.on_failure = lambda: setattr(self, "should_exit", True)
         self._draining: asyncio.Task[None] | None = None
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serve until a signal."""
+        """Serve until a signal. Raises what the engine's start failed of; ConfigError if it is impossible to listen."""
         self._loop = asyncio.get_running_loop()
+        try:
+            for taken in sockets or []:
+                taken.listen()  # has an effect where it does not listen yet; uvloop would not tell that it fails
+        except OSError as error:
+            words = f"port = {self.config.port}: this server cannot listen there ({error.strerror})"
+            raise ConfigError(f"{words}: give another --port") from error
         await super().serve(sockets)
+        if self._server.failure is not None:
+            raise self._server.failure
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal came; called between any two instructions."""
-        if self._server.draining or not self._server.ready:
+        if self._server.draining:
             super().handle_exit(sig, frame)
         else:
             self._loop.call_soon_threadsafe(self._drain)

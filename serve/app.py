@@ -56,15 +56,18 @@ def create_app(settings: ServerSettings | None = None, engine: ServingEngine | N
 
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncGenerator[None, None]:
-        await server.start()
+        starting = asyncio.create_task(server.start(), name="start of the engine")
+        if server.on_failure is None:
+            await starting
         follower = follow_adapters(server, folder) if adapters else follow(server, Path(settings.model), folder)
         following = asyncio.create_task(follower) if settings.follow else follower.close()
         try:
             yield
         finally:
-            if following is not None:
-                following.cancel()
-                await asyncio.gather(following, return_exceptions=True)
+            under_way = [task for task in (starting, following) if task is not None]
+            for task in under_way:
+                task.cancel()
+            await asyncio.gather(*under_way, return_exceptions=True)
             await server.stop()
 
     errors: dict[int | str, dict[str, Any]] = {"default": {"model": ErrorBody, "description": "An error"}}

@@ -18,12 +18,14 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from fastapi.responses import Response as HttpResponse
 
+from serve.enforcement import check_language
 from serve.engine import Candidate
 from serve.errors import ApiError
-from serve.generation import DiscardedTry, ExecutedCall, GenerationPlan, Response, generate
+from serve.generation import generate
 from serve.keys import Client
 from serve.limits import ChatClient
 from serve.parameters import RequestBody
+from serve.plan import DiscardedTry, ExecutedCall, GenerationPlan, Response
 from serve.reasoning import Chunk, ReasoningFormat
 from serve.reasoning_language import LanguageChoice, Source, choose_language, read_tag
 from serve.schemas import ChatRequest
@@ -61,7 +63,8 @@ async def chat_completions(body: ChatRequest, request: Request, client: ChatClie
     with server.admit(body.n, client) as permit:
         plan = await in_thread_if_long(body.characters, make_plan, server, body, request, client)
         form = body.reasoning_format or server.settings.reasoning_format if body.include_reasoning else "hidden"
-        renderer = ChatRenderer(model, form, server.prompts_of(body.model, body.chat_template_kwargs))
+        renderer = ChatRenderer(model, form, server.prompts_of(body.model, plan.template))
+        renderer.wants_usage = body.wants_usage
         if body.stream:
             return EventStream(stream(server, body, plan, renderer, client), permit.keep(), headers(plan))
         responses = await until_disconnect(request, sample_responses(server, plan, body.n))
@@ -114,7 +117,7 @@ def render(
         form = describe_form(body.offered, body.constraint)
         if executes(server, body):
             form = AnswerForm(TOOLS_PROMPT, signatures(server.tools.definitions))
-        prompts = server.prompts_of(body.model, body.chat_template_kwargs)
+        prompts = server.prompts_of(body.model, server.template_arguments(body))
         return choice, prompts.render(body.messages, choice.code, form)
     except ModelError as error:
         raise ApiError(400, f"this conversation does not fit the model's form: {error}", param=prompt) from error
@@ -144,11 +147,11 @@ def make_plan(
     if budget is None and constraint is not None:
         budget = sampling.max_tokens // 2  # what must have a form must also have room
     return GenerationPlan(
-        prompt_ids, sampling, choice,
+        prompt_ids, sampling, choice, choices=body.n,
         enforcement=body.reasoning_language_enforcement or settings.reasoning_language_enforcement,
         thinking_budget=budget, tools=frozenset(tool.function.name for tool in body.offered),
         most_calls=MOST_CALLS if body.parallel_tool_calls else 1, executing=executes(server, body),
-        template=body.chat_template_kwargs,
+        template=server.template_arguments(body),
     )  # fmt: skip
 
 
@@ -216,28 +219,18 @@ async def stream(
         del server.live[renderer.id]
 
 
-def check_language(responses: Sequence[Response], plan: GenerationPlan) -> None:
-    """Raises ApiError with the languages that were measured, if one is enforced strictly and not met."""
-    wrong = [response.measured for response in responses if response.mismatch]
-    if plan.enforcement == "strict" and wrong:
-        found = wrong[0]
-        assert found is not None
-        parts = (("reasoning", found.reasoning), ("answer", found.answer))
-        was = ", ".join(f"{name} {part.share:.0%} {part.language or 'undetermined'}" for name, part in parts)
-        message = f"not in {plan.choice.code} in any try: {was}"
-        raise ApiError(422, message, code="reasoning_language_mismatch")
-
-
 class ChatRenderer:
     """Renders the response to one request in the reasoning format that the client asked for."""
 
     def __init__(self, model: str, format: ReasoningFormat, prompts: PromptRenderer):
         self.id, self.created, self.model = f"chatcmpl-{uuid.uuid4().hex}", int(time.time()), model
-        self.format, self.tags = format, prompts.tags
+        self.format, self.tags = format, prompts.shown
         self._line = "" if prompts.whole else "\n"
         """around tags; "" for texts that come back in later requests as they are, and the model sees them again"""
         self._inside: set[int] = set()
         """indices of choices whose reasoning is open in the text (format inline)"""
+        self.wants_usage = False
+        """whether a last event tells the usage, and the others null"""
 
     def head(self, kind: str) -> Json:
         """Return the fields that every object begins with."""
@@ -324,6 +317,7 @@ class ChatRenderer:
         """Return one server-sent event of a choice. ended: its response, on the last event."""
         choice = {"index": index, "delta": delta, "finish_reason": ended and ended.finish_reason, "logprobs": ranked}
         choice |= {"stop_reason": ended.stop_reason} if ended else {}
+        more |= {"usage": None} if self.wants_usage else {}
         return sse({**self.head("chat.completion.chunk"), "choices": [choice], **more})
 
     def usage_event(self, responses: Sequence[Response], prompt_tokens: int) -> bytes:
@@ -355,6 +349,7 @@ def language_object(response: Response, plan: GenerationPlan) -> Json:
         "answer_detected": (found.answer.language or None) if found else None,
         "match": found.match if found else None,
         "tries": response.tries,
+        **({"prefilled": response.prefilled} if response.prefilled else {}),
         **({"first_try": first_try_object(response.first_try)} if response.first_try is not None else {}),
     }
 

@@ -1,10 +1,4 @@
-"""Generates one response, chunk by chunk, and enforces the language of its reasoning.
-
-    prompt    the prompt asks for the language, nothing more
-    prefill   the reasoning begins with a phrase in it, which the model did not choose
-    retry     the first words (of the reasoning, or of the answer where there is none) are held back until their
-              language is clear; where it is another one, the completion is aborted and sampled again with prefill
-    strict    as retry; and a response that ends up in another language is an error, not a response
+"""Generates one response, chunk by chunk, and enforces the language of its reasoning (enforcement.py).
 
 All tries count in the usage, with their reasoning, and `first_try` holds the discarded one. The result does not depend
 on how fast tokens arrive: an engine returns them one by one, and a try or its reasoning ends at the same token.
@@ -15,103 +9,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
 
-from serve.engine import Candidate, Constraint, SamplingParameters, ServingEngine
+from serve.enforcement import CLEAR_LETTERS, Means, is_clear, means_of, most_tries, texts_of
+from serve.engine import Constraint, SamplingParameters, ServingEngine
 from serve.errors import ApiError
+from serve.plan import DiscardedTry, GenerationPlan, Response
 from serve.reasoning import Chunk, ReasoningCounter, Splitter, State
-from serve.reasoning_language import Enforcement, LanguageChoice, Measured, measure
+from serve.reasoning_language import measure
 from serve.system_prompts import PromptRenderer
 from shared.tool_calls import OPEN, CallReader, ParsedCall
-from verify.language import spoken_in
 
-MOST_TRIES = 2
-CLEAR_LETTERS = 80
-"""letters of reasoning from which its language can be detected (fewer mislead: "Hmm, wait" is French)"""
 LOOK_EVERY = 40
 """minimum number of characters between two detections on reasoning that is held back"""
 LONG = 2000
 """characters; the language of longer texts is detected in a thread, so that other responses do not wait for it"""
 MOST_HELD = 2000
 """characters of reasoning that are held back at most; if its language is still unclear, it is sent as it is"""
-
-
-@dataclass(frozen=True)
-class GenerationPlan:
-    """What to generate for a request; the same for all of its choices."""
-
-    prompt_ids: list[int]
-    sampling: SamplingParameters
-    """its constraint applies to the answer only"""
-    choice: LanguageChoice
-    enforcement: Enforcement
-    thinking_budget: int | None = None
-    """tokens after which the reasoning is ended with a phrase; None for no limit"""
-    tools: frozenset[str] = frozenset()
-    """names of the tools that may be called"""
-    most_calls: int = 0
-    executing: bool = False
-    """whether the server runs tools of its own, and the response goes on behind their results"""
-    template: Mapping[str, Any] = field(default_factory=dict)
-    """arguments of the chat template that the request gives"""
-
-    def of(self, index: int) -> GenerationPlan:
-        """Return the plan of one of several choices, with a seed of its own."""
-        seed = self.sampling.seed
-        return self if seed is None or not index else replace(self, sampling=replace(self.sampling, seed=seed + index))
-
-
-class DiscardedTry(NamedTuple):
-    """A discarded try, up to the point where its language was clear."""
-
-    reasoning: str
-    answer: str
-    tokens: int
-    thinking_tokens: int
-
-
-class ExecutedCall(NamedTuple):
-    """A call that the server has run."""
-
-    call: ParsedCall
-    """its name is "" where the model wrote something that is no call; then the arguments are that text"""
-    output: str
-    """what the model read"""
-
-
-@dataclass
-class Response:
-    """The result of one choice; complete when the iterator of `generate` has ended."""
-
-    reasoning: str = ""
-    answer: str = ""
-    calls: list[ParsedCall] = field(default_factory=list)
-    finish_reason: str = ""
-    stop_reason: str | int | None = None
-    """the stop of the request that ended the answer; None if the model ended it"""
-    tokens: int = 0
-    """number of sampled tokens, over all tries"""
-    thinking_tokens: int = 0
-    """those of them that belong to the reasoning, over all tries, tags included"""
-    tries: int = 0
-    first_try: DiscardedTry | None = None
-    """the discarded first try, if there was a second one"""
-    measured: Measured | None = None
-    logprobs: list[list[Candidate]] = field(default_factory=list)
-    """[tokens], those of a discarded try left out"""
-    context: list[int] = field(default_factory=list)
-    """[tokens] of the prompt and the completion, after one that the model or a stop has ended"""
-    executed: list[ExecutedCall] = field(default_factory=list)
-    """calls that the server has run; it has sampled on behind their results"""
-    end_reasoning_early: bool = False
-    """whether the client wants the answer now: the reasoning is ended as if its budget were used up"""
-
-    @property
-    def mismatch(self) -> bool:
-        """Whether the response was measured to be in another language than the one requested."""
-        return self.measured is not None and self.measured.match is False
 
 
 async def generate(
@@ -123,7 +38,7 @@ async def generate(
     async with contextlib.aclosing(in_language(engine, prompts, plan, response)) as chunks:
         async for chunk in chunks:
             if chunk.thinking:
-                response.reasoning += chunk.text
+                response.add(chunk)
                 yield chunk
             else:
                 for found in [chunk.text] if reader is None else reader.feed(chunk.text):
@@ -142,7 +57,7 @@ async def generate(
     check_form(constraint, response, strays)
     if response.calls and response.finish_reason == "stop":
         response.finish_reason = "tool_calls"
-    texts = (response.reasoning, response.answer, plan.choice.code)
+    texts = (response.sampled_reasoning, response.answer, plan.choice.code)
     if len(response.reasoning) + len(response.answer) > LONG:
         response.measured = await asyncio.to_thread(measure, *texts)
     else:
@@ -178,7 +93,7 @@ def append(found: str | ParsedCall, response: Response) -> Chunk | ParsedCall:
     if isinstance(found, ParsedCall):
         response.calls.append(found)
         return found
-    response.answer += found
+    response.add(Chunk(False, found))
     return Chunk(False, found)
 
 
@@ -186,26 +101,25 @@ async def in_language(
     engine: ServingEngine, prompts: PromptRenderer, plan: GenerationPlan, response: Response
 ) -> AsyncGenerator[Chunk, None]:
     """Sample until the reasoning is in the requested language or the tries are used up."""
-    earlier = len(response.logprobs)
-    must_check = plan.enforcement in ("retry", "strict") and plan.choice.code != ""
-    for number in range(1, (MOST_TRIES if must_check else 1) + 1):
+    earlier, tries = len(response.logprobs), most_tries(prompts, plan)
+    for number in range(1, tries + 1):
         response.tries = number
         del response.logprobs[earlier:]
-        prefill = plan.choice.code != "" and (plan.enforcement == "prefill" or number > 1)
-        held: list[Chunk] | None = [] if must_check and number < MOST_TRIES else None
+        means = means_of(number, prompts, plan, response)
+        held: list[Chunk] | None = [] if number < tries else None
         size, look_at = 0, CLEAR_LETTERS
-        async with contextlib.aclosing(sample(engine, prompts, plan, prefill, response)) as chunks:
+        async with contextlib.aclosing(sample(engine, prompts, plan, means, response)) as chunks:
             async for chunk in chunks:
                 if held is None:
                     yield chunk
                     continue
                 held.append(chunk)
                 size += len(chunk.text)
-                reasoning_ended = held[0].thinking and not chunk.thinking
+                reasoning_ended = len(held) > 1 and held[-2].thinking and not chunk.thinking
                 if size < look_at and not reasoning_ended:
                     continue
                 look_at = size + LOOK_EVERY
-                clear = is_clear(held, plan.choice.code, last=size > MOST_HELD)
+                clear = is_clear(held, plan, last=size > MOST_HELD)
                 if clear is False:
                     response.first_try = discard(held, response)
                     break
@@ -214,7 +128,7 @@ async def in_language(
                         yield early
                     held = None
             else:
-                if not held or is_clear(held, plan.choice.code, last=True) is not False:
+                if not held or is_clear(held, plan, last=True) is not False:
                     for early in held or []:
                         yield early
                     held = None
@@ -226,27 +140,14 @@ async def in_language(
 
 def discard(held: list[Chunk], response: Response) -> DiscardedTry:
     """Return the first try as a `DiscardedTry`; none of its text was yielded."""
-    reasoning, answer = ("".join(chunk.text for chunk in held if chunk.thinking is kind) for kind in (True, False))
-    return DiscardedTry(reasoning, answer, response.tokens, response.thinking_tokens)
-
-
-def is_clear(held: list[Chunk], code: str, last: bool = False) -> bool | None:
-    """Return whether the reasoning so far is in the language `code`; None while it is too short to decide. `last`: no
-    more text follows. If a model writes no reasoning at all, its answer is examined."""
-    thinks = held[0].thinking
-    text = "".join(chunk.text for chunk in held if chunk.thinking or not thinks)
-    over = last or (thinks and not held[-1].thinking)
-    found, match = spoken_in(text, code)
-    if found.units < CLEAR_LETTERS and not over:
-        return None
-    return match is not False if over else match
+    return DiscardedTry(*texts_of(held), response.tokens, response.thinking_tokens)
 
 
 class CountingSplitter(Splitter):
     """Splits one try into reasoning and answer, and adds its tokens to the counts of the response."""
 
     def __init__(self, prompts: PromptRenderer, response: Response, *, opened: bool, begun: bool):
-        tags, control = prompts.tags, prompts.chat.think_ids
+        tags, control = prompts.tags, prompts.control
         super().__init__(tags, opened=opened, begun=begun, control=control, exact=prompts.whole)
         self._counter = ReasoningCounter(prompts.letters, tags, opened=opened, begun=begun, control=control)
         self._response, self._earlier = response, response.thinking_tokens
@@ -258,25 +159,36 @@ class CountingSplitter(Splitter):
         self._response.thinking_tokens = self._earlier + self._counter.tokens
         return super().feed(text, token_ids)
 
+    def force(self, text: str, token_ids: Sequence[int], most: int) -> list[Chunk]:
+        """Take text that the server writes, as `feed` takes the model's. A tag that the model has begun is text."""
+        before: list[Chunk] = []
+        if self.inside:
+            before, self._held = list(self._emit(True, self._held)), ""
+        return before + [chunk._replace(forced=True) for chunk in self.feed(text, token_ids, most)]
+
     def is_beyond(self, budget: int | None) -> bool:
-        """Return whether the reasoning must end: its budget is used up, or the client wants the answer now."""
+        """Return whether the reasoning must end: its budget is used up, or the client wants the answer now. It ends in
+        its text, not in the header of a message."""
+        if self.state is State.THINKING and not self.inside:
+            return False
         return self._response.end_reasoning_early or (budget is not None and self._counter.tokens >= budget)
 
 
 async def sample(
-    engine: ServingEngine, prompts: PromptRenderer, plan: GenerationPlan, prefill: bool, response: Response
+    engine: ServingEngine, prompts: PromptRenderer, plan: GenerationPlan, means: Means, response: Response
 ) -> AsyncGenerator[Chunk, None]:
     """Sample one try, split into reasoning and answer; adds to the counts of `response`. Reasoning beyond its budget
     is ended with a phrase, and the answer is sampled after it. A constraint and stops apply to the answer only:
     the reasoning is sampled without them, up to its closing tag."""
     sampling, prompt_ids, budget, begun = plan.sampling, plan.prompt_ids, plan.thinking_budget, False
+    prefill, earlier = means == "prefill", response.tokens
+    if response.tries > 1 and sampling.seed is not None:
+        sampling = replace(sampling, seed=sampling.seed + plan.choices)  # the same one would draw the same tokens
     if not prompts.chat.think_closed and (prefill or (sampling.constraint is not None and budget != 0)):
         prompt_ids, begin = prompts.begin_reasoning(prompt_ids, plan.choice.code if prefill else "")
-        # the same seed would draw the same start again
-        sampling = replace(sampling, seed=None if sampling.seed is None else sampling.seed + response.tries - 1)
         begun = True
         if begin:
-            yield Chunk(True, begin)
+            yield Chunk(True, begin, forced=True)
     splitter = CountingSplitter(prompts, response, opened=prompts.opened or begun, begun=prefill and begun)
     if prompts.chat.think_closed:
         splitter.state = State.ANSWER  # the prompt closes the reasoning
@@ -285,15 +197,17 @@ async def sample(
     while True:
         if not ended and splitter.state is not State.ANSWER and (cut or splitter.is_beyond(budget)):
             ended = True
-            inside, some = splitter.state is State.THINKING, bool(response.tokens) or prefill
-            text, added = prompts.end_reasoning(plan.choice.code, inside=inside, begun=some)
-            for chunk in splitter.feed(text, added, sampling.max_tokens):
+            some = response.tokens > earlier or prefill
+            text, added = prompts.end_reasoning(plan.choice.code, splitter, begun=some)
+            for chunk in splitter.force(text, added, sampling.max_tokens):
                 yield chunk
             prompt_ids, sampling = prompt_ids + added, remaining(sampling, len(added))
         if sampling.max_tokens < 1:
             response.finish_reason = "length"
             break
         now = sampling_in(sampling, prompts, splitter.state)
+        if splitter.calling:  # the constraint is of answers, and of calls in their text
+            now = replace(now, constraint=None)
         ids: list[int] = []
         text_so_far = ""
         async with contextlib.aclosing(engine.generate(prompt_ids, now)) as deltas:
@@ -334,12 +248,11 @@ def sampling_in(sampling: SamplingParameters, prompts: PromptRenderer, state: St
     occurs in the reasoning interrupts it once."""
     if state is State.ANSWER or not (sampling.constraint or sampling.stop or sampling.stop_token_ids):
         return sampling
-    closing = prompts.chat.think_ids
     unclear = state is State.BEFORE and sampling.constraint is None
     return replace(
         sampling, constraint=None, include_stop=False, stop=sampling.stop if unclear else [],
-        stop_token_ids=sampling.stop_token_ids if unclear else [], through=prompts.tags.close,
-        through_id=None if closing is None else closing[1],
+        stop_token_ids=sampling.stop_token_ids if unclear else [], through=prompts.through[0],
+        through_id=prompts.through[1],
     )  # fmt: skip
 
 

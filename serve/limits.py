@@ -46,18 +46,20 @@ def uvicorn_config(app: ASGIApp, host: str, port: int, **more: Any) -> uvicorn.C
 
 
 def take_address(host: str, port: int) -> socket.socket:
-    """Return a socket that is bound to the address, before a model is loaded; nobody is answered there yet. Raises
-    ConfigError."""
+    """Return a socket that listens at the address, of a name with several its IPv4 one: from now on no other program
+    can. Connections wait until somebody serves them. Raises ConfigError."""
     try:
-        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
         raise ConfigError(f"host = {host}: it is no address ({error.strerror}): give --host 127.0.0.1") from error
-    bound = socket.socket(family, socket.SOCK_STREAM)
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    family, *_, address = min(addresses, key=lambda entry: entry[0] != socket.AF_INET)
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # else a restart waits for old connections
     try:
-        bound.bind(address)
+        listening.bind(address)
+        listening.listen()  # at once: with SO_REUSEADDR two sockets can be bound to one port until one of them listens
     except OSError as error:
-        bound.close()
+        listening.close()
         if error.errno == errno.EADDRINUSE:
             words = f"port = {port}: another program listens at {host}:{port}: end it, or give another --port"
         elif error.errno == errno.EACCES:
@@ -65,7 +67,7 @@ def take_address(host: str, port: int) -> socket.socket:
         else:
             words = f"host = {host}: this machine cannot listen there ({error.strerror}): give another --host"
         raise ConfigError(words) from error
-    return bound
+    return listening
 
 
 # what any client can cause is not logged: a line per broken request would fill a disk

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from serve.parameters import Items, RequestPart
+from serve.parameters import Items, RequestPart, needs
 from serve.tools import Name
 
 MOST_TOOLS = 128
@@ -94,6 +94,7 @@ class ToolCall(RequestPart):
 class ChatMessage(RequestPart):
     """One turn of a conversation."""
 
+    model_config = needs("role", "tool", "content")
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None
     reasoning: Any = None

@@ -12,7 +12,7 @@ from functools import partial
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from serve.generation import GenerationPlan, Response
+from serve.plan import GenerationPlan, Response
 from serve.request_log import current
 from serve.system_prompts import SYSTEM_PROMPTS
 

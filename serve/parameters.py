@@ -52,6 +52,7 @@ class RequestPart(BaseModel):
 class RequestBody(RequestPart):
     """Base of whole bodies and of groups of parameters in them: a parameter without effect is refused."""
 
+    model_config = ConfigDict(json_schema_extra={"additionalProperties": False})
     refused: ClassVar[Mapping[str, RefusedParameter]] = {}
     """parameters that clients may know from other servers"""
 
@@ -70,6 +71,13 @@ class RequestBody(RequestPart):
             if found.asks(value):
                 raise body_error(name, f"{name} is not supported: {found.why}", "unsupported_parameter")
         return {name: value for name, value in body.items() if name in known}
+
+
+def needs(field: str, value: str, other: str) -> ConfigDict:
+    """Return the configuration that tells OpenAPI a rule: where `field` has this value, `other` is not left out."""
+    rule = {"required": [other], "properties": {other: {"not": {"type": "null"}}}}
+    given = {"required": [field], "properties": {field: {"const": value}}}
+    return ConfigDict(json_schema_extra={"if": given, "then": rule})
 
 
 def unknown(name: str, names: list[str]) -> str:
@@ -133,7 +141,6 @@ CHAT = {
 }  # fmt: skip
 COMPLETIONS = {
     **EVERYWHERE,
-    **refuse("echo", "the prompt is not told again: the client has it"),
     **refuse("suffix", "models here write on, and do not fill in"),
     **refuse("best_of", "give n, and choose", 1),
     **refuse("add_special_tokens", "prompts go to the model as they stand: write special tokens into them", False),

@@ -74,6 +74,8 @@ def nearest(wanted: str) -> str:
 AUTO, OFF = "auto", "off"
 Enforcement = Literal["prompt", "prefill", "retry", "strict"]
 """how a language is brought about, weakest first (generation.py)"""
+REFUSALS = MISMATCH, CUT, NO_ANSWER = ("reasoning_language_mismatch", "response_cut", "no_answer")
+"""codes of the errors that strict returns in place of a response"""
 Source = Literal["body", "header", "key", "default", "question", "earlier turn", "accept-language", "fallback", "off"]
 TAG = re.compile(r"(?P<language>[A-Za-z]{2,3})(?:-[A-Za-z0-9]{1,8})*")
 """the part of BCP 47 that matters here: a language subtag and any further subtags"""
@@ -100,8 +102,8 @@ class Measured(NamedTuple):
     reasoning: Detection
     answer: Detection
     match: bool | None
-    """whether the reasoning is in the requested language and the answer is in no other; None if the reasoning has too
-    few words to decide"""
+    """whether the reasoning is in the requested language and the answer is in no other; where there is no reasoning,
+    whether the answer is; None if there are too few words to decide"""
 
 
 def read_tag(value: str) -> str:
@@ -171,8 +173,15 @@ def choose_language(
 
 
 def measure(reasoning: str, answer: str, code: str) -> Measured:
-    """Detect the languages of reasoning and answer and, given a code, whether the response is in that language."""
+    """Detect the languages of reasoning and answer and, given a code, whether the response is in that language.
+    reasoning: what the model wrote of it, without texts that the server put in."""
     if not code:
         return Measured(detect(reasoning), detect(answer), None)
     (of_reasoning, reasoning_match), (of_answer, answer_match) = spoken_in(reasoning, code), spoken_in(answer, code)
-    return Measured(of_reasoning, of_answer, False if answer_match is False else reasoning_match)
+    match = reasoning_match if is_written(reasoning) else answer_match
+    return Measured(of_reasoning, of_answer, False if answer_match is False else match)
+
+
+def is_written(reasoning: str) -> bool:
+    """Whether there is any reasoning: a letter or a digit. Where there is none, the answer's language counts."""
+    return any(map(str.isalnum, reasoning))

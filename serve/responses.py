@@ -17,13 +17,14 @@ from fastapi.responses import Response as HttpResponse
 from pydantic import Field, TypeAdapter, ValidationError
 
 from serve import parameters
-from serve.chat import check_language, headers, language_object, make_plan, sample, sample_responses
+from serve.chat import headers, language_object, make_plan, sample, sample_responses
+from serve.enforcement import check_language
 from serve.errors import ApiError, explain_first
-from serve.generation import ExecutedCall, GenerationPlan, Response
 from serve.json_schemas import Schema
 from serve.limits import ChatClient
 from serve.messages import MOST_TOOLS
-from serve.parameters import Items, RequestBody, RequestPart, refuse
+from serve.parameters import Items, RequestBody, RequestPart, needs, refuse
+from serve.plan import ExecutedCall, GenerationPlan, Response
 from serve.response_items import Input, add_item
 from serve.schemas import ChatRequest, Effort, ReasoningRequest
 from serve.server import Server
@@ -59,6 +60,7 @@ class Reasoning(RequestBody):
 class TextFormat(RequestPart):
     """The form that the answer must have."""
 
+    model_config = needs("type", "json_schema", "schema")
     type: Literal["text", "json_object", "json_schema"] = "text"
     name: str | None = None
     json_schema: Schema | None = Field(None, alias="schema")
@@ -178,7 +180,8 @@ class ResponsesRenderer:
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
             "output": self.output(response),
             "usage": {
-                "input_tokens": prompt, "input_tokens_details": {"cached_tokens": 0}, "output_tokens": response.tokens,
+                "input_tokens": prompt, "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+                "output_tokens": response.tokens,
                 "output_tokens_details": {"reasoning_tokens": response.thinking_tokens},
                 "total_tokens": prompt + response.tokens,
             },

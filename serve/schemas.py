@@ -16,7 +16,7 @@ from serve import parameters
 from serve.engine import Constraint, SamplingParameters
 from serve.json_schemas import Schema
 from serve.messages import MOST_TOOLS, ChatMessage
-from serve.parameters import Items, RequestBody, RequestPart, body_error, refuse
+from serve.parameters import Items, RequestBody, RequestPart, body_error, needs, refuse
 from serve.reasoning import ReasoningFormat
 from serve.reasoning_language import Enforcement, LanguageTag
 from serve.tools import Name, Tool, constrain_calls
@@ -65,6 +65,7 @@ class NamedSchema(RequestPart):
 class ResponseFormat(RequestPart):
     """The form that the answer must have."""
 
+    model_config = needs("type", "json_schema", "json_schema")
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = None
 
@@ -174,8 +175,8 @@ class ReasoningRequest(GenerationRequest):
     reasoning_language: LanguageTag | None = None
     """auto, off, or a BCP 47 code: the language of the reasoning and the answer"""
     reasoning_language_enforcement: Enforcement | None = None
-    """prompt: ask for it; prefill: begin the reasoning in it; retry: look at the first words, and begin again with
-    prefill where they are in another; strict: as retry, and an error instead of a response in another language"""
+    """prompt: ask for it; prefill: begin the reasoning in it; retry: look at the first words, and sample once more
+    where they are in another; strict: as retry, and an error instead of a response in another language, cut or empty"""
     thinking_token_budget: int | None = Field(None, ge=0)
     """tokens after which the reasoning is ended with a phrase"""
     parallel_tool_calls: bool = True

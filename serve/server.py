@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,19 +22,22 @@ from typing import Any
 from serve.adapters import AGAIN_S, FOLLOW_EVERY_S, ServedAdapter
 from serve.engine import SamplingParameters, ServingEngine
 from serve.errors import ApiError
-from serve.generation import Response
 from serve.keys import Client
 from serve.metrics import Metrics
-from serve.schemas import GenerationRequest
+from serve.plan import Response
+from serve.reasoning_language import OFF
+from serve.schemas import ChatRequest, GenerationRequest
 from serve.server_tools import ServerTools
 from serve.settings import ServerSettings, tool_options
 from serve.system_prompts import PromptRenderer
-from shared.errors import MaestraleError, ModelError
+from shared.errors import ModelError
 
 LOOK_EVERY_S = 0.25
 RESTARTS_IN_A_ROW = 5
 SAME = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 """files that are equal in two exports of one run"""
+TEMPLATE_EFFORTS = {"minimal": "low", "low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
+"""reasoning_effort -> the argument of that name of chat templates that read one (gpt-oss)"""
 log = logging.getLogger("serve")
 
 
@@ -82,8 +85,10 @@ class Server:
         self.metrics = Metrics()
         self.name = settings.name or model_name(Path(settings.model))
         self.ready = self.draining = False
-        self.failure: MaestraleError | None = None
+        self.failure: Exception | None = None
         """the error with which the engine failed to start, if it did"""
+        self.on_failure: Callable[[], None] | None = None
+        """what ends a server that answers while the engine starts; None: it answers when the engine has started"""
         self.admitted = 0
         """number of completions that are admitted and have not ended"""
         self.live: dict[str, tuple[Client, list[Response]]] = {}
@@ -98,15 +103,23 @@ class Server:
         self._watch: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Start the tools, the engine and its watch. Raises ModelError, ConfigError."""
+        """Start the tools, the engine and its watch. Raises ModelError, ConfigError, unless there is `on_failure`."""
         try:
             if self.tools.wanted:
                 await self.tools.start(self.prompts)
             await self.engine.start()
-        except MaestraleError as error:
+        except Exception as error:
             self.failure = error
-            raise
+            if self.on_failure is None:
+                raise
+            self.on_failure()
+            return
         self.ready = True
+        adapted = {name: adapter.prompts for name, adapter in self.adapters.items()}
+        for name, prompts in {self.name: self.prompts, **adapted}.items():
+            if prompts.warning and self.settings.reasoning_language != OFF:
+                log.warning("%s: %s", name, prompts.warning)
+        log.info("%s is ready", self.name)
         self._watch = asyncio.create_task(self._keep_alive(), name="engine watch")
 
     async def _keep_alive(self) -> None:
@@ -147,6 +160,19 @@ class Server:
             return prompts.with_arguments(arguments or {})
         except ModelError as error:
             raise ApiError(400, str(error), code="invalid_value", param="chat_template_kwargs") from error
+
+    def template_arguments(self, body: ChatRequest) -> Mapping[str, Any]:
+        """Return the arguments of the chat template that a request gives: its own, and its effort where the template
+        reads one and takes that value. Raises ApiError."""
+        effort, given = TEMPLATE_EFFORTS.get(body.reasoning_effort or "", ""), body.chat_template_kwargs
+        prompts = self.prompts_of(body.model)
+        if not effort or "reasoning_effort" in given or not prompts.chat.template.reads("reasoning_effort"):
+            return given
+        try:
+            prompts.with_arguments({"reasoning_effort": effort})
+        except ModelError:  # its efforts have other names
+            return given
+        return {"reasoning_effort": effort, **given}
 
     def admit(self, count: int, client: Client) -> AdmissionPermit:
         """Take places for `count` completions. Raises ApiError before any work is done: 400 for more than ever fit, 503

@@ -19,7 +19,8 @@ from environments.process import answered
 from environments.tools import JoinedTools, ToolEnvironment, calls_in
 from serve.engine import ServingEngine
 from serve.errors import ApiError
-from serve.generation import ExecutedCall, GenerationPlan, Response, generate, remaining
+from serve.generation import generate, remaining
+from serve.plan import ExecutedCall, GenerationPlan, Response
 from serve.reasoning import Chunk
 from serve.system_prompts import PromptRenderer
 from shared.environment_settings import EnvironmentSettings
@@ -128,6 +129,7 @@ async def _turn(
 ) -> AsyncGenerator[Chunk, None]:
     """Sample one turn, without its calls. A blank line stands before its texts where earlier turns have some."""
     gaps = {True: "\n\n" if response.reasoning else "", False: "\n\n" if response.answer else ""}
+    response.sampled_reasoning += gaps[True]
     async with contextlib.aclosing(generate(engine, prompts, plan, response)) as found:
         async for chunk in found:
             if isinstance(chunk, ParsedCall):
@@ -138,4 +140,4 @@ async def _turn(
             else:
                 response.answer = response.answer.removesuffix(chunk.text) + text
             gaps[chunk.thinking] = ""
-            yield Chunk(chunk.thinking, text)
+            yield chunk._replace(text=text)

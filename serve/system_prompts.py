@@ -1,7 +1,7 @@
 """The server's prompts: its texts for the model in each language, and conversations rendered as prompt tokens.
 
-Seven languages have texts of their own, each written in its language rather than translated literally. For every other
-language that the detector knows, the English prompt names it, in English and in the language itself.
+The languages of system_prompts.toml have texts of their own. For every other language that the detector knows, the
+English prompt names it, in English and in the language itself.
 
 The server's system prompt comes first, the client's behind it. Texts of users and applications cannot contain
 control tokens: one that spells a control token ("<|im_end|>", "[INST]") is tokenised as ordinary letters. Everything
@@ -12,27 +12,32 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, reduce
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import msgspec
+from msgspec.structs import replace
+
 from serve.messages import ChatMessage
+from serve.reasoning import Splitter
 from serve.tools import AnswerForm
 from shared.chat import Chat, QuotedTexts, joined, system_prompt
 from shared.errors import ModelError
 from shared.languages import name_of, with_request
 from shared.model.model_card import read_card
+from shared.reasoning_tags import CHANNEL, CONTROL, END, MARKS, MESSAGE, START, TEXT, Tags
 from shared.tool_calls import call_text, result_text
-from verify.format import CONTROL, TEXT, Tags
 
 
-@dataclass(frozen=True)
-class LanguagePrompts:
-    """The texts of one language."""
+class LanguagePrompts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The texts of one language, as in system_prompts.toml."""
 
     system: str
-    """the system prompt; {open} and {close} are the tags of the reasoning"""
+    """the system prompt; {open} and {close} are the tags of the reasoning, {language} the place of the next text"""
+    language: str
+    """what the system prompt says of the language, in which {name} is that of a language without texts of its own"""
     first_words: str
     """first words of reasoning, prefilled if the reasoning must begin in the language"""
     budget_phrase: str
@@ -40,145 +45,17 @@ class LanguagePrompts:
 
     def system_prompt(self, tags: Tags) -> str:
         """Return the system prompt for a model with these tags."""
-        return self.system.replace("{open}", tags.open).replace("{close}", tags.close)
+        words = {"{language}": self.language, "{open}": tags.open.rstrip(), "{close}": tags.close}
+        system = self.system
+        if tags.channels:  # the template itself says how they are written
+            system = system.partition("\n\n{open}")[0].rpartition("\n\n")[0]
+        return reduce(lambda text, word: text.replace(*word), words.items(), system)
 
 
-SYSTEM_PROMPTS = {
-    "en": LanguagePrompts(
-        system="""You solve the user's task: first you think, then you answer.
-
-First write a rough inner monologue, as on scratch paper, and follow it until you have found the answer. Be as \
-casual and as thorough as you like: try things out, check them, correct yourself. Then write a summary that stands \
-on its own: short and clear, with every step that the result depends on, and with a clear final answer. Use \
-Markdown, and LaTeX for formulas. Write both the thoughts and the summary in English, even if the task, or a text \
-in it, is in another language. Code, names, paths and quotations stay as they are.
-
-Use exactly this format:
-
-{open}
-Your thoughts, attempts and checks.
-{close}
-The summary for the user.""",
-        first_words="Okay, let me think this through step by step.",
-        budget_phrase="I've thought about this long enough; I'll answer now.",
-    ),
-    "fr": LanguagePrompts(
-        system="""Tu accomplis la tâche que te confie l'utilisateur : d'abord tu réfléchis, ensuite tu réponds.
-
-Commence par un monologue intérieur, comme sur une feuille de brouillon, et poursuis-le jusqu'à ce que tu aies \
-trouvé la réponse. Sois aussi spontané et aussi minutieux que tu veux : fais des essais, vérifie, corrige-toi. \
-Rédige ensuite un résumé qui se suffise à lui-même : court et clair, avec chaque étape dont dépend le résultat, et \
-une réponse finale sans ambiguïté. Utilise Markdown, et LaTeX pour les formules. Rédige la réflexion et le résumé \
-en français, même si la tâche ou un texte cité est dans une autre langue. Le code, les noms, les chemins et les \
-citations restent tels quels.
-
-Respecte exactement ce format :
-
-{open}
-Ta réflexion, tes essais et tes vérifications.
-{close}
-Le résumé pour l'utilisateur.""",
-        first_words="Bon, réfléchissons étape par étape.",
-        budget_phrase="J'ai assez réfléchi, je réponds maintenant.",
-    ),
-    "de": LanguagePrompts(
-        system="""Du löst die Aufgabe des Nutzers: Erst denkst du nach, dann antwortest du.
-
-Schreibe zuerst eine Art Selbstgespräch, wie auf Schmierpapier, und führe es fort, bis du die Antwort gefunden \
-hast. Sei dabei so ungezwungen und so ausführlich, wie du magst: Probiere herum, prüfe nach, korrigiere dich. \
-Schreibe danach eine Zusammenfassung, die für sich allein verständlich ist: kurz und klar, mit jedem Schritt, von \
-dem das Ergebnis abhängt, und mit einer eindeutigen endgültigen Antwort. Verwende Markdown und für Formeln LaTeX. \
-Schreibe sowohl die Gedanken als auch die Zusammenfassung auf Deutsch, auch wenn die Aufgabe oder ein Text darin in \
-einer anderen Sprache verfasst ist. Code, Namen, Pfade und Zitate bleiben, wie sie sind.
-
-Halte dich genau an dieses Format:
-
-{open}
-Deine Gedanken, Versuche und Überprüfungen.
-{close}
-Die Zusammenfassung für den Nutzer.""",
-        first_words="Gut, ich denke das Schritt für Schritt durch.",
-        budget_phrase="Ich habe lange genug nachgedacht und antworte jetzt.",
-    ),
-    "es": LanguagePrompts(
-        system="""Resuelves la tarea del usuario: primero piensas y después respondes.
-
-Empieza con un monólogo interior, como en una hoja de borrador, y continúalo hasta encontrar la respuesta. Sé tan \
-informal y tan minucioso como quieras: prueba ideas, compruébalas y corrígete. Después escribe un resumen que se \
-entienda por sí solo: breve y claro, con todos los pasos de los que depende el resultado y con una respuesta final \
-inequívoca. Usa Markdown, y LaTeX para las fórmulas. Escribe tanto el razonamiento como el resumen en español, \
-aunque la tarea o un texto incluido en ella esté en otro idioma. El código, los nombres, las rutas y las citas se \
-dejan como están.
-
-Respeta exactamente este formato:
-
-{open}
-Tu razonamiento, tus intentos y tus comprobaciones.
-{close}
-El resumen para el usuario.""",
-        first_words="Bueno, voy a pensar esto paso a paso.",
-        budget_phrase="Ya he pensado lo suficiente; ahora respondo.",
-    ),
-    "it": LanguagePrompts(
-        system="""Svolgi il compito dell'utente: prima ragioni, poi rispondi.
-
-Comincia con un monologo interiore, come su un foglio di brutta, e portalo avanti finché non hai trovato la \
-risposta. Sii informale e minuzioso quanto vuoi: prova, verifica, correggiti. Poi scrivi un riassunto comprensibile \
-di per sé: breve e chiaro, con ogni passaggio da cui dipende il risultato e con una risposta finale univoca. Usa \
-Markdown, e LaTeX per le formule. Scrivi sia il ragionamento sia il riassunto in italiano, anche se il compito o un \
-testo al suo interno è in un'altra lingua. Codice, nomi, percorsi e citazioni restano come sono.
-
-Rispetta esattamente questo formato:
-
-{open}
-Il tuo ragionamento, i tentativi e le verifiche.
-{close}
-Il riassunto per l'utente.""",
-        first_words="Bene, ragioniamo un passo alla volta.",
-        budget_phrase="Ho riflettuto abbastanza: ora rispondo.",
-    ),
-    "ru": LanguagePrompts(
-        system="""Ты решаешь задачу пользователя: сначала рассуждаешь, потом отвечаешь.
-
-Начни с внутреннего монолога, как на черновике, и веди его, пока не найдёшь ответ. Пиши так свободно и так \
-подробно, как тебе удобно: пробуй, проверяй, исправляй ошибки. Затем напиши итоговое изложение, понятное само по \
-себе: краткое и ясное, со всеми шагами, от которых зависит результат, и с однозначным окончательным ответом. \
-Используй Markdown, а для формул — LaTeX. И рассуждения, и изложение пиши по-русски, даже если задача или текст в \
-ней на другом языке. Код, имена, пути и цитаты оставляй как есть.
-
-Строго придерживайся такого формата:
-
-{open}
-Твои рассуждения, попытки и проверки.
-{close}
-Итоговое изложение для пользователя.""",
-        first_words="Так, разберёмся с этим шаг за шагом.",
-        budget_phrase="Хватит рассуждать, теперь отвечаю.",
-    ),
-    "zh": LanguagePrompts(
-        system="""你要完成用户交给的任务：先思考，再回答。
-
-首先像在草稿纸上自言自语一样写下思考过程，一直写到找出答案为止。想写得多随意、多详细都可以：不断尝试、检查、\
-纠正自己。然后写一份能够独立阅读的总结：简短清楚，写出得出结果所必需的每一个步骤，并给出明确的最终答案。使用 \
-Markdown，公式用 LaTeX。即使任务或其中的文字使用其他语言，思考和总结也都要用中文书写。代码、名称、\
-路径和引文保持原样。
-
-请严格遵守以下格式：
-
-{open}
-你的思考、尝试和检查。
-{close}
-给用户的总结。""",
-        first_words="好的，我来一步一步地思考这个问题。",
-        budget_phrase="思考得够久了，现在开始回答。",
-    ),
-}
+SYSTEM_PROMPTS = msgspec.toml.decode(
+    resources.files("serve").joinpath("system_prompts.toml").read_bytes(), type=dict[str, LanguagePrompts]
+)
 """language code -> its texts"""
-
-
-IN_ENGLISH = """ Write both the thoughts and the summary in English, even if the task, or a text in it, is in another \
-language. Code, names, paths and quotations stay as they are."""
-"""what the English system prompt says of the language"""
 
 
 @lru_cache(maxsize=256)
@@ -186,14 +63,14 @@ def prompts_of(code: str) -> LanguagePrompts:
     """Return the texts for a language that the detector knows, "" for no language. A language without texts of its own
     has no sentences for the beginning and end of reasoning: it begins with the native name, and ends without a
     phrase."""
-    if code in SYSTEM_PROMPTS:
+    if code in SYSTEM_PROMPTS and code != "en":
         return SYSTEM_PROMPTS[code]
     english = SYSTEM_PROMPTS["en"]
     if not code:
-        return replace(english, system=english.system.replace(IN_ENGLISH, ""), first_words="")
+        return replace(english, language="", first_words="")
     name = name_of(code)
-    system = english.system.replace("in English, even", f"in {name.both}, even")
-    return LanguagePrompts(system=system, first_words=f"{name.native}:", budget_phrase="")
+    named = replace(english, language=english.language.replace("{name}", name.both))
+    return named if code == "en" else replace(named, first_words=f"{name.native}:", budget_phrase="")
 
 
 POLICY = "policy"
@@ -210,7 +87,20 @@ class PromptRenderer:
         "" for none, else a fixed text. whole: the model sees its earlier turns as it wrote them, reasoning included,
         whatever its template drops. trained: it was trained to follow requests for a language."""
         self.chat, self.system, self.whole, self.trained = chat, system, whole, trained
-        self.tags: Tags = CONTROL if chat.think_ids is not None else TEXT
+        self.tags = chat.tags
+        self.shown: Tags = self.tags if self.tags in (TEXT, CONTROL) else TEXT
+        """those around reasoning that clients get in the text itself"""
+        known = {added.content: number for number, added in chat.tokenizer.added_tokens_decoder.items()}
+        self.control = [known.get(mark, -1) for mark in MARKS] if self.tags.channels else chat.think_ids
+        """token ids of the tags, if they are control tokens"""
+        if lost := [mark for mark in (START, CHANNEL, MESSAGE, END) if self.tags.channels and mark not in known]:
+            raise ModelError(
+                f"{chat.folder}: the chat template writes channels, and the tokenizer lacks their control tokens "
+                f"({', '.join(lost)}): fetch tokenizer.json and tokenizer_config.json again"
+            )
+        closing = None if self.control is None else self.control[1]
+        self.through = (MESSAGE, known[MESSAGE]) if self.tags.channels else (self.tags.close, closing)
+        """up to where reasoning is sampled before a constrained answer, and its token id, if it is a control token"""
         self.opened = bool(chat.think_prefix) and not chat.think_closed
         """whether the chat template opens the reasoning"""
         self.longest = max(map(len, chat.tokenizer.get_vocab()))
@@ -229,9 +119,23 @@ class PromptRenderer:
         if system == TRAINED:
             system = POLICY if card is None else card.system_prompt
         if card is None:
-            return cls(Chat(folder, "", arguments), system)
+            return cls(Chat(folder, "", arguments, published=True), system)
         chat = Chat(folder, card.chat_template, {**card.template, **(arguments or {})})
         return cls(chat, system, whole=card.history == "whole", trained=card.language_requests)
+
+    @property
+    def warning(self) -> str:
+        """Why the model may not follow requests for a language, and what to do, in one line; "" for nothing."""
+        if self.trained:
+            return ""
+        closed = (
+            "its chat template closes the reasoning, so that answers alone are asked for; " * self.chat.think_closed
+        )
+        return (
+            f"{closed}it was not trained to follow requests for a language, and may reason in another than prompts ask "
+            "for: measure how often (python -m benchmarks enforcement), train it on rows with reasoning_language "
+            "(docs/data.md), or enforce the language (reasoning_language_enforcement, docs/serving.md)"
+        )
 
     def with_arguments(self, arguments: Mapping[str, Any]) -> PromptRenderer:
         """The same with other arguments of the chat template, beside those that it has. Raises ModelError for one that
@@ -274,19 +178,23 @@ class PromptRenderer:
         theirs = [quoted.quote(message.text) for message in messages if message.role in ("system", "developer")]
         told = form.text.replace("{given}", quoted.quote(form.given)) if form is not None else ""
         rest = [message for message in messages if message.role not in ("system", "developer")]
-        users = [place for place, message in enumerate(rest) if message.role == "user"]
+        first = next((place for place, message in enumerate(rest) if message.role == "assistant"), len(rest))
+        before = rest[:first] if self.whole else rest
+        asking = [place for place, message in enumerate(before) if message.role == "user"][-1:]
         system = joined(self.system_prompt(code), *theirs, told)
-        if not users:
+        if not asking:
             system = with_request(system, code)
         turns = [{"role": "system", "content": system}] if system else []
         if self.whole:
-            first = next((place for place, message in enumerate(rest) if message.role == "assistant"), len(rest))
-            return self._whole(turns, rest, [place for place in users if place < first][-1:], code, quoted)
+            return self._whole(turns, rest, asking, code, quoted)
         of_tools = False
         for place, message in enumerate(rest):
             made = [call.function for call in message.tool_calls or []]
             calls = [call_text(one.name, quoted.quote(one.arguments)) for one in made]
-            text = "\n".join(filter(None, [quoted.quote(message.text), *calls]))
+            words = message.text
+            if message.role == "assistant" and self.tags != self.shown and words.startswith(self.shown.open):
+                words = words.partition(self.shown.close)[2].lstrip()  # templates drop only their own family's form
+            text = "\n".join(filter(None, [quoted.quote(words), *calls]))
             if message.role == "tool":
                 result = result_text(text)
                 if of_tools:  # templates want the user and the assistant in turn
@@ -294,7 +202,7 @@ class PromptRenderer:
                 else:
                     turns.append({"role": "user", "content": result})
             else:
-                text = with_request(text, code) if [place] == users[-1:] else text
+                text = with_request(text, code if place in asking else "")
                 turns.append({"role": message.role, "content": text})
             of_tools = message.role == "tool"
         if not rest:
@@ -351,12 +259,11 @@ class PromptRenderer:
     def begin_reasoning(self, prompt_ids: list[int], code: str) -> tuple[list[int], str]:
         """Return the prompt with first words of reasoning in a language added, and those words; code: "" for none."""
         begin = prompts_of(code).first_words if code else ""
-        opening = "" if self.opened else f"{self.tags.open}\n"
+        opening = "" if self.opened else self.tags.open if self.tags.channels else f"{self.tags.open.rstrip()}\n"
         return prompt_ids + self.chat.encode(opening + begin), begin
 
-    def end_reasoning(self, code: str, *, inside: bool, begun: bool) -> tuple[str, list[int]]:
-        """Return the text that ends reasoning whose budget is used up, and its tokens. inside: its tag is open; begun:
-        it has some words, so that there is something to break off."""
-        phrase = prompts_of(code or "en").budget_phrase if begun else ""
-        text = f"{'' if inside else self.tags.open}\n{phrase}\n{self.tags.close}\n\n"
+    def end_reasoning(self, code: str, splitter: Splitter, *, begun: bool) -> tuple[str, list[int]]:
+        """Return the text that ends reasoning whose budget is used up, and its tokens. splitter: has read it so far;
+        begun: it has some words, so that there is something to break off."""
+        text = splitter.ending(prompts_of(code or "en").budget_phrase if begun else "")
         return text, self.chat.encode(text)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from fastapi import APIRouter, Request
 from pydantic import Discriminator, Tag
@@ -10,7 +10,7 @@ from pydantic import Discriminator, Tag
 from serve.chat import render
 from serve.completions import Tokens
 from serve.limits import ChatClient
-from serve.parameters import RequestBody, RequestPart
+from serve.parameters import RequestBody, RequestPart, refuse
 from serve.schemas import ChatRequest
 from serve.server import Server
 from serve.streams import in_thread_if_long
@@ -28,6 +28,7 @@ class DetokenizeRequest(RequestBody):
 class TextRequest(RequestBody):
     """The body of POST /tokenize for a text."""
 
+    refused: ClassVar = refuse("add_special_tokens", "texts stand as they are: write special tokens into them")
     model: str = ""
     prompt: str
 
@@ -63,6 +64,14 @@ async def tokenize(body: TokenizeRequest, request: Request, client: ChatClient) 
     else:
         ids = await in_thread_if_long(len(body.prompt), server.prompts.chat.encode, body.prompt)
     return TokenizeResponse(tokens=ids, count=len(ids), max_model_len=server.max_tokens)
+
+
+@router.get("/tokenizer_info")
+async def tokenizer_info(request: Request, client: ChatClient) -> dict[str, str | None]:
+    """Return the special tokens under the names of vLLM's server, for clients that tokenise by these endpoints."""
+    server: Server = request.app.state.server
+    tokenizer = server.prompts.chat.tokenizer
+    return {name: getattr(tokenizer, name) for name in ("bos_token", "eos_token", "pad_token")}
 
 
 @router.post("/detokenize")

@@ -18,6 +18,7 @@ from shared.chat_template import MARK, OTHER_TAGS, REASONING_TAGS, ChatTemplate,
 from shared.errors import ModelError
 from shared.languages import name_of
 from shared.model.folder import read_json
+from shared.reasoning_tags import CALL, RETURN, tags_of_template
 from shared.tool_calls import result_text
 
 if TYPE_CHECKING:
@@ -78,8 +79,11 @@ SWITCHES = ("enable_thinking", "thinking")
 class Chat:
     """Tokenizer and chat template of a model folder."""
 
-    def __init__(self, folder: Path, template: str = "", arguments: Mapping[str, Any] | None = None):
+    def __init__(
+        self, folder: Path, template: str = "", arguments: Mapping[str, Any] | None = None, published: bool = False
+    ):  # fmt: skip
         """template: takes the place of the folder's own, "" for that. arguments: further variables of the template.
+        published: the model reasons in the form of its family rather than in the one that runs ask for.
         Raises ModelError when the folder has no usable tokenizer, or no template that returns what it is given."""
         from transformers import AutoTokenizer
 
@@ -87,7 +91,7 @@ class Chat:
             self.tokenizer: Any = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
         except Exception as error:  # a damaged tokenizer raises whatever its parser raises
             raise ModelError(f"{folder} has no usable tokenizer ({error}): fetch tokenizer.json again") from error
-        self.folder, self.replaced = folder, bool(template)
+        self.folder, self.replaced, self._published = folder, bool(template), published
         added = (one.content for one in self.tokenizer.added_tokens_decoder.values())
         known = sorted(filter(str.strip, added), key=len, reverse=True)  # some families add blank lines and blanks
         self.added = re.compile(f"({'|'.join(map(re.escape, known))})" if known else "(?!)()")
@@ -131,6 +135,8 @@ class Chat:
     def _use(self, text: str, arguments: Mapping[str, Any]) -> None:
         where = f"{self.folder}: the chat template" if not self.replaced else "the template of model.chat_template"
         self.template = ChatTemplate(self.tokenizer, text, arguments, where)
+        self.tags = tags_of_template(text, self.think_ids is not None, self._published, where)
+        """around the reasoning of this model's completions"""
         self._bridges: dict[tuple[str, ...], list[list[int]]] = {}
         declared = self._declared_stop_ids()
         followed, last = (self._token_of(self.template.behind_turn(followed)) for followed in (True, False))
@@ -147,10 +153,11 @@ class Chat:
         else the tokenizer's end of sequence"""
         self.end_begins_next = self.eos_id == followed != last
         """whether that token is the beginning of the next turn (GLM: the marker of its role)"""
-        self.think_prefix: str = self.template.begun_reasoning()
+        known = REASONING_TAGS if self.tags in REASONING_TAGS else (self.tags,)
+        self.think_prefix: str = self.template.begun_reasoning(known)
         """"<think>..." if the template itself opens the reasoning (the completion then starts inside it), with the
         closing tag too if it closes it, else "\""""
-        self.think_closed = any(close in self.think_prefix for _, close in REASONING_TAGS)
+        self.think_closed = any(tags.close in self.think_prefix for tags in known)
         """whether the template closes the reasoning before the completion begins"""
 
     def _declared_stop_ids(self) -> tuple[int, ...]:
@@ -159,6 +166,7 @@ class Chat:
             path = self.folder / name
             named = read_json(path).get("eos_token_id") if path.is_file() else None
             ids += named if isinstance(named, list) else [named]
+        ids += map(self._token_of, (CALL, RETURN)) if self.tags.channels else []
         return tuple(dict.fromkeys(int(token) for token in ids if token is not None))
 
     def _token_of(self, text: str) -> int | None:
@@ -195,7 +203,7 @@ class Chat:
         """What of the template is probably not intended, one line each."""
         lines, behind, end = [], self.template.behind_turn(False), self._spelled(self.eos_id)
         if self.think_closed:
-            opens = [name for name in SWITCHES if re.search(rf"\b{name}\b", self.template.text)]
+            opens = [name for name in SWITCHES if self.template.reads(name)]
             opens = [name for name in opens if not self.with_arguments({name: True}).think_closed]
             repair = f"set model.template = {{ {opens[0]} = true }}" if opens else "set model.chat_template"
             lines.append(
@@ -288,7 +296,7 @@ class Chat:
     def check_history(self, system: str = "") -> None:
         """Raise ModelError if the template changes earlier turns when another follows, as where it drops reasoning: a
         server that renders the history would then show the model other tokens than it was trained on."""
-        opening, closing = REASONING_TAGS[1 if self.think_ids else 0]
+        opening, closing = self.tags[:2]
         turns = [*([turn("system", system)] if system else []), turn("user", "A question.")]
         opened = self.think_prefix or f"{opening}\n"
         thoughts = "" if self.think_closed else f"Some thoughts.\n{closing}\n\n"

@@ -15,6 +15,7 @@ from os.path import commonprefix
 from typing import Any, NamedTuple
 
 from shared.errors import ModelError
+from shared.reasoning_tags import CONTROL, TEXT, Tags
 
 Turns = Sequence[Mapping[str, str]]
 """messages with "role" and "content" each"""
@@ -23,8 +24,9 @@ ANSWER, AGAIN = 'It is <42> & "no" less,\nI Think.', "And why <Is> that & 'not' 
 """texts that a template changes if it cuts, escapes or folds any"""
 MARK = "MARK{}MARK"
 """a text that stands for a message, by number"""
-REASONING_TAGS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
-OTHER_TAGS = (("<|channel>", "<channel|>"),)
+REASONING_TAGS = (TEXT, CONTROL)
+"""those that runs ask for"""
+OTHER_TAGS = (Tags("<|channel>", "<channel|>"),)
 """of reasoning in a form that runs do not ask for (Gemma 4)"""
 CLOSED = re.compile(r"[^>\]\s]*$")
 """what stands behind the last mark, bracket or blank of a text"""
@@ -86,8 +88,12 @@ class ChatTemplate:
     def _check_arguments(self) -> None:
         taken = {*inspect.signature(self.tokenizer.apply_chat_template).parameters, *self.tokenizer.special_tokens_map}
         for name in self.arguments:
-            if name in taken or name == "messages" or not re.search(rf"\b{re.escape(name)}\b", self.text):
+            if name in taken or name == "messages" or not self.reads(name):
                 raise ModelError(f"{self.where} reads no argument {name[:60]!r}: leave it out, or correct its name")
+
+    def reads(self, name: str) -> bool:
+        """Whether the template has an argument of this name."""
+        return re.search(rf"\b{re.escape(name)}\b", self.text) is not None
 
     def _find_form(self) -> TemplateForm:
         short = [turn("system", SYSTEM), turn("user", QUESTION)]
@@ -167,14 +173,14 @@ class ChatTemplate:
         text = self.render(turns, prompt)
         return text.partition(MARK.format(0))[2].partition(MARK.format(1))[0].lstrip()
 
-    def begun_reasoning(self, tags: Sequence[tuple[str, str]] = REASONING_TAGS) -> str:
+    def begun_reasoning(self, tags: Sequence[Tags] = REASONING_TAGS) -> str:
         """Reasoning with which the template begins a turn of the assistant, from its opening tag on; with both tags
         where it closes it too, and "" for none."""
         turns = [turn("user", MARK.format(0))]
         text, without = self.render(turns), self.render(turns, prompt=False)
         added = text.removeprefix(without) if text.startswith(without) else ""
         begun = added or text.rpartition(MARK.format(0))[2]
-        for opening, closing in tags:
+        for opening, closing in ((pair.open.rstrip(), pair.close) for pair in tags):
             opens, closes = begun.rfind(opening), begun.rfind(closing)
             if begun.rstrip().endswith(closing):
                 return begun[opens:] if 0 <= opens < closes else opening + begun[closes:]

@@ -1,44 +1,38 @@
 """The names of languages, and the request that asks a model to reason in one: the same text in training and serving.
 
-Seven languages, in which Maestrale is trained and tested, ask in their own words. Every other language that the
-detector knows is asked for in English, by its names. The names come from the Unicode CLDR, through langcodes.
+The languages of languages.toml ask in their own words. Every other language that the detector knows is asked for in
+English, by its names, which come from the Unicode CLDR, through langcodes.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
+from importlib import resources
 from typing import NamedTuple
+
+import msgspec
 
 TAGS = {"als": "gsw", "bh": "bho", "eml": "egl"}
 """codes of the detector that differ from the language's BCP 47 tag (they are Wikipedia's, its training data) -> tag"""
 
 
-@dataclass(frozen=True)
-class Language:
-    """A language with a request of its own."""
+class Language(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A language with a request of its own, as in languages.toml."""
 
-    code: str
-    """ISO 639-1, as the language classifier gives it"""
     english: str
     native: str
     request: str
     """"Think and answer in this language", in this language"""
+    trained: bool = False
+    """whether Maestrale is trained and tested in it"""
 
 
-LANGUAGES = {
-    language.code: language
-    for language in (
-        Language("en", "English", "English", "Think and answer in English."),
-        Language("fr", "French", "français", "Réfléchis et réponds en français."),
-        Language("de", "German", "Deutsch", "Denke und antworte auf Deutsch."),
-        Language("es", "Spanish", "español", "Piensa y responde en español."),
-        Language("it", "Italian", "italiano", "Ragiona e rispondi in italiano."),
-        Language("ru", "Russian", "русский", "Рассуждай и отвечай по-русски."),
-        Language("zh", "Chinese", "中文", "请用中文思考和回答。"),
-    )
-}
-"""code -> language"""
+WITH_REQUEST = msgspec.toml.decode(
+    resources.files("shared").joinpath("languages.toml").read_bytes(), type=dict[str, Language]
+)
+"""code (ISO 639-1, as the language classifier gives it) -> language with a request of its own"""
+LANGUAGES = {code: language for code, language in WITH_REQUEST.items() if language.trained}
+"""code -> language in which Maestrale is trained and tested"""
 
 
 class Name(NamedTuple):
@@ -57,18 +51,18 @@ class Name(NamedTuple):
 @lru_cache(maxsize=256)
 def name_of(code: str) -> Name:
     """Return the names of a language, by the detector's code."""
-    if code in LANGUAGES:
-        return Name(LANGUAGES[code].english, LANGUAGES[code].native)
+    if language := WITH_REQUEST.get(code):
+        return Name(language.english, language.native)
     import langcodes  # slow to import, and most runs ask for no other language
 
-    language = langcodes.Language.get(TAGS.get(code, code), normalize=False)
-    english, native = language.display_name(), language.autonym()
+    tag = langcodes.Language.get(TAGS.get(code, code), normalize=False)
+    english, native = tag.display_name(), tag.autonym()
     return Name(english, english if native.startswith("Unknown language") else native)
 
 
 def request_for(code: str) -> str:
     """Return the request to think and answer in a language: in that language if it has one, else in English."""
-    return LANGUAGES[code].request if code in LANGUAGES else f"Think and answer in {name_of(code).both}."
+    return WITH_REQUEST[code].request if code in WITH_REQUEST else f"Think and answer in {name_of(code).both}."
 
 
 def with_request(text: str, code: str) -> str:

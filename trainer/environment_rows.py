@@ -29,12 +29,21 @@ class EnvironmentRow(NamedTuple):
     environment: str
     domain: str
     text: str
+    language: str
+    """in which its completions are to be reasoned, "" for no request"""
 
 
 def environment_rows(files: Iterable[ProblemFile]) -> list[EnvironmentRow]:
     """The rows that have an environment."""
     return [
-        EnvironmentRow(file.setting, f"{file.setting}: {file.where(one)}", one.environment, one.domain, one.text)
+        EnvironmentRow(
+            file.setting,
+            f"{file.setting}: {file.where(one)}",
+            one.environment,
+            one.domain,
+            one.text,
+            one.reasoning_language,
+        )  # fmt: skip
         for file in files
         for one in file.problems
         if one.environment
@@ -102,7 +111,7 @@ def room_lines(config: Config, rows: list[EnvironmentRow]) -> Iterator[str]:
         if settings.history == "template":
             chat.check_history()
         prompts, longest = PromptFormat(chat, config.data), sorted(rows, key=lambda row: -len(row.text))[:LONGEST]
-        prompt = max((len(prompts.render(row.text, row.domain)) for row in longest), default=0)
+        prompt = max((len(prompts.render(row.text, row.domain, language=row.language)) for row in longest), default=0)
         around = len(chat.bridge([("user", "")]))
         texts = f"{prompt:,} of the longest prompt + "
     answers, each = settings.max_turns - 1, settings.observation_tokens + around

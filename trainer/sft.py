@@ -28,13 +28,13 @@ from trainer.demonstration_rows import to_demonstration
 from trainer.evaluation import evaluation_due
 from trainer.ledger import Interrupted
 from trainer.objectives.sequences import Demonstration, sft_sequences
-from trainer.problem_file import check_language
 from trainer.rank import TrainerRank
 from trainer.schedule import warm_and_decay
 from trainer.sources import Sources
 from trainer.written_text import CLOSE, OPEN, WrittenTexts
 from verify.extract import extract_answer
 from verify.published import NATIVE, renamed
+from verify.verifiers import check_language
 
 if TYPE_CHECKING:
     from trainer.controller import TrainingLoop
@@ -123,7 +123,8 @@ def read_demonstrations(
                 completion = Demonstration([], [*written, chat.eos_id])
                 if setting != "sft.general" and not row.get("environment"):
                     form: Any = text_of(row, "answer_form", where, "")
-                    texts.hold(written, Problem(where, problem, "", domain=domain, answer_form=form), where)
+                    held = Problem(where, problem, "", domain=domain, answer_form=form, reasoning_language=language)
+                    texts.hold(written, held, where)
         except DataError as error:
             faults.append(str(error))
             continue

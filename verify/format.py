@@ -13,21 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from shared.reasoning_tags import CONTROL, TEXT, Tags
 from verify.verifiers import Verifier, verifier_of
-
-OPEN = "<think>"
-CLOSE = "</think>"
-
-
-class Tags(NamedTuple):
-    """The pair of tags that open and close the reasoning."""
-
-    open: str
-    close: str
-
-
-TEXT = Tags(OPEN, CLOSE)
-CONTROL = Tags("[THINK]", "[/THINK]")
 
 
 class Parts(NamedTuple):
@@ -70,7 +57,7 @@ def tags_of(completion: str, *, opened: bool = False) -> Tags:
     For text whose tokens are no longer known; otherwise use `check_tokens`.
     """
     if opened:
-        return CONTROL if CONTROL.close in completion and CLOSE not in completion else TEXT
+        return CONTROL if CONTROL.close in completion and TEXT.close not in completion else TEXT
     return CONTROL if completion.startswith(CONTROL.open) else TEXT
 
 
@@ -94,7 +81,7 @@ def check_format(
     together. No white space is forgiven before the first <think>: the paper says "starts with".
     `verifier`: of the problem, says how an answer is given; None for a box. `tags`: None chooses with `tags_of`.
     """
-    begin, end = tags or tags_of(completion, opened=opened)
+    begin, end = (tags or tags_of(completion, opened=opened))[:2]
     text = begin + completion if opened else completion
     if not text.startswith(begin):
         return broken(f"does not start with {begin}")

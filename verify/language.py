@@ -46,6 +46,7 @@ from verify.scripts import (
     restore,
     shelter,
     without_names,
+    written_in,
 )
 from verify.text_cleaning import clean, is_filler, letter_units, script_units, sentences, without_formulas
 
@@ -76,6 +77,9 @@ SURE_RELATIVE = 0.8
 probability on, one of twins only with the letters and probability of SURE_DIALECT"""
 NO_LANGUAGE = 60
 """letters of prose from which a text has to have a language: invented and romanised words have none"""
+SURE_AND_SHORT = (4, 0.95)
+"""(letters, probability): from there on `spoken_in` takes a text that is too short for a language of its own to be in
+the one that is asked about"""
 SECOND_LANGUAGE = (0.5, 0.2)
 """a text of NO_LANGUAGE letters with at most the first probability for its language, and at least the second for one
 that is not related, is written in both"""
@@ -337,15 +341,24 @@ def _hidden(name: str, text: str, prose: str, target: str) -> str:
 def spoken_in(text: str, language: str) -> tuple[Detection, bool | None]:
     """Return the language of a text, and whether it is `language` by the rules of `consistency` for one part.
 
-    The latter is None where the text has too few words to tell. Raises InputError when the classifier is not installed.
+    A text that is too short for these rules is told by its script, or by a model that is very sure of `language`; the
+    latter is None where these do not tell it either. Raises InputError when the classifier is not installed.
     """
-    prose = _spoken(text)
+    prose, target = _spoken(text), _family(language)
     found = _detect_prose(prose)
-    if _fault("text", prose, found, _family(language)):
+    if _fault("text", prose, found, target):
         plain = _plain(text, prose)
-        if plain == prose or _fault("text", plain, _detect_prose(plain), _family(language)):
+        if plain == prose or _fault("text", plain, _detect_prose(plain), target):
             return found, False
-    return found, True if found.language else None
+    if found.language:
+        return found, True
+    prose = _excerpt(prose)
+    likeliest, probability = _classify(prose)
+    likely = _family(likeliest) == target
+    same = written_in(prose, target, likely and probability >= PART_PROBABILITY[0][1])
+    if same is None and likely and _is_sure(found.units, probability, (SURE_AND_SHORT,)):
+        same = True
+    return (Detection(target, 1.0, found.units, probability) if same else found), same
 
 
 def _contradiction(parts: list[str], found: list[Detection], target: str) -> str:

@@ -11,11 +11,12 @@ from typing import NamedTuple, Protocol
 from shared.chat import Chat
 from shared.config import Config
 from shared.errors import RunError
+from shared.reasoning_tags import CONTROL, TEXT
 from shared.sections import RewardWeights
 from shared.types import Completion, Group, Problem, Reward, Verdict
 from verify.answer_checker import AnswerChecker
 from verify.code.runner import ProgramVerifier
-from verify.format import CONTROL, TEXT, Parts, check_format, check_tokens
+from verify.format import Parts, check_format, check_tokens
 from verify.plugins import Case, Failed
 from verify.reward import CompletionScorer
 from verify.verifiers import Verifier, verifier_for

@@ -24,13 +24,21 @@ LATIN_NAMES = 0.85
 """share of the letters in Latin script that breaks another script even where all of them are names"""
 
 _CYRILLIC_CODES = "av ba be bg bxr ce cv kk krc kv ky mhr mk mn mrj myv os ru rue sah sr tg tt tyv udm uk xal ab"
-_OTHER_CODES = (
-    "zh wuu yue ja ko ar arz azb ckb fa glk mzn pnb ps sd ug ur he yi el hy ka xmf am hi mr ne new mai bh gom sa bn "
-    "bpy as pa gu or ta te kn ml si th lo my km bo dz dv"
-)
 CYRILLIC = frozenset(_CYRILLIC_CODES.split())
-NOT_LATIN = (CYRILLIC - {"sr", "kk", "tt"}) | frozenset(_OTHER_CODES.split())
 HAN = frozenset(("zh", "wuu", "yue", "ja", "ko"))
+_WRITERS = (
+    "KANA ja, HANGUL ko, ARABIC ar arz azb ckb fa glk mzn pnb ps sd ug ur, DEVANAGARI hi mr ne new mai bh gom sa, "
+    "BENGALI bn as bpy, HEBREW he yi, GREEK el, ARMENIAN hy, GEORGIAN ka xmf, ETHIOPIC am, GURMUKHI pa, GUJARATI gu, "
+    "ORIYA or, TAMIL ta, TELUGU te, KANNADA kn, MALAYALAM ml, SINHALA si, THAI th, LAO lo, MYANMAR my, KHMER km, "
+    "TIBETAN bo dz, THAANA dv"
+)
+WRITTEN_IN = {"CYRILLIC": CYRILLIC, "CJK": HAN} | {
+    script: frozenset(codes) for script, *codes in map(str.split, _WRITERS.split(","))
+}
+"""script, as the Unicode names of its letters begin -> codes of the languages that are written in it"""
+NOT_LATIN = frozenset[str]().union(*WRITTEN_IN.values()) - {"sr", "kk", "tt"}
+LEAST_ALPHABET = 4
+"""letters of an alphabet that say which script a text is in: fewer may be names of points and variables"""
 
 _MARKS = [chr(code) for code in range(0x300, 0x10000) if unicodedata.category(chr(code)) in ("Mn", "Mc")]
 _STANDS_IN = 0x17000
@@ -86,6 +94,29 @@ def _drop_names(run: re.Match[str]) -> str:
     names = [word for word in words if len(word) <= 2 or word.lower() != word]
     few = len(words) < LATIN_WORDS or max(map(len, words)) <= 2
     return " " if few and len(names) == len(words) else run.group()
+
+
+def script_of(prose: str) -> str:
+    """Return the script, of `WRITTEN_IN`, that all letters of prose are in, Latin names aside; "" for none of them, for
+    Latin, for several, and for fewer than four letters of an alphabet."""
+    signs = [sign for sign in without_names(prose) if sign.isalpha() or _ANY_MARK.match(sign)]
+    names = {re.split("[ -]", unicodedata.name(sign, ""), maxsplit=1)[0] for sign in signs}
+    kana = names & {"HIRAGANA", "KATAKANA"} and names <= {"HIRAGANA", "KATAKANA", "CJK"}
+    script = "KANA" if kana else names.pop() if len(names) == 1 else ""
+    enough = script in ("CJK", "KANA", "HANGUL") or len(signs) >= LEAST_ALPHABET
+    return script if script in WRITTEN_IN and enough else ""
+
+
+def written_in(prose: str, language: str, likely: bool) -> bool | None:
+    """Return whether the script of a short text tells that it is in `language`, or in another one; None if it does not.
+
+    likely: whether the classifier takes `language` for the likeliest of those that share the script.
+    """
+    script = script_of(prose)
+    writers = WRITTEN_IN.get(script, frozenset())
+    if language in writers:
+        return len(writers) == 1 or likely or (language == "ja" and may_be_japanese(prose)) or None
+    return False if writers and script != "GREEK" else None  # Greek letters are signs of mathematics too
 
 
 def may_be_japanese(prose: str) -> bool:

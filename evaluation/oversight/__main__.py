@@ -64,7 +64,6 @@ async def play(settings: OversightSettings, tasks: dict[str, list[Question]], st
                 for phase in ([job for job in left if job not in votes], votes):  # votes spend what debates took
                     if not await work_through(phase, games.work, settings.concurrency, stop, bar):
                         return False, len(games.failed)
-                    bar.began_with += len(phase)
             finally:
                 bar.close()
             if left_out := {player.model: sorted(player.left_out) for player in everybody if player.left_out}:

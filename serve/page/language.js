@@ -20,11 +20,11 @@ export function languageName(code) {
 /** [kind, words]: kind is match, mismatch or unknown. */
 export function verdict({ requested, detected, answer_detected: answer, match }) {
   const name = languageName;
-  if (match === true) return ["match", `Thought in ${name(detected ?? requested)}, as wanted`];
-  if (match === false && detected !== requested) {
-    return ["mismatch", `Thought in ${name(detected)}, not in ${name(requested)} as wanted`];
-  }
-  if (match === false) return ["mismatch", `Answered in ${name(answer)}, not in ${name(requested)} as wanted`];
+  const thought = detected && (match || detected !== requested);
+  const spoken = thought ? detected : answer;
+  const did = spoken ? `${thought ? "Thought" : "Answered"} in ${name(spoken)}` : "Written in several languages, or in none";
+  if (match === true) return ["match", `${did}, as wanted`];
+  if (match === false) return ["mismatch", `${did}, not in ${name(requested)} as wanted`];
   if (detected && !requested) return ["unknown", `Thought in ${name(detected)}; no language was asked for`];
   return ["unknown", requested ? `Too few words to tell whether it thought in ${name(requested)}` : "Too few words to tell the language"];
 }

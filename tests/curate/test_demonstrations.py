@@ -81,6 +81,15 @@ def test_caps_and_copies(run_folder: Path, tmp_path: Path) -> None:
     assert {row["completion"] for row in other if row["id"] == "a"} != set(of_a)
 
 
+def test_a_demonstration_asks_as_its_problem_did(tmp_path: Path) -> None:
+    source = tmp_path / "graded.jsonl"
+    row = {"problem": "1+1=?", "answer": "2", "reasoning_language": "fr", "response": "<think>Oui</think>2",
+           "verdict": "correct"}  # fmt: skip
+    source.write_text(json.dumps(row))
+    rows, _ = select(source, tmp_path / "out.jsonl")
+    assert {one["reasoning_language"] for one in rows} == {"fr"}
+
+
 def test_repeated_texts_count_once(tmp_path: Path) -> None:
     source = tmp_path / "in.jsonl"
     right = "<think>Two.</think>\\boxed{4}"

@@ -31,7 +31,7 @@ def one_checker(monkeypatch: pytest.MonkeyPatch) -> None:
 class PlainServer:
     """Of a model "plain": /v1/models and /v1/chat/completions, nothing of ours."""
 
-    def __init__(self, answer: Answer, **usage: int):
+    def __init__(self, answer: Answer, language: dict[str, Any] | None = None, **usage: int):
         self.url = ""
         self.requests: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
@@ -53,6 +53,7 @@ class PlainServer:
             message = {"content": said} if isinstance(said, str) else dict(said)
             reason = message.pop("finish_reason", "stop")
             choice = {"index": 0, "message": {"role": "assistant", **message}, "finish_reason": reason}
+            choice |= {"reasoning_language": language} if language else {}
             return {"id": "1", "object": "chat.completion", "model": "plain", "choices": [choice],
                     "usage": {"prompt_tokens": 10, "completion_tokens": 20, **usage}}  # fmt: skip
 
@@ -62,8 +63,8 @@ def plain() -> Iterator[Plain]:
     """plain(answer): a running server."""
     with ExitStack() as stack:
 
-        def begin(answer: Answer, **usage: int) -> PlainServer:
-            server = PlainServer(answer, **usage)
+        def begin(answer: Answer, language: dict[str, Any] | None = None, **usage: int) -> PlainServer:
+            server = PlainServer(answer, language, **usage)
             server.url = stack.enter_context(running(server.app)) + "/v1"
             return server
 

@@ -77,7 +77,8 @@ def test_reasoning_in_tags_and_in_fields(plain: Plain, tmp_path: Path) -> None:
     assert [told[i]["correct"] for i in range(8)] == [True] * 5 + [False, True, True]
     sums = found["benchmarks"]["sums"]
     assert sums["truncated"] == 1 / 8 and sums["unextracted"] == 0, "what was cut is counted once"
-    assert sums["languages"]["en"]["reasoning"] == {"same": 0.5, "other": 0.375, "undetermined": 0, "none": 0.125}
+    assert sums["languages"]["en"]["reasoning"] == {
+        "same": 0.5, "other": 0.375, "undetermined": 0, "none": 0.125, "refused": 0}  # fmt: skip
     assert any("12.5% of the responses were cut" in line for line in sums["warnings"])
 
 
@@ -97,13 +98,85 @@ def test_the_wanted_language_is_measured(serve: Serve, tmp_path: Path) -> None:
     assert all(sampling.temperature == 0.7 for sampling in served.engine.samplings)
 
 
-def test_a_strict_refusal_is_a_wrong_answer(serve: Serve, tmp_path: Path) -> None:
-    served = serve(lambda *_: f"<think>{ENGLISH}</think>{ENGLISH} \\boxed{{3}}", reasoning_language="auto")
+@pytest.mark.parametrize("said", [f"<think>{ENGLISH}</think>{ENGLISH} \\boxed{{3}}", f"<think>{FRENCH}</think>"])
+def test_a_strict_refusal_is_a_wrong_answer(serve: Serve, tmp_path: Path, said: str) -> None:
+    served = serve(said, reasoning_language="auto")
     found = evaluate(f"{served.url}/v1", tmp_path / "out", write_rows(tmp_path / "sums.jsonl", THREE[0]), "--samples",
                      "1", "--reasoning-language", "fr", "--reasoning-language-enforcement", "strict")  # fmt: skip
     assert found["benchmarks"]["sums"]["pass_at"]["1"] == 0 and found["benchmarks"]["sums"]["errors"] == 0
     (record,) = records(tmp_path / "out")
     assert record["correct"] is False and record["reason"].startswith("refused: ")
+    sums = found["benchmarks"]["sums"]
+    assert sums["refused"] == 1 and sums["unextracted"] == sums["truncated"] == 0, "counted once"
+    assert sums["languages"]["fr"]["response"] == {"same": 0, "other": 0, "undetermined": 0, "none": 0, "refused": 1}
+    assert sums["languages"]["fr"]["measured"] == {"refused": 1}
+    assert any("refused for their language" in line for line in sums["warnings"])
+
+
+WORDS = {"en": "The answer is", "fr": "La réponse est", "de": "Die Antwort ist", "es": "La respuesta es",
+         "it": "La risposta è", "ru": "Итак, ответ равен", "zh": "答案是", "uk": "Відповідь", "bg": "Отговорът е",
+         "ja": "答えは", "ko": "답은", "ar": "الجواب هو", "hi": "उत्तर है"}  # fmt: skip
+
+
+def test_short_answers_are_told_in_every_language(plain: Plain, tmp_path: Path) -> None:
+    server = plain(lambda body, _: rf"{WORDS[prompt_of(body)[-2:]]} \boxed{{3}}.")
+    rows = [{"id": code, "problem": f"1 + 2 = ? {code}", "answer": "3", "language": code} for code in WORDS]
+    out = tmp_path / "out"
+    found = evaluate(server.url, out, write_rows(tmp_path / "s.jsonl", *rows), "--samples", "1", "--no-ask-form")
+    for code, one in found["benchmarks"]["s"]["languages"].items():
+        assert one["answer"]["same"] == one["response"]["same"] == one["measured"][code] == 1, code
+    assert "too few words to tell" in (out / "summary.md").read_text(encoding="utf-8")
+
+
+def test_each_row_asks_for_its_reasoning_language_and_is_measured_against_it(plain: Plain, tmp_path: Path) -> None:
+    """The server follows the request on French problems only, and refuses one response for its language."""
+
+    def answer(body: dict[str, Any], _: int) -> str | dict[str, Any] | JSONResponse:
+        asked = body.get("reasoning_language", "none")
+        if asked == "zh":
+            return JSONResponse({"error": {"message": "in en", "code": "reasoning_language_mismatch"}}, 422)
+        said = FRENCH if asked == "fr" or "Combien" in prompt_of(body) else ENGLISH
+        return {"reasoning": said, "content": r"\boxed{3}"}
+
+    rows = [{"id": str(number), "problem": text, "answer": "3", "language": language, "reasoning_language": asked}
+            for number, (text, language, asked) in enumerate([
+                ("How much is 1 and two, my friend?", "en", ""), ("How much is one and two?", "en", "fr"),
+                ("Combien font un et deux ?", "fr", "en"), ("Combien font 1 et 2 ?", "fr", "zh")])]  # fmt: skip
+    server, out = plain(answer), tmp_path / "out"
+    file = write_rows(tmp_path / "s.jsonl", *rows)
+    found = evaluate(server.url, out, file, "--samples", "1", "--concurrency", "1")["benchmarks"]["s"]
+    assert [body.get("reasoning_language") for body in server.requests] == [None, "fr", "en", "zh"]
+    assert [record["wanted_language"] for record in records(out)] == ["en", "fr", "en", "zh"]
+    languages = found["languages"]
+    assert languages["en"]["questions"] == {"en": 1, "fr": 0} and languages["fr"]["questions"] == {"en": 1}
+    assert languages["en"]["measured"] == {"en": 0.5, "fr": 0.5} and languages["zh"]["measured"] == {"refused": 1}
+    assert found["errors"] == 0 and found["refused"] == 0.25
+    for name in ("summary.md", "report.html"):
+        assert "by the language of the question" in (out / name).read_text(encoding="utf-8")
+    write_rows(file, *rows[:2], {**rows[2], "reasoning_language": "de"}, rows[3])
+    assert main([str(file), "--url", server.url, "--out", str(out), "--samples", "1"]) == 2, "samples are not mixed"
+    server.requests.clear()
+    evaluate(server.url, tmp_path / "all", file, "--samples", "1", "--reasoning-language", "it")
+    assert {body["reasoning_language"] for body in server.requests} == {"it"}, "the run's setting is stronger"
+
+
+@pytest.mark.parametrize(("reasoning", "prefilled", "part", "same"), [
+    (f"Bien, je réfléchis. {ENGLISH}", ["Bien, je réfléchis."], "other", False),
+    (f"Bien, je réfléchis. {FRENCH}", ["Bien, je réfléchis."], "same", True),
+    (f"{ENGLISH} Il est temps de répondre.", " Il est temps de répondre.", "other", False),
+    ("Bien, je réfléchis pas à pas.", ["Bien, je réfléchis pas à pas."], "none", None),
+    (f"{FRENCH}", [7, None], "same", True),
+])  # fmt: skip
+def test_what_the_server_wrote_is_not_measured(
+    plain: Plain, tmp_path: Path, reasoning: str, prefilled: Any, part: str, same: bool | None
+) -> None:
+    choice = {"reasoning": reasoning, "content": r"\boxed{3}"}
+    server = plain(lambda *_: choice, language={"requested": "fr", "prefilled": prefilled})
+    row = {"problem": "How much is 1 and two, my friend?", "answer": "3", "reasoning_language": "fr"}
+    found = evaluate(server.url, tmp_path / "out", write_rows(tmp_path / "s.jsonl", row), "--samples", "1")
+    assert found["benchmarks"]["s"]["languages"]["fr"]["reasoning"][part] == 1
+    (record,) = records(tmp_path / "out")
+    assert record["reasoning_language"]["same"] is same and record["reasoning"] == reasoning
 
 
 def test_busy_servers_are_asked_again(plain: Plain, tmp_path: Path) -> None:
@@ -178,7 +251,7 @@ def test_a_folder_of_an_older_format_is_refused(
     del identity["format"]
     (out / "evaluation.json").write_text(json.dumps(identity))
     assert main([str(file), "--url", server.url, "--out", str(out), "--samples", "1"]) == 2
-    assert "evaluation.json has format 1, this version reads 2: evaluate again" in capsys.readouterr().err
+    assert "evaluation.json has format 1, this version reads 3: evaluate again" in capsys.readouterr().err
 
 
 def test_a_changed_problem_is_refused(plain: Plain, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -241,6 +314,8 @@ def test_mistakes_are_one_line(plain: Plain, tmp_path: Path, capsys: pytest.Capt
     file = write_rows(tmp_path / "s.jsonl", *THREE)
     twice = write_rows(tmp_path / "t.jsonl", THREE[0], THREE[0])
     wrong = write_rows(tmp_path / "w.jsonl", {"problem": "p", "tests": {"type": "ifeval", "kwargs": []}})
+    unknown = write_rows(tmp_path / "l.jsonl", {**THREE[0], "reasoning_language": "klingon"})
+    auto = write_rows(tmp_path / "l2.jsonl", {**THREE[0], "reasoning_language": "auto"})
     for arguments, words in (
         (["gsm9k"], '"gsm9k" is neither a file nor a benchmark'),
         ([], "no benchmark is given"),
@@ -250,6 +325,8 @@ def test_mistakes_are_one_line(plain: Plain, tmp_path: Path, capsys: pytest.Capt
         ([str(file), "--url", "http://me:word@127.0.0.1:9/v1"], "holds a secret"),
         ([str(file), str(file)], "given twice"),
         ([str(twice)], "have the id of another row"),
+        ([str(unknown)], "l.jsonl:1: reasoning_language 'klingon' is no code that the language detector knows"),
+        ([str(auto)], "l2.jsonl:1: reasoning_language 'auto' is no code that the language detector knows"),
         ([str(wrong)], "w.jsonl:1: its tests are not understood"),
         ([str(file), "--samples", "0"], "samples"),
         (["--compare", str(tmp_path)], "two evaluations"),
@@ -287,6 +364,24 @@ def test_a_context_that_is_too_small_is_told_before(
     server.card["max_model_len"] = 4096
     evaluate(server.url, tmp_path / "out", write_rows(tmp_path / "s.jsonl", *THREE), "--samples", "1")
     assert "max_tokens = 40960, but the model's context is 4096" in capsys.readouterr().err
+
+
+def test_tokens_are_told_before_and_during_and_time_left_meanwhile(
+    plain: Plain, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shared.progress_bar.PLAIN_EVERY_S", 0.0)
+    server = plain(lambda body, _: right_sum(body))
+    server.card["max_model_len"] = 1000
+    file, out = write_rows(tmp_path / "s.jsonl", *THREE), tmp_path / "out"
+    evaluate(server.url, out, file, "--samples", "1", "--concurrency", "1", "--max-tokens", "5000")
+    told = capsys.readouterr().err
+    assert "to be asked: 3 samples of 3 problems, at most 3,000 completion tokens; " in told
+    assert "asked 2 of 3, " in told and "left " in told and "20 prompt tokens, 40 completion tokens\n" in told
+    assert "3 samples in " in told and told.endswith("30 prompt tokens, 60 completion tokens\n")
+    evaluate(server.url, out, file, "--samples", "2", "--concurrency", "1", "--max-tokens", "5000")
+    told = capsys.readouterr().err
+    assert "3 samples of 3 problems, at most 3,000 completion tokens, about 60 by the samples that are there" in told
+    assert "asked 6 of 6" in told and told.endswith("30 prompt tokens, 60 completion tokens\n"), "of this launch"
 
 
 def test_launches_are_noted_apart_from_results(plain: Plain, tmp_path: Path) -> None:

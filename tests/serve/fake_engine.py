@@ -72,6 +72,8 @@ class ScriptedEngine:
         self.running += 1
         try:
             text = ""
+            if not ids:
+                yield Delta("", [self.chat.eos_id], [], "stop")
             for number, token in enumerate(ids[: sampling.max_tokens], 1):
                 await asyncio.sleep(self.token_s)
                 if self.dead:

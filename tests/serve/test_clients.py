@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+import sysconfig
 import threading
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from serve.engine import SamplingParameters
 from shared.types import Verdict
 from tests.evaluation.conftest import evaluate
 from tests.serve.conftest import Serve, eventually
+from tests.serve.test_responses import typed_objects
 from verify.reward import score
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(540)]
@@ -72,6 +74,13 @@ def test_openai(serve: Serve, environment: str) -> None:
         ["BadRequestError", 400, "invalid_value", "n"],
         ["BadRequestError", 400, "context_length_exceeded", "messages"],
     ]
+
+
+@pytest.mark.parametrize("environment", ["openai2", "openai3"])
+def test_the_types_of_openai(serve: Serve, tmp_path: Path, environment: str) -> None:
+    rows = typed_objects(serve)
+    (tmp_path / "objects.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert run(environment, "openai_types", str(tmp_path / "objects.jsonl")) == len(rows)
 
 
 def test_openai_comes_back_when_the_server_was_full(serve: Serve) -> None:
@@ -172,6 +181,48 @@ def test_harnesses_find_the_score_that_ours_finds(serve: Serve, tmp_path: Path, 
         assert found["thinking_tokens"] > 12 * 40
 
 
+NEEDED = ("msgspec", "sympy", "mpmath", "latex2sympy2_extended", "antlr4")
+"""packages of the verifier that examples/inspect names, as inspect-ai's own come with it"""
+
+
+def test_the_example_of_inspect_finds_the_score_that_ours_finds(serve: Serve, tmp_path: Path) -> None:
+    """With answers that are spelt in other ways, which a comparison of texts would refuse."""
+    served = serve("")
+    chat = served.server.prompts.chat
+    served.engine.script = lambda prompt, sampling, call: say(chat.tokenizer.decode(prompt)).replace("{9}", "{18/2}")
+    file, packages, root = tmp_path / "problems.jsonl", tmp_path / "packages", Path(__file__).parents[2]
+    file.write_text("".join(json.dumps(row) + "\n" for row in PROBLEMS))
+    packages.mkdir()
+    for name in NEEDED:
+        (packages / name).symlink_to(Path(sysconfig.get_path("purelib")) / name)
+    program = python("openai3").with_name("inspect")
+    environ = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PYTHONPATH": f"{root}:{packages}",
+               "SERVED_BASE_URL": f"{served.url}/v1", "SERVED_API_KEY": "none"}  # fmt: skip
+    command = [program, "eval", "examples/inspect/task.py", "--model", "openai-api/served/tiny", "-T", f"file={file}",
+               "-T", "reasoning_language=de", "--log-dir", tmp_path / "logs", "--log-format", "json", "--display",
+               "none", "--max-retries", "1"]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400, env=environ, cwd=root, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    (log,) = (tmp_path / "logs").glob("*.json")
+    found = json.loads(log.read_text())
+    assert found["status"] == "success" and len(found["samples"]) == 12
+    accuracy = found["results"]["scores"][0]["metrics"]["accuracy"]["value"]
+    own = evaluate(f"{served.url}/v1", tmp_path / "own", str(file), "--samples", "1")["benchmarks"]["problems"]
+    assert own["pass_at"]["1"] == accuracy == 9 / 12
+    assert all("auf Deutsch" in prompt for prompt in served.engine.prompts[:12]), "what the task sends is asked for"
+
+
+def test_lm_eval_scores_choices_by_log_likelihood(serve: Serve, tmp_path: Path) -> None:
+    served = serve("x", logprob=-0.25)
+    rows = [{"problem": f"{number} apples and 果:", "choices": [" long words", " é"], "answer": number % 2}
+            for number in range(4)]  # fmt: skip
+    (tmp_path / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = run("openai3", "lm_eval_choices", served.url, str(tmp_path / "problems.jsonl"), str(tmp_path))
+    encode = served.server.prompts.chat.encode
+    expected = [[-0.25 * len(encode(choice)) for choice in (" long words", " é")] for _ in rows]
+    assert found == {"accuracy": 0.5, "log_likelihoods": expected}
+
+
 # ---- OpenAPI -----------------------------------------------------------------------------------------------------
 
 
@@ -181,7 +232,8 @@ def test_schemathesis_finds_no_fault(serve: Serve, tmp_path: Path) -> None:
     command = [
         str(python("openai3").with_name("schemathesis")), "run", f"{served.url}/openapi.json", "--max-examples", "20",
         "--phases", "examples,coverage,fuzzing", "--request-timeout", "20", "--seed", "1", "--no-color",
-        "--checks", "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance",
+        "--checks",
+        "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance",
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=400, cwd=tmp_path, check=False)
     assert done.returncode == 0, done.stdout[-6000:]

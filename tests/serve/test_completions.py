@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
+from serve.completions import TokenPlaces
 from serve.engine import SamplingParameters
 from tests.serve.conftest import Serve, Served
 
@@ -82,13 +84,92 @@ def test_log_probs_of_a_prompt_are_computed_once_and_have_a_bound(
     assert reply.status_code == 400 and reply.json()["error"]["param"] == "prompt_logprobs"
 
 
+LETTERS = "é 苹果 👩‍👩‍👧 a\u0301 x"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("max_tokens", [0, 1, 400])
+def test_echo_tells_the_prompt_and_its_log_probs(serve: Serve, max_tokens: int, stream: bool) -> None:
+    said = " Ünd 果"
+    served = serve(said, logprob=-0.25)
+    chat = served.server.prompts.chat
+    ids, after = chat.encode(LETTERS), chat.encode(said)[:max_tokens]
+    body = {"echo": True, "logprobs": 1, "max_tokens": max_tokens, "n": 2, "stream": stream}
+    bodies = [complete(served, prompt=prompt, **body) for prompt in (LETTERS, ids, [ids, ids[:5]])]
+    for choices in map(choices_of, bodies):
+        for choice in choices[:2]:
+            told, texts = choice["logprobs"], [chat.tokenizer.decode([token]) for token in (*ids, *after)]
+            assert told["tokens"] == texts and choice["text"].startswith(LETTERS)
+            assert max_tokens == 1 or choice["text"] == LETTERS + said * (max_tokens > 0)
+            assert told["token_logprobs"] == [None] + [-0.25] * (len(texts) - 1)
+            assert told["top_logprobs"] == [None] + [{}] * (len(texts) - 1)
+            starts = [len(chat.tokenizer.decode([*ids, *after][:size]).rstrip("\ufffd")) for size in range(len(texts))]
+            assert told["text_offset"] == starts and "prompt_logprobs" not in choice
+            assert choice["finish_reason"] == ("stop" if max_tokens == 400 else "length")
+    assert [len(choice["logprobs"]["tokens"]) - len(after) for choice in choices] == [len(ids)] * 2 + [5] * 2
+    usage = {} if stream else bodies[0].json()["usage"]
+    assert stream or (usage["prompt_tokens"], usage["completion_tokens"]) == (2 * len(ids), 2 * len(after))
+
+
+def choices_of(reply: Any) -> list[dict[str, Any]]:
+    """The choices of a response; those of a stream are put together."""
+    if reply.headers["content-type"] == "application/json":
+        return list(reply.json()["choices"])
+    events = [json.loads(line[6:]) for line in reply.text.splitlines() if line.startswith("data: {")]
+    joined: dict[int, dict[str, Any]] = {}
+    for choice in (choice for event in events for choice in event["choices"]):
+        whole = joined.setdefault(choice["index"], choice)
+        if whole is not choice:
+            whole["text"] += choice["text"]
+            whole["finish_reason"] = choice["finish_reason"]
+            for name, values in choice["logprobs"].items():
+                whole["logprobs"][name] += values
+    return [joined[index] for index in sorted(joined)]
+
+
+def test_echo_without_log_probs_and_log_probs_without_echo(serve: Serve) -> None:
+    served = serve("é果", logprob=-0.25)
+    ids = served.server.prompts.chat.encode("é果")
+    plain = complete(served, prompt="One", echo=True, prompt_logprobs=0).json()["choices"][0]
+    assert plain["text"] == "Oneé果" and plain["logprobs"] is None and len(plain["prompt_logprobs"]) > 1
+    assert served.engine.samplings[-1].prompt_logprobs == 0
+    both = complete(served, prompt="One", echo=True, prompt_logprobs=0, logprobs=2).json()["choices"][0]
+    assert served.engine.samplings[-1].prompt_logprobs == 2 and both["prompt_logprobs"][0] is None
+    told = complete(served, logprobs=0).json()["choices"][0]["logprobs"]
+    starts = [len(served.server.prompts.chat.tokenizer.decode(ids[:size]).rstrip("\ufffd")) for size in range(len(ids))]
+    assert told["text_offset"] == starts and max(starts) == 1 and len(told["tokens"]) == len(ids)
+    assert complete(served, max_tokens=0).json()["choices"][0]["text"] == ""
+
+
+def test_echoed_log_probs_have_a_bound(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    served = serve("three", logprob=-0.25)
+    ids = served.server.prompts.chat.encode("One, two,")
+    monkeypatch.setattr("serve.completions.MOST_PROMPT_CANDIDATES", 4 * len(ids))
+    assert complete(served, echo=True, logprobs=1, n=2).is_success
+    for body in ({"logprobs": 2, "n": 2}, {"logprobs": 4}):
+        reply = complete(served, echo=True, **body)
+        assert reply.status_code == 400 and reply.json()["error"]["param"] == "logprobs"
+
+
+def test_places_go_on_after_bytes_that_are_no_text() -> None:
+    def decode(ids: Sequence[int]) -> str:
+        return bytes(ids).decode(errors="replace")
+
+    letters = "aé👩".encode()
+    broken = [0xFF] * 9
+    assert TokenPlaces(decode).add(letters) == [0, 1, 1, 2, 2, 2, 2]
+    assert TokenPlaces(decode, letters[:2]).add(letters[2:]) == [0, 1, 1, 1, 1], "the completion tells the whole letter"
+    assert TokenPlaces(decode).add([*broken, *b"abcd"])[-3:] == [10, 11, 12]
+
+
 @pytest.mark.parametrize(
     ("body", "status"),
     [({"prompt": ""}, 400), ({"prompt": []}, 400), ({"prompt": [[]]}, 400), ({"prompt": [10**9]}, 400),
      ({"prompt": [-1]}, 400), ({"prompt": [True]}, 400), ({"prompt": ["a"] * 17}, 400), ({"n": 99}, 400),
      ({"prompt_logprobs": -1}, 400), ({"prompt_logprobs": 21}, 400), ({"prompt_logprobs": 0, "stream": True}, 400),
-     ({"echo": True}, 400), ({"suffix": "x"}, 400), ({"logprobs": 99}, 400), ({"model": "other"}, 404),
-     ({"prompt": "y" * 9000}, 400), ({"prompt": ["a"] * 16, "n": 16}, 400), ({"prompt": None}, 400)],
+     ({"max_tokens": -1}, 400), ({"max_tokens": 0, "min_tokens": 1}, 400), ({"suffix": "x"}, 400),
+     ({"logprobs": 99}, 400), ({"model": "other"}, 404), ({"prompt": "y" * 9000}, 400),
+     ({"prompt": ["a"] * 16, "n": 16}, 400), ({"prompt": None}, 400)],
 )  # fmt: skip
 def test_mistakes(serve: Serve, body: dict[str, Any], status: int) -> None:
     served = serve("x", max_sequences=8, queue=8)
@@ -112,5 +193,8 @@ def test_texts_and_conversations_as_tokens(serve: Serve) -> None:
     back = served.client.post("/detokenize", json={"tokens": found["tokens"]}).json()
     assert back == {"prompt": "One, two<eos>"}
     assert served.client.post("/detokenize", json={"tokens": [10**9]}).status_code == 400
+    assert tokenize(prompt="One", add_special_tokens=False)["tokens"] == chat.encode("One")
+    assert served.client.get("/tokenizer_info").json()["eos_token"] == chat.tokenizer.eos_token
+    assert served.client.post("/tokenize", json={"prompt": "One", "add_special_tokens": True}).status_code == 400
     assert served.client.post("/tokenize", json={}).status_code == 400
     assert served.client.post("/detokenize", json={"tokens": []}).json() == {"prompt": ""}

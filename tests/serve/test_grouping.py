@@ -9,9 +9,9 @@ import pytest
 
 from serve.engine import Delta, SamplingParameters
 from serve.reasoning import ReasoningCounter
+from shared.reasoning_tags import CONTROL, TEXT
 from tests.serve.conftest import Serve, Served
 from tests.serve.test_chat import ENGLISH, FRENCH, QUESTION, RIGHT, second_time
-from verify.format import CONTROL, TEXT
 
 SIZES = (1, 2, 3, 7, 1000)
 

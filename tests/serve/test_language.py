@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 from pathlib import Path
 
 import pytest
+from langcodes import Language
 
 from serve.reasoning_language import (
     LanguageChoice,
@@ -18,8 +20,8 @@ from serve.reasoning_language import (
     without_quotations,
 )
 from serve.system_prompts import SYSTEM_PROMPTS, prompts_of
-from shared.languages import LANGUAGES, TAGS, name_of, request_for
-from verify.format import CONTROL
+from shared.languages import LANGUAGES, TAGS, WITH_REQUEST, name_of, request_for
+from shared.reasoning_tags import CONTROL, TEXT
 from verify.language import detect, known_languages, spoken_in
 
 FRENCH = "Un train part de Lyon à huit heures et roule à cent kilomètres par heure. Quand arrive-t-il à Paris ?"
@@ -79,17 +81,17 @@ def test_the_nearest_language_is_named(given: str, near: str) -> None:
 
 def test_every_language_that_the_detector_knows_has_an_instruction() -> None:
     codes = known_languages()
-    assert len(codes) == 176 and set(LANGUAGES) < codes
+    assert len(codes) == 176 and set(LANGUAGES) < set(WITH_REQUEST) < codes and set(SYSTEM_PROMPTS) == set(WITH_REQUEST)
     for code in codes:
         name = name_of(code)
         assert "Unknown" not in name.english and name.english != code, code
         texts = prompts_of(code).system_prompt(CONTROL), request_for(code)
-        if code not in LANGUAGES:
+        if code not in WITH_REQUEST:
             assert all(name.english in text and name.native in text for text in texts), code
             assert prompts_of(code).first_words == f"{name.native}:"
     assert sum(name_of(code).native != name_of(code).english for code in codes) > 100
-    assert prompts_of("uk").system_prompt(CONTROL).count("Ukrainian (українська)") == 1
-    assert request_for("ja") == "Think and answer in Japanese (日本語)."
+    assert prompts_of("vi").system_prompt(CONTROL).count("in Vietnamese (Tiếng Việt), even") == 1
+    assert request_for("el") == "Think and answer in Greek (Ελληνικά)."
     assert {code for code in codes if read_tag(TAGS.get(code, code)) != code} == set()
 
 
@@ -149,12 +151,23 @@ def test_one_part_is_judged_by_the_rules_of_consistency() -> None:
     assert spoken_in(f"{GERMAN} 这里有一些中文字。", "de")[1] is False
 
 
-@pytest.mark.parametrize("code", sorted(LANGUAGES))
-def test_every_language_has_its_phrases_in_itself(code: str) -> None:
-    phrases = SYSTEM_PROMPTS[code]
-    for text in (phrases.system_prompt(CONTROL), phrases.first_words, phrases.budget_phrase):
+@pytest.mark.parametrize("code", sorted(WITH_REQUEST))
+def test_every_language_has_its_texts_in_itself(code: str) -> None:
+    texts, language = prompts_of(code), WITH_REQUEST[code]
+    system = texts.system_prompt(CONTROL)
+    for text in (system, texts.language, texts.first_words, texts.budget_phrase):
         assert detect(text).language == code and spoken_in(text, code)[1] is True
-    assert "[THINK]\n" in phrases.system_prompt(CONTROL) and "{" not in phrases.system_prompt(CONTROL)
+    undetermined = code == "it"  # five words that Italian shares with its neighbours
+    assert spoken_in(language.request, code)[1] is (None if undetermined else True)
+    assert system.count(texts.language) == 1 and "[THINK]\n" in system and "{" not in system
+    assert (language.english, language.native) == (Language.get(code).display_name(), Language.get(code).autonym())
+
+
+def test_the_texts_of_the_seven_languages_are_those_of_every_release() -> None:
+    """A model that was trained with a request is served with the same one."""
+    texts = [f"{prompts_of(code).system_prompt(TEXT)}\n{request_for(code)}" for code in LANGUAGES]
+    assert hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16] == "f35d8df6a78ff4d1"
+    assert "English" not in prompts_of("").system_prompt(TEXT), "none is asked for"
 
 
 def test_auto_agrees_with_the_users_language_on_mgsm(data_folder: Path) -> None:

@@ -118,7 +118,7 @@ def test_values_that_ask_for_nothing_are_no_mistakes(serve: Serve, path: str, bo
         (RESPONSES, {"reasoning": {"summary": "detailed"}}, "reasoning"),
         (RESPONSES, {"text": {"verbosity": "low"}}, "text"),
         (RESPONSES, {"reasoning": {"efort": "low"}}, "reasoning"),
-        (COMPLETIONS, {"best_of": 2}, "best_of"), (COMPLETIONS, {"echo": True}, "echo"),
+        (COMPLETIONS, {"best_of": 2}, "best_of"), (COMPLETIONS, {"suffix": "x"}, "suffix"),
         (COMPLETIONS, {"min_tokens": 9, "max_tokens": 3}, "min_tokens"),
     ],
 )  # fmt: skip

@@ -7,8 +7,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from serve.reasoning import Chunk, ReasoningCounter, Splitter, State
+from shared.reasoning_tags import CONTROL, TEXT
 from shared.tool_calls import unfinished
-from verify.format import CONTROL, TEXT
 
 OPEN_ID, CLOSE_ID, WORD = 7, 8, 1
 

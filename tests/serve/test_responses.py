@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
 import openai
 import pytest
 
+from tests.serve.clients.openai_types import KINDS, check
 from tests.serve.conftest import Serve, Served
 from tests.serve.test_chat import ENGLISH, FRENCH, QUESTION, RIGHT, WRONG
+from tests.serve.test_completions import complete
 from tests.serve.test_tools import CALLS, in_two
 
 ADD = {"type": "function", "name": "add", "parameters": {"type": "object"}, "strict": True}
@@ -90,6 +93,45 @@ def test_what_is_cut_or_fails_says_so(serve: Serve, clients: Any) -> None:
     last = list(client.responses.create(model="tiny", input=QUESTION, extra_body=strict, stream=True))[-1]
     assert (last.type, last.response.error.code) == ("response.failed", "reasoning_language_mismatch")
     assert ENGLISH not in last.response.error.message
+
+
+def typed_objects(serve: Serve) -> list[tuple[str, str]]:
+    """(type of openai, JSON) of all objects that some requests to all endpoints are answered with."""
+    tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+    more: dict[str, Any] = {"include_usage": True}
+    rows: list[tuple[str, str]] = []
+    for script in (RIGHT, in_two(CALLS)):
+        served = serve(script, logprob=-0.5)
+        tools = [] if script == RIGHT else [tool]
+        ranked = {"messages": [{"role": "user", "content": QUESTION}], "tools": tools, "logprobs": True, "n": 2}
+        asked = {"input": QUESTION, "tools": [ADD] if tools else []}
+        calls: list[tuple[str, str, str, dict[str, Any]]] = [
+            ("response", "event", "/v1/responses", asked),
+            ("response", "event", "/v1/responses", {**asked, "max_output_tokens": 3, "include_reasoning": False}),
+            ("chat", "chat chunk", "/v1/chat/completions", {**ranked, "top_logprobs": 1}),
+        ]
+        for whole, piece, path, body in calls:
+            rows += [(whole, served.client.post(path, json=body).text)]
+            options = {} if whole == "response" else {"stream_options": more}
+            rows += streamed(piece, served.client.post(path, json={**body, "stream": True, **options}).text)
+        raw = {"prompt": ["One", "Two"], "logprobs": 1, "n": 2}
+        rows += [("completion", complete(served, **raw).text), ("completion", complete(served, echo=True).text)]
+        told = complete(served, **raw, stream=True, stream_options=more).text
+        # null until the end, as from OpenAI's server; its type knows the ends only
+        rows += streamed("completion", told.replace('"finish_reason":null', '"finish_reason":"stop"'))
+    return rows
+
+
+def streamed(kind: str, text: str) -> list[tuple[str, str]]:
+    """The objects of a stream."""
+    return [(kind, line.removeprefix("data: ")) for line in text.splitlines() if line.startswith("data: {")]
+
+
+def test_every_object_has_the_types_of_openai(serve: Serve) -> None:
+    rows = typed_objects(serve)
+    assert check(rows) == len(rows) > 300 and {kind for kind, _ in rows} == set(KINDS)
+    usages = [json.loads(text).get("usage", "absent") for kind, text in rows if kind in ("chat chunk", "completion")]
+    assert "absent" not in usages and None in usages, "null until the last event"
 
 
 @pytest.mark.parametrize(

@@ -203,6 +203,28 @@ def test_the_language_is_enforced_in_each_turn(serve: Serve) -> None:
     assert found.json()["choices"][0]["message"]["reasoning"].count("Bon, ") == 1
 
 
+@pytest.mark.parametrize(
+    ("second", "match", "refused"),
+    [
+        ("</think>\nLe programme dit que la somme des nombres est de trois.", True, ""),
+        ("</think>\nThe program says that the sum of the numbers is three.", False, "reasoning_language_mismatch"),
+        ("</think>\n3", None, ""), ("</think>", None, "no_answer"), (program("2", "</think>\n"), None, "response_cut"),
+    ],
+)  # fmt: skip
+def test_phrases_of_several_turns_are_not_measured(serve: Serve, second: str, match: bool | None, refused: str) -> None:
+    """Each turn begins with the server's phrase, and the model adds none of its own."""
+    more: dict[str, Any] = {"reasoning_language": "fr", "reasoning_language_enforcement": "prefill"}
+    served = serve(Turns(program("1 + 2", "</think>\n"), second), tools="python", tool_turns=2)
+    told = served.ask(QUESTION, **more).json()["reasoning_language"]
+    assert told["match"] is match and told["prefilled"] == ["Bon, réfléchissons étape par étape."] * 2
+    served = serve(Turns(program("1 + 2", ""), second.removeprefix("</think>")), tools="python", tool_turns=2)
+    more |= {"reasoning_language_enforcement": "strict", "reasoning_effort": "none", "temperature": 0}
+    reply, last = served.ask(QUESTION, **more), served.events(QUESTION, **more)[-1]
+    assert reply.status_code == (422 if refused else 200)
+    assert [found.get("error", {}).get("code", "") for found in (reply.json(), last)] == [refused] * 2
+    assert ("tool_turns" in reply.text) is (refused == "response_cut")
+
+
 def test_responses_have_the_calls_as_items(serve: Serve, client: Any) -> None:
     served = serve(Turns(program("1 + 2"), "It is 3."), tools="python")
     asked = client(served)

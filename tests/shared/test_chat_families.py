@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,7 +45,7 @@ GEMMA4 = "<bos> <eos> <|turn> <turn|> <|channel> <channel|> <|think|>"
 MISTRAL = "<s> </s> [INST] [/INST] [SYSTEM_PROMPT] [/SYSTEM_PROMPT] [THINK] [/THINK]"
 GLM = "[gMASK] <sop> <|user|> <|assistant|> <|system|> <|observation|> <|endoftext|>"
 DEEPSEEK = "<｜begin▁of▁sentence｜> <｜end▁of▁sentence｜> <｜User｜> <｜Assistant｜>"
-HARMONY = "<|start|> <|message|> <|channel|> <|end|> <|return|> <|call|> <|startoftext|>"
+HARMONY = "<|start|> <|message|> <|channel|> <|end|> <|return|> <|call|> <|constrain|> <|startoftext|>"
 THINKS, CLOSES = {"enable_thinking": True}, {"enable_thinking": False}
 CLOSED = "<think>\n\n</think>\n\n"
 IM = Family(CHATML, "<|im_end|>", "<|im_end|> <|endoftext|>", "<|im_end|>")
@@ -85,10 +86,15 @@ SEVERAL = [name for name, family in FAMILIES.items() if family.several]
 
 def write(folder: Path, name: str) -> Path:
     """A byte-level tokenizer with a family's control tokens and its template, as its model folders have them."""
+    template = (FOLDER / f"{name.split()[0]}.jinja").read_text(encoding="utf-8")
+    return write_model(folder, FAMILIES[name], template, OTHERS)
+
+
+def write_model(folder: Path, family: Family, template: str, more: Sequence[str] = ()) -> Path:
+    """A model's folder. more: further control tokens."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    family = FAMILIES[name]
-    control = [*family.control.split(), *OTHERS]
+    control = [*family.control.split(), *more]
     vocabulary = {
         token: number for number, token in enumerate([*control, *sorted(pre_tokenizers.ByteLevel.alphabet())])
     }
@@ -97,7 +103,6 @@ def write(folder: Path, name: str) -> Path:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(control)
     tokenizer.save(str(folder / "tokenizer.json"))
-    template = (FOLDER / f"{name.split()[0]}.jinja").read_text(encoding="utf-8")
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": template, "eos_token": family.eos}
     settings["bos_token"] = control[0]
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))

@@ -7,6 +7,7 @@ import json
 import time
 import unicodedata
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -241,6 +242,22 @@ def test_undetermined_problem_takes_the_language_of_its_data_or_of_the_thoughts(
     assert not consistency("$2+3=$", "2+3", ANSWER["it"]).consistent
 
 
+def test_reasoning_and_answer_are_held_to_the_language_that_is_asked_for() -> None:
+    asked = partial(consistency, PROBLEM["en"], asked="de")
+    assert asked(THOUGHTS["de"], ANSWER["de"]).consistent
+    assert asked(THOUGHTS["de"], "$18$").consistent, "a formula is in no language"
+    for reasoning, answer, reason in (
+        (THOUGHTS["en"], ANSWER["en"], "reasoning in en, expected de"),
+        (THOUGHTS["de"], "The answer is therefore eight apples.", "answer in en, expected de"),
+        ("", ANSWER["de"], "the reasoning is empty"),
+    ):
+        found = asked(reasoning, answer)
+        assert (found.consistent, found.reason) == (False, reason) and found.languages[0] == "en"
+    assert consistency("2+2=?", THOUGHTS["de"], ANSWER["de"], asked="de", undetermined="nothing").consistent
+    assert not consistency("2+2=?", THOUGHTS["de"], "4", asked="de", undetermined="nothing").consistent
+    assert consistency(PROBLEM["de"], THOUGHTS["de"], ANSWER["de"], asked="de").consistent, "its own, too"
+
+
 @pytest.mark.parametrize("text", ["", "8", "\\boxed{42}", "$x^2$", "ok", "\0", "\ud800 \ud800", "a" * 5])
 def test_too_little_text_is_undetermined(text: str) -> None:
     found = detect(text)
@@ -327,6 +344,29 @@ def test_twins_are_told_apart_in_long_and_clear_texts_only() -> None:
     )
     assert spoken_in(short, "no")[1] is not False
     assert spoken_in(long, "da")[1] is True and spoken_in(long, "no")[1] is False
+
+
+@pytest.mark.parametrize(("code", "text"), [
+    ("en", "The answer is"), ("fr", "La réponse est"), ("de", "Die Antwort ist"), ("es", "La respuesta es"),
+    ("it", "La risposta è"), ("ru", "Итак, ответ равен"), ("ru", "Ответ:"), ("zh", "答案是"), ("zh", "答："),
+    ("uk", "Відповідь:"), ("bg", "Отговорът е"), ("ja", "答えは"), ("ja", "こたえ"), ("ja", "答案"), ("ko", "답은"),
+    ("ko", "답"), ("ar", "الجواب هو"), ("hi", "उत्तर है"), ("th", "คำตอบคือ"), ("el", "Απάντηση"), ("he", "התשובה"),
+    ("ta", "விடை"), ("de", "Gesamt:"),
+])  # fmt: skip
+def test_a_short_answer_is_told_by_its_script_or_by_a_model_that_is_sure(code: str, text: str) -> None:
+    found, same = spoken_in(rf"{text} \boxed{{7}}.", code)
+    assert (found.language, same) == (code, True)
+
+
+@pytest.mark.parametrize(("code", "text", "same"), [
+    ("en", "Итак, ответ равен", False), ("ru", "답은", False), ("de", "الجواب هو", False), ("hi", "விடை", False),
+    ("zh", "答えは", False), ("th", "Απάντηση", False), ("en", "αβγδ", None), ("de", "Δ", None), ("ru", "А", None),
+    ("uk", "Итак, ответ равен", None), ("bg", "Ответ:", None), ("fa", "جواب", None), ("en", "Answer:", None),
+    ("en", "Gesamt:", None), ("fr", "AB", None), ("ko", "km", None), ("ru", "", None),
+])  # fmt: skip
+def test_a_short_answer_that_nothing_tells_stays_open(code: str, text: str, same: bool | None) -> None:
+    """Another script refuses; Greek letters and single ones may be mathematics; relatives share their words."""
+    assert spoken_in(rf"{text} \boxed{{7}}.", code)[1] is same
 
 
 def test_real_problems_are_detected_in_every_language() -> None:

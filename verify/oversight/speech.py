@@ -16,7 +16,7 @@ import re
 import unicodedata
 from typing import NamedTuple
 
-from verify.format import CONTROL, TEXT
+from shared.reasoning_tags import CONTROL, TEXT
 from verify.oversight.question import Passage
 
 LEAST_WORDS = 4

@@ -1,0 +1,96 @@
+"""Rules by which the language of a response is enforced.
+
+    prompt    the prompt asks for the language, nothing more
+    prefill   the reasoning begins with a phrase in it, which the model did not choose
+    retry     the first words (of the reasoning, or of the answer where there is none) are held back until their
+              language is clear; where it is another one, the completion is aborted and sampled once more
+    strict    as retry; and a response that ends up in another language, without an answer or cut is an error
+
+Only what the model wrote itself is examined: never a phrase that the server put in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from serve.errors import ApiError
+from serve.plan import GenerationPlan, Response
+from serve.reasoning import Chunk
+from serve.reasoning_language import CUT, MISMATCH, NO_ANSWER, is_written
+from serve.system_prompts import PromptRenderer
+from shared.tool_calls import OPEN
+from verify.language import spoken_in
+
+CLEAR_LETTERS = 80
+"""letters of reasoning from which its language can be detected (fewer mislead: "Hmm, wait" is French)"""
+Means = Literal["ask", "prefill"]
+"""how a try brings the language about: the prompt asks for it, and besides the reasoning begins with a phrase in it"""
+
+
+def most_tries(prompts: PromptRenderer, plan: GenerationPlan) -> int:
+    """Return how many tries a response may take: one where a second one would be the same as the first."""
+    if plan.enforcement not in ("retry", "strict") or not plan.choice.code:
+        return 1
+    return 2 if plan.sampling.temperature > 0 or can_begin(prompts, plan) else 1
+
+
+def means_of(number: int, prompts: PromptRenderer, plan: GenerationPlan, response: Response) -> Means:
+    """Return the means of a try, counted from 1. A model that was trained to follow requests is asked again, since a
+    phrase that it never saw in training derails it; so is one that is to write no reasoning."""
+    again = number > 1 and not (prompts.trained and plan.sampling.temperature > 0)
+    wanted = plan.choice.code != "" and (plan.enforcement == "prefill" or again)
+    return "prefill" if wanted and can_begin(prompts, plan) and not response.end_reasoning_early else "ask"
+
+
+def can_begin(prompts: PromptRenderer, plan: GenerationPlan) -> bool:
+    """Whether there is reasoning to begin: neither template nor request rule it out."""
+    return not prompts.chat.think_closed and plan.thinking_budget != 0
+
+
+def texts_of(held: Sequence[Chunk]) -> tuple[str, str]:
+    """Return the reasoning and the answer that the model wrote."""
+    reasoning, answer = (
+        "".join(chunk.text for chunk in held if chunk.thinking is kind and not chunk.forced) for kind in (True, False)
+    )
+    return reasoning, answer
+
+
+def is_clear(held: Sequence[Chunk], plan: GenerationPlan, last: bool = False) -> bool | None:
+    """Return whether the response so far is in the requested language; None while it is too short to decide. `last`: no
+    more text follows. Without reasoning, its answer is examined, up to its first call."""
+    text, answer = texts_of(held)
+    over = last or answer != ""
+    if not is_written(text):
+        text, over = answer.partition(OPEN)[0] if plan.tools else answer, last
+    found, match = spoken_in(text, plan.choice.code)
+    if found.units < CLEAR_LETTERS and not over:
+        return None
+    return match is not False if over else match
+
+
+def check_language(responses: Sequence[Response], plan: GenerationPlan) -> None:
+    """Raises ApiError for the first response that does not pass where the language is enforced strictly: one in another
+    language, one without an answer, and one that was cut. What has too few words to tell a language passes."""
+    if plan.enforcement != "strict" or not plan.choice.code:
+        return
+    for response in responses:
+        found, code = response.measured, plan.choice.code
+        answered = bool(response.answer.strip() or response.calls)
+        if found is not None and found.match is False:
+            parts = (("reasoning", found.reasoning), ("answer", found.answer))
+            was = ", ".join(f"{name} {part.share:.0%} {part.language or 'undetermined'}" for name, part in parts)
+            raise refusal(f"not in {code} in any try: {was}; try another seed, or the enforcement prompt", MISMATCH)
+        if response.finish_reason == "length":
+            more = ", or start the server with more tool_turns" if response.executed else ""
+            raise refusal(
+                f"the response was cut {'in' if answered else 'before'} its answer: give more max_tokens "
+                f"(max_output_tokens), or a smaller thinking_token_budget or reasoning_effort{more}", CUT,
+            )  # fmt: skip
+        if not answered:
+            raise refusal("the model ended without an answer: try another seed, or the enforcement prompt", NO_ANSWER)
+
+
+def refusal(message: str, code: str) -> ApiError:
+    """Return the error that takes the place of a response."""
+    return ApiError(422, message, code=code)
