@@ -26,8 +26,9 @@ import httpx
 from benchmarks.figures import Section, benchmark, measured_with
 from benchmarks.report import table
 from benchmarks.servers import OURS, Running
+from evaluation.samples import written
 from examples.quickstart.word_problems import PHRASES, WordProblem, make_word_problem
-from serve.reasoning_language import Enforcement, measure, sampled
+from serve.reasoning_language import Enforcement, measure
 from shared.errors import ConfigError, RunError
 from verify.extract import extract_answer
 
@@ -94,7 +95,7 @@ async def ask(client: httpx.AsyncClient, problem: WordProblem, asked: str, mode:
     content = reply.json()
     message, language = content["choices"][0]["message"], content["reasoning_language"]
     answer = message["content"] or ""
-    match = measure(sampled(message["reasoning"] or "", language), answer, asked).match
+    match = measure(written(message["reasoning"] or "", language), answer, asked).match
     numbers = [extract_answer(answer), *reversed(re.findall(r"\d+", answer))]
     correct = next(filter(None, numbers), "") == str(problem.answer)
     tokens = content["usage"]["completion_tokens"]
