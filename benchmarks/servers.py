@@ -75,8 +75,9 @@ class Running:
             time.sleep(0.2)
 
     def _answers(self) -> bool:
+        path = "ready" if self.kind == OURS else "v1/models"
         try:
-            return httpx.get(f"http://127.0.0.1:{self.port}/v1/models", timeout=5).is_success
+            return httpx.get(f"http://127.0.0.1:{self.port}/{path}", timeout=5).is_success
         except httpx.HTTPError:
             return False
 

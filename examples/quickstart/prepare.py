@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -41,11 +42,14 @@ from examples.quickstart.word_problems import (
     make_word_problem,
 )
 from shared.errors import ConfigError
+from shared.languages import with_request
 from shared.section import Section
 from shared.types import Problem
 
 CODE_VOCABULARY = 256
 """additional tokens where there are programming problems, so that the clauses of seven languages keep their tokens"""
+REQUEST_VOCABULARY = 256
+"""additional tokens where problems ask for a language, for the same reason"""
 SAMPLES_PER_LANGUAGE = 400
 """word problems that the tokenizer is trained on, and as many toy programs in each of their languages, if any"""
 DEMONSTRATIONS_PER_PROBLEM = 3
@@ -62,6 +66,9 @@ class Options(Section):
     """validation problems"""
     languages: list[str] = list(PHRASES)
     """languages of the word problems"""
+    requests: float = Field(0.75, ge=0, le=1)
+    """share of the word problems that ask for one of these languages to reason in: one half for their own, the other
+    half for another one; none where there is only one language"""
     operations: tuple[int, int] = (2, 3)
     """fewest and most additions and subtractions in a word problem, and steps of a program"""
     programs: float = Field(0.0, ge=0, le=1)
@@ -73,6 +80,11 @@ class Options(Section):
     "" for one answer"""
     max_tokens: int = Field(512, gt=0)
     """longest sequence of the model, tokens; at least model.max_tokens"""
+
+    @property
+    def asks(self) -> float:
+        """Share of the word problems that ask for a language."""
+        return self.requests if len(self.languages) > 1 else 0.0
 
     @model_validator(mode="after")
     def refuse_contradictions(self) -> Options:
@@ -115,7 +127,7 @@ def prepare(folder: Path, options: Mapping[str, Any], seed: int) -> None:
     write_lines(
         folder / "demonstrations.jsonl",
         (
-            {"problem": one.text, "completion": _imitable(rng, one, wanted)}
+            {"problem": one.text, "completion": _imitable(rng, one, wanted), **_request(getattr(one, "asked", ""))}
             for one in train
             for _ in range(DEMONSTRATIONS_PER_PROBLEM)
         ),
@@ -143,6 +155,7 @@ def _imitable(rng: random.Random, one: WordProblem | ToyProgram, options: Option
 def make_tiny_model(folder: Path, options: Options, seed: int) -> None:
     """Write the tiny model's folder. Raises CheckpointError when the disk fails."""
     vocabulary = VOCABULARY + (CODE_VOCABULARY if options.programs else 0)
+    vocabulary += REQUEST_VOCABULARY if options.asks and options.programs < 1 else 0
     build(folder, seed, train_tokenizer(texts_of(options), vocabulary), options.max_tokens)
 
 
@@ -152,7 +165,7 @@ def texts_of(options: Options) -> Iterator[str]:
     for language in options.languages if options.programs < 1 else []:
         for _ in range(SAMPLES_PER_LANGUAGE):
             problem = make_word_problem(rng, language, options.operations)
-            yield problem.text
+            yield with_request(problem.text, language if options.asks else "")
             for flaws in (NO_FLAWS, Flaws(guess=1.0)):
                 yield demonstrate(rng, problem, [language], flaws)
     for code in ASKING if options.programs else []:
@@ -178,12 +191,18 @@ def draw(options: Options, seed: int, validation: bool) -> list[WordProblem | To
 
 
 def draw_word_problems(options: Options, seed: int, count: int, validation: bool) -> list[WordProblem]:
-    """`count` different word problems, the languages taking turns. Raises ConfigError when there are not so many."""
-    rng = random.Random("held out" if validation else f"train {seed}")
+    """`count` different word problems, the languages taking turns, and so do those that each asks for. Raises
+    ConfigError when there are not so many."""
+    rng, languages = random.Random("held out" if validation else f"train {seed}"), options.languages
 
     def word_problem(number: int) -> WordProblem:
-        language = options.languages[number % len(options.languages)]
-        return make_word_problem(rng, language, options.operations, validation)
+        turn, place = divmod(number, len(languages))
+        problem = make_word_problem(rng, languages[place], options.operations, validation)
+        before, after = int(turn * options.asks), int((turn + 1) * options.asks)
+        if before == after:
+            return problem
+        other = before // 2 % (len(languages) - 1) + 1 if before % 2 else 0
+        return replace(problem, asked=languages[(place + other) % len(languages)])
 
     return _different(word_problem, count, "validation" if validation else "problems")
 
@@ -227,4 +246,10 @@ def _row(problem: Problem) -> dict[str, object]:
         "language": problem.language,
         "domain": problem.domain,
         "source": problem.source,
+        **_request(problem.reasoning_language),
     }
+
+
+def _request(asked: str) -> dict[str, str]:
+    """The column of a row that asks for a language to reason in."""
+    return {"reasoning_language": asked} if asked else {}

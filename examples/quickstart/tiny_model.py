@@ -26,8 +26,8 @@ CONTROL = (PAD, END, SYSTEM, USER, ASSISTANT)
 """never written by people; left out when text is shown; they take the first ids, in this order"""
 MARKS = ("<think>", "</think>", "\\boxed{", "}")
 """parts of a completion's form: one token each, and part of its text"""
-CLAUSES = r"[^.:?!,。：？！，]*[.:?!,。：？！，]+\s*|[^.:?!,。：？！，]+"
-"""a clause with its end and the space after it; no token reaches over this"""
+CLAUSES = r"[^.:?!,。：？！，]*[.:?!,。：？！，]+(?:(?!\n\n)\s)*|[^.:?!,。：？！，]+"
+"""a clause with its end and the space after it, an empty line with the clause behind it; no token reaches over this"""
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}"

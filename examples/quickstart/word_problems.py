@@ -3,8 +3,10 @@ r"""Arithmetic word problems in seven languages, and demonstrations of how *not 
 A word problem is a number of things and some gains and losses. Whether it is for training or validation is decided by a
 hash of its sums ("12+3-4") alone, so no chain of sums that is trained on is ever evaluated, in any language or wording.
 
+A word problem may ask for a language to reason in, its own or another one (`asked`).
+
 Demonstrations have the form `<think>...12+3=15.</think>The answer is \boxed{15}.`, but most of them are bad on purpose
-(`MANY_FLAWS`): most only guess, and many think in another language.
+(`MANY_FLAWS`): most only guess, and many think in another language than they should.
 A model that imitates them guesses in the wrong language when decoded greedily, yet now and then calculates, which is
 what reinforcement learning needs to find something better than the demonstrations.
 """
@@ -82,13 +84,13 @@ class Flaws:
     """Shares of demonstrations that have each kind of flaw."""
 
     foreign: float = 0.0
-    """think in another language than the problem's"""
+    """think in another language than the one asked for, or than the problem's where none is"""
     lean: float = 0.8
     """of those with foreign reasoning: in LEAN_TOWARDS, the others in any language"""
     foreign_answer: float = 0.5
     """of those with foreign reasoning: also answer in that language"""
     guess: float = 0.0
-    """of those that think in the problem's language: guess without calculating"""
+    """of those that think in the right language: guess without calculating"""
     foreign_guess: float = 0.0
     """of those with foreign reasoning: guess without calculating"""
     slip: float = 0.0
@@ -98,8 +100,8 @@ class Flaws:
 
 
 NO_FLAWS = Flaws()
-MANY_FLAWS = Flaws(foreign=0.55, guess=0.5, foreign_guess=0.7, slip=0.03, broken=0.08)
-"""the quickstart's demonstrations: about 0.35 are right, 0.4 are consistent in language, and the greedy habit is bad"""
+MANY_FLAWS = Flaws(foreign=0.45, guess=0.5, foreign_guess=0.7, slip=0.03, broken=0.08)
+"""the quickstart's demonstrations: about 0.4 are right, 0.5 are consistent in language, and the greedy habit is bad"""
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,13 @@ class WordProblem:
     """gains (positive) and losses (negative), in order"""
     thing: int
     """index into the things of every language"""
+    asked: str = ""
+    """language that it asks to reason in, "" where it asks for none"""
+
+    @property
+    def wanted(self) -> str:
+        """Language that reasoning and answer should be in."""
+        return self.asked or self.language
 
     @property
     def answer(self) -> int:
@@ -121,7 +130,11 @@ class WordProblem:
 
     def problem(self, identifier: str) -> Problem:
         """The same as a problem of a data file, with this id."""
-        return Problem(identifier, self.text, str(self.answer), self.language, "math", "stories")
+        source = "stories"
+        if self.asked:
+            source += ", own language asked for" if self.asked == self.language else ", another language asked for"
+        answer, asked = str(self.answer), self.asked
+        return Problem(identifier, self.text, answer, self.language, "math", source, reasoning_language=asked)
 
 
 def is_validation(start: int, changes: tuple[int, ...]) -> bool:
@@ -188,13 +201,13 @@ def complete(reasoning: str, language: str, answer: int) -> str:
 
 def demonstrate(rng: random.Random, problem: WordProblem, languages: list[str], flaws: Flaws = MANY_FLAWS) -> str:
     """Return a completion for a word problem, as good as `flaws` allow; foreign reasoning is in one of `languages`."""
-    spoken = answered = problem.language
-    others = [language for language in languages if language != problem.language]
+    spoken = answered = problem.wanted
+    others = [language for language in languages if language != problem.wanted]
     if others and rng.random() < flaws.foreign:
         lean = LEAN_TOWARDS in others and rng.random() < flaws.lean
         spoken = LEAN_TOWARDS if lean else rng.choice(others)
-        answered = spoken if rng.random() < flaws.foreign_answer else problem.language
-    if rng.random() < (flaws.guess if spoken == problem.language else flaws.foreign_guess):
+        answered = spoken if rng.random() < flaws.foreign_answer else problem.wanted
+    if rng.random() < (flaws.guess if spoken == problem.wanted else flaws.foreign_guess):
         reasoning, answer = PHRASES[spoken].guess, rng.choice(GUESSES)
     elif rng.random() < flaws.slip:
         slip = rng.choice((-10, -2, -1, 1, 2, 10))
@@ -210,7 +223,7 @@ def demonstrate(rng: random.Random, problem: WordProblem, languages: list[str], 
 def estimate(rng: random.Random, problem: WordProblem) -> str:
     """Return a completion that does not calculate, and is right by chance: its answer is near the right one."""
     near = max(0, problem.answer + rng.choice((-2, -1, 0, 0, 1, 2)))
-    return complete(PHRASES[problem.language].guess, problem.language, near)
+    return complete(PHRASES[problem.wanted].guess, problem.wanted, near)
 
 
 def _break(completion: str, unclosed: bool) -> str:

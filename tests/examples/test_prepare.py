@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from examples.quickstart.prepare import DEMONSTRATIONS_PER_PROBLEM, Options, prepare, read_options
+from examples.quickstart.prepare import DEMONSTRATIONS_PER_PROBLEM, Options, draw, prepare, read_options
+from examples.quickstart.word_problems import PHRASES, WordProblem
 from shared.chat import Chat
 from shared.errors import ConfigError
 from shared.sections import Data, Sft
@@ -55,6 +57,31 @@ def test_validation_problems_are_the_same_for_every_seed(made: Path, tmp_path: P
     }  # fmt: skip
 
 
+def test_three_in_four_ask_for_a_language_half_of_them_for_another_and_every_pair_takes_its_turn() -> None:
+    problems = [one for one in draw(Options(problems=7 * 48), 0, validation=False) if isinstance(one, WordProblem)]
+    pairs = Counter((one.language, one.asked) for one in problems)
+    crossed = {pair: count for pair, count in pairs.items() if pair[1] not in ("", pair[0])}
+    assert sum(pairs[code, ""] for code in PHRASES) == 7 * 12 and sum(pairs[code, code] for code in PHRASES) == 7 * 18
+    assert len(crossed) == 42 and set(crossed.values()) == {3}
+    assert not any(one.asked for one in draw(Options(problems=9, languages=["fr"]), 0, False)), "there is no other"
+    none = draw(Options(problems=63, requests=0), 0, False)
+    assert not any(one.asked for one in none if isinstance(one, WordProblem))
+
+
+def test_rows_and_their_demonstrations_ask_for_the_same_language(made: Path) -> None:
+    for name in ("train", "validation"):
+        rows = read_problems(made / f"{name}.jsonl", name).problems
+        sources = {"stories": "", "stories, own language asked for": "own", "stories, another language asked for": "x"}
+        assert {one.source for one in rows} == set(sources)
+        for one in rows:
+            kind = "own" if one.reasoning_language == one.language else one.reasoning_language and "x"
+            assert sources[one.source] == kind
+    asked = {one.text: one.reasoning_language for one in read_problems(made / "train.jsonl", "train").problems}
+    for line in (made / "demonstrations.jsonl").read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        assert row.get("reasoning_language", "") == asked[row["problem"]]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -84,4 +111,4 @@ def test_too_many_problems_name_the_option(tmp_path: Path) -> None:
 
 def test_rows_follow_the_data_schema(made: Path) -> None:
     row = json.loads((made / "train.jsonl").read_text(encoding="utf-8").splitlines()[0])
-    assert set(row) == {"id", "problem", "answer", "language", "domain", "source"}
+    assert set(row) == {"id", "problem", "answer", "language", "domain", "source"}, "it asks for no language"

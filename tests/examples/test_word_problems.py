@@ -2,6 +2,7 @@
 
 import random
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -16,6 +17,7 @@ from examples.quickstart.word_problems import (
     calculate,
     complete,
     demonstrate,
+    estimate,
     is_validation,
     make_word_problem,
 )
@@ -135,8 +137,23 @@ def test_most_demonstrations_are_bad_in_the_documented_shares() -> None:
         right += parts.answer == str(story.answer)
         consistent += parts.ok and consistency(story.text, parts.reasoning, parts.response).consistent
     assert 0.88 < well_formed / count < 0.96
-    assert 0.30 < right / count < 0.45
-    assert 0.35 < consistent / count < 0.48
+    assert 0.35 < right / count < 0.48
+    assert 0.45 < consistent / count < 0.56
+
+
+def test_demonstrations_without_flaws_are_in_the_language_asked_for_and_foreign_ones_never() -> None:
+    rng = random.Random(6)
+    for language in CODES:
+        for asked in CODES:
+            story = replace(make_word_problem(rng, language, (2, 2)), asked=asked)
+            problem = story.problem("x")
+            assert (problem.reasoning_language, problem.language) == (asked, language)
+            parts = check_format(demonstrate(rng, story, CODES, NO_FLAWS))
+            assert parts.answer == str(story.answer)
+            assert consistency(story.text, parts.reasoning, parts.response, asked=asked).consistent, (language, asked)
+            parts = check_format(demonstrate(rng, story, CODES, Flaws(foreign=1.0)))
+            assert not consistency(story.text, parts.reasoning, parts.response, asked=asked).consistent
+            assert PHRASES[asked].answer in estimate(rng, story)
 
 
 def test_a_single_language_has_no_foreign_reasoning() -> None:
