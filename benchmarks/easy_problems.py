@@ -1,6 +1,7 @@
 """Four kinds of small problems out of reasoning-gym, with worked steps: what a model of 135 M parameters partly solves.
 
 Problems, answers and the facts behind them come from the package (Apache-2.0); the steps are written from these facts.
+Problems are in English. One in three asks for reasoning in English, one in another language (`WORDS`), one for none.
 No problem of one file is in another, nor the same numbers in other words; the same call makes the same files, and
 `python -m benchmarks.easy_problems FOLDER` writes them.
 """
@@ -15,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from examples.quickstart.word_problems import PHRASES
 from shared.atomic_write import beside
 
 KINDS: dict[str, dict[str, int]] = {
@@ -25,9 +27,61 @@ KINDS: dict[str, dict[str, int]] = {
 }
 COUNTS = {"demonstrations": 200, "train": 600, "validation": 100}
 """problems of each kind in each file"""
-AT_ONCE, AT_ONCE_SHARE = "I can see the answer at once.", 0.5
+AT_ONCE_SHARE = 0.5
 """half of the demonstrations are of people who do not write down how they get there: imitated, that is the worse habit,
 and reinforcement learning can find out which of the two pays"""
+WORDS = {
+    "en": {
+        "at_once": "I can see the answer at once.",
+        "chain_sum": "I calculate from left to right",
+        "simple_equations": "I isolate the unknown number",
+        "leg_counting": "I count the legs of each kind of animal",
+        "gcd": "I divide with remainder until nothing is left",
+    },
+    "fr": {
+        "at_once": "Je vois la réponse tout de suite.",
+        "chain_sum": "Je calcule de gauche à droite",
+        "simple_equations": "J'isole le nombre inconnu",
+        "leg_counting": "Je compte les pattes de chaque espèce d'animal",
+        "gcd": "Je divise avec reste jusqu'à ce qu'il ne reste rien",
+    },
+    "de": {
+        "at_once": "Ich sehe die Antwort sofort.",
+        "chain_sum": "Ich rechne von links nach rechts",
+        "simple_equations": "Ich löse nach der unbekannten Zahl auf",
+        "leg_counting": "Ich zähle die Beine jeder Tierart",
+        "gcd": "Ich teile mit Rest, bis nichts mehr übrig ist",
+    },
+    "es": {
+        "at_once": "Veo la respuesta enseguida.",
+        "chain_sum": "Calculo de izquierda a derecha",
+        "simple_equations": "Despejo el número desconocido",
+        "leg_counting": "Cuento las patas de cada clase de animal",
+        "gcd": "Divido con resto hasta que no queda nada",
+    },
+    "it": {
+        "at_once": "Vedo subito la risposta giusta.",
+        "chain_sum": "Calcolo da sinistra a destra",
+        "simple_equations": "Isolo il numero sconosciuto",
+        "leg_counting": "Conto le zampe di ogni specie di animale",
+        "gcd": "Divido con il resto finché non rimane nulla",
+    },
+    "ru": {
+        "at_once": "Я сразу вижу ответ.",
+        "chain_sum": "Я считаю слева направо",
+        "simple_equations": "Я нахожу неизвестное число",
+        "leg_counting": "Я считаю ноги у каждого вида животных",
+        "gcd": "Я делю с остатком, пока ничего не останется",
+    },
+    "zh": {
+        "at_once": "我一眼就看出了答案。",
+        "chain_sum": "我从左到右依次计算",
+        "simple_equations": "我求出这个未知数",
+        "leg_counting": "我数一数每种动物的腿",
+        "gcd": "我反复做带余数的除法，直到没有余数",
+    },
+}
+"""language -> what reasoning in it says before its steps; not checked by native speakers"""
 MOST_STEPS = 4
 SEED = 20260101
 
@@ -73,7 +127,7 @@ def leg_counting(facts: dict[str, Any]) -> tuple[list[str], int]:
     from reasoning_gym.arithmetic.leg_counting import ANIMALS
 
     legs = {animal: count * ANIMALS[animal] for animal, count in facts["animals"].items()}
-    steps = [f"{n} {animal}: {n}*{ANIMALS[animal]}={legs[animal]}" for animal, n in facts["animals"].items()]
+    steps = [f"{n}*{ANIMALS[animal]}={legs[animal]}" for animal, n in facts["animals"].items()]
     return [*steps, "+".join(map(str, legs.values())) + f"={sum(legs.values())}"], sum(legs.values())
 
 
@@ -153,10 +207,21 @@ def write_files(folder: Path) -> None:
 def row_of(file: str, kind: str, number: int, problem: Solved) -> dict[str, str]:
     """Make one line of a file: a demonstration, or a problem with its answer."""
     row = {"id": f"{kind}/{file}/{number}", "source": kind, "language": "en", "problem": problem.text}
+    if asked := asked_of(number):
+        row["reasoning_language"] = asked
     if file == "demonstrations":
-        thoughts = AT_ONCE if number < AT_ONCE_SHARE * COUNTS[file] else problem.steps
-        return row | {"completion": f"<think>{thoughts}</think>The answer is \\boxed{{{problem.answer}}}."}
+        words, phrases = WORDS[asked or "en"], PHRASES[asked or "en"]
+        steps = f"{words[kind]}: {problem.steps}."
+        thoughts = words["at_once"] if number < AT_ONCE_SHARE * COUNTS[file] else steps
+        answer = f"{phrases.answer}{phrases.space}\\boxed{{{problem.answer}}}."
+        return row | {"completion": f"<think>{thoughts}</think>{answer}"}
     return row | {"answer": problem.answer}
+
+
+def asked_of(number: int) -> str:
+    """Return the language that row `number` of a kind asks for: none, English, another one, and so on in turn."""
+    others = [code for code in WORDS if code != "en"]
+    return ("", "en", others[number // 3 % len(others)])[number % 3]
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ def chats(count: int, tokens: int, kind: str = OURS, policy: Tags | None = None)
         text = f"Tom has {number} apples. Tom buys {3 + number % 7} more of them. How many apples does Tom have now?"
         messages = [{"role": "user", "content": text}]
         if policy is not None and kind == THEIRS:
-            messages[0]["content"] += f"\n\n{LANGUAGES['en'].clause}"
+            messages[0]["content"] += f"\n\n{LANGUAGES['en'].request}"
             messages.insert(0, {"role": "system", "content": SYSTEM_PROMPTS["en"].system_prompt(policy)})
         bodies.append({"model": NAME, "temperature": 0, "max_tokens": tokens, "messages": messages})
     return bodies

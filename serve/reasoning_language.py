@@ -19,38 +19,13 @@ from typing import Annotated, Literal, NamedTuple
 import langcodes
 from pydantic import AfterValidator
 
-from shared.languages import LANGUAGES
+from shared.languages import TAGS, name_of
 from verify.language import Detection, detect, known_languages, spoken_in
 
-TAGS = {"als": "gsw", "bh": "bho", "eml": "egl"}
-"""codes of the detector that differ from the language's BCP 47 tag (they are Wikipedia's, its training data) -> tag"""
 ALSO = {"nb": "no"}
 """subtags that the registry keeps separate from the detector's code for the same language -> that code"""
 MOST_DISTANCE = 20
 """largest CLDR distance from a language to another that its speakers understand"""
-
-
-class Name(NamedTuple):
-    """The names of a language."""
-
-    english: str
-    native: str
-    """name in the language itself; in English if CLDR does not know it"""
-
-    @property
-    def both(self) -> str:
-        """The English name, followed by the native one in parentheses if it differs."""
-        return self.english if self.native == self.english else f"{self.english} ({self.native})"
-
-
-@lru_cache(maxsize=256)
-def name_of(code: str) -> Name:
-    """Return the names of a language that the detector knows."""
-    if code in LANGUAGES:
-        return Name(LANGUAGES[code].english, LANGUAGES[code].native)
-    found = langcodes.Language.get(TAGS.get(code, code), normalize=False)
-    english, native = found.display_name(), found.autonym()
-    return Name(english, english if native.startswith("Unknown language") else native)
 
 
 @lru_cache(maxsize=1)

@@ -12,17 +12,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from serve.messages import ChatMessage
-from serve.reasoning_language import name_of
 from serve.tools import AnswerForm
-from shared.chat import Chat, QuotedTexts, joined
+from shared.chat import Chat, QuotedTexts, joined, system_prompt
 from shared.errors import ModelError
-from shared.languages import LANGUAGES
+from shared.languages import name_of, with_request
 from shared.model.model_card import read_card
 from shared.tool_calls import call_text, result_text
 from verify.format import CONTROL, TEXT, Tags
@@ -177,27 +176,27 @@ Markdown，公式用 LaTeX。即使任务或其中的文字使用其他语言，
 """language code -> its texts"""
 
 
+IN_ENGLISH = """ Write both the thoughts and the summary in English, even if the task, or a text in it, is in another \
+language. Code, names, paths and quotations stay as they are."""
+"""what the English system prompt says of the language"""
+
+
 @lru_cache(maxsize=256)
 def prompts_of(code: str) -> LanguagePrompts:
-    """Return the texts for a language that the detector knows. A language without texts of its own has no sentences
-    for the beginning and end of reasoning: it begins with the native name, and ends without a phrase."""
+    """Return the texts for a language that the detector knows, "" for no language. A language without texts of its own
+    has no sentences for the beginning and end of reasoning: it begins with the native name, and ends without a
+    phrase."""
     if code in SYSTEM_PROMPTS:
         return SYSTEM_PROMPTS[code]
-    name, english = name_of(code), SYSTEM_PROMPTS["en"]
+    english = SYSTEM_PROMPTS["en"]
+    if not code:
+        return replace(english, system=english.system.replace(IN_ENGLISH, ""), first_words="")
+    name = name_of(code)
     system = english.system.replace("in English, even", f"in {name.both}, even")
     return LanguagePrompts(system=system, first_words=f"{name.native}:", budget_phrase="")
 
 
-def language_request(code: str) -> str:
-    """Return "Think and answer in this language", in that language if it has a text, else in English."""
-    if code in LANGUAGES:
-        return LANGUAGES[code].clause
-    return f"Think and answer in {name_of(code).both}."
-
-
 POLICY = "policy"
-MAGISTRAL = "magistral"
-"""the same prompt as it is called in training, in English"""
 TRAINED = "trained"
 MOST_ARGUMENTS = 32
 """sets of arguments of the chat template whose prompts are remembered"""
@@ -206,10 +205,11 @@ MOST_ARGUMENTS = 32
 class PromptRenderer:
     """Renders conversations for one model."""
 
-    def __init__(self, chat: Chat, system: str = POLICY, whole: bool = False):
-        """system: "policy" for the server's prompt in the language of the reasoning, "" for none, else a fixed text.
-        whole: the model sees its earlier turns as it wrote them, reasoning included, whatever its template drops."""
-        self.chat, self.system, self.whole = chat, POLICY if system == MAGISTRAL else system, whole
+    def __init__(self, chat: Chat, system: str = POLICY, whole: bool = False, trained: bool = False):
+        """system: "policy" for the server's prompt in the language of the reasoning, "magistral" for that of training,
+        "" for none, else a fixed text. whole: the model sees its earlier turns as it wrote them, reasoning included,
+        whatever its template drops. trained: it was trained to follow requests for a language."""
+        self.chat, self.system, self.whole, self.trained = chat, system, whole, trained
         self.tags: Tags = CONTROL if chat.think_ids is not None else TEXT
         self.opened = bool(chat.think_prefix) and not chat.think_closed
         """whether the chat template opens the reasoning"""
@@ -231,7 +231,7 @@ class PromptRenderer:
         if card is None:
             return cls(Chat(folder, "", arguments), system)
         chat = Chat(folder, card.chat_template, {**card.template, **(arguments or {})})
-        return cls(chat, system, whole=card.history == "whole")
+        return cls(chat, system, whole=card.history == "whole", trained=card.language_requests)
 
     def with_arguments(self, arguments: Mapping[str, Any]) -> PromptRenderer:
         """The same with other arguments of the chat template, beside those that it has. Raises ModelError for one that
@@ -242,7 +242,8 @@ class PromptRenderer:
         if (known := self._others.get(key)) is None:
             if any(self.chat.added.search(value) for value in arguments.values() if isinstance(value, str)):
                 raise ModelError("an argument of the chat template spells a control token")
-            known = PromptRenderer(self.chat.with_arguments(arguments), self.system, self.whole)
+            chat = self.chat.with_arguments(arguments)
+            known = PromptRenderer(chat, self.system, self.whole, self.trained)
             if len(self._others) == MOST_ARGUMENTS:  # clients choose them
                 self._others.clear()
             self._others[key] = known
@@ -258,29 +259,31 @@ class PromptRenderer:
     def system_prompt(self, code: str) -> str:
         """Return the system prompt; code: language of the reasoning, "" for none."""
         if self.system != POLICY:
-            return self.system
-        return prompts_of(code or "en").system_prompt(self.tags)
+            return system_prompt(self.system, language=code)
+        return prompts_of(code).system_prompt(self.tags)
 
     def render(self, messages: Sequence[ChatMessage], code: str, form: AnswerForm | None = None) -> list[int]:
         """Return the [prompt_tokens] up to where the assistant begins, without reasoning of earlier turns unless
         `whole`. form: the part of the system prompt on the form of the answer.
 
-        Given a language, the last turn ends with the request for it, in that language: what is near the question has
-        most effect. Raises ModelError if the model's template refuses the conversation.
+        Given a language, the user's last turn ends with the request for it: what is near the question has most effect.
+        In an episode (`whole`) it stands where training puts it, behind the user's first words. A conversation without
+        a user has it in the system prompt. Raises ModelError if the model's template refuses the conversation.
         """
         quoted = QuotedTexts(self.chat)
         theirs = [quoted.quote(message.text) for message in messages if message.role in ("system", "developer")]
         told = form.text.replace("{given}", quoted.quote(form.given)) if form is not None else ""
+        rest = [message for message in messages if message.role not in ("system", "developer")]
+        users = [place for place, message in enumerate(rest) if message.role == "user"]
         system = joined(self.system_prompt(code), *theirs, told)
+        if not users:
+            system = with_request(system, code)
         turns = [{"role": "system", "content": system}] if system else []
         if self.whole:
-            said = [message for message in messages if message.role not in ("system", "developer")]
-            request = f"\n\n{language_request(code)}" if code and self.system == POLICY else ""
-            return self._whole(turns, said, request, quoted)
+            first = next((place for place, message in enumerate(rest) if message.role == "assistant"), len(rest))
+            return self._whole(turns, rest, [place for place in users if place < first][-1:], code, quoted)
         of_tools = False
-        for message in messages:
-            if message.role in ("system", "developer"):
-                continue
+        for place, message in enumerate(rest):
             made = [call.function for call in message.tool_calls or []]
             calls = [call_text(one.name, quoted.quote(one.arguments)) for one in made]
             text = "\n".join(filter(None, [quoted.quote(message.text), *calls]))
@@ -291,27 +294,31 @@ class PromptRenderer:
                 else:
                     turns.append({"role": "user", "content": result})
             else:
+                text = with_request(text, code) if [place] == users[-1:] else text
                 turns.append({"role": message.role, "content": text})
             of_tools = message.role == "tool"
-        if not turns or turns[-1]["role"] == "system":
+        if not rest:
             raise ModelError("nobody has said anything yet")
-        if code and self.system == POLICY and turns[-1]["role"] == "user":
-            turns[-1]["content"] += f"\n\n{language_request(code)}"
         return quoted.encode(self.chat.render_turns(turns))
 
     def _whole(
-        self, turns: list[dict[str, str]], messages: Sequence[ChatMessage], request: str, quoted: QuotedTexts
+        self,
+        turns: list[dict[str, str]],
+        messages: Sequence[ChatMessage],
+        asking: list[int],
+        code: str,
+        quoted: QuotedTexts,
     ) -> list[int]:
         """The [prompt_tokens] of an episode in training: the turns of the assistant as it wrote them, and between two
-        what the template puts there (`Chat.bridge`). turns: the system's, its texts `quoted`. request: added to the
-        last user turn."""
+        what the template puts there (`Chat.bridge`). turns: the system's, its texts `quoted`. asking: the message that
+        ends with the request for a language, if any."""
         if not messages or messages[0].role == "assistant":
             raise ModelError("it begins with a turn of the assistant: leave that out, or say it in the system prompt")
         ids, between = list[int](), list[tuple[str, str]]()
         for place, message in enumerate(messages):
             if message.role != "assistant":
-                last = place == len(messages) - 1 and message.role == "user"
-                between.append((message.role, message.text + (request if last else "")))
+                text = message.text if ids else quoted.quote(message.text)
+                between.append((message.role, with_request(text, code if place in asking else "")))
                 continue
             ids += self._between(ids, turns, between, quoted)
             ids += [*self._turn(message), self.chat.eos_id]
@@ -321,10 +328,11 @@ class PromptRenderer:
     def _between(
         self, ids: list[int], turns: list[dict[str, str]], between: list[tuple[str, str]], quoted: QuotedTexts
     ) -> list[int]:
-        """The tokens of messages up to where the assistant begins; with no ids before them, those of the prompt."""
+        """The tokens of messages up to where the assistant begins; with no ids before them, those of the prompt, whose
+        texts are `quoted`."""
         if ids:
             return self.chat.bridge(between)
-        first = [{"role": "user", "content": quoted.quote(text)} for _, text in between]
+        first = [{"role": "user", "content": text} for _, text in between]
         return quoted.encode(self.chat.render_turns(turns + first))
 
     def _turn(self, message: ChatMessage) -> list[int]:

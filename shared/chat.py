@@ -9,13 +9,14 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from functools import cached_property, partial
+from functools import cached_property, partial, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shared.atomic_write import write_whole
 from shared.chat_template import MARK, OTHER_TAGS, REASONING_TAGS, ChatTemplate, turn
 from shared.errors import ModelError
+from shared.languages import name_of
 from shared.model.folder import read_json
 from shared.tool_calls import result_text
 
@@ -28,7 +29,7 @@ MAGISTRAL = r"""You solve the user's task by reasoning first and answering secon
 First think: write a rough inner monologue, as on scratch paper, and follow it until you have found the answer. Be \
 as casual and as long as you want; try things, check them, and correct yourself. Then write a summary that stands on \
 its own: short and clear, with every step that matters for reaching the result, ending in {answer}. Use Markdown, and \
-LaTeX for formulas. Write both the thoughts and the summary in the language of the task.
+LaTeX for formulas. Write both the thoughts and the summary in {language}.
 
 Keep exactly this form:
 
@@ -37,6 +38,7 @@ Your draft: thoughts, attempts, checks, as casual and as long as you want.
 </think>
 The summary for the user, ending in {form}.""".replace("\\\n", "")
 """the structure follows Magistral (Figure 2), the words are ours"""
+TASK_LANGUAGE = "the language of the task"
 
 
 class AnswerFormat(NamedTuple):
@@ -51,11 +53,14 @@ class AnswerFormat(NamedTuple):
 BOXED_ANSWER = AnswerFormat(r"the final answer inside \boxed{}", r"\boxed{the final answer}")
 
 
-def system_prompt(setting: str, form: AnswerFormat = BOXED_ANSWER) -> str:
-    """The system prompt of a problem: "magistral" worded for the form of its answer, or the setting itself."""
+def system_prompt(setting: str, form: AnswerFormat = BOXED_ANSWER, language: str = "") -> str:
+    """The system prompt of a problem: "magistral" worded for the form of its answer and the language asked for ("" for
+    that of the task), or the setting itself."""
     if setting != "magistral":
         return setting
-    return MAGISTRAL.replace("{answer}", form.summary).replace("{form}", form.ending)
+    spoken = f"{name_of(language).both}, even if the task is in another language" if language else TASK_LANGUAGE
+    words = {"{language}": spoken, "{answer}": form.summary, "{form}": form.ending}
+    return reduce(lambda text, word: text.replace(*word), words.items(), MAGISTRAL)
 
 
 def joined(*parts: str) -> str:

@@ -36,6 +36,7 @@ KEYS = (
     "checker",
     "answer_form",
     "prefix",
+    "reasoning_language",
 )
 """keys of a problem that change what it means; "id" and "source" only name it"""
 FIELDS = (*KEYS, "id", "source", "solution", "completion", "system")
@@ -249,7 +250,7 @@ def problem_of(
     row: Mapping[str, Any], where: str, ground_truth: Literal["answer", "tests"] = "answer", *, hidden: bool = False
 ) -> Problem:
     """Make the problem of {"problem", "answer" or "tests", "id"?, "language"?, "domain"?, "source"?,
-    "pass_rate"?, "environment"?, "checker"?, "answer_form"?, "prefix"?}.
+    "pass_rate"?, "environment"?, "checker"?, "answer_form"?, "prefix"?, "reasoning_language"?}.
 
     ground_truth, hidden: what its verifier says, see `verify.verifiers.read_problem`. A row with tests and a checker
     may have an answer too; one of which all is the answer, compared with nothing, needs none. Raises DataError.
@@ -296,6 +297,7 @@ def problem_of(
         checker=checker,
         answer_form=form,
         prefix=prefix,
+        reasoning_language=text_of(row, "reasoning_language", where, ""),
     )
 
 

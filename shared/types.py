@@ -42,6 +42,9 @@ class Problem(msgspec.Struct, frozen=True):
 
     prefix: str = ""
     """beginning of a response, from which the policy goes on; it is judged as its own and not trained"""
+    reasoning_language: str = ""
+    """language in which its completions are to be reasoned and answered, and for which the prompt asks; "" for that of
+    `text`, without a request"""
 
     @property
     def verified(self) -> bool:

@@ -18,6 +18,7 @@ import msgspec
 from shared.atomic_write import beside
 from shared.chat import AnswerFormat, Chat, QuotedTexts, joined, system_prompt
 from shared.errors import DataError
+from shared.languages import with_request
 from shared.sections import Data
 from shared.types import Problem, Prompt
 from trainer.stages import Stages
@@ -87,17 +88,22 @@ class PromptFormat:
         """The same chat format, with neither system prompt nor template: for general instructions."""
         return PromptFormat(self.chat, self.settings.model_copy(update={"system_prompt": "", "templates": {}}))
 
-    def render(self, text: str, domain: str = "math", also: str = "", form: AnswerFormat | None = None) -> list[int]:
+    def render(
+        self, text: str, domain: str = "math", also: str = "", form: AnswerFormat | None = None, language: str = ""
+    ) -> list[int]:
         """[prompt_tokens] token ids of one user turn; what `text` spells is never a control token, as in serving. also:
-        a text behind the system prompt, such as tools. form: of the answer, None for that of the domain."""
+        a text behind the system prompt, such as tools. form: of the answer, None for that of the domain. language: in
+        which the turn asks to reason, as a server does, "" for none."""
         quoted, template = QuotedTexts(self.chat), self.settings.templates.get(domain, "{problem}")
-        system = system_prompt(self.settings.system_prompt, form or verifier_of(domain).form)
-        return self.chat.render(template.replace("{problem}", quoted.quote(text)), joined(system, also), quoted)
+        system = system_prompt(self.settings.system_prompt, form or verifier_of(domain).form, language)
+        said = with_request(template.replace("{problem}", quoted.quote(text)), language)
+        return self.chat.render(said, joined(system, also), quoted)
 
     def prompt_of(self, problem: Problem, text: str = "", also: str = "") -> list[int]:
         """[prompt_tokens] token ids of a problem, its prefix behind them; `text`, where given, takes the place of its
         own."""
-        ids = self.render(text or problem.text, problem.domain, also, verifier_for(problem).form)
+        form, language = verifier_for(problem).form, problem.reasoning_language
+        ids = self.render(text or problem.text, problem.domain, also, form, language)
         return ids + self.chat.encode_completion(problem.prefix) if problem.prefix else ids
 
 
@@ -155,8 +161,8 @@ class DataSource:
         most are not rendered (a megabyte would take seconds). The others are, from the longest down, until
         FITTING_IN_A_ROW in succession fit; the shorter rest is taken to fit too (`draw` checks every prompt anyway).
         """
-        forms = [(one.domain, verifier_for(one).form) for one in problems]
-        around = {form: len(self.prompt_format.render("", form[0], form=form[1])) for form in set(forms)}
+        forms = [(one.domain, "", verifier_for(one).form, one.reasoning_language) for one in problems]
+        around = {form: len(self.prompt_format.render("", *form)) for form in set(forms)}
         sizes = [
             (len((one.text + one.prefix).encode()) + around[form], one)
             for one, form in zip(problems, forms, strict=True)

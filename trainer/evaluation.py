@@ -43,6 +43,8 @@ GREEDY = 0.0
 """temperature of greedy decoding"""
 SHOWN = 8
 """completions that an evaluation keeps to be shown"""
+PARTS = {"language": "language", "asked": "reasoning_language", "domain": "domain", "set": "source"}
+"""kind of a part -> field of a problem"""
 LEAST_SHARE = 1 / 8
 """share of the engines' slots that evaluations take where training leaves none"""
 
@@ -102,7 +104,7 @@ class Evaluation(Breakdown, kw_only=True):
     answers: float | None = None
     """different answers of a problem, right ones being one; as for `majority`"""
     parts: dict[str, Breakdown] = {}
-    """"language/fr", "domain/code", "set/gsm8k": only kinds of which there are several"""
+    """"language/fr", "asked/de", "domain/code", "set/gsm8k": only kinds (`PARTS`) of which there are several"""
     info: dict[str, InfoMean] = {}
     """by name: numbers that environments gave"""
     samples: list[Sampled] = []
@@ -249,12 +251,13 @@ def _share(found: list[bool]) -> float | None:
 
 
 def parts_of(problems: Sequence[Sequence[Sampled]]) -> dict[str, Breakdown]:
-    """`part_of` for each language, domain and set, where there are several. problems: [problems][completions]."""
+    """`part_of` for each language, language asked for, domain and set, where there are several. problems:
+    [problems][completions]."""
     found: dict[str, Breakdown] = {}
-    for kind, name in (("language", "language"), ("domain", "domain"), ("set", "source")):
+    for kind, name in PARTS.items():
         by_value: dict[str, list[Sequence[Sampled]]] = {}
         for samples in problems:
-            by_value.setdefault(getattr(samples[0].problem, name), []).append(samples)
+            by_value.setdefault(getattr(samples[0].problem, name) or "none", []).append(samples)
         if len(by_value) > 1:
             found |= {f"{kind}/{value}": part_of(members) for value, members in sorted(by_value.items())}
     return found

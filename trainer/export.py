@@ -39,22 +39,28 @@ Of a run with adapters (lora.rank) they are merged into it, and written for PEFT
 def note_training(config: Config, folder: Path, version: int) -> None:
     """Write the model card of an export: the system prompt and the history of its training, which serving must know,
     and the seal of the checkpoint that has these weights."""
-    model, seal, history = config.with_template().model, seal_of(config, version), history_of(config)
-    text = model.chat_template
-    card = ModelCard(config.name, version, config.data.system_prompt, seal, history, text, model.template)
+    model, seal = config.with_template().model, seal_of(config, version)
+    text, (history, requests) = model.chat_template, history_and_requests(config)
+    card = ModelCard(config.name, version, config.data.system_prompt, seal, history, text, model.template, requests)
     write_whole(folder / CARD, msgspec.json.encode(card) + b"\n")
     if (folder / "config.json").is_file():
         with contextlib.suppress(ModelError):  # no launch begins with such a tokenizer; its weights are there
             Chat(folder, text, model.template).complete(folder)
 
 
-def history_of(config: Config) -> str:
-    """ "whole" where the run trains on episodes, "" where on single completions: see `ModelCard.history`."""
-    path = Path(config.locate(config.data.train))
-    rows = problem_rows(path, "data.train", [], config.data.columns) if config.data.train and path.is_file() else ()
-    settings = config.environment
-    named = settings.name or settings.history == "whole" or any(row.fields.get("environment") for row in rows)
-    return "whole" if named else ""
+def history_and_requests(config: Config) -> tuple[str, bool]:
+    """Return `ModelCard.history`, "whole" where the run trains on episodes, and `ModelCard.language_requests`."""
+    settings, requests = config.environment, False
+    whole = bool(settings.name) or settings.history == "whole"
+    with contextlib.suppress(ModelError):  # a damaged card of the model that the run began with tells nothing
+        base = read_card(Path(config.locate(config.model.path)))
+        requests = base is not None and base.language_requests
+    for setting, name in (("data.train", config.data.train), ("sft.demonstrations", config.sft.demonstrations)):
+        path = Path(config.locate(name))
+        for row in problem_rows(path, setting, [], config.data.columns) if name and path.is_file() else ():
+            whole = whole or (setting == "data.train" and bool(row.fields.get("environment")))
+            requests = requests or bool(row.fields.get("reasoning_language"))
+    return "whole" if whole else "", requests
 
 
 def seal_of(config: Config, version: int) -> str:

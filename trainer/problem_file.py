@@ -18,16 +18,14 @@ from environments.environment import UnknownEnvironment, find
 from shared.config import Config
 from shared.errors import ConfigError, DataError
 from shared.jsonl import all_faults, read_rows, spread
-from shared.languages import LANGUAGES
 from shared.sections import Data
 from shared.types import Problem, Verdict
 from verify.answer_checker import AnswerChecker
 from verify.ground_truth import is_doubtful, may_be_placeholder, not_an_answer
-from verify.language import known_languages
 from verify.math.dress import dress_of
 from verify.math.plain import decide
 from verify.published import NATIVE, renamed, to_native
-from verify.verifiers import known_domains, read_problem, verifier_for
+from verify.verifiers import check_language, known_domains, read_problem, verifier_for
 
 ALIKE = 0.7
 """share of letters in common from which an unknown domain is taken for a misspelt one"""
@@ -121,26 +119,13 @@ def _check(problem: Problem, where: str, compared: bool) -> None:
     near = difflib.get_close_matches(problem.domain.casefold(), known, n=1, cutoff=ALIKE)
     if problem.domain not in known and near and not problem.checker:
         raise DataError(f"{where}: domain '{problem.domain}' is not known: is '{near[0]}' meant?")
-    if problem.language not in known_languages():
-        raise DataError(
-            f"{where}: language '{problem.language}' is no code that the language detector knows"
-            f"{_language_hint(problem.language)}"
-        )
+    check_language(problem.language, "language", where)
     if compared and _compared([problem]) and (what := not_an_answer(problem.answer)):
         shown = problem.answer if len(problem.answer) <= 60 else f"{problem.answer[:60]}..."
         raise DataError(
             f"{where}: the answer '{shown}' is {what}: every completion would be wrong. Give the value itself, set "
             '"domain": "open" (nothing is compared), or delete the line'
         )
-
-
-def _language_hint(language: str) -> str:
-    short = language.casefold().replace("_", "-").partition("-")[0]
-    if short in known_languages():
-        return f": write '{short}'"
-    names = {name.casefold(): code for code, known in LANGUAGES.items() for name in (known.english, known.native, code)}
-    near = difflib.get_close_matches(language.casefold(), names, n=1, cutoff=0.5)
-    return f": is '{names[near[0]]}' meant?" if near else ' (two letters for most, as "en")'
 
 
 def _doubts(found: ProblemFile, data: Data) -> None:

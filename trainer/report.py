@@ -179,7 +179,9 @@ def sample_panels(records: list[EvaluationRecord], temperature: float, count: in
 
 def _title(sample: Sampled) -> str:
     named, answer = sample.problem.environment, escape(clean(sample.problem.answer, 40))
-    parts = [sample.problem.language, f"environment {escape(clean(named, 40))}" if named else ""]
+    asked = sample.problem.reasoning_language
+    parts = [sample.problem.language, f"asked for {asked}" if asked else ""]
+    parts.append(f"environment {escape(clean(named, 40))}" if named else "")
     return "  ".join(filter(None, [*parts, f"ground truth {answer}" if answer or not named else ""]))
 
 

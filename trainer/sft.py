@@ -34,6 +34,7 @@ from trainer.sources import Sources
 from trainer.written_text import CLOSE, OPEN, WrittenTexts
 from verify.extract import extract_answer
 from verify.published import NATIVE, renamed
+from verify.verifiers import check_language
 
 if TYPE_CHECKING:
     from trainer.controller import TrainingLoop
@@ -93,12 +94,12 @@ def load_demonstrations(
 def read_demonstrations(
     path: Path, setting: str, prompts: PromptFormat, max_tokens: int, left_out: list[str]
 ) -> list[Demonstration]:
-    """Read rows of {"problem", "completion", "domain"?, "system"?}, or of {"problem", "solution", "answer"}, whose
-    solution becomes the reasoning, or of a published shape (`trainer.demonstration_rows`). "system" stands behind the
-    system prompt, as tools do. "completion" may be a list of {"role", "content"} messages, of several turns of the
-    "assistant" with what an environment says ("user" or "tool") between them. Longer ones than max_tokens are left out,
-    and a line about them is added to `left_out`, as are those about texts that are not as the run's own completions are
-    to be (`trainer.written_text`).
+    """Read rows of {"problem", "completion", "domain"?, "system"?, "reasoning_language"?}, or of {"problem",
+    "solution", "answer"}, whose solution becomes the reasoning, or of a published shape
+    (`trainer.demonstration_rows`). "system" stands behind the system prompt, as tools do. "completion" may be a list of
+    {"role", "content"} messages, of several turns of the "assistant" with what an environment says ("user" or "tool")
+    between them. Longer ones than max_tokens are left out, and a line about them is added to `left_out`, as are those
+    about texts that are not as the run's own completions are to be (`trainer.written_text`).
 
     Raises DataError naming the lines, or `setting` if nothing is left.
     """
@@ -112,7 +113,9 @@ def read_demonstrations(
             row, shape = to_demonstration(renamed(fields, prompts.settings.columns, where), where)
             shapes[shape] += 1
             problem, domain = text_of(row, "problem", where), text_of(row, "domain", where, "math")
-            also = text_of(row, "system", where, "")
+            also, language = text_of(row, "system", where, ""), text_of(row, "reasoning_language", where, "")
+            if language:
+                check_language(language, "reasoning_language", where)
             if isinstance(row.get("completion"), list):
                 completion = encode_turns(chat, row["completion"], where, texts)
             else:
@@ -120,13 +123,14 @@ def read_demonstrations(
                 completion = Demonstration([], [*written, chat.eos_id])
                 if setting != "sft.general" and not row.get("environment"):
                     form: Any = text_of(row, "answer_form", where, "")
-                    texts.hold(written, Problem(where, problem, "", domain=domain, answer_form=form), where)
+                    held = Problem(where, problem, "", domain=domain, answer_form=form, reasoning_language=language)
+                    texts.hold(written, held, where)
         except DataError as error:
             faults.append(str(error))
             continue
         if faults:
             continue
-        prompt_ids = prompts.render(problem, domain, also)
+        prompt_ids = prompts.render(problem, domain, also, language=language)
         if len(prompt_ids) + len(completion.completion) <= max_tokens:
             found.append(completion._replace(prompt=prompt_ids))
         else:

@@ -15,6 +15,7 @@ from shared.chat import Chat
 from shared.errors import ModelError
 from shared.sections import RewardWeights
 from shared.types import Problem
+from verify.language import spoken_in
 from verify.refusals import refuse_format
 from verify.scorer import parts_of
 from verify.verifiers import verifier_for
@@ -35,6 +36,8 @@ REASONING = re.compile(
     re.I,
 )
 """spellings of tags around reasoning"""
+MOST_HEARD = 1_000
+"""rows that ask for a language whose own one is looked for; of long traces it takes a millisecond each"""
 
 
 class WrittenTexts:
@@ -44,6 +47,7 @@ class WrittenTexts:
         self.chat = chat
         self.doubts: dict[str, list[str]] = {}
         """what is doubtful -> where, with an example"""
+        self._heard = 0
         added = chat.tokenizer.added_tokens_decoder
         ends = {added[number].content for number in {*chat.stop_ids, chat.eos_id} if number in added}
         channels = any(token.content == "<|channel|>" for token in added.values())
@@ -71,8 +75,8 @@ class WrittenTexts:
         return ids
 
     def hold(self, ids: Sequence[int], problem: Problem, where: str) -> None:
-        """Count a completion, [tokens] without its end token, that breaks the form which the format reward asks for, or
-        is refused by the usual `reward.refuse`."""
+        """Count a completion, [tokens] without its end token, that breaks the form which the format reward asks for, is
+        refused by the usual `reward.refuse`, or reasons in another language than its row asks for."""
         parts = parts_of(self.chat, ids, verifier_for(problem))
         if failed := parts.failed or refuse_format(problem, parts, REFUSED).failed:
             written = self.chat.think_prefix + self.chat.decode(ids)
@@ -81,6 +85,13 @@ class WrittenTexts:
             if tag := next(tags, None):
                 failed += f"; its reasoning stands in {tag}"
             self._note("break the form that the format reward asks for, and a policy like them earns 0", where, failed)
+        elif (asked := problem.reasoning_language) and self._heard < MOST_HEARD:
+            self._heard += 1
+            detection, match = spoken_in(parts.reasoning, asked)
+            if match is False:
+                heard = f"{detection.language or 'none'} instead of {asked}"
+                looked = f"looked at: the first {MOST_HEARD:,} that ask for one"
+                self._note(f"reason in another language than they ask for ({looked})", where, heard)
 
     def warnings(self, setting: str, count: int) -> list[str]:
         """One line for each doubt. setting: of the file. count: its rows."""

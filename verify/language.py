@@ -271,6 +271,7 @@ def consistency(
     answer: str,
     hint: str = "",
     *,
+    asked: str = "",
     undetermined: Undetermined = "neutral",
     hidden: bool = False,
     program: bool = False,
@@ -279,21 +280,24 @@ def consistency(
 
     `hidden`: sentences in formulas, boxes, comments and code count too (`aside.py`), except in an answer that is a
     `program`. `hint`: language of the problem as its data file says, used only where the problem's own text is
-    undetermined.
+    undetermined. `asked`: language that the prompt asks for: reasoning and answer have to be in it, whatever the
+    problem is in.
     Raises InputError when the classifier is not installed.
     """
     parts = [_clean_cached(problem), _spoken(reasoning), _spoken(answer)]
     found = [_detect_prose(prose) for prose in parts]
     languages = (found[0].language, found[1].language, found[2].language)
+    if asked:
+        parts[0], found[0], hint = "", _detect_prose(""), asked
     wordless = not languages[1] and not languages[2]
-    target = _family(languages[0] or hint or languages[1] or languages[2])
+    target = _family(found[0].language or hint or languages[1] or languages[2])
     reason = ""
     if not _CONTENT.search(reasoning) and undetermined != "bonus":
         reason = "the reasoning is empty"
     elif undetermined != "bonus" and is_filler(reasoning):
         reason = "the reasoning is a word or two again and again, or letters or numbers in their order"
-    elif undetermined == "nothing" and not all(languages):
-        silent = next(name for name, language in zip(_PARTS, languages, strict=True) if not language)
+    elif undetermined == "nothing" and "" in languages[bool(asked) :]:
+        silent = _PARTS[languages.index("", bool(asked))]
         reason = f"the {silent} has too few words to tell its language"
     elif undetermined == "neutral" and (wordless or not (languages[0] or hint or languages[1])):
         reason = "neither reasoning nor answer have enough words to tell their language"

@@ -123,6 +123,7 @@ class CompletionScorer:
         check_language = functools.partial(
             consistency,
             hint=problem.language,
+            asked=problem.reasoning_language,
             undetermined=self.undetermined,
             hidden="foreign" in settings.refuse,
             program=verifier_for(problem).answer_in == "code block",

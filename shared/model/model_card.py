@@ -28,6 +28,8 @@ class ModelCard(msgspec.Struct, frozen=True):
     """the text that took the place of the model's own in training, "" for none"""
     template: dict[str, bool | int | float | str] = {}
     """arguments of the chat template in training"""
+    language_requests: bool = False
+    """whether rows of the training, or of that of the model it began with, asked for a language to reason in"""
 
 
 def read_card(folder: Path) -> ModelCard | None:

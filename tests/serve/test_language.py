@@ -9,18 +9,16 @@ from pathlib import Path
 import pytest
 
 from serve.reasoning_language import (
-    TAGS,
     LanguageChoice,
     accepted,
     choose_language,
     language_of,
     measure,
-    name_of,
     read_tag,
     without_quotations,
 )
-from serve.system_prompts import SYSTEM_PROMPTS, language_request, prompts_of
-from shared.languages import LANGUAGES
+from serve.system_prompts import SYSTEM_PROMPTS, prompts_of
+from shared.languages import LANGUAGES, TAGS, name_of, request_for
 from verify.format import CONTROL
 from verify.language import detect, known_languages, spoken_in
 
@@ -85,13 +83,13 @@ def test_every_language_that_the_detector_knows_has_an_instruction() -> None:
     for code in codes:
         name = name_of(code)
         assert "Unknown" not in name.english and name.english != code, code
-        texts = prompts_of(code).system_prompt(CONTROL), language_request(code)
+        texts = prompts_of(code).system_prompt(CONTROL), request_for(code)
         if code not in LANGUAGES:
             assert all(name.english in text and name.native in text for text in texts), code
             assert prompts_of(code).first_words == f"{name.native}:"
     assert sum(name_of(code).native != name_of(code).english for code in codes) > 100
     assert prompts_of("uk").system_prompt(CONTROL).count("Ukrainian (українська)") == 1
-    assert language_request("ja") == "Think and answer in Japanese (日本語)."
+    assert request_for("ja") == "Think and answer in Japanese (日本語)."
     assert {code for code in codes if read_tag(TAGS.get(code, code)) != code} == set()
 
 

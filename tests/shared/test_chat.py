@@ -104,9 +104,9 @@ def test_magistral_prompt_asks_for_all_that_the_reward_checks():
 
 def test_every_language_asks_for_reasoning_in_itself():
     assert list(LANGUAGES) == ["en", "fr", "de", "es", "it", "ru", "zh"]
-    assert len({language.clause for language in LANGUAGES.values()}) == 7
-    assert joined("Base.", LANGUAGES["fr"].clause) == "Base.\n\nRéfléchis et réponds en français."
-    assert joined("", LANGUAGES["zh"].clause) == "请用中文思考和回答。"
+    assert len({language.request for language in LANGUAGES.values()}) == 7
+    assert joined("Base.", LANGUAGES["fr"].request) == "Base.\n\nRéfléchis et réponds en français."
+    assert joined("", LANGUAGES["zh"].request) == "请用中文思考和回答。"
 
 
 def test_plain_text_leaves_the_tokenizer_of_other_threads_alone(tmp_path):
@@ -351,3 +351,27 @@ def test_a_run_gives_its_model_a_template_and_the_export_keeps_it(tmp_path):
     assert later.stop_ids == chat.stop_ids and not later.adds_stop, "another server ends turns there too"
     with pytest.raises(ConfigError, match=r"model\.chat_template = '.*gone\.jinja' is no template"):
         Chat.of_run(folder, Config.model_validate({"model": {"chat_template": str(tmp_path / "gone.jinja")}}))
+
+
+def test_an_export_tells_whether_its_training_asked_for_languages(tmp_path):
+    from shared.config import Config
+    from shared.model.model_card import read_card
+    from trainer.export import note_training
+
+    row = {"problem": "1+1?", "answer": "2", "completion": "<think>.</think>2"}
+    for name, fields in (("plain", {}), ("asking", {"reasoning_language": "de"})):
+        (tmp_path / f"{name}.jsonl").write_text(f"{json.dumps(row)}\n{json.dumps(row | fields)}\n")
+
+    def exported(train: str, demonstrations: str, base: str) -> bool:
+        folder = make_folder(tmp_path / f"{train}-{demonstrations}-{base}")
+        data, sft = {"train": f"{tmp_path}/{train}.jsonl"}, {"demonstrations": f"{tmp_path}/{demonstrations}.jsonl"}
+        note_training(Config.model_validate({"model": {"path": base}, "data": data, "sft": sft}), folder, 1)
+        return read_card(folder).language_requests
+
+    assert not exported("plain", "plain", "")
+    assert exported("asking", "plain", "")
+    assert exported("plain", "asking", "")
+    assert exported("plain", "plain", str(tmp_path / "asking-plain-")), "the model that it began with learned it"
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "maestrale.json").write_text("{")
+    assert not exported("plain", "plain", str(tmp_path / "damaged"))

@@ -143,6 +143,19 @@ def test_a_prompt_has_the_template_and_system_prompt_of_its_domain():
     assert bytes(prompts.without_system().render("add", "code")) == b"add"
 
 
+def test_a_row_asks_for_its_reasoning_language_at_the_end_of_the_users_turn() -> None:
+    settings = Data(system_prompt="magistral", templates={"math": "{problem} Box it."})
+    prompts = PromptFormat(LetterChat(), settings)  # type: ignore[arg-type]
+    plain = bytes(prompts.prompt_of(Problem("1", "1+1?", "2")))
+    asked = bytes(prompts.prompt_of(Problem("1", "1+1?", "2", reasoning_language="de")))
+    assert plain.endswith(b"1+1? Box it.") and b"the summary in the language of the task." in plain
+    assert asked.endswith(b"1+1? Box it.\n\nDenke und antworte auf Deutsch.")
+    assert b"the summary in German (Deutsch), even if the task is in another language." in asked
+    source = make_source(1, data={"system_prompt": ""}, model={"max_tokens": 130})
+    source.all = [Problem("short", "?", "1"), Problem("long", "?", "1", reasoning_language="de")]
+    assert [problem.id for problem in source.measure(source.all)] == ["long"], "the request takes room"
+
+
 def test_seeds_differ_between_prompts_and_samples_and_repeat():
     seeds = {completion_seed(0, index, sample) for index in range(100) for sample in range(16)}
     assert len(seeds) == 1600 and all(0 <= seed < 2**62 for seed in seeds)

@@ -54,14 +54,23 @@ def test_reasoning_has_the_prompt_of_its_domain_and_general_instructions_none(tm
         {"problem": "add", "completion": "c"},
         {"problem": "add", "completion": "c", "domain": "code"},
         {"problem": "add", "completion": "c", "system": "tools:"},
+        {"problem": "add", "completion": "c", "reasoning_language": "de"},
         {"problem": "1+1", "solution": "one more", "answer": "2"},
         {"problem": "x" * 500, "completion": "too long"},
     )
     general = write(tmp_path / "general.jsonl", {"problem": "hello", "completion": "hi"})
     found = load_demonstrations(reasoning, general, Sft(), PROMPTS, 100)
-    assert [bytes(one.prompt) for one in found.reasoning] == [b"S:add", b"S:add!", b"S:\n\ntools:add", b"S:1+1"]
-    assert bytes(found.reasoning[3][1]) == b"<think>\none more\n</think>\nThe answer is \\boxed{2}.\0"
+    german = b"S:add\n\nDenke und antworte auf Deutsch."
+    prompts = [b"S:add", b"S:add!", b"S:\n\ntools:add", german, b"S:1+1"]
+    assert [bytes(one.prompt) for one in found.reasoning] == prompts
+    assert bytes(found.reasoning[4][1]) == b"<think>\none more\n</think>\nThe answer is \\boxed{2}.\0"
     assert found.general == [Demonstration([*b"hello"], [*b"hi", 0])]
+
+
+def test_a_demonstration_asks_for_a_language_that_is_known(tmp_path: Path):
+    rows = write(tmp_path / "traces.jsonl", {"problem": "add", "completion": "c", "reasoning_language": "deutsch"})
+    with pytest.raises(DataError, match=r"traces\.jsonl:1: reasoning_language 'deutsch' .*is 'de' meant\?"):
+        load_demonstrations(rows, None, Sft(), PROMPTS, 100)
 
 
 def test_a_share_of_every_batch_is_general():
@@ -170,6 +179,21 @@ def test_a_demonstration_is_held_to_the_form_of_the_run(
     assert controls <= {*map(chat.tokenizer.convert_tokens_to_ids, ("<think>", "</think>")), chat.eos_id}
     assert one.completion.count(chat.eos_id) == 1 and one.completion[-1] == chat.eos_id
     assert chat.decode(one.completion) == re.sub(r"(\s*<\|end\|>)+\s*$", "", text), "no letter is lost"
+
+
+def test_a_demonstration_that_reasons_in_another_language_than_it_asks_for_is_counted(
+    chat: Chat, tmp_path: Path
+) -> None:
+    german = "<think>\nZu den zwei Äpfeln kommen noch drei dazu: 2+3=5.\n</think>\nDas macht \\boxed{5}."
+    formula = "<think>\n2+3=5\n</think>\n\\boxed{5}"
+    rows = [{"problem": "2+3?", "completion": text, "reasoning_language": code}
+            for text, code in ((german, "de"), (german, "fr"), (formula, "fr"), (german, ""))]  # fmt: skip
+    lines: list[str] = []
+    path = write(tmp_path / "rows.jsonl", *rows)
+    read_demonstrations(path, "sft.demonstrations", PromptFormat(chat, Data()), 1000, lines)
+    [line] = lines
+    assert line.startswith("sft.demonstrations: 1 of 4 rows reason in another language than they ask for")
+    assert "rows.jsonl:2: de instead of fr" in line
 
 
 def test_control_tokens_in_a_turn_are_letters_and_general_texts_have_no_form(chat: Chat, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import json
 import time
 import unicodedata
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -239,6 +240,22 @@ def test_undetermined_problem_takes_the_language_of_its_data_or_of_the_thoughts(
     assert consistency("$2+3=$", THOUGHTS["it"], "\\boxed{5}", hint="it").consistent
     assert not consistency("$2+3=$", THOUGHTS["it"], "\\boxed{5}", hint="en").consistent
     assert not consistency("$2+3=$", "2+3", ANSWER["it"]).consistent
+
+
+def test_reasoning_and_answer_are_held_to_the_language_that_is_asked_for() -> None:
+    asked = partial(consistency, PROBLEM["en"], asked="de")
+    assert asked(THOUGHTS["de"], ANSWER["de"]).consistent
+    assert asked(THOUGHTS["de"], "$18$").consistent, "a formula is in no language"
+    for reasoning, answer, reason in (
+        (THOUGHTS["en"], ANSWER["en"], "reasoning in en, expected de"),
+        (THOUGHTS["de"], "The answer is therefore eight apples.", "answer in en, expected de"),
+        ("", ANSWER["de"], "the reasoning is empty"),
+    ):
+        found = asked(reasoning, answer)
+        assert (found.consistent, found.reason) == (False, reason) and found.languages[0] == "en"
+    assert consistency("2+2=?", THOUGHTS["de"], ANSWER["de"], asked="de", undetermined="nothing").consistent
+    assert not consistency("2+2=?", THOUGHTS["de"], "4", asked="de", undetermined="nothing").consistent
+    assert consistency(PROBLEM["de"], THOUGHTS["de"], ANSWER["de"], asked="de").consistent, "its own, too"
 
 
 @pytest.mark.parametrize("text", ["", "8", "\\boxed{42}", "$x^2$", "ok", "\0", "\ud800 \ud800", "a" * 5])

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import time
 
+import msgspec
 import pytest
 
 from shared.errors import ConfigError, RunError
@@ -40,6 +41,14 @@ def reward(
 
 
 EN, FR = ("Tom starts with 5 and buys 3 more: 5+3=8.", "Tom commence avec 5 et il en achète 3 : 5+3=8.")
+
+
+def test_the_language_that_a_row_asks_for_is_the_one_that_is_paid() -> None:
+    asked = msgspec.structs.replace(PROBLEM, reasoning_language="fr")
+    french, english = f"<think>{FR}</think>La réponse est \\boxed{{8}}.", GOOD
+    assert reward(french, problem=asked).language == reward(english).language == WEIGHTS.language
+    assert reward(english, problem=asked).language == reward(french).language == 0
+    assert reward(english, problem=asked).consistent is False and "expected fr" in reward(english, problem=asked).reason
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,11 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from shared.chat import BOXED_ANSWER, AnswerFormat
 from shared.errors import ConfigError, DataError
 from shared.jsonl import problem_of, text_of
+from shared.languages import LANGUAGES
 from shared.types import Problem, Verdict
 from verify.code_block import CodeBlock, first_program
 from verify.extract import extract_answer
+from verify.language import known_languages
 from verify.published import lacking, to_native
 
 GroundTruth = Literal["answer", "tests"]
@@ -237,9 +239,26 @@ def read_problem(row: Mapping[str, Any], where: str) -> Problem:
     except DataError as error:
         raise DataError(f"{where}: {error}") from error
     problem = problem_of(row, where, verifier.ground_truth, hidden=not verifier.verifies)
+    if problem.reasoning_language:
+        check_language(problem.reasoning_language, "reasoning_language", where)
     if verifier.validate is not None:
         try:
             verifier.validate(problem)
         except DataError as error:
             raise DataError(f"{where}: {error}") from error
     return problem
+
+
+def check_language(code: str, key: str, where: str) -> None:
+    """Raise DataError unless the language detector knows the code in column `key` of a row."""
+    if code not in known_languages():
+        raise DataError(f"{where}: {key} '{code}' is no code that the language detector knows{_language_hint(code)}")
+
+
+def _language_hint(language: str) -> str:
+    short = language.casefold().replace("_", "-").partition("-")[0]
+    if short in known_languages():
+        return f": write '{short}'"
+    names = {name.casefold(): code for code, known in LANGUAGES.items() for name in (known.english, known.native, code)}
+    near = difflib.get_close_matches(language.casefold(), names, n=1, cutoff=0.5)
+    return f": is '{names[near[0]]}' meant?" if near else ' (two letters for most, as "en")'
