@@ -1,6 +1,7 @@
 """Generates one response, chunk by chunk, and enforces the language of its reasoning.
 
     prompt    the prompt asks for the language, nothing more
+    constrain as prompt, and words in foreign scripts are masked in the reasoning (letter_mask.py)
     prefill   the reasoning begins with a phrase in it, which the model did not choose
     retry     the first words (of the reasoning, or of the answer where there is none) are held back until their
               language is clear; where it is another one, the completion is aborted and sampled again with prefill
@@ -21,6 +22,7 @@ from typing import Any, NamedTuple
 
 from serve.engine import Candidate, Constraint, SamplingParameters, ServingEngine
 from serve.errors import ApiError
+from serve.letter_mask import reasoning_mask
 from serve.reasoning import Chunk, ReasoningCounter, Splitter, State
 from serve.reasoning_language import Enforcement, LanguageChoice, Measured, measure
 from serve.system_prompts import PromptRenderer
@@ -293,7 +295,8 @@ async def sample(
         if sampling.max_tokens < 1:
             response.finish_reason = "length"
             break
-        now = sampling_in(sampling, prompts, splitter.state)
+        masked = plan.choice.code if plan.enforcement == "constrain" else ""
+        now = sampling_in(sampling, prompts, splitter.state, masked)
         ids: list[int] = []
         text_so_far = ""
         async with contextlib.aclosing(engine.generate(prompt_ids, now)) as deltas:
@@ -328,16 +331,19 @@ def remaining(sampling: SamplingParameters, tokens: int) -> SamplingParameters:
     return replace(sampling, max_tokens=sampling.max_tokens - tokens, min_tokens=max(sampling.min_tokens - tokens, 0))
 
 
-def sampling_in(sampling: SamplingParameters, prompts: PromptRenderer, state: State) -> SamplingParameters:
+def sampling_in(
+    sampling: SamplingParameters, prompts: PromptRenderer, state: State, masked: str = ""
+) -> SamplingParameters:
     """Return how to sample from this state. A constraint and stops apply to the answer only, so reasoning is sampled
-    separately, up to its closing tag. While it is unclear whether there is reasoning, stops may be needed: one that
-    occurs in the reasoning interrupts it once."""
-    if state is State.ANSWER or not (sampling.constraint or sampling.stop or sampling.stop_token_ids):
+    separately, up to its closing tag, in the letters of the language `masked` if that is one. While it is unclear
+    whether there is reasoning, stops may be needed: one that occurs in the reasoning interrupts it once."""
+    if state is State.ANSWER or not (masked or sampling.constraint or sampling.stop or sampling.stop_token_ids):
         return sampling
+    mask = reasoning_mask(masked, prompts.chat, prompts.tags, opened=state is State.THINKING) if masked else None
     closing = prompts.chat.think_ids
     unclear = state is State.BEFORE and sampling.constraint is None
     return replace(
-        sampling, constraint=None, include_stop=False, stop=sampling.stop if unclear else [],
+        sampling, constraint=mask, include_stop=False, stop=sampling.stop if unclear else [],
         stop_token_ids=sampling.stop_token_ids if unclear else [], through=prompts.tags.close,
         through_id=None if closing is None else closing[1],
     )  # fmt: skip

@@ -22,8 +22,8 @@ import numpy as np
 import regex
 
 from serve.engine import Constraint
-from serve.reasoning_language import TAGS
 from shared.chat import Chat
+from shared.languages import TAGS
 from verify.format import Tags
 from verify.scripts import CYRILLIC, HAN, NOT_LATIN
 
@@ -241,7 +241,7 @@ class LetterMask:
 
     @staticmethod
     def _formula(state: State, kind: Kind, character: str) -> State | None:
-        """In a formula that has no macro yet; matched: letters of a word, 4 for a blank behind three, 5 for one more."""
+        """In a formula, before its first macro; matched: letters of a word, 4: a blank behind three, 5: a letter again."""
         if character == "$":
             return State(names=state.names)
         if character == "\\":

@@ -72,7 +72,7 @@ def nearest(wanted: str) -> str:
 
 
 AUTO, OFF = "auto", "off"
-Enforcement = Literal["prompt", "prefill", "retry", "strict"]
+Enforcement = Literal["prompt", "constrain", "prefill", "retry", "strict"]
 """how a language is brought about, weakest first (generation.py)"""
 Source = Literal["body", "header", "key", "default", "question", "earlier turn", "accept-language", "fallback", "off"]
 TAG = re.compile(r"(?P<language>[A-Za-z]{2,3})(?:-[A-Za-z0-9]{1,8})*")
