@@ -241,7 +241,7 @@ class LetterMask:
 
     @staticmethod
     def _formula(state: State, kind: Kind, character: str) -> State | None:
-        """In a formula, before its first macro; matched: letters of a word, 4: a blank behind three, 5: a letter again."""
+        """In a formula, before its first macro; matched: letters of a word, 4: blank behind three, 5: letter again."""
         if character == "$":
             return State(names=state.names)
         if character == "\\":

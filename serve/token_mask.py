@@ -59,9 +59,6 @@ class TokenMask:
         self.words = (len(tokens) + 31) // 32
         self.vocabulary = Vocabulary(tokens, self.mask)
         self.bytes_of = {symbol: part for part, symbol in self.vocabulary.partials.items()}
-        self.free = [
-            token for token in (*request.end_ids, *request.close_ids, *request.begin_ids) if token < len(tokens)
-        ]
         self.places: list[Place] = []
         self._numbers: dict[Place, int] = {}
         self._table = np.zeros((0, _PARTIAL + len(self.bytes_of)), np.int32)
@@ -151,5 +148,5 @@ class TokenMask:
             alive = np.flatnonzero(places[: len(symbols)] >= 0)
             places[alive] = self.follow(places[alive], symbols[alive])
         allowed[order] = places >= 0
-        allowed[self.free] = True
+        allowed[[*self.request.end_ids, *(self.request.begin_ids if before else self.request.close_ids)]] = True
         return torch.from_numpy(np.packbits(allowed, bitorder="little").view(np.int32).copy())

@@ -41,7 +41,7 @@ UNTOUCHED = [
     ("ru", "В NASA и CERN используют iPhone, eBay и LaTeX."),
     ("ru", "Треугольник ABC, сторона AB = 5 см, угол α = 30°, pH 7."),
     ("ru", "Да</think> The answer is five."),
-    ("ru", "Площадь S = πr² ≈ 3.14 × 4, объём V = abc."[:30]),
+    ("ru", "Площадь S = πr² ≈ 3.14 × 4, объём V."),
     ("ru", "$$\nspeed = 5\n$$\nЗначит, пять."),
     ("ru", r"\begin{align*} x &= \eta \\ y &= 3 \end{align*} Итак"),
     ("ru", "`незаконченный код</think>I am free now"),
@@ -64,14 +64,14 @@ UNTOUCHED = [
     ("vi", "Tôm có 3 quả táo, mua thêm 2 quả nữa."),
 ]
 STOPPED = [
-    ("ru", "", "The answer is five."), ("ru", "", "I am sure"), ("ru", "", "the"), ("ru", "", "小明有3个"),
+    ("ru", "The ", "answer is five."), ("ru", "", "I am sure"), ("ru", "", "the"), ("ru", "", "小明有3个"),
     ("ru", "Сначала 3 + 2, ", "so the answer"), ("ru", "Есть ", "apples"), ("ru", "Есть 5 ", "apples"),
     ("ru", "Tom Has Three ", "Apples"), ("ru", "Ответ $5 ", "and the total"), ("ru", "$the ", "answer is five$"),
     ("ru", "t h e a ", "n s w e r"), ("ru", "THE ANSWER IS ", "FIVE"), ("ru", "T-The-Answer-Is-", "Five"),
     ("ru", "TheAnswerIs", "Five"), ("ru", "прав", "αααα"), ("ru", "Текст: \\text{", "the answer}"),
     ("zh", "首先 ", "we need"), ("zh", "", "Сначала"), ("zh", "OK, So Let ", "Me Think"), ("ja", "まず", "the number"),
     ("ko", "먼저 ", "let us"), ("ko", "", "りんご"), ("ar", "", "the answer"), ("hi", "Tom के पास ", "apples"),
-    ("de", "Ответ"[:0], "Ответ пять"), ("de", "Die Antwort: ", "答案是5"), ("de", "Tom hat 3 ", "яблока"),
+    ("de", "", "Ответ пять"), ("de", "Die Antwort: ", "答案是5"), ("de", "Tom hat 3 ", "яблока"),
     ("en", "", "这个问题"), ("en", "Let us ", "σκεφτούμε"), ("sr", "Том ", "有3个苹果"),
 ]  # fmt: skip
 
@@ -94,7 +94,7 @@ def test_the_scripts_are_those_that_the_detector_allows() -> None:
 
 
 def test_what_the_mask_lets_through_is_no_other_language_for_the_detector() -> None:
-    for code, text in UNTOUCHED:
+    for code, text in UNTOUCHED[:-4]:  # the rest are in Latin letters, Serbian in both
         assert spoken_in(text.partition("</think>")[0], code)[1] is not False, text
 
 
@@ -116,13 +116,13 @@ def test_an_answer_without_reasoning_is_free(text: str, stopped: str) -> None:
 def test_tokens_may_cut_letters_anywhere(model_folder: Path) -> None:
     chat = Chat(model_folder)
     request = MaskRequest.read(reasoning_mask("ru", chat, TEXT, opened=True).value)
-    assert (
-        request is not None and request.close_ids == chat.tokenizer.encode("</think>") and MaskRequest.read("x") is None
-    )
-    # "П" is D0 9F, "р" D1 80, "é" C3 A9, "中" E4 B8 AD, "’" E2 80 99
+    assert request is not None and MaskRequest.read("start: x") is None
+    assert (request.begin_ids, request.close_ids, request.end_ids) == ([5], [6], [1])
+    # П is D0 9F, р is D1 80, é is C3 A9, 中 is E4 B8 AD, and the apostrophe E2 80 99
     tokens = [b"", b"<eos>", b"\xd0", b"\x9f", b"\xd1\x80", b"\x9f\xd1", b"\xc3", b"\xe4\xb8", b"\xad", b"\xe2",
-              b"\x80\x99", b"\xff", b"the", b"\xd0\x9fa", b"</thi", b"nk> yes", b"\xe2\x80", b"\x99", b"\x80"]  # fmt: skip
-    mask = TokenMask(request._replace(close_ids=[0], end_ids=[1]), tokens)
+              b"\x80\x99", b"\xff", b"the", b"\xd0\x9fa", b"</thi", b"nk> yes", b"\xe2\x80",
+              b"\x99", b"\x80"]  # fmt: skip
+    mask = TokenMask(request._replace(begin_ids=[], close_ids=[0], end_ids=[1]), tokens)
 
     def allowed(*before: int) -> set[bytes]:
         number = mask.start
@@ -134,14 +134,9 @@ def test_tokens_may_cut_letters_anywhere(model_folder: Path) -> None:
     ends = {b"", b"<eos>"}
     text = {b"\xd0", b"\xd1\x80", b"\xc3", b"\xe2", b"\xd0\x9fa", b"</thi", b"\xe2\x80"}
     assert allowed() == ends | text, "C3 may become the sign of times, E4 B8 only a Han character"
-    assert allowed(2) == ends | {b"\x9f", b"\x9f\xd1", b"\x80"}
-    assert allowed(2, 5) == ends | {b"\x9f", b"\x80", b"\x9f\xd1"}, "the second letter is cut too"
-    assert allowed(9) == ends | {b"\x80\x99", b"\x9f", b"\x80"} and allowed(16) == ends | {
-        b"\x99",
-        b"\x9f",
-        b"\x80",
-        b"\xad",
-    }
+    one = {b"\x9f", b"\x80", b"\x99", b"\xad"}
+    assert allowed(2) == allowed(2, 5) == ends | one | {b"\x9f\xd1"}, "the second letter is cut too"
+    assert allowed(9) == ends | one | {b"\x80\x99"} and allowed(16) == ends | one | {b"\x9f\xd1"}
     assert allowed(13) >= {b"\xd0"} and b"the" not in allowed(13)
     assert allowed(14) == ends | {b"nk> yes"}, "a closing tag that has begun comes to its end"
     assert allowed(14, 15) == set(tokens) == allowed(0), "behind it everything is free"
@@ -153,6 +148,6 @@ def test_control_tokens_open_and_close_the_reasoning() -> None:
     mask = TokenMask(request, tokens)
     inside = mask.advance(mask.start, 2)
     bits = int(mask.row(inside)[0])
-    assert [bits >> place & 1 for place in range(6)] == [0, 1, 1, 1, 1, 1]
+    assert [bits >> place & 1 for place in range(6)] == [0, 1, 0, 1, 1, 1]
     assert int(mask.row(mask.advance(inside, 5))[0]) & 1 == 0, "its letters are no tag"
     assert int(mask.row(mask.advance(inside, 3))[0]) & 1 == int(mask.row(mask.advance(mask.start, 0))[0]) & 1 == 1
