@@ -167,7 +167,7 @@ class LetterMask:
             return self._before(state, character)
         tag, close = 0, self.request.tags.close
         if self.request.spelled and character:
-            tag = state.tag + 1 if close[state.tag] == character else int(close[0] == character)
+            tag = state.tag + 1 if close[state.tag] == character else int(close[0] == character and state.mode != "tag")
         if tag == len(close):
             return DONE
         after = self._modes[state.mode](state, kind, character) if state.mode != "tag" else None
