@@ -175,7 +175,8 @@ class ReasoningRequest(GenerationRequest):
     """auto, off, or a BCP 47 code: the language of the reasoning and the answer"""
     reasoning_language_enforcement: Enforcement | None = None
     """prompt: ask for it; constrain: and leave out words in foreign scripts; prefill: begin the reasoning in it; retry:
-    look at the first words, and begin again with prefill where they are in another; strict: as retry, and an error instead of a response in another language"""
+    look at the first words, and begin again with prefill where they are in another; strict: as retry, and an error
+    instead of a response in another language"""
     thinking_token_budget: int | None = Field(None, ge=0)
     """tokens after which the reasoning is ended with a phrase"""
     parallel_tool_calls: bool = True
