@@ -72,7 +72,7 @@ class EvaluationSettings(BaseSettings):
     reasoning_language: OptionalLanguageTag = ""
     """sent to the server: auto, off or a code such as de; empty to send nothing"""
     reasoning_language_enforcement: Enforcement | None = None
-    """sent to the server: prompt, prefill, retry or strict; empty to send nothing"""
+    """sent to the server: prompt, constrain, prefill, retry or strict; empty to send nothing"""
     chat_template_kwargs: dict[str, bool | int | float | str] = {}
     """sent to the server: arguments of the model's chat template, e.g. {"enable_thinking": false}; empty to send
     nothing"""

@@ -138,6 +138,10 @@ def make_plan(
     settings, constraint = server.settings, body.constraint
     server.check_size(body.characters, prompt)
     choice, prompt_ids = render(server, body, request, client, prompt)
+    enforcement = body.reasoning_language_enforcement or settings.reasoning_language_enforcement
+    if enforcement == "constrain" and server.prompts_of(body.model).tags.channels:
+        message = "constrain is not for models that write in channels: give prompt, prefill, retry or strict"
+        raise ApiError(400, message, code="unsupported_value", param="reasoning_language_enforcement")
     limits = limits or {"max_tokens": body.max_tokens, "max_completion_tokens": body.max_completion_tokens}
     sampling = server.sampling(body, limits, prompt_ids, prompt)
     sampling = replace(sampling, logprobs=body.top_logprobs if body.logprobs else None, constraint=constraint)
@@ -148,7 +152,7 @@ def make_plan(
         budget = sampling.max_tokens // 2  # what must have a form must also have room
     return GenerationPlan(
         prompt_ids, sampling, choice, choices=body.n,
-        enforcement=body.reasoning_language_enforcement or settings.reasoning_language_enforcement,
+        enforcement=enforcement,
         thinking_budget=budget, tools=frozenset(tool.function.name for tool in body.offered),
         most_calls=MOST_CALLS if body.parallel_tool_calls else 1, executing=executes(server, body),
         template=server.template_arguments(body),

@@ -1,6 +1,7 @@
 """Rules by which the language of a response is enforced.
 
     prompt    the prompt asks for the language, nothing more
+    constrain as prompt, and words in foreign scripts are masked in the reasoning (letter_mask.py)
     prefill   the reasoning begins with a phrase in it, which the model did not choose
     retry     the first words (of the reasoning, or of the answer where there is none) are held back until their
               language is clear; where it is another one, the completion is aborted and sampled once more
@@ -15,6 +16,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from serve.errors import ApiError
+from serve.letter_mask import has_letters_of_its_own
 from serve.plan import GenerationPlan, Response
 from serve.reasoning import Chunk
 from serve.reasoning_language import CUT, MISMATCH, NO_ANSWER, is_written
@@ -24,8 +26,9 @@ from verify.language import spoken_in
 
 CLEAR_LETTERS = 80
 """letters of reasoning from which its language can be detected (fewer mislead: "Hmm, wait" is French)"""
-Means = Literal["ask", "prefill"]
-"""how a try brings the language about: the prompt asks for it, and besides the reasoning begins with a phrase in it"""
+Means = Literal["ask", "constrain", "prefill"]
+"""how a try brings the language about: the prompt asks for it, and besides the reasoning is held to its letters, or
+begins with a phrase in it"""
 
 
 def most_tries(prompts: PromptRenderer, plan: GenerationPlan) -> int:
@@ -36,11 +39,19 @@ def most_tries(prompts: PromptRenderer, plan: GenerationPlan) -> int:
 
 
 def means_of(number: int, prompts: PromptRenderer, plan: GenerationPlan, response: Response) -> Means:
-    """Return the means of a try, counted from 1. A model that was trained to follow requests is asked again, since a
-    phrase that it never saw in training derails it; so is one that is to write no reasoning."""
-    again = number > 1 and not (prompts.trained and plan.sampling.temperature > 0)
-    wanted = plan.choice.code != "" and (plan.enforcement == "prefill" or again)
-    return "prefill" if wanted and can_begin(prompts, plan) and not response.end_reasoning_early else "ask"
+    """Return the means of a try, counted from 1. A second one is held to the letters of a language that has its own.
+    Else a model that was trained to follow requests is asked again, since a phrase that it never saw in training
+    derails it; so is one that is to write no reasoning."""
+    code = plan.choice.code
+    if not code or not can_begin(prompts, plan) or response.end_reasoning_early:
+        return "ask"
+    if plan.enforcement == "constrain" or plan.enforcement == "prefill":
+        return plan.enforcement
+    if number == 1:
+        return "ask"
+    if has_letters_of_its_own(code) and not prompts.tags.channels:
+        return "constrain"
+    return "ask" if prompts.trained and plan.sampling.temperature > 0 else "prefill"
 
 
 def can_begin(prompts: PromptRenderer, plan: GenerationPlan) -> bool:

@@ -15,6 +15,7 @@ from dataclasses import replace
 from serve.enforcement import CLEAR_LETTERS, Means, is_clear, means_of, most_tries, texts_of
 from serve.engine import Constraint, SamplingParameters, ServingEngine
 from serve.errors import ApiError
+from serve.letter_mask import reasoning_mask
 from serve.plan import DiscardedTry, GenerationPlan, Response
 from serve.reasoning import Chunk, ReasoningCounter, Splitter, State
 from serve.reasoning_language import measure
@@ -205,7 +206,7 @@ async def sample(
         if sampling.max_tokens < 1:
             response.finish_reason = "length"
             break
-        now = sampling_in(sampling, prompts, splitter.state)
+        now = sampling_in(sampling, prompts, splitter.state, plan.choice.code if means == "constrain" else "")
         if splitter.calling:  # the constraint is of answers, and of calls in their text
             now = replace(now, constraint=None)
         ids: list[int] = []
@@ -242,15 +243,18 @@ def remaining(sampling: SamplingParameters, tokens: int) -> SamplingParameters:
     return replace(sampling, max_tokens=sampling.max_tokens - tokens, min_tokens=max(sampling.min_tokens - tokens, 0))
 
 
-def sampling_in(sampling: SamplingParameters, prompts: PromptRenderer, state: State) -> SamplingParameters:
+def sampling_in(
+    sampling: SamplingParameters, prompts: PromptRenderer, state: State, masked: str = ""
+) -> SamplingParameters:
     """Return how to sample from this state. A constraint and stops apply to the answer only, so reasoning is sampled
-    separately, up to its closing tag. While it is unclear whether there is reasoning, stops may be needed: one that
-    occurs in the reasoning interrupts it once."""
-    if state is State.ANSWER or not (sampling.constraint or sampling.stop or sampling.stop_token_ids):
+    separately, up to its closing tag, in the letters of the language `masked` if that is one. While it is unclear
+    whether there is reasoning, stops may be needed: one that occurs in the reasoning interrupts it once."""
+    if state is State.ANSWER or not (masked or sampling.constraint or sampling.stop or sampling.stop_token_ids):
         return sampling
+    mask = reasoning_mask(masked, prompts.chat, prompts.tags, opened=state is State.THINKING) if masked else None
     unclear = state is State.BEFORE and sampling.constraint is None
     return replace(
-        sampling, constraint=None, include_stop=False, stop=sampling.stop if unclear else [],
+        sampling, constraint=mask, include_stop=False, stop=sampling.stop if unclear else [],
         stop_token_ids=sampling.stop_token_ids if unclear else [], through=prompts.through[0],
         through_id=prompts.through[1],
     )  # fmt: skip

@@ -72,7 +72,7 @@ def nearest(wanted: str) -> str:
 
 
 AUTO, OFF = "auto", "off"
-Enforcement = Literal["prompt", "prefill", "retry", "strict"]
+Enforcement = Literal["prompt", "constrain", "prefill", "retry", "strict"]
 """how a language is brought about, weakest first (generation.py)"""
 REFUSALS = MISMATCH, CUT, NO_ANSWER = ("reasoning_language_mismatch", "response_cut", "no_answer")
 """codes of the errors that strict returns in place of a response"""

@@ -175,8 +175,9 @@ class ReasoningRequest(GenerationRequest):
     reasoning_language: LanguageTag | None = None
     """auto, off, or a BCP 47 code: the language of the reasoning and the answer"""
     reasoning_language_enforcement: Enforcement | None = None
-    """prompt: ask for it; prefill: begin the reasoning in it; retry: look at the first words, and sample once more
-    where they are in another; strict: as retry, and an error instead of a response in another language, cut or empty"""
+    """prompt: ask for it; constrain: and leave out words in foreign scripts; prefill: begin the reasoning in it; retry:
+    look at the first words, and sample once more where they are in another; strict: as retry, and an error instead of a
+    response in another language, cut or empty"""
     thinking_token_budget: int | None = Field(None, ge=0)
     """tokens after which the reasoning is ended with a phrase"""
     parallel_tool_calls: bool = True

@@ -80,7 +80,7 @@ class ServerSettings(BaseSettings):
     reasoning_language: LanguageTag = "auto"
     """language of reasoning and answers: auto (that of the question), off, or a BCP 47 code"""
     reasoning_language_enforcement: Enforcement = "prompt"
-    """prompt, prefill, retry or strict"""
+    """prompt, constrain, prefill, retry or strict"""
     reasoning_format: ReasoningFormat = "both"
     """where reasoning stands in a response: both, openai, deepseek, mistral, inline or hidden"""
     fallback_language: LanguageTag = "en"

@@ -118,6 +118,7 @@ class VllmEngine:
 
     def _begin(self) -> StepLLM:
         prepare_environment(given_threads(otherwise=len(os.sched_getaffinity(0))))
+        from serve.vllm_mask import EngineSettings
         from serve.vllm_steps import StepLLM
 
         on_gpu = torch.cuda.is_available()
@@ -137,6 +138,7 @@ class VllmEngine:
             # JSON without blanks: an unsure model would write blanks without end
             structured_outputs_config={"backend": "guidance", "disable_any_whitespace": True},
             trust_remote_code=False,
+            additional_config=EngineSettings(),
             **more,
         )
         try:

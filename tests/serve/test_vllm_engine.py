@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,11 @@ from safetensors.torch import load_file, save_file
 
 from rollout.vllm_config import THREADS_VARIABLE
 from serve.engine import EngineDied, SamplingParameters
+from serve.letter_mask import LetterMask, MaskRequest, State, reasoning_mask
 from serve.vllm_engine import VllmEngine
+from shared.chat import Chat
 from shared.model.model_card import CARD
+from shared.reasoning_tags import TEXT
 from tests.serve.command import untrained_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(540)]
@@ -147,3 +151,49 @@ def change_weights(model: Path, folder: Path) -> Path:
     card = json.loads((folder / CARD).read_text())
     (folder / CARD).write_text(json.dumps({**card, "version": 1}))
     return folder
+
+
+def test_a_mask_keeps_foreign_words_out_of_the_reasoning_alone(model: Path) -> None:
+    """Requests with different masks in one batch with one that has none."""
+    chat = Chat(model)
+    prompt = chat.render("Tom has 3 apples. How many?", "")
+    plain = SamplingParameters(max_tokens=90, seed=3, ignore_eos=True)
+    codes = ("ru", "zh", "de")
+    masks = {code: reasoning_mask(code, chat, TEXT, opened=True) for code in codes}
+    masked = [replace(plain, constraint=masks[code], through=TEXT.close) for code in codes]
+    free = replace(plain, constraint=reasoning_mask("ru", chat, TEXT, opened=False))
+
+    async def sample(engine: VllmEngine, sampling: SamplingParameters) -> str:
+        return "".join([delta.text async for delta in engine.generate(prompt, sampling)])
+
+    async def together() -> tuple[str, list[str], list[str]]:
+        engine = VllmEngine(str(model), max_tokens=256, max_sequences=8, cache_bytes=64 << 20, dtype="float32")
+        await engine.start()
+        try:
+            alone = await sample(engine, plain)
+            batch, again = [
+                await asyncio.gather(*(sample(engine, each) for each in (plain, free, *masked))) for _ in "12"
+            ]
+            return alone, batch, again
+        finally:
+            await engine.stop()
+
+    alone, batch, again = asyncio.run(together())
+    assert batch == again, "seeds repeat"
+    assert batch[0] == alone == batch[1], "without a mask nothing changes, nor in an answer without reasoning"
+    for code, text in zip(codes, batch[2:], strict=True):
+        mask = LetterMask(MaskRequest(code, TEXT, [], [], [], True, True))
+        broken = broken_at(mask, text.rstrip("�"))
+        assert text and broken is None, (code, broken)
+    assert broken_at(LetterMask(MaskRequest("ru", TEXT, [], [], [], True, True)), alone) is not None, "the model would"
+
+
+def broken_at(mask: LetterMask, text: str) -> str | None:
+    """The text up to the first character that the mask forbids; None without one."""
+    state: State | None = mask.start
+    for place, character in enumerate(text):
+        assert state is not None
+        state = mask.step(state, mask.symbol(character))
+        if state is None:
+            return text[: place + 1]
+    return None
