@@ -123,7 +123,7 @@ def kinds_of(scripts: frozenset[str]) -> np.ndarray[tuple[int], np.dtype[np.uint
     return kinds
 
 
-class State(NamedTuple):
+class MaskState(NamedTuple):
     """Where a completion is."""
 
     mode: str = "prose"
@@ -140,7 +140,7 @@ class State(NamedTuple):
     """characters of the closing tag, of the opening one before the reasoning"""
 
 
-DONE, START, BEFORE = State("done"), State(), State("before")
+DONE, START, BEFORE = MaskState("done"), MaskState(), MaskState("before")
 
 
 class LetterMask:
@@ -158,7 +158,7 @@ class LetterMask:
         """Return the symbol of a character."""
         return ord(character) if character.isascii() else ASCII + int(self.kinds[ord(character)])
 
-    def step(self, state: State, symbol: int) -> State | None:
+    def step(self, state: MaskState, symbol: int) -> MaskState | None:
         """Return the state behind one more character, None where it may not come."""
         if state.mode == "done":
             return state
@@ -173,10 +173,10 @@ class LetterMask:
             return DONE
         after = self._modes[state.mode](state, kind, character) if state.mode != "tag" else None
         if after is None:
-            return State("tag", tag=tag) if tag else None
+            return MaskState("tag", tag=tag) if tag else None
         return after._replace(tag=tag)
 
-    def _before(self, state: State, character: str) -> State:
+    def _before(self, state: MaskState, character: str) -> MaskState:
         if not state.tag and character.isspace():
             return state
         opening = self.request.tags.open
@@ -184,40 +184,40 @@ class LetterMask:
             return DONE
         return START if state.tag + 1 == len(opening) else state._replace(tag=state.tag + 1)
 
-    def _prose(self, state: State, kind: Kind, character: str) -> State | None:
+    def _prose(self, state: MaskState, kind: Kind, character: str) -> MaskState | None:
         if character and character in "$`\\":
-            return State(character, names=state.names)
+            return MaskState(character, names=state.names)
         latin = state.last not in ("own", "sign", "number", "behind")
         if kind is Kind.FOREIGN:
             return None
         if kind is Kind.OWN:
-            return State(last="own")
+            return MaskState(last="own")
         if kind is Kind.BLANK:
             last = "behind" if latin else "sign" if state.last == "own" else state.last
-            return State(last=last, names=state.names)
+            return MaskState(last=last, names=state.names)
         if kind is Kind.SIGN:
-            return State(last="sign", names=state.names)
+            return MaskState(last="sign", names=state.names)
         if kind in (Kind.DIGIT, Kind.OPERATOR):
             names = min(state.names, MOST_NAMES - 1) if kind is Kind.DIGIT else state.names
-            return State(last="number", names=names)
+            return MaskState(last="number", names=names)
         if kind is Kind.GREEK:
             greek = state.last.removeprefix("greek") if state.last.startswith("greek") else "0"
-            return State(last=f"greek{int(greek) + 1}", names=state.names) if greek < "3" else None
+            return MaskState(last=f"greek{int(greek) + 1}", names=state.names) if greek < "3" else None
         return self._letter(state, kind) if latin else self._word(state, kind)
 
     @staticmethod
-    def _word(state: State, kind: Kind) -> State | None:
+    def _word(state: MaskState, kind: Kind) -> MaskState | None:
         """The first letter of a Latin word; behind another one and a blank it counts as a name."""
         names = state.names + (state.last == "behind")
         if names > MOST_NAMES:
             return None
         counted = "counted" if state.last == "behind" else ""
         if kind is Kind.CAPITAL:
-            return State(last=f"capital {counted}", names=names)
-        return State(last="unit" if state.last in ("number", "own") else f"letter {counted}", names=names)
+            return MaskState(last=f"capital {counted}", names=names)
+        return MaskState(last="unit" if state.last in ("number", "own") else f"letter {counted}", names=names)
 
     @staticmethod
-    def _letter(state: State, kind: Kind) -> State | None:
+    def _letter(state: MaskState, kind: Kind) -> MaskState | None:
         """A further letter of a Latin word: a name, a unit, or none that is allowed."""
         last = state.last
         if last.startswith("name"):
@@ -227,70 +227,70 @@ class LetterMask:
         if last.startswith("capital") or (kind is Kind.CAPITAL and last.startswith(("letter", "unit"))):
             names = state.names + (not last.endswith("counted"))
             size = "small" if kind is Kind.SMALL else "capital"
-            return State(last=f"name {size} 0", names=names) if names <= MOST_NAMES else None
+            return MaskState(last=f"name {size} 0", names=names) if names <= MOST_NAMES else None
         if last == "unit" or last.startswith("greek"):
-            return State(last="pair", names=state.names)
+            return MaskState(last="pair", names=state.names)
         return None
 
-    def _dollar(self, state: State, kind: Kind, character: str) -> State | None:
+    def _dollar(self, state: MaskState, kind: Kind, character: str) -> MaskState | None:
         """Behind a dollar: a price, or a formula."""
         if character == "$":
-            return State("until", names=state.names, end="$$")
+            return MaskState("until", names=state.names, end="$$")
         if kind in (Kind.OWN, Kind.DIGIT, Kind.BLANK) or (character and character in "\n.,;:)<"):
-            return self._prose(State(names=state.names), kind, character)
-        return self._formula(State("formula", names=state.names), kind, character)
+            return self._prose(MaskState(names=state.names), kind, character)
+        return self._formula(MaskState("formula", names=state.names), kind, character)
 
     @staticmethod
-    def _formula(state: State, kind: Kind, character: str) -> State | None:
+    def _formula(state: MaskState, kind: Kind, character: str) -> MaskState | None:
         """In a formula, before its first macro; matched: letters of a word, 4: blank behind three, 5: letter again."""
         if character == "$":
-            return State(names=state.names)
+            return MaskState(names=state.names)
         if character == "\\":
-            return State("until", names=state.names, end="$")
+            return MaskState("until", names=state.names, end="$")
         if character == "\n":
             return None
         if kind in (Kind.DIGIT, Kind.SIGN, Kind.OPERATOR, Kind.BLANK):
             return state._replace(matched=4 if kind is Kind.BLANK and state.matched in (3, 4) else 0)
         return None if state.matched == 5 else state._replace(matched=(1, 2, 3, 3, 5)[state.matched])
 
-    def _tick(self, state: State, kind: Kind, character: str) -> State | None:
+    def _tick(self, state: MaskState, kind: Kind, character: str) -> MaskState | None:
         if character == "`":
-            return State("``", names=state.names)
-        return None if character == "\n" else State("until", names=state.names, end="`")
+            return MaskState("``", names=state.names)
+        return None if character == "\n" else MaskState("until", names=state.names, end="`")
 
-    def _ticks(self, state: State, kind: Kind, character: str) -> State | None:
+    def _ticks(self, state: MaskState, kind: Kind, character: str) -> MaskState | None:
         if character == "`":
-            return State("until", names=state.names, end="```")
-        return self._prose(State(names=state.names), kind, character)
+            return MaskState("until", names=state.names, end="```")
+        return self._prose(MaskState(names=state.names), kind, character)
 
     @staticmethod
-    def _until(state: State, kind: Kind, character: str) -> State | None:
+    def _until(state: MaskState, kind: Kind, character: str) -> MaskState | None:
         end, matched = state.end, state.matched
         if character == "\n" and end in ("$", "`"):
             return None
         matched = matched + 1 if end[matched] == character else int(end[0] == character)
         if matched < len(end):
             return state._replace(matched=matched)
-        return State("until", names=state.names, end="}") if end == "\\end{" else State(names=state.names)
+        return MaskState("until", names=state.names, end="}") if end == "\\end{" else MaskState(names=state.names)
 
     @staticmethod
-    def _box(state: State, kind: Kind, character: str) -> State | None:
+    def _box(state: MaskState, kind: Kind, character: str) -> MaskState | None:
         braces = state.matched + (character == "{") - (character == "}")
-        return state._replace(matched=min(braces, 8)) if braces else State(names=state.names)
+        return state._replace(matched=min(braces, 8)) if braces else MaskState(names=state.names)
 
-    def _backslash(self, state: State, kind: Kind, character: str) -> State | None:
+    def _backslash(self, state: MaskState, kind: Kind, character: str) -> MaskState | None:
         if character and character in "([":
-            return State("until", names=state.names, end="\\)" if character == "(" else "\\]")
+            return MaskState("until", names=state.names, end="\\)" if character == "(" else "\\]")
         if character.isalpha():
-            return self._macro(State("macro", names=state.names), kind, character)
-        return State(names=state.names)
+            return self._macro(MaskState("macro", names=state.names), kind, character)
+        return MaskState(names=state.names)
 
-    def _macro(self, state: State, kind: Kind, character: str) -> State | None:
+    def _macro(self, state: MaskState, kind: Kind, character: str) -> MaskState | None:
         if character.isalpha():
             name = state.end + character
             return state._replace(end=name if "boxed".startswith(name) or "begin".startswith(name) else "-")
         if character == "{" and state.end == "boxed":
-            return State("box", names=state.names, matched=1)
+            return MaskState("box", names=state.names, matched=1)
         if character == "{" and state.end == "begin":
-            return State("until", names=state.names, end="\\end{")
-        return self._prose(State(names=state.names), kind, character)
+            return MaskState("until", names=state.names, end="\\end{")
+        return self._prose(MaskState(names=state.names), kind, character)

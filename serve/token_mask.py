@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from serve.letter_mask import ASCII, DONE, START, Kind, LetterMask, MaskRequest, State
+from serve.letter_mask import ASCII, DONE, START, Kind, LetterMask, MaskRequest, MaskState
 
 _PARTIAL = ASCII + len(Kind)
 """symbols from here on are bytes of incomplete characters"""
 _UNKNOWN, _DEAD = -2, -1
-Place = tuple[State, bytes]
+Place = tuple[MaskState, bytes]
 """where a completion is, with the bytes of an incomplete character"""
 
 
@@ -94,7 +94,7 @@ class TokenMask:
         after = self.mask.step(state, self.mask.symbol(character))
         return None if after is None else (after, b"")
 
-    def _completable(self, state: State, part: bytes) -> bool:
+    def _completable(self, state: MaskState, part: bytes) -> bool:
         """Whether an allowed character begins with these bytes."""
         size = 2 if part[0] < 0xE0 else 3 if part[0] < 0xF0 else 4
         if len(part) >= size:
