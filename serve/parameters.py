@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 
 Item = TypeVar("Item")
@@ -75,8 +76,8 @@ class RequestBody(RequestPart):
 
 def needs(field: str, value: str, other: str) -> ConfigDict:
     """Return the configuration that tells OpenAPI a rule: where `field` has this value, `other` is not left out."""
-    rule = {"required": [other], "properties": {other: {"not": {"type": "null"}}}}
-    given = {"required": [field], "properties": {field: {"const": value}}}
+    rule: JsonDict = {"required": [other], "properties": {other: {"not": {"type": "null"}}}}
+    given: JsonDict = {"required": [field], "properties": {field: {"const": value}}}
     return ConfigDict(json_schema_extra={"if": given, "then": rule})
 
 

@@ -107,16 +107,16 @@ class TokenMask:
         kinds = np.unique(self.mask.kinds[least : (value + 1) << bits])
         return any(self.mask.step(state, ASCII + int(kind)) is not None for kind in kinds)
 
-    def follow(self, number: int, symbols: np.ndarray[Any, Any] | int) -> Any:
-        """Return the numbers of the places behind one more symbol each."""
-        after = self._table[number, symbols]
-        unknown = np.unique(np.stack(np.broadcast_arrays(number, symbols))[:, after == _UNKNOWN], axis=1)
+    def follow(self, numbers: np.ndarray[Any, Any], symbols: np.ndarray[Any, Any]) -> Any:
+        """Return the numbers of the places behind one more symbol each: [places], [places] -> [places]."""
+        after = self._table[numbers, symbols]
+        unknown = np.unique(np.stack((numbers, symbols))[:, after == _UNKNOWN], axis=1)
         if not unknown.size:
             return after
         for begin, symbol in unknown.T.tolist():
             reached = self._number(self._step(self.places[begin], symbol))
             self._table[begin, symbol] = reached
-        return self._table[number, symbols]
+        return self._table[numbers, symbols]
 
     def advance(self, number: int, token: int) -> int:
         """Return the place behind one more token."""

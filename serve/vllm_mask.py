@@ -82,4 +82,4 @@ class EngineSettings(dict[str, Any]):
     """vLLM's `additional_config`. vLLM sends it to each of its processes, which import this module for it."""
 
 
-vllm.v1.structured_output.GuidanceBackend = MaskingBackend  # type: ignore[misc]
+vllm.v1.structured_output.GuidanceBackend = MaskingBackend
