@@ -198,8 +198,7 @@ async def sample(
     while True:
         if not ended and splitter.state is not State.ANSWER and (cut or splitter.is_beyond(budget)):
             ended = True
-            some = response.tokens > earlier or prefill
-            text, added = prompts.end_reasoning(plan.choice.code, splitter, begun=some)
+            text, added = prompts.end_reasoning(plan.choice.code, splitter, begun=prefill or response.tokens > earlier)
             for chunk in splitter.force(text, added, sampling.max_tokens):
                 yield chunk
             prompt_ids, sampling = prompt_ids + added, remaining(sampling, len(added))

@@ -105,8 +105,7 @@ class CompletionScorer:
         `group`: which draw of the problem this is; all programs of a group run the same tests. Raises ConfigError for
         impossible length limits, RunError when no verifier process can start.
         """
-        settings = self.settings
-        penalty = 0.0
+        settings, penalty = self.settings, 0.0
         if tokens is not None and settings.length:
             penalty = length_penalty(tokens, settings.length_max, settings.overlong_buffer, settings.length)
         if parts is None:
