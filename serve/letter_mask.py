@@ -58,11 +58,11 @@ def has_letters_of_its_own(code: str) -> bool:
 class MaskRequest(NamedTuple):
     """What a mask is made for."""
 
-    code: str
-    """of the language"""
+    scripts: list[str]
+    """of the language, so that languages of the same ones share a mask"""
     tags: Tags
-    begin_ids: list[int]
-    """tokens that are the opening tag"""
+    begin: list[tuple[int, int]]
+    """tokens that are the opening tag, or begin it, and their letters"""
     close_ids: list[int]
     end_ids: list[int]
     """tokens that end the completion"""
@@ -83,9 +83,10 @@ class MaskRequest(NamedTuple):
 def reasoning_mask(code: str, chat: Chat, tags: Tags, *, opened: bool) -> Constraint:
     """Return the constraint of a completion with reasoning in the letters of a language, and a free answer."""
     added = chat.tokenizer.added_tokens_decoder
-    pair = Tags(tags.open, tags.close)
-    begin, close = ([number for number, token in added.items() if token.content == tag] for tag in tags[:2])
-    request = MaskRequest(code, pair, begin, close, list(chat.stop_ids), chat.think_ids is None, opened)
+    begin = [(number, len(token.content)) for number, token in added.items() if tags.open.startswith(token.content)]
+    close = [number for number, token in added.items() if token.content == tags.close]
+    pair, scripts = Tags(tags.open, tags.close), sorted(scripts_of(code))
+    request = MaskRequest(scripts, pair, begin, close, list(chat.stop_ids), chat.think_ids is None, opened)
     return Constraint("grammar", f"{MARK}{json.dumps(request._asdict())}\nstart: /(?s:.*)/")
 
 
@@ -147,7 +148,11 @@ class LetterMask:
     """The characters that may follow, state by state. Symbols: ASCII, and behind it the kinds of other characters."""
 
     def __init__(self, request: MaskRequest):
-        self.request, self.kinds = request, kinds_of(scripts_of(request.code))
+        self.request, self.kinds = request, kinds_of(frozenset(request.scripts))
+        letters = sorted(set(filter(lambda letter: not letter.isascii(), "".join(request.tags[:2]))))
+        self._signs = {ord(letter): number for number, letter in enumerate(letters)}
+        """letters of the tags beyond ASCII -> control characters that stand for them"""
+        self._open, self._close = (tag.translate(self._signs) for tag in request.tags[:2])
         self.start = START if request.opened else BEFORE
         self._modes = {
             "prose": self._prose, "$": self._dollar, "formula": self._formula, "`": self._tick, "``": self._ticks,
@@ -156,7 +161,8 @@ class LetterMask:
 
     def symbol(self, character: str) -> int:
         """Return the symbol of a character."""
-        return ord(character) if character.isascii() else ASCII + int(self.kinds[ord(character)])
+        point = ord(character)
+        return point if point < ASCII else self._signs.get(point, ASCII + int(self.kinds[point]))
 
     def step(self, state: MaskState, symbol: int) -> MaskState | None:
         """Return the state behind one more character, None where it may not come."""
@@ -166,7 +172,7 @@ class LetterMask:
         kind = Kind(int(self.kinds[symbol]) if character else symbol - ASCII)
         if state.mode == "before":
             return self._before(state, character)
-        tag, close = 0, self.request.tags.close
+        tag, close = 0, self._close
         if self.request.spelled and character:
             tag = state.tag + 1 if close[state.tag] == character else int(close[0] == character and state.mode != "tag")
         if tag == len(close):
@@ -179,7 +185,7 @@ class LetterMask:
     def _before(self, state: MaskState, character: str) -> MaskState:
         if not state.tag and character.isspace():
             return state
-        opening = self.request.tags.open
+        opening = self._open
         if not self.request.spelled or opening[state.tag] != character:
             return DONE
         return START if state.tag + 1 == len(opening) else state._replace(tag=state.tag + 1)

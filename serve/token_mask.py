@@ -56,6 +56,7 @@ class TokenMask:
 
     def __init__(self, request: MaskRequest, tokens: list[bytes]):
         self.request, self.mask = request, LetterMask(request)
+        self._begin = dict(request.begin)
         self.words = (len(tokens) + 31) // 32
         self.vocabulary = Vocabulary(tokens, self.mask)
         self.bytes_of = {symbol: part for part, symbol in self.vocabulary.partials.items()}
@@ -96,6 +97,8 @@ class TokenMask:
 
     def _completable(self, state: MaskState, part: bytes) -> bool:
         """Whether an allowed character begins with these bytes."""
+        if self.request.spelled and self.request.tags.close[state.tag].encode().startswith(part):
+            return True
         size = 2 if part[0] < 0xE0 else 3 if part[0] < 0xF0 else 4
         if len(part) >= size:
             return False
@@ -125,8 +128,9 @@ class TokenMask:
             return number
         if token in request.close_ids and state.mode != "before":
             return self._number((DONE, b""))
-        if token in request.begin_ids:
-            return self._number((START, b"")) if state.mode == "before" else number
+        if state.mode == "before" and (letters := self._begin.get(token)):
+            begun = letters == len(request.tags.open)
+            return self._number((START if begun else state._replace(tag=letters), b""))
         for symbol in self.vocabulary.rows[token] or [ASCII + Kind.SIGN]:
             after = int(self.follow(np.array([number]), np.array([symbol]))[0])
             number = after if after != _DEAD else self._number((START, b""))
@@ -148,5 +152,5 @@ class TokenMask:
             alive = np.flatnonzero(places[: len(symbols)] >= 0)
             places[alive] = self.follow(places[alive], symbols[alive])
         allowed[order] = places >= 0
-        allowed[[*self.request.end_ids, *(self.request.begin_ids if before else self.request.close_ids)]] = True
+        allowed[[*self.request.end_ids, *self.request.close_ids]] = True
         return torch.from_numpy(np.packbits(allowed, bitorder="little").view(np.int32).copy())

@@ -9,14 +9,14 @@ import pytest
 from serve.letter_mask import LetterMask, MaskRequest, has_letters_of_its_own, reasoning_mask, scripts_of
 from serve.token_mask import TokenMask
 from shared.chat import Chat
-from shared.reasoning_tags import CONTROL, TEXT
+from shared.reasoning_tags import CONTROL, FAMILIES, TEXT, Tags
 from verify.language import known_languages, spoken_in
 from verify.scripts import NOT_LATIN
 
 
-def passed(code: str, text: str, opened: bool = True) -> str:
+def passed(code: str, text: str, opened: bool = True, tags: Tags = TEXT) -> str:
     """The beginning of a text that the mask lets through."""
-    mask = LetterMask(MaskRequest(code, TEXT, [], [], [1], True, opened))
+    mask = LetterMask(MaskRequest(sorted(scripts_of(code)), tags, [], [], [1], True, opened))
     state = mask.start
     for place, character in enumerate(text):
         after = mask.step(state, mask.symbol(character))
@@ -117,12 +117,14 @@ def test_tokens_may_cut_letters_anywhere(model_folder: Path) -> None:
     chat = Chat(model_folder)
     request = MaskRequest.read(reasoning_mask("ru", chat, TEXT, opened=True).value)
     assert request is not None and MaskRequest.read("start: x") is None
-    assert (request.begin_ids, request.close_ids, request.end_ids) == ([5], [6], [1])
+    assert (dict(request.begin), request.close_ids, request.end_ids) == ({5: len("<think>")}, [6], [1])
+    alike = (reasoning_mask(code, chat, TEXT, opened=True) for code in ("uk", "en", "de"))
+    assert [made.value == reasoning_mask("ru", chat, TEXT, opened=True).value for made in alike] == [True, False, False]
     # П is D0 9F, р is D1 80, é is C3 A9, 中 is E4 B8 AD, and the apostrophe E2 80 99
     tokens = [b"", b"<eos>", b"\xd0", b"\x9f", b"\xd1\x80", b"\x9f\xd1", b"\xc3", b"\xe4\xb8", b"\xad", b"\xe2",
               b"\x80\x99", b"\xff", b"the", b"\xd0\x9fa", b"</thi", b"nk> yes", b"\xe2\x80",
               b"\x99", b"\x80"]  # fmt: skip
-    mask = TokenMask(request._replace(begin_ids=[], close_ids=[0], end_ids=[1]), tokens)
+    mask = TokenMask(request._replace(begin=[], close_ids=[0], end_ids=[1]), tokens)
 
     def allowed(*before: int) -> set[bytes]:
         number = mask.start
@@ -143,7 +145,7 @@ def test_tokens_may_cut_letters_anywhere(model_folder: Path) -> None:
 
 
 def test_control_tokens_open_and_close_the_reasoning() -> None:
-    request = MaskRequest("ru", CONTROL, [2], [3], [1], False, False)
+    request = MaskRequest(["Cyrl"], CONTROL, [(2, 7)], [3], [1], False, False)
     tokens = [b"the", b"", b"", b"", "да".encode(), b"[/THINK]"]
     mask = TokenMask(request, tokens)
     inside = mask.advance(mask.start, 2)
@@ -151,3 +153,27 @@ def test_control_tokens_open_and_close_the_reasoning() -> None:
     assert [bits >> place & 1 for place in range(6)] == [0, 1, 0, 1, 1, 1]
     assert int(mask.row(mask.advance(inside, 5))[0]) & 1 == 0, "its letters are no tag"
     assert int(mask.row(mask.advance(inside, 3))[0]) & 1 == int(mask.row(mask.advance(mask.start, 0))[0]) & 1 == 1
+
+
+def test_tags_beyond_ascii_close_the_reasoning() -> None:
+    kimi = Tags("◁think▷", "◁/think▷")
+    for opened, text in ((True, "Да◁/think▷ The answer"), (False, "◁think▷Да◁/think▷ The answer")):
+        assert passed("ru", text, opened, kimi) == text
+        assert passed("ru", text.replace("/", ""), opened, kimi) != text.replace("/", "")
+    tokens = ["◁/th".encode(), b"ink", b"\xe2\x96", b"\xb7", b"the"]
+    mask = TokenMask(MaskRequest(["Cyrl"], kimi, [], [], [], True, True), tokens)
+    place = mask.start
+    for number in range(4):
+        assert int(mask.row(place)[0]) >> number & 1, tokens[number]
+        assert not int(mask.row(place)[0]) >> 4 & 1
+        place = mask.advance(place, number)
+    assert int(mask.row(place)[0]) >> 4 & 1, "the tag was cut into bytes, and is whole"
+
+
+def test_an_opening_tag_may_be_a_control_token_and_letters() -> None:
+    gemma = FAMILIES[0]
+    mask = TokenMask(MaskRequest(["Cyrl"], gemma, [(0, 10)], [1], [], True, False), [b"", b"", b"thought", b"\n", b"the"])
+    place = mask.start
+    for token in (0, 2, 3):
+        place = mask.advance(place, token)
+    assert not int(mask.row(place)[0]) >> 4 & 1 and int(mask.row(place)[0]) >> 1 & 1
