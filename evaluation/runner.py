@@ -1,7 +1,7 @@
 """Requests the missing samples concurrently, grades each response and records it at once.
 
     a response                                    graded and recorded
-    a refusal of strict (status 422)              recorded as wrong: the model did not follow the request
+    a refusal of strict (status 422)              recorded as wrong: in another language, cut, or without an answer
     status 401, 403, 404                          ends the run, unless a sample was answered before
     any other refusal, e.g. a prompt too long     an error record; ends the run if no sample is answered at all
     no usable response after all tries            an error record; too many in a row end the run
@@ -30,7 +30,7 @@ from evaluation.grading import ResponseGrader
 from evaluation.samples import DetectedLanguage, EvaluationFolder, SampleKey, SampleRecord, settings_mark, written
 from evaluation.settings import EvaluationSettings
 from evaluation.tasks import Benchmark, BenchmarkSampling, BenchmarkTask
-from serve.reasoning_language import AUTO, OFF, REFUSALS
+from serve.reasoning_language import AUTO, CUT, MISMATCH, OFF, REFUSALS
 from shared.errors import ConfigError, RunError
 from shared.progress import PLAIN_EVERY_S
 from shared.progress_bar import ProgressBar
@@ -185,7 +185,8 @@ class SampleRunner:
     def _refused(self, record: SampleRecord, refused: RequestRefused) -> SampleRecord:
         if refused.code in REFUSALS:
             record.correct, record.verdict, record.reason = False, Verdict.NO_ANSWER, f"refused: {refused.message}"
-            record.refused = True
+            record.refused = refused.code == MISMATCH
+            record.finish_reason = "length" if refused.code == CUT else record.finish_reason
             self._answered = True
             return record
         self._refusals += 1

@@ -22,6 +22,7 @@ import msgspec
 
 from evaluation.settings import EvaluationSettings
 from evaluation.tasks import Benchmark, BenchmarkSampling, BenchmarkTask, Kind
+from serve.reasoning_language import is_written
 from shared.atomic_write import append_line, open_log, write_whole
 from shared.errors import ConfigError, DataError
 from shared.types import Verdict
@@ -126,7 +127,7 @@ def written(reasoning: str, server_language: Mapping[str, Any] | None) -> str:
     texts = (server_language or {}).get("prefilled") or []
     for text in [texts] if isinstance(texts, str) else texts if isinstance(texts, list) else []:
         reasoning = reasoning.replace(text.strip(), "", 1) if isinstance(text, str) else reasoning
-    return reasoning if any(map(str.isalnum, reasoning)) else ""
+    return reasoning if is_written(reasoning) else ""
 
 
 def identify(settings: EvaluationSettings, model: str, weights: str, benchmarks: list[Benchmark]) -> dict[str, Any]:

@@ -139,7 +139,7 @@ def make_plan(
     server.check_size(body.characters, prompt)
     choice, prompt_ids = render(server, body, request, client, prompt)
     enforcement = body.reasoning_language_enforcement or settings.reasoning_language_enforcement
-    if enforcement == "constrain" and server.prompts_of(body.model).tags.channels:
+    if choice.code and enforcement == "constrain" and server.prompts_of(body.model).tags.channels:
         message = "constrain is not for models that write in channels: give prompt, prefill, retry or strict"
         raise ApiError(400, message, code="unsupported_value", param="reasoning_language_enforcement")
     limits = limits or {"max_tokens": body.max_tokens, "max_completion_tokens": body.max_completion_tokens}

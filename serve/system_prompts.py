@@ -25,7 +25,7 @@ from serve.reasoning import Splitter
 from serve.tools import AnswerForm
 from shared.chat import Chat, QuotedTexts, joined, system_prompt
 from shared.errors import ModelError
-from shared.languages import name_of, with_request
+from shared.languages import name_of, request_for, with_request
 from shared.model.model_card import read_card
 from shared.reasoning_tags import CHANNEL, CONTROL, END, MARKS, MESSAGE, START, TEXT, Tags
 from shared.tool_calls import call_text, result_text
@@ -181,9 +181,8 @@ class PromptRenderer:
         first = next((place for place, message in enumerate(rest) if message.role == "assistant"), len(rest))
         before = rest[:first] if self.whole else rest
         asking = [place for place, message in enumerate(before) if message.role == "user"][-1:]
-        system = joined(self.system_prompt(code), *theirs, told)
-        if not asking:
-            system = with_request(system, code)
+        request = request_for(code) if code and not asking else ""
+        system = joined(self.system_prompt(code), *theirs, told, request)
         turns = [{"role": "system", "content": system}] if system else []
         if self.whole:
             return self._whole(turns, rest, asking, code, quoted)

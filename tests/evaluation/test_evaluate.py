@@ -98,19 +98,31 @@ def test_the_wanted_language_is_measured(serve: Serve, tmp_path: Path) -> None:
     assert all(sampling.temperature == 0.7 for sampling in served.engine.samplings)
 
 
-@pytest.mark.parametrize("said", [f"<think>{ENGLISH}</think>{ENGLISH} \\boxed{{3}}", f"<think>{FRENCH}</think>"])
-def test_a_strict_refusal_is_a_wrong_answer(serve: Serve, tmp_path: Path, said: str) -> None:
+@pytest.mark.parametrize(
+    ("said", "counted", "tokens"),
+    [
+        (f"<think>{ENGLISH}</think>{ENGLISH} \\boxed{{3}}", "refused", 900),
+        (f"<think>{FRENCH}</think>", "unextracted", 900),
+        (f"<think>{FRENCH}</think>", "truncated", 6),
+    ],
+)
+def test_a_strict_refusal_is_a_wrong_answer(
+    serve: Serve, tmp_path: Path, said: str, counted: str, tokens: int
+) -> None:
     served = serve(said, reasoning_language="auto")
     found = evaluate(f"{served.url}/v1", tmp_path / "out", write_rows(tmp_path / "sums.jsonl", THREE[0]), "--samples",
-                     "1", "--reasoning-language", "fr", "--reasoning-language-enforcement", "strict")  # fmt: skip
+                     "1", "--reasoning-language", "fr", "--reasoning-language-enforcement", "strict",
+                     f"--max-tokens={tokens}")  # fmt: skip
     assert found["benchmarks"]["sums"]["pass_at"]["1"] == 0 and found["benchmarks"]["sums"]["errors"] == 0
     (record,) = records(tmp_path / "out")
     assert record["correct"] is False and record["reason"].startswith("refused: ")
     sums = found["benchmarks"]["sums"]
-    assert sums["refused"] == 1 and sums["unextracted"] == sums["truncated"] == 0, "counted once"
-    assert sums["languages"]["fr"]["response"] == {"same": 0, "other": 0, "undetermined": 0, "none": 0, "refused": 1}
-    assert sums["languages"]["fr"]["measured"] == {"refused": 1}
-    assert any("refused for their language" in line for line in sums["warnings"])
+    figures = {name: sums[name] for name in ("refused", "unextracted", "truncated")}
+    assert figures == {**dict.fromkeys(figures, 0), counted: 1}, "counted once, for what it was"
+    shares = {"same": 0, "other": 0, "undetermined": 0, "none": 0, "refused": 0}
+    refused = counted == "refused"
+    assert sums["languages"]["fr"]["response"] == {**shares, "refused" if refused else "none": 1}
+    assert any("refused for their language" in line for line in sums["warnings"]) is refused
 
 
 WORDS = {"en": "The answer is", "fr": "La réponse est", "de": "Die Antwort ist", "es": "La respuesta es",

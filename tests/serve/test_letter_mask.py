@@ -171,8 +171,8 @@ def test_tags_beyond_ascii_close_the_reasoning() -> None:
 
 
 def test_an_opening_tag_may_be_a_control_token_and_letters() -> None:
-    gemma = FAMILIES[0]
-    mask = TokenMask(MaskRequest(["Cyrl"], gemma, [(0, 10)], [1], [], True, False), [b"", b"", b"thought", b"\n", b"the"])
+    request = MaskRequest(["Cyrl"], FAMILIES[0], [(0, len("<|channel>"))], [1], [], True, False)
+    mask = TokenMask(request, [b"", b"", b"thought", b"\n", b"the"])
     place = mask.start
     for token in (0, 2, 3):
         place = mask.advance(place, token)
