@@ -106,9 +106,7 @@ def test_the_wanted_language_is_measured(serve: Serve, tmp_path: Path) -> None:
         (f"<think>{FRENCH}</think>", "truncated", 6),
     ],
 )
-def test_a_strict_refusal_is_a_wrong_answer(
-    serve: Serve, tmp_path: Path, said: str, counted: str, tokens: int
-) -> None:
+def test_a_strict_refusal_is_a_wrong_answer(serve: Serve, tmp_path: Path, said: str, counted: str, tokens: int) -> None:
     served = serve(said, reasoning_language="auto")
     found = evaluate(f"{served.url}/v1", tmp_path / "out", write_rows(tmp_path / "sums.jsonl", THREE[0]), "--samples",
                      "1", "--reasoning-language", "fr", "--reasoning-language-enforcement", "strict",

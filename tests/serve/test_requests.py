@@ -113,6 +113,13 @@ def test_the_request_stands_once_at_the_end_of_the_last_user_turn(serve: Serve, 
         assert ("language" in prompt) == (system == "magistral"), "the task's own, as in training without a request"
 
 
+def test_without_a_user_the_request_is_the_end_of_the_system_prompt(tmp_path: Path) -> None:
+    chat = Chat(make_folder(tmp_path, PLAIN))
+    for system, expected in (("", request_for("de")), ("Be brief.", f"Be brief.\n\n{request_for('de')}")):
+        ids = PromptRenderer(chat, system).render([ChatMessage(role="assistant", content="4")], "de")
+        assert chat.tokenizer.decode(ids).startswith(f"<system>{expected}<eos>")
+
+
 def test_who_asks_for_the_language_changes_nothing_else(
     serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
