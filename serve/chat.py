@@ -163,7 +163,7 @@ async def sample_responses(server: Server, plan: GenerationPlan, count: int) -> 
     """Sample complete responses. Raises ApiError."""
     responses = [Response() for _ in range(count)]
     await exhaust(sample(server, plan, index, response) for index, response in enumerate(responses))
-    check_language(responses, plan)
+    check_language(responses, plan, server.prompts)
     return responses
 
 
@@ -207,7 +207,7 @@ async def stream(
                     yield renderer.event(index, {"executed_tools": [executed]})
                 else:
                     yield renderer.chunk(index, chunk, ranked())
-        check_language([response], plan)
+        check_language([response], plan, server.prompts)
         yield renderer.last(index, response, plan, ranked())
 
     def last() -> bytes:

@@ -58,7 +58,8 @@ class CompletionRequest(StreamedRequest):
     """tokens that a completion may have, at most the model's context; where the prompt leaves less room, less. 0 for
     none, where log-probs of the prompt are wanted"""
     logprobs: int | None = Field(None, ge=0, le=20)
-    """so many most probable tokens beside each sampled one, and with `echo` beside each of the prompt"""
+    """so many most probable tokens for each sampled one, which is always among them, and with `echo` for each of the
+    prompt"""
     echo: bool = False
     """the prompt, as the model reads it, stands before its completion, also in `logprobs`; at temperature 1 there"""
     prompt_logprobs: int | None = Field(None, ge=0, le=20)
@@ -290,7 +291,9 @@ def logprobs(raw: RawCompletion, sampled: list[list[Candidate]], echo: bool) -> 
     rows = [*raw.prompt_logprobs, *sampled] if echo else sampled
     most = raw.sampling.logprobs
     assert most is not None
-    top = [{one.text: one.logprob for one in reversed(rest[:most])} for _, *rest in rows]  # the best of equal texts
+    # the token itself, which clients rely on, and the best; of equal texts the best
+    tables = [sorted((itself, *rest[:most]), key=lambda ranked: ranked.logprob) for itself, *rest in rows]
+    top = [{ranked.text: ranked.logprob for ranked in table} for table in tables]
     first = [raw.first] if echo else []
     return {
         "tokens": [*first, *(itself.text for itself, *_ in rows)],
