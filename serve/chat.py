@@ -120,7 +120,8 @@ def render(
         prompts = server.prompts_of(body.model, server.template_arguments(body))
         return choice, prompts.render(body.messages, choice.code, form)
     except ModelError as error:
-        raise ApiError(400, f"this conversation does not fit the model's form: {error}", param=prompt) from error
+        message = f"this conversation does not fit the model's form: {error}"
+        raise ApiError(400, message, code="unknown_form", param=prompt) from error
 
 
 def executes(server: Server, body: ChatRequest) -> bool:

@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from fastapi.responses import Response as HttpResponse
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from serve import parameters
 from serve.engine import Candidate, SamplingParameters
@@ -42,15 +42,27 @@ router = APIRouter()
 MOST_PROMPT_CANDIDATES = 1_000_000
 """log-probs of prompts in one response; each takes 200 bytes of memory"""
 Text = Annotated[str, Field(min_length=1)]
-Tokens = Annotated[Items[Annotated[int, Field(ge=0, strict=True)]], Field(max_length=1_000_000)]
+
+
+def whole(ids: Any) -> Any:
+    """Return token ids such as 5.0, which are integers in JSON, as such; the rest as it is."""
+    if not isinstance(ids, list) or float not in set(map(type, ids)):
+        return ids
+    return [int(number) if isinstance(number, float) and number.is_integer() else number for number in ids]
+
+
+TokenId = Annotated[int, Field(ge=0, strict=True)]
+Tokens = Annotated[Items[TokenId], Field(max_length=1_000_000), BeforeValidator(whole)]
 Prompt = Annotated[Tokens, Field(min_length=1)]
+SEVERAL = Field(min_length=1, max_length=MOST_CHOICES)
 
 
 class CompletionRequest(StreamedRequest):
     """The body of POST /v1/completions."""
 
+    model_config = parameters.body_rules(parameters.USAGE_RULE, parameters.PROMPT_RULE)
     refused: ClassVar = parameters.COMPLETIONS
-    prompt: Text | Prompt | Annotated[Items[Text] | Items[Prompt], Field(min_length=1, max_length=MOST_CHOICES)]
+    prompt: Text | Prompt | Annotated[Items[Text], SEVERAL] | Annotated[Items[Prompt], SEVERAL]
     """a text, its token ids, or several of either"""
     n: int = Field(1, ge=1, le=MOST_CHOICES)
     """completions of each prompt"""

@@ -73,11 +73,33 @@ class RequestBody(RequestPart):
         return {name: value for name, value in body.items() if name in known}
 
 
+def where(**fields: Any) -> dict[str, Any]:
+    """Return the JSON schema of objects that have these fields, each with its own schema."""
+    return {"required": [*fields], "properties": fields}
+
+
 def needs(field: str, value: str, other: str) -> ConfigDict:
     """Return the configuration that tells OpenAPI a rule: where `field` has this value, `other` is not left out."""
-    rule = {"required": [other], "properties": {other: {"not": {"type": "null"}}}}
-    given = {"required": [field], "properties": {field: {"const": value}}}
-    return ConfigDict(json_schema_extra={"if": given, "then": rule})
+    rule = {"if": where(**{field: {"const": value}}), "then": where(**{other: {"not": {"type": "null"}}})}
+    return ConfigDict(json_schema_extra=rule)
+
+
+def body_rules(*rules: tuple[dict[str, Any], dict[str, Any]]) -> ConfigDict:
+    """Return the configuration of a whole body that tells OpenAPI rules: what fits the first schema of a pair has to
+    fit the second."""
+    pairs = [{"if": given, "then": then} for given, then in rules]
+    return ConfigDict(json_schema_extra={"additionalProperties": False, "allOf": pairs})
+
+
+TOOL_RULE = (
+    where(tool_choice={"not": {"enum": ["none", "auto", None]}}), where(tools={"type": "array", "minItems": 1}),
+)  # fmt: skip
+"""where a tool must be called, there is one; that it has the name that is asked for cannot be told"""
+USAGE_RULE = (
+    where(stream_options={"type": "object", **where(include_usage={"const": True})}), where(stream={"const": True}),
+)  # fmt: skip
+LOGPROBS_RULE = where(top_logprobs={"exclusiveMinimum": 0}), where(logprobs={"const": True})
+PROMPT_RULE = where(prompt_logprobs={"not": {"type": "null"}}), {"properties": {"stream": {"const": False}}}
 
 
 def unknown(name: str, names: list[str]) -> str:
