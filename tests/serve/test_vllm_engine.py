@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from rollout.vllm_config import THREADS_VARIABLE
 from serve.engine import EngineDied, SamplingParameters
-from serve.letter_mask import LetterMask, MaskRequest, State, reasoning_mask
+from serve.letter_mask import LetterMask, MaskRequest, MaskState, reasoning_mask
 from serve.vllm_engine import VllmEngine
 from shared.chat import Chat
 from shared.model.model_card import CARD
@@ -190,7 +190,7 @@ def test_a_mask_keeps_foreign_words_out_of_the_reasoning_alone(model: Path) -> N
 
 def broken_at(mask: LetterMask, text: str) -> str | None:
     """The text up to the first character that the mask forbids; None without one."""
-    state: State | None = mask.start
+    state: MaskState | None = mask.start
     for place, character in enumerate(text):
         assert state is not None
         state = mask.step(state, mask.symbol(character))
