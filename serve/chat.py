@@ -120,7 +120,8 @@ def render(
         prompts = server.prompts_of(body.model, server.template_arguments(body))
         return choice, prompts.render(body.messages, choice.code, form)
     except ModelError as error:
-        raise ApiError(400, f"this conversation does not fit the model's form: {error}", param=prompt) from error
+        message = f"this conversation does not fit the model's form: {error}"
+        raise ApiError(400, message, code="unknown_form", param=prompt) from error
 
 
 def executes(server: Server, body: ChatRequest) -> bool:
@@ -163,7 +164,7 @@ async def sample_responses(server: Server, plan: GenerationPlan, count: int) -> 
     """Sample complete responses. Raises ApiError."""
     responses = [Response() for _ in range(count)]
     await exhaust(sample(server, plan, index, response) for index, response in enumerate(responses))
-    check_language(responses, plan)
+    check_language(responses, plan, server.prompts)
     return responses
 
 
@@ -207,7 +208,7 @@ async def stream(
                     yield renderer.event(index, {"executed_tools": [executed]})
                 else:
                     yield renderer.chunk(index, chunk, ranked())
-        check_language([response], plan)
+        check_language([response], plan, server.prompts)
         yield renderer.last(index, response, plan, ranked())
 
     def last() -> bytes:

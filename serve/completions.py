@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from fastapi.responses import Response as HttpResponse
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from serve import parameters
 from serve.engine import Candidate, SamplingParameters
@@ -42,15 +42,27 @@ router = APIRouter()
 MOST_PROMPT_CANDIDATES = 1_000_000
 """log-probs of prompts in one response; each takes 200 bytes of memory"""
 Text = Annotated[str, Field(min_length=1)]
-Tokens = Annotated[Items[Annotated[int, Field(ge=0, strict=True)]], Field(max_length=1_000_000)]
+
+
+def whole(ids: Any) -> Any:
+    """Return token ids such as 5.0, which are integers in JSON, as such; the rest as it is."""
+    if not isinstance(ids, list) or float not in set(map(type, ids)):
+        return ids
+    return [int(number) if isinstance(number, float) and number.is_integer() else number for number in ids]
+
+
+TokenId = Annotated[int, Field(ge=0, strict=True)]
+Tokens = Annotated[Items[TokenId], Field(max_length=1_000_000), BeforeValidator(whole)]
 Prompt = Annotated[Tokens, Field(min_length=1)]
+SEVERAL = Field(min_length=1, max_length=MOST_CHOICES)
 
 
 class CompletionRequest(StreamedRequest):
     """The body of POST /v1/completions."""
 
+    model_config = parameters.body_rules(parameters.USAGE_RULE, parameters.PROMPT_RULE)
     refused: ClassVar = parameters.COMPLETIONS
-    prompt: Text | Prompt | Annotated[Items[Text] | Items[Prompt], Field(min_length=1, max_length=MOST_CHOICES)]
+    prompt: Text | Prompt | Annotated[Items[Text], SEVERAL] | Annotated[Items[Prompt], SEVERAL]
     """a text, its token ids, or several of either"""
     n: int = Field(1, ge=1, le=MOST_CHOICES)
     """completions of each prompt"""
@@ -58,7 +70,8 @@ class CompletionRequest(StreamedRequest):
     """tokens that a completion may have, at most the model's context; where the prompt leaves less room, less. 0 for
     none, where log-probs of the prompt are wanted"""
     logprobs: int | None = Field(None, ge=0, le=20)
-    """so many most probable tokens beside each sampled one, and with `echo` beside each of the prompt"""
+    """so many most probable tokens for each sampled one, which is always among them, and with `echo` for each of the
+    prompt"""
     echo: bool = False
     """the prompt, as the model reads it, stands before its completion, also in `logprobs`; at temperature 1 there"""
     prompt_logprobs: int | None = Field(None, ge=0, le=20)
@@ -290,7 +303,9 @@ def logprobs(raw: RawCompletion, sampled: list[list[Candidate]], echo: bool) -> 
     rows = [*raw.prompt_logprobs, *sampled] if echo else sampled
     most = raw.sampling.logprobs
     assert most is not None
-    top = [{one.text: one.logprob for one in reversed(rest[:most])} for _, *rest in rows]  # the best of equal texts
+    # the token itself, which clients rely on, and the best; of equal texts the best
+    tables = [sorted((itself, *rest[:most]), key=lambda ranked: ranked.logprob) for itself, *rest in rows]
+    top = [{ranked.text: ranked.logprob for ranked in table} for table in tables]
     first = [raw.first] if echo else []
     return {
         "tokens": [*first, *(itself.text for itself, *_ in rows)],

@@ -80,14 +80,20 @@ def is_clear(held: Sequence[Chunk], plan: GenerationPlan, last: bool = False) ->
     return match is not False if over else match
 
 
-def check_language(responses: Sequence[Response], plan: GenerationPlan) -> None:
+def is_answered(response: Response, prompts: PromptRenderer) -> bool:
+    """Whether there is a call, or some text that is no tag, no control token, no blank and no invisible character."""
+    text = prompts.markup.sub("", response.answer)
+    return bool(response.calls) or any(letter.isprintable() and letter != " " for letter in text)
+
+
+def check_language(responses: Sequence[Response], plan: GenerationPlan, prompts: PromptRenderer) -> None:
     """Raises ApiError for the first response that does not pass where the language is enforced strictly: one in another
     language, one without an answer, and one that was cut. What has too few words to tell a language passes."""
     if plan.enforcement != "strict" or not plan.choice.code:
         return
     for response in responses:
         found, code = response.measured, plan.choice.code
-        answered = bool(response.answer.strip() or response.calls)
+        answered = is_answered(response, prompts)
         if found is not None and found.match is False:
             parts = (("reasoning", found.reasoning), ("answer", found.answer))
             was = ", ".join(f"{name} {part.share:.0%} {part.language or 'undetermined'}" for name, part in parts)

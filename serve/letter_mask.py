@@ -3,8 +3,9 @@ r"""What may come next in reasoning in one language: no words in a script that i
 Free are signs, digits, single letters (Greek ones in every language), what stands in `$...$`, `$$...$$`, `\(...\)`,
 `\[...\]`, environments, `\boxed{...}` and code, and macros; but in `$...$` no two long words in a row, which are prose
 between two prices. Among words of another script than Latin, free are also names (capitals, iPhone): at most three in
-a row, and then one behind each number (Anna: 5, Bob: 7); two small letters behind a number, a sign of operations or a
-word without a blank (5 km, 2ab). That is narrower than what `foreign_script` (verify/scripts.py) forgives.
+a row, and then one behind each number (Anna: 5, Bob: 7); two small letters behind a number or a sign of operations
+(5 km, 2ab), and behind a word in scripts without blanks (速度是km). That is narrower than what `foreign_script`
+(verify/scripts.py) forgives. Bold, circled and other styled letters are the letters that they stand for.
 
 A language has the scripts that the Unicode CLDR says, and those that the detector allows. vllm_mask.py makes a mask of
 tokens out of it.
@@ -13,6 +14,7 @@ tokens out of it.
 from __future__ import annotations
 
 import json
+import unicodedata
 from enum import IntEnum
 from functools import lru_cache
 from typing import NamedTuple
@@ -40,6 +42,8 @@ _SCRIPTS = {
     "Kore": ("Hang", "Hani"),
 }
 """codes for several scripts -> codes of Unicode's scripts"""
+NO_BLANKS = frozenset(("Hani", "Hira", "Kana", "Hang", "Thai", "Laoo", "Khmr", "Mymr", "Tibt", "Grek"))
+"""scripts in which a unit may follow a word without a blank, and Greek, whose letters are variables too"""
 
 
 @lru_cache(maxsize=256)
@@ -121,6 +125,10 @@ def kinds_of(scripts: frozenset[str]) -> np.ndarray[tuple[int], np.dtype[np.uint
     ):  # fmt: skip
         for match in regex.finditer(found, every):
             kinds[points[match.start() : match.end()]] = kind
+    for match in regex.finditer(r"(?V1)[\p{sc=Zyyy}&&[\p{L}\p{So}]]", every):  # letters in another style: bold, circled
+        plain = unicodedata.normalize("NFKC", match.group())
+        if len(plain) == 1 and kinds[ord(plain)] != Kind.FOREIGN:
+            kinds[ord(match.group())] = kinds[ord(plain)]
     return kinds
 
 
@@ -154,6 +162,7 @@ class LetterMask:
         """letters of the tags beyond ASCII -> control characters that stand for them"""
         self._open, self._close = (tag.translate(self._signs) for tag in request.tags[:2])
         self.start = START if request.opened else BEFORE
+        self._touches = not NO_BLANKS.isdisjoint(request.scripts)
         self._modes = {
             "prose": self._prose, "$": self._dollar, "formula": self._formula, "`": self._tick, "``": self._ticks,
             "until": self._until, "box": self._box, "\\": self._backslash, "macro": self._macro,
@@ -211,8 +220,7 @@ class LetterMask:
             return MaskState(last=f"greek{int(greek) + 1}", names=state.names) if greek < "3" else None
         return self._letter(state, kind) if latin else self._word(state, kind)
 
-    @staticmethod
-    def _word(state: MaskState, kind: Kind) -> MaskState | None:
+    def _word(self, state: MaskState, kind: Kind) -> MaskState | None:
         """The first letter of a Latin word; behind another one and a blank it counts as a name."""
         names = state.names + (state.last == "behind")
         if names > MOST_NAMES:
@@ -220,7 +228,8 @@ class LetterMask:
         counted = "counted" if state.last == "behind" else ""
         if kind is Kind.CAPITAL:
             return MaskState(last=f"capital {counted}", names=names)
-        return MaskState(last="unit" if state.last in ("number", "own") else f"letter {counted}", names=names)
+        unit = state.last == "number" or (state.last == "own" and self._touches)
+        return MaskState(last="unit" if unit else f"letter {counted}", names=names)
 
     @staticmethod
     def _letter(state: MaskState, kind: Kind) -> MaskState | None:

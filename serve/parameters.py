@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
-from pydantic.config import JsonDict
+from pydantic.config import JsonDict, JsonValue
 from pydantic_core import PydanticCustomError
 
 Item = TypeVar("Item")
@@ -74,11 +74,33 @@ class RequestBody(RequestPart):
         return {name: value for name, value in body.items() if name in known}
 
 
+def where(**fields: Any) -> dict[str, Any]:
+    """Return the JSON schema of objects that have these fields, each with its own schema."""
+    return {"required": [*fields], "properties": fields}
+
+
 def needs(field: str, value: str, other: str) -> ConfigDict:
     """Return the configuration that tells OpenAPI a rule: where `field` has this value, `other` is not left out."""
-    rule: JsonDict = {"required": [other], "properties": {other: {"not": {"type": "null"}}}}
-    given: JsonDict = {"required": [field], "properties": {field: {"const": value}}}
-    return ConfigDict(json_schema_extra={"if": given, "then": rule})
+    rule: JsonDict = {"if": where(**{field: {"const": value}}), "then": where(**{other: {"not": {"type": "null"}}})}
+    return ConfigDict(json_schema_extra=rule)
+
+
+def body_rules(*rules: tuple[dict[str, Any], dict[str, Any]]) -> ConfigDict:
+    """Return the configuration of a whole body that tells OpenAPI rules: what fits the first schema of a pair has to
+    fit the second."""
+    pairs: list[JsonValue] = [{"if": given, "then": then} for given, then in rules]
+    return ConfigDict(json_schema_extra={"additionalProperties": False, "allOf": pairs})
+
+
+TOOL_RULE = (
+    where(tool_choice={"not": {"enum": ["none", "auto", None]}}), where(tools={"type": "array", "minItems": 1}),
+)  # fmt: skip
+"""where a tool must be called, there is one; that it has the name that is asked for cannot be told"""
+USAGE_RULE = (
+    where(stream_options={"type": "object", **where(include_usage={"const": True})}), where(stream={"const": True}),
+)  # fmt: skip
+LOGPROBS_RULE = where(top_logprobs={"exclusiveMinimum": 0}), where(logprobs={"const": True})
+PROMPT_RULE = where(prompt_logprobs={"not": {"type": "null"}}), {"properties": {"stream": {"const": False}}}
 
 
 def unknown(name: str, names: list[str]) -> str:

@@ -81,8 +81,10 @@ Item = Annotated[
     | Annotated[ExecutedItem, Tag("-mcp_call")],
     Discriminator(kind_of), BeforeValidator(read_item),
 ]  # fmt: skip
+SOME = {"contains": {"properties": {"type": {"not": {"const": "mcp_call"}}}}}
 Input = Annotated[
-    Annotated[str, Tag("-text")] | Annotated[Items[Item], Field(min_length=1, max_length=MOST_MESSAGES), Tag("-items")],
+    Annotated[str, Tag("-text")]
+    | Annotated[Items[Item], Field(min_length=1, max_length=MOST_MESSAGES, json_schema_extra=SOME), Tag("-items")],
     Discriminator(lambda given: "-items" if isinstance(given, list) else "-text"),
 ]
 

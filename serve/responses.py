@@ -76,6 +76,7 @@ class TextSettings(RequestBody):
 class ResponsesRequest(ReasoningRequest):
     """The body of POST /v1/responses."""
 
+    model_config = parameters.body_rules(parameters.TOOL_RULE)
     refused: ClassVar = parameters.RESPONSES
     input: Input
     """the conversation: a text, or items"""
@@ -249,7 +250,7 @@ def stream(server: Server, plan: GenerationPlan, renderer: ResponsesRenderer) ->
                     yield items.close() + items.executed(chunk)
                 elif renderer.body.include_reasoning or not chunk.thinking:
                     yield items.text("reasoning" if chunk.thinking else "answer", chunk.text)
-        check_language([response], plan)
+        check_language([response], plan, server.prompts)
         if not response.answer and not response.calls:
             yield items.text("answer", "")
         yield items.close()

@@ -87,6 +87,7 @@ class ResponseFormat(RequestPart):
 Word = Annotated[str, Field(max_length=100)]
 Stop = Annotated[str, Field(min_length=1, max_length=200)]
 Token = Annotated[int, Field(ge=0)]
+IDS = {"propertyNames": {"pattern": "^[0-9]{1,9}$"}}
 Bias = Annotated[float, Field(ge=-100, le=100)]
 
 
@@ -112,7 +113,7 @@ class GenerationRequest(RequestBody):
     """the same, once for each time"""
     repetition_penalty: float = Field(1.0, gt=0, le=100)
     """above 1 it makes tokens of the prompt and the completion less probable, below 1 more"""
-    logit_bias: Annotated[dict[Token, Bias], Field(max_length=MOST_BIASED)] | None = None
+    logit_bias: Annotated[dict[Token, Bias], Field(max_length=MOST_BIASED, json_schema_extra=IDS)] | None = None
     """token id -> what is added to its logit"""
     allowed_token_ids: Annotated[Items[Token], Field(min_length=1, max_length=MOST_IDS)] | None = None
     """no other tokens are sampled"""
@@ -209,6 +210,7 @@ class StreamedRequest(GenerationRequest):
 class ChatRequest(ReasoningRequest, StreamedRequest):
     """The body of POST /v1/chat/completions."""
 
+    model_config = parameters.body_rules(parameters.TOOL_RULE, parameters.USAGE_RULE, parameters.LOGPROBS_RULE)
     refused: ClassVar = parameters.CHAT
     messages: Annotated[Items[ChatMessage], Field(min_length=1, max_length=MOST_MESSAGES)]
     """the conversation, as text"""
@@ -237,11 +239,13 @@ class ChatRequest(ReasoningRequest, StreamedRequest):
 
     @model_validator(mode="after")
     def match_tools(self) -> ChatRequest:
-        """Raises ValueError if a required tool is missing, schemas are too long, or tools conflict with a format."""
+        """Raises ValueError or PydanticCustomError if a required tool is missing, schemas are too long, or tools
+        conflict with a format."""
         if isinstance(self.tool_choice, NamedTool) and not self.offered:
-            raise ValueError(f"tool_choice: there is no tool {self.tool_choice.function.name}")
+            message = f"tool_choice: there is no tool {self.tool_choice.function.name} in tools"
+            raise body_error("tool_choice", message, "unknown_tool")
         if self.tool_choice == "required" and not self.tools:
-            raise ValueError("tool_choice: required, but there are no tools")
+            raise body_error("tool_choice", "tool_choice: required, but there are no tools")
         if sum(len(json.dumps(tool.function.parameters)) for tool in self.tools) > MOST_SCHEMA_LETTERS:
             raise ValueError(f"tools: their schemas have more than {MOST_SCHEMA_LETTERS} letters together")
         if self.offered and self.response_format is not None and self.response_format.constraint is not None:

@@ -206,7 +206,7 @@ class Server:
         size, highest = len(self.prompts.chat.tokenizer), max(token_ids, default=0)
         if highest >= size:
             message = f"{field}token {highest} is not one of the model's {size}"
-            raise ApiError(400, message, code="invalid_value", param=param)
+            raise ApiError(400, message, code="unknown_token", param=param)
 
     def sampling(
         self, body: GenerationRequest, limits: Mapping[str, int | None], prompt_ids: Sequence[int], prompt: str

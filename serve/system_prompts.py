@@ -11,6 +11,7 @@ else is tokenised in one piece, exactly as in training.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache, reduce
 from importlib import resources
@@ -27,8 +28,8 @@ from shared.chat import Chat, QuotedTexts, joined, system_prompt
 from shared.errors import ModelError
 from shared.languages import name_of, request_for, with_request
 from shared.model.model_card import read_card
-from shared.reasoning_tags import CHANNEL, CONTROL, END, MARKS, MESSAGE, START, TEXT, Tags
-from shared.tool_calls import call_text, result_text
+from shared.reasoning_tags import CHANNEL, CONTROL, END, KNOWN, MARKS, MESSAGE, START, TEXT, Tags
+from shared.tool_calls import CLOSE, OPEN, call_text, result_text
 
 
 class LanguagePrompts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -90,7 +91,12 @@ class PromptRenderer:
         self.tags = chat.tags
         self.shown: Tags = self.tags if self.tags in (TEXT, CONTROL) else TEXT
         """those around reasoning that clients get in the text itself"""
-        known = {added.content: number for number, added in chat.tokenizer.added_tokens_decoder.items()}
+        decoder = chat.tokenizer.added_tokens_decoder
+        known = {added.content: number for number, added in decoder.items()}
+        special = (added.content for added in decoder.values() if added.special)
+        marks = {*special, *KNOWN, self.tags.open.strip(), self.tags.close, OPEN, CLOSE} - {""}
+        self.markup = re.compile("|".join(map(re.escape, sorted(marks, key=len, reverse=True))))
+        """finds tags and control tokens in a text of the model"""
         self.control = [known.get(mark, -1) for mark in MARKS] if self.tags.channels else chat.think_ids
         """token ids of the tags, if they are control tokens"""
         if lost := [mark for mark in (START, CHANNEL, MESSAGE, END) if self.tags.channels and mark not in known]:

@@ -45,6 +45,10 @@ FAMILIES = (
 """forms that are told by their tags in the template"""
 ANSWERS = (("<answer>", "</answer>"), ("<response>", "</response>"))
 """around answers behind </think>: Hunyuan; ERNIE 4.5, Granite 3.3"""
+KNOWN = frozenset(
+    tag for tags in (TEXT, CONTROL, *FAMILIES) for tag in (tags.open.strip(), tags.close, *tags.answer, *tags.dropped)
+).union(*ANSWERS, MARKS) - {""}
+"""all texts that families mark reasoning and answers with"""
 MARK = re.compile(
     r"""[<\[◁][^\s<>\[\]'"{}◁▷]*(?:think|thought|reason|inner_(?:prefix|suffix))[^\s<>\[\]'"{}◁▷]*[>\]▷]""", re.I
 )

@@ -84,9 +84,8 @@ class ScriptedEngine:
                 self.told += 1
                 last = number == min(len(ids), sampling.max_tokens)
                 reason = None if not last else "stop" if last and number == len(ids) else "length"
-                ranked = [] if sampling.logprobs is None else [self._ranked(token)]
-                first = number == 1 and sampling.prompt_logprobs is not None
-                prompt = [self._ranked(one) for one in prompt_ids[1:]] if first else ()
+                ranked = self._ranked([token], sampling.logprobs)
+                prompt = self._ranked(prompt_ids[1:], sampling.prompt_logprobs) if number == 1 else []
                 yield Delta(delta, [token], ranked, reason, prompt, stop if reason == "stop" else None)
         finally:
             self.running -= 1
@@ -102,5 +101,9 @@ class ScriptedEngine:
         told = end if sampling.include_stop or stop == sampling.through else end - size
         return end, told, stop
 
-    def _ranked(self, token: int) -> list[Candidate]:
-        return [Candidate(token, self.chat.tokenizer.decode([token]), self.logprob or 0.0)]
+    def _ranked(self, token_ids: list[int], most: int | None) -> list[list[Candidate]]:
+        """[tokens]: each itself, and where `most` are wanted again as the most probable one; none for None."""
+        if most is None:
+            return []
+        texts = [(token, self.chat.tokenizer.decode([token])) for token in token_ids]
+        return [[Candidate(token, text, self.logprob or 0.0)] * (1 + min(most, 1)) for token, text in texts]

@@ -214,7 +214,7 @@ def test_the_example_of_inspect_finds_the_score_that_ours_finds(serve: Serve, tm
 
 def test_lm_eval_scores_choices_by_log_likelihood(serve: Serve, tmp_path: Path) -> None:
     served = serve("x", logprob=-0.25)
-    rows = [{"problem": f"{number} apples and 果:", "choices": [" long words", " é"], "answer": number % 2}
+    rows = [{"problem": f"{number} apples and 果:", "choices": ["long words", "é"], "answer": number % 2}
             for number in range(4)]  # fmt: skip
     (tmp_path / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     found = run("openai3", "lm_eval_choices", served.url, str(tmp_path / "problems.jsonl"), str(tmp_path))
@@ -233,8 +233,11 @@ def test_schemathesis_finds_no_fault(serve: Serve, tmp_path: Path) -> None:
         str(python("openai3").with_name("schemathesis")), "run", f"{served.url}/openapi.json", "--max-examples", "20",
         "--phases", "examples,coverage,fuzzing", "--request-timeout", "20", "--seed", "1", "--no-color",
         "--checks",
-        "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance",
+        "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance,"
+        "positive_data_acceptance",
     ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=400, cwd=tmp_path, check=False)
+    environ = {**os.environ, "SCHEMATHESIS_HOOKS": "schemathesis_hooks", "PYTHONPATH": str(CLIENTS)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400, cwd=tmp_path, env=environ, check=False)
+    Path("/tmp/t/sch.out").write_text(done.stdout)
     assert done.returncode == 0, done.stdout[-6000:]
     eventually(lambda: served.server.admitted == 0)

@@ -102,7 +102,7 @@ def test_echo_tells_the_prompt_and_its_log_probs(serve: Serve, max_tokens: int, 
             assert told["tokens"] == texts and choice["text"].startswith(LETTERS)
             assert max_tokens == 1 or choice["text"] == LETTERS + said * (max_tokens > 0)
             assert told["token_logprobs"] == [None] + [-0.25] * (len(texts) - 1)
-            assert told["top_logprobs"] == [None] + [{}] * (len(texts) - 1)
+            assert told["top_logprobs"] == [None, *({text: -0.25} for text in texts[1:])]
             starts = [len(chat.tokenizer.decode([*ids, *after][:size]).rstrip("\ufffd")) for size in range(len(texts))]
             assert told["text_offset"] == starts and "prompt_logprobs" not in choice
             assert choice["finish_reason"] == ("stop" if max_tokens == 400 else "length")

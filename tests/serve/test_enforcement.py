@@ -87,7 +87,7 @@ def thoughts(response: dict[str, Any]) -> str:
 def asked(served: Served, api: str, stream: bool, **body: Any) -> tuple[int, str, list[dict[str, Any]], list[str]]:
     """Status, code of an error, objects of all choices' languages, and the texts of their reasoning."""
     if api == "responses":
-        body["max_output_tokens"] = body.pop("max_tokens")
+        body["max_output_tokens"] = body.pop("max_tokens", 1000)
         body = {"input": QUESTION, **({"reasoning": {"effort": "none"}} if body.pop("effort", "") else {}), **body}
     else:
         body = {"messages": [{"role": "user", "content": QUESTION}], **body}
@@ -188,6 +188,26 @@ def test_tags_do_not_matter(serve: Serve, tmp_path: Path, monkeypatch: pytest.Mo
             assert (status, code) == (422, refused), model
         else:
             assert status == 200 and languages[0]["match"] is match, (model, enforcement, code)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["</think>", "<think>", "</think>\n</think>", "<think></think> <think>", "</think>\u200b\n", "<eos>", "[/THINK]",
+     "<think></think><answer> </answer>", "</tool_call>", "<|END_THINKING|>", "</think><user>", " <assistant>\n"],
+)  # fmt: skip
+@pytest.mark.parametrize("enforcement", ["prompt", "strict"])
+def test_tags_alone_are_no_answer(serve: Serve, text: str, enforcement: str) -> None:
+    served = serve(text, reasoning_language="fr", reasoning_language_enforcement=enforcement)
+    for api, stream in product(("chat", "responses"), (False, True)):
+        status, code, *_ = asked(served, api, stream)
+        strict = enforcement == "strict"
+        assert (status, code) == (422 if strict and not stream else 200, EMPTY if strict else ""), (api, stream)
+
+
+@pytest.mark.parametrize("text", ["5", "\\boxed{5}", "+", "✓", "<b>", "x</think>", "</thinking>", "🙂"])
+def test_short_answers_are_answers(serve: Serve, text: str) -> None:
+    served = serve(text, reasoning_language="fr", reasoning_language_enforcement="strict")
+    assert served.ask(QUESTION).is_success
 
 
 # ---- second tries ------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from serve.tools import AnswerForm
 from shared.errors import ModelError
 from shared.languages import request_for
 from shared.model.model_card import ModelCard
-from shared.reasoning_tags import HARMONY, MARKS
+from shared.reasoning_tags import HARMONY, MARKS, Tags
 from shared.tool_calls import TOOLS_PROMPT, call_text
 from tests.shared.test_chat_families import (
     DEEPSEEK,
@@ -284,9 +284,9 @@ def test_the_request_for_a_language_stands_once_at_the_end_of_the_last_turn(tmp_
 
 def test_the_policy_says_nothing_of_tags_where_the_template_has_channels() -> None:
     for texts in SYSTEM_PROMPTS.values():
-        prompt = texts.system_prompt(HARMONY)
-        assert "{" not in prompt and not any(mark in prompt for mark in MARKS)
-        assert texts.system.startswith(prompt) and len(prompt.split("\n\n")) == 2
+        prompt, whole = texts.system_prompt(HARMONY), texts.system_prompt(Tags(*TEXT))
+        assert "{open}" not in prompt and not any(mark in prompt for mark in MARKS)
+        assert whole.startswith(prompt) and len(prompt.split("\n\n")) == 2
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

@@ -278,7 +278,13 @@ def test_a_raw_prompt_is_sampled_on(command: Command, client: openai.OpenAI) -> 
     assert "".join(chunk.choices[0].text for chunk in chunks) == choice.text
     assert len(choice.logprobs.tokens) == len(choice.logprobs.token_logprobs) == whole.usage.completion_tokens == 12
     ids = command.client.post("/tokenize", json={"prompt": QUESTION}).json()["tokens"]
-    assert client.completions.create(**{**ask, "prompt": ids}).choices[0].text == choice.text  # type: ignore[call-overload]
+    echoed = client.completions.create(**{**ask, "prompt": ids, "echo": True}).choices[0]  # type: ignore[call-overload]
+    assert echoed.text == QUESTION + choice.text and len(echoed.logprobs.tokens) == len(ids) + 12
+    assert echoed.logprobs.top_logprobs[0] is echoed.logprobs.token_logprobs[0] is None
+    rest = zip(echoed.logprobs.token_logprobs[1:], echoed.logprobs.top_logprobs[1:], strict=True)
+    assert all(logprob in top.values() and 2 <= len(top) <= 3 for logprob, top in rest), (
+        "each token is told with the best"
+    )
 
 
 @pytest.fixture(scope="module")
