@@ -93,6 +93,6 @@ def imitated(row: Row) -> str:
     """Return what the row gives of a response, which has a language already: its completion or its prefix."""
     completion = row.fields.get("completion")
     if isinstance(completion, list):
-        turns = [one for one in completion if isinstance(one, dict) and one.get("role") == "assistant"]
+        turns = [turn for turn in completion if isinstance(turn, dict) and turn.get("role") == "assistant"]
         completion = "\n".join(str(turn.get("content") or "") for turn in turns)
     return str(completion or row.fields.get("prefix") or "")

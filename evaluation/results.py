@@ -166,17 +166,19 @@ def languages_of(records: Iterable[SampleRecord]) -> Json:
         by_language[record.wanted_language].append(record)
     return {
         language: {
-            "responses": len(found),
-            "reasoning": _spread(found, lambda one: one.reasoning_language.same if _reasoned(one) else ""),
-            "answer": _spread(found, lambda one: one.answer_language.same if one.answer.strip() else ""),
-            "response": _spread(found, lambda one: one.in_language if _reasoned(one) or one.answer.strip() else ""),
-            "measured": _shares(map(_measured, found)),
+            "responses": len(responses),
+            "reasoning": _spread(responses, lambda record: record.reasoning_language.same if _reasoned(record) else ""),
+            "answer": _spread(responses, lambda record: record.answer_language.same if record.answer.strip() else ""),
+            "response": _spread(
+                responses, lambda record: record.in_language if _reasoned(record) or record.answer.strip() else ""
+            ),
+            "measured": _shares(map(_measured, responses)),
             "questions": {
-                asked_in: mean(one.in_language is True for one in found if one.language == asked_in)
-                for asked_in in sorted({one.language for one in found})
+                asked_in: mean(record.in_language is True for record in responses if record.language == asked_in)
+                for asked_in in sorted({record.language for record in responses})
             },
         }
-        for language, found in sorted(by_language.items())
+        for language, responses in sorted(by_language.items())
     }
 
 

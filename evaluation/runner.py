@@ -132,16 +132,16 @@ class SampleRunner:
         """Return what the samples take, as known before the first one: their number, and their tokens at most."""
         most = sum(min(job.sampling.max_tokens, self.context or job.sampling.max_tokens) for job in jobs)
         problems = len({job.key[:2] for job in jobs})
-        told = f"{len(jobs):,} samples of {problems:,} problems, at most {most:,} completion tokens"
+        text = f"{len(jobs):,} samples of {problems:,} problems, at most {most:,} completion tokens"
         counts = defaultdict[str, list[int]](list)
         for record in self.folder.records.values():
             if record.completion_tokens is not None:
                 counts[record.benchmark].append(record.completion_tokens)
-        means = {benchmark: fmean(found) for benchmark, found in counts.items()}
+        means = {benchmark: fmean(numbers) for benchmark, numbers in counts.items()}
         if means.keys() >= {job.task.benchmark for job in jobs}:
             about = sum(means[job.task.benchmark] for job in jobs)
-            told += f", about {about:,.0f} by the samples that are there"
-        return told
+            text += f", about {about:,.0f} by the samples that are there"
+        return text
 
     async def run(self, jobs: list[Job], stop: asyncio.Event, bar: ProgressBar) -> bool:
         """Request all samples; returns False if `stop` was set first. Raises ConfigError, RunError."""

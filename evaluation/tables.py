@@ -94,24 +94,24 @@ def language_tables(results: Json) -> list[ResultTable]:
     rows, crossed = [], dict[str, dict[str, str]]()
     asked: list[str] = []
     for name, benchmark in results["benchmarks"].items():
-        found = benchmark.get("languages", {})
-        for language, one in found.items():
-            measured = ", ".join(f"{what} {percent(share)}" for what, share in one["measured"].items())
+        languages = benchmark.get("languages", {})
+        for language, shares in languages.items():
+            measured = ", ".join(f"{what} {percent(share)}" for what, share in shares["measured"].items())
             rows += [
-                [name, language, part, str(one["responses"]), *(percent(one[part][word]) for word in SHARES),
+                [name, language, part, str(shares["responses"]), *(percent(shares[part][word]) for word in SHARES),
                  measured if part == "response" else ""] for part in ("reasoning", "answer", "response")
             ]  # fmt: skip
-        if any(one["questions"].keys() != {language} for language, one in found.items()):
-            asked += [language for language in found if language not in asked]
-            for language, one in found.items():
-                for question, share in one["questions"].items():
+        if any(shares["questions"].keys() != {language} for language, shares in languages.items()):
+            asked += [language for language in languages if language not in asked]
+            for language, shares in languages.items():
+                for question, share in shares["questions"].items():
                     crossed.setdefault(f"{name}, {question}", {})[language] = percent(share)
     head = ["benchmark, %", "language", "part", "responses", *SHARES.values(), "measured"]
     tables = [ResultTable("Languages, as requested or else of the problem", head, rows)]
     if crossed:
         title = "Responses in the requested language, by the language of the question"
-        shares = [[name, *(by.get(language, "-") for language in asked)] for name, by in sorted(crossed.items())]
-        tables.append(ResultTable(title, ["benchmark and question, %", *asked], shares))
+        lines = [[name, *(by.get(language, "-") for language in asked)] for name, by in sorted(crossed.items())]
+        tables.append(ResultTable(title, ["benchmark and question, %", *asked], lines))
     return tables
 
 

@@ -14,7 +14,7 @@ import uvicorn
 
 from serve.limits import take_address, uvicorn_config
 from serve.settings import ServerSettings, load
-from shared.errors import ConfigError, InputError, print_error
+from shared.errors import InputError, print_error
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -59,14 +59,8 @@ class DrainingServer(uvicorn.Server):
         self._draining: asyncio.Task[None] | None = None
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serve until a signal. Raises what the engine's start failed of; ConfigError if it is impossible to listen."""
+        """Serve at sockets that listen, until a signal. Raises what the engine's start failed of."""
         self._loop = asyncio.get_running_loop()
-        try:
-            for taken in sockets or []:
-                taken.listen()  # has an effect where it does not listen yet; uvloop would not tell that it fails
-        except OSError as error:
-            words = f"port = {self.config.port}: this server cannot listen there ({error.strerror})"
-            raise ConfigError(f"{words}: give another --port") from error
         await super().serve(sockets)
         if self._server.failure is not None:
             raise self._server.failure

@@ -122,26 +122,16 @@ async def in_language(
                 look_at = size + LOOK_EVERY
                 clear = is_clear(held, plan, last=size > MOST_HELD)
                 if clear is False:
-                    response.first_try = discard(held, response)
                     break
                 if clear:
                     for early in held:
                         yield early
                     held = None
-            else:
-                if not held or is_clear(held, plan, last=True) is not False:
-                    for early in held or []:
-                        yield early
-                    held = None
-                else:
-                    response.first_try = discard(held, response)
-        if held is None:
+        if not held or is_clear(held, plan, last=True):
+            for early in held or []:
+                yield early
             break
-
-
-def discard(held: list[Chunk], response: Response) -> DiscardedTry:
-    """Return the first try as a `DiscardedTry`; none of its text was yielded."""
-    return DiscardedTry(*texts_of(held), response.tokens, response.thinking_tokens)
+        response.first_try = DiscardedTry(*texts_of(held), response.tokens, response.thinking_tokens)
 
 
 class CountingSplitter(Splitter):
@@ -271,14 +261,9 @@ def is_over(
 
 
 def omitted_stop(
-    prompts: PromptRenderer,
-    sampling: SamplingParameters,
-    now: SamplingParameters,
-    response: Response,
-    over: bool,
-    text_so_far: str,
-    ids: list[int],
-) -> str:
+    prompts: PromptRenderer, sampling: SamplingParameters, now: SamplingParameters, response: Response, over: bool,
+    text_so_far: str, ids: list[int],
+) -> str:  # fmt: skip
     """Return the text of a stop that the engine left out although it is part of the response."""
     reason = response.stop_reason
     if reason is None or reason == now.through or (over and sampling.include_stop == now.include_stop):

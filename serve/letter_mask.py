@@ -116,14 +116,14 @@ def kinds_of(scripts: frozenset[str]) -> np.ndarray[tuple[int], np.dtype[np.uint
     every = "".join(map(chr, (*range(0xD800), *range(0xE000, 0x110000))))
     points = np.r_[0:0xD800, 0xE000:0x110000]
     kinds = np.zeros(0x110000, np.uint8)
-    own = "".join(rf"\p{{sc={script}}}" for script in sorted(scripts))
-    for kind, found in (
+    letters = "".join(rf"\p{{sc={script}}}" for script in sorted(scripts))
+    for kind, pattern in (
         (Kind.SIGN, r"[\p{sc=Zyyy}\p{sc=Zinh}]+"), (Kind.GREEK, r"\p{sc=Grek}+"), (Kind.SMALL, r"\p{sc=Latn}+"),
         (Kind.CAPITAL, r"(?V1)[\p{sc=Latn}&&\p{Lu}]+"), (Kind.DIGIT, r"\p{Nd}+"),
-        (Kind.OWN, rf"(?V1)[[{own}]--\p{{Nd}}]+"),
+        (Kind.OWN, rf"(?V1)[[{letters}]--\p{{Nd}}]+"),
         (Kind.OPERATOR, r"[=+*/^(<>_−·×÷-]"), (Kind.BLANK, r"[ \t]+"),
     ):  # fmt: skip
-        for match in regex.finditer(found, every):
+        for match in regex.finditer(pattern, every):
             kinds[points[match.start() : match.end()]] = kind
     for match in regex.finditer(r"(?V1)[\p{sc=Zyyy}&&[\p{L}\p{So}]]", every):  # letters in another style: bold, circled
         plain = unicodedata.normalize("NFKC", match.group())

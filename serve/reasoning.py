@@ -75,8 +75,8 @@ class ChannelReader:
 
     def addressed(self) -> tuple[str, str]:
         """The channel and the recipient that the header names, "" for none."""
-        found = (re.search(pattern, self.header or "") for pattern in (r"<\|channel\|>\s*(\w+)", r"to=([^\s<]+)"))
-        channel, recipient = (match.group(1) if match else "" for match in found)
+        matches = (re.search(pattern, self.header or "") for pattern in (r"<\|channel\|>\s*(\w+)", r"to=([^\s<]+)"))
+        channel, recipient = (match.group(1) if match else "" for match in matches)
         return channel, recipient
 
 

@@ -215,13 +215,9 @@ class PromptRenderer:
         return quoted.encode(self.chat.render_turns(turns))
 
     def _whole(
-        self,
-        turns: list[dict[str, str]],
-        messages: Sequence[ChatMessage],
-        asking: list[int],
-        code: str,
+        self, turns: list[dict[str, str]], messages: Sequence[ChatMessage], asking: list[int], code: str,
         quoted: QuotedTexts,
-    ) -> list[int]:
+    ) -> list[int]:  # fmt: skip
         """The [prompt_tokens] of an episode in training: the turns of the assistant as it wrote them, and between two
         what the template puts there (`Chat.bridge`). turns: the system's, its texts `quoted`. asking: the message that
         ends with the request for a language, if any."""

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shared.atomic_write import write_whole
-from shared.chat_template import MARK, OTHER_TAGS, REASONING_TAGS, ChatTemplate, turn
+from shared.chat_template import MARK, REASONING_TAGS, ChatTemplate, turn
 from shared.errors import ModelError
 from shared.languages import name_of
 from shared.model.folder import read_json
-from shared.reasoning_tags import CALL, RETURN, tags_of_template
+from shared.reasoning_tags import CALL, FAMILIES, RETURN, tags_of_template
 from shared.tool_calls import result_text
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ class Chat:
         if self.think_prefix:
             does = "opens and closes" if self.think_closed else "opens"
             facts.append(f"it {does} the reasoning itself with {self.think_prefix!r}")
-        if other := self.template.begun_reasoning(OTHER_TAGS):
+        if other := self.template.begun_reasoning(FAMILIES):
             facts.append(
                 f"it ends the model's own form of reasoning with {other!r}, and completions reason behind that"
             )

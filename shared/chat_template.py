@@ -26,8 +26,6 @@ MARK = "MARK{}MARK"
 """a text that stands for a message, by number"""
 REASONING_TAGS = (TEXT, CONTROL)
 """those that runs ask for"""
-OTHER_TAGS = (Tags("<|channel>", "<channel|>"),)
-"""of reasoning in a form that runs do not ask for (Gemma 4)"""
 CLOSED = re.compile(r"[^>\]\s]*$")
 """what stands behind the last mark, bracket or blank of a text"""
 REASONED = re.compile(r"</think>|\[/THINK\]|<channel\|>")
@@ -173,7 +171,7 @@ class ChatTemplate:
         text = self.render(turns, prompt)
         return text.partition(MARK.format(0))[2].partition(MARK.format(1))[0].lstrip()
 
-    def begun_reasoning(self, tags: Sequence[Tags] = REASONING_TAGS) -> str:
+    def begun_reasoning(self, tags: Sequence[Tags]) -> str:
         """Reasoning with which the template begins a turn of the assistant, from its opening tag on; with both tags
         where it closes it too, and "" for none."""
         turns = [turn("user", MARK.format(0))]

@@ -96,8 +96,8 @@ class PromptFormat:
         which the turn asks to reason, as a server does, "" for none."""
         quoted, template = QuotedTexts(self.chat), self.settings.templates.get(domain, "{problem}")
         system = system_prompt(self.settings.system_prompt, form or verifier_of(domain).form, language)
-        said = with_request(template.replace("{problem}", quoted.quote(text)), language)
-        return self.chat.render(said, joined(system, also), quoted)
+        question = with_request(template.replace("{problem}", quoted.quote(text)), language)
+        return self.chat.render(question, joined(system, also), quoted)
 
     def prompt_of(self, problem: Problem, text: str = "", also: str = "") -> list[int]:
         """[prompt_tokens] token ids of a problem, its prefix behind them; `text`, where given, takes the place of its

@@ -37,17 +37,13 @@ def environment_rows(files: Iterable[ProblemFile]) -> list[EnvironmentRow]:
     """The rows that have an environment."""
     return [
         EnvironmentRow(
-            file.setting,
-            f"{file.setting}: {file.where(one)}",
-            one.environment,
-            one.domain,
-            one.text,
+            file.setting, f"{file.setting}: {file.where(one)}", one.environment, one.domain, one.text,
             one.reasoning_language,
-        )  # fmt: skip
+        )
         for file in files
         for one in file.problems
         if one.environment
-    ]
+    ]  # fmt: skip
 
 
 async def start_episodes(episodes: Episodes, files: Sequence[ProblemFile], problems: Sequence[Problem]) -> None:

@@ -123,8 +123,8 @@ def read_demonstrations(
                 completion = Demonstration([], [*written, chat.eos_id])
                 if setting != "sft.general" and not row.get("environment"):
                     form: Any = text_of(row, "answer_form", where, "")
-                    held = Problem(where, problem, "", domain=domain, answer_form=form, reasoning_language=language)
-                    texts.hold(written, held, where)
+                    asking = Problem(where, problem, "", domain=domain, answer_form=form, reasoning_language=language)
+                    texts.hold(written, asking, where)
         except DataError as error:
             faults.append(str(error))
             continue

@@ -152,14 +152,3 @@ def test_a_signal_ends_a_server_whose_engine_starts(begin: Callable[[socket.sock
     starting.server.handle_exit(signal.SIGTERM, None)
     starting.check_end()
     assert not starting.errors
-
-
-def test_a_server_that_cannot_listen_ends(begin: Callable[[socket.socket], Starting]) -> None:
-    late = bound("127.0.0.1")
-    port = late.getsockname()[1]
-    with bound("127.0.0.1", port) as other:
-        other.listen()
-        starting = begin(late)
-        starting.thread.join(30)
-        assert not starting.thread.is_alive()
-    assert str(starting.errors[0]).startswith(f"port = {port}: this server cannot listen there")
