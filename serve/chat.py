@@ -45,7 +45,7 @@ from serve.streams import (
 from serve.system_prompts import PromptRenderer
 from serve.tools import AnswerForm, describe_form
 from shared.errors import ModelError
-from shared.tool_calls import TOOLS_PROMPT, ParsedCall, signatures
+from shared.tool_calls import ParsedCall, tools_prompt
 from verify.language import detect
 
 router = APIRouter()
@@ -116,7 +116,7 @@ def render(
     try:
         form = describe_form(body.offered, body.constraint)
         if executes(server, body):
-            form = AnswerForm(TOOLS_PROMPT, signatures(server.tools.definitions))
+            form = AnswerForm(tools_prompt(server.tools.definitions))  # in one piece, as in training
         prompts = server.prompts_of(body.model, server.template_arguments(body))
         return choice, prompts.render(body.messages, choice.code, form)
     except ModelError as error:

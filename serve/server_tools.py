@@ -26,7 +26,7 @@ from serve.system_prompts import PromptRenderer
 from shared.environment_settings import EnvironmentSettings
 from shared.errors import ConfigError
 from shared.sections import RewardWeights
-from shared.tool_calls import ParsedCall, ToolDefinition
+from shared.tool_calls import ParsedCall, ToolDefinition, signatures
 from shared.types import Problem, Reward
 
 STEP_S = EnvironmentSettings().step_s
@@ -60,8 +60,8 @@ class ServerTools:
         return JoinedTools(parts)
 
     async def start(self, prompts: PromptRenderer) -> None:
-        """Begin an episode, to learn the tools. Raises ConfigError where that fails, and ModelError where the chat
-        template cannot show results."""
+        """Begin an episode, to learn the tools. Raises ConfigError where that fails or a tool spells a control token of
+        the model, and ModelError where the chat template cannot show results."""
         prompts.chat.bridge([("tool", "?")])
         one = self._make()
         try:
@@ -69,6 +69,9 @@ class ServerTools:
             if reply.observation is None:
                 raise ConfigError(f"tools = {', '.join(self.wanted)}: {reply.reason}")
             self.definitions = one.definitions
+            added, text = prompts.chat.tokenizer.added_tokens_decoder.values(), signatures(self.definitions)
+            if control := next((token.content for token in added if token.special and token.content in text), ""):
+                raise ConfigError(f"tools = {', '.join(self.wanted)}: a description spells the control token {control}")
         finally:
             await one.close()
 

@@ -182,7 +182,9 @@ class PromptRenderer:
         """
         quoted = QuotedTexts(self.chat)
         theirs = [quoted.quote(message.text) for message in messages if message.role in ("system", "developer")]
-        told = form.text.replace("{given}", quoted.quote(form.given)) if form is not None else ""
+        told = "" if form is None else form.text
+        if form is not None and form.given:
+            told = told.replace("{given}", quoted.quote(form.given))
         rest = [message for message in messages if message.role not in ("system", "developer")]
         first = next((place for place, message in enumerate(rest) if message.role == "assistant"), len(rest))
         before = rest[:first] if self.whole else rest

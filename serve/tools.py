@@ -59,8 +59,8 @@ class AnswerForm(NamedTuple):
     """The part of the system prompt that describes the form of the answer."""
 
     text: str
-    """the server's text; {given} stands for the client's part"""
-    given: str
+    """the server's text; {given} stands for the client's part, if there is one"""
+    given: str = ""
 
 
 def describe_form(tools: Sequence[Tool], constraint: Constraint | None) -> AnswerForm | None:

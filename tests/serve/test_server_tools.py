@@ -264,3 +264,9 @@ def test_what_cannot_begin_ends_the_start(serve: Serve, served_by: None = None) 
     twice._make = lambda make=twice._make: server_tools.JoinedTools([*make().parts, *make().parts])  # type: ignore
     with pytest.raises(ConfigError, match="two environments have a tool python"):
         asyncio.run(twice.start(chat.server.prompts))
+    chat.server.prompts.chat.tokenizer.add_special_tokens({"additional_special_tokens": ["Run a Python program"]})
+    spelling = server_tools.ServerTools({"python": {}}, 8, 512, 100)
+    with pytest.raises(
+        ConfigError, match="tools = python: a description spells the control token Run a Python program"
+    ):
+        asyncio.run(spelling.start(chat.server.prompts))
