@@ -20,16 +20,7 @@ from typing import Any
 
 import msgspec
 
-from environments.environment import (
-    ENVIRONMENTS,
-    OPTIONS,
-    Action,
-    Environment,
-    Observation,
-    call,
-    load_ready,
-    made,
-)
+from environments.environment import ENVIRONMENTS, OPTIONS, Action, Environment, Observation, call, load_ready, made
 from shared.errors import ConfigError
 from shared.sections import RewardWeights
 from shared.types import Problem, Reward, Verdict

@@ -28,16 +28,7 @@ from pydantic_core import to_json
 from environments.environment import Action, Environment, EnvironmentMessage, Observation, call
 from shared.errors import ConfigError
 from shared.section import Section
-from shared.tool_calls import (
-    CLOSE,
-    OPEN,
-    CallReader,
-    NoCallError,
-    ParsedCall,
-    ToolDefinition,
-    parse_call,
-    tools_prompt,
-)
+from shared.tool_calls import CLOSE, OPEN, CallReader, NoCallError, ParsedCall, ToolDefinition, parse_call, tools_prompt
 from shared.types import Problem
 from verify.plugins import Failed
 

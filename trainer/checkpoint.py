@@ -101,10 +101,7 @@ def finish(
     for name, written in files.items():
         if (found := (partial / name).stat().st_size) != written.bytes:
             raise CheckpointError(f"{partial / name} has {found} bytes, {written.bytes} were written")
-    own = {
-        CHECKSUMS: msgspec.msgpack.encode(checksums),
-        ORIGIN: msgspec.json.format(msgspec.json.encode(origin)),
-    }
+    own = {CHECKSUMS: msgspec.msgpack.encode(checksums), ORIGIN: msgspec.json.format(msgspec.json.encode(origin))}
     for name, content in own.items():
         _write(partial / name, content)
     sealed = {name: Written(len(content), hashlib.sha256(content).hexdigest()) for name, content in own.items()}

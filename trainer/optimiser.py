@@ -31,16 +31,9 @@ def make_optimiser(model: nn.Module, settings: Optimiser) -> torch.optim.AdamW:
             raise ValueError(f"{name} is {parameter.dtype}: master weights must be float32")
     matrices = [parameter for _, parameter in trained(model) if parameter.dim() >= 2]
     vectors = [parameter for _, parameter in trained(model) if parameter.dim() < 2]
-    groups = [
-        {"params": matrices, "weight_decay": settings.weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
-    ]
+    groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
     optimiser = torch.optim.AdamW(
-        [group for group in groups if group["params"]],
-        lr=settings.learning_rate,
-        betas=BETAS,
-        eps=EPSILON,
-        fused=True,
+        [group for group in groups if group["params"]], lr=settings.learning_rate, betas=BETAS, eps=EPSILON, fused=True
     )
     reset(optimiser)
     return optimiser

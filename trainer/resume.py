@@ -141,12 +141,7 @@ def set_aside(folder: Path, progress: Progress) -> None:
 
 
 def note(
-    run_dir: Path,
-    arguments: Sequence[str],
-    outcome: str,
-    version: int | None,
-    changed: list[str],
-    skipped: list[str],
+    run_dir: Path, arguments: Sequence[str], outcome: str, version: int | None, changed: list[str], skipped: list[str]
 ) -> None:
     """Add a line to launches.jsonl. Raises RunError for a disk that does not take it."""
     where = socket.gethostname(), os.getpid(), release("maestrale")

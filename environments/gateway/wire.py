@@ -221,9 +221,5 @@ def tokens_object(head: Json, prompt_tokens: int, turn: TurnGiven) -> Json:
     choice = {"index": 0, "finish_reason": "stop", "stop_reason": None, "token_ids": turn.token_ids,
               "logprobs": {"content": content}}  # fmt: skip
     sampled = len(turn.token_ids)
-    usage = {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": sampled,
-        "total_tokens": prompt_tokens + sampled,
-    }
+    usage = {"prompt_tokens": prompt_tokens, "completion_tokens": sampled, "total_tokens": prompt_tokens + sampled}
     return {**head, "output_mode": "tokens", "choices": [choice], "usage": usage}

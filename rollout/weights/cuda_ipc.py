@@ -14,15 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rollout.weights.layout import (
-    ALIGNMENT_BYTES,
-    BUFFERS,
-    Layout,
-    Slice,
-    align,
-    merge_ranges,
-    piece_start,
-)
+from rollout.weights.layout import ALIGNMENT_BYTES, BUFFERS, Layout, Slice, align, merge_ranges, piece_start
 from rollout.weights.sender import WeightSender
 from shared.errors import ConfigError, RunError
 
