@@ -39,9 +39,8 @@ class RequestStage(CurationStage):
         list(LANGUAGES),
         f"that --crossed draws from, codes such as {' '.join(LANGUAGES)} (default: these)",
         Bound("codes that the language detector knows", lambda value: set(value) <= known_languages()),
-        nargs="+",
-        metavar="XX",
-    )
+        nargs="+", metavar="XX",
+    )  # fmt: skip
     share: float = option(0.1, "of the problems, which ask for their own language (default %(default)s)", RATE)
     crossed: float = option(0.1, "of the problems, which ask for another language; 0 for none (default 0.1)", RATE)
     seed: int = seed_option()

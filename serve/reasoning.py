@@ -84,14 +84,9 @@ class Splitter:
     """Splits one completion into reasoning and answer as its text arrives."""
 
     def __init__(
-        self,
-        tags: Tags,
-        *,
-        opened: bool = False,
-        begun: bool = False,
-        control: Sequence[int] | None = None,
+        self, tags: Tags, *, opened: bool = False, begun: bool = False, control: Sequence[int] | None = None,
         exact: bool = False,
-    ):
+    ):  # fmt: skip
         """opened: the prompt ends with the opening tag; begun: it ends with first words of reasoning after that tag.
         control: token ids of both tags, or of `MARKS`, if they are control tokens. exact: blanks before the first word
         of a part and behind its last one are kept."""
