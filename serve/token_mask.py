@@ -6,6 +6,7 @@ A token that holds a part of a character may come where a character that begins 
 from __future__ import annotations
 
 import codecs
+import threading
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,8 @@ class TokenMask:
         self._numbers: dict[Place, int] = {}
         self._table = np.zeros((0, _PARTIAL + len(self.bytes_of)), np.int32)
         self._rows: dict[int, torch.Tensor] = {}
+        self._lock = threading.Lock()
+        """vLLM fills the rows of a large batch in several threads"""
         self.start = self._number((self.mask.start, b""))
 
     def _number(self, place: Place | None) -> int:
@@ -138,9 +141,10 @@ class TokenMask:
 
     def row(self, number: int) -> torch.Tensor:
         """Return the bits of the tokens that may follow, int32 [words]."""
-        if number not in self._rows:
-            self._rows[number] = self._compute(number)
-        return self._rows[number]
+        with self._lock:
+            if number not in self._rows:
+                self._rows[number] = self._compute(number)
+            return self._rows[number]
 
     def _compute(self, number: int) -> torch.Tensor:
         if self.places[number][0] == DONE:

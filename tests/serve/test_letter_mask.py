@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
 
 import pytest
+import torch
 
 from serve.letter_mask import LetterMask, MaskRequest, has_letters_of_its_own, reasoning_mask, scripts_of
 from serve.token_mask import TokenMask
@@ -181,3 +185,23 @@ def test_an_opening_tag_may_be_a_control_token_and_letters() -> None:
     for token in (0, 2, 3):
         place = mask.advance(place, token)
     assert not int(mask.row(place)[0]) >> 4 & 1 and int(mask.row(place)[0]) >> 1 & 1
+
+
+def test_threads_that_fill_one_batch_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM fills the rows of large batches in several threads, and a new row gives numbers to new places."""
+    letters = "аbB1 $`\\α(\n{"
+    tokens = ["".join(token).encode() for size in (1, 2, 3) for token in product(letters, repeat=size)]
+    mask, busy = TokenMask(MaskRequest(["Cyrl"], TEXT, [], [], [], True, True), tokens), threading.Lock()
+    compute = mask._compute
+
+    def compute_alone(number: int) -> torch.Tensor:
+        assert busy.acquire(blocking=False), "another thread is at it"
+        row = compute(number)
+        busy.release()
+        return row
+
+    monkeypatch.setattr(mask, "_compute", compute_alone)
+    numbers = [mask.advance(mask.start, token) for token in range(len(letters))]
+    with ThreadPoolExecutor(8) as pool:
+        rows = list(pool.map(mask.row, numbers))
+    assert all(torch.equal(row, compute(number)) for row, number in zip(rows, numbers, strict=True))
