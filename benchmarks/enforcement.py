@@ -202,8 +202,10 @@ def enforcement(
     count: int = 40,
     most_tokens: int = 220,
     enforcements: list[str] = list(BOUNDED),  # noqa: B006
+    page: str = "enforcement",
 ) -> Iterator[Section]:
-    """Ask every model. model: folders; count: questions of each language. Raises ConfigError, RunError."""
+    """Ask every model. model: folders; count: questions of each language; page: its name in docs/results. Raises
+    ConfigError, RunError."""
     if unknown := [mode for mode in enforcements if mode not in get_args(Enforcement)]:
         raise ConfigError(f"there is no enforcement '{unknown[0]}': known are {', '.join(get_args(Enforcement))}")
     count, most_tokens = (1, 32) if quick else (count, most_tokens)
@@ -231,4 +233,4 @@ def enforcement(
         f"At least {LEAST_SHARE} of all responses are in the language asked for, and accuracy in another language is "
         f"at most {MOST_LOSS} below that in the question's own.", "",
         table(("model", "enforcement", "in it", "right, own", "right, another", "loss", "holds"), *verdicts),
-    ]))  # fmt: skip
+    ]), page=f"docs/results/{page}.md")  # fmt: skip

@@ -11,8 +11,8 @@ import difflib
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
-from pydantic.config import JsonDict, JsonValue
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 
 Item = TypeVar("Item")
@@ -74,7 +74,7 @@ class RequestBody(RequestPart):
         return {name: value for name, value in body.items() if name in known}
 
 
-def where(**fields: Any) -> dict[str, Any]:
+def where(**fields: Any) -> JsonDict:
     """Return the JSON schema of objects that have these fields, each with its own schema."""
     return {"required": [*fields], "properties": fields}
 
@@ -85,7 +85,7 @@ def needs(field: str, value: str, other: str) -> ConfigDict:
     return ConfigDict(json_schema_extra=rule)
 
 
-def body_rules(*rules: tuple[dict[str, Any], dict[str, Any]]) -> ConfigDict:
+def body_rules(*rules: tuple[JsonDict, JsonDict]) -> ConfigDict:
     """Return the configuration of a whole body that tells OpenAPI rules: what fits the first schema of a pair has to
     fit the second."""
     pairs: list[JsonValue] = [{"if": given, "then": then} for given, then in rules]
@@ -99,8 +99,17 @@ TOOL_RULE = (
 USAGE_RULE = (
     where(stream_options={"type": "object", **where(include_usage={"const": True})}), where(stream={"const": True}),
 )  # fmt: skip
+OFFERED: JsonDict = {
+    "required": ["tools"],
+    "properties": {"tools": {"type": "array", "minItems": 1}, "tool_choice": {"not": {"const": "none"}}},
+}
+PLAIN: JsonDict = {"properties": {"type": {"const": "text"}}}
+FORM_RULE: tuple[JsonDict, JsonDict] = OFFERED, {"properties": {"response_format": PLAIN}}
+TEXT_RULE: tuple[JsonDict, JsonDict] = OFFERED, {"properties": {"text": {"properties": {"format": PLAIN}}}}
+"""tools that may be called stand beside no form of the answer"""
 LOGPROBS_RULE = where(top_logprobs={"exclusiveMinimum": 0}), where(logprobs={"const": True})
-PROMPT_RULE = where(prompt_logprobs={"not": {"type": "null"}}), {"properties": {"stream": {"const": False}}}
+STREAMLESS: JsonDict = {"properties": {"stream": {"const": False}}}
+PROMPT_RULE = where(prompt_logprobs={"not": {"type": "null"}}), STREAMLESS
 
 
 def unknown(name: str, names: list[str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 
 from serve.messages import Content
@@ -81,7 +82,7 @@ Item = Annotated[
     | Annotated[ExecutedItem, Tag("-mcp_call")],
     Discriminator(kind_of), BeforeValidator(read_item),
 ]  # fmt: skip
-SOME = {"contains": {"properties": {"type": {"not": {"const": "mcp_call"}}}}}
+SOME: JsonDict = {"contains": {"properties": {"type": {"not": {"const": "mcp_call"}}}}}
 Input = Annotated[
     Annotated[str, Tag("-text")]
     | Annotated[Items[Item], Field(min_length=1, max_length=MOST_MESSAGES, json_schema_extra=SOME), Tag("-items")],

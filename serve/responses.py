@@ -76,7 +76,7 @@ class TextSettings(RequestBody):
 class ResponsesRequest(ReasoningRequest):
     """The body of POST /v1/responses."""
 
-    model_config = parameters.body_rules(parameters.TOOL_RULE)
+    model_config = parameters.body_rules(parameters.TOOL_RULE, parameters.TEXT_RULE)
     refused: ClassVar = parameters.RESPONSES
     input: Input
     """the conversation: a text, or items"""

@@ -11,6 +11,7 @@ import json
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
+from pydantic.config import JsonDict
 
 from serve import parameters
 from serve.engine import Constraint, SamplingParameters
@@ -87,7 +88,7 @@ class ResponseFormat(RequestPart):
 Word = Annotated[str, Field(max_length=100)]
 Stop = Annotated[str, Field(min_length=1, max_length=200)]
 Token = Annotated[int, Field(ge=0)]
-IDS = {"propertyNames": {"pattern": "^[0-9]{1,9}$"}}
+IDS: JsonDict = {"propertyNames": {"pattern": "^[0-9]{1,9}$"}}
 Bias = Annotated[float, Field(ge=-100, le=100)]
 
 
@@ -210,7 +211,9 @@ class StreamedRequest(GenerationRequest):
 class ChatRequest(ReasoningRequest, StreamedRequest):
     """The body of POST /v1/chat/completions."""
 
-    model_config = parameters.body_rules(parameters.TOOL_RULE, parameters.USAGE_RULE, parameters.LOGPROBS_RULE)
+    model_config = parameters.body_rules(
+        parameters.TOOL_RULE, parameters.FORM_RULE, parameters.USAGE_RULE, parameters.LOGPROBS_RULE
+    )
     refused: ClassVar = parameters.CHAT
     messages: Annotated[Items[ChatMessage], Field(min_length=1, max_length=MOST_MESSAGES)]
     """the conversation, as text"""
@@ -265,7 +268,7 @@ class ChatRequest(ReasoningRequest, StreamedRequest):
     @field_validator("messages")
     @classmethod
     def order_results(cls, messages: list[ChatMessage]) -> list[ChatMessage]:
-        """Sort results of tools into the order of their calls. Raises ValueError for a result of an unknown call."""
+        """Sort results of tools into the order of their calls. Raises PydanticCustomError for an unknown call's."""
         places: dict[str, int] = {}
         ordered: list[ChatMessage] = []
         for is_result, run in itertools.groupby(messages, lambda message: message.role == "tool"):
@@ -273,7 +276,8 @@ class ChatRequest(ReasoningRequest, StreamedRequest):
             if is_result and places and all(turn.tool_call_id for turn in turns):
                 for turn in turns:
                     if turn.tool_call_id not in places:
-                        raise ValueError(f"no call {turn.tool_call_id[:60]} stands before its result")
+                        message = f"no call {turn.tool_call_id[:60]} stands before its result"
+                        raise body_error("messages", message, "unknown_form")
                 turns.sort(key=lambda turn: places[turn.tool_call_id])
             elif not is_result:
                 calls = [call for call in turns[-1].tool_calls or [] if call.id]

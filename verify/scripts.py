@@ -64,15 +64,13 @@ def plain_signs(text: str) -> str:
 def apart(prose: str, language: str) -> str:
     """Put four or more Latin words in a row on a line of their own, where `language` is not written in Latin letters.
 
-    Models switch to English in the middle of a Chinese sentence; that part is recognised only on its own. A list of
-    names is no such part.
+    Models switch to English in the middle of a Chinese sentence; that part is recognised only on its own.
     """
     return _LATIN_RUN.sub(_on_a_line, prose) if language in NOT_LATIN else prose
 
 
 def _on_a_line(run: re.Match[str]) -> str:
-    words = len(run.group().split()) >= LATIN_WORDS and any(map(str.isalpha, without_names(run.group())))
-    return f"\n{run.group()}\n" if words else run.group()
+    return f"\n{run.group()}\n" if len(run.group().split()) >= LATIN_WORDS else run.group()
 
 
 def is_latin_among_others(prose: str, language: str) -> bool:

@@ -238,6 +238,5 @@ def test_schemathesis_finds_no_fault(serve: Serve, tmp_path: Path) -> None:
     ]  # fmt: skip
     environ = {**os.environ, "SCHEMATHESIS_HOOKS": "schemathesis_hooks", "PYTHONPATH": str(CLIENTS)}
     done = subprocess.run(command, capture_output=True, text=True, timeout=400, cwd=tmp_path, env=environ, check=False)
-    Path("/tmp/t/sch.out").write_text(done.stdout)
-    assert done.returncode == 0, done.stdout[-6000:]
+    assert done.returncode == 0, done.stdout[done.stdout.find("= FAILURES") :][:6000]
     eventually(lambda: served.server.admitted == 0)

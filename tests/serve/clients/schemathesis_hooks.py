@@ -7,9 +7,11 @@ NOT_TOLD = {
     "context_length_exceeded": "nor how long the model's context is",
     "unknown_token": "nor how many tokens the model knows",
     "unknown_form": "nor which order of turns its template takes",
+    "chat_template_kwargs": "nor which arguments its template reads",
     "min_tokens": "nor that one number is at most another one, and what ends an answer has no part in it",
     "reasoning_language": "nor which tags of BCP 47 are languages",
     "arguments": "nor that a text is JSON",
+    "seed": "and schemathesis rounds its bounds, 64 bits, to floats",
 }
 
 
