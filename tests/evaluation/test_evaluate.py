@@ -98,19 +98,16 @@ def test_the_wanted_language_is_measured(serve: Serve, tmp_path: Path) -> None:
     assert all(sampling.temperature == 0.7 for sampling in served.engine.samplings)
 
 
-@pytest.mark.parametrize(
-    ("said", "counted", "tokens"),
-    [
-        (f"<think>{ENGLISH}</think>{ENGLISH} \\boxed{{3}}", "refused", 900),
-        (f"<think>{FRENCH}</think>", "unextracted", 900),
-        (f"<think>{FRENCH}</think>", "truncated", 6),
-    ],
-)
-def test_a_strict_refusal_is_a_wrong_answer(serve: Serve, tmp_path: Path, said: str, counted: str, tokens: int) -> None:
-    served = serve(said, reasoning_language="auto")
+REFUSED = {"refused": rf"<think>{ENGLISH}</think>{ENGLISH} \boxed{{3}}", "unextracted": f"<think>{FRENCH}</think>",
+           "truncated": f"<think>{FRENCH}</think>"}  # fmt: skip
+
+
+@pytest.mark.parametrize("counted", REFUSED)
+def test_a_strict_refusal_is_a_wrong_answer(serve: Serve, tmp_path: Path, counted: str) -> None:
+    served = serve(REFUSED[counted], reasoning_language="auto")
     found = evaluate(f"{served.url}/v1", tmp_path / "out", write_rows(tmp_path / "sums.jsonl", THREE[0]), "--samples",
-                     "1", "--reasoning-language", "fr", "--reasoning-language-enforcement", "strict",
-                     f"--max-tokens={tokens}")  # fmt: skip
+                     "1", "--reasoning-language", "fr", "--reasoning-language-enforcement", "strict", "--max-tokens",
+                     "6" if counted == "truncated" else "900")  # fmt: skip
     assert found["benchmarks"]["sums"]["pass_at"]["1"] == 0 and found["benchmarks"]["sums"]["errors"] == 0
     (record,) = records(tmp_path / "out")
     assert record["correct"] is False and record["reason"].startswith("refused: ")
