@@ -29,7 +29,7 @@ from serve.plan import DiscardedTry, ExecutedCall, GenerationPlan, Response
 from serve.reasoning import Chunk, ReasoningFormat
 from serve.reasoning_language import LanguageChoice, Source, choose_language, read_tag
 from serve.schemas import ChatRequest
-from serve.server import Server
+from serve.server import Server, message_of
 from serve.streams import (
     DONE,
     STREAMED,
@@ -113,14 +113,14 @@ def render(
     ]  # fmt: skip
     turns = [message.text for message in body.messages if message.role == "user"]
     choice = choose_language(candidates, turns, request.headers.get("accept-language", ""), settings.fallback_language)
+    prompts = server.prompts_of(body.model, server.template_arguments(body))
     try:
         form = describe_form(body.offered, body.constraint)
         if executes(server, body):
             form = AnswerForm(tools_prompt(server.tools.definitions))  # in one piece, as in training
-        prompts = server.prompts_of(body.model, server.template_arguments(body))
         return choice, prompts.render(body.messages, choice.code, form)
     except ModelError as error:
-        message = f"this conversation does not fit the model's form: {error}"
+        message = f"this conversation does not fit the model's form: {message_of(error, prompts)}"
         raise ApiError(400, message, code="unknown_form", param=prompt) from error
 
 

@@ -22,7 +22,7 @@ from serve.reasoning import Chunk
 from serve.reasoning_language import CUT, MISMATCH, NO_ANSWER, is_written
 from serve.system_prompts import PromptRenderer
 from shared.tool_calls import OPEN
-from verify.language import spoken_in
+from verify.language import Detection, spoken_in
 
 CLEAR_LETTERS = 80
 """letters of reasoning from which its language can be detected (fewer mislead: "Hmm, wait" is French)"""
@@ -95,8 +95,9 @@ def check_language(responses: Sequence[Response], plan: GenerationPlan, prompts:
         found, code = response.measured, plan.choice.code
         answered = is_answered(response, prompts)
         if found is not None and found.match is False:
-            parts = (("reasoning", found.reasoning), ("answer", found.answer))
-            was = ", ".join(f"{name} {part.share:.0%} {part.language or 'undetermined'}" for name, part in parts)
+            texts = {"reasoning": response.sampled_reasoning, "answer": response.answer}
+            spoken = {name: spoken_in(text, code) for name, text in texts.items()}
+            was = ", ".join(f"{name} {described(one, code)}" for name, (one, match) in spoken.items() if match is False)
             raise refusal(f"not in {code} in any try: {was}; try another seed, or the enforcement prompt", MISMATCH)
         if response.finish_reason == "length":
             more = ", or start the server with more tool_turns" if response.executed else ""
@@ -105,7 +106,15 @@ def check_language(responses: Sequence[Response], plan: GenerationPlan, prompts:
                 f"(max_output_tokens), or a smaller thinking_token_budget or reasoning_effort{more}", CUT,
             )  # fmt: skip
         if not answered:
-            raise refusal("the model ended without an answer: try another seed, or the enforcement prompt", NO_ANSWER)
+            ended = "the model ended" if response.stop_reason is None else f"stop {response.stop_reason!r} was reached"
+            raise refusal(f"{ended} without an answer: try another seed, or the enforcement prompt", NO_ANSWER)
+
+
+def described(found: Detection, code: str) -> str:
+    """Say in which language a text is that is not in `code`."""
+    if found.language == code:
+        return f"{code} with words of other languages"
+    return f"{found.share:.0%} {found.language}" if found.language else "in no language that is known"
 
 
 def refusal(message: str, code: str) -> ApiError:

@@ -176,8 +176,7 @@ async def sample(
     if response.tries > 1 and sampling.seed is not None:
         sampling = replace(sampling, seed=sampling.seed + plan.choices)  # the same one would draw the same tokens
     if not prompts.chat.think_closed and (prefill or (sampling.constraint is not None and budget != 0)):
-        prompt_ids, begin = prompts.begin_reasoning(prompt_ids, plan.choice.code if prefill else "")
-        begun = True
+        begun, (prompt_ids, begin) = True, prompts.begin_reasoning(prompt_ids, plan.choice.code if prefill else "")
         if begin:
             yield Chunk(True, begin, forced=True)
     splitter = CountingSplitter(prompts, response, opened=prompts.opened or begun, begun=prefill and begun)
@@ -198,8 +197,7 @@ async def sample(
         now = sampling_in(sampling, prompts, splitter.state, plan.choice.code if means == "constrain" else "")
         if splitter.calling:  # the constraint is of answers, and of calls in their text
             now = replace(now, constraint=None)
-        ids: list[int] = []
-        text_so_far = ""
+        ids, text_so_far = list[int](), ""
         async with contextlib.aclosing(engine.generate(prompt_ids, now)) as deltas:
             async for delta in deltas:
                 ids += delta.token_ids
@@ -209,8 +207,10 @@ async def sample(
                     answered = answered or not chunk.thinking
                     yield chunk
                 response.finish_reason, response.stop_reason = delta.finish_reason or "", delta.stop_reason
-                thinking = splitter.state is State.THINKING
-                if thinking and not ended and not delta.finish_reason and splitter.is_beyond(budget):
+                going = splitter.state is State.THINKING and not ended and not delta.finish_reason
+                if going and splitter.is_beyond(budget):
+                    for chunk in splitter.feed(withheld(prompts, text_so_far, ids).rstrip("\ufffd")):
+                        yield chunk
                     break
             else:
                 over = response.finish_reason != "stop" or is_over(sampling, now, splitter.state, response, answered)
@@ -270,5 +270,10 @@ def omitted_stop(
         return ""
     if over and isinstance(reason, str):
         return reason
+    return withheld(prompts, text_so_far, ids)
+
+
+def withheld(prompts: PromptRenderer, text_so_far: str, ids: list[int]) -> str:
+    """Return the end of a text that the engine has sampled and not yet told: it could be the beginning of a stop."""
     whole = prompts.chat.tokenizer.decode(ids, skip_special_tokens=False)
     return whole[len(text_so_far) :] if whole.startswith(text_so_far) else ""

@@ -117,11 +117,9 @@ def read_tag(value: str) -> str:
     if code is not None:
         return code
     what = "no language" if found is None else "no language that can be told apart here"
-    near = nearest(wanted[:40])
-    raise ValueError(
-        f'"{value[:40]}" is {what}: give auto, off, or a BCP 47 code such as fr or pt-BR; the nearest is "{near}" '
-        f"({name_of(near).english})"
-    )
+    near = nearest(wanted[:40]) if wanted else ""
+    hint = f'; the nearest is "{near}" ({name_of(near).english})' if near else ""
+    raise ValueError(f'"{value[:40]}" is {what}: give auto, off, or a BCP 47 code such as fr or pt-BR{hint}')
 
 
 LanguageTag = Annotated[str, AfterValidator(read_tag)]

@@ -159,7 +159,9 @@ class Server:
         try:
             return prompts.with_arguments(arguments or {})
         except ModelError as error:
-            raise ApiError(400, str(error), code="invalid_value", param="chat_template_kwargs") from error
+            raise ApiError(
+                400, message_of(error, prompts), code="invalid_value", param="chat_template_kwargs"
+            ) from error
 
     def template_arguments(self, body: ChatRequest) -> Mapping[str, Any]:
         """Return the arguments of the chat template that a request gives: its own, and its effort where the template
@@ -291,6 +293,11 @@ async def follow(server: Server, path: Path, loaded: Path) -> None:
         server.prompts, loaded = prompts, found
         server.reloads += 1
         log.info("took the weights of %s", found)
+
+
+def message_of(error: ModelError, prompts: PromptRenderer) -> str:
+    """Return what clients are told of an error: without the model's folder, a path of the server's machine."""
+    return str(error).replace(f"{prompts.chat.folder}: ", "")
 
 
 def check_same_model(old: Path, new: Path) -> None:

@@ -38,6 +38,7 @@ REASONING = re.compile(
 """spellings of tags around reasoning"""
 MOST_HEARD = 1_000
 """rows that ask for a language whose own one is looked for; of long traces it takes a millisecond each"""
+OTHER_LANGUAGE = "reason in another language than they ask for"
 
 
 class WrittenTexts:
@@ -90,13 +91,14 @@ class WrittenTexts:
             detection, match = spoken_in(parts.reasoning, asked)
             if match is False:
                 heard = f"{detection.language or 'none'} instead of {asked}"
-                looked = f"looked at: the first {MOST_HEARD:,} that ask for one"
-                self._note(f"reason in another language than they ask for ({looked})", where, heard)
+                self._note(OTHER_LANGUAGE, where, heard)
 
     def warnings(self, setting: str, count: int) -> list[str]:
         """One line for each doubt. setting: of the file. count: its rows."""
+        asking = f"the first {self._heard:,} rows of the right form that ask for a language"
+        rows = {what: asking if what == OTHER_LANGUAGE else f"{count:,} rows" for what in self.doubts}
         return [
-            f"{setting}: {len(places):,} of {count:,} rows {what} (first: {places[0].removeprefix(f'{setting}: ')})"
+            f"{setting}: {len(places):,} of {rows[what]} {what} (first: {places[0].removeprefix(f'{setting}: ')})"
             for what, places in self.doubts.items()
         ]
 

@@ -69,6 +69,9 @@ class ScriptedEngine:
         if stop is not None:
             texts = (self.chat.tokenizer.decode(ids[:size], skip_special_tokens=False) for size in range(len(ids) + 1))
             ids = ids[: next((size for size, text in enumerate(texts) if text[:end] == said[:end]), len(ids))]
+        stops = [text for text in [*sampling.stop, sampling.through] if text]
+        unsure = 0 if sampling.include_stop else max(map(len, stops), default=1) - 1
+        """last letters that are told late, as vLLM does: they may begin a stop"""
         self.running += 1
         try:
             text = ""
@@ -79,10 +82,11 @@ class ScriptedEngine:
                 if self.dead:
                     raise EngineDied
                 whole = self.chat.tokenizer.decode(ids[:number], skip_special_tokens=False)
-                delta = "" if whole.endswith("�") else whole[len(text) : told]
+                last = number == min(len(ids), sampling.max_tokens)
+                until = told if last else max(min(told, len(whole) - unsure), len(text))
+                delta = "" if whole.endswith("�") else whole[len(text) : until]
                 text += delta
                 self.told += 1
-                last = number == min(len(ids), sampling.max_tokens)
                 reason = None if not last else "stop" if last and number == len(ids) else "length"
                 ranked = self._ranked([token], sampling.logprobs)
                 prompt = self._ranked(prompt_ids[1:], sampling.prompt_logprobs) if number == 1 else []

@@ -272,3 +272,19 @@ def test_a_tag_that_the_model_has_begun_stays_its_text(serve: Serve) -> None:
     found = served.ask(QUESTION, thinking_token_budget=budget).json()
     assert found["choices"][0]["message"]["reasoning"] == f"{FRENCH} </thi\n{END}"
     assert found["reasoning_language"]["prefilled"] == [END]
+
+
+def test_a_refusal_names_the_text_that_was_written_and_what_ended_it(serve: Serve) -> None:
+    def refusal(reasoning: str | None, answer: str, **body: Any) -> str:
+        served.engine.script = Planted(reasoning, answer, False).behind(served.engine.chat)
+        message: str = served.ask(QUESTION, **body).json()["error"]["message"]
+        return message
+
+    served = serve("", reasoning_language="fr", reasoning_language_enforcement="strict")
+    assert "in any try: answer 100% en; try" in refusal(None, ENGLISH, reasoning_effort="none")
+    assert "in any try: answer 100% en; try" in refusal(FRENCH, ENGLISH)
+    assert "in any try: reasoning fr with words of other languages; try" in refusal(f"{FRENCH} Потом ещё книги.", "")
+    invented = "zorblat quvnix frembulon dwarpish glonk vexuli krandor plimsy ortwag zunfel bixtom gralvo"
+    assert "in any try: answer in no language that is known; try" in refusal(FRENCH, invented)
+    assert refusal(FRENCH, "").startswith("the model ended without an answer")
+    assert refusal(FRENCH, "END of it.", stop="END").startswith("stop 'END' was reached without an answer")

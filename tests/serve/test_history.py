@@ -115,6 +115,7 @@ def test_requests_and_the_server_choose_the_arguments_of_the_template(serve: Ser
         for wrong in ({"enable_thinkng": True}, {"messages": "x"}, {"enable_thinking": "<eos>"}, {"eos_token": "x"}):
             error = served.ask(chat_template_kwargs=wrong)
             assert error.status_code == 400 and error.json()["error"]["param"] == "chat_template_kwargs"
+            assert str(served.server.prompts.chat.folder) not in error.text, "a path of the server's machine"
         assert served.ask(chat_template_kwargs={"enable_thinking": [1]}).status_code == 400
 
 
@@ -142,3 +143,4 @@ def test_conversations_of_agents_are_answered_where_the_template_wants_roles_in_
     served = serve("Yes.", model=str(folder(tmp_path, STRICT, "")), system_prompt="")
     error = served.client.post("/v1/chat/completions", json={"messages": messages})
     assert error.status_code == 400 and "wants the user's first" in error.json()["error"]["message"]
+    assert str(served.server.prompts.chat.folder) not in error.text, "a path of the server's machine"

@@ -68,6 +68,12 @@ def test_what_is_no_tag(given: str) -> None:
         read_tag(given)
 
 
+@pytest.mark.parametrize("given", ["", "  "])
+def test_an_empty_tag_is_near_no_language(given: str) -> None:
+    with pytest.raises(ValueError, match="such as fr or pt-BR$"):
+        read_tag(given)
+
+
 @pytest.mark.parametrize(
     ("given", "near"),
     [("french", '"fr" (French)'), ("Deutsch", '"de" (German)'), ("portugese", '"pt" (Portuguese)'),

@@ -11,6 +11,7 @@ from serve.engine import SamplingParameters
 from tests.serve.conftest import Serve, Served
 
 SAID = "<think>\nOne.\n\nTwo END three.\n</think>\n\nFour.\n\nFive END six."
+CONSTRAIN = {"reasoning_language": "ru", "reasoning_language_enforcement": "constrain"}
 WAYS = pytest.mark.parametrize("stream", [False, True])
 
 
@@ -91,6 +92,23 @@ def test_a_budget_and_a_stop(serve: Serve) -> None:
     served = serve(lambda prompt, sampling, call: "<think>\nOne END two END three" if not call else "Four END five.")
     reasoning, answer, *rest = got(served, False, stop="END", thinking_token_budget=12)
     assert answer == "Four" and rest[:2] == ["stop", "END"] and reasoning.startswith("One") and "END t" not in answer
+
+
+@WAYS
+@pytest.mark.parametrize("body", [{"stop": "END"}, {"response_format": {"type": "json_object"}}, CONSTRAIN])
+def test_a_budget_loses_no_letter_that_could_begin_a_stop(serve: Serve, stream: bool, body: dict[str, Any]) -> None:
+    thoughts = "Одно яблоко, и ещё два яблока."
+    served = serve(lambda prompt, sampling, call: "{}" if call else opening(prompt) + thoughts)
+    chat = served.server.prompts.chat
+
+    def opening(prompt: list[int]) -> str:
+        return "" if chat.tokenizer.decode(prompt).endswith("<think>\n") else "<think>\n"
+
+    for size in (10, 13, 19):
+        served.engine.prompts.clear()
+        budget = len(chat.encode("<think>\n" + thoughts[:size]))
+        reasoning = got(served, stream, thinking_token_budget=budget, **body)[0]
+        assert reasoning.startswith(thoughts[:size]), "as many letters as tokens"
 
 
 BLANKS = ("<think>\n One.\n\nTwo.\n \n</think>\n\n Four.\n\nFive. END\n \n", "Four.\tFive. END ", "<think>\nOne. \n",

@@ -192,7 +192,9 @@ def test_a_demonstration_that_reasons_in_another_language_than_it_asks_for_is_co
     path = write(tmp_path / "rows.jsonl", *rows)
     read_demonstrations(path, "sft.demonstrations", PromptFormat(chat, Data()), 1000, lines)
     [line] = lines
-    assert line.startswith("sft.demonstrations: 1 of 4 rows reason in another language than they ask for")
+    assert line.startswith(
+        "sft.demonstrations: 1 of the first 3 rows of the right form that ask for a language reason in"
+    )
     assert "rows.jsonl:2: de instead of fr" in line
 
 
