@@ -25,9 +25,9 @@ OTHERS = ("benchmarks", "tests")
 APART = ("reward.judge.", "environment.")
 """settings of the judge and of environments, which validate their own"""
 BUDGETS = {
-    "product lines": 70_420,
-    "training lines": 28_760,
-    "files": 422,
+    "product lines": 71_880,
+    "training lines": 28_890,
+    "files": 429,
     "settings": 97,
     "class names used twice": 0,
 }
