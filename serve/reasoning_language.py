@@ -21,6 +21,8 @@ from pydantic import AfterValidator
 
 from shared.languages import TAGS, name_of
 from verify.language import Detection, detect, known_languages, spoken_in
+from verify.scripts import only_writer
+from verify.text_cleaning import clean
 
 ALSO = {"nb": "no"}
 """subtags that the registry keeps separate from the detector's code for the same language -> that code"""
@@ -146,10 +148,11 @@ def without_quotations(text: str) -> str:
 
 
 def language_of(text: str) -> str:
-    """Return the language code of a user's turn, "" if it has too few words; quotations count only if needed."""
+    """Return the language code of a user's turn, "" if it has too few words; quotations count only if needed, and of a
+    few words the script may tell it."""
     if len(text) > 2 * MOST_LETTERS:
         text = f"{text[:MOST_LETTERS]}\n{text[-MOST_LETTERS:]}"
-    return detect(without_quotations(text)).language or detect(text).language
+    return detect(without_quotations(text)).language or detect(text).language or only_writer(clean(text))
 
 
 def choose_language(

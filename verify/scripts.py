@@ -107,6 +107,12 @@ def script_of(prose: str) -> str:
     return script if script in WRITTEN_IN and enough else ""
 
 
+def only_writer(prose: str) -> str:
+    """Return the language that the script of a short text tells by itself, "" for none; Han alone is Chinese."""
+    writers = WRITTEN_IN.get(script := script_of(prose), frozenset())
+    return "zh" if script == "CJK" else next(iter(writers)) if len(writers) == 1 and script != "GREEK" else ""
+
+
 def written_in(prose: str, language: str, likely: bool) -> bool | None:
     """Return whether the script of a short text tells that it is in `language`, or in another one; None if it does not.
 

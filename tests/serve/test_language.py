@@ -140,6 +140,15 @@ def test_what_a_question_is_about_does_not_decide() -> None:
     assert without_quotations("say \"yes\" or 'no'") == "say \"yes\" or 'no'"
 
 
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [("你好", "zh"), ("こんにちは", "ja"), ("안녕", "ko"), ("สวัสดี", "th"), ("2+2=? 你好", "zh"),
+     ("שלום", ""), ("Привет", ""), ("مرحبا", ""), ("Hallo", ""), ("αβγδ", ""), ("2+2=?", ""), ("", "")],
+)  # fmt: skip
+def test_a_script_of_one_language_tells_the_language_of_a_greeting(text: str, code: str) -> None:
+    assert language_of(text) == code
+
+
 def test_a_match_is_measured_or_not_told() -> None:
     assert measure(FRENCH, "", "fr").match is True
     assert measure(FRENCH, GERMAN, "fr").match is False
