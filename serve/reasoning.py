@@ -127,10 +127,13 @@ class Splitter:
         """Whether the next text would be arguments of a call in a message of its own."""
         return self._channels is not None and self._channels.header is None and self._channels.calling
 
-    def ending(self, phrase: str) -> str:
-        """The text that ends the reasoning here with a phrase, so that the answer follows."""
+    def ending(self, phrase: str, blanks: tuple[str, str, str]) -> str:
+        """The text that ends the reasoning here with a phrase, so that the answer follows. blanks: around tags, see
+        `ModelCard.tag_blanks`."""
         if self._channels is None:
-            return f"{'' if self.inside else self.tags.open}\n{phrase}\n{self.tags.close}\n\n"
+            begun, end, behind = blanks
+            apart = begun or (" " if phrase else "") if self.inside else f"{self.tags.open}{begun}"
+            return f"{apart}{phrase}{end}{self.tags.close}{behind}"
         if self.inside:
             return f"\n{phrase}{END}{START}assistant{self.tags.close}"
         return f"{START}assistant{self.tags.close}" if self.has_reasoning else self.tags.close

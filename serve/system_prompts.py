@@ -27,7 +27,7 @@ from serve.tools import AnswerForm
 from shared.chat import Chat, QuotedTexts, joined, system_prompt
 from shared.errors import ModelError
 from shared.languages import name_of, request_for, with_request
-from shared.model.model_card import read_card
+from shared.model.model_card import USUAL_BLANKS, read_card
 from shared.reasoning_tags import CHANNEL, CONTROL, END, KNOWN, MARKS, MESSAGE, START, TEXT, Tags
 from shared.tool_calls import CLOSE, OPEN, call_text, result_text
 
@@ -83,11 +83,19 @@ MOST_ARGUMENTS = 32
 class PromptRenderer:
     """Renders conversations for one model."""
 
-    def __init__(self, chat: Chat, system: str = POLICY, whole: bool = False, trained: bool = False):
+    def __init__(
+        self,
+        chat: Chat,
+        system: str = POLICY,
+        whole: bool = False,
+        trained: bool = False,
+        blanks: tuple[str, str, str] = USUAL_BLANKS,
+    ):
         """system: "policy" for the server's prompt in the language of the reasoning, "magistral" for that of training,
         "" for none, else a fixed text. whole: the model sees its earlier turns as it wrote them, reasoning included,
-        whatever its template drops. trained: it was trained to follow requests for a language."""
-        self.chat, self.system, self.whole, self.trained = chat, system, whole, trained
+        whatever its template drops. trained: it was trained to follow requests for a language. blanks: around its tags,
+        see `ModelCard.tag_blanks`."""
+        self.chat, self.system, self.whole, self.trained, self.blanks = chat, system, whole, trained, blanks
         self.tags = chat.tags
         self.shown: Tags = self.tags if self.tags in (TEXT, CONTROL) else TEXT
         """those around reasoning that clients get in the text itself"""
@@ -127,7 +135,7 @@ class PromptRenderer:
         if card is None:
             return cls(Chat(folder, "", arguments, published=True), system)
         chat = Chat(folder, card.chat_template, {**card.template, **(arguments or {})})
-        return cls(chat, system, whole=card.history == "whole", trained=card.language_requests)
+        return cls(chat, system, card.history == "whole", card.language_requests, card.tag_blanks)
 
     @property
     def warning(self) -> str:
@@ -153,7 +161,7 @@ class PromptRenderer:
             if any(self.chat.added.search(value) for value in arguments.values() if isinstance(value, str)):
                 raise ModelError("an argument of the chat template spells a control token")
             chat = self.chat.with_arguments(arguments)
-            known = PromptRenderer(chat, self.system, self.whole, self.trained)
+            known = PromptRenderer(chat, self.system, self.whole, self.trained, self.blanks)
             if len(self._others) == MOST_ARGUMENTS:  # clients choose them
                 self._others.clear()
             self._others[key] = known
@@ -262,11 +270,12 @@ class PromptRenderer:
     def begin_reasoning(self, prompt_ids: list[int], code: str) -> tuple[list[int], str]:
         """Return the prompt with first words of reasoning in a language added, and those words; code: "" for none."""
         begin = prompts_of(code).first_words if code else ""
-        opening = "" if self.opened else self.tags.open if self.tags.channels else f"{self.tags.open.rstrip()}\n"
+        tag = self.tags.open if self.tags.channels else f"{self.tags.open.rstrip()}{self.blanks[0]}"
+        opening = "" if self.opened else tag
         return prompt_ids + self.chat.encode(opening + begin), begin
 
     def end_reasoning(self, code: str, splitter: Splitter, *, begun: bool) -> tuple[str, list[int]]:
         """Return the text that ends reasoning whose budget is used up, and its tokens. splitter: has read it so far;
         begun: it has some words, so that there is something to break off."""
-        text = splitter.ending(prompts_of(code or "en").budget_phrase if begun else "")
+        text = splitter.ending(prompts_of(code or "en").budget_phrase if begun else "", self.blanks)
         return text, self.chat.encode(text)

@@ -25,8 +25,8 @@ OTHERS = ("benchmarks", "tests")
 APART = ("reward.judge.", "environment.")
 """settings of the judge and of environments, which validate their own"""
 BUDGETS = {
-    "product lines": 71_880,
-    "training lines": 28_890,
+    "product lines": 71_910,
+    "training lines": 28_900,
     "files": 429,
     "settings": 97,
     "class names used twice": 0,

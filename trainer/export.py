@@ -6,8 +6,10 @@ One tensor is in memory at a time.
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
@@ -19,7 +21,7 @@ from shared.config import Config
 from shared.errors import CheckpointError, ConfigError, MaestraleError, ModelError
 from shared.model import hf
 from shared.model.adapter_folder import merged_weights, save_adapter
-from shared.model.model_card import CARD, ModelCard, read_card
+from shared.model.model_card import CARD, USUAL_BLANKS, ModelCard, read_card
 from shared.progress import Progress
 from trainer import checkpoint, checkpoint_reader
 from trainer.client import TrainerClient
@@ -28,6 +30,10 @@ from trainer.rank import TrainerRank
 from trainer.shard_files import iterate_weights
 from verify.published import problem_rows
 
+REASONED = re.compile(
+    r"\s*(?:<think>|\[THINK\])(?P<before>\s*)\S.*?(?P<end>\s*)(?:</think>|\[/THINK\])(?P<behind>\s*)\S", re.DOTALL
+)
+"""a completion with reasoning, and the blanks around its tags"""
 USAGE = """usage: python -m trainer.export RUN_FOLDER [STEP]
 
 Write the checkpoint of a step (the newest without STEP) as a Hugging Face folder: RUN_FOLDER/hf/step_STEP,
@@ -40,27 +46,33 @@ def note_training(config: Config, folder: Path, version: int) -> None:
     """Write the model card of an export: the system prompt and the history of its training, which serving must know,
     and the seal of the checkpoint that has these weights."""
     model, seal = config.with_template().model, seal_of(config, version)
-    text, (history, requests) = model.chat_template, history_and_requests(config)
-    card = ModelCard(config.name, version, config.data.system_prompt, seal, history, text, model.template, requests)
+    text, learned = model.chat_template, learned_forms(config)
+    card = ModelCard(
+        config.name, version, config.data.system_prompt, seal, chat_template=text, template=model.template, **learned
+    )
     write_whole(folder / CARD, msgspec.json.encode(card) + b"\n")
     if (folder / "config.json").is_file():
         with contextlib.suppress(ModelError):  # no launch begins with such a tokenizer; its weights are there
             Chat(folder, text, model.template).complete(folder)
 
 
-def history_and_requests(config: Config) -> tuple[str, bool]:
-    """Return `ModelCard.history`, "whole" where the run trains on episodes, and `ModelCard.language_requests`."""
-    settings, requests = config.environment, False
-    whole = bool(settings.name) or settings.history == "whole"
+def learned_forms(config: Config) -> dict[str, Any]:
+    """Return what the data of a run taught of the form of prompts and completions, as fields of its card: `history`,
+    `language_requests` and `tag_blanks`; the last two are of the model that it began with where the data has none."""
+    settings, requests, blanks = config.environment, False, USUAL_BLANKS
+    whole, shown = bool(settings.name) or settings.history == "whole", False
     with contextlib.suppress(ModelError):  # a damaged card of the model that the run began with tells nothing
-        base = read_card(Path(config.locate(config.model.path)))
-        requests = base is not None and base.language_requests
+        if base := read_card(Path(config.locate(config.model.path))):
+            requests, blanks = base.language_requests, base.tag_blanks
     for setting, name in (("data.train", config.data.train), ("sft.demonstrations", config.sft.demonstrations)):
         path = Path(config.locate(name))
         for row in problem_rows(path, setting, [], config.data.columns) if name and path.is_file() else ():
-            whole = whole or (setting == "data.train" and bool(row.fields.get("environment")))
             requests = requests or bool(row.fields.get("reasoning_language"))
-    return "whole" if whole else "", requests
+            if setting == "data.train":
+                whole = whole or bool(row.fields.get("environment"))
+            elif not shown and (tags := REASONED.match(str(row.fields.get("completion", "")))):
+                blanks, shown = (tags["before"], tags["end"], tags["behind"]), True
+    return {"history": "whole" if whole else "", "language_requests": requests, "tag_blanks": blanks}
 
 
 def seal_of(config: Config, version: int) -> str:

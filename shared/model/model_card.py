@@ -9,6 +9,8 @@ import msgspec
 from shared.errors import ModelError
 
 CARD = "maestrale.json"
+USUAL_BLANKS = ("\n", "\n", "\n\n")
+"""around the tags of reasoning, as most families write them"""
 
 
 class ModelCard(msgspec.Struct, frozen=True):
@@ -30,6 +32,8 @@ class ModelCard(msgspec.Struct, frozen=True):
     """arguments of the chat template in training"""
     language_requests: bool = False
     """whether rows of the training, or of that of the model it began with, asked for a language to reason in"""
+    tag_blanks: tuple[str, str, str] = USUAL_BLANKS
+    """blanks behind the opening tag of reasoning, before the closing one and behind that, in its demonstrations"""
 
 
 def read_card(folder: Path) -> ModelCard | None:

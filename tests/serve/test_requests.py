@@ -10,7 +10,8 @@ import msgspec
 import pytest
 
 from serve.messages import ChatMessage
-from serve.system_prompts import PromptRenderer
+from serve.reasoning import Splitter, State
+from serve.system_prompts import SYSTEM_PROMPTS, PromptRenderer
 from shared.chat import Chat
 from shared.errors import ModelError
 from shared.languages import WITH_REQUEST, request_for, with_request
@@ -195,3 +196,20 @@ def test_the_start_says_of_which_models_it_is_not_known_whether_they_follow_requ
         if told:
             assert lines[0].startswith(f"model-{number}: ") and "reasoning_language" in lines[0]
             assert ("closes the reasoning" in lines[0]) == (template != PLAIN)
+
+
+@pytest.mark.parametrize(("blanks", "begun", "inside", "empty"), [
+    (("\n", "\n", "\n\n"), "<think>\nP", "\nE\n</think>\n\n", "<think>\n\n</think>\n\n"),
+    (("", "", ""), "<think>P", " E</think>", "<think></think>"),
+])  # fmt: skip
+def test_a_server_writes_tags_as_the_training_did(
+    tmp_path: Path, blanks: tuple[str, str, str], begun: str, inside: str, empty: str
+) -> None:
+    folder = make_folder(tmp_path / "tiny")
+    (folder / CARD).write_bytes(msgspec.json.encode(ModelCard("run", 1, "", tag_blanks=blanks)))
+    prompts, texts = PromptRenderer.of_model(folder, "trained"), SYSTEM_PROMPTS["de"]
+    assert prompts.begin_reasoning([], "de")[0] == prompts.chat.encode(begun.replace("P", texts.first_words))
+    for state, written in ((State.THINKING, inside), (State.BEFORE, empty)):
+        splitter = Splitter(prompts.tags, opened=state is State.THINKING)
+        ended, ids = prompts.end_reasoning("de", splitter, begun=state is State.THINKING)
+        assert ended == written.replace("E", texts.budget_phrase) and ids == prompts.chat.encode(ended)

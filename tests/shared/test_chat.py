@@ -372,6 +372,11 @@ def test_an_export_tells_whether_its_training_asked_for_languages(tmp_path):
     assert exported("asking", "plain", "")
     assert exported("plain", "asking", "")
     assert exported("plain", "plain", str(tmp_path / "asking-plain-")), "the model that it began with learned it"
+    assert read_card(tmp_path / "plain-plain-").tag_blanks == ("", "", ""), "as its demonstrations write the tags"
+    (tmp_path / "usual.jsonl").write_text(json.dumps(row | {"completion": "<think>\nSo.\n</think>\n\n2"}))
+    (tmp_path / "none.jsonl").write_text(json.dumps(row | {"completion": "2"}))
+    exported("plain", "usual", "")
+    assert read_card(tmp_path / "plain-usual-").tag_blanks == ("\n", "\n", "\n\n")
     (tmp_path / "damaged").mkdir()
     (tmp_path / "damaged" / "maestrale.json").write_text("{")
     assert not exported("plain", "plain", str(tmp_path / "damaged"))
