@@ -11,6 +11,7 @@ import pytest
 
 from shared import settings_file
 from shared.chat import Chat
+from shared.languages import with_request
 from shared.config import Config
 from shared.messages import GenerateRequest
 from shared.metrics import read_rows
@@ -105,7 +106,7 @@ def test_a_fresh_engine_with_the_export_gives_the_running_engines_greedy_text(ru
         engine.outputs.on_finished = lambda request: done.__setitem__(request.completion.group, request.completion)
         requests = [
             GenerateRequest(
-                chat.render(sample["problem"]["text"], ""),
+                chat.render(with_request(sample["problem"]["text"], sample["problem"]["reasoning_language"]), ""),
                 Completion(group=i, index=0, seed=1),
                 config.rollout.max_completion_tokens,
                 0.0,
