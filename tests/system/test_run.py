@@ -11,8 +11,8 @@ import pytest
 
 from shared import settings_file
 from shared.chat import Chat
-from shared.languages import with_request
 from shared.config import Config
+from shared.languages import with_request
 from shared.messages import GenerateRequest
 from shared.metrics import read_rows
 from shared.types import Completion
