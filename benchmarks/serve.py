@@ -57,7 +57,8 @@ def chats(count: int, tokens: int, kind: str = OURS, policy: Tags | None = None)
         if policy is not None and kind == THEIRS:
             messages[0]["content"] += f"\n\n{LANGUAGES['en'].request}"
             messages.insert(0, {"role": "system", "content": prompts_of("en").system_prompt(policy)})
-        bodies.append({"model": NAME, "temperature": 0, "max_tokens": tokens, "messages": messages})
+        body = {"model": NAME, "temperature": 0, "max_tokens": tokens, "ignore_eos": True, "messages": messages}
+        bodies.append(body)
     return bodies
 
 
