@@ -74,8 +74,8 @@ def is_clear(held: Sequence[Chunk], plan: GenerationPlan, last: bool = False) ->
     over = last or answer != ""
     if not is_written(text):
         text, over = answer.partition(OPEN)[0] if plan.tools else answer, last
-    found, match = spoken_in(text, plan.choice.code)
-    if found.units < CLEAR_LETTERS and not over:
+    detection, match = spoken_in(text, plan.choice.code)
+    if detection.units < CLEAR_LETTERS and not over:
         return None
     return match is not False if over else match
 
@@ -92,9 +92,9 @@ def check_language(responses: Sequence[Response], plan: GenerationPlan, prompts:
     if plan.enforcement != "strict" or not plan.choice.code:
         return
     for response in responses:
-        found, code = response.measured, plan.choice.code
+        measured, code = response.measured, plan.choice.code
         answered = is_answered(response, prompts)
-        if found is not None and found.match is False:
+        if measured is not None and measured.match is False:
             texts = {"reasoning": response.sampled_reasoning, "answer": response.answer}
             spoken = {name: spoken_in(text, code) for name, text in texts.items()}
             was = ", ".join(f"{name} {described(one, code)}" for name, (one, match) in spoken.items() if match is False)
@@ -110,11 +110,11 @@ def check_language(responses: Sequence[Response], plan: GenerationPlan, prompts:
             raise refusal(f"{ended} without an answer: try another seed, or the enforcement prompt", NO_ANSWER)
 
 
-def described(found: Detection, code: str) -> str:
+def described(detection: Detection, code: str) -> str:
     """Say in which language a text is that is not in `code`."""
-    if found.language == code:
+    if detection.language == code:
         return f"{code} with words of other languages"
-    return f"{found.share:.0%} {found.language}" if found.language else "in no language that is known"
+    return f"{detection.share:.0%} {detection.language}" if detection.language else "in no language that is known"
 
 
 def refusal(message: str, code: str) -> ApiError:

@@ -190,15 +190,15 @@ class PromptRenderer:
         """
         quoted = QuotedTexts(self.chat)
         theirs = [quoted.quote(message.text) for message in messages if message.role in ("system", "developer")]
-        told = "" if form is None else form.text
+        form_text = "" if form is None else form.text
         if form is not None and form.given:
-            told = told.replace("{given}", quoted.quote(form.given))
+            form_text = form_text.replace("{given}", quoted.quote(form.given))
         rest = [message for message in messages if message.role not in ("system", "developer")]
         first = next((place for place, message in enumerate(rest) if message.role == "assistant"), len(rest))
         before = rest[:first] if self.whole else rest
         asking = [place for place, message in enumerate(before) if message.role == "user"][-1:]
         request = request_for(code) if code and not asking else ""
-        system = joined(self.system_prompt(code), *theirs, told, request)
+        system = joined(self.system_prompt(code), *theirs, form_text, request)
         turns = [{"role": "system", "content": system}] if system else []
         if self.whole:
             return self._whole(turns, rest, asking, code, quoted)
