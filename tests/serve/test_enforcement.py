@@ -126,7 +126,7 @@ def asked(served: Served, api: str, stream: bool, **body: Any) -> tuple[int, str
 def test_only_the_models_words_count(serve: Serve, name: str) -> None:
     served = serve("")
     served.engine.script = MODELS[name].behind(served.engine.chat)
-    for enforcement in ("prompt", "prefill", "retry", "strict"):
+    for enforcement in ("prompt", "constrain", "prefill", "retry", "strict"):
         check_ways(served, MODELS[name], enforcement)
 
 

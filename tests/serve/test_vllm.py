@@ -11,15 +11,19 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
 import pytest
 
+from serve.letter_mask import LetterMask, MaskRequest, scripts_of
+from shared.reasoning_tags import TEXT
 from tests.evaluation.conftest import evaluate, records, write_rows
 from tests.serve.command import QUESTION, Command, answers, check_sigterm, untrained_model
 from tests.serve.conftest import eventually
 from tests.serve.test_clients import run
+from tests.serve.test_vllm_engine import broken_at
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(540)]
 
@@ -106,6 +110,42 @@ def test_constraints_that_leave_no_token_are_an_error_and_no_wait(command: Comma
     reply = httpx.post(f"{command.url}/v1/chat/completions", json=body, timeout=60)
     assert reply.status_code == 400, reply.text
     assert httpx.get(f"{command.url}/ready", timeout=10).is_success
+
+
+@pytest.mark.parametrize("code", ["ru", "zh"])
+def test_constrain_keeps_foreign_words_out_of_the_reasoning(command: Command, code: str) -> None:
+    """Through both APIs, whole and streamed. A form of the answer begins the reasoning, which this model never ends."""
+    mask = LetterMask(MaskRequest(sorted(scripts_of(code)), TEXT, [], [], [], True, True))
+    ask = {"reasoning_language": code, "temperature": 1, "seed": 1}
+    chat = {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": 90, "n": 2, **ask,
+            "response_format": {"type": "json_object"}}  # fmt: skip
+    responses = {"input": QUESTION, "max_output_tokens": 90, **ask, "text": {"format": {"type": "json_object"}}}
+
+    def reasoning_of(enforcement: str) -> list[str]:
+        extra = {"reasoning_language_enforcement": enforcement}
+        client, url = command.client, "/v1/chat/completions"
+        texts = [choice["message"]["reasoning"] for choice in client.post(url, json=chat | extra).json()["choices"]]
+        streamed = ["", ""]
+        for event in events_of(client.post(url, json=chat | extra | {"stream": True})):
+            for choice in event["choices"]:
+                streamed[choice["index"]] += choice["delta"].get("reasoning") or ""
+        items = client.post("/v1/responses", json=responses | extra).json()["output"]
+        texts += streamed + ["".join(piece["text"] for piece in items[0]["content"])]
+        deltas = events_of(client.post("/v1/responses", json=responses | extra | {"stream": True}))
+        return [*texts, "".join(each["delta"] for each in deltas if each["type"] == "response.reasoning_text.delta")]
+
+    for enforcement in ("constrain", "prompt"):
+        texts = reasoning_of(enforcement)
+        assert len(texts) == 6 and all(texts), texts
+        broken = [broken_at(mask, text.rstrip("\ufffd")) for text in texts]
+        assert [place is None for place in broken] == [enforcement == "constrain"] * 6, (enforcement, broken)
+
+
+def events_of(reply: httpx.Response) -> list[dict[str, Any]]:
+    """The events of a stream that ended as it should."""
+    assert reply.is_success, reply.text
+    lines = [line.removeprefix("data: ") for line in reply.text.splitlines() if line.startswith("data: ")]
+    return [json.loads(line) for line in lines if line != "[DONE]"]
 
 
 def test_the_prompt_is_that_of_training(command: Command) -> None:
