@@ -99,7 +99,7 @@ def check_language(responses: Sequence[Response], plan: GenerationPlan, prompts:
             spoken = {name: spoken_in(text, code) for name, text in texts.items()}
             was = ", ".join(f"{name} {described(one, code)}" for name, (one, match) in spoken.items() if match is False)
             raise refusal(f"not in {code} in any try: {was}; try another seed, or the enforcement prompt", MISMATCH)
-        if response.finish_reason == "length":
+        if response.cut:
             more = ", or start the server with more tool_turns" if response.executed else ""
             raise refusal(
                 f"the response was cut {'in' if answered else 'before'} its answer: give more max_tokens "

@@ -90,6 +90,11 @@ class Response:
     end_reasoning_early: bool = False
     """whether the client wants the answer now: the reasoning is ended as if its budget were used up"""
 
+    @property
+    def cut(self) -> bool:
+        """Whether its tokens were used up before it ended."""
+        return self.finish_reason == "length"
+
     def add(self, chunk: Chunk) -> None:
         """Add some text to the reasoning or the answer."""
         if not chunk.thinking:

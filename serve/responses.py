@@ -174,8 +174,7 @@ class ResponsesRenderer:
 
     def whole(self, response: Response, plan: GenerationPlan) -> Json:
         """Return the object of a response that has ended."""
-        cut = response.finish_reason == "length"
-        prompt = len(plan.prompt_ids)
+        cut, prompt = response.cut, len(plan.prompt_ids)
         return {
             **self.head("incomplete" if cut else "completed"),
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
@@ -190,12 +189,14 @@ class ResponsesRenderer:
         }  # fmt: skip
 
     def output(self, response: Response) -> list[Json]:
-        """Return the items of a complete response."""
+        """Return the items of a response: the last one is incomplete where it was cut."""
         items = []
         if response.reasoning and self.body.include_reasoning:
             items.append(self.reasoning(new_id("rs"), response.reasoning))
-        if response.answer or not response.calls:
+        if response.answer or not (response.calls or response.cut):
             items.append(self.answer(new_id("msg"), response.answer))
+        if response.cut and items and not response.calls:
+            items[-1]["status"] = "incomplete"
         return [*map(self.executed, response.executed), *items, *map(self.call, response.calls)]
 
     def reasoning(self, item_id: str, text: str, status: str = "completed") -> Json:
@@ -205,7 +206,7 @@ class ResponsesRenderer:
 
     def answer(self, item_id: str, text: str, status: str = "completed") -> Json:
         """Return the item of the answer."""
-        content = [text_part(text)] if text or status == "completed" else []
+        content = [text_part(text)] if text or status != "in_progress" else []
         return {"id": item_id, "type": "message", "role": "assistant", "status": status, "content": content}
 
     def call(self, call: ParsedCall, status: str = "completed") -> Json:
@@ -251,9 +252,9 @@ def stream(server: Server, plan: GenerationPlan, renderer: ResponsesRenderer) ->
                 elif renderer.body.include_reasoning or not chunk.thinking:
                     yield items.text("reasoning" if chunk.thinking else "answer", chunk.text)
         check_language([response], plan, server.prompts)
-        if not response.answer and not response.calls:
+        if not (response.answer or response.calls or response.cut):
             yield items.text("answer", "")
-        yield items.close()
+        yield items.close("incomplete" if response.cut else "completed")
 
     def last() -> bytes:
         whole = {**renderer.whole(response, plan), "output": items.done}
@@ -261,7 +262,8 @@ def stream(server: Server, plan: GenerationPlan, renderer: ResponsesRenderer) ->
 
     def failed(error: ApiError) -> bytes:
         reason = {"code": error.code or "server_error", "message": error.message}
-        return renderer.event("response.failed", response={**renderer.head("failed"), "error": reason})
+        return renderer.event("response.failed", response={**renderer.head("failed"), "error": reason,
+                              "reasoning_language": language_object(response, plan)})  # fmt: skip
 
     return merge([feed()], server.settings.ping_s, last=last, failed=failed)
 
@@ -300,16 +302,16 @@ class ItemEvents:
             events += renderer.event("response.content_part.added", **self._place(), part=text_part(""))
         return events
 
-    def close(self) -> bytes:
-        """Return the events that close the open item, if there is one."""
+    def close(self, status: str = "completed") -> bytes:
+        """Return the events that close the open item with a status, if there is one."""
         if not self._kind:
             return b""
         renderer, place, text = self._renderer, self._place(), self._text
         if self._kind == "reasoning":
-            item = renderer.reasoning(self._id, text)
+            item = renderer.reasoning(self._id, text, status)
             events = renderer.event("response.reasoning_text.done", **place, text=text)
         else:
-            item = renderer.answer(self._id, text)
+            item = renderer.answer(self._id, text, status)
             events = renderer.event("response.output_text.done", **place, text=text, logprobs=[])
             events += renderer.event("response.content_part.done", **place, part=text_part(text))
         events += renderer.event("response.output_item.done", output_index=len(self.done), item=item)

@@ -93,6 +93,25 @@ def test_what_is_cut_or_fails_says_so(serve: Serve, clients: Any) -> None:
     last = list(client.responses.create(model="tiny", input=QUESTION, extra_body=strict, stream=True))[-1]
     assert (last.type, last.response.error.code) == ("response.failed", "reasoning_language_mismatch")
     assert ENGLISH not in last.response.error.message
+    assert last.response.model_extra["reasoning_language"]["match"] is False
+
+
+@pytest.mark.parametrize(
+    ("most", "statuses"),
+    [(9, [("reasoning", "incomplete")]), (len(FRENCH) + 30, [("reasoning", "completed"), ("message", "incomplete")]),
+     (500, [("reasoning", "completed"), ("message", "completed")])],
+)  # fmt: skip
+def test_only_the_last_item_of_a_cut_response_is_incomplete(
+    serve: Serve, clients: Any, most: int, statuses: list[tuple[str, str]]
+) -> None:
+    client = clients(serve(RIGHT))
+    whole = client.responses.create(model="tiny", input=QUESTION, max_output_tokens=most)
+    streamed = list(client.responses.create(model="tiny", input=QUESTION, max_output_tokens=most, stream=True))
+    for response in (whole, streamed[-1].response):
+        assert [(item.type, item.status) for item in response.output] == statuses
+    done = [event.item for event in streamed if event.type == "response.output_item.done"]
+    assert [(item.type, item.status) for item in done] == statuses
+    assert streamed[-1].type == f"response.{whole.status}"
 
 
 def typed_objects(serve: Serve) -> list[tuple[str, str]]:
