@@ -51,10 +51,6 @@ def create_app(settings: ServerSettings | None = None, engine: ServingEngine | N
     name = settings.name or model_name(Path(settings.model))
     adapters = read_adapters(settings.adapter, folder, name, settings.system_prompt, settings.template)
     prompts = PromptRenderer.of_model(folder, settings.system_prompt, arguments=settings.template)
-    masked = settings.reasoning_language_enforcement == "constrain" and settings.reasoning_language != "off"
-    if masked and prompts.tags.channels:
-        raise ConfigError("reasoning_language_enforcement = constrain: this model writes in channels, which it is not "
-                          "for: set prompt, prefill, retry or strict")  # fmt: skip
     engine = engine or make_engine(settings, folder, max_tokens, adapters, prompts)
     server = Server(settings, engine, prompts, max_tokens, adapters)
 

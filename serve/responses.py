@@ -262,8 +262,8 @@ def stream(server: Server, plan: GenerationPlan, renderer: ResponsesRenderer) ->
 
     def failed(error: ApiError) -> bytes:
         reason = {"code": error.code or "server_error", "message": error.message}
-        return renderer.event("response.failed", response={**renderer.head("failed"), "error": reason,
-                              "reasoning_language": language_object(response, plan)})  # fmt: skip
+        head = renderer.head("failed") | {"error": reason, "reasoning_language": language_object(response, plan)}
+        return renderer.event("response.failed", response=head)
 
     return merge([feed()], server.settings.ping_s, last=last, failed=failed)
 
@@ -333,10 +333,9 @@ class ItemEvents:
 
     def call(self, call: ParsedCall) -> bytes:
         """Return the events of a complete tool call."""
-        renderer, place = self._renderer, {"item_id": f"fc_{call.id}", "output_index": len(self.done)}
-        item = renderer.call(call)
+        renderer, item, index = self._renderer, self._renderer.call(call), len(self.done)
         self.done.append(item)
-        index = place["output_index"]
+        place = {"item_id": item["id"], "output_index": index}
         return (
             renderer.event("response.output_item.added", output_index=index, item=renderer.call(call, "in_progress"))
             + renderer.event("response.function_call_arguments.delta", **place, delta=call.arguments)

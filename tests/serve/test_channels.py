@@ -14,7 +14,6 @@ from serve.app import create_app
 from serve.messages import ChatMessage
 from serve.settings import ServerSettings
 from serve.system_prompts import SYSTEM_PROMPTS, PromptRenderer
-from shared.errors import ConfigError
 from shared.languages import request_for
 from shared.reasoning_tags import MARKS
 from shared.tool_calls import call_text
@@ -126,8 +125,6 @@ def test_constrain_is_refused_where_it_would_hold_a_language_in_channels(serve_h
     refused = served.ask(reasoning_language="de")
     assert refused.status_code == 400 and "give prompt" in refused.json()["error"]["message"]
     assert served.ask(reasoning_language="off").status_code == 200, "where no language is asked for, there is no mask"
-    with pytest.raises(ConfigError, match="set prompt, prefill"):
-        serve_harmony(ANSWERED, reasoning_language="auto", reasoning_language_enforcement="constrain")
 
 
 def test_clients_cannot_write_channels(serve_harmony: Any) -> None:
