@@ -174,10 +174,10 @@ class ResponsesRenderer:
 
     def whole(self, response: Response, plan: GenerationPlan) -> Json:
         """Return the object of a response that has ended."""
-        cut, prompt = response.cut, len(plan.prompt_ids)
+        prompt = len(plan.prompt_ids)
         return {
-            **self.head("incomplete" if cut else "completed"),
-            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            **self.head("incomplete" if response.cut else "completed"),
+            "incomplete_details": {"reason": "max_output_tokens"} if response.cut else None,
             "output": self.output(response),
             "usage": {
                 "input_tokens": prompt, "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
@@ -206,8 +206,8 @@ class ResponsesRenderer:
 
     def answer(self, item_id: str, text: str, status: str = "completed") -> Json:
         """Return the item of the answer."""
-        content = [text_part(text)] if text or status != "in_progress" else []
-        return {"id": item_id, "type": "message", "role": "assistant", "status": status, "content": content}
+        return {"id": item_id, "type": "message", "role": "assistant", "status": status,
+                "content": [] if status == "in_progress" else [text_part(text)]}  # fmt: skip
 
     def call(self, call: ParsedCall, status: str = "completed") -> Json:
         """Return the item of a tool call."""
