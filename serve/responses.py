@@ -190,9 +190,8 @@ class ResponsesRenderer:
 
     def output(self, response: Response) -> list[Json]:
         """Return the items of a response: the last one is incomplete where it was cut."""
-        items = []
-        if response.reasoning and self.body.include_reasoning:
-            items.append(self.reasoning(new_id("rs"), response.reasoning))
+        reasoning = response.reasoning if self.body.include_reasoning else ""
+        items = [self.reasoning(new_id("rs"), reasoning)] if reasoning else []
         if response.answer or not (response.calls or response.cut):
             items.append(self.answer(new_id("msg"), response.answer))
         if response.cut and items and not response.calls:
@@ -275,7 +274,7 @@ class ItemEvents:
         self._renderer = renderer
         self._kind = self._id = self._text = ""
         self.done: list[Json] = []
-        """items that are complete"""
+        """items that have ended"""
 
     def text(self, kind: str, text: str) -> bytes:
         """Return the events of some text of the reasoning or the answer; closes an open item of the other kind."""
