@@ -1,28 +1,35 @@
-"""Kills at random moments, each followed by the same command: nothing lost, nothing trained twice, every death named.
+"""Kills and freezes at random moments, each followed by the same command: nothing lost, nothing trained twice, every
+death and freeze named.
 
-`pytest --soak -n 0 -s tests/system/test_soak.py` prints a table kill -> message -> seconds. SOAK_KILLS and SOAK_SEED
-choose how many (50) and which; each mode, asynchronous and synchronous, gets half.
+`pytest --soak -n 0 -s tests/system/test_soak.py` prints a table victim -> message -> seconds. SOAK_KILLS and SOAK_SEED
+choose how many (90) and which; each mode gets a third: an asynchronous one with environments of a plug-in and of an
+MCP server that a shell starts, an asynchronous one with adapters, and a synchronous one.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
+import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from tests.system.conftest import Start
-from tests.system.launch import Launch
+from tests.system.launch import ROOT, Launch
 from trainer import checkpoint
 
-KILLS = int(os.environ.get("SOAK_KILLS", "50"))
+KILLS = int(os.environ.get("SOAK_KILLS", "90"))
 SEED = int(os.environ.get("SOAK_SEED", "25"))
 STEPS, PROMPTS, ASYNC_LEVEL = 24, 4, 2
 SETTINGS = {
@@ -49,100 +56,141 @@ class Harm:
 KILL, STOP, TERM = signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM
 NAMED = "killed by signal 9 (SIGKILL)"
 TOLD_BY_THE_NEXT = Harm("launcher", KILL, ("ended without a word", "launcher"))
+RANKS = {"controller": 0, "trainer": 1, "engine rank": 2}
+ENGINE = "engine 0 (rank 2"
+EVERYWHERE = [
+    Harm("controller", KILL, ("controller (rank 0", NAMED)),
+    Harm("trainer", KILL, ("trainer 0 (rank 1", NAMED)),
+    Harm("engine rank", KILL, (ENGINE, NAMED)),
+    Harm("engine process", KILL, (ENGINE, NAMED)),
+    Harm("checker", KILL, ("verifier", NAMED)),
+    TOLD_BY_THE_NEXT,
+    Harm("launcher", TERM, ("SIGTERM came",)),
+    Harm("controller", STOP, ("controller (rank 0)", "silent")),
+    Harm("trainer", STOP, ("trainer rank 1", "silent")),
+    Harm("engine rank", STOP, ("engine rank 2", "silent")),
+    Harm("engine process", STOP, (ENGINE, "no token and no answer")),
+]
 HARMS = {
-    "synchronous": [
-        Harm("controller", KILL, ("controller (rank 0", NAMED)),
-        Harm("trainer", KILL, ("trainer 0 (rank 1", NAMED)),
-        TOLD_BY_THE_NEXT,
-        Harm("launcher", TERM, ("SIGTERM came",)),
+    "environments": [
+        *EVERYWHERE,
+        Harm("environment", KILL, ("environment", NAMED)),
+        Harm("environment", STOP, ("environment", "no answer")),
+        Harm("MCP server", KILL, ("MCP server",)),
+        Harm("shell of the MCP server", KILL, ("MCP server",)),
+        Harm("MCP server", STOP, ("MCP server",)),
     ],
-    "asynchronous": [
-        Harm("controller", KILL, ("controller (rank 0", NAMED)),
-        Harm("trainer", KILL, ("trainer 0 (rank 1", NAMED)),
-        Harm("engine rank", KILL, ("engine 0 (rank 2", NAMED)),
-        Harm("engine process", KILL, ("engine 0 (rank 2", NAMED)),
-        Harm("engine process", STOP, ("engine 0 (rank 2", "no token and no answer")),
-        TOLD_BY_THE_NEXT,
-        Harm("launcher", TERM, ("SIGTERM came",)),
-        Harm("trainer", TERM, ("SIGTERM came to trainer 0 (rank 1",)),
+    "adapters": EVERYWHERE,
+    "synchronous": [  # completions that go on in another engine may differ in the last bit of their log-probs
+        *(harm for harm in EVERYWHERE if harm.victim != "engine process"), Harm("trainer", TERM, ("SIGTERM came to trainer 0 (rank 1",)),
         Harm("controller", TERM, ("SIGTERM came",)),
     ],
-}
+}  # fmt: skip
+GOES_ON = {"engine process", "checker", "environment", "MCP server", "shell of the MCP server"}
+"""victims without which a launch trains on"""
+COMMANDS = {
+    "checker": "verify.checker_process", "environment": "environments.process",
+    "shell of the MCP server": "bash -c", "MCP server": "mcp_server.py",
+}  # fmt: skip
+"""victims that are found by a part of their command"""
 
 
-def choose(mode: str, kills: int, draw: random.Random) -> Iterator[Harm]:
+def choose(mode: str, harms: int, draw: random.Random) -> Iterator[Harm]:
     """Every kind about equally often, in random order."""
     kinds = HARMS[mode]
-    chosen = (kinds * (kills // len(kinds) + 1))[:kills]
+    chosen = (kinds * (harms // len(kinds) + 1))[:harms]
     draw.shuffle(chosen)
     return iter(chosen)
 
 
-def pid_of(launch: Launch, victim: str) -> int:
-    ranks = {"controller": 0, "trainer": 1, "engine rank": 2}
+def pid_of(launch: Launch, victim: str, draw: random.Random) -> int:
+    """One of the processes that a harm may go to."""
     if victim == "launcher":
         return launch.process.pid
-    return launch.engine_pid(2) if victim == "engine process" else launch.rank_pid(ranks[victim])
+    if victim in RANKS:
+        return launch.rank_pid(RANKS[victim])
+    if victim == "engine process":
+        return launch.engine_pid(2)
+    pids = []
+    while not pids:  # between two episodes there may be none
+        for child in psutil.Process(launch.process.pid).children(recursive=True):
+            with suppress(psutil.Error):
+                line = " ".join(child.cmdline())
+                if COMMANDS[victim] in line and not (victim == "MCP server" and "bash -c" in line):
+                    pids.append(child.pid)
+        assert launch.process.poll() is None, launch.output[-3000:]
+        time.sleep(0.05)
+    return draw.choice(pids)
 
 
-def strike(launch: Launch, harm: Harm, draw: random.Random) -> bool:
-    """Wait for a random moment after the next step, then harm. False: the launch ended before."""
+def strike(launch: Launch, harm: Harm, draw: random.Random) -> psutil.Process | None:
+    """Wait for a random moment after the next step, then harm. None: the launch ended before."""
     done, moment = len(launch.metrics()), draw.uniform(0, 1.5)
     while len(launch.metrics()) <= done and launch.process.poll() is None:
         time.sleep(0.05)
     time.sleep(moment)
     launch.remember_processes()
     if launch.process.poll() is not None or launch.told("evaluating after training"):
-        return False
-    os.kill(pid_of(launch, harm.victim), harm.number)
-    return True
+        return None
+    victim = psutil.Process(pid_of(launch, harm.victim, draw))
+    victim.send_signal(harm.number)
+    return victim
 
 
-def outcome(launch: Launch, harm: Harm) -> str:
-    """Wait until the harm has had its effect; the line that tells it ("" where the next launch must)."""
-    if harm.victim == "engine process":
-        seen = launch.output.count("was started again")
-        end = time.monotonic() + 200
-        while launch.output.count("was started again") == seen and launch.process.poll() is None:
-            assert time.monotonic() < end, f"the engine was not started again:\n{launch.output[-3000:]}"
+def outcome(launch: Launch, harm: Harm, victim: psutil.Process, before: int) -> str:
+    """Wait until the harm has had its effect; the line that tells it ("" where the next launch must). before: length of
+    the output when it came."""
+    end = time.monotonic() + 240
+
+    def lines() -> list[str]:
+        new = launch.output[before:].splitlines()
+        return [line.strip() for line in new if all(word in line for word in harm.words)]
+
+    if harm.victim in GOES_ON:
+        done = len(launch.metrics())
+        while len(launch.metrics()) < min(done + 2, STEPS) or not lines() or victim.is_running():
+            ended = launch.process.poll() is not None
+            assert time.monotonic() < end, (harm, lines(), victim.is_running(), launch.output[-3000:])
+            assert not ended or launch.process.returncode == 0, f"{harm} ended the launch:\n{launch.output[-3000:]}"
+            if ended and lines():
+                break
             time.sleep(0.1)
     else:
-        code = launch.wait(200)
+        code = launch.wait(240)
         assert code != 0 and (harm.number is not TERM or code in (1, 128 + TERM)), (harm, code)
         assert launch.survivors() == [], harm
     if harm is TOLD_BY_THE_NEXT:
         return ""
-    lines = [line.strip() for line in launch.output.splitlines() if all(word in line for word in harm.words)]
-    assert lines, f"{harm} was not named:\n{launch.output[-3000:]}"
-    return lines[-1]
+    assert lines(), f"{harm} was not named:\n{launch.output[before:][-3000:]}"
+    return lines()[-1]
 
 
 class Soak:
-    """One mode's kills over as many runs as they need."""
+    """One mode's harms over as many runs as they need."""
 
-    def __init__(self, start: Start, folder: Path, mode: str, kills: int):
+    def __init__(self, start: Start, folder: Path, mode: str, harms: int, **settings: Any):
         self.start, self.folder = start, folder
         self.draw = random.Random(f"{SEED} {mode}")
-        self.harms = choose(mode, kills, self.draw)
-        self.settings = {**SETTINGS, "rollout__max_async_level": ASYNC_LEVEL if mode == "asynchronous" else 0}
+        self.harms = choose(mode, harms, self.draw)
+        self.settings = {**SETTINGS, **settings}
         self.table: list[tuple[str, str, str, float]] = []
         self.harm = next(self.harms, None)
 
     def run(self, number: int) -> Launch:
-        """One run, killed again and again until it is trained; its last launch."""
+        """One run, harmed again and again until it is trained; its last launch."""
         untold = False
         while True:
             command = self.draw.choice(["trainer", "torchrun"])
             launch = self.start(self.folder / f"run{number}", command=command, **self.settings)
-            while self.harm is not None and strike(launch, self.harm, self.draw):
-                began, harm = time.monotonic(), self.harm
-                line = outcome(launch, harm)
+            while self.harm is not None and (victim := strike(launch, self.harm, self.draw)) is not None:
+                began, harm, before = time.monotonic(), self.harm, len(launch.output)
+                line = outcome(launch, harm, victim, before)
                 if untold:
                     assert launch.told(*TOLD_BY_THE_NEXT.words), launch.output[:3000]
                 untold = harm is TOLD_BY_THE_NEXT
                 seconds, line = time.monotonic() - began, line or "(told by the next launch)"
                 self.table.append((harm.victim, harm.number.name, line, seconds))
-                print(f"{command:8} {harm.victim:14} {harm.number.name:8} {seconds:5.1f} s  {line}", flush=True)
+                print(f"{command:8} {harm.victim:24} {harm.number.name:8} {seconds:5.1f} s  {line}", flush=True)
                 self.harm = next(self.harms, None)
                 if launch.process.poll() is not None:
                     break
@@ -187,25 +235,79 @@ def temporary(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     return folder
 
 
-def test_asynchronous_kills_lose_nothing_and_train_nothing_twice(start: Start, tmp_path: Path, temporary: Path):
-    before = leftovers(temporary)
-    soak = Soak(start, tmp_path, "asynchronous", KILLS - KILLS // 2)
+def harm_all(soak: Soak) -> None:
+    """Run until all harms are done; every run trains each prompt once."""
     number = 0
     while soak.harm is not None:
         check_counts(soak.run(number))
         number += 1
-    print(f"{len(soak.table)} kills over {number} runs of {STEPS} steps: 0 groups lost, 0 trained twice")
+    print(f"{len(soak.table)} harms over {number} runs of {STEPS} steps: 0 groups lost, 0 trained twice")
+
+
+PLUGIN = """
+import asyncio
+from environments.environment import environment
+from environments.guess import Guess
+
+
+@environment("mine")
+class Mine(Guess):
+    async def step(self, action):
+        await asyncio.sleep(0.05)
+        return await super().step(action)
+"""
+PREPARE = """
+import json
+from pathlib import Path
+
+from examples.guess.prepare import prepare as prepare_guesses
+
+
+def prepare(folder, options, seed):
+    prepare_guesses(folder, options, seed)
+    for path in Path(folder).glob("*.jsonl"):
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        for number, row in enumerate(rows):
+            if "environment" in row:
+                row.update({"environment": "mine"} if number % 2 else {"environment": "mcp", "answer": "3"})
+        path.write_text("".join(json.dumps(row) + "\\n" for row in rows))
+"""
+
+
+def test_harms_of_environments_lose_nothing(tmp_path: Path, temporary: Path) -> None:
+    """Half of the rows are of a plug-in, half have the tools of an MCP server, which a shell has started."""
+    before = leftovers(temporary)
+    (tmp_path / "mine.py").write_text(PLUGIN)
+    (tmp_path / "prepare.py").write_text(PREPARE)
+    command = f"bash -c '{sys.executable} {ROOT / 'tests' / 'environments' / 'mcp_server.py'}; exit $?'"
+    options = f'{{ mcp = {{ command = {json.dumps(command)}, tools = ["add"], shared = true, call_s = 10 }} }}'
+    settings = {
+        "environment__plugins": [str(tmp_path / "mine.py")], "environment__options": options,
+        "environment__step_s": 20, "prepare__script": str(tmp_path / "prepare.py"),
+        "prepare__options": "{ numbers = 8, guesses = 3, max_tokens = 768 }", "model__max_tokens": 768,
+        "sft__steps": 20, "rollout__prompts_per_step": PROMPTS, "rollout__group_size": 4, "evaluate__problems": 8,
+        "objective__filter_groups_by": "off",
+    }  # fmt: skip
+
+    def start(folder: Path, **more: Any) -> Launch:
+        return Launch(folder, file="configs/guess.toml", **{**settings, **more})
+
+    harm_all(Soak(start, tmp_path, "environments", KILLS // 3, rollout__max_async_level=ASYNC_LEVEL))
     assert leftovers(temporary) <= before
 
 
-def test_synchronous_kills_of_controller_trainers_and_launcher_change_no_bit(
-    start: Start, tmp_path: Path, temporary: Path
-):
+def test_harms_beside_adapters_lose_nothing(start: Start, tmp_path: Path, temporary: Path) -> None:
+    before = leftovers(temporary)
+    harm_all(Soak(start, tmp_path, "adapters", KILLS // 3, rollout__max_async_level=ASYNC_LEVEL, lora__rank=4))
+    assert leftovers(temporary) <= before
+
+
+def test_synchronous_harms_change_no_bit(start: Start, tmp_path: Path, temporary: Path) -> None:
     before = leftovers(temporary)
     straight = start(tmp_path / "straight", **SETTINGS, rollout__max_async_level=0)
     assert straight.wait(400) == 0, straight.output[-6000:]
     expected = weights(straight)
-    soak = Soak(start, tmp_path, "synchronous", KILLS // 2)
+    soak = Soak(start, tmp_path, "synchronous", KILLS // 3, rollout__max_async_level=0)
     number = 0
     while soak.harm is not None:
         launch = soak.run(number)
@@ -214,5 +316,5 @@ def test_synchronous_kills_of_controller_trainers_and_launcher_change_no_bit(
         found = weights(launch)
         assert found.keys() == expected.keys() and all(found[name].equal(expected[name]) for name in expected)
         number += 1
-    print(f"{len(soak.table)} kills over {number} runs of {STEPS} steps: losses, weights and moments bitwise equal")
+    print(f"{len(soak.table)} harms over {number} runs of {STEPS} steps: losses, weights and moments bitwise equal")
     assert leftovers(temporary) <= before
