@@ -82,7 +82,8 @@ HARMS = {
     ],
     "adapters": EVERYWHERE,
     "synchronous": [  # completions that go on in another engine may differ in the last bit of their log-probs
-        *(harm for harm in EVERYWHERE if harm.victim != "engine process"), Harm("trainer", TERM, ("SIGTERM came to trainer 0 (rank 1",)),
+        *(harm for harm in EVERYWHERE if harm.victim != "engine process"),
+        Harm("trainer", TERM, ("SIGTERM came to trainer 0 (rank 1",)),
         Harm("controller", TERM, ("SIGTERM came",)),
     ],
 }  # fmt: skip
