@@ -195,6 +195,7 @@ def make_vllm_config(
         max_num_seqs=max_sequences,
         kv_cache_memory_bytes=cache_bytes if on_gpu else cache_bytes or CPU_CACHE_BYTES,
         tensor_parallel_size=tensor_parallel,
+        trust_remote_code=False,
         distributed_executor_backend="uni" if tensor_parallel == 1 else "mp",
         language_model_only=True,  # a vision-language model loads its text part alone
         enforce_eager=not on_gpu,

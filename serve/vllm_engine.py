@@ -137,7 +137,6 @@ class VllmEngine:
             load_format="safetensors",
             # JSON without blanks: an unsure model would write blanks without end
             structured_outputs_config={"backend": "guidance", "disable_any_whitespace": True},
-            trust_remote_code=False,
             additional_config=EngineSettings(),
             **more,
         )

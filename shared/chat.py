@@ -88,8 +88,15 @@ class Chat:
         from transformers import AutoTokenizer
 
         try:
-            self.tokenizer: Any = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+            self.tokenizer: Any = AutoTokenizer.from_pretrained(
+                str(folder), local_files_only=True, trust_remote_code=False
+            )
         except Exception as error:  # a damaged tokenizer raises whatever its parser raises
+            if "trust_remote_code" in str(error):
+                raise ModelError(
+                    f"{folder}: its tokenizer needs code of the folder (auto_map), which is never run: take a folder "
+                    "whose tokenizer_class transformers has, with a tokenizer.json"
+                ) from error
             raise ModelError(f"{folder} has no usable tokenizer ({error}): fetch tokenizer.json again") from error
         self.folder, self.replaced, self._published = folder, bool(template), published
         added = (one.content for one in self.tokenizer.added_tokens_decoder.values())

@@ -100,7 +100,9 @@ def build(config: Any) -> Any:
     packs = kind._supports_attention_backend and set(getattr(config, "layer_types", None) or []) <= PACKED_LAYERS
     way = ATTENTION if packs else "sdpa" if kind._supports_sdpa else "eager"
     try:
-        causal = AutoModelForCausalLM.from_config(config, attn_implementation=way, dtype=torch.float32)
+        causal = AutoModelForCausalLM.from_config(
+            config, attn_implementation=way, dtype=torch.float32, trust_remote_code=False
+        )
     except (ValueError, ImportError, AttributeError, TypeError) as error:
         raise ModelError(f"transformers cannot build {kind.__name__}: {str(error).splitlines()[0]}") from error
     if packs and any(isinstance(module, nn.Conv1d) for module in causal.modules()):

@@ -1,6 +1,9 @@
 """The chat format: rendering, decoding, stop tokens, and templates with their own ideas."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -82,6 +85,48 @@ def test_folder_without_tokenizer_template_or_end_is_refused(tmp_path):
         Chat(make_folder(tmp_path / "a", template=""))
     with pytest.raises(ModelError, match="no end-of-sequence token"):
         Chat(make_folder(tmp_path / "b", PLAIN.replace("<eos>", ""), eos=""))
+
+
+EVIL = "open('executed', 'w')\nfrom transformers import PretrainedConfig as C, PreTrainedTokenizerFast as T\n"
+AUTO_MAPS = {
+    "tokenizer_config": {"auto_map": {"AutoTokenizer": ["evil.T", "evil.T"]}, "tokenizer_class": "T"},
+    "config": {"auto_map": {"AutoConfig": "evil.C", "AutoTokenizer": ["evil.T", None]}, "model_type": "evil"},
+    "processor_config": {"auto_map": {"AutoProcessor": "evil.C"}, "processor_class": "C"},
+    "preprocessor_config": {"auto_map": {"AutoImageProcessor": "evil.C"}},
+    "generation_config": {"auto_map": {"GenerationConfig": "evil.C"}, "custom_generate": "evil"},
+}
+"""file of a model -> what in it names code of the folder"""
+
+
+def test_code_of_a_folder_is_not_run_and_nobody_is_asked(tmp_path):
+    """On a terminal, where transformers would ask, and where y is the answer to all that is asked."""
+    for name, content in AUTO_MAPS.items():
+        folder = make_folder(tmp_path / name)
+        (folder / "evil.py").write_text(EVIL)
+        path = folder / f"{name}.json"
+        path.write_text(json.dumps((json.loads(path.read_text()) if path.exists() else {}) | content))
+    program = (
+        "import sys\nfrom pathlib import Path\nfrom shared.chat import Chat\nfrom shared.errors import ModelError\n"
+        "for folder in sys.argv[1:]:\n    try: Chat(Path(folder))\n    except ModelError as error: print(error)\n"
+        "print('end of', 'all')"
+    )
+    ours, terminal = os.openpty()
+    os.write(ours, b"y\n" * 20)
+    command = [sys.executable, "-c", program, *AUTO_MAPS]
+    surroundings = os.environ | {"PYTHONPATH": os.getcwd()}
+    with subprocess.Popen(command, cwd=tmp_path, env=surroundings, stdin=terminal, stdout=terminal, stderr=terminal):
+        os.close(terminal)
+        shown = "".join(iter(lambda: read_terminal(ours), ""))
+    os.close(ours)
+    assert "end of all" in shown and "[y/N]" not in shown and not (tmp_path / "executed").exists()
+    assert shown.count("needs code of the folder (auto_map), which is never run") == 1, "other files' code is not needed"
+
+
+def read_terminal(ours):
+    try:
+        return os.read(ours, 1 << 16).decode()
+    except OSError:  # nobody has it open any more
+        return ""
 
 
 def test_magistral_prompt_asks_for_all_that_the_reward_checks():
