@@ -18,6 +18,7 @@ from shared.chat_template import MARK, REASONING_TAGS, ChatTemplate, turn
 from shared.errors import ModelError
 from shared.languages import name_of
 from shared.model.folder import read_json
+from shared.quoted_texts import QuotedTexts
 from shared.reasoning_tags import CALL, FAMILIES, RETURN, tags_of_template
 from shared.tool_calls import result_text
 
@@ -376,32 +377,3 @@ class Chat:
         kept = ids[:-1] if ids and ids[-1] in self.stop_ids else ids
         text: str = self.tokenizer.decode(list(kept), skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return text
-
-
-PLACEHOLDER = re.compile("\ue000(\\d+)\ue001")
-
-
-class QuotedTexts:
-    """Texts in one prompt that problems or clients wrote. One that spells a control token is replaced by a placeholder
-    until tokenisation, and is text then."""
-
-    def __init__(self, chat: Chat):
-        self._chat = chat
-        self._quoted: list[str] = []
-
-    def quote(self, text: str) -> str:
-        """Return the text itself or, if it spells a control token, a placeholder."""
-        if PLACEHOLDER.search(text) or self._chat.added.search(text):
-            self._quoted.append(text)
-            return f"\ue000{len(self._quoted) - 1}\ue001"
-        return text
-
-    def encode(self, rendered: str) -> list[int]:
-        """Return the [tokens] of a rendered prompt, quoted texts as plain text. Raises ModelError if one is lost."""
-        parts = PLACEHOLDER.split(rendered)
-        if sorted(parts[1::2]) != sorted(str(number) for number in range(len(self._quoted))):
-            raise ModelError("the chat template changes what users write, and control tokens cannot be kept out of it")
-        ids: list[int] = []
-        for place, part in enumerate(parts):
-            ids += self._chat.encode_plain(self._quoted[int(part)]) if place % 2 else self._chat.encode(part)
-        return ids
