@@ -27,8 +27,9 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from shared import deaths, settings_file, watchdog
+from shared.clean_text import clean
 from shared.config import Config
-from shared.errors import DeadlineExceeded, InputError, MaestraleError
+from shared.errors import DeadlineExceeded, InputError, MaestraleError, print_error
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -81,7 +82,7 @@ def main(arguments: list[str]) -> int:
     if arguments[0] == "check":
         from trainer import check
 
-        return check.main(arguments[1:], load, print)
+        return check.main(arguments[1:], load, lambda text: print(clean(text)))
     dry_run = "--dry-run" in arguments
     if dry_run and os.environ.get("RANK", "0") != "0":
         return 0  # under torchrun one rank tells
@@ -95,11 +96,10 @@ def main(arguments: list[str]) -> int:
         if dry_run:
             from trainer.dry_run import plan_text
 
-            print(plan_text(config))
+            print(clean(plan_text(config)))
             return 0
     except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+        return print_error(error)
     return launch(config, [path, *overrides])
 
 
@@ -194,7 +194,7 @@ def run_rank(path: str, overrides: list[str]) -> int:
             return run_controller(path, overrides, node)
         meeting = join_meeting(node)
     except MaestraleError as error:
-        print(f"error: rank {rank}: {error}", file=sys.stderr)
+        print(f"error: rank {rank}: {clean(str(error))}", file=sys.stderr)
         return error.exit_code
     store = open_store(meeting) if meeting else None
     settings = store.get("settings").decode() if store else ""
@@ -208,7 +208,7 @@ def run_rank(path: str, overrides: list[str]) -> int:
     try:
         code = work(config, store, node.path)
     except InputError as error:  # of its role: the controller is told by its end
-        print(f"error: rank {rank}: {error}", file=sys.stderr)
+        print(f"error: rank {rank}: {clean(str(error))}", file=sys.stderr)
         code = error.exit_code
     watchdog.phase(watchdog.DONE)
     sys.stdout.flush()

@@ -14,12 +14,11 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from lab.ablate.runs import AblationRun
 from shared.atomic_write import append_line
-from shared.progress import duration
+from shared.progress import CleanConsole, duration
 from verify.code.sandbox.syscalls import die_with_parent
 
 TIMES = "launches.jsonl"
@@ -44,7 +43,7 @@ class Display:
         """units of the run under way"""
         self.spent_s = self.spent_units = 0.0
         self.began = self.told = clock()
-        self.console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self.console = CleanConsole(stderr=True, highlight=False, soft_wrap=True)
         self.bar: Progress | None = None
         if self.console.is_terminal and not self.console.is_dumb_terminal:
             columns = (BarColumn(), TextColumn("{task.fields[state]}"))

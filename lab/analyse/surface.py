@@ -25,6 +25,7 @@ from lab.analyse.plane import Plane
 from lab.analyse.snapshots import WeightSnapshot
 from shared.atomic_write import open_log
 from shared.chat import Chat
+from shared.clean_text import clean
 from shared.config import Config
 from shared.errors import ConfigError
 from shared.jsonl import spread
@@ -246,7 +247,7 @@ class Survey:
 
 def warn(text: str) -> None:
     """Print one line on the error stream, beside the bar."""
-    sys.stderr.write(f"{text}\n")
+    sys.stderr.write(f"{clean(text)}\n")
 
 
 @torch.no_grad()
