@@ -17,7 +17,7 @@ from shared.atomic_write import write_whole
 from shared.chat_template import MARK, REASONING_TAGS, ChatTemplate, turn
 from shared.errors import ModelError
 from shared.languages import name_of
-from shared.model.folder import read_json
+from shared.model.folder import read_json, token_ids
 from shared.quoted_texts import QuotedTexts
 from shared.reasoning_tags import CALL, FAMILIES, RETURN, tags_of_template
 from shared.tool_calls import result_text
@@ -172,8 +172,7 @@ class Chat:
         ids = [self.tokenizer.eos_token_id]
         for name in ("generation_config.json", "config.json"):
             path = self.folder / name
-            named = read_json(path).get("eos_token_id") if path.is_file() else None
-            ids += named if isinstance(named, list) else [named]
+            ids += token_ids(path, "eos_token_id") if path.is_file() else []
         ids += map(self._token_of, (CALL, RETURN)) if self.tags.channels else []
         return tuple(dict.fromkeys(int(token) for token in ids if token is not None))
 

@@ -23,6 +23,7 @@ from shared.atomic_write import append_line, write_whole
 from shared.chat_endpoint import FAILURES
 from shared.clean_text import clean
 from shared.errors import ConfigError, run_command
+from shared.json_reader import parse_json
 from shared.progress import CleanConsole, duration
 from shared.progress_bar import ProgressBar
 from verify.oversight.players import ModelPlayer
@@ -99,7 +100,7 @@ async def evaluate(settings: OversightSettings) -> int:
         return 130
     console = CleanConsole()
     console.width = max(console.width, tables.WIDTH)
-    for table in page.tables_of(json.loads((Path(settings.out) / RESULTS).read_bytes())):
+    for table in page.tables_of(parse_json((Path(settings.out) / RESULTS).read_bytes())):
         console.print(table.rich())
     took = duration(time.monotonic() - began)
     told = f"; {failed} games failed: the same command plays them again" if failed else ""

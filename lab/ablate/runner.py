@@ -18,6 +18,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from lab.ablate.runs import AblationRun
 from shared.atomic_write import append_line
+from shared.json_reader import parse_json
 from shared.progress import CleanConsole, duration
 from verify.code.sandbox.syscalls import die_with_parent
 
@@ -159,7 +160,7 @@ def wall_s(folder: Path, run: str = "") -> float:
     """Return the seconds of all launches of a folder, or of one run, interrupted and failed ones included."""
     path = folder / TIMES
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    rows = [json.loads(line) for line in lines]
+    rows = [parse_json(line) for line in lines]
     return float(sum(row["seconds"] for row in rows if run in ("", row["run"])))
 
 

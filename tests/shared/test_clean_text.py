@@ -19,8 +19,8 @@ from shared.progress import Progress, plain
 
 HOSTILE = [
     "\x1b]0;PWNED\x07", "\x1b[2J\x1b[31m", "\x1b[?1049h", "\x1bP+q544e\x1b\\", "\x9b2J", "\x9d0;PWNED\x9c",
-    "\x90q\x9c", "\x84", "safe\rEVIL", "abc\b\b\b", "\x00\x7f\x0b\x0c\x1c\x85", "\u202eexe.txt", "\u2066x\u2069", "\u2067",
-    "\u2028line\u2029", "\ud83d",
+    "\x90q\x9c", "\x84", "safe\rEVIL", "abc\b\b\b", "\x00\x7f\x0b\x0c\x1c\x85", "\u202eexe.txt", "\u2066x\u2069",
+    "\u2067", "\u2028line\u2029", "\ud83d",
 ]  # fmt: skip
 FLAG = "\U0001f3f4\U000e0067\U000e0062\U000e0065\U000e006e\U000e0067\U000e007f"
 PLAIN = f"é ü ñ Ω й ½ 東京 한글 שלום سلام\u200f क्षि नमस्ते 👩\u200d🚀 {FLAG} e\u0301 \u00a0\ttab"
