@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shared.atomic_write import write_whole
-from shared.chat_template import MARK, REASONING_TAGS, ChatTemplate, turn
+from shared.chat_template import ANSWER, MARK, QUESTION, REASONING_TAGS, ChatTemplate, turn
 from shared.errors import ModelError
 from shared.languages import name_of
-from shared.model.folder import read_json, token_ids
+from shared.model.folder import check_files, read_json, token_ids
 from shared.quoted_texts import QuotedTexts
 from shared.reasoning_tags import CALL, FAMILIES, RETURN, tags_of_template
+from shared.template_trial import try_template
 from shared.tool_calls import result_text
 
 if TYPE_CHECKING:
@@ -71,6 +72,8 @@ def joined(*parts: str) -> str:
     return "\n\n".join(filter(None, parts))
 
 
+MOST_PAIRS = 500
+"""turns of the user and of the assistant in the conversation that a template must come to an end with"""
 MOST_BRIDGES = 256
 """sequences of roles between two turns whose tokens are remembered"""
 SWITCHES = ("enable_thinking", "thinking")
@@ -88,6 +91,7 @@ class Chat:
         Raises ModelError when the folder has no usable tokenizer, or no template that returns what it is given."""
         from transformers import AutoTokenizer
 
+        check_files(folder)
         try:
             self.tokenizer: Any = AutoTokenizer.from_pretrained(
                 str(folder), local_files_only=True, trust_remote_code=False
@@ -111,7 +115,19 @@ class Chat:
                 f"{folder} has no chat template (a base model?): set model.chat_template to a file, or add "
                 "chat_template.jinja to the folder, for instance that of the same family's instruct model"
             )
-        self._use(template or str(self.tokenizer.get_chat_template()), arguments or {})
+        text, arguments = template or str(self.tokenizer.get_chat_template()), arguments or {}
+        try_template(f"{text}{arguments}", lambda: self._render_most(text, arguments), self._whose)
+        self._use(text, arguments)
+
+    @property
+    def _whose(self) -> str:
+        return "the template of model.chat_template" if self.replaced else f"{self.folder}: the chat template"
+
+    def _render_most(self, text: str, arguments: Mapping[str, Any]) -> None:
+        """Render all that `_use` does, and a conversation of as many turns as anybody has."""
+        self._use(text, arguments)
+        pair = [turn("user", QUESTION), turn("assistant", ANSWER)]
+        self.template.applied(self.template.form.of([*pair * MOST_PAIRS, pair[0]]))
 
     @classmethod
     def of_run(cls, folder: Path, config: Config, progress: Progress | None = None) -> Chat:
@@ -141,9 +157,8 @@ class Chat:
         return other
 
     def _use(self, text: str, arguments: Mapping[str, Any]) -> None:
-        where = f"{self.folder}: the chat template" if not self.replaced else "the template of model.chat_template"
-        self.template = ChatTemplate(self.tokenizer, text, arguments, where)
-        self.tags = tags_of_template(text, self.think_ids is not None, self._published, where)
+        self.template = ChatTemplate(self.tokenizer, text, arguments, self._whose)
+        self.tags = tags_of_template(text, self.think_ids is not None, self._published, self._whose)
         """around the reasoning of this model's completions"""
         self._bridges: dict[tuple[str, ...], list[list[int]]] = {}
         declared = self._declared_stop_ids()

@@ -172,6 +172,8 @@ class Config(Section):
             return self
         path = Path(self.locate(text))
         try:
+            if path.exists() and not path.is_file():
+                raise ValueError("it is no file")
             text = path.read_text(encoding="utf-8")
             text = str(parse_json(text)["chat_template"]) if path.suffix == ".json" else text
         except (OSError, ValueError, KeyError, TypeError) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ def load_config(folder: Path) -> dict[str, Any]:
     """Content of config.json. Raises ModelError for a missing folder or file, or one that is not JSON."""
     if not folder.is_dir():
         raise ModelError(f"model folder {folder} does not exist: set model.path to a Hugging Face folder or Hub id")
+    check_files(folder)
     config = read_json(folder / "config.json")
     named = config.get("architectures") or []
     for name in (config.get("model_type") or "", *(named if isinstance(named, list) else [named])):
@@ -25,10 +27,27 @@ def load_config(folder: Path) -> dict[str, Any]:
     return config
 
 
+def check_files(folder: Path) -> None:
+    """Raise ModelError for a folder with something that is read without end: a pipe, a socket, a device."""
+    try:
+        for path in [*folder.iterdir(), *folder.glob("additional_chat_templates/*")] if folder.is_dir() else []:
+            check_regular(path)
+    except OSError as error:
+        raise ModelError(f"{folder} cannot be read ({error}): make it readable") from error
+
+
+def check_regular(path: Path) -> Path:
+    """The path itself. Raises ModelError for one that leads to neither a file nor a folder of a disk."""
+    endless = path.exists() and not (path.is_file() or path.is_dir())
+    if endless or os.path.realpath(path).startswith(("/proc/", "/sys/")):
+        raise ModelError(f"{path} is no regular file, but leads to a pipe or a device: a model's folder has files only")
+    return path
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Content of a JSON file of a model folder. Raises ModelError for a missing one, or one that is not JSON."""
     try:
-        content = parse_json(path.read_text(encoding="utf-8"))
+        content = parse_json(check_regular(path).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ModelError(f"{path.parent} has no {path.name}: it is not a complete Hugging Face model folder") from error
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
