@@ -2,8 +2,8 @@
 end.
 
 What loops without end, or takes all memory, does so there: with the conversations by which a template's form is found,
-and with a long one. Later renderings have no deadline. They cost what those cost in proportion, unless the template asks
-for certain words; who writes such a template could as well let the model say anything, so take it from whom you trust.
+and with a long one. Later renderings have no deadline. They cost in proportion to those, unless the template asks for
+certain words; who writes such a template could as well let the model say anything.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import warnings
 from collections.abc import Callable
 
 from shared.errors import ModelError
@@ -27,7 +28,10 @@ def try_template(key: str, render: Callable[[], object], where: str) -> None:
     is. Raises ModelError for one that does not end in CPU_S or takes more than BYTES."""
     if key in _passed:
         return
-    if not (child := os.fork()):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads: the child needs none of them
+        child = os.fork()
+    if not child:
         try:
             os._exit(_render(render))
         finally:
