@@ -6,7 +6,6 @@ The only file that imports transformers (when a Chat is made, not before).
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from functools import cached_property, partial, reduce
@@ -18,7 +17,7 @@ from shared.chat_template import ANSWER, MARK, QUESTION, REASONING_TAGS, ChatTem
 from shared.errors import ModelError
 from shared.languages import name_of
 from shared.model.folder import check_files, read_json, token_ids
-from shared.quoted_texts import QuotedTexts
+from shared.quoted_texts import QuotedTexts, spelled_tokens
 from shared.reasoning_tags import CALL, FAMILIES, RETURN, tags_of_template
 from shared.template_trial import try_template
 from shared.tool_calls import result_text
@@ -104,9 +103,7 @@ class Chat:
                 ) from error
             raise ModelError(f"{folder} has no usable tokenizer ({error}): fetch tokenizer.json again") from error
         self.folder, self.replaced, self._published = folder, bool(template), published
-        added = (one.content for one in self.tokenizer.added_tokens_decoder.values())
-        known = sorted(filter(str.strip, added), key=len, reverse=True)  # some families add blank lines and blanks
-        self.added = re.compile(f"({'|'.join(map(re.escape, known))})" if known else "(?!)()")
+        self.added = spelled_tokens(self.tokenizer)
         """finds what control tokens are spelled"""
         self.think_ids: tuple[int, int] | None = self._find_think_ids()
         """control tokens [THINK] and [/THINK], None when the tokenizer has none"""
@@ -115,9 +112,9 @@ class Chat:
                 f"{folder} has no chat template (a base model?): set model.chat_template to a file, or add "
                 "chat_template.jinja to the folder, for instance that of the same family's instruct model"
             )
-        text, arguments = template or str(self.tokenizer.get_chat_template()), arguments or {}
-        try_template(f"{text}{arguments}", lambda: self._render_most(text, arguments), self._whose)
-        self._use(text, arguments)
+        text, given = template or str(self.tokenizer.get_chat_template()), arguments or {}
+        try_template(f"{text}{given}", lambda: self._render_most(text, given), self._whose)
+        self._use(text, given)
 
     @property
     def _whose(self) -> str:
@@ -376,7 +373,15 @@ class Chat:
         own.encode_special_tokens = True
         own.no_truncation()
         own.no_padding()
-        return lambda text: list(own.encode(text, add_special_tokens=False).ids)
+        control = {number for number, one in self.tokenizer.added_tokens_decoder.items() if one.content.strip()}
+
+        def encode(text: str) -> list[int]:
+            ids = list(own.encode(text, add_special_tokens=False).ids)
+            if len(text) < 2 or control.isdisjoint(ids):
+                return ids
+            return [number for letter in text for number in encode(letter)]  # it spells one once it is normalised
+
+        return encode
 
     def encode_completion(self, text: str) -> list[int]:
         """[tokens] of a completion as people read it: reasoning that the template itself opens is not opened again."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from shared.errors import ModelError
 from shared.tool_calls import TOOLS_PROMPT
@@ -12,6 +13,29 @@ if TYPE_CHECKING:
     from shared.chat import Chat
 
 PLACEHOLDER = re.compile("\ue000(\\d+)\ue001")
+
+
+class NormalisedTokens:
+    """Finds control tokens as a pattern does, in a text and in what the tokenizer's normaliser makes of it."""
+
+    def __init__(self, pattern: re.Pattern[str], normalise: Callable[[str], str]):
+        self.match, self.split, self.findall = pattern.match, pattern.split, pattern.findall
+        self._search, self._normalise = pattern.search, normalise
+
+    def search(self, text: str) -> re.Match[str] | None:
+        """The first one."""
+        return self._search(text) or self._search(self._normalise(text))
+
+
+def spelled_tokens(tokenizer: Any) -> re.Pattern[str] | NormalisedTokens:
+    """What finds the control tokens that a text spells."""
+    added = [one for one in tokenizer.added_tokens_decoder.values() if one.content.strip()]  # some add blank lines
+    normaliser = getattr(getattr(tokenizer, "backend_tokenizer", None), "normalizer", None)
+    late = [one.content for one in added if one.normalized] if normaliser is not None else []
+    known = {*(one.content for one in added), *(normaliser.normalize_str(content) for content in late)}
+    words = sorted(known, key=len, reverse=True)
+    pattern = re.compile(f"({'|'.join(map(re.escape, words))})" if words else "(?!)()")
+    return NormalisedTokens(pattern, normaliser.normalize_str) if late else pattern
 
 
 class QuotedTexts:
