@@ -88,7 +88,7 @@ class MetricColumns:
             self.tables, self.damaged = {}, 0
         for _, line in lines:
             try:
-                row = decode_json(line or b"", Any)
+                row = decode_json(line or b"", dict[str, Any])
                 step, kind = row["step"], row.get("kind", "train")
                 if not isinstance(step, int) or not isinstance(kind, str) or abs(step) > 1 << 53:
                     raise TypeError

@@ -49,11 +49,10 @@ def rows_of(lines: list[bytes]) -> Iterator[dict[str, Any]]:
     """The JSON objects among lines."""
     for line in lines:
         try:
-            row = decode_json(line, Any)
+            row = decode_json(line, dict[str, Any])
         except ValueError:
             continue
-        if isinstance(row, dict):
-            yield row
+        yield row
 
 
 def number(value: Any) -> float | None:
