@@ -134,9 +134,7 @@ def launch(config: Config, arguments: list[str]) -> int:
     if not torch.cuda.is_available() and (library := spare_allocator()):
         os.environ.setdefault("LD_PRELOAD", library)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    for name in [*logging.Logger.manager.loggerDict]:  # each has a level of its own; ours say what happens
-        if name.startswith("torch.distributed.elastic"):
-            logging.getLogger(name).setLevel(logging.CRITICAL)
+    silence_torchrun()
     folder = launch_folder.make(launch_folder.temporary(), launch_folder.name_of(os.getpid()))
     launch_folder.use_for_temporary_files(folder)
     # its agent and ranks meet in a file of the private folder: the store that torchrun would open listens on TCP, and
@@ -155,6 +153,13 @@ def launch(config: Config, arguments: list[str]) -> int:
     finally:
         folder.leave()
     return 0
+
+
+def silence_torchrun() -> None:
+    """Leave out what torchrun itself logs: ours says what happens. Each of its loggers has a level of its own."""
+    for name in [*logging.Logger.manager.loggerDict]:
+        if name.startswith("torch.distributed.elastic"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def ordered(error: ChildFailedError) -> list[tuple[int, ProcessFailure]]:

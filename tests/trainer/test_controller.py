@@ -231,7 +231,7 @@ def test_evaluations_are_under_way_only_where_some_are_due() -> None:
     for changes, due in (
         ({}, [2, 4]),
         ({"evaluate": {"every": 0}}, []),
-        ({"data": {"validation": ""}}, []),
+        ({"data": {"validation": ""}, "evaluate": {"every": 0}}, []),
         ({"evaluate": {"every": 5}}, []),
     ):
         config = Config.model_validate(settings | changes)
