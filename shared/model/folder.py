@@ -18,7 +18,6 @@ def load_config(folder: Path) -> dict[str, Any]:
     """Content of config.json. Raises ModelError for a missing folder or file, or one that is not JSON."""
     if not folder.is_dir():
         raise ModelError(f"model folder {folder} does not exist: set model.path to a Hugging Face folder or Hub id")
-    check_files(folder)
     config = read_json(folder / "config.json")
     named = config.get("architectures") or []
     for name in (config.get("model_type") or "", *(named if isinstance(named, list) else [named])):
@@ -45,9 +44,11 @@ def check_regular(path: Path) -> Path:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Content of a JSON file of a model folder. Raises ModelError for a missing one, or one that is not JSON."""
+    """Content of a JSON file of a model folder. Raises ModelError for a missing one, one that is not JSON, and for what
+    `check_files` refuses."""
+    check_files(path.parent)
     try:
-        content = parse_json(check_regular(path).read_text(encoding="utf-8"))
+        content = parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ModelError(f"{path.parent} has no {path.name}: it is not a complete Hugging Face model folder") from error
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
