@@ -157,8 +157,12 @@ def _parse(line: bytes, where: str) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise DataError(f"{where} is not UTF-8 (byte {error.start}): save the file as UTF-8") from error
     except json.JSONDecodeError as error:
-        at = f" at column {error.colno}" if error.doc else ""
-        fault = f"{DEEP} for JSON" if error.msg == DEEP else f"not JSON ({error.msg}{at})"
+        fault = (
+            f"not JSON ({error.msg} at column {error.colno})"
+            if error.doc
+            else f"not JSON that can be read ({error.msg})"
+        )
+        fault = f"{DEEP} for JSON" if error.msg == DEEP else fault
         raise DataError(f"{where} is {fault}: repair or delete the line") from error
     return _object(row, where)
 

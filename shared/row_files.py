@@ -77,8 +77,9 @@ def _json(path: Path, where: str) -> Found:
                 if line.strip():
                     yield number, line.encode()
             return
-        at = f" at line {error.lineno}, column {error.colno}" if error.doc else ""
-        raise DataError(f"{where} is not JSON ({error.msg}{at}): repair the file") from error
+        at = f"({error.msg} at line {error.lineno}, column {error.colno})"
+        fault = f"not JSON {at}" if error.doc else f"not JSON that can be read ({error.msg})"
+        raise DataError(f"{where} is {fault}: repair the file") from error
     yield from enumerate(_listed(value, where), 1)
 
 
