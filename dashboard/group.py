@@ -38,7 +38,7 @@ def _text(value: Any, most: int = MOST_TEXT) -> str:
 def read_group(run: RunFolder, step: int, line: int) -> dict[str, Any]:
     """A line of a file of rollouts as it is. Raises LookupError where there is none that can be read."""
     try:
-        return _table(decode_json(run.rollouts.raw(step, line), dict[str, Any]))
+        return _table(decode_json(run.rollouts.raw(step, line), object))
     except ValueError as error:
         raise LookupError(f"group {line + 1} of step {step} cannot be read: {str(error)[:200]}") from error
 
