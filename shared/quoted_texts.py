@@ -30,7 +30,7 @@ class NormalisedTokens:
 def spelled_tokens(tokenizer: Any) -> re.Pattern[str] | NormalisedTokens:
     """What finds the control tokens that a text spells."""
     added = [one for one in tokenizer.added_tokens_decoder.values() if one.content.strip()]  # some add blank lines
-    normaliser = getattr(getattr(tokenizer, "backend_tokenizer", None), "normalizer", None)
+    normaliser: Any = getattr(getattr(tokenizer, "backend_tokenizer", None), "normalizer", None)
     late = [one.content for one in added if one.normalized] if normaliser is not None else []
     known = {*(one.content for one in added), *(normaliser.normalize_str(content) for content in late)}
     words = sorted(known, key=len, reverse=True)

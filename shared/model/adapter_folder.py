@@ -93,19 +93,21 @@ def read_settings(folder: Path) -> AdapterSettings:
     if found.get("peft_type") != "LORA" or found.get("bias", "none") != "none" or on:
         what = on[0] if on else f"peft_type {found.get('peft_type')}, bias {found.get('bias')}"
         raise ModelError(f"{folder} is not a plain LoRA adapter ({what} is not supported)")
-    rank, alpha, targets = found.get("r"), found.get("lora_alpha"), found.get("target_modules") or []
+    rank, alpha, targets = found.get("r", 0), found.get("lora_alpha"), found.get("target_modules") or []
     listed = found.get("target_parameters") or []
     tensors = sorted(str(one).rpartition(".")[2] for one in (listed if isinstance(listed, list) else [listed]))
     if tensors and tensors != sorted(EXPERT_TENSORS):
         both = " and ".join(EXPERT_TENSORS)
         raise ModelError(f"{folder} adapts {', '.join(tensors)}: adapters of experts are those of {both}")
-    whole = isinstance(rank, int) and 0 < rank < MOST and isinstance(alpha, int | float) and 0 < alpha < MOST
-    if not whole or not (targets or tensors):
+    sound = isinstance(rank, int) and 0 < rank < MOST and bool(targets or tensors)
+    if not sound or not isinstance(alpha, int | float) or not 0 < alpha < MOST:
         raise ModelError(
             f"{folder / CONFIG} lacks r, lora_alpha or target_modules, or they are no sizes: fetch the file again"
         )
     names = [targets] if isinstance(targets, str) else [str(target) for target in targets]
-    return AdapterSettings(rank, float(alpha), names, str(found.get("base_model_name_or_path") or ""), bool(tensors))
+    return AdapterSettings(
+        int(rank), float(alpha), names, str(found.get("base_model_name_or_path") or ""), bool(tensors)
+    )
 
 
 def read_matrices(folder: Path) -> dict[str, Tensor]:
