@@ -14,7 +14,7 @@ import uvicorn
 
 from serve.limits import take_address, uvicorn_config
 from serve.settings import ServerSettings, load
-from shared.clean_text import CleanRecord, clean
+from shared.clean_text import clean, clean_logs
 from shared.errors import InputError, print_error
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> int:
         app = create_app(settings)
     except InputError as error:
         return print_error(error)
-    logging.setLogRecordFactory(CleanRecord)
+    clean_logs()
     logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s")
     port = address.getsockname()[1]
     print(f"starting {clean(app.state.server.name)} at http://{settings.host}:{port}", file=sys.stderr)

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shared.atomic_write import write_whole
 from shared.chat_template import ANSWER, MARK, QUESTION, REASONING_TAGS, ChatTemplate, turn
+from shared.clean_text import clean_logs
 from shared.errors import ModelError
 from shared.languages import name_of
-from shared.model.folder import check_files, read_json, token_ids
+from shared.model.folder import check_tokenizer_files, read_json, token_ids
 from shared.quoted_texts import QuotedTexts, spelled_tokens
 from shared.reasoning_tags import CALL, FAMILIES, RETURN, tags_of_template
 from shared.template_trial import try_template
@@ -90,7 +91,8 @@ class Chat:
         Raises ModelError when the folder has no usable tokenizer, or no template that returns what it is given."""
         from transformers import AutoTokenizer
 
-        check_files(folder)
+        check_tokenizer_files(folder)
+        clean_logs()  # transformers quotes what a folder says
         try:
             self.tokenizer: Any = AutoTokenizer.from_pretrained(
                 str(folder), local_files_only=True, trust_remote_code=False

@@ -17,8 +17,13 @@ def clean(text: str) -> str:
 
 
 class CleanRecord(logging.LogRecord):
-    """A log record whose message is clean. Install it with logging.setLogRecordFactory."""
+    """A log record whose message is clean."""
 
     def getMessage(self) -> str:
         """Return the message."""
         return clean(super().getMessage())
+
+
+def clean_logs() -> None:
+    """Make the messages of all loggers of this process clean from now on, those of libraries too."""
+    logging.setLogRecordFactory(CleanRecord)

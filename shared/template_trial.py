@@ -16,18 +16,26 @@ from collections.abc import Callable
 
 from shared.errors import ModelError
 
-CPU_S, WALL_S, BYTES = 10, 120, 2 << 30
+CPU_S, WALL_S, BYTES = 5, 120, 2 << 30
 """of the process: time of the processor, time, memory beside what it began with"""
 NO_MEMORY = 3
-_passed = set[str]()
-"""what has come to an end in this process before"""
+_tried: dict[str, str] = {}
+"""what was tried in this process before -> what is wrong with it, "" for nothing"""
 
 
 def try_template(key: str, render: Callable[[], object], where: str) -> None:
     """Call `render` in a forked process, once for each key; what it raises is ignored there. where: whose template it
     is. Raises ModelError for one that does not end in CPU_S or takes more than BYTES."""
-    if key in _passed:
-        return
+    if key not in _tried:
+        _tried[key] = _fault(render)
+    if _tried[key]:
+        raise ModelError(
+            f"{where} {_tried[key]} for a conversation: it is no template of a language model; take the model from "
+            "where it was published, or give another template (model.chat_template)"
+        )
+
+
+def _fault(render: Callable[[], object]) -> str:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads: the child needs none of them
         child = os.fork()
@@ -41,13 +49,9 @@ def try_template(key: str, render: Callable[[], object], where: str) -> None:
     except BaseException:  # as of Ctrl-C
         os.kill(child, signal.SIGKILL)
         raise
-    if status:
-        why = f"needs more than {BYTES >> 30} GiB" if status == NO_MEMORY else f"does not end in {CPU_S} s"
-        raise ModelError(
-            f"{where} {why} for a conversation: it is no template of a language model; take the model from where it "
-            "was published, or give another template (model.chat_template)"
-        )
-    _passed.add(key)
+    if status == NO_MEMORY:
+        return f"needs more than {BYTES >> 30} GiB"
+    return f"does not end in {CPU_S} s" if status else ""
 
 
 def _render(render: Callable[[], object]) -> int:

@@ -35,6 +35,15 @@ def check_files(folder: Path) -> None:
         raise ModelError(f"{folder} cannot be read ({error}): make it readable") from error
 
 
+def check_tokenizer_files(folder: Path) -> None:
+    """The same, and for a config.json or tokenizer_config.json that is not JSON, for which transformers would blame the
+    tokenizer."""
+    check_files(folder)
+    for name in ("config.json", "tokenizer_config.json"):
+        if (folder / name).is_file():
+            read_json(folder / name)
+
+
 def check_regular(path: Path) -> Path:
     """The path itself. Raises ModelError for one that leads to neither a file nor a folder of a disk."""
     endless = path.exists() and not (path.is_file() or path.is_dir())

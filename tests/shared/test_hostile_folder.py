@@ -1,6 +1,7 @@
 """Model folders of others: no code of theirs is run, and nothing in them is read or rendered without end."""
 
 import json
+import logging
 import os
 import socket
 import subprocess
@@ -64,7 +65,7 @@ ENDLESS = {
 @pytest.mark.parametrize("name", ENDLESS)
 def test_a_template_that_does_not_end_is_refused(tmp_path, monkeypatch, name):
     monkeypatch.setattr("shared.template_trial.CPU_S", 1)
-    monkeypatch.setattr("shared.template_trial._passed", set())
+    monkeypatch.setattr("shared.template_trial._tried", {})
     why = "needs more than 2 GiB" if name == "memory" else "does not end in 1 s"
     with pytest.raises(ModelError, match=f"the chat template {why} for a conversation"):
         Chat(make_folder(tmp_path, ENDLESS[name] + PLAIN))
@@ -91,6 +92,21 @@ def test_a_folder_with_a_file_that_never_ends_is_refused_by_its_name(tmp_path, n
     for load in (Chat, load_config):
         with pytest.raises(ModelError, match=f"{path.name} is no regular file"):
             load(folder)
+
+
+def test_what_transformers_says_of_a_folder_is_clean(tmp_path):
+    Chat(make_folder(tmp_path, config={"model_type": "\x1b]0;PWNED\x07"}))
+    logger = logging.getLogger("transformers")
+    record = logger.makeRecord("transformers", logging.WARNING, "", 0, "of type %s", ("\x1b]0;PWNED\x07",), None)
+    assert record.getMessage() == "of type ·]0;PWNED·"
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json", "generation_config.json"])
+def test_a_json_file_that_is_nested_too_deeply_is_named(tmp_path, name):
+    folder = make_folder(tmp_path)
+    (folder / name).write_text("[" * 200_000)
+    with pytest.raises(ModelError, match=f"{name} cannot be read .nested too deeply"):
+        Chat(folder)
 
 
 def read_terminal(ours):
