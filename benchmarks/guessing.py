@@ -93,8 +93,9 @@ class Model:
     def __init__(self, folder: Path):
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
-        self.tokenizer = AutoTokenizer.from_pretrained(folder)
-        self.network = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        self.tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        network = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False)
+        self.network = network.eval()
         self.guesses = [self.tokens(str(one)) for one in range(1, NUMBERS + 1)]
 
     def tokens(self, text: str) -> list[int]:

@@ -9,8 +9,6 @@ import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
-
 from curate import runner
 from curate.demonstrations import DemonstrationsStage
 from curate.difficulty import DifficultyStage, LabelsStage
@@ -23,7 +21,7 @@ from curate.sample import SampleStage
 from curate.stage import Command, CurationStage
 from curate.two_stage import TwoStage
 from shared.errors import run_command
-from shared.progress import duration
+from shared.progress import CleanConsole, duration
 from trainer.data_sets import HUB, fetch_to
 from verify.published import columns_of
 
@@ -97,7 +95,7 @@ def run_stage(stage: CurationStage, inputs: Sequence[Path], out: Path, restart: 
     files, named = runner.OutputFiles(out), columns_of(columns)
     paths = stage.find([fetched(path, out) for path in inputs])
     report, decided = runner.run(stage, paths, out, restart=restart, columns=named)
-    console = Console()
+    console = CleanConsole()
     console.print(runner.table(report))
     took = duration(time.monotonic() - started)
     when = "all of it was there before" if decided < 0 else f"{decided} decided now, in {took}"

@@ -18,6 +18,7 @@ import msgspec
 
 from curate.stage import RATE, CurationStage, Fields, Kept, Rejected, Show, at_least, option, random_order
 from shared.errors import ConfigError, DataError
+from shared.json_reader import decode_json
 from shared.jsonl import Row
 from shared.types import Group, Problem, Verdict
 from verify.records import Record, fingerprint
@@ -235,7 +236,7 @@ def _read_verdicts(path: Path) -> dict[int, Record]:
     found = {}
     for number, line in enumerate(path.read_bytes().splitlines(), 1):
         try:
-            record = msgspec.json.decode(line, type=Record)
+            record = decode_json(line, Record)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise DataError(f"{path}:{number} is no verdict of python -m verify ({error})") from error
         found[record.line] = record

@@ -25,6 +25,7 @@ from rich.table import Table
 from curate.stage import CurationStage, Decision, Kept, Rejected, as_setting
 from shared.atomic_write import beside, open_log, write_whole
 from shared.errors import ConfigError, DataError
+from shared.json_reader import parse_json
 from shared.jsonl import Row
 from shared.progress_bar import ProgressBar
 from verify.published import problem_rows
@@ -104,10 +105,10 @@ class DecisionJournal:
     def _read(self, path: Path, job: Job, lines: list[bytes]) -> None:
         repair = "give the same again, another --out, or --restart to begin anew"
         try:
-            if other := _difference(job, json.loads(lines[0])):
+            if other := _difference(job, parse_json(lines[0])):
                 raise ConfigError(f"{path} was begun with {other}: {repair}")
             for line in lines[1:]:
-                entry = json.loads(line)
+                entry = parse_json(line)
                 index = entry.pop("row")
                 self.decisions[index] = Kept(**entry) if "rows" in entry else Rejected(**entry)
         except (ValueError, LookupError, TypeError, AttributeError) as error:
@@ -209,7 +210,7 @@ def _earlier_report(files: OutputFiles, job: Job) -> Report | None:
             raise ConfigError(f"--out = {files.kept} exists and has no report of this command: {repair}")
         return None
     try:
-        report = json.loads(files.report.read_text(encoding="utf-8"))
+        report = parse_json(files.report.read_text(encoding="utf-8"))
         other = _difference(job, report)
     except (ValueError, AttributeError, TypeError) as error:
         raise ConfigError(f"{files.report} is no report of this command: {repair}") from error

@@ -20,6 +20,7 @@ import msgspec
 
 from curate.stage import CurationStage, Decision, Kept, Rejected, Show, at_least, is_open, option
 from shared import settings_file
+from shared.clean_text import clean
 from shared.errors import DataError
 from shared.jsonl import Row
 from shared.types import Group, Prompt, Verdict
@@ -273,7 +274,7 @@ def _digest_weights(folder: Path, files: Sequence[Path]) -> str:
 
 def _write_line(text: str) -> None:
     """Print one line on the error stream, beside the bar."""
-    sys.stderr.write(f"    {text}\n")
+    sys.stderr.write(f"    {clean(text)}\n")
 
 
 class TokenSpeed:

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import MISSING, dataclass
 from pathlib import Path
 
-from rich.console import Console
 from rich.markup import escape
 
 from curate import runner
@@ -19,6 +18,7 @@ from curate.stage import Command, CurationStage, digest, option
 from shared import settings_file
 from shared.config import Config
 from shared.errors import ConfigError, RunError
+from shared.progress import CleanConsole
 
 PARTS = ("1_sampled", "2_learnable", "4_graded", "5_labelled")
 """PART in OUTPUT.PART.jsonl, each with its rejected rows and report; part 3 is a run, part 6 is OUTPUT.jsonl"""
@@ -68,7 +68,7 @@ class TwoStage(Command):
         def part(number: int, text: str, stage: CurationStage, given: Sequence[Path], found: Path) -> None:
             _announce(number, text)
             report = runner.run(stage, given, found, restart=restart).report
-            Console().print(runner.table(report))
+            CleanConsole().print(runner.table(report))
             if not report["rows_out"]:
                 raise ConfigError(
                     f"{found}: nothing is left after part {number} ({text}): see {runner.OutputFiles(found).report} "
@@ -87,7 +87,9 @@ class TwoStage(Command):
 
 
 def _announce(number: int, text: str) -> None:
-    Console().print(f"[bold cyan]==>[/] [bold]part {number} of 6: {escape(text)}[/]", soft_wrap=True, highlight=False)
+    CleanConsole().print(
+        f"[bold cyan]==>[/] [bold]part {number} of 6: {escape(text)}[/]", soft_wrap=True, highlight=False
+    )
 
 
 def train(config: Config, path: Path, problems: Path) -> Path:

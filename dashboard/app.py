@@ -24,6 +24,7 @@ from serve.keys import ApiKeys
 from serve.limits import LOCAL, AuthMiddleware
 from serve.page import load_files, send
 from serve.page import router as pages
+from shared.clean_text import clean
 
 LOOK_S = 0.4
 """seconds between two looks at the folders, while somebody watches"""
@@ -97,7 +98,7 @@ def add_runs(app: FastAPI, root: Path, folders: RunFolders) -> None:
     @app.get("/api/runs")
     def runs() -> Response:
         found = sorted((run.summary() for run in folders.all()), key=lambda one: -one["written"])
-        return answer({"root": str(root), "now": time.time(), "runs": found})
+        return answer({"root": clean(str(root)), "now": time.time(), "runs": found})
 
     @app.get("/api/runs/{name}")
     def run(name: str) -> Response:
@@ -130,8 +131,8 @@ def add_rollouts(app: FastAPI, folders: RunFolders) -> None:
         return answer(find(name).rollouts.steps())
 
     @app.get("/api/runs/{name}/rollouts/{step}")
-    def groups(name: str, step: int) -> Response:
-        return answer(find(name).rollouts.listed(step))
+    def groups(name: str, step: int, start: Annotated[int, Query(ge=0)] = 0) -> Response:
+        return answer(find(name).rollouts.listed(step, start))
 
     @app.get("/api/runs/{name}/search")
     def search(

@@ -8,11 +8,11 @@ from array import array
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from dashboard.growing_file import GrowingFile
+from shared.json_reader import decode_json
 
 MOST_NAMES = 500
 """of columns of a file; a run has about 90"""
@@ -88,7 +88,7 @@ class MetricColumns:
             self.tables, self.damaged = {}, 0
         for _, line in lines:
             try:
-                row = msgspec.json.decode(line or b"")
+                row = decode_json(line or b"", dict[str, Any])
                 step, kind = row["step"], row.get("kind", "train")
                 if not isinstance(step, int) or not isinstance(kind, str) or abs(step) > 1 << 53:
                     raise TypeError

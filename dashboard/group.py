@@ -9,11 +9,11 @@ import itertools
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from dashboard.run_folder import MOST_TEXT, RunFolder, number
+from shared.json_reader import decode_json
 from shared.types import GRADED
 
 PARTS = ("format", "correctness", "length", "language")
@@ -38,8 +38,8 @@ def _text(value: Any, most: int = MOST_TEXT) -> str:
 def read_group(run: RunFolder, step: int, line: int) -> dict[str, Any]:
     """A line of a file of rollouts as it is. Raises LookupError where there is none that can be read."""
     try:
-        return _table(msgspec.json.decode(run.rollouts.raw(step, line)))
-    except (ValueError, RecursionError) as error:
+        return _table(decode_json(run.rollouts.raw(step, line), object))
+    except ValueError as error:
         raise LookupError(f"group {line + 1} of step {step} cannot be read: {str(error)[:200]}") from error
 
 

@@ -13,18 +13,22 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from dashboard.growing_file import MOST_BYTES_OF_A_LINE, lines_of, open_plain
+from shared.json_reader import decode_json
 from shared.types import GRADED
 
 MARKS = {"correct": 1, "wrong": 2, "cut": 4, "mixed language": 8, "masked": 16, "no answer": 32}
 """what a completion may be -> its bit"""
 SEARCH_S = 1.0
 MOST_HITS = 40
+MOST_LISTED = 500
+"""groups of one answer"""
 HEAD = 160
 """characters of a problem that the index keeps"""
 NAME = re.compile(r"step_(\d{1,9})\.jsonl")
@@ -78,13 +82,17 @@ class GroupLine(msgspec.Struct, gc=False):
     tokens: list[int]
 
 
+def _unread(offset: int, why: str) -> GroupLine:
+    return GroupLine(offset, "", f"({why})", "", "", "", b"", [], [])
+
+
 def _line(offset: int, line: bytes | None) -> GroupLine:
     if line is None:
-        return GroupLine(offset, "", f"(a line of more than {MOST_BYTES_OF_A_LINE >> 20} MB)", "", "", "", b"", [], [])
+        return _unread(offset, f"a line of more than {MOST_BYTES_OF_A_LINE >> 20} MB")
     try:
-        group = msgspec.json.decode(line, type=_Group)
-    except (ValueError, RecursionError) as error:
-        return GroupLine(offset, "", f"(it cannot be read: {str(error)[:100]})", "", "", "", b"", [], [])
+        group = decode_json(line, _Group)
+    except ValueError as error:
+        return _unread(offset, f"it cannot be read: {str(error)[:100]}")
     rewards = [*group.rewards, *[None] * (len(group.completions) - len(group.rewards))]
     problem = group.prompt.problem
     tokens = [bytes(one.token_ids).count(b",") + (len(one.token_ids) > 2) for one in group.completions]
@@ -109,7 +117,9 @@ class Rollouts:
     """The folder rollouts/ of a run."""
 
     MOST_COMPLETIONS = 400_000
-    """of all files whose index is kept, of one run"""
+    """of all files whose index is kept, of one run; a line without any counts as one"""
+    MOST_OF_A_STEP = 100_000
+    """of one file: what follows in it is left out"""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -140,13 +150,19 @@ class Rollouts:
                 if step in self._indexes and self._indexes[step][0] == now:
                     self._indexes.move_to_end(step)
                     return self._indexes[step][1]
-            found = [_line(offset, line) for offset, line in lines_of(stream)]
+            found, size = list[GroupLine](), 0
+            for offset, line in lines_of(stream):
+                found.append(_line(offset, line))
+                size += 1 + len(found[-1].marks)
+                if size >= self.MOST_OF_A_STEP:
+                    found.append(_unread(stream.tell(), "what follows in this file is left out"))
+                    break
         with self._lock:
             self._indexes[step] = now, found
-            held = sum(len(one.marks) for _, lines in self._indexes.values() for one in lines)
+            held = sum(max(1, len(one.marks)) for _, lines in self._indexes.values() for one in lines)
             while held > self.MOST_COMPLETIONS and len(self._indexes) > 1:
                 _, (_, dropped) = self._indexes.popitem(last=False)
-                held -= sum(len(one.marks) for one in dropped)
+                held -= sum(max(1, len(one.marks)) for one in dropped)
         return found
 
     def raw(self, step: int, line: int) -> bytes:
@@ -164,9 +180,10 @@ class Rollouts:
             raise LookupError(f"group {line + 1} of step {step} is too large to be shown")
         return data
 
-    def listed(self, step: int) -> list[dict[str, Any]]:
-        """The groups of a step, as the page lists them."""
-        return [shown(step, place, group) for place, group in enumerate(self.index(step))]
+    def listed(self, step: int, start: int = 0) -> list[dict[str, Any]]:
+        """The groups of a step from number `start` on, MOST_LISTED at most, as the page lists them."""
+        groups = self.index(step)[start : start + MOST_LISTED]
+        return [shown(step, place, group) for place, group in enumerate(groups, start)]
 
     def search(self, mark: str, text: str, before: int | None) -> dict[str, Any]:
         """Groups with a completion of this mark ("" for any) and, in its line, this text ("" for any; capitals do not
@@ -180,7 +197,9 @@ class Rollouts:
                 return {"hits": hits, "next": step + 1, "looked": looked}
             looked += 1
             try:
-                hits += [shown(step, place, group) for place, group in self._hits(step, bit, wanted)]
+                hits += [
+                    shown(step, place, group) for place, group in islice(self._hits(step, bit, wanted), MOST_LISTED)
+                ]
             except LookupError:
                 continue  # it went away
         return {"hits": hits, "next": None, "looked": looked}

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from dashboard import alarms
@@ -22,6 +21,7 @@ from dashboard.columns import MetricColumns, thin
 from dashboard.growing_file import GrowingFile, last_lines, read_small
 from dashboard.rollouts import Rollouts
 from shared.config import Config
+from shared.json_reader import decode_json
 from shared.metrics import METRICS
 from shared.section import flat
 
@@ -37,10 +37,11 @@ MOST_TEXT = 100_000
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a path is a run's folder; one that this user may not enter is none."""
+    """Whether a path is a run's folder; one that this user may not enter is none, nor is one whose name no page can
+    ask for, since it is not UTF-8."""
     try:
-        return any((folder / name).is_file() for name in SIGNS)
-    except OSError:
+        return any((folder / name).is_file() for name in SIGNS) and bool(folder.name.encode())
+    except (OSError, UnicodeEncodeError):
         return False
 
 
@@ -48,11 +49,10 @@ def rows_of(lines: list[bytes]) -> Iterator[dict[str, Any]]:
     """The JSON objects among lines."""
     for line in lines:
         try:
-            row = msgspec.json.decode(line)
+            row = decode_json(line, dict[str, Any])
         except ValueError:
             continue
-        if isinstance(row, dict):
-            yield row
+        yield row
 
 
 def number(value: Any) -> float | None:
@@ -114,7 +114,7 @@ class RunFolder:
     def _state(self, last: dict[str, Any]) -> dict[str, str]:
         """{"state": running, finished, stopped, crashed, silent or unknown, "story": how that is known}."""
         try:
-            holder = msgspec.json.decode(read_small(self.folder / "lock", 4096), type=dict[str, Any])
+            holder = decode_json(read_small(self.folder / "lock", 4096), dict[str, Any])
         except ValueError:
             holder = {}
         pid, ended, host = holder.get("pid"), holder.get("ended"), holder.get("host")

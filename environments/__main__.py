@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from environments.environment import ENVIRONMENTS, Environment, load_ready
-from shared.errors import ConfigError
+from shared.errors import ConfigError, print_error
 from shared.settings_file import literal, meaning, type_name
 from shared.user_file import run_file
 
@@ -39,8 +39,7 @@ def main(arguments: list[str]) -> int:
         for file in arguments:
             run_file(Path(file), "environments")
     except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+        return print_error(error)
     print("\n\n".join(describe(one.name, one.make) for _, one in sorted(ENVIRONMENTS.items())))
     return 0
 

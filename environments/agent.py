@@ -39,6 +39,7 @@ from environments.gateway.messages import (
     TurnGiven,
 )
 from shared.chat_endpoint import FAILURES, ApiEndpoint, HttpStatus
+from shared.json_reader import parse_json
 from shared.section import Section
 from shared.tool_calls import RESULT_CLOSE, RESULT_OPEN, TOOLS_PROMPT, CallReader
 from shared.types import Problem, Verdict
@@ -268,7 +269,7 @@ async def _tail(stream: asyncio.StreamReader) -> str:
 def _read_end(text: str) -> AgentEnd:
     """How an agent ended that told this, which may be JSON with its reward."""
     with contextlib.suppress(ValueError, RecursionError):
-        found = json.loads(text)
+        found = parse_json(text)
         if isinstance(found, dict) and "reward" in found:
             reward, solved = found["reward"], found.get("solved")
             if isinstance(reward, bool) or not isinstance(reward, (int, float)) or not math.isfinite(reward):
@@ -333,7 +334,7 @@ def same(message: AgentMessage) -> tuple[Any, ...]:
     calls = []
     for call in message.calls:
         try:
-            arguments = json.dumps(json.loads(call.arguments), sort_keys=True)
+            arguments = json.dumps(parse_json(call.arguments), sort_keys=True)
         except (ValueError, RecursionError):
             arguments = call.arguments
         calls.append((call.id, call.name, arguments))

@@ -15,6 +15,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import WebSocketException
 
 from environments.environment import Action, Environment, Observation, environment, user
+from shared.json_reader import parse_json
 from shared.section import Section
 from shared.types import Problem, Verdict
 from verify.plugins import Failed
@@ -63,8 +64,8 @@ class OpenEnv(Environment):
         if self.options.action:
             return await self._ask("step", {self.options.action: action.response})
         try:
-            found = json.loads(action.response)
-        except (ValueError, RecursionError):
+            found = parse_json(action.response)
+        except ValueError:
             found = None
         if not isinstance(found, dict):
             return Observation([user("Error: answer with one JSON object.")], reward=0.0)
@@ -80,7 +81,7 @@ class OpenEnv(Environment):
         assert self.socket
         try:
             await self.socket.send(json.dumps({"type": kind, "data": data}))
-            told = json.loads(await self.socket.recv())
+            told = parse_json(await self.socket.recv())
             said = told["data"]
             if told["type"] == "error":
                 if kind == "step" and said.get("code") == "VALIDATION_ERROR":

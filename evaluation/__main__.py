@@ -25,7 +25,7 @@ from evaluation.settings import EvaluationSettings, load
 from evaluation.tasks import Benchmark, read_benchmarks
 from shared.atomic_write import write_whole
 from shared.errors import ConfigError, RunError, run_command
-from shared.progress import duration
+from shared.progress import CleanConsole, duration
 from shared.progress_bar import ProgressBar
 from shared.sandbox_settings import Sandbox
 from verify.answer_checker import AnswerChecker, worker_count
@@ -136,7 +136,7 @@ def show(console: Console, results: Json) -> None:
 
 def run(settings: EvaluationSettings) -> int:
     """Everything after the settings; returns the exit code. Raises MaestraleError."""
-    console = Console()
+    console = CleanConsole()
     console.width = max(console.width, tables.WIDTH)
     if settings.compare:
         return compare.run(settings, console)

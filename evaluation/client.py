@@ -10,7 +10,6 @@ Chat completions are parsed into reasoning, answer, calls and token counts. Depe
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import time
 from collections.abc import Mapping
@@ -25,6 +24,7 @@ from evaluation.settings import KEY_VARIABLE, EvaluationSettings, read_key
 from serve.reasoning import Splitter
 from shared.chat_endpoint import AGAIN, FAILURES, ApiEndpoint, HttpStatus, explain_error, read_count
 from shared.errors import ConfigError
+from shared.json_reader import parse_json
 from verify.format import tags_of
 from verify.verifiers.calls import FunctionCall, read_call
 
@@ -76,7 +76,7 @@ class EvaluationClient(ApiEndpoint):
         try:
             async with asyncio.timeout(START_S):
                 data = await self.request("GET", f"{self.url}/models", most_bytes=MAX_REPLY_BYTES)
-            return [one for one in json.loads(data)["data"] if isinstance(one["id"], str)]
+            return [one for one in parse_json(data)["data"] if isinstance(one["id"], str)]
         except (TimeoutError, httpx.HTTPError) as error:
             raise ConfigError(
                 f"url = {self.url}: nobody answers ({type(error).__name__}): start the server, or give its address"
@@ -124,7 +124,7 @@ async def weights_of(server: ApiEndpoint, model: str) -> str:
     does, at /version)."""
     try:
         async with asyncio.timeout(START_S):
-            told = json.loads(await server.request("GET", f"{server.url.removesuffix('/v1')}/version"))
+            told = parse_json(await server.request("GET", f"{server.url.removesuffix('/v1')}/version"))
         found = told.get("adapters", {}).get(model, told["weights"])
         return found if isinstance(found, str) else ""
     except (TimeoutError, AttributeError, *FAILURES):

@@ -134,12 +134,12 @@ def write(folder: Path, table: tables.ResultTable, found: Json) -> None:
     """Write compare.json and compare.md."""
     folder.mkdir(parents=True, exist_ok=True)
     lists = [
-        f"- {name}, {words.replace('_', ' ')}: {', '.join(one[words])}\n"
+        f"- {tables.in_markdown(name)}, {words.replace('_', ' ')}: {tables.in_markdown(', '.join(one[words]))}\n"
         for name, one in found["benchmarks"].items()
         for words in ("now_right", "now_wrong")
         if one[words]
     ]
-    warnings = [f"- **not the same in both: {line}**\n" for line in found["warnings"]]
-    text = f"# {table.title}\n\n{table.markdown()}\n{''.join(warnings)}{''.join(lists)}"
+    warnings = [f"- **not the same in both: {tables.in_markdown(line)}**\n" for line in found["warnings"]]
+    text = f"# {tables.in_markdown(table.title)}\n\n{table.markdown()}\n{''.join(warnings)}{''.join(lists)}"
     for name, content in (("compare.json", json.dumps(found, indent=1, sort_keys=True) + "\n"), ("compare.md", text)):
         write_whole(folder / name, content)

@@ -24,6 +24,7 @@ from evaluation.settings import EvaluationSettings
 from evaluation.tasks import BENCHMARK_FILES, read_benchmark
 from shared.atomic_write import claim, write_whole
 from shared.errors import DataError, MaestraleError, print_error
+from shared.json_reader import parse_json
 
 DEADLINE_S = 60.0
 MOST_BYTES = 64 << 20
@@ -189,7 +190,7 @@ def read(address: str, data: bytes | bytearray) -> list[Json]:
     lines = data.decode("utf-8-sig").replace("\r\n", "\n").split("\n")
     if address.endswith(".tsv"):
         return [{"cells": line.split("\t")} for line in lines if line]
-    return [json.loads(line) for line in lines if line]
+    return [parse_json(line) for line in lines if line]
 
 
 def make(name: str, folder: Path, mirror: str) -> str:

@@ -22,6 +22,7 @@ from evaluation.results import Json
 from evaluation.samples import SampleKey, SampleRecord
 from evaluation.tables import percent
 from evaluation.tasks import Benchmark, BenchmarkTask
+from shared.clean_text import clean
 from shared.jsonl import spread
 
 HERE = Path(__file__).parent
@@ -48,7 +49,7 @@ def render(results: Json, benchmarks: list[Benchmark], records: dict[SampleKey, 
     )
     weights = f", weights: {results['weights']}" if results["weights"] else ""
     return Template((HERE / "report.html").read_text(encoding="utf-8")).substitute(
-        policy=escape(policy), style=style, script=script, title=escape(f"{results['model']}{weights}"),
+        policy=escape(policy), style=style, script=script, title=escape(clean(f"{results['model']}{weights}")),
         figures=_figures(results, [record for _, record in chosen]),
         shown=f"{len(shown)} of {len(chosen)} samples are in this file, evenly chosen; all are in samples.jsonl.",
         samples=embed([_sample(task, record) for task, record in shown]),
@@ -63,7 +64,7 @@ def embed(value: Any) -> str:
 def _figures(results: Json, records: list[SampleRecord]) -> str:
     """Return the HTML of the tables and plots."""
     parts = [tables.score_table(results).html()]
-    parts += [f'<p class="warning">{escape(line)}</p>' for line in tables.warning_lines(results)]
+    parts += [f'<p class="warning">{escape(clean(line))}</p>' for line in tables.warning_lines(results)]
     parts.append(plot_scores(results))
     if (instructions := tables.instruction_table(results)) is not None:
         parts.append(instructions.html())
@@ -110,6 +111,7 @@ def outcomes(record: SampleRecord) -> list[str]:
 
 
 def shorten(text: str) -> str:
+    text = clean(text)
     left_out = len(text) - SHOWN_CHARACTERS
     if left_out <= 0:
         return text
@@ -213,13 +215,13 @@ def plot_lengths(name: str, records: Sequence[SampleRecord]) -> str:
 
 def _svg(width: int, height: int, title: str, shapes: Sequence[str]) -> str:
     return (
-        f'<figure><figcaption>{escape(title)}</figcaption><svg role="img" width="{width}" height="{height}" '
-        f'viewBox="0 0 {width} {height}"><title>{escape(title)}</title>{"".join(shapes)}</svg></figure>'
+        f'<figure><figcaption>{escape(clean(title))}</figcaption><svg role="img" width="{width}" height="{height}" '
+        f'viewBox="0 0 {width} {height}"><title>{escape(clean(title))}</title>{"".join(shapes)}</svg></figure>'
     )
 
 
 def _text(x: float, y: float, text: str, anchor: str = "start") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(clean(text))}</text>'
 
 
 def _box(x: float, y: float, width: float, height: float, kind: str) -> str:

@@ -25,6 +25,7 @@ from evaluation.tasks import Benchmark, BenchmarkSampling, BenchmarkTask, Kind
 from serve.reasoning_language import is_written
 from shared.atomic_write import append_line, open_log, write_whole
 from shared.errors import ConfigError, DataError
+from shared.json_reader import decode_json, parse_json
 from shared.types import Verdict
 from verify.records import fingerprint
 
@@ -220,7 +221,7 @@ def read_identity(path: Path) -> dict[str, Any]:
     if not file.is_file():
         raise ConfigError(f"{path} is no evaluation: there is no {EVALUATION} in it")
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        found = parse_json(file.read_text(encoding="utf-8"))
         made, benchmarks = found.get("format", 1), found["benchmarks"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{file} cannot be read ({error}): delete the folder, or give another") from error
@@ -236,7 +237,7 @@ def read_lines(path: Path, lines: list[bytes]) -> dict[SampleKey, SampleRecord]:
     found: dict[SampleKey, SampleRecord] = {}
     for number, line in enumerate(lines, 1):
         try:
-            record = msgspec.json.decode(line, type=SampleRecord)
+            record = decode_json(line, SampleRecord)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise DataError(f"{path}:{number} is no record ({error}): delete that line") from error
         if not record.error or record.key not in found:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from html import escape as escape_html
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ from rich.table import Table
 
 from evaluation.results import Json
 from evaluation.tasks import BenchmarkSampling
+from shared.clean_text import clean
 
 SHARES = {
     "same": "in it", "other": "another, or mixed", "undetermined": "too few words to tell", "none": "no text",
@@ -43,15 +45,20 @@ class ResultTable(NamedTuple):
     def markdown(self) -> str:
         """Return the table in Markdown, without its title."""
         lines = [self.head, ["---", *["---:"] * (len(self.head) - 1)], *self.rows]
-        return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines) + "\n"
+        return "\n".join("| " + " | ".join(map(in_markdown, line)) + " |" for line in lines) + "\n"
 
     def html(self) -> str:
         """Return the table in HTML, without its title."""
-        names = "".join(f'<th scope="col">{escape_html(name)}</th>' for name in self.head)
+        names = "".join(f'<th scope="col">{escape_html(clean(name))}</th>' for name in self.head)
         lines = "".join(
-            "<tr>" + "".join(f"<td>{escape_html(cell)}</td>" for cell in row) + "</tr>" for row in self.rows
+            "<tr>" + "".join(f"<td>{escape_html(clean(cell))}</td>" for cell in row) + "</tr>" for row in self.rows
         )
         return f'<div class="scroll"><table><thead><tr>{names}</tr></thead><tbody>{lines}</tbody></table></div>'
+
+
+def in_markdown(text: str) -> str:
+    """Return a text of others for Markdown: in one line, without links, HTML or columns of its own."""
+    return re.sub(r"[\\`<\[|]", r"\\\g<0>", " ".join(clean(text).splitlines()))
 
 
 def percent(share: float | None) -> str:
@@ -151,13 +158,14 @@ def warning_lines(results: Json) -> list[str]:
 def markdown(results: Json) -> str:
     """Return the contents of summary.md."""
     weights = f", weights: {results['weights']}" if results["weights"] else ""
+    title = in_markdown(results["model"] + weights)
     parts = [
-        f"# Evaluation of {results['model']}{weights}\n\npass@1 is the mean over problems, its interval resamples "
+        f"# Evaluation of {title}\n\npass@1 is the mean over problems, its interval resamples "
         "problems; definitions: docs/evaluation.md.\n",
         score_table(results).markdown(),
     ]
     if warnings := warning_lines(results):
-        parts.append("".join(f"- **{line}**\n" for line in warnings))
+        parts.append("".join(f"- **{in_markdown(line)}**\n" for line in warnings))
     for table in (instruction_table(results), *language_tables(results), sampling_table(results)):
         if table is not None:
             parts.append(f"## {table.title}\n\n{table.markdown()}")

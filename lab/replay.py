@@ -29,7 +29,7 @@ from rollout.local_engine import LocalRank
 from shared import settings_file
 from shared.chat import Chat
 from shared.config import Config
-from shared.errors import ConfigError, InputError, MaestraleError
+from shared.errors import ConfigError, MaestraleError, print_error
 from shared.metrics import MetricsLog
 from shared.model.cpu import given_threads
 from shared.progress import Progress
@@ -196,12 +196,8 @@ def main(arguments: list[str]) -> int:
     try:
         config = settings_file.load(arguments[0], arguments[1:], mistakes, os.environ)
         replay(config, Progress())
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
     except MaestraleError as error:
-        print(f"error: {type(error).__name__}: {error}", file=sys.stderr)
-        return error.exit_code
+        return print_error(error)
     return 0
 
 

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 import torch
 
-from rollout.start import own_gpus_first, started_within
+from rollout.start import last_words, own_gpus_first, started_within
 from rollout.vllm_config import build_vllm_config, prepare_environment, read_stop_tokens
 
 prepare_environment()
@@ -111,8 +111,9 @@ class Engine:
             raise DeadlineExceeded(name, "first prompts of the engine", "its engine process", deadline_s) from error
         except Died as error:
             dtype = self.config.model.dtype
-            words = f"engine {self.engine} {error} in {dtype} when it was tried: set another model.dtype"
-            raise EngineLost(words) from error
+            how = llm.how_it_ended() or "its process gave up"
+            known = "" if last_words() else "; if nobody killed it, another model.dtype may do"
+            raise EngineLost(f"engine {self.engine} {error} in {dtype} when it was tried: {how}{known}") from error
         llm.on_step = self.outputs.take_step
         llm.on_end = lambda error: self._end(llm, error)
         self.outputs.active_s, self.outputs.longest_s = time.monotonic(), None

@@ -7,10 +7,13 @@ vLLM reports only that a process failed. The reason is the exception inside it, 
 from __future__ import annotations
 
 import contextlib
+import functools
+import logging
 import multiprocessing
 import os
 import re
 import threading
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
@@ -22,12 +25,13 @@ import torch
 from rollout.routes import allow_routes
 from shared import deaths
 from shared.config import Config
-from shared.watchdog import die_with_parent
+from shared.watchdog import STACKS_VARIABLE, die_with_parent
 
 ENGINE_PROCESS = "EngineCore"
 """prefix of the names that vLLM gives engine processes"""
 REASON_VARIABLE = "MAESTRALE_START_REASON"
-REASON_BYTES = 600
+REASON_BYTES, MOST_REASON_BYTES = 600, 8192
+"""of an exception's message; of all that is said of it"""
 SLOW_DISK = 200e6
 """bytes/s"""
 CHECKPOINT_FACTOR = 6
@@ -54,8 +58,8 @@ def started_within(deadline_s: float) -> Iterator[None]:
     Raises TimeoutError then, in place of what vLLM raises; RuntimeError with the reason if the process failed.
     """
     late, others, kills_before = threading.Event(), engine_processes(), deaths.memory_kills()
-    reason_file = os.memfd_create("reason")
-    os.environ[REASON_VARIABLE] = f"/proc/{os.getpid()}/fd/{reason_file}"
+    os.truncate(_reason_file(), 0)
+    os.environ[REASON_VARIABLE] = f"/proc/{os.getpid()}/fd/{_reason_file()}"
     _enter_by_us()
 
     def end() -> None:
@@ -70,14 +74,27 @@ def started_within(deadline_s: float) -> Iterator[None]:
     except Exception as error:
         if late.is_set():
             raise TimeoutError(f"vLLM's engine process had not started after {deadline_s:g} s") from error
-        reason = os.pread(reason_file, REASON_BYTES, 0).decode(errors="replace") or _killed(str(error), kills_before)
+        reason = last_words() or _killed(str(error), kills_before)
         if not reason:
             raise
         raise RuntimeError(f"vLLM's engine process could not start: {reason}") from error
     finally:
         timer.cancel()
-        os.environ.pop(REASON_VARIABLE, None)
-        os.close(reason_file)
+
+
+@functools.cache
+def _reason_file() -> int:
+    """Descriptor of the file in memory that engine processes write their last words into. It stays open: an engine may
+    die at any time, and another file would have its number then."""
+    return os.memfd_create("reason")
+
+
+def last_words() -> str:
+    """The exception of which the engine process that was started last has died, with the file of its traceback; "" for
+    none. To be asked when that process has ended, or is about to."""
+    for child in engine_processes():
+        child.join(1.0)
+    return os.pread(_reason_file(), MOST_REASON_BYTES, 0).decode(errors="replace")
 
 
 def _killed(words: str, kills_before: int) -> str:
@@ -99,19 +116,27 @@ def _enter_by_us() -> None:
 
 
 def run_engine_core(*arguments: Any, **named: Any) -> None:
-    """Run vLLM's entry function of an engine process; if it raises, write the reason to REASON_VARIABLE's file."""
+    """Run vLLM's entry function of an engine process; if it raises, write the reason to REASON_VARIABLE's file. Where
+    there is a folder for stacks, its traceback stands there, and not among the lines of the launch."""
     from vllm.v1.engine.core import EngineCoreProc
 
     if BELOW_A_RANK in os.environ:
         die_with_parent()
+    if folder := os.environ.get(STACKS_VARIABLE):
+        logging.getLogger("vllm.v1.engine.core").setLevel(logging.CRITICAL)
     try:
         allow_routes()
         getattr(EngineCoreProc, "entered_before", EngineCoreProc.run_engine_core)(*arguments, **named)
     except Exception as error:
-        if path := os.environ.get(REASON_VARIABLE):
-            with contextlib.suppress(OSError), open(path, "wb") as file:  # else it ran already, and nobody waits
-                text = " ".join(f"{type(error).__name__}: {error}".split())
-                file.write(text.encode()[:REASON_BYTES])
+        text = " ".join(f"{type(error).__name__}: {error}".split())[:REASON_BYTES]
+        with contextlib.suppress(OSError):
+            if folder:
+                file = Path(folder, f"engine_{os.getpid()}.traceback")
+                file.write_text(traceback.format_exc(), encoding="utf-8", errors="replace")
+                text += f" (its traceback: {file})"
+            Path(os.environ.get(REASON_VARIABLE, os.devnull)).write_bytes(text.encode(errors="replace"))
+            if folder:
+                raise SystemExit(1) from error
         raise
 
 

@@ -19,6 +19,7 @@ from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from rollout.start import last_words
 from shared import deaths
 
 
@@ -93,7 +94,7 @@ class TokenLLM(AsyncLLM):
         for process in getattr(manager, "processes", []):
             process.join(1.0)  # the line to it breaks first
             if process.exitcode is not None:
-                return f"its process (pid {process.pid}) {deaths.how(process.exitcode)}"
+                return f"its process (pid {process.pid}) {deaths.how(process.exitcode, last_words())}"
         return ""
 
     def pids(self) -> list[int]:

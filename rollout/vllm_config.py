@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import atexit
 import importlib.util
-import json
 import logging
 import os
 import tempfile
@@ -29,7 +28,7 @@ from shared import launch_folder
 from shared.config import Config
 from shared.errors import ConfigError, ModelError
 from shared.model.cpu import given_threads
-from shared.model.folder import load_config
+from shared.model.folder import load_config, token_ids
 from shared.model.fused_layers import TF32_ADVICE
 from shared.model.implementation import VISION_LANGUAGE, adapted_names, read_shape
 
@@ -195,6 +194,7 @@ def make_vllm_config(
         max_num_seqs=max_sequences,
         kv_cache_memory_bytes=cache_bytes if on_gpu else cache_bytes or CPU_CACHE_BYTES,
         tensor_parallel_size=tensor_parallel,
+        trust_remote_code=False,
         distributed_executor_backend="uni" if tensor_parallel == 1 else "mp",
         language_model_only=True,  # a vision-language model loads its text part alone
         enforce_eager=not on_gpu,
@@ -248,10 +248,6 @@ def read_stop_tokens(model_dir: str) -> list[int]:
         path = Path(model_dir) / name
         if not path.is_file():
             continue
-        try:
-            value = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
-        except json.JSONDecodeError as error:
-            raise ModelError(f"{path} is not valid JSON: {error}") from error
-        if value is not None:
-            return sorted({int(token) for token in (value if isinstance(value, list) else [value])})
+        if ids := token_ids(path, "eos_token_id"):
+            return sorted({*ids})
     raise ModelError(f"{model_dir} names no eos_token_id in generation_config.json or config.json: add it there")

@@ -270,7 +270,7 @@ class EngineRank:
                 if self.restarts > self.config.rollout.max_restarts:
                     raise EngineLost(
                         f"engine {self.engine.engine} died {self.restarts} times (last: {reason}), more than "
-                        f"rollout.max_restarts = {self.config.rollout.max_restarts}; its own messages stand above"
+                        f"rollout.max_restarts = {self.config.rollout.max_restarts}"
                     )
                 self.events.put(EngineEnded(self.engine.engine, reason))
                 watchdog.phase("starting the engine again")

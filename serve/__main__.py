@@ -14,6 +14,7 @@ import uvicorn
 
 from serve.limits import take_address, uvicorn_config
 from serve.settings import ServerSettings, load
+from shared.clean_text import clean, clean_logs
 from shared.errors import InputError, print_error
 
 if TYPE_CHECKING:
@@ -38,9 +39,10 @@ def main(arguments: list[str]) -> int:
         app = create_app(settings)
     except InputError as error:
         return print_error(error)
+    clean_logs()
     logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s")
     port = address.getsockname()[1]
-    print(f"starting {app.state.server.name} at http://{settings.host}:{port}", file=sys.stderr)
+    print(f"starting {clean(app.state.server.name)} at http://{settings.host}:{port}", file=sys.stderr)
     try:
         DrainingServer(app, settings).run(sockets=[address])
     except InputError as error:

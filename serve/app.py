@@ -6,7 +6,6 @@ Every path here is meant for clients; the engine has no network interface of its
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -36,6 +35,7 @@ from serve.system_prompts import PromptRenderer
 from serve.vllm_engine import VllmEngine, version_of
 from shared.errors import ConfigError, ModelError
 from shared.model import hf
+from shared.model.folder import read_json
 
 
 def create_app(settings: ServerSettings | None = None, engine: ServingEngine | None = None) -> FastAPI:
@@ -125,8 +125,8 @@ def context_of(folder: Path) -> int:
     """Return the context length of a model, prompt and completion together, in tokens. Raises ModelError."""
     path = folder / "config.json"
     try:
-        return int(json.loads(path.read_text(encoding="utf-8"))["max_position_embeddings"])
-    except (OSError, ValueError, LookupError, TypeError) as error:
+        return int(read_json(path)["max_position_embeddings"])
+    except (ModelError, ValueError, LookupError, TypeError, OverflowError) as error:
         raise ModelError(f"{path} does not tell max_position_embeddings ({error}): set max_tokens") from error
 
 

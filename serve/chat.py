@@ -45,7 +45,7 @@ from serve.streams import (
 from serve.system_prompts import PromptRenderer
 from serve.tools import AnswerForm, describe_form
 from shared.errors import ModelError
-from shared.tool_calls import ParsedCall, tools_prompt
+from shared.tool_calls import TOOLS_PROMPT, ParsedCall, signatures
 from verify.language import detect
 
 router = APIRouter()
@@ -117,7 +117,7 @@ def render(
     try:
         form = describe_form(body.offered, body.constraint)
         if executes(server, body):
-            form = AnswerForm(tools_prompt(server.tools.definitions))  # in one piece, as in training
+            form = AnswerForm(TOOLS_PROMPT, signatures(server.tools.definitions))
         return choice, prompts.render(body.messages, choice.code, form)
     except ModelError as error:
         message = f"this conversation does not fit the model's form: {message_of(error, prompts)}"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 
@@ -20,6 +19,7 @@ from serve.plan import DiscardedTry, GenerationPlan, Response
 from serve.reasoning import Chunk, ReasoningCounter, Splitter, State
 from serve.reasoning_language import measure
 from serve.system_prompts import PromptRenderer
+from shared.json_reader import parse_json
 from shared.tool_calls import OPEN, CallReader, ParsedCall
 
 LOOK_EVERY = 40
@@ -80,8 +80,8 @@ def check_form(constraint: Constraint | None, response: Response, strays: int) -
     complete = not strays and (constraint.kind != "grammar" or bool(response.calls))
     if constraint.kind in ("json", "json_object"):
         try:
-            json.loads(response.answer)
-        except (ValueError, RecursionError):
+            parse_json(response.answer)
+        except ValueError:
             complete = False
     if not complete:
         response.finish_reason = "error"

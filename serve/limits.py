@@ -30,6 +30,7 @@ from serve.keys import Scope as KeyScope
 from serve.request_log import HEADER, new_id
 from serve.settings import is_loopback
 from shared.errors import ConfigError
+from shared.json_reader import parse_json
 
 KEEP_ALIVE_S = 75
 """seconds that idle connections stay open; longer than clients keep theirs (httpx: 5 s), so that none meets a close"""
@@ -290,7 +291,7 @@ def check_characters(body: bytes) -> None:
     if HALF.search(body) is None:
         return
     try:
-        json.dumps(json.loads(body), ensure_ascii=False).encode()
+        json.dumps(parse_json(body), ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         message = "the body holds half of a surrogate pair, which is no character"
         raise ApiError(400, message, code="invalid_json") from error

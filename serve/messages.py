@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
@@ -10,6 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from serve.parameters import Items, RequestPart, needs
 from serve.tools import Name
+from shared.json_reader import parse_json
 
 MOST_TOOLS = 128
 MOST_PARTS = 1024
@@ -74,11 +74,7 @@ class CalledFunction(RequestPart):
     @classmethod
     def read_arguments(cls, value: str) -> str:
         """Raises ValueError if the arguments are not a JSON object."""
-        try:
-            found = json.loads(value)
-        except RecursionError:
-            found = None
-        if not isinstance(found, dict):
+        if not isinstance(parse_json(value), dict):
             raise ValueError("must be a JSON object, as text")
         return value
 

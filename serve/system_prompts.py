@@ -24,10 +24,11 @@ from msgspec.structs import replace
 from serve.messages import ChatMessage
 from serve.reasoning import Splitter
 from serve.tools import AnswerForm
-from shared.chat import Chat, QuotedTexts, joined, system_prompt
+from shared.chat import Chat, joined, system_prompt
 from shared.errors import ModelError
 from shared.languages import name_of, request_for, with_request
 from shared.model.model_card import USUAL_BLANKS, read_card
+from shared.quoted_texts import QuotedTexts
 from shared.reasoning_tags import CHANNEL, CONTROL, END, KNOWN, MARKS, MESSAGE, START, TEXT, Tags
 from shared.tool_calls import CLOSE, OPEN, call_text, result_text
 
@@ -189,7 +190,7 @@ class PromptRenderer:
         a user has it in the system prompt. Raises ModelError if the model's template refuses the conversation.
         """
         quoted = QuotedTexts(self.chat)
-        theirs = [quoted.quote(message.text) for message in messages if message.role in ("system", "developer")]
+        theirs = [quoted.quote_system(message.text) for message in messages if message.role in ("system", "developer")]
         form_text = "" if form is None else form.text
         if form is not None and form.given:
             form_text = form_text.replace("{given}", quoted.quote(form.given))

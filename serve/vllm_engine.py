@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rollout import warm_up
-from rollout.start import engine_processes, kill_engines, started_within
+from rollout.start import engine_processes, kill_engines, last_words, started_within
 from rollout.vllm_config import GPU_SHARE, make_vllm_config, prepare_environment, read_stop_tokens
 from serve.engine import Candidate, Constraint, Delta, EngineDied, EngineRefused, SamplingParameters
 from serve.engine_deaths import EngineFailover
@@ -113,7 +113,7 @@ class VllmEngine:
                         pass
             except EngineDied as error:
                 died = f"the engine of {self.model_dir} {warm_up.Died(prompt)} ({self.dtype})"
-                raise ModelError(f"{died}: try another dtype, e.g. float32") from error
+                raise ModelError(f"{died}: {last_words() or 'try another dtype, e.g. float32'}") from error
         self.warm_up_s = time.monotonic() - began
 
     def _begin(self) -> StepLLM:
@@ -137,7 +137,6 @@ class VllmEngine:
             load_format="safetensors",
             # JSON without blanks: an unsure model would write blanks without end
             structured_outputs_config={"backend": "guidance", "disable_any_whitespace": True},
-            trust_remote_code=False,
             additional_config=EngineSettings(),
             **more,
         )

@@ -6,7 +6,6 @@ The only file that imports transformers (when a Chat is made, not before).
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from functools import cached_property, partial, reduce
@@ -14,11 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shared.atomic_write import write_whole
-from shared.chat_template import MARK, REASONING_TAGS, ChatTemplate, turn
+from shared.chat_template import ANSWER, MARK, QUESTION, REASONING_TAGS, ChatTemplate, turn
+from shared.clean_text import clean_logs
 from shared.errors import ModelError
 from shared.languages import name_of
-from shared.model.folder import read_json
+from shared.model.folder import check_tokenizer_files, read_json, token_ids
+from shared.quoted_texts import QuotedTexts, spelled_tokens
 from shared.reasoning_tags import CALL, FAMILIES, RETURN, tags_of_template
+from shared.template_trial import try_template
 from shared.tool_calls import result_text
 
 if TYPE_CHECKING:
@@ -70,6 +72,8 @@ def joined(*parts: str) -> str:
     return "\n\n".join(filter(None, parts))
 
 
+MOST_PAIRS = 500
+"""turns of the user and of the assistant in the conversation that a template must come to an end with"""
 MOST_BRIDGES = 256
 """sequences of roles between two turns whose tokens are remembered"""
 SWITCHES = ("enable_thinking", "thinking")
@@ -87,14 +91,21 @@ class Chat:
         Raises ModelError when the folder has no usable tokenizer, or no template that returns what it is given."""
         from transformers import AutoTokenizer
 
+        check_tokenizer_files(folder)
+        clean_logs()  # transformers quotes what a folder says
         try:
-            self.tokenizer: Any = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+            self.tokenizer: Any = AutoTokenizer.from_pretrained(
+                str(folder), local_files_only=True, trust_remote_code=False
+            )
         except Exception as error:  # a damaged tokenizer raises whatever its parser raises
+            if "trust_remote_code" in str(error):
+                raise ModelError(
+                    f"{folder}: its tokenizer needs code of the folder (auto_map), which is never run: take a folder "
+                    "whose tokenizer_class transformers has, with a tokenizer.json"
+                ) from error
             raise ModelError(f"{folder} has no usable tokenizer ({error}): fetch tokenizer.json again") from error
         self.folder, self.replaced, self._published = folder, bool(template), published
-        added = (one.content for one in self.tokenizer.added_tokens_decoder.values())
-        known = sorted(filter(str.strip, added), key=len, reverse=True)  # some families add blank lines and blanks
-        self.added = re.compile(f"({'|'.join(map(re.escape, known))})" if known else "(?!)()")
+        self.added = spelled_tokens(self.tokenizer)
         """finds what control tokens are spelled"""
         self.think_ids: tuple[int, int] | None = self._find_think_ids()
         """control tokens [THINK] and [/THINK], None when the tokenizer has none"""
@@ -103,7 +114,19 @@ class Chat:
                 f"{folder} has no chat template (a base model?): set model.chat_template to a file, or add "
                 "chat_template.jinja to the folder, for instance that of the same family's instruct model"
             )
-        self._use(template or str(self.tokenizer.get_chat_template()), arguments or {})
+        text, given = template or str(self.tokenizer.get_chat_template()), arguments or {}
+        try_template(f"{text}{given}", lambda: self._render_most(text, given), self._whose)
+        self._use(text, given)
+
+    @property
+    def _whose(self) -> str:
+        return "the template of model.chat_template" if self.replaced else f"{self.folder}: the chat template"
+
+    def _render_most(self, text: str, arguments: Mapping[str, Any]) -> None:
+        """Render all that `_use` does, and a conversation of as many turns as anybody has."""
+        self._use(text, arguments)
+        pair = [turn("user", QUESTION), turn("assistant", ANSWER)]
+        self.template.applied(self.template.form.of([*pair * MOST_PAIRS, pair[0]]))
 
     @classmethod
     def of_run(cls, folder: Path, config: Config, progress: Progress | None = None) -> Chat:
@@ -133,9 +156,8 @@ class Chat:
         return other
 
     def _use(self, text: str, arguments: Mapping[str, Any]) -> None:
-        where = f"{self.folder}: the chat template" if not self.replaced else "the template of model.chat_template"
-        self.template = ChatTemplate(self.tokenizer, text, arguments, where)
-        self.tags = tags_of_template(text, self.think_ids is not None, self._published, where)
+        self.template = ChatTemplate(self.tokenizer, text, arguments, self._whose)
+        self.tags = tags_of_template(text, self.think_ids is not None, self._published, self._whose)
         """around the reasoning of this model's completions"""
         self._bridges: dict[tuple[str, ...], list[list[int]]] = {}
         declared = self._declared_stop_ids()
@@ -164,8 +186,7 @@ class Chat:
         ids = [self.tokenizer.eos_token_id]
         for name in ("generation_config.json", "config.json"):
             path = self.folder / name
-            named = read_json(path).get("eos_token_id") if path.is_file() else None
-            ids += named if isinstance(named, list) else [named]
+            ids += token_ids(path, "eos_token_id") if path.is_file() else []
         ids += map(self._token_of, (CALL, RETURN)) if self.tags.channels else []
         return tuple(dict.fromkeys(int(token) for token in ids if token is not None))
 
@@ -354,7 +375,15 @@ class Chat:
         own.encode_special_tokens = True
         own.no_truncation()
         own.no_padding()
-        return lambda text: list(own.encode(text, add_special_tokens=False).ids)
+        control = {number for number, one in self.tokenizer.added_tokens_decoder.items() if one.content.strip()}
+
+        def encode(text: str) -> list[int]:
+            ids = list(own.encode(text, add_special_tokens=False).ids)
+            if len(text) < 2 or control.isdisjoint(ids):
+                return ids
+            return [number for letter in text for number in encode(letter)]  # it spells one once it is normalised
+
+        return encode
 
     def encode_completion(self, text: str) -> list[int]:
         """[tokens] of a completion as people read it: reasoning that the template itself opens is not opened again."""
@@ -369,32 +398,3 @@ class Chat:
         kept = ids[:-1] if ids and ids[-1] in self.stop_ids else ids
         text: str = self.tokenizer.decode(list(kept), skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return text
-
-
-PLACEHOLDER = re.compile("\ue000(\\d+)\ue001")
-
-
-class QuotedTexts:
-    """Texts in one prompt that problems or clients wrote. One that spells a control token is replaced by a placeholder
-    until tokenisation, and is text then."""
-
-    def __init__(self, chat: Chat):
-        self._chat = chat
-        self._quoted: list[str] = []
-
-    def quote(self, text: str) -> str:
-        """Return the text itself or, if it spells a control token, a placeholder."""
-        if PLACEHOLDER.search(text) or self._chat.added.search(text):
-            self._quoted.append(text)
-            return f"\ue000{len(self._quoted) - 1}\ue001"
-        return text
-
-    def encode(self, rendered: str) -> list[int]:
-        """Return the [tokens] of a rendered prompt, quoted texts as plain text. Raises ModelError if one is lost."""
-        parts = PLACEHOLDER.split(rendered)
-        if sorted(parts[1::2]) != sorted(str(number) for number in range(len(self._quoted))):
-            raise ModelError("the chat template changes what users write, and control tokens cannot be kept out of it")
-        ids: list[int] = []
-        for place, part in enumerate(parts):
-            ids += self._chat.encode_plain(self._quoted[int(part)]) if place % 2 else self._chat.encode(part)
-        return ids

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import httpx
 
 from shared.errors import ConfigError
+from shared.json_reader import parse_json
 
 CONCURRENT = 16
 CONNECT_S = 10.0
@@ -214,7 +215,7 @@ class ChatEndpoint(ApiEndpoint):
         request: dict[str, Any] = {
             "model": self.model, "messages": messages, "temperature": temperature, "max_tokens": max_tokens,
         }  # fmt: skip
-        content = json.loads((await self.complete(request)).data)["choices"][0]["message"]["content"]
+        content = parse_json((await self.complete(request)).data)["choices"][0]["message"]["content"]
         if not isinstance(content, str):
             raise ValueError("the reply holds no text")
         return content

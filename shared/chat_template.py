@@ -120,6 +120,8 @@ class ChatTemplate:
         """What is wrong with messages in a form: an error, or what is lost in words; "" for nothing."""
         try:
             return missing(self.applied(form.of(messages)), messages)
+        except MemoryError:
+            raise
         except Exception as error:  # noqa: BLE001 - a template is a program, and raises what it likes
             return error
 
@@ -139,6 +141,8 @@ class ChatTemplate:
         for form in forms if messages[0]["role"] == "system" else forms[:1]:
             try:
                 text = self.applied(form.of(messages), prompt)
+            except MemoryError:
+                raise
             except Exception as error:  # noqa: BLE001 - as above
                 first = first or error
                 continue

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import zlib
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from pydantic import Field, ValidationError, model_validator
 from shared import sections
 from shared.environment_settings import EnvironmentSettings
 from shared.errors import ConfigError
+from shared.json_reader import parse_json
 from shared.model.config import EXPERTS
 from shared.section import Section
 
@@ -172,8 +172,10 @@ class Config(Section):
             return self
         path = Path(self.locate(text))
         try:
+            if path.exists() and not path.is_file():
+                raise ValueError("it is no file")
             text = path.read_text(encoding="utf-8")
-            text = str(json.loads(text)["chat_template"]) if path.suffix == ".json" else text
+            text = str(parse_json(text)["chat_template"]) if path.suffix == ".json" else text
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"model.chat_template = '{path}' is no template that can be read: {error}") from error
         return self.model_copy(update={"model": self.model.model_copy(update={"chat_template": text})})

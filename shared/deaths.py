@@ -149,12 +149,13 @@ def _group_files() -> list[Path]:
     return found
 
 
-def how(status: int | None) -> str:
-    """Describe an exit status, e.g. "was killed by signal 9 (SIGKILL)" or "ended with exit code 1"."""
+def how(status: int | None, words: str = "") -> str:
+    """Describe an exit status, e.g. "was killed by signal 9 (SIGKILL)" or "ended with exit code 1". words: of its last
+    error, where they are known."""
     if status is None:
         return "ended (torchrun's own messages say how)"
     if status >= 0:
-        return f"ended with exit code {status}; its own messages stand above"
+        return f"ended with exit code {status}" + (f": {words}" if words else "; its own messages stand above")
     try:
         return f"was killed by signal {-status} ({signal.Signals(-status).name})"
     except ValueError:

@@ -24,6 +24,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
+from shared.clean_text import clean
+
 
 class MaestraleError(Exception):
     """Base of all errors raised on purpose."""
@@ -108,7 +110,7 @@ class DiskError(RunError, OSError):
 
 def print_error(error: Exception) -> int:
     """Print an error, with "error: " before each of its lines; returns the exit code of the process."""
-    sys.stderr.write("".join(f"error: {line}\n" for line in str(error).splitlines() or [type(error).__name__]))
+    sys.stderr.write("".join(f"error: {line}\n" for line in clean(str(error)).splitlines() or [type(error).__name__]))
     return error.exit_code if isinstance(error, MaestraleError) else 1
 
 

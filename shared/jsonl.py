@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from shared.errors import DataError
+from shared.json_reader import DEEP, parse_json
 from shared.row_files import FORMS, OTHERS, READ, form_of, open_rows
 from shared.types import Problem
 
@@ -152,17 +153,17 @@ def _without_mark(line: bytes, where: str) -> bytes:
 
 def _parse(line: bytes, where: str) -> dict[str, Any]:
     try:
-        row = json.loads(line.decode("utf-8"))
+        row = parse_json(line.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise DataError(f"{where} is not UTF-8 (byte {error.start}): save the file as UTF-8") from error
     except json.JSONDecodeError as error:
-        raise DataError(
-            f"{where} is not JSON ({error.msg} at column {error.colno}): repair or delete the line"
-        ) from error
-    except RecursionError as error:
-        raise DataError(f"{where} is nested too deeply for JSON: repair or delete the line") from error
-    except ValueError as error:  # an integer of more digits than Python reads
-        raise DataError(f"{where} is not JSON that can be read ({error}): repair or delete the line") from error
+        fault = (
+            f"not JSON ({error.msg} at column {error.colno})"
+            if error.doc
+            else f"not JSON that can be read ({error.msg})"
+        )
+        fault = f"{DEEP} for JSON" if error.msg == DEEP else fault
+        raise DataError(f"{where} is {fault}: repair or delete the line") from error
     return _object(row, where)
 
 

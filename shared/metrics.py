@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from shared.atomic_write import append_line, write_whole
+from shared.json_reader import parse_json
 
 
 class Metric(NamedTuple):
@@ -256,7 +257,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 def decode_row(line: bytes) -> dict[str, Any]:
     """Decode one line. Raises ValueError for a damaged one."""
-    row = json.loads(line)
+    row = parse_json(line)
     if not isinstance(row, dict) or not isinstance(row.get("kind"), str) or not isinstance(row.get("step"), int):
         raise ValueError("no row of metrics")
     return row

@@ -13,17 +13,18 @@ import io
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TextIO
 
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.control import Control
 from rich.markup import escape
-from rich.segment import ControlType
+from rich.segment import ControlType, Segment
 from rich.text import Text
 
 from shared.atomic_write import append_line
+from shared.clean_text import clean
 
 Arguments = ParamSpec("Arguments")
 
@@ -91,8 +92,17 @@ def blocks(stream: TextIO) -> tuple[str, str]:
     return "█", "░"
 
 
-class PatientConsole(Console):
-    """rich's console, without its habit of ending the process when the reader of a pipe has gone."""
+class CleanConsole(Console):
+    """rich's console, which shows texts of others `clean`."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Yield the parts of what is shown."""
+        for part in super().render(renderable, options):
+            yield part if part.control else part._replace(text=clean(part.text))
+
+
+class PatientConsole(CleanConsole):
+    """The same, without rich's habit of ending the process when the reader of a pipe has gone."""
 
     def on_broken_pipe(self) -> None:
         """Stop printing."""
@@ -146,7 +156,7 @@ class Progress:
         path = self._phases_file
         try:
             while path is not None and self._phases:
-                append_line(path, json.dumps(self._phases[0], ensure_ascii=False).encode())
+                append_line(path, json.dumps(self._phases[0]).encode())
                 self._phases.pop(0)
         except OSError as error:
             self._phases_file = None
@@ -297,7 +307,7 @@ class Progress:
 
 def plain(renderable: Any, width: int = 100) -> str:
     """Return a table or panel as text without control codes, for files and tests."""
-    console = Console(width=width, no_color=True, force_terminal=False, highlight=False)
+    console = CleanConsole(width=width, no_color=True, force_terminal=False, highlight=False)
     with console.capture() as captured:
         console.print(renderable)
     return captured.get()

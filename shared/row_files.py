@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from shared.errors import DataError
+from shared.json_reader import parse_json
 
 Found = Iterator[tuple[int, Any]]
 """number of the line (of the row in .json and .parquet), counted from 1, and what stands there"""
@@ -69,17 +70,16 @@ def _text(path: Path, where: str) -> str:
 def _json(path: Path, where: str) -> Found:
     text = _text(path, where)
     try:
-        value = json.loads(text)
+        value = parse_json(text)
     except json.JSONDecodeError as error:
         if error.msg == "Extra data" and text.lstrip().startswith("{"):  # JSON lines under another name
             for number, line in enumerate(text.split("\n"), 1):
                 if line.strip():
                     yield number, line.encode()
             return
-        at = f"{error.msg} at line {error.lineno}, column {error.colno}"
-        raise DataError(f"{where} is not JSON ({at}): repair the file") from error
-    except (RecursionError, ValueError) as error:
-        raise DataError(f"{where} is not JSON that can be read ({error}): repair the file") from error
+        at = f"({error.msg} at line {error.lineno}, column {error.colno})"
+        fault = f"not JSON {at}" if error.doc else f"not JSON that can be read ({error.msg})"
+        raise DataError(f"{where} is {fault}: repair the file") from error
     yield from enumerate(_listed(value, where), 1)
 
 

@@ -32,6 +32,8 @@ from shared.sockets import MESSAGE_BYTES, ListeningSocket, connect, pieces, rank
 
 BURST = 256
 """most messages that are taken before other tasks have their turn"""
+MOST_GIVEN_UP = 4096
+"""calls whose late answers are still known for such"""
 CALL_ID_BYTES = 8
 _decode_event = msgspec.msgpack.Decoder(Event).decode
 
@@ -95,6 +97,8 @@ class Hub:
         """rank -> the identity that registered for it"""
         self._waiting: dict[int, tuple[int, CallRequest[Any], asyncio.Future[Any]]] = {}
         """call id -> (the rank that was asked, what it was asked, its answer)"""
+        self._given_up: dict[int, int] = {}
+        """call id -> the rank whose answer nobody waits for any more, of the last MOST_GIVEN_UP such calls"""
         self._ids = itertools.count(1)
         self.patience = AdaptiveDeadline()
         self._arrived = asyncio.Event()
@@ -156,6 +160,9 @@ class Hub:
     def _answer(self, rank: int, number: int, encoded: memoryview) -> None:
         """Handle an answer: only the rank that was asked can give one, and only of the type that the call returns."""
         asked = self._waiting.get(number)
+        if asked is None and self._given_up.get(number) == rank:
+            del self._given_up[number]  # a late answer to a call that was cancelled, or had failed
+            return
         if asked is None or asked[0] != rank:
             refused.add(f"an answer of rank {rank} to what it was not asked")
             return
@@ -251,8 +258,12 @@ class Hub:
                 raise errors.DeadlineExceeded("controller", asked.phase, names, patience_s, deadline_s, setting)
             self.patience.took(kind, time.monotonic() - began)
         finally:
-            for number in numbers.values():
+            for rank, number in numbers.items():
                 del self._waiting[number]
+                if not futures[rank].done() or futures[rank].cancelled():
+                    self._given_up[number] = rank
+            while len(self._given_up) > MOST_GIVEN_UP:
+                del self._given_up[next(iter(self._given_up))]
         return [future.result() for future in futures.values()]
 
     def _begin(self, rank: int, number: int, request: CallRequest[Any], content: bytes) -> asyncio.Future[Any]:

@@ -14,6 +14,8 @@ import uuid
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from shared.json_reader import parse_json
+
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 CALL_END = f"}}\n{CLOSE}"
 RESULT_OPEN, RESULT_CLOSE = "<tool_response>", "</tool_response>"
@@ -131,7 +133,7 @@ class CallReader:
 def parse_call(text: str, names: Collection[str]) -> ParsedCall:
     """Parse the text between the tags as a call. Raises NoCallError if it is not a call of a known tool."""
     try:
-        found = json.loads(text)
+        found = parse_json(text)
         name, arguments = found["name"], found["arguments"]
         encoded = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
         encoded.encode()  # not with half a character in it

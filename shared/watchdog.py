@@ -31,6 +31,7 @@ import msgspec
 import zmq
 
 from shared import deaths
+from shared.clean_text import clean
 from shared.deaths import Death, Siblings, catches, children, peak_bytes
 from shared.errors import DeadlineExceeded
 from shared.ranks import Role
@@ -162,9 +163,9 @@ def report_hang(reason: str, peers: list[Peer], folder: str, kill: bool) -> None
     host = os.uname().nodename
     ours = children(os.getppid())  # whatever a message says: nothing else is ever signalled
     local = [peer for peer in peers if peer.host == host and peer.pid in ours and peer.pid != os.getpid()]
-    print(f"\n[maestrale] stopped: {reason}", file=sys.stderr)  # noqa: T201 - the last words of a dying launch
+    print(f"\n[maestrale] stopped: {clean(reason)}", file=sys.stderr)  # noqa: T201 - the last words of a dying launch
     for peer in peers:
-        line = f"[maestrale]   {peer.role} rank {peer.rank}: phase '{peer.phase}', pid {peer.pid} on {peer.host}"
+        line = f"[maestrale]   {peer.role} rank {peer.rank}: phase '{clean(peer.phase)}', pid {peer.pid} on {peer.host}"
         print(line, file=sys.stderr)  # noqa: T201
     _write_own_stacks()
     asked = [pid for peer in local for pid in (peer.pid, *children(peer.pid))]
@@ -246,7 +247,7 @@ class Pulse(threading.Thread):
             if death.rank == 0 and _phase != DONE:
                 left = [rank for rank, (watched, _) in self.siblings.watched.items() if not watched.ended()]
                 if self.role.rank < min(left, default=self.role.rank + 1):
-                    print(f"\n[maestrale] stopped: {death.text}", file=sys.stderr, flush=True)  # noqa: T201
+                    print(f"\n[maestrale] stopped: {clean(death.text)}", file=sys.stderr, flush=True)  # noqa: T201
                 os._exit(1)
 
 
@@ -381,7 +382,7 @@ class PulseKeeper(threading.Thread):
             self.stop(self.lost[1])  # the loop should have ended the launch long ago
         if silent:
             peer = silent[0]
-            who = f"{peer.role} rank {peer.rank} (pid {peer.pid} on {peer.host}), silent in phase '{peer.phase}'"
+            who = f"{peer.role} rank {peer.rank} (pid {peer.pid} on {peer.host}), silent in phase '{clean(peer.phase)}'"
             self.stop(str(DeadlineExceeded("controller", _phase, who, self.heartbeat_s)))
         if now - self.loop_turned > self.heartbeat_s:
             who = "its own event loop, which does not turn"

@@ -155,6 +155,22 @@ def load_matplotlib_only_to_draw(path: Path) -> Iterator[str]:
             yield f"line {node.lineno} loads matplotlib with the file"
 
 
+def run_no_code_of_models(path: Path) -> Iterator[str]:
+    """Left out, transformers asks on a terminal whether to run a folder's code."""
+    doors = {"from_pretrained", "from_config", "AsyncEngineArgs"}
+    for node in ast.walk(tree(path)):
+        door = getattr(node.func, "attr", getattr(node.func, "id", "")) if isinstance(node, ast.Call) else ""
+        if door in doors and "trust_remote_code=False" not in map(ast.unparse, node.keywords):
+            yield f"line {node.lineno}: {door} without trust_remote_code=False"
+
+
+def show_texts_clean(path: Path) -> Iterator[str]:
+    """rich's own console shows escape sequences of others as they are."""
+    if not name(path).startswith("shared/progress"):
+        calls = [node for node in ast.walk(tree(path)) if isinstance(node, ast.Call) and called(node, "Console")]
+        yield from (f"line {call.lineno}: Console, not CleanConsole" for call in calls)
+
+
 RULES: dict[Callable[[Path], Iterator[str]], list[Path]] = {
     follow_the_arrows: SOURCES,
     are_short: SOURCES + TESTS,
@@ -164,6 +180,8 @@ RULES: dict[Callable[[Path], Iterator[str]], list[Path]] = {
     have_no_loose_ends: [*SOURCES, *TESTS, *TEXTS],
     leave_nothing_unwritten: SOURCES,
     load_matplotlib_only_to_draw: SOURCES,
+    show_texts_clean: SOURCES,
+    run_no_code_of_models: SOURCES + sorted((ROOT / "benchmarks").rglob("*.py")),
 }
 
 
@@ -182,6 +200,8 @@ FAULTS = {
     have_no_loose_ends: "# TO" + "DO\n",
     leave_nothing_unwritten: "raise NotImplementedError\n",
     load_matplotlib_only_to_draw: "import matplotlib\n",
+    show_texts_clean: "Console().print('x')\n",
+    run_no_code_of_models: "AutoTokenizer.from_pretrained(folder)\n",
 }
 
 

@@ -27,8 +27,9 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from shared import deaths, settings_file, watchdog
+from shared.clean_text import clean
 from shared.config import Config
-from shared.errors import DeadlineExceeded, InputError, MaestraleError
+from shared.errors import DeadlineExceeded, InputError, MaestraleError, print_error
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -81,7 +82,7 @@ def main(arguments: list[str]) -> int:
     if arguments[0] == "check":
         from trainer import check
 
-        return check.main(arguments[1:], load, print)
+        return check.main(arguments[1:], load, lambda text: print(clean(text)))
     dry_run = "--dry-run" in arguments
     if dry_run and os.environ.get("RANK", "0") != "0":
         return 0  # under torchrun one rank tells
@@ -95,11 +96,10 @@ def main(arguments: list[str]) -> int:
         if dry_run:
             from trainer.dry_run import plan_text
 
-            print(plan_text(config))
+            print(clean(plan_text(config)))
             return 0
     except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+        return print_error(error)
     return launch(config, [path, *overrides])
 
 
@@ -134,7 +134,7 @@ def launch(config: Config, arguments: list[str]) -> int:
     if not torch.cuda.is_available() and (library := spare_allocator()):
         os.environ.setdefault("LD_PRELOAD", library)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    silence_torchrun()
     folder = launch_folder.make(launch_folder.temporary(), launch_folder.name_of(os.getpid()))
     launch_folder.use_for_temporary_files(folder)
     # its agent and ranks meet in a file of the private folder: the store that torchrun would open listens on TCP, and
@@ -153,6 +153,13 @@ def launch(config: Config, arguments: list[str]) -> int:
     finally:
         folder.leave()
     return 0
+
+
+def silence_torchrun() -> None:
+    """Leave out what torchrun itself logs: ours says what happens. Each of its loggers has a level of its own."""
+    for name in [*logging.Logger.manager.loggerDict]:
+        if name.startswith("torch.distributed.elastic"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def ordered(error: ChildFailedError) -> list[tuple[int, ProcessFailure]]:
@@ -194,7 +201,7 @@ def run_rank(path: str, overrides: list[str]) -> int:
             return run_controller(path, overrides, node)
         meeting = join_meeting(node)
     except MaestraleError as error:
-        print(f"error: rank {rank}: {error}", file=sys.stderr)
+        print(f"error: rank {rank}: {clean(str(error))}", file=sys.stderr)
         return error.exit_code
     store = open_store(meeting) if meeting else None
     settings = store.get("settings").decode() if store else ""
@@ -208,7 +215,7 @@ def run_rank(path: str, overrides: list[str]) -> int:
     try:
         code = work(config, store, node.path)
     except InputError as error:  # of its role: the controller is told by its end
-        print(f"error: rank {rank}: {error}", file=sys.stderr)
+        print(f"error: rank {rank}: {clean(str(error))}", file=sys.stderr)
         code = error.exit_code
     watchdog.phase(watchdog.DONE)
     sys.stdout.flush()

@@ -3,12 +3,12 @@ than all steps, each with what to try next. Read from metrics.jsonl (time/...) a
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from shared.config import Config
+from shared.json_reader import parse_json
 
 PHASES = "phases.jsonl"
 """in the run's folder: when each phase of each launch began"""
@@ -88,7 +88,7 @@ def read_phases(path: Path) -> list[tuple[float, str]]:
     found = []
     for line in path.read_bytes().splitlines() if path.is_file() else []:
         try:
-            row = json.loads(line)
+            row = parse_json(line)
             found.append((float(row["time"]), str(row["phase"])))
         except (ValueError, TypeError, KeyError):
             continue

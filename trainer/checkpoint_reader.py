@@ -18,6 +18,7 @@ import msgspec
 
 from rollout.weights.checksum import add_parts
 from shared.errors import CheckpointError
+from shared.json_reader import decode_json
 from shared.record_file import Written, sha256_of
 from trainer import ledger_file
 from trainer.checkpoint import CHECKSUMS, FORMAT, MANIFEST, ORIGIN, Manifest, folder_of, folders
@@ -100,7 +101,7 @@ def decode(path: Path, kind: type[Kind]) -> Kind:
     try:
         if path.suffix == ".msgpack":
             return msgspec.msgpack.decode(path.read_bytes(), type=kind)
-        return msgspec.json.decode(path.read_bytes(), type=kind)
+        return decode_json(path.read_bytes(), kind)
     except ValueError as error:  # not of this form, not of this kind, or not UTF-8
         raise CheckpointError(f"{path.parent.name}: {path.name} is damaged ({error})") from error
 

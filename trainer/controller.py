@@ -203,7 +203,7 @@ class TrainingLoop:
             sync = self.loops.create_task(self.publish(version), name="publish")
             if self.config.rollout.max_async_level == 0:
                 await clock("weight update", sync)
-            else:
+            elif evaluated_meanwhile(self.config, version):
                 task = self.loops.create_task(self.evaluate_behind(sync, version), name="evaluate")
                 evaluations = [*(one for one in evaluations if not one.done()), task]
         await clock("last weight update", sync)
@@ -270,7 +270,7 @@ class TrainingLoop:
 
     async def evaluate_if_due(self, version: int) -> None:
         """Evaluate at the sampling temperature every evaluate.every versions; the first and last are not asked here."""
-        if evaluation_due(self.config, version) and 0 < version < self.config.last_version:
+        if evaluated_meanwhile(self.config, version):
             await self.evaluate(version, self.config.rollout.temperature)
 
     async def evaluate_behind(self, sync: asyncio.Future[None], version: int) -> None:
@@ -291,3 +291,8 @@ class TrainingLoop:
         finally:
             gc.set_threshold(*usual)
             gc.unfreeze()
+
+
+def evaluated_meanwhile(config: Config, version: int) -> bool:
+    """Whether a version is evaluated while training goes on."""
+    return evaluation_due(config, version) and 0 < version < config.last_version

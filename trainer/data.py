@@ -10,18 +10,20 @@ import hashlib
 import itertools
 import random
 from collections.abc import Collection, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 import msgspec
 
 from shared.atomic_write import beside
-from shared.chat import AnswerFormat, Chat, QuotedTexts, joined, system_prompt
+from shared.chat import AnswerFormat, Chat, joined, system_prompt
 from shared.errors import DataError
 from shared.languages import with_request
+from shared.quoted_texts import QuotedTexts
 from shared.sections import Data
 from shared.types import Problem, Prompt
 from trainer.stages import Stages
+from trainer.written_text import WrittenTexts
 from verify.verifiers import verifier_for, verifier_of
 
 
@@ -89,22 +91,28 @@ class PromptFormat:
         return PromptFormat(self.chat, self.settings.model_copy(update={"system_prompt": "", "templates": {}}))
 
     def render(
-        self, text: str, domain: str = "math", also: str = "", form: AnswerFormat | None = None, language: str = ""
-    ) -> list[int]:
-        """[prompt_tokens] token ids of one user turn; what `text` spells is never a control token, as in serving. also:
-        a text behind the system prompt, such as tools. form: of the answer, None for that of the domain. language: in
-        which the turn asks to reason, as a server does, "" for none."""
+        self, text: str, domain: str = "math", also: Sequence[str] = (), form: AnswerFormat | None = None,
+        language: str = "",
+    ) -> list[int]:  # fmt: skip
+        """[prompt_tokens] token ids of one user turn; what `text` and `also` spell is never a control token, as in
+        serving. also: texts behind the system prompt, such as tools. form: of the answer, None for that of the domain.
+        language: in which the turn asks to reason, as a server does, "" for none."""
         quoted, template = QuotedTexts(self.chat), self.settings.templates.get(domain, "{problem}")
         system = system_prompt(self.settings.system_prompt, form or verifier_of(domain).form, language)
         question = with_request(template.replace("{problem}", quoted.quote(text)), language)
-        return self.chat.render(question, joined(system, also), quoted)
+        beside = [also] if isinstance(also, str) else also
+        return self.chat.render(question, joined(system, *map(quoted.quote_system, beside)), quoted)
 
-    def prompt_of(self, problem: Problem, text: str = "", also: str = "") -> list[int]:
-        """[prompt_tokens] token ids of a problem, its prefix behind them; `text`, where given, takes the place of its
-        own."""
+    def prompt_of(self, problem: Problem, text: str = "", also: Sequence[str] = ()) -> list[int]:
+        """[prompt_tokens] token ids of a problem, behind them its prefix, of which the tags of the reasoning alone are
+        control tokens; `text`, where given, takes the place of its own."""
         form, language = verifier_for(problem).form, problem.reasoning_language
         ids = self.render(text or problem.text, problem.domain, also, form, language)
-        return ids + self.chat.encode_completion(problem.prefix) if problem.prefix else ids
+        return ids + self._written.encode(problem.prefix) if problem.prefix else ids
+
+    @cached_property
+    def _written(self) -> WrittenTexts:
+        return WrittenTexts(self.chat)
 
 
 class DataSource:
@@ -161,7 +169,7 @@ class DataSource:
         most are not rendered (a megabyte would take seconds). The others are, from the longest down, until
         FITTING_IN_A_ROW in succession fit; the shorter rest is taken to fit too (`draw` checks every prompt anyway).
         """
-        forms = [(one.domain, "", verifier_for(one).form, one.reasoning_language) for one in problems]
+        forms = [(one.domain, (), verifier_for(one).form, one.reasoning_language) for one in problems]
         around = {form: len(self.prompt_format.render("", *form)) for form in set(forms)}
         sizes = [
             (len((one.text + one.prefix).encode()) + around[form], one)

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from shared.errors import DataError
+from shared.json_reader import parse_json
 from shared.tool_calls import ToolDefinition, call_text, tools_prompt
 from verify.published import NATIVE, Fields, content_text, parsed, to_native
 
@@ -108,7 +109,7 @@ def _turns(messages: list[Any]) -> Iterator[Turn]:
             raise DataError(f"message {place} has the role {name!r}: it must be one of {known}")
         text = content_text(message.get("content", message.get("value")))
         if role == "call":
-            yield "assistant", _call(json.loads(text)) if text.lstrip().startswith("{") else text
+            yield "assistant", _call(parse_json(text)) if text.lstrip().startswith("{") else text
             continue
         if role == "assistant":
             text = "\n".join(filter(None, [text, *map(_call, _calls(message))]))

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from environments.environment import Action, Observation, action_of
 from environments.host import EnvironmentHost, InstanceLost, Key
-from shared.chat import Chat, joined
+from shared.chat import Chat
 from shared.config import Config
 from shared.errors import ConfigError, ModelError
 from shared.types import Completion, Problem, Prompt, Reward, Turn, TurnText, Verdict
@@ -124,7 +124,7 @@ class Episodes:
             return prompt.token_ids
         text = "\n\n".join(texts) or prompt.problem.text
         try:
-            return self.prompts.prompt_of(prompt.problem, text, joined(*system))
+            return self.prompts.prompt_of(prompt.problem, text, system)
         except ModelError as error:
             raise Failed(Verdict.CRASH, str(error)) from error
 

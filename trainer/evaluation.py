@@ -30,6 +30,7 @@ from rollout.client import EngineClient
 from shared.atomic_write import write_whole
 from shared.config import Config
 from shared.diversity import mean_diversity
+from shared.json_reader import decode_json
 from shared.statistics import majority_at_k, mean_and_half_width, pass_at_k
 from shared.types import Completion, Problem, Prompt, Reward, TurnText, Verdict
 from trainer.data import DataSource, completion_seed
@@ -315,7 +316,7 @@ def read_evaluations(run_dir: Path) -> list[EvaluationRecord]:
     found: dict[tuple[int, float], EvaluationRecord] = {}
     for line in path.read_bytes().splitlines() if path.exists() else []:
         try:
-            record = msgspec.json.decode(line, type=EvaluationRecord)
+            record = decode_json(line, EvaluationRecord)
         except ValueError:  # not JSON, or not UTF-8
             continue  # told when a launch goes on: trainer.run_log.check_folder
         found[record.version, record.evaluation.temperature] = record

@@ -22,6 +22,7 @@ import msgspec
 
 from shared.config import Config
 from shared.errors import ConfigError
+from shared.json_reader import parse_json
 from trainer.row_process import rows_of_process, send_rows, write_rows
 from verify.code.sandbox import codec
 from verify.reasoning_gym_host import check_installed
@@ -116,7 +117,7 @@ def rows(wanted: Wanted) -> Iterator[dict[str, Any]]:
     seen = set[str]()
     if wanted.seen:
         with open(wanted.seen, "rb") as stream:
-            seen = {json.loads(line)["problem"] for line in stream}
+            seen = {parse_json(line)["problem"] for line in stream}
     made, source = [], f"reasoning-gym {version('reasoning-gym')}"
     for name in wanted.names:
         kind = name.partition("/")[0]

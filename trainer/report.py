@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import statistics
 import sys
-import unicodedata
 from collections.abc import Callable
 from functools import partial
 from operator import attrgetter
@@ -21,7 +20,7 @@ from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
 
-from shared import settings_file
+from shared import clean_text, settings_file
 from shared.config import Config
 from shared.errors import DataError, InputError
 from shared.metrics import read_rows, series
@@ -149,11 +148,8 @@ def speed_table(rows: list[dict[str, Any]]) -> Table | None:
 
 
 def clean(text: str, limit: int = SAMPLE_CHARACTERS) -> str:
-    """A model's text made safe for a terminal: control, bidirectional and other format characters become "·"
-    (newlines stay), and what is longer than `limit` characters is cut."""
-    safe = "".join(
-        character if character == "\n" or unicodedata.category(character)[0] != "C" else "·" for character in text
-    )
+    """A model's text, of which what is longer than `limit` characters is cut."""
+    safe = clean_text.clean(text)
     return safe if len(safe) <= limit else safe[:limit] + f" … ({len(safe) - limit} more characters)"
 
 

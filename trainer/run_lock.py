@@ -15,6 +15,7 @@ import msgspec
 
 from shared.atomic_write import cannot_write, claim
 from shared.errors import ConfigError
+from shared.json_reader import decode_json
 
 
 class LockHolder(msgspec.Struct):
@@ -51,7 +52,7 @@ class RunLock:
     def _story(self) -> str:
         self.file.seek(0)
         try:
-            before = msgspec.json.decode(self.file.read(), type=LockHolder)
+            before = decode_json(self.file.read(), LockHolder)
         except msgspec.DecodeError:
             return ""  # empty: the first launch
         if before.ended:

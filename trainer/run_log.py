@@ -18,6 +18,7 @@ from rollout.client import EngineClient, SyncReport
 from shared.atomic_write import append_line, write_whole, writing
 from shared.config import Config
 from shared.errors import ConfigError
+from shared.json_reader import decode_json
 from shared.metrics import MetricsLog, decode_row
 from shared.progress import Progress
 from shared.sockets import refused
@@ -267,7 +268,7 @@ class RunLogger:
 
 
 def _stage_of(line: bytes) -> int:
-    return int(msgspec.json.decode(line, type=dict[str, Any])["stage"])
+    return int(decode_json(line, dict[str, Any])["stage"])
 
 
 def _is_whole(decode: Callable[[bytes], Any], line: bytes) -> bool:
@@ -283,7 +284,7 @@ def check_folder(folder: Path) -> list[str]:
     copy is kept. A last line that was cut by a kill is no damage. Raises ConfigError for a file that cannot be read."""
     readers = {
         "metrics.jsonl": decode_row,
-        FILE: lambda line: msgspec.json.decode(line, type=EvaluationRecord),
+        FILE: lambda line: decode_json(line, EvaluationRecord),
         STAGES: _stage_of,
     }
     found = []

@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from shared.errors import CheckpointError
+from shared.json_reader import parse_json
 
 FORMAT = 2
 FILE_NAME = re.compile(r"trainer-\d+-of-\d+\.safetensors")
@@ -68,7 +69,7 @@ def read_index(path: Path) -> dict[str, Any]:
     """The index of one file. Raises CheckpointError for a damaged file or an unknown format."""
     try:
         with safe_open(path, framework="pt") as file:
-            index: dict[str, Any] = json.loads((file.metadata() or {})["index"])
+            index: dict[str, Any] = parse_json((file.metadata() or {})["index"])
     except (OSError, SafetensorError, KeyError, json.JSONDecodeError) as error:
         raise CheckpointError(f"{path} is damaged ({error}): use an earlier checkpoint") from error
     if index.get("format") != FORMAT:

@@ -25,6 +25,7 @@ from rollout.client import EngineClient
 from shared.atomic_write import write_whole
 from shared.config import Config
 from shared.errors import ConfigError, DataError, NonFinite
+from shared.json_reader import decode_json
 from shared.progress import Progress
 from shared.types import Problem
 from trainer.data import DataSource
@@ -138,7 +139,7 @@ def read_values(config: Config) -> dict[str, float | None]:
         return {}
     try:
         content = path.read_bytes()
-        kept = msgspec.json.decode(content, type=SoftValues)
+        kept = decode_json(content, SoftValues)
         if msgspec.structs.replace(kept).content() != content:
             raise ValueError("it was changed after it was written")
     except ValueError as error:  # also of what is not JSON, or not UTF-8

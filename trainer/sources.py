@@ -20,6 +20,7 @@ from tokenizers import Tokenizer
 from shared.atomic_write import flush
 from shared.config import Config
 from shared.errors import ConfigError, DataError, ModelError
+from shared.json_reader import parse_json
 from shared.model import hf
 from shared.model.implementation import VISION_LANGUAGE, adapted_names, read_shape
 from shared.progress import Progress
@@ -106,7 +107,7 @@ def _made_from(config: Config) -> dict[str, Any]:
 
 def _compare(path: Path, wanted: dict[str, Any]) -> None:
     """Raise ConfigError where the folder was made from something else than is wanted now."""
-    found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    found = parse_json(path.read_text(encoding="utf-8")) if path.is_file() else {}
     changed = [key for key in found | wanted if found.get(key) != wanted.get(key)]
     if changed:
         raise ConfigError(

@@ -12,7 +12,6 @@ cannot be checked; it is not used.)
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,6 +21,7 @@ import msgspec
 
 from shared.chat_endpoint import ApiEndpoint, HttpStatus, key_headers
 from shared.errors import ConfigError, NonFinite, RunError
+from shared.json_reader import decode_json, parse_json
 from trainer.objectives.objective import Objective
 
 BUSY = (429, 502, 503, 504)
@@ -177,7 +177,7 @@ class Teacher:
     async def _find_model(self, most_tokens: int) -> int | None:
         """The model's context in tokens, if the API has it. Raises ConfigError, and HTTPError if no server answers."""
         data = await self._ask("GET", f"{self.url}/models", absent=(httpx.ConnectError,))
-        cards = msgspec.json.decode(data, type=Cards).data
+        cards = decode_json(data, Cards).data
         card = next((one for one in cards if one.id == self.model), None)
         if card is None:
             names = ", ".join(f'"{one.id}"' for one in cards[:20]) or "none"
@@ -199,7 +199,7 @@ class Teacher:
             if error.code in (404, 405):
                 return False
             raise
-        found = msgspec.json.decode(data, type=Decoded).prompt
+        found = decode_json(data, Decoded).prompt
         if found != text:
             raise ConfigError(
                 f'objective.teacher_model = "{self.model}" has another tokenizer than the policy: it reads '
@@ -211,7 +211,7 @@ class Teacher:
 def read(data: bytes, token_ids: list[int], start: int) -> list[float]:
     """Log-probs of token_ids[start:] from a reply to a request for them. Raises RunError, NonFinite."""
     try:
-        choices = msgspec.json.decode(data, type=TeacherReply).choices
+        choices = decode_json(data, TeacherReply).choices
     except msgspec.DecodeError as error:
         if not isinstance(error, msgspec.ValidationError) and is_json(data):  # as Python has it: with NaN
             raise NonFinite("a log-prob is NaN or infinite") from error
@@ -239,7 +239,7 @@ def read(data: bytes, token_ids: list[int], start: int) -> list[float]:
 def is_json(data: bytes) -> bool:
     """Whether Python's json module, which accepts NaN and infinities too, can read the data."""
     try:
-        json.loads(data)
+        parse_json(data)
     except ValueError:
         return False
     return True

@@ -65,14 +65,18 @@ class WrittenTexts:
         while end := next(filter(text.rstrip().endswith, self._ends), ""):
             self._note("end with the end token, which is put there anyway: it is left out", where, end)
             text = text.rstrip().removesuffix(end).rstrip()
+        if control := self._letters.search(text):
+            self._note("spell control tokens inside a text, which are letters there", where, control.group())
+        if strange := next((one for one in FOREIGN.findall(text) if one not in self._known), None):
+            self._note("spell control tokens of another model, which are imitated as text", where, strange)
+        return self.encode(text)
+
+    def encode(self, text: str) -> list[int]:
+        """[tokens] of a text as it stands."""
         first, *others = self._letters.split(text)
-        if others:
-            self._note("spell control tokens inside a text, which are letters there", where, others[0])
         ids = self.chat.encode_completion(first)
         for place, part in enumerate(others):
             ids += self.chat.encode_plain(part) if place % 2 == 0 else self.chat.encode(part)
-        if strange := next((one for one in FOREIGN.findall(text) if one not in self._known), None):
-            self._note("spell control tokens of another model, which are imitated as text", where, strange)
         return ids
 
     def hold(self, ids: Sequence[int], problem: Problem, where: str) -> None:

@@ -16,12 +16,11 @@ from statistics import fmean
 from typing import IO
 
 import msgspec
-from rich.console import Console
 from rich.table import Table
 
 from shared import settings_file
 from shared.errors import ConfigError, run_command
-from shared.progress import duration
+from shared.progress import CleanConsole, duration
 from shared.progress_bar import ProgressBar
 from shared.sections import RewardWeights
 from shared.types import Verdict
@@ -262,7 +261,7 @@ def run(options: argparse.Namespace, overrides: list[str]) -> int:
     with options.out.open("ab") as stream:
         records, fresh = go_on(options, settings, rows, mark, stream)
     records += fresh
-    console = Console()
+    console = CleanConsole()
     console.print(verdict_table(records))
     console.print(group_table(records))
     console.print(part_table(records))

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import math
 import random
 import secrets
@@ -22,6 +21,7 @@ from typing import Any
 
 from shared.chat_endpoint import FAILURES, ChatEndpoint, key_headers
 from shared.errors import ConfigError
+from shared.json_reader import parse_json
 from shared.judge_settings import Judge
 from shared.sections import RewardWeights
 from shared.types import Verdict
@@ -179,13 +179,13 @@ class Endpoint:
         if self.judge.api == "http":
             body: dict[str, Any] = {"problem": problem.text, "response": response}
             body["answer"] = problem.answer if shows_answer else ""
-            value = _number(json.loads(await self.endpoint.request("POST", url, body))["score"])
+            value = _number(parse_json(await self.endpoint.request("POST", url, body))["score"])
             if not 0 <= value <= 1:
                 raise ValueError(f"a score of {value:g}, not from 0 to 1")
             return value
         messages = [{"role": "user", "content": problem.text}, {"role": "assistant", "content": response}]
         body = {"model": self.judge.model, "messages": messages}
-        found = json.loads(await self.endpoint.request("POST", f"{url.removesuffix('/v1')}/pooling", body))
+        found = parse_json(await self.endpoint.request("POST", f"{url.removesuffix('/v1')}/pooling", body))
         values = found["data"][0]["data"]
         while isinstance(values, list):
             values = values[-1]

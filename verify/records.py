@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from shared.errors import DataError
+from shared.json_reader import decode_json
 from shared.jsonl import Row
 from shared.sections import RewardWeights
 from shared.types import Problem, Reward
@@ -100,7 +101,7 @@ def read_records(path: Path, settings: str) -> list[Record]:
     found: list[Record] = []
     for number, line in enumerate(data[:whole].splitlines(), 1):
         try:
-            found.append(msgspec.json.decode(line, type=Record))
+            found.append(decode_json(line, Record))
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise DataError(
                 f"{path}:{number} is no verdict ({error}): give another --out, or --restart to overwrite the file"

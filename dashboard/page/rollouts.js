@@ -4,6 +4,8 @@ import { get, short } from "./server.js";
 
 const MARKS = { "": "all", wrong: "wrong", correct: "correct", "no answer": "no answer", cut: "cut", "mixed language": "mixed language", masked: "masked" };
 
+const PART = 500; // groups of one answer of the server
+
 export class RolloutsView {
   #before = null;
 
@@ -18,7 +20,7 @@ export class RolloutsView {
     this.chooser = make("input", { type: "range", "aria-label": "Step", oninput: () => this.#choose(this.steps[Number(this.chooser.value)]) });
     this.which = make("output", {});
     this.list = make("ul", { class: "groups" });
-    this.more = button("Look further back", () => this.#find(true), { hidden: true });
+    this.more = button("", () => (this.#searching ? this.#find(true) : this.#choose(this.step, this.list.children.length)), { hidden: true });
     this.note = make("p", { class: "note", role: "status" });
     element.append(make("div", { class: "head" }, make("h1", {}, "Rollouts"), this.search), this.filters, make("div", { class: "steps" }, this.chooser, this.which), this.note, this.list, this.more);
     await this.refresh();
@@ -46,16 +48,17 @@ export class RolloutsView {
     this.#find();
   }
 
-  async #choose(step) {
+  async #choose(step, start = 0) {
     this.step = step;
     this.chooser.value = this.steps.indexOf(step);
     this.chooser.setAttribute("aria-valuetext", `step ${step}`);
     this.which.textContent = `step ${step} of ${this.steps.at(-1)}`;
-    const groups = await get(["runs", this.name, "rollouts", step]);
+    const groups = await get(["runs", this.name, "rollouts", step], { start });
     if (this.step !== step) return;
-    this.note.textContent = `${groups.length} groups`;
-    this.more.hidden = true;
-    this.list.replaceChildren(...groups.map((group) => this.#item(group)));
+    this.list.replaceChildren(...(start ? this.list.children : []), ...groups.map((group) => this.#item(group)));
+    this.more.hidden = groups.length < PART;
+    this.more.textContent = "Further groups";
+    this.note.textContent = `${this.list.children.length} groups${this.more.hidden ? "" : " so far"}`;
   }
 
   async #find(further = false) {
@@ -66,6 +69,7 @@ export class RolloutsView {
     this.#before = found.next;
     this.list.replaceChildren(...(further ? this.list.children : []), ...found.hits.map((group) => this.#item(group)));
     this.more.hidden = found.next === null;
+    this.more.textContent = "Look further back";
     this.which.textContent = "in all steps";
     this.note.textContent = `${this.list.children.length} groups; ${found.next === null ? "that is all" : `looked back to step ${found.next}`}`;
   }

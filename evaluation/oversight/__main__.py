@@ -11,8 +11,6 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
-from rich.console import Console
-
 from evaluation import tables
 from evaluation.client import START_S, weights_of
 from evaluation.oversight import page
@@ -23,8 +21,10 @@ from evaluation.oversight.settings import OversightSettings, load
 from evaluation.runner import work_through
 from shared.atomic_write import append_line, write_whole
 from shared.chat_endpoint import FAILURES
+from shared.clean_text import clean
 from shared.errors import ConfigError, run_command
-from shared.progress import duration
+from shared.json_reader import parse_json
+from shared.progress import CleanConsole, duration
 from shared.progress_bar import ProgressBar
 from verify.oversight.players import ModelPlayer
 from verify.oversight.question import Question
@@ -69,7 +69,7 @@ async def play(settings: OversightSettings, tasks: dict[str, list[Question]], st
             if left_out := {player.model: sorted(player.left_out) for player in everybody if player.left_out}:
                 append_line(folder.path / LAUNCHES, json.dumps({"left_out": left_out}, sort_keys=True).encode())
             for reason in games.failed[:5]:
-                print(f"warning: {reason}", file=sys.stderr)
+                print(f"warning: {clean(reason)}", file=sys.stderr)
             keys = {key for job in jobs for key in job.keys}
             records = {key: record for key, record in folder.records.items() if key in keys}
             results = await asyncio.to_thread(summarise, records.values(), settings.seed)
@@ -98,9 +98,9 @@ async def evaluate(settings: OversightSettings) -> int:
     if not whole:
         print(f"stopped; the same command goes on with what {settings.out} lacks", file=sys.stderr)
         return 130
-    console = Console()
+    console = CleanConsole()
     console.width = max(console.width, tables.WIDTH)
-    for table in page.tables_of(json.loads((Path(settings.out) / RESULTS).read_bytes())):
+    for table in page.tables_of(parse_json((Path(settings.out) / RESULTS).read_bytes())):
         console.print(table.rich())
     took = duration(time.monotonic() - began)
     told = f"; {failed} games failed: the same command plays them again" if failed else ""

@@ -23,6 +23,7 @@ from evaluation.oversight.settings import OversightSettings
 from shared.atomic_write import open_log, write_whole
 from shared.chat_endpoint import FAILURES
 from shared.errors import ConfigError, DataError, RunError
+from shared.json_reader import decode_json, parse_json
 from verify.oversight import protocol
 from verify.oversight.players import Game, Player, hold
 from verify.oversight.protocol import Rules
@@ -92,7 +93,7 @@ class OversightFolder:
             self.records: dict[GameKey, GameRecord] = {}
             for number, line in enumerate(lines, 1):
                 try:
-                    record = msgspec.json.decode(line, type=GameRecord)
+                    record = decode_json(line, GameRecord)
                 except (msgspec.DecodeError, UnicodeDecodeError) as error:
                     raise DataError(f"{path / GAMES}:{number} is no record ({error}): delete that line") from error
                 self.records[record.key] = record
@@ -110,7 +111,7 @@ class OversightFolder:
         file, found = self.path / IDENTITY, {"format": FORMAT, "secret": secrets.token_hex(16), **identity}
         if file.exists():
             try:
-                before = json.loads(file.read_text(encoding="utf-8"))
+                before = parse_json(file.read_text(encoding="utf-8"))
                 weights, secret = dict(before["weights"]), str(before["secret"])
             except (ValueError, KeyError, TypeError) as error:
                 raise DataError(f"{file} cannot be read ({error}): delete the folder, or give another") from error

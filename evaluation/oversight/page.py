@@ -13,6 +13,7 @@ from evaluation.oversight.figures import Json
 from evaluation.oversight.games import GameKey, GameRecord
 from evaluation.report import HERE, hash_source, plot_bars, shorten
 from evaluation.tables import ResultTable, percent
+from shared.clean_text import clean
 from shared.jsonl import spread
 from verify.oversight.question import Question, Speech
 
@@ -153,8 +154,10 @@ def _game(record: GameRecord, question: Question) -> str:
     parts += [(f"Verdict: {verdict.answer or 'none'}, right is {record.right}{sure}", verdict.reply)]
     if asked.article:
         parts.append(("Article", asked.article))
-    body = "".join(f'<h3>{escape(name)}</h3><pre dir="auto">{escape(shorten(text))}</pre>' for name, text in parts)
-    return f"<details><summary>{escape(title)}</summary>{body}</details>\n"
+    body = "".join(
+        f'<h3>{escape(clean(name))}</h3><pre dir="auto">{escape(shorten(text))}</pre>' for name, text in parts
+    )
+    return f"<details><summary>{escape(clean(title))}</summary>{body}</details>\n"
 
 
 def _speech(speech: Speech) -> list[tuple[str, str]]:

@@ -14,12 +14,12 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from lab.ablate.runs import AblationRun
 from shared.atomic_write import append_line
-from shared.progress import duration
+from shared.json_reader import parse_json
+from shared.progress import CleanConsole, duration
 from verify.code.sandbox.syscalls import die_with_parent
 
 TIMES = "launches.jsonl"
@@ -44,7 +44,7 @@ class Display:
         """units of the run under way"""
         self.spent_s = self.spent_units = 0.0
         self.began = self.told = clock()
-        self.console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self.console = CleanConsole(stderr=True, highlight=False, soft_wrap=True)
         self.bar: Progress | None = None
         if self.console.is_terminal and not self.console.is_dumb_terminal:
             columns = (BarColumn(), TextColumn("{task.fields[state]}"))
@@ -160,7 +160,7 @@ def wall_s(folder: Path, run: str = "") -> float:
     """Return the seconds of all launches of a folder, or of one run, interrupted and failed ones included."""
     path = folder / TIMES
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    rows = [json.loads(line) for line in lines]
+    rows = [parse_json(line) for line in lines]
     return float(sum(row["seconds"] for row in rows if run in ("", row["run"])))
 
 

@@ -25,8 +25,10 @@ from lab.analyse.plane import Plane
 from lab.analyse.snapshots import WeightSnapshot
 from shared.atomic_write import open_log
 from shared.chat import Chat
+from shared.clean_text import clean
 from shared.config import Config
 from shared.errors import ConfigError
+from shared.json_reader import decode_json, parse_json
 from shared.jsonl import spread
 from shared.model import hf
 from shared.progress_bar import ProgressBar
@@ -112,10 +114,10 @@ class PointFile:
     def _read(self, number: int, line: bytes, surface: dict[str, Any]) -> None:
         try:
             if number > 1:
-                point = msgspec.json.decode(line, type=Point)
+                point = decode_json(line, Point)
                 self.found[point.row, point.column] = point
                 return
-            before = json.loads(line)
+            before = parse_json(line)
         except (ValueError, msgspec.MsgspecError) as error:
             raise ConfigError(f"{self.path}:{number} is damaged ({error}): give --restart to measure anew") from error
         names = [name for name in surface if not isinstance(before, dict) or before.get(name) != surface[name]]
@@ -246,7 +248,7 @@ class Survey:
 
 def warn(text: str) -> None:
     """Print one line on the error stream, beside the bar."""
-    sys.stderr.write(f"{text}\n")
+    sys.stderr.write(f"{clean(text)}\n")
 
 
 @torch.no_grad()

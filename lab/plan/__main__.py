@@ -15,13 +15,12 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, NoReturn
 
-from rich.console import Console
-
 from lab.plan import report, split
 from lab.plan.lengths import Lengths, lognormal, of_run
 from lab.plan.scenario import CARDS, MODELS, Machine, Scenario, Workload, find_decoder
 from shared.errors import ConfigError, InputError, print_error
 from shared.model.config import DecoderConfig
+from shared.progress import CleanConsole
 
 DESCRIPTION = """Scale on paper: what a run would need and take, before a GPU is rented.
 
@@ -210,7 +209,7 @@ def main(arguments: list[str]) -> int:
     if as_json:
         print(json.dumps(report.as_json(scenario, best), indent=2))
     else:
-        Console(highlight=False).print(report.show(scenario, best, split.compared(scenario, best)))
+        CleanConsole(highlight=False).print(report.show(scenario, best, split.compared(scenario, best)))
     return 0
 
 

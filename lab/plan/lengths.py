@@ -9,7 +9,6 @@ tail(y)     E[(L - y)+] / E[L]: share of all tokens behind position y
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from pathlib import Path
 from statistics import NormalDist
 
 from shared.errors import ConfigError, DataError
+from shared.json_reader import parse_json
 
 LAST_STEPS = 20
 """number of newest steps of a run from which lengths are taken"""
@@ -113,7 +113,7 @@ def of_run(folder: Path) -> tuple[Lengths, int]:
     for file in files[-LAST_STEPS:]:
         for number, line in enumerate(file.read_bytes().splitlines(), 1):
             try:
-                row = json.loads(line)
+                row = parse_json(line)
                 if row["prompt"].get("problem", {}).get("environment"):
                     raise DataError(f"{file}, line {number} holds episodes, and a plan knows no waiting between turns")
                 completions += [len(completion["token_ids"]) for completion in row["completions"]]

@@ -24,6 +24,8 @@ PREFIX = "base_model.model."
 """before the names of the model's own layers"""
 INNER = ".base_layer"
 """after a module of experts, in the names of the first of its adapted tensors: PEFT wraps one around the other"""
+MOST = 1 << 20
+"""what r and lora_alpha stay below"""
 UNKNOWN = ("use_dora", "use_rslora", "lora_bias", "fan_in_fan_out", "rank_pattern", "alpha_pattern", "modules_to_save")
 """settings of PEFT that change what an adapter is, or add to it, and are refused unless they are off"""
 
@@ -91,16 +93,21 @@ def read_settings(folder: Path) -> AdapterSettings:
     if found.get("peft_type") != "LORA" or found.get("bias", "none") != "none" or on:
         what = on[0] if on else f"peft_type {found.get('peft_type')}, bias {found.get('bias')}"
         raise ModelError(f"{folder} is not a plain LoRA adapter ({what} is not supported)")
-    rank, alpha, targets = found.get("r"), found.get("lora_alpha"), found.get("target_modules") or []
+    rank, alpha, targets = found.get("r", 0), found.get("lora_alpha"), found.get("target_modules") or []
     listed = found.get("target_parameters") or []
     tensors = sorted(str(one).rpartition(".")[2] for one in (listed if isinstance(listed, list) else [listed]))
     if tensors and tensors != sorted(EXPERT_TENSORS):
         both = " and ".join(EXPERT_TENSORS)
         raise ModelError(f"{folder} adapts {', '.join(tensors)}: adapters of experts are those of {both}")
-    if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, int | float) or not (targets or tensors):
-        raise ModelError(f"{folder / CONFIG} lacks r, lora_alpha or target_modules: fetch the file again")
+    sound = isinstance(rank, int) and 0 < rank < MOST and bool(targets or tensors)
+    if not sound or not isinstance(alpha, int | float) or not 0 < alpha < MOST:
+        raise ModelError(
+            f"{folder / CONFIG} lacks r, lora_alpha or target_modules, or they are no sizes: fetch the file again"
+        )
     names = [targets] if isinstance(targets, str) else [str(target) for target in targets]
-    return AdapterSettings(rank, float(alpha), names, str(found.get("base_model_name_or_path") or ""), bool(tensors))
+    return AdapterSettings(
+        int(rank), float(alpha), names, str(found.get("base_model_name_or_path") or ""), bool(tensors)
+    )
 
 
 def read_matrices(folder: Path) -> dict[str, Tensor]:

@@ -152,7 +152,7 @@ class DecoderConfig:
             )
         except KeyError as error:
             raise ModelError(f"config.json lacks {error}: the folder is incomplete, fetch it again") from error
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise ModelError(f"config.json holds a value that is no number where one is needed: {error}") from error
         if shape.heads % shape.key_heads or shape.head_dim % 2:
             raise ModelError(
@@ -245,9 +245,9 @@ def check_sizes(config: Mapping[str, Any]) -> None:
         if value is not None and not isinstance(value, list):  # Gemma 3n has one for each layer
             try:
                 _whole(config, name)
-            except ValueError as error:
+            except (ValueError, OverflowError) as error:
                 raise ModelError(
-                    f"config.json: {name} = {value!r} is not a whole number: fetch the file again"
+                    f"config.json: {name} = {str(value)[:60]!r} is not a whole number: fetch the file again"
                 ) from error
 
 

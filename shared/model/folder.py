@@ -3,23 +3,61 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 from shared.errors import ModelError
+from shared.json_reader import parse_json
+
+MOST_TOKENS = 1 << 31
+"""larger numbers are no token ids"""
 
 
 def load_config(folder: Path) -> dict[str, Any]:
     """Content of config.json. Raises ModelError for a missing folder or file, or one that is not JSON."""
     if not folder.is_dir():
         raise ModelError(f"model folder {folder} does not exist: set model.path to a Hugging Face folder or Hub id")
-    return read_json(folder / "config.json")
+    config = read_json(folder / "config.json")
+    named = config.get("architectures") or []
+    for name in (config.get("model_type") or "", *(named if isinstance(named, list) else [named])):
+        if not isinstance(name, str):
+            raise ModelError(f"{folder / 'config.json'}: {str(name)[:60]} is no name of a model: fetch the file again")
+    return config
+
+
+def check_files(folder: Path) -> None:
+    """Raise ModelError for a folder with something that is read without end: a pipe, a socket, a device."""
+    try:
+        for path in [*folder.iterdir(), *folder.glob("additional_chat_templates/*")] if folder.is_dir() else []:
+            check_regular(path)
+    except OSError as error:
+        raise ModelError(f"{folder} cannot be read ({error}): make it readable") from error
+
+
+def check_tokenizer_files(folder: Path) -> None:
+    """The same, and for a config.json or tokenizer_config.json that is not JSON, for which transformers would blame the
+    tokenizer."""
+    check_files(folder)
+    for name in ("config.json", "tokenizer_config.json"):
+        if (folder / name).is_file():
+            read_json(folder / name)
+
+
+def check_regular(path: Path) -> Path:
+    """The path itself. Raises ModelError for one that leads to neither a file nor a folder of a disk."""
+    endless = path.exists() and not (path.is_file() or path.is_dir())
+    if endless or os.path.realpath(path).startswith(("/proc/", "/sys/")):
+        raise ModelError(f"{path} is no regular file, but leads to a pipe or a device: a model's folder has files only")
+    return path
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Content of a JSON file of a model folder. Raises ModelError for a missing one, or one that is not JSON."""
+    """Content of a JSON file of a model folder. Raises ModelError for a missing one, one that is not JSON, and for what
+    `check_files` refuses."""
+    check_files(path.parent)
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ModelError(f"{path.parent} has no {path.name}: it is not a complete Hugging Face model folder") from error
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
@@ -27,3 +65,12 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ModelError(f"{path} is not a JSON object: fetch the file again")
     return content
+
+
+def token_ids(path: Path, name: str) -> list[int]:
+    """The token ids that a JSON file of a model folder has under a name: one, a list, or none. Raises ModelError."""
+    value = read_json(path).get(name)
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(token, int) and 0 <= token < MOST_TOKENS for token in ids):
+        raise ModelError(f"{path}: {name} = {str(value)[:60]} is no token id, nor a list of some: fetch the file again")
+    return ids

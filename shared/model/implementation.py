@@ -31,7 +31,8 @@ def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
         whole = CONFIG_MAPPING[kind].from_dict(dict(config))
         text: dict[str, Any] = json.loads(whole.text_config.to_json_string(use_diff=False))
     except Exception as error:
-        raise ModelError(f"config.json does not fit {kind}: {str(error).splitlines()[0]}") from error
+        why = str(error).partition("\n")[0]
+        raise ModelError(f"config.json does not fit {kind}: {why}") from error
     text["model_type"] = VISION_LANGUAGE[kind] or text["model_type"]
     text.get("rope_parameters", {}).pop("mrope_section", None)  # of images; a text's three positions are equal
     return text | {"architectures": None, "tie_word_embeddings": whole.tie_word_embeddings}

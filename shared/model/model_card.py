@@ -7,6 +7,8 @@ from pathlib import Path
 import msgspec
 
 from shared.errors import ModelError
+from shared.json_reader import decode_json
+from shared.model.folder import check_regular
 
 CARD = "maestrale.json"
 USUAL_BLANKS = ("\n", "\n", "\n\n")
@@ -40,7 +42,7 @@ def read_card(folder: Path) -> ModelCard | None:
     """Return the card of a model folder, None if it has none. Raises ModelError if it is damaged."""
     path = folder / CARD
     try:
-        return msgspec.json.decode(path.read_bytes(), type=ModelCard)
+        return decode_json(check_regular(path).read_bytes(), ModelCard)
     except FileNotFoundError:
         return None
     except ValueError as error:  # not JSON, or not UTF-8

@@ -28,6 +28,8 @@ from shared.model.routing import MISSING, ExpertCounts, Routing, route_layers
 
 ATTENTION = "maestrale"
 """the name under which transformers knows our attention"""
+MOST_OF_ANY = 1 << 40
+"""larger numbers are no sizes"""
 PACKED_LAYERS = {"full_attention", "sliding_attention"}
 """what `layer_types` of a config may hold for packed sequences"""
 
@@ -87,7 +89,8 @@ def read_config(config: Mapping[str, Any]) -> Any:
     try:
         made = CONFIG_MAPPING[kind].from_dict(dict(config))
     except Exception as error:
-        raise ModelError(f"config.json does not fit {kind}: {str(error).splitlines()[0]}") from error
+        why = str(error).partition("\n")[0]
+        raise ModelError(f"config.json does not fit {kind}: {why}") from error
     return made
 
 
@@ -100,9 +103,12 @@ def build(config: Any) -> Any:
     packs = kind._supports_attention_backend and set(getattr(config, "layer_types", None) or []) <= PACKED_LAYERS
     way = ATTENTION if packs else "sdpa" if kind._supports_sdpa else "eager"
     try:
-        causal = AutoModelForCausalLM.from_config(config, attn_implementation=way, dtype=torch.float32)
-    except (ValueError, ImportError, AttributeError, TypeError) as error:
-        raise ModelError(f"transformers cannot build {kind.__name__}: {str(error).splitlines()[0]}") from error
+        causal = AutoModelForCausalLM.from_config(
+            config, attn_implementation=way, dtype=torch.float32, trust_remote_code=False
+        )
+    except Exception as error:  # whatever the family's code raises for a config.json that does not fit it
+        why = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise ModelError(f"transformers cannot build {kind.__name__} ({why}): fetch config.json again") from error
     if packs and any(isinstance(module, nn.Conv1d) for module in causal.modules()):
         causal.set_attn_implementation("sdpa" if kind._supports_sdpa else "eager")
     return causal.eval()
@@ -129,7 +135,10 @@ def measure(config: Mapping[str, Any]) -> MeasuredConfig:
     def size(*names: str, default: int) -> int:
         """The first of these that the config has; the largest where layers differ."""
         found = next((known[name] for name in names if known.get(name)), default)
-        return int(max(found) if isinstance(found, list | tuple) else found)
+        value = max(found) if isinstance(found, list | tuple) else found
+        if not isinstance(value, int | float) or not 0 <= value <= MOST_OF_ANY:
+            raise ModelError(f"config.json: {names[0]} = {str(value)[:60]} is no size: fetch the file again")
+        return int(value)
 
     hidden, heads = size("hidden_size", default=1), size("num_attention_heads", default=1)
     experts = size("num_local_experts", "num_experts", "n_routed_experts", default=0)

@@ -105,6 +105,25 @@ def test_the_kept_index_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert sorted(found._indexes) == [6, 7, 8]
 
 
+def test_a_huge_step_is_indexed_once_and_listed_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Rollouts, "MOST_COMPLETIONS", 40)
+    monkeypatch.setattr(Rollouts, "MOST_OF_A_STEP", 30)
+    monkeypatch.setattr(rollouts, "MOST_LISTED", 4)
+    write_jsonl(tmp_path / "step_1.jsonl", [episode(number) for number in range(30)])
+    write_jsonl(tmp_path / "step_2.jsonl", [episode(1)])
+    (tmp_path / "step_3.jsonl").write_bytes(b"\n" * 1000)
+    found = Rollouts(tmp_path)
+    first = found.index(1)
+    assert len(first) == 11 and "left out" in first[-1].head, "10 lines of 2 completions, and what tells of the rest"
+    found.index(2)
+    assert found.index(1) is first, "another step does not drop it"
+    parts = [found.listed(1, start) for start in (0, 4, 8, 12)]
+    assert [len(part) for part in parts] == [4, 4, 3, 0]
+    assert [one["line"] for part in parts for one in part] == list(range(11))
+    assert len(found.search("", "", None)["hits"]) <= 3 * 4
+    assert len(found.index(3)) == 31, "lines that hold nothing are bounded, too"
+
+
 def test_lines_that_cannot_be_read_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rollouts, "MOST_BYTES_OF_A_LINE", 2000)
     monkeypatch.setattr(growing_file, "MOST_BYTES_OF_A_LINE", 2000)

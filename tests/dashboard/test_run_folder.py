@@ -10,7 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
+from fastapi.testclient import TestClient
 
+from dashboard.app import create_app
 from dashboard.run_folder import RunFolder, RunFolders
 from shared.config import Config
 from tests.dashboard.run_folders import metrics, write_foreign, write_lock, write_run
@@ -78,6 +80,34 @@ def test_a_folder_that_may_not_be_entered_hides_no_run(folder: Path, monkeypatch
 
     monkeypatch.setattr(Path, "is_file", refused)
     assert {run.name for run in RunFolders(folder).all()} == {"a", "b", "old"}
+
+
+def test_a_name_that_is_not_utf8_hides_only_itself(tmp_path: Path) -> None:
+    for name in (b"bad\xff", b"\xed\xa0\x80", "gut-ü".encode(), b"line\nline"):
+        folder = os.fsencode(tmp_path) + b"/" + name
+        os.mkdir(folder)
+        with open(folder + b"/metrics.jsonl", "w") as file:
+            file.write("{}\n")
+    (tmp_path / "gut-ü" / "rollouts").mkdir()
+    open(os.fsencode(tmp_path / "gut-ü" / "rollouts") + b"/step_\xff.jsonl", "w").close()
+    with TestClient(create_app(tmp_path), base_url="http://127.0.0.1:8400", client=("127.0.0.1", 5)) as client:
+        assert {run["name"] for run in client.get("/api/runs").json()["runs"]} == {"gut-ü", "line\nline"}
+        assert client.get("/api/runs/gut-ü/rollouts").json() == []
+        assert client.get("/api/runs/bad%FF").status_code == 404
+    broken = Path(os.fsdecode(os.fsencode(tmp_path) + b"/bad\xff"))
+    with TestClient(create_app(broken), base_url="http://127.0.0.1:8400", client=("127.0.0.1", 5)) as client:
+        assert client.get("/api/runs").json()["runs"] == [] and client.get("/api/runs").json()["root"].endswith("bad·")
+
+
+def test_a_line_that_is_nested_too_deeply_is_no_row(folder: Path, tmp_path: Path) -> None:
+    write_run(tmp_path / "a", steps=3, rollouts=0)
+    before = RunFolders(tmp_path).find("a").overview()
+    for name in ("metrics.jsonl", "evaluations.jsonl", "phases.jsonl"):
+        with open(tmp_path / "a" / name, "ab") as file:
+            file.write(b"[" * 5000 + b'\n{"kind": ' + b"[" * 5000 + b"\n")
+    (tmp_path / "a" / "lock").write_bytes(b"[" * 4096)
+    now = RunFolders(tmp_path).find("a").overview()
+    assert now["names"] == before["names"] and now["damaged"] == 2 and now["run"]["step"] == before["run"]["step"]
 
 
 def test_an_integer_larger_than_any_float_is_no_figure(folder: Path, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi import FastAPI
 from fastapi.responses import JSONResponse, Response
 
 from evaluation.client import (
@@ -22,11 +23,13 @@ from evaluation.client import (
     parse_message,
     retry_after_s,
     split,
+    weights_of,
 )
 from evaluation.compare import compare, read_run
 from evaluation.settings import EvaluationSettings
 from shared.chat_endpoint import ChatEndpoint, HttpStatus, explain_error, read_count, refused_parameter
 from tests.evaluation.conftest import Plain, evaluate, records, write_rows
+from tests.serve.conftest import running
 from verify.oversight.players import ModelPlayer, read_replies
 from verify.oversight.question import Ask, Said
 
@@ -235,6 +238,24 @@ def test_an_odd_usage_costs_no_response(plain: Plain) -> None:
     server = plain(lambda _, call: JSONResponse(bodies[call]))
     assert [ask(server.url, tries=1) for _ in usages] == [("yes", 1)] * len(usages)
     assert {read_replies(json.dumps(body).encode())[0].text for body in bodies} == {"yes"}
+
+
+def test_a_reply_that_is_nested_too_deeply_is_none(plain: Plain) -> None:
+    deep, app = Response(b"[" * 200_000, media_type="application/json"), FastAPI()
+    for path in ("/v1/models", "/version"):
+        app.get(path, response_model=None)(lambda: deep)
+
+    async def look(url: str) -> tuple[list[dict[str, Any]], str]:
+        client = EvaluationClient(EvaluationSettings(url=url))
+        try:
+            return await client.models(), await weights_of(client, "m")
+        finally:
+            await client.close()
+
+    with running(app) as address:
+        assert asyncio.run(look(f"{address}/v1")) == ([], "")
+    with pytest.raises(NoResponse):
+        ask(plain(lambda *_: deep).url, tries=1)
 
 
 def test_counts_are_read() -> None:

@@ -10,9 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from vllm.v1.engine.core import EngineCoreProc
 
-from rollout.start import own_gpus_first, started_within, with_time_to_start
+from rollout.start import last_words, own_gpus_first, run_engine_core, started_within, with_time_to_start
+from shared import deaths
 from shared.config import Config
+from shared.watchdog import STACKS_VARIABLE
 
 
 def test_an_engine_sees_its_own_gpus_first_and_the_trainers_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,3 +46,28 @@ def test_an_engine_process_that_hangs_at_its_start_is_killed_at_the_deadline() -
     assert process.exitcode == -signal.SIGKILL
     with pytest.raises(RuntimeError, match="its own reason"), started_within(60):
         raise RuntimeError("its own reason")
+
+
+def dies(*_: object, **__: object) -> None:
+    raise NotImplementedError("Unsupported\nCPU attention: head_dim=16")
+
+
+@pytest.mark.parametrize("in_a_run", [True, False])
+def test_a_dead_engine_says_why_in_one_line_and_its_traceback_is_in_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], in_a_run: bool
+) -> None:
+    """Also when it dies long after its start. Without a run's folder the traceback stays among the lines."""
+    monkeypatch.setattr(EngineCoreProc, "entered_before", staticmethod(dies), raising=False)
+    monkeypatch.setenv(STACKS_VARIABLE, str(tmp_path)) if in_a_run else monkeypatch.delenv(STACKS_VARIABLE, False)
+    with started_within(60):
+        process = multiprocessing.get_context("fork").Process(target=run_engine_core, name="EngineCore")
+    process.start()
+    words = last_words()
+    assert process.exitcode == 1 and words.startswith("NotImplementedError: Unsupported CPU attention: head_dim=16")
+    if in_a_run:
+        [file] = tmp_path.iterdir()
+        assert words.endswith(f"(its traceback: {file})") and "in dies" in file.read_text()
+    assert ("Traceback" in capfd.readouterr().err) == (not in_a_run)
+    assert deaths.how(1, words) == f"ended with exit code 1: {words}"
+    with started_within(60):
+        assert last_words() == "", "the words of the one before are no reason of the next"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,8 +13,13 @@ import pytest
 
 from serve.messages import ChatMessage
 from serve.system_prompts import PromptRenderer
+from serve.tools import AnswerForm
 from shared.chat import MAGISTRAL, Chat
 from shared.errors import ModelError
+from shared.sections import Data
+from shared.tool_calls import TOOLS_PROMPT, ToolDefinition, signatures, tools_prompt
+from shared.types import Problem
+from trainer.data import PromptFormat
 from trainer.sft import encode_turns
 
 FOLDER = Path(__file__).parent / "chat_templates"
@@ -190,3 +197,46 @@ def test_the_marker_of_the_next_role_stands_there_whatever_ended_the_turn(tmp_pa
 def test_a_family_that_ends_earlier_turns_otherwise_is_refused_for_several_turns(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"ends a turn of the assistant with '<\|end\|>.*the model with <\|return\|>"):
         chat_of(tmp_path, "gptoss").bridge([("user", "two")])
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_no_text_of_others_spells_a_control_token_and_training_renders_as_serving_does(
+    tmp_path: Path, name: str
+) -> None:
+    """Problems, system messages of agents, descriptions of tools, prefixes of responses."""
+    calls = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+    template = (FOLDER / f"{name.split()[0]}.jinja").read_text(encoding="utf-8")
+    chat = Chat(write_model(tmp_path, FAMILIES[name], template, (*OTHERS, *calls)), "", FAMILIES[name].arguments)
+    trained, served = PromptFormat(chat, Data(system_prompt=SYSTEM)), PromptRenderer(chat, SYSTEM)
+    control = [token.content for token in chat.tokenizer.added_tokens_decoder.values()]
+    words, draw = (
+        [*control, *control, "a", " b", "\n\n", "é", "\ue0000\ue001", *TOOLS_PROMPT.split("{given}")[:1]],
+        random.Random(name),
+    )
+    begun = [token for token in control if re.search("think|tool_call|channel", token.lower())]
+    begun += HARMONY.split() * (name == "gptoss")  # a response of its own form holds some
+    inside = chat.tokenizer.convert_tokens_to_ids(begun)
+
+    def spelled(ids: list[int]) -> list[int]:
+        return [ids.count(number) for number in chat.tokenizer.added_tokens_decoder]
+
+    def both(system: str, told: str, text: str) -> list[int]:
+        tools = [ToolDefinition("look", told, {"type": "object"})]
+        ids = trained.prompt_of(Problem("p", text, "1"), also=[system, tools_prompt(tools)])
+        messages = [ChatMessage(role="system", content=system), ChatMessage(role="user", content=text)]
+        assert ids == served.render(messages, "", AnswerForm(TOOLS_PROMPT, signatures(tools)))
+        alone = trained.prompt_of(Problem("p", text, "1"), also="\n\n".join([system, tools_prompt(tools)]))
+        assert alone == ids, "a row of a demonstration has them in one text"
+        return ids
+
+    usual = spelled(both("a", "b", "c"))
+    assert usual[-4:-2] == [1, 1], "our own words on tools are as they were"
+    for _ in range(20):
+        system, told, text = ("x".join(draw.choices(words, k=6)) for _ in range(3))
+        ids = both(f"{system}.", told, f"{text}?")
+        assert spelled(ids) == usual, (system, told, text)
+        assert system in chat.tokenizer.decode(ids) and text in chat.tokenizer.decode(ids)
+        prefixed = trained.prompt_of(Problem("p", "c", "1", prefix=f"y{system}"))
+        behind = prefixed[len(trained.prompt_of(Problem("p", "c", "1"))) :]
+        assert not {*behind} & {*chat.tokenizer.added_tokens_decoder} - {*inside}
+        assert chat.tokenizer.decode(behind) == f"y{system}"

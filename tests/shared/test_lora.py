@@ -243,6 +243,8 @@ def test_a_folder_comes_back_and_merges_into_the_model_it_was_trained_on(tmp_pat
         ),
         ('{"peft_type": "IA3"}', "peft_type IA3"),
         ('{"peft_type": "LORA", "r": "two", "lora_alpha": 6, "target_modules": ["q"]}', "lacks r, lora_alpha"),
+        ('{"peft_type": "LORA", "r": 2, "lora_alpha": NaN, "target_modules": ["q"]}', "are no sizes"),
+        ('{"peft_type": "LORA", "r": 2, "lora_alpha": 1' + "0" * 400 + ', "target_modules": ["q"]}', "are no sizes"),
         ("[]", "is not a JSON object"),
     ],
 )

@@ -242,6 +242,34 @@ def test_only_the_rank_that_was_asked_can_answer(folder: Path | None) -> None:
     within(listen)
 
 
+def test_a_late_answer_to_a_cancelled_call_is_nobodys_attack(
+    folder: Path | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shared.rpc.MOST_GIVEN_UP", 2)
+
+    async def listen() -> None:
+        async with wired(folder) as (hub, links, _):
+            before = refused.total
+            for _ in range(3):  # as after Ctrl-C
+                call = asyncio.ensure_future(hub.call(1, asked(1), 20))
+                await asyncio.sleep(0)
+                call.cancel()
+                await asyncio.gather(call, return_exceptions=True)
+            await links[1].send(3, CallReply(666))  # another rank's
+            assert await refusals(before + 1) == before + 1
+            await links[0].send(3, CallReply(3))
+            await links[0].send(2, CallReply(3))
+            await links[0].send(3, CallReply(3))  # a second time
+            await links[0].send(1, CallReply(3))  # so long ago that it is forgotten
+            assert await refusals(before + 3) == before + 3
+            call = asyncio.ensure_future(hub.call(1, asked(4), 10))
+            await asyncio.sleep(0)
+            await links[0].send(4, CallReply(4))
+            assert await call == 4 and refused.total == before + 3
+
+    within(listen)
+
+
 def test_long_messages_arrive_whole_in_both_directions(folder: Path | None) -> None:
     async def call() -> None:
         async with wired(folder) as (hub, links, _):

@@ -18,7 +18,7 @@ from shared.record_file import Written
 from shared.types import Completion, Group, Problem, Prompt
 from trainer.batching import BatchPlan, Learned
 from trainer.checkpoint import Checkpointer, folder_of
-from trainer.controller import TrainingLoop
+from trainer.controller import TrainingLoop, evaluated_meanwhile
 from trainer.forward_backward import StepSums
 from trainer.ledger import Interrupted, Ledger
 from trainer.objectives.registry import objective_of, read_objective
@@ -211,7 +211,7 @@ def test_a_checkpoint_comes_after_the_rollouts_of_its_step_also_when_ctrl_c_ends
 
     run: Any = SimpleNamespace(
         config=config, ledger=ledger, clock=clock, learn=learn, vocabulary=1000, publish=nothing,
-        logger=SimpleNamespace(step=lambda *_: {"entropy": 1.0}, keep=parts.keep), evaluate_behind=nothing,
+        logger=SimpleNamespace(step=lambda *_: {"entropy": 1.0}, keep=parts.keep),
         offline_groups=list,
         checkpointer=Checkpointer(config, ledger, shelf, shelf, clock, Progress(io.StringIO()), Origin({}, {})),
     )  # fmt: skip
@@ -223,6 +223,19 @@ def test_a_checkpoint_comes_after_the_rollouts_of_its_step_also_when_ctrl_c_ends
     with pytest.RaisesGroup(Interrupted):
         asyncio.run(go())
     assert folder_of(config.run_dir, 1).is_dir() and parts.rollouts.exists()
+
+
+def test_evaluations_are_under_way_only_where_some_are_due() -> None:
+    """Those before and after training are asked for by themselves; a resume is warned of others."""
+    settings: dict[str, Any] = {"steps": 5, "data": {"validation": "v.jsonl"}, "evaluate": {"every": 2}}
+    for changes, due in (
+        ({}, [2, 4]),
+        ({"evaluate": {"every": 0}}, []),
+        ({"data": {"validation": ""}, "evaluate": {"every": 0}}, []),
+        ({"evaluate": {"every": 5}}, []),
+    ):
+        config = Config.model_validate(settings | changes)
+        assert [version for version in range(7) if evaluated_meanwhile(config, version)] == due, changes
 
 
 def test_an_evaluation_begins_behind_the_update_of_its_version() -> None:

@@ -1,6 +1,7 @@
 """What `python -m trainer` gives the ranks that it starts (that they train is tested in tests/system)."""
 
 import importlib
+import logging
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -69,3 +70,18 @@ def test_of_ranks_that_ended_in_one_second_the_killed_one_was_first(codes: dict[
     ended = {rank: SimpleNamespace(timestamp=7, exitcode=code) for rank, code in codes.items()}
     command = importlib.import_module("trainer.__main__")
     assert command.ordered(SimpleNamespace(failures=ended))[0][0] == first
+
+
+def test_torchrun_says_nothing_of_its_own_after_ctrl_c(capfd: pytest.CaptureFixture[str]) -> None:
+    """Its "Received 2 death signal" stood before what the run says."""
+    from torch.distributed.elastic.agent.server import api
+
+    levels = {name: logging.getLogger(name).level for name in [*logging.Logger.manager.loggerDict]}
+    try:
+        api.logger.setLevel(logging.WARNING)  # as torch sets it at import
+        importlib.import_module("trainer.__main__").silence_torchrun()
+        api.logger.warning("Received %s death signal, shutting down workers", 2)
+    finally:
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
+    assert "death signal" not in capfd.readouterr().err

@@ -12,7 +12,7 @@ from examples.quickstart.tiny_model import build, train_tokenizer
 from shared.chat import Chat
 from shared.config import Config
 from shared.errors import DataError
-from shared.types import CONTEXT, SAMPLED, Completion, Group, Reward
+from shared.types import CONTEXT, SAMPLED, Completion, Group, Problem, Reward
 from trainer.data import DataSource, PromptFormat
 from trainer.objectives.registry import objective_of
 from trainer.objectives.sequences import train_sequences
@@ -56,6 +56,19 @@ def test_the_policy_goes_on_behind_the_prefix_and_is_judged_with_it(tmp_path: Pa
     group = Group(prompt, [completion, cut], [right, broken])
     [first, _] = train_sequences([group], objective_of(config), config)
     assert first.mask == bytes([CONTEXT]) * (len(plain) + len(begun)) + bytes([SAMPLED]) * len(ids)
+
+
+def test_a_prefix_opens_the_reasoning_and_ends_no_turn(tmp_path: Path) -> None:
+    build(tmp_path / "model", 0, train_tokenizer([PREFIX + REST] * 9, 280), 64)
+    chat = Chat(tmp_path / "model")
+    prompts = PromptFormat(chat, Config.model_validate({"data": {"system_prompt": ""}}).data)
+    end = chat.tokenizer.convert_ids_to_tokens(chat.eos_id)
+    text = f"<think>Five{end}{end} and {end}"
+    ids = prompts.prompt_of(Problem("p", "?", "8", prefix=text))
+    usual = prompts.prompt_of(Problem("p", "?", "8"))
+    assert ids.count(chat.eos_id) == usual.count(chat.eos_id)
+    begun = ids[len(usual) :]
+    assert chat.tokenizer.decode(begun) == text and begun[0] == chat.encode("<think>")[0]
 
 
 def test_what_cannot_go_on_behind_a_prefix_is_refused(tmp_path: Path) -> None:

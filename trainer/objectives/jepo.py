@@ -146,11 +146,12 @@ def cut(chat: Chat, ids: list[int], text: str, at: int) -> tuple[int, str]:
 
 
 def encode_inside(chat: Chat, text: str) -> list[int]:
-    """Return the [tokens] of text that follows other text, without the blank that some tokenizers put before a text."""
+    """Return the [tokens] of text that follows other text, without the blank that some tokenizers put before a text;
+    what it spells is no control token."""
     if chat.decode(chat.encode("x") * 2) == "xx":
-        return chat.encode(text)
-    line = chat.encode("\n")
-    return chat.encode(f"\n{text}")[len(line) :]
+        return chat.encode_plain(text)
+    line = chat.encode_plain("\n")
+    return chat.encode_plain(f"\n{text}")[len(line) :]
 
 
 # ---- the objective -------------------------------------------------------------------------------------------------

@@ -7,13 +7,13 @@ text. Data that is JSON behind zlib, without a pickle, is taken too.
 from __future__ import annotations
 
 import base64
-import json
 import pickletools
 import re
 import zlib
 from typing import Any
 
 from shared.errors import DataError
+from shared.json_reader import parse_json
 
 MAX_BYTES = 256 << 20
 """tests may take so much when they are unpacked"""
@@ -34,8 +34,8 @@ def decode_private_tests(text: str) -> list[dict[str, Any]]:
     Raises DataError where it is damaged, holds more than one text, or is larger than MAX_BYTES.
     """
     try:
-        tests = json.loads(_only_text(_unpacked(base64.b64decode("".join(text.split()), validate=True))))
-    except (ValueError, zlib.error, RecursionError) as error:
+        tests = parse_json(_only_text(_unpacked(base64.b64decode("".join(text.split()), validate=True))))
+    except (ValueError, zlib.error) as error:
         raise DataError(
             f"the compressed tests cannot be read ({str(error)[:200]}): give them as published, base64 of zlib of a "
             "pickled JSON text, or as a list of tests"

@@ -9,7 +9,6 @@ tests.
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
@@ -19,6 +18,7 @@ from typing import Any, Literal
 import msgspec
 
 from shared.errors import DataError
+from shared.json_reader import parse_json
 from shared.sandbox_settings import Sandbox
 from shared.types import Verdict
 from verify.code.assertion_text import check_assertion_text
@@ -228,7 +228,7 @@ def _read(tests: Any, shared: Mapping[str, Any]) -> list[Test]:
         return [tests]
     if isinstance(tests, str):
         if tests.lstrip()[:1] in ("{", "["):  # some data sets keep their tests as the text of JSON
-            return _read(json.loads(tests), shared)
+            return _read(parse_json(tests), shared)
         if is_compressed(tests):
             return _read(decode_private_tests(tests), shared)
         return [_assertions(tests, shared)] if tests.strip() else []
@@ -308,7 +308,7 @@ def _call_test(function: str, given: Any, wanted: Any, row: Mapping[str, Any]) -
 
 def _json(text: str, what: str) -> Any:
     try:
-        return json.loads(text)
+        return parse_json(text)
     except ValueError as error:
         raise DataError(f"{what} must be JSON, one value a line, not {text[:60]!r}") from error
 
@@ -324,7 +324,7 @@ def _function(row: Mapping[str, Any]) -> str:
     if kind in _STREAMS:
         return ""
     if isinstance(metadata, str):
-        metadata = json.loads(metadata) if metadata.lstrip()[:1] == "{" else None
+        metadata = parse_json(metadata) if metadata.lstrip()[:1] == "{" else None
     named = metadata if isinstance(metadata, Mapping) else {}
     function = next((row[name] for name in _NAMES if row.get(name)), named.get("func_name"))
     if function or kind not in _CALLS:

@@ -16,6 +16,7 @@ import httpx
 import msgspec
 
 from shared.chat_endpoint import AGAIN, FAILURES, ApiEndpoint, HttpStatus, read_count
+from shared.json_reader import decode_json
 from verify.oversight.question import Ask, Play, Result, Said
 
 FIRST_WAIT_S, MOST_WAIT_S = 0.5, 30.0
@@ -132,7 +133,7 @@ def read_replies(data: bytes) -> list[Said]:
     Without a count of tokens a reply counts a token for every four characters, begun ones included.
     """
     try:
-        found = msgspec.json.decode(data, type=_Completion)
+        found = decode_json(data, _Completion)
     except msgspec.DecodeError as error:
         raise ValueError(f"no chat completion: {error}") from None
     if not found.choices:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from shared.chat import AnswerFormat
 from shared.errors import DataError
+from shared.json_reader import parse_json
 from shared.types import Problem, Verdict
 from verify.code_block import blocks
 from verify.verifiers import Answer, Finding, verifier
@@ -91,8 +92,8 @@ def read_calls(text: str) -> list[FunctionCall] | None:
 
 def _calls_of(text: str) -> list[FunctionCall] | None:
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
+        value = parse_json(text)
+    except ValueError:
         return None
     found = [read_call(one) for one in (value if isinstance(value, list) else [value])]
     return None if any(call is None for call in found) else [call for call in found if call is not None]
@@ -105,8 +106,8 @@ def read_call(value: Any) -> FunctionCall | None:
     arguments = value.get("arguments", value.get("parameters", {}))
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments[:MAX_CHARACTERS] or "{}")
-        except (ValueError, RecursionError):
+            arguments = parse_json(arguments[:MAX_CHARACTERS] or "{}")
+        except ValueError:
             return None
     return FunctionCall(value["name"], arguments) if isinstance(arguments, dict) else None
 

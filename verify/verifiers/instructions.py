@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from shared.errors import DataError
+from shared.json_reader import parse_json
 from shared.types import Problem, Verdict
 from verify.language import detect
 from verify.verifiers import FORMS, Answer, Finding, verifier
@@ -216,8 +216,8 @@ def _multiple_sections(answer: str, given: Given) -> bool:
 
 def _json_format(answer: str, given: Given) -> bool:
     try:
-        json.loads(_FENCE.sub("", answer.strip()).strip())
-    except (ValueError, RecursionError):
+        parse_json(_FENCE.sub("", answer.strip()).strip())
+    except ValueError:
         return False
     return True
 
