@@ -48,6 +48,7 @@ from environments.process import (
 from shared.environment_settings import EnvironmentSettings
 from shared.errors import ConfigError
 from shared.sections import RewardWeights
+from shared.supervisor import supervised
 from shared.types import Problem, Verdict
 from verify.child_process import FilesRefused, frame, kill_group, python_path, read_frame
 from verify.plugins import Failed, checked_options
@@ -86,7 +87,7 @@ class _Process:
 
     async def _start(self) -> FilesLoaded:
         self.child = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "environments.process", str(os.getpid()), self.settings, *self.files),
+            *supervised([sys.executable, "-m", "environments.process", self.settings, *self.files]),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": python_path()},

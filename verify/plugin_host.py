@@ -28,6 +28,7 @@ import msgspec
 
 from shared.errors import ConfigError
 from shared.sections import RewardWeights
+from shared.supervisor import supervised
 from shared.types import Verdict
 from verify.child_process import FilesRefused, frame, kill_group, python_path, read_frames, write_all
 from verify.plugin_process import (
@@ -93,7 +94,7 @@ class _Process:
     def _begin(self) -> subprocess.Popen[bytes]:
         stack = self.stacks.fileno()
         return subprocess.Popen(
-            [sys.executable, "-m", "verify.plugin_process", str(os.getpid()), str(stack), *self.files],
+            supervised([sys.executable, "-m", "verify.plugin_process", str(stack), *self.files]),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
