@@ -214,7 +214,7 @@ class Agent(Environment):
     # ---- how it is run -----------------------------------------------------------------------------------------------
 
     async def _run(self, session: AgentSession, problem: dict[str, Any]) -> AgentEnd:
-        """Run the agent's process to its end; it and all that it started are killed then, and when this is cancelled."""
+        """Run the agent's process to its end; what it has started is killed then, and all when this is cancelled."""
         command = shlex.split(self.options.command)
         variables = {**os.environ, "OPENAI_BASE_URL": session.url, "OPENAI_API_KEY": session.key}
         pipe = asyncio.subprocess.PIPE

@@ -10,6 +10,7 @@ import contextlib
 import multiprocessing
 import os
 import re
+import stat
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -102,6 +103,7 @@ def run_engine_core(*arguments: Any, **named: Any) -> None:
     """Run vLLM's entry function of an engine process; if it raises, write the reason to REASON_VARIABLE's file."""
     from vllm.v1.engine.core import EngineCoreProc
 
+    leave_connections()
     if BELOW_A_RANK in os.environ:
         die_with_parent()
     try:
@@ -113,6 +115,18 @@ def run_engine_core(*arguments: Any, **named: Any) -> None:
                 text = " ".join(f"{type(error).__name__}: {error}".split())
                 file.write(text.encode()[:REASON_BYTES])
         raise
+
+
+def leave_connections() -> None:
+    """Give up the sockets that a fork has inherited: else a connection of the parent would not end before this process,
+    and its port would stay taken. Their numbers lead to /dev/null then, since copies of the parent's objects may still
+    close them."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for number in map(int, os.listdir("/proc/self/fd")):
+        with contextlib.suppress(OSError):
+            if number > 2 and stat.S_ISSOCK(os.fstat(number).st_mode):
+                os.dup2(null, number, inheritable=False)
+    os.close(null)
 
 
 def engine_processes() -> set[BaseProcess]:

@@ -148,8 +148,9 @@ def run(item: Item, device: str, tiny: bool, known: dict[str, float], left_s: fl
     if device == "cpu":
         environment["CUDA_VISIBLE_DEVICES"] = ""
     began, deadline_s = time.monotonic(), min(item.deadline_s, left_s)
-    process = subprocess.Popen(supervised(command), cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE, text=True, start_new_session=True)  # fmt: skip
+    process = subprocess.Popen(supervised(command), cwd=ROOT, env=environment, stdin=subprocess.DEVNULL,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                               start_new_session=True)  # fmt: skip
     late = False
     try:
         out, said = process.communicate(timeout=deadline_s)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import socket
 import time
 from pathlib import Path
 
 import pytest
 import torch
 
-from rollout.start import own_gpus_first, started_within, with_time_to_start
+from rollout.start import leave_connections, own_gpus_first, started_within, with_time_to_start
 from shared.config import Config
 
 
@@ -43,3 +44,33 @@ def test_an_engine_process_that_hangs_at_its_start_is_killed_at_the_deadline() -
     assert process.exitcode == -signal.SIGKILL
     with pytest.raises(RuntimeError, match="its own reason"), started_within(60):
         raise RuntimeError("its own reason")
+
+
+def test_a_forked_engine_holds_no_connection_and_no_port_of_its_parent() -> None:
+    server = socket.create_server(("127.0.0.1", 0))
+    address = server.getsockname()
+    client = socket.create_connection(address)
+    ours, _ = server.accept()
+    ready, theirs = os.pipe()
+    engine = os.fork()
+    if engine == 0:
+        try:
+            leave_connections()
+            os.write(theirs, b"x" if os.path.samestat(os.fstat(ours.fileno()), os.stat(os.devnull)) else b"closed")
+            signal.pause()
+        finally:
+            os._exit(1)
+    try:
+        assert os.read(ready, 9) == b"x", "its number stays taken"
+        ours.close()
+        server.close()
+        client.settimeout(30)
+        assert client.recv(1) == b"", "the client sees the end"
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(address)
+    finally:
+        os.kill(engine, signal.SIGKILL)
+        os.waitpid(engine, 0)
+        for one in (ready, theirs):
+            os.close(one)
+        client.close()

@@ -1,0 +1,82 @@
+"""An engine that stands still is killed; one that answers, ends steps, computes or loads is not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from serve import engine_watch
+from serve.engine_watch import QUIET_S, STEP_S, EngineWatch
+
+
+class Process:
+    """As multiprocessing has them."""
+
+    pid, killed = 0, False
+
+    def kill(self) -> None:
+        self.killed = True
+
+
+def after(
+    seconds: int, monkeypatch: pytest.MonkeyPatch, processor: Callable[[int], float], answers_every: int = 0
+) -> str:
+    """Why the engine counts as frozen after so many looks, one a second."""
+    watch = EngineWatch()
+    for second in range(1, seconds + 1):
+        monkeypatch.setattr(engine_watch, "processor_s", lambda _, now=second: processor(now))
+        watch.look(bool(answers_every) and second % answers_every == 0, [])
+    return watch.frozen
+
+
+def test_an_engine_that_neither_answers_nor_computes_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert after(round(QUIET_S) - 1, monkeypatch, lambda now: 7.0) == ""
+    assert after(round(QUIET_S), monkeypatch, lambda now: 7.0) == "has neither answered nor computed for 20 s"
+    assert after(900, monkeypatch, lambda now: 7.0, answers_every=19) == "", "between two steps"
+    assert after(20, monkeypatch, lambda now: 0.01 * now) != "", "threads that only wait take some time, too"
+
+
+def test_a_long_step_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the prefill of a long prompt does."""
+    assert after(round(STEP_S) - 1, monkeypatch, lambda now: 0.1 * now) == ""
+    assert after(round(STEP_S), monkeypatch, lambda now: float(now)) == "has ended no step for 600 s"
+
+
+def test_what_loads_or_ends_steps_may_be_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_watch, "processor_s", lambda _: 7.0)
+    watch = EngineWatch()
+    with watch.loading():
+        for _ in range(900):
+            watch.look(False, [])
+    for _ in range(900):
+        watch.moved = True
+        watch.look(False, [])
+    assert watch.frozen == ""
+
+
+def test_only_the_engine_that_stands_still_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_watch, "LOOK_EVERY_S", 1 / 256)
+    monkeypatch.setattr(engine_watch, "QUIET_S", 20 / 256)
+    monkeypatch.setattr(engine_watch, "processor_s", lambda _: 7.0)
+
+    async def play() -> None:
+        answers, still, sound = 0, Process(), Process()
+
+        async def answer() -> None:
+            nonlocal answers
+            answers += 1
+            if answers % 2:
+                raise RuntimeError("not now")
+
+        watches = [EngineWatch(), EngineWatch()]
+        watches[0].start(asyncio.Event().wait, [still])  # type: ignore[list-item]
+        watches[1].start(answer, [sound])  # type: ignore[list-item]
+        while not still.killed:
+            await asyncio.sleep(0)
+        assert not sound.killed and answers > 10
+        for watch in watches:
+            await watch.end()
+
+    asyncio.run(play())
