@@ -37,6 +37,7 @@ from environments.gateway.messages import (
     TokensAsked,
     TurnGiven,
 )
+from shared import deaths
 from shared.chat_endpoint import FAILURES, ApiEndpoint, HttpStatus
 from shared.section import Section
 from shared.supervisor import supervised
@@ -217,7 +218,7 @@ class Agent(Environment):
         """Run the agent's process to its end; what it has started is killed then, and all when this is cancelled."""
         command = shlex.split(self.options.command)
         variables = {**os.environ, "OPENAI_BASE_URL": session.url, "OPENAI_API_KEY": session.key}
-        pipe = asyncio.subprocess.PIPE
+        pipe, kills_before = asyncio.subprocess.PIPE, deaths.memory_kills()
         child = await asyncio.create_subprocess_exec(
             *supervised(command), env=variables, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
         )
@@ -230,6 +231,9 @@ class Agent(Environment):
             kill_group(child.pid)
             await child.wait()
             child._transport.close()  # type: ignore[attr-defined] # else its pipes stay open until it is collected
+        if code < 0:
+            why = deaths.how(code) + deaths.advice(code, "agent", 0, kills_before)
+            return AgentEnd(None, None, f"the agent {why}")
         if code:
             lines = errors.strip().splitlines() or ["it said nothing"]
             return AgentEnd(None, None, f"the agent ended with exit code {code}: {lines[-1][:300]}")

@@ -14,6 +14,8 @@ from multiprocessing.process import BaseProcess
 
 import psutil
 
+from shared import deaths
+
 LOOK_EVERY_S = 1.0
 QUIET_S = 20.0
 """an engine that neither answers nor computes for so long stands still"""
@@ -36,6 +38,8 @@ class EngineWatch:
         self._silent_s = self._quiet_s = self._computed_s = 0.0
         """without an answer or a step; of these, without computing; processor time when it had last computed"""
         self._task: asyncio.Task[None] | None = None
+        self._processes: Collection[BaseProcess] = ()
+        self._kills_before = 0
 
     @contextlib.contextmanager
     def loading(self) -> Iterator[None]:
@@ -49,13 +53,20 @@ class EngineWatch:
     def start(self, ask: Callable[[], Awaitable[object]], processes: Collection[BaseProcess]) -> None:
         """Watch these processes. ask: is answered by an engine between two steps."""
         self.frozen, self._silent_s = "", 0.0
+        self._processes, self._kills_before = processes, deaths.memory_kills()
         self._task = asyncio.create_task(self._watch(ask, processes), name="engine's moves")
 
     async def end(self) -> None:
-        """Watch no more."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+        """Watch no more; log how the processes ended that have."""
+        if self._task is None:
+            return
+        self._task.cancel()
+        await asyncio.wait([self._task])
+        for code in [process.exitcode for process in self._processes]:
+            if code is not None and not self.frozen:
+                why = deaths.how(code) + deaths.advice(code, "server's engine", 0, self._kills_before)
+                log.error("the engine's process %s", why)
+        self._task = None
 
     async def _watch(self, ask: Callable[[], Awaitable[object]], processes: Collection[BaseProcess]) -> None:
         answer = asyncio.ensure_future(ask())

@@ -43,6 +43,9 @@ TEXTS = [
     if path.is_file()
 ]
 FILE_LINES, FUNCTION_LINES = 400, 60
+WALL_CLOCKS = ("time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.datetime.now")
+AGES = ("shared/launch_folder.py", "dashboard/run_folder.py", "evaluation/client.py")
+"""compare the wall clock with times of files, or with a date that another machine has sent"""
 
 
 def name(path: Path) -> str:
@@ -155,6 +158,17 @@ def load_matplotlib_only_to_draw(path: Path) -> Iterator[str]:
             yield f"line {node.lineno} loads matplotlib with the file"
 
 
+def measure_time_by_the_monotonic_clock(path: Path) -> Iterator[str]:
+    """The wall clock may jump: it is written down, and nothing else."""
+    if name(path) in AGES:
+        return
+    for node in ast.walk(tree(path)):
+        assigned = [node.value] if isinstance(node, (ast.Assign, ast.AnnAssign, ast.NamedExpr)) else []
+        parts = ast.walk(node) if isinstance(node, (ast.BinOp, ast.Compare, ast.AugAssign)) else assigned
+        if any(isinstance(part, ast.Call) and any(called(part, clock) for clock in WALL_CLOCKS) for part in parts):
+            yield f"line {node.lineno} measures by the wall clock: take time.monotonic()"
+
+
 RULES: dict[Callable[[Path], Iterator[str]], list[Path]] = {
     follow_the_arrows: SOURCES,
     are_short: SOURCES + TESTS,
@@ -164,6 +178,7 @@ RULES: dict[Callable[[Path], Iterator[str]], list[Path]] = {
     have_no_loose_ends: [*SOURCES, *TESTS, *TEXTS],
     leave_nothing_unwritten: SOURCES,
     load_matplotlib_only_to_draw: SOURCES,
+    measure_time_by_the_monotonic_clock: SOURCES,
 }
 
 
@@ -182,6 +197,7 @@ FAULTS = {
     have_no_loose_ends: "# TO" + "DO\n",
     leave_nothing_unwritten: "raise NotImplementedError\n",
     load_matplotlib_only_to_draw: "import matplotlib\n",
+    measure_time_by_the_monotonic_clock: "import time\nuntil = time.time() + 5\n",
 }
 
 

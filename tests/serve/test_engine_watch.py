@@ -14,7 +14,7 @@ from serve.engine_watch import QUIET_S, STEP_S, EngineWatch
 class Process:
     """As multiprocessing has them."""
 
-    pid, killed = 0, False
+    pid, killed, exitcode = 0, False, None
 
     def kill(self) -> None:
         self.killed = True
@@ -80,3 +80,22 @@ def test_only_the_engine_that_stands_still_is_killed(monkeypatch: pytest.MonkeyP
             await watch.end()
 
     asyncio.run(play())
+
+
+def test_the_end_of_a_process_is_told_with_its_reason(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    kills = iter([3, 4])
+    monkeypatch.setattr(engine_watch.deaths, "memory_kills", lambda: next(kills))
+
+    async def play() -> None:
+        watch, dead, living = EngineWatch(), Process(), Process()
+        dead.exitcode = -9  # type: ignore[assignment]
+        watch.start(asyncio.Event().wait, [dead, living])  # type: ignore[list-item]
+        await watch.end()
+        await watch.end()
+
+    asyncio.run(play())
+    [line] = caplog.messages
+    assert line.startswith("the engine's process was killed by signal 9 (SIGKILL). The kernel's out-of-memory killer")
+    assert line.endswith("lower cache_bytes or max_sequences")
