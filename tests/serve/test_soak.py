@@ -1,7 +1,7 @@
 """Many requests to a real server, half of them streams, a tenth aborted, its engine killed and frozen among them:
 each is answered or gets an error of its own, and neither memory nor descriptors grow with them.
 
-    SOAK_REQUESTS=100000 SOAK_KILLS=20 SOAK_FREEZES=5 python -m pytest -n 0 -s -m soak tests/serve/test_soak.py
+    SOAK_REQUESTS=100000 SOAK_KILLS=20 SOAK_FREEZES=5 python -m pytest --soak -n 0 -s tests/serve/test_soak.py
 """
 
 from __future__ import annotations
