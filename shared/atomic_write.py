@@ -25,6 +25,9 @@ _WRONG_KIND = (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOENT, errno.EN
 def cannot_write(path: Path, error: OSError) -> str:
     """Say in one line why a file cannot be written, and what to do."""
     reason = os.strerror(error.errno) if error.errno else str(error)
+    gone = next((folder for folder in reversed(path.parents) if not folder.exists()), None)
+    if error.errno == errno.ENOENT and gone is not None:
+        return f"{path} cannot be written: {gone} was deleted or moved, or its disk is no longer there: put it back"
     if error.errno in _NO_ROOM:
         repair = "free disk space, or choose a folder on another disk (runs_dir)"
     elif error.errno in _NOT_ALLOWED:
