@@ -51,15 +51,15 @@ def end_all() -> None:
     """SIGKILL all descendants until none is left."""
     until = time.monotonic() + KILL_S
     while time.monotonic() < until:
-        for number in (signal.SIGSTOP, signal.SIGKILL):  # what stands still starts nothing more
-            for pid in descendants():
-                with suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, number)
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
         except ChildProcessError:
             return  # none is left
+        for number in (signal.SIGSTOP, signal.SIGKILL):  # what stands still starts nothing more
+            for pid in descendants():
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, number)
         time.sleep(0.002)
 
 
