@@ -99,7 +99,9 @@ class Watched:
 
     def ended(self) -> bool:
         """Whether the process has ended."""
-        return bool(select.select([self.descriptor], [], [], 0)[0])
+        poll = select.poll()  # select.select takes no descriptor from 1024 on
+        poll.register(self.descriptor, select.POLLIN)
+        return bool(poll.poll(0))
 
     def status(self) -> int | None:
         """Return its exit code, or minus the signal that killed it, as `subprocess` does; None if unknown."""
