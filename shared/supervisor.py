@@ -4,8 +4,8 @@ Started as `python -IS supervisor.py PARENT_PID COMMAND...`, which `supervised` 
 command. Each adopts what it leaves behind (a subreaper), and kills every descendant, in whatever session it is and
 whatever it ignores, as soon as the command, the process that asked, or the other of the two has ended: so either of
 them may be killed or stopped. A signal that asks for something (SIGTERM, SIGINT, SIGUSR1, ...) is passed on to the
-command's process group; SIGKILL ends all at once. The exit status is the command's, and a pipe on its
-standard output ends when nothing of it is left. Neither root nor namespaces are needed.
+command's process group; SIGKILL ends all at once. The exit status is the command's, and a pipe on its standard output
+ends when nothing of it is left. Neither root nor namespaces are needed.
 
 Two things are out of its reach: what is left when both are killed in the same instant (the command itself ends then
 all the same), and what a daemon of the machine starts for the command (Docker, systemd, cron): that is no descendant.

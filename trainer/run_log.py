@@ -154,9 +154,8 @@ class RunLogger:
         waiting, lost = len(self.metrics.pending), self.metrics.lost
         if waiting and waiting + lost >= max(2 * self.told_waiting, 1):
             self.told_waiting = waiting + lost
-            said = f"{waiting:,} line(s) wait in memory until there is room" + f", {lost:,} older ones are lost" * bool(
-                lost
-            )
+            older = f", {lost:,} older ones are lost" if lost else ""
+            said = f"{waiting:,} line(s) wait in memory until there is room{older}"
             self.progress.warning(f"{self.metrics.last_failure}; {said}")
         elif self.told_waiting and not waiting:
             self.told_waiting = self.metrics.lost = 0
