@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import threading
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
 
 import pytest
 
 from serve import engine_watch
+from serve.engine import Delta, EngineDied
 from serve.engine_watch import QUIET_S, STEP_S, EngineWatch
+from tests.serve.conftest import Serve, eventually
 
 
 class Process:
@@ -99,3 +103,37 @@ def test_the_end_of_a_process_is_told_with_its_reason(
     [line] = caplog.messages
     assert line.startswith("the engine's process was killed by signal 9 (SIGKILL). The kernel's out-of-memory killer")
     assert line.endswith("lower cache_bytes or max_sequences")
+
+
+def test_a_request_of_a_frozen_engine_gets_an_error_and_the_next_one_an_answer(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scripted engine that hangs; the test with a real one that is stopped is in test_vllm.py."""
+    served = serve("4")
+    engine, watch, go = served.engine, EngineWatch(), threading.Event()
+    start, sound = engine.start, engine.generate
+
+    async def hang(*_: Any) -> AsyncGenerator[Delta, None]:
+        process.kill = lambda: setattr(engine, "dead", True)  # type: ignore[method-assign]
+        watch.start(asyncio.Event().wait, [process])  # type: ignore[list-item]
+        while not engine.dead:
+            await asyncio.sleep(0)
+        raise EngineDied
+        yield  # it is a generator
+
+    async def start_later() -> None:
+        await asyncio.to_thread(go.wait, 60)
+        await watch.end()
+        engine.generate = sound  # type: ignore[method-assign]
+        await start()
+
+    process = Process()
+    monkeypatch.setattr(engine_watch, "LOOK_EVERY_S", 1 / 256)
+    monkeypatch.setattr(engine_watch, "QUIET_S", 20 / 256)
+    engine.generate, engine.start = hang, start_later  # type: ignore[method-assign, assignment]
+    reply = served.ask()
+    assert reply.status_code == 503 and reply.headers["retry-after"] and reply.json()["error"]["code"]
+    eventually(lambda: served.client.get("/ready").status_code == 503)
+    go.set()
+    eventually(lambda: served.server.restarts == 1 and served.client.get("/ready").is_success)
+    assert served.ask().is_success
