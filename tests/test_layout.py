@@ -43,6 +43,12 @@ TEXTS = [
     if path.is_file()
 ]
 FILE_LINES, FUNCTION_LINES = 400, 60
+STARTS = ("subprocess.Popen", "subprocess.run", "asyncio.create_subprocess_exec", "asyncio.create_subprocess_shell")
+OWN_PROCESSES = (
+    *("verify/answer_checker.py", "verify/code/sandbox/client.py", "environments/gateway/client.py"),
+    *("trainer/trackers.py", "trainer/dashboard.py", "trainer/cards.py", "verify/code/cpp.py", "lab/ablate/runner.py"),
+)
+"""start programs of this project or the system, which end with their parent or soon, and start nothing that stays"""
 WALL_CLOCKS = ("time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.datetime.now")
 AGES = ("shared/launch_folder.py", "dashboard/run_folder.py", "evaluation/client.py")
 """compare the wall clock with times of files, or with a date that another machine has sent"""
@@ -158,6 +164,15 @@ def load_matplotlib_only_to_draw(path: Path) -> Iterator[str]:
             yield f"line {node.lineno} loads matplotlib with the file"
 
 
+def start_commands_of_others_under_supervision(path: Path) -> Iterator[str]:
+    """What a command starts ends with it only then."""
+    if name(path) in OWN_PROCESSES or "shared.supervisor" in imports(path):
+        return
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Call) and any(called(node, start) for start in STARTS):
+            yield f"line {node.lineno} starts a process: give it shared.supervisor.supervised(command)"
+
+
 def measure_time_by_the_monotonic_clock(path: Path) -> Iterator[str]:
     """The wall clock may jump: it is written down, and nothing else."""
     if name(path) in AGES:
@@ -179,6 +194,7 @@ RULES: dict[Callable[[Path], Iterator[str]], list[Path]] = {
     leave_nothing_unwritten: SOURCES,
     load_matplotlib_only_to_draw: SOURCES,
     measure_time_by_the_monotonic_clock: SOURCES,
+    start_commands_of_others_under_supervision: SOURCES,
 }
 
 
@@ -197,6 +213,7 @@ FAULTS = {
     have_no_loose_ends: "# TO" + "DO\n",
     leave_nothing_unwritten: "raise NotImplementedError\n",
     load_matplotlib_only_to_draw: "import matplotlib\n",
+    start_commands_of_others_under_supervision: "import subprocess\nsubprocess.run(command)\n",
     measure_time_by_the_monotonic_clock: "import time\nuntil = time.time() + 5\n",
 }
 
