@@ -41,6 +41,7 @@ from benchmarks import report
 from benchmarks.figures import ROOT, Figure, Found, Measured, NotMeasured, Place, Results, Section, decode, encode
 from benchmarks.figures import describe_machine as machine
 from shared.errors import ConfigError, DataError, InputError, MaestraleError, RunError
+from shared.supervisor import supervised
 from shared.watchdog import die_with_parent
 
 FOLDER = Path(__file__).parent
@@ -145,7 +146,8 @@ class _Line(msgspec.Struct):
 def measure(module: str, quick: bool, arguments: Sequence[str] = ()) -> list[Found]:
     """Return all that a benchmark yields, each shown as it comes. Raises NotMeasured, RunError where it fails, and
     SystemExit where it refuses its options."""
-    command = [sys.executable, "-m", "benchmarks", "--child", module, *["--quick"] * quick, *arguments]
+    child = [sys.executable, "-m", "benchmarks", "--child", module, *["--quick"] * quick, *arguments]
+    command = supervised(child)  # its launches end with it
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         found: list[Found] = []
@@ -242,7 +244,7 @@ def of_checkout(folder: Path, names: Sequence[str], quick: bool) -> Results:
         results, document = Path(name) / "results.json", Path(name) / "page.md"
         document.write_text("<!-- results -->\n<!-- end of results -->\n")
         command = [sys.executable, "-m", module, *names, "--json", str(results), "--document", str(document)]
-        if code := subprocess.run([*command, *["--quick"] * quick], cwd=folder, check=False).returncode:
+        if code := subprocess.run(supervised([*command, *["--quick"] * quick]), cwd=folder, check=False).returncode:
             raise RunError(f"the benchmarks of {folder} ended with code {code}")
         return read(results)
 

@@ -19,6 +19,7 @@ from shared import settings_file
 from shared.config import Config
 from shared.errors import ConfigError, RunError
 from shared.progress import CleanConsole
+from shared.supervisor import supervised
 
 PARTS = ("1_sampled", "2_learnable", "4_graded", "5_labelled")
 """PART in OUTPUT.PART.jsonl, each with its rejected rows and report; part 3 is a run, part 6 is OUTPUT.jsonl"""
@@ -104,7 +105,7 @@ def train(config: Config, path: Path, problems: Path) -> Path:
         return export
     command = [sys.executable, "-c", CHILD, str(path), f"--data.train={problems}", f"--name={name}"]
     # of its own session: Ctrl-C reaches it once, through us
-    process = subprocess.Popen(command, start_new_session=True)
+    process = subprocess.Popen(supervised(command), start_new_session=True)
     interrupted = False
     while True:
         try:

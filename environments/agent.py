@@ -18,7 +18,6 @@ import json
 import math
 import os
 import shlex
-import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -38,19 +37,16 @@ from environments.gateway.messages import (
     TokensAsked,
     TurnGiven,
 )
+from shared import deaths
 from shared.chat_endpoint import FAILURES, ApiEndpoint, HttpStatus
 from shared.json_reader import parse_json
 from shared.section import Section
+from shared.supervisor import supervised
 from shared.tool_calls import RESULT_CLOSE, RESULT_OPEN, TOOLS_PROMPT, CallReader
 from shared.types import Problem, Verdict
 from verify.child_process import kill_group
 from verify.plugins import Failed
 
-START = (
-    "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.getppid() == int(sys.argv[1]) or os._exit(1); "
-    "os.execvp(sys.argv[2], sys.argv[2:])"
-)
-"""runs a command in a process that is killed when this one ends (PR_SET_PDEATHSIG)"""
 OUTPUT_BYTES = 64 << 10
 """of the end of what an agent prints, which is kept"""
 SERVER_S = 86_400.0
@@ -220,14 +216,13 @@ class Agent(Environment):
     # ---- how it is run -----------------------------------------------------------------------------------------------
 
     async def _run(self, session: AgentSession, problem: dict[str, Any]) -> AgentEnd:
-        """Run the agent's process to its end; killed when this is cancelled."""
+        """Run the agent's process to its end; what it has started is killed then, and all when this is cancelled."""
         command = shlex.split(self.options.command)
         variables = {**os.environ, "OPENAI_BASE_URL": session.url, "OPENAI_API_KEY": session.key}
-        pipe = asyncio.subprocess.PIPE
+        pipe, kills_before = asyncio.subprocess.PIPE, deaths.memory_kills()
         child = await asyncio.create_subprocess_exec(
-            sys.executable, "-ISc", START, str(os.getpid()), *command, env=variables,
-            stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True,
-        )  # fmt: skip
+            *supervised(command), env=variables, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
+        )
         assert child.stdin and child.stdout and child.stderr
         try:
             child.stdin.write(json.dumps(problem).encode() + b"\n")
@@ -237,6 +232,9 @@ class Agent(Environment):
             kill_group(child.pid)
             await child.wait()
             child._transport.close()  # type: ignore[attr-defined] # else its pipes stay open until it is collected
+        if code < 0:
+            why = deaths.how(code) + deaths.advice(code, "agent", 0, kills_before)
+            return AgentEnd(None, None, f"the agent {why}")
         if code:
             lines = errors.strip().splitlines() or ["it said nothing"]
             return AgentEnd(None, None, f"the agent ended with exit code {code}: {lines[-1][:300]}")

@@ -16,7 +16,7 @@ import itertools
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,7 @@ from environments.process import (
 from shared.environment_settings import EnvironmentSettings
 from shared.errors import ConfigError
 from shared.sections import RewardWeights
+from shared.supervisor import supervised
 from shared.types import Problem, Verdict
 from verify.child_process import FilesRefused, frame, kill_group, python_path, read_frame
 from verify.plugins import Failed, checked_options
@@ -86,7 +87,7 @@ class _Process:
 
     async def _start(self) -> FilesLoaded:
         self.child = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "environments.process", str(os.getpid()), self.settings, *self.files),
+            *supervised([sys.executable, "-m", "environments.process", self.settings, *self.files]),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": python_path()},
@@ -120,7 +121,8 @@ class _Process:
                 future = self.waiting.pop(said.number, None)
                 if future is not None and not future.done():
                     future.set_result(said)
-        self.how = await self._end()
+        how = await self._end()
+        self.how = self.how or how
         left, self.waiting = self.waiting, {}
         for future in left.values():
             if not future.done():
@@ -152,7 +154,7 @@ class _Process:
             return reply
         except TimeoutError as error:
             self.kill()
-            reason = f"no answer after {asked.deadline_s:g} s: killed"
+            self.how = reason = f"no answer after {asked.deadline_s:g} s: killed"
             if not alone:
                 raise InstanceLost(reason) from error
             return Answered(asked.number, None, Verdict.TIMEOUT, reason)
@@ -183,6 +185,8 @@ class EnvironmentHost:
         """environments of the plug-in files: name -> whether a verifier grades"""
         self._processes: list[_Process] = []
         self._starting = asyncio.Lock()
+        self.on_end: Callable[[str], None] = lambda how: None
+        """called with how a process ended, when it is replaced"""
         self.alone = asyncio.Lock()
         """to be held for a call with `alone`, and until its instance has answered"""
         self._numbers, self._places = itertools.count(), itertools.count()
@@ -269,6 +273,9 @@ class EnvironmentHost:
         async with self._starting:
             if self._processes[place].dead:
                 last = self._processes[place]
+                await last.end()
+                if last.how:
+                    self.on_end(last.how)
                 self._processes[place] = process = _Process(last.settings, last.files)
                 try:
                     await process.start()

@@ -1,19 +1,16 @@
 """The environment "mcp": the tools of any server of the Model Context Protocol, by a command or an HTTP address.
 
-A server that is started by a command dies with this process, whatever ends that, and gets of its environment what the
-`mcp` package passes on (PATH, HOME, ...); "env NAME=VALUE command" gives it more. Each episode has a session of its
-own, which is a process of its own for a command, unless `shared`.
+A server that is started by a command ends with its session or this process, whatever ends that, and so does all that
+it starts. It gets of its environment what the `mcp` package passes on (PATH, HOME, ...); "env NAME=VALUE command" gives
+it more. Each episode has a session of its own, which is a process of its own for a command, unless `shared`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
 import shlex
-import sys
 from collections.abc import Callable, Coroutine, Sequence
-from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -23,6 +20,7 @@ from environments.environment import Observation, environment
 from environments.tools import EnvironmentTool, ToolEnvironment, ToolError, ToolOptions
 from shared.errors import ConfigError
 from shared.settings_file import literal
+from shared.supervisor import supervised
 from shared.tool_calls import ToolDefinition
 from shared.types import Problem, Verdict
 from verify.plugins import Failed
@@ -31,10 +29,6 @@ START_S = 60.0
 """seconds that a server may take before a run"""
 MOST_PAGES = 100
 """of a server's list of tools"""
-_WITH_PARENT = (
-    "import os, sys; sys.path.insert(0, sys.argv[1]); from verify.code.sandbox.syscalls import die_with_parent; "
-    "die_with_parent(int(sys.argv[2])); os.execvp(sys.argv[3], sys.argv[3:])"
-)
 
 
 class McpOptions(ToolOptions):
@@ -80,9 +74,8 @@ class McpSession:
 
         if self.options.url:
             return self.options.url
-        root = str(Path(__file__).resolve().parents[1])
-        started = ["-S", "-P", "-c", _WITH_PARENT, root, str(os.getpid()), *shlex.split(self.options.command)]
-        return StdioServerParameters(command=sys.executable, args=started)
+        program, *arguments = supervised(shlex.split(self.options.command))
+        return StdioServerParameters(command=program, args=arguments)
 
     async def _hold(self) -> None:
         from mcp import Client

@@ -1,6 +1,6 @@
 """The process in which environments of plug-in files run: what hangs or exits there harms nothing else.
 
-Started as `python -m environments.process PARENT_PID SETTINGS FILE...`. Frames on stdin and stdout as in
+Started as `python -m environments.process SETTINGS FILE...`. Frames on stdin and stdout as in
 `verify/child_process.py`: it sends `FilesLoaded` or `FilesRefused`, then for each `ResetCall` and `StepCall` an
 `Answered`. What environments print goes to standard error. The kernel's out-of-memory killer takes this process first.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
+import os
 import sys
 import time
 import traceback
@@ -200,11 +201,11 @@ class EnvironmentProcess:
 
 def serve(requests: int, replies: int) -> None:
     """Run the files, and handle requests until the host closes its end."""
-    settings, *files = sys.argv[2:]
+    settings, *files = sys.argv[1:]
     process = EnvironmentProcess(replies, msgspec.json.decode(settings, type=ProcessSettings), files)
     if process.load():
         asyncio.run(process.serve(requests))
 
 
 if __name__ == "__main__":
-    run_child(int(sys.argv[1]), serve, expendable=True)
+    run_child(os.getppid(), serve, expendable=True)

@@ -12,6 +12,7 @@ import logging
 import multiprocessing
 import os
 import re
+import stat
 import threading
 import traceback
 from collections.abc import Iterator
@@ -120,6 +121,7 @@ def run_engine_core(*arguments: Any, **named: Any) -> None:
     there is a folder for stacks, its traceback stands there, and not among the lines of the launch."""
     from vllm.v1.engine.core import EngineCoreProc
 
+    leave_connections()
     if BELOW_A_RANK in os.environ:
         die_with_parent()
     if folder := os.environ.get(STACKS_VARIABLE):
@@ -138,6 +140,18 @@ def run_engine_core(*arguments: Any, **named: Any) -> None:
             if folder:
                 raise SystemExit(1) from error
         raise
+
+
+def leave_connections() -> None:
+    """Give up the sockets that a fork has inherited: else a connection of the parent would not end before this process,
+    and its port would stay taken. Their numbers lead to /dev/null then, since copies of the parent's objects may still
+    close them."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for number in map(int, os.listdir("/proc/self/fd")):
+        with contextlib.suppress(OSError):
+            if number > 2 and stat.S_ISSOCK(os.fstat(number).st_mode):
+                os.dup2(null, number, inheritable=False)
+    os.close(null)
 
 
 def engine_processes() -> set[BaseProcess]:

@@ -24,6 +24,7 @@ from rollout.start import engine_processes, kill_engines, last_words, started_wi
 from rollout.vllm_config import GPU_SHARE, make_vllm_config, prepare_environment, read_stop_tokens
 from serve.engine import Candidate, Constraint, Delta, EngineDied, EngineRefused, SamplingParameters
 from serve.engine_deaths import EngineFailover
+from serve.engine_watch import EngineWatch
 from shared.errors import ConfigError, ModelError
 from shared.model.cpu import given_threads
 from shared.model.model_card import read_card
@@ -79,6 +80,7 @@ class VllmEngine:
         self.warm_up_s = 0.0
         """seconds that the warm-up of the last start took"""
         self.failover = EngineFailover(lambda: self.llm, self._sample)
+        self.watch = EngineWatch()
         self._stop_ids = sorted(stop_ids) or read_stop_tokens(model_dir)
         self._names = itertools.count()
         self._changing = asyncio.Lock()
@@ -91,6 +93,7 @@ class VllmEngine:
             others = engine_processes()
             try:
                 self.llm = await asyncio.to_thread(self._begin)
+                self.watch.start(self.llm.is_sleeping, engine_processes() - others)
                 for name, request in self._adapters.current.items():
                     await self._add_adapter(self.llm, name, request)
                 await self._warm_up()
@@ -112,6 +115,8 @@ class VllmEngine:
                     async for _ in deltas:
                         pass
             except EngineDied as error:
+                if self.watch.frozen:
+                    raise ModelError(f"the engine of {self.model_dir} {self.watch.frozen}") from error
                 died = f"the engine of {self.model_dir} {warm_up.Died(prompt)} ({self.dtype})"
                 raise ModelError(f"{died}: {last_words() or 'try another dtype, e.g. float32'}") from error
         self.warm_up_s = time.monotonic() - began
@@ -213,6 +218,7 @@ class VllmEngine:
             queue = await llm.submit(f"r{next(self._names)}", prompt_ids, self._params(sampling), adapter)
             while not finished:
                 output, steps = await queue.take()
+                self.watch.moved = True
                 found, finished = output.outputs[0], output.finished
                 if found.finish_reason == "error":
                     raise EngineRefused("the engine gave the request up, as where its constraints leave no token")
@@ -248,10 +254,11 @@ class VllmEngine:
         except TimeoutError:
             pass  # those that still run go on under the new weights
         try:
-            async with asyncio.timeout(LOAD_DEADLINE_S):
-                await llm.pause_generation(mode="keep")  # keys and values are computed anew afterwards
-                await llm.collective_rpc("maestrale_load_weights", args=(model_dir,))
-                await llm.resume_generation()
+            with self.watch.loading():
+                async with asyncio.timeout(LOAD_DEADLINE_S):
+                    await llm.pause_generation(mode="keep")  # keys and values are computed anew afterwards
+                    await llm.collective_rpc("maestrale_load_weights", args=(model_dir,))
+                    await llm.resume_generation()
         except Exception as error:
             # nobody knows which weights it holds; the server's watch starts it again with the old ones
             if self.llm is llm:
@@ -270,9 +277,12 @@ class VllmEngine:
     async def _add_adapter(self, llm: StepLLM, name: str, request: LoRARequest) -> None:
         """Load an adapter into the engine. Raises ModelError if vLLM refuses it."""
         try:
-            await llm.add_lora(request)
+            with self.watch.loading():
+                async with asyncio.timeout(LOAD_DEADLINE_S):
+                    await llm.add_lora(request)
         except Exception as error:
-            raise ModelError(f"vLLM cannot serve {request.lora_path} as {name}: {error}") from error
+            why = error if str(error) else f"no answer after {LOAD_DEADLINE_S:g} s"
+            raise ModelError(f"vLLM cannot serve {request.lora_path} as {name}: {why}") from error
 
     async def is_alive(self) -> bool:
         """Whether the engine process is there."""
@@ -294,6 +304,7 @@ class VllmEngine:
             await self._end_process()
 
     async def _end_process(self) -> None:
+        await self.watch.end()
         llm, self.llm = self.llm, None
         if llm is not None:
             self.failover.mark_dead(llm, meant=not llm.errored)

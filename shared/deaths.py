@@ -31,8 +31,10 @@ LOWER = {
     "controller": "rollout.prompts_per_step or reward.workers",
     "trainer": "optimiser.micro_batch_tokens, or use more placement.trainers",
     "engine": "rollout.cache_bytes or rollout.max_sequences",
+    "server's engine": "cache_bytes or max_sequences",
+    "agent": "the memory that it needs, or rollout.max_sequences (episodes at once)",
 }
-"""kind of rank -> settings that reduce its memory"""
+"""kind of process -> settings that reduce its memory"""
 _requests = -1
 _asked = ""
 _PIDFD_GET_INFO = 0xC040FF0B
@@ -97,7 +99,9 @@ class Watched:
 
     def ended(self) -> bool:
         """Whether the process has ended."""
-        return bool(select.select([self.descriptor], [], [], 0)[0])
+        poll = select.poll()  # select.select takes no descriptor from 1024 on
+        poll.register(self.descriptor, select.POLLIN)
+        return bool(poll.poll(0))
 
     def status(self) -> int | None:
         """Return its exit code, or minus the signal that killed it, as `subprocess` does; None if unknown."""

@@ -196,6 +196,10 @@ def kind_of(values: Mapping[str, Any]) -> str:
     return groups.pop() if len(groups) == 1 and groups <= {"sft", "evaluation"} else "train"
 
 
+MOST_PENDING = 10_000
+"""lines of metrics that wait for room on the disk, about 40 MB; the oldest make room for new ones"""
+
+
 class MetricsLog:
     """Appends one line per step. After a resume from step N, lines of later steps are dropped and made again."""
 
@@ -204,6 +208,8 @@ class MetricsLog:
         self.path = path
         self.pending: list[bytes] = []
         """lines that could not be written yet"""
+        self.lost = 0
+        """lines that waited too long, and are written no more"""
         self.last_failure = ""
         """why the last write failed, and what to do"""
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -222,6 +228,8 @@ class MetricsLog:
                 self.pending.pop(0)
         except OSError as error:
             self.last_failure = str(error)
+            self.lost += max(len(self.pending) - MOST_PENDING, 0)
+            del self.pending[:-MOST_PENDING]
         return line
 
 

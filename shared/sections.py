@@ -127,6 +127,8 @@ class Rollout(Section):
     """how weights reach the engines: shared memory (CPU, one node), CUDA IPC (GPU, one node), network (NCCL or gloo)"""
     max_restarts: int = Field(5, ge=0)
     """an engine that died is started again this many times"""
+    keep_bytes: int = Field(20_000_000_000, ge=0)
+    """most bytes of the run's rollouts/: the files of its oldest steps make room for new ones; 0 keeps all"""
 
     def own_contradictions(self) -> Iterator[str]:
         """Yield contradictions of the order in which groups are trained, and of engines and transport."""

@@ -34,7 +34,7 @@ WAITING_MESSAGES = 10_000
 """messages of one rank that wait here before its own queue grows instead of the controller's"""
 BACKLOG = 4096
 OPEN_FILES = 65_536
-"""open files of a controller that strangers can reach: each takes one until it is refused"""
+"""open files of a controller: an agent takes three pipes, a rank a connection, a stranger one until it is refused"""
 SEALED_BYTES = 256
 """what encryption adds to a frame at most"""
 SUCCEEDED = zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -125,14 +125,14 @@ class ListeningSocket:
         self.socket.setsockopt(zmq.IPV6, 1)
         for option, value in ((zmq.MAXMSGSIZE, limit), (zmq.BACKLOG, BACKLOG), (zmq.RCVHWM, WAITING_MESSAGES)):
             self.socket.setsockopt(option, value)
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
         if role.one_node:
             endpoint = f"ipc://{role.folder / name}"
             self.socket.bind(endpoint)
             role.store.set(name, endpoint)
             return
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
         key, own = zmq.curve_keypair(), zmq.curve_keypair()
         self._admit_only(key[0], own[1], name)
         port: int = self.socket.bind_to_random_port(f"tcp://{address}")

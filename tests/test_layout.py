@@ -43,6 +43,15 @@ TEXTS = [
     if path.is_file()
 ]
 FILE_LINES, FUNCTION_LINES = 400, 60
+STARTS = ("subprocess.Popen", "subprocess.run", "asyncio.create_subprocess_exec", "asyncio.create_subprocess_shell")
+OWN_PROCESSES = (
+    *("verify/answer_checker.py", "verify/code/sandbox/client.py", "environments/gateway/client.py"),
+    *("trainer/trackers.py", "trainer/dashboard.py", "trainer/cards.py", "verify/code/cpp.py", "lab/ablate/runner.py"),
+)
+"""start programs of this project or the system, which end with their parent or soon, and start nothing that stays"""
+WALL_CLOCKS = ("time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.datetime.now")
+AGES = ("shared/launch_folder.py", "dashboard/run_folder.py", "evaluation/client.py")
+"""compare the wall clock with times of files, or with a date that another machine has sent"""
 
 
 def name(path: Path) -> str:
@@ -171,6 +180,26 @@ def show_texts_clean(path: Path) -> Iterator[str]:
         yield from (f"line {call.lineno}: Console, not CleanConsole" for call in calls)
 
 
+def start_commands_of_others_under_supervision(path: Path) -> Iterator[str]:
+    """What a command starts ends with it only then."""
+    if name(path) in OWN_PROCESSES or "shared.supervisor" in imports(path):
+        return
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Call) and any(called(node, start) for start in STARTS):
+            yield f"line {node.lineno} starts a process: give it shared.supervisor.supervised(command)"
+
+
+def measure_time_by_the_monotonic_clock(path: Path) -> Iterator[str]:
+    """The wall clock may jump: it is written down, and nothing else."""
+    if name(path) in AGES:
+        return
+    for node in ast.walk(tree(path)):
+        assigned = [node.value] if isinstance(node, (ast.Assign, ast.AnnAssign, ast.NamedExpr)) else []
+        parts = ast.walk(node) if isinstance(node, (ast.BinOp, ast.Compare, ast.AugAssign)) else assigned
+        if any(isinstance(part, ast.Call) and any(called(part, clock) for clock in WALL_CLOCKS) for part in parts):
+            yield f"line {node.lineno} measures by the wall clock: take time.monotonic()"
+
+
 RULES: dict[Callable[[Path], Iterator[str]], list[Path]] = {
     follow_the_arrows: SOURCES,
     are_short: SOURCES + TESTS,
@@ -182,6 +211,8 @@ RULES: dict[Callable[[Path], Iterator[str]], list[Path]] = {
     load_matplotlib_only_to_draw: SOURCES,
     show_texts_clean: SOURCES,
     run_no_code_of_models: SOURCES + sorted((ROOT / "benchmarks").rglob("*.py")),
+    measure_time_by_the_monotonic_clock: SOURCES,
+    start_commands_of_others_under_supervision: SOURCES,
 }
 
 
@@ -202,6 +233,8 @@ FAULTS = {
     load_matplotlib_only_to_draw: "import matplotlib\n",
     show_texts_clean: "Console().print('x')\n",
     run_no_code_of_models: "AutoTokenizer.from_pretrained(folder)\n",
+    start_commands_of_others_under_supervision: "import subprocess\nsubprocess.run(command)\n",
+    measure_time_by_the_monotonic_clock: "import time\nuntil = time.time() + 5\n",
 }
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from shared.atomic_write import beside
 from shared.errors import ConfigError, DataError
 from shared.row_files import plain
+from shared.supervisor import supervised
 
 
 class NoRowCame(DataError):
@@ -43,9 +44,9 @@ def send_rows(rows: Iterable[dict[str, Any]]) -> None:
 def rows_of_process(module: str, argument: str, setting: str, deadline_s: float) -> Iterator[bytes]:
     """Yield the lines that a module run with this argument writes; it is killed where one takes longer than
     `deadline_s`. Raises ConfigError and DataError with the last line that it said, by its exit code."""
-    command = [sys.executable, "-m", module, argument]
+    command = supervised([sys.executable, "-m", module, argument])
     said = tempfile.TemporaryFile()  # noqa: SIM115 - closed below
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said)
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, start_new_session=True)
     late = threading.Event()
 
     def end() -> None:

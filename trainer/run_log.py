@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,9 @@ class RunLogger:
         self.trackers = Trackers(self.config, ledger.version, progress.warning)
         self.told_waiting = 0
         """lines of metrics that waited for room when that was last reported"""
+        self.rollouts: dict[int, int] | None = None
+        """step -> bytes of its file of rollouts; None before the first is written"""
+        self.told_removed = False
         self.last_sync: SyncReport | None = None
         """report of the weight update that ended last"""
         self.generated_before = 0
@@ -149,30 +152,49 @@ class RunLogger:
     def _write(self, step: int, values: Mapping[str, float | int]) -> None:
         """Write a line of metrics. Lines that find no room wait; reported at first, and whenever twice as many wait."""
         self.trackers.row(self.metrics.write(step, values))
-        waiting = len(self.metrics.pending)
-        if waiting >= max(2 * self.told_waiting, 1):
-            self.told_waiting = waiting
-            said = f"{waiting:,} line(s) wait in memory until there is room"
+        waiting, lost = len(self.metrics.pending), self.metrics.lost
+        if waiting and waiting + lost >= max(2 * self.told_waiting, 1):
+            self.told_waiting = waiting + lost
+            older = f", {lost:,} older ones are lost" if lost else ""
+            said = f"{waiting:,} line(s) wait in memory until there is room{older}"
             self.progress.warning(f"{self.metrics.last_failure}; {said}")
         elif self.told_waiting and not waiting:
-            self.told_waiting = 0
-            self.progress.note(f"{self.metrics.path}: there is room again, no line of metrics is lost")
+            self.told_waiting = self.metrics.lost = 0
+            said = f"{lost:,} lines are" if lost else "no line of metrics is"
+            self.progress.note(f"{self.metrics.path}: there is room again, {said} lost")
 
     def end(self) -> None:
         """End the record: report what no step has reported yet, and lines of metrics that still wait: they are lost."""
         self._tell_failures()
-        if lost := len(self.metrics.pending):
+        if lost := len(self.metrics.pending) + self.metrics.lost:
             self.progress.warning(f"{lost:,} line(s) of metrics are lost: {self.metrics.last_failure}")
         self.trackers.end(finished=self.ledger.version >= self.config.last_version)
 
     async def keep(self, groups: list[Group], version: int) -> None:
         """Write the groups that step `version` was trained on, in a thread: thousands of long completions take seconds,
         and messages and heartbeats must go on."""
-        await asyncio.to_thread(self._keep, self.folder / "rollouts" / f"step_{version}.jsonl", list(groups))
+        most_bytes = self.config.rollout.keep_bytes
+        removed = await asyncio.to_thread(self._keep, version, list(groups), most_bytes)
+        if removed and not self.told_removed:
+            self.told_removed = True
+            self.progress.note(
+                f"rollouts/ has reached rollout.keep_bytes = {most_bytes:,}: the oldest files make room from now on"
+            )
 
-    def _keep(self, path: Path, groups: list[Group]) -> None:
+    def _keep(self, version: int, groups: list[Group], most_bytes: int) -> int:
+        """Write a step's file, and remove the oldest where all have more than `most_bytes`; returns how many."""
         groups = [replace(one, completions=[replace(each, routes=[]) for each in one.completions]) for one in groups]
+        path = self.folder / "rollouts" / f"step_{version}.jsonl"
         write_jsonl(path, [self._with_turns(group) if group.prompt.problem.environment else group for group in groups])
+        if self.rollouts is None:
+            self.rollouts = {step: file.stat().st_size for step, file in rollout_files(self.folder)}
+        self.rollouts[version] = path.stat().st_size
+        removed, total = 0, sum(self.rollouts.values())
+        while most_bytes and total > most_bytes and len(self.rollouts) > 1:
+            total -= self.rollouts.pop(oldest := min(self.rollouts))
+            path.with_name(f"step_{oldest}.jsonl").unlink(missing_ok=True)
+            removed += 1
+        return removed
 
     def _with_turns(self, group: Group) -> Group:
         assert self.prompts is not None, "a problem has an environment, and nothing decodes its turns"
@@ -309,6 +331,14 @@ def check_folder(folder: Path) -> list[str]:
     return found
 
 
+def rollout_files(folder: Path) -> Iterator[tuple[int, Path]]:
+    """Yield (step, file) of a run's rollouts."""
+    for path in (folder / "rollouts").glob("step_*.jsonl"):
+        digits = path.stem.removeprefix("step_")
+        if digits.isdecimal():
+            yield int(digits), path
+
+
 def forget_after(folder: Path, version: int, stage: int) -> None:
     """Drop the evaluations, rollouts and changes of stage that came after `version` in `stage`, before a resume from
     there: they will be made again."""
@@ -320,7 +350,6 @@ def forget_after(folder: Path, version: int, stage: int) -> None:
             line for line in lines if line.endswith(b"\n") and _is_whole(_stage_of, line) and _stage_of(line) <= stage
         ]
         write_whole(changes, b"".join(kept))
-    for rollout in (folder / "rollouts").glob("step_*.jsonl"):
-        digits = rollout.stem.removeprefix("step_")
-        if digits.isdigit() and int(digits) > version:
+    for step, rollout in rollout_files(folder):
+        if step > version:
             rollout.unlink()

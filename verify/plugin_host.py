@@ -28,6 +28,7 @@ import msgspec
 
 from shared.errors import ConfigError
 from shared.sections import RewardWeights
+from shared.supervisor import supervised
 from shared.types import Verdict
 from verify.child_process import FilesRefused, frame, kill_group, python_path, read_frames, write_all
 from verify.plugin_process import (
@@ -85,15 +86,14 @@ class _Process:
         self.lock, self.dead = threading.Lock(), False
         self.heard = time.monotonic()
         """when it last sent something"""
-        started: concurrent.futures.Future[subprocess.Popen[bytes]] = concurrent.futures.Future()
-        threading.Thread(target=self._read, args=[started], name="plugin-host", daemon=True).start()
-        self.child = started.result()
-        threading.Thread(target=self._write, name="plugin-host", daemon=True).start()
+        self.child = self._begin()
+        for work in (self._read, self._write):
+            threading.Thread(target=work, name="plugin-host", daemon=True).start()
 
     def _begin(self) -> subprocess.Popen[bytes]:
         stack = self.stacks.fileno()
         return subprocess.Popen(
-            [sys.executable, "-m", "verify.plugin_process", str(os.getpid()), str(stack), *self.files],
+            supervised([sys.executable, "-m", "verify.plugin_process", str(stack), *self.files]),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
@@ -102,14 +102,8 @@ class _Process:
             start_new_session=True,
         )
 
-    def _read(self, started: concurrent.futures.Future[subprocess.Popen[bytes]]) -> None:
-        """Start the process, which dies with this thread, and handle its messages until it ends."""
-        try:
-            started.set_result(self._begin())
-        except BaseException as error:  # noqa: BLE001 - raised in the thread that waits
-            started.set_exception(error)
-            return
-        self.child = started.result()
+    def _read(self) -> None:
+        """Handle the messages of the process until it ends."""
         assert self.child.stdout
         source = self.child.stdout.fileno()
         with contextlib.suppress(OSError, msgspec.DecodeError):

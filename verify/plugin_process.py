@@ -1,7 +1,7 @@
 """The process in which plug-in files run, with their rewards and verifiers: what hangs, exits or exhausts memory there
 harms nothing else.
 
-Started as `python -m verify.plugin_process PARENT_PID STACK_DESCRIPTOR FILE...`. Frames on stdin and stdout as in
+Started as `python -m verify.plugin_process STACK_DESCRIPTOR FILE...`. Frames on stdin and stdout as in
 `child_process.py`: first a `FilesRead`, then for each `Describe` a `Description`, for each other message a `Begun`
 and a `Value`. What the functions print goes to standard error. On SIGUSR1 the current stack is written to
 STACK_DESCRIPTOR, whatever the process is busy with. The kernel's out-of-memory killer takes this process first.
@@ -13,6 +13,7 @@ import asyncio
 import faulthandler
 import importlib
 import inspect
+import os
 import signal
 import sys
 from functools import lru_cache
@@ -248,7 +249,7 @@ class PluginProcess:
 
 def serve(requests: int, replies: int) -> None:
     """Run the files, and answer requests until the host closes its end."""
-    stack, *files = sys.argv[2:]
+    stack, *files = sys.argv[1:]
     faulthandler.register(signal.SIGUSR1, file=int(stack), all_threads=False)
     process = PluginProcess(replies, files)
     if process.load():
@@ -256,4 +257,4 @@ def serve(requests: int, replies: int) -> None:
 
 
 if __name__ == "__main__":
-    run_child(int(sys.argv[1]), serve, expendable=True)
+    run_child(os.getppid(), serve, expendable=True)

@@ -30,6 +30,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from shared.supervisor import supervised
+
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS, PAGE = ROOT / "docs" / "results" / "gpu", ROOT / "docs" / "gpu.md"
 WHEELS = ROOT / "build" / "gpu-wheels"
@@ -146,8 +148,9 @@ def run(item: Item, device: str, tiny: bool, known: dict[str, float], left_s: fl
     if device == "cpu":
         environment["CUDA_VISIBLE_DEVICES"] = ""
     began, deadline_s = time.monotonic(), min(item.deadline_s, left_s)
-    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE, text=True, start_new_session=True)  # fmt: skip
+    process = subprocess.Popen(supervised(command), cwd=ROOT, env=environment, stdin=subprocess.DEVNULL,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                               start_new_session=True)  # fmt: skip
     late = False
     try:
         out, said = process.communicate(timeout=deadline_s)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import select
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,7 +20,7 @@ STANDS = declared(Path(__file__).parent / "stand_ins", "tests.benchmarks.stand_i
 
 
 def test_a_file_that_decorates_a_function_of_its_name_is_a_benchmark() -> None:
-    assert list(STANDS) == ["absent", "broken", "good", "paged"], "echo.py is none"
+    assert list(STANDS) == ["absent", "broken", "good", "paged", "starts"], "echo.py is none"
     assert STANDS["good"] == ("tests.benchmarks.stand_ins.good", "Measures what it was told.", "")
     assert STANDS["paged"].page == "docs/none.md"
     ours = declared()
@@ -38,6 +42,22 @@ def test_a_wrong_name_file_or_option_ends_with_code_2(tmp_path: Path, capsys: py
     errors = capsys.readouterr().err
     assert "did you mean 'good'" in errors and "no.json is no file of results" in errors and "needs --compare" in errors
     assert "--loud: options of a benchmark need one NAME" in errors
+
+
+def test_a_launch_ends_with_the_command_that_measures(tmp_path: Path) -> None:
+    line = tmp_path / "line"
+    os.mkfifo(line)
+    code = f"import benchmarks.__main__ as m; m.measure({STANDS['starts'].module!r}, False, ['--line={line}'])"
+    runner = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(command.ROOT)})
+    reader = os.open(line, os.O_RDONLY)
+    try:
+        assert os.read(reader, 1) == b"x"
+        runner.terminate()
+        assert select.select([reader], [], [], 30)[0] and os.read(reader, 1) == b""
+    finally:
+        runner.kill()
+        runner.wait()
+        os.close(reader)
 
 
 def test_two_files_are_compared_without_measuring(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -124,6 +124,7 @@ def test_the_reward_comes_by_http_or_from_the_verifier(tmp_path: Path) -> None:
     ("rest", "reason"),
     [
         ("sys.exit('no idea')", "exit code 1: no idea"),
+        ("import os; os.kill(os.getpid(), 15)", r"was killed by signal 15 \(SIGTERM\)$"),
         ("pass", "ended before it had asked"),
         ("ask([{'role': 'user', 'content': 'x'}])", "without a reward: let it print"),
         ("ask([{'role': 'user', 'content': 'x'}]); print('{\"reward\": \"high\"}')", "'high', which is no number"),
@@ -158,6 +159,30 @@ def test_what_fails_costs_the_episode_with_a_reason(tmp_path: Path, rest: str, r
 
     with pytest.raises(Failed, match=reason):
         asyncio.run(scene())
+
+
+def test_an_agent_that_runs_out_of_memory_is_told_as_such(tmp_path: Path) -> None:
+    """In a memory control group of its own, where this user may make one."""
+    group = Path("/sys/fs/cgroup/memory", f"test-{os.getpid()}")
+    if not group.parent.is_dir():
+        group = Path("/sys/fs/cgroup", group.name)
+    try:
+        group.mkdir()
+        limit = next(path for name in ("limit_in_bytes", "max") if (path := group / f"memory.{name}").exists())
+        limit.write_text(str(64 << 20))
+    except (OSError, StopIteration):
+        pytest.skip("no memory control group can be made here")
+    text = f"import os; open('{group}/cgroup.procs', 'w').write(str(os.getpid())); block = bytearray(256 << 20)"
+
+    async def scene() -> None:
+        async with agent(command=program(tmp_path, text)) as one:
+            await one.reset(PROBLEM, 7)
+
+    try:
+        with pytest.raises(Failed, match=r"SIGKILL.*out-of-memory killer did that.*lower the memory that it needs"):
+            asyncio.run(scene())
+    finally:
+        group.rmdir()
 
 
 def test_closing_an_episode_refuses_its_request_and_ends_the_agent(tmp_path: Path) -> None:

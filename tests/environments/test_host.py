@@ -278,6 +278,8 @@ def test_a_process_that_is_killed_between_turns_is_replaced_and_the_instance_rep
                         await asyncio.sleep(0.05)
                 one = await episodes.answer(prompt, episodes.end_turn(await sampled(one, episodes.chat)))
             assert (one.token_ids, one.anew, len(one.turns)) == (whole.token_ids, 0, 4)
+            [line] = episodes.scorer.news()
+            assert re.fullmatch(r"a process of environment\.plugins ended \(SIGKILL\), \d so far: its .*", line)
 
     asyncio.run(run())
 

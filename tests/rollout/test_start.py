@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import socket
 import time
 from pathlib import Path
 
@@ -12,7 +13,9 @@ import pytest
 import torch
 from vllm.v1.engine.core import EngineCoreProc
 
-from rollout.start import last_words, own_gpus_first, run_engine_core, started_within, with_time_to_start
+from rollout.start import (
+    last_words, leave_connections, own_gpus_first, run_engine_core, started_within, with_time_to_start,
+)  # fmt: skip
 from shared import deaths
 from shared.config import Config
 from shared.watchdog import STACKS_VARIABLE
@@ -71,3 +74,33 @@ def test_a_dead_engine_says_why_in_one_line_and_its_traceback_is_in_a_file(
     assert deaths.how(1, words) == f"ended with exit code 1: {words}"
     with started_within(60):
         assert last_words() == "", "the words of the one before are no reason of the next"
+
+
+def test_a_forked_engine_holds_no_connection_and_no_port_of_its_parent() -> None:
+    server = socket.create_server(("127.0.0.1", 0))
+    address = server.getsockname()
+    client = socket.create_connection(address)
+    ours, _ = server.accept()
+    ready, theirs = os.pipe()
+    engine = os.fork()
+    if engine == 0:
+        try:
+            leave_connections()
+            os.write(theirs, b"x" if os.path.samestat(os.fstat(ours.fileno()), os.stat(os.devnull)) else b"closed")
+            signal.pause()
+        finally:
+            os._exit(1)
+    try:
+        assert os.read(ready, 9) == b"x", "its number stays taken"
+        ours.close()
+        server.close()
+        client.settimeout(30)
+        assert client.recv(1) == b"", "the client sees the end"
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(address)
+    finally:
+        os.kill(engine, signal.SIGKILL)
+        os.waitpid(engine, 0)
+        for one in (ready, theirs):
+            os.close(one)
+        client.close()

@@ -214,14 +214,18 @@ def test_a_client_that_leaves_frees_its_tokens_soon(long: Command, stream: bool)
     eventually(lambda: under_way() == 0, 3)
 
 
-def test_not_ready_while_the_engine_starts(long: Command) -> None:
-    long.engine().kill()
-    eventually(lambda: long.status("/ready") == 503)
+@pytest.mark.parametrize("end", ["kill", "suspend"])
+def test_not_ready_while_the_engine_starts(long: Command, end: str) -> None:
+    """suspend: it is frozen, which is noticed after a while, and answered as its death."""
+    getattr(long.engine(), end)()
+    eventually(lambda: long.status("/ready") == 503, 60)
     assert long.status("/health") == 200
     reply = long.client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "x"}]})
     if reply.status_code != 200:  # it came before the death was noticed, and the next engine has answered it
         assert reply.status_code == 503 and reply.json()["error"]["code"] == "engine_starting"
     eventually(lambda: long.status("/ready") == 200, 200)
+    sockets = [one for one in long.engine().net_connections("inet") if one.laddr.port == long.port]
+    assert not sockets, "the engine has inherited connections of clients, or the server's port"
 
 
 def test_an_evaluation_is_the_same_each_time(command: Command, tmp_path: Path) -> None:

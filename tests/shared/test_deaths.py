@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import resource
 import select
 import signal
 import subprocess
@@ -26,6 +29,19 @@ def test_an_end_is_noticed_at_once_and_told_before_and_after_the_parent_asked() 
     process.wait()
     assert watched.status() in (-signal.SIGKILL, None), "None: a kernel before 6.15"
     watched.close()
+
+
+def test_a_descriptor_may_have_any_number() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    watched = Watched(os.getpid())
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(before[1], 4096), before[1]))
+        low, watched.descriptor = watched.descriptor, fcntl.fcntl(watched.descriptor, fcntl.F_DUPFD_CLOEXEC, 2000)
+        os.close(low)
+        assert not watched.ended()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        watched.close()
 
 
 def test_an_exit_code_is_told_as_such() -> None:

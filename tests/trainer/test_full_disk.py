@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import os
@@ -13,7 +14,7 @@ import msgspec
 import pytest
 import torch
 
-from shared import settings_file
+from shared import metrics, settings_file
 from shared.atomic_write import append_line, beside
 from shared.config import Config
 from shared.errors import ConfigError, DiskError, MaestraleError
@@ -22,11 +23,15 @@ from shared.model import hf
 from shared.progress import Progress
 from tests.shared.test_hf import CONFIG, make_decoder
 from tests.trainer.test_report import evaluation
+from tests.trainer.test_trackers import group_of
 from trainer.data import write_jsonl
 from trainer.evaluation import FILE, EvaluationRecord, read_evaluations
+from trainer.ledger import Ledger
 from trainer.plot import write_plot
 from trainer.run_lock import RunLock
-from trainer.run_log import check_folder, forget_after
+from trainer.run_log import RunLogger, check_folder, forget_after, rollout_files
+from trainer.stages import Stages
+from trainer.timing import PhaseTimer
 
 
 @pytest.fixture
@@ -90,6 +95,49 @@ def test_metric_lines_wait_for_room_and_none_is_lost(disk: Path) -> None:
     assert not log.pending and [row["step"] for row in read_rows(log.path)] == list(range(1, 103))
 
 
+def logger_of(folder: Path, stream: io.StringIO, version: int = 0, **rollout: int) -> RunLogger:
+    ledger = Ledger(Stages(Config.model_validate({"runs_dir": str(folder), "name": "run", "rollout": rollout})))
+    ledger.version = version
+    return RunLogger(PhaseTimer(), Progress(stream), None, None, ledger, list)  # type: ignore[arg-type]
+
+
+def test_the_oldest_rollouts_make_room_and_a_resume_goes_on_from_what_is_there(tmp_path: Path) -> None:
+    async def keep(logger: RunLogger, first: int, last: int) -> list[int]:
+        for version in range(first, last + 1):
+            await logger.keep([group_of("x" * 1000)], version)
+        return sorted(step for step, _ in rollout_files(tmp_path / "run"))
+
+    stream = io.StringIO()
+    assert asyncio.run(keep(logger_of(tmp_path, stream, keep_bytes=0), 1, 12)) == list(range(1, 13))
+    size = (tmp_path / "run" / "rollouts" / "step_9.jsonl").stat().st_size
+    (tmp_path / "run" / "rollouts" / "step_note.jsonl").write_text("")
+    forget_after(tmp_path / "run", 10, 0)
+    assert asyncio.run(keep(logger_of(tmp_path, stream, 10, keep_bytes=4 * size + 9), 11, 12)) == [9, 10, 11, 12]
+    assert asyncio.run(keep(logger_of(tmp_path, stream, 12, keep_bytes=1), 13, 13)) == [13], "the newest stays"
+    assert stream.getvalue().count("the oldest files make room") == 2, "told once a launch"
+
+
+def test_lines_of_metrics_that_wait_are_bounded_and_losses_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metrics, "MOST_PENDING", 5)
+    stream = io.StringIO()
+    logger = logger_of(tmp_path, stream)
+    path = logger.metrics.path
+    path.unlink()
+    path.mkdir()  # as a full disk
+    for step in range(1, 20):
+        logger._write(step, {"loss": 1.0})
+    path.rmdir()
+    logger._write(20, {"loss": 1.0})
+    assert [row["step"] for row in read_rows(path)] == [15, 16, 17, 18, 19, 20]
+    told = " ".join(stream.getvalue().split())
+    assert "5 line(s) wait in memory until there is room, 3 older ones are lost" in told
+    assert "there is room again, 14 lines are lost" in told
+    logger._write(21, {"loss": 1.0})
+    assert stream.getvalue().count("room again") == 1
+
+
 def test_phases_that_cannot_be_written_are_told_once(disk: Path) -> None:
     stream = io.StringIO()
     progress = Progress(stream)
@@ -110,6 +158,13 @@ def test_a_run_folder_that_cannot_be_written_is_a_setting_to_change(tmp_path: Pa
     (folder / "lock").mkdir(parents=True)
     with pytest.raises(ConfigError, match=r"lock.*Is a directory"):
         RunLock(folder)
+
+
+def test_a_run_folder_that_was_deleted_is_told_as_such(tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "name"
+    for write in (lambda: append_line(folder / "rollouts" / "a", b"x"), lambda: write_jsonl(folder / "b", [])):
+        with pytest.raises(DiskError, match=rf"cannot be written: {tmp_path}/runs was deleted or moved"):
+            write()
 
 
 def test_a_read_only_folder_is_told_at_once(disk: Path) -> None:

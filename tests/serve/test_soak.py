@@ -1,0 +1,120 @@
+"""Many requests to a real server, half of them streams, a tenth aborted, its engine killed and frozen among them:
+each is answered or gets an error of its own, and neither memory nor descriptors grow with them.
+
+    SOAK_REQUESTS=100000 SOAK_KILLS=20 SOAK_FREEZES=5 python -m pytest --soak -n 0 -s tests/serve/test_soak.py
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import psutil
+import pytest
+
+from serve.engine_watch import QUIET_S
+from tests.serve.command import Command, untrained_model
+
+REQUESTS, KILLS, FREEZES = (
+    int(os.environ.get(f"SOAK_{name}", value)) for name, value in (("REQUESTS", 4000), ("KILLS", 2), ("FREEZES", 1))
+)
+CLIENTS = 40
+PARTS = 20
+"""figures are taken so often; the second half has no kills, so that one engine is measured"""
+PATIENCE_S = QUIET_S + 120
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(24 * 3600)]
+
+
+def body_of(number: int) -> dict[str, Any]:
+    """Short, as no two are: lengths of prompt and response vary, every third has a seed, log-probs or a constraint."""
+    more: list[dict[str, Any]] = [{}, {"temperature": 0}, {"seed": number}, {"logprobs": True}, {"stop": ["7"]}]
+    text = f"{number} + {number % 97} = ?" + " Why?" * (number % 5)
+    return {"messages": [{"role": "user", "content": text}], "max_tokens": 4 + number % 8, **more[number % len(more)]}
+
+
+async def ask(client: httpx.AsyncClient, number: int) -> str:
+    """How a request ended: "answered", "aborted", the code of its error, or "lost"."""
+    body, aborts = body_of(number), number % 10 == 0
+    try:
+        if number % 2 == 0 and not (aborts and number % 20):
+            async with client.stream("POST", "/v1/chat/completions", json={**body, "stream": True}) as reply:
+                last = ""
+                async for line in reply.aiter_lines():
+                    if aborts:
+                        return "aborted"
+                    last = line or last
+                if reply.status_code != 200:
+                    return str(json.loads(last)["error"]["code"])
+                return "answered" if last == "data: [DONE]" else "lost"
+        reply = await client.post("/v1/chat/completions", json=body, timeout=0.01 if aborts else PATIENCE_S)
+        return "answered" if reply.status_code == 200 else str(reply.json()["error"]["code"])
+    except httpx.TimeoutException:
+        return "aborted" if aborts else "lost"
+    except httpx.HTTPError:
+        return "lost"
+
+
+class Sizes(NamedTuple):
+    """Of the server and its engine."""
+
+    server_mib: int
+    server_descriptors: int
+    engine_mib: int
+    engine_descriptors: int
+
+
+def sizes(command: Command) -> Sizes:
+    server, engine = psutil.Process(command.process.pid), command.engine()
+    return Sizes(*(size for one in (server, engine) for size in (one.memory_info().rss >> 20, one.num_fds())))
+
+
+async def until_ready(client: httpx.AsyncClient) -> None:
+    while not (await client.get("/ready")).is_success:
+        await asyncio.sleep(0.2)
+
+
+async def soak(command: Command) -> tuple[Counter[str], list[Sizes]]:
+    """Outcome -> requests, and the sizes after each part of the second half."""
+    ended, seen, numbers = Counter[str](), list[Sizes](), iter(range(REQUESTS))
+    harms = {REQUESTS * (place + 1) // (2 * (KILLS + FREEZES + 1)): place for place in range(KILLS + FREEZES)}
+    limits = httpx.Limits(max_connections=CLIENTS)
+    async with httpx.AsyncClient(base_url=command.url, timeout=PATIENCE_S, limits=limits) as client:
+
+        async def work() -> None:
+            for number in numbers:
+                if number in harms:
+                    await until_ready(client)
+                    engine = command.engine()
+                    (engine.suspend if harms[number] < FREEZES else engine.kill)()
+                ended[outcome := await ask(client, number)] += 1
+                if outcome == "engine_starting":
+                    await until_ready(client)
+                if number % (REQUESTS // PARTS) == 0 and number > REQUESTS // 2:
+                    seen.append(sizes(command))
+                    print(f"{number:>7,} requests: {seen[-1]}, {dict(ended)}", flush=True)
+
+        await asyncio.gather(*(work() for _ in range(CLIENTS)))
+        await until_ready(client)
+    seen.append(sizes(command))
+    print(f"{REQUESTS:>7,} requests: {seen[-1]}, {dict(ended)}", flush=True)
+    return ended, seen
+
+
+def test_no_request_is_lost_and_nothing_grows(tmp_path: Path) -> None:
+    command = Command(untrained_model(tmp_path), tmp_path / "log", settings=["--max-sequences", "32"])
+    try:
+        ended, seen = asyncio.run(soak(command))
+        lines = command.client.get("/metrics").text.splitlines()
+    finally:
+        command.close()
+    [restarts] = [line.split()[1] for line in lines if line.startswith("maestrale_engine_restarts ")]
+    assert ended["lost"] == 0 and float(restarts) == KILLS + FREEZES, ended
+    first, last = seen[len(seen) // 2], seen[-1]
+    assert last.server_mib <= 1.05 * first.server_mib and last.engine_mib <= 1.05 * first.engine_mib, seen
+    assert last.server_descriptors <= first.server_descriptors + CLIENTS, seen
+    assert last.engine_descriptors <= first.engine_descriptors, seen
