@@ -11,8 +11,8 @@ from pathlib import Path
 import uvicorn
 
 from dashboard.app import create_app
-from serve.limits import take_address, uvicorn_config
 from shared.errors import ConfigError
+from shared.http_limits import take_address, uvicorn_config
 from verify.code.sandbox.syscalls import die_with_parent
 
 HOST, PORT = "127.0.0.1", 8400

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
-from serve.limits import take_address, uvicorn_config
 from serve.settings import ServerSettings, load
 from shared.errors import InputError, print_error
+from shared.http_limits import take_address, uvicorn_config
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
