@@ -12,6 +12,7 @@ import io
 import json
 import re
 import sys
+import time
 import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -23,9 +24,11 @@ import httpx
 from evaluation.settings import EvaluationSettings
 from evaluation.tasks import BENCHMARK_FILES, read_benchmark
 from shared.atomic_write import claim, write_whole
+from shared.chat_endpoint import PLAIN, packing
 from shared.errors import DataError, MaestraleError, print_error
 
-DEADLINE_S = 60.0
+DEADLINE_S, WHOLE_S = 60.0, 1800.0
+"""seconds without a byte, and for a whole file"""
 MOST_BYTES = 64 << 20
 """largest published file, unpacked too"""
 GITHUB = "https://raw.githubusercontent.com"
@@ -161,10 +164,15 @@ def fetch(address: str, mirror: str) -> bytes | bytearray:
             with (Path(mirror) / place).open("rb") as stream:
                 return at_most(stream.read(MOST_BYTES + 1))
         found, data = f"{mirror.rstrip('/')}/{place}" if mirror else address, bytearray()
-        with httpx.stream("GET", found, follow_redirects=True, timeout=DEADLINE_S) as response:
-            for piece in response.raise_for_status().iter_bytes():
+        ends = time.monotonic() + WHOLE_S
+        with httpx.stream("GET", found, headers=PLAIN, follow_redirects=True, timeout=DEADLINE_S) as response:
+            if packed := packing(response.raise_for_status().headers):
+                raise OSError(packed)
+            for piece in response.iter_raw():
                 data += piece
                 at_most(data)
+                if time.monotonic() > ends:
+                    raise OSError(f"not whole after {WHOLE_S:g} s")
         return data
     except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
         raise DataError(
