@@ -10,7 +10,7 @@ from tests import sizes
 ROOT = Path(__file__).resolve().parents[1]
 LISTENS = re.compile(
     r"\.bind\(|bind_to_random_port|create_server\(|start_server\(|start_unix_server\(|HTTPServer\)|\bTCPStore\(|"
-    r"uvicorn\.(run|Server)\(|init_process_group\("
+    r"\buvicorn\.(run\(|Server\b)|init_process_group\("
 )
 WHERE = {
     "environments/gateway/process.py": "the gateway of the environment `agent`",
@@ -33,12 +33,8 @@ def test_the_table_has_all_that_listens() -> None:
         for path in (ROOT / room).rglob("*.py")
     }
     assert {name for name, text in texts.items() if LISTENS.search(text)} == WHERE.keys()
-    page = (
-        (ROOT / "README.md")
-        .read_text(encoding="utf-8")
-        .partition("### Who can reach a launch")[2]
-        .partition("\n## ")[0]
-    )
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    page = readme.partition("### Who can reach a launch")[2].partition("\n## ")[0]
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("| ")]
     assert all(len(row) == 4 and all(row[:3]) for row in rows)
     for row in WHERE.values():

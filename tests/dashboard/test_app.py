@@ -114,7 +114,9 @@ def test_each_start_has_a_token_of_its_own_that_is_in_no_list_of_processes(
     first, second = dashboard(tmp_path), dashboard(tmp_path)
     assert first.token != second.token
     for one in (first, second):
-        assert one.token not in " ".join(psutil.Process(one.process.pid).cmdline())
+        process = psutil.Process(one.process.pid)
+        assert one.token not in " ".join(process.cmdline())
+        assert {each.laddr.ip for each in process.net_connections() if each.status == "LISTEN"} == {"127.0.0.1"}
         assert httpx.get(f"{one.url}/api/runs", timeout=60).status_code == 401
         assert httpx.get(f"{one.url}/api/runs", headers=one.link.headers, timeout=60).status_code == 200
         assert httpx.get(f"{one.url}/api/runs", headers=(first if one is second else second).link.headers,

@@ -78,6 +78,7 @@ def test_headers_without_end_are_cut_off_and_take_no_memory() -> None:
     async def scene() -> None:
         async with episode() as (session, client):
             process = psutil.Process(session.gateway.child.pid)
+            assert {one.laddr.ip for one in process.net_connections() if one.status == "LISTEN"} == {"127.0.0.1"}
             before = process.memory_info().rss
             for name, flood in floods.items():
                 reply = await reply_to(session, *flood)
