@@ -32,8 +32,9 @@ class TokenMiddleware:
         kind, _, key = request.headers.get("authorization", "").partition(" ")
         app: ASGIApp = self.app
         if scope["path"] == "/" and self._is_token(request.query_params.get("token", "")):
-            app = RedirectResponse("/", 303, {**HEADERS, "Cache-Control": "no-store"})
-            app.set_cookie(cookie, self.token, httponly=True, samesite="lax")
+            to_page = RedirectResponse("/", 303, {**HEADERS, "Cache-Control": "no-store"})
+            to_page.set_cookie(cookie, self.token, httponly=True, samesite="lax")
+            app = to_page
         elif not self._is_token(request.cookies.get(cookie, "")) and not (kind == "Bearer" and self._is_token(key)):
             app = _no_token()
         await app(scope, receive, send)

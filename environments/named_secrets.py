@@ -11,17 +11,25 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import urlsplit
 
 from shared.errors import ConfigError
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _ASSIGNMENT = re.compile(r"(?:-e|--env=)?(?P<name>[A-Z_][A-Z0-9_]*)=[^$].*", re.DOTALL)
-_SECRET_NAME = re.compile(
-    r"-{0,2}(?:[\w.-]+[-_.])?(?:api-?key|access-?key|key|token|pat|secret|pass|passwd|password|passphrase|credentials?|"
-    r"auth|authorization|bearer|signature|sig)",
+_PAIR = re.compile(
+    r"""(?P<name>[\w.-]*\w)["']?\s*[:=]\s*["']?(?:(?:bearer|basic|token)\s+)?(?=(?P<value>[^\s"',;&}]+))""",
     re.IGNORECASE,
 )
+"""a name and its value, as in NAME=VALUE, a header, the query of an address or JSON"""
+_SECRET_NAME = re.compile(
+    r"-{0,2}(?:[\w.-]+[-_.])?(?:(?:api|access|auth|client|private|secret|account|subscription|license)[-_.]?key|"
+    r"(?:api|access|auth|client|refresh|session)?(?:token|secret)|pat|pass|passwd|password|passphrase|credentials?|"
+    r"authorization|cookie|bearer|signature|sig)",
+    re.IGNORECASE,
+)
+_LONG_KEY = 16
+"""letters from which on a value that is only called "key" counts as a secret"""
 _SECRET_VALUE = re.compile(
     r"\b[a-z]{2}-[\w-]{16,}|\bgh[a-z]_\w{16,}|\bgithub_pat_\w{16,}|\bglpat-[\w-]{16,}|\bxox[a-z]-[\w-]{10,}|"
     r"\bAKIA[0-9A-Z]{12,}|\bAIza[\w-]{20,}|\bhf_\w{16,}|\beyJ[\w-]{8,}\.[\w-]{8,}|://[^/\s@]*:[^/\s$@][^/\s@]*@|"
@@ -29,7 +37,7 @@ _SECRET_VALUE = re.compile(
 )
 """keys of known services, tokens of the web, and passwords in an address"""
 _HARMLESS = re.compile(
-    r"\$.*|-.*|\d{1,5}|(?:~|\.{1,2})?/.*|.*\.(?:pem|key|crt|json|toml|txt|env)|none|true|false", re.I
+    r"\$.*|-.*|\d{1,5}|(?:~|\.{1,2})?/.*|.*\.(?:pem|key|crt|json|toml|txt|env)|none|true|false", re.IGNORECASE
 )
 """values that are no secret themselves: of a variable, another option, a number, a file"""
 
@@ -37,26 +45,26 @@ _HARMLESS = re.compile(
 def secret_in_command(command: str) -> str:
     """Return the name of what seems to be a secret in a command, "" without one. Raises ValueError for a command that
     cannot be read."""
-    for word, following in pairwise([*_words(shlex.split(command)), "-"]):
+    words = list(_words(shlex.split(command)))
+    for word in words:
         if assigned := _ASSIGNMENT.fullmatch(word):
             return assigned["name"]
-        name, equals, value = re.sub(r"^(?:-H|--header)=?", "", word).replace(":", "=", 1).partition("=")
-        if not equals and word.startswith("-"):
-            equals, value = "=", following
-        if equals and _SECRET_NAME.fullmatch(name.strip()) and not _HARMLESS.fullmatch(value.strip()):
-            return name.strip()
-        if _SECRET_VALUE.search(word):
-            return "a key or password"
-    return ""
+    options = [(word, value) for word, value in pairwise(words) if word.startswith("-")]
+    return _secret(command, options)
 
 
 def secret_in_url(url: str) -> str:
     """Return the name of what seems to be a secret in an address, "" without one."""
-    split = urlsplit(url)
-    if "@" in split.netloc:
-        return "user or password"
-    names = (name for name, _ in parse_qsl(split.query) if _SECRET_NAME.fullmatch(name))
-    return next(names, "a key" if _SECRET_VALUE.search(url) else "")
+    return "user or password" if "@" in urlsplit(url).netloc else _secret(url)
+
+
+def _secret(text: str, options: Sequence[tuple[str, str]] = ()) -> str:
+    for name, value in [*((found["name"], found["value"]) for found in _PAIR.finditer(text)), *options]:
+        words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name)  # clientSecret
+        secret = _SECRET_NAME.fullmatch(words) or (words.lower().strip("-") == "key" and len(value) >= _LONG_KEY)
+        if secret and not _HARMLESS.fullmatch(value):
+            return name
+    return "a key or password" if _SECRET_VALUE.search(text) else ""
 
 
 def _words(words: Sequence[str], depth: int = 2) -> Iterator[str]:

@@ -34,14 +34,6 @@ def new_id() -> str:
     return f"req_{uuid.uuid4().hex}"
 
 
-def uvicorn_config(app: ASGIApp, host: str, port: int, **more: Any) -> uvicorn.Config:
-    """Return the settings of uvicorn for a server with these limits."""
-    return uvicorn.Config(
-        app, host, port, ws="none", access_log=False, server_header=False, timeout_keep_alive=KEEP_ALIVE_S,
-        **{"http": LimitedHttpProtocol, **more},
-    )  # fmt: skip
-
-
 def take_address(host: str, port: int) -> socket.socket:
     """Return a socket that listens at the address, of a name with several its IPv4 one: from now on no other program
     can. Connections wait until somebody serves them. Raises ConfigError."""
@@ -175,3 +167,13 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             head += f"{REQUEST_ID}: {new_id()}\r\n"
             self.transport.write(f"{head}Connection: close\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
         self.transport.close()
+
+
+def uvicorn_config(
+    app: ASGIApp, host: str, port: int, http: type[LimitedHttpProtocol] = LimitedHttpProtocol, **more: Any
+) -> uvicorn.Config:
+    """Return the settings of uvicorn for a server with these limits."""
+    return uvicorn.Config(
+        app, host, port, http=http, ws="none", access_log=False, server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_S, **more,
+    )  # fmt: skip

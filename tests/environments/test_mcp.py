@@ -217,6 +217,11 @@ def test_a_variable_that_is_not_set_is_told_before_a_run(monkeypatch: pytest.Mon
         ({"command": "server token=hush"}, "token"),
         ({"command": "server --header 'Authorization: Bearer hushhush'"}, "Authorization"),
         ({"command": "server -H 'X-Api-Key: hush'"}, "X-Api-Key"),
+        ({"command": "npx mcp-remote 'https://host/sse?token=hush'"}, "token"),
+        ({"command": 'npx server --config \'{"clientSecret":"hush"}\''}, "clientSecret"),
+        ({"command": "server --connection 'Host=a;AccountKey=hushhush=='"}, "AccountKey"),
+        ({"command": "server -H 'Cookie: session=hush'"}, "Cookie"),
+        ({"command": "server --key hushhushhushhush"}, "--key"),
         ({"command": "server sk-hushhushhushhushhush"}, "a key or password"),
         ({"command": "server ghp_hushhushhushhushhush"}, "a key or password"),
         ({"command": "server postgres://user:hush@host/base"}, "a key or password"),
@@ -244,6 +249,9 @@ def test_a_secret_in_a_command_or_an_address_is_refused_and_not_repeated(options
         "server --ssl-key /etc/key.pem --token-file hidden", "sh -c 'server --token \"$TOKEN\"'",
         "server --no-auth --port 1",
         "uvx mcp-server-sqlite --db-path a=b.db", "server postgres://host:5432/base", "server --monkey business",
+        "npx mcp-remote https://host/sse --header 'Authorization: Bearer ${TOKEN}'",
+        "server --sort-key name --auth oauth",
+        "npx mcp-remote https://host/sse?page=2 --header Authorization:${HEADER}",
     ],
 )  # fmt: skip
 def test_commands_without_a_secret_are_taken(command: str) -> None:
