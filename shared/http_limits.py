@@ -27,6 +27,8 @@ HEAD_BYTES = 64 << 10
 HEADER_BYTES = 32
 """what each header counts besides its text, as in HTTP/2: two letters take some hundred bytes of memory"""
 REQUEST_ID = "X-Request-ID"
+KINDS = {401: "authentication_error", 408: "timeout_error"}
+"""status -> OpenAI's type of an error"""
 
 
 def new_id() -> str:
@@ -70,6 +72,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     head_s = 10.0
     """seconds in which the headers of a request must arrive, from the connection or from its first byte"""
     head_bytes = HEAD_BYTES
+    refusal_headers = ""
+    """further lines of a refusal's head"""
 
     def __init__(self, *arguments: Any, **named: Any):
         super().__init__(*arguments, **named)
@@ -161,10 +165,10 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if self.cycle is None or self.cycle.response_complete:
-            kind = "timeout_error" if status == 408 else "invalid_request_error"
+            kind = KINDS.get(status, "invalid_request_error")
             body = json.dumps({"error": {"message": message, "type": kind, "param": None, "code": code}}).encode()
             head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: application/json\r\n"
-            head += f"{REQUEST_ID}: {new_id()}\r\n"
+            head += f"{REQUEST_ID}: {new_id()}\r\n{self.refusal_headers}"
             self.transport.write(f"{head}Connection: close\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
         self.transport.close()
 

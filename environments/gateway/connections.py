@@ -19,6 +19,7 @@ EPISODE_CONNECTIONS = 16
 """connections at once of one episode, which needs one"""
 HEAD_BYTES = 16 << 10
 """largest size of a request line and its headers; with that, strangers' headers take at most some 200 MiB of memory"""
+NO_KEY = "this is no key of an episode under way: send the api_key that the agent got"
 
 
 def read_key(authorization: str) -> str:
@@ -73,6 +74,7 @@ def protocol_of(connections: Connections) -> type[LimitedHttpProtocol]:
 
     class CountedHttpProtocol(LimitedHttpProtocol):
         head_bytes = HEAD_BYTES
+        refusal_headers = "X-Should-Retry: false\r\n"
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
@@ -84,8 +86,10 @@ def protocol_of(connections: Connections) -> type[LimitedHttpProtocol]:
 
         def on_headers_complete(self) -> None:
             key = read_key(dict(self.headers).get(b"authorization", b"").decode("latin-1"))
-            if connections.is_open(key):
-                connections.add(self, key)
+            if not connections.is_open(key):  # at once: nothing else is spent on it
+                self._refusal = 401, NO_KEY, "invalid_api_key"
+                raise ValueError(NO_KEY)  # the parser stops, and asks for send_400_response
+            connections.add(self, key)
             super().on_headers_complete()
 
     return CountedHttpProtocol

@@ -27,7 +27,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
-from environments.gateway.connections import Connections, protocol_of, read_key
+from environments.gateway.connections import NO_KEY, Connections, protocol_of, read_key
 from environments.gateway.messages import (
     ChatAsked,
     ClientLeft,
@@ -83,7 +83,7 @@ class Gateway:
     def key(self, request: Request) -> str:
         """The key of a request. Raises GatewayRefusal 401 for one of no episode."""
         if not self.is_open(key := read_key(request.headers.get("authorization", ""))):
-            raise GatewayRefusal("this is no key of an episode under way: send the api_key that the agent got", 401)
+            raise GatewayRefusal(NO_KEY, 401)  # it was closed since
         return key
 
     async def ask(self, request: Request, key: str, make: Callable[[int], FromGateway]) -> TurnGiven:
