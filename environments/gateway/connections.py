@@ -17,6 +17,8 @@ STRANGERS = 2048
 """connections at once that have shown no key; twice as many as are accepted at a time"""
 EPISODE_CONNECTIONS = 16
 """connections at once of one episode, which needs one"""
+REMEMBERED = 10_000
+"""keys of episodes that are over"""
 HEAD_BYTES = 16 << 10
 """largest size of a request line and its headers; with that, strangers' headers take at most some 200 MiB of memory"""
 NO_KEY = "this is no key of an episode under way: send the api_key that the agent got"
@@ -41,6 +43,10 @@ class Connections:
         self.episodes: dict[str, Line] = {}
         self.keys: dict[LimitedHttpProtocol, str] = {}
         """of the connections of episodes"""
+        self.over: OrderedDict[str, None] = OrderedDict()
+        """keys of episodes that are over, of which late requests are no stranger's"""
+        self.refused = 0
+        """connections of strangers that were closed, and not told yet"""
 
     def add(self, connection: LimitedHttpProtocol, key: str = "") -> None:
         """Count a connection that showed this key, or none yet."""
@@ -54,6 +60,7 @@ class Connections:
             oldest, _ = line.popitem(last=False)
             self.keys.pop(oldest, None)
             oldest.transport.abort()
+            self.refused += not key
 
     def remove(self, connection: LimitedHttpProtocol) -> None:
         """Forget a connection that is closed."""
@@ -61,6 +68,9 @@ class Connections:
 
     def forget(self, key: str) -> None:
         """Count the connections of an episode that is over as strangers'."""
+        self.over[key] = None
+        if len(self.over) > REMEMBERED:
+            self.over.popitem(last=False)
         for connection in list(self.episodes.pop(key, ())):
             self.add(connection)
 
@@ -75,6 +85,8 @@ def protocol_of(connections: Connections) -> type[LimitedHttpProtocol]:
     class CountedHttpProtocol(LimitedHttpProtocol):
         head_bytes = HEAD_BYTES
         refusal_headers = "X-Should-Retry: false\r\n"
+        late = False
+        """whether its request shows the key of an episode that is over"""
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
@@ -87,9 +99,15 @@ def protocol_of(connections: Connections) -> type[LimitedHttpProtocol]:
         def on_headers_complete(self) -> None:
             key = read_key(dict(self.headers).get(b"authorization", b"").decode("latin-1"))
             if not connections.is_open(key):  # at once: nothing else is spent on it
+                self.late = key in connections.over
                 self._refusal = 401, NO_KEY, "invalid_api_key"
                 raise ValueError(NO_KEY)  # the parser stops, and asks for send_400_response
             connections.add(self, key)
             super().on_headers_complete()
+
+        def _refuse(self, status: int, message: str, code: str) -> None:
+            if self in connections.strangers and not self.late and not self.transport.is_closing():
+                connections.refused += 1
+            super()._refuse(status, message, code)
 
     return CountedHttpProtocol

@@ -36,6 +36,7 @@ from environments.gateway.messages import (
     KeyClosed,
     KeyOpened,
     RewardTold,
+    StrangersRefused,
     ToGateway,
     TokensAsked,
     TurnGiven,
@@ -57,6 +58,8 @@ BODY_BYTES = 8 << 20
 """largest body of a request"""
 BODY_S = 30.0
 """seconds in which it must arrive"""
+TOLD_S = 1.0
+"""seconds between two counts of refused strangers"""
 BACKLOG = 1024
 """connections that are accepted at a time"""
 ERROR_TYPES = {401: "authentication_error", 404: "not_found_error", 408: "timeout_error"}
@@ -124,6 +127,14 @@ class Gateway:
             waits = self.waiting.get(told.key)
             if waits is not None and waits[0] == told.number and not waits[1].done():
                 waits[1].set_result(told)
+
+    async def tell_refused(self) -> None:
+        """Tell the other side now and then what strangers were refused."""
+        while True:
+            await asyncio.sleep(TOLD_S)
+            if count := self.connections.refused:
+                self.connections.refused = 0
+                self.say(StrangersRefused(count))
 
 
 async def _until_gone(request: Request) -> None:
@@ -217,7 +228,9 @@ def serve(requests: int, replies: int) -> None:
             create_app(gateway), address, 0, http=protocol_of(gateway.connections), log_level="warning", backlog=BACKLOG
         )
         gateway.say(GatewayListens(f"http://{host}:{listening.getsockname()[1]}"))
+        telling = asyncio.create_task(gateway.tell_refused())
         await uvicorn.Server(config).serve([listening])
+        telling.cancel()
 
     asyncio.run(run())
 

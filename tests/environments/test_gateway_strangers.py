@@ -14,6 +14,7 @@ import psutil
 from environments.gateway.client import AgentSession, open_session
 from environments.gateway.connections import EPISODE_CONNECTIONS, STRANGERS
 from environments.gateway.messages import ChatAsked, TurnGiven
+from shared.sockets import refused
 
 ASK = {"messages": [{"role": "user", "content": "x"}]}
 DEADLINE_S = 60
@@ -129,6 +130,24 @@ def test_a_request_without_a_key_is_refused_before_its_body_and_keeps_no_connect
                     reply = await reply_to(session, head)
                     assert reply[:12] == b"HTTP/1.1 401" and b"no key of an episode" in reply
             assert (await reply_to(session, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"))[:12] == b"HTTP/1.1 401"
+
+    asyncio.run(scene())
+
+
+def test_strangers_are_counted_and_late_requests_of_an_agent_are_not() -> None:
+    async def scene() -> None:
+        async with episode() as (session, client):
+            late = await open_session("127.0.0.1")
+            late.close("it was cut")
+            assert await turn(session, client, nothing) == "hello", "the gateway knows by now that the other is over"
+            before = refused.total
+            head = b"POST /v1/reward HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\n\r\n"
+            for key in (late.key.encode(), b"x", late.key.encode(), b"y"):
+                assert (await reply_to(session, head % key))[:12] == b"HTTP/1.1 401"
+            assert (await reply_to(session, b"GET /" + b"a" * (1 << 16)))[:12] in (b"", b"HTTP/1.1 431")
+            while refused.total < before + 3:
+                await asyncio.sleep(0.05)
+            assert refused.total == before + 3 and "key, at the gateway" in refused.last
 
     asyncio.run(scene())
 
