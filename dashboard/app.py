@@ -1,4 +1,5 @@
-"""The HTTP application of the dashboard: its page, and what the page asks for. Read-only, for this machine only."""
+"""The HTTP application of the dashboard: its page, and what the page asks for. Read-only, for this machine only,
+and for whoever has the token of its link (access.py)."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import PlainTextResponse, StreamingResponse
 from starlette.exceptions import HTTPException
 
+from dashboard.access import TokenMiddleware
 from dashboard.columns import AXES
 from dashboard.group import TokenDecoder, show_group, show_tokens
 from dashboard.rollouts import MARKS
@@ -57,10 +59,11 @@ def answer(content: Any) -> Response:
     return Response(msgspec.json.encode(content), media_type="application/json", headers=headers)
 
 
-def create_app(root: Path) -> FastAPI:
-    """Create the application for a folder of runs, or for one run."""
+def create_app(root: Path, token: str) -> FastAPI:
+    """Create the application for a folder of runs, or for one run. token: what every request must show."""
     folders = RunFolders(root)
     app = FastAPI(title="Maestrale dashboard", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
+    app.add_middleware(TokenMiddleware, token=token)
     # the first to see a request: foreign machines, host names and pages, and everything but reading, are refused
     app.add_middleware(AuthMiddleware, api_keys=ApiKeys([]), hosts=LOCAL)
     for kind in (ApiError, RequestValidationError, HTTPException):

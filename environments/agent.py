@@ -37,6 +37,7 @@ from environments.gateway.messages import (
     TokensAsked,
     TurnGiven,
 )
+from environments.named_secrets import secret_in_command, secret_in_url
 from shared import deaths
 from shared.chat_endpoint import FAILURES, ApiEndpoint, HttpStatus
 from shared.json_reader import parse_json
@@ -72,6 +73,12 @@ class AgentOptions(Section):
         """One of command and url."""
         if bool(self.command) == bool(self.url):
             yield "environment.options.agent: give either command or url"
+        if secret := secret_in_command(self.command):
+            where = "other users of the machine, the run's files and trackers"
+            yield f"environment.options.agent.command holds {secret}, which {where} would show: set it in the " \
+                  "environment of the launch, which the agent gets"  # fmt: skip
+        if secret := secret_in_url(self.url):
+            yield f"environment.options.agent.url holds {secret}, which the run's files and trackers would show"
         if self.address in ("0.0.0.0", "::"):
             yield "environment.options.agent.address: give the address of one interface, since agents are told it"
 

@@ -1,8 +1,8 @@
 """The environment "mcp": the tools of any server of the Model Context Protocol, by a command or an HTTP address.
 
 A server that is started by a command ends with its session or this process, whatever ends that, and so does all that
-it starts. It gets of its environment what the `mcp` package passes on (PATH, HOME, ...); "env NAME=VALUE command" gives
-it more. Each episode has a session of its own, which is a process of its own for a command, unless `shared`.
+it starts. It gets of its environment what the `mcp` package passes on (PATH, HOME, ...), and the `variables` that are
+named. Each episode has a session of its own, which is a process of its own for a command, unless `shared`.
 """
 
 from __future__ import annotations
@@ -11,13 +11,16 @@ import asyncio
 import json
 import shlex
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from pydantic import Field, model_validator
 
 from environments.environment import Observation, environment
+from environments.named_secrets import NAME, secret_in_command, secret_in_url, values_of
 from environments.tools import EnvironmentTool, ToolEnvironment, ToolError, ToolOptions
+from shared.chat_endpoint import key_headers
 from shared.errors import ConfigError
 from shared.settings_file import literal
 from shared.supervisor import supervised
@@ -27,6 +30,8 @@ from verify.plugins import Failed
 
 START_S = 60.0
 """seconds that a server may take before a run"""
+CLOSE_S = 20.0
+"""seconds that a server may take to end its session"""
 MOST_PAGES = 100
 """of a server's list of tools"""
 
@@ -36,8 +41,12 @@ class McpOptions(ToolOptions):
 
     command: str = ""
     """starts a server that speaks on its standard input and output, e.g. "npx server /data\""""
+    variables: list[str] = []
+    """names of environment variables that a command gets from the launch, e.g. ["GITHUB_TOKEN"]: never their values"""
     url: str = ""
     """address of a running server (streamable HTTP), e.g. "http://localhost:8000/mcp", in place of a command"""
+    key_variable: str = ""
+    """environment variable with the key of a url; "" for none"""
     tools: list[str] = []
     """names of the tools that are offered; all of the server by default"""
     shared: bool = False
@@ -47,11 +56,32 @@ class McpOptions(ToolOptions):
 
     @model_validator(mode="after")
     def one_server(self) -> McpOptions:
-        """Raises ValueError for no server, two, or a command that cannot be read."""
+        """Raises ValueError for no server, two, a command that cannot be read, or a secret that others could read."""
         if bool(self.command) == bool(self.url):
             raise ValueError("give either a command or a url")
-        shlex.split(self.command)
+        if wrong := [name for name in self.variables if not NAME.fullmatch(name)]:
+            raise ValueError(
+                f"variables: {wrong[0].partition('=')[0]!r:.60}...: give names of variables, without values"
+            )
+        if secret := secret_in_command(self.command):
+            raise ValueError(
+                f"command holds {secret}, which other users of the machine, the run's files and trackers would show: "
+                f'set it in the environment of the launch, and name the variable in variables = ["NAME"]'
+            )
+        if secret := secret_in_url(self.url):
+            raise ValueError(
+                f"url holds {secret}, which the run's files and trackers would show: set the key in the environment of "
+                'the launch, and name the variable in key_variable = "NAME"'
+            )
+        if (self.variables and self.url) or (self.key_variable and self.command):
+            raise ValueError("variables are for a command, key_variable is for a url")
         return self
+
+    def secrets(self) -> dict[str, str]:
+        """The variables of a command, or the header with the key of a url. Raises ConfigError where one is not set."""
+        if self.url:
+            return key_headers(self.key_variable, "environment.options.mcp.key_variable")
+        return values_of(self.variables, "environment.options.mcp.variables")
 
 
 class McpSession:
@@ -69,19 +99,24 @@ class McpSession:
         """Whether the server is gone."""
         return self._gone or self._task.done()
 
-    def _server(self) -> Any:
+    async def _server(self, stack: AsyncExitStack) -> Any:
         from mcp import StdioServerParameters
+        from mcp.client.streamable_http import streamable_http_client
 
+        from environments import mcp_http
+
+        secrets = self.options.secrets()
         if self.options.url:
-            return self.options.url
+            client = await stack.enter_async_context(mcp_http.client(secrets))
+            return streamable_http_client(self.options.url, http_client=client)
         program, *arguments = supervised(shlex.split(self.options.command))
-        return StdioServerParameters(command=program, args=arguments)
+        return StdioServerParameters(command=program, args=arguments, env=secrets)
 
     async def _hold(self) -> None:
         from mcp import Client
 
         try:
-            async with Client(self._server()) as client:
+            async with AsyncExitStack() as stack, Client(await self._server(stack)) as client:
                 self._client, cursor = client, None
                 for _ in range(MOST_PAGES):
                     page = await client.list_tools(cursor=cursor)
@@ -131,7 +166,10 @@ class McpSession:
         self._closing.set()
         if not self._opened.done():
             self._task.cancel()
-        await asyncio.wait([self._task])
+        await asyncio.wait([self._task], timeout=CLOSE_S)
+        if not self._task.done():
+            self._task.cancel()
+            await asyncio.wait([self._task])
 
 
 def _text(part: Any) -> str:
@@ -164,6 +202,7 @@ class Mcp(ToolEnvironment):
     @classmethod
     async def check(cls, options: McpOptions) -> None:
         """Open a session and end it. Raises ConfigError."""
+        options.secrets()
         session, place = McpSession(options), "command" if options.command else "url"
         try:
             async with asyncio.timeout(START_S):

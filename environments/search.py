@@ -1,10 +1,11 @@
 """The environment "search": questions that are answered from a corpus on this disk, which the policy searches.
 
 The corpus is a .jsonl file of {"text", "title"?, "id"?}; a row without an id has its line number. Its index, SQLite's
-FTS5, is made when it is first needed and kept beside the file (or in a temporary folder where that cannot be written),
-until the file changes. `python -m environments.search FILE` makes it before a run, which a large corpus needs.
-Documents are ranked by BM25 over the words of the query, each of which may be missing. Source: Robertson & Zaragoza,
-The Probabilistic Relevance Framework: BM25 and Beyond (2009); for the task: Search-R1 (2503.09516).
+FTS5, is made when it is first needed and kept beside the file, until the file changes; or in a temporary folder where
+that cannot be written, or where another user of the machine could have made the index.
+`python -m environments.search FILE` makes it before a run, which a large corpus needs. Documents are ranked by BM25
+over the words of the query, each of which may be missing. Source: Robertson & Zaragoza, The Probabilistic Relevance
+Framework: BM25 and Beyond (2009); for the task: Search-R1 (2503.09516).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import os
 import re
 import shutil
 import sqlite3
+import stat
 import sys
 import tempfile
 import threading
@@ -59,6 +61,9 @@ def index_of(corpus: Path) -> Path:
             raise DataError(f"{SETTING} = '{corpus}': there is no such file")
         for folder in (corpus.parent, _temporary()):
             path = folder / f"{corpus.name}.fts5"
+            if foreign := _foreign(path, corpus):
+                _tell(f"{path} is not used: {foreign}; this process makes an index of its own\n")
+                continue
             if _is_index(path, corpus):
                 return path
             if os.access(folder, os.W_OK):
@@ -73,6 +78,37 @@ def _temporary() -> Path:
     folder = Path(tempfile.mkdtemp(prefix="maestrale-search-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
+
+
+@cache
+def _tell(line: str) -> None:
+    """Tell it once."""
+    sys.stderr.write(line)
+
+
+def _foreign(path: Path, corpus: Path) -> str:
+    """Return why an index may be another user's work, "" if it is not, or if there is none. Owners of the corpus decide
+    about its texts anyway."""
+    trusted = {os.geteuid(), 0, corpus.stat().st_uid}
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        mode = os.fstat(folder).st_mode
+        index = os.open(path.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        return str(error.strerror)
+    finally:
+        os.close(folder)
+    status = os.fstat(index)
+    os.close(index)
+    if not stat.S_ISREG(status.st_mode):
+        return "it is no file"
+    if status.st_uid not in trusted:
+        return f"it belongs to user {status.st_uid}"
+    if status.st_mode & 0o022:
+        return f"others may write to it (mode {stat.S_IMODE(status.st_mode):o})"
+    return "others may replace it in its folder" if mode & stat.S_IWOTH and not mode & stat.S_ISVTX else ""
 
 
 def _state(corpus: Path) -> str:
@@ -96,9 +132,9 @@ def _is_index(path: Path, corpus: Path) -> bool:
 def _make(corpus: Path, path: Path) -> None:
     """Write the index of a corpus, whole or not at all."""
     state = _state(corpus)
-    handle, unfinished = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.")
-    os.close(handle)
-    try:
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f"{path.name}.") as private:
+        unfinished = Path(private) / "index"  # and SQLite's journal beside it, where nobody else can make one
+        unfinished.touch(0o600)
         with closing(sqlite3.connect(unfinished)) as index, index:
             index.execute("PRAGMA synchronous = OFF")
             index.execute("CREATE TABLE corpus (state TEXT)")
@@ -118,8 +154,6 @@ def _make(corpus: Path, path: Path) -> None:
             index.execute("INSERT INTO documents(documents) VALUES ('optimize')")
             index.execute("INSERT INTO corpus VALUES (?)", (state,))
         os.replace(unfinished, path)
-    finally:
-        Path(unfinished).unlink(missing_ok=True)
 
 
 @environment("search")

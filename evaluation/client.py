@@ -30,7 +30,7 @@ from verify.verifiers.calls import FunctionCall, read_call
 
 START_S = 30.0
 """deadline of requests for models and version"""
-MAX_REPLY_BYTES = 64 << 20
+MAX_REPLY_BYTES = 16 << 20
 FIRST_WAIT_S, MOST_WAIT_S = 1.0, 120.0
 
 
@@ -94,12 +94,9 @@ class EvaluationClient(ApiEndpoint):
             began = time.monotonic()
             asked_s: float | None = None
             try:
-                async with asyncio.timeout(self.deadline_s):
-                    data, left_out = await self.complete(body, MAX_REPLY_BYTES)
+                data, left_out = await self.complete(body, MAX_REPLY_BYTES)
                 latency_s = time.monotonic() - began
                 return TimedCompletion(ChatCompletion.model_validate_json(data), number, latency_s, left_out)
-            except TimeoutError:
-                reason = f"no response in {self.deadline_s:g} s"
             except httpx.HTTPError as error:
                 reason = f"{type(error).__name__}: {error}"[:300]
             except HttpStatus as error:

@@ -12,6 +12,7 @@ import io
 import json
 import re
 import sys
+import time
 import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -23,10 +24,13 @@ import httpx
 from evaluation.settings import EvaluationSettings
 from evaluation.tasks import BENCHMARK_FILES, read_benchmark
 from shared.atomic_write import claim, write_whole
+from shared.chat_endpoint import PLAIN, packing
 from shared.errors import DataError, MaestraleError, print_error
 from shared.json_reader import parse_json
 
-DEADLINE_S = 60.0
+DEADLINE_S, WHOLE_S = 60.0, 1800.0
+"""seconds without a byte, and for a whole file"""
+REDIRECTS = 5
 MOST_BYTES = 64 << 20
 """largest published file, unpacked too"""
 GITHUB = "https://raw.githubusercontent.com"
@@ -161,18 +165,32 @@ def fetch(address: str, mirror: str) -> bytes | bytearray:
         if mirror and not mirror.startswith(("http://", "https://")):
             with (Path(mirror) / place).open("rb") as stream:
                 return at_most(stream.read(MOST_BYTES + 1))
-        found, data = f"{mirror.rstrip('/')}/{place}" if mirror else address, bytearray()
-        with httpx.stream("GET", found, follow_redirects=True, timeout=DEADLINE_S) as response:
-            for piece in response.raise_for_status().iter_bytes():
-                data += piece
-                at_most(data)
-        return data
+        return _get(f"{mirror.rstrip('/')}/{place}" if mirror else address)
     except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
         raise DataError(
             f"{address} cannot be had{f' from {mirror}' if mirror else ''} ({type(error).__name__}: "
             f"{str(error).splitlines()[0] if str(error) else 'no reason given'}): fetch it on another machine "
             f"(wget -x {address}), and give the folder in which it is then {place} with --mirror"
         ) from error
+
+
+def _get(address: str) -> bytearray:
+    """Return the body behind an address, as it comes. Raises HTTPError, InvalidURL, OSError."""
+    data, ends = bytearray(), time.monotonic() + WHOLE_S
+    for _ in range(REDIRECTS + 1):
+        with httpx.stream("GET", address, headers=PLAIN, timeout=DEADLINE_S) as response:
+            if response.next_request is not None:  # httpx would read its body whole
+                address = str(response.next_request.url)
+                continue
+            if packed := packing(response.raise_for_status().headers):
+                raise OSError(packed)
+            for piece in response.iter_raw():
+                data += piece
+                at_most(data)
+                if time.monotonic() > ends:
+                    raise OSError(f"not whole after {WHOLE_S:g} s")
+            return data
+    raise OSError(f"more than {REDIRECTS} redirects")
 
 
 def at_most(data: bytes | bytearray) -> bytes | bytearray:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
-from serve.limits import take_address, uvicorn_config
 from serve.settings import ServerSettings, load
 from shared.clean_text import clean, clean_logs
 from shared.errors import InputError, print_error
+from shared.http_limits import take_address, uvicorn_config
 
 if TYPE_CHECKING:
     from fastapi import FastAPI

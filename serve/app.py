@@ -28,12 +28,13 @@ from serve.errors import ApiError, ErrorBody, on_error
 from serve.keys import load as load_keys
 from serve.limits import LOCAL, AuthMiddleware, BodyLimitMiddleware, ChatClient, MetricsClient
 from serve.metrics import MetricsMiddleware
-from serve.request_log import HEADER, RequestLogMiddleware
+from serve.request_log import RequestLogMiddleware
 from serve.server import Server, follow, model_name
 from serve.settings import ServerSettings
 from serve.system_prompts import PromptRenderer
 from serve.vllm_engine import VllmEngine, version_of
 from shared.errors import ConfigError, ModelError
+from shared.http_limits import REQUEST_ID
 from shared.model import hf
 from shared.model.folder import read_json
 
@@ -87,7 +88,7 @@ def create_app(settings: ServerSettings | None = None, engine: ServingEngine | N
     if origins:
         app.add_middleware(
             CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"],
-            expose_headers=[HEADER, "X-Reasoning-Language", "Retry-After"],
+            expose_headers=[REQUEST_ID, "X-Reasoning-Language", "Retry-After"],
         )  # fmt: skip
     app.add_middleware(RequestLogMiddleware, lines=settings.access_log)
     for kind in (ApiError, RequestValidationError, HTTPException, Exception):

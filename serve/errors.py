@@ -15,7 +15,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from serve.request_log import HEADER
+from shared.http_limits import REQUEST_ID
 
 KINDS = {list: "a list", str: "a string", bool: "true or false", type(None): "null"}
 FIELD = re.compile(r"[A-Za-z0-9_]{1,64}")
@@ -116,4 +116,4 @@ async def on_error(request: Request, error: Exception) -> JSONResponse:
     if isinstance(error, ApiError):
         return respond(error)
     # this one is sent outside of request_log.py, and the server closes the connection behind it
-    return respond(FAULT, {HEADER: request.state.entry.id, "Connection": "close"})
+    return respond(FAULT, {REQUEST_ID: request.state.entry.id, "Connection": "close"})

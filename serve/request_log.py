@@ -10,14 +10,14 @@ from __future__ import annotations
 import logging
 import re
 import time
-import uuid
 from contextvars import ContextVar
 from dataclasses import dataclass
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-HEADER = "X-Request-ID"
+from shared.http_limits import REQUEST_ID, new_id
+
 GIVEN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/+=-]{0,127}")
 """form of the ids that clients may choose"""
 MOST_PATH = 200
@@ -38,11 +38,6 @@ current: ContextVar[LogEntry | None] = ContextVar("entry", default=None)
 """entry of the request that is being handled"""
 
 
-def new_id() -> str:
-    """Return a new id, for a request that brings none."""
-    return f"req_{uuid.uuid4().hex}"
-
-
 def current_id() -> str:
     """Return the id of the request that is being handled, "" outside of any."""
     entry = current.get()
@@ -61,7 +56,7 @@ class RequestLogMiddleware:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        given = Headers(scope=scope).get(HEADER, "")
+        given = Headers(scope=scope).get(REQUEST_ID, "")
         entry = LogEntry(given if GIVEN.fullmatch(given) else new_id())
         current.set(entry)
         scope.setdefault("state", {})["entry"] = entry
@@ -71,7 +66,7 @@ class RequestLogMiddleware:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)[HEADER] = entry.id
+                MutableHeaders(scope=message)[REQUEST_ID] = entry.id
             await send(message)
 
         try:  # the server leaves the body of a response to HEAD out

@@ -2,7 +2,8 @@
 Every request may fail; none is retried here, but for one that asks for a parameter of sampling which the server refuses
 by its name: it is left out then, in this request and in later ones (`ApiEndpoint.complete`).
 
-The key comes from an environment variable and goes into the request's header only: into no file, log or error.
+The key comes from an environment variable and goes into the request's header only: into no file, log or error. Replies
+are bounded in bytes and in time, and never unpacked: a kilobyte can become gigabytes (`PLAIN`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import re
 import ssl
 import sys
 import weakref
+from collections.abc import Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -25,6 +27,8 @@ from shared.json_reader import parse_json
 CONCURRENT = 16
 CONNECT_S = 10.0
 MAX_REPLY_BYTES = 1 << 20
+PLAIN = {"Accept-Encoding": "identity"}
+"""header of requests whose replies may not be packed; `packing` tells whether one is all the same"""
 AGAIN = {408, 425, 429, 500, 502, 503, 504}
 """statuses after which another try may help"""
 LEFT_OUT = ("temperature", "top_p", "seed", "max_tokens", "max_completion_tokens")
@@ -41,6 +45,14 @@ _TOO_MUCH = re.compile(r"too (?:large|long|big|high|many)|exceed|at most|maximum
 """a value is refused, not the parameter"""
 FAILURES = (httpx.HTTPError, ValueError, LookupError, TypeError)
 """what a request raises if it gets no usable reply"""
+
+
+def packing(headers: Mapping[str, str]) -> str:
+    """Return how a reply is packed against our wish, in words; "" if it is not."""
+    coding = headers.get("content-encoding", "")
+    if coding.strip().lower() in ("", "identity"):
+        return ""
+    return f"its reply has Content-Encoding {coding!r:.60}, which is not unpacked here: let it send replies as they are"
 
 
 class HttpStatus(ValueError):
@@ -152,23 +164,32 @@ class ApiEndpoint:
         if loop not in self._clients:
             timeout = httpx.Timeout(self.deadline_s, connect=min(CONNECT_S, self.deadline_s))
             limits = httpx.Limits(max_connections=None, max_keepalive_connections=self.concurrent)  # `free` bounds them
-            client = httpx.AsyncClient(headers=self._headers, timeout=timeout, limits=limits, verify=_certificates())
+            headers = {**PLAIN, **self._headers}
+            client = httpx.AsyncClient(headers=headers, timeout=timeout, limits=limits, verify=_certificates())
             self._clients[loop] = (client, asyncio.Semaphore(self.concurrent))
         return self._clients[loop]
 
     async def request(
         self, method: str, address: str, body: dict[str, Any] | None = None, most_bytes: int = MAX_REPLY_BYTES
     ) -> bytes:
-        """Return the reply's body. Raises one of FAILURES: HttpStatus for an error status, ValueError if it is too
-        long."""
+        """Return the reply's body. Raises one of FAILURES: HttpStatus for an error status, ValueError for a packed or
+        too long reply, HTTPError for one that is not whole in time."""
         data = bytearray()
-        async with self._client()[0].stream(method, address, json=body) as response:
-            async for part in response.aiter_bytes():
-                data += part
-                if len(data) > most_bytes:
-                    raise ValueError(f"a reply of more than {most_bytes} bytes")
-            if response.status_code != 200:
-                raise HttpStatus(response, bytes(data))
+        try:
+            async with (
+                asyncio.timeout(self.deadline_s),
+                self._client()[0].stream(method, address, json=body) as response,
+            ):
+                if packed := packing(response.headers):
+                    raise ValueError(packed) if response.status_code == 200 else HttpStatus(response, packed.encode())
+                async for part in response.aiter_raw():
+                    data += part
+                    if len(data) > most_bytes:
+                        raise ValueError(f"a reply of more than {most_bytes} bytes")
+                if response.status_code != 200:
+                    raise HttpStatus(response, bytes(data))
+        except TimeoutError as error:
+            raise httpx.ReadTimeout(f"no whole reply in {self.deadline_s:g} s") from error
         return bytes(data)
 
     async def complete(self, body: dict[str, Any], most_bytes: int = MAX_REPLY_BYTES) -> ChatReply:

@@ -140,6 +140,17 @@ def _open_to_others(path: Path) -> str:
     return f"its mode is {stat.S_IMODE(found.st_mode):o}" if found.st_mode & 0o077 else ""
 
 
+def made_by_others(cache: Path) -> bool:
+    """Whether another user of the machine can have made what lies in a cache, such as ~/.cache/maestrale/kernels: as
+    ~/.cache lies in /tmp for a user without a home."""
+    for place in (cache, cache.parent, cache.parent.parent):
+        status = place.stat()
+        shared = status.st_mode & stat.S_IWOTH and not (place != cache and status.st_mode & stat.S_ISVTX)
+        if status.st_uid not in (os.geteuid(), 0) or shared:
+            return True
+    return False
+
+
 def _changed(path: Path) -> float:
     try:
         return path.lstat().st_mtime

@@ -81,9 +81,9 @@ class Refusals:
         self.warned = False
         self.monitors: list[Monitor] = []
 
-    def add(self, why: str) -> None:
-        """Count one refusal. why: what was refused."""
-        self.total += 1
+    def add(self, why: str, count: int = 1) -> None:
+        """Count refusals. why: what was refused."""
+        self.total += count
         self.last = why
 
     def look(self) -> str:

@@ -20,9 +20,11 @@ from environments.gateway.messages import (
     KeyClosed,
     KeyOpened,
     Request,
+    StrangersRefused,
     ToGateway,
 )
 from shared.errors import DeadlineExceeded
+from shared.sockets import refused
 from verify.child_process import frame, python_path, read_frame
 
 START_S = 60.0
@@ -96,7 +98,9 @@ class GatewayProcess:
         try:
             while True:
                 told: FromGateway = await read_frame(self.child.stdout, FromGateway)
-                if not isinstance(told, GatewayListens) and told.key in self.sessions:
+                if isinstance(told, StrangersRefused):
+                    refused.add("a connection without an episode's key, at the gateway for agents", told.count)
+                elif not isinstance(told, GatewayListens) and told.key in self.sessions:
                     self.sessions[told.key].told.put_nowait(told)
         except EOFError:
             pass

@@ -79,6 +79,12 @@ class GatewayEnded(msgspec.Struct, tag=True):
     """The gateway's process has ended; not sent, but told to all episodes by the side that finds it."""
 
 
+class StrangersRefused(msgspec.Struct, tag=True):
+    """Requests and connections without the key of an episode, since this was last told."""
+
+    count: int
+
+
 class KeyOpened(msgspec.Struct, tag=True):
     """An episode begins: requests with this key are its own. The gateway sends it back when it knows the key."""
 
@@ -106,5 +112,5 @@ class TurnGiven(msgspec.Struct, tag=True):
 
 
 Request = ChatAsked | TokensAsked | RewardTold
-FromGateway = GatewayListens | Request | ClientLeft | KeyOpened
+FromGateway = GatewayListens | Request | ClientLeft | KeyOpened | StrangersRefused
 ToGateway = KeyOpened | KeyClosed | TurnGiven

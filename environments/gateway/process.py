@@ -27,6 +27,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
+from environments.gateway.connections import NO_KEY, Connections, protocol_of, read_key
 from environments.gateway.messages import (
     ChatAsked,
     ClientLeft,
@@ -35,6 +36,7 @@ from environments.gateway.messages import (
     KeyClosed,
     KeyOpened,
     RewardTold,
+    StrangersRefused,
     ToGateway,
     TokensAsked,
     TurnGiven,
@@ -49,14 +51,17 @@ from environments.gateway.wire import (
     read_tokens,
     tokens_object,
 )
+from shared.http_limits import uvicorn_config
 from verify.child_process import frame, handle_frames, run_child, write_all
 
 BODY_BYTES = 8 << 20
 """largest body of a request"""
 BODY_S = 30.0
 """seconds in which it must arrive"""
-CONNECTIONS = 4096
-"""connections at once; more are refused with status 503"""
+TOLD_S = 1.0
+"""seconds between two counts of refused strangers"""
+BACKLOG = 1024
+"""connections that are accepted at a time"""
 ERROR_TYPES = {401: "authentication_error", 404: "not_found_error", 408: "timeout_error"}
 
 
@@ -65,6 +70,7 @@ class Gateway:
 
     def __init__(self, replies: int):
         self.replies = replies
+        self.connections = Connections(self.is_open)
         self.numbers = itertools.count()
         self.waiting: dict[str, tuple[int, asyncio.Future[TurnGiven]] | None] = {}
         """key of an episode -> number of its request, and what it waits for"""
@@ -73,11 +79,14 @@ class Gateway:
         """Send a message to the other side."""
         write_all(self.replies, frame(message))
 
+    def is_open(self, key: str) -> bool:
+        """Whether this is the key of an episode under way."""
+        return key in self.waiting
+
     def key(self, request: Request) -> str:
         """The key of a request. Raises GatewayRefusal 401 for one of no episode."""
-        kind, _, key = request.headers.get("authorization", "").partition(" ")
-        if kind.lower() != "bearer" or (key := key.strip()) not in self.waiting:
-            raise GatewayRefusal("this is no key of an episode under way: send the api_key that the agent got", 401)
+        if not self.is_open(key := read_key(request.headers.get("authorization", ""))):
+            raise GatewayRefusal(NO_KEY, 401)  # it was closed since
         return key
 
     async def ask(self, request: Request, key: str, make: Callable[[int], FromGateway]) -> TurnGiven:
@@ -111,12 +120,21 @@ class Gateway:
             self.waiting[told.key] = None
             self.say(told)
         elif isinstance(told, KeyClosed):
+            self.connections.forget(told.key)
             if (found := self.waiting.pop(told.key, None)) is not None and not found[1].done():
                 found[1].set_exception(GatewayRefusal(told.reason, 409))
         else:
             waits = self.waiting.get(told.key)
             if waits is not None and waits[0] == told.number and not waits[1].done():
                 waits[1].set_result(told)
+
+    async def tell_refused(self) -> None:
+        """Tell the other side now and then what strangers were refused."""
+        while True:
+            await asyncio.sleep(TOLD_S)
+            if count := self.connections.refused:
+                self.connections.refused = 0
+                self.say(StrangersRefused(count))
 
 
 async def _until_gone(request: Request) -> None:
@@ -139,10 +157,11 @@ async def read_body(request: Request) -> Json:
 
 
 def refuse(error: GatewayRefusal) -> JSONResponse:
-    """The response to a request that is refused: OpenAI's error object. Its clients shall not ask again."""
+    """The response to a request that is refused: OpenAI's error object. Its clients shall not ask again. The connection
+    is closed, so that who has no key keeps none open."""
     kind = ERROR_TYPES.get(error.status, "invalid_request_error")
     content = {"error": {"message": str(error), "type": kind, "param": error.param, "code": None}}
-    return JSONResponse(content, error.status, {"X-Should-Retry": "false"})
+    return JSONResponse(content, error.status, {"X-Should-Retry": "false", "Connection": "close"})
 
 
 def create_app(gateway: Gateway) -> FastAPI:
@@ -199,18 +218,19 @@ def serve(requests: int, replies: int) -> None:
     """Serve at the address until the other side closes its end."""
     gateway, address = Gateway(replies), sys.argv[2]
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    listening = socket.create_server((address, 0), family=family, backlog=1024)
+    listening = socket.create_server((address, 0), family=family, backlog=BACKLOG)
     host = f"[{address}]" if ":" in address else address
 
     async def run() -> None:
         parent = asyncio.ensure_future(handle_frames(requests, gateway.handle))
         parent.add_done_callback(lambda _: os._exit(0))  # it has closed its end: whatever clients still ask
-        config = uvicorn.Config(
-            create_app(gateway), log_level="warning", access_log=False, server_header=False, ws="none",
-            timeout_keep_alive=75, limit_concurrency=CONNECTIONS,
-        )  # fmt: skip
+        config = uvicorn_config(
+            create_app(gateway), address, 0, http=protocol_of(gateway.connections), log_level="warning", backlog=BACKLOG
+        )
         gateway.say(GatewayListens(f"http://{host}:{listening.getsockname()[1]}"))
+        telling = asyncio.create_task(gateway.tell_refused())
         await uvicorn.Server(config).serve([listening])
+        telling.cancel()
 
     asyncio.run(run())
 

@@ -10,16 +10,20 @@ and write all of its memory.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
+import tempfile
 import warnings
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from shared import launch_folder
 from shared.model.lora import LoraLinear
 
 FUSED_ON = {"cuda"}
@@ -44,9 +48,7 @@ def fuse(function: Function) -> Function:
         from torch._dynamo import config  # a second and many megabytes: not before it is needed
         from torch._inductor import config as inductor
 
-        home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-        # torch's own place for kernels is in /tmp, where another user of the machine may be first
-        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", os.path.join(home, "maestrale", "kernels"))
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(kernels_folder()))
         config.recompile_limit = max(config.recompile_limit, VARIANTS)
         warnings.filterwarnings("ignore", TF32_ADVICE)
         inductor.compile_threads = 1  # such small kernels need no pool of processes
@@ -62,6 +64,16 @@ def fuse(function: Function) -> Function:
         return compiled()(*arguments)
 
     return call  # type: ignore[return-value]
+
+
+def kernels_folder() -> Path:
+    """Return where compiled kernels are kept. torch's own place is in /tmp, where another user may be first."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "maestrale" / "kernels"
+    with contextlib.suppress(OSError):
+        folder.mkdir(0o700, parents=True, exist_ok=True)
+        if not launch_folder.made_by_others(folder):
+            return folder
+    return Path(tempfile.mkdtemp(prefix="maestrale-kernels-"))
 
 
 def inverse_rms(x: Tensor, epsilon: float) -> Tensor:

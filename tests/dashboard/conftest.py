@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,16 +14,25 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
+class Link:
+    """The link that a dashboard or a launch printed, as a visitor wants it."""
+
+    def __init__(self, printed: str):
+        found = re.search(r"(http://127\.0\.0\.1:\d+)/\?token=([\w-]{32})$", printed.strip())
+        assert found, printed
+        self.url, self.token = found[1], found[2]
+        self.headers = {"Authorization": f"Bearer {self.token}"}
+
+
 class Dashboard:
-    """A process of `python -m dashboard`; `url` as it printed it."""
+    """A process of `python -m dashboard`."""
 
     def __init__(self, folder: Path, *options: str):
         command = [sys.executable, "-m", "dashboard", str(folder), "--port=0", *options]
         self.process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
-        self.url = self.process.stdout.readline().strip().removesuffix("/")
-        """without a stroke at its end"""
-        assert self.url.startswith("http://127.0.0.1:")
+        self.link = Link(self.process.stdout.readline())
+        self.url, self.token = self.link.url, self.link.token
 
     @property
     def resident_bytes(self) -> int:

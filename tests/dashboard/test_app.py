@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import httpx
+import psutil
 import pytest
 from fastapi.testclient import TestClient
 
 from dashboard.__main__ import main, take_port
 from dashboard.app import FILES, create_app
+from tests.dashboard.conftest import Dashboard
 from tests.dashboard.run_folders import write_foreign, write_run
+
+URL, TOKEN = "http://127.0.0.1:8400", "a-token-of-a-link"
+HEADERS = {"Authorization": f"Bearer {TOKEN}"}
+NAME = "maestrale-8400"
+WRONG = ("", "x", "Bearer", "Bearer x", f"Bearer {TOKEN}x", f"Basic {TOKEN}", f'"{TOKEN}', f"{TOKEN} x")
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +27,8 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     (folder / "secret").write_text("secret")
     write_run(folder / "runs/a", steps=12, rollouts=1)
     write_foreign(folder / "runs/old")
-    with TestClient(create_app(folder / "runs"), base_url="http://127.0.0.1:8400", client=("127.0.0.1", 5)) as found:
+    app = create_app(folder / "runs", TOKEN)
+    with TestClient(app, base_url=URL, client=("127.0.0.1", 5), headers=HEADERS) as found:
         yield found
 
 
@@ -65,8 +74,53 @@ def test_foreign_names_and_pages_are_refused(client: TestClient, headers: dict[s
 
 
 def test_other_machines_are_refused(client: TestClient) -> None:
-    with TestClient(client.app, base_url="http://127.0.0.1:8400", client=("192.0.2.7", 5)) as stranger:
+    with TestClient(client.app, base_url=URL, client=("192.0.2.7", 5), headers=HEADERS) as stranger:
         assert stranger.get("/api/runs").status_code == 403
+
+
+@pytest.mark.parametrize("path", [*READ, "/", "/api/events", "/dashboard/dashboard.js", "/page/prose.css", "/none"])
+def test_another_user_of_the_machine_sees_nothing(client: TestClient, path: str) -> None:
+    with TestClient(client.app, base_url=URL, client=("127.0.0.1", 5)) as stranger:
+        for headers in (
+            {},
+            *({"Authorization": one} for one in WRONG),
+            *({"Cookie": f"{NAME}={one}"} for one in WRONG),
+        ):
+            for query in ("", "token=", "token=x", f"token={TOKEN[:-1]}", f"Token={TOKEN}", "token=%ff%00"):
+                reply = stranger.get(f"{path}{'&' if '?' in path else '?'}{query}", headers=headers)
+                assert reply.status_code == 401 and "open the link" in reply.json()["error"]["message"]
+                assert "set-cookie" not in reply.headers and len(reply.text) < 300
+        assert stranger.post(path).status_code == 401
+
+
+def test_the_link_is_exchanged_for_a_cookie(client: TestClient) -> None:
+    with TestClient(client.app, base_url=URL, client=("127.0.0.1", 5)) as visitor:
+        reply = visitor.get(f"/?token={TOKEN}", follow_redirects=False)
+        assert (reply.status_code, reply.headers["location"]) == (303, "/")
+        assert reply.headers["referrer-policy"] == "no-referrer" and reply.headers["cache-control"] == "no-store"
+        cookie = reply.headers["set-cookie"]
+        assert cookie.startswith(f"{NAME}={TOKEN};") and "HttpOnly" in cookie and "SameSite=lax" in cookie
+        assert visitor.get("/").status_code == visitor.get("/api/runs").status_code == 200
+        other = visitor.get(f"/?token={TOKEN}", headers={"host": "localhost:9000"}, follow_redirects=False)
+        assert other.headers["set-cookie"].startswith(f"maestrale-9000={TOKEN};"), "through a tunnel"
+    with TestClient(client.app, base_url=URL, client=("127.0.0.1", 5)) as stranger:
+        foreign = {"host": "elsewhere.invalid"}
+        assert stranger.get(f"/?token={TOKEN}", headers=foreign, follow_redirects=False).status_code == 403
+
+
+def test_each_start_has_a_token_of_its_own_that_is_in_no_list_of_processes(
+    dashboard: Callable[..., Dashboard], tmp_path: Path
+) -> None:
+    first, second = dashboard(tmp_path), dashboard(tmp_path)
+    assert first.token != second.token
+    for one in (first, second):
+        process = psutil.Process(one.process.pid)
+        assert one.token not in " ".join(process.cmdline())
+        assert {each.laddr.ip for each in process.net_connections() if each.status == "LISTEN"} == {"127.0.0.1"}
+        assert httpx.get(f"{one.url}/api/runs", timeout=60).status_code == 401
+        assert httpx.get(f"{one.url}/api/runs", headers=one.link.headers, timeout=60).status_code == 200
+        assert httpx.get(f"{one.url}/api/runs", headers=(first if one is second else second).link.headers,
+                         timeout=60).status_code == 401  # fmt: skip
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])

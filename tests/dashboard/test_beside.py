@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 import time
@@ -11,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.dashboard.conftest import ROOT
+from tests.dashboard.conftest import ROOT, Link
 from tests.dashboard.run_folders import write_foreign
 from trainer.__main__ import load
 
@@ -36,15 +35,16 @@ def opened(folder: Path) -> tuple[subprocess.Popen[str], str]:
 def test_it_ends_with_the_process_that_opened_it(tmp_path: Path) -> None:
     write_foreign(tmp_path / "old")
     process, line = opened(tmp_path)
-    found = re.search(r"dashboard: (http://127\.0\.0\.1:\d+)/", line)
-    assert found, line
-    assert httpx.get(f"{found[1]}/api/runs", timeout=60).json()["runs"][0]["name"] == "old"
+    assert "dashboard: " in line
+    link = Link(line)
+    found = httpx.get(f"{link.url}/api/runs", headers=link.headers, timeout=60)
+    assert found.json()["runs"][0]["name"] == "old"
     process.kill()
     process.communicate()
     end = time.monotonic() + 10
     with pytest.raises(httpx.TransportError):
         while time.monotonic() < end:
-            httpx.get(f"{found[1]}/api/runs", timeout=60)
+            httpx.get(f"{link.url}/api/runs", timeout=60)
             time.sleep(0.1)
 
 

@@ -61,7 +61,7 @@ def test_ten_thousand_steps_and_a_gigabyte(folder: Path, dashboard: Callable[...
             assert paint < 1000 and memory < 300
             visitor.check()
             visitor.context.close()
-    with httpx.Client(base_url=served.url, timeout=60) as client:
+    with httpx.Client(base_url=served.url, headers=served.link.headers, timeout=60) as client:
         asked, before, longest, hits = 0, None, 0.0, []
         while True:
             begin = time.monotonic()

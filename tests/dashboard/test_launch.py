@@ -11,19 +11,12 @@ import psutil
 import pytest
 from playwright.sync_api import expect
 
-from tests.dashboard.conftest import Dashboard
+from tests.dashboard.conftest import Dashboard, Link
 from tests.serve.browser import Visitor, chromium
 from tests.system.launch import Launch
 
 pytestmark = [pytest.mark.slow, pytest.mark.soak]
 LIVE = "() => Number(document.querySelector('.facts dd')?.textContent.split(' ')[0].replace(',', ''))"
-
-
-class Linked:
-    """The address that a launch printed, as a visitor wants it."""
-
-    def __init__(self, url: str):
-        self.url = url
 
 
 def waited_for(launch: Launch, pattern: str, limit_s: float) -> str:
@@ -40,7 +33,7 @@ def waited_for(launch: Launch, pattern: str, limit_s: float) -> str:
 @pytest.mark.timeout(900)
 def test_a_launch_shows_itself(tmp_path: Path) -> None:
     launch = Launch(tmp_path / "runs", options=("--dashboard",), command="trainer", steps=30)
-    url = waited_for(launch, r"dashboard: (http://127\.0\.0\.1:\d+)/", 240)
+    link = Link(waited_for(launch, r"dashboard: (http://\S+)\n", 240))
     children = [one for one in psutil.process_iter(["cmdline"]) if "dashboard" in (one.info["cmdline"] or [])
                 and str(tmp_path / "runs") in (one.info["cmdline"] or [])]  # fmt: skip
     assert len(children) == 1
@@ -50,7 +43,7 @@ def test_a_launch_shows_itself(tmp_path: Path) -> None:
         time.sleep(0.2)
     behind = []
     with chromium() as browser:
-        visitor = Visitor(browser, Linked(url), home="/#/run")  # type: ignore[arg-type]
+        visitor = Visitor(browser, link, home="/#/run")  # type: ignore[arg-type]
         expect(visitor.page.locator(".state")).to_have_text("running", timeout=120_000)
         metrics = launch.run_dir / "metrics.jsonl"
         seen, end = 0, time.monotonic() + 400
@@ -71,9 +64,9 @@ def test_a_launch_shows_itself(tmp_path: Path) -> None:
     psutil.wait_procs(children, timeout=20)
     assert not children[0].is_running()
     with pytest.raises(httpx.TransportError):
-        httpx.get(url)
+        httpx.get(link.url)
     served = Dashboard(tmp_path / "runs")
-    found = httpx.get(f"{served.url}/api/runs/run", timeout=60).json()
+    found = httpx.get(f"{served.url}/api/runs/run", headers=served.link.headers, timeout=60).json()
     served.close()
     assert found["run"]["state"] == "finished" and found["run"]["step"] == 30 and found["rollouts"] == [30]
 
@@ -81,8 +74,8 @@ def test_a_launch_shows_itself(tmp_path: Path) -> None:
 @pytest.mark.timeout(600)
 def test_a_killed_launch_leaves_no_dashboard(tmp_path: Path) -> None:
     launch = Launch(tmp_path / "runs", options=("--dashboard",), command="trainer", steps=30)
-    url = waited_for(launch, r"dashboard: (http://127\.0\.0\.1:\d+)/", 240)
-    assert httpx.get(f"{url}/api/runs", timeout=60).status_code == 200
+    link = Link(waited_for(launch, r"dashboard: (http://\S+)\n", 240))
+    assert httpx.get(f"{link.url}/api/runs", headers=link.headers, timeout=60).status_code == 200
     ranks = [one for one in psutil.Process(launch.process.pid).children(recursive=True) if "trainer" in one.cmdline()]
     for one in ranks:  # all are known before the first dies, and its children with it
         one.kill()
@@ -90,7 +83,7 @@ def test_a_killed_launch_leaves_no_dashboard(tmp_path: Path) -> None:
     end = time.monotonic() + 20
     while time.monotonic() < end:
         try:
-            httpx.get(f"{url}/api/runs")
+            httpx.get(f"{link.url}/api/runs")
         except httpx.TransportError:
             return
         time.sleep(0.2)

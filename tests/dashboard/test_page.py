@@ -273,7 +273,7 @@ def test_a_run_whose_link_is_opened_before_it_begins_appears(
     served = dashboard(tmp_path)
     context = browser.new_context()
     page = context.new_page()
-    page.goto(f"{served.url}/#/later")
+    page.goto(f"{served.url}/?token={served.token}#/later")
     expect(page.get_by_role("alert")).to_have_text("there is no such run here")
     expect(page.locator("#live")).to_have_text("live")
     write_run(tmp_path / "later", steps=20, state="running")

@@ -32,6 +32,13 @@ def process() -> str:
 
 
 @server.tool()
+def variable(name: str) -> str:
+    """An environment variable of this process, and the command that started it."""
+    with open("/proc/self/cmdline", encoding="utf-8") as command:
+        return f"{os.environ.get(name)} {command.read()}"
+
+
+@server.tool()
 def fail() -> str:
     """Fail."""
     raise ValueError("nothing works")

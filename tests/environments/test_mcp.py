@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import os
 import select
 import signal
@@ -10,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+import tracemalloc
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -19,7 +21,7 @@ import psutil
 import pytest
 
 from environments.environment import made
-from environments.mcp_tools import Mcp
+from environments.mcp_tools import Mcp, McpOptions
 from shared.errors import ConfigError
 from shared.sections import RewardWeights
 from tests.environments.test_tools import PROBLEM, new, no_grade, turn
@@ -223,3 +225,136 @@ def test_options_name_one_server() -> None:
             made(Mcp, "mcp", options, no_grade, RewardWeights())
     with pytest.raises(ConfigError, match="environment.options.mcp: No closing quotation"):
         made(Mcp, "mcp", {"command": "a 'b"}, no_grade, RewardWeights())
+
+
+# ---- secrets ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_server_gets_the_variables_that_are_named_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MAPS_TOKEN", "hidden-1")
+    monkeypatch.setenv("OTHER_TOKEN", "hidden-2")
+
+    async def ask(one: Any) -> list[str]:
+        return await answers(one, ("variable", {"name": "MAPS_TOKEN"}), ("variable", {"name": "OTHER_TOKEN"}))
+
+    given, other = play(ask, command=COMMAND, variables=["MAPS_TOKEN"])[0]
+    assert given.startswith("hidden-1 ") and given.count("hidden") == 1 and other.startswith("None ")
+
+
+def test_a_variable_that_is_not_set_is_told_before_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MAPS_TOKEN", raising=False)
+    for options in (
+        {"command": COMMAND, "variables": ["MAPS_TOKEN"]},
+        {"url": "http://x", "key_variable": "MAPS_TOKEN"},
+    ):
+        with pytest.raises(
+            ConfigError, match=r'variables? (names|=) "MAPS_TOKEN": that environment variable is not set'
+        ):
+            asyncio.run(Mcp.check(McpOptions.model_validate(options)))
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"command": "env MAPS=hush server"}, "MAPS"),
+        ({"command": "/usr/bin/env -u PATH MAPS_KEY=hush server"}, "MAPS_KEY"),
+        ({"command": "sh -c 'export MAPS=hush; server'"}, "MAPS"),
+        ({"command": "bash -c \"sh -c 'TOKEN=hush exec server'\""}, "TOKEN"),
+        ({"command": "docker run -e MAPS=hush image"}, "MAPS"),
+        ({"command": "docker run -eMAPS=hush image"}, "MAPS"),
+        ({"command": "docker run --env=MAPS=hush image"}, "MAPS"),
+        ({"command": "server --api-key hush"}, "--api-key"),
+        ({"command": "server --github_token=hush"}, "--github_token"),
+        ({"command": "server -password hush"}, "-password"),
+        ({"command": "server token=hush"}, "token"),
+        ({"command": "server --header 'Authorization: Bearer hushhush'"}, "Authorization"),
+        ({"command": "server -H 'X-Api-Key: hush'"}, "X-Api-Key"),
+        ({"command": "npx mcp-remote 'https://host/sse?token=hush'"}, "token"),
+        ({"command": 'npx server --config \'{"clientSecret":"hush"}\''}, "clientSecret"),
+        ({"command": "server --connection 'Host=a;AccountKey=hushhush=='"}, "AccountKey"),
+        ({"command": "server -H 'Cookie: session=hush'"}, "Cookie"),
+        ({"command": "server --key hushhushhushhush"}, "--key"),
+        ({"command": "server sk-hushhushhushhushhush"}, "a key or password"),
+        ({"command": "server ghp_hushhushhushhushhush"}, "a key or password"),
+        ({"command": "server postgres://user:hush@host/base"}, "a key or password"),
+        ({"url": "http://user:hush@host/mcp"}, "user or password"),
+        ({"url": "http://hush@host/mcp"}, "user or password"),
+        ({"url": "https://host/mcp?api_key=hush"}, "api_key"),
+        ({"url": "https://host/sk-hushhushhushhushhush/mcp"}, "a key"),
+        ({"command": "server", "variables": ["MAPS=hush"]}, "MAPS"),
+    ],
+)
+def test_a_secret_in_a_command_or_an_address_is_refused_and_not_repeated(options: dict[str, Any], name: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        made(Mcp, "mcp", options, no_grade, RewardWeights())
+    said = str(refused.value)
+    assert (
+        name in said and "hush" not in said and ('= "NAME"' in said or '["NAME"]' in said or "without values" in said)
+    )
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "npx -y @modelcontextprotocol/server-filesystem /data", "python -m mcp_server_time --local-timezone UTC",
+        "docker run -i --rm -e GITHUB_TOKEN ghcr.io/github/server", "server --tokenizer gpt --max-token 512 --keys 3",
+        "server --ssl-key /etc/key.pem --token-file hidden", "sh -c 'server --token \"$TOKEN\"'",
+        "server --no-auth --port 1",
+        "uvx mcp-server-sqlite --db-path a=b.db", "server postgres://host:5432/base", "server --monkey business",
+        "npx mcp-remote https://host/sse --header 'Authorization: Bearer ${TOKEN}'",
+        "server --sort-key name --auth oauth",
+        "npx mcp-remote https://host/sse?page=2 --header Authorization:${HEADER}",
+    ],
+)  # fmt: skip
+def test_commands_without_a_secret_are_taken(command: str) -> None:
+    assert McpOptions(command=command).command == command
+
+
+def test_an_address_gets_the_key_of_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MAPS_TOKEN", "hidden-1")
+    asked = hostile(b"HTTP/1.1 401 X\r\nContent-Length: 0\r\n\r\n", key_variable="MAPS_TOKEN")[0]
+    assert "authorization: bearer hidden-1" in asked and "accept-encoding: identity" in asked
+
+
+# ---- hostile servers -------------------------------------------------------------------------------------------------
+
+
+def hostile(*reply: bytes, **options: Any) -> tuple[str, str]:
+    """What a server gets that replies so to all, and what the episode fails of."""
+    asked: list[str] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            asked.append((await reader.readuntil(b"\r\n\r\n")).decode().lower())
+            for part in reply:
+                writer.write(part)
+                await writer.drain()
+        writer.close()
+
+    async def scene() -> str:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        async with server, asyncio.timeout(60):
+            address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/mcp"
+            one = new(Mcp, url=address, **options)
+            with pytest.raises(Failed) as failed:
+                await one.reset(PROBLEM, 0)
+            await one.close()
+        return str(failed.value)
+
+    tracemalloc.start()
+    try:
+        reason = asyncio.run(scene())
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 64 << 20, f"{peak >> 20} MiB"
+    return asked[0], reason
+
+
+def test_replies_of_a_hostile_server_are_neither_unpacked_nor_read_without_end() -> None:
+    packed = gzip.compress(gzip.compress(bytes(1 << 28)))
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+    assert "Content-Encoding" in hostile(head + b"Content-Encoding: gzip, gzip\r\n\r\n", packed)[1]
+    hostile(head + b"\r\n", *[b" " * (1 << 20)] * 200)
+    hostile(head.replace(b"200 OK", b"400 X") + b"\r\n", *[b" " * (1 << 20)] * 200)
+    hostile(head.replace(b"application/json", b"text/event-stream") + b"\r\ndata: ", *[b"a" * (1 << 20)] * 200)

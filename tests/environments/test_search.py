@@ -6,9 +6,12 @@ import asyncio
 import gzip
 import json
 import os
+import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +93,53 @@ def test_a_folder_that_cannot_be_written_is_left_alone(corpus: Path, monkeypatch
     assert path.parent != corpus.parent and index_of(corpus) == path
     assert "[oslo]" in texts(corpus, ("search", {"query": "oslo"}))[0]
     assert [one.name for one in corpus.parent.iterdir()] == ["corpus.jsonl"]
+
+
+def plant(corpus: Path) -> Path:
+    """An index that says something else of the same file."""
+    path = index_of(corpus)
+    with closing(sqlite3.connect(path)) as index, index:
+        index.execute("UPDATE documents SET text = 'planted', title = 'planted'")
+    return path
+
+
+def hand_over(path: Path, corpus: Path) -> None:
+    os.chown(path, 65534, 65534)
+
+
+def link(path: Path, corpus: Path) -> None:
+    path.rename(path.with_suffix(".moved"))
+    path.symlink_to(path.with_suffix(".moved"))
+
+
+PLANTED: dict[str, Callable[[Path, Path], None]] = {
+    "of another user": hand_over,
+    "writable by a group": lambda path, _: path.chmod(0o660),
+    "writable by all": lambda path, _: path.chmod(0o602),
+    "a link": link,
+    "a folder": lambda path, _: (path.unlink(), path.mkdir())[1],
+    "a pipe": lambda path, _: (path.unlink(), os.mkfifo(path))[1],
+    "in a folder of all": lambda path, _: path.parent.chmod(0o777),
+}
+
+
+@pytest.mark.parametrize("how", PLANTED)
+def test_an_index_that_another_user_can_have_made_is_not_taken(
+    corpus: Path, how: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    if how == "of another user" and os.geteuid() != 0:
+        pytest.skip("only root can give a file away")
+    corpus.parent.chmod(0o1777)
+    path = plant(corpus)
+    assert "planted" in texts(corpus, ("open", {"id": "oslo"}))[0], "an index of this user is taken as it is"
+    PLANTED[how](path, corpus)
+    capfd.readouterr()
+    assert texts(corpus, ("open", {"id": "bergen"}))[0] == "Bergen\n" + ROWS[1]["text"]
+    assert index_of(corpus).parent != corpus.parent and f"{path} is not used: " in capfd.readouterr().err
+
+
+def test_an_index_is_for_this_user_alone(corpus: Path) -> None:
+    assert index_of(corpus).stat().st_mode & 0o777 == 0o600
 
 
 def test_mistakes_of_the_file_name_setting_and_line(tmp_path: Path) -> None:

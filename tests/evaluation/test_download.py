@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import gzip
 import json
+import tracemalloc
+from contextlib import suppress
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from evaluation.download import MGSM_LANGUAGES, PUBLISHED, main, read
+from evaluation import download
+from evaluation.download import MGSM_LANGUAGES, PUBLISHED, fetch, main, read
 from evaluation.settings import EvaluationSettings
 from evaluation.tasks import BENCHMARK_FILES, BenchmarkTask, read_benchmark
+from shared.errors import DataError
 from shared.jsonl import read_rows
 from tests.serving import serving
 
@@ -165,3 +169,38 @@ def test_a_file_that_is_far_too_large_is_refused_packed_or_not(
 
 def test_rows_end_at_line_feeds_only() -> None:
     assert read("a.jsonl", '{"a": "x\u2028y"}\r\n\n{"a": "z"}'.encode()) == [{"a": "x\u2028y"}, {"a": "z"}]
+
+
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [("packed", "Content-Encoding"), ("endless", "more than 64 MiB"), ("/", "more than 5 redirects")],
+)
+def test_a_hostile_mirror_is_cut_off(path: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It unpacks nothing, reads no body of a redirect, and stops."""
+    monkeypatch.setattr(download, "MOST_BYTES", 1 << 20)
+    packed = gzip.compress(gzip.compress(bytes(1 << 28)))
+
+    class Hostile(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if path == "packed":
+                self.send_response(200)
+                self.send_header("Content-Encoding", "gzip, gzip")
+            else:
+                self.send_response(200 if path == "endless" else 302)
+                self.send_header("Location", "/again")
+            self.end_headers()
+            with suppress(OSError):
+                for _ in range(1 if path == "packed" else 128):
+                    self.wfile.write(packed if path == "packed" else bytes(1 << 20))
+
+        def log_message(self, *told: Any) -> None:
+            """Say nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hostile)
+    with serving(server):
+        tracemalloc.start()
+        with pytest.raises(DataError, match=told.replace("64 MiB", "1 MiB")):
+            fetch("https://published.invalid/file", f"http://127.0.0.1:{server.server_address[1]}")
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert peak < 64 << 20

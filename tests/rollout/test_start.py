@@ -14,7 +14,12 @@ import torch
 from vllm.v1.engine.core import EngineCoreProc
 
 from rollout.start import (
-    last_words, leave_connections, own_gpus_first, run_engine_core, started_within, with_time_to_start,
+    last_words,
+    leave_connections,
+    own_gpus_first,
+    run_engine_core,
+    started_within,
+    with_time_to_start,
 )  # fmt: skip
 from shared import deaths
 from shared.config import Config

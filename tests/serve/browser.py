@@ -51,7 +51,8 @@ class Visitor:
         self.page.on("dialog", self._note_dialog)
         self.page.on("pageerror", lambda error: self.faults.append(f"script: {error}"))
         self.page.on("console", self._note_console)
-        self.page.goto(served.url + home)
+        token = getattr(served, "token", "")  # of a dashboard
+        self.page.goto(served.url + (home.replace("/", f"/?token={token}", 1) if token else home))
 
     def _note_request(self, request: Request) -> None:
         if not request.url.startswith((f"{self.served.url}/", f"blob:{self.served.url}/")):

@@ -17,10 +17,10 @@ import uvicorn
 from fastapi import FastAPI
 
 from serve.app import create_app
-from serve.limits import uvicorn_config
 from serve.server import Server
 from serve.settings import ServerSettings
 from shared.chat import Chat
+from shared.http_limits import uvicorn_config
 from tests.serve.fake_engine import Script, ScriptedEngine
 from tests.shared.test_chat import make_folder
 

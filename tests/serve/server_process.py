@@ -12,9 +12,9 @@ from pathlib import Path
 import uvicorn
 
 from serve.app import create_app
-from serve.limits import LimitedHttpProtocol, uvicorn_config
 from serve.settings import ServerSettings
 from shared.chat import Chat
+from shared.http_limits import LimitedHttpProtocol, uvicorn_config
 from tests.serve.fake_engine import ScriptedEngine
 
 

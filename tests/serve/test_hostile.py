@@ -17,8 +17,8 @@ import httpx
 import psutil
 import pytest
 
-from serve.limits import HEAD_BYTES, LimitedHttpProtocol
 from serve.reasoning_language import without_quotations
+from shared.http_limits import HEAD_BYTES, LimitedHttpProtocol
 from tests.serve.conftest import Serve, Served, eventually
 
 CHAT = "/v1/chat/completions"

@@ -15,10 +15,10 @@ import pytest
 
 from serve.__main__ import DrainingServer
 from serve.app import create_app
-from serve.limits import take_address
 from serve.settings import ServerSettings
 from shared.chat import Chat
 from shared.errors import ConfigError, ModelError
+from shared.http_limits import take_address
 from tests.serve.conftest import eventually
 from tests.serve.fake_engine import ScriptedEngine
 

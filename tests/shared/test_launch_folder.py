@@ -15,6 +15,8 @@ import pytest
 
 from shared import launch_folder
 from shared.errors import ConfigError
+from shared.model.fused_layers import kernels_folder
+from verify.code import cpp
 
 ROOT = Path(__file__).resolve().parents[2]
 HOLDER = """
@@ -131,3 +133,24 @@ def test_a_folder_that_is_swept_before_its_lock_is_held_is_made_again(
     ours = launch_folder.make(tmp_path)
     assert ours.path.is_dir() and ours.path != swept[0]
     ours.leave()
+
+
+def test_a_cache_that_another_user_can_have_filled_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where HOME is /tmp. Compiled kernels and headers of C++ are code."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    tmp_path.chmod(0o755)
+    kernels = tmp_path / "cache" / "maestrale" / "kernels"
+    assert kernels_folder() == kernels and not launch_folder.made_by_others(kernels)
+    for place, mode in ((kernels, 0o1777), (kernels.parent, 0o777), (kernels.parent.parent, 0o777)):
+        was = place.stat().st_mode
+        place.chmod(mode)
+        assert launch_folder.made_by_others(kernels) and kernels_folder() != kernels
+        if place != kernels:
+            assert str(tmp_path) not in cpp.cache_folder.__wrapped__()
+        place.chmod(was)
+        if os.geteuid() == 0:
+            os.chown(place, 65534, 65534)
+            assert launch_folder.made_by_others(kernels) and kernels_folder() != kernels
+            os.chown(place, 0, 0)
+    kernels.parent.parent.chmod(0o1777)
+    assert not launch_folder.made_by_others(kernels), "in /tmp nobody replaces what belongs to another user"

@@ -34,6 +34,7 @@ import msgspec
 
 from shared.atomic_write import beside
 from shared.errors import DataError
+from shared.launch_folder import made_by_others
 from verify.code import untyped
 from verify.code.sandbox.isolation import is_open
 from verify.code.tests import Assertions
@@ -104,7 +105,7 @@ def cache_folder() -> str:
         try:
             if is_open(str(base)):
                 folder.mkdir(0o755, parents=True, exist_ok=True)
-                if is_open(str(folder)):
+                if is_open(str(folder)) and not made_by_others(folder):
                     return str(folder)
         except OSError:
             continue  # read-only, full, or not there: the next place, or no precompiled header

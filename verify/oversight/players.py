@@ -12,7 +12,6 @@ import random
 from collections.abc import Callable
 from typing import Any, Generic, Protocol
 
-import httpx
 import msgspec
 
 from shared.chat_endpoint import AGAIN, FAILURES, ApiEndpoint, HttpStatus, read_count
@@ -86,16 +85,13 @@ class ModelPlayer(ApiEndpoint):
         async with self.free():
             for number in range(1, self.tries + 1):
                 try:
-                    async with asyncio.timeout(self.deadline_s):
-                        data = (await self.complete(body, MAX_REPLY_BYTES)).data
-                    return read_replies(data)
-                except (TimeoutError, *FAILURES) as error:
+                    return read_replies((await self.complete(body, MAX_REPLY_BYTES)).data)
+                except FAILURES as error:
                     final = isinstance(error, HttpStatus) and error.code not in AGAIN
                     if isinstance(error, HttpStatus) and error.code == 400 and "logprobs" in body:
                         body = {name: value for name, value in body.items() if "logprobs" not in name}
                     elif final or number == self.tries:
-                        late = httpx.ReadTimeout(f"no reply in {self.deadline_s:g} s")
-                        raise (late if isinstance(error, TimeoutError) else error) from None
+                        raise
                     await asyncio.sleep(min(FIRST_WAIT_S * 2 ** (number - 1), MOST_WAIT_S) * random.uniform(0.5, 1.0))
         raise ValueError("no reply: tries must be at least 1")
 
