@@ -108,9 +108,9 @@ def table(columns: dict[str, Evaluation]) -> str:
     rows.append(["tokens of a completion", *(f"{e.tokens:.1f}" for e in found)])
     for name in found[-1].parts:
         parts = [e.parts[name] for e in found]
-        rows.append(
-            [f"pass@1, {name.partition('/')[2]}", *(interval(p.accuracy, p.accuracy_half_width) for p in parts)]
-        )
+        kind, _, value = name.partition("/")
+        label = f"pass@1, {'asked for ' * (kind == 'asked')}{value}"
+        rows.append([label, *(interval(p.accuracy, p.accuracy_half_width) for p in parts)])
     return report.table(["", *columns], *rows)
 
 
