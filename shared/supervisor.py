@@ -69,8 +69,8 @@ def supervise(start: Callable[[], NoReturn], watched: Sequence[int]) -> int | No
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     signals, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wake)
-    for number in (*PASSED_ON, signal.SIGCHLD):
-        signal.signal(number, lambda *_: None)
+    for passed in (*PASSED_ON, signal.SIGCHLD):
+        signal.signal(passed, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     child = os.fork()
     if child == 0:
@@ -79,8 +79,8 @@ def supervise(start: Callable[[], NoReturn], watched: Sequence[int]) -> int | No
     with suppress(OSError):
         os.setpgid(child, child)  # both do it, so that it is done before anything is passed on
     null = os.open(os.devnull, os.O_RDWR)
-    for number in (0, 2):  # standard output is held open: whoever reads sees its end when all have ended
-        os.dup2(null, number)
+    for descriptor in (0, 2):  # standard output is held open: whoever reads sees its end when all have ended
+        os.dup2(null, descriptor)
     kept = sorted({2, signals, wake, *watched})
     for low, up in zip(kept, [*kept[1:], 1 << 16], strict=True):  # pipes of the command are not held open here
         os.closerange(low + 1, up)
@@ -109,7 +109,7 @@ def leave(status: int | None) -> NoReturn:
     os._exit(code)
 
 
-def run(command: Sequence[str]) -> NoReturn:
+def run(command: list[str]) -> NoReturn:
     """Become the command, which ends with its parent."""
     for number in (*PASSED_ON, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)

@@ -25,10 +25,10 @@ OTHERS = ("benchmarks", "tests")
 APART = ("reward.judge.", "environment.")
 """settings of the judge and of environments, which validate their own"""
 BUDGETS = {
-    "product lines": 71_910,
-    "training lines": 28_900,
-    "files": 429,
-    "settings": 97,
+    "product lines": 73_500,
+    "training lines": 29_900,
+    "files": 441,
+    "settings": 98,
     "class names used twice": 0,
 }
 """A later issue may raise one, in a commit of its own that gives the reason; one that lowers a total lowers it."""
