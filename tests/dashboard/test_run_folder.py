@@ -82,6 +82,14 @@ def test_a_folder_that_may_not_be_entered_hides_no_run(folder: Path, monkeypatch
     assert {run.name for run in RunFolders(folder).all()} == {"a", "b", "old"}
 
 
+def open_app(folder: Path) -> TestClient:
+    """A client of a dashboard, with its token."""
+    known = {"Authorization": "Bearer abc"}
+    return TestClient(
+        create_app(folder, "abc"), base_url="http://127.0.0.1:8400", client=("127.0.0.1", 5), headers=known
+    )
+
+
 def test_a_name_that_is_not_utf8_hides_only_itself(tmp_path: Path) -> None:
     for name in (b"bad\xff", b"\xed\xa0\x80", "gut-ü".encode(), b"line\nline"):
         folder = os.fsencode(tmp_path) + b"/" + name
@@ -90,12 +98,12 @@ def test_a_name_that_is_not_utf8_hides_only_itself(tmp_path: Path) -> None:
             file.write("{}\n")
     (tmp_path / "gut-ü" / "rollouts").mkdir()
     open(os.fsencode(tmp_path / "gut-ü" / "rollouts") + b"/step_\xff.jsonl", "w").close()
-    with TestClient(create_app(tmp_path), base_url="http://127.0.0.1:8400", client=("127.0.0.1", 5)) as client:
+    with open_app(tmp_path) as client:
         assert {run["name"] for run in client.get("/api/runs").json()["runs"]} == {"gut-ü", "line\nline"}
         assert client.get("/api/runs/gut-ü/rollouts").json() == []
         assert client.get("/api/runs/bad%FF").status_code == 404
     broken = Path(os.fsdecode(os.fsencode(tmp_path) + b"/bad\xff"))
-    with TestClient(create_app(broken), base_url="http://127.0.0.1:8400", client=("127.0.0.1", 5)) as client:
+    with open_app(broken) as client:
         assert client.get("/api/runs").json()["runs"] == [] and client.get("/api/runs").json()["root"].endswith("bad·")
 
 

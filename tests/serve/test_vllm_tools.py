@@ -15,17 +15,24 @@ from transformers import AutoModelForCausalLM
 from examples.python.prepare import prepare
 from shared.chat import Chat
 from shared.config import Config
+from shared.sections import Data
 from shared.types import IMITATED
 from tests.serve.command import Command
+from trainer.data import PromptFormat
 from trainer.export import note_training
 from trainer.sft import encode_turns
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(540)]
 
 
+def prompt_of(chat: Chat, row: dict[str, Any]) -> list[int]:
+    """[tokens] of a demonstration's prompt, as training has it."""
+    return PromptFormat(chat, Data(system_prompt="")).render(row["problem"], also=[row["system"]])
+
+
 def learn_by_heart(folder: Path, chat: Chat, row: dict[str, Any]) -> None:
     """Train the model of a folder on one demonstration, until it says nothing else."""
-    prompt, said = chat.render(row["problem"], row["system"]), encode_turns(chat, row["completion"], "row")
+    prompt, said = prompt_of(chat, row), encode_turns(chat, row["completion"], "row")
     ids = torch.tensor([prompt + said.completion])
     imitated = torch.tensor([kind == IMITATED for kind in said.mask])
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
@@ -65,7 +72,7 @@ def test_a_model_calls_the_servers_tool_and_answers_with_its_result(tmp_path: Pa
             assert [one.executed_tools for one in deltas if hasattr(one, "executed_tools")] == [[executed]]
             assert "".join(one.content or "" for one in deltas) == message.content
             chat, usage = Chat(folder), client.chat.completions.create(**ask).usage
-            assert usage is not None and usage.prompt_tokens == len(chat.render(row["problem"], row["system"]))
+            assert usage is not None and usage.prompt_tokens == len(prompt_of(chat, row))
             assert usage.completion_tokens == sum(len(chat.encode(text)) + 1 for text in (call, answer))
     finally:
         command.close()
