@@ -122,7 +122,7 @@ def start_nodes(start: Start, folder: Path, trainers: int) -> list[Launch]:
     return agents
 
 
-SYNC_S = 40
+SYNC_S = 60
 """a rank counts as hung after half of it"""
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -232,18 +233,21 @@ def test_all_wings(
     start: Start, seasoned: Path, tmp_path: Path, veth: None, judge: Server, tools: tuple[psutil.Process, str]
 ) -> None:
     """Gateway (on an address that other hosts reach), dashboard, judge and MCP over HTTP; a stranger on each side."""
-    steps = 40
+    steps = 30
     (tmp_path / "agent.py").write_text(AGENT)
+    model = shutil.copytree((seasoned / "latest").resolve(), tmp_path / "model")
+    sizes = json.loads((model / "config.json").read_text()) | {"max_position_embeddings": 1024}  # for tools
+    (model / "config.json").write_text(json.dumps(sizes))
     for file in ("train.jsonl", "validation.jsonl"):
         rows = [json.loads(line) for line in (seasoned / "made" / file).read_text().splitlines()]
         kinds = [{**row, "environment": ("agent", "mcp")[number % 2]} for number, row in enumerate(rows)]
         (tmp_path / file).write_text("".join(json.dumps(row) + "\n" for row in kinds))
     agent = f"{{ command = '{sys.executable} -S {tmp_path}/agent.py', address = '{OURS}' }}"
     launch = start(
-        tmp_path, command="trainer", options=("--dashboard",), steps=steps, checkpoint__every=20, deadlines__sync_s=40,
+        tmp_path, command="trainer", options=("--dashboard",), steps=steps, checkpoint__every=20,
         data__train=str(tmp_path / "train.jsonl"), data__validation=str(tmp_path / "validation.jsonl"),
         environment__options=f"{{ agent = {agent}, mcp = {{ url = '{tools[1]}', tools = ['add'] }} }}",
-        model__max_tokens=512, environment__max_turns=2, reward__extra="{ llm_judge = 0.2 }",
+        model__path=str(model), model__max_tokens=1024, environment__max_turns=2, reward__extra="{ llm_judge = 0.2 }",
         reward__judge__url=judge.url, reward__judge__model="scripted",
     )  # fmt: skip
     strangers = []
