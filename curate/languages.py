@@ -33,6 +33,7 @@ from shared.chat_endpoint import FAILURES, ChatEndpoint, HttpStatus, key_headers
 from shared.errors import ConfigError, DataError, RunError
 from shared.jsonl import Row, text_of
 from shared.languages import LANGUAGES
+from shared.named_secrets import complain_of_url
 from shared.types import Verdict
 from verify.language import detect
 from verify.text_cleaning import clean, letter_units
@@ -117,6 +118,8 @@ class TranslateStage(CurationStage):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for line in complain_of_url("--url", self.url, "--key-variable"):
+            raise ConfigError(line)
         if not self.url.startswith(("http://", "https://")):
             raise ConfigError(f'--url = {self.url}: must be an address such as "http://127.0.0.1:8000/v1"')
         headers = key_headers(self.key_variable, "--key-variable")

@@ -37,10 +37,10 @@ from environments.gateway.messages import (
     TokensAsked,
     TurnGiven,
 )
-from environments.named_secrets import secret_in_command, secret_in_url
 from shared import deaths
-from shared.chat_endpoint import FAILURES, ApiEndpoint, HttpStatus
+from shared.chat_endpoint import FAILURES, ApiEndpoint, HttpStatus, key_headers
 from shared.json_reader import parse_json
+from shared.named_secrets import complain_of_url, secret_in_command
 from shared.section import Section
 from shared.supervisor import supervised
 from shared.tool_calls import RESULT_CLOSE, RESULT_OPEN, TOOLS_PROMPT, CallReader
@@ -64,6 +64,8 @@ class AgentOptions(Section):
     """a program, started for each episode with OPENAI_BASE_URL and OPENAI_API_KEY, and the problem as JSON on stdin"""
     url: str = ""
     """or the address of a server of agents, to which {"problem", "base_url", "api_key"} is posted for each episode"""
+    key_variable: str = ""
+    """environment variable with the key of a url; "" for none"""
     reward: Literal["agent", "verifier"] = "agent"
     """"agent": it tells the reward; "verifier": the rewards of the run grade the last turn of the policy"""
     address: str = "127.0.0.1"
@@ -77,8 +79,9 @@ class AgentOptions(Section):
             where = "other users of the machine, the run's files and trackers"
             yield f"environment.options.agent.command holds {secret}, which {where} would show: set it in the " \
                   "environment of the launch, which the agent gets"  # fmt: skip
-        if secret := secret_in_url(self.url):
-            yield f"environment.options.agent.url holds {secret}, which the run's files and trackers would show"
+        yield from complain_of_url("environment.options.agent.url", self.url)
+        if self.key_variable and self.command:
+            yield "environment.options.agent.key_variable is for a url: a command gets the launch's environment"
         if self.address in ("0.0.0.0", "::"):
             yield "environment.options.agent.address: give the address of one interface, since agents are told it"
 
@@ -99,6 +102,15 @@ class Agent(Environment):
 
     Options = AgentOptions
     options: AgentOptions
+
+    @classmethod
+    async def check(cls, options: AgentOptions) -> None:
+        """Raises ConfigError where the variable of the key is not set."""
+        cls._key(options)
+
+    @staticmethod
+    def _key(options: AgentOptions) -> dict[str, str]:
+        return key_headers(options.key_variable, "environment.options.agent.key_variable")
 
     session: AgentSession | None = None
     running: asyncio.Task[AgentEnd] | None = None
@@ -249,7 +261,7 @@ class Agent(Environment):
 
     async def _post(self, session: AgentSession, problem: dict[str, Any]) -> AgentEnd:
         """Ask the server of agents to run one to its end; with status 202 it goes on until it posts its reward."""
-        server = ApiEndpoint(self.options.url, "", {}, SERVER_S)
+        server = ApiEndpoint(self.options.url, "", self._key(self.options), SERVER_S)
         try:
             body = {"problem": problem, "base_url": session.url, "api_key": session.key}
             return _read_end((await server.request("POST", self.options.url, body)).decode("utf-8", "replace"))

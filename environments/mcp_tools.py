@@ -18,10 +18,10 @@ from weakref import WeakKeyDictionary
 from pydantic import Field, model_validator
 
 from environments.environment import Observation, environment
-from environments.named_secrets import NAME, secret_in_command, secret_in_url, values_of
 from environments.tools import EnvironmentTool, ToolEnvironment, ToolError, ToolOptions
 from shared.chat_endpoint import key_headers
 from shared.errors import ConfigError
+from shared.named_secrets import NAME, complain_of_url, secret_in_command, values_of
 from shared.settings_file import literal
 from shared.supervisor import supervised
 from shared.tool_calls import ToolDefinition
@@ -68,11 +68,8 @@ class McpOptions(ToolOptions):
                 f"command holds {secret}, which other users of the machine, the run's files and trackers would show: "
                 f'set it in the environment of the launch, and name the variable in variables = ["NAME"]'
             )
-        if secret := secret_in_url(self.url):
-            raise ValueError(
-                f"url holds {secret}, which the run's files and trackers would show: set the key in the environment of "
-                'the launch, and name the variable in key_variable = "NAME"'
-            )
+        for line in complain_of_url("url", self.url):
+            raise ValueError(line)
         if (self.variables and self.url) or (self.key_variable and self.command):
             raise ValueError("variables are for a command, key_variable is for a url")
         return self

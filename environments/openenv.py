@@ -15,7 +15,9 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import WebSocketException
 
 from environments.environment import Action, Environment, Observation, environment, user
+from shared.chat_endpoint import key_headers
 from shared.json_reader import parse_json
+from shared.named_secrets import complain_of_url
 from shared.section import Section
 from shared.types import Problem, Verdict
 from verify.plugins import Failed
@@ -29,13 +31,16 @@ class OpenEnvOptions(Section):
 
     url: str = ""
     """of the server, e.g. http://127.0.0.1:8000"""
+    key_variable: str = ""
+    """environment variable with the key of the server; "" for none"""
     action: str = ""
     """field of the server's action that gets the response of the policy; "": the response is the action, as JSON"""
     observation: str = ""
     """field of the server's observation that the policy reads; "": all of it, as JSON"""
 
     def own_contradictions(self) -> Iterator[str]:
-        """The address is needed."""
+        """The address is needed, without a secret."""
+        yield from complain_of_url("environment.options.openenv.url", self.url)
         if not self.url.startswith(("http://", "https://")):
             yield "environment.options.openenv.url: give the address of the server, http://HOST:PORT"
 
@@ -48,11 +53,22 @@ class OpenEnv(Environment):
     options: OpenEnvOptions
     socket: ClientConnection | None = None
 
+    @classmethod
+    async def check(cls, options: OpenEnvOptions) -> None:
+        """Raises ConfigError where the variable of the key is not set."""
+        cls._key(options)
+
+    @staticmethod
+    def _key(options: OpenEnvOptions) -> dict[str, str]:
+        return key_headers(options.key_variable, "environment.options.openenv.key_variable")
+
     async def reset(self, problem: Problem, seed: int) -> Observation:
         """Begin an episode; what the server shows stands behind the problem's text. Raises Failed."""
         address = f"ws{self.options.url.removeprefix('http').rstrip('/')}/ws"
         try:
-            self.socket = await connect(address, max_size=MOST_BYTES, open_timeout=None)
+            self.socket = await connect(
+                address, max_size=MOST_BYTES, open_timeout=None, additional_headers=self._key(self.options)
+            )
         except (OSError, WebSocketException) as error:
             raise Failed(Verdict.CRASH, f"{address} does not answer: {error}"[:300]) from error
         begun = await self._ask("reset", {"seed": seed})

@@ -30,7 +30,7 @@ from pydantic import Field
 
 from environments.environment import Observation, environment
 from environments.tools import ToolEnvironment, ToolError, ToolOptions, tool
-from shared.errors import ConfigError, DataError
+from shared.errors import ConfigError, DataError, run_command
 from shared.jsonl import read_rows, text_of
 from shared.types import Problem, Verdict
 from verify.plugins import Failed
@@ -210,5 +210,21 @@ class CorpusSearch(ToolEnvironment):
         return f"{found[0]}{place}\n{found[1][(page - 1) * size : page * size]}".strip()
 
 
+def main(arguments: list[str]) -> int:
+    """Make the index of a corpus before a run; returns the exit code. Raises DataError, OSError."""
+    if len(arguments) != 1 or arguments[0].startswith("-"):
+        sys.stdout.write("usage: python -m environments.search CORPUS.jsonl\n")
+        return 0 if {*arguments} and {*arguments} <= {"-h", "--help"} else ConfigError.exit_code
+    corpus = Path(arguments[0])
+    try:
+        path = index_of(corpus)
+    except sqlite3.Error as error:
+        raise DataError(f"{corpus}: its index cannot be made: {error}") from error
+    if path.parent != corpus.parent:
+        raise DataError(f"{corpus}: no index can be kept beside it: search a copy in a folder of your own")
+    sys.stdout.write(f"{path}\n")
+    return 0
+
+
 if __name__ == "__main__":
-    sys.stdout.write(f"{index_of(Path(sys.argv[1]))}\n")
+    sys.exit(run_command(lambda: main(sys.argv[1:])))

@@ -26,6 +26,8 @@ HEAD_BYTES = 64 << 10
 """largest size of a request line and its headers, and of other data outside a body: trailers, chunk extensions"""
 HEADER_BYTES = 32
 """what each header counts besides its text, as in HTTP/2: two letters take some hundred bytes of memory"""
+PIPELINED = 64
+"""requests of one connection that wait for their responses at most"""
 REQUEST_ID = "X-Request-ID"
 KINDS = {401: "authentication_error", 408: "timeout_error"}
 """status -> OpenAI's type of an error"""
@@ -126,9 +128,13 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         """Cancel the deadline: all headers have arrived."""
         self._end_head()
         self._idle_bytes = 0
+        self._cycles = [cycle for cycle in self._cycles if not cycle.response_complete]
+        if len(self._cycles) >= PIPELINED:
+            self._refusal = 429, f"more than {PIPELINED} requests wait in one connection", "too_many_requests"
+            raise ValueError(self._refusal)  # the parser stops, and asks for send_400_response
         super().on_headers_complete()
-        under_way = [cycle for cycle in self._cycles if not cycle.response_complete and cycle is not self.cycle]
-        self._cycles = under_way if self.cycle is None else [*under_way, self.cycle]
+        if self.cycle is not None and self.cycle not in self._cycles:
+            self._cycles.append(self.cycle)
 
     def on_body(self, body: bytes) -> None:
         """Take a part of the body, which resets the count of bytes outside of one."""

@@ -17,6 +17,7 @@ from shared.jsonl import FIELDS
 from shared.judge_settings import Judge
 from shared.metrics import METRICS, kind_of
 from shared.model_settings import Model as Model  # one of the sections
+from shared.named_secrets import complain_of_url
 from shared.sandbox_settings import Sandbox
 from shared.section import Section
 
@@ -209,6 +210,9 @@ class RewardWeights(Section):
             yield "reward.format, reward.correctness and reward.language are 0: nothing is rewarded, set one of them"
         for name in sorted(self.options.keys() - self.extra.keys() - {"language"}):
             yield f"reward.options.{name} has no effect: give reward.extra.{name} a weight, or remove it"
+        for name, judge in [("judge", self.judge), *((f"judges.{name}", judge) for name, judge in self.judges.items())]:
+            yield from complain_of_url(f"reward.{name}.url", judge.url)
+            yield from complain_of_url(f"reward.{name}.critic.url", judge.critic.url)
 
 
 class Optimiser(Section):

@@ -8,11 +8,14 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from shared.metrics import METRICS
 from tests import sizes
@@ -297,3 +300,23 @@ def test_the_controller_loads_no_sharding() -> None:
     program = "import sys, trainer.launch; print([m for m in sys.modules if m in ('torch.distributed.fsdp', 'sympy')])"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=150)
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("kind", "elsewhere"), [("cpu", {"torch"}), ("cuda", set())])  # torch+cpu is not on PyPI
+def test_locks_have_what_the_project_asks_for(kind: str, elsewhere: set[str]) -> None:
+    """`make lock` after a change of pyproject.toml; every package has a hash."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    wanted = map(Requirement, project["dependencies"] + extras[kind] + extras["dev"] + extras["smollm2"])
+    entries = re.split(r"\n(?=\S)", (ROOT / "locks" / f"{kind}.txt").read_text(encoding="utf-8").partition("\n")[2])
+    assert len(entries) > 200 and not [entry for entry in entries if "==" in entry and "--hash=sha256:" not in entry]
+    found: dict[str, list[str]] = {}
+    for entry in entries:
+        if locked := re.match(r"([\w.-]+)==([\w.+!]+)", entry):
+            found.setdefault(canonicalize_name(locked[1]), []).append(locked[2])
+    wrong = []
+    for want in wanted:
+        versions = found.get(canonicalize_name(want.name), ["0"])
+        if want.name not in elsewhere and not all(want.specifier.contains(version) for version in versions):
+            wrong.append(str(want))
+    assert not wrong, f"locks/{kind}.txt lacks {wrong}: `make lock`"

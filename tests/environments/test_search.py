@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from environments import search
-from environments.search import CorpusSearch, index_of
+from environments.search import CorpusSearch, index_of, main
 from shared.errors import DataError
 from tests.environments.test_tools import PROBLEM, new, turn
 from verify.plugins import Failed
@@ -161,3 +161,17 @@ def test_the_index_is_made_before_a_run(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "environments.search", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=os.getcwd(), check=True)
     assert done.stdout.strip() == f"{path}.fts5" and "[1]" in texts(path, ("search", {"query": "rome"}))[0]
+
+
+def test_what_is_wrong_with_a_corpus_is_one_line(corpus: Path) -> None:
+    (corpus.parent / "deep.jsonl").write_text('{"text": "a"}\n' + "[" * 100_000 + "\n")
+    for path, told in [
+        (corpus.parent / "deep.jsonl", ":2 is nested too deeply"),
+        (corpus.parent / "none.jsonl", "there is no such file"),
+    ]:
+        with pytest.raises(DataError, match=told):
+            main([str(path)])
+    assert [main(given) for given in ([], ["--help"], ["a", "b"])] == [2, 0, 2]
+    os.mkfifo(f"{corpus}.fts5")
+    with pytest.raises(DataError, match="no index can be kept beside it"):
+        main([str(corpus)])

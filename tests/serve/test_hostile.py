@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from serve.reasoning_language import without_quotations
-from shared.http_limits import HEAD_BYTES, LimitedHttpProtocol
+from shared.http_limits import HEAD_BYTES, PIPELINED, LimitedHttpProtocol
 from tests.serve.conftest import Serve, Served, eventually
 
 CHAT = "/v1/chat/completions"
@@ -201,6 +201,22 @@ def test_trailers_have_the_same_size(serve: Serve) -> None:
         assert b" 200 " not in speak(served, chunked, flood)
     eventually(lambda: served.server.admitted == 0)
     assert served.ask().is_success
+
+
+def test_requests_that_wait_in_one_connection_are_few(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each costs time and memory before any of them is answered."""
+    waiting = []
+
+    def begin(self: LimitedHttpProtocol) -> None:
+        waiting.append(len(self._cycles))
+        LimitedHttpProtocol.__base__.on_message_begin(self)  # type: ignore[union-attr,misc]
+
+    monkeypatch.setattr(LimitedHttpProtocol, "on_message_begin", begin)
+    served = serve("x")
+    replies = speak(served, b"GET /none HTTP/1.1\r\nHost: localhost\r\n\r\n" * 20_000)
+    assert max(waiting) <= PIPELINED and len(waiting) < 20_000 > replies.count(b"HTTP/1.1 404")
+    few = speak(served, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n" * PIPELINED)
+    assert few.count(b"HTTP/1.1 200") == PIPELINED, "those that wait are answered in turn"
 
 
 @pytest.mark.parametrize(

@@ -64,18 +64,27 @@ class Launch:
         command: Literal["torchrun", "trainer"] = "torchrun",
         file: str = "configs/quickstart.toml",
         delay_s: float = 0.0,
+        inside: str = "",
         **settings: Any,
     ):
         """file: of another one than the quickstart only `settings` are changed. command: `torchrun -m trainer FILE`, or
         `python -m trainer FILE`, which starts torchrun itself. delay_s: largest delay of each point at which trainers
-        and engines meet for a weight transfer over the network; `delays` names those that came."""
+        and engines meet for a weight transfer over the network; `delays` names those that came.
+        inside: a network namespace."""
         self.run_dir = runs_dir / name
         values = {**(TINY if "quickstart" in file else {}), "name": name, "runs_dir": str(runs_dir)}
         values |= {key.replace("__", "."): value for key, value in settings.items()}
         ranks = 1 + int(values.get("placement.trainers", 1)) + int(values.get("placement.engines", 1))
         where = torchrun or ("--standalone", f"--nproc-per-node={ranks}")
         by_torchrun = ["torch.distributed.run", *where, "-m"] if command == "torchrun" else []
-        line = [sys.executable, "-m", *by_torchrun, "trainer", file]
+        line = [
+            *(("ip", "netns", "exec", inside) if inside else ()),
+            sys.executable,
+            "-m",
+            *by_torchrun,
+            "trainer",
+            file,
+        ]
         for key, value in values.items():
             line.append(f"--{key}={json.dumps(value) if isinstance(value, list) else value}")
         line += options

@@ -24,6 +24,9 @@ GIANT = 800 << 20
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + b"\x00" + bytes(31)
 READY = b"\x04\x1c\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER"
 """of ZMTP 3.0, without authentication"""
+SAID = b'{"model": "policy", "messages": [{"role": "user", "content": "x"}], "reward": 1.0}'
+PATHS = ("/", "/metrics", "/v1/models", "/api/runs", "/%61pi/runs", "/api%2fruns", "/v1/reward", "/v1/chat/completions",
+         "/inference/v1/generate")  # fmt: skip
 KEYS = ("hub", "pulse", "settings")
 encode = msgspec.msgpack.Encoder().encode
 Address = tuple[str, int]
@@ -45,6 +48,32 @@ def garbage(address: Address) -> None:
     for payload in (b"\0", b"\xff" * 4096, os.urandom(1 << 16), b"GET / HTTP/1.1\r\n\r\n", GREETING + os.urandom(4096)):
         if line := raw(address, payload):
             line.close()
+
+
+def read_http(address: Address) -> list[str]:
+    """Paths that are answered with what is no refusal."""
+    found = []
+    for path in PATHS:
+        for head in (f"GET {path} HTTP/1.0\r\n", f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n",
+                     f"POST {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer x\r\nConnection: close\r\n"
+                     f"Content-Type: application/json\r\nContent-Length: {len(SAID)}\r\n"):  # fmt: skip
+            with contextlib.suppress(OSError), socket.create_connection(address, timeout=5) as line:
+                line.sendall(head.encode() + b"\r\n" + (SAID if head.startswith("POST") else b""))
+                if (answer := line.recv(4096)).startswith(b"HTTP/1.1 2"):
+                    found.append(f"{address[1]} {head.splitlines()[0]}: {answer[-200:]!r}")
+    return found
+
+
+def endless_headers(address: Address, seconds: float = 10.0) -> int:
+    """Headers without end, as fast as they are taken; returns the bytes that left."""
+    sent = 0
+    with contextlib.suppress(OSError), socket.create_connection(address, timeout=5) as line:
+        line.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n")
+        end, piece = time.monotonic() + seconds, b"X-A: " + b"a" * 60_000 + b"\r\n"
+        while sent < GIANT >> 4 and time.monotonic() < end:
+            line.sendall(piece)
+            sent += len(piece)
+    return sent
 
 
 def endless(address: Address, seconds: float = 20.0) -> int:
@@ -131,7 +160,14 @@ class Stranger:
     def __init__(self, target: dict[str, Any]):
         self.target = target
         self.addresses: list[Address] = [(host, port) for host, port in target["addresses"]]
-        self.found: dict[str, Any] = {"uid": os.getuid(), "rounds": 0, "store": {}, "sent": 0, "connected": 0}
+        self.found: dict[str, Any] = {
+            "uid": os.getuid(),
+            "rounds": 0,
+            "store": {},
+            "sent": 0,
+            "connected": 0,
+            "read": [],
+        }
         self.found["opened"] = paths(target)
         self.idle: list[socket.socket] = []
 
@@ -147,6 +183,8 @@ class Stranger:
                 self.idle += [line for some in lines for line in some if line is not None]
             self.found["connected"] = max(self.found["connected"], len(self.idle))
             list(pool.map(garbage, self.addresses))
+            self.found["read"] += [line for some in pool.map(read_http, self.addresses) for line in some]
+            self.found["sent"] = max([self.found["sent"], *pool.map(endless_headers, self.addresses)])
             endpoints = [f"tcp://{host}:{port}" for host, port in self.addresses]
             list(pool.map(lambda endpoint: forged(endpoint, self.target, tokens), endpoints))
             reached = [address for address in self.addresses if address[1] not in self.target["stores"]]

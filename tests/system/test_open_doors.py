@@ -11,9 +11,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +26,7 @@ import pytest
 
 from tests.system.conftest import Start
 from tests.system.launch import ROOT, Launch, free_port
+from tests.verify.test_judges import Server
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
 STRANGER = Path(__file__).with_name("stranger.py")
@@ -93,9 +96,13 @@ def belongings(found: list[psutil.Process]) -> tuple[list[str], list[str]]:
 class Stranger:
     """The attacker beside a launch."""
 
-    def __init__(self, launches: list[Launch], host: str, inside: str = "", stores: tuple[int, ...] = ()):
+    def __init__(
+        self, launches: list[Launch], host: str, inside: str = "", stores: tuple[int, ...] = (),
+        others: list[psutil.Process] | None = None,
+    ):  # fmt: skip
+        """inside: its network namespace. others: servers that are asked by the launch, and attacked as well."""
         found = processes(launches)
-        ports = listening(found)
+        ports = listening([*found, *(others or [])])
         near = [(ip if ip not in ("0.0.0.0", "::") else host, port) for port, (ip, _) in ports.items()]
         self.victim = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
         self.report = Path(tempfile.mkdtemp(prefix="stranger-")) / "report.json"
@@ -137,7 +144,7 @@ class Stranger:
             process.wait()
 
 
-def judged(name: str, launches: list[Launch], stranger: Stranger) -> None:
+def judged(name: str, launches: list[Launch], stranger: Stranger, steps: int = STEPS) -> dict[str, Any]:
     found, growth = stranger.watch(launches)
     rows = launches[0].metrics()
     refused = rows[-1]["messages/refused"]
@@ -148,8 +155,9 @@ def judged(name: str, launches: list[Launch], stranger: Stranger) -> None:
     print(f"  the controller grew by {growth >> 20} MiB, counted {refused} refusals, ended with exit code 0")
     assert found["store"] == {} and found["opened"] == [] and found["rounds"] > 0
     assert growth < GROWTH_BYTES
-    assert launches[0].trained_prompts() == list(range(4 * STEPS)), "every group once"
+    assert launches[0].trained_prompts() == list(range(4 * steps)), "every group once"
     assert all(row["completions/aborted"] == 0 for row in rows)
+    return found
 
 
 def test_another_user_of_the_machine(start: Start, tmp_path: Path) -> None:
@@ -185,3 +193,80 @@ def test_another_host(start: Start, tmp_path: Path, veth: None) -> None:
             if launch.process.poll() is None:
                 launch.kill()
         stranger.leave()
+
+
+AGENT = """
+import json, os, sys, urllib.request
+problem = json.loads(sys.stdin.readline())
+body = json.dumps({"model": "policy", "messages": [{"role": "user", "content": problem["text"]}]}).encode()
+head = {"Content-Type": "application/json", "Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+asked = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, head)
+said = json.loads(urllib.request.urlopen(asked, timeout=100).read())["choices"][0]["message"]["content"]
+print(json.dumps({"reward": len(said) % 7 / 7}))
+"""
+
+
+@pytest.fixture
+def judge() -> Iterator[Server]:
+    served = Server()
+    threading.Thread(target=served.serve_forever, daemon=True).start()
+    yield served
+    served.shutdown()
+    served.server_close()
+
+
+@pytest.fixture
+def tools() -> Iterator[tuple[psutil.Process, str]]:
+    """A server of MCP over HTTP, and its address."""
+    port = free_port()
+    child = subprocess.Popen([sys.executable, str(ROOT / "tests/environments/mcp_server.py"), str(port)])
+    end = time.monotonic() + 60
+    while not psutil.Process(child.pid).net_connections("tcp"):
+        assert time.monotonic() < end and child.poll() is None
+        time.sleep(0.1)
+    yield psutil.Process(child.pid), f"http://127.0.0.1:{port}/mcp"
+    child.kill()
+    child.wait()
+
+
+def test_all_wings(
+    start: Start, seasoned: Path, tmp_path: Path, veth: None, judge: Server, tools: tuple[psutil.Process, str]
+) -> None:
+    """Gateway (on an address that other hosts reach), dashboard, judge and MCP over HTTP; a stranger on each side."""
+    steps = 30
+    (tmp_path / "agent.py").write_text(AGENT)
+    model = shutil.copytree((seasoned / "latest").resolve(), tmp_path / "model")
+    sizes = json.loads((model / "config.json").read_text()) | {"max_position_embeddings": 1024}  # for tools
+    (model / "config.json").write_text(json.dumps(sizes))
+    for file in ("train.jsonl", "validation.jsonl"):
+        rows = [json.loads(line) for line in (seasoned / "made" / file).read_text().splitlines()]
+        kinds = [{**row, "environment": ("agent", "mcp")[number % 2]} for number, row in enumerate(rows)]
+        (tmp_path / file).write_text("".join(json.dumps(row) + "\n" for row in kinds))
+    agent = f"{{ command = '{sys.executable} -S {tmp_path}/agent.py', address = '{OURS}' }}"
+    launch = start(
+        tmp_path, command="trainer", options=("--dashboard",), steps=steps, checkpoint__every=20,
+        data__train=str(tmp_path / "train.jsonl"), data__validation=str(tmp_path / "validation.jsonl"),
+        environment__options=f"{{ agent = {agent}, mcp = {{ url = '{tools[1]}', tools = ['add'] }} }}",
+        model__path=str(model), model__max_tokens=1024, environment__max_turns=2, reward__extra="{ llm_judge = 0.2 }",
+        reward__judge__url=judge.url, reward__judge__model="scripted",
+    )  # fmt: skip
+    strangers = []
+    try:
+        launch.until_step(2)
+        launch.until(lambda: launch.told("dashboard:", "token="))
+        servers = [tools[0], psutil.Process()]
+        strangers = [Stranger([launch], "127.0.0.1", others=servers), Stranger([launch], OURS, NAMESPACE)]
+        found = [judged("all wings", [launch], stranger, steps) for stranger in strangers]
+        others = {str(line.laddr.port) for server in servers for line in server.net_connections("tcp")}
+        assert [line for one in found for line in one["read"] if line.split()[0] not in others] == []
+        assert {command.split()[2] for _, command in strangers[0].ports.values()} >= {
+            "environments.gateway.process",
+            "dashboard",
+        }, strangers[0].ports
+        assert launch.metrics()[-1]["messages/refused"] > 0, "the gateway counts its strangers"
+        assert judge.seen and any("agent" in str(group) for group in launch.groups())
+    finally:
+        if launch.process.poll() is None:
+            launch.kill()
+        for stranger in strangers:
+            stranger.leave()

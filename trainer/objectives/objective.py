@@ -23,6 +23,7 @@ from pydantic import Field
 
 from shared.chat import Chat
 from shared.config import Config
+from shared.named_secrets import complain_of_url
 from shared.section import Section
 from shared.types import Group, TrainSequence
 from trainer.objectives import advantage
@@ -245,7 +246,9 @@ class Objective(Section):
                 f'objective.teacher gives every token an advantage of its own, but objective.name = "{self.name}" has '
                 'one for a completion: use "reinforce", "magistral" or "distill", or remove the teacher'
             )
-        if self.teacher.startswith("http"):
+        if secret := list(complain_of_url("objective.teacher", self.teacher, "objective.teacher_key_variable")):
+            yield from secret
+        elif self.teacher.startswith("http"):
             if not self.teacher_model:
                 yield f'objective.teacher = "{self.teacher}" needs objective.teacher_model, its name in that API'
             if config.rollout.temperature != 1:
