@@ -21,6 +21,7 @@ from environments.environment import Observation, environment
 from environments.named_secrets import NAME, secret_in_command, secret_in_url, values_of
 from environments.tools import EnvironmentTool, ToolEnvironment, ToolError, ToolOptions
 from shared.chat_endpoint import key_headers
+from shared.clean_text import clean_errors
 from shared.errors import ConfigError
 from shared.settings_file import literal
 from shared.supervisor import supervised
@@ -100,7 +101,7 @@ class McpSession:
         return self._gone or self._task.done()
 
     async def _server(self, stack: AsyncExitStack) -> Any:
-        from mcp import StdioServerParameters
+        from mcp import StdioServerParameters, stdio_client
         from mcp.client.streamable_http import streamable_http_client
 
         from environments import mcp_http
@@ -110,7 +111,8 @@ class McpSession:
             client = await stack.enter_async_context(mcp_http.client(secrets))
             return streamable_http_client(self.options.url, http_client=client)
         program, *arguments = supervised(shlex.split(self.options.command))
-        return StdioServerParameters(command=program, args=arguments, env=secrets)
+        server = StdioServerParameters(command=program, args=arguments, env=secrets)
+        return stdio_client(server, errlog=clean_errors())
 
     async def _hold(self) -> None:
         from mcp import Client
