@@ -12,6 +12,7 @@ from pathlib import Path
 import uvicorn
 
 from dashboard.app import create_app
+from shared.clean_text import clean_logs
 from shared.errors import ConfigError
 from shared.http_limits import take_address, uvicorn_config
 from verify.code.sandbox.syscalls import die_with_parent
@@ -42,6 +43,7 @@ def main(arguments: list[str]) -> int:
     if bound is None:
         print(f"error: port {given.port or PORT} is taken: give --port=0 for any that is free", file=sys.stderr)
         return 2
+    clean_logs()
     token = secrets.token_urlsafe(24)
     print(f"http://{HOST}:{bound.getsockname()[1]}/?token={token}", flush=True)
     app = create_app(given.folder.resolve(), token)

@@ -20,6 +20,7 @@ from pydantic import Field, model_validator
 from environments.environment import Observation, environment
 from environments.tools import EnvironmentTool, ToolEnvironment, ToolError, ToolOptions
 from shared.chat_endpoint import key_headers
+from shared.clean_text import clean_errors
 from shared.errors import ConfigError
 from shared.named_secrets import NAME, complain_of_url, secret_in_command, values_of
 from shared.settings_file import literal
@@ -97,7 +98,7 @@ class McpSession:
         return self._gone or self._task.done()
 
     async def _server(self, stack: AsyncExitStack) -> Any:
-        from mcp import StdioServerParameters
+        from mcp import StdioServerParameters, stdio_client
         from mcp.client.streamable_http import streamable_http_client
 
         from environments import mcp_http
@@ -107,7 +108,8 @@ class McpSession:
             client = await stack.enter_async_context(mcp_http.client(secrets))
             return streamable_http_client(self.options.url, http_client=client)
         program, *arguments = supervised(shlex.split(self.options.command))
-        return StdioServerParameters(command=program, args=arguments, env=secrets)
+        server = StdioServerParameters(command=program, args=arguments, env=secrets)
+        return stdio_client(server, errlog=clean_errors())
 
     async def _hold(self) -> None:
         from mcp import Client

@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 
 from environments.environment import ENVIRONMENTS, OPTIONS, Action, Environment, Observation, call, load_ready, made
+from shared.clean_text import clean
 from shared.errors import ConfigError
 from shared.sections import RewardWeights
 from shared.types import Problem, Reward, Verdict
@@ -61,6 +62,9 @@ class Answered(msgspec.Struct, tag=True):
     reason: str = ""
     stuck: bool = False
     """a thread works on, which only the end of the process can stop"""
+
+    def __post_init__(self) -> None:
+        self.reason = clean(self.reason)
 
 
 EnvironmentReply = FilesLoaded | FilesRefused | Answered

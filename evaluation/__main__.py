@@ -118,7 +118,7 @@ async def draw_missing(runner: SampleRunner, benchmarks: list[Benchmark], stop: 
 def write(folder: EvaluationFolder, benchmarks: list[Benchmark], results: Json) -> None:
     """results.json, summary.md, report.html."""
     for name, text in (
-        (RESULTS, json.dumps(results, ensure_ascii=False, indent=1, sort_keys=True) + "\n"),
+        (RESULTS, json.dumps(results, indent=1, sort_keys=True) + "\n"),
         (SUMMARY, tables.markdown(results)),
         (REPORT, report.render(results, benchmarks, folder.records)),
     ):

@@ -58,7 +58,7 @@ def render(results: Json, benchmarks: list[Benchmark], records: dict[SampleKey, 
 
 def embed(value: Any) -> str:
     """Return JSON for the inside of a script element, escaped so that no content can end the element."""
-    return json.dumps(value, ensure_ascii=False).replace("<", "\\u003c").replace("\u2028", "\\u2028")
+    return clean(json.dumps(value, ensure_ascii=False)).replace("<", "\\u003c")
 
 
 def _figures(results: Json, records: list[SampleRecord]) -> str:

@@ -25,6 +25,7 @@ import torch
 
 from rollout.routes import allow_routes
 from shared import deaths
+from shared.clean_text import clean
 from shared.config import Config
 from shared.watchdog import STACKS_VARIABLE, die_with_parent
 
@@ -134,7 +135,7 @@ def run_engine_core(*arguments: Any, **named: Any) -> None:
         with contextlib.suppress(OSError):
             if folder:
                 file = Path(folder, f"engine_{os.getpid()}.traceback")
-                file.write_text(traceback.format_exc(), encoding="utf-8", errors="replace")
+                file.write_text(clean(traceback.format_exc()), encoding="utf-8")
                 text += f" (its traceback: {file})"
             Path(os.environ.get(REASON_VARIABLE, os.devnull)).write_bytes(text.encode(errors="replace"))
             if folder:

@@ -24,7 +24,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from shared.clean_text import clean
+from shared.clean_text import clean, clean_logs
 
 
 class MaestraleError(Exception):
@@ -117,6 +117,7 @@ def print_error(error: Exception) -> int:
 def run_command(command: Callable[[], int], stopped: str = "stopped") -> int:
     """Run a command; returns the exit code of the process. An error that was raised on purpose, or by the system, is
     printed. stopped: what is printed after Ctrl-C."""
+    clean_logs()
     try:
         return command()
     except KeyboardInterrupt:

@@ -21,13 +21,12 @@ import logging
 import signal
 import sys
 import time
-import traceback
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
 from shared import deaths, settings_file, watchdog
-from shared.clean_text import clean
+from shared.clean_text import clean, clean_logs, print_traceback
 from shared.config import Config
 from shared.errors import DeadlineExceeded, InputError, MaestraleError, print_error
 
@@ -74,6 +73,7 @@ class Asked(KeyboardInterrupt):
 def main(arguments: list[str]) -> int:
     """Parse, pick the role, run; returns the exit code: 0 done, 1 failed, 2 bad input, and 128 + the signal that asked
     for the end (130 after Ctrl-C, 143 after SIGTERM) or that killed a rank (137 after kill -9)."""
+    clean_logs()
     if not arguments or (arguments[0] != "check" and ("--help" in arguments or "-h" in arguments)):
         from trainer.objectives.registry import describe_settings
 
@@ -308,7 +308,7 @@ def _failed(error: BaseException, progress: Progress, session: Launch | None) ->
         progress.close()
         session.keeper.stop(str(error))
     if not isinstance(error, MaestraleError):
-        traceback.print_exception(error)
+        print_traceback(error)
     progress.error(f"{type(error).__name__}: {error}" if not isinstance(error, InputError) else str(error))
     return error.exit_code if isinstance(error, MaestraleError) else 1
 

@@ -26,6 +26,7 @@ from typing import Any
 
 import msgspec
 
+from shared.clean_text import clean
 from shared.config import Config
 from shared.deaths import how
 from shared.types import Group
@@ -243,4 +244,4 @@ def sample(step: int, group: Group) -> list[Any]:
     reward, text = group.rewards[0], group.texts[0] if group.texts else ""
     graded = [None] * 4 if reward is None else [reward.answer, reward.verdict.value, reward.total, reward.reason]
     row = [step, group.prompt.problem.text, text, *graded]
-    return [value[:SAMPLE_CHARACTERS] if isinstance(value, str) else value for value in row]
+    return [clean(value[:SAMPLE_CHARACTERS]) if isinstance(value, str) else value for value in row]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import struct
+import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
+from shared.clean_text import CleanStream
 from verify.code.sandbox.syscalls import die_with_parent
 
 if TYPE_CHECKING:
@@ -101,7 +103,7 @@ def run_child(parent: int, work: Callable[[int, int], None], prints: bool = True
     """Do work(requests, replies) as a process of the pid `parent`, and end with it, or when that closes its end.
 
     requests and replies are standard input and output as they were at the start; what the work prints goes to standard
-    error, or nowhere. expendable: the kernel's out-of-memory killer takes this process before others.
+    error, clean, or nowhere. expendable: the kernel's out-of-memory killer takes this process before others.
     """
     die_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -112,6 +114,7 @@ def run_child(parent: int, work: Callable[[int, int], None], prints: bool = True
     quiet = os.open(os.devnull, os.O_RDWR)
     os.dup2(quiet, 0)
     os.dup2(2 if prints else quiet, 1)
+    sys.stdout, sys.stderr = CleanStream(1), CleanStream(2)
     with suppress(BrokenPipeError, KeyboardInterrupt):  # the caller is gone: nobody is left to answer
         work(requests, replies)
     os._exit(0)

@@ -82,7 +82,7 @@ async def play(settings: OversightSettings, tasks: dict[str, list[Question]], st
 
 def write(folder: Path, results: Json, pages: dict[str, str]) -> None:
     """Write results.json, summary.md and report.html."""
-    text = json.dumps(results, ensure_ascii=False, indent=1, sort_keys=True) + "\n"
+    text = json.dumps(results, indent=1, sort_keys=True) + "\n"
     for name, content in {RESULTS: text, SUMMARY: page.markdown(results), **pages}.items():
         write_whole(folder / name, content)
 

@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import os
 import select
+import shlex
 import signal
 import socket
 import subprocess
@@ -217,6 +218,15 @@ def test_what_a_command_or_a_plugin_starts_ends_with_the_controller(tmp_path: Pa
         controller.kill()
         controller.wait()
         os.close(reader)
+
+
+def test_what_a_server_writes_to_standard_error_is_clean(capfd: pytest.CaptureFixture[str]) -> None:
+    script = f"printf 'hello \\033]0;title\\007 end' >&2; exec {COMMAND}"
+    _, told = play(lambda one: answers(one, ("add", {"a": 1, "b": 2})), command=shlex.join(["sh", "-c", script]))
+    seen = ""
+    while " end" not in seen:
+        seen += capfd.readouterr().err
+    assert "hello ·]0;title· end" in seen and "add" in told
 
 
 def test_options_name_one_server() -> None:

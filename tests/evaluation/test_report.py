@@ -15,10 +15,13 @@ from typing import Any
 import pytest
 
 from evaluation import report
+from shared.clean_text import clean
 from tests.evaluation.conftest import Plain, evaluate, write_rows
 
 EVIL = "</script><script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\"><!--<script>"
-NAME = "<b>own & set"
+SIGNS = "\u202e\x9b2J"
+EVIL += SIGNS
+NAME = f"<b>own & set{SIGNS}"
 
 
 @pytest.fixture
@@ -48,10 +51,11 @@ def test_model_output_cannot_leave_its_place(folder: Path) -> None:
     text = (folder / "report.html").read_text(encoding="utf-8")
     assert text.count("<script") == 2 and text.count("</script>") == 2 and "<img" not in text and "<!--" not in text
     samples = embedded(text)
-    assert len(samples) == 6 and samples[0]["reasoning"] == EVIL and EVIL in samples[0]["prompt"]
+    assert len(samples) == 6 and samples[0]["reasoning"] == clean(EVIL) and clean(EVIL) in samples[0]["prompt"]
     assert "&lt;b&gt;own &amp; set" in text and NAME not in outside(text)
     assert "[... 60,000 characters left out ...]" in samples[2]["answer"]
     assert [sample["outcome"][0] for sample in samples] == ["right", "wrong", "wrong"] * 2
+    assert all(clean(text) == text for text in (text, (folder / "results.json").read_text(encoding="utf-8")))
     assert "truncated" in samples[2]["outcome"] and "unextracted" in samples[2]["outcome"]
 
 

@@ -57,7 +57,7 @@ def test_an_engine_process_that_hangs_at_its_start_is_killed_at_the_deadline() -
 
 
 def dies(*_: object, **__: object) -> None:
-    raise NotImplementedError("Unsupported\nCPU attention: head_dim=16")
+    raise NotImplementedError("Unsupported\nCPU attention: head_dim=16\x1b[2J")
 
 
 @pytest.mark.parametrize("in_a_run", [True, False])
@@ -74,7 +74,8 @@ def test_a_dead_engine_says_why_in_one_line_and_its_traceback_is_in_a_file(
     assert process.exitcode == 1 and words.startswith("NotImplementedError: Unsupported CPU attention: head_dim=16")
     if in_a_run:
         [file] = tmp_path.iterdir()
-        assert words.endswith(f"(its traceback: {file})") and "in dies" in file.read_text()
+        assert words.endswith(f"(its traceback: {file})") and "in dies" in (kept := file.read_text())
+        assert "\x1b" not in kept
     assert ("Traceback" in capfd.readouterr().err) == (not in_a_run)
     assert deaths.how(1, words) == f"ended with exit code 1: {words}"
     with started_within(60):

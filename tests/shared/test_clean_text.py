@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
+import json
 import logging
+import subprocess
 import sys
 import unicodedata
 
+import msgspec
 import pytest
 from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
 
+from environments.environment import Observation, user
+from environments.process import answered
+from evaluation.report import embed
 from evaluation.tables import ResultTable, in_markdown
-from shared.clean_text import CleanRecord, clean
+from shared.clean_text import CleanRecord, CleanStream, clean, clean_errors, print_traceback
 from shared.errors import ConfigError, print_error
 from shared.progress import Progress, plain
+from shared.types import Completion, Group, Problem, Prompt, Reward, Verdict
+from tests.hostile_texts import texts
+from trainer.tracker_process import as_markdown
+from trainer.trackers import sample
+from verify.plugins import Failed
 
 HOSTILE = [
     "\x1b]0;PWNED\x07", "\x1b[2J\x1b[31m", "\x1b[?1049h", "\x1bP+q544e\x1b\\", "\x9b2J", "\x9d0;PWNED\x9c",
@@ -50,7 +62,7 @@ def test_every_unsafe_character_is_replaced_and_no_other() -> None:
     assert clean(PLAIN) == PLAIN
 
 
-@pytest.mark.parametrize("text", HOSTILE, ids=ascii)
+@pytest.mark.parametrize("text", [*HOSTILE, *texts()], ids=lambda text: ascii(text)[:30])
 def test_nothing_hostile_reaches_a_terminal_a_log_or_a_file(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     plainly = io.StringIO()  # no terminal: nothing of ours is a control code either
     table = Table(title=escape(text))
@@ -67,13 +79,18 @@ def test_nothing_hostile_reaches_a_terminal_a_log_or_a_file(text: str, capsys: p
         show("x")
     ours = {letter for letter in usual.getvalue() if dangerous(letter)}
     assert {letter for letter in terminal.getvalue() if dangerous(letter)} <= ours == {"\x1b"}
-    assert text not in terminal.getvalue()
+    assert text not in terminal.getvalue() or text == clean(text)
     assert not dangerous(plain(table))
 
     print_error(ConfigError(f"a {text} b"))
     assert not dangerous(capsys.readouterr().err)
-    record = CleanRecord("serve", logging.INFO, "", 0, "a %s b", (text,), None)
-    assert not dangerous(logging.Formatter().format(record))
+    try:
+        raise ValueError(text)
+    except ValueError as error:
+        record = CleanRecord("serve", logging.INFO, "", 0, "a %s b", (text,), sys.exc_info())
+        print_traceback(error)
+    for shown in (logging.Formatter().format(record), capsys.readouterr().err):
+        assert not dangerous(shown) and "Traceback" in shown and "ValueError" in shown
     cells = ResultTable(text, ["name", "figure"], [[f"{text}|<b>[x](y)`\n", "1"]])
     assert not dangerous(cells.markdown() + cells.html()) and len(cells.markdown().splitlines()) == 3
 
@@ -89,3 +106,44 @@ def test_plain_text_stays_as_it_is() -> None:
     stream = Terminal()
     Progress(stream).note(PLAIN.expandtabs(1))
     assert PLAIN.expandtabs(1) in stream.getvalue()
+
+
+def test_hostile_texts_in_files_pages_and_trackers_are_text(tmp_path):
+    path, reward = tmp_path / "printed", Reward(1.0, 0.0, 0.0, 0.0, 0.0, Verdict.WRONG)
+    for text in texts():
+        with path.open("wb") as file:
+            print(text, file=CleanStream(file.fileno()))
+        assert path.read_bytes().decode() == f"{clean(text)}\n"
+        group = Group(
+            Prompt(0, Problem("p", text, text), [1]), [Completion(0, 0, 0)],
+            [msgspec.structs.replace(reward, reason=text, answer=text)], [text],
+        )  # fmt: skip
+        row = sample(1, group)
+        assert not dangerous(msgspec.json.encode(row).decode()) and len(row) == 7
+        for cell in map(as_markdown, row):
+            assert not set(cell.replace("<br>", "")) & set("<>|[]()!`*_\\"), cell
+        page = embed({"text": text})
+        assert not dangerous(page) and "<" not in page and json.loads(page).keys() == {"text"}
+
+
+def test_what_environments_and_tools_say_of_themselves_can_be_recorded():
+    async def gives(text):
+        return Observation([user(text)])
+
+    async def fails(text):
+        raise Failed(Verdict.CRASH, text)
+
+    async def replies():
+        return [await answered(1, "e", work(text), 5, []) for text in texts() for work in (gives, fails)]
+
+    for reply in asyncio.run(replies()):
+        msgspec.msgpack.encode(reply)
+        assert not dangerous(reply.reason)
+
+
+def test_what_commands_of_others_write_to_standard_error_is_clean(capfd):
+    subprocess.run(["printf", r"a\033[2J\233\342\200\256b\n"], stdout=clean_errors(), check=True)
+    seen = ""
+    while "b\n" not in seen:
+        seen += capfd.readouterr().err
+    assert seen == "a·[2J\ufffd·b\n"

@@ -3,9 +3,17 @@
 import pytest
 from tokenizers import AddedToken, Tokenizer, normalizers
 
+from serve.messages import ChatMessage
+from serve.system_prompts import PromptRenderer
+from serve.tools import AnswerForm
 from shared.chat import Chat
 from shared.quoted_texts import QuotedTexts
-from tests.shared.test_chat import make_folder
+from shared.sections import Data
+from shared.tool_calls import TOOLS_PROMPT, ToolDefinition, signatures, tools_prompt
+from shared.types import Problem
+from tests.hostile_texts import CONTROL, HALVES, texts
+from tests.shared.test_chat import make_folder, save
+from trainer.data import PromptFormat
 
 
 @pytest.mark.parametrize("text", ["＜call＞", "<CALL>", "＜ＥＯＳ＞", "a＜call＞b<eos>"])
@@ -25,3 +33,36 @@ def test_no_text_spells_a_token_once_it_is_normalised(tmp_path, text):
         assert [number for number in ids if number in added] == usual
     assert added.isdisjoint(chat.encode_plain(text))
     assert chat.encode("a ＜b＞") == chat.encode_plain("a ＜b＞") and plain.encode("a b") == plain.encode_plain("a b")
+
+
+def test_hostile_texts_are_text_in_each_part_of_a_prompt_in_training_as_in_serving(tmp_path):
+    chat = Chat(make_folder(tmp_path / "m"))
+    chat.tokenizer.add_tokens(CONTROL, special_tokens=True)
+    chat = Chat(save(chat, tmp_path / "all"))
+    known = set(chat.tokenizer.added_tokens_decoder)
+    trained, served = PromptFormat(chat, Data(system_prompt="")), PromptRenderer(chat, "")
+
+    def prompts(text):
+        """The [tokens] of training and of serving."""
+        tools = [ToolDefinition("t", text, {"type": "object", "properties": {text: {}}})]
+        user, system = ChatMessage(role="user", content=text), ChatMessage(role="system", content=text)
+        yield trained.render(text), served.render([user], "")
+        yield trained.render(text, also=[text]), served.render([system, user], "")
+        form = AnswerForm(TOOLS_PROMPT, signatures(tools))
+        yield trained.render(text, also=[tools_prompt(tools)]), served.render([user], "", form)
+
+    def controls(ids):
+        return [number for number in ids if number in known]
+
+    usual = [controls(ids) for ids, _ in prompts("x")]
+    bridge, start = controls(chat.bridge([("tool", "x")])), trained.prompt_of(Problem("p", "q", "1"))
+    for text in texts():
+        if any(half in text for half in "".join(HALVES) if "\ud800" <= half <= "\udfff"):
+            continue  # no text: refused where it comes in
+        both = list(prompts(text))
+        assert [ids for ids, _ in both] == [ids for _, ids in both], ascii(text)
+        assert [controls(ids) for ids, _ in both] == usual, ascii(text)
+        assert text in chat.tokenizer.decode(both[0][0])
+        assert controls(chat.bridge([("tool", text)])) == bridge
+        prompt = trained.prompt_of(Problem("p", "q", "1", prefix=text))
+        assert prompt[: len(start)] == start and not controls(prompt[len(start) :]), ascii(text)
