@@ -309,13 +309,13 @@ def test_a_gateway_that_dies_or_freezes_costs_the_episodes_under_way_and_is_star
             os.kill(two.session.gateway.child.pid, signal.SIGSTOP)
             monkeypatch.setattr(client, "ANSWER_S", 0.5)
             assert isinstance((await open_session("127.0.0.1")).told.get_nowait(), GatewayEnded), "it answers nothing"
-            monkeypatch.undo()
+            monkeypatch.setattr(client, "ANSWER_S", 30.0)
             assert (await open_session("127.0.0.1")).told.empty()
         killed, frozen = helpers.news()
         assert killed.startswith("the gateway for agents was killed by signal 9 (SIGKILL) (1 so far)")
         assert frozen.startswith("the gateway for agents gave no answer for 0.5 s: killed (1 so far)")
 
-    helpers.news()
+    monkeypatch.setattr(helpers, "_ends", {})
     asyncio.run(scene())
 
 

@@ -161,7 +161,7 @@ def test_a_server_that_dies_between_calls_or_answers_nothing_is_told_and_replace
     async def busy(one: Any) -> list[str]:
         return await answers(one, ("wait", {"seconds": 2.0}), ("add", {"a": 1, "b": 2}))
 
-    helpers.news()
+    monkeypatch.setattr(helpers, "_ends", {})
     monkeypatch.setattr(mcp_tools, "WATCH_S", 0.2)
     settings = {"command": COMMAND, "shared": True, "call_s": 5.0}
     for number, how in ((signal.SIGKILL, "has ended"), (signal.SIGSTOP, "gave no answer for 5 s: given up")):

@@ -206,9 +206,9 @@ def test_worker_killed_while_idle_costs_no_verdict() -> None:
     asyncio.run(use())
 
 
-def test_ends_of_workers_are_told_whether_they_were_at_work_or_not() -> None:
+def test_ends_of_workers_are_told_whether_they_were_at_work_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that is killed while idle, one while it works, one that is stopped; none that is stopped on purpose."""
-    helpers.news()
+    monkeypatch.setattr(helpers, "_ends", {})
 
     async def told(words: str) -> None:
         while not any(line.startswith(f"a verifier process {words}") for line in helpers.news()):
