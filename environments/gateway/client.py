@@ -6,7 +6,6 @@ Nobody but this process has the pipes to it. An episode has a key of its own, wh
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import secrets
 import sys
@@ -26,7 +25,7 @@ from environments.gateway.messages import (
 from shared import deaths
 from shared.errors import DeadlineExceeded
 from shared.sockets import refused
-from verify.child_process import frame, python_path, read_frame
+from verify.child_process import frame, kill_group, python_path, read_frame
 
 START_S = 60.0
 """seconds for the gateway to say where it listens"""
@@ -112,8 +111,7 @@ class GatewayProcess:
             self.ended = True
             for session in self.sessions.values():
                 session.told.put_nowait(GatewayEnded())
-            with contextlib.suppress(ProcessLookupError):
-                self.child.kill()
+            kill_group(self.child.pid)  # asyncio's own way may take the exit status away from itself
             code = await self.child.wait()
             if died:
                 how = self.how or deaths.how(code)
@@ -137,7 +135,7 @@ async def open_session(address: str) -> AgentSession:
             told = await asyncio.wait_for(session.told.get(), ANSWER_S)
         except TimeoutError:
             session.gateway.how = f"gave no answer for {ANSWER_S:g} s: killed"
-            session.gateway.child.kill()
+            kill_group(session.gateway.child.pid)
             told = await session.told.get()
     except asyncio.CancelledError:
         session.close("the episode was given up")
