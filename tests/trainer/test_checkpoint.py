@@ -6,8 +6,8 @@ Damaged ones: test_damage.py.
 from __future__ import annotations
 
 import errno
-import os
 import hashlib
+import os
 import shutil
 from pathlib import Path
 
