@@ -14,9 +14,8 @@ import asyncio
 import contextlib
 import itertools
 import os
-import signal
 import sys
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +44,7 @@ from environments.process import (
     StepCall,
     answered,
 )
+from shared import deaths
 from shared.environment_settings import EnvironmentSettings
 from shared.errors import ConfigError
 from shared.sections import RewardWeights
@@ -73,7 +73,8 @@ class _Process:
         self.settings, self.files = settings, files
         self.child: asyncio.subprocess.Process | None = None
         self.waiting: dict[int, asyncio.Future[Answered]] = {}
-        self.dead, self.how = dead, ""
+        self.dead, self.leaving, self.how = dead, False, ""
+        self.kills_before = deaths.memory_kills()
         self._reading: asyncio.Task[None] | None = None
 
     async def start(self) -> FilesLoaded:
@@ -99,7 +100,7 @@ class _Process:
         except TimeoutError as error:
             raise ConfigError(f"environment.plugins: {names} does not come to an end in {START_S:g} s") from error
         except EOFError as error:
-            raise ConfigError(f"environment.plugins: {names} ends its process ({await self._end()})") from error
+            raise ConfigError(f"environment.plugins: {names} ends its process: it {await self._end()}") from error
         if isinstance(said, FilesRefused):
             raise ConfigError(said.reason)
         assert isinstance(said, FilesLoaded)
@@ -123,6 +124,8 @@ class _Process:
                     future.set_result(said)
         how = await self._end()
         self.how = self.how or how
+        if not self.leaving:
+            deaths.helpers.add("a process of environment.plugins", self.how, "its episodes are repeated in another")
         left, self.waiting = self.waiting, {}
         for future in left.values():
             if not future.done():
@@ -132,7 +135,7 @@ class _Process:
         assert self.child
         self.kill()
         code = await self.child.wait()
-        return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+        return deaths.how(code) + deaths.advice(code, "agent", 0, self.kills_before)
 
     def send(self, asked: EnvironmentCall) -> None:
         """Send a message. Raises InstanceLost when the process has ended."""
@@ -150,11 +153,11 @@ class _Process:
             self.send(asked)
             reply = await asyncio.wait_for(future, asked.deadline_s + GRACE_S)
             if reply.stuck:
-                self.kill()
+                self.kill("was killed: a method that is not async worked on after its deadline")
             return reply
         except TimeoutError as error:
-            self.kill()
-            self.how = reason = f"no answer after {asked.deadline_s:g} s: killed"
+            reason = f"no answer after {asked.deadline_s:g} s: killed"
+            self.kill("gave no answer in time: killed")
             if not alone:
                 raise InstanceLost(reason) from error
             return Answered(asked.number, None, Verdict.TIMEOUT, reason)
@@ -167,9 +170,9 @@ class _Process:
         if self._reading is not None:
             await self._reading
 
-    def kill(self) -> None:
-        """SIGKILL the process and what it started."""
-        self.dead = True
+    def kill(self, how: str = "") -> None:
+        """SIGKILL the process and what it started. how: it ended, where that is why."""
+        self.dead, self.how = True, self.how or how
         if self.child is not None:
             kill_group(self.child.pid)
 
@@ -185,8 +188,6 @@ class EnvironmentHost:
         """environments of the plug-in files: name -> whether a verifier grades"""
         self._processes: list[_Process] = []
         self._starting = asyncio.Lock()
-        self.on_end: Callable[[str], None] = lambda how: None
-        """called with how a process ended, when it is replaced"""
         self.alone = asyncio.Lock()
         """to be held for a call with `alone`, and until its instance has answered"""
         self._numbers, self._places = itertools.count(), itertools.count()
@@ -263,6 +264,7 @@ class EnvironmentHost:
         for key in list(self._instances):
             await self.close(key)
         for process in self._processes:
+            process.leaving = True
             await process.end()
 
     async def _wait(self, name: str, number: int, work: Awaitable[Any], deadline_s: float) -> Observation:
@@ -274,8 +276,6 @@ class EnvironmentHost:
             if self._processes[place].dead:
                 last = self._processes[place]
                 await last.end()
-                if last.how:
-                    self.on_end(last.how)
                 self._processes[place] = process = _Process(last.settings, last.files)
                 try:
                     await process.start()

@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import json
 import shlex
+import time
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -19,6 +20,7 @@ from pydantic import Field, model_validator
 
 from environments.environment import Observation, environment
 from environments.tools import EnvironmentTool, ToolEnvironment, ToolError, ToolOptions
+from shared import deaths
 from shared.chat_endpoint import key_headers
 from shared.clean_text import clean_errors
 from shared.errors import ConfigError
@@ -31,6 +33,8 @@ from verify.plugins import Failed
 
 START_S = 60.0
 """seconds that a server may take before a run"""
+WATCH_S = 5.0
+"""seconds between two looks whether a server still answers"""
 CLOSE_S = 20.0
 """seconds that a server may take to end its session"""
 MOST_PAGES = 100
@@ -86,7 +90,7 @@ class McpSession:
     """A session with a server. The package wants it opened and closed by one task: `_hold`."""
 
     def __init__(self, options: McpOptions):
-        self.options, self.users, self._gone = options, 0, False
+        self.options, self.users, self._gone, self._heard = options, 0, False, 0.0
         self.definitions: list[ToolDefinition] = []
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._closing = asyncio.Event()
@@ -125,10 +129,40 @@ class McpSession:
                     if (cursor := page.next_cursor) is None:
                         break
                 self._opened.set_result(None)
-                await self._closing.wait()
+                await self._watch()
         except Exception as error:  # noqa: BLE001 - whatever a server or its transport raises ends the session
-            if not self._opened.done():
+            if self._opened.done():
+                self._tell_end(f"cannot be used: {type(error).__name__}")
+            else:
                 self._opened.set_exception(Failed(Verdict.CRASH, f"the MCP server cannot be used: {_told(error)}"))
+
+    def _tell_end(self, how: str) -> None:
+        """Tell once that the server is gone; nothing where the session is closed."""
+        if not self._gone and not self._closing.is_set():
+            where = "command" if self.options.command else "url"
+            then = "its calls fail, and the next episode begins another session"
+            deaths.helpers.add(f"the MCP server of environment.options.mcp.{where}", how, then)
+        self._gone = True
+
+    async def _watch(self) -> None:
+        """Ask the server for its tools every WATCH_S, until the session is closed or it can be used no more."""
+        from mcp import MCPError
+        from mcp_types import CONNECTION_CLOSED
+
+        while not self._gone:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._closing.wait(), WATCH_S)
+                return
+            began = time.monotonic()
+            try:
+                async with asyncio.timeout(self.options.call_s):
+                    await self._client.list_tools(cache_mode="bypass")
+            except TimeoutError:
+                if self._heard < began:  # else it is busy with the calls of others
+                    self._tell_end(f"gave no answer for {self.options.call_s:g} s: given up")
+            except MCPError as error:
+                if error.error.code == CONNECTION_CLOSED:
+                    self._tell_end("has ended")
 
     async def open(self) -> None:
         """Wait until the tools are known. Raises Failed."""
@@ -152,9 +186,10 @@ class McpSession:
             raise ToolError(f"no result after {self.options.call_s:g} s") from error
         except MCPError as error:
             if error.error.code == CONNECTION_CLOSED:
-                self._gone = True
+                self._tell_end("has ended")
                 raise Failed(Verdict.CRASH, "the MCP server has ended") from error
             raise ToolError(str(error)) from error
+        self._heard = time.monotonic()
         text = "\n".join(_text(part) for part in result.content)
         if result.is_error:
             raise ToolError(text)

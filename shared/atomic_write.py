@@ -15,10 +15,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from shared.errors import ConfigError, DiskError
+from shared.errors import MORE_FILES, ConfigError, DiskError
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NOT_ALLOWED = (errno.EROFS, errno.EACCES, errno.EPERM)
+_NO_FILES = (errno.EMFILE, errno.ENFILE)
 _WRONG_KIND = (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOENT, errno.ENAMETOOLONG)
 
 
@@ -32,6 +33,8 @@ def cannot_write(path: Path, error: OSError) -> str:
         repair = "free disk space, or choose a folder on another disk (runs_dir)"
     elif error.errno in _NOT_ALLOWED:
         repair = "make it writable, or choose another folder (runs_dir)"
+    elif error.errno in _NO_FILES:
+        return f"{path} cannot be written ({reason}): {MORE_FILES}"
     else:
         repair = "repair the disk, or choose a folder on another one (runs_dir)"
     return f"{path} cannot be written ({reason}, {_free(path)} free): {repair}"
@@ -53,7 +56,7 @@ def writing(path: Path) -> Iterator[None]:
     except DiskError:
         raise
     except OSError as error:
-        if error.errno not in (*_NO_ROOM, *_NOT_ALLOWED, *_WRONG_KIND, errno.EIO, errno.ENODEV):
+        if error.errno not in (*_NO_ROOM, *_NOT_ALLOWED, *_NO_FILES, *_WRONG_KIND, errno.EIO, errno.ENODEV):
             raise
         raise DiskError(cannot_write(path, error)) from error
 

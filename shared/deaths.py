@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import zmq
 
+from shared.errors import MORE_FILES
+
 if TYPE_CHECKING:
     from shared.ranks import Role
     from shared.watchdog import Peer
@@ -35,6 +37,8 @@ LOWER = {
     "agent": "the memory that it needs, or rollout.max_sequences (episodes at once)",
 }
 """kind of process -> settings that reduce its memory"""
+TOLD_EACH = 10
+"""ends of helpers of one kind that are told each time"""
 _requests = -1
 _asked = ""
 _PIDFD_GET_INFO = 0xC040FF0B
@@ -176,6 +180,17 @@ def advice(status: int | None, kind: str, peak_bytes: int, kills_before: int) ->
     return f". The kernel counted no out-of-memory kill here, so somebody sent it{had}"
 
 
+def lacking(text: str) -> str:
+    """What to do about an error that says that the system gave no more memory or files; "" for any other. text: of the
+    error, with the kind of the rank it came from."""
+    if "Too many open files" in text and MORE_FILES not in text:
+        return f". {MORE_FILES[0].upper()}{MORE_FILES[1:]}"
+    if any(words in text for words in ("allocate memory", "MemoryError", "bad_alloc")):
+        kind = next((kind for kind in LOWER if f"{kind} rank" in text), "controller")
+        return f". Memory ran out: lower {LOWER[kind]}"
+    return ""
+
+
 def newest_step(run_dir: Path) -> int | None:
     """Step of the newest complete checkpoint by name; None without any."""
     steps = [path.parent.name.removeprefix("step_") for path in run_dir.glob("checkpoints/step_*/manifest.json")]
@@ -186,6 +201,33 @@ def again(run_dir: Path) -> str:
     """Say what the same command would do now: start anew, or continue from the newest checkpoint."""
     step = newest_step(run_dir)
     return "The same command " + ("starts anew" if step is None else f"goes on from step {step}")
+
+
+class HelperEnds:
+    """Counts the ends of processes that others take the place of: verifiers', plug-ins', MCP servers'."""
+
+    def __init__(self) -> None:
+        self._ends: dict[tuple[str, str, str], tuple[int, int]] = {}
+        """(who, how, what happens now) -> how often, and how often when it was told last"""
+
+    def add(self, who: str, how: str, then: str) -> None:
+        """Count one end, e.g. ("a verifier", "was killed by signal 9 (SIGKILL)", "another takes its place")."""
+        count, told = self._ends.get((who, how, then), (0, 0))
+        self._ends[who, how, then] = count + 1, told
+
+    def news(self) -> list[str]:
+        """One line for each kind of end that came since the last call; from TOLD_EACH on, only when it is so many times
+        as frequent as when it was told last."""
+        lines = []
+        for (who, how, then), (count, told) in list(self._ends.items()):
+            if count > told and (count <= TOLD_EACH or count >= TOLD_EACH * told):
+                self._ends[who, how, then] = count, count
+                lines.append(f"{who} {how} ({count:,} so far): {then}")
+        return lines
+
+
+helpers = HelperEnds()
+"""of this process"""
 
 
 class Death(msgspec.Struct):

@@ -26,6 +26,11 @@ from collections.abc import Callable
 
 from shared.clean_text import clean, clean_logs
 
+MORE_FILES = (
+    "raise the limit of open files before the start (`ulimit -n 65536`, /etc/security/limits.conf, or of a container "
+    "--ulimit nofile=65536)"
+)
+
 
 class MaestraleError(Exception):
     """Base of all errors raised on purpose."""

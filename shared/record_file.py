@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from shared.atomic_write import cannot_write
 from shared.errors import CheckpointError
 
 LENGTH_BYTES = 8
@@ -45,7 +46,7 @@ def write(path: Path, records: Iterable[msgspec.Struct]) -> Written:
             stream.flush()
             os.fsync(stream.fileno())
     except OSError as error:
-        raise CheckpointError(f"{path} could not be written ({error}): free disk space") from error
+        raise CheckpointError(cannot_write(path, error)) from error
     return Written(size, digest.hexdigest())
 
 

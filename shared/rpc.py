@@ -26,6 +26,7 @@ from shared import errors, watchdog
 from shared.adaptive_deadline import AdaptiveDeadline
 from shared.batch_queue import BatchQueue
 from shared.calls import CallReply, CallRequest, RequestDecoder, Result, encode
+from shared.deaths import lacking
 from shared.messages import Event, Message, RankFailed, Register
 from shared.ranks import Role
 from shared.sockets import MESSAGE_BYTES, ListeningSocket, connect, pieces, rank_of, reachable_address, refused
@@ -44,7 +45,8 @@ def raise_failure(rank_name: str, failed: RankFailed) -> None:
     ours = isinstance(found, type) and issubclass(found, errors.MaestraleError)
     kind = errors.RunError if found is None or not ours or found is errors.DeadlineExceeded else found
     text = f"{rank_name}: {failed.message}"
-    raise kind(text if ours else f"{text}\n{failed.traceback}".rstrip())
+    clear = ours or lacking(f"{failed.kind}: {failed.message}")
+    raise kind(text if clear else f"{text}\n{failed.traceback}".rstrip())
 
 
 class _AnswerFailed(Exception):

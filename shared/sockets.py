@@ -21,7 +21,7 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils.monitor import recv_monitor_message
 
-from shared.errors import ConfigError
+from shared.errors import MORE_FILES, ConfigError
 from shared.ranks import Role
 
 FRAME_BYTES = 1 << 20
@@ -33,8 +33,9 @@ SETTLED_S = 0.3
 WAITING_MESSAGES = 10_000
 """messages of one rank that wait here before its own queue grows instead of the controller's"""
 BACKLOG = 4096
-OPEN_FILES = 65_536
-"""open files of a controller: an agent takes three pipes, a rank a connection, a stranger one until it is refused"""
+OPEN_FILES, LEAST_FILES = 65_536, 512
+"""open files of a controller: an agent takes three pipes, a rank a connection, a stranger one until it is refused; and
+those without which no launch starts: an engine has 120"""
 SEALED_BYTES = 256
 """what encryption adds to a frame at most"""
 SUCCEEDED = zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -114,6 +115,16 @@ class _OneKey:
         return secrets.compare_digest(key, self.key)
 
 
+def raise_open_files() -> None:
+    """Raise the limit of open files, also for the processes that this one starts. Raises ConfigError where that cannot
+    be enough for a launch."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
+    if wanted < LEAST_FILES:
+        raise ConfigError(f"processes may have {hard:,} open files, and a launch needs {LEAST_FILES}: {MORE_FILES}")
+
+
 class ListeningSocket:
     """A socket of the controller that only ranks of the launch can use, who find it in the store as `name`."""
 
@@ -125,9 +136,7 @@ class ListeningSocket:
         self.socket.setsockopt(zmq.IPV6, 1)
         for option, value in ((zmq.MAXMSGSIZE, limit), (zmq.BACKLOG, BACKLOG), (zmq.RCVHWM, WAITING_MESSAGES)):
             self.socket.setsockopt(option, value)
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
+        raise_open_files()
         if role.one_node:
             endpoint = f"ipc://{role.folder / name}"
             self.socket.bind(endpoint)

@@ -25,8 +25,8 @@ OTHERS = ("benchmarks", "tests")
 APART = ("reward.judge.", "environment.")
 """settings of the judge and of environments, which validate their own"""
 BUDGETS = {
-    "product lines": 73_500,
-    "training lines": 29_900,
+    "product lines": 73_800,
+    "training lines": 30_100,
     "files": 441,
     "settings": 98,
     "class names used twice": 0,

@@ -88,6 +88,7 @@ def main(arguments: list[str]) -> int:
         return 0  # under torchrun one rank tells
     path, *overrides = [argument for argument in arguments if argument != "--dry-run"]
     from shared.ranks import under_torchrun
+    from shared.sockets import raise_open_files
 
     if under_torchrun() and not dry_run:
         return run_rank(path, overrides)
@@ -98,6 +99,7 @@ def main(arguments: list[str]) -> int:
 
             print(clean(plan_text(config)))
             return 0
+        raise_open_files()
     except InputError as error:
         return print_error(error)
     return launch(config, [path, *overrides])
@@ -231,6 +233,7 @@ def run_controller(path: str, overrides: list[str], node: LaunchFolder) -> int:
     from rollout.start import with_time_to_start
     from shared.progress import Progress
     from shared.ranks import count_gpus, invite, open_meeting, open_store, ranks_here, read_role
+    from shared.sockets import raise_open_files
     from trainer import dashboard
     from trainer.colocate import settle
     from trainer.run_lock import RunLock
@@ -245,6 +248,7 @@ def run_controller(path: str, overrides: list[str], node: LaunchFolder) -> int:
         signal.signal(number, _stop)
     try:
         config = load(path, overrides)
+        raise_open_files()
         lock = RunLock(config.run_dir)  # first: a launch that is refused touches nothing of the one that runs
         meeting = open_meeting(node, config.run_dir)
         store = open_store(meeting)
@@ -307,9 +311,11 @@ def _failed(error: BaseException, progress: Progress, session: Launch | None) ->
     if isinstance(error, DeadlineExceeded) and session is not None:
         progress.close()
         session.keeper.stop(str(error))
-    if not isinstance(error, MaestraleError):
+    message = f"{type(error).__name__}: {error}" if not isinstance(error, InputError) else str(error)
+    repair = deaths.lacking(message)
+    if not isinstance(error, MaestraleError) and not repair:
         print_traceback(error)
-    progress.error(f"{type(error).__name__}: {error}" if not isinstance(error, InputError) else str(error))
+    progress.error(message + repair)
     return error.exit_code if isinstance(error, MaestraleError) else 1
 
 

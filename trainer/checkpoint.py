@@ -25,9 +25,9 @@ from pathlib import Path
 import msgspec
 
 from rollout.client import EngineClient
-from shared.atomic_write import flush
+from shared.atomic_write import cannot_write, flush
 from shared.config import Config
-from shared.errors import CheckpointError, DeadlineExceeded, RunError
+from shared.errors import CheckpointError, DeadlineExceeded, DiskError, RunError
 from shared.progress import Progress
 from shared.record_file import Written
 from trainer import ledger_file
@@ -131,7 +131,10 @@ def abandon(partial: Path, error: BaseException) -> CheckpointError:
             'or set runs_dir to a larger disk; earlier checkpoints are intact (checkpoint.on_error = "continue" goes '
             "on without)"
         )
-    return CheckpointError(f"the checkpoint {partial.stem} could not be written: {error}")
+    why = str(error)
+    if isinstance(error, OSError) and not isinstance(error, DiskError) and error.errno:
+        why = cannot_write(partial, error)
+    return CheckpointError(f"the checkpoint {partial.stem} could not be written: {why}")
 
 
 def link(run_dir: Path, name: str, target: Path) -> None:

@@ -45,7 +45,6 @@ class Episodes:
         self.config, self.prompts, self.scorer = config, prompts, scorer
         self.settings = config.environment
         self.host = EnvironmentHost(self.settings, config.reward, self._grade)
-        self.host.on_end = scorer.note_end
         self._opened = itertools.count(-1, -1)
 
     @property

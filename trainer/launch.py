@@ -11,10 +11,9 @@ from pathlib import Path
 
 from rollout.client import EngineClient
 from rollout.worker import EngineRank
-from shared import settings_file
+from shared import deaths, settings_file
 from shared.chat import Chat
 from shared.config import Config
-from shared.deaths import ENDING
 from shared.errors import ConfigError, RankLost
 from shared.model import adapter_folder
 from shared.progress import Progress
@@ -96,7 +95,7 @@ class Launch:
         death of a rank."""
         loop = asyncio.get_running_loop()
         work = asyncio.ensure_future(self._work())
-        for number in ENDING:
+        for number in deaths.ENDING:
             loop.add_signal_handler(number, self._interrupt, work, number)
         lost: asyncio.Future[str] = loop.create_future()
         self.keeper.on_death = lambda text: later(loop, lost.set_result, text)
@@ -147,6 +146,8 @@ class Launch:
             self.keeper.turn()
             if warning := refused.look():
                 self.progress.warning(warning)
+            for line in deaths.helpers.news():
+                self.progress.warning(line)
             if self.looping is not None and self.config.mode == "rl":
                 self.looping.logger.live()
             await asyncio.sleep(0.5)

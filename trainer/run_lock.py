@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -71,5 +72,6 @@ class RunLock:
     def close(self, ended: str) -> None:
         """Write how this launch ended, and release the lock."""
         self.launch.ended = ended
-        self._write()
-        self.file.close()
+        for last in (self._write, self.file.close):
+            with suppress(OSError):  # a disk that fails has been told
+                last()

@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from rollout.weights.checksum import checksum_rows
-from shared.atomic_write import flush
+from shared.atomic_write import cannot_write, flush
 from shared.errors import CheckpointError
 from shared.record_file import Written
 from trainer import safetensors_file
@@ -99,8 +99,7 @@ class ShardWriter(threading.Thread):
             self.outcome.set_result(written)
         except OSError as error:
             self.path.unlink(missing_ok=True)
-            told = f"{self.path} could not be written ({error}): free disk space, or set runs_dir to a larger disk"
-            self.outcome.set_exception(CheckpointError(told))
+            self.outcome.set_exception(CheckpointError(cannot_write(self.path, error)))
         except Exception as error:  # noqa: BLE001  (`files` raises it)
             self.outcome.set_exception(error)
         finally:

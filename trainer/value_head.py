@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from shared.atomic_write import cannot_write
 from shared.errors import CheckpointError
 from shared.record_file import Written
 from trainer import safetensors_file
@@ -60,7 +61,7 @@ class ValueHead(nn.Module):
         try:
             return {path.name: safetensors_file.write(path, tensors)}
         except OSError as error:
-            raise CheckpointError(f"{path} could not be written ({error}): free disk space") from error
+            raise CheckpointError(cannot_write(path, error)) from error
 
     @torch.no_grad()
     def load(self, folder: Path) -> None:

@@ -21,7 +21,10 @@ import os
 import sys
 import threading
 from collections import OrderedDict
+from collections.abc import Coroutine
+from typing import Any
 
+from shared.deaths import helpers, how
 from shared.errors import ConfigError, RunError
 from shared.types import Verdict
 from verify.checker_process import Reply, Request
@@ -35,6 +38,7 @@ START_DEADLINE_S = 120.0
 MAX_REQUESTS = 20_000
 MAX_RSS_BYTES = 400 << 20
 MAX_START_FAILURES = 3
+TAKEN = "another takes its place"
 _CACHED = 16_384
 _MAX_FRAME_BYTES = 1 << 16
 
@@ -44,7 +48,7 @@ class _Worker:
 
     def __init__(self) -> None:
         self.process: asyncio.subprocess.Process | None = None
-        self.served = 0
+        self.served, self.stopped = 0, False
         self.started = asyncio.ensure_future(self._start())
         self.started.add_done_callback(lambda task: task.cancelled() or task.exception())
 
@@ -90,6 +94,14 @@ class _Worker:
         self.served += 1
         async with asyncio.timeout(deadline_s):
             return await self._receive()
+
+    async def tell_end(self) -> None:
+        """Wait for the end of the process; tell it unless it was stopped on purpose, or has not even begun."""
+        await asyncio.wait([self.started])
+        if self.process is not None:
+            code = await self.process.wait()
+            if self.was_ready and not self.stopped:
+                helpers.add("a verifier process", how(code), TAKEN)
 
     def kill(self) -> None:
         """SIGKILL the process group."""
@@ -157,17 +169,24 @@ class AnswerChecker:
         worker = _Worker()
         self.counts["started"] += 1
         self._all.add(worker)
+        self._await(worker.tell_end())
         return worker
+
+    def _await(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do what `close` waits for, in the background."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._reaping.add(task)
+        task.add_done_callback(self._reaping.discard)
 
     def _discard(self, worker: _Worker) -> None:
         """Kill a worker and reap it in the background."""
         self._all.discard(worker)
         worker.kill()
-        task = asyncio.get_running_loop().create_task(worker.reap())
-        self._reaping.add(task)
-        task.add_done_callback(self._reaping.discard)
+        self._await(worker.reap())
 
-    def _replace(self, worker: _Worker) -> _Worker:
+    def _replace(self, worker: _Worker, lost: bool = False) -> _Worker:
+        """A new worker in place of this one. lost: it has ended by itself."""
+        worker.stopped = not lost
         self._discard(worker)
         return self._spawn()
 
@@ -209,6 +228,7 @@ class AnswerChecker:
                     reply = await worker.ask(request, self.deadline_s)
                 except TimeoutError:
                     self.counts["timeouts"] += 1
+                    helpers.add("a verifier process", f"gave no answer for {self.deadline_s:g} s: killed", TAKEN)
                     worker = self._replace(worker)
                     return Verdict.TIMEOUT
                 except EOFError:
@@ -219,7 +239,7 @@ class AnswerChecker:
                         worker = self._replace(worker)
                     return reply.verdict
                 self.counts["crashes"] += 1
-                worker = self._replace(worker)
+                worker = self._replace(worker, lost=reply is None)
             return Verdict.CRASH
         except asyncio.CancelledError:
             worker = self._replace(worker) if self._open else worker
@@ -237,7 +257,7 @@ class AnswerChecker:
             except (EOFError, TimeoutError):
                 code = worker.process.returncode if worker.process is not None else None
                 self._start_failures += not worker.was_ready
-                worker = self._replace(worker)
+                worker = self._replace(worker, lost=True)
                 if self._start_failures >= MAX_START_FAILURES:
                     raise RunError(
                         f"verifier workers do not start ({self._start_failures} attempts, last exit code {code}): "
@@ -251,6 +271,7 @@ class AnswerChecker:
             task.cancel()
         await asyncio.gather(*self._pending.values(), return_exceptions=True)
         for worker in list(self._all):
+            worker.stopped = True
             self._discard(worker)
         await asyncio.gather(*self._reaping, return_exceptions=True)
         self._idle = asyncio.Queue()

@@ -26,6 +26,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from shared import deaths
 from shared.errors import ConfigError
 from shared.sections import RewardWeights
 from shared.supervisor import supervised
@@ -109,8 +110,12 @@ class _Process:
         with contextlib.suppress(OSError, msgspec.DecodeError):
             for body in read_frames(source):
                 self._take(msgspec.msgpack.decode(body, type=Said))
+        expected = self.dead
         self.kill()
-        lost = _Lost(f"ended its process ({_how(self.child.wait())})")
+        code = self.child.wait()
+        if not expected:
+            deaths.helpers.add("the process of reward.plugins", deaths.how(code), "another takes its place")
+        lost = _Lost(f"ended its process ({_how(code)})")
         with self.lock:
             self.dead = True
             left, self.waiting = self.waiting, {}

@@ -100,8 +100,6 @@ class RewardScorer:
         self.counts: dict[Verdict, int] = {}
         self.failures: dict[str, Failure] = {}
         """kind of failure -> its cases since the launch"""
-        self.ends: dict[str, Failure] = {}
-        """how processes of environments ended -> how many"""
         self.held: dict[int, dict[int, Settled]] = {}
         """group -> index -> completion that waits for the others of its group"""
         self._made: tuple[RewardWeights, CompletionScorer] = config.reward, self._scorer_of(config)
@@ -204,16 +202,8 @@ class RewardScorer:
             raise RunError(f"{error}. Since the launch: {'; '.join(map(self._line, self.failures))}") from error
 
     def news(self) -> list[str]:
-        """One line for each kind of failed verification, and of ended process, that is new, or ten times as frequent as
-        when last reported."""
-        failed = [f"not graded and not trained on: {self._line(kind)}" for kind in _take_news(self.failures)]
-        ends = [(how, self.ends[how].count) for how in _take_news(self.ends)]
-        return failed + [f"a process of environment.plugins ended ({how}), {count:,} so far: its episodes are repeated "
-                         "in another" for how, count in ends]  # fmt: skip
-
-    def note_end(self, how: str) -> None:
-        """Count a process of environments that ended, and was replaced."""
-        self.ends.setdefault(how, Failure("")).count += 1
+        """One line for each kind of failed verification that is new, or ten times as frequent as when last reported."""
+        return [f"not graded and not trained on: {self._line(kind)}" for kind in _take_news(self.failures)]
 
     def _line(self, kind: str) -> str:
         failure, every = self.failures[kind], sum(self.counts.values())

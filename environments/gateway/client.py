@@ -6,7 +6,6 @@ Nobody but this process has the pipes to it. An episode has a key of its own, wh
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import secrets
 import sys
@@ -23,12 +22,15 @@ from environments.gateway.messages import (
     StrangersRefused,
     ToGateway,
 )
+from shared import deaths
 from shared.errors import DeadlineExceeded
 from shared.sockets import refused
-from verify.child_process import frame, python_path, read_frame
+from verify.child_process import frame, kill_group, python_path, read_frame
 
 START_S = 60.0
 """seconds for the gateway to say where it listens"""
+ANSWER_S = 15.0
+"""seconds for it to know the key of a new episode"""
 Told = Request | ClientLeft | KeyOpened | GatewayEnded
 
 
@@ -58,7 +60,7 @@ class GatewayProcess:
 
     def __init__(self, child: asyncio.subprocess.Process):
         self.child = child
-        self.url, self.ended = "", False
+        self.url, self.ended, self.how = "", False, ""
         self.sessions: dict[str, AgentSession] = {}
         self._reading: asyncio.Task[None] | None = None
 
@@ -95,6 +97,7 @@ class GatewayProcess:
     async def _read_all(self) -> None:
         """Give each message to its episode, until the process or the loop ends."""
         assert self.child.stdout
+        died = False
         try:
             while True:
                 told: FromGateway = await read_frame(self.child.stdout, FromGateway)
@@ -103,14 +106,16 @@ class GatewayProcess:
                 elif not isinstance(told, GatewayListens) and told.key in self.sessions:
                     self.sessions[told.key].told.put_nowait(told)
         except EOFError:
-            pass
+            died = True
         finally:
             self.ended = True
             for session in self.sessions.values():
                 session.told.put_nowait(GatewayEnded())
-            with contextlib.suppress(ProcessLookupError):
-                self.child.kill()
-            await self.child.wait()
+            kill_group(self.child.pid)  # asyncio's own way may take the exit status away from itself
+            code = await self.child.wait()
+            if died:
+                how = self.how or deaths.how(code)
+                deaths.helpers.add("the gateway for agents", how, "the next episode starts another")
 
 
 _started: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.Task[GatewayProcess]]]
@@ -126,7 +131,12 @@ async def open_session(address: str) -> AgentSession:
         tasks[address] = task = asyncio.create_task(GatewayProcess.start(address))
     session = AgentSession(await asyncio.shield(task))
     try:
-        told = await session.told.get()
+        try:
+            told = await asyncio.wait_for(session.told.get(), ANSWER_S)
+        except TimeoutError:
+            session.gateway.how = f"gave no answer for {ANSWER_S:g} s: killed"
+            kill_group(session.gateway.child.pid)
+            told = await session.told.get()
     except asyncio.CancelledError:
         session.close("the episode was given up")
         raise

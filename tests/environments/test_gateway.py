@@ -15,9 +15,11 @@ import pytest
 
 from environments.agent import Agent
 from environments.environment import OPTIONS, Observation
+from environments.gateway import client
 from environments.gateway.client import open_session
-from environments.gateway.messages import AgentMessage, ChatAsked, TurnGiven
+from environments.gateway.messages import AgentMessage, ChatAsked, GatewayEnded, TurnGiven
 from environments.gateway.wire import GatewayRefusal, read_chat, read_tokens, tokens_object
+from shared.deaths import helpers
 from shared.errors import ConfigError
 from tests.environments.agents import PROBLEM, action, agent, play, program
 from verify.plugins import Failed, checked_options
@@ -290,7 +292,9 @@ def test_the_gateway_refuses_strangers_and_large_bodies_and_two_requests_at_once
     asyncio.run(scene())
 
 
-def test_a_gateway_that_dies_costs_the_episodes_under_way_and_is_started_again(tmp_path: Path) -> None:
+def test_a_gateway_that_dies_or_freezes_costs_the_episodes_under_way_and_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def scene() -> None:
         text = "right = ask([{'role': 'user', 'content': 'x'}]) == '5'; print(json.dumps({'reward': float(right)}))"
         command = program(tmp_path, PLAIN + text)
@@ -301,7 +305,17 @@ def test_a_gateway_that_dies_costs_the_episodes_under_way_and_is_started_again(t
             with pytest.raises(Failed, match="process has ended|exit code"):
                 await one.step(action("5"))
             assert (await play(two, [action("5")]))[-1].reward == 1.0
+            assert two.session
+            os.kill(two.session.gateway.child.pid, signal.SIGSTOP)
+            monkeypatch.setattr(client, "ANSWER_S", 0.5)
+            assert isinstance((await open_session("127.0.0.1")).told.get_nowait(), GatewayEnded), "it answers nothing"
+            monkeypatch.setattr(client, "ANSWER_S", 30.0)
+            assert (await open_session("127.0.0.1")).told.empty()
+        killed, frozen = helpers.news()
+        assert killed.startswith("the gateway for agents was killed by signal 9 (SIGKILL) (1 so far)")
+        assert frozen.startswith("the gateway for agents gave no answer for 0.5 s: killed (1 so far)")
 
+    monkeypatch.setattr(helpers, "_ends", {})
     asyncio.run(scene())
 
 

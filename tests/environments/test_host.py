@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from environments.environment import Action, Observation
 from environments.host import EnvironmentHost, InstanceLost
+from shared import deaths
 from shared.chat import Chat
 from shared.config import Config
 from shared.environment_settings import EnvironmentSettings
@@ -174,7 +175,7 @@ WRONG = {
     "strange tokens": ("crash", "token ids must lie from 0 to"),
     "hangs": ("timeout", r"environment faulty: no answer after 1 s"),
     "blocks": ("timeout", r"environment faulty: no answer after 1 s"),
-    "exits": ("crash", r"environment faulty: its process ended 3 times \(exit code 3\)"),
+    "exits": ("crash", r"environment faulty: its process ended 3 times \(ended with exit code 3; .*\)"),
     "differs": ("crash", "reset says other things for the same seed"),
 }
 
@@ -278,8 +279,8 @@ def test_a_process_that_is_killed_between_turns_is_replaced_and_the_instance_rep
                         await asyncio.sleep(0.05)
                 one = await episodes.answer(prompt, episodes.end_turn(await sampled(one, episodes.chat)))
             assert (one.token_ids, one.anew, len(one.turns)) == (whole.token_ids, 0, 4)
-            [line] = episodes.scorer.news()
-            assert re.fullmatch(r"a process of environment\.plugins ended \(SIGKILL\), \d so far: its .*", line)
+            [line] = deaths.helpers.news()
+            assert line.startswith("a process of environment.plugins was killed by signal 9 (SIGKILL)"), line
 
     asyncio.run(run())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import gzip
 import os
 import select
@@ -21,8 +22,10 @@ from typing import Any
 import psutil
 import pytest
 
+from environments import mcp_tools
 from environments.environment import made
 from environments.mcp_tools import Mcp, McpOptions
+from shared.deaths import helpers
 from shared.errors import ConfigError
 from shared.sections import RewardWeights
 from tests.environments.test_tools import PROBLEM, new, no_grade, turn
@@ -135,6 +138,37 @@ def test_a_shared_server_that_ends_is_replaced_while_it_is_still_in_use() -> Non
         return await answers(two, ("add", {"a": 1, "b": 2}))
 
     assert play(leave, 2, command=COMMAND, shared=True)[0] == ["3"]
+
+
+def test_a_server_that_dies_between_calls_or_answers_nothing_is_told_and_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One that works on a call of its own is left in peace."""
+
+    async def harmed(number: int, one: Any, two: Any) -> list[str]:
+        pid, supervisor = map(int, (await answers(one, ("process", {})))[0].split())
+        os.kill(pid, number)
+        lines: list[str] = []
+        while not lines:
+            await asyncio.sleep(0.05)
+            lines = helpers.news()
+        await two.close()
+        await two.reset(PROBLEM, 0)  # the first still has the other
+        assert await answers(two, ("add", {"a": 1, "b": 2})) == ["3"]
+        while not (gone(pid) and gone(supervisor)):
+            await asyncio.sleep(0.05)
+        return lines
+
+    async def busy(one: Any) -> list[str]:
+        return await answers(one, ("wait", {"seconds": 2.0}), ("add", {"a": 1, "b": 2}))
+
+    monkeypatch.setattr(helpers, "_ends", {})
+    monkeypatch.setattr(mcp_tools, "WATCH_S", 0.2)
+    settings = {"command": COMMAND, "shared": True, "call_s": 5.0}
+    for number, how in ((signal.SIGKILL, "has ended"), (signal.SIGSTOP, "gave no answer for 5 s: given up")):
+        (line,) = play(functools.partial(harmed, number), 2, **settings)[0]
+        assert line.startswith(f"the MCP server of environment.options.mcp.command {how} (1 so far)")
+    assert play(busy, **settings)[0] == ["waited", "3"] and helpers.news() == []
 
 
 def gone(pid: int) -> bool:

@@ -71,3 +71,15 @@ def test_what_the_same_command_would_do(tmp_path: Path, steps: list[int], told: 
         (folder / "manifest.json").touch()
     (tmp_path / "checkpoints" / "step_11.partial").mkdir(parents=True)
     assert told in deaths.again(tmp_path)
+
+
+def test_ends_of_helpers_are_told_each_time_at_first_and_ever_more_seldom() -> None:
+    helpers, counts = deaths.HelperEnds(), []
+    for count in range(1, 201):
+        helpers.add("a verifier process", "was killed", "another takes its place")
+        if news := helpers.news():
+            assert news == [f"a verifier process was killed ({count:,} so far): another takes its place"]
+            counts.append(count)
+    assert counts == [*range(1, 11), 100]
+    helpers.add("a verifier process", "gave no answer", "another takes its place")
+    assert helpers.news() == ["a verifier process gave no answer (1 so far): another takes its place"]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import os
 import shutil
 from pathlib import Path
 
@@ -88,6 +89,9 @@ def test_a_full_disk_is_told_with_the_repair_and_cleaned_up(tmp_path: Path):
     assert isinstance(error, CheckpointError)
     assert "disk is full" in str(error) and "checkpoint.keep" in str(error)
     assert not partial.exists() and checkpoint_reader.newest(tmp_path).newest is not None
+    for number, repair in ((errno.EIO, "repair the disk"), (errno.EROFS, "make it writable"), (errno.EMFILE, "ulimit")):
+        told = str(checkpoint.abandon(partial, OSError(number, os.strerror(number))))
+        assert f"{partial} cannot be written ({os.strerror(number)}" in told and repair in told
 
 
 def test_a_shard_of_another_size_than_told_is_refused(tmp_path: Path):

@@ -167,6 +167,15 @@ def test_a_run_folder_that_was_deleted_is_told_as_such(tmp_path: Path) -> None:
             write()
 
 
+def test_the_lock_of_a_run_on_a_full_disk_is_released_without_an_error(disk: Path) -> None:
+    lock = RunLock(disk)
+    fill(disk)
+    (disk / "lock").write_bytes(b"")
+    fill(disk)
+    lock.close("exit code 1 " + "x" * 9000)
+    assert lock.file.closed
+
+
 def test_a_read_only_folder_is_told_at_once(disk: Path) -> None:
     if subprocess.run(["mount", "-o", "remount,ro", str(disk)], capture_output=True).returncode:
         pytest.skip("cannot remount here")

@@ -111,5 +111,5 @@ def test_a_file_that_is_not_there_damaged_or_of_another_model_is_refused(tmp_pat
 
 
 def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="free disk space"):
+    with pytest.raises(CheckpointError, match="cannot be written"):
         ValueHead(4, 0.1).save(tmp_path / "absent")

@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from shared.deaths import helpers
 from shared.errors import RunError
 from shared.types import Verdict
 from tests.verify.event_loop import watched
@@ -203,6 +204,35 @@ def test_worker_killed_while_idle_costs_no_verdict() -> None:
             assert checker.counts["crashes"] == 0 and checker.counts["started"] == 2
 
     asyncio.run(use())
+
+
+def test_ends_of_workers_are_told_whether_they_were_at_work_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is killed while idle, one while it works, one that is stopped; none that is stopped on purpose."""
+    monkeypatch.setattr(helpers, "_ends", {})
+
+    async def told(words: str) -> None:
+        while not any(line.startswith(f"a verifier process {words}") for line in helpers.news()):
+            await asyncio.sleep(0.01)
+
+    async def use() -> None:
+        async with AnswerChecker(workers=1, deadline_s=2.0) as checker:
+            await settle(checker)
+            os.kill(checker.pids[0], signal.SIGKILL)
+            await told("was killed by signal 9 (SIGKILL) (1 so far)")
+            await settle(checker)
+            os.kill(checker.pids[0], signal.SIGSTOP)
+            asking = asyncio.ensure_future(checker.check("x+3", "3+x"))
+            await asyncio.sleep(0.1)
+            os.kill(checker.pids[0], signal.SIGKILL)
+            await told("was killed by signal 9 (SIGKILL) (2 so far)")
+            assert await asking is Verdict.CORRECT
+            os.kill(checker.pids[0], signal.SIGSTOP)
+            assert await checker.check("x+4", "4+x") is Verdict.TIMEOUT
+            await told("gave no answer for 2 s: killed (1 so far)")
+            await settle(checker)
+
+    asyncio.run(asyncio.wait_for(use(), 60))
+    assert helpers.news() == []
 
 
 def test_worker_is_recycled_after_so_many_requests_or_bytes() -> None:
