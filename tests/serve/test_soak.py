@@ -28,7 +28,7 @@ from tests.serve.test_adapters import write_adapter
 REQUESTS, KILLS, FREEZES = (
     int(os.environ.get(f"SOAK_{name}", value)) for name, value in (("REQUESTS", 4000), ("KILLS", 2), ("FREEZES", 1))
 )
-RELOADS = 200
+RELOADS = int(os.environ.get("SOAK_RELOADS", "200"))
 CLIENTS = 40
 PARTS = 20
 """figures are taken so often; the second half has no kills, so that one engine is measured: what it has after three
