@@ -5,13 +5,16 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
 import pytest
+import torch
 
 from rollout import vllm_config
-from rollout.vllm_config import THREADS_VARIABLE, close_sockets, prepare_environment, read_stop_tokens
+from rollout.vllm_config import KERNEL_CACHE, THREADS_VARIABLE, close_sockets, prepare_environment, read_stop_tokens
 from shared.errors import ModelError
 from shared.launch_folder import LaunchFolder
 from tests.families import config_of
@@ -40,6 +43,34 @@ def test_an_engine_on_a_cpu_has_half_of_the_threads(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv(THREADS_VARIABLE, "7")
     prepare_environment(5)
     assert os.environ[THREADS_VARIABLE] == "7", "the user's choice stays"
+
+
+PRODUCTS = """
+import psutil, torch
+from rollout.vllm_config import prepare_environment
+prepare_environment()
+from vllm import _custom_ops
+from vllm.platforms import current_platform
+current_platform.import_kernels()
+linears, sizes = [_custom_ops.create_onednn_mm(torch.ones(64, 32 * n), 1) for n in (1, 2, 3, 4)], []
+for tokens in range(1, 201):
+    for n, linear in enumerate(linears, 1):
+        _custom_ops.onednn_mm(linear, torch.ones(tokens, 64), None)
+    sizes.append(psutil.Process().memory_info().rss >> 20)
+print(sizes[-1] - sizes[69])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(540)
+@pytest.mark.skipif(torch.cuda.is_available(), reason="of engines on a CPU")
+@pytest.mark.parametrize("given", ["", "1024"])
+def test_an_engine_does_not_grow_with_the_sizes_of_its_batches(given: str) -> None:
+    """What oneDNN prepares for 70 sizes of batches and four weights is all that is kept."""
+    environment = {**os.environ, "PYTHONPATH": os.getcwd(), **({KERNEL_CACHE: given} if given else {})}
+    run = subprocess.run([sys.executable, "-c", PRODUCTS], env=environment, capture_output=True, text=True, check=True)
+    grown = int(run.stdout.splitlines()[-1])
+    assert grown > 60 if given else grown < 40, "MiB; oneDNN's own capacity would keep 130 more sizes"
 
 
 def test_vllms_sockets_lie_where_only_this_user_gets(monkeypatch: pytest.MonkeyPatch) -> None:

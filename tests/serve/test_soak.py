@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,15 +18,21 @@ import httpx
 import psutil
 import pytest
 
+from serve.adapters import read_adapter
+from serve.engine import SamplingParameters
 from serve.engine_watch import QUIET_S
+from serve.vllm_engine import VllmEngine
 from tests.serve.command import Command, untrained_model
+from tests.serve.test_adapters import write_adapter
 
 REQUESTS, KILLS, FREEZES = (
     int(os.environ.get(f"SOAK_{name}", value)) for name, value in (("REQUESTS", 4000), ("KILLS", 2), ("FREEZES", 1))
 )
+RELOADS = int(os.environ.get("SOAK_RELOADS", "200"))
 CLIENTS = 40
 PARTS = 20
-"""figures are taken so often; the second half has no kills, so that one engine is measured"""
+"""figures are taken so often; the second half has no kills, so that one engine is measured: what it has after three
+fifths of all requests, when its caches are full, and what at the end"""
 PATIENCE_S = QUIET_S + 120
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(24 * 3600)]
 
@@ -43,13 +50,14 @@ async def ask(client: httpx.AsyncClient, number: int) -> str:
     try:
         if number % 2 == 0 and not (aborts and number % 20):
             async with client.stream("POST", "/v1/chat/completions", json={**body, "stream": True}) as reply:
-                last = ""
+                last, error = "", ""
                 async for line in reply.aiter_lines():
                     if aborts:
                         return "aborted"
                     last = line or last
-                if reply.status_code != 200:
-                    return str(json.loads(last)["error"]["code"])
+                    error = line.removeprefix("data: ") if line.startswith(('{"error"', 'data: {"error"')) else error
+                if error:
+                    return str(json.loads(error)["error"]["code"])
                 return "answered" if last == "data: [DONE]" else "lost"
         reply = await client.post("/v1/chat/completions", json=body, timeout=0.01 if aborts else PATIENCE_S)
         return "answered" if reply.status_code == 200 else str(reply.json()["error"]["code"])
@@ -73,13 +81,15 @@ def sizes(command: Command) -> Sizes:
     return Sizes(*(size for one in (server, engine) for size in (one.memory_info().rss >> 20, one.num_fds())))
 
 
-async def until_ready(client: httpx.AsyncClient) -> None:
-    while not (await client.get("/ready")).is_success:
-        await asyncio.sleep(0.2)
+async def until_ready(client: httpx.AsyncClient, ready: bool = True) -> None:
+    """Wait until /ready says so. Raises TimeoutError."""
+    async with asyncio.timeout(PATIENCE_S):
+        while (await client.get("/ready")).is_success is not ready:
+            await asyncio.sleep(0.1)
 
 
 async def soak(command: Command) -> tuple[Counter[str], list[Sizes]]:
-    """Outcome -> requests, and the sizes after each part of the second half."""
+    """Outcome -> requests, and the sizes after each part."""
     ended, seen, numbers = Counter[str](), list[Sizes](), iter(range(REQUESTS))
     harms = {REQUESTS * (place + 1) // (2 * (KILLS + FREEZES + 1)): place for place in range(KILLS + FREEZES)}
     limits = httpx.Limits(max_connections=CLIENTS)
@@ -91,10 +101,12 @@ async def soak(command: Command) -> tuple[Counter[str], list[Sizes]]:
                     await until_ready(client)
                     engine = command.engine()
                     (engine.suspend if harms[number] < FREEZES else engine.kill)()
+                    await until_ready(client, False)
                 ended[outcome := await ask(client, number)] += 1
                 if outcome == "engine_starting":
                     await until_ready(client)
-                if number % (REQUESTS // PARTS) == 0 and number > REQUESTS // 2:
+                if number % (REQUESTS // PARTS) == 0:
+                    await until_ready(client)
                     seen.append(sizes(command))
                     print(f"{number:>7,} requests: {seen[-1]}, {dict(ended)}", flush=True)
 
@@ -114,7 +126,52 @@ def test_no_request_is_lost_and_nothing_grows(tmp_path: Path) -> None:
         command.close()
     [restarts] = [line.split()[1] for line in lines if line.startswith("maestrale_engine_restarts ")]
     assert ended["lost"] == 0 and float(restarts) == KILLS + FREEZES, ended
-    first, last = seen[len(seen) // 2], seen[-1]
+    first, last = seen[PARTS * 3 // 5], seen[-1]
     assert last.server_mib <= 1.05 * first.server_mib and last.engine_mib <= 1.05 * first.engine_mib, seen
     assert last.server_descriptors <= first.server_descriptors + CLIENTS, seen
     assert last.engine_descriptors <= first.engine_descriptors, seen
+
+
+def test_an_adapter_is_replaced_again_and_again_under_load(tmp_path: Path) -> None:
+    """Each completion is answered, and the engine keeps no old version, whose folder is gone as a run's old one."""
+    model, newest = untrained_model(tmp_path), tmp_path / "latest"
+    versions = [write_adapter(tmp_path / f"kept{seed}", model, seed=seed) for seed in range(3)]
+    shutil.copytree(versions[0], newest)
+    served = {"poems": read_adapter(newest, model, "")}
+    engine = VllmEngine(
+        str(model), max_tokens=160, max_sequences=32, cache_bytes=16 << 20, dtype="float32", adapters=served
+    )
+    answered, memory, over = Counter[str](), list[int](), False
+
+    async def client(number: int) -> None:
+        sampling = SamplingParameters(max_tokens=4 + number, ignore_eos=True, adapter="poems" if number % 4 else "")
+        while not over:
+            prompt = [5 + (answered.total() + place) % 200 for place in range(5 + number)]
+            tokens = [token async for delta in engine.generate(prompt, sampling) for token in delta.token_ids]
+            answered["whole" if len(tokens) == sampling.max_tokens else "short"] += 1
+
+    async def reload() -> None:
+        nonlocal over
+        for number in range(RELOADS):
+            folder, before = tmp_path / f"version{number}", answered.total()
+            shutil.copytree(versions[number % 3], folder)
+            await engine.load_adapter("poems", folder)
+            while answered.total() < before + CLIENTS:
+                await asyncio.sleep(0.01)
+            if number:
+                shutil.rmtree(tmp_path / f"version{number - 1}")
+            [process] = engine.watch._processes
+            memory.append(psutil.Process(process.pid).memory_info().rss >> 20)
+        over = True
+
+    async def story() -> None:
+        await engine.start()
+        try:
+            await asyncio.gather(reload(), *(client(number) for number in range(20)))
+            assert await engine.is_alive() and not engine.failover.crashes._deaths
+        finally:
+            await engine.stop()
+
+    asyncio.run(story())
+    print(f"{RELOADS} reloads, {dict(answered)}, engine's MiB: {memory[:: max(1, RELOADS // 10)]}")
+    assert not answered["short"] and memory[-1] <= 1.05 * memory[RELOADS // 5], memory
