@@ -242,7 +242,7 @@ def test_all_wings(
     start: Start, seasoned: Path, tmp_path: Path, veth: None, judge: Server, tools: tuple[psutil.Process, str]
 ) -> None:
     """Gateway (on an address that other hosts reach), dashboard, judge and MCP over HTTP; a stranger on each side."""
-    steps = 30
+    steps = 100
     (tmp_path / "agent.py").write_text(AGENT)
     model = shutil.copytree((seasoned / "latest").resolve(), tmp_path / "model")
     sizes = json.loads((model / "config.json").read_text()) | {"max_position_embeddings": 1024}  # for tools
@@ -253,7 +253,7 @@ def test_all_wings(
         (tmp_path / file).write_text("".join(json.dumps(row) + "\n" for row in kinds))
     agent = f"{{ command = '{sys.executable} -S {tmp_path}/agent.py', address = '{OURS}' }}"
     launch = start(
-        tmp_path, command="trainer", options=("--dashboard",), steps=steps, checkpoint__every=20,
+        tmp_path, command="trainer", options=("--dashboard",), steps=steps, checkpoint__every=50,
         data__train=str(tmp_path / "train.jsonl"), data__validation=str(tmp_path / "validation.jsonl"),
         environment__options=f"{{ agent = {agent}, mcp = {{ url = '{tools[1]}', tools = ['add'] }} }}",
         model__path=str(model), model__max_tokens=1024, environment__max_turns=2, reward__extra="{ llm_judge = 0.2 }",
