@@ -253,7 +253,7 @@ def test_all_wings(
         (tmp_path / file).write_text("".join(json.dumps(row) + "\n" for row in kinds))
     agent = f"{{ command = '{sys.executable} -S {tmp_path}/agent.py', address = '{OURS}' }}"
     launch = start(
-        tmp_path, command="trainer", options=("--dashboard",), steps=steps, checkpoint__every=50,
+        tmp_path, command="trainer", options=("--dashboard",), steps=steps, checkpoint__every=50, deadlines__sync_s=240,
         data__train=str(tmp_path / "train.jsonl"), data__validation=str(tmp_path / "validation.jsonl"),
         environment__options=f"{{ agent = {agent}, mcp = {{ url = '{tools[1]}', tools = ['add'] }} }}",
         model__path=str(model), model__max_tokens=1024, environment__max_turns=2, reward__extra="{ llm_judge = 0.2 }",
