@@ -57,10 +57,16 @@ def read_http(address: Address) -> list[str]:
         for head in (f"GET {path} HTTP/1.0\r\n", f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n",
                      f"POST {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer x\r\nConnection: close\r\n"
                      f"Content-Type: application/json\r\nContent-Length: {len(SAID)}\r\n"):  # fmt: skip
-            with contextlib.suppress(OSError), socket.create_connection(address, timeout=5) as line:
-                line.sendall(head.encode() + b"\r\n" + (SAID if head.startswith("POST") else b""))
-                if (answer := line.recv(4096)).startswith(b"HTTP/1.1 2"):
-                    found.append(f"{address[1]} {head.splitlines()[0]}: {answer[-200:]!r}")
+            try:
+                with socket.create_connection(address, timeout=5) as line:
+                    line.sendall(head.encode() + b"\r\n" + (SAID if head.startswith("POST") else b""))
+                    answer = line.recv(4096)
+            except TimeoutError:
+                return found  # it does not speak HTTP
+            except OSError:
+                continue
+            if answer.startswith(b"HTTP/1.1 2"):
+                found.append(f"{address[1]} {head.splitlines()[0]}: {answer[-200:]!r}")
     return found
 
 

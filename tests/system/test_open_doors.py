@@ -77,20 +77,32 @@ def listening(found: list[psutil.Process]) -> dict[int, tuple[str, str]]:
     """port -> (address, command) of everything that listens."""
     ports = {}
     for process in found:
-        for line in process.net_connections("tcp"):
-            if line.status == psutil.CONN_LISTEN:
-                ports[line.laddr.port] = (line.laddr.ip, " ".join(process.cmdline()[:6]))
+        with contextlib.suppress(psutil.NoSuchProcess):  # an agent that has ended
+            for line in process.net_connections("tcp"):
+                if line.status == psutil.CONN_LISTEN:
+                    ports[line.laddr.port] = (line.laddr.ip, " ".join(process.cmdline()[:6]))
     return ports
 
 
 def belongings(found: list[psutil.Process]) -> tuple[list[str], list[str]]:
     """(Unix sockets, files and memory) of these processes by path."""
-    sockets = {line.laddr for process in found for line in process.net_connections("unix") if line.laddr}
-    files = {f"/proc/{process.pid}/fd/{entry.name}" for process in found
-             for entry in os.scandir(f"/proc/{process.pid}/fd")}  # fmt: skip
+    sockets, files = set(), set()
+    for process in found:
+        with contextlib.suppress(psutil.NoSuchProcess, OSError):
+            sockets |= {line.laddr for line in process.net_connections("unix") if line.laddr}
+            files |= {f"/proc/{process.pid}/fd/{entry.name}" for entry in os.scandir(f"/proc/{process.pid}/fd")}
     folders = {os.path.dirname(path) for path in sockets if path[0] != "@"}
     files |= {f"{folder}/{name}" for folder in folders if folder != "/tmp" for name in os.listdir(folder)}
     return sorted(sockets), sorted(files)
+
+
+def run_ids(found: list[psutil.Process]) -> set[str]:
+    """torchrun's names of the launches."""
+    names = set()
+    for process in found:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            names.add(process.environ().get("TORCHELASTIC_RUN_ID", "none"))
+    return names
 
 
 class Stranger:
@@ -108,13 +120,10 @@ class Stranger:
         self.report = Path(tempfile.mkdtemp(prefix="stranger-")) / "report.json"
         os.chmod(self.report.parent, 0o777)
         sockets, files = belongings(found)
-        runs = {os.environ.get("TORCHELASTIC_RUN_ID", "none")} | {
-            process.environ().get("TORCHELASTIC_RUN_ID", "none") for process in found[1:]
-        }
         target = {
             "addresses": [address for address in near if not inside or address[0] not in ("127.0.0.1", "::1")],
             "victim": self.victim.pid, "hostname": os.uname().nodename, "sockets": sockets, "files": files,
-            "runs": sorted(runs), "stores": stores, "report": str(self.report),
+            "runs": sorted(run_ids(found)), "stores": stores, "report": str(self.report),
         }  # fmt: skip
         self.ports = ports
         where = ["ip", "netns", "exec", inside] if inside else []
@@ -233,7 +242,7 @@ def test_all_wings(
     start: Start, seasoned: Path, tmp_path: Path, veth: None, judge: Server, tools: tuple[psutil.Process, str]
 ) -> None:
     """Gateway (on an address that other hosts reach), dashboard, judge and MCP over HTTP; a stranger on each side."""
-    steps = 30
+    steps = 100
     (tmp_path / "agent.py").write_text(AGENT)
     model = shutil.copytree((seasoned / "latest").resolve(), tmp_path / "model")
     sizes = json.loads((model / "config.json").read_text()) | {"max_position_embeddings": 1024}  # for tools
@@ -244,25 +253,25 @@ def test_all_wings(
         (tmp_path / file).write_text("".join(json.dumps(row) + "\n" for row in kinds))
     agent = f"{{ command = '{sys.executable} -S {tmp_path}/agent.py', address = '{OURS}' }}"
     launch = start(
-        tmp_path, command="trainer", options=("--dashboard",), steps=steps, checkpoint__every=20,
+        tmp_path, command="trainer", options=("--dashboard",), steps=steps, checkpoint__every=50, deadlines__sync_s=240,
         data__train=str(tmp_path / "train.jsonl"), data__validation=str(tmp_path / "validation.jsonl"),
         environment__options=f"{{ agent = {agent}, mcp = {{ url = '{tools[1]}', tools = ['add'] }} }}",
         model__path=str(model), model__max_tokens=1024, environment__max_turns=2, reward__extra="{ llm_judge = 0.2 }",
         reward__judge__url=judge.url, reward__judge__model="scripted",
     )  # fmt: skip
-    strangers = []
+    strangers: list[Stranger] = []
     try:
         launch.until_step(2)
         launch.until(lambda: launch.told("dashboard:", "token="))
         servers = [tools[0], psutil.Process()]
-        strangers = [Stranger([launch], "127.0.0.1", others=servers), Stranger([launch], OURS, NAMESPACE)]
-        found = [judged("all wings", [launch], stranger, steps) for stranger in strangers]
+        strangers.append(Stranger([launch], "127.0.0.1", others=servers))
+        strangers.append(Stranger([launch], OURS, NAMESPACE))
+        found = [judged("all wings", [launch], strangers[0], steps), json.loads(strangers[1].report.read_text())]
+        print(f"from another network namespace: {strangers[1].ports}, {found[1]}")
         others = {str(line.laddr.port) for server in servers for line in server.net_connections("tcp")}
         assert [line for one in found for line in one["read"] if line.split()[0] not in others] == []
-        assert {command.split()[2] for _, command in strangers[0].ports.values()} >= {
-            "environments.gateway.process",
-            "dashboard",
-        }, strangers[0].ports
+        commands = " ".join(command for _, command in strangers[0].ports.values())
+        assert "-m environments.gateway.process" in commands and "-m dashboard" in commands, commands
         assert launch.metrics()[-1]["messages/refused"] > 0, "the gateway counts its strangers"
         assert judge.seen and any("agent" in str(group) for group in launch.groups())
     finally:
