@@ -14,15 +14,19 @@ from contextlib import suppress
 from functools import cache
 from typing import Any, TextIO
 
-UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u206f\ud800-\udfff\ufff9-\ufffb]")
+FLAG = "\U0001f3f4[\U000e0020-\U000e007e]{2,6}\U000e007f"
+"""of a region, such as Scotland's, whose letters are tags"""
+UNSAFE = re.compile(
+    f"({FLAG})|[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u206f\ud800-\udfff\ufff9-\ufffb\U000e0000-\U000e007f]"
+)
 """control characters but tabs and new lines, with which escape sequences begin; other separators of lines; overrides of
-the direction of writing; halves of characters"""
+the direction of writing; halves of characters; tags outside a flag, in which unseen words are written"""
 
 
 def clean(text: str) -> str:
     """The text with "·" for each character that could do more than be seen: move the cursor, set a title or colour,
     turn the order of letters round. Letters of every script, marks on them and emoji stay."""
-    return UNSAFE.sub("·", text)
+    return UNSAFE.sub(lambda sign: sign[1] or "·", text)
 
 
 class CleanRecord(logging.LogRecord):

@@ -60,6 +60,7 @@ def test_every_unsafe_character_is_replaced_and_no_other() -> None:
         elif unicodedata.category(letter)[0] != "C":
             assert clean(letter) == letter, hex(ord(letter))
     assert clean(PLAIN) == PLAIN
+    assert clean("a\U000e0061\U000e007f \U0001f3f4\U000e0061") == "a·· \U0001f3f4·", "unseen words outside a flag"
 
 
 @pytest.mark.parametrize("text", [*HOSTILE, *texts()], ids=lambda text: ascii(text)[:30])
