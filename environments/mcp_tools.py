@@ -55,7 +55,7 @@ class McpOptions(ToolOptions):
     tools: list[str] = []
     """names of the tools that are offered; all of the server by default"""
     shared: bool = False
-    """all episodes use one session: for servers without state, which start slowly"""
+    """all episodes of a launch use one session: for servers without state, which start slowly"""
     call_s: float = Field(20.0, gt=0)
     """a call that takes longer is a failed one; it should be below environment.step_s"""
 
@@ -222,7 +222,7 @@ def _told(error: BaseException) -> str:
 
 
 _shared: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, McpSession]] = WeakKeyDictionary()
-"""event loop -> options as JSON -> the session that its episodes share, while there are any"""
+"""event loop -> options as JSON -> the session that its episodes share, which ends with the loop"""
 
 
 @environment("mcp")
@@ -276,13 +276,10 @@ class Mcp(ToolEnvironment):
         return run
 
     async def close(self) -> None:
-        """End the session when no other episode uses it."""
+        """End the session, unless other episodes use it, now or later."""
         session, self.session = self.session, None
         if session is None:
             return
         session.users -= 1
-        if session.users == 0:
-            sessions = _shared.get(asyncio.get_running_loop(), {})
-            for key in [key for key, one in sessions.items() if one is session]:
-                del sessions[key]
+        if session.users == 0 and (session.ended or not self.options.shared):
             await session.close()

@@ -223,8 +223,8 @@ class Engine:
             return task.result()
         finally:
             for waiting in (task, gone):
-                if not waiting.done():
-                    waiting.cancel()
+                waiting.add_done_callback(lambda done: done.cancelled() or done.exception())  # read by nobody else
+                waiting.cancel()
 
     async def answers(self, deadline_s: float) -> bool:
         """True if the engine process answers within the deadline."""

@@ -23,7 +23,7 @@ import sys
 import time
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from shared import deaths, settings_file, watchdog
 from shared.clean_text import clean, clean_logs, print_traceback
@@ -123,6 +123,16 @@ def load(path: str, overrides: list[str]) -> Config:
 def launch(config: Config, arguments: list[str]) -> int:
     """Be torchrun with the right number of ranks; returns the exit code of the rank that failed first, 128 + the signal
     if one killed it."""
+    folders: list[LaunchFolder] = []
+
+    def leave(number: int, frame: object) -> NoReturn:
+        """End before there are ranks. An exception may be lost in a library that is being imported."""
+        for folder in folders:
+            folder.leave()
+        os.write(2, b"stopped\n")
+        os._exit(128 + number)
+
+    handlers = {number: signal.signal(number, leave) for number in deaths.ENDING}  # until torchrun sets its own
     import torch
     from torch.distributed import run as torchrun
     from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -139,6 +149,7 @@ def launch(config: Config, arguments: list[str]) -> int:
     silence_torchrun()
     folder = launch_folder.make(launch_folder.temporary(), launch_folder.name_of(os.getpid()))
     launch_folder.use_for_temporary_files(folder)
+    folders.append(folder)
     # its agent and ranks meet in a file of the private folder: the store that torchrun would open listens on TCP, and
     # whoever writes to it can make the agent run any code
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
@@ -154,6 +165,8 @@ def launch(config: Config, arguments: list[str]) -> int:
         return 128 + error.sigval
     finally:
         folder.leave()
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
     return 0
 
 
@@ -271,6 +284,8 @@ def run_controller(path: str, overrides: list[str], node: LaunchFolder) -> int:
         from trainer.launch import Launch
 
         session = Launch(settled, sources, role, progress, [path, *overrides], config)
+        if _asked:  # of an exception that was raised inside of an import nothing may be left
+            raise Asked(_asked[0])
         session.keeper.on_stop = partial(lock.close, "stopped because something hung")
         asyncio.run(session.run())
         code = 0
@@ -290,7 +305,12 @@ def run_controller(path: str, overrides: list[str], node: LaunchFolder) -> int:
     return code
 
 
+_asked: list[int] = []
+"""signals that came before the session"""
+
+
 def _stop(number: int, frame: object) -> None:
+    _asked.append(number)
     raise Asked(number)
 
 

@@ -99,6 +99,14 @@ def test_each_episode_has_a_server_of_its_own_unless_they_share_one() -> None:
     assert play(work, 2, command=COMMAND)[0] == ["a", "b"]
     assert play(work, 2, command=COMMAND, shared=True)[0] == ["a", "a,b"]
 
+    async def again(one: Any) -> list[str]:
+        await answers(one, ("note", {"text": "a"}))
+        await one.close()
+        await one.reset(PROBLEM, 0)
+        return await answers(one, ("note", {"text": "b"}))
+
+    assert play(again, command=COMMAND)[0] == ["b"] and play(again, command=COMMAND, shared=True)[0] == ["a,b"]
+
 
 def test_some_tools_only() -> None:
     async def work(one: Any) -> list[str]:
@@ -142,8 +150,6 @@ def test_a_shared_server_that_ends_is_replaced_while_it_is_still_in_use() -> Non
 def test_a_server_that_dies_between_calls_or_answers_nothing_is_told_and_replaced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One that works on a call of its own is left in peace."""
-
     async def harmed(number: int, one: Any, two: Any) -> list[str]:
         pid, supervisor = map(int, (await answers(one, ("process", {})))[0].split())
         os.kill(pid, number)

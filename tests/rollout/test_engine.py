@@ -327,6 +327,26 @@ def test_the_probe_sees_weights_that_did_not_reach_the_model(scene: Scene) -> No
         compare_probe(new, old, 0, "float32")
 
 
+def test_what_is_given_up_with_an_engine_leaves_no_error_that_nobody_reads() -> None:
+    async def scene() -> list[dict[str, Any]]:
+        unread: list[dict[str, Any]] = []
+        loop, engine = asyncio.get_running_loop(), Engine.__new__(Engine)
+        loop.set_exception_handler(lambda _, context: unread.append(context))
+        engine.outputs, engine.ended = OutputCollector(lambda: None), asyncio.Event()  # type: ignore[call-arg]
+        scores = [loop.create_future() for _ in range(2)]
+        asking = asyncio.ensure_future(engine._ask(asyncio.gather(*scores)))
+        await asyncio.sleep(0)
+        engine.ended.set()
+        with pytest.raises(EngineDeadError):
+            await asking
+        await asyncio.sleep(0)
+        del asking, scores
+        gc.collect()
+        return unread
+
+    assert asyncio.run(scene()) == []
+
+
 def test_an_engine_that_does_not_start_in_time_is_killed_and_named(tmp_path: Path) -> None:
     config = engine_config(deadlines={"start_s": 0.3})
     engine = Engine(config, str(write_model(tmp_path, random_weights(0))), rank=3, engine=0)

@@ -38,7 +38,7 @@ SETTINGS = {
     "rollout__max_sequences": 4,  # a step takes a while, and completions are in flight at any moment
     "rollout__max_completion_tokens": 100,
     "rollout__max_restarts": 1000,
-    "deadlines__sync_s": 60,  # a rank that is silent for half of it is frozen; deaths are noticed without it
+    "deadlines__sync_s": 120,  # a rank that is silent for half of it is frozen; deaths are noticed without it
     "evaluate__every": 0,
 }
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(3 * 3600)]

@@ -3,6 +3,8 @@
 import importlib
 import logging
 import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -85,3 +87,28 @@ def test_torchrun_says_nothing_of_its_own_after_ctrl_c(capfd: pytest.CaptureFixt
         for name, level in levels.items():
             logging.getLogger(name).setLevel(level)
     assert "death signal" not in capfd.readouterr().err
+
+
+SWALLOWS = """
+import importlib, os, signal, sys
+from shared.config import Config
+command = importlib.import_module("trainer.__main__")
+class Library:
+    def find_spec(self, name, *more):
+        if name == "torch.distributed.run":
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+            except BaseException:
+                pass  # as a library does that looks whether another can be imported
+sys.meta_path.insert(0, Library())
+command.launch(Config(), ["no-such-file.toml"])
+print("went on")
+"""
+
+
+def test_a_signal_while_libraries_are_imported_ends_the_launch() -> None:
+    root = Path(__file__).resolve().parents[2]
+    run = subprocess.run(
+        [sys.executable, "-c", SWALLOWS], env={**os.environ, "PYTHONPATH": str(root)}, capture_output=True, timeout=150
+    )
+    assert (run.returncode, run.stdout, run.stderr) == (130, b"", b"stopped\n")
