@@ -25,6 +25,7 @@ from pydantic_core import ErrorDetails
 from shared.atomic_write import write_whole
 from shared.config import Config
 from shared.errors import ConfigError
+from shared.json_reader import DEEP
 from shared.sections import Stage
 
 Table = dict[str, Any]
@@ -110,8 +111,9 @@ def read_toml(path: Path) -> Table:
         raise ConfigError(f"{path}: cannot read the settings file ({error.strerror})") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: the settings file is not UTF-8 text") from error
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: not valid TOML: {error}") from error
+    except (ValueError, RecursionError) as error:
+        why = DEEP if isinstance(error, RecursionError) else error
+        raise ConfigError(f"{path}: not valid TOML: {why}") from error
 
 
 def read_environment(environment: Mapping[str, str]) -> list[Given]:
@@ -142,7 +144,7 @@ def parse_value(key: str, text: str) -> Any:
     """Parse a value as TOML would; what is not TOML, or belongs to a setting that holds text, is text."""
     try:
         parsed = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text
     value = parsed["value"] if parsed.keys() == {"value"} else text
     field = SETTINGS.get(key)

@@ -85,7 +85,7 @@ async def until_ready(client: httpx.AsyncClient, ready: bool = True) -> None:
     """Wait until /ready says so. Raises TimeoutError."""
     async with asyncio.timeout(PATIENCE_S):
         while (await client.get("/ready")).is_success is not ready:
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.2)
 
 
 async def soak(command: Command) -> tuple[Counter[str], list[Sizes]]:

@@ -30,6 +30,14 @@ def test_an_empty_file_gives_the_defaults(tmp_path: Path) -> None:
     assert load(file(tmp_path, "")) == Config()
 
 
+@pytest.mark.parametrize("value", ["[" * 5000 + "]" * 5000, "{a=" * 5000 + "1" + "}" * 5000, "9" * 6000])
+def test_values_that_python_cannot_read_are_errors_of_the_settings(tmp_path: Path, value: str) -> None:
+    with pytest.raises(ConfigError, match=r"run.toml: not valid TOML: (nested too deeply|Exceeds the limit)"):
+        load(file(tmp_path, f"seed = {value}"))
+    with pytest.raises(ConfigError, match="seed"):
+        load(file(tmp_path, ""), [f"--seed={value}"])
+
+
 def test_the_file_is_read_and_options_win(tmp_path: Path) -> None:
     path = file(tmp_path, "seed = 3\n[rollout]\ntemperature = 0.9\nmax_async_level = 1\n")
     config = load(path, ["--rollout.temperature=0.6", "--steps", "7", "--optimiser.activation_bytes=0"])
