@@ -44,7 +44,9 @@ STACKS_VARIABLE = "MAESTRALE_STACKS"
 DONE = "done"
 """phase of a rank that was told to end and waits for no other"""
 STACKS_END = "end of the stacks\n"
-_phase = "start"
+START, START_TIMES = "start", 4
+"""the first phase, in which imports stop the controller's loop: it has so many times as long"""
+_phase = START
 _stack_file: IO[str] | None = None
 
 
@@ -202,7 +204,7 @@ class Pulse(threading.Thread):
         self.role, self.heartbeat_s = role, heartbeat_s
         self.me = f"{role.kind} rank {role.rank}"
         host, pid = role.store.get("controller").decode().rsplit(" ", 1)
-        self.peers: list[Peer] = [Peer(0, "controller", int(pid), host, "start")]
+        self.peers: list[Peer] = [Peer(0, "controller", int(pid), host, START)]
         self.siblings = Siblings(role)
         line: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
         self.socket = connect(line, role, "pulse")
@@ -384,9 +386,10 @@ class PulseKeeper(threading.Thread):
             peer = silent[0]
             who = f"{peer.role} rank {peer.rank} (pid {peer.pid} on {peer.host}), silent in phase '{clean(peer.phase)}'"
             self.stop(str(DeadlineExceeded("controller", _phase, who, self.heartbeat_s)))
-        if now - self.loop_turned > self.heartbeat_s:
+        loop_s = self.heartbeat_s * (START_TIMES if _phase == START else 1)
+        if now - self.loop_turned > loop_s:
             who = "its own event loop, which does not turn"
-            self.stop(str(DeadlineExceeded("controller", _phase, who, self.heartbeat_s)))
+            self.stop(str(DeadlineExceeded("controller", _phase, who, loop_s)))
 
     def stop(self, reason: str) -> None:
         """Report with all stacks, kill what is on this node, end this process with code 1."""

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from rollout.engine import Engine
+from rollout.output_collector import OutputCollector
 from rollout.weights.layout import buffer_of
 from rollout.weights.proof import PublishedWeights, compare_held, compare_probe
 from rollout.weights.receiver import WeightReceiver
@@ -328,11 +329,13 @@ def test_the_probe_sees_weights_that_did_not_reach_the_model(scene: Scene) -> No
 
 
 def test_what_is_given_up_with_an_engine_leaves_no_error_that_nobody_reads() -> None:
+    from vllm.v1.engine.exceptions import EngineDeadError
+
     async def scene() -> list[dict[str, Any]]:
         unread: list[dict[str, Any]] = []
         loop, engine = asyncio.get_running_loop(), Engine.__new__(Engine)
         loop.set_exception_handler(lambda _, context: unread.append(context))
-        engine.outputs, engine.ended = OutputCollector(lambda: None), asyncio.Event()  # type: ignore[call-arg]
+        engine.outputs, engine.ended = OutputCollector(0), asyncio.Event()
         scores = [loop.create_future() for _ in range(2)]
         asking = asyncio.ensure_future(engine._ask(asyncio.gather(*scores)))
         await asyncio.sleep(0)

@@ -15,7 +15,11 @@ from pathlib import Path
 import pytest
 
 from shared import deaths
+from shared.atomic_write import cannot_write
 from shared.deaths import Watched
+from shared.errors import MORE_FILES, RunError
+from shared.messages import RankFailed
+from shared.rpc import raise_failure
 
 
 def test_an_end_is_noticed_at_once_and_told_before_and_after_the_parent_asked() -> None:
@@ -83,3 +87,18 @@ def test_ends_of_helpers_are_told_each_time_at_first_and_ever_more_seldom() -> N
     assert counts == [*range(1, 11), 100]
     helpers.add("a verifier process", "gave no answer", "another takes its place")
     assert helpers.news() == ["a verifier process gave no answer (1 so far): another takes its place"]
+
+
+def test_want_of_files_and_memory_in_a_rank_is_told_with_the_repair_and_no_traceback() -> None:
+    for kind, message, who, repair in (
+        ("OSError", "[Errno 24] Too many open files: '/x'", "trainer rank 1", "Raise the limit of open files"),
+        ("MemoryError", "", "trainer rank 1", "lower optimiser.micro_batch_tokens"),
+        ("RuntimeError", "DefaultCPUAllocator: can't allocate memory", "engine rank 2", "lower rollout.cache_bytes"),
+        ("OSError", "[Errno 12] Cannot allocate memory", "", "lower rollout.prompts_per_step"),
+    ):
+        with pytest.raises(RunError) as told:
+            raise_failure(who, RankFailed(kind=kind, message=message or kind, traceback="Traceback ..."))
+        assert "Traceback" not in str(told.value) and repair in deaths.lacking(str(told.value))
+    full = cannot_write(Path("/x"), OSError(24, "Too many open files"))
+    assert full.endswith(MORE_FILES) and deaths.lacking(full) == "", "said already"
+    assert deaths.lacking("ValueError: 3") == ""

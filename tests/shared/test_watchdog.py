@@ -278,3 +278,16 @@ def test_only_processes_of_the_launch_are_killed_whatever_a_heartbeat_says() -> 
     finally:
         victim.kill()
         victim.wait()
+
+
+def test_the_controllers_loop_has_longer_while_it_imports(monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped: list[str] = []
+    keeper = watchdog.PulseKeeper.__new__(watchdog.PulseKeeper)
+    keeper.heard, keeper.lost, keeper.heartbeat_s, keeper.loop_turned = {}, None, 10.0, 0.0
+    monkeypatch.setattr(keeper, "stop", stopped.append)
+    for phase, last, late in ((watchdog.START, 39, 41), ("a full batch", 9, 11)):
+        monkeypatch.setattr(watchdog, "_phase", phase)
+        keeper._judge(last)
+        assert stopped == []
+        keeper._judge(late)
+        assert "its own event loop, which does not turn" in stopped.pop() and not stopped

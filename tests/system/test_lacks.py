@@ -160,18 +160,3 @@ def test_an_engine_process_that_the_kernel_kills_for_want_of_memory_is_told_as_t
     assert not psutil.pid_exists(victim)
     launch.kill()
     assert launch.survivors() == []
-
-
-@pytest.mark.soak
-def test_a_trainer_that_gets_no_memory_is_told_with_the_setting(start: Start, tmp_path: Path) -> None:
-    """Where nobody is killed: the process may have no more address space."""
-    launch = start(tmp_path, command="trainer", **{**ENDLESS, "checkpoint__every": 1})
-    launch.until_step(2)
-    before, victim = len(launch.output), launch.rank_pid(1)
-    limit = psutil.Process(victim).memory_info().vms // 2
-    resource.prlimit(victim, resource.RLIMIT_AS, (limit, limit))
-    launch.until_step(0)
-    code = launch.wait(150)
-    print(code, launch.output[before:][-1500:])
-    assert code == 1 and launch.survivors() == []
-    only_line(launch, before, "trainer", "emory", "optimiser.micro_batch_tokens")
