@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import re
 import stat
+import tempfile
 import threading
 import traceback
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from typing import Any
 import torch
 
 from rollout.routes import allow_routes
+from rollout.vllm_config import FOLDER_VARIABLE
 from shared import deaths
 from shared.clean_text import clean
 from shared.config import Config
@@ -123,6 +125,7 @@ def run_engine_core(*arguments: Any, **named: Any) -> None:
     from vllm.v1.engine.core import EngineCoreProc
 
     leave_connections()
+    tempfile.tempdir = os.environ.get(FOLDER_VARIABLE)  # vLLM's file for the ranks of an engine stays when it is killed
     if BELOW_A_RANK in os.environ:
         die_with_parent()
     if folder := os.environ.get(STACKS_VARIABLE):

@@ -42,6 +42,7 @@ TORCHRUN_VARIABLES = (
 THREADS_VARIABLE = "MAESTRALE_ENGINE_THREADS"
 """CPU threads of an engine process"""
 START_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
+FOLDER_VARIABLE = "VLLM_RPC_BASE_PATH"
 KERNEL_CACHE = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
 """products that oneDNN keeps prepared, one for each shape of a weight and number of tokens in a batch; each takes
 0.3 MiB, whatever the model, and 1 ms to prepare anew. oneDNN's own 1,024 let an engine grow by 275 MiB"""
@@ -223,12 +224,11 @@ def make_vllm_config(
 
 
 def close_sockets() -> None:
-    """Make vLLM put its sockets into a private folder, which a later start removes if this process is killed. A rank
-    of a launch has such a folder already (its TMPDIR)."""
-    variable = "VLLM_RPC_BASE_PATH"
-    if variable not in os.environ and not Path(tempfile.gettempdir()).name.startswith(launch_folder.PREFIX):
+    """Make vLLM put its sockets and the engine process's files (`FOLDER_VARIABLE`) into a private folder, which a later
+    start removes if this process is killed. A rank of a launch has such a folder already (its TMPDIR)."""
+    if FOLDER_VARIABLE not in os.environ and not Path(tempfile.gettempdir()).name.startswith(launch_folder.PREFIX):
         folder = launch_folder.make(launch_folder.temporary(), "engine")
-        os.environ[variable] = str(folder.path)
+        os.environ[FOLDER_VARIABLE] = str(folder.path)
         atexit.register(folder.leave)
 
 

@@ -156,7 +156,7 @@ class Launch:
         config, progress = self.config, self.progress
         progress.keep_phases(config.run_dir / PHASES)
         progress.phase("reading the problems")
-        chat, sources = Chat.of_run(self.sources.model_dir, config, progress), self.sources
+        chat, sources = await asyncio.to_thread(Chat.of_run, self.sources.model_dir, config, progress), self.sources
         prompts = PromptFormat(chat, config.data)
         files = await asyncio.to_thread(read_files, config, sources.train, sources.validation)
         ledger, clock = Ledger(self.stages), PhaseTimer()

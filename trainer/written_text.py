@@ -25,7 +25,7 @@ REFUSED = RewardWeights().refuse
 MARKUP = re.compile(r"think|thought|channel|tool[_▁ ]?call|python_tag|\[ARGS\]|CALL_ID", re.I)
 """in the spelling of control tokens that a model samples inside a turn: its reasoning, and its calls of tools"""
 HARMONY = ("<|start|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>")
-"""what a turn of a model with channels (gpt-oss) holds, too"""
+"""what a turn of a model with channels (gpt-oss) holds, too; <|start|> begins messages of the assistant alone"""
 FOREIGN = re.compile(
     r"<\|/?[a-zA-Z][\w▁ ]*\|>|<｜[^｜\n]{1,40}｜>|</?(?:start|end)_of_turn>|</s>\s*\Z|<[be]os>|\[/?INST\]|<<SYS>>"
 )
@@ -56,7 +56,8 @@ class WrittenTexts:
         special = {token.content for token in added.values() if token.special and token.content.strip()} | ends
         special |= set(chat.added.findall(_conversation(chat)))
         longest = sorted((one for one in special - {*inside} if not MARKUP.search(one)), key=len, reverse=True)
-        self._letters = re.compile(f"({'|'.join(map(re.escape, longest))})" if longest else "(?!)()")
+        letters = [*map(re.escape, longest), *([r"<\|start\|>(?!assistant\b)"] if channels else [])]
+        self._letters = re.compile(f"({'|'.join(letters)})" if letters else "(?!)()")
         self._ends = tuple(ends - {*inside})
         self._known = {token.content for token in added.values()}
 

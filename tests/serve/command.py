@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -49,10 +51,11 @@ class Command:
         self.url, self.log = f"http://127.0.0.1:{self.port}", log
         command = [sys.executable, "-m", "serve", "--model", str(model), "--port", str(self.port), "--cache-bytes",
                    str(64 << 20), "--dtype", dtype, "--name", name, *settings]  # fmt: skip
+        self.temporary = Path(tempfile.mkdtemp())
+        environment = {**os.environ, "PYTHONPATH": str(Path.cwd()), "TMPDIR": str(self.temporary)}
         self.process = subprocess.Popen(
-            command, stdout=log.open("w"), stderr=subprocess.STDOUT, env={**os.environ, "PYTHONPATH": str(Path.cwd())},
-            start_new_session=True,
-        )  # fmt: skip
+            command, stdout=log.open("w"), stderr=subprocess.STDOUT, env=environment, start_new_session=True
+        )
         self.client = httpx.Client(base_url=self.url, timeout=90)
         eventually(lambda: self.process.poll() is not None or self.status("/ready") == 200, 200)
         assert self.process.poll() is None, log.read_text()
@@ -75,6 +78,7 @@ class Command:
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
+        shutil.rmtree(self.temporary, ignore_errors=True)
 
 
 def check_sigterm(command: Command) -> None:

@@ -226,6 +226,7 @@ def test_not_ready_while_the_engine_starts(long: Command, end: str) -> None:
     eventually(lambda: long.status("/ready") == 200, 200)
     sockets = [one for one in long.engine().net_connections("inet") if one.laddr.port == long.port]
     assert not sockets, "the engine has inherited connections of clients, or the server's port"
+    assert not list(long.temporary.glob("vllm*")), "an engine that was killed leaves files"
 
 
 def test_an_evaluation_is_the_same_each_time(command: Command, tmp_path: Path) -> None:
