@@ -131,8 +131,9 @@ def abandon(partial: Path, error: BaseException) -> CheckpointError:
             'or set runs_dir to a larger disk; earlier checkpoints are intact (checkpoint.on_error = "continue" goes '
             "on without)"
         )
-    known = not isinstance(error, OSError) or isinstance(error, DiskError) or not error.errno
-    why = str(error) if known else cannot_write(partial, error)
+    why = str(error)
+    if isinstance(error, OSError) and error.errno and not isinstance(error, DiskError):
+        why = cannot_write(partial, error)
     return CheckpointError(f"the checkpoint {partial.stem} could not be written: {why}")
 
 
