@@ -207,12 +207,14 @@ def _tell_silent_death(exit_codes: dict[int, int], config: Config, kills_before:
 def run_rank(path: str, overrides: list[str]) -> int:
     """One rank of the launch."""
     from shared.ranks import join_meeting, join_node, kind_of, open_store
+    from shared.sockets import raise_open_files
 
     watchdog.die_with_parent()
     rank = int(os.environ["RANK"])
     try:
         node = join_node()
         if rank == 0:
+            raise_open_files()
             return run_controller(path, overrides, node)
         meeting = join_meeting(node)
     except MaestraleError as error:
@@ -246,7 +248,6 @@ def run_controller(path: str, overrides: list[str], node: LaunchFolder) -> int:
     from rollout.start import with_time_to_start
     from shared.progress import Progress
     from shared.ranks import count_gpus, invite, open_meeting, open_store, ranks_here, read_role
-    from shared.sockets import raise_open_files
     from trainer import dashboard
     from trainer.colocate import settle
     from trainer.run_lock import RunLock
@@ -261,7 +262,6 @@ def run_controller(path: str, overrides: list[str], node: LaunchFolder) -> int:
         signal.signal(number, _stop)
     try:
         config = load(path, overrides)
-        raise_open_files()
         lock = RunLock(config.run_dir)  # first: a launch that is refused touches nothing of the one that runs
         meeting = open_meeting(node, config.run_dir)
         store = open_store(meeting)

@@ -267,7 +267,11 @@ def test_an_environment_that_does_not_repeat_itself_begins_anew_and_gives_up(tmp
     asyncio.run(run())
 
 
-def test_a_process_that_is_killed_between_turns_is_replaced_and_the_instance_repeated(tmp_path: Path) -> None:
+def test_a_process_that_is_killed_between_turns_is_replaced_and_the_instance_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deaths.helpers, "_ends", {})
+
     async def run() -> None:
         async with playing(tmp_path, processes=2) as episodes:
             whole = await play(episodes, "goes on", 5)

@@ -103,7 +103,8 @@ def test_a_disk_that_turns_read_only_is_told_and_the_launch_goes_on_from_it(
     second.process.send_signal(signal.SIGTERM)
     assert second.wait(100) == 128 + signal.SIGTERM and second.survivors() == []
     assert "resuming" in second.output
-    assert [row["step"] for row in second.metrics()] == list(range(1, len(second.metrics()) + 1))
+    steps = [row["step"] for row in second.metrics()]  # lines that the disk had not taken yet are lost with it
+    assert steps == list(range(steps[0], steps[-1] + 1)) and steps[-1] >= 4
 
 
 @pytest.mark.soak
