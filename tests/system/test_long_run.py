@@ -61,11 +61,7 @@ def files(folder: Path) -> dict[str, tuple[int, int]]:
     return found
 
 
-def test_nothing_grows_with_the_steps_but_by_rule(
-    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    private = tmp_path_factory.mktemp("t")  # a short name, for sockets
-    monkeypatch.setenv("TMPDIR", str(private))
+def test_nothing_grows_with_the_steps_but_by_rule(tmp_path: Path, temporary: Path) -> None:
     launch = Launch(
         tmp_path, command="trainer", steps=STEPS, sft__steps=0, sft__demonstrations="", evaluate__every=0,
         checkpoint__every=max(STEPS // 5, 1), rollout__prompts_per_step=2, rollout__group_size=2,
@@ -78,7 +74,7 @@ def test_nothing_grows_with_the_steps_but_by_rule(
     for part in range(1, PARTS):
         launch.until(lambda part=part: len(launch.metrics()) >= STEPS * part // PARTS, 12 * 3600)
         taken.append(sizes(launch))
-        counts, lengths = zip(*files(private).values(), strict=True)
+        counts, lengths = zip(*files(temporary).values(), strict=True)
         folders.append({**files(launch.run_dir), "TMPDIR": (sum(counts), sum(lengths))})
         print(f"\n{STEPS * part // PARTS:,} steps, {time.monotonic() - began:.0f} s")
         for name, size in taken[-1].items():
@@ -106,4 +102,4 @@ def test_nothing_grows_with_the_steps_but_by_rule(
     assert kept[1] <= KEPT_BYTES and kept[0] < STEPS * 0.8 and launch.told("rollouts/ has reached rollout.keep_bytes")
     assert folders[-1]["TMPDIR"][0] == folders[len(taken) // 2]["TMPDIR"][0]
     assert [row["step"] for row in launch.metrics()] == list(range(1, STEPS + 1))
-    assert files(private) == {} and len(launch.output) < 400 * STEPS
+    assert files(temporary) == {} and len(launch.output) < 400 * STEPS

@@ -12,12 +12,13 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -133,17 +134,24 @@ class Stranger:
             env={**os.environ, "PYTHONPATH": str(ROOT), "HOME": "/nonexistent"},
         )  # fmt: skip
 
-    def watch(self, launches: list[Launch]) -> tuple[dict[str, Any], int]:
-        """Until the launch is over: (what the stranger got hold of, largest growth of the controller in bytes)."""
+    def watch(self, launches: list[Launch], enough: Callable[[], bool] = lambda: False) -> tuple[dict[str, Any], int]:
+        """Until the launch is over: (what the stranger got hold of, largest growth of the controller in bytes). It is
+        asked to end when there are `enough` attacks."""
         controller = psutil.Process(launches[0].rank_pid(0))
         before = largest = controller.memory_info().rss
+        asked = False
         while launches[0].process.poll() is None:
+            if not asked and enough():
+                asked = True
+                launches[0].process.terminate()
             assert self.process.poll() is None and self.victim.poll() is None
             with contextlib.suppress(psutil.NoSuchProcess):
                 largest = max(largest, controller.memory_info().rss)
             time.sleep(0.1)
         for launch in launches:
-            assert launch.wait(60) == 0, f"the stranger ended the launch:\n{launch.output[-4000:]}"
+            assert launch.wait(60) == (128 + signal.SIGTERM if asked else 0), (
+                f"the stranger ended the launch:\n{launch.output[-4000:]}"
+            )
         assert self.victim.poll() is None, "a process that is none of the launch was killed"
         return json.loads(self.report.read_text()), largest - before
 
@@ -153,8 +161,10 @@ class Stranger:
             process.wait()
 
 
-def judged(name: str, launches: list[Launch], stranger: Stranger, steps: int = STEPS) -> dict[str, Any]:
-    found, growth = stranger.watch(launches)
+def judged(
+    name: str, launches: list[Launch], stranger: Stranger, enough: Callable[[], bool] = lambda: False
+) -> dict[str, Any]:
+    found, growth = stranger.watch(launches, enough)
     rows = launches[0].metrics()
     refused = rows[-1]["messages/refused"]
     print(f"\n{name}, attacked by user {found['uid']} in {found['rounds']} rounds of all attacks")
@@ -164,7 +174,8 @@ def judged(name: str, launches: list[Launch], stranger: Stranger, steps: int = S
     print(f"  the controller grew by {growth >> 20} MiB, counted {refused} refusals, ended with exit code 0")
     assert found["store"] == {} and found["opened"] == [] and found["rounds"] > 0
     assert growth < GROWTH_BYTES
-    assert launches[0].trained_prompts() == list(range(4 * steps)), "every group once"
+    assert launches[0].trained_prompts() == list(range(4 * len(rows))), "every group once"
+    assert len(rows) == STEPS or enough()
     assert all(row["completions/aborted"] == 0 for row in rows)
     return found
 
@@ -242,7 +253,6 @@ def test_all_wings(
     start: Start, seasoned: Path, tmp_path: Path, veth: None, judge: Server, tools: tuple[psutil.Process, str]
 ) -> None:
     """Gateway (on an address that other hosts reach), dashboard, judge and MCP over HTTP; a stranger on each side."""
-    steps = 100
     (tmp_path / "agent.py").write_text(AGENT)
     model = shutil.copytree((seasoned / "latest").resolve(), tmp_path / "model")
     sizes = json.loads((model / "config.json").read_text()) | {"max_position_embeddings": 1024}  # for tools
@@ -253,7 +263,7 @@ def test_all_wings(
         (tmp_path / file).write_text("".join(json.dumps(row) + "\n" for row in kinds))
     agent = f"{{ command = '{sys.executable} -S {tmp_path}/agent.py', address = '{OURS}' }}"
     launch = start(
-        tmp_path, command="trainer", options=("--dashboard",), steps=steps, checkpoint__every=50, deadlines__sync_s=240,
+        tmp_path, command="trainer", options=("--dashboard",), steps=9999, checkpoint__every=50, deadlines__sync_s=240,
         data__train=str(tmp_path / "train.jsonl"), data__validation=str(tmp_path / "validation.jsonl"),
         environment__options=f"{{ agent = {agent}, mcp = {{ url = '{tools[1]}', tools = ['add'] }} }}",
         model__path=str(model), model__max_tokens=1024, environment__max_turns=2, reward__extra="{ llm_judge = 0.2 }",
@@ -266,7 +276,10 @@ def test_all_wings(
         servers = [tools[0], psutil.Process()]
         strangers.append(Stranger([launch], "127.0.0.1", others=servers))
         strangers.append(Stranger([launch], OURS, NAMESPACE))
-        found = [judged("all wings", [launch], strangers[0], steps), json.loads(strangers[1].report.read_text())]
+        found = [
+            judged("all wings", [launch], strangers[0], lambda: all(each.report.exists() for each in strangers)),
+            json.loads(strangers[1].report.read_text()),
+        ]
         print(f"from another network namespace: {strangers[1].ports}, {found[1]}")
         others = {str(line.laddr.port) for server in servers for line in server.net_connections("tcp")}
         assert [line for one in found for line in one["read"] if line.split()[0] not in others] == []

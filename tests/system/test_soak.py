@@ -79,6 +79,8 @@ HARMS = {
         Harm("MCP server", KILL, ("MCP server",)),
         Harm("shell of the MCP server", KILL, ("MCP server",)),
         Harm("MCP server", STOP, ("MCP server",)),
+        Harm("supervisor of the environment", KILL, ("environment", NAMED)),
+        Harm("supervisor of the MCP server", KILL, ("MCP server",)),
     ],
     "adapters": EVERYWHERE,
     "synchronous": [  # completions that go on in another engine may differ in the last bit of their log-probs
@@ -87,13 +89,14 @@ HARMS = {
         Harm("controller", TERM, ("SIGTERM came",)),
     ],
 }  # fmt: skip
-GOES_ON = {"engine process", "checker", "environment", "MCP server", "shell of the MCP server"}
-"""victims without which a launch trains on"""
 COMMANDS = {
     "checker": "verify.checker_process", "environment": "environments.process",
     "shell of the MCP server": "bash -c", "MCP server": "mcp_server.py",
+    "supervisor of the environment": "environments.process", "supervisor of the MCP server": "mcp_server.py",
 }  # fmt: skip
 """victims that are found by a part of their command"""
+GOES_ON = {"engine process", *COMMANDS}
+"""victims without which a launch trains on"""
 
 
 def choose(mode: str, harms: int, draw: random.Random) -> Iterator[Harm]:
@@ -117,7 +120,12 @@ def pid_of(launch: Launch, victim: str, draw: random.Random) -> int:
         for child in psutil.Process(launch.process.pid).children(recursive=True):
             with suppress(psutil.Error):
                 line = " ".join(child.cmdline())
-                if COMMANDS[victim] in line and not (victim == "MCP server" and "bash -c" in line):
+                above = victim.startswith("supervisor")
+                if (
+                    COMMANDS[victim] in line
+                    and above == ("supervisor.py" in line)
+                    and (above or victim != "MCP server" or "bash -c" not in line)
+                ):
                     pids.append(child.pid)
         assert launch.process.poll() is None, launch.output[-3000:]
         time.sleep(0.05)
@@ -226,14 +234,6 @@ def leftovers(folder: Path) -> set[str]:
             continue  # it has ended
     shared = {str(path) for path in Path("/dev/shm").rglob("*") if path.is_file() and str(path) not in mapped}
     return shared | {str(path) for path in folder.rglob("*") if "torchelastic_" not in str(path)}  # torchrun's own
-
-
-@pytest.fixture
-def temporary(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The temporary folder of the launches, with a short name, for sockets."""
-    folder = tmp_path_factory.mktemp("t")
-    monkeypatch.setenv("TMPDIR", str(folder))
-    return folder
 
 
 def harm_all(soak: Soak) -> None:
