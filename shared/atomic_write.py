@@ -28,7 +28,8 @@ def cannot_write(path: Path, error: OSError) -> str:
     reason = os.strerror(error.errno) if error.errno else str(error)
     gone = next((folder for folder in reversed(path.parents) if not folder.exists()), None)
     if error.errno == errno.ENOENT and gone is not None:
-        return f"{path} cannot be written: {gone} was deleted or moved, or its disk is no longer there: put it back"
+        why = f"{gone} is not there, it or its disk was taken away"
+        return f"{path} cannot be written: {why}: put it back, or choose another folder (runs_dir)"
     if error.errno in _NO_ROOM:
         repair = "free disk space, or choose a folder on another disk (runs_dir)"
     elif error.errno in _NOT_ALLOWED:

@@ -19,11 +19,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
-import zmq
 
 from shared.errors import MORE_FILES
 
 if TYPE_CHECKING:
+    import zmq
+
     from shared.ranks import Role
     from shared.watchdog import Peer
 
@@ -176,7 +177,10 @@ def advice(status: int | None, kind: str, peak_bytes: int, kills_before: int) ->
         return ""
     had = f"; the most memory it had was {peak_bytes / 2**30:.1f} GiB" if peak_bytes else ""
     if memory_kills() > kills_before:
-        return f". The kernel's out-of-memory killer did that (`dmesg` tells more){had}: lower {LOWER[kind]}"
+        return (
+            f". The kernel's out-of-memory killer has ended a process since then (`dmesg` tells which){had}: "
+            f"if it was this one, lower {LOWER[kind]}"
+        )
     return f". The kernel counted no out-of-memory kill here, so somebody sent it{had}"
 
 
@@ -259,6 +263,8 @@ class Siblings:
 
     def poll(self, socket: zmq.Socket[bytes], seconds: float) -> bool:
         """Wait for a message or a death. Returns whether there is a message."""
+        import zmq  # the answer checker, which others use alone, needs none
+
         poller = zmq.Poller()
         poller.register(socket, zmq.POLLIN)
         for watched, _ in self.watched.values():

@@ -181,7 +181,7 @@ def test_an_agent_that_runs_out_of_memory_is_told_as_such(tmp_path: Path) -> Non
             await one.reset(PROBLEM, 7)
 
     try:
-        with pytest.raises(Failed, match=r"SIGKILL.*out-of-memory killer did that.*lower the memory that it needs"):
+        with pytest.raises(Failed, match=r"SIGKILL.*memory killer has ended a.*lower the memory that it needs"):
             asyncio.run(scene())
     finally:
         group.rmdir()

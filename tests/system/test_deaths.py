@@ -102,7 +102,7 @@ def test_what_the_kernel_kills_for_want_of_memory_is_told_as_that(
         remove(group)
     told = [line for line in launch.output.splitlines() if who in line and "memory" in line]
     print(f"out of memory | {told[-1:]} | {time.monotonic() - began:.0f} s")
-    assert f"pid {victim}" in told[-1] and "out-of-memory killer did that" in told[-1], launch.output[-3000:]
+    assert f"pid {victim}" in told[-1] and "out-of-memory killer has ended a process" in told[-1], launch.output[-3000:]
     assert launch.survivors() == []
 
 

@@ -152,7 +152,12 @@ def test_an_engine_process_that_the_kernel_kills_for_want_of_memory_is_told_as_t
         (group / "cgroup.procs").write_text(str(victim))
         (group / "memory.limit_in_bytes").write_text(str(1 << 20))  # of what it takes from now on
         began, done = time.monotonic(), len(launch.metrics())
-        words = "engine 0 (rank 2)", f"pid {victim}", "out-of-memory killer did that", "lower rollout.cache_bytes"
+        words = (
+            "engine 0 (rank 2)",
+            f"pid {victim}",
+            "memory killer has ended a process",
+            "lower rollout.cache_bytes",
+        )
         launch.until(lambda: launch.told(*words), 100)
         launch.until_step(done + 3)
     finally:

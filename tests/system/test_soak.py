@@ -132,8 +132,9 @@ def pid_of(launch: Launch, victim: str, draw: random.Random) -> int:
     return draw.choice(pids)
 
 
-def strike(launch: Launch, harm: Harm, draw: random.Random) -> psutil.Process | None:
-    """Wait for a random moment after the next step, then harm. None: the launch ended before."""
+def strike(launch: Launch, harm: Harm, draw: random.Random) -> tuple[psutil.Process, int] | None:
+    """Wait for a random moment after the next step, then harm; returns the victim, and the length of the output when it
+    came. None: the launch ended before."""
     done, moment = len(launch.metrics()), draw.uniform(0, 1.5)
     while len(launch.metrics()) <= done and launch.process.poll() is None:
         time.sleep(0.05)
@@ -142,8 +143,9 @@ def strike(launch: Launch, harm: Harm, draw: random.Random) -> psutil.Process | 
     if launch.process.poll() is not None or launch.told("evaluating after training"):
         return None
     victim = psutil.Process(pid_of(launch, harm.victim, draw))
+    before = len(launch.output)
     victim.send_signal(harm.number)
-    return victim
+    return victim, before
 
 
 def outcome(launch: Launch, harm: Harm, victim: psutil.Process, before: int) -> str:
@@ -191,9 +193,9 @@ class Soak:
         while True:
             command = self.draw.choice(["trainer", "torchrun"])
             launch = self.start(self.folder / f"run{number}", command=command, **self.settings)
-            while self.harm is not None and (victim := strike(launch, self.harm, self.draw)) is not None:
-                began, harm, before = time.monotonic(), self.harm, len(launch.output)
-                line = outcome(launch, harm, victim, before)
+            while self.harm is not None and (struck := strike(launch, self.harm, self.draw)) is not None:
+                began, harm = time.monotonic(), self.harm
+                line = outcome(launch, harm, *struck)
                 if untold:
                     assert launch.told(*TOLD_BY_THE_NEXT.words), launch.output[:3000]
                 untold = harm is TOLD_BY_THE_NEXT
