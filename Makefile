@@ -143,6 +143,7 @@ PASS_LINKS = links="$${PIP_FIND_LINKS:-$$($(VENV)/bin/pip config get global.find
 CPU_TORCH = found=; for folder in $$links; do compgen -G "$${folder\#file://}/torch-*+cpu*.whl" >/dev/null && found=1; done; \
 	if [ -z "$$found" ]; then options+=(--torch-backend cpu); fi
 
+# more extras include fewer: `make train` after `make test` installs nothing
 $(VENV)/.installed-%: pyproject.toml overrides-cpu.txt | $(VENV)/bin/uv
 	@$(PASS_LINKS); \
 	options=(); \
@@ -157,7 +158,7 @@ $(VENV)/.installed-%: pyproject.toml overrides-cpu.txt | $(VENV)/bin/uv
 			-r locks/$(firstword $(subst -, ,$*)).txt; \
 	fi; \
 	$(VENV)/bin/uv pip install --quiet --python $(VENV)/bin/python "$${options[@]}" -e ".[$${extras//-/,}]"
-	@touch $@
+	@touch $@ $(VENV)/.installed-$(firstword $(subst -, ,$*))
 
 # other people's programs that the tests of the server run, unmodified; they need versions of one package that exclude
 # each other, and of others that the server does not want
