@@ -20,10 +20,10 @@ from pydantic import Field, model_validator
 
 from environments.environment import Observation, environment
 from environments.tools import EnvironmentTool, ToolEnvironment, ToolError, ToolOptions
-from shared import deaths
 from shared.chat_endpoint import key_headers
 from shared.clean_text import clean_errors
 from shared.errors import ConfigError
+from shared.launch import deaths
 from shared.named_secrets import NAME, complain_of_url, secret_in_command, values_of
 from shared.settings_file import literal
 from shared.supervisor import supervised

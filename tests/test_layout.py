@@ -53,7 +53,7 @@ OWN_PROCESSES = (
 )
 """start programs of this project or the system, which end with their parent or soon, and start nothing that stays"""
 WALL_CLOCKS = ("time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.datetime.now")
-AGES = ("shared/launch_folder.py", "dashboard/run_folder.py", "evaluation/client.py")
+AGES = ("shared/launch/launch_folder.py", "dashboard/run_folder.py", "evaluation/client.py")
 """compare the wall clock with times of files, or with a date that another machine has sent"""
 
 

@@ -24,8 +24,8 @@ import pytest
 from environments import mcp_tools
 from environments.environment import made
 from environments.mcp_tools import Mcp, McpOptions
-from shared.deaths import helpers
 from shared.errors import ConfigError
+from shared.launch.deaths import helpers
 from shared.sections import RewardWeights
 from tests.environments.test_tools import PROBLEM, new, no_grade, turn
 from verify.plugins import Failed
