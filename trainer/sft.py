@@ -95,11 +95,12 @@ def read_demonstrations(
     path: Path, setting: str, prompts: PromptFormat, max_tokens: int, left_out: list[str]
 ) -> list[Demonstration]:
     """Read rows of {"problem", "completion", "domain"?, "system"?, "reasoning_language"?}, or of {"problem",
-    "solution", "answer"}, whose solution becomes the reasoning, or of a published shape
-    (`trainer.data.demonstration_rows`). "system" stands behind the system prompt, as tools do. "completion" may be a
-    list of {"role", "content"} messages, of several turns of the "assistant" with what an environment says ("user" or "tool")
-    between them. Longer ones than max_tokens are left out, and a line about them is added to `left_out`, as are those
-    about texts that are not as the run's own completions are to be (`trainer.data.written_text`).
+    "solution", "answer"}, whose solution becomes the reasoning, or of a published shape (`data.demonstration_rows`).
+
+    "system" follows the system prompt, as tools do. "completion" may be a list of {"role", "content"} messages: several
+    turns of the "assistant", with what an environment says ("user" or "tool") between them. Rows longer than max_tokens
+    are left out; a line in `left_out` says so. Other lines are about texts that are not as the run's own completions
+    are to be (`data.written_text`).
 
     Raises DataError naming the lines, or `setting` if nothing is left.
     """

@@ -112,7 +112,7 @@ class Simulation:
             tasks.create_task(self.train())
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     async_level=st.integers(0, 3),
     window=st.integers(1, 13),
