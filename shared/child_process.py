@@ -95,14 +95,16 @@ class Child:
         supervise: bool = True,
         environment: dict[str, str] | None = None,
         on_event: Callable[[Any], None] = lambda event: None,
+        on_end: Callable[[], None] = lambda: None,
         memory_kind: str = "",
     ):
         """served: what the process runs. who, then: for the line about its end, e.g. "a verifier process", "another
         takes its place". files: of the user's, among which the line that runs is looked for. supervise: what the
-        process starts ends with it. environment: its variables, those of this process by default. memory_kind: whose
-        settings to lower where memory ran out (`deaths.LOWER`)."""
+        process starts ends with it. environment: its variables, those of this process by default. on_event, on_end:
+        called with what it says, and when it has ended. memory_kind: whose settings to lower where memory ran out
+        (`deaths.LOWER`)."""
         self.served, self.who, self.then, self.files = served, who, then, list(files)
-        self.supervise, self.on_event, self.memory_kind = supervise, on_event, memory_kind
+        self.supervise, self.memory_kind, self.on_event, self.on_end = supervise, memory_kind, on_event, on_end
         self.environment = dict(os.environ if environment is None else environment) | {"PYTHONPATH": python_path()}
         self.process: asyncio.subprocess.Process | None = None
         self.generation = 0
@@ -210,17 +212,27 @@ class Child:
         self.process.stdin.write(HEADER.pack(len(content), number) + content)
 
     async def _read(self, process: asyncio.subprocess.Process) -> None:
-        """Take what the process sends until it ends; then fail what it has not answered."""
+        """Take what the process sends until it ends."""
         from shared.launch import deaths
 
         kills_before = deaths.memory_kills() if self.memory_kind else 0
         assert process.stdout
-        with suppress(EOFError, OSError, msgspec.DecodeError):
-            while True:
-                self._take(*await read_frame(process.stdout, self.served.answer_bytes))
-        self._alive = False
-        kill_group(process.pid)
-        code = await process.wait()
+        try:
+            with suppress(EOFError, OSError, msgspec.DecodeError):
+                while True:
+                    self._take(*await read_frame(process.stdout, self.served.answer_bytes))
+        except BaseException:  # the event loop ends
+            self._quiet = True
+            raise
+        finally:
+            self._alive = False
+            kill_group(process.pid)  # asyncio's own way may take the exit status away from itself
+            self._ended(await process.wait(), kills_before)
+
+    def _ended(self, code: int, kills_before: int) -> None:
+        """Report the end, and fail what was not answered."""
+        from shared.launch import deaths
+
         how = deaths.how(code)
         if self.memory_kind:
             how += deaths.advice(code, self.memory_kind, 0, kills_before)
@@ -233,6 +245,7 @@ class Child:
                 pending.answer.set_exception(lost)
                 pending.answer.exception()  # whoever still waits for it is told
         self._stacks.close()
+        self.on_end()
 
     def _take(self, number: int, content: bytes) -> None:
         import time
@@ -329,6 +342,9 @@ class Served:
     begin: Callable[..., Any]
     """the first call"""
 
+    async def run(self) -> None:
+        """What goes on beside the calls."""
+
 
 def frames_of(descriptor: int) -> Iterator[tuple[int, bytes]]:
     """Yield number and content of each frame until the file ends."""
@@ -393,7 +409,17 @@ class _Server:
             loop.call_soon_threadsafe(ended.set)
 
         threading.Thread(target=listen, daemon=True).start()
+        self.running.add(running := loop.create_task(self.target.run()))
+        running.add_done_callback(end_on_error)
         await ended.wait()
+        os._exit(0)  # whatever its tasks still do
+
+
+def end_on_error(task: asyncio.Task[None]) -> None:
+    """End the process if this task has failed."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        traceback.print_exception(error)
+        os._exit(1)
 
 
 def failure(error: BaseException) -> RankFailed:
