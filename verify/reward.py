@@ -9,7 +9,7 @@ r"""The reward of one completion: format, correctness, length and language, weig
       + every extra reward   -> + weight * value; with a broken format + its lowest (`plugins.py`; none by default)
 
 `reward.refuse` names what is refused although these rules would reward it: empty boxes, copied reasoning, answers that
-are denied, hidden or still to be computed, foreign words in formulas and code (`refusals.py`).
+are one of several, hidden or still to be computed, foreign words in formulas and code (`refusals.py`).
 
 An open problem has a ground truth that nothing is compared with: correctness 0, the rest as above.
 A verdict that is not graded (timeout, crash, unverifiable, sandbox refused) leaves correctness at 0, but says nothing
