@@ -205,8 +205,8 @@ class RewardWeights(Section):
         """Raise ValueError for a rule that has moved to an example."""
         if isinstance(names, list) and "denied" in names:
             raise ValueError(
-                'reward.refuse: "denied" is a reward of examples/manners now. Write "several" in its place, which refuses '
-                'an answer that is one of several; for the rest add plugins = ["examples/manners/reward.py"] and '
+                'reward.refuse: "denied" is a reward of examples/manners now. Write "several" in its place, which '
+                'refuses an answer that is one of several; for the rest add plugins = ["examples/manners/reward.py"] and '
                 "gates = { manners = 1 } to [reward]"
             )
         return names
