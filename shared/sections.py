@@ -206,8 +206,8 @@ class RewardWeights(Section):
         if isinstance(names, list) and "denied" in names:
             raise ValueError(
                 'reward.refuse: "denied" is a reward of examples/manners now. Write "several" in its place, which '
-                'refuses an answer that is one of several; for the rest add plugins = ["examples/manners/reward.py"] and '
-                "gates = { manners = 1 } to [reward]"
+                "refuses an answer that is one of several; for the rest add to [reward] "
+                'plugins = ["examples/manners/reward.py"] and gates = { manners = 1 }'
             )
         return names
 

@@ -37,7 +37,7 @@ ROW: dict[str, Any] = {
 CALLS = ROW | {"tests": {"fn_name": "double", "inputs": [[2], [5]], "outputs": [4, 10]}}
 ASSERTS = ROW | {"tests": {"type": "asserts", "code": "assert double(2) == 4\nassert double(5) == 10\n"}}
 MAIN_CODE = "#include <cassert>\nint main() { assert(twice(2) == 4); assert(twice(5) == 10); }"
-MAIN = ROW | {"tests": {"type": "main", "code": MAIN_CODE}}
+MAIN = ROW | {"tests": {"type": "main", "code": MAIN_CODE, "prefix": "int twice(int n) {"}}
 needs_compiler = pytest.mark.skipif(not cpp.compiler(), reason="g++ is not installed")
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from shared.types import Verdict
-from verify.code import cpp, untyped
+from verify.code import cpp
 from verify.code.output import same_output
 from verify.code.readings import MEANINGS, argument_readings, fitting_meanings
 from verify.code.sandbox import codec, object_file
@@ -141,12 +141,7 @@ class ProgramRun:
             assert isinstance(test, Assertions)
             nonce = secrets.token_hex(16)
             code = cpp.guarded(test, nonce)
-            if untyped.is_untyped(code.signature):
-                compiled = self._compile_untyped(source, test, code)
-            else:
-                compiled = self._compile(cpp.assertion_program(source, code))
-            if compiled is None:
-                return []
+            compiled = self._compile(cpp.assertion_program(source, code))
             statuses.append(self._run_assertions(nonce) if compiled else Status.COMPILE)
             if not compiled:
                 break
@@ -166,49 +161,6 @@ class ProgramRun:
                 self.reason = f"compiling takes more than {limit_s:g} s" if late else f"compiler: {text[:600]}"
                 return False
         return True
-
-    def _compile_untyped(self, source: str, test: Assertions, code: cpp.TestCode) -> bool | None:
-        """Compile a program and tests whose prefix gives no types; None where they cannot be held apart."""
-        if code.signature.startswith("template"):
-            return self._template(source, code)
-        _, messages = self._ask(cpp.unknown_in_tests(code))
-        unknown = untyped.unknown_names(messages)
-        names = [code.name] if code.name else [test.entry_point] if test.entry_point else unknown
-        if not names:
-            self.reason = "the tests call no function that they do not have: name it with its types in `prefix`"
-            return None
-        mark = secrets.token_hex(8)
-        for reading in cpp.readings(source, code):
-            _, messages = self._ask(cpp.types_in(reading, code, names, mark))
-            heads, refused = untyped.read_heads(messages, names, mark)
-            if refused:
-                self.reason = refused
-                return False
-            if heads:
-                return self._compile(cpp.known_heads(reading, code, heads))
-        for name in unknown:
-            if untyped.defines_type(source, name):
-                self.reason = f"the tests use {name}, a type of the program's, which then decides what equals it"
-                return None
-        self.reason = f"no plain function {' or '.join(names)[:100]} in the program: {messages[:400]}"
-        return False
-
-    def _ask(self, step: cpp.CompilerStep) -> tuple[bool, str]:
-        """Run one command of the compiler; return whether it succeeded, and its messages."""
-        ended, text = self._compile_one(step.argv, step.text, self.limits.compile_s)
-        if (ended.status or ended.timed_out) and step.otherwise is not None:
-            ended, text = self._compile_one(step.argv, step.otherwise, self.limits.compile_s)
-        return not (ended.status or ended.timed_out), text
-
-    def _template(self, source: str, code: cpp.TestCode) -> bool | None:
-        """Compile a program for tests whose prefix ends in the head of a template; None where they do not compile."""
-        compile_tests, link = cpp.template_tests(code)
-        compiled, messages = self._ask(compile_tests)
-        if not compiled:
-            self.reason = f"the tests do not compile with the head in their prefix: {messages[:400]}"
-            return None
-        instances = untyped.instances(self._ask(link)[1], code.name)
-        return any(self._compile(cpp.template_program(one, code, instances)) for one in cpp.readings(source, code))
 
     def _compile_one(self, argv: list[str], text: str, limit_s: float) -> tuple[Ended, str]:
         """Run one command of the compiler; return its end and the head of its messages."""

@@ -22,6 +22,7 @@ from shared.json_reader import parse_json
 from shared.sandbox_settings import Sandbox
 from shared.types import Verdict
 from verify.code.assertion_text import check_assertion_text
+from verify.code.cpp_head import split_prefix
 from verify.code.private_tests import decode_private_tests, is_compressed
 
 Language = Literal["python", "cpp"]
@@ -52,8 +53,9 @@ class Limits(msgspec.Struct, frozen=True):
     memory_bytes: int = 300 << 20
     """address space of a test"""
     compile_s: float = 10.0
-    """of each command of the compiler: one for a program with its own `main`; for C++ assertions two that compile (each
-    once more with another reading where the first fails) and five that link, which take a fraction of a second"""
+    """of each command of the compiler: one for a program with its own `main`; for C++ assertions two that compile (the
+    program once more with another reading where the first fails) and five that link, which take a fraction of a
+    second"""
     max_tests: int = 20
     seed: str = ""
     """of (problem, group), e.g. "lcb-12/7": the same seed draws the same tests"""
@@ -205,8 +207,10 @@ def read_tests(tests: Any) -> list[Test]:
     if len({test.language for test in found if isinstance(test, StdioTest)}) > 1:
         raise DataError("the tests of one programming problem take different languages: give one language")
     for test in found:
-        if isinstance(test, Assertions) and test.language == "cpp" and not _MAIN.search(test.code):
-            raise DataError("C++ test code needs a main function")
+        if isinstance(test, Assertions) and test.language == "cpp":
+            if not _MAIN.search(test.code):
+                raise DataError("C++ test code needs a main function")
+            split_prefix(test.prefix)
     if all(isinstance(test, CallTest) and test.wrapped for test in found):
         return found
     return [_as_it_stands(test) for test in found]
