@@ -10,14 +10,10 @@ import re
 
 from verify.math.brackets import without_text
 from verify.math.unit import is_forgivable
+from verify.math.word_lists import LISTS, pattern_of, words_in
 
-_UNITS = [
-    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
-    "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
-]  # fmt: skip
-_TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
-_SMALL = {word: value for value, word in enumerate(_UNITS)} | {
-    word: 10 * value for value, word in enumerate(_TENS, start=2)
+_SMALL = {word: value for value, word in enumerate(words_in("english", "numbers"))} | {
+    word: 10 * value for value, word in enumerate(words_in("english", "tens"), start=2)
 }
 _LARGE = {"thousand": 1_000, "million": 1_000_000, "billion": 1_000_000_000}
 _WORD = f"(?:{'|'.join([*_SMALL, *_LARGE, 'hundred', 'and'])})"
@@ -29,11 +25,7 @@ _CHOICE = re.compile(
     r"(?:option\s+|choice\s+)?(\(?[A-J]\)?(?:\s*(?:,|and|&)+\s*\(?[A-J]\)?)*)\s*\.?$",
     re.IGNORECASE,
 )
-NOUNS = (
-    "answers?|values?|results?|solutions?|total|sum|product|difference|area|volume|perimeter|length|distance|probability|"
-    "number|cost|price|profit|equation|line|function|set|domain|range|formula|expression|ratio|remainder|speed|time|age|"
-    "amount|radius|height|width|slope|angle|interval|point|matrix|vector|polynomial|inverse|derivative|limit"
-)
+NOUNS = pattern_of("english", "nouns")
 """nouns that may stand before an answer"""
 _FRAME = re.compile(
     r"^\\text\s*\{\s*(?:[A-Z][a-z]+\s+(?:made|has|had|earned|pays|paid|spent|saved|needs)\s+(?:an?\s+)?(?:profit|total)"
@@ -84,15 +76,9 @@ def number_of(words: str) -> int | None:
 
 _ABROAD = {
     word: value
-    for words in (
-        "zéro un deux trois quatre cinq six sept huit neuf dix onze douze",
-        "null eins zwei drei vier fünf sechs sieben acht neun zehn elf zwölf",
-        "cero uno dos tres cuatro cinco seis siete ocho nueve diez - doce",
-        "- - due tre quattro cinque sei sette otto nove dieci undici dodici",
-        "ноль один два три четыре пять шесть семь восемь девять десять одиннадцать двенадцать",
-    )
-    for value, word in enumerate(words.split())
-    if word not in ("-", "null", "un")
+    for language in LISTS["numerals"]
+    for value, word in enumerate(words_in("numerals", language))
+    if word != "-"
 }
 """numerals that are the whole answer"""
 _COUNTED = re.compile(rf"^({_WORD}(?:[\s-]{_WORD})*)\s+([A-Za-z]+(?: [a-z]+)?)$", re.IGNORECASE)
