@@ -51,7 +51,7 @@ from trainer.soft_values import soft_value, spo_of
 from trainer.sources import Sources, gather_sources, missing_settings, prepare
 from trainer.stages import Stages
 from trainer.step_metrics import offline_metrics, training_metrics
-from verify.plugins import choose
+from verify.chosen_rewards import choose
 from verify.scorer import RewardScorer
 
 LATEST = "latest"

@@ -25,7 +25,7 @@ from trainer.problem_file import ProblemFile, check_answers, read_problems, refu
 from trainer.sft import Demonstrations, demonstrations_of
 from trainer.sources import Sources
 from trainer.stages import Stages
-from verify.plugins import choose
+from verify.chosen_rewards import choose
 from verify.scorer import RewardScorer
 
 

@@ -50,7 +50,7 @@ from trainer.run_lock import RunLock
 from trainer.run_log import RunLogger
 from trainer.solver import Solver
 from trainer.timing import PhaseTimer
-from verify.plugins import choose
+from verify.chosen_rewards import choose
 from verify.verifiers import without_environment
 
 STOP_S = 60.0

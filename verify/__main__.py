@@ -25,8 +25,8 @@ from shared.progress_bar import ProgressBar
 from shared.sections import RewardWeights
 from shared.types import Verdict
 from verify.answer_checker import AnswerChecker, worker_count
+from verify.chosen_rewards import choose
 from verify.code.runner import ProgramVerifier
-from verify.plugins import choose
 from verify.published import columns_of
 from verify.records import Item, Record, check_beginning, make_record, read_items, read_records, settings_fingerprint
 from verify.reward import CompletionScorer

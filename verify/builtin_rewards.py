@@ -1,11 +1,12 @@
 """Built-in rewards that need only completions: of one, the share of tests passed, the cosine of its length, repetition;
-of a group, novelty among its completions and Kimi's length reward; and "robust", of several rewards.
+of a group, novelty among its completions and Kimi's length reward; and "robust", a combination of rewards.
 
 A reward of the group is called with all its well-formed completions, when the last one has ended.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Sequence
@@ -13,7 +14,8 @@ from collections.abc import Sequence
 from pydantic import Field
 
 from shared.diversity import WORD
-from verify.plugins import Case, RewardOptions, group_reward, reward
+from shared.sections import RewardWeights
+from verify.plugins import Case, RewardOptions, group_reward, read_options, register, reward
 
 _SHINGLE_WORD = re.compile(r"\w+|[^\w\s]")
 
@@ -152,7 +154,22 @@ class RobustOptions(RewardOptions):
     """weight of their mean; the rest is that of the least of them"""
 
 
-@reward("robust", options=RobustOptions)
-def robust(case: Case, options: RobustOptions) -> float:
-    """Never called: `plugins.Extra.made_of` makes the value from those of the rewards that it names."""
-    raise AssertionError(options, case)
+def robust(values: Sequence[float], options: RobustOptions) -> float:
+    """Return mean * the mean of the values + (1 - mean) * the least of them.
+
+    Source: Reward-Robust RLHF (2409.15360), section 3, with the ensemble's members as its set of rewards.
+    """
+    return options.mean * sum(values) / len(values) + (1 - options.mean) * min(values)
+
+
+def _robust_options(settings: RewardWeights) -> RobustOptions:
+    return read_options("robust", RobustOptions, settings)
+
+
+register(
+    "robust",
+    lambda settings: functools.partial(robust, options=_robust_options(settings)),
+    lowest=lambda _: 0.0,
+    options=RobustOptions,
+    members=lambda settings: _robust_options(settings).of,
+)

@@ -15,21 +15,26 @@ import hashlib
 import math
 import random
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from statistics import fmean
 from typing import Any
 
 from shared.chat_endpoint import FAILURES, ChatEndpoint, key_headers
-from shared.errors import ConfigError
+from shared.errors import ConfigError, RunError
 from shared.json_reader import parse_json
 from shared.judge_settings import Judge
 from shared.sections import RewardWeights
 from shared.types import Verdict
-from verify.judge_measure import Measurement
 from verify.judge_replies import parse_choice, parse_score
-from verify.plugins import Case, Failed, Function, register
+from verify.plugins import JUDGES, Case, Failed, Function, register
 
 ATTEMPTS = 3
+KEPT = 400
+"""decisions of a judge that are kept"""
+LEAST = 100
+"""decisions before which no judge is called bad"""
 MAX_SOLUTION_CHARACTERS = 20_000
 TASKS = {
     "score": "You are a strict grader.",
@@ -71,6 +76,55 @@ def is_measured(judge: Judge, case: Case) -> bool:
     """Return whether a judge is measured on a problem, the same for all its completions."""
     digest = hashlib.blake2b(case.problem.id.encode(), digest_size=4).digest()
     return case.problem.verified and int.from_bytes(digest, "big") < judge.measured * 2**32
+
+
+class Measurement:
+    """The last decisions of one judge, on problems whose true answer it is not shown.
+
+    accuracy        share of its decisions that the verifier confirms: a score above 1/2 for a right answer, the right
+                    one of a right and a wrong response
+    position bias   share of the first places that it chose, less 1/2: each pair is asked in both orders, so that a fair
+                    judge has 0, one that always takes the first 1/2
+    agreement       share of equal decisions: with the other judges about a response, with itself about both orders
+    tokens          of a verdict on two answers: prompt and reply of the judge
+    """
+
+    def __init__(self, name: str, judge: Judge):
+        self.name, self.judge = name, judge
+        self.right: deque[float] = deque(maxlen=KEPT)
+        """1 for a decision that the verifier confirms"""
+        self.first: deque[float] = deque(maxlen=KEPT)
+        """1 where the response that stood first was chosen"""
+        self.agreed: deque[float] = deque(maxlen=KEPT)
+        """1 for equal decisions"""
+        self.tokens: deque[float] = deque(maxlen=KEPT)
+        """that a judge of debates or answers read and sampled for a verdict"""
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """What is known, by the name of its metric."""
+        shares = {"accuracy": self.right, "position_bias": self.first, "agreement": self.agreed, "tokens": self.tokens}
+        row = {f"judge/{self.name}/{name}": fmean(values) for name, values in shares.items() if values}
+        if self.first:
+            row[f"judge/{self.name}/position_bias"] -= 0.5
+        return row
+
+    def check(self) -> None:
+        """Raise RunError for a judge that is right too seldom, or prefers a place too much."""
+        row, where = self.metrics, f"reward.judges.{self.name}"
+        accuracy, bias = row.get(f"judge/{self.name}/accuracy", 1.0), row.get(f"judge/{self.name}/position_bias", 0.0)
+        if len(self.right) >= LEAST and accuracy < self.judge.least_accuracy:
+            raise RunError(
+                f"the judge {self.name} is right on {accuracy:.1%} of the last {len(self.right)} answers that are "
+                f"known but hidden from it; asked for: {where}.least_accuracy = {self.judge.least_accuracy:g}. Take a "
+                "better model, improve its instructions, or lower that"
+            )
+        if len(self.first) >= LEAST and abs(bias) > self.judge.most_bias:
+            raise RunError(
+                f"the judge {self.name} chose the first response in {bias + 0.5:.1%} of the last {len(self.first)} "
+                f"questions, each asked in both orders; allowed: {where}.most_bias = {self.judge.most_bias:g}. Take a "
+                "better model, or raise that"
+            )
 
 
 class Endpoint:
@@ -198,21 +252,9 @@ def _number(value: Any) -> float:
     return float(value)
 
 
-def endpoints(settings: RewardWeights) -> Mapping[str, Endpoint]:
-    """Return the judges of [reward.judges] by name that a reward, a gate or "robust" may ask."""
-    from verify.debate_judge import DebateEndpoint  # it knows this module
-
-    wanted = {*settings.extra, *settings.gates, *settings.options.get("robust", {}).get("of", ())}
-    kinds = {"debate": DebateEndpoint, "answers": DebateEndpoint}
-    return {
-        name: kinds.get(judge.asks, Endpoint)(name, judge, f"reward.judges.{name}")
-        for name, judge in settings.judges.items()
-        if name in wanted
-    }
-
-
 def _make(settings: RewardWeights) -> Function:
     return Endpoint("llm_judge", settings.judge, "reward.judge").score
 
 
 register("llm_judge", _make, lowest=lambda _: 0.0, deadline_s=lambda _: math.inf)  # `turn` has it
+JUDGES.update(score=Endpoint, pairs=Endpoint)

@@ -134,28 +134,30 @@ def finding_of(share: float) -> Finding:
 
 VERIFIERS: dict[str, Verifier] = {}
 """domain -> verifier, of the modules loaded so far"""
+FAMILIES: dict[str, Callable[[], Mapping[str, Verifier]]] = {}
+"""beginning of the names of checkers that are made when a row first names one -> what makes them all"""
 _domains_of_user: set[str] = set()
 
 
-def register(found: Verifier) -> None:
+def register(verifier: Verifier) -> None:
     """Register a verifier. Raises ConfigError when the domain has one from another file."""
-    known = VERIFIERS.get(found.domain)
-    if known is not None and known.home != found.home:
+    known = VERIFIERS.get(verifier.domain)
+    if known is not None and known.home != verifier.home:
         raise ConfigError(
-            f"{found.home}: the domain '{found.domain}' has a verifier already (defined in {known.home}): choose "
+            f"{verifier.home}: the domain '{verifier.domain}' has a verifier already (defined in {known.home}): choose "
             "another name"
         )
-    VERIFIERS[found.domain] = found
+    VERIFIERS[verifier.domain] = verifier
 
 
-def register_of_user(found: Sequence[Verifier]) -> None:
+def register_of_user(verifiers: Sequence[Verifier]) -> None:
     """Register the verifiers of the user's files, in place of those that were registered so before."""
     for domain in _domains_of_user:
         VERIFIERS.pop(domain, None)
     _domains_of_user.clear()
-    for one in found:
-        register(one)
-        _domains_of_user.add(one.domain)
+    for verifier in verifiers:
+        register(verifier)
+        _domains_of_user.add(verifier.domain)
 
 
 def verifier(
@@ -207,9 +209,7 @@ def checker_named(name: str) -> Verifier:
     """Return the verifier that a row's "checker" names. Raises as `verifier_for`."""
     _load()
     if name.startswith(REASONING_GYM) and name not in VERIFIERS:
-        from verify.reasoning_gym_host import checkers  # it knows this module
-
-        VERIFIERS.update(checkers())
+        VERIFIERS.update(FAMILIES[REASONING_GYM]())
     if name not in VERIFIERS:
         near = difflib.get_close_matches(name, VERIFIERS, n=1, cutoff=0)[0]
         raise DataError(f"the checker '{name}' is not there: is '{near}' meant? reward.plugins names files with others")
