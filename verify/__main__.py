@@ -68,10 +68,10 @@ def verdict_table(records: list[Record]) -> Table:
     table.add_column("share", justify="right")
     table.add_column("most often")
     for verdict in Verdict:
-        found = [record.reward for record in records if record.reward.verdict is verdict]
-        if found:
-            reason, count = Counter(reward.reason.split(";")[0][:60] for reward in found).most_common(1)[0]
-            table.add_row(verdict.value, str(len(found)), f"{len(found) / len(records):.1%}", f"{reason} ({count})")
+        rewards = [record.reward for record in records if record.reward.verdict is verdict]
+        if rewards:
+            reason, count = Counter(reward.reason.split(";")[0][:60] for reward in rewards).most_common(1)[0]
+            table.add_row(verdict.value, str(len(rewards)), f"{len(rewards) / len(records):.1%}", f"{reason} ({count})")
     return table
 
 
@@ -90,13 +90,13 @@ def group_table(records: list[Record]) -> Table:
         if record.reward.verdict.graded:
             for key in ((0, "all"), (1, record.language), (2, record.domain)):
                 groups[key].append(record)
-    for (_, name), found in sorted(groups.items()):
-        rewards = [record.reward for record in found]
-        right = [record.reward.verdict is Verdict.CORRECT for record in found if record.verified]
+    for (_, name), members in sorted(groups.items()):
+        rewards = [record.reward for record in members]
+        right = [record.reward.verdict is Verdict.CORRECT for record in members if record.verified]
         formed = fmean(not reward.reason.startswith("format: ") for reward in rewards)
         table.add_row(
             name,
-            str(len(found)),
+            str(len(members)),
             f"{fmean(right):.1%}" if right else "-",
             f"{formed:.1%}",
             f"{fmean(bool(reward.consistent) for reward in rewards):.1%}",
@@ -266,8 +266,8 @@ def run(options: argparse.Namespace, overrides: list[str]) -> int:
     console.print(group_table(records))
     console.print(part_table(records))
     took = time.monotonic() - started
-    told = f"{len(records)} verdicts in {options.out}, {len(fresh)} of them new, in {duration(took)}"
-    console.print(told, soft_wrap=True)
+    summary = f"{len(records)} verdicts in {options.out}, {len(fresh)} of them new, in {duration(took)}"
+    console.print(summary, soft_wrap=True)
     return 0
 
 

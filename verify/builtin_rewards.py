@@ -78,17 +78,17 @@ def repeated_share(text: str, words: int) -> float:
     Every Han or kana character and every sign is a word of its own. Linear in the text. Source: the n-gram penalty of
     2502.03373, over words instead of tokens, so that it is the same for every tokenizer.
     """
-    found = [hash(word) for word in WORD.findall(text)]
-    total = len(found) - words + 1
+    hashes = [hash(word) for word in WORD.findall(text)]
+    total = len(hashes) - words + 1
     if total < 2:
         return 0.0
     # a rolling polynomial hash: comparing n-grams themselves would cost n times the memory
     modulus, base, value = (1 << 61) - 1, 1_000_003, 0
     first = pow(base, words - 1, modulus)
     seen: set[int] = set()
-    for position, word in enumerate(found):
+    for position, word in enumerate(hashes):
         if position >= words:
-            value -= found[position - words] % modulus * first
+            value -= hashes[position - words] % modulus * first
         value = (value * base + word) % modulus
         if position >= words - 1:
             seen.add(value)
@@ -110,8 +110,8 @@ class NoveltyOptions(RewardOptions):
 
 def shingles(text: str, words: int) -> frozenset[tuple[str, ...]]:
     """Return the runs of `words` words of a text, in lower case; a shorter text is one run."""
-    found = _SHINGLE_WORD.findall(text.casefold())
-    return frozenset(tuple(found[start : start + words]) for start in range(max(len(found) - words + 1, 1)))
+    tokens = _SHINGLE_WORD.findall(text.casefold())
+    return frozenset(tuple(tokens[start : start + words]) for start in range(max(len(tokens) - words + 1, 1)))
 
 
 @group_reward("novelty", options=NoveltyOptions)
@@ -121,12 +121,13 @@ def novelty(cases: Sequence[Case], options: NoveltyOptions) -> list[float]:
     The likeness of two responses is the Jaccard index of their runs of words. Source: the novelty rewards of
     Curiosity-driven Red-teaming (2402.19464), section 3.2, within a group and over runs of words.
     """
-    held = [shingles(case.response, options.words) for case in cases]
-    if len(held) < 2:
-        return [0.0] * len(held)
+    responses = [shingles(case.response, options.words) for case in cases]
+    others = len(responses) - 1
+    if others < 1:
+        return [0.0] * len(responses)
     return [
-        1 - sum(len(own & other) / len(own | other) for j, other in enumerate(held) if j != i) / (len(held) - 1)
-        for i, own in enumerate(held)
+        1 - sum(len(own & other) / len(own | other) for j, other in enumerate(responses) if j != i) / others
+        for i, own in enumerate(responses)
     ]
 
 

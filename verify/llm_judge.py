@@ -183,35 +183,35 @@ class Endpoint:
         Each is compared with the next one (the last with the first), in both orders: 2 n questions for n completions.
         """
         count = len(cases)
-        pairs = [(one, (one + 1) % count) for one in range(count if count > 2 else count - 1)]
+        pairs = [(left, (left + 1) % count) for left in range(count if count > 2 else count - 1)]
         orders = [order for pair in pairs for order in (pair, pair[::-1])]
-        chosen = await asyncio.gather(*(self._better(cases[one], cases[two]) for one, two in orders))
+        chosen = await asyncio.gather(*(self._better(cases[left], cases[right]) for left, right in orders))
         won: list[list[float]] = [[] for _ in cases]
-        for (one, two), first in zip(orders, chosen, strict=True):
-            won[one].append(float(first))
-            won[two].append(float(not first))
-        for place in range(0, len(chosen), 2):
-            self.measurement.agreed.append(float(chosen[place] != chosen[place + 1]))
+        for (left, right), first in zip(orders, chosen, strict=True):
+            won[left].append(float(first))
+            won[right].append(float(not first))
+        for start in range(0, len(chosen), 2):
+            self.measurement.agreed.append(float(chosen[start] != chosen[start + 1]))
         return [sum(shares) / len(shares) if shares else 0.5 for shares in won]
 
-    async def _better(self, one: Case, two: Case) -> bool:
+    async def _better(self, left: Case, right: Case) -> bool:
         """Return whether the judge takes the response that stands first."""
-        measured = is_measured(self.judge, one)
+        measured = is_measured(self.judge, left)
         async with self.turn():
-            first = await self._ask([one, two], not measured, parse_choice, "BETTER: n") == 1
+            first = await self._ask([left, right], not measured, parse_choice, "BETTER: n") == 1
         self.measurement.first.append(float(first))
-        if measured and {one.verdict, two.verdict} == {Verdict.CORRECT, Verdict.WRONG}:
-            self.measurement.right.append(float(first == (one.verdict is Verdict.CORRECT)))
+        if measured and {left.verdict, right.verdict} == {Verdict.CORRECT, Verdict.WRONG}:
+            self.measurement.right.append(float(first == (left.verdict is Verdict.CORRECT)))
         return first
 
     async def _ask(
-        self, cases: Sequence[Case], shows_answer: bool, parse: Callable[[str], float | None], wanted: str
+        self, cases: Sequence[Case], shows_answer: bool, parse: Callable[[str], float | None], ending: str
     ) -> float:
         async def once() -> float:
             reply = await self.endpoint.ask(question(cases, self.judge, shows_answer), self.judge.max_tokens)
             value = parse(reply)
             if value is None:
-                raise ValueError(f"no line '{wanted}' at the end of the reply {reply[-80:]!r}")
+                raise ValueError(f"no line '{ending}' at the end of the reply {reply[-80:]!r}")
             return value
 
         return await self._repeat(once)
@@ -239,8 +239,8 @@ class Endpoint:
             return value
         messages = [{"role": "user", "content": problem.text}, {"role": "assistant", "content": response}]
         body = {"model": self.judge.model, "messages": messages}
-        found = parse_json(await self.endpoint.request("POST", f"{url.removesuffix('/v1')}/pooling", body))
-        values = found["data"][0]["data"]
+        reply = parse_json(await self.endpoint.request("POST", f"{url.removesuffix('/v1')}/pooling", body))
+        values = reply["data"][0]["data"]
         while isinstance(values, list):
             values = values[-1]
         return 1 / (1 + math.exp(-max(min(_number(values), 500.0), -500.0)))

@@ -165,7 +165,7 @@ def read_options(name: str, kind: type[Kind], settings: RewardWeights) -> Kind:
     return checked_options("reward.options", name, kind, settings.options.get(name, {}))
 
 
-def checked_options(place: str, name: str, kind: type[Kind], given: Mapping[str, Any]) -> Kind:
+def checked_options(table: str, name: str, kind: type[Kind], given: Mapping[str, Any]) -> Kind:
     """Return the options that a file's reward or environment is given. place: the table of the settings that holds
     those of each name. Raises ConfigError that lists every mistake in them, one line each."""
     try:
@@ -177,7 +177,7 @@ def checked_options(place: str, name: str, kind: type[Kind], given: Mapping[str,
         lines = []
         for mistake in error.errors():
             option = str(mistake["loc"][0]) if mistake["loc"] else ""
-            where, field = f"{place}.{name}.{option}".rstrip("."), kind.model_fields.get(option)
+            where, field = f"{table}.{name}.{option}".rstrip("."), kind.model_fields.get(option)
             if field is None and option:
                 has = ", ".join(sorted(kind.model_fields)) or "none"
                 lines.append(f"{where}: there is no such option; {name} has {has}")

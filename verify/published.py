@@ -262,8 +262,8 @@ def _kod_code(row: Fields) -> Fields:
     tests, question = parsed(row["test"]), _first(row, "problem", "question")
     about = _single(parsed(row.get("test_info")))
     if isinstance(tests, dict):
-        given, wanted = (_first(tests, *names) for names in (("stdin", "inputs"), ("stdout", "outputs")))
-        tests = tests | ({"inputs": given, "outputs": wanted} if given and wanted else {})
+        given, expected = (_first(tests, *names) for names in (("stdin", "inputs"), ("stdout", "outputs")))
+        tests = tests | ({"inputs": given, "outputs": expected} if given and expected else {})
     else:
         tests = {"type": "asserts", "code": row["test"]}
     head = about.get("function_declaration") if isinstance(about, dict) else None

@@ -11,13 +11,12 @@ from shared.sections import RewardWeights
 from shared.types import Problem, Reward, Verdict
 from tests.verify import code_blocks, refusals, refusals_again
 from tests.verify.refusals import Row
-from verify.aside import aside
 from verify.code_block import first_program
 from verify.format import Parts
 from verify.math.plain import decide
 from verify.refusals import refuse_answer, refuse_format
 from verify.reward import CompletionScorer
-from verify.text_cleaning import clean
+from verify.text_cleaning import clean, sentences_outside_prose
 
 GUARDED = {
     "empty": "format", "thoughtless": "format", "hidden": "correctness", "several": "correctness",
@@ -126,6 +125,6 @@ def test_hostile_text_takes_linear_time(piece: str) -> None:
     problem = Problem("x", long, "5")
     refuse_format(problem, parts, GUARDED)
     refuse_answer(problem, parts, GUARDED)
-    aside(f"$ {long}")
+    sentences_outside_prose(f"$ {long}")
     clean(long * 4)
     assert time.perf_counter() - start < 12  # a tenth of it on a quiet machine; quadratic scans took minutes

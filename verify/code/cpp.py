@@ -82,8 +82,8 @@ def missing_tool() -> str:
 def missing_library() -> str:
     """Return the name of a static library that assertion programs need and this host lacks, "" when it has all."""
     for name in ("libstdc++.a", "libc.a"):
-        found = subprocess.run([compiler(), f"-print-file-name={name}"], capture_output=True, text=True, timeout=60)
-        if not os.path.isabs(found.stdout.strip()):  # g++ answers with the bare name
+        answer = subprocess.run([compiler(), f"-print-file-name={name}"], capture_output=True, text=True, timeout=60)
+        if not os.path.isabs(answer.stdout.strip()):  # g++ answers with the bare name
             return name
     return ""
 
@@ -205,8 +205,8 @@ asm(".pushsection .text; entry_{mark}: jmp *target_{mark}(%rip); .popsection");
 
 def _is_whole(source: str, name: str) -> bool:
     """Return whether a reply defines the function itself: up to its name, braces are balanced."""
-    found = re.search(rf"\b{name}\s*\([^;{{}}]*\)[^;{{}}]*\{{", source)
-    return bool(found) and source[: found.start()].count("{") == source[: found.start()].count("}")  # type: ignore[union-attr]
+    head = re.search(rf"\b{name}\s*\([^;{{}}]*\)[^;{{}}]*\{{", source)
+    return bool(head) and source[: head.start()].count("{") == source[: head.start()].count("}")  # type: ignore[union-attr]
 
 
 def _guard(nonce: str, mark: str) -> str:

@@ -74,8 +74,8 @@ class ProgramRun:
         try:
             if language == "cpp" and not self._compile(cpp.whole_program(source)):
                 return [Output(Status.COMPILE)] * len(tests)
-            found = list(self._each(source, language, tests))
-            return found + [Output(Status.SKIPPED)] * (len(tests) - len(found))
+            results = list(self._each(source, language, tests))
+            return results + [Output(Status.SKIPPED)] * (len(tests) - len(results))
         finally:
             if language == "cpp":
                 self.sandbox.tell(do="clear")
@@ -119,11 +119,11 @@ class ProgramRun:
 
         Starved: killed at its wall time, having worked, but less than a processor of its own would have let it.
         """
-        ended, found = attempt(limit_s)
+        ended, result = attempt(limit_s)
         if self.second_chances and ended.timed_out and 0.1 * limit_s < ended.cpu_s < 0.8 * limit_s:
             self.second_chances -= 1
             return attempt(_PATIENCE * limit_s)
-        return ended, found
+        return ended, result
 
     def _run_tests(self, source: str, language: Language, tests: list[Test]) -> list[Status]:
         first = tests[0]
@@ -178,10 +178,10 @@ class ProgramRun:
         statuses: list[Status] = []
         for test in tests:
             assert isinstance(test, Assertions)
-            found = self._assert(source, test)
-            if not found:
+            results = self._assert(source, test)
+            if not results:
                 return []
-            statuses += found
+            statuses += results
         return statuses
 
     def _run_each(self, source: str, language: Language, tests: list[Test]) -> list[Status]:
@@ -313,10 +313,10 @@ class ProgramRun:
 def _changed(reply: list[Any]) -> list[Any]:
     """Return the arguments after a call that returned None; [] where they are not plain values."""
     try:
-        found = codec.decode(reply[2]) if len(reply) > 2 else []
+        arguments = codec.decode(reply[2]) if len(reply) > 2 else []
     except codec.Malformed:
         return []
-    return found if isinstance(found, list) else []
+    return arguments if isinstance(arguments, list) else []
 
 
 def cpp_works(lease: SandboxLease) -> str:
@@ -337,11 +337,11 @@ def cpp_works(lease: SandboxLease) -> str:
     if cpp.missing_library():  # tests of input and output do without
         source, tests = "int main() {}", [StdioTest("", "")]
     limits = Limits(test_s=_PROBE_S, compile_s=_PROBE_S)
-    found = ProgramRun(lease, limits).run(source, "cpp", tests)
-    lease.pool.compiles = found.verdict is Verdict.CORRECT
+    verdict = ProgramRun(lease, limits).run(source, "cpp", tests)
+    lease.pool.compiles = verdict.verdict is Verdict.CORRECT
     if lease.pool.compiles:
         return ""
     work = lease.candidate.work
     return (
-        f"a C++ program known to be right does not work in a sandbox here ({found.reason}): is {work} mounted noexec?"
+        f"a C++ program known to be right does not work in a sandbox here ({verdict.reason}): is {work} mounted noexec?"
     )

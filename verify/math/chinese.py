@@ -67,14 +67,14 @@ def spell_chinese(text: str) -> str:
         return text
     for pattern, replacement in _FRAMES:
         text = pattern.sub(replacement, text)
-    part = _PART.match(text)
-    if part:
-        sign = "-" if part.group(1) else ""
-        if "." in part.group(3):
-            return f"{sign}{part.group(3)}%" if part.group(2) in ("百", "100") else text
-        if part.group(2) in ("百", "100"):
-            return f"{sign}{_count(part.group(3))}%"
-        return rf"{sign}\frac{{{_count(part.group(3))}}}{{{_count(part.group(2))}}}"
+    fraction = _PART.match(text)
+    if fraction:
+        sign = "-" if fraction.group(1) else ""
+        if "." in fraction.group(3):
+            return f"{sign}{fraction.group(3)}%" if fraction.group(2) in ("百", "100") else text
+        if fraction.group(2) in ("百", "100"):
+            return f"{sign}{_count(fraction.group(3))}%"
+        return rf"{sign}\frac{{{_count(fraction.group(3))}}}{{{_count(fraction.group(2))}}}"
     counted = _COUNTED.match(text)
     if counted and len(text) <= 12 and not _TWO_DIGITS.search(counted.group(1)):
         return f"{_count(counted.group(1))}{counted.group(2)}{counted.group(3)}"

@@ -54,9 +54,9 @@ def number_of(words: str) -> int | None:
     if words.endswith(" dozen"):
         dozens = number_of(words.removesuffix(" dozen"))
         return None if dozens is None else 12 * dozens
-    found = _SIGN.match(words)
-    if found:
-        size = number_of(words[found.end() :])
+    sign = _SIGN.match(words)
+    if sign:
+        size = number_of(words[sign.end() :])
         return None if size is None else -size
     if len(words) > 100 or not _NUMBER.match(words):
         return None
@@ -93,12 +93,12 @@ _FRACTION = re.compile(
 
 def _fraction_of(words: str) -> str:
     """Return the fraction that words name ("three quarters", "two and a half"), "" for others."""
-    found = _FRACTION.match(words.strip().casefold())
-    if found is None or (found.group("top") is None and found.group("part") != "half"):
+    match = _FRACTION.match(words.strip().casefold())
+    if match is None or (match.group("top") is None and match.group("part") != "half"):
         return ""
-    whole = number_of(found.group("whole")) if found.group("whole") else 0
-    top, bottom = _SMALL.get(found.group("top") or "a", 1), _PARTS.get(found.group("part"), 2)
-    sign = "-" if found.group("sign") else ""
+    whole = number_of(match.group("whole")) if match.group("whole") else 0
+    top, bottom = _SMALL.get(match.group("top") or "a", 1), _PARTS.get(match.group("part"), 2)
+    sign = "-" if match.group("sign") else ""
     return "" if whole is None or top == 0 else rf"{sign}\frac{{{whole * bottom + top}}}{{{bottom}}}"
 
 

@@ -61,8 +61,8 @@ def same_choice(ground_truth: str, answer: str) -> bool:
         return plain.upper() == labelled.upper()
     if _LABELLED.match(plain):
         plain, labelled = labelled, plain
-    choice, found = _CHOICE.match(plain), _LABELLED.match(labelled)
-    return bool(choice and found and choice.group(1) == found.group(1))
+    choice, labelled_match = _CHOICE.match(plain), _LABELLED.match(labelled)
+    return bool(choice and labelled_match and choice.group(1) == labelled_match.group(1))
 
 
 def same_words(ground_truth: str, answer: str) -> bool:
@@ -71,8 +71,8 @@ def same_words(ground_truth: str, answer: str) -> bool:
         return True
     if _DATE.match(ground_truth) and _DATE.match(answer):
         return sorted(_ORDINAL.sub("", ground_truth).split()) == sorted(_ORDINAL.sub("", answer).split())
-    one, other = (sorted(text.split(" and ")) for text in (ground_truth, answer))
-    return len(one) > 1 and one == other and all(" is " in part for part in one)
+    true_parts, given_parts = (sorted(text.split(" and ")) for text in (ground_truth, answer))
+    return len(true_parts) > 1 and true_parts == given_parts and all(" is " in part for part in true_parts)
 
 
 def choices(text: str) -> tuple[str, ...] | None:

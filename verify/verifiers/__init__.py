@@ -97,8 +97,8 @@ class Verifier(NamedTuple):
         """Return the answer in a response (`language` only of code blocks), None when there is none."""
         if self.answer_in == "code block":
             return first_program(response)
-        found = extract_answer(response) if self.answer_in == "box" else response if response.strip() else None
-        return None if found is None else CodeBlock("", found)
+        answer = extract_answer(response) if self.answer_in == "box" else response if response.strip() else None
+        return None if answer is None else CodeBlock("", answer)
 
     def giving(self, form: object) -> Verifier:
         """The same for answers in another form, where `form` is one."""
@@ -116,10 +116,10 @@ class Verifier(NamedTuple):
         tool = tools.get(self.needs) if self.needs else None
         if self.needs and tool is None:
             return Finding(Verdict.UNVERIFIABLE, 0.0, f"no {self.needs} is at hand")
-        found = self.function(answer, tool) if self.needs else self.function(answer)
-        if inspect.isawaitable(found):
-            found = await found
-        return found if isinstance(found, Finding) else finding_of(float(found))
+        result = self.function(answer, tool) if self.needs else self.function(answer)
+        if inspect.isawaitable(result):
+            result = await result
+        return result if isinstance(result, Finding) else finding_of(float(result))
 
 
 def finding_of(share: float) -> Finding:
@@ -201,8 +201,8 @@ def verifier_of(domain: object) -> Verifier:
 def verifier_for(problem: Problem) -> Verifier:
     """Return the verifier of a problem: its checker, else that of its domain, for the form of its answer. Raises
     DataError for a checker that is not there, ConfigError where reasoning-gym cannot be used."""
-    found = checker_named(problem.checker) if problem.checker else verifier_of(problem.domain)
-    return found.giving(problem.answer_form)
+    verifier = checker_named(problem.checker) if problem.checker else verifier_of(problem.domain)
+    return verifier.giving(problem.answer_form)
 
 
 def checker_named(name: str) -> Verifier:

@@ -268,9 +268,9 @@ class Program:
         if given:
             if not isinstance(sys.stdin, io.StringIO):
                 self.refuse("the tests replace sys.stdin with something else than io.StringIO")
-            place = sys.stdin.tell()
+            position = sys.stdin.tell()
             text = sys.stdin.read()
-            sys.stdin.seek(place)
+            sys.stdin.seek(position)
         functions = {name: self._function(_Replaced(function).call) for name, function in replaced.items()}
         return {"outputs": outputs, "input": text, "functions": functions}
 
