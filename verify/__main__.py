@@ -1,4 +1,4 @@
-r"""Grade a file of completions: `python -m verify FILE.jsonl --out VERDICTS.jsonl`. `--help` tells more."""
+r"""Grade a file of completions: `python -m verify FILE.jsonl --out VERDICTS.jsonl`. See `--help`."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ async def grade(
     async with AnswerChecker(workers=settings.workers, deadline_s=settings.deadline_s) as checker:
         scorer = CompletionScorer(settings, checker, programs)
 
-        async def one(item: Item) -> Record:
+        async def graded(item: Item) -> Record:
             reward = await scorer.score(item.problem, item.completion, item.tokens, opened=opened)
             return make_record(item, reward, mark)
 
@@ -186,7 +186,7 @@ async def grade(
         try:
             while not stop.is_set():
                 while len(waiting) < UNDER_WAY and (item := next(items, None)) is not None:
-                    waiting.append(asyncio.ensure_future(one(item)))
+                    waiting.append(asyncio.ensure_future(graded(item)))
                 if not waiting:
                     return written
                 await asyncio.wait([waiting[0], stopping], return_when=asyncio.FIRST_COMPLETED)
@@ -247,7 +247,7 @@ def run(options: argparse.Namespace, overrides: list[str]) -> int:
     rows, sized, programs = [], False, False
     for item in read_items(
         options.file, options.columns
-    ):  # all of them first: a bad last line is told before hours of work
+    ):  # all of them first: a bad last line is reported before hours of work
         rows.append(item.row)
         sized = sized or item.tokens is not None
         programs = programs or verifier_for(item.problem).needs == "sandbox"

@@ -1,8 +1,8 @@
 r"""Reads the decision at the end of a judge's reply: "SCORE: n", n from 0 to 10, or "BETTER: 1" or "BETTER: 2".
 
 Models dress that line: small letters, Markdown, fences, quotation marks, JSON, LaTeX, full-width signs, a scale, a
-unit, a word of praise behind it. What a person reads as one decision is read. Refused is what leaves a doubt: another
-scale, a second number or score, a line that quotes the solution, or text behind the line.
+unit, a word of praise after it. What a person reads as one decision is read. Refused is what leaves a doubt: another
+scale, a second number or score, a line that quotes the solution, or text after the line.
 """
 
 from __future__ import annotations

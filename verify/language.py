@@ -17,7 +17,7 @@ How an undetermined part is treated (`undetermined`, the setting reward.options.
 
 - "neutral": it contradicts nothing, and it proves nothing. The bonus needs reasoning with some content, no
   contradiction, and at least one part of the *completion* (reasoning or answer) that is determined and in the problem's
-  language. So formulas alone may stand beside an answer in words, but neither empty reasoning nor a completion without
+  language. So formulas alone may accompany an answer in words, but neither empty reasoning nor a completion without
   words earns it;
 - "nothing": every part must be determined, or the bonus is lost;
 - "bonus": a completion that nothing contradicts earns it, with or without words ("unknown matches anything").
@@ -348,8 +348,8 @@ def _hidden(name: str, text: str, prose: str, target: str) -> str:
 def spoken_in(text: str, language: str) -> tuple[Detection, bool | None]:
     """Return the language of a text, and whether it is `language` by the rules of `consistency` for one part.
 
-    A text that is too short for these rules is told by its script, or by a model that is very sure of `language`; the
-    latter is None where these do not tell it either. Raises InputError when the classifier is not installed.
+    Where a text is too short for these rules, its script decides, or a model that is very sure of `language`; the
+    latter is None where these cannot decide either. Raises InputError when the classifier is not installed.
     """
     prose, target = _spoken(text), _family(language)
     detection = _detect_prose(prose)

@@ -173,7 +173,7 @@ class PluginProcess:
         except ConfigError as error:
             self.say(FilesRefused(str(error)))
             return False
-        except BaseException as error:  # noqa: BLE001 - sys.exit in a file too: the host tells the user
+        except BaseException as error:  # noqa: BLE001 - sys.exit in a file too: the host reports it
             self.say(FilesRefused(f"reward.plugins: {self._told(error, 'a file')}"))
             return False
         self.say(FilesRead())
@@ -230,7 +230,7 @@ class PluginProcess:
             reply = Value(asked.number, None, error.verdict, str(error))
         except asyncio.CancelledError:
             raise
-        except BaseException as error:  # noqa: BLE001 - whatever a plug-in raises, sys.exit too, is told by the host
+        except BaseException as error:  # noqa: BLE001 - whatever a plug-in raises, sys.exit too, is reported by the host
             place = line_of(error, self.files)
             failure = f"{type(error).__name__}: {error}"[:400]
             reply = Value(asked.number, None, Verdict.CRASH, f"{failure} ({place})" if place else failure)

@@ -130,7 +130,7 @@ def reward(
 ) -> Callable[[F], F]:
     """Decorator: register a function as the reward `name`, which never returns less than `lowest`.
 
-    options: of this reward; the function is given them as `options`, beside the case, and so is a function `lowest`.
+    options: of this reward; the function is also given them, as `options`, and so is a function `lowest`.
     group: as `group_reward` does.
     """
     kind = options or RewardOptions

@@ -215,7 +215,7 @@ def _own(words: list[str], problem: list[str]) -> list[str]:
 
 
 def stated(response: str, boxes: list[tuple[int, int]]) -> bool:
-    r"""Return whether the last line holds the answer, and besides it only words that announce it and a unit.
+    r"""Return whether the last line holds the answer, and otherwise only words that announce it and a unit.
 
     Such a line ("Answer: \boxed{5}", "**\boxed{5}**") cannot deny or doubt the answer in any language or words. Most
     models write a sentence around the box, and are refused.

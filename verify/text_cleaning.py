@@ -86,7 +86,7 @@ def _drop_dollars(match: re.Match[str]) -> str:
 
 
 def brace_end(text: str, start: int) -> int:
-    """Return the place behind the brace that closes the one at or after `start`; the end of the text without one."""
+    """Return the position after the brace that closes the one at or after `start`; the end of the text without one."""
     level = 0
     for brace in _BRACE.finditer(text, start):
         level += {"{": 1, "}": -1}.get(brace.group(), 0)
@@ -123,9 +123,9 @@ def clean(text: str) -> str:
 
 
 def without_formulas(text: str) -> str:
-    """Return the text without names in formulas and code, units behind numbers, points in capitals, items of a list.
+    """Return the text without names in formulas and code, units after numbers, points in capitals, items of a list.
 
-    Words beside signs of operations or brackets, such as "speed = distance / time", are taken for names, unless there
+    Words next to signs of operations or brackets, such as "speed = distance / time", are taken for names, unless there
     are so many long ones that the signs only join words.
     """
     if len(_ITEM_NAME.findall(text)) >= LEAST_NAMES:
@@ -162,7 +162,7 @@ def _weight(word: str) -> int:
 
 
 def is_recital(text: str) -> bool:
-    """Return whether a text is the letters of an alphabet, or numbers, each the one behind the last."""
+    """Return whether a text is the letters of an alphabet, or numbers, each one following the last."""
     text = text.strip().lower().replace("ё", "")
     items = iter(text) if text.isdigit() else (item.group() for item in _ITEM.finditer(text))
     count, jumps, before = 0, 0, 0

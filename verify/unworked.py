@@ -115,7 +115,7 @@ def _outside(text: str) -> str:
 
 
 def _is_number(text: str) -> bool:
-    """Return whether a part is a customary spelling of a number, units behind it aside."""
+    """Return whether a part is a customary spelling of a number, units after it aside."""
     for form in (_SCIENTIFIC, _FRACTION, _PLAIN):
         match = form.match(text)
         if match and not re.search(

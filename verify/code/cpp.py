@@ -112,7 +112,7 @@ def cache_folder() -> str:
 def precompile() -> bool:
     """Build the precompiled header once for all processes of this user; return whether there is one.
 
-    The lock lies beside the folder that sandboxes may read: no program in a sandbox can hold it.
+    The lock is next to the folder that sandboxes may read: no program in a sandbox can hold it.
     """
     if not cache_folder():
         return False
@@ -122,7 +122,7 @@ def precompile() -> bool:
         folder.mkdir(0o755, exist_ok=True)
         with open(f"{cache_folder()}.lock", "w") as lock:
             _lock(lock.fileno(), LOCK_S)
-            if not named.exists():  # for a program that includes it once more, behind others
+            if not named.exists():  # for a program that includes it once more, after others
                 with beside(named) as fresh:
                     fresh.write_text("#include_next <bits/stdc++.h>\n")
             if not header.exists():
@@ -229,7 +229,7 @@ static void finish_{mark}() {{
 
 
 class TestCode(msgspec.Struct, frozen=True):
-    """Test code behind an `assert` of its own, which writes a nonce at its end, and the parts of its prefix."""
+    """Test code after an `assert` of its own, which writes a nonce at its end, and the parts of its prefix."""
 
     text: str
     before: str

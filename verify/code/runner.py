@@ -216,7 +216,7 @@ class ProgramVerifier:
             ) from error
 
     async def run(self, problem: Problem, source: str, language: str, group: int) -> ProgramVerdict:
-        """Run a program on the tests of (problem, group). `language`: the word behind its fence, in lower case.
+        """Run a program on the tests of (problem, group). `language`: the word after its fence, in lower case.
 
         A program in a language that the tests do not take is WRONG: a model must not escape them by that choice.
         """

@@ -194,7 +194,7 @@ def read_tests(tests: Any) -> list[Test]:
     {"type": "asserts" | "main", "code", "prefix"?, "entry_point"?}; {"input", "output", "language"?} each;
     {"inputs": [..], "outputs": [..], "fn_name"?}; {"function" | "entry_point" | "fn_name", "args" | "input",
     "expected" | "output"}; {"tests" | "cases": [..], plus what its members share}; JSON text of these; LiveCodeBench's
-    {"input", "output", "testtype"} with "metadata" or "starter_code" beside them, and its compressed tests.
+    {"input", "output", "testtype"} with "metadata" or "starter_code" in the same row, and its compressed tests.
     """
     try:
         described = _read(tests, {})

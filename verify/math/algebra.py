@@ -184,7 +184,7 @@ def _same_family(ground_truth: str, answer: str) -> bool | None:
 
 
 def _settled(text: str) -> str:
-    r"""Drop the decimal behind an exact value: "\sqrt{2} \approx 1.41". Raises NotUnderstood when they differ."""
+    r"""Drop the decimal after an exact value: "\sqrt{2} \approx 1.41". Raises NotUnderstood when they differ."""
     parts = APPROXIMATELY.split(text)
     if len(parts) == 1:
         return text

@@ -1,4 +1,4 @@
-"""Lists words beside a number that change, deny or weaken it, in many languages: they are never units.
+"""Lists words next to a number that change, deny or weaken it, in many languages: they are never units.
 
 "5 doubled", "7 negativ", "5 et demi", "3 douzaines", "5 с половиной" and "9 fewer" are not 5, 7, 5, 3, 5 and 9. Things
 that are counted ("apples", "Äpfel") are an open class and cannot be listed; words that alter a number (fractions,
@@ -21,7 +21,7 @@ _ENDING = re.compile(
 _PARTICIPLE = re.compile(
     r"^[a-z]{2,}(?:ed|ly)$|^(?:ge|ver|zer)\w{3,}[td]$|(?:..(?:ado|ido|ato|ito|uto)|é|нн(?:ое|ый|ая))$"
 )
-"""alone beside a number ("5 inverted", "5 dimezzato") it says what was done to it; behind a thing, what it is like"""
+"""alone next to a number ("5 inverted", "5 dimezzato") it says what was done to it; after a thing, what it is like"""
 _HAN = re.compile(pattern_of("altering", "han"))
 _OTHER_SCRIPTS = re.compile(pattern_of("altering", "other_scripts"))
 _PLAIN_LETTERS = str.maketrans("ıłđø", "ildo")
@@ -43,7 +43,7 @@ _STEMS, _ALONE_STEMS = tuple(_listed("beginnings")), tuple(_listed("alone_beginn
 
 
 def alters(words: list[str]) -> bool:
-    """Return whether the words beside a number make another number of it, or none."""
+    """Return whether the words next to a number make another number of it, or none."""
     folded = [_folded(word) for word in words]
     if folded[0] in _FIRST_WORDS:
         return True

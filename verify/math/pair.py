@@ -211,7 +211,7 @@ def _bound(left: str, right: str) -> tuple[str, str]:
 
 
 def _constants(left: str, right: str) -> tuple[str, str]:
-    """Write the constant of integration alike: one letter behind a plus sign, which stands nowhere else."""
+    """Write the constant of integration alike: one letter after a plus sign, which stands nowhere else."""
     left_match, right_match = _CONSTANT.search(left), _CONSTANT.search(right)
     if not left_match or not right_match or "C" not in (left_match.group(1) or "C", right_match.group(1) or "C"):
         return left, right

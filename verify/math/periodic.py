@@ -46,7 +46,7 @@ class Strips(NamedTuple):
 
 
 def _cut(text: str) -> tuple[str, str, str]:
-    """Return (body, parameter, domain) of a union with its sign in front or parameter behind. Raises NotUnderstood."""
+    """Return (body, parameter, domain) of a union with its sign before or parameter after it. Raises NotUnderstood."""
     builder = BUILDER.match(text.strip())
     text = (builder.group(2) if builder else text).strip()
     big = _BIG.search(text)

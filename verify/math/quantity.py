@@ -1,4 +1,4 @@
-r"""Reads a number with what is written around it: currency before, unit, percent or multiplier behind.
+r"""Reads a number with what is written around it: currency before, unit, percent or multiplier after it.
 
 "$5" is (5, "dollar"), "18 apples" is (18, "apples"), "2.5 million" is (2500000, "").
 """

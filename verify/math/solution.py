@@ -159,7 +159,7 @@ def is_solution(condition: list[Link], real_set: RealSet) -> bool:
     polynomial = all(found is not None for found in roots)
     ends = sorted({end.value for piece in real_set.pieces for end in piece[:2] if end.node is not None})
     if not polynomial and (not ends or any(link.sign in ("=", "\\neq") for link in condition)):
-        raise NotUnderstood("cannot be told by samples")
+        raise NotUnderstood("samples cannot decide this")
     for piece in real_set.pieces:
         for end in piece[:2]:
             if end.node is None:

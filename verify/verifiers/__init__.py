@@ -32,7 +32,7 @@ AnswerIn = Literal["box", "code block", "response"]
 r"""where a response gives its answer: in its last \boxed{...}, in its first fenced block that names a language, or all
 of it is the answer"""
 Needs = Literal["", "answer checker", "sandbox"]
-"""what a verifier is called with beside the answer: nothing, an `AnswerChecker`, or a `ProgramVerifier`"""
+"""what a verifier is called with in addition to the answer: nothing, an `AnswerChecker`, or a `ProgramVerifier`"""
 DEFAULT = "math"
 REASONING_GYM = "reasoning_gym:"
 """what the names of reasoning-gym's kinds of problems begin with, as checkers and in data.train"""
@@ -55,7 +55,7 @@ class Answer(NamedTuple):
     text: str
     r"""the content of the box, the program, or the whole response"""
     language: str = ""
-    """the word behind the fence of a code block, in lower case"""
+    """the word after the fence of a code block, in lower case"""
     group: int = 0
     """which draw of the problem this is: programs of one group run the same tests"""
 

@@ -275,7 +275,7 @@ class Program:
         return {"outputs": outputs, "input": text, "functions": functions}
 
     def _take_streams(self, streamed: dict[str, Any]) -> None:
-        """Write what the program printed where the tests catch it; go on in their input behind what it read."""
+        """Write what the program printed where the tests catch it; go on in their input after what it read."""
         for name in ("stdout", "stderr"):
             if streamed.get(name) and getattr(sys, name) is not None:
                 getattr(sys, name).write(str(streamed[name]))

@@ -71,7 +71,7 @@ class SandboxServer:
             self.change_user(user)
         for name in ("build", "run"):
             os.mkdir(f"{self.work}/{name}", 0o700)
-        os.chmod(self.work, 0o500)  # nothing is made or renamed beside them: the filter refuses chmod
+        os.chmod(self.work, 0o500)  # nothing is made or renamed next to them: the filter refuses chmod
         os.chdir(f"{self.work}/run")
         syscalls.drop_capabilities()
         syscalls.hide_memory()
