@@ -46,7 +46,7 @@ class Member(NamedTuple):
     """least value of the function"""
     deadline_s: float | None = None
     """None: the function enforces its own"""
-    place: str = ""
+    location: str = ""
     """file and line of a plug-in's function"""
     group: bool = False
     """a reward of the group"""
@@ -80,7 +80,7 @@ class Member(NamedTuple):
     def _usable(self, value: Any) -> float:
         if not isinstance(value, int | float) or not math.isfinite(value) or value < self.floor:
             reason = f"returned {value!r:.80}, not a number of at least {self.floor:g}"
-            raise Failed(Verdict.CRASH, f"reward {self.name}{f' ({self.place})' if self.place else ''}: {reason}")
+            raise Failed(Verdict.CRASH, f"reward {self.name}{f' ({self.location})' if self.location else ''}: {reason}")
         return value
 
 

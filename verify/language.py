@@ -53,7 +53,7 @@ from verify.text_cleaning import (
     letter_units,
     script_units,
     sentences,
-    sentences_outside_prose,
+    stray_sentences,
     without_formulas,
 )
 
@@ -331,7 +331,7 @@ def _plain(text: str, prose: str) -> str:
 
 def _hidden(name: str, text: str, prose: str, target: str) -> str:
     """Return the fault of a part with too much of another language outside of its prose, "" for none."""
-    rows = sentences_outside_prose(text)
+    rows = stray_sentences(text)
     if not rows:
         return ""
     total, foreign = letter_units(prose), 0
