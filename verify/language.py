@@ -47,15 +47,7 @@ from verify.scripts import (
     without_names,
     written_in,
 )
-from verify.text_cleaning import (
-    clean,
-    is_filler,
-    letter_units,
-    script_units,
-    sentences,
-    stray_sentences,
-    without_formulas,
-)
+from verify.text_cleaning import asides, clean, is_filler, letter_units, script_units, sentences, without_formulas
 
 SHORT_UNITS = 8
 PART_PROBABILITY = ((24, 0.4), (18, 0.5), (12, 0.65), (8, 0.9))
@@ -331,7 +323,7 @@ def _plain(text: str, prose: str) -> str:
 
 def _hidden(name: str, text: str, prose: str, target: str) -> str:
     """Return the fault of a part with too much of another language outside of its prose, "" for none."""
-    rows = stray_sentences(text)
+    rows = asides(text)
     if not rows:
         return ""
     total, foreign = letter_units(prose), 0

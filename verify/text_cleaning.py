@@ -211,7 +211,7 @@ def sentences(prose: str, least_units: int) -> list[tuple[str, int]]:
     return result
 
 
-def stray_sentences(text: str) -> list[str]:
+def asides(text: str) -> list[str]:
     r"""Return the sentences in a text's formulas (\text{...}), boxes, comments and code, which `clean` drops.
 
     A sentence is a run of at least five words, six in comments and code, where it must be in one line; or six Han or

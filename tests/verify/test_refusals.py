@@ -16,7 +16,7 @@ from verify.format import Parts
 from verify.math.plain import decide
 from verify.refusals import refuse_answer, refuse_format
 from verify.reward import CompletionScorer
-from verify.text_cleaning import clean, stray_sentences
+from verify.text_cleaning import asides, clean
 
 GUARDED = {
     "empty": "format", "thoughtless": "format", "hidden": "correctness", "several": "correctness",
@@ -125,6 +125,6 @@ def test_hostile_text_takes_linear_time(piece: str) -> None:
     problem = Problem("x", long, "5")
     refuse_format(problem, parts, GUARDED)
     refuse_answer(problem, parts, GUARDED)
-    stray_sentences(f"$ {long}")
+    asides(f"$ {long}")
     clean(long * 4)
     assert time.perf_counter() - start < 12  # a tenth of it on a quiet machine; quadratic scans took minutes
