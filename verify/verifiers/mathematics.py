@@ -1,11 +1,10 @@
-"""The domain "math": an answer means the same as the ground truth (`verify/answer_checker.py`); and the domain "open",
-whose ground truth may be any text, to be learned from, and is compared with nothing."""
+"""The domain "math": an answer means the same as the ground truth (`verify/answer_checker.py`)."""
 
 from __future__ import annotations
 
 from shared.types import Verdict
 from verify.answer_checker import AnswerChecker
-from verify.verifiers import NOT_VERIFIED, Answer, Finding, verifier
+from verify.verifiers import Answer, Finding, verifier
 
 REASONS = {
     Verdict.CORRECT: "answer is right",
@@ -21,9 +20,3 @@ async def means_the_same(answer: Answer, checker: AnswerChecker) -> Finding:
     """Compare the answer with the problem's."""
     verdict = await checker.check(answer.problem.answer, answer.text)
     return Finding(verdict, float(verdict is Verdict.CORRECT), REASONS[verdict])
-
-
-@verifier("open", verifies=False)
-def nothing_is_compared(_: Answer) -> Finding:
-    """Return OPEN: the answer is neither right nor wrong."""
-    return NOT_VERIFIED
