@@ -25,7 +25,7 @@ from serve.generation import generate
 from serve.keys import Client
 from serve.limits import ChatClient
 from serve.parameters import RequestBody
-from serve.plan import DiscardedTry, ExecutedCall, GenerationPlan, Response
+from serve.plan import DiscardedTry, GenerationPlan, Response
 from serve.reasoning import Chunk, ReasoningFormat
 from serve.reasoning_language import LanguageChoice, Source, choose_language, read_tag
 from serve.schemas import ChatRequest
@@ -43,9 +43,9 @@ from serve.streams import (
     until_disconnect,
 )
 from serve.system_prompts import PromptRenderer
-from serve.tools import AnswerForm, describe_form
+from serve.tools import describe_form
 from shared.errors import ModelError
-from shared.tool_calls import TOOLS_PROMPT, ParsedCall, signatures
+from shared.tool_calls import ParsedCall
 from verify.language import detect
 
 router = APIRouter()
@@ -115,19 +115,10 @@ def render(
     choice = choose_language(candidates, turns, request.headers.get("accept-language", ""), settings.fallback_language)
     prompts = server.prompts_of(body.model, server.template_arguments(body))
     try:
-        form = describe_form(body.offered, body.constraint)
-        if executes(server, body):
-            form = AnswerForm(TOOLS_PROMPT, signatures(server.tools.definitions))
-        return choice, prompts.render(body.messages, choice.code, form)
+        return choice, prompts.render(body.messages, choice.code, describe_form(body.offered, body.constraint))
     except ModelError as error:
         message = f"this conversation does not fit the model's form: {message_of(error, prompts)}"
         raise ApiError(400, message, code="unknown_form", param=prompt) from error
-
-
-def executes(server: Server, body: ChatRequest) -> bool:
-    """Whether the server's own tools are offered: not beside tools of the request, a form of the answer, or
-    tool_choice "none"."""
-    return bool(server.tools.wanted) and not body.tools and body.tool_choice == "auto" and body.constraint is None
 
 
 def make_plan(
@@ -155,7 +146,7 @@ def make_plan(
         prompt_ids, sampling, choice, choices=body.n,
         enforcement=enforcement,
         thinking_budget=budget, tools=frozenset(tool.function.name for tool in body.offered),
-        most_calls=MOST_CALLS if body.parallel_tool_calls else 1, executing=executes(server, body),
+        most_calls=MOST_CALLS if body.parallel_tool_calls else 1,
         template=server.template_arguments(body),
     )  # fmt: skip
 
@@ -170,13 +161,12 @@ async def sample_responses(server: Server, plan: GenerationPlan, count: int) -> 
 
 async def sample(
     server: Server, plan: GenerationPlan, index: int, response: Response
-) -> AsyncGenerator[Chunk | ParsedCall | ExecutedCall, None]:
+) -> AsyncGenerator[Chunk | ParsedCall, None]:
     """Yield the chunks of one response. Raises ApiError, also for errors of the engine."""
-    begin = server.tools.generate if plan.executing else generate
     try:
         with engine_errors():
             prompts = server.prompts_of(plan.sampling.adapter, plan.template)
-            async with contextlib.aclosing(begin(server.engine, prompts, plan.of(index), response)) as found:
+            async with contextlib.aclosing(generate(server.engine, prompts, plan.of(index), response)) as found:
                 async for chunk in found:
                     yield chunk
     finally:
@@ -203,9 +193,6 @@ async def stream(
                 if isinstance(chunk, ParsedCall):
                     call = {"index": len(response.calls) - 1, **call_object(chunk)}
                     yield renderer.event(index, {"tool_calls": [call]})
-                elif isinstance(chunk, ExecutedCall):
-                    executed = executed_object(len(response.executed) - 1, chunk)
-                    yield renderer.event(index, {"executed_tools": [executed]})
                 else:
                     yield renderer.chunk(index, chunk, ranked())
         check_language([response], plan, server.prompts)
@@ -266,8 +253,6 @@ class ChatRenderer:
         message: Json = {"role": "assistant", "content": answer, "refusal": None, "annotations": []}
         if response.calls:
             message["tool_calls"] = [call_object(call) for call in response.calls]
-        if response.executed:
-            message["executed_tools"] = [executed_object(*one) for one in enumerate(response.executed)]
         if self.format == "inline" and reasoning:
             line = self._line
             message["content"] = f"{self.tags.open}{line}{reasoning}{line}{self.tags.close}{line}{answer}"
@@ -371,13 +356,6 @@ def first_try_object(found: DiscardedTry) -> Json:
 def call_object(call: ParsedCall) -> Json:
     """Return a tool call in OpenAI's form."""
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-
-
-def executed_object(number: int, one: ExecutedCall) -> Json:
-    """Return a call that the server has run, with its result: no `tool_calls`, which clients would run themselves.
-    number: of the call in its choice, 0-based."""
-    call = one.call
-    return {"index": number, "type": "function", "name": call.name, "arguments": call.arguments, "output": one.output}
 
 
 def logprobs(tokens: Sequence[Sequence[Candidate]]) -> Json:

@@ -100,10 +100,9 @@ def check_language(responses: Sequence[Response], plan: GenerationPlan, prompts:
             was = ", ".join(f"{name} {described(one, code)}" for name, (one, match) in spoken.items() if match is False)
             raise refusal(f"not in {code} in any try: {was}; try another seed, or the enforcement prompt", MISMATCH)
         if response.cut:
-            more = ", or start the server with more tool_turns" if response.executed else ""
             raise refusal(
                 f"the response was cut {'in' if answered else 'before'} its answer: give more max_tokens "
-                f"(max_output_tokens), or a smaller thinking_token_budget or reasoning_effort{more}", CUT,
+                f"(max_output_tokens), or a smaller thinking_token_budget or reasoning_effort", CUT,
             )  # fmt: skip
         if not answered:
             ended = "the model ended" if response.stop_reason is None else f"stop {response.stop_reason!r} was reached"

@@ -217,7 +217,6 @@ async def sample(
                 for chunk in splitter.feed(omitted_stop(prompts, sampling, now, response, over, text_so_far, ids)):
                     yield chunk
                 if over:
-                    response.context = prompt_ids + ids
                     break
                 if response.stop_reason is None:
                     cut, ids = True, [token for token in ids if token not in prompts.chat.stop_ids]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
-from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 
 from serve.messages import Content
@@ -52,13 +51,7 @@ class ReasoningItem(RequestPart):
         return "".join(part for part in parts if isinstance(part, str))
 
 
-class ExecutedItem(RequestPart):
-    """A call that the server has run, which is not read again."""
-
-    type: Literal["mcp_call"]
-
-
-KINDS = ("message", "function_call", "function_call_output", "reasoning", "mcp_call")
+KINDS = ("message", "function_call", "function_call_output", "reasoning")
 
 
 def kind_of(item: Any) -> str:
@@ -78,14 +71,11 @@ def read_item(item: Any) -> Any:
 
 Item = Annotated[
     Annotated[MessageItem, Tag("-message")] | Annotated[CallItem, Tag("-function_call")]
-    | Annotated[ResultItem, Tag("-function_call_output")] | Annotated[ReasoningItem, Tag("-reasoning")]
-    | Annotated[ExecutedItem, Tag("-mcp_call")],
+    | Annotated[ResultItem, Tag("-function_call_output")] | Annotated[ReasoningItem, Tag("-reasoning")],
     Discriminator(kind_of), BeforeValidator(read_item),
 ]  # fmt: skip
-SOME: JsonDict = {"contains": {"properties": {"type": {"not": {"const": "mcp_call"}}}}}
 Input = Annotated[
-    Annotated[str, Tag("-text")]
-    | Annotated[Items[Item], Field(min_length=1, max_length=MOST_MESSAGES, json_schema_extra=SOME), Tag("-items")],
+    Annotated[str, Tag("-text")] | Annotated[Items[Item], Field(min_length=1, max_length=MOST_MESSAGES), Tag("-items")],
     Discriminator(lambda given: "-items" if isinstance(given, list) else "-text"),
 ]
 
@@ -93,8 +83,6 @@ Input = Annotated[
 def add_item(messages: list[dict[str, Any]], item: Item) -> None:
     """Add an item to the turns of a chat; reasoning begins a turn of the assistant, and its text and calls are added to
     it."""
-    if isinstance(item, ExecutedItem):
-        return
     begun = bool(messages) and messages[-1]["role"] == "assistant"
     if isinstance(item, ReasoningItem):
         messages.append({"role": "assistant", "reasoning": item.text})

@@ -24,7 +24,7 @@ from serve.json_schemas import Schema
 from serve.limits import ChatClient
 from serve.messages import MOST_TOOLS
 from serve.parameters import Items, RequestBody, RequestPart, needs, refuse
-from serve.plan import ExecutedCall, GenerationPlan, Response
+from serve.plan import GenerationPlan, Response
 from serve.response_items import Input, add_item
 from serve.schemas import ChatRequest, Effort, ReasoningRequest
 from serve.server import Server
@@ -196,7 +196,7 @@ class ResponsesRenderer:
             items.append(self.answer(new_id("msg"), response.answer))
         if response.cut and items and not response.calls:
             items[-1]["status"] = "incomplete"
-        return [*map(self.executed, response.executed), *items, *map(self.call, response.calls)]
+        return [*items, *map(self.call, response.calls)]
 
     def reasoning(self, item_id: str, text: str, status: str = "completed") -> Json:
         """Return the item of the reasoning."""
@@ -212,12 +212,6 @@ class ResponsesRenderer:
         """Return the item of a tool call."""
         return {"id": f"fc_{call.id}", "type": "function_call", "call_id": call.id, "name": call.name,
                 "arguments": call.arguments if status == "completed" else "", "status": status}  # fmt: skip
-
-    def executed(self, one: ExecutedCall) -> Json:
-        """Return the item of a call that the server has run."""
-        call = one.call
-        return {"id": new_id("mcp"), "type": "mcp_call", "server_label": "server", "name": call.name, "error": None,
-                "arguments": call.arguments, "output": one.output, "status": "completed"}  # fmt: skip
 
     def event(self, kind: str, **values: Any) -> bytes:
         """Return one server-sent event, with the next sequence number."""
@@ -246,8 +240,6 @@ def stream(server: Server, plan: GenerationPlan, renderer: ResponsesRenderer) ->
             async for chunk in found:
                 if isinstance(chunk, ParsedCall):
                     yield items.close() + items.call(chunk)
-                elif isinstance(chunk, ExecutedCall):
-                    yield items.close() + items.executed(chunk)
                 elif renderer.body.include_reasoning or not chunk.thinking:
                     yield items.text("reasoning" if chunk.thinking else "answer", chunk.text)
         check_language([response], plan, server.prompts)
@@ -317,18 +309,6 @@ class ItemEvents:
         self.done.append(item)
         self._kind = ""
         return events
-
-    def executed(self, one: ExecutedCall) -> bytes:
-        """Return the events of a call that the server has run."""
-        renderer, item, index = self._renderer, self._renderer.executed(one), len(self.done)
-        self.done.append(item)
-        place = {"item_id": item["id"], "output_index": index}
-        return (
-            renderer.event("response.output_item.added", output_index=index, item={**item, "status": "in_progress"})
-            + renderer.event("response.mcp_call_arguments.done", **place, arguments=item["arguments"])
-            + renderer.event("response.mcp_call.completed", **place)
-            + renderer.event("response.output_item.done", output_index=index, item=item)
-        )
 
     def call(self, call: ParsedCall) -> bytes:
         """Return the events of a complete tool call."""

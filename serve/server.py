@@ -27,8 +27,7 @@ from serve.metrics import Metrics
 from serve.plan import Response
 from serve.reasoning_language import OFF
 from serve.schemas import ChatRequest, GenerationRequest
-from serve.server_tools import ServerTools
-from serve.settings import ServerSettings, tool_options
+from serve.settings import ServerSettings
 from serve.system_prompts import PromptRenderer
 from shared.errors import ModelError
 
@@ -77,9 +76,6 @@ class Server:
         adapters: dict[str, ServedAdapter] | None = None,
     ):  # fmt: skip
         self.settings, self.engine, self.prompts, self.max_tokens = settings, engine, prompts, max_tokens
-        self.tools = ServerTools(
-            tool_options(settings.tools), settings.tool_turns, settings.tool_result_tokens, max_tokens
-        )
         self.adapters = adapters or {}
         """by the name that clients call"""
         self.metrics = Metrics()
@@ -103,10 +99,8 @@ class Server:
         self._watch: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Start the tools, the engine and its watch. Raises ModelError, ConfigError, unless there is `on_failure`."""
+        """Start the engine and its watch. Raises ModelError, ConfigError, unless there is `on_failure`."""
         try:
-            if self.tools.wanted:
-                await self.tools.start(self.prompts)
             await self.engine.start()
         except Exception as error:
             self.failure = error
