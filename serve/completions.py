@@ -11,7 +11,7 @@ import uuid
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
@@ -61,7 +61,6 @@ class CompletionRequest(StreamedRequest):
     """The body of POST /v1/completions."""
 
     model_config = parameters.body_rules(parameters.USAGE_RULE, parameters.PROMPT_RULE)
-    refused: ClassVar = parameters.COMPLETIONS
     prompt: Text | Prompt | Annotated[Items[Text], SEVERAL] | Annotated[Items[Prompt], SEVERAL]
     """a text, its token ids, or several of either"""
     n: int = Field(1, ge=1, le=MOST_CHOICES)

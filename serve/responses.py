@@ -9,7 +9,7 @@ import contextlib
 import time
 import uuid
 from collections.abc import AsyncGenerator
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
@@ -23,7 +23,7 @@ from serve.errors import ApiError, explain_first
 from serve.json_schemas import Schema
 from serve.limits import ChatClient
 from serve.messages import MOST_TOOLS
-from serve.parameters import Items, RequestBody, RequestPart, needs, refuse
+from serve.parameters import Items, RequestBody, RequestPart, needs
 from serve.plan import GenerationPlan, Response
 from serve.response_items import Input, add_item
 from serve.schemas import ChatRequest, Effort, ReasoningRequest
@@ -53,7 +53,6 @@ class NamedFunctionTool(RequestPart):
 class Reasoning(RequestBody):
     """How much the model is to think."""
 
-    refused: ClassVar = refuse("summary generate_summary", "the reasoning is told itself, not summed up", "auto")
     effort: Effort | None = None
 
 
@@ -69,7 +68,6 @@ class TextFormat(RequestPart):
 class TextSettings(RequestBody):
     """Settings of the answer's text."""
 
-    refused: ClassVar = refuse("verbosity", "say in a message how long the answer is to be", "medium")
     format: TextFormat = TextFormat()
 
 
@@ -77,7 +75,6 @@ class ResponsesRequest(ReasoningRequest):
     """The body of POST /v1/responses."""
 
     model_config = parameters.body_rules(parameters.TOOL_RULE, parameters.TEXT_RULE)
-    refused: ClassVar = parameters.RESPONSES
     input: Input
     """the conversation: a text, or items"""
     instructions: str | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from fastapi import APIRouter, Request
 from pydantic import Discriminator, Tag
@@ -10,7 +10,7 @@ from pydantic import Discriminator, Tag
 from serve.chat import render
 from serve.completions import Tokens
 from serve.limits import ChatClient
-from serve.parameters import RequestBody, RequestPart, refuse
+from serve.parameters import RequestBody, RequestPart
 from serve.schemas import ChatRequest
 from serve.server import Server
 from serve.streams import in_thread_if_long
@@ -28,7 +28,6 @@ class DetokenizeRequest(RequestBody):
 class TextRequest(RequestBody):
     """The body of POST /tokenize for a text."""
 
-    refused: ClassVar = refuse("add_special_tokens", "texts stand as they are: write special tokens into them")
     model: str = ""
     prompt: str
 

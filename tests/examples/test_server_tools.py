@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from examples.server_tools.chat import chat, main, tools_of
+from serve.engine import SamplingParameters
 from serve.settings import load
 from shared.errors import ConfigError, ModelError
 from shared.tool_calls import call_text
@@ -21,7 +22,7 @@ SHORT = {"sandbox": {"test_s": 1.0}}
 
 
 def program(code: str) -> str:
-    return "<think>\nI let a program add.\n</think>\n" + call_text("python", json.dumps({"code": code}))
+    return call_text("python", json.dumps({"code": code}))
 
 
 def ask(served: Served, options: dict[str, Any] | None = None, **more: Any) -> list[dict[str, Any]]:
@@ -33,16 +34,24 @@ def ask(served: Served, options: dict[str, Any] | None = None, **more: Any) -> l
 
 
 def saying(*turns: str) -> Any:
-    return lambda prompt, sampling, call: turns[min(call, len(turns) - 1)]
+    """A script of turns, each after some reasoning, which is sampled on its own; the last turn is repeated."""
+    left = list(turns)
+
+    def script(prompt: list[int], sampling: SamplingParameters, call: int) -> str:
+        if sampling.through:
+            return "I let a program add.\n</think>"
+        return left.pop(0) if len(left) > 1 else left[0]
+
+    return script
 
 
 def test_calls_are_run_until_a_turn_has_none(serve: Serve) -> None:  # noqa: F811
-    served = serve(saying(program("x = 1 + 2\nx"), program("x + 1"), "<think>\nSo.\n</think>\nIt is 4."))
+    served = serve(saying(program("x = 1 + 2\nx"), program("x + 1"), "It is 4."))
     _, *messages = ask(served)
     assert [message["role"] for message in messages] == ["assistant", "tool", "assistant", "tool", "assistant"]
     assert [message["content"] for message in messages if message["role"] == "tool"] == ["3\n", "4\n"]
-    assert messages[-1]["content"] == "It is 4." and messages[-1]["reasoning"] == "So."
-    assert '"name": "python"' in served.engine.prompts[0] and "3\n" in served.engine.prompts[1]
+    assert messages[-1]["content"] == "It is 4." and messages[-1]["reasoning"] == "I let a program add."
+    assert '"name": "python"' in served.engine.prompts[0] and "3\n" in served.engine.prompts[2]
 
 
 @pytest.mark.parametrize(
@@ -58,7 +67,7 @@ def test_a_hostile_program_gets_a_result_and_no_more(serve: Serve, code: str, re
 
 
 def test_turns_have_an_end_and_errors_are_told(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
-    served = serve(program("1"))
+    served = serve(saying(program("1")))
     assert len(ask(served, turns=2)) == 5
     with pytest.raises(ModelError, match="status 404, .*there is no model"):
         ask(served, model="other")
