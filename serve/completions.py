@@ -24,17 +24,13 @@ from serve.errors import ApiError
 from serve.limits import RawClient
 from serve.parameters import Items, body_error
 from serve.schemas import MOST_CHOICES, StreamedRequest
-from serve.server import Server
+from serve.server import Server, engine_errors, exhaust
 from serve.streams import (
-    DONE,
     STREAMED,
     EventStream,
     Json,
-    engine_errors,
-    exhaust,
     in_thread_if_long,
     merge,
-    sse,
     until_disconnect,
 )
 
@@ -254,11 +250,11 @@ def stream(
     if body.wants_usage:
         head = {**head, "usage": None}  # told by the last event alone
 
-    async def feed(index: int, raw: RawCompletion) -> AsyncGenerator[bytes, None]:
-        async def event(text: str, ranked: list[list[Candidate]], *, last: bool) -> bytes:
+    async def feed(index: int, raw: RawCompletion) -> AsyncGenerator[Json, None]:
+        async def event(text: str, ranked: list[list[Candidate]], *, last: bool) -> Json:
             long = len(raw.prompt_ids) if raw.echo is not None else 0
             choice = await in_thread_if_long(long, choice_object, index, raw, text, ranked, last=last)
-            return sse({**head, "choices": [choice]})
+            return {**head, "choices": [choice]}
 
         async with contextlib.aclosing(sample(server, raw)) as parts:
             async for text, ranked in parts:
@@ -266,8 +262,8 @@ def stream(
                     yield await event(text, ranked, last=False)
         yield await event("", [], last=True)
 
-    def last() -> bytes:
-        return (sse({**head, "choices": [], "usage": usage(choices)}) if body.wants_usage else b"") + DONE
+    def last() -> list[Json]:
+        return [{**head, "choices": [], "usage": usage(choices)}] if body.wants_usage else []
 
     return merge([feed(index, raw) for index, raw in enumerate(choices)], server.settings.ping_s, last=last)
 

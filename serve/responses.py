@@ -17,7 +17,7 @@ from fastapi.responses import Response as HttpResponse
 from pydantic import Field, TypeAdapter, ValidationError
 
 from serve import parameters
-from serve.chat import headers, language_object, make_plan, sample, sample_responses
+from serve.chat import headers, language_object
 from serve.enforcement import check_language
 from serve.errors import ApiError, explain_first
 from serve.json_schemas import Schema
@@ -28,7 +28,7 @@ from serve.plan import GenerationPlan, Response
 from serve.response_items import Input, add_item
 from serve.schemas import ChatRequest, Effort, ReasoningRequest
 from serve.server import Server
-from serve.streams import STREAMED, EventStream, Json, in_thread_if_long, merge, sse, until_disconnect
+from serve.streams import STREAMED, EventStream, Json, in_thread_if_long, merge, until_disconnect
 from serve.tools import Name
 from shared.tool_calls import ParsedCall
 
@@ -139,11 +139,11 @@ async def responses(body: ResponsesRequest, request: Request, client: ChatClient
     model = server.check_model(body.model)
     with server.admit(1, client) as permit:
         chat, limits = body.as_chat(), {"max_output_tokens": body.max_output_tokens}
-        plan = await in_thread_if_long(chat.characters, make_plan, server, chat, request, client, "input", limits)
+        plan = await in_thread_if_long(chat.characters, server.plan, chat, request, client, "input", limits)
         renderer = ResponsesRenderer(model, body)
         if body.stream:
             return EventStream(stream(server, plan, renderer), permit.keep(), headers(plan))
-        response, *_ = await until_disconnect(request, sample_responses(server, plan, 1))
+        response, *_ = await until_disconnect(request, server.sample_responses(plan, 1))
     return JSONResponse(renderer.whole(response, plan), headers=headers(plan))
 
 
@@ -210,10 +210,10 @@ class ResponsesRenderer:
         return {"id": f"fc_{call.id}", "type": "function_call", "call_id": call.id, "name": call.name,
                 "arguments": call.arguments if status == "completed" else "", "status": status}  # fmt: skip
 
-    def event(self, kind: str, **values: Any) -> bytes:
-        """Return one server-sent event, with the next sequence number."""
+    def event(self, kind: str, **values: Any) -> Json:
+        """Return one event, with the next sequence number."""
         self._number += 1
-        return f"event: {kind}\n".encode() + sse({"type": kind, "sequence_number": self._number - 1, **values})
+        return {"type": kind, "sequence_number": self._number - 1, **values}
 
 
 def text_part(text: str) -> Json:
@@ -230,30 +230,36 @@ def stream(server: Server, plan: GenerationPlan, renderer: ResponsesRenderer) ->
     """Return the server-sent events of one response."""
     response, items = Response(), ItemEvents(renderer)
 
-    async def feed() -> AsyncGenerator[bytes, None]:
+    async def feed() -> AsyncGenerator[Json, None]:
         yield renderer.event("response.created", response=renderer.head("in_progress"))
         yield renderer.event("response.in_progress", response=renderer.head("in_progress"))
-        async with contextlib.aclosing(sample(server, plan, 0, response)) as found:
-            async for chunk in found:
+        async with contextlib.aclosing(server.sample(plan, 0, response)) as chunks:
+            async for chunk in chunks:
                 if isinstance(chunk, ParsedCall):
-                    yield items.close() + items.call(chunk)
+                    events = items.close() + items.call(chunk)
                 elif renderer.body.include_reasoning or not chunk.thinking:
-                    yield items.text("reasoning" if chunk.thinking else "answer", chunk.text)
+                    events = items.text("reasoning" if chunk.thinking else "answer", chunk.text)
+                else:
+                    events = []
+                for event in events:
+                    yield event
         check_language([response], plan, server.prompts)
         if not (response.answer or response.calls or response.cut):
-            yield items.text("answer", "")
-        yield items.close("incomplete" if response.cut else "completed")
+            for event in items.text("answer", ""):
+                yield event
+        for event in items.close("incomplete" if response.cut else "completed"):
+            yield event
 
-    def last() -> bytes:
+    def last() -> list[Json]:
         whole = {**renderer.whole(response, plan), "output": items.done}
-        return renderer.event(f"response.{whole['status']}", response=whole)
+        return [renderer.event(f"response.{whole['status']}", response=whole)]
 
-    def failed(error: ApiError) -> bytes:
+    def failed(error: ApiError) -> Json:
         reason = {"code": error.code or "server_error", "message": error.message}
         head = renderer.head("failed") | {"error": reason, "reasoning_language": language_object(response, plan)}
         return renderer.event("response.failed", response=head)
 
-    return merge([feed()], server.settings.ping_s, last=last, failed=failed)
+    return merge([feed()], server.settings.ping_s, last=last, failed=failed, done=b"")
 
 
 class ItemEvents:
@@ -265,9 +271,9 @@ class ItemEvents:
         self.done: list[Json] = []
         """items that have ended"""
 
-    def text(self, kind: str, text: str) -> bytes:
+    def text(self, kind: str, text: str) -> list[Json]:
         """Return the events of some text of the reasoning or the answer; closes an open item of the other kind."""
-        events = b""
+        events: list[Json] = []
         if kind != self._kind:
             events = self.close() + self._open(kind)
         self._text += text
@@ -275,46 +281,48 @@ class ItemEvents:
             return events
         name = "response.reasoning_text.delta" if kind == "reasoning" else "response.output_text.delta"
         more: Json = {} if kind == "reasoning" else {"logprobs": []}
-        return events + self._renderer.event(name, **self._place(), delta=text, **more)
+        return [*events, self._renderer.event(name, **self._place(), delta=text, **more)]
 
     def _place(self) -> Json:
         return {"item_id": self._id, "output_index": len(self.done), "content_index": 0}
 
-    def _open(self, kind: str) -> bytes:
+    def _open(self, kind: str) -> list[Json]:
         self._kind, self._id, self._text = kind, new_id("rs" if kind == "reasoning" else "msg"), ""
         renderer = self._renderer
         make = renderer.reasoning if kind == "reasoning" else renderer.answer
         item = make(self._id, "", "in_progress")
-        events = renderer.event("response.output_item.added", output_index=len(self.done), item=item)
+        events = [renderer.event("response.output_item.added", output_index=len(self.done), item=item)]
         if kind == "answer":
-            events += renderer.event("response.content_part.added", **self._place(), part=text_part(""))
+            events.append(renderer.event("response.content_part.added", **self._place(), part=text_part("")))
         return events
 
-    def close(self, status: str = "completed") -> bytes:
+    def close(self, status: str = "completed") -> list[Json]:
         """Return the events that close the open item with a status, if there is one."""
         if not self._kind:
-            return b""
+            return []
         renderer, place, text = self._renderer, self._place(), self._text
         if self._kind == "reasoning":
             item = renderer.reasoning(self._id, text, status)
-            events = renderer.event("response.reasoning_text.done", **place, text=text)
+            events = [renderer.event("response.reasoning_text.done", **place, text=text)]
         else:
             item = renderer.answer(self._id, text, status)
-            events = renderer.event("response.output_text.done", **place, text=text, logprobs=[])
-            events += renderer.event("response.content_part.done", **place, part=text_part(text))
-        events += renderer.event("response.output_item.done", output_index=len(self.done), item=item)
+            events = [
+                renderer.event("response.output_text.done", **place, text=text, logprobs=[]),
+                renderer.event("response.content_part.done", **place, part=text_part(text)),
+            ]
+        events.append(renderer.event("response.output_item.done", output_index=len(self.done), item=item))
         self.done.append(item)
         self._kind = ""
         return events
 
-    def call(self, call: ParsedCall) -> bytes:
+    def call(self, call: ParsedCall) -> list[Json]:
         """Return the events of a complete tool call."""
         renderer, item, index = self._renderer, self._renderer.call(call), len(self.done)
         self.done.append(item)
         place = {"item_id": item["id"], "output_index": index}
-        return (
-            renderer.event("response.output_item.added", output_index=index, item=renderer.call(call, "in_progress"))
-            + renderer.event("response.function_call_arguments.delta", **place, delta=call.arguments)
-            + renderer.event("response.function_call_arguments.done", **place, arguments=call.arguments, name=call.name)
-            + renderer.event("response.output_item.done", output_index=index, item=item)
-        )
+        return [
+            renderer.event("response.output_item.added", output_index=index, item=renderer.call(call, "in_progress")),
+            renderer.event("response.function_call_arguments.delta", **place, delta=call.arguments),
+            renderer.event("response.function_call_arguments.done", **place, arguments=call.arguments, name=call.name),
+            renderer.event("response.output_item.done", output_index=index, item=item),
+        ]

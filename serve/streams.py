@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import msgspec
@@ -14,7 +14,6 @@ from fastapi.responses import StreamingResponse
 from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
 
-from serve.engine import CrashingRequest, EngineDied, EngineRefused
 from serve.errors import FAULT, ApiError
 from serve.request_log import current_id
 from serve.server import AdmissionPermit
@@ -34,13 +33,9 @@ Arguments = ParamSpec("Arguments")
 
 
 def sse(value: Json) -> bytes:
-    """Encode a server-sent event."""
-    return b"data: " + msgspec.json.encode(value) + b"\n\n"
-
-
-def error_event(error: ApiError) -> bytes:
-    """Return the events that end a stream with an error."""
-    return sse(error.body()) + DONE
+    """Encode a server-sent event; its name is its type, if it has one."""
+    name = f"event: {value['type']}\n".encode() if "type" in value else b""
+    return name + b"data: " + msgspec.json.encode(value) + b"\n\n"
 
 
 class EventStream(StreamingResponse):
@@ -69,32 +64,32 @@ class EventStream(StreamingResponse):
 
 
 async def merge(
-    feeds: Sequence[AsyncGenerator[bytes, None]], ping_s: float, *, last: Callable[[], bytes],
-    failed: Callable[[ApiError], bytes] = error_event,
+    feeds: Sequence[AsyncGenerator[Json, None]], ping_s: float, *, last: Callable[[], list[Json]],
+    failed: Callable[[ApiError], Json] = ApiError.body, done: bytes = DONE,
 ) -> AsyncGenerator[bytes, None]:  # fmt: skip
-    """Yield the events of all feeds as they come, then those of `last` or, if a feed raises, those of `failed`. After
-    `ping_s` seconds without an event, a comment is sent."""
+    """Yield the events of all feeds as they come, then those of `last` or, if a feed raises, that of `failed`, and then
+    `done`. An event that is empty is left out. After `ping_s` seconds without an event, a comment is sent."""
     queue: asyncio.Queue[bytes | None] = asyncio.Queue(maxsize=64)  # a slow client holds its own request back only
 
-    async def drain(feed: AsyncGenerator[bytes, None]) -> None:
+    async def drain(feed: AsyncGenerator[Json, None]) -> None:
         async with contextlib.aclosing(feed) as events:
             async for event in events:
                 if event:
-                    await queue.put(event)
+                    await queue.put(sse(event))
 
     async def work() -> None:
         try:
             async with asyncio.TaskGroup() as group:
                 for feed in feeds:
                     group.create_task(drain(feed))
-            await queue.put(last())
+            await queue.put(b"".join(map(sse, last())) + done)
         except* ApiError as errors:
             first = errors.exceptions[0]
             assert isinstance(first, ApiError)
-            await queue.put(failed(first))
+            await queue.put(sse(failed(first)) + done)
         except* Exception as errors:  # our fault; the client must not wait for more
             log.exception("the streamed response of request %s failed", current_id(), exc_info=errors)
-            await queue.put(failed(FAULT))
+            await queue.put(sse(failed(FAULT)) + done)
         await queue.put(None)
 
     task = asyncio.create_task(work(), name="stream")
@@ -125,34 +120,6 @@ async def in_thread_if_long(
     if characters > LARGE:
         return await asyncio.to_thread(work, *arguments, **named)
     return work(*arguments, **named)
-
-
-async def exhaust(iterators: Iterable[AsyncGenerator[Any, None]]) -> None:
-    """Run iterators concurrently to their ends, for what they do beside what they yield; one failure cancels the
-    others."""
-
-    async def run(iterator: AsyncGenerator[Any, None]) -> None:
-        async with contextlib.aclosing(iterator) as found:
-            async for _ in found:
-                pass
-
-    async with asyncio.TaskGroup() as group:
-        for iterator in iterators:
-            group.create_task(run(iterator))
-
-
-@contextlib.contextmanager
-def engine_errors() -> Iterator[None]:
-    """Context manager that turns errors of the engine into ApiError."""
-    try:
-        yield
-    except EngineDied as error:
-        message = "the engine died and is started again: try again"
-        raise ApiError(503, message, code="engine_restarting", retry_after_s=5) from error
-    except CrashingRequest as error:
-        raise ApiError(500, str(error), code="engine_killed", retry=False) from error
-    except EngineRefused as error:
-        raise ApiError(400, str(error).splitlines()[0][:300], code="invalid_value") from error
 
 
 async def until_disconnect(request: Request, work: Coroutine[Any, Any, Result]) -> Result:

@@ -7,7 +7,6 @@ from typing import Annotated
 from fastapi import APIRouter, Request
 from pydantic import Discriminator, Tag
 
-from serve.chat import render
 from serve.completions import Tokens
 from serve.limits import ChatClient
 from serve.parameters import RequestBody, RequestPart
@@ -59,7 +58,7 @@ async def tokenize(body: TokenizeRequest, request: Request, client: ChatClient) 
     server.check_model(body.model)
     client.check(0)
     if isinstance(body, ChatRequest):
-        _, ids = await in_thread_if_long(body.characters, render, server, body, request, client)
+        _, ids = await in_thread_if_long(body.characters, server.render, body, request, client)
     else:
         ids = await in_thread_if_long(len(body.prompt), server.prompts.chat.encode, body.prompt)
     return TokenizeResponse(tokens=ids, count=len(ids), max_model_len=server.max_tokens)
