@@ -90,7 +90,7 @@ async def stream(
     """Yield the server-sent events of a request; an error in the middle is an event of its own."""
     responses = [Response() for _ in range(body.n)]
 
-    async def feed(index: int) -> AsyncGenerator[Json, None]:
+    async def feed(index: int) -> AsyncGenerator[list[Json], None]:
         response, sent = responses[index], 0
 
         def ranked() -> Json | None:
@@ -98,16 +98,16 @@ async def stream(
             new, sent = response.logprobs[sent:], len(response.logprobs)
             return logprobs(new) if new else None
 
-        yield renderer.event(index, {"role": "assistant", "content": ""})
+        yield [renderer.event(index, {"role": "assistant", "content": ""})]
         async with contextlib.aclosing(server.sample(plan, index, response)) as chunks:
             async for chunk in chunks:
                 if isinstance(chunk, ParsedCall):
                     call = {"index": len(response.calls) - 1, **call_object(chunk)}
-                    yield renderer.event(index, {"tool_calls": [call]})
+                    yield [renderer.event(index, {"tool_calls": [call]})]
                 else:
                     yield renderer.chunk(index, chunk, ranked())
         check_language([response], plan, server.prompts)
-        yield renderer.last(index, response, plan, ranked())
+        yield [renderer.last(index, response, plan, ranked())]
 
     def last() -> list[Json]:
         return [renderer.usage_event(responses, len(plan.prompt_ids))] if body.wants_usage else []
@@ -182,8 +182,8 @@ class ChatRenderer:
             "both": ["reasoning", "reasoning_content"], "openai": ["reasoning"], "deepseek": ["reasoning_content"],
         }.get(self.format, [])  # fmt: skip
 
-    def chunk(self, index: int, chunk: Chunk, ranked: Json | None = None) -> Json:
-        """Return the event of some text; empty if the client does not want it. ranked: log-probs of its tokens."""
+    def chunk(self, index: int, chunk: Chunk, ranked: Json | None = None) -> list[Json]:
+        """Return the event of some text; none if the client does not want it. ranked: log-probs of its tokens."""
         if self.format == "inline":
             text = chunk.text
             if chunk.thinking and index not in self._inside:
@@ -191,14 +191,14 @@ class ChatRenderer:
                 self._inside.add(index)
             elif not chunk.thinking:
                 text = self._close(index) + text
-            return self.event(index, {"content": text}, ranked)
+            return [self.event(index, {"content": text}, ranked)]
         if not chunk.thinking:
-            return self.event(index, {"content": chunk.text}, ranked)
+            return [self.event(index, {"content": chunk.text}, ranked)]
         if self.format == "mistral":
             thinking = {"type": "thinking", "thinking": [{"type": "text", "text": chunk.text}]}
-            return self.event(index, {"content": [thinking]}, ranked)
+            return [self.event(index, {"content": [thinking]}, ranked)]
         names = self.names()
-        return self.event(index, dict.fromkeys(names, chunk.text), ranked) if names or ranked else {}
+        return [self.event(index, dict.fromkeys(names, chunk.text), ranked)] if names or ranked else []
 
     def _close(self, index: int) -> str:
         """Return the text that ends the reasoning of a choice (format inline); "" where none is open."""

@@ -250,11 +250,11 @@ def stream(
     if body.wants_usage:
         head = {**head, "usage": None}  # told by the last event alone
 
-    async def feed(index: int, raw: RawCompletion) -> AsyncGenerator[Json, None]:
-        async def event(text: str, ranked: list[list[Candidate]], *, last: bool) -> Json:
+    async def feed(index: int, raw: RawCompletion) -> AsyncGenerator[list[Json], None]:
+        async def event(text: str, ranked: list[list[Candidate]], *, last: bool) -> list[Json]:
             long = len(raw.prompt_ids) if raw.echo is not None else 0
             choice = await in_thread_if_long(long, choice_object, index, raw, text, ranked, last=last)
-            return {**head, "choices": [choice]}
+            return [{**head, "choices": [choice]}]
 
         async with contextlib.aclosing(sample(server, raw)) as parts:
             async for text, ranked in parts:

@@ -14,7 +14,8 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from fastapi.responses import Response as HttpResponse
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationError
+from pydantic_core import PydanticCustomError
 
 from serve import parameters
 from serve.chat import headers, language_object
@@ -22,15 +23,81 @@ from serve.enforcement import check_language
 from serve.errors import ApiError, explain_first
 from serve.json_schemas import Schema
 from serve.limits import ChatClient
-from serve.messages import MOST_TOOLS
+from serve.messages import MOST_TOOLS, Content
 from serve.parameters import Items, RequestBody, RequestPart, needs
 from serve.plan import GenerationPlan, Response
-from serve.response_items import Input, add_item
-from serve.schemas import ChatRequest, Effort, ReasoningRequest
+from serve.schemas import MOST_MESSAGES, ChatRequest, Effort, ReasoningRequest
 from serve.server import Server
 from serve.streams import STREAMED, EventStream, Json, in_thread_if_long, merge, until_disconnect
 from serve.tools import Name
 from shared.tool_calls import ParsedCall
+
+
+class MessageItem(RequestPart):
+    """A turn of the conversation."""
+
+    type: Literal["message"] = "message"
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Content
+
+
+class CallItem(RequestPart):
+    """A tool call of an earlier turn."""
+
+    type: Literal["function_call"]
+    call_id: str
+    name: Name
+    arguments: str = "{}"
+
+
+class ResultItem(RequestPart):
+    """The result of a tool call."""
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: Content
+
+
+class ReasoningItem(RequestPart):
+    """Reasoning of an earlier turn, for models that were trained on whole histories."""
+
+    type: Literal["reasoning"]
+    content: Items[dict[str, Any]] | None = None
+
+    @property
+    def text(self) -> str:
+        """Its text; "" where it has none that can be read."""
+        parts = [part.get("text") for part in self.content or ()]
+        return "".join(part for part in parts if isinstance(part, str))
+
+
+KINDS = ("message", "function_call", "function_call_output", "reasoning")
+
+
+def kind_of(item: Any) -> str:
+    """Return the tag of an item's type; a message may omit its type."""
+    return f"-{item.get('type') or 'message'}"
+
+
+def read_item(item: Any) -> Any:
+    """Return the item. Raises PydanticCustomError if its type is not supported."""
+    if not isinstance(item, dict):
+        raise PydanticCustomError("item", "an item of the input is an object")
+    if kind_of(item)[1:] not in KINDS:
+        message = "items of type {kind} are not supported: send " + ", ".join(KINDS)
+        raise PydanticCustomError("item", message, {"kind": str(item["type"])[:40]})
+    return item
+
+
+Item = Annotated[
+    Annotated[MessageItem, Tag("-message")] | Annotated[CallItem, Tag("-function_call")]
+    | Annotated[ResultItem, Tag("-function_call_output")] | Annotated[ReasoningItem, Tag("-reasoning")],
+    Discriminator(kind_of), BeforeValidator(read_item),
+]  # fmt: skip
+Input = Annotated[
+    Annotated[str, Tag("-text")] | Annotated[Items[Item], Field(min_length=1, max_length=MOST_MESSAGES), Tag("-items")],
+    Discriminator(lambda given: "-items" if isinstance(given, list) else "-text"),
+]
 
 
 class FunctionTool(RequestPart):
@@ -95,15 +162,10 @@ class ResponsesRequest(ReasoningRequest):
 
     def as_chat(self) -> ChatRequest:
         """Return the equivalent chat request. Raises ApiError."""
-        messages: list[dict[str, Any]] = []
-        if self.instructions:
-            messages.append({"role": "system", "content": self.instructions})
-        if isinstance(self.input, str):
-            messages.append({"role": "user", "content": self.input})
-        else:
-            for item in self.input:
-                add_item(messages, item)
-        chat: dict[str, Any] = {
+        messages: list[Json] = [{"role": "system", "content": self.instructions}] if self.instructions else []
+        for item in [MessageItem(role="user", content=self.input)] if isinstance(self.input, str) else self.input:
+            add_item(messages, item)
+        chat: Json = {
             **self.model_dump(include=set(ReasoningRequest.model_fields), exclude_unset=True), "messages": messages,
             "tools": [
                 {"type": "function", "function": tool.model_dump(include={"name", "description", "parameters"})}
@@ -118,15 +180,32 @@ class ResponsesRequest(ReasoningRequest):
             schema = {"json_schema": {"schema": form.json_schema}} if form.json_schema is not None else {}
             chat["response_format"] = {"type": form.type, **schema}
         try:
-            return CHAT.validate_python(chat)
+            return ChatRequest.model_validate(chat)
         except ValidationError as error:
-            found = explain_first(error.errors())
-            if found.param is not None and found.param.startswith("messages"):
-                found.param = found.param.replace("messages", "input", 1)
-            raise found from error
+            first = explain_first(error.errors())
+            if first.param is not None and first.param.startswith("messages"):
+                first.param = first.param.replace("messages", "input", 1)
+            raise first from error
 
 
-CHAT = TypeAdapter(ChatRequest)
+def add_item(messages: list[Json], item: Item) -> None:
+    """Add an item to the turns of a chat; reasoning begins a turn of the assistant, and its text and calls are added to
+    it."""
+    last, given = messages[-1] if messages else {}, item.model_dump()
+    begun = last.get("role") == "assistant"
+    if isinstance(item, ReasoningItem):
+        messages.append({"role": "assistant", "reasoning": item.text})
+    elif isinstance(item, CallItem):
+        if not begun:
+            messages.append({"role": "assistant"})
+        call = {"id": item.call_id, "function": {"name": item.name, "arguments": item.arguments}}
+        messages[-1].setdefault("tool_calls", []).append(call)
+    elif isinstance(item, ResultItem):
+        messages.append({"role": "tool", "content": given["output"], "tool_call_id": item.call_id})
+    elif begun and item.role == "assistant" and last.keys() == {"role", "reasoning"}:
+        last["content"] = given["content"]
+    else:
+        messages.append({"role": item.role, "content": given["content"]})
 
 
 router = APIRouter()
@@ -230,25 +309,19 @@ def stream(server: Server, plan: GenerationPlan, renderer: ResponsesRenderer) ->
     """Return the server-sent events of one response."""
     response, items = Response(), ItemEvents(renderer)
 
-    async def feed() -> AsyncGenerator[Json, None]:
-        yield renderer.event("response.created", response=renderer.head("in_progress"))
-        yield renderer.event("response.in_progress", response=renderer.head("in_progress"))
+    async def feed() -> AsyncGenerator[list[Json], None]:
+        for kind in ("response.created", "response.in_progress"):
+            yield [renderer.event(kind, response=renderer.head("in_progress"))]
         async with contextlib.aclosing(server.sample(plan, 0, response)) as chunks:
             async for chunk in chunks:
                 if isinstance(chunk, ParsedCall):
-                    events = items.close() + items.call(chunk)
+                    yield items.close() + items.call(chunk)
                 elif renderer.body.include_reasoning or not chunk.thinking:
-                    events = items.text("reasoning" if chunk.thinking else "answer", chunk.text)
-                else:
-                    events = []
-                for event in events:
-                    yield event
+                    yield items.text("reasoning" if chunk.thinking else "answer", chunk.text)
         check_language([response], plan, server.prompts)
         if not (response.answer or response.calls or response.cut):
-            for event in items.text("answer", ""):
-                yield event
-        for event in items.close("incomplete" if response.cut else "completed"):
-            yield event
+            yield items.text("answer", "")
+        yield items.close("incomplete" if response.cut else "completed")
 
     def last() -> list[Json]:
         whole = {**renderer.whole(response, plan), "output": items.done}

@@ -64,18 +64,18 @@ class EventStream(StreamingResponse):
 
 
 async def merge(
-    feeds: Sequence[AsyncGenerator[Json, None]], ping_s: float, *, last: Callable[[], list[Json]],
+    feeds: Sequence[AsyncGenerator[list[Json], None]], ping_s: float, *, last: Callable[[], list[Json]],
     failed: Callable[[ApiError], Json] = ApiError.body, done: bytes = DONE,
 ) -> AsyncGenerator[bytes, None]:  # fmt: skip
     """Yield the events of all feeds as they come, then those of `last` or, if a feed raises, that of `failed`, and then
-    `done`. An event that is empty is left out. After `ping_s` seconds without an event, a comment is sent."""
+    `done`. After `ping_s` seconds without an event, a comment is sent."""
     queue: asyncio.Queue[bytes | None] = asyncio.Queue(maxsize=64)  # a slow client holds its own request back only
 
-    async def drain(feed: AsyncGenerator[Json, None]) -> None:
-        async with contextlib.aclosing(feed) as events:
-            async for event in events:
-                if event:
-                    await queue.put(sse(event))
+    async def drain(feed: AsyncGenerator[list[Json], None]) -> None:
+        async with contextlib.aclosing(feed) as parts:
+            async for events in parts:
+                if events:
+                    await queue.put(b"".join(map(sse, events)))
 
     async def work() -> None:
         try:

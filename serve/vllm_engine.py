@@ -23,8 +23,7 @@ from rollout import warm_up
 from rollout.start import engine_processes, kill_engines, last_words, started_within
 from rollout.vllm_config import GPU_SHARE, make_vllm_config, prepare_environment, read_stop_tokens
 from serve.engine import Candidate, Constraint, Delta, EngineDied, EngineRefused, SamplingParameters
-from serve.engine_deaths import EngineFailover
-from serve.engine_watch import EngineWatch
+from serve.engine_deaths import EngineFailover, EngineWatch
 from shared.errors import ConfigError, ModelError
 from shared.model.cpu import given_threads
 from shared.model.model_card import read_card
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest
 
     from serve.adapters import ServedAdapter
-    from serve.vllm_steps import StepLLM
+    from serve.vllm_parts import StepLLM
 
 CPU_CACHE_BYTES = 1 << 30
 LOAD_DEADLINE_S = 600.0
@@ -123,8 +122,7 @@ class VllmEngine:
 
     def _begin(self) -> StepLLM:
         prepare_environment(given_threads(otherwise=len(os.sched_getaffinity(0))))
-        from serve.vllm_mask import EngineSettings
-        from serve.vllm_steps import StepLLM
+        from serve.vllm_parts import EngineSettings, StepLLM
 
         on_gpu = torch.cuda.is_available()
         more: dict[str, Any] = {"quantization": self.quantization} if self.quantization else {}
