@@ -28,8 +28,7 @@ from serve.errors import ApiError, ErrorBody, on_error
 from serve.follow import follow, follow_adapters
 from serve.keys import load as load_keys
 from serve.limits import LOCAL, AuthMiddleware, BodyLimitMiddleware, ChatClient, MetricsClient
-from serve.metrics import MetricsMiddleware
-from serve.request_log import RequestLogMiddleware
+from serve.metrics import RequestMiddleware
 from serve.server import Server, model_name
 from serve.settings import ServerSettings
 from serve.system_prompts import PromptRenderer
@@ -85,13 +84,12 @@ def create_app(settings: ServerSettings | None = None, engine: ServingEngine | N
     app.add_middleware(
         AuthMiddleware, api_keys=api_keys, hosts=(*LOCAL, settings.host) if settings.at_home else (), origins=origins
     )
-    app.add_middleware(MetricsMiddleware, metrics=server.metrics)
     if origins:
         app.add_middleware(
             CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"],
             expose_headers=[REQUEST_ID, "X-Reasoning-Language", "Retry-After"],
         )  # fmt: skip
-    app.add_middleware(RequestLogMiddleware, lines=settings.access_log)
+    app.add_middleware(RequestMiddleware, metrics=server.metrics, lines=settings.access_log)
     for kind in (ApiError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, on_error)
     for router in (chat.router, completions.router, responses.router, tokenization.router, page.router):

@@ -92,8 +92,8 @@ class CompletionRequest(StreamedRequest):
     @property
     def prompt_candidates(self) -> int | None:
         """So many most probable tokens are needed at each place of the prompts; None where no log-probs of them are."""
-        wanted = (self.prompt_logprobs, self.logprobs if self.echo else None)
-        return max((number for number in wanted if number is not None), default=None)
+        numbers = (self.prompt_logprobs, self.logprobs if self.echo else None)
+        return max((number for number in numbers if number is not None), default=None)
 
     @property
     def prompts(self) -> Sequence[str | list[int]]:
@@ -175,8 +175,8 @@ async def completions(body: CompletionRequest, request: Request, client: RawClie
         if body.stream:
             return EventStream(stream(server, body, choices, head), permit.keep(), {})
         await until_disconnect(request, exhaust(sample(server, raw) for raw in choices))
-    told = sum(len(raw.prompt_ids) for raw in choices) if body.echo else 0
-    done = await in_thread_if_long(told, choice_objects, body, choices)
+    echoed = sum(len(raw.prompt_ids) for raw in choices) if body.echo else 0
+    done = await in_thread_if_long(echoed, choice_objects, body, choices)
     return JSONResponse({**head, "choices": done, "usage": usage(choices)})
 
 
@@ -212,14 +212,14 @@ def plan(server: Server, body: CompletionRequest, prompt: str | list[int], numbe
         text = decode(ids)
         # the beginning of a letter is told with the completion that ends it
         echo = text if nothing or isinstance(prompt, str) else text.rstrip("\ufffd")
-    found = []
+    choices = []
     for index in range(body.n):
         seed = None if body.seed is None else body.seed + number * body.n + index
         scored = body.prompt_candidates if index == 0 or body.stream else None
         places = TokenPlaces(decode, () if body.echo else ids[-2 * MOST_PIECES :])
         asked = replace(sampling, seed=seed, prompt_logprobs=scored)
-        found.append(RawCompletion(ids, asked, places, tokenizer.decode(ids[:1]), echo, nothing))
-    return found
+        choices.append(RawCompletion(ids, asked, places, tokenizer.decode(ids[:1]), echo, nothing))
+    return choices
 
 
 async def sample(server: Server, raw: RawCompletion) -> AsyncGenerator[tuple[str, list[list[Candidate]]], None]:
@@ -312,8 +312,11 @@ def logprobs(raw: RawCompletion, sampled: list[list[Candidate]], echo: bool) -> 
 
 def prompt_logprobs(tokens: Sequence[list[Candidate]]) -> list[dict[int, Json] | None]:
     """Return [prompt_tokens] log-probs in the form of vLLM's server: by token id, None for the first token."""
-    found = [{one.token_id: {"logprob": one.logprob, "decoded_token": one.text} for one in ranked} for ranked in tokens]
-    return [None, *found]
+    tables = [
+        {token.token_id: {"logprob": token.logprob, "decoded_token": token.text} for token in ranked}
+        for ranked in tokens
+    ]
+    return [None, *tables]
 
 
 def usage(choices: Sequence[RawCompletion]) -> Json:

@@ -32,6 +32,8 @@ from serve.streams import STREAMED, EventStream, Json, in_thread_if_long, merge,
 from serve.tools import Name
 from shared.tool_calls import ParsedCall
 
+router = APIRouter()
+
 
 class MessageItem(RequestPart):
     """A turn of the conversation."""
@@ -208,9 +210,6 @@ def add_item(messages: list[Json], item: Item) -> None:
         messages.append({"role": item.role, "content": given["content"]})
 
 
-router = APIRouter()
-
-
 @router.post("/v1/responses", response_model=None, responses=STREAMED)
 async def responses(body: ResponsesRequest, request: Request, client: ChatClient) -> HttpResponse:
     """Sample one response to a conversation."""
@@ -373,15 +372,15 @@ class ItemEvents:
         """Return the events that close the open item with a status, if there is one."""
         if not self._kind:
             return []
-        renderer, place, text = self._renderer, self._place(), self._text
+        renderer, position, text = self._renderer, self._place(), self._text
         if self._kind == "reasoning":
             item = renderer.reasoning(self._id, text, status)
-            events = [renderer.event("response.reasoning_text.done", **place, text=text)]
+            events = [renderer.event("response.reasoning_text.done", **position, text=text)]
         else:
             item = renderer.answer(self._id, text, status)
             events = [
-                renderer.event("response.output_text.done", **place, text=text, logprobs=[]),
-                renderer.event("response.content_part.done", **place, part=text_part(text)),
+                renderer.event("response.output_text.done", **position, text=text, logprobs=[]),
+                renderer.event("response.content_part.done", **position, part=text_part(text)),
             ]
         events.append(renderer.event("response.output_item.done", output_index=len(self.done), item=item))
         self.done.append(item)
@@ -392,10 +391,12 @@ class ItemEvents:
         """Return the events of a complete tool call."""
         renderer, item, index = self._renderer, self._renderer.call(call), len(self.done)
         self.done.append(item)
-        place = {"item_id": item["id"], "output_index": index}
+        position = {"item_id": item["id"], "output_index": index}
         return [
             renderer.event("response.output_item.added", output_index=index, item=renderer.call(call, "in_progress")),
-            renderer.event("response.function_call_arguments.delta", **place, delta=call.arguments),
-            renderer.event("response.function_call_arguments.done", **place, arguments=call.arguments, name=call.name),
+            renderer.event("response.function_call_arguments.delta", **position, delta=call.arguments),
+            renderer.event(
+                "response.function_call_arguments.done", **position, arguments=call.arguments, name=call.name
+            ),
             renderer.event("response.output_item.done", output_index=index, item=item),
         ]

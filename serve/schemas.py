@@ -284,8 +284,8 @@ class ChatRequest(ReasoningRequest, StreamedRequest):
     def characters(self) -> int:
         """Number of characters of all messages, of their calls' arguments and of the tools' descriptions."""
         calls = sum(len(call.function.arguments) for message in self.messages for call in message.tool_calls or [])
-        told = sum(len(tool.function.description) for tool in self.tools)
-        return sum(len(message.text) + len(message.thoughts) for message in self.messages) + calls + told
+        descriptions = sum(len(tool.function.description) for tool in self.tools)
+        return sum(len(message.text) + len(message.thoughts) for message in self.messages) + calls + descriptions
 
     @property
     def offered(self) -> list[Tool]:

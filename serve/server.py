@@ -297,7 +297,9 @@ class Server:
         try:
             with engine_errors():
                 prompts = self.prompts_of(plan.sampling.adapter, plan.template)
-                async with contextlib.aclosing(generate(self.engine, prompts, plan.of(index), response)) as chunks:
+                async with contextlib.aclosing(
+                    generate(self.engine, prompts, plan.choice_plan(index), response)
+                ) as chunks:
                     async for chunk in chunks:
                         yield chunk
         finally:

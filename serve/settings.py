@@ -185,9 +185,9 @@ def is_loopback(address: str) -> bool:
 def mistakes(error: ValidationError, hidden: Collection[str] = ()) -> ConfigError:
     """Return the errors of settings, one line each; hidden: names of settings whose values may hold a secret."""
     lines = []
-    for found in error.errors():
-        name = ".".join(map(str, found["loc"]))
-        text = found["msg"].removeprefix("Value error, ")
-        value = "..." if name in hidden else repr(found["input"])
+    for mistake in error.errors():
+        name = ".".join(map(str, mistake["loc"]))
+        text = mistake["msg"].removeprefix("Value error, ")
+        value = "..." if name in hidden else repr(mistake["input"])
         lines.append(f"{name} = {value}: {text}" if name else text)
     return ConfigError("\n".join(lines))

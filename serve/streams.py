@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
 
 from serve.errors import FAULT, ApiError
-from serve.request_log import current_id
+from serve.metrics import current_id
 from serve.server import AdmissionPermit
 
 log = logging.getLogger("serve")
