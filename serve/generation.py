@@ -189,7 +189,7 @@ class Try:
         if response.tries > 1 and self.sampling.seed is not None:  # the same one would draw the same tokens
             self.sampling = replace(self.sampling, seed=self.sampling.seed + plan.choices)
         self.masked = plan.choice.code if means == "constrain" else ""
-        """the language whose letters the reasoning is kept to, "" for none"""
+        """the language in whose letters the reasoning must be, "" for any"""
         self.first_words = ""
         """what the server has written at the beginning of the reasoning"""
         prefill, formed = means == "prefill", self.sampling.constraint is not None and plan.thinking_budget != 0
@@ -240,13 +240,11 @@ class Try:
 
     def take(self, delta: Delta) -> list[Chunk]:
         """Take the next part of a leg, and return the text that is settled."""
-        response = self.response
         self._ids += delta.token_ids
         self._text += delta.text
-        response.logprobs += delta.logprobs
+        self.response.logprobs += delta.logprobs
         chunks = self.splitter.feed(delta.text, delta.token_ids)
         self._answered = self._answered or not all(chunk.thinking for chunk in chunks)
-        response.finish_reason, response.stop_reason = delta.finish_reason or "", delta.stop_reason
         return chunks
 
     @property
@@ -299,6 +297,7 @@ async def sample(
             async for delta in deltas:
                 for chunk in attempt.take(delta):
                     yield chunk
+                response.finish_reason, response.stop_reason = delta.finish_reason or "", delta.stop_reason
                 if attempt.is_to_interrupt:
                     chunks = attempt.interrupt_leg()
                     break
