@@ -24,7 +24,14 @@ OFF_BY_DEFAULT = (
     "return_prompt_text return_token_ids return_token_offsets return_tokens_as_token_ids skip_clone "
     "skip_reading_prefix_cache skip_special_tokens store use_beam_search watermarking"
 )
+EMPTY_BY_DEFAULT = (
+    "audio cache_salt chat_template conversation documents function_call functions guided_choice guided_grammar "
+    "guided_json guided_regex image kv_transfer_params logprob_token_ids media_io_kwargs mm_processor_kwargs "
+    "prediction previous_response_id prompt prompt_embeds request_id response_format session_id structured_outputs "
+    "suffix vllm_xargs web_search_options"
+)
 NO_EFFECT: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(EMPTY_BY_DEFAULT.split(), ()),
     **dict.fromkeys(OFF_BY_DEFAULT.split(), (False,)),
     "add_generation_prompt": (True,), "best_of": (1,), "generate_summary": ("auto",), "length_penalty": (1,),
     "mm_payload": ("tensors",), "modalities": (["text"],), "n": (1,), "priority": (0,),
@@ -32,7 +39,8 @@ NO_EFFECT: dict[str, tuple[Any, ...]] = {
     "stream_interval": (1,), "stream_options": ({"include_obfuscation": False},), "summary": ("auto",),
     "top_logprobs": (0,), "truncation": ("disabled",), "verbosity": ("medium",),
 }  # fmt: skip
-"""parameters of other servers that this one does not serve -> values that ask for nothing, which clients send"""
+"""parameters of other servers that this one does not serve -> values that ask for nothing, which clients send,
+besides null and empty ones"""
 
 
 def body_error(field: str, message: str, code: str = "invalid_value") -> PydanticCustomError:
@@ -65,7 +73,8 @@ class RequestBody(RequestPart):
         if not isinstance(body, dict):
             return body
         for name, value in body.items():
-            if name not in cls.model_fields and value not in (None, "", [], {}, *NO_EFFECT.get(name, ())):
+            nothing = name in NO_EFFECT and value in ("", [], {}, *NO_EFFECT[name])
+            if name not in cls.model_fields and value is not None and not nothing:
                 near = difflib.get_close_matches(name[:100], cls.model_fields, 1, cutoff=NEAR)
                 hint = f'did you mean "{near[0]}"?' if near else "leave it out."
                 message = f'there is no parameter "{name[:100]}" here: {hint} docs/parameters.md lists all parameters'
