@@ -31,7 +31,7 @@ class GenerationPlan:
     template: Mapping[str, Any] = field(default_factory=dict)
     """arguments of the chat template that the request gives"""
 
-    def choice_plan(self, index: int) -> GenerationPlan:
+    def for_choice(self, index: int) -> GenerationPlan:
         """Return the plan of one of several choices, with a seed of its own."""
         seed = self.sampling.seed
         return self if seed is None or not index else replace(self, sampling=replace(self.sampling, seed=seed + index))

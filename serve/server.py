@@ -298,7 +298,7 @@ class Server:
             with engine_errors():
                 prompts = self.prompts_of(plan.sampling.adapter, plan.template)
                 async with contextlib.aclosing(
-                    generate(self.engine, prompts, plan.choice_plan(index), response)
+                    generate(self.engine, prompts, plan.for_choice(index), response)
                 ) as chunks:
                     async for chunk in chunks:
                         yield chunk
