@@ -233,9 +233,22 @@ class Try:
         return chunks
 
     def begin_leg(self) -> SamplingParameters:
-        """Begin a leg, and return how to sample it."""
+        """Begin a leg, and return how to sample it. Reasoning is sampled up to its closing tag, without the constraint
+        and the stops, or in the letters of the language `masked`. While it is unclear whether there is reasoning, stops
+        may be needed: one that occurs in the reasoning interrupts it once."""
         self._ids, self._text = [], ""
-        leg = sampling_in(self.sampling, self.prompts, self.splitter.state, self.masked)
+        sampling, prompts, state = self.sampling, self.prompts, self.splitter.state
+        leg, unclear = sampling, state is State.BEFORE and sampling.constraint is None
+        limited = self.masked or sampling.constraint or sampling.stop or sampling.stop_token_ids
+        if state is not State.ANSWER and limited:
+            mask = None
+            if self.masked:
+                mask = reasoning_mask(self.masked, prompts.chat, prompts.tags, opened=state is State.THINKING)
+            leg = replace(
+                sampling, constraint=mask, include_stop=False, stop=sampling.stop if unclear else [],
+                stop_token_ids=sampling.stop_token_ids if unclear else [], through=prompts.through[0],
+                through_id=prompts.through[1],
+            )  # fmt: skip
         return replace(leg, constraint=None) if self.splitter.calling else leg  # which is of calls in the text
 
     def take(self, delta: Delta) -> list[Chunk]:
@@ -254,29 +267,49 @@ class Try:
 
     def interrupt_leg(self) -> list[Chunk]:
         """End a leg before its own end, and return the text that the engine has held back."""
-        text = withheld(self.prompts, self._text, self._ids).rstrip("\ufffd")
+        text = self._withheld().rstrip("\ufffd")
         self._go_on(self._ids)
         return self.splitter.feed(text)
 
     def end_leg(self, leg: SamplingParameters) -> tuple[list[Chunk], bool]:
         """Read the end of a leg. Return the text that the engine left out, and whether the try is over."""
-        response, prompts, ids = self.response, self.prompts, self._ids
-        over = response.finish_reason != "stop" or is_over(
-            self.sampling, leg, self.splitter.state, response, self._answered
-        )
-        chunks = self.splitter.feed(omitted_stop(prompts, self.sampling, leg, response, over, self._text, ids))
+        response = self.response
+        over = response.finish_reason != "stop" or self._is_over(leg)
+        chunks = self.splitter.feed(self._omitted_stop(leg, over))
         if over:
             return chunks, True
-        unclosed = response.stop_reason is None
-        self._go_on([token for token in ids if not (unclosed and token in prompts.chat.stop_ids)])
+        unclosed, stop_ids = response.stop_reason is None, self.prompts.chat.stop_ids
+        self._go_on([token for token in self._ids if not (unclosed and token in stop_ids)])
         response.finish_reason, response.stop_reason = "", None
         if unclosed and self.phase in (Phase.BEFORE, Phase.REASONING):
             chunks += self.end_reasoning()
         return chunks, False
 
+    def _is_over(self, leg: SamplingParameters) -> bool:
+        """Return whether a leg that reached a stop completes the try. A stop in the reasoning, or a blank one before
+        the first word of the answer, is ordinary text."""
+        reason, answering = self.response.stop_reason, self.phase is Phase.ANSWER
+        if reason is None:  # the model's own end
+            return self.sampling.constraint is None or answering
+        return reason != leg.through and answering and (self._answered or bool(str(reason).strip()))
+
+    def _omitted_stop(self, leg: SamplingParameters, over: bool) -> str:
+        """Return the text of a stop that the engine left out although it is part of the response."""
+        reason = self.response.stop_reason
+        if reason is None or reason == leg.through or (over and self.sampling.include_stop == leg.include_stop):
+            return ""
+        return reason if over and isinstance(reason, str) else self._withheld()
+
+    def _withheld(self) -> str:
+        """Return the end of a leg's text that the engine has not told yet: it could be the beginning of a stop."""
+        whole = self.prompts.chat.tokenizer.decode(self._ids, skip_special_tokens=False)
+        return whole[len(self._text) :] if whole.startswith(self._text) else ""
+
     def _go_on(self, ids: list[int]) -> None:
-        """Let the next leg begin after these tokens."""
-        self.prompt_ids, self.sampling = self.prompt_ids + ids, remaining(self.sampling, len(ids))
+        """Let the next leg begin after these tokens, which the limits count."""
+        limit, least = self.sampling.max_tokens - len(ids), max(self.sampling.min_tokens - len(ids), 0)
+        self.sampling = replace(self.sampling, max_tokens=limit, min_tokens=least)
+        self.prompt_ids = self.prompt_ids + ids
 
 
 async def sample(
@@ -307,55 +340,3 @@ async def sample(
             yield chunk
     for chunk in attempt.splitter.end():
         yield chunk
-
-
-def remaining(sampling: SamplingParameters, tokens: int) -> SamplingParameters:
-    """Return the sampling that remains after `tokens` tokens: its limits are reduced by them."""
-    return replace(sampling, max_tokens=sampling.max_tokens - tokens, min_tokens=max(sampling.min_tokens - tokens, 0))
-
-
-def sampling_in(
-    sampling: SamplingParameters, prompts: PromptRenderer, state: State, masked: str = ""
-) -> SamplingParameters:
-    """Return how to sample from this state. A constraint and stops apply to the answer only, so reasoning is sampled
-    separately, up to its closing tag, in the letters of the language `masked` if that is one. While it is unclear
-    whether there is reasoning, stops may be needed: one that occurs in the reasoning interrupts it once."""
-    if state is State.ANSWER or not (masked or sampling.constraint or sampling.stop or sampling.stop_token_ids):
-        return sampling
-    mask = reasoning_mask(masked, prompts.chat, prompts.tags, opened=state is State.THINKING) if masked else None
-    unclear = state is State.BEFORE and sampling.constraint is None
-    return replace(
-        sampling, constraint=mask, include_stop=False, stop=sampling.stop if unclear else [],
-        stop_token_ids=sampling.stop_token_ids if unclear else [], through=prompts.through[0],
-        through_id=prompts.through[1],
-    )  # fmt: skip
-
-
-def is_over(
-    sampling: SamplingParameters, now: SamplingParameters, state: State, response: Response, answered: bool
-) -> bool:
-    """Return whether a completion that reached a stop, sampled with `now`, is complete. A stop in the reasoning, or a
-    blank one before the first word of the answer, is ordinary text."""
-    reason = response.stop_reason
-    if reason is None:  # the model's own end
-        return sampling.constraint is None or state is State.ANSWER
-    return reason != now.through and state is State.ANSWER and (answered or bool(str(reason).strip()))
-
-
-def omitted_stop(
-    prompts: PromptRenderer, sampling: SamplingParameters, now: SamplingParameters, response: Response, over: bool,
-    text_so_far: str, ids: list[int],
-) -> str:  # fmt: skip
-    """Return the text of a stop that the engine left out although it is part of the response."""
-    reason = response.stop_reason
-    if reason is None or reason == now.through or (over and sampling.include_stop == now.include_stop):
-        return ""
-    if over and isinstance(reason, str):
-        return reason
-    return withheld(prompts, text_so_far, ids)
-
-
-def withheld(prompts: PromptRenderer, text_so_far: str, ids: list[int]) -> str:
-    """Return the end of a text that the engine has sampled and not yet told: it could be the beginning of a stop."""
-    whole = prompts.chat.tokenizer.decode(ids, skip_special_tokens=False)
-    return whole[len(text_so_far) :] if whole.startswith(text_so_far) else ""
