@@ -27,14 +27,7 @@ from serve.plan import DiscardedTry, GenerationPlan, Response
 from serve.reasoning import Chunk, ReasoningFormat
 from serve.schemas import ChatRequest
 from serve.server import Server
-from serve.streams import (
-    STREAMED,
-    EventStream,
-    Json,
-    in_thread_if_long,
-    merge,
-    until_disconnect,
-)
+from serve.streams import STREAMED, EventStream, Json, merge, until_disconnect
 from serve.system_prompts import PromptRenderer
 from shared.tool_calls import ParsedCall
 from verify.language import detect
@@ -48,7 +41,7 @@ async def chat_completions(body: ChatRequest, request: Request, client: ChatClie
     server: Server = request.app.state.server
     model = server.check_model(body.model)
     with server.admit(body.n, client) as permit:
-        plan = await in_thread_if_long(body.characters, server.plan, body, request, client)
+        plan = await server.plan(body, request, client)
         form = body.reasoning_format or server.settings.reasoning_format if body.include_reasoning else "hidden"
         renderer = ChatRenderer(model, form, server.prompts_of(body.model, plan.template), body.wants_usage)
         if body.stream:
@@ -70,10 +63,10 @@ class Control(RequestBody):
 async def control(body: Control, request: Request, client: ChatClient) -> dict[str, int]:
     """ "Answer now": end the reasoning of a response under way. Returns the number of its choices that are told so."""
     server: Server = request.app.state.server
-    owner, responses = server.live.get(body.id, (None, []))
+    owner, responses = server.live.get(body.id, (None, {}))
     if owner is not client:
         raise ApiError(404, f"no response {body.id[:60]} is being streamed", code="not_found", param="id")
-    thinking = [response for response in responses if not response.answer and not response.finish_reason]
+    thinking = [response for response in responses.values() if not response.answer and not response.finish_reason]
     for response in thinking:
         response.end_reasoning_early = True
     return {"ended": len(thinking)}
@@ -84,10 +77,10 @@ def headers(plan: GenerationPlan) -> dict[str, str]:
     return {"X-Reasoning-Language": plan.choice.code} if plan.choice.code else {}
 
 
-async def stream(
+def stream(
     server: Server, body: ChatRequest, plan: GenerationPlan, renderer: ChatRenderer, client: Client
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the server-sent events of a request; an error in the middle is an event of its own."""
+    """Return the server-sent events of a request; an error in the middle is an event of its own."""
     responses = [Response() for _ in range(body.n)]
 
     async def feed(index: int) -> AsyncGenerator[list[Json], None]:
@@ -99,27 +92,21 @@ async def stream(
             return logprobs(new) if new else None
 
         yield [renderer.event(index, {"role": "assistant", "content": ""})]
-        async with contextlib.aclosing(server.sample(plan, index, response)) as chunks:
-            async for chunk in chunks:
-                if isinstance(chunk, ParsedCall):
-                    call = {"index": len(response.calls) - 1, **call_object(chunk)}
-                    yield [renderer.event(index, {"tool_calls": [call]})]
-                else:
-                    yield renderer.chunk(index, chunk, ranked())
+        with server.controlled(renderer.id, client, index, response):
+            async with contextlib.aclosing(server.sample(plan, index, response)) as chunks:
+                async for chunk in chunks:
+                    if isinstance(chunk, ParsedCall):
+                        call = {"index": len(response.calls) - 1, **call_object(chunk)}
+                        yield [renderer.event(index, {"tool_calls": [call]})]
+                    else:
+                        yield renderer.chunk(index, chunk, ranked())
         check_language([response], plan, server.prompts)
         yield [renderer.last(index, response, plan, ranked())]
 
     def last() -> list[Json]:
         return [renderer.usage_event(responses, len(plan.prompt_ids))] if body.wants_usage else []
 
-    server.live[renderer.id] = (client, responses)
-    try:
-        events = merge([feed(index) for index in range(body.n)], server.settings.ping_s, last=last)
-        async with contextlib.aclosing(events):
-            async for event in events:
-                yield event
-    finally:
-        del server.live[renderer.id]
+    return merge([feed(index) for index in range(body.n)], server.settings.ping_s, last=last)
 
 
 class ChatRenderer:

@@ -24,15 +24,8 @@ from serve.errors import ApiError
 from serve.limits import RawClient
 from serve.parameters import Items, body_error
 from serve.schemas import MOST_CHOICES, StreamedRequest
-from serve.server import Server, engine_errors, exhaust
-from serve.streams import (
-    STREAMED,
-    EventStream,
-    Json,
-    in_thread_if_long,
-    merge,
-    until_disconnect,
-)
+from serve.server import Server, engine_errors, exhaust, in_thread_if_long
+from serve.streams import STREAMED, EventStream, Json, merge, until_disconnect
 
 router = APIRouter()
 MOST_PROMPT_CANDIDATES = 1_000_000

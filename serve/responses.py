@@ -28,7 +28,7 @@ from serve.parameters import Items, RequestBody, RequestPart, needs
 from serve.plan import GenerationPlan, Response
 from serve.schemas import MOST_MESSAGES, ChatRequest, Effort, ReasoningRequest
 from serve.server import Server
-from serve.streams import STREAMED, EventStream, Json, in_thread_if_long, merge, until_disconnect
+from serve.streams import STREAMED, EventStream, Json, merge, until_disconnect
 from serve.tools import Name
 from shared.tool_calls import ParsedCall
 
@@ -217,7 +217,7 @@ async def responses(body: ResponsesRequest, request: Request, client: ChatClient
     model = server.check_model(body.model)
     with server.admit(1, client) as permit:
         chat, limits = body.as_chat(), {"max_output_tokens": body.max_output_tokens}
-        plan = await in_thread_if_long(chat.characters, server.plan, chat, request, client, "input", limits)
+        plan = await server.plan(chat, request, client, "input", limits)
         renderer = ResponsesRenderer(model, body)
         if body.stream:
             return EventStream(stream(server, plan, renderer), permit.keep(), headers(plan))
@@ -372,15 +372,15 @@ class ItemEvents:
         """Return the events that close the open item with a status, if there is one."""
         if not self._kind:
             return []
-        renderer, position, text = self._renderer, self._place(), self._text
+        renderer, where, text = self._renderer, self._place(), self._text
         if self._kind == "reasoning":
             item = renderer.reasoning(self._id, text, status)
-            events = [renderer.event("response.reasoning_text.done", **position, text=text)]
+            events = [renderer.event("response.reasoning_text.done", **where, text=text)]
         else:
             item = renderer.answer(self._id, text, status)
             events = [
-                renderer.event("response.output_text.done", **position, text=text, logprobs=[]),
-                renderer.event("response.content_part.done", **position, part=text_part(text)),
+                renderer.event("response.output_text.done", **where, text=text, logprobs=[]),
+                renderer.event("response.content_part.done", **where, part=text_part(text)),
             ]
         events.append(renderer.event("response.output_item.done", output_index=len(self.done), item=item))
         self.done.append(item)
@@ -391,12 +391,10 @@ class ItemEvents:
         """Return the events of a complete tool call."""
         renderer, item, index = self._renderer, self._renderer.call(call), len(self.done)
         self.done.append(item)
-        position = {"item_id": item["id"], "output_index": index}
+        where = {"item_id": item["id"], "output_index": index}
         return [
             renderer.event("response.output_item.added", output_index=index, item=renderer.call(call, "in_progress")),
-            renderer.event("response.function_call_arguments.delta", **position, delta=call.arguments),
-            renderer.event(
-                "response.function_call_arguments.done", **position, arguments=call.arguments, name=call.name
-            ),
+            renderer.event("response.function_call_arguments.delta", **where, delta=call.arguments),
+            renderer.event("response.function_call_arguments.done", **where, arguments=call.arguments, name=call.name),
             renderer.event("response.output_item.done", output_index=index, item=item),
         ]

@@ -8,7 +8,7 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from fastapi import Request
 
@@ -37,6 +37,10 @@ MOST_CALLS = 32
 LANGUAGE_HEADER = "x-reasoning-language"
 TEMPLATE_EFFORTS = {"minimal": "low", "low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
 """reasoning_effort -> the argument of that name of chat templates that read one (gpt-oss)"""
+LARGE = 20_000
+"""characters of a request above which `in_thread_if_long` works in a thread"""
+Result = TypeVar("Result")
+Arguments = ParamSpec("Arguments")
 log = logging.getLogger("serve")
 
 
@@ -87,8 +91,8 @@ class Server:
         """what ends a server that answers while the engine starts; None: it answers when the engine has started"""
         self.admitted = 0
         """number of completions that are admitted and have not ended"""
-        self.live: dict[str, tuple[Client, list[Response]]] = {}
-        """id -> the client and the choices of a response that is being streamed"""
+        self.live: dict[str, tuple[Client, dict[int, Response]]] = {}
+        """id -> the client of a response that is being streamed, and its choices that go on"""
         self.restarts = self.reloads = 0
         gauge = self.metrics.add_gauge
         gauge("completions_under_way", "running or waiting", lambda: self.admitted)
@@ -254,12 +258,18 @@ class Server:
             message = f"this conversation does not fit the model's form: {message_of(error, prompts)}"
             raise ApiError(400, message, code="unknown_form", param=prompt) from error
 
-    def plan(
+    async def plan(
         self, body: ChatRequest, request: Request, client: Client, prompt: str = "messages",
         limits: Mapping[str, int | None] | None = None,
     ) -> GenerationPlan:  # fmt: skip
         """Return the language, prompt and sampling of a request. prompt, limits: names of its fields, and the values of
         those that bound its tokens; by default a chat's. Raises ApiError."""
+        limits = limits or {"max_tokens": body.max_tokens, "max_completion_tokens": body.max_completion_tokens}
+        return await in_thread_if_long(body.characters, self._plan, body, request, client, prompt, limits)
+
+    def _plan(
+        self, body: ChatRequest, request: Request, client: Client, prompt: str, limits: Mapping[str, int | None]
+    ) -> GenerationPlan:
         settings, constraint = self.settings, body.constraint
         self.check_size(body.characters, prompt)
         choice, prompt_ids = self.render(body, request, client, prompt)
@@ -267,7 +277,6 @@ class Server:
         if choice.code and enforcement == "constrain" and self.prompts_of(body.model).tags.channels:
             message = "constrain is not for models that write in channels: give prompt, prefill, retry or strict"
             raise ApiError(400, message, code="unsupported_value", param="reasoning_language_enforcement")
-        limits = limits or {"max_tokens": body.max_tokens, "max_completion_tokens": body.max_completion_tokens}
         sampling = self.sampling(body, limits, prompt_ids, prompt)
         sampling = replace(sampling, logprobs=body.top_logprobs if body.logprobs else None, constraint=constraint)
         budget = body.thinking_token_budget
@@ -304,6 +313,18 @@ class Server:
                         yield chunk
         finally:
             self.metrics.count_response(response, plan)
+
+    @contextlib.contextmanager
+    def controlled(self, response_id: str, client: Client, index: int, response: Response) -> Iterator[None]:
+        """Context in which the client may control a choice of a response."""
+        _, choices = self.live.setdefault(response_id, (client, {}))
+        choices[index] = response
+        try:
+            yield
+        finally:
+            del choices[index]
+            if not choices:
+                del self.live[response_id]
 
     async def drain(self) -> None:
         """Admit no more requests, and wait for those under way, for at most `drain_s` seconds."""
@@ -347,6 +368,16 @@ def engine_errors() -> Iterator[None]:
         raise ApiError(500, str(error), code="engine_killed", retry=False) from error
     except EngineRefused as error:
         raise ApiError(400, str(error).splitlines()[0][:300], code="invalid_value") from error
+
+
+async def in_thread_if_long(
+    characters: int, work: Callable[Arguments, Result], *arguments: Arguments.args, **named: Arguments.kwargs
+) -> Result:
+    """Return the result of `work`. Tokenising many characters takes long, and responses under way must not wait for it:
+    in that case the work is done in a thread."""
+    if characters > LARGE:
+        return await asyncio.to_thread(work, *arguments, **named)
+    return work(*arguments, **named)
 
 
 async def exhaust(iterators: Iterable[AsyncGenerator[Any, None]]) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from fastapi import Request
@@ -26,10 +26,7 @@ STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-strea
 """for the OpenAPI description: the media type of a response besides JSON"""
 STALLED_S = 120.0
 """that a client may leave what was sent to it in the buffers of its connection"""
-LARGE = 20_000
-"""characters of a request above which `in_thread_if_long` works in a thread"""
 Result = TypeVar("Result")
-Arguments = ParamSpec("Arguments")
 
 
 def sse(value: Json) -> bytes:
@@ -110,16 +107,6 @@ async def merge(
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
-
-
-async def in_thread_if_long(
-    characters: int, work: Callable[Arguments, Result], *arguments: Arguments.args, **named: Arguments.kwargs
-) -> Result:
-    """Return the result of `work`. Tokenising many characters takes long, and responses under way must not wait for it:
-    in that case the work is done in a thread."""
-    if characters > LARGE:
-        return await asyncio.to_thread(work, *arguments, **named)
-    return work(*arguments, **named)
 
 
 async def until_disconnect(request: Request, work: Coroutine[Any, Any, Result]) -> Result:

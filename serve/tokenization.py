@@ -11,8 +11,7 @@ from serve.completions import Tokens
 from serve.limits import ChatClient
 from serve.parameters import RequestBody, RequestPart
 from serve.schemas import ChatRequest
-from serve.server import Server
-from serve.streams import in_thread_if_long
+from serve.server import Server, in_thread_if_long
 
 router = APIRouter()
 
