@@ -48,7 +48,7 @@ def read_part(value: Any) -> Any:
 # names of alternatives have a hyphen, which keeps them out of the names of fields in errors
 Part = Annotated[
     Annotated[TextPart, Tag("-text")] | Annotated[ThinkingPart, Tag("-thinking")],
-    Discriminator(lambda part: "-thinking" if part["type"] == "thinking" else "-text"),
+    Discriminator(lambda value: "-thinking" if value["type"] == "thinking" else "-text"),
     BeforeValidator(read_part),
 ]
 Content = Annotated[
