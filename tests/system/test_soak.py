@@ -14,7 +14,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,12 +89,17 @@ HARMS = {
         Harm("controller", TERM, ("SIGTERM came",)),
     ],
 }  # fmt: skip
-COMMANDS = {
-    "checker": "verify.checker_process", "environment": "environments.process",
-    "shell of the MCP server": "bash -c", "MCP server": "mcp_server.py",
-    "supervisor of the environment": "environments.process", "supervisor of the MCP server": "mcp_server.py",
-}  # fmt: skip
-"""victims that are found by a part of their command"""
+COMMANDS: dict[str, Callable[[list[str]], bool]] = {
+    "checker": lambda words: any("verify.checker_process" in word for word in words),
+    "environment": lambda words: not supervises(words) and any("environments.process" in word for word in words),
+    "shell of the MCP server": lambda words: words[0] == "bash",
+    "MCP server": lambda words: words[1].endswith("mcp_server.py"),
+    "supervisor of the environment": lambda words: (
+        supervises(words) and any("environments.process" in word for word in words)
+    ),
+    "supervisor of the MCP server": lambda words: supervises(words) and "bash" in words,
+}
+"""victims that are found by the words of their command"""
 NOTICED_S = 20
 """within which the death of a victim that nobody asks anything is noticed"""
 GOES_ON = {"engine process", *COMMANDS}
@@ -109,6 +114,11 @@ def choose(mode: str, harms: int, draw: random.Random) -> Iterator[Harm]:
     return iter(chosen)
 
 
+def supervises(words: list[str]) -> bool:
+    """Whether a command is that of a supervisor."""
+    return any(word.endswith("/supervisor.py") for word in words[:4])
+
+
 def pid_of(launch: Launch, victim: str, draw: random.Random) -> int:
     """One of the processes that a harm may go to."""
     if victim == "launcher":
@@ -121,13 +131,7 @@ def pid_of(launch: Launch, victim: str, draw: random.Random) -> int:
     while not pids:  # between two episodes there may be none
         for child in psutil.Process(launch.process.pid).children(recursive=True):
             with suppress(psutil.Error):
-                line = " ".join(child.cmdline())
-                above = victim.startswith("supervisor")
-                if (
-                    COMMANDS[victim] in line
-                    and above == ("supervisor.py" in line)
-                    and (above or victim != "MCP server" or "bash -c" not in line)
-                ):
+                if len(words := child.cmdline()) > 1 and COMMANDS[victim](words):
                     pids.append(child.pid)
         assert launch.process.poll() is None, launch.output[-3000:]
         time.sleep(0.05)
