@@ -164,7 +164,7 @@ async def read_rows(config: Config, sources: Sources, chat: Chat, progress: Prog
     if dark and Need.START_VALUES in needs(config):
         raise ConfigError(
             f'data.offline: objective.name = "spo" estimates soft values from log-probs of who sampled, and {dark[0]} '
-            "has none: use agro, dro, kto, a_lol or c_rlft"
+            "has none: use agro, dro or one of examples/objectives"
         )
     return found
 

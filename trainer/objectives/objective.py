@@ -263,7 +263,7 @@ class Objective(Section):
         if config.data.offline and not self.learns_from:
             yield (
                 f'data.offline: objective.name = "{self.name}" as set learns only from what its own policy samples: '
-                "use agro, spo, dro, kto, a_lol or c_rlft, or one with importance weights, such as aipo"
+                "use agro, spo or dro, one of examples/objectives, or one with importance weights, such as aipo"
             )
         elif config.data.offline and self.served_teacher:
             yield "data.offline: a teacher behind an address is not asked about offline rows: give the teacher's folder"

@@ -2,6 +2,7 @@
 
 `publish` registers a name with its class and the values of its paper. All files of this folder are read; a file of a
 user's own is named by its path: `[objective] name = "my_loss.py:mine"`. It runs as a module of the trainer does.
+examples/objectives/ has such files.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ class PublishedObjective(NamedTuple):
 
 OBJECTIVES: dict[str, PublishedObjective] = {}
 """by name; `load_all` fills it"""
+EXAMPLES = Path("examples", "objectives")
+"""folder of the repository with objectives that are chosen by their path"""
 CONDITIONAL = {name for kinds in CHOICES.values() for own in kinds.values() for name in own}
 """settings that only have an effect with certain values of others"""
 FIXED = (
@@ -76,26 +79,36 @@ def load_all() -> None:
 
 
 @functools.cache
-def _run_once(path: Path) -> None:
-    run_file(path, "objective.name")
+def _run_once(path: Path) -> dict[str, PublishedObjective]:
+    """The objectives that a file publishes, by name. They are those of the file: OBJECTIVES stays as it was."""
+    before = dict(OBJECTIVES)
+    try:
+        run_file(path, "objective.name")
+        return {name: published for name, published in OBJECTIVES.items() if name not in before}
+    finally:
+        OBJECTIVES.clear()
+        OBJECTIVES.update(before)
 
 
-def find(name: str) -> tuple[str, PublishedObjective]:
-    """(name without its file, what was published). Raises ConfigError for an unknown name or a file that fails."""
+def find(name: str) -> PublishedObjective:
+    """What was published under a name. Raises ConfigError for an unknown name or a file that fails."""
     load_all()
-    file, _, own = name.rpartition(":") if ".py:" in name else ("", "", name)
+    file, _, short = name.rpartition(":") if ".py:" in name else ("", "", name)
     if not file and name.endswith(".py"):
         raise ConfigError(f'objective.name = "{name}": write FILE.py:NAME, the name being one that the file publishes')
+    known = OBJECTIVES
     if file:
         path = Path(file).resolve()
         if not path.is_file():
             raise ConfigError(
                 f'objective.name = "{name}": there is no file {path} (paths start at the working directory)'
             )
-        _run_once(path)
-    if own in OBJECTIVES:
-        return own, OBJECTIVES[own]
-    near = difflib.get_close_matches(own, OBJECTIVES, n=1, cutoff=0.5)
+        known = _run_once(path)
+    if short in known:
+        return known[short]
+    if not file and (Path(__file__).parents[2] / EXAMPLES / f"{short}.py").is_file():
+        raise ConfigError(f'objective.name = "{name}": it is an example, write "{EXAMPLES / short}.py:{short}"')
+    near = difflib.get_close_matches(short, known, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]}? " if near else ""
     raise ConfigError(
         f'objective.name = "{name}": {hint}It must be one of {", ".join(OBJECTIVES)}, or FILE.py:NAME with a name that '
@@ -113,7 +126,8 @@ def read_objective(given: Mapping[str, Any]) -> Objective:
     A paper's values count for what its own choices read: with another advantage, `scale` is that one's. Raises
     ConfigError that lists all mistakes, one line each.
     """
-    name, (kind, _, paper) = find(str(given.get("name", "magistral")))
+    name = str(given.get("name", "magistral"))
+    kind, _, paper = find(name)
     given = {**given, "name": given.get("name", "magistral")}
     paper = {field: info.default for field, info in kind.model_fields.items()} | paper
     values, read = {**paper, **given}, set(kind.own)

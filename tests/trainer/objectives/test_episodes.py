@@ -16,18 +16,18 @@ from torch import Tensor
 from shared.config import Config
 from shared.model.decoder import Decoder, DecoderConfig, initialise
 from shared.types import Completion, Group, MicroBatch, Problem, Prompt, Reward, TrainSequence, Turn, Verdict
+from tests.trainer.objectives.named import NAMES, PUBLISHED
 from trainer.forward_backward import AuxiliaryModels, compute_old_logprobs, forward_backward, pack_sequences
 from trainer.objectives.advantage import turn_advantages
 from trainer.objectives.inputs import loss_inputs
 from trainer.objectives.loss import policy_loss
-from trainer.objectives.registry import OBJECTIVES, complaints, load_all, read_objective
+from trainer.objectives.registry import complaints, read_objective
 from trainer.objectives.sequences import train_sequences
 
-load_all()
 SHAPE = DecoderConfig("llama", 32, 16, 24, 1, 2, 1, 8, 1e-5, 64, tied=True)
 WHOLE = ("a_lol", "agro", "dro", "kto", "sharpening")
 """objectives whose factor is one number of the whole episode"""
-NAMES = sorted(name for name, one in OBJECTIVES.items() if not one.kind.several_turns and name not in WHOLE)
+TURNS = sorted(name for name, one in PUBLISHED.items() if not one.kind.several_turns and name not in WHOLE)
 
 
 def model(seed: int) -> Decoder:
@@ -42,7 +42,7 @@ def model(seed: int) -> Decoder:
 def objective(name: str, **given: Any) -> Any:
     if name == "distill":
         given["teacher"] = "some/folder"
-    return read_objective({"name": name, **given})
+    return read_objective({"name": NAMES[name], **given})
 
 
 def episodes(decoder: Decoder, seed: int) -> list[TrainSequence]:
@@ -89,7 +89,7 @@ def gradient(decoder: Decoder, sequences: Sequence[TrainSequence], settings: Any
     return torch.cat([one.grad.double().flatten() for one in decoder.parameters() if one.grad is not None])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", TURNS)
 def test_the_gradient_of_an_episode_is_that_of_its_turns(name: str) -> None:
     """Several turns in one sequence, and each as a sequence of its own: the same step, for rewards of the episode and
     of its turns."""
@@ -271,11 +271,11 @@ def test_sequences_carry_the_advantages_of_their_turns() -> None:
 
 
 def test_objectives_that_cannot_be_trained_on_episodes_say_why() -> None:
-    refused = {name for name, one in OBJECTIVES.items() if one.kind.several_turns}
+    refused = {name for name, one in PUBLISHED.items() if one.kind.several_turns}
     assert refused == {"f_dpg", "jepo", "spo"}
     for name in refused:
         line = objective(name).refusal("guess")
-        assert f'objective.name = "{name}"' in line and '"guess"' in line and "use another objective" in line
+        assert f'objective.name = "{NAMES[name]}"' in line and '"guess"' in line and "use another objective" in line
     assert objective("magistral").refusal("guess") == ""
     assert "compares answers" in objective("majority").refusal("guess")
     config = settings_of(name="guess").model_copy(update={"objective": {"name": "spo"}})

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.trainer.objectives.named import example
 from tests.trainer.objectives.tabular import COMPLETIONS, Problem, draw_policy, draw_rewards, gradients
 from trainer.objectives.clip import Clip
 from trainer.objectives.inputs import LossInputs, completions_of
@@ -190,7 +191,7 @@ def cut(inputs: LossInputs, order: list[int]) -> LossInputs:
 
 WHOLE_GROUPS = [
     {"name": "agro"},
-    {"name": "kto", "desirable_above": 0.0},
+    {"name": example("kto"), "desirable_above": 0.0},
     {"name": "jepo"},
     {"name": "jepo", "bound": "single_sample"},
 ]
@@ -198,7 +199,8 @@ WHOLE_GROUPS = [
 
 @pytest.mark.parametrize(
     "chosen",
-    [*RATIO_LOSSES, {"name": "spo"}, {"name": "dro"}, {"name": "a_lol"}, {"name": "c_rlft"}, *WHOLE_GROUPS,
+    [*RATIO_LOSSES, {"name": "spo"}, {"name": "dro"}, *({"name": example(name)} for name in ("a_lol", "c_rlft")),
+     *WHOLE_GROUPS,
      *({"name": "magistral", "kl": 0.3, "kl_gradient": kind} for kind in ("return", "sequence_k2", "sequence_k3"))],
     ids=lambda chosen: "-".join(map(str, chosen.values())),
 )  # fmt: skip
