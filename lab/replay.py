@@ -40,9 +40,8 @@ from trainer.batching import BatchPlan, Learned, combine, plan_batch, split
 from trainer.data import PromptFormat
 from trainer.export import note_training
 from trainer.health import check_alive
-from trainer.objectives.objective import Need
+from trainer.objectives.objective import Need, train_sequences
 from trainer.objectives.registry import complaints, needs, objective_of
-from trainer.objectives.sequences import train_sequences
 from trainer.offline import OfflineGroups, load_offline
 from trainer.rank import TrainerRank
 from trainer.safetensors_file import REFERENCE
@@ -125,9 +124,9 @@ class Replay:
         for work in works:
             sums = rank.forward_backward(work.micro_batches[0], temperature)
             steps.append(Learned(work, sums, rank.step(rate)))
-        every = self.objective.reference_every
-        if every and (version + 1) % every == 0:
-            rank.move_reference(self.objective.reference_share or 1.0)
+        reference = self.objective.compared_with
+        if reference is not None and reference.every and (version + 1) % reference.every == 0:
+            rank.move_reference(reference.share)
         learned = combine(steps)
         check_alive(learned, config, len(self.chat.tokenizer), version + 1, age=1)
         return learned, groups

@@ -26,7 +26,7 @@ from shared.model.implementation import read_shape
 from shared.ranks import shares_gpus
 from trainer import memory
 from trainer.memory import DTYPE_BYTES, TrainerMemory
-from trainer.objectives.objective import Need
+from trainer.objectives.objective import LocalTeacher, Need
 from trainer.objectives.registry import needs, objective_of
 
 RESERVED = 0.05
@@ -53,8 +53,9 @@ def frozen_models(config: Config, shape: DecoderConfig, on_gpu: bool) -> dict[st
         adapters = adapters_of(config, shape)
         alone = memory.FROZEN_BYTES * adapters / shards
         found["reference"] = alone if adapters else memory.frozen_bytes(shape.parameters, shards, in_place)
-    if Need.TEACHER in needs(config) and Path(objective.teacher).is_dir():
-        teacher = read_shape(load_config(Path(objective.teacher)))
+    local = objective.teacher.path if isinstance(objective.teacher, LocalTeacher) else ""
+    if Need.TEACHER in needs(config) and local and Path(local).is_dir():
+        teacher = read_shape(load_config(Path(local)))
         found["teacher"] = memory.frozen_bytes(teacher.parameters, shards, in_place)
     return found
 

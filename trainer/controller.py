@@ -30,9 +30,8 @@ from trainer.episodes import Episodes
 from trainer.evaluation import Evaluator, evaluation_due, was_evaluated
 from trainer.health import check_alive
 from trainer.ledger import Interrupted, Ledger
-from trainer.objectives.objective import Need
+from trainer.objectives.objective import Need, train_sequences
 from trainer.objectives.registry import needs, objective_of
-from trainer.objectives.sequences import train_sequences
 from trainer.offline import OfflineGroups, offline_count
 from trainer.rank import TrainerRank
 from trainer.run_log import RunLogger
@@ -255,9 +254,9 @@ class TrainingLoop:
 
     async def move_reference(self) -> None:
         """After a batch: bring a reference that moves up to the policy, or a share of the way."""
-        objective, trained = objective_of(self.config), self.ledger.version + 1
-        if objective.reference_every and trained % objective.reference_every == 0:
-            moved = self.trainers.call(TrainerRank.move_reference, objective.reference_share or 1.0)
+        reference, trained = objective_of(self.config).compared_with, self.ledger.version + 1
+        if reference is not None and reference.every and trained % reference.every == 0:
+            moved = self.trainers.call(TrainerRank.move_reference, reference.share)
             await self.clock("move of the reference", moved)
 
     async def evaluate(self, version: int, temperature: float, alone: bool = False) -> None:

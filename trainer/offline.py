@@ -262,6 +262,7 @@ def _check_logprobs(groups: Sequence[Group], objective: Objective) -> None:
     if dark and (objective.kl or objective.learns_from == "log-probs"):
         raise ConfigError(
             f"{SETTING}: {len(dark):,} of {len(groups):,} groups have no log-probs of who sampled them (first: "
-            f"{dark[0].source}), and {divides} weighs by them: use agro, spo, dro, kto, a_lol or c_rlft without kl, or "
+            f"{dark[0].source}), and {divides} weighs by them: use agro, spo or dro, or one of examples/objectives, "
+            "without kl, or "
             "rollouts of a run"
         )

@@ -38,7 +38,7 @@ from trainer import forward_backward, fsdp, optimiser, reference, safetensors_fi
 from trainer.flops import peak_of
 from trainer.forward_backward import AuxiliaryModels, StepSums
 from trainer.memory import DTYPE_BYTES, recomputed_layers
-from trainer.objectives.objective import Need
+from trainer.objectives.objective import Need, moves
 from trainer.objectives.registry import objective_of
 from trainer.offload import HostMemory
 from trainer.reference import KeptAdapters
@@ -317,7 +317,7 @@ class TrainerRank:
         path, self.beside = Path(folder), {}
         if self.writer is not None:
             self.writer.join()  # one that was given up
-        if self.auxiliary.reference is not None and self.objective.reference != "start":
+        if self.auxiliary.reference is not None and moves(self.objective):
             moved = path / REFERENCE
             self.write_reference(moved)
             if self.rank == 0:

@@ -1,6 +1,6 @@
 """A teacher behind an API, asked for the log-probs that it gives to the tokens which the policy sampled.
 
-    POST {objective.teacher}/completions  {"prompt": [token ids], "prompt_logprobs": 0, "max_tokens": 1, ...}
+    POST {objective.teacher.url}/completions  {"prompt": [token ids], "prompt_logprobs": 0, "max_tokens": 1, ...}
     -> choices[0].prompt_logprobs = [null, {"token id": {"logprob": ...}}, ...], one for each token sent
 
 as vLLM's server and `python -m serve` have it: log-softmax of the teacher's logits, at temperature 1, without top-p or
@@ -22,7 +22,7 @@ import msgspec
 from shared.chat_endpoint import ApiEndpoint, HttpStatus, key_headers
 from shared.errors import ConfigError, NonFinite, RunError
 from shared.json_reader import decode_json, parse_json
-from trainer.objectives.objective import Objective
+from trainer.objectives.objective import ServedTeacher
 
 BUSY = (429, 502, 503, 504)
 """statuses that may pass in a moment: the request is sent again"""
@@ -77,21 +77,15 @@ class Decoded(msgspec.Struct):
 
 
 class Teacher:
-    """The model behind the address objective.teacher, asked over HTTP for log-probs."""
+    """The model behind the address objective.teacher.url, asked over HTTP for log-probs."""
 
-    def __init__(self, settings: Objective, deadline_s: float):
-        """settings: resolved. deadline_s: for one request with all its attempts. Raises ConfigError where the address
-        or the model is missing, or the variable of the key is not set."""
-        self.url, self.model = (settings.teacher or "").rstrip("/"), settings.teacher_model or ""
-        self.deadline_s = deadline_s
-        if not self.url.startswith(("http://", "https://")) or not self.model:
-            raise ConfigError(
-                f'objective.teacher (is "{self.url}") must be an address such as "http://127.0.0.1:8000/v1", and '
-                f'objective.teacher_model (is "{self.model}") the name that this API knows'
-            )
-        headers = key_headers(settings.teacher_key_variable or "", "objective.teacher_key_variable")
+    def __init__(self, settings: ServedTeacher, deadline_s: float):
+        """deadline_s: for one request with all its attempts. Raises ConfigError where the variable of the key is not
+        set."""
+        self.url, self.model, self.deadline_s = settings.url.rstrip("/"), settings.model, deadline_s
+        headers = key_headers(settings.key_variable, "objective.teacher.key_variable")
         self.endpoint = ApiEndpoint(self.url, self.model, headers, deadline_s)
-        self.name = f'objective.teacher = "{self.url}"'
+        self.name = f'objective.teacher.url = "{self.url}"'
         self.proven = False
         """whether it has answered correctly before, so that a failure may be temporary"""
 
@@ -158,7 +152,7 @@ class Teacher:
                         return await self.endpoint.request(method, address, body, MAX_REPLY_BYTES)
                     except HttpStatus as error:
                         if error.code in NO_KEY:
-                            raise RunError(f"{self.name}: {error}: see objective.teacher_key_variable") from error
+                            raise RunError(f"{self.name}: {error}: see objective.teacher.key_variable") from error
                         if error.code not in BUSY and not (error.code == FAILED and self.proven):
                             raise
                         failure = str(error)
@@ -181,7 +175,7 @@ class Teacher:
         card = next((one for one in cards if one.id == self.model), None)
         if card is None:
             names = ", ".join(f'"{one.id}"' for one in cards[:20]) or "none"
-            raise ConfigError(f'objective.teacher_model = "{self.model}": {self.url} has no such model, only {names}')
+            raise ConfigError(f'objective.teacher.model = "{self.model}": {self.url} has no such model, only {names}')
         if card.max_model_len is not None and card.max_model_len <= most_tokens:
             raise ConfigError(
                 f"{self.name} has a context of {card.max_model_len} tokens; a prompt with its completion can have "
@@ -202,7 +196,7 @@ class Teacher:
         found = decode_json(data, Decoded).prompt
         if found != text:
             raise ConfigError(
-                f'objective.teacher_model = "{self.model}" has another tokenizer than the policy: it reads '
+                f'objective.teacher.model = "{self.model}" has another tokenizer than the policy: it reads '
                 f"{found[:80]!r} where the policy reads {text[:80]!r}: choose a teacher of the same family"
             )
         return True

@@ -38,9 +38,9 @@ class Kto(Regularised):
     def loss(self, inputs: LossInputs) -> LossTerm:
         """sum_i weight_i lambda_i (1 - sigma(s_i beta (l_i - z_i))) / beta; the advantages are the rewards."""
         ratios, weights = self.log_ratios(inputs)
-        of = inputs.completions
-        point = of.mean_of_others(ratios.detach()).clamp(min=0)
-        desirable = inputs.advantages[of.first] > self.desirable_above
+        completions = inputs.completions
+        point = completions.mean_of_others(ratios.detach()).clamp(min=0)
+        desirable = inputs.advantages[completions.first] > self.desirable_above
         signs = torch.where(desirable, 1.0, -1.0)
         counted = torch.where(desirable, self.desirable_weight, self.undesirable_weight)
         felt = torch.sigmoid(signs * self.beta * (ratios - point))
@@ -48,5 +48,6 @@ class Kto(Regularised):
 
 
 publish(
-    "kto", Kto, "arXiv 2402.01306", advantage="reward", loss_aggregation="completions", filter_groups_by="off",
+    "kto", Kto, "arXiv 2402.01306",
+    advantage={"kind": "reward"}, loss_aggregation="completions", filter_groups_by="off",
 )  # fmt: skip

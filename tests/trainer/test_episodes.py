@@ -15,8 +15,8 @@ from tests.environments.test_host import WRONG, play, playing, prompt_of, sample
 from trainer.controller import TrainingLoop
 from trainer.ledger import Ledger, with_unfinished
 from trainer.ledger_file import LedgerState
+from trainer.objectives.objective import train_sequences
 from trainer.objectives.registry import objective_of
-from trainer.objectives.sequences import train_sequences
 from trainer.stages import Stages
 
 

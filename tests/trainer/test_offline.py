@@ -24,8 +24,9 @@ from trainer.data import PromptFormat
 from trainer.forward_backward import check
 from trainer.objectives.inputs import LossInputs, completions_of, loss_inputs
 from trainer.objectives.loss import policy_loss
+from trainer.objectives.objective import train_sequences
 from trainer.objectives.registry import complaints, objective_of, read_objective
-from trainer.objectives.sequences import sequence_of, train_sequences
+from trainer.objectives.sequences import sequence_of
 from trainer.offline import OfflineGroups, offline_count, read_offline
 from trainer.soft_values import soft_value
 from trainer.sources import offline_files
@@ -205,7 +206,7 @@ ANY, REFUSED = {"agro", "spo", "dro", "kto", "a_lol", "c_rlft"}, {"reinforce", "
 def test_an_objective_learns_from_offline_rows_or_refuses_in_one_line(
     tmp_path: Path, prompts: PromptFormat, name: str
 ) -> None:
-    objective = {"name": NAMES[name], **({"teacher": "folder"} if name == "distill" else {})}
+    objective = {"name": NAMES[name], **({"teacher": {"kind": "local", "path": "folder"}} if name == "distill" else {})}
     config = Config.model_validate({"data": {"offline": "rows.jsonl", "system_prompt": ""}, "objective": objective})
     lines = list(complaints(config))
     if name in REFUSED:
@@ -231,7 +232,7 @@ def test_an_objective_learns_from_offline_rows_or_refuses_in_one_line(
 
 def test_with_importance_weights_the_policy_gradient_learns_from_rows_with_log_probs() -> None:
     config = Config.model_validate(
-        {"data": {"offline": "r.jsonl"}, "objective": {"name": "rloo", "importance": "sequence_truncated"}}
+        {"data": {"offline": "r.jsonl"}, "objective": {"name": "rloo", "importance": {"kind": "sequence_truncated"}}}
     )
     assert list(complaints(config)) == []
 

@@ -115,11 +115,11 @@ def test_what_a_real_server_cannot_do_is_told_at_the_start(real: str, model: Pat
     def start(decode: Callable[[list[int]], str] = chat.tokenizer.decode, tokens: int = 64, name: str = NAME) -> None:
         ask(real, lambda teacher: teacher.start([PROMPT], decode, tokens), model=name)
 
-    with pytest.raises(ConfigError, match=f'objective.teacher_model = "other".* only "{NAME}"'):
+    with pytest.raises(ConfigError, match=f'objective.teacher.model = "other".* only "{NAME}"'):
         start(name="other")
     with pytest.raises(ConfigError, match=f"objective.teacher = .*context of {context} .* at most {context - 1}"):
         start(tokens=context)
-    with pytest.raises(ConfigError, match="objective.teacher_model .* another tokenizer"):
+    with pytest.raises(ConfigError, match="objective.teacher.model .* another tokenizer"):
         start(decode=lambda ids: "another text")
     with pytest.raises(RunError, match="objective.teacher = .* no log-probs of 2001 tokens: status 400"):
         ask(real, lambda teacher: teacher.score([5], [5] * 2000))
@@ -246,7 +246,7 @@ def test_a_server_that_stays_away_ends_the_run_at_the_deadline(api: Api, reply: 
     ("reply", "error", "told"),
     [
         (400, RunError, "status 400"),
-        (401, RunError, "objective.teacher_key_variable"),
+        (401, RunError, "objective.teacher.key_variable"),
         (lambda ids: right([*ids[:4], 4]), RunError, "token 8 was sent at position 4, and a log-prob came of 4"),
         (lambda ids: [*right(ids)[:4], None], RunError, "token 8 was sent at position 4, and a log-prob came of none"),
         (lambda ids: right(ids)[:-1], RunError, "5 tokens were sent, and 4 log-probs came"),
@@ -290,8 +290,8 @@ def test_a_server_that_knows_no_log_probs_of_prompts_is_refused_at_the_start(api
 
 @pytest.mark.parametrize(
     ("models", "told"),
-    [(404, "objective.teacher = .*status 404.*up to the API's version"), (403, "objective.teacher_key_variable"),
-     ({"id": "other"}, f'objective.teacher_model = "{NAME}".* only "other"'), ({}, "objective.teacher = .*cannot be"),
+    [(404, "objective.teacher = .*status 404.*up to the API's version"), (403, "objective.teacher.key_variable"),
+     ({"id": "other"}, f'objective.teacher.model = "{NAME}".* only "other"'), ({}, "objective.teacher = .*cannot be"),
      ({"id": NAME, "max_model_len": 64}, "context of 64 .* 64 here.* model.max_tokens to at most 63")],
 )  # fmt: skip
 def test_a_wrong_address_or_model_is_told(api: Api, models: Any, told: str) -> None:
@@ -302,7 +302,7 @@ def test_a_wrong_address_or_model_is_told(api: Api, models: Any, told: str) -> N
 
 def test_another_tokenizer_is_refused(api: Api) -> None:
     api.text = "texts"
-    with pytest.raises(ConfigError, match="objective.teacher_model .*another tokenizer.* reads 'texts' where"):
+    with pytest.raises(ConfigError, match="objective.teacher.model .*another tokenizer.* reads 'texts' where"):
         start(api)
 
 
@@ -315,8 +315,8 @@ def test_nobody_there_is_told_at_once() -> None:
 
 @pytest.mark.parametrize(
     ("settings", "told"),
-    [({"url": "folder"}, 'objective.teacher .is "folder"'), ({"model": ""}, "objective.teacher_model"),
-     ({"teacher_key_variable": "NOT_SET_HERE"}, 'objective.teacher_key_variable = "NOT_SET_HERE"')],
+    [({"url": "folder"}, 'objective.teacher .is "folder"'), ({"model": ""}, "objective.teacher.model"),
+     ({"teacher_key_variable": "NOT_SET_HERE"}, 'objective.teacher.key_variable = "NOT_SET_HERE"')],
 )  # fmt: skip
 def test_settings_that_are_missing_are_told(settings: dict[str, str], told: str) -> None:
     with pytest.raises(ConfigError, match=told):

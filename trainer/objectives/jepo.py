@@ -42,10 +42,10 @@ from shared.chat import Chat
 from shared.config import Config
 from shared.types import IMITATED, SAMPLED, Completion, Group, TrainSequence, Verdict
 from trainer.objectives.advantage import graded
-from trainer.objectives.importance import Importance
+from trainer.objectives.importance import Importance, TokenTruncated
 from trainer.objectives.inputs import LossInputs, LossTerm
 from trainer.objectives.objective import Need
-from trainer.objectives.policy_gradient import SUMS, PolicyGradient
+from trainer.objectives.policy_gradient import PLAIN, PolicyGradient
 from trainer.objectives.registry import publish
 from trainer.objectives.sequences import sequence_of
 from verify.extract import find_answer
@@ -165,7 +165,7 @@ class Jepo(PolicyGradient):
     advantages_by_token = False
     several_turns = "puts the ground truth in the place of the only answer of a completion"
 
-    importance: Importance = "token_truncated"
+    importance: Importance = TokenTruncated()
     """weight of a sampled token, as in a policy gradient"""
     bound: Literal["multi_sample", "single_sample"] = "multi_sample"
     """Jensen bound: of the mean over a group's completions (tighter), or of each alone"""
@@ -233,19 +233,19 @@ class Jepo(PolicyGradient):
         """
         if inputs.imitated is None:
             return super().loss(inputs)
-        of, ground_truth = inputs.completions, inputs.imitated
-        likelihoods = of.sums(inputs.logprobs * ground_truth)
-        answered = of.sums(ground_truth.to(inputs.weights.dtype)) > 0
-        advantages = inputs.advantages[of.first].clone()
+        completions, ground_truth = inputs.completions, inputs.imitated
+        likelihoods = completions.sums(inputs.logprobs * ground_truth)
+        answered = completions.sums(ground_truth.to(inputs.weights.dtype)) > 0
+        advantages = inputs.advantages[completions.first].clone()
         imitated = torch.zeros_like(inputs.weights).sum()
-        for group in of.group[answered].unique().tolist():
-            good = ((of.group == group) & answered).nonzero().squeeze(-1)
+        for group in completions.group[answered].unique().tolist():
+            good = ((completions.group == group) & answered).nonzero().squeeze(-1)
             advantages[good] += normalised(bound_advantages(likelihoods[good], self.bound))
-            weight = inputs.weights[of.first[good]].sum()
+            weight = inputs.weights[completions.first[good]].sum()
             imitated = imitated + weight * bound_value(likelihoods[good], self.bound)
         reasoning = replace(
             inputs,
-            advantages=advantages[of.index],
+            advantages=advantages[completions.index],
             weights=inputs.weights * ~ground_truth,
             # ground-truth answers were not sampled: their log-probs now stand in, so that their ratios are 1
             behaviour=torch.where(ground_truth, inputs.logprobs.detach(), inputs.behaviour),
@@ -268,4 +268,4 @@ def splice(chat: Chat, group: Group, completion: Completion) -> TrainSequence:
     return one
 
 
-publish("jepo", Jepo, "arXiv 2503.19618", filter_groups_by="off", **SUMS)
+publish("jepo", Jepo, "arXiv 2503.19618", filter_groups_by="off", **PLAIN)

@@ -12,18 +12,21 @@ import functools
 import importlib
 import json
 import pkgutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 
 from shared.config import Config
 from shared.errors import ConfigError
+from shared.section import Section, merged
 from shared.settings_file import literal, type_name
 from shared.user_file import run_file
 from trainer import objectives
-from trainer.objectives.objective import CHOICES, Need, Objective
+from trainer.objectives.objective import Need, Objective
 
 
 class PublishedObjective(NamedTuple):
@@ -32,31 +35,13 @@ class PublishedObjective(NamedTuple):
     kind: type[Objective]
     source: str
     values: dict[str, Any]
-    """where it differs from the defaults of its class and of CHOICES"""
+    """where it differs from the defaults of its class, as a settings file has it"""
 
 
 OBJECTIVES: dict[str, PublishedObjective] = {}
 """by name; `load_all` fills it"""
 EXAMPLES = Path("examples", "objectives")
 """folder of the repository with objectives that are chosen by their path"""
-CONDITIONAL = {name for kinds in CHOICES.values() for own in kinds.values() for name in own}
-"""settings that only have an effect with certain values of others"""
-FIXED = (
-    "reference", "reference_every", "reference_share", "teacher", "teacher_model", "teacher_key_variable",
-    "value_learning_rate", "value_samples",
-)  # fmt: skip
-"""settings of the models beside the policy, which are loaded at the start: the same in all stages"""
-RENAMED = {
-    "normaliser": "loss_aggregation",
-    "diverse_by": "filter_groups_by",
-    "denominator": "ratio_reference",
-    "correction": "importance",
-    "correction_low": "importance_low",
-    "correction_high": "importance_high",
-    "bound_for": "bound_groups",
-    "cue_penalty": "missing_answer_penalty",
-}
-"""former name of a setting -> its name"""
 
 
 def publish(name: str, kind: type[Objective], source: str, **values: Any) -> None:
@@ -120,62 +105,105 @@ def find(name: str) -> PublishedObjective:
 
 
 def read_objective(given: Mapping[str, Any]) -> Objective:
-    """The objective of [objective]: what is given, else what its paper says, else the default of the choice that reads
-    it; None where nothing does.
+    """The objective of [objective]: the defaults of its class, changed by its paper's values, changed by what is given.
 
-    A paper's values count for what its own choices read: with another advantage, `scale` is that one's. Raises
-    ConfigError that lists all mistakes, one line each.
+    A table with another `kind` replaces that of the paper. Raises ConfigError that lists all mistakes, one line each.
     """
     name = str(given.get("name", "magistral"))
     kind, _, paper = find(name)
-    given = {**given, "name": given.get("name", "magistral")}
-    paper = {field: info.default for field, info in kind.model_fields.items()} | paper
-    values, read = {**paper, **given}, set(kind.own)
-    for choice, kinds in CHOICES.items():
-        if choice in CONDITIONAL and choice not in read or choice not in kind.model_fields:
-            continue
-        value = values[choice]
-        key = value if isinstance(value, str) and value in kinds else bool(value)
-        for setting, default in kinds.get(key, {}).items():
-            read.add(setting)
-            if setting not in given:
-                of_paper = paper[setting] if value == paper[choice] else None
-                values[setting] = default if of_paper is None else of_paper
-    unread = [one for one in given if one in CONDITIONAL - read or one not in kind.model_fields and _somewhere(one)]
-    values = {one: None if one in CONDITIONAL - read else value for one, value in values.items() if one not in unread}
-    values |= {one: None for one in unread if one in kind.model_fields}
+    table = merged(merged(defaults(kind), paper), {**given, "name": name})
     try:
-        objective = kind.model_validate(values)
+        return kind.model_validate(table)
     except ValidationError as error:
-        raise ConfigError("\n".join(_explain(kind, dict(found)) for found in error.errors())) from error
-    if unread:
-        raise ConfigError("\n".join(
-            f'objective.{one} = {given[one]} has no effect with objective.name = "{name}" as set '
-            f"({_choices(objective)}): remove it" for one in sorted(unread)
-        ))  # fmt: skip
-    return objective
+        raise ConfigError("\n".join(explain(kind, name, details) for details in error.errors())) from error
 
 
-def _somewhere(setting: str) -> bool:
-    return any(setting in published.kind.model_fields for published in OBJECTIVES.values())
+def defaults(kind: type[Objective]) -> dict[str, Any]:
+    """The defaults of a class, as a settings file has them."""
+    values = {name: field.get_default() for name, field in kind.model_fields.items()}
+    return {name: value.model_dump() if isinstance(value, Section) else value for name, value in values.items()}
 
 
-def _choices(objective: Objective) -> str:
-    names = ("ratio_reference", "importance", "advantage", "kl", "reference", "teacher")
-    found = objective.in_force
-    return ", ".join(f"{name} {found[name]}" for name in names if found.get(name) not in (None, "", 0))
+def tables_of(annotation: Any) -> list[type[Section]]:
+    """The classes of tables that a setting of this type may be; none for one that is a plain value."""
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return [annotation]
+    return [table for inner in get_args(annotation) for table in tables_of(inner)]
 
 
-def _explain(kind: type[Objective], found: dict[str, Any]) -> str:
-    setting = str(found["loc"][0]) if found["loc"] else ""
-    if found["type"] == "extra_forbidden":
-        if setting in RENAMED:
-            return f"unknown setting objective.{setting}; it is called objective.{RENAMED[setting]} now"
-        if setting == "loss":
-            return "unknown setting objective.loss: objective.name chooses the loss, with the settings of its paper"
-        near = difflib.get_close_matches(setting, kind.model_fields, n=1)
-        return f"unknown setting objective.{setting}" + (f"; did you mean objective.{near[0]}?" if near else "")
-    return f"objective.{setting} = {literal(found['input'])}: must be {type_name(kind.model_fields[setting])}"
+def kinds_of(table: type[Section]) -> tuple[str, ...]:
+    """The values of `kind` that a table may have; none for a table without it."""
+    return get_args(table.model_fields["kind"].annotation) if "kind" in table.model_fields else ()
+
+
+def nested(kind: type[Section], prefix: str = "") -> dict[str, FieldInfo]:
+    """Dotted name -> field of every setting of a class and of its tables, whatever their kind."""
+    fields: dict[str, FieldInfo] = {}
+    for name, field in kind.model_fields.items():
+        fields.setdefault(prefix + name, field)
+        for table in tables_of(field.annotation):
+            fields = nested(table, f"{prefix}{name}.") | fields
+    return fields
+
+
+def describe_tables(field: FieldInfo) -> str:
+    """The kinds of a table, each with the settings that it reads, on one line."""
+    lines = []
+    for table in tables_of(field.annotation):
+        read = ", ".join(name for name in table.model_fields if name != "kind")
+        kinds = " or ".join(map(literal, kinds_of(table)))
+        lines.append(f"{kinds} ({read})" if kinds and read else kinds or read)
+    return f"kind = {'; '.join(lines)}" if kinds_of(tables_of(field.annotation)[0]) else "; ".join(lines)
+
+
+# ---- mistakes ------------------------------------------------------------------------------------------------------
+
+
+def explain(kind: type[Objective], name: str, details: ErrorDetails) -> str:
+    """One line about a mistake that pydantic reports: the setting, and what to write."""
+    known, path = nested(kind), list[str]()
+    for step in map(str, details["loc"]):  # after a table with kinds comes its kind, which is no setting
+        if ".".join([*path, step]) in known or step == str(details["loc"][-1]) and details["type"] == "extra_forbidden":
+            path.append(step)
+    setting, value = f"objective.{'.'.join(path)}", details["input"]
+    field = known.get(".".join(path))
+    if field is None or details["type"] == "extra_forbidden":
+        return unknown(kind, name, path, value)
+    if not tables_of(field.annotation):
+        if details["type"] == "missing":
+            return f"{setting} is missing: it must be {type_name(field)}"
+        return f"{setting} = {literal(value)}: must be {type_name(field)}"
+    tables = describe_tables(field)
+    kinds = [kind for table in tables_of(field.annotation) for kind in kinds_of(table)]
+    if not isinstance(value, Mapping):
+        write = f"write {setting}.kind = {literal(value)}" if value in kinds else f"write [{setting}] with its settings"
+        return f"{setting} is a table, not a value: {write} ({tables})"
+    near = difflib.get_close_matches(str(value.get("kind")), kinds, n=1)
+    hint = f"did you mean {near[0]}? It" if near else "it"
+    return f"{setting}.kind = {literal(value.get('kind', ''))}: {hint} must be one of {tables.removeprefix('kind = ')}"
+
+
+def unknown(kind: type[Objective], name: str, path: Sequence[str], value: Any) -> str:
+    """One line about a setting that a class, or the chosen kind of a table, does not have."""
+    setting, known = f"objective.{'.'.join(path)}", nested(kind)
+    if len(path) > 1 and ".".join(path) in known:
+        table = ".".join(path[:-1])
+        return (
+            f"{setting} has no effect with this objective.{table}.kind: remove it, or choose another "
+            f"({describe_tables(known[table])})"
+        )
+    names = {setting.replace(".", "_"): setting for setting in known if "." in setting}
+    if moved := [new for flat, new in names.items() if len(path) == 1 and flat.endswith(f"_{path[0]}")]:
+        table = moved[0].rpartition(".")[0]
+        return f"{setting} is objective.{moved[0]} now: [objective.{table}] has {describe_tables(known[table])}"
+    elsewhere = {place for published in OBJECTIVES.values() for place in nested(published.kind)}
+    if ".".join(path) in elsewhere:
+        return f'{setting} = {literal(value)} has no effect with objective.name = "{name}": remove it'
+    near = difflib.get_close_matches(".".join(path), known, n=1)
+    return f"unknown setting {setting}" + (f"; did you mean objective.{near[0]}?" if near else "")
+
+
+# ---- the objectives of a run -----------------------------------------------------------------------------------------
 
 
 @functools.lru_cache(maxsize=256)
@@ -201,36 +229,34 @@ def complaints(config: Config) -> Iterator[str]:
     except ConfigError as error:
         yield from str(error).splitlines()
         return
-    told = list(objective.contradictions(config))
-    yield from told
+    lines = list(objective.contradictions(config))
+    yield from lines
     for stage, now in zip(config.stages, config.every_stage, strict=False):
-        found = list(complaints(now))
-        yield from (f"stages.{stage.name}: {line}" for line in found if line not in told)
-        if not found and (changed := [one for one in FIXED if _value(now, one) != getattr(objective, one, None)]):
+        new = list(complaints(now))
+        yield from (f"stages.{stage.name}: {line}" for line in new if line not in lines)
+        before, after = objective.fixed, objective.fixed if new else objective_of(now).fixed
+        if changed := [name for name in before.keys() | after if before.get(name) != after.get(name)]:
             yield (
-                f"stages.{stage.name} changes objective.{changed[0]} to {_value(now, changed[0])}, and what stands "
-                "beside the policy is there for the whole run: give all stages and [objective] the same"
+                f"stages.{stage.name} changes objective.{min(changed)}, and a model that is loaded at the start serves "
+                "the whole run: give all stages and [objective] the same"
             )
-
-
-def _value(config: Config, setting: str) -> Any:
-    return getattr(objective_of(config), setting, None)
 
 
 def describe_settings() -> str:
     """Every setting of every objective with its type and meaning, for --help."""
     load_all()
     lines: list[str] = []
-    told: set[str] = set()
+    described: set[str] = set()
     kinds: list[type[Objective]] = [Objective, *(published.kind for published in OBJECTIVES.values())]
     for kind in dict.fromkeys(kinds):
         names = [name for name, published in OBJECTIVES.items() if published.kind is kind]
-        own = [setting for setting in kind.model_fields if setting not in told]
-        if own and names:
+        fields = {name: field for name, field in nested(kind).items() if name not in described}
+        if fields and names:
             lines.append(f"\n  of {', '.join(names)} also")
-        for setting in own:
-            field = kind.model_fields[setting]
-            lines.append(f"  --objective.{setting}=")
-            lines.append(f"        {' '.join((field.description or '').split())} ({type_name(field)})")
-        told |= set(own)
+        for name, field in fields.items():
+            tables = tables_of(field.annotation)
+            lines.append(f"  [objective.{name}]" if tables else f"  --objective.{name}=")
+            what = describe_tables(field) if tables else type_name(field)
+            lines.append(f"        {' '.join((field.description or '').split())} ({what})")
+        described |= set(fields)
     return "\n".join(lines) + "\n"

@@ -11,8 +11,9 @@ from shared.errors import NonFinite
 from shared.sections import RewardWeights
 from shared.types import Completion, Group, Problem, Prompt, Reward, Verdict
 from trainer.objectives.advantage import advantages, deviation, diverse, group_advantages, token_weights
+from trainer.objectives.objective import train_sequences
 from trainer.objectives.registry import objective_of, read_objective
-from trainer.objectives.sequences import Demonstration, sft_sequences, train_sequences
+from trainer.objectives.sequences import Demonstration, sft_sequences
 
 TWO_GROUPS = [[1.0, 0.0, 0.0, 0.0], [1.0, 1.0, 0.0, 0.0]]
 

@@ -21,8 +21,8 @@ from trainer.forward_backward import AuxiliaryModels, compute_old_logprobs, forw
 from trainer.objectives.advantage import turn_advantages
 from trainer.objectives.inputs import loss_inputs
 from trainer.objectives.loss import policy_loss
+from trainer.objectives.objective import train_sequences
 from trainer.objectives.registry import complaints, read_objective
-from trainer.objectives.sequences import train_sequences
 
 SHAPE = DecoderConfig("llama", 32, 16, 24, 1, 2, 1, 8, 1e-5, 64, tied=True)
 WHOLE = ("a_lol", "agro", "dro", "kto", "sharpening")
