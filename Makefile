@@ -29,8 +29,8 @@ help:
 	@echo 'make train     set up and train the quickstart model (CONFIG=..., ARGS="--steps=10"), on GPUs where there are any'
 	@echo 'make test      set up and run the tests (ARGS="-m \"not slow\"", WORKERS=2)'
 	@echo 'make soak      the acceptance tests that take many minutes: kills, damages, attacks (ARGS="-k checkpoint")'
-	@echo 'make check     ruff (rules and format) and mypy'
-	@echo 'make sizes     lines, files, public names and settings by room, beside their budgets'
+	@echo 'make check     ruff (rules and format), mypy, and a count of the words that are left to replace'
+	@echo 'make sizes     lines, files, public names and settings by room, with their ceilings'
 	@echo 'make site      build the documentation site into build/site; a broken link or anchor is an error'
 	@echo 'make bench     measure how fast everything is (ARGS="packing --quick"); writes docs/performance.md'
 	@echo 'make gpu-check  acceptance on one card, ten minutes a part; writes docs/gpu.md (ARGS="--part trainer")'
@@ -67,6 +67,7 @@ check: install-dev
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
+	$(VENV)/bin/python -m tests.words
 
 sizes: install-dev
 	$(VENV)/bin/python -m tests.sizes

@@ -41,8 +41,8 @@ from benchmarks import report
 from benchmarks.figures import ROOT, Figure, Found, Measured, NotMeasured, Place, Results, Section, decode, encode
 from benchmarks.figures import describe_machine as machine
 from shared.errors import ConfigError, DataError, InputError, MaestraleError, RunError
+from shared.launch.watchdog import die_with_parent
 from shared.supervisor import supervised
-from shared.watchdog import die_with_parent
 
 FOLDER = Path(__file__).parent
 RESULTS, DOCUMENT = FOLDER / "results.json", ROOT / "docs" / "performance.md"

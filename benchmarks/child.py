@@ -21,7 +21,7 @@ from typing import Any, Self
 import psutil
 
 from shared.errors import RunError
-from shared.watchdog import die_with_parent
+from shared.launch.watchdog import die_with_parent
 
 STOP_S = 1.0
 END_S = 10.0

@@ -36,10 +36,10 @@ from benchmarks.scripted import Script
 from examples.quickstart.prepare import Options, make_tiny_model
 from examples.quickstart.word_problems import calculate, complete, make_word_problem
 from rollout.worker import EngineRank
-from shared.calls import request
 from shared.chat import Chat
 from shared.config import Config
-from shared.messages import Finished, GenerateRequest
+from shared.launch.calls import request
+from shared.launch.messages import Finished, GenerateRequest
 from shared.types import Completion, Problem, Prompt, VersionSpan
 from trainer.ledger import Ledger
 from trainer.stages import Stages

@@ -31,23 +31,23 @@ from benchmarks.figures import ROOT, NotMeasured
 from benchmarks.scripted import HOST, Script, role_of
 from rollout.client import EngineClient
 from rollout.worker import EngineRank
-from shared import launch_folder
 from shared.chat import Chat
 from shared.config import Config
+from shared.launch import launch_folder
+from shared.launch.rpc import Hub
+from shared.launch.watchdog import PulseKeeper
 from shared.metrics import read_rows
 from shared.progress import Progress
-from shared.rpc import Hub
 from shared.types import Completion, Group, Problem, Reward, Verdict
-from shared.watchdog import PulseKeeper
-from trainer.checkpoint import Checkpointer
+from trainer.checkpoint.origin import Origin
+from trainer.checkpoint.writer import Checkpointer
 from trainer.client import TrainerClient
 from trainer.controller import TrainingLoop
-from trainer.data import DataSource, PromptFormat
+from trainer.data.data_source import DataSource, PromptFormat
 from trainer.ledger import Ledger
-from trainer.origin import Origin
-from trainer.rank import TrainerRank
 from trainer.run_log import RunLogger
 from trainer.stages import Stages
+from trainer.step.rank import TrainerRank
 from trainer.timing import PhaseTimer
 from verify.scorer import RewardScorer, Settled
 

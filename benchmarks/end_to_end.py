@@ -43,7 +43,7 @@ from examples.quickstart.word_problems import make_word_problem
 from shared.chat import Chat
 from shared.errors import RunError
 from shared.metrics import read_rows
-from shared.model.cpu import multiplies_bfloat16_fast
+from shared.model.cpu.processor import multiplies_bfloat16_fast
 from verify.code.sandbox.syscalls import die_with_parent
 
 MODEL = ROOT / "models" / "smollm2-135m-instruct"

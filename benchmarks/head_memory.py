@@ -22,7 +22,7 @@ import torch
 
 from benchmarks.figures import ROOT
 from shared.errors import RunError
-from shared.model.cpu import multiplies_bfloat16_fast
+from shared.model.cpu.processor import multiplies_bfloat16_fast
 from shared.model.logprobs import chunked_logprobs
 
 HIDDEN = 576

@@ -15,7 +15,7 @@ import torch
 from benchmarks.figures import Figure, benchmark
 from benchmarks.llama import SMOLLM2_135M
 from benchmarks.step import Rank, alone, device, draw, micro_batches
-from shared.model.cpu import keep_freed_memory, multiplies_bfloat16_fast
+from shared.model.cpu.processor import keep_freed_memory, multiplies_bfloat16_fast
 
 TARGET = 0.8
 TOKENS, REPEATS = 4096, 5

@@ -28,7 +28,7 @@ from benchmarks.llama import SMOLLM2_135M, Shape
 from benchmarks.peak import SIZES, Peak
 from benchmarks.report import shown, table
 from benchmarks.step import Rank, alone, draw, micro_batches, work
-from shared.model.cpu import keep_freed_memory, multiplies_bfloat16_fast
+from shared.model.cpu.processor import keep_freed_memory, multiplies_bfloat16_fast
 
 CARDS, RESULTS = ROOT / "docs" / "results" / "gpu", ROOT / "benchmarks" / "results.json"
 HEAD = ("model", "trained", "tokens a step", "recomputed", "device", "speed", "MFU", "memory", "measured on")
@@ -52,7 +52,7 @@ TEXT = """# Benchmark matrix
 One training step of one rank: forward, backward, clipping and AdamW over float32 master weights; no sampling (whole
 steps of a launch beside TRL's: [performance.md](performance.md)). Weights are random. Tokens are those of prompts and
 completions. On cards products are in bfloat16 and sequences have 4,096 tokens, packed, where nothing else is said; on
-CPUs they have 64 to 1,024 tokens, 256 in the median. MFU counts what the step computes once (`trainer/flops.py`):
+CPUs they have 64 to 1,024 tokens, 256 in the median. MFU counts what the step computes once (`trainer/step/flops.py`):
 forward and backward, with adapters without the gradients of frozen weights, which are not computed; recomputed layers
 count nothing. On a card it is of the data sheet's dense bfloat16 peak, on a CPU of the fastest matrix product that the
 same process measured between its steps. Memory is the card's largest allocation, and on a CPU the largest resident

@@ -18,7 +18,7 @@ import numpy as np
 
 from benchmarks.figures import Figure, benchmark
 from shared.types import TrainSequence
-from trainer.batching import descending, plan_batch
+from trainer.step.batching import descending, plan_batch
 
 BUDGET, SEQUENCES = 32_768, 2_048
 MU, SIGMA = 8.0, 1.0

@@ -1,4 +1,4 @@
-"""The fastest matrix product that this machine does: operations (trainer/flops.py) are told as a share of it."""
+"""The fastest matrix product that this machine does: operations (trainer/step/flops.py) are told as a share of it."""
 
 from __future__ import annotations
 

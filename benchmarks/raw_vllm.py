@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from rollout.vllm_config import make_vllm_config, prepare_environment, read_stop_tokens
 from shared.config import Config
-from shared.messages import GenerateRequest
+from shared.launch.messages import GenerateRequest
 from shared.types import Completion
 
 prepare_environment()

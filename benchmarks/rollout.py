@@ -40,21 +40,21 @@ from examples.quickstart.prepare import Options, make_tiny_model
 from rollout.client import EngineClient
 from rollout.weights import WeightSender, make_sender
 from rollout.worker import EngineRank, serve
-from shared import launch_folder
-from shared.calls import request
 from shared.chat import Chat
 from shared.config import Config
 from shared.errors import RunError
-from shared.messages import GenerateRequest
+from shared.launch import launch_folder
+from shared.launch.calls import request
+from shared.launch.messages import GenerateRequest
+from shared.launch.rpc import EngineLink, Hub
+from shared.launch.watchdog import die_with_parent
 from shared.model.config import DecoderConfig
 from shared.model.decoder import Decoder
 from shared.model.hf import iterate_weights, load_config
 from shared.progress import Progress
-from shared.rpc import EngineLink, Hub
 from shared.types import Completion, Group, Problem, Reward
-from shared.watchdog import die_with_parent
 from trainer.controller import TrainingLoop
-from trainer.data import DataSource, PromptFormat
+from trainer.data.data_source import DataSource, PromptFormat
 from trainer.ledger import Ledger
 from trainer.stages import Stages
 from verify.scorer import RewardScorer

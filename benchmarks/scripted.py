@@ -28,16 +28,16 @@ import zmq
 import zmq.asyncio
 
 from rollout.weights.proof import PublishedWeights, Updated, WeightsHeld
-from shared.calls import CallReply, call
-from shared.messages import Finished, GenerateRequest
-from shared.ranks import Kind, Role, kind_of
+from shared.launch.calls import CallReply, call
+from shared.launch.messages import Finished, GenerateRequest
+from shared.launch.ranks import Kind, Role, kind_of
+from shared.launch.rpc import EngineLink, TrainerLink
+from shared.launch.sockets import connect
+from shared.launch.watchdog import Peer, die_with_parent
 from shared.record_file import Written
-from shared.rpc import EngineLink, TrainerLink
-from shared.sockets import connect
 from shared.types import Completion, VersionSpan
-from shared.watchdog import Peer, die_with_parent
-from trainer.forward_backward import StepSums
-from trainer.rank import Stepped
+from trainer.step.forward_backward import StepSums
+from trainer.step.rank import Stepped
 
 HOST = "127.0.0.1"
 TABLE = 4096
@@ -193,7 +193,7 @@ class ScriptedEngine:
 
 
 class ScriptedTrainer:
-    """One trainer rank: the calls of trainer/rank.py, with the parameters that a script needs."""
+    """One trainer rank: the calls of trainer/step/rank.py, with the parameters that a script needs."""
 
     def __init__(self, script: Script, first: bool):
         """first: has the checksums and scores the probe."""

@@ -1,4 +1,4 @@
-"""One trainer rank, alone: model, optimiser, micro-batches and step as trainer/rank.py puts them together.
+"""One trainer rank, alone: model, optimiser, micro-batches and step as trainer/step/rank.py puts them together.
 
     with alone(device) as mesh:
         rank = Rank(SMOLLM2_135M.decoder, "bfloat16", mesh, device)
@@ -27,11 +27,11 @@ from shared.model.config import DecoderConfig
 from shared.model.implementation import make_model, read_shape
 from shared.sections import Optimiser
 from shared.types import CONTEXT, SAMPLED, MicroBatch, TrainSequence
-from trainer import fsdp, optimiser
-from trainer.batching import plan_batch
-from trainer.flops import packed_flops
-from trainer.forward_backward import forward_backward, pack_sequences
 from trainer.objectives.registry import read_objective
+from trainer.step import fsdp, optimiser
+from trainer.step.batching import plan_batch
+from trainer.step.flops import packed_flops
+from trainer.step.forward_backward import forward_backward, pack_sequences
 
 PROMPT_TOKENS = 48
 MEDIAN_TOKENS, SIGMA, LONGEST_TOKENS = 256, 0.7, 1024

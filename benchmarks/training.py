@@ -4,8 +4,8 @@ SmolLM2-135M's shape with random weights, heavy-tailed sequences packed into mic
 forward and backward (accumulate.py), clipping and AdamW over float32 master weights (optimiser.py). All of it, the peak
 and the peer in the same process, with all cores (or one GPU).
 
-- MFU: operations of the step (trainer/flops.py) over its time and the peak of large matrix products, measured before
-  each step.
+- MFU: operations of the step (trainer/step/flops.py) over its time and the peak of large matrix products, measured
+  before each step.
   Products are in the type that is faster here: bfloat16 on GPUs and some CPUs, and there float32 comes last; float32
   alone on other CPUs, where bfloat16 only costs time.
 - Peer: the fastest of the settings of a transformers + AdamW loop (step_peer.py), tried in this run, same sequences.
@@ -31,7 +31,7 @@ from benchmarks.llama import SMOLLM2_135M, Shape
 from benchmarks.peak import Peak
 from benchmarks.step import Rank, alone, device, draw, make_sequences, micro_batches, token_count, work
 from benchmarks.step_peer import Peer, Variant
-from shared.model.cpu import keep_freed_memory, multiplies_bfloat16_fast
+from shared.model.cpu.processor import keep_freed_memory, multiplies_bfloat16_fast
 from shared.types import MicroBatch, TrainSequence
 
 MFU_TARGET, LINEAR_TARGET, HEAD_TARGET = 0.6, 1.1, 0.02

@@ -30,7 +30,7 @@ from shared.config import Config
 from shared.errors import RunError
 from shared.types import Completion
 from trainer.controller import TrainingLoop
-from trainer.data import DataSource
+from trainer.data.data_source import DataSource
 from trainer.episodes import Episodes
 from trainer.ledger import Ledger
 from trainer.stages import Stages

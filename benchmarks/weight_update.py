@@ -38,10 +38,10 @@ from rollout.weights.proof import PublishedWeights, compare_held, scoring_interv
 from rollout.weights.receiver import WeightReceiver
 from shared.config import Config
 from shared.errors import RunError
-from shared.messages import GenerateRequest
+from shared.launch.messages import GenerateRequest
 from shared.model.lora import A, B
 from shared.types import Completion
-from trainer.data import PROBE_TOKENS
+from trainer.data.data_source import PROBE_TOKENS
 
 MEMCPY_BYTES = 512 << 20
 """a larger copy is made of several of this size"""

@@ -22,7 +22,7 @@ from curate.stage import Command, CurationStage
 from curate.two_stage import TwoStage
 from shared.errors import run_command
 from shared.progress import CleanConsole, duration
-from trainer.data_sets import HUB, fetch_to
+from trainer.data.data_sets import HUB, fetch_to
 from verify.published import columns_of
 
 _ALL: tuple[type[Command], ...] = (

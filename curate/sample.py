@@ -206,7 +206,7 @@ class SampleStage(CurationStage):
     async def prepare(self, rows: Sequence[Row], show: Show) -> None:
         """Render all prompts, so that the engine reserves no longer sequences than occur, and start it."""
         from shared.chat import Chat
-        from trainer.data import PromptFormat
+        from trainer.data.data_source import PromptFormat
         from trainer.solver import Solver
 
         config = self.run_config

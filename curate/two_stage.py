@@ -24,7 +24,7 @@ from shared.supervisor import supervised
 PARTS = ("1_sampled", "2_learnable", "4_graded", "5_labelled")
 """PART in OUTPUT.PART.jsonl, each with its rejected rows and report; part 3 is a run, part 6 is OUTPUT.jsonl"""
 CHILD = (
-    "import sys; from shared import watchdog; watchdog.die_with_parent(); "
+    "import sys; from shared.launch import watchdog; watchdog.die_with_parent(); "
     "from trainer.__main__ import main; sys.exit(main(sys.argv[1:]))"
 )
 """program that runs the trainer's command and ends with this process"""

@@ -37,9 +37,9 @@ from environments.gateway.messages import (
     TokensAsked,
     TurnGiven,
 )
-from shared import deaths
 from shared.chat_endpoint import FAILURES, ApiEndpoint, HttpStatus, key_headers
 from shared.json_reader import parse_json
+from shared.launch import deaths
 from shared.named_secrets import complain_of_url, secret_in_command
 from shared.section import Section
 from shared.supervisor import supervised

@@ -44,9 +44,9 @@ from environments.process import (
     StepCall,
     answered,
 )
-from shared import deaths
 from shared.environment_settings import EnvironmentSettings
 from shared.errors import ConfigError
+from shared.launch import deaths
 from shared.sections import RewardWeights
 from shared.supervisor import supervised
 from shared.types import Problem, Verdict

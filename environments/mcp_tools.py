@@ -20,10 +20,10 @@ from pydantic import Field, model_validator
 
 from environments.environment import Observation, environment
 from environments.tools import EnvironmentTool, ToolEnvironment, ToolError, ToolOptions
-from shared import deaths
 from shared.chat_endpoint import key_headers
 from shared.clean_text import clean_errors
 from shared.errors import ConfigError
+from shared.launch import deaths
 from shared.named_secrets import NAME, complain_of_url, secret_in_command, values_of
 from shared.settings_file import literal
 from shared.supervisor import supervised
@@ -119,22 +119,25 @@ class McpSession:
         from mcp import Client
 
         try:
-            async with AsyncExitStack() as stack, Client(await self._server(stack)) as client:
-                self._client, cursor = client, None
+            async with asyncio.timeout(START_S) as limit, AsyncExitStack() as stack:
+                self._client = await stack.enter_async_context(Client(await self._server(stack)))
+                cursor = None
                 for _ in range(MOST_PAGES):
-                    page = await client.list_tools(cursor=cursor)
+                    page = await self._client.list_tools(cursor=cursor)
                     self.definitions += [
                         ToolDefinition(one.name, one.description or "", one.input_schema) for one in page.tools
                     ]
                     if (cursor := page.next_cursor) is None:
                         break
+                limit.reschedule(None)
                 self._opened.set_result(None)
                 await self._watch()
         except Exception as error:  # noqa: BLE001 - whatever a server or its transport raises ends the session
-            if self._opened.done():
-                self._tell_end(f"cannot be used: {type(error).__name__}")
-            else:
-                self._opened.set_exception(Failed(Verdict.CRASH, f"the MCP server cannot be used: {_told(error)}"))
+            late = isinstance(error, TimeoutError) and limit.expired()
+            how = f"gave no answer for {START_S:g} s: given up" if late else f"cannot be used: {_cause(error)}"
+            self._tell_end(how)
+            if not self._opened.done():
+                self._opened.set_exception(Failed(Verdict.CRASH, f"the MCP server {how}"))
 
     def _tell_end(self, how: str) -> None:
         """Tell once that the server is gone; nothing where the session is closed."""
@@ -214,7 +217,7 @@ def _text(part: Any) -> str:
     return f"[{part.type}]" if text is None else str(text)
 
 
-def _told(error: BaseException) -> str:
+def _cause(error: BaseException) -> str:
     """The first cause in a group of exceptions."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

@@ -30,25 +30,25 @@ from shared import settings_file
 from shared.chat import Chat
 from shared.config import Config
 from shared.errors import ConfigError, MaestraleError, print_error
+from shared.launch.ranks import count_gpus
 from shared.metrics import MetricsLog
-from shared.model.cpu import given_threads
+from shared.model.cpu.processor import given_threads
 from shared.progress import Progress
-from shared.ranks import count_gpus
 from shared.types import Group
-from trainer import fsdp
-from trainer.batching import BatchPlan, Learned, combine, plan_batch, split
-from trainer.data import PromptFormat
+from trainer.checkpoint.safetensors_file import REFERENCE
+from trainer.data.data_source import PromptFormat
+from trainer.data.offline import OfflineGroups, load_offline
+from trainer.data.sources import Sources, gather_sources, missing_settings, prepare
 from trainer.export import note_training
 from trainer.health import check_alive
 from trainer.objectives.objective import Need, train_sequences
 from trainer.objectives.registry import complaints, needs, objective_of
-from trainer.offline import OfflineGroups, load_offline
-from trainer.rank import TrainerRank
-from trainer.safetensors_file import REFERENCE
 from trainer.schedule import learning_rate
 from trainer.soft_values import soft_value, spo_of
-from trainer.sources import Sources, gather_sources, missing_settings, prepare
 from trainer.stages import Stages
+from trainer.step import fsdp
+from trainer.step.batching import BatchPlan, Learned, combine, plan_batch, split
+from trainer.step.rank import TrainerRank
 from trainer.step_metrics import offline_metrics, training_metrics
 from verify.plugins import choose
 from verify.scorer import RewardScorer

@@ -18,13 +18,13 @@ import msgspec
 
 from rollout.weights.proof import LogprobDifference, PublishedWeights, WeightProof
 from rollout.worker import EngineRank
-from shared.batch_queue import BatchQueue
-from shared.calls import Connection, RankClient, request
 from shared.config import Config
-from shared.messages import EngineEnded, EngineRestarted, Finished, GenerateRequest, RankFailed
+from shared.launch.batch_queue import BatchQueue
+from shared.launch.calls import Connection, RankClient, request
+from shared.launch.messages import EngineEnded, EngineRestarted, Finished, GenerateRequest, RankFailed
+from shared.launch.rpc import raise_failure
+from shared.launch.sockets import refused
 from shared.record_file import Written
-from shared.rpc import raise_failure
-from shared.sockets import refused
 from shared.types import Completion, Group
 
 

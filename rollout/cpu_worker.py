@@ -9,7 +9,7 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 
 from rollout.vllm_config import THREADS_VARIABLE
 from rollout.warm_up import allow_amx
-from shared.model.cpu import keep_freed_memory
+from shared.model.cpu.processor import keep_freed_memory
 
 
 class CpuWorker(CPUWorker):

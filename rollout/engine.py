@@ -42,7 +42,7 @@ from rollout.weights.receiver import WeightReceiver  # noqa: E402
 from rollout.weights.vllm_backend import ENGINE_VARIABLE  # noqa: E402
 from shared.config import Config  # noqa: E402
 from shared.errors import ConfigError, DeadlineExceeded, EngineLost, NonFinite, RunError, SyncMismatch  # noqa: E402
-from shared.messages import GenerateRequest  # noqa: E402
+from shared.launch.messages import GenerateRequest  # noqa: E402
 from shared.types import Completion  # noqa: E402
 
 Result = TypeVar("Result")

@@ -27,13 +27,13 @@ from rollout.start import with_time_to_start
 from rollout.weights import WeightSender, make_sender
 from rollout.weights.proof import PublishedWeights
 from rollout.worker import EngineRank
-from shared.batch_queue import BatchQueue
-from shared.calls import CallReply, CallRequest, Result, request
 from shared.config import Config
 from shared.errors import RunError
-from shared.messages import Message, RankFailed
-from shared.ranks import count_gpus
-from shared.rpc import raise_failure
+from shared.launch.batch_queue import BatchQueue
+from shared.launch.calls import CallReply, CallRequest, Result, request
+from shared.launch.messages import Message, RankFailed
+from shared.launch.ranks import count_gpus
+from shared.launch.rpc import raise_failure
 from shared.types import Completion
 
 QUEUE_FACTOR = 2

@@ -18,7 +18,7 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 
 from rollout.weights.layout import NO_VERSION
 from shared.errors import NonFinite, RunError
-from shared.messages import GenerateRequest
+from shared.launch.messages import GenerateRequest
 from shared.types import Completion, VersionSpan
 
 REMEMBERED_STEPS = 200

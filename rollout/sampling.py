@@ -6,7 +6,7 @@ import hashlib
 
 from vllm import SamplingParams
 
-from shared.messages import GenerateRequest
+from shared.launch.messages import GenerateRequest
 
 SEED_MASK = (1 << 63) - 1
 

@@ -26,10 +26,10 @@ import torch
 
 from rollout.routes import allow_routes
 from rollout.vllm_config import FOLDER_VARIABLE
-from shared import deaths
 from shared.clean_text import clean
 from shared.config import Config
-from shared.watchdog import STACKS_VARIABLE, die_with_parent
+from shared.launch import deaths
+from shared.launch.watchdog import STACKS_VARIABLE, die_with_parent
 
 ENGINE_PROCESS = "EngineCore"
 """prefix of the names that vLLM gives engine processes"""

@@ -20,7 +20,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from rollout.start import last_words
-from shared import deaths
+from shared.launch import deaths
 
 
 class TokenLLM(AsyncLLM):

@@ -6,7 +6,7 @@ A completion that is then running at a further death, as the only one of them, i
 
 from __future__ import annotations
 
-from shared.messages import GenerateRequest
+from shared.launch.messages import GenerateRequest
 
 DEATHS = 2
 """a completion that was running at fewer deaths is not suspected"""

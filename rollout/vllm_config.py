@@ -24,12 +24,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rollout.token_ranks import count_ranks_by_row
-from shared import launch_folder
 from shared.config import Config
 from shared.errors import ConfigError, ModelError
-from shared.model.cpu import given_threads
+from shared.launch import launch_folder
+from shared.model.cpu.fused_layers import TF32_ADVICE
+from shared.model.cpu.processor import given_threads
 from shared.model.folder import load_config, token_ids
-from shared.model.fused_layers import TF32_ADVICE
 from shared.model.implementation import VISION_LANGUAGE, adapted_names, read_shape
 
 if TYPE_CHECKING:

@@ -17,15 +17,16 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from rollout.weights.layout import NO_VERSION
 from rollout.weights.proof import Updated
 from rollout.weights.receiver import WeightReceiver
-from shared import deaths, record_file, watchdog
-from shared.batch_queue import BatchQueue
-from shared.calls import CallReply, CallRequest, call
+from shared import record_file
 from shared.config import Config
 from shared.errors import CheckpointError, DeadlineExceeded, EngineLost, RunError
-from shared.messages import EngineEnded, EngineRestarted, Finished, GenerateRequest, Message
-from shared.ranks import RankInfo
+from shared.launch import deaths, watchdog
+from shared.launch.batch_queue import BatchQueue
+from shared.launch.calls import CallReply, CallRequest, call
+from shared.launch.messages import EngineEnded, EngineRestarted, Finished, GenerateRequest, Message
+from shared.launch.ranks import RankInfo
+from shared.launch.rpc import failure
 from shared.record_file import Written
-from shared.rpc import failure
 from shared.types import Completion
 
 if TYPE_CHECKING:  # the controller imports this file with the engines' calls, and needs no vLLM
@@ -41,7 +42,7 @@ TRIAL_S = 0.1
 
 
 class RankLink(Protocol):
-    """This rank's connection to the controller (shared/rpc.py: EngineLink)."""
+    """This rank's connection to the controller (shared/launch/rpc.py: EngineLink)."""
 
     def calls(self, rank_class: type) -> AsyncIterator[tuple[int, CallRequest[Any]]]:
         """Yield (call id, call) until the last; call id 0 expects no answer."""
@@ -56,7 +57,7 @@ class EngineRank:
     def __init__(self, link: RankLink, config: Config, role: RankInfo, model_dir: str, own_weights: bool = False):
         """own_weights: the engine may sample with the weights of its model folder, before the first update."""
         from rollout.vllm_config import prepare_environment
-        from shared.model.cpu import given_threads
+        from shared.model.cpu.processor import given_threads
 
         if config.mode == "sft":  # it evaluates only, while the trainers wait: their cores are free
             prepare_environment(given_threads())

@@ -14,7 +14,7 @@ from multiprocessing.process import BaseProcess
 
 import psutil
 
-from shared import deaths
+from shared.launch import deaths
 
 LOOK_EVERY_S = 1.0
 QUIET_S = 20.0

@@ -26,7 +26,7 @@ from serve.engine import Candidate, Constraint, Delta, EngineDied, EngineRefused
 from serve.engine_deaths import EngineFailover
 from serve.engine_watch import EngineWatch
 from shared.errors import ConfigError, ModelError
-from shared.model.cpu import given_threads
+from shared.model.cpu.processor import given_threads
 from shared.model.model_card import read_card
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from safetensors import safe_open
 
 from rollout.weights.layout import plan_layout
 from shared.errors import ModelError
-from shared.watchdog import die_with_parent
+from shared.launch.watchdog import die_with_parent
 
 
 class ServingWorkerExtension:
@@ -49,7 +49,7 @@ def open_tensors(folder: Path, files: ExitStack) -> dict[str, Any]:
 @torch.no_grad()
 def load_on_cpu(model: torch.nn.Module, tensors: dict[str, Any]) -> None:
     """Copy the tensors into a model on the CPU, and repack the packed copies that vLLM's linears compute with."""
-    from rollout.weights.cpu import pack
+    from rollout.weights.cpu.loader import pack
     from rollout.weights.parameters import plan_targets
 
     dtype = next(parameter.dtype for parameter in model.parameters())

@@ -119,12 +119,12 @@ METRICS: dict[str, Metric] = {
     "tflops_per_device": Metric(
         "TFLOP/s",
         "operations of forward and backward, by trainer and time of both and of the "
-        "optimiser's step; what is recomputed counts once (trainer/flops.py)",
+        "optimiser's step; what is recomputed counts once (trainer/step/flops.py)",
     ),
     "mfu": Metric(
         "share",
         "tflops_per_device by the dense bfloat16 peak of the card's data sheet; only on cards that "
-        "trainer/flops.py lists",
+        "trainer/step/flops.py lists",
     ),
     "memory/controller_peak_bytes": Metric("bytes", "largest resident memory so far of the controller"),
     "memory/trainer_peak_bytes": Metric("bytes", "largest resident memory so far of a trainer rank"),

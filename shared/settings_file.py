@@ -31,7 +31,7 @@ from shared.sections import Stage
 Table = dict[str, Any]
 Complaints = Callable[[Config], Iterator[str]]
 ACCEPT_CHANGES = "--accept-changes"
-"""option to continue a run whose settings, data or model have changed (trainer/resume.py)"""
+"""option to continue a run whose settings, data or model have changed (trainer/checkpoint/resume.py)"""
 DASHBOARD = "--dashboard"
 """option to open the dashboard beside a launch (trainer/dashboard.py)"""
 VARIABLES = "MAESTRALE_TRAIN_"
@@ -235,9 +235,9 @@ REMOVED = {
     # until the kept set of every token is replayed in the trainer, its log-probs are of another distribution
     "rollout.top_p": "training samples from the whole distribution, since a truncated one biases the importance ratio",
     "rollout.top_k": "training samples from the whole distribution, since a truncated one biases the importance ratio",
-    "optimiser.beta1": "AdamW has betas 0.9 and 0.95 (trainer/optimiser.py)",
-    "optimiser.beta2": "AdamW has betas 0.9 and 0.95 (trainer/optimiser.py)",
-    "optimiser.epsilon": "AdamW has epsilon 1e-8 (trainer/optimiser.py)",
+    "optimiser.beta1": "AdamW has betas 0.9 and 0.95 (trainer/step/optimiser.py)",
+    "optimiser.beta2": "AdamW has betas 0.9 and 0.95 (trainer/step/optimiser.py)",
+    "optimiser.epsilon": "AdamW has epsilon 1e-8 (trainer/step/optimiser.py)",
     "optimiser.threads": "a trainer rank on a CPU computes with OMP_NUM_THREADS threads (environment variable)",
     "rollout.threads": "an engine on a CPU computes with half of OMP_NUM_THREADS threads (environment variable)",
     "deadlines.heartbeat_s": "a rank counts as hung after half of deadlines.sync_s",

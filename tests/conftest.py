@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import hypothesis
 import pytest
 
 if TYPE_CHECKING:
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[1]
 TRAINERS = {f"tests/trainer/test_{name}.py" for name in ("fsdp", "rank", "rank_adapters", "shards")}
 """files whose tests read what one session of trainer ranks found"""
+
+hypothesis.settings.register_profile("unhurried", deadline=None)  # on a busy machine an example takes its time
+hypothesis.settings.load_profile("unhurried")
 
 
 @pytest.fixture(scope="session")

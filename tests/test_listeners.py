@@ -18,9 +18,9 @@ WHERE = {
     "dashboard/__main__.py": "`python -m dashboard`",
     "serve/__main__.py": "`python -m serve`",
     "shared/http_limits.py": "`python -m serve`",
-    "shared/sockets.py": "messages and heartbeats",
-    "shared/ranks.py": "`torchrun`'s store",
-    "trainer/fsdp.py": "gloo, NCCL",
+    "shared/launch/sockets.py": "messages and heartbeats",
+    "shared/launch/ranks.py": "`torchrun`'s store",
+    "trainer/step/fsdp.py": "gloo, NCCL",
     "trainer/check.py": "`torchrun`'s store",
 }
 """file that listens -> its row of the table"""

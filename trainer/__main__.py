@@ -25,10 +25,11 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, NoReturn
 
-from shared import deaths, settings_file, watchdog
+from shared import settings_file
 from shared.clean_text import clean, clean_logs, print_traceback
 from shared.config import Config
 from shared.errors import DeadlineExceeded, InputError, MaestraleError, print_error
+from shared.launch import deaths, watchdog
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from torch.distributed import Store
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-    from shared.launch_folder import LaunchFolder
+    from shared.launch.launch_folder import LaunchFolder
     from shared.progress import Progress
     from trainer.launch import Launch
 
@@ -87,8 +88,8 @@ def main(arguments: list[str]) -> int:
     if dry_run and os.environ.get("RANK", "0") != "0":
         return 0  # under torchrun one rank tells
     path, *overrides = [argument for argument in arguments if argument != "--dry-run"]
-    from shared.ranks import under_torchrun
-    from shared.sockets import raise_open_files
+    from shared.launch.ranks import under_torchrun
+    from shared.launch.sockets import raise_open_files
 
     if under_torchrun() and not dry_run:
         return run_rank(path, overrides)
@@ -107,8 +108,8 @@ def main(arguments: list[str]) -> int:
 
 def load(path: str, overrides: list[str]) -> Config:
     """The settings, with every reward they name known: a wrong name is told before anything starts."""
+    from trainer.data.sources import missing_settings
     from trainer.objectives.registry import complaints
-    from trainer.sources import missing_settings
     from trainer.trackers import not_installed
     from verify.plugins import choose
 
@@ -138,8 +139,8 @@ def launch(config: Config, arguments: list[str]) -> int:
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    from shared import launch_folder
-    from shared.model.cpu import spare_allocator
+    from shared.launch import launch_folder
+    from shared.model.cpu.processor import spare_allocator
     from verify.plugin_host import close_hosts
 
     close_hosts()  # rank 0 has its own
@@ -191,7 +192,7 @@ def ordered(error: ChildFailedError) -> list[tuple[int, ProcessFailure]]:
 def _tell_silent_death(exit_codes: dict[int, int], config: Config, kills_before: int) -> int:
     """Exit code for the ranks' codes, the first failure first. A death is told here only if no rank is left to tell it
     (one that is ends with code 1 or 2)."""
-    from shared.ranks import kind_of, rank_name
+    from shared.launch.ranks import kind_of, rank_name
 
     rank, code = next(iter(exit_codes.items()))
     if code >= 0:
@@ -206,8 +207,8 @@ def _tell_silent_death(exit_codes: dict[int, int], config: Config, kills_before:
 
 def run_rank(path: str, overrides: list[str]) -> int:
     """One rank of the launch."""
-    from shared.ranks import join_meeting, join_node, kind_of, open_store
-    from shared.sockets import raise_open_files
+    from shared.launch.ranks import join_meeting, join_node, kind_of, open_store
+    from shared.launch.sockets import raise_open_files
 
     watchdog.die_with_parent()
     rank = int(os.environ["RANK"])
@@ -246,12 +247,12 @@ def run_rank(path: str, overrides: list[str]) -> int:
 def run_controller(path: str, overrides: list[str], node: LaunchFolder) -> int:
     """Rank 0."""
     from rollout.start import with_time_to_start
+    from shared.launch.ranks import count_gpus, invite, open_meeting, open_store, ranks_here, read_role
     from shared.progress import Progress
-    from shared.ranks import count_gpus, invite, open_meeting, open_store, ranks_here, read_role
     from trainer import dashboard
     from trainer.colocate import settle
+    from trainer.data.sources import gather_sources, prepare
     from trainer.run_lock import RunLock
-    from trainer.sources import gather_sources, prepare
 
     progress = Progress()
     session: Launch | None = None
@@ -341,14 +342,14 @@ def _failed(error: BaseException, progress: Progress, session: Launch | None) ->
 
 def run_trainer(config: Config, store: Store, folder: Path) -> int:
     """A trainer rank."""
-    from shared.ranks import read_role
-    from shared.rpc import TrainerLink, failure
+    from shared.launch.ranks import read_role
+    from shared.launch.rpc import TrainerLink, failure
 
     role = read_role(config, store, folder)
     watchdog.Pulse(role, config.deadlines.heartbeat_s).start()
     link = TrainerLink(role)
     try:
-        from trainer.rank import serve
+        from trainer.step.rank import serve
 
         serve(link, config, role)
     except Exception as error:  # noqa: BLE001 - the controller tells the user
@@ -367,8 +368,8 @@ def _after_failure(error: Exception) -> int:
 
 def run_engine(config: Config, store: Store, folder: Path) -> int:
     """A rollout rank."""
-    from shared.ranks import read_role
-    from shared.rpc import EngineLink, failure
+    from shared.launch.ranks import read_role
+    from shared.launch.rpc import EngineLink, failure
 
     role = read_role(config, store, folder)
     watchdog.Pulse(role, config.deadlines.heartbeat_s).start()

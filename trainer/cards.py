@@ -14,8 +14,8 @@ import torch
 
 from shared.config import Config
 from shared.errors import ConfigError
+from shared.launch.ranks import shares_gpus
 from shared.model.config import DecoderConfig
-from shared.ranks import shares_gpus
 from trainer.check_result import CheckResult, Status
 from trainer.colocate import check_own_gpus, share
 from trainer.dry_run import size

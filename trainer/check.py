@@ -26,16 +26,16 @@ from shared.config import Config
 from shared.cuda_builds import installed
 from shared.errors import DataError, InputError, MaestraleError
 from shared.model.config import DecoderConfig
-from trainer import memory
 from trainer.cards import driver, use_of_cards
 from trainer.check_result import CheckResult, Status
+from trainer.checkpoint.shards import free_bytes
 from trainer.colocate import adapters_of
+from trainer.data.environment_rows import environment_lines
+from trainer.data.sources import check_model
 from trainer.dry_run import model_shape, size
-from trainer.environment_rows import environment_lines
 from trainer.inspection import HUB_S, Inspected, inspect
-from trainer.memory import DTYPE_BYTES
-from trainer.shards import free_bytes
-from trainer.sources import check_model
+from trainer.step import memory
+from trainer.step.memory import DTYPE_BYTES
 from verify.published import problem_rows
 
 USAGE = """usage: python -m trainer check [SETTINGS.toml] [--section.key=value ...] [--json]

@@ -7,14 +7,14 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from rollout.weights.proof import PublishedWeights
-from shared.calls import CallRequest, Connection, RankClient, Result, request
 from shared.config import Config
 from shared.errors import NonFinite
+from shared.launch.calls import CallRequest, Connection, RankClient, Result, request
 from shared.record_file import Written
 from shared.types import MicroBatch
-from trainer.batching import add_up
-from trainer.forward_backward import StepSums
-from trainer.rank import Stepped, TrainerRank
+from trainer.step.batching import add_up
+from trainer.step.forward_backward import StepSums
+from trainer.step.rank import Stepped, TrainerRank
 
 
 class TrainerClient(RankClient):

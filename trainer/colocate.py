@@ -20,14 +20,14 @@ import torch
 
 from shared.config import Config
 from shared.errors import ConfigError
+from shared.launch.ranks import shares_gpus
 from shared.model.config import DecoderConfig
 from shared.model.folder import load_config
 from shared.model.implementation import read_shape
-from shared.ranks import shares_gpus
-from trainer import memory
-from trainer.memory import DTYPE_BYTES, TrainerMemory
 from trainer.objectives.objective import LocalTeacher, Need
 from trainer.objectives.registry import needs, objective_of
+from trainer.step import memory
+from trainer.step.memory import DTYPE_BYTES, TrainerMemory
 
 RESERVED = 0.05
 """share of a GPU's memory that is left to drivers, displays and fragments"""

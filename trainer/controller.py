@@ -22,20 +22,20 @@ from typing import Any
 from rollout.client import EngineClient
 from shared.config import Config
 from shared.types import Completion, Group, Prompt
-from trainer.batching import BatchPlan, Learned, combine, plan_batch, split
-from trainer.checkpoint import Checkpointer
+from trainer.checkpoint.writer import Checkpointer
 from trainer.client import TrainerClient
-from trainer.data import DataSource
+from trainer.data.data_source import DataSource
+from trainer.data.offline import OfflineGroups, offline_count
 from trainer.episodes import Episodes
 from trainer.evaluation import Evaluator, evaluation_due, was_evaluated
 from trainer.health import check_alive
 from trainer.ledger import Interrupted, Ledger
 from trainer.objectives.objective import Need, train_sequences
 from trainer.objectives.registry import needs, objective_of
-from trainer.offline import OfflineGroups, offline_count
-from trainer.rank import TrainerRank
 from trainer.run_log import RunLogger
 from trainer.schedule import learning_rate
+from trainer.step.batching import BatchPlan, Learned, combine, plan_batch, split
+from trainer.step.rank import TrainerRank
 from trainer.teachers import Teacher
 from trainer.timing import PhaseTimer
 from verify.plugins import Failed

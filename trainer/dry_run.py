@@ -13,18 +13,18 @@ from pathlib import Path
 from rollout.vllm_config import CPU_CACHE_BYTES
 from shared import settings_file
 from shared.config import Config
+from shared.launch.ranks import count_gpus, gpus_of, kind_of, shares_gpus
 from shared.model.config import DecoderConfig
 from shared.model.folder import load_config
 from shared.model.implementation import adapted_names, read_shape
-from shared.ranks import count_gpus, gpus_of, kind_of, shares_gpus
-from trainer import memory
 from trainer.colocate import adapters_of, frozen_models, sent_rank, settle, streams, trainer_memory
-from trainer.environment_rows import environment_lines, room_lines
+from trainer.data.environment_rows import environment_lines, room_lines
 from trainer.inspection import inspect
-from trainer.memory import DTYPE_BYTES, FROZEN_BYTES
 from trainer.objectives.objective import LocalTeacher, Need, moves
 from trainer.objectives.registry import needs, objective_of
 from trainer.soft_values import draws_of
+from trainer.step import memory
+from trainer.step.memory import DTYPE_BYTES, FROZEN_BYTES
 from verify.llm_judge import endpoints
 
 LORA_RATE = 5e-6

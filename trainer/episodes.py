@@ -23,7 +23,7 @@ from shared.chat import Chat
 from shared.config import Config
 from shared.errors import ConfigError, ModelError
 from shared.types import Completion, Problem, Prompt, Reward, Turn, TurnText, Verdict
-from trainer.data import PromptFormat, completion_seed
+from trainer.data.data_source import PromptFormat, completion_seed
 from trainer.objectives.registry import objective_of
 from verify.plugins import Failed
 from verify.scorer import RewardScorer

@@ -33,7 +33,7 @@ from shared.diversity import mean_diversity
 from shared.json_reader import decode_json
 from shared.statistics import majority_at_k, mean_and_half_width, pass_at_k
 from shared.types import Completion, Problem, Prompt, Reward, TurnText, Verdict
-from trainer.data import DataSource, completion_seed
+from trainer.data.data_source import DataSource, completion_seed
 from trainer.episodes import Episodes, failed_start, turns_of
 from verify.plugins import Failed
 from verify.scorer import RewardScorer

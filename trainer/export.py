@@ -23,11 +23,11 @@ from shared.model import hf
 from shared.model.adapter_folder import merged_weights, save_adapter
 from shared.model.model_card import CARD, USUAL_BLANKS, ModelCard, read_card
 from shared.progress import Progress
-from trainer import checkpoint, checkpoint_reader
+from trainer.checkpoint import reader, writer
+from trainer.checkpoint.shard_files import iterate_weights
 from trainer.client import TrainerClient
 from trainer.evaluation import best_version
-from trainer.rank import TrainerRank
-from trainer.shard_files import iterate_weights
+from trainer.step.rank import TrainerRank
 from verify.published import problem_rows
 
 REASONED = re.compile(
@@ -78,7 +78,7 @@ def learned_forms(config: Config) -> dict[str, Any]:
 def seal_of(config: Config, version: int) -> str:
     """sha256 of the manifest of a version's checkpoint, "" where there is none to be read."""
     try:
-        return checkpoint_reader.read_manifest(checkpoint.folder_of(config.run_dir, version)).sha256
+        return reader.read_manifest(writer.folder_of(config.run_dir, version)).sha256
     except (CheckpointError, OSError):
         return ""
 
@@ -90,7 +90,7 @@ async def export_last(config: Config, trainers: TrainerClient, version: int) -> 
             folder = export_folder(config, version, adapter=name != "latest")
             await trainers.call(export, str(folder))
             note_training(config, folder, version)
-            checkpoint.link(config.run_dir, name, folder)
+            writer.link(config.run_dir, name, folder)
 
 
 def export_best(config: Config, model_dir: Path, last: int, progress: Progress) -> None:
@@ -103,9 +103,9 @@ def export_best(config: Config, model_dir: Path, last: int, progress: Progress) 
     except CheckpointError as error:
         progress.warning(f"version {best} was best by {config.evaluate.best}, but is not exported: {error}")
         return
-    checkpoint.link(config.run_dir, "best", folder)
+    writer.link(config.run_dir, "best", folder)
     if config.lora.rank:
-        checkpoint.link(config.run_dir, "best-adapter", export_folder(config, best, adapter=True))
+        writer.link(config.run_dir, "best-adapter", export_folder(config, best, adapter=True))
     progress.note(f"best by {config.evaluate.best}: version {best}" + (", the last" if best == last else ""))
 
 
@@ -122,12 +122,12 @@ def export_checkpoint(config: Config, model_dir: Path, version: int) -> Path:
     CheckpointError when there is no such checkpoint, it is damaged, or the disk fails.
     """
     folder = export_folder(config, version)
-    source = checkpoint.folder_of(config.run_dir, version)
+    source = writer.folder_of(config.run_dir, version)
     card = read_card(folder)
     seal = seal_of(config, version)
     stale = bool(seal) and card is not None and card.checkpoint != seal
     if stale or not (folder / "config.json").is_file():
-        checkpoint_reader.read(source)
+        reader.read(source)
         folder.parent.mkdir(parents=True, exist_ok=True)
         dtype, weights = getattr(torch, config.model.dtype), iterate_weights(source)
         if rank := config.lora.rank:
@@ -161,11 +161,11 @@ def main(arguments: list[str]) -> int:
 
 
 def _version(run_dir: Path, given: list[str], progress: Progress) -> int:
-    there = list(checkpoint.folders(run_dir))
+    there = list(writer.folders(run_dir))
     if not there:
         raise CheckpointError(f"{run_dir} has no checkpoint")
     if not given:
-        search = checkpoint_reader.newest(run_dir)
+        search = reader.newest(run_dir)
         for line in search.skipped.values():
             progress.warning(f"{line}: skipped")
         if search.newest is None:

@@ -22,8 +22,8 @@ from rollout.weights.proof import LOGPROB_LIMITS
 from shared.config import Config
 from shared.errors import TrainingDied
 from shared.types import SAMPLED, TrainSequence
-from trainer.batching import Learned
 from trainer.objectives.registry import objective_of
+from trainer.step.batching import Learned
 
 BLIND = 0.95
 FAR = 3.0

@@ -20,13 +20,13 @@ from shared.config import Config
 from shared.errors import MaestraleError
 from shared.model import hf
 from shared.progress import Progress
-from trainer.data import chosen, opened
-from trainer.environment_rows import EnvironmentRow, environment_rows, look_up
-from trainer.offline import read_offline
-from trainer.problem_file import ProblemFile, check_answers
-from trainer.row_process import NoRowCame
-from trainer.run_data import RunData, read_files
-from trainer.sources import Sources, check_script, data_file, data_settings, offline_files
+from trainer.data.data_source import chosen, opened
+from trainer.data.environment_rows import EnvironmentRow, environment_rows, look_up
+from trainer.data.offline import read_offline
+from trainer.data.problem_file import ProblemFile, check_answers
+from trainer.data.row_process import NoRowCame
+from trainer.data.run_data import RunData, read_files
+from trainer.data.sources import Sources, check_script, data_file, data_settings, offline_files
 from trainer.stages import Stages
 from verify.answer_checker import AnswerChecker
 from verify.llm_judge import endpoints

@@ -11,37 +11,39 @@ from pathlib import Path
 
 from rollout.client import EngineClient
 from rollout.worker import EngineRank
-from shared import deaths, settings_file
+from shared import settings_file
 from shared.chat import Chat
 from shared.config import Config
 from shared.errors import ConfigError, RankLost
+from shared.launch import deaths
+from shared.launch.ranks import Role
+from shared.launch.rpc import Hub
+from shared.launch.sockets import reachable_address, refused
+from shared.launch.watchdog import PulseKeeper
 from shared.model import adapter_folder
 from shared.progress import Progress
-from shared.ranks import Role
-from shared.rpc import Hub
-from shared.sockets import reachable_address, refused
 from shared.types import Problem
-from shared.watchdog import PulseKeeper
-from trainer import checkpoint, report, resume, run_log
+from trainer import report, run_log
 from trainer.bottleneck import PHASES
-from trainer.checkpoint_reader import VerifiedCheckpoint, compare_weights
+from trainer.checkpoint import resume, writer
+from trainer.checkpoint.origin import Origin, origin_of, reference_parts
+from trainer.checkpoint.reader import VerifiedCheckpoint, compare_weights
+from trainer.checkpoint.safetensors_file import REFERENCE
 from trainer.client import TrainerClient
 from trainer.controller import TrainingLoop
-from trainer.data import DataSource, PromptFormat
+from trainer.data.data_source import DataSource, PromptFormat
+from trainer.data.run_data import RunData, read_files
+from trainer.data.sources import Sources
 from trainer.dry_run import objective_lines
 from trainer.evaluation import Evaluator
 from trainer.export import export_best, export_last
 from trainer.ledger import Interrupted, Ledger
 from trainer.objectives.objective import Need, ServedTeacher, moves
 from trainer.objectives.registry import needs, objective_of
-from trainer.origin import Origin, origin_of, reference_parts
-from trainer.rank import LoadedTrainer, TrainerRank
-from trainer.run_data import RunData, read_files
-from trainer.safetensors_file import REFERENCE
 from trainer.sft import Demonstrations, sft, sft_run
 from trainer.soft_values import forget_values, soft_values
-from trainer.sources import Sources
 from trainer.stages import Stages
+from trainer.step.rank import LoadedTrainer, TrainerRank
 from trainer.teachers import Teacher
 from trainer.timing import PhaseTimer
 from trainer.turns import Turns
@@ -79,7 +81,7 @@ class Launch:
         self.teacher: Teacher | None = None
         """asked over HTTP"""
         self.looping: TrainingLoop | None = None
-        self.checkpointer: checkpoint.Checkpointer | None = None
+        self.checkpointer: writer.Checkpointer | None = None
         self.resumed: VerifiedCheckpoint | None = None
         """what this launch goes on from, until its weights are loaded"""
         self.peak_flops = 0.0
@@ -249,7 +251,7 @@ class Launch:
         written = run_log.RunLogger(
             clock, self.progress, self.engines, scorer, ledger, peers, peak, source.prompt_format
         )
-        self.checkpointer = checkpointer = checkpoint.Checkpointer(
+        self.checkpointer = checkpointer = writer.Checkpointer(
             config, ledger, self.engines, self.trainers, clock, self.progress, self.origin
         )
         checkpointer.saved = ledger.version if ledger.version else -1

@@ -19,19 +19,19 @@ from shared.atomic_write import append_line, write_whole, writing
 from shared.config import Config
 from shared.errors import ConfigError
 from shared.json_reader import decode_json
+from shared.launch.sockets import refused
+from shared.launch.watchdog import Peer
 from shared.metrics import MetricsLog, decode_row
 from shared.progress import Progress
-from shared.sockets import refused
 from shared.types import Group, Verdict
-from shared.watchdog import Peer
-from trainer.batching import Learned
-from trainer.data import PromptFormat, write_jsonl
+from trainer.data.data_source import PromptFormat, write_jsonl
 from trainer.episodes import turns_of
 from trainer.evaluation import FILE, Evaluation, EvaluationRecord, forget_evaluations
 from trainer.ledger import Ledger
 from trainer.objectives.registry import objective_of
-from trainer.rank import Stepped
 from trainer.schedule import learning_rate
+from trainer.step.batching import Learned
+from trainer.step.rank import Stepped
 from trainer.step_metrics import offline_metrics, rollout_metrics, speed_metrics, training_metrics
 from trainer.timing import IdleSeats, PhaseTimer
 from trainer.trackers import Trackers

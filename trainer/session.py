@@ -23,32 +23,32 @@ from typing import Any
 
 from rollout.local_engine import LocalRank
 from shared import settings_file
-from shared.batch_queue import BatchQueue
-from shared.calls import CallRequest, Result
 from shared.chat import Chat
 from shared.config import Config
 from shared.errors import ConfigError, DeadlineExceeded, RunError
-from shared.messages import Message
+from shared.launch.batch_queue import BatchQueue
+from shared.launch.calls import CallRequest, Result
+from shared.launch.messages import Message
+from shared.launch.ranks import RankInfo, count_gpus
 from shared.progress import Progress
-from shared.ranks import RankInfo, count_gpus
 from shared.types import Group, Problem, Prompt
-from trainer import sources
-from trainer.checkpoint import Checkpointer
+from trainer.checkpoint.origin import origin_of
+from trainer.checkpoint.writer import Checkpointer
 from trainer.client import TrainerClient
 from trainer.colocate import settle
 from trainer.controller import TrainingLoop
-from trainer.data import DataSource, PromptFormat
+from trainer.data import sources
+from trainer.data.data_source import DataSource, PromptFormat
+from trainer.data.problem_file import read_problems
 from trainer.episodes import Episodes
 from trainer.health import check_alive
 from trainer.ledger import Ledger
 from trainer.objectives.objective import Need
 from trainer.objectives.registry import complaints, needs, objective_of
-from trainer.origin import origin_of
-from trainer.problem_file import read_problems
-from trainer.rank import TrainerRank
 from trainer.run_lock import RunLock
 from trainer.run_log import RunLogger
 from trainer.solver import Solver
+from trainer.step.rank import TrainerRank
 from trainer.timing import PhaseTimer
 from verify.plugins import choose
 from verify.verifiers import without_environment

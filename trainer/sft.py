@@ -21,17 +21,17 @@ from shared.errors import DataError
 from shared.jsonl import all_faults, read_rows, text_of
 from shared.sections import Sft
 from shared.types import CONTEXT, IMITATED, Problem
-from trainer.batching import Learned, plan_batch
 from trainer.client import TrainerClient
-from trainer.data import PromptFormat
-from trainer.demonstration_rows import to_demonstration
+from trainer.data.data_source import PromptFormat
+from trainer.data.demonstration_rows import to_demonstration
+from trainer.data.sources import Sources
+from trainer.data.written_text import CLOSE, OPEN, WrittenTexts
 from trainer.evaluation import evaluation_due
 from trainer.ledger import Interrupted
 from trainer.objectives.sequences import Demonstration, sft_sequences
-from trainer.rank import TrainerRank
 from trainer.schedule import warm_and_decay
-from trainer.sources import Sources
-from trainer.written_text import CLOSE, OPEN, WrittenTexts
+from trainer.step.batching import Learned, plan_batch
+from trainer.step.rank import TrainerRank
 from verify.extract import extract_answer
 from verify.published import NATIVE, renamed
 from verify.verifiers import check_language
@@ -95,11 +95,12 @@ def read_demonstrations(
     path: Path, setting: str, prompts: PromptFormat, max_tokens: int, left_out: list[str]
 ) -> list[Demonstration]:
     """Read rows of {"problem", "completion", "domain"?, "system"?, "reasoning_language"?}, or of {"problem",
-    "solution", "answer"}, whose solution becomes the reasoning, or of a published shape
-    (`trainer.demonstration_rows`). "system" stands behind the system prompt, as tools do. "completion" may be a list of
-    {"role", "content"} messages, of several turns of the "assistant" with what an environment says ("user" or "tool")
-    between them. Longer ones than max_tokens are left out, and a line about them is added to `left_out`, as are those
-    about texts that are not as the run's own completions are to be (`trainer.written_text`).
+    "solution", "answer"}, whose solution becomes the reasoning, or of a published shape (`data.demonstration_rows`).
+
+    "system" follows the system prompt, as tools do. "completion" may be a list of {"role", "content"} messages: several
+    turns of the "assistant", with what an environment says ("user" or "tool") between them. Rows longer than max_tokens
+    are left out; a line in `left_out` says so. Other lines are about texts that are not as the run's own completions
+    are to be (`data.written_text`).
 
     Raises DataError naming the lines, or `setting` if nothing is left.
     """

@@ -28,7 +28,7 @@ from shared.errors import ConfigError, DataError, NonFinite
 from shared.json_reader import decode_json
 from shared.progress import Progress
 from shared.types import Problem
-from trainer.data import DataSource
+from trainer.data.data_source import DataSource
 from trainer.evaluation import Evaluator
 from trainer.objectives.registry import objective_of
 from trainer.objectives.regularised import Spo

@@ -10,7 +10,7 @@ from rollout.local_engine import LocalEngine
 from shared.chat import Chat
 from shared.config import Config
 from shared.types import Group, Problem, Prompt, Reward
-from trainer.data import completion_seed
+from trainer.data.data_source import completion_seed
 from trainer.stages import Stages
 from verify.scorer import RewardScorer
 

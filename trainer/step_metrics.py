@@ -8,9 +8,9 @@ from __future__ import annotations
 import numpy as np
 
 from shared.types import Group, Reward, Verdict
-from trainer.batching import BatchPlan
-from trainer.forward_backward import StepSums
-from trainer.rank import Stepped
+from trainer.step.batching import BatchPlan
+from trainer.step.forward_backward import StepSums
+from trainer.step.rank import Stepped
 from verify.verifiers import verifier_for
 
 CALLS = "tool_calls", "failed_calls"

@@ -7,9 +7,9 @@ import time
 from collections.abc import Awaitable
 from typing import TypeVar
 
-from shared import watchdog
-from shared.adaptive_deadline import AdaptiveDeadline
 from shared.errors import DeadlineExceeded
+from shared.launch import watchdog
+from shared.launch.adaptive_deadline import AdaptiveDeadline
 
 Result = TypeVar("Result")
 

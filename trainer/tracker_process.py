@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from shared.deaths import ENDING
+from shared.launch.deaths import ENDING
 from shared.metrics import decode_row
 from shared.section import flat
 from trainer.trackers import COLUMNS, END_S, Handled, Message, TrackedEnd, TrackedRow, TrackedRun, TrackedSamples

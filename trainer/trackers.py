@@ -28,7 +28,7 @@ import msgspec
 
 from shared.clean_text import clean
 from shared.config import Config
-from shared.deaths import how
+from shared.launch.deaths import how
 from shared.types import Group
 
 UNHANDLED = 256

@@ -13,9 +13,9 @@ from typing import Any
 
 from rollout.client import EngineClient
 from rollout.worker import EngineRank
-from shared.calls import CallRequest
+from shared.launch.calls import CallRequest
 from trainer.client import TrainerClient
-from trainer.rank import TrainerRank
+from trainer.step.rank import TrainerRank
 
 NO_GPU = (TrainerRank.offload, TrainerRank.onload, TrainerRank.saved)
 """calls that trainers answer without their memory on the GPU"""

@@ -24,8 +24,8 @@ from collections import OrderedDict
 from collections.abc import Coroutine
 from typing import Any
 
-from shared.deaths import helpers, how
 from shared.errors import ConfigError, RunError
+from shared.launch.deaths import helpers, how
 from shared.types import Verdict
 from verify.checker_process import Reply, Request
 from verify.child_process import frame, kill_group, python_path, read_frame

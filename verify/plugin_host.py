@@ -26,8 +26,8 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from shared import deaths
 from shared.errors import ConfigError
+from shared.launch import deaths
 from shared.sections import RewardWeights
 from shared.supervisor import supervised
 from shared.types import Verdict

@@ -14,12 +14,12 @@ from shared.model.config import DecoderConfig
 from shared.model.decoder import Decoder
 from shared.model.language_model import LanguageModel
 from shared.types import MicroBatch
-from trainer import fsdp
-from trainer.forward_backward import forward_backward, pack_sequences
 from trainer.objectives.inputs import loss_inputs
 from trainer.objectives.loss import policy_loss
 from trainer.objectives.objective import Objective
 from trainer.objectives.registry import read_objective
+from trainer.step import fsdp
+from trainer.step.forward_backward import forward_backward, pack_sequences
 
 GRADIENTS = DecoderConfig("qwen3", 512, 256, 512, layers=2, heads=8, key_heads=2, head_dim=64, norm_epsilon=1e-6,
                           max_positions=8192, qk_norm=True)  # fmt: skip

@@ -14,11 +14,11 @@ from benchmarks.gpu_check.gradients import GRADIENTS
 from benchmarks.gpu_check.place import MATMUL, Where
 from benchmarks.step import Rank, alone, make_sequences, micro_batches, token_count, work
 from lab.plan.scenario import MODELS
-from shared.model import fused_layers
 from shared.model.config import DecoderConfig
+from shared.model.cpu import fused_layers
 from shared.types import TrainSequence
-from trainer import fsdp, memory
-from trainer.flops import peak_of
+from trainer.step import fsdp, memory
+from trainer.step.flops import peak_of
 
 SHARE_OF_MEMORY = 0.6
 """of the card, for the states of the model of `step_large`"""

@@ -42,10 +42,10 @@ from shared.model.decoder import Decoder
 from shared.model.implementation import make_model, read_shape
 from shared.model.logprobs import chunked_logprobs
 from shared.types import MicroBatch
-from trainer import fsdp, optimiser
-from trainer.flops import peak_of
-from trainer.forward_backward import forward_backward
 from trainer.objectives.registry import read_objective
+from trainer.step import fsdp, optimiser
+from trainer.step.flops import peak_of
+from trainer.step.forward_backward import forward_backward
 
 __all__ = ["fusion", "step_large", "step_middle", "step_small"]
 SAME = 2e-2

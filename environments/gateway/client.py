@@ -22,9 +22,9 @@ from environments.gateway.messages import (
     StrangersRefused,
     ToGateway,
 )
-from shared import deaths
 from shared.errors import DeadlineExceeded
-from shared.sockets import refused
+from shared.launch import deaths
+from shared.launch.sockets import refused
 from verify.child_process import frame, kill_group, python_path, read_frame
 
 START_S = 60.0

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from shared.errors import CheckpointError, ConfigError
 from shared.model import hf
-from trainer import checkpoint_reader
-from trainer.checkpoint import FOLDER, folders
-from trainer.shard_files import read_shards
+from trainer.checkpoint import reader
+from trainer.checkpoint.shard_files import read_shards
+from trainer.checkpoint.writer import FOLDER, folders
 
 PIECE_NUMBERS = 1 << 23
 """number of weights, of all snapshots together, that are in memory at once: 64 MiB in float64"""
@@ -71,7 +71,7 @@ class WeightSnapshot:
 def open_checkpoint(step: int, folder: Path) -> WeightSnapshot:
     """Open the weights of a trainers' checkpoint. Raises CheckpointError if it is not whole."""
     try:
-        checkpoint_reader.read(folder)
+        reader.read(folder)
     except CheckpointError as error:
         raise CheckpointError(f"{error}: move {folder} away to analyse the run without it") from error
     found = WeightSnapshot(step, "checkpoint")

@@ -33,8 +33,8 @@ from shared.jsonl import spread
 from shared.model import hf
 from shared.progress_bar import ProgressBar
 from shared.types import Group, Prompt, Verdict
-from trainer.data import PromptFormat
-from trainer.problem_file import read_problems
+from trainer.data.data_source import PromptFormat
+from trainer.data.problem_file import read_problems
 from trainer.solver import Solver
 from verify.verifiers import without_environment
 

@@ -29,8 +29,8 @@ from lab.plan import times
 from lab.plan.scenario import Scenario
 from lab.plan.times import WIDTH, EngineModel, SamplingTimes
 from shared.errors import ConfigError
-from trainer import memory
-from trainer.memory import TrainerMemory
+from trainer.step import memory
+from trainer.step.memory import TrainerMemory
 
 ASYNC_LEVELS = (1, 2)
 """async levels that are tried if none is given: async level 1 keeps to Magistral's rule (open completions at most twice

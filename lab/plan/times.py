@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from lab.plan.lengths import Lengths
 from lab.plan.scenario import Machine, Workload
 from shared.model.config import DecoderConfig
-from trainer import memory
-from trainer.flops import forward_flops
+from trainer.step import memory
+from trainer.step.flops import forward_flops
 
 WIDTH = memory.DTYPE_BYTES["bfloat16"]
 OPTIMISER_BYTES = 4 + 4 + 8 + 4 + 8

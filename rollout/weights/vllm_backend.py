@@ -30,10 +30,10 @@ from rollout.weights.receiver import check_flags
 from rollout.weights.shm import HostWeightBuffer, open_buffer
 from rollout.weights.slots import WeightSlots
 from shared.errors import RunError
-from shared.watchdog import STACKS_VARIABLE, die_with_parent, open_stacks
+from shared.launch.watchdog import STACKS_VARIABLE, die_with_parent, open_stacks
 
 if TYPE_CHECKING:
-    from rollout.weights.cpu import CpuWeightLoader
+    from rollout.weights.cpu.loader import CpuWeightLoader
 
 BACKEND = "maestrale"
 ENGINE_VARIABLE = "MAESTRALE_ENGINE"
@@ -135,7 +135,7 @@ class MaestraleTransferEngine(WeightTransferEngine[AttachInfo, UpdateInfo]):
             self.targets = plan_targets(self.model, self.layout)
         self.rows = [{name: (first, count) for name, first, count in rows} for rows in init_info.rows]
         if self.device.type == "cpu":
-            from rollout.weights.cpu import CpuWeightLoader
+            from rollout.weights.cpu.loader import CpuWeightLoader
 
             self._stop_loader()
             if isinstance(self.source, HostWeightBuffer) and self.adapters is None:
@@ -166,7 +166,7 @@ class MaestraleTransferEngine(WeightTransferEngine[AttachInfo, UpdateInfo]):
         """Put tensors into the model as they arrive: no more than two slots of them are here beside it."""
         arriving = slots.tensors(version, self.engine, get_tensor_model_parallel_rank())
         if self.device.type == "cpu" and self.adapters is None:
-            from rollout.weights.cpu import load_stream
+            from rollout.weights.cpu.loader import load_stream
 
             load_stream(self.targets, arriving, self.model_config.dtype)
         else:

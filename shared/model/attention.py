@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shared.model.cpu_decoder import PaddedPlan, attend_masked, attend_padded, plan_padded
+from shared.model.cpu.cpu_decoder import PaddedPlan, attend_masked, attend_padded, plan_padded
 
 BACKENDS = ("auto", "bmm", "sdpa", "varlen")
 

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from shared.errors import ModelError
 from shared.model.attention import AttentionPlan, attend, plan_attention
 from shared.model.config import DecoderConfig
-from shared.model.fused_layers import adapters_of, gated_down, project, rms_norm
+from shared.model.cpu.fused_layers import adapters_of, gated_down, project, rms_norm
 from shared.model.language_model import LanguageModel
 from shared.model.lora import LoraLinear
 from shared.model.packing import PackedBatch, pack

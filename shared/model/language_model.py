@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shared.model import cpu_decoder
 from shared.model.config import DecoderConfig
+from shared.model.cpu import cpu_decoder
 from shared.model.logprobs import PLAIN, HeadScale, chunked_logprobs
 from shared.model.packing import PackedBatch
 from shared.model.routing import ExpertCounts

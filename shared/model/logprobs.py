@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from shared.model.cpu import exact_products
-from shared.model.fused_layers import fuse
+from shared.model.cpu.fused_layers import fuse
+from shared.model.cpu.processor import exact_products
 
 
 class Tile(NamedTuple):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from shared.errors import ModelError
 from shared.model.config import ROPE_TYPES
-from shared.model.fused_layers import fuse
+from shared.model.cpu.fused_layers import fuse
 
 
 def inverse_frequencies(head_dim: int, rope: dict[str, Any], max_positions: int) -> tuple[Tensor, float]:

@@ -39,7 +39,7 @@ from benchmarks.memory import tree_bytes
 from shared import settings_file
 from shared.chat import Chat
 from shared.errors import RunError
-from shared.model.cpu import multiplies_bfloat16_fast
+from shared.model.cpu.processor import multiplies_bfloat16_fast
 from tests.benchmarks.test_training_benchmark import TINY
 from tests.shared.test_cpu import AMD, INTEL, is_processor
 from trainer.objectives.registry import objective_of

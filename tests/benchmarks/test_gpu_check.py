@@ -19,7 +19,7 @@ import torch
 from benchmarks.gpu_check import __main__ as gpu_check
 from benchmarks.gpu_check import place, speed
 from lab.plan.scenario import MODELS
-from shared.deaths import Watched
+from shared.launch.deaths import Watched
 
 TORCH = ("torch", "torchgen", "functorch", "typing_extensions.py", "sympy", "mpmath", "networkx", "jinja2",
          "markupsafe", "fsspec", "filelock")  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.packing import draw_lengths, first_fit, imbalance, make_sequences, next_fit, padding
-from trainer.batching import plan_batch
+from trainer.step.batching import plan_batch
 
 
 def test_next_fit_closes_a_bin_that_has_no_room_and_first_fit_does_not() -> None:

@@ -12,11 +12,11 @@ import pytest
 from benchmarks.controller_run import Letters, ScriptedScorer, problems
 from benchmarks.raw_vllm import Asked, Ran, params_of, tokens_of
 from benchmarks.rollout import LONGEST, OURS, PEERS, SMOLLM2, TINY, WITHOUT, Load, Ours, figures
-from shared.batch_queue import BatchQueue
 from shared.errors import RunError
-from shared.messages import EngineRestarted, Finished, Message
+from shared.launch.batch_queue import BatchQueue
+from shared.launch.messages import EngineRestarted, Finished, Message
 from shared.types import VersionSpan
-from trainer.data import DataSource, PromptFormat
+from trainer.data.data_source import DataSource, PromptFormat
 from trainer.stages import Stages
 
 SMALL = Load("small", None, "float32", seats=8, prompts=3, group_size=4, mean_tokens=10.0, steps=5, target=None)

@@ -14,7 +14,7 @@ from benchmarks.asynchrony import of_ideal, script_for
 from benchmarks.controller import GROUP_SIZE, KEEPER_CORES, flatness, group_bytes, heartbeats, token_bytes
 from benchmarks.controller_run import Measures, play_in_folder
 from benchmarks.scripted import Script, ScriptedEngine, length_table, spans
-from shared.messages import Finished, GenerateRequest, Message
+from shared.launch.messages import Finished, GenerateRequest, Message
 from shared.types import Completion, VersionSpan
 
 

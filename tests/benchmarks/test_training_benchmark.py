@@ -25,9 +25,9 @@ from benchmarks.step_peer import Peer, Variant, pad, padded_batches
 from benchmarks.training import FULL, HEAD_TARGET, QUICK, compared, fastest
 from shared.model.decoder import Decoder, initialise
 from tests.process import in_fresh_process
-from trainer import fsdp
-from trainer.forward_backward import forward_backward
 from trainer.objectives.registry import read_objective
+from trainer.step import fsdp
+from trainer.step.forward_backward import forward_backward
 
 TINY = Shape(hidden=16, layers=2, heads=2, kv_heads=1, inner=32, vocabulary=40)
 CPU = torch.device("cpu")

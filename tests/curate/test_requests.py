@@ -14,7 +14,7 @@ from curate.requests import RequestStage
 from curate.stage import Kept
 from shared.errors import ConfigError, DataError
 from tests.curate.deciding import decide_rows
-from trainer.problem_file import read_problems
+from trainer.data.problem_file import read_problems
 
 PROBLEMS = {"en": "How many apples does Tom have now?", "fr": "Combien de pommes a maintenant Paul ?",
             "de": "Wie viele Äpfel hat Hans jetzt?"}  # fmt: skip

@@ -24,7 +24,7 @@ from shared import settings_file
 from shared.config import Config
 from shared.metrics import MetricsLog
 from shared.types import Completion, Group, Problem, Prompt, Reward, TurnText, Verdict, VersionSpan
-from trainer.data import write_jsonl
+from trainer.data.data_source import write_jsonl
 from trainer.evaluation import Breakdown, Evaluation, EvaluationRecord
 from trainer.run_lock import LockHolder
 from verify.reward import score

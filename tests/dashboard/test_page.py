@@ -23,7 +23,7 @@ from tests.dashboard.run_folders import episode, group_of, metrics, tokenizer_of
 from tests.dashboard.test_rollouts import pytest_on
 from tests.serve.browser import Visitor, chromium
 from tests.serve.test_page_safety import HOSTILE
-from trainer.data import write_jsonl
+from trainer.data.data_source import write_jsonl
 
 pytestmark = pytest.mark.slow
 SCREENSHOTS = os.environ.get("MAESTRALE_SCREENSHOTS", "")

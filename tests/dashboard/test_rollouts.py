@@ -19,7 +19,7 @@ from dashboard.run_folder import RunFolder
 from dashboard.test_case import NoTestCase, write_test
 from shared.types import Group
 from tests.dashboard.run_folders import episode, write_foreign, write_run
-from trainer.data import write_jsonl
+from trainer.data.data_source import write_jsonl
 
 ROOT = Path(__file__).resolve().parents[2]
 

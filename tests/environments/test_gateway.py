@@ -19,8 +19,8 @@ from environments.gateway import client
 from environments.gateway.client import open_session
 from environments.gateway.messages import AgentMessage, ChatAsked, GatewayEnded, TurnGiven
 from environments.gateway.wire import GatewayRefusal, read_chat, read_tokens, tokens_object
-from shared.deaths import helpers
 from shared.errors import ConfigError
+from shared.launch.deaths import helpers
 from tests.environments.agents import PROBLEM, action, agent, play, program
 from verify.plugins import Failed, checked_options
 

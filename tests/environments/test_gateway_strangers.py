@@ -14,7 +14,7 @@ import psutil
 from environments.gateway.client import AgentSession, open_session
 from environments.gateway.connections import EPISODE_CONNECTIONS, STRANGERS
 from environments.gateway.messages import ChatAsked, TurnGiven
-from shared.sockets import refused
+from shared.launch.sockets import refused
 
 ASK = {"messages": [{"role": "user", "content": "x"}]}
 DEADLINE_S = 60

@@ -20,15 +20,15 @@ from msgspec.structs import replace
 
 from environments.environment import Action, Observation
 from environments.host import EnvironmentHost, InstanceLost
-from shared import deaths
 from shared.chat import Chat
 from shared.config import Config
 from shared.environment_settings import EnvironmentSettings
 from shared.errors import ConfigError
+from shared.launch import deaths
 from shared.sections import RewardWeights
 from shared.types import Completion, Problem, Prompt, Reward, Verdict, VersionSpan
 from tests.shared.test_turns import chat_of
-from trainer.data import PromptFormat
+from trainer.data.data_source import PromptFormat
 from trainer.episodes import Episodes
 from trainer.stages import Stages
 from verify.plugins import Failed

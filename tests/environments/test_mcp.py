@@ -24,8 +24,8 @@ import pytest
 from environments import mcp_tools
 from environments.environment import made
 from environments.mcp_tools import Mcp, McpOptions
-from shared.deaths import helpers
 from shared.errors import ConfigError
+from shared.launch.deaths import helpers
 from shared.sections import RewardWeights
 from tests.environments.test_tools import PROBLEM, new, no_grade, turn
 from verify.plugins import Failed
@@ -174,6 +174,33 @@ def test_a_server_that_dies_between_calls_or_answers_nothing_is_told_and_replace
         (line,) = play(functools.partial(harmed, number), 2, **settings)[0]
         assert line.startswith(f"the MCP server of environment.options.mcp.command {how} (1 so far)")
     assert play(busy, **settings)[0] == ["waited", "3"] and helpers.news() == []
+
+
+def test_a_shared_server_that_stops_while_it_starts_is_given_up_and_replaced(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    command = f"bash -c 'test -e {tmp_path}/begun && exec {COMMAND}; touch {tmp_path}/begun; exec sleep 600'"
+
+    async def episodes() -> list[str]:
+        one, two = (new(Mcp, command=command, shared=True) for _ in range(2))
+        for environment in (one, two):
+            with pytest.raises(Failed, match="gave no answer for 1 s: given up"):
+                await environment.reset(PROBLEM, 0)
+        monkeypatch.setattr(mcp_tools, "START_S", 60.0)
+        await one.close()
+        await one.reset(PROBLEM, 0)
+        try:
+            return await answers(one, ("add", {"a": 1, "b": 2}))
+        finally:
+            await one.close()
+            await two.close()
+
+    monkeypatch.setattr(helpers, "_ends", {})
+    monkeypatch.setattr(mcp_tools, "START_S", 1.0)
+    assert asyncio.run(episodes()) == ["3"]
+    assert [line.partition(" (")[0] for line in helpers.news()] == [
+        "the MCP server of environment.options.mcp.command gave no answer for 1 s: given up"
+    ]
 
 
 def gone(pid: int) -> bool:

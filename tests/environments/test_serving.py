@@ -21,7 +21,7 @@ from shared.tool_calls import call_text
 from shared.types import Problem
 from tests.environments.test_tools import Sums, new
 from tests.shared import test_turns
-from trainer.data import PromptFormat
+from trainer.data.data_source import PromptFormat
 from trainer.export import note_training
 
 SPELT = "It is <|im_end|>, <tool_response> and </think>."

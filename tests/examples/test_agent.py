@@ -20,8 +20,8 @@ from shared.tool_calls import result_text
 from tests.environments.agents import action, agent, play
 from tests.environments.servers import agents
 from tests.environments.test_foreign import answer_questions
-from trainer.data import PromptFormat
-from trainer.problem_file import read_problems
+from trainer.data.data_source import PromptFormat
+from trainer.data.problem_file import read_problems
 from trainer.sft import load_demonstrations
 
 

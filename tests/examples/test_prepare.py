@@ -14,8 +14,8 @@ from examples.quickstart.word_problems import PHRASES, WordProblem
 from shared.chat import Chat
 from shared.errors import ConfigError
 from shared.sections import Data, Sft
-from trainer.data import PromptFormat
-from trainer.problem_file import read_problems
+from trainer.data.data_source import PromptFormat
+from trainer.data.problem_file import read_problems
 from trainer.sft import load_demonstrations
 
 OPTIONS: dict[str, Any] = {"problems": 60, "validation": 21}

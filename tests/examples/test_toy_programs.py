@@ -34,7 +34,7 @@ from examples.quickstart.toy_programs import (
 from examples.quickstart.word_problems import WordProblem
 from shared.chat import Chat
 from shared.sandbox_settings import Sandbox
-from trainer.problem_file import read_problems
+from trainer.data.problem_file import read_problems
 from verify.code import cpp
 from verify.code.runner import run_tests
 from verify.code.sandbox_pool import SandboxPool

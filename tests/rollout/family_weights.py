@@ -24,7 +24,7 @@ from vllm.distributed import parallel_state as state  # noqa: E402
 from vllm.model_executor.model_loader import get_model  # noqa: E402
 
 from rollout.weights.checksum import checksum_rows  # noqa: E402
-from rollout.weights.cpu import load_stream  # noqa: E402
+from rollout.weights.cpu.loader import load_stream  # noqa: E402
 from rollout.weights.layout import plan_layout  # noqa: E402
 from rollout.weights.parameters import plan_targets, read_plain  # noqa: E402
 from shared.model import hf  # noqa: E402

@@ -82,8 +82,8 @@ def run_trainer(folder: Path) -> None:
     """The engine rank of a launch."""
     import torch.distributed as dist
 
-    from shared import rpc, watchdog
     from shared.config import Config
+    from shared.launch import rpc, watchdog
     from trainer.__main__ import run_engine
 
     names = {"RANK": "2", "WORLD_SIZE": "3", "LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1"}

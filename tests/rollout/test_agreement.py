@@ -12,7 +12,7 @@ import torch
 
 from rollout.engine import Engine
 from rollout.local_engine import LocalEngine
-from shared.messages import GenerateRequest
+from shared.launch.messages import GenerateRequest
 from shared.model import hf
 from shared.model.config import DecoderConfig
 from shared.model.decoder import Decoder, initialise

@@ -16,12 +16,12 @@ from rollout.client import EngineClient
 from rollout.local_engine import InProcessLink
 from rollout.weights.proof import PublishedWeights, Updated, WeightsHeld
 from rollout.worker import EngineRank
-from shared.calls import CallReply
 from shared.config import Config
 from shared.errors import NonFinite, RunError, SyncMismatch
-from shared.messages import EngineEnded, EngineRestarted, Finished, GenerateRequest, RankFailed
+from shared.launch.calls import CallReply
+from shared.launch.messages import EngineEnded, EngineRestarted, Finished, GenerateRequest, RankFailed
+from shared.launch.sockets import refused
 from shared.record_file import Written
-from shared.sockets import refused
 from shared.types import Completion, Group, Problem, Prompt
 
 

@@ -19,7 +19,7 @@ from rollout.weights.layout import buffer_of
 from rollout.weights.proof import PublishedWeights, compare_held, compare_probe
 from rollout.weights.receiver import WeightReceiver
 from shared.errors import ConfigError, DeadlineExceeded, SyncMismatch
-from shared.messages import GenerateRequest
+from shared.launch.messages import GenerateRequest
 from shared.types import Completion
 from tests.rollout.tiny_llama import Trainers, engine_config, random_weights, request, write_model
 

@@ -11,7 +11,7 @@ from vllm.v1.outputs import LogprobsLists
 
 from rollout.output_collector import OutputCollector, StepTimer, copy_unfinished, extend
 from shared.errors import NonFinite, RunError
-from shared.messages import GenerateRequest
+from shared.launch.messages import GenerateRequest
 from shared.types import Completion, VersionSpan
 
 

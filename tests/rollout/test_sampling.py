@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rollout.sampling import derive_seed, sampling_params
-from shared.messages import GenerateRequest
+from shared.launch.messages import GenerateRequest
 from shared.types import Completion
 
 

@@ -18,8 +18,8 @@ from rollout.engine import Engine
 from rollout.vllm_config import build_vllm_config
 from rollout.weights.layout import NO_VERSION
 from rollout.worker import EngineRank
-from shared.calls import request as call_of
 from shared.errors import RunError
+from shared.launch.calls import request as call_of
 from tests.rollout.test_worker import Line, place
 from tests.rollout.tiny_llama import Trainers, engine_config, random_weights, request, write_model
 

@@ -21,9 +21,9 @@ from rollout.start import (
     started_within,
     with_time_to_start,
 )  # fmt: skip
-from shared import deaths
 from shared.config import Config
-from shared.watchdog import STACKS_VARIABLE
+from shared.launch import deaths
+from shared.launch.watchdog import STACKS_VARIABLE
 
 
 def test_an_engine_sees_its_own_gpus_first_and_the_trainers_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import pytest
 from torch._inductor import compile_fx
 
 from examples.quickstart.prepare import prepare
-from shared.model.fused_layers import TF32_ADVICE
+from shared.model.cpu.fused_layers import TF32_ADVICE
 from tests.conftest import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]

@@ -16,7 +16,7 @@ import torch
 from rollout import vllm_config
 from rollout.vllm_config import KERNEL_CACHE, THREADS_VARIABLE, close_sockets, prepare_environment, read_stop_tokens
 from shared.errors import ModelError
-from shared.launch_folder import LaunchFolder
+from shared.launch.launch_folder import LaunchFolder
 from tests.families import config_of
 
 

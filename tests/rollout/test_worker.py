@@ -21,10 +21,10 @@ from rollout.weights.layout import NO_VERSION
 from rollout.weights.proof import PublishedWeights, Updated
 from rollout.worker import EngineRank, serve
 from shared import record_file
-from shared.calls import CallReply, CallRequest
-from shared.calls import request as call_of
 from shared.errors import EngineLost, RunError, SyncMismatch
-from shared.messages import EngineEnded, EngineRestarted, Finished, GenerateRequest, Message, RankFailed
+from shared.launch.calls import CallReply, CallRequest
+from shared.launch.calls import request as call_of
+from shared.launch.messages import EngineEnded, EngineRestarted, Finished, GenerateRequest, Message, RankFailed
 from shared.types import Completion
 from tests.rollout.tiny_llama import Trainers, engine_config, random_weights, request, write_model
 

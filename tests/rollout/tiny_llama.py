@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from rollout.weights import WeightSender, make_sender
 from shared.config import Config
-from shared.messages import GenerateRequest
+from shared.launch.messages import GenerateRequest
 from shared.types import Completion
 
 HIDDEN, LAYERS, HEADS, KV_HEADS, INNER, VOCABULARY, STOP = 64, 3, 2, 1, 160, 512, 511

@@ -22,7 +22,7 @@ from tests.serve.conftest import Serve
 from tests.serve.test_keys import make_key
 from tests.shared.test_chat import PLAIN, make_folder
 from tests.shared.test_chat_families import FAMILIES, write
-from trainer.data import PromptFormat
+from trainer.data.data_source import PromptFormat
 
 PIECES = (
     "What is 6 * 7?", "Wie viele Äpfel hat Anna?", "安娜有几个苹果?", " ", "\n", "\n\n", "  \t", "<|im_end|>",

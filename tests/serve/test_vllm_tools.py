@@ -18,7 +18,7 @@ from shared.config import Config
 from shared.sections import Data
 from shared.types import IMITATED
 from tests.serve.command import Command
-from trainer.data import PromptFormat
+from trainer.data.data_source import PromptFormat
 from trainer.export import note_training
 from trainer.sft import encode_turns
 

@@ -14,12 +14,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from shared import deaths, watchdog
-from shared.calls import call, request
 from shared.errors import RunError
-from shared.messages import Register
-from shared.ranks import Role, kind_of
-from shared.rpc import Hub, TrainerLink
+from shared.launch import deaths, watchdog
+from shared.launch.calls import call, request
+from shared.launch.messages import Register
+from shared.launch.ranks import Role, kind_of
+from shared.launch.rpc import Hub, TrainerLink
 
 
 def make_role(rank: int, folder: Path) -> Role:

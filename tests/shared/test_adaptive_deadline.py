@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shared.adaptive_deadline import AdaptiveDeadline
+from shared.launch.adaptive_deadline import AdaptiveDeadline
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def test_forward_and_backward_equal_plain_attention(backend, key_heads):
 
 @pytest.mark.parametrize("backend", CPU_BACKENDS)
 def test_continued_segments_read_their_prefix(backend, monkeypatch):
-    monkeypatch.setattr("shared.model.cpu_decoder.BLOCK_SCORES", 100)
+    monkeypatch.setattr("shared.model.cpu.cpu_decoder.BLOCK_SCORES", 100)
     lengths, prefixes = (3, 2, 1, 4, 2), (-1, 0, 0, -1, 0)
     joined = random_input(lengths)
     prefix, pairs = joined[:3], [(3, 5), (5, 6), (10, 12)]
@@ -67,8 +67,8 @@ def test_continued_segments_read_their_prefix(backend, monkeypatch):
 
 
 def test_short_and_long_rows_mix(monkeypatch):
-    monkeypatch.setattr("shared.model.cpu_decoder.LONGEST_BMM_TOKENS", 8)
-    monkeypatch.setattr("shared.model.cpu_decoder.BLOCK_SCORES", 500)
+    monkeypatch.setattr("shared.model.cpu.cpu_decoder.LONGEST_BMM_TOKENS", 8)
+    monkeypatch.setattr("shared.model.cpu.cpu_decoder.BLOCK_SCORES", 500)
     joined = random_input(LENGTHS)
     mixed = plan(LENGTHS)
     assert {block.backend for block in mixed.blocks} == {"bmm", "sdpa"}

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from shared.batch_queue import BatchQueue
+from shared.launch.batch_queue import BatchQueue
 
 
 def test_everything_that_gathered_comes_at_once_and_in_order() -> None:

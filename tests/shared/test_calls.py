@@ -9,12 +9,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from shared import rpc
-from shared.calls import CallReply, RankClient, RequestDecoder, call, encode, request
 from shared.errors import DeadlineExceeded, RunError
-from shared.messages import RankFailed
+from shared.launch import rpc
+from shared.launch.calls import CallReply, RankClient, RequestDecoder, call, encode, request
+from shared.launch.messages import RankFailed
+from shared.launch.sockets import refused
 from shared.sections import Deadlines
-from shared.sockets import refused
 from tests.shared.test_rpc import RANKS, refusals, wired, within
 
 

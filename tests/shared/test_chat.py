@@ -142,7 +142,7 @@ def test_training_renders_a_problem_as_serving_does_whatever_it_spells(tmp_path,
     from serve.messages import ChatMessage
     from serve.system_prompts import PromptRenderer
     from shared.sections import Data
-    from trainer.data import PromptFormat
+    from trainer.data.data_source import PromptFormat
 
     chat = Chat(make_folder(tmp_path))
     trained = PromptFormat(chat, Data(system_prompt="Be brief."))

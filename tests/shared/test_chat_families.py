@@ -19,9 +19,9 @@ from shared.errors import ModelError
 from shared.sections import Data
 from shared.tool_calls import TOOLS_PROMPT, ToolDefinition, signatures, tools_prompt
 from shared.types import Problem
-from trainer.data import PromptFormat
+from trainer.data.data_source import PromptFormat
+from trainer.data.written_text import WrittenTexts
 from trainer.sft import encode_turns
-from trainer.written_text import WrittenTexts
 
 FOLDER = Path(__file__).parent / "chat_templates"
 SYSTEM, PROBLEM = 'Think first, then box it: "<42>" & no more.', "What is 6 * 7\nin words?"

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from shared.model import cpu
-from shared.model.cpu import (
+from shared.model.cpu import processor
+from shared.model.cpu.processor import (
     given_threads,
     has_matrix_units,
     keep_freed_memory,
@@ -38,7 +38,7 @@ def is_processor(monkeypatch: pytest.MonkeyPatch, folder: Path, found: dict[str,
     info = folder / "cpuinfo"
     if vendor:
         info.write_text(f"processor\t: 0\nvendor_id\t: {vendor}\ncpu family\t: 25\n", encoding="utf-8")
-    monkeypatch.setattr(cpu, "CPU_INFO", info)
+    monkeypatch.setattr(processor, "CPU_INFO", info)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: found)
 
 

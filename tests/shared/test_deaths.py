@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from shared import deaths
 from shared.atomic_write import cannot_write
-from shared.deaths import Watched
 from shared.errors import MORE_FILES, RunError
-from shared.messages import RankFailed
-from shared.rpc import raise_failure
+from shared.launch import deaths
+from shared.launch.deaths import Watched
+from shared.launch.messages import RankFailed
+from shared.launch.rpc import raise_failure
 
 
 def test_an_end_is_noticed_at_once_and_told_before_and_after_the_parent_asked() -> None:

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._dynamo.utils import counters
 
-from shared.model import fused_layers
-from shared.model.fused_layers import Adapter, gated_down, normed_linear, rms_norm
+from shared.model.cpu import fused_layers
+from shared.model.cpu.fused_layers import Adapter, gated_down, normed_linear, rms_norm
 from shared.model.rope import rotate
 
 TOKENS, WIDTH, INNER = 7, 6, 5

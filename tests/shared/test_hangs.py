@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from shared import adaptive_deadline, sockets
 from shared.errors import ConfigError, DeadlineExceeded, EngineLost
-from shared.messages import RankFailed
-from shared.rpc import EngineLink, Hub, raise_failure
-from shared.sockets import reachable_address
+from shared.launch import adaptive_deadline, sockets
+from shared.launch.messages import RankFailed
+from shared.launch.rpc import EngineLink, Hub, raise_failure
+from shared.launch.sockets import reachable_address
 from tests.shared.test_rpc import RANKS, answer, asked, role, wired, within
 
 

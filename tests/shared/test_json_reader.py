@@ -14,9 +14,9 @@ from shared.jsonl import read_rows as rows_of_data
 from shared.metrics import read_rows
 from shared.model.folder import load_config, read_json, token_ids
 from shared.model.model_card import CARD, read_card
-from trainer.checkpoint_reader import decode
+from trainer.checkpoint.origin import Origin
+from trainer.checkpoint.reader import decode
 from trainer.evaluation import read_evaluations
-from trainer.origin import Origin
 
 DEEP = b"[" * 200_000
 UNREADABLE = {

@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 
-from shared import launch_folder
 from shared.errors import ConfigError
-from shared.model.fused_layers import kernels_folder
+from shared.launch import launch_folder
+from shared.model.cpu.fused_layers import kernels_folder
 from verify.code import cpp
 
 ROOT = Path(__file__).resolve().parents[2]
 HOLDER = """
 import os, sys
 from pathlib import Path
-from shared import launch_folder
+from shared.launch import launch_folder
 place, way = Path(sys.argv[1]), sys.argv[2]
 folder = launch_folder.make(place, "held") if way == "make" else launch_folder.enter(place)
 print(folder.path, flush=True)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from shared.model.cpu_decoder import round_up
+from shared.model.cpu.cpu_decoder import round_up
 from shared.model.packing import PackedBatch, pack
 from tests.packed import pack_from
 

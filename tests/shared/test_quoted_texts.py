@@ -13,7 +13,7 @@ from shared.tool_calls import TOOLS_PROMPT, ToolDefinition, signatures, tools_pr
 from shared.types import Problem
 from tests.hostile_texts import CONTROL, HALVES, texts
 from tests.shared.test_chat import make_folder, save
-from trainer.data import PromptFormat
+from trainer.data.data_source import PromptFormat
 
 
 @pytest.mark.parametrize("text", ["＜call＞", "<CALL>", "＜ＥＯＳ＞", "a＜call＞b<eos>"])

@@ -9,10 +9,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from shared import launch_folder
 from shared.config import Config
 from shared.errors import ConfigError
-from shared.ranks import count_gpus, gpus_of, invite, join_meeting, kind_of, open_meeting, open_store, read_role
+from shared.launch import launch_folder
+from shared.launch.ranks import count_gpus, gpus_of, invite, join_meeting, kind_of, open_meeting, open_store, read_role
 
 
 def test_rank_0_controls_the_next_train_the_rest_roll_out():

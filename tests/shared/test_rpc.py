@@ -20,13 +20,13 @@ import torch
 import torch.distributed as dist
 import zmq
 
-from shared import launch_folder
-from shared.calls import CallReply, CallRequest, call, request
 from shared.errors import DeadlineExceeded, RunError
-from shared.messages import EngineEnded, Finished, RankFailed, Register
-from shared.ranks import Kind, Role
-from shared.rpc import EngineLink, Hub, TrainerLink, framed
-from shared.sockets import FRAME_BYTES, OPEN_FILES, raise_open_files, refused
+from shared.launch import launch_folder
+from shared.launch.calls import CallReply, CallRequest, call, request
+from shared.launch.messages import EngineEnded, Finished, RankFailed, Register
+from shared.launch.ranks import Kind, Role
+from shared.launch.rpc import EngineLink, Hub, TrainerLink, framed
+from shared.launch.sockets import FRAME_BYTES, OPEN_FILES, raise_open_files, refused
 from shared.types import Completion
 
 pytestmark = pytest.mark.timeout(180)
@@ -246,7 +246,7 @@ def test_only_the_rank_that_was_asked_can_answer(folder: Path | None) -> None:
 def test_a_late_answer_to_a_cancelled_call_is_nobodys_attack(
     folder: Path | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shared.rpc.MOST_GIVEN_UP", 2)
+    monkeypatch.setattr("shared.launch.rpc.MOST_GIVEN_UP", 2)
 
     async def listen() -> None:
         async with wired(folder) as (hub, links, _):

@@ -16,9 +16,9 @@ import torch
 import torch.distributed as dist
 import zmq
 
-from shared import launch_folder, watchdog
-from shared.ranks import Role
-from shared.sockets import refused
+from shared.launch import launch_folder, watchdog
+from shared.launch.ranks import Role
+from shared.launch.sockets import refused
 
 SCENE = Path(__file__).with_name("rank_scene.py")
 ROOT = Path(__file__).resolve().parents[2]
@@ -96,7 +96,7 @@ def test_a_rank_that_is_asked_to_end_tells_the_controller_and_lives(scene):
 VICTIM = """
 import ctypes, sys, threading
 from pathlib import Path
-from shared import watchdog
+from shared.launch import watchdog
 watchdog.die_with_parent()
 watchdog.open_stacks(Path(sys.argv[1]), sys.argv[2])
 def spin():
@@ -117,7 +117,7 @@ else:
 """
 REPORTER = """
 import os, subprocess, sys, time
-from shared import watchdog
+from shared.launch import watchdog
 folder = sys.argv[1]
 names = ("hangs", "moves", "moves too")
 victims = [
@@ -153,8 +153,8 @@ def test_a_process_that_hangs_in_a_library_and_one_that_moves_both_show_their_st
 def test_a_worker_dies_with_its_parent(tmp_path: Path):
     code = (
         "import subprocess, sys, time\n"
-        "child = subprocess.Popen([sys.executable, '-c', 'from shared import watchdog; watchdog.die_with_parent(); "
-        "import time; print(1, flush=True); time.sleep(60)'], stdout=subprocess.PIPE)\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'from shared.launch import watchdog; "
+        "watchdog.die_with_parent(); import time; print(1, flush=True); time.sleep(60)'], stdout=subprocess.PIPE)\n"
         "child.stdout.readline(); print(child.pid, flush=True); time.sleep(60)\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -171,7 +171,7 @@ def test_a_worker_dies_with_its_parent(tmp_path: Path):
 
 def test_in_a_container_the_parent_may_be_process_1() -> None:
     """As it is where the container's command is torchrun."""
-    child = "import os; from shared import watchdog as w; w.die_with_parent(); print('child of', os.getppid())"
+    child = "import os; from shared.launch import watchdog as w; w.die_with_parent(); print('child of', os.getppid())"
     code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
     found = subprocess.run(
         ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc", sys.executable, "-c", code],
@@ -255,7 +255,7 @@ def test_an_answer_is_as_long_as_a_node_has_ranks_and_made_once_for_all_of_them(
 
 KILLER = """
 import os, subprocess, sys
-from shared import watchdog
+from shared.launch import watchdog
 own = subprocess.Popen(["sleep", "600"])
 host = os.uname().nodename
 peers = [watchdog.Peer(n, "engine", pid, host, "x") for n, pid in enumerate([int(sys.argv[1]), own.pid], 1)]

@@ -12,6 +12,7 @@ import json
 import os
 import socket
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -145,6 +146,21 @@ def read_store(address: Address, runs: list[str]) -> dict[str, str]:
     return found
 
 
+def read_stores(addresses: list[Address], runs: list[str]) -> dict[str, str]:
+    """`read_store` of all, at most 30 s: the client of torch waits without end for a listener that says nothing."""
+    values: dict[str, str] = {}
+    readers = [
+        threading.Thread(target=lambda address=address: values.update(read_store(address, runs)), daemon=True)
+        for address in addresses
+    ]
+    for reader in readers:
+        reader.start()
+    end = time.monotonic() + 30
+    for reader in readers:
+        reader.join(max(0.0, end - time.monotonic()))
+    return dict(values)
+
+
 def paths(target: dict[str, Any]) -> list[str]:
     """Those of the launch's files, sockets and memory that can be opened."""
     opened = []
@@ -181,8 +197,7 @@ class Stranger:
         """Every attack once, on all addresses at a time; idle and half-said connections stay open meanwhile."""
         with ThreadPoolExecutor(32) as pool:
             if not self.found["rounds"]:  # torch tries for long where there is no store
-                for found in pool.map(lambda address: read_store(address, self.target["runs"]), self.addresses):
-                    self.found["store"] |= found
+                self.found["store"] |= read_stores(self.addresses, self.target["runs"])
             tokens = [part.split(" ")[1] for part in [self.found["store"].get("hub", "")] if " " in part]
             for beginning in (b"", b"\xff", GREETING[:30]):
                 lines = pool.map(lambda address: [raw(address, beginning, 0.0) for _ in range(50)], self.addresses)  # noqa: B023

@@ -25,9 +25,9 @@ from shared.record_file import Written
 from tests.system.conftest import Start
 from tests.system.launch import Launch
 from tests.trainer.damages import CHANGED, DAMAGES, TWO_RANKS, Damage, before, flip, flip_exponent, remove, shards_of
-from trainer import checkpoint_reader
-from trainer.checkpoint import Manifest
-from trainer.shard_files import read_shards
+from trainer.checkpoint import reader
+from trainer.checkpoint.shard_files import read_shards
+from trainer.checkpoint.writer import Manifest
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(5400)]
 STEPS = 3
@@ -117,7 +117,7 @@ def resume_damaged(start: Start, first: Launch, folder: Path, name: str, damage:
     assert digests(newest) == digests(first.run_dir / "checkpoints" / newest.name), "not what the whole run trained"
     assert launch.losses() == first.losses() and len(set(first.losses())) == STEPS
     assert launch.trained_prompts() == first.trained_prompts()
-    assert newest.with_name(f"{newest.name}.damaged").is_dir() and checkpoint_reader.read(newest)
+    assert newest.with_name(f"{newest.name}.damaged").is_dir() and reader.read(newest)
     return Line(name, message, seconds, code, f"trained step {STEPS} again from {before(newest).name}, bitwise")
 
 

@@ -13,7 +13,7 @@ from shared import settings_file
 from shared.chat import Chat
 from shared.config import Config
 from shared.languages import with_request
-from shared.messages import GenerateRequest
+from shared.launch.messages import GenerateRequest
 from shared.metrics import read_rows
 from shared.types import Completion
 from tests.system.conftest import Start

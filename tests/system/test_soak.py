@@ -27,7 +27,7 @@ from safetensors.torch import load_file
 
 from tests.system.conftest import Start
 from tests.system.launch import ROOT, Launch
-from trainer import checkpoint
+from trainer.checkpoint import writer
 
 KILLS = int(os.environ.get("SOAK_KILLS", "90"))
 SEED = int(os.environ.get("SOAK_SEED", "25"))
@@ -214,7 +214,7 @@ class Soak:
 
 def weights(launch: Launch) -> dict[str, torch.Tensor]:
     """Every tensor of the newest checkpoint: weights and moments."""
-    newest = checkpoint.folder_of(launch.run_dir, STEPS)
+    newest = writer.folder_of(launch.run_dir, STEPS)
     files = sorted(newest.glob("trainer-*.safetensors"))
     return {f"{file.name}/{name}": tensor for file in files for name, tensor in load_file(file).items()}
 

@@ -26,12 +26,12 @@ from shared.types import MicroBatch, TrainSequence
 from tests.families import config_of, reference
 from tests.trainer.rank_data import MAGISTRAL, deal, make_sequences
 from tests.trainer.rank_scene import gradients
-from trainer import fsdp, optimiser
-from trainer.forward_backward import forward_backward
-from trainer.fsdp import trained
-from trainer.rank import build
-from trainer.reference import fill
-from trainer.sent_weights import SentWeights
+from trainer.step import fsdp, optimiser
+from trainer.step.forward_backward import forward_backward
+from trainer.step.fsdp import trained
+from trainer.step.rank import build
+from trainer.step.reference import fill
+from trainer.step.sent_weights import SentWeights
 
 ADAPTERS, EXPERTS = ", adapters", ", experts"
 WORLDS = (1, 2, 3)

@@ -31,13 +31,14 @@ from shared.types import MicroBatch
 from tests.packed import pack_from
 from tests.trainer.rank_data import MAGISTRAL, SHAPE, deal, make_folder, make_sequences
 from tests.trainer.worker_scene import WorkerScene
-from trainer import fsdp, optimiser, shards
-from trainer.batching import plan_batch
-from trainer.forward_backward import AuxiliaryModels, forward_backward
+from trainer.checkpoint import shards
 from trainer.objectives.objective import Objective
 from trainer.objectives.registry import read_objective
-from trainer.rank import build_frozen
-from trainer.value_head import ValueHead
+from trainer.step import fsdp, optimiser
+from trainer.step.batching import plan_batch
+from trainer.step.forward_backward import AuxiliaryModels, forward_backward
+from trainer.step.rank import build_frozen
+from trainer.step.value_head import ValueHead
 
 WORLDS = (2, 1, 4)
 AGGREGATIONS = ("group_tokens", "batch_tokens", "sequence", "completions", "constant")

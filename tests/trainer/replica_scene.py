@@ -26,10 +26,10 @@ from shared.errors import SyncMismatch
 from shared.types import MicroBatch
 from tests.trainer.rank_data import MAGISTRAL, deal, make_folder, make_sequences
 from tests.trainer.rank_scene import fork_rank, gradients, make_model
-from trainer import fsdp
-from trainer.batching import plan_batch
-from trainer.forward_backward import forward_backward
-from trainer.rank import TrainerRank
+from trainer.step import fsdp
+from trainer.step.batching import plan_batch
+from trainer.step.forward_backward import forward_backward
+from trainer.step.rank import TrainerRank
 
 RANKS = 4
 NAME = "model.layers.1.mlp.down_proj.weight"

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from shared.types import TrainSequence
 from tests.trainer.sequences import make_sequence
-from trainer.batching import first_fit_decreasing, plan_batch, spread
+from trainer.step.batching import first_fit_decreasing, plan_batch, spread
 
 
 def sequences(lengths: list[int]) -> list[TrainSequence]:

@@ -21,11 +21,11 @@ from shared.config import Config
 from shared.errors import CheckpointError
 from shared.record_file import Written
 from tests.trainer.test_shards import save_shard, trained
-from trainer import checkpoint, checkpoint_reader, ledger_file, safetensors_file
+from trainer.checkpoint import ledger_file, reader, safetensors_file, writer
+from trainer.checkpoint.ledger_file import LEDGER
+from trainer.checkpoint.origin import Origin
 from trainer.export import export_checkpoint, main
 from trainer.ledger import LedgerState
-from trainer.ledger_file import LEDGER
-from trainer.origin import Origin
 from trainer.run_log import forget_after
 
 ORIGIN = Origin({"seed": 0}, {"data.train": {"content": "1 lines"}})
@@ -37,7 +37,7 @@ def state(version: int) -> LedgerState:
 
 def save(run_dir: Path, version: int, keep: int = 9, weight: float | None = None) -> Path:
     """A checkpoint with a shard of a small model, and two files that another objective has."""
-    partial = checkpoint.begin(run_dir, version)
+    partial = writer.begin(run_dir, version)
     model, optimiser = trained()
     with torch.no_grad():
         next(model.parameters()).fill_(version if weight is None else weight)
@@ -52,7 +52,7 @@ def save(run_dir: Path, version: int, keep: int = 9, weight: float | None = None
 def finish(partial: Path, version: int, files: dict[str, Written], keep: int = 9) -> Path:
     """The rest of a checkpoint."""
     files[LEDGER] = ledger_file.write(partial, state(version))
-    return checkpoint.finish(partial, version, files, {}, ORIGIN, 1.5, keep)
+    return writer.finish(partial, version, files, {}, ORIGIN, 1.5, keep)
 
 
 def digest(path: Path) -> str:
@@ -65,7 +65,7 @@ def test_the_newest_complete_one_is_found_and_old_ones_are_removed(tmp_path: Pat
     (tmp_path / "checkpoints" / "step_4.mine").mkdir()
     save(tmp_path, 11, keep=2)
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step_10", "step_11", "step_4.mine"]
-    search = checkpoint_reader.newest(tmp_path)
+    search = reader.newest(tmp_path)
     assert search.newest is not None and search.newest.folder.name == "step_11" and not search.skipped
     manifest = search.newest.manifest
     assert manifest.version == search.newest.state.version == 11 and manifest.seconds == 1.5
@@ -74,28 +74,28 @@ def test_the_newest_complete_one_is_found_and_old_ones_are_removed(tmp_path: Pat
 
 def test_an_interrupted_writer_leaves_nothing_that_counts(tmp_path: Path):
     save(tmp_path, 1)
-    partial = checkpoint.begin(tmp_path, 2)
+    partial = writer.begin(tmp_path, 2)
     (partial / "trainer-0.safetensors").write_bytes(b"x")
-    search = checkpoint_reader.newest(tmp_path)
+    search = reader.newest(tmp_path)
     assert search.newest is not None and search.newest.folder.name == "step_1" and not search.skipped
-    again = checkpoint.begin(tmp_path, 2)
+    again = writer.begin(tmp_path, 2)
     assert list(again.iterdir()) == []
 
 
 def test_a_full_disk_is_told_with_the_repair_and_cleaned_up(tmp_path: Path):
     save(tmp_path, 1)
-    partial = checkpoint.begin(tmp_path, 2)
-    error = checkpoint.abandon(partial, OSError(errno.ENOSPC, "No space left on device"))
+    partial = writer.begin(tmp_path, 2)
+    error = writer.abandon(partial, OSError(errno.ENOSPC, "No space left on device"))
     assert isinstance(error, CheckpointError)
     assert "disk is full" in str(error) and "checkpoint.keep" in str(error)
-    assert not partial.exists() and checkpoint_reader.newest(tmp_path).newest is not None
+    assert not partial.exists() and reader.newest(tmp_path).newest is not None
     for number, repair in ((errno.EIO, "repair the disk"), (errno.EROFS, "make it writable"), (errno.EMFILE, "ulimit")):
-        told = str(checkpoint.abandon(partial, OSError(number, os.strerror(number))))
+        told = str(writer.abandon(partial, OSError(number, os.strerror(number))))
         assert f"{partial} cannot be written ({os.strerror(number)}" in told and repair in told
 
 
 def test_a_shard_of_another_size_than_told_is_refused(tmp_path: Path):
-    partial = checkpoint.begin(tmp_path, 1)
+    partial = writer.begin(tmp_path, 1)
     (partial / "trainer-0.safetensors").write_bytes(b"x" * 99)
     with pytest.raises(CheckpointError, match="99 bytes, 100 were written"):
         finish(partial, 1, {"trainer-0.safetensors": Written(100, "")})
@@ -105,7 +105,7 @@ def test_latest_points_at_the_export(tmp_path: Path):
     for version in (1, 2):
         export = tmp_path / "hf" / f"step_{version}"
         export.mkdir(parents=True)
-        checkpoint.link(tmp_path, "latest", export)
+        writer.link(tmp_path, "latest", export)
     assert (tmp_path / "latest").resolve() == tmp_path / "hf" / "step_2"
 
 
@@ -141,7 +141,7 @@ def test_an_export_of_a_version_that_was_made_again_is_written_again(tmp_path: P
     assert exported() == 2, "the checkpoint is gone, the export is not"
     shutil.copytree(save(config.run_dir, 7), folder)
     with pytest.raises(CheckpointError, match="under another name"):
-        checkpoint_reader.read(folder)
+        reader.read(folder)
     shutil.rmtree(folder)
     trained_again = save(config.run_dir, 2, weight=5)
     assert exported() == 5

@@ -1,4 +1,4 @@
-"""A checkpoint that cannot be written stops the run, or is only told, as checkpoint.on_error says."""
+"""A checkpoint that cannot be written stops the run, or is only told, as writer.on_error says."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from shared.errors import CheckpointError
 from shared.progress import Progress
 from shared.record_file import Written
 from shared.types import Completion, Group, Problem, Prompt, VersionSpan
-from trainer import checkpoint, ledger_file
+from trainer.checkpoint import ledger_file, writer
+from trainer.checkpoint.origin import Origin
 from trainer.ledger import Ledger
-from trainer.origin import Origin
 from trainer.stages import Stages
 from trainer.timing import PhaseTimer
 
@@ -40,24 +40,24 @@ class FullDisk:
         return {}
 
 
-def make(runs_dir: Path, on_error: str) -> tuple[checkpoint.Checkpointer, io.StringIO]:
+def make(runs_dir: Path, on_error: str) -> tuple[writer.Checkpointer, io.StringIO]:
     config = Config.model_validate({"runs_dir": str(runs_dir), "checkpoint": {"on_error": on_error}})
     told, full = io.StringIO(), FullDisk()
     parts: Any = full
-    checkpointer = checkpoint.Checkpointer(
+    checkpointer = writer.Checkpointer(
         config, Ledger(Stages(config)), parts, parts, PhaseTimer(), Progress(told), Origin({}, {})
     )  # fmt: skip
     return checkpointer, told
 
 
-async def save(checkpointer: checkpoint.Checkpointer) -> None:
+async def save(checkpointer: writer.Checkpointer) -> None:
     await checkpointer.save()
     await checkpointer.finish()
 
 
 def test_a_full_disk_stops_the_run_with_the_repair(tmp_path: Path):
     checkpointer, _ = make(tmp_path, "stop")
-    with pytest.raises(CheckpointError, match="disk is full.*checkpoint.keep"):
+    with pytest.raises(CheckpointError, match="disk is full.*writer.keep"):
         asyncio.run(save(checkpointer))
     assert not list((checkpointer.config.run_dir / "checkpoints").iterdir())
 
@@ -79,7 +79,7 @@ class SlowDisk(FullDisk):
         return {} if self.taken else None
 
 
-def on_slow_disk(tmp_path: Path, on_error: str, **settings: Any) -> tuple[checkpoint.Checkpointer, SlowDisk]:
+def on_slow_disk(tmp_path: Path, on_error: str, **settings: Any) -> tuple[writer.Checkpointer, SlowDisk]:
     checkpointer, _ = make(tmp_path, on_error)
     disk: Any = SlowDisk()
     checkpointer.trainers = checkpointer.engines = disk

@@ -11,20 +11,20 @@ from typing import Any
 
 import pytest
 
-from shared.calls import RequestDecoder, encode, request
 from shared.config import Config
+from shared.launch.calls import RequestDecoder, encode, request
 from shared.progress import Progress
 from shared.record_file import Written
 from shared.types import Completion, Group, Problem, Prompt
-from trainer.batching import BatchPlan, Learned
-from trainer.checkpoint import Checkpointer, folder_of
+from trainer.checkpoint.origin import Origin
+from trainer.checkpoint.writer import Checkpointer, folder_of
 from trainer.controller import TrainingLoop, evaluated_meanwhile
-from trainer.forward_backward import StepSums
 from trainer.ledger import Interrupted, Ledger
 from trainer.objectives.registry import objective_of, read_objective
-from trainer.origin import Origin
-from trainer.rank import Stepped, TrainerRank
 from trainer.stages import Stages
+from trainer.step.batching import BatchPlan, Learned
+from trainer.step.forward_backward import StepSums
+from trainer.step.rank import Stepped, TrainerRank
 from trainer.timing import PhaseTimer
 
 GROUPS = [Group(Prompt(i, Problem(str(i), "?", "1"), [1]), [Completion(i, 0, 0)], [None]) for i in range(4)]

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from shared.config import Config
-from trainer.problem_file import ProblemFile
-from trainer.run_data import read_files
+from trainer.data.problem_file import ProblemFile
+from trainer.data.run_data import read_files
 
 
 def files(folder: Path, train: list[dict[str, Any]], validation: list[dict[str, Any]]) -> list[ProblemFile]:

@@ -18,9 +18,9 @@ from shared.errors import CheckpointError
 from tests.trainer.damages import CHANGED, DAMAGES, Damage, flip, swap_ranks, zero
 from tests.trainer.test_checkpoint import ORIGIN, finish, save, state
 from tests.trainer.test_shards import save_shard, train, trained
-from trainer import checkpoint, checkpoint_reader, ledger_file, safetensors_file
-from trainer.ledger_file import LEDGER
-from trainer.shards import load_shards, named_state
+from trainer.checkpoint import ledger_file, reader, safetensors_file, writer
+from trainer.checkpoint.ledger_file import LEDGER
+from trainer.checkpoint.shards import load_shards, named_state
 
 BESIDE = {
     "bit in the value head": Damage(flip("value_head.safetensors", 0.5, 0), CHANGED),
@@ -34,17 +34,17 @@ def test_every_damage_is_noticed_and_the_checkpoint_before_is_taken(tmp_path: Pa
     last = save(tmp_path, 2)
     damage = {**DAMAGES, **BESIDE}[name]
     damage.spoil(last)
-    search = checkpoint_reader.newest(tmp_path)
+    search = reader.newest(tmp_path)
     assert search.newest is not None and search.newest.folder.name == "step_1"
     (line,) = search.skipped.values()
     assert line.startswith("step_2") and damage.told in line and "\n" not in line, line
     with pytest.raises(CheckpointError):
-        checkpoint_reader.read(last)
+        reader.read(last)
 
 
 def two_ranks(run_dir: Path) -> Path:
     """A checkpoint that two trainers wrote."""
-    partial = checkpoint.begin(run_dir, 2)
+    partial = writer.begin(run_dir, 2)
     model, optimiser = trained()
     files = save_shard(partial, model, optimiser, 0, 2, 2) | save_shard(partial, model, optimiser, 1, 2, 2)
     return finish(partial, 2, files)
@@ -52,19 +52,19 @@ def two_ranks(run_dir: Path) -> Path:
 
 def test_shards_of_two_ranks_in_each_others_place_are_told_apart(tmp_path: Path):
     last = two_ranks(tmp_path)
-    checkpoint_reader.read(last)
+    reader.read(last)
     swap_ranks(last)
     with pytest.raises(CheckpointError, match=r"trainer-0-of-2.*it holds what rank 1 of 2 wrote at version 2"):
-        checkpoint_reader.read(last)
+        reader.read(last)
 
 
 def test_a_checkpoint_that_fits_together_but_is_of_another_version_is_refused(tmp_path: Path):
     """Every hash is right: only the shard's own header tells."""
-    partial = checkpoint.begin(tmp_path, 3)
+    partial = writer.begin(tmp_path, 3)
     files = save_shard(partial, *trained(), 0, 1, version=2)
     last = finish(partial, 3, files)
     with pytest.raises(CheckpointError, match=r"trainer-0-of-1.safetensors is of version 2, the manifest of 3"):
-        checkpoint_reader.read(last)
+        reader.read(last)
 
 
 @pytest.mark.parametrize("bit", range(8))
@@ -76,11 +76,11 @@ def test_no_bit_of_a_manifest_may_be_another(tmp_path: Path, bit: int):
         spoiled = bytearray(content)
         spoiled[place] ^= 1 << bit
         path.write_bytes(spoiled)
-        search = checkpoint_reader.newest(tmp_path)
+        search = reader.newest(tmp_path)
         assert search.newest is None, (place, content[place : place + 1], spoiled[place])
         assert "manifest.json" in search.skipped[path.parent] or "older version" in search.skipped[path.parent]
     path.write_bytes(content)
-    assert checkpoint_reader.newest(tmp_path).newest is not None
+    assert reader.newest(tmp_path).newest is not None
 
 
 ROWS = {"0.weight": 3, "0.bias": 3, "1.weight": 1, "1.bias": 1}
@@ -103,7 +103,7 @@ def shares(step: int) -> list[Tensors]:
 
 def sealed(run_dir: Path, held: list[Tensors], live: list[Tensors], rows: Sequence[int] = (0, 1)) -> Path:
     """A checkpoint of step 2 in which every hash, header and version is right. rows: whose rows a header tells."""
-    partial, files, sums = checkpoint.begin(run_dir, 2), {}, {}
+    partial, files, sums = writer.begin(run_dir, 2), {}, {}
     for rank, tensors in enumerate(held):
         shapes = {name: [2 * len(tensors[f"weight/{name}"]), *tensors[f"weight/{name}"].shape[1:]] for name in ROWS}
         index = {"format": 2, "version": 2, "rank": rank, "world": 2, "step": 1,
@@ -115,13 +115,13 @@ def sealed(run_dir: Path, held: list[Tensors], live: list[Tensors], rows: Sequen
             for name, count in ROWS.items()
         }
     files[LEDGER] = ledger_file.write(partial, state(2))
-    return checkpoint.finish(partial, 2, files, sums, ORIGIN, 1.5, 9)
+    return writer.finish(partial, 2, files, sums, ORIGIN, 1.5, 9)
 
 
 def resume(folder: Path) -> None:
     """What a launch does: read, load, compare."""
-    found = checkpoint_reader.read(folder)
-    checkpoint_reader.compare_weights(found, [load_shards(folder, *trained(rows=6))[1]])
+    found = reader.read(folder)
+    reader.compare_weights(found, [load_shards(folder, *trained(rows=6))[1]])
 
 
 def flip_last_bit(tensor: Tensor) -> None:

@@ -14,8 +14,8 @@ from shared.config import Config
 from shared.errors import DataError
 from shared.sections import Data
 from shared.types import Problem
-from trainer.data import DataSource, PromptFormat, completion_seed, opened
-from trainer.problem_file import read_problems
+from trainer.data.data_source import DataSource, PromptFormat, completion_seed, opened
+from trainer.data.problem_file import read_problems
 from trainer.stages import Stages
 
 

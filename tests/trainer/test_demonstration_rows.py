@@ -9,7 +9,7 @@ import pytest
 
 from shared.errors import DataError
 from tests.published import SETS
-from trainer.demonstration_rows import to_demonstration
+from trainer.data.demonstration_rows import to_demonstration
 from verify.published import NATIVE
 
 SYSTEM, ASKED, REPLY = ({"role": role, "content": role[0]} for role in ("system", "user", "assistant"))

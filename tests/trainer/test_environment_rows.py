@@ -15,10 +15,16 @@ from shared.errors import ConfigError, DataError, ModelError
 from tests.shared.test_turns import chat_of
 from trainer.check import data_and_model
 from trainer.check_result import CheckResult
+from trainer.data.environment_rows import (
+    EnvironmentRow,
+    environment_lines,
+    environment_rows,
+    room_lines,
+    start_episodes,
+)
+from trainer.data.problem_file import read_problems
 from trainer.dry_run import plan_text
-from trainer.environment_rows import EnvironmentRow, environment_lines, environment_rows, room_lines, start_episodes
 from trainer.inspection import inspect
-from trainer.problem_file import read_problems
 
 PLUGIN = """
 from environments.environment import Environment, environment

@@ -12,9 +12,9 @@ import pytest
 from shared.config import Config
 from shared.types import Completion, Group, Problem, Prompt, Reward, Turn, Verdict
 from tests.environments.test_host import WRONG, play, playing, prompt_of, sampled
+from trainer.checkpoint.ledger_file import LedgerState
 from trainer.controller import TrainingLoop
 from trainer.ledger import Ledger, with_unfinished
-from trainer.ledger_file import LedgerState
 from trainer.objectives.objective import train_sequences
 from trainer.objectives.registry import objective_of
 from trainer.stages import Stages

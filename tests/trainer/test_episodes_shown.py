@@ -17,7 +17,7 @@ from shared.progress import Progress, plain
 from shared.sections import Data
 from shared.types import Completion, Group, Problem, Prompt, Reward, Turn, TurnText, Verdict, VersionSpan
 from tests.shared.test_turns import ENDS, chat_of
-from trainer.data import PromptFormat
+from trainer.data.data_source import PromptFormat
 from trainer.episodes import turns_of
 from trainer.evaluation import EvaluationRecord, Sampled, summarise
 from trainer.ledger import Ledger

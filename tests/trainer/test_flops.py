@@ -11,9 +11,9 @@ from shared.model.config import DecoderConfig
 from shared.model.decoder import Decoder, initialise
 from shared.types import CONTEXT, SAMPLED, MicroBatch, TrainSequence
 from tests.packed import pack_from
-from trainer.flops import forward_flops, packed_flops, peak_of
-from trainer.forward_backward import StepSums, forward_backward
-from trainer.rank import Stepped
+from trainer.step.flops import forward_flops, packed_flops, peak_of
+from trainer.step.forward_backward import StepSums, forward_backward
+from trainer.step.rank import Stepped
 from trainer.step_metrics import speed_metrics
 
 TINY = DecoderConfig("llama", 40, 16, 32, layers=2, heads=2, key_heads=1, head_dim=8, norm_epsilon=1e-5,
@@ -31,7 +31,7 @@ def test_operations_by_hand() -> None:
 
 
 def test_operations_are_those_that_torch_counts_less_what_is_done_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shared.model.cpu_decoder.ROWS", 1)  # no stand-ins
+    monkeypatch.setattr("shared.model.cpu.cpu_decoder.ROWS", 1)  # no stand-ins
     config = TINY
     decoder, length = Decoder(config), 12
     initialise(decoder, 0)

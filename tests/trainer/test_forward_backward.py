@@ -8,7 +8,10 @@ from shared.errors import NonFinite, RunError
 from shared.model.decoder import Decoder, DecoderConfig, initialise
 from shared.types import MicroBatch, TrainSequence
 from tests.trainer.sequences import make_sequence
-from trainer.forward_backward import (
+from trainer.objectives.inputs import loss_inputs
+from trainer.objectives.kl import GRADIENTS
+from trainer.objectives.registry import read_objective
+from trainer.step.forward_backward import (
     AuxiliaryModels,
     StepSums,
     check,
@@ -16,10 +19,7 @@ from trainer.forward_backward import (
     forward_backward,
     pack_sequences,
 )
-from trainer.objectives.inputs import loss_inputs
-from trainer.objectives.kl import GRADIENTS
-from trainer.objectives.registry import read_objective
-from trainer.value_head import ValueHead
+from trainer.step.value_head import ValueHead
 
 PLAIN = read_objective({})
 SHAPE = DecoderConfig("llama", 32, 16, 24, 1, 2, 1, 8, 1e-5, 64, tied=True)

@@ -13,8 +13,8 @@ from tests.model_folder import load_model
 from tests.process import in_fresh_process
 from tests.trainer.rank_data import make_sequences
 from tests.trainer.rank_scene import AGGREGATIONS, LOSSES, REGULARISED, make_model
-from trainer import fsdp
-from trainer.forward_backward import AuxiliaryModels, forward_backward
+from trainer.step import fsdp
+from trainer.step.forward_backward import AuxiliaryModels, forward_backward
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 WORLDS = (1, 2, 4)

@@ -24,7 +24,7 @@ from shared.progress import Progress
 from tests.shared.test_hf import CONFIG, make_decoder
 from tests.trainer.test_report import evaluation
 from tests.trainer.test_trackers import group_of
-from trainer.data import write_jsonl
+from trainer.data.data_source import write_jsonl
 from trainer.evaluation import FILE, EvaluationRecord, read_evaluations
 from trainer.ledger import Ledger
 from trainer.plot import write_plot

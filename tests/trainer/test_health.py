@@ -11,10 +11,10 @@ from shared.config import Config
 from shared.errors import TrainingDied
 from shared.types import MicroBatch
 from tests.trainer.sequences import make_sequence
-from trainer.batching import BatchPlan, Learned
-from trainer.forward_backward import StepSums
 from trainer.health import check_alive
-from trainer.rank import Stepped
+from trainer.step.batching import BatchPlan, Learned
+from trainer.step.forward_backward import StepSums
+from trainer.step.rank import Stepped
 
 VOCABULARY = 1000
 

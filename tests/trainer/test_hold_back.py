@@ -114,7 +114,7 @@ class TimedSimulation(Simulation):
             assert self.saved
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     async_level=st.sampled_from([1, 2, 8]), seed=st.integers(0, 1000), no_signal=st.sampled_from([0.0, 0.4]),
     train_ticks=st.sampled_from([0, 20, 300]), publish_ticks=st.sampled_from([0, 5, 100]),
@@ -140,7 +140,7 @@ def test_without_it_the_faster_side_decides() -> None:
     assert sum(ages != {2} for version, ages in simulation.token_ages.items() if version >= 2) > 9
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     async_level=st.sampled_from([1, 2, 8]), seed=st.integers(0, 1000), stop_after=st.integers(1, 4000),
     train_ticks=st.sampled_from([0, 20, 300]),

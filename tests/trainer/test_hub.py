@@ -26,11 +26,11 @@ from shared.model.adapter_folder import save_adapter
 from shared.model.lora import A, B
 from shared.model.model_card import CARD, ModelCard
 from tests.published import SETS
-from trainer import data_sets
+from trainer.data import data_sets
+from trainer.data.problem_file import read_problems
+from trainer.data.sources import gather_sources
 from trainer.evaluation import FILE, Evaluation, EvaluationRecord
-from trainer.problem_file import read_problems
 from trainer.push import card_text, main
-from trainer.sources import gather_sources
 
 ROWS = [
     {"problem": "1 + 1?", "answer": "2", "language": None},

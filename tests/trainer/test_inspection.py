@@ -15,8 +15,8 @@ from trainer import inspection
 from trainer.__main__ import main
 from trainer.check import data_and_model
 from trainer.check_result import CheckResult
+from trainer.data.row_process import NoRowCame
 from trainer.inspection import inspect
-from trainer.row_process import NoRowCame
 
 GOOD = [{"problem": f"{number} + 1?", "answer": str(number + 1)} for number in range(8)]
 TRACE = {"problem": "2 + 3?", "completion": "<think>\nTwo and three: 2+3=5.\n</think>\n\n\\boxed{5}"}

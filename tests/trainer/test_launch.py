@@ -13,7 +13,7 @@ import torch
 from torch.distributed import run as torchrun
 
 from shared.config import Config
-from shared.model import cpu
+from shared.model.cpu import processor
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def test_ranks_on_a_cpu_start_with_tcmalloc_where_it_is_installed(
     monkeypatch: pytest.MonkeyPatch, installed: str, gpu: bool, before: dict[str, str], expected: str | None
 ) -> None:
     started = []
-    monkeypatch.setattr(cpu, "spare_allocator", lambda: installed)
+    monkeypatch.setattr(processor, "spare_allocator", lambda: installed)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
     monkeypatch.setattr(torchrun, "run", lambda arguments: started.append((arguments, dict(os.environ))))
     monkeypatch.setattr(os, "environ", dict(before))

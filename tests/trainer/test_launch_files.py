@@ -15,11 +15,11 @@ from shared.errors import ConfigError, DataError
 from shared.progress import Progress
 from shared.types import Problem
 from tests.trainer.test_data import LetterChat
-from trainer.data import DataSource, PromptFormat
+from trainer.data.data_source import DataSource, PromptFormat
 from trainer.launch import Launch
-from trainer.rank import TrainerRank
 from trainer.soft_values import FILE, SoftValues, settings_of
 from trainer.stages import Stages
+from trainer.step.rank import TrainerRank
 
 
 class Exporting:

@@ -18,7 +18,7 @@ from shared import record_file
 from shared.config import Config
 from shared.errors import NoProgress, RunError
 from shared.types import Completion, Problem, Prompt, Reward, Verdict, VersionSpan
-from trainer import ledger_file
+from trainer.checkpoint import ledger_file
 from trainer.ledger import Interrupted, Ledger, LedgerState
 from trainer.objectives.advantage import diverse
 from trainer.stages import Stages
@@ -112,7 +112,7 @@ class Simulation:
             tasks.create_task(self.train())
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     async_level=st.integers(0, 3),
     window=st.integers(1, 13),

@@ -63,7 +63,7 @@ async def play(ledger: Ledger, seed: int) -> tuple[list[int], bytes]:
     return taken, msgspec.json.encode(ledger.state())
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(seed=st.integers(0, 10_000), window=st.sampled_from([1, 4, 13]))
 def test_counting_in_front_is_counting_all(seed: int, window: int) -> None:
     config = make_config(max_async_level=3, reorder_window=window, steps=2_500)

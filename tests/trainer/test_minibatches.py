@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from shared.types import Group, MicroBatch, Problem, Prompt
-from trainer.batching import BatchPlan, Learned, combine, split
-from trainer.forward_backward import StepSums
-from trainer.rank import Stepped
+from trainer.step.batching import BatchPlan, Learned, combine, split
+from trainer.step.forward_backward import StepSums
+from trainer.step.rank import Stepped
 
 
 def group(index: int) -> Group:

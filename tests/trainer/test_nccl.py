@@ -16,8 +16,8 @@ from torch import Tensor
 from shared.model.decoder import Decoder, initialise
 from tests.trainer.rank_data import MAGISTRAL, SHAPE, deal, make_sequences
 from tests.trainer.rank_scene import gradients, make_model
-from trainer import fsdp, optimiser
-from trainer.forward_backward import forward_backward
+from trainer.step import fsdp, optimiser
+from trainer.step.forward_backward import forward_backward
 
 pytestmark = pytest.mark.slow
 RANKS, CUT = 2, 4

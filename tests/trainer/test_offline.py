@@ -20,16 +20,16 @@ from shared.errors import ConfigError, DataError
 from shared.types import Completion, Group, Problem, Prompt, Reward, Verdict, VersionSpan
 from tests.trainer.objectives.descent import optimum
 from tests.trainer.objectives.named import NAMES, example
-from trainer.data import PromptFormat
-from trainer.forward_backward import check
+from trainer.data.data_source import PromptFormat
+from trainer.data.offline import OfflineGroups, offline_count, read_offline
+from trainer.data.sources import offline_files
 from trainer.objectives.inputs import LossInputs, completions_of, loss_inputs
 from trainer.objectives.loss import policy_loss
 from trainer.objectives.objective import train_sequences
 from trainer.objectives.registry import complaints, objective_of, read_objective
 from trainer.objectives.sequences import sequence_of
-from trainer.offline import OfflineGroups, offline_count, read_offline
 from trainer.soft_values import soft_value
-from trainer.sources import offline_files
+from trainer.step.forward_backward import check
 from trainer.step_metrics import offline_metrics
 
 TEXTS = ["one", "two", "three"]

@@ -9,8 +9,8 @@ from shared.model.decoder import Decoder, initialise
 from shared.sections import Optimiser
 from tests.packed import pack_from
 from tests.trainer.rank_data import SHAPE
-from trainer import optimiser
-from trainer.offload import HostMemory
+from trainer.step import optimiser
+from trainer.step.offload import HostMemory
 
 
 def trained(turns: bool) -> list[torch.Tensor]:

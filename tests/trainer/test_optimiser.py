@@ -6,7 +6,7 @@ from torch import nn
 
 from shared.errors import NonFinite, RunError
 from shared.sections import Optimiser
-from trainer.optimiser import (
+from trainer.step.optimiser import (
     clip,
     describe_dtypes,
     make_optimiser,
@@ -18,7 +18,7 @@ from trainer.optimiser import (
 
 def test_first_step_moves_by_the_learning_rate_and_decays_matrices_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """AdamW's first update is lr * sign(gradient), after weight *= 1 - lr * decay on matrices."""
-    monkeypatch.setattr("trainer.optimiser.EPSILON", 1e-12)
+    monkeypatch.setattr("trainer.step.optimiser.EPSILON", 1e-12)
     model = nn.Linear(1, 1)
     nn.init.ones_(model.weight)
     nn.init.ones_(model.bias)

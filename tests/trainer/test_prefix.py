@@ -13,10 +13,10 @@ from shared.chat import Chat
 from shared.config import Config
 from shared.errors import DataError
 from shared.types import CONTEXT, SAMPLED, Completion, Group, Problem, Reward
-from trainer.data import DataSource, PromptFormat
+from trainer.data.data_source import DataSource, PromptFormat
+from trainer.data.problem_file import read_problems, refuse_prose
 from trainer.objectives.objective import train_sequences
 from trainer.objectives.registry import objective_of
-from trainer.problem_file import read_problems, refuse_prose
 from trainer.stages import Stages
 from verify.scorer import RewardScorer
 

@@ -10,7 +10,7 @@ import pytest
 from shared.config import Config
 from shared.errors import ConfigError, DataError
 from shared.progress import Progress
-from trainer.sources import prepare
+from trainer.data.sources import prepare
 
 SCRIPT = """
 def prepare(folder, options, seed):

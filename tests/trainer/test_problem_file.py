@@ -12,8 +12,8 @@ from shared.config import Config
 from shared.errors import DataError
 from shared.sections import Data
 from tests.trainer.test_data import LetterChat
-from trainer.data import DataSource, PromptFormat
-from trainer.problem_file import ProblemFile, check_answers, read_problems, without_long
+from trainer.data.data_source import DataSource, PromptFormat
+from trainer.data.problem_file import ProblemFile, check_answers, read_problems, without_long
 from trainer.stages import Stages
 from verify.answer_checker import AnswerChecker
 

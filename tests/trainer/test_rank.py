@@ -17,10 +17,10 @@ from shared.progress import Progress
 from tests.model_folder import load_model
 from tests.packed import pack_from
 from tests.trainer.worker_scene import PROBE
-from trainer import shards
+from trainer.checkpoint import shards
 from trainer.launch import Launch
 from trainer.objectives.registry import read_objective
-from trainer.rank import LoadedTrainer, TrainerRank
+from trainer.step.rank import LoadedTrainer, TrainerRank
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 RANKS = ((1, 0), (2, 0), (2, 1))

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from shared.model import lora
 from shared.model.adapter_folder import read_matrices, read_settings
-from shared.model.cpu import multiplies_bfloat16_fast
+from shared.model.cpu.processor import multiplies_bfloat16_fast
 from shared.model.decoder import Decoder
 from tests.model_folder import load_model
 from tests.packed import pack_from

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from rollout.weights.checksum import add_parts
 from tests.process import run_ranks
-from trainer import shard_files
+from trainer.checkpoint import shard_files
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1200)]
 CLOSE = 1e-6

@@ -19,12 +19,12 @@ from shared.progress import Progress
 from shared.settings_file import SECTIONS, SETTINGS
 from tests.trainer.test_checkpoint import save
 from tests.trainer.test_data import LetterChat
-from trainer import checkpoint, resume
-from trainer.data import PromptFormat
+from trainer.checkpoint import resume, writer
+from trainer.checkpoint.origin import FREE, PATHS, Origin, differences, is_free, origin_of
+from trainer.data.data_source import PromptFormat
+from trainer.data.sources import Sources
 from trainer.objectives.objective import Objective
 from trainer.objectives.registry import objective_of
-from trainer.origin import FREE, PATHS, Origin, differences, is_free, origin_of
-from trainer.sources import Sources
 
 
 def make_sources(folder: Path) -> Sources:
@@ -60,10 +60,10 @@ class Folder:
         self.run_dir = self.config.run_dir
         for version in (0, 1, 2):
             folder = save(self.run_dir, version)
-            manifest = msgspec.json.decode((folder / "manifest.json").read_bytes(), type=checkpoint.Manifest)
+            manifest = msgspec.json.decode((folder / "manifest.json").read_bytes(), type=writer.Manifest)
             shutil.move(folder, partial := folder.with_suffix(".partial"))
             del manifest.files["checksums.msgpack"], manifest.files["origin.json"]
-            checkpoint.finish(partial, version, manifest.files, {}, self.origin(self.config), 1.5, 9)
+            writer.finish(partial, version, manifest.files, {}, self.origin(self.config), 1.5, 9)
         (self.run_dir / "metrics.jsonl").write_text('{"step": 2, "kind": "train", "loss": 1.0}\n')
 
     def origin(self, config: Config) -> Origin:

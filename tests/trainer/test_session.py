@@ -22,10 +22,10 @@ from shared.types import MicroBatch
 from tests.process import in_fresh_process
 from tests.trainer.rank_data import make_folder, make_sequences
 from tests.trainer.sequences import make_sequence
-from trainer.batching import plan_batch
 from trainer.client import TrainerClient
-from trainer.rank import TrainerRank
 from trainer.session import LocalTrainer, Session
+from trainer.step.batching import plan_batch
+from trainer.step.rank import TrainerRank
 
 SETTINGS = {
     "model": {"dtype": "float32"},

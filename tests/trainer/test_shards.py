@@ -17,11 +17,11 @@ from shared.errors import CheckpointError
 from shared.model import lora
 from shared.record_file import Written
 from shared.sections import Optimiser
-from trainer import shards
-from trainer.optimiser import make_optimiser, step_count, update
-from trainer.reference import KeptAdapters
-from trainer.shard_files import read_shards
-from trainer.shards import ShardWriter, checksums, load_shards
+from trainer.checkpoint import shards
+from trainer.checkpoint.shard_files import read_shards
+from trainer.checkpoint.shards import ShardWriter, checksums, load_shards
+from trainer.step.optimiser import make_optimiser, step_count, update
+from trainer.step.reference import KeptAdapters
 
 
 def trained(rows: int = 5) -> tuple[nn.Module, torch.optim.AdamW]:

@@ -15,7 +15,7 @@ from shared.errors import ConfigError, DataError, NonFinite
 from shared.progress import Progress
 from shared.types import Completion, Problem, Reward, Verdict
 from tests.trainer.test_data import LetterChat
-from trainer.data import DataSource, PromptFormat
+from trainer.data.data_source import DataSource, PromptFormat
 from trainer.objectives.registry import complaints
 from trainer.soft_values import FILE, drawn_problems, forget_values, read_values, soft_value, soft_values
 from trainer.stages import Stages

@@ -13,7 +13,7 @@ from shared.config import Config
 from shared.types import Problem, Prompt
 from tests.trainer.test_data import LetterChat
 from tests.trainer.test_ledger import Simulation, finish_group
-from trainer.data import DataSource, PromptFormat
+from trainer.data.data_source import DataSource, PromptFormat
 from trainer.ledger import Ledger, LedgerState
 from trainer.objectives.objective import Need
 from trainer.objectives.registry import complaints, needs

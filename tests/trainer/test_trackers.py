@@ -23,7 +23,7 @@ from benchmarks.controller_run import play, problems, settings
 from benchmarks.scripted import Script
 from shared.clean_text import clean
 from shared.config import Config
-from shared.deaths import Watched
+from shared.launch.deaths import Watched
 from shared.types import Completion, Group, Problem, Prompt, Reward, Verdict
 from tests.trainer.tracker_readers import READERS
 from trainer import __main__, trackers

@@ -8,12 +8,12 @@ from typing import Any
 
 from rollout.client import EngineClient
 from rollout.worker import EngineRank
-from shared.batch_queue import BatchQueue
-from shared.calls import CallRequest
 from shared.config import Config
-from shared.messages import Message
+from shared.launch.batch_queue import BatchQueue
+from shared.launch.calls import CallRequest
+from shared.launch.messages import Message
 from trainer.client import TrainerClient
-from trainer.rank import TrainerRank
+from trainer.step.rank import TrainerRank
 from trainer.turns import Turns
 
 

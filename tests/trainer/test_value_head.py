@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from shared.errors import CheckpointError
-from trainer.safetensors_file import written
-from trainer.value_head import FILE, ValueHead
+from trainer.checkpoint.safetensors_file import written
+from trainer.step.value_head import FILE, ValueHead
 
 STATES = torch.tensor([[1.0, 2.0, 3.0, 4.0], [0.5, -1.0, 0.0, 2.0]])
 TARGETS = torch.tensor([1.0, -0.5])

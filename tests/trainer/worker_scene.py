@@ -17,18 +17,18 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from shared.calls import CallReply, CallRequest, encode, request
 from shared.config import Config
 from shared.errors import NonFinite
-from shared.messages import Message
+from shared.launch.calls import CallReply, CallRequest, encode, request
+from shared.launch.messages import Message
+from shared.launch.rpc import TrainerLink, framed
 from shared.record_file import Written
-from shared.rpc import TrainerLink, framed
 from shared.types import MicroBatch
 from tests.trainer.rank_data import deal, make_sequences
 from tests.trainer.sequences import make_sequence
-from trainer import shards
-from trainer.rank import TrainerRank, serve
-from trainer.safetensors_file import write
+from trainer.checkpoint import shards
+from trainer.checkpoint.safetensors_file import write
+from trainer.step.rank import TrainerRank, serve
 
 PROBE = [[3, 1, 4, 1, 5], [9, 2, 6]]
 Replies = dict[int, Any]

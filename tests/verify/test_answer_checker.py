@@ -16,8 +16,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from shared.deaths import helpers
 from shared.errors import RunError
+from shared.launch.deaths import helpers
 from shared.types import Verdict
 from tests.verify.event_loop import watched
 from verify.answer_checker import AnswerChecker, check_answer

@@ -18,8 +18,8 @@ from shared.errors import ConfigError, DataError
 from shared.types import Completion, Reward, Verdict
 from tests.verify.test_plugins import Fast, settings
 from tests.verify.test_scorer import Tokens
-from trainer.generated_problems import generate
-from trainer.problem_file import read_problems
+from trainer.data.generated_problems import generate
+from trainer.data.problem_file import read_problems
 from verify import plugin_host, plugins, reasoning_gym_host
 from verify.code.sandbox import codec
 from verify.reward import CompletionScorer

@@ -17,7 +17,7 @@ from shared.errors import DataError
 from shared.sandbox_settings import Sandbox
 from shared.sections import RewardWeights
 from shared.types import Problem, Verdict
-from trainer.problem_file import read_problems
+from trainer.data.problem_file import read_problems
 from verify.code import cpp
 from verify.code.runner import ProgramVerifier
 from verify.code.sandbox.client import SandboxRefused

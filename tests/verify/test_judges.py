@@ -22,7 +22,7 @@ from shared.errors import ConfigError
 from shared.types import Completion, Group, Problem, Prompt, Reward, Verdict
 from tests.verify.test_plugins import Fast, settings
 from tests.verify.test_scorer import Tokens
-from trainer.origin import flat, is_free
+from trainer.checkpoint.origin import flat, is_free
 from verify.builtin_rewards import NoveltyOptions, group_length, novelty
 from verify.plugins import Case, chosen
 from verify.reward import CompletionScorer

@@ -106,7 +106,7 @@ def test_huge_values_are_refused_before_they_are_computed(text: str) -> None:
     assert time.process_time() - start < 1.0
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.integers(-(10**12), 10**12), st.integers(1, 10**6))
 def test_every_fraction_is_read_back(top: int, bottom: int) -> None:
     value = Fraction(top, bottom)
@@ -115,7 +115,7 @@ def test_every_fraction_is_read_back(top: int, bottom: int) -> None:
     assert exact_value(f"{top:,}") == top
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.text(alphabet="0123456789+-*/^!(){}., \\fracsqrtbinome", max_size=60))
 def test_any_text_is_answered(text: str) -> None:
     try:

@@ -15,7 +15,7 @@ from shared.errors import DataError
 from shared.metrics import METRICS
 from shared.sections import RewardWeights
 from shared.types import Problem, Reward, Verdict
-from trainer.problem_file import read_problems
+from trainer.data.problem_file import read_problems
 from verify.__main__ import group_table, verdict_table
 from verify.records import Record, make_record, read_items
 from verify.reward import CompletionScorer, score

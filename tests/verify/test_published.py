@@ -12,7 +12,7 @@ from shared.errors import DataError
 from shared.jsonl import read_rows
 from shared.sections import Data
 from tests.published import READ_AS, SETS, Published
-from trainer.problem_file import read_problems
+from trainer.data.problem_file import read_problems
 from verify.__main__ import main as verify
 from verify.published import NATIVE, READERS, renamed, to_native
 from verify.verifiers import read_problem

@@ -34,7 +34,7 @@ import msgspec
 
 from shared.atomic_write import beside
 from shared.errors import DataError
-from shared.launch_folder import made_by_others
+from shared.launch.launch_folder import made_by_others
 from verify.code import untyped
 from verify.code.sandbox.isolation import is_open
 from verify.code.tests import Assertions

@@ -11,9 +11,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from shared.record_file import Written
-from trainer import checkpoint, ledger_file
+from trainer.checkpoint import ledger_file, writer
+from trainer.checkpoint.origin import Origin
 from trainer.ledger import LedgerState
-from trainer.origin import Origin
 
 SHAPES = {"big.weight": (6, 4), "small.weight": (3,)}
 FIRST = (-6.0, -2.0, 2.0, 6.0)
@@ -35,7 +35,7 @@ def basis() -> tuple[Tensor, Tensor, Tensor]:
 
 def write_checkpoint(run_dir: Path, step: int, weights: dict[str, Tensor], world: int = 2) -> Path:
     """What `world` trainer ranks would leave, moments included; returns the folder."""
-    partial, files = checkpoint.begin(run_dir, step), {}
+    partial, files = writer.begin(run_dir, step), {}
     for rank in range(world):
         tensors, rows = {}, {}
         for name, whole in weights.items():
@@ -49,7 +49,7 @@ def write_checkpoint(run_dir: Path, step: int, weights: dict[str, Tensor], world
         save_file(tensors, path, {"index": json.dumps(index)})
         files[path.name] = Written(path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest())
     files[ledger_file.LEDGER] = ledger_file.write(partial, LedgerState(step, step * 4, step * 4, 0, 0, [], []))
-    return checkpoint.finish(partial, step, files, {}, Origin({}, {}), 1.5, keep=99)
+    return writer.finish(partial, step, files, {}, Origin({}, {}), 1.5, keep=99)
 
 
 def write_export(run_dir: Path, step: int, weights: dict[str, Tensor]) -> None:

@@ -31,7 +31,7 @@ def usual(model: str, gpus: int, **fixed: int) -> Scenario:
     return Scenario(MODELS[model], h100(gpus), USUAL, **fixed)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(shape=decoders(), machine=machines(), work=workloads(), async_level=st.integers(1, 8), data=st.data())
 def test_an_asynchronous_step_is_never_longer_than_a_synchronous_one(
     shape: DecoderConfig, machine: Machine, work: Workload, async_level: int, data: st.DataObject

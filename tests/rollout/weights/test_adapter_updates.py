@@ -27,7 +27,7 @@ from tests.packed import pack_from
 from tests.rollout.test_agreement import make_folder
 from tests.rollout.tiny_llama import engine_config
 from tests.rollout.weights.update_scene import UpdateScene, fault, planted
-from trainer.reference import fill
+from trainer.step.reference import fill
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 RANK, ALPHA = 4, 12.0

@@ -15,7 +15,7 @@ import rollout.engine  # noqa: F401 - prepares the environment for vLLM
 
 from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm  # isort: skip
 
-from rollout.weights.cpu import CpuWeightLoader
+from rollout.weights.cpu.loader import CpuWeightLoader
 from rollout.weights.layout import plan_layout
 from rollout.weights.parameters import plan_targets
 from shared.errors import ModelError

@@ -88,7 +88,7 @@ def test_a_slice_that_no_worker_holds_is_an_error() -> None:
 @pytest.mark.parametrize("carried", [True, False])
 def test_packed_linears_are_read_by_products_with_unit_vectors(carried: bool) -> None:
     """Two trainer ranks; the second chose other columns, and has no rows of k."""
-    from rollout.weights.cpu import pack
+    from rollout.weights.cpu.loader import pack
 
     shapes = [("q", (64, 48)), ("k", (32, 48))]
     generator = torch.Generator().manual_seed(1)

@@ -23,8 +23,8 @@ import torch
 import torch.distributed as dist
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
-from rollout.weights import cpu
-from rollout.weights.cpu import Linear
+from rollout.weights.cpu import loader
+from rollout.weights.cpu.loader import Linear
 from rollout.weights.layout import Slice, plan_layout, unique_shapes
 from rollout.weights.parameters import Target
 from rollout.weights.proof import PublishedWeights, Updated
@@ -35,9 +35,9 @@ from shared.sections import Optimiser
 from tests.packed import pack_from
 from tests.rollout.test_agreement import make_folder
 from tests.rollout.tiny_llama import engine_config
-from trainer.optimiser import make_optimiser
-from trainer.rank import TrainerRank
-from trainer.sent_weights import SentWeights
+from trainer.step.optimiser import make_optimiser
+from trainer.step.rank import TrainerRank
+from trainer.step.sent_weights import SentWeights
 
 RANKS = 2
 PAGE = mmap.mmap(-1, mmap.PAGESIZE)
@@ -62,7 +62,7 @@ def fault() -> dict[str, Any]:
     return found
 
 
-class FaultyLoader(cpu.CpuWeightLoader):
+class FaultyLoader(loader.CpuWeightLoader):
     """Leaves out what the page says."""
 
     def _rows(self, version: int, target: Target) -> torch.Tensor:
@@ -93,7 +93,7 @@ class FaultyLoader(cpu.CpuWeightLoader):
 def packs(dtype: torch.dtype) -> bool:
     """Whether vLLM packs linears of this type on this processor (bfloat16 wants AVX-512): else they multiply with the
     plain weight, and there is no packed copy to leave out."""
-    return cpu.pack(torch.zeros(64, 64, dtype=dtype)).__closure__ is not None
+    return loader.pack(torch.zeros(64, 64, dtype=dtype)).__closure__ is not None
 
 
 def rank_rows(count: int, rank: int) -> slice:
@@ -171,7 +171,7 @@ async def update_scene(folder: Path, family: str, dtype: str) -> Any:
     config = engine_config()
     config = config.model_copy(update={"model": config.model.model_copy(update={"dtype": dtype})})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cpu, "CpuWeightLoader", FaultyLoader)
+        patch.setattr(loader, "CpuWeightLoader", FaultyLoader)
         async with LocalEngine(config, str(folder / "model")) as engine:
             scene = UpdateScene(decoder, dtype, engine)
             await engine.client.call(EngineRank.attach, [sender.describe() for sender in scene.senders])

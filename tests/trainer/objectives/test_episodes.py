@@ -17,12 +17,12 @@ from shared.config import Config
 from shared.model.decoder import Decoder, DecoderConfig, initialise
 from shared.types import Completion, Group, MicroBatch, Problem, Prompt, Reward, TrainSequence, Turn, Verdict
 from tests.trainer.objectives.named import NAMES, PUBLISHED
-from trainer.forward_backward import AuxiliaryModels, compute_old_logprobs, forward_backward, pack_sequences
 from trainer.objectives.advantage import turn_advantages
 from trainer.objectives.inputs import loss_inputs
 from trainer.objectives.loss import policy_loss
 from trainer.objectives.objective import train_sequences
 from trainer.objectives.registry import complaints, read_objective
+from trainer.step.forward_backward import AuxiliaryModels, compute_old_logprobs, forward_backward, pack_sequences
 
 SHAPE = DecoderConfig("llama", 32, 16, 24, 1, 2, 1, 8, 1e-5, 64, tied=True)
 WHOLE = ("a_lol", "agro", "dro", "kto", "sharpening")

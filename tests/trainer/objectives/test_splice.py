@@ -93,7 +93,7 @@ def test_of_boxes_that_are_one_answer_the_first_is_the_cue(chat: Chat) -> None:
 
 
 @given(summary=ANSWERS, own=ANSWERS, answer=ANSWERS, rest=ANSWERS)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_answer_is_put_and_read_back(chat: Chat, summary: str, own: str, answer: str, rest: str) -> None:
     summary, own, rest = (part.translate({ord(sign): None for sign in "{}\\"}) for part in (summary, own, rest))
     before = chat.decode(chat.encode(f"<think>t</think>{summary}\\boxed{{"))

@@ -1,0 +1,1 @@
+"""What only engines on a CPU need: weights repacked for the kernels."""

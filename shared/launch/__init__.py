@@ -1,0 +1,1 @@
+"""What the processes of a launch share: calls and messages, roles of ranks, heartbeats, sockets, the private folder."""

@@ -1,0 +1,1 @@
+"""Checkpoints: written, verified, read, and what a resumed run may change."""

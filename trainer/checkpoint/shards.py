@@ -1,0 +1,209 @@
+"""Checkpoints of the sharded trainers in safetensors: no pickle, any number of ranks reads what any other number wrote.
+
+Each rank writes its own file, in a thread, and flushes it to the disk; reading copies just the rows a rank holds, so
+resuming on one, two or eight ranks is bitwise the same (what is in a file: shard_files.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from rollout.weights.checksum import checksum_rows
+from shared.atomic_write import cannot_write, flush
+from shared.errors import CheckpointError
+from shared.record_file import Written
+from trainer.checkpoint import safetensors_file
+from trainer.checkpoint.shard_files import FORMAT, read_shards
+from trainer.step.fsdp import compare_replicas, local, own_rows, reshard, rows_of, trained
+from trainer.step.optimiser import reset, step_count
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+ROOM_SHARE = 0.5
+"""of the free memory of the host, which the copies of all trainers of a node may take"""
+
+
+def named_state(model: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:
+    """parameter name -> {"weight", "exp_avg", "exp_avg_sq"} -> the rows that this rank holds, sharing memory with the
+    originals."""
+    return {
+        name: {
+            "weight": local(parameter.detach()),
+            **{moment: local(optimiser.state[parameter][moment]) for moment in MOMENTS},
+        }
+        for name, parameter in trained(model)
+    }
+
+
+@torch.no_grad()
+def checksums(model: nn.Module) -> dict[str, int]:
+    """Checksum of the float32 rows of every weight of which this rank saves some."""
+    own = [(name, local(parameter), *own_rows(parameter)) for name, parameter in trained(model)]
+    return {name: checksum_rows(held[share], rows.start, torch.float32) for name, held, rows, share in own if rows}
+
+
+class ShardWriter(threading.Thread):
+    """Writes this rank's rows of a policy version (`own_rows`) while training goes on.
+
+    It reads the live tensors, one after the other: between two optimiser steps they do not change. `settle`, which
+    comes before each change, copies those that were not read yet, so that the file holds this version and no other. A
+    disk that takes everything during the next forward and backward costs the memory of one tensor; a slower one up to
+    12 bytes a parameter of the rank, in the memory of the host; where that is not free, training waits.
+    """
+
+    def __init__(
+        self, folder: Path, model: nn.Module, optimiser: torch.optim.Optimizer, rank: int, world: int, version: int = 0
+    ):
+        """folder: must exist."""
+        super().__init__(name="shard writer", daemon=True)
+        rows: dict[str, Any] = {}
+        self.tensors: dict[str, Tensor] = {}
+        parameters = dict(trained(model))
+        for name, parts in named_state(model, optimiser).items():
+            own, share = own_rows(parameters[name])
+            if own:
+                rows[name] = [own.start, list(parameters[name].shape)]
+                self.tensors |= {f"{part}/{name}": tensor[share] for part, tensor in parts.items()}
+        self.index: dict[str, Any] = {
+            "format": FORMAT, "version": version, "rank": rank, "world": world, "step": step_count(optimiser),
+            "rows": rows,
+        }  # fmt: skip
+        self.path = folder / f"trainer-{rank}-of-{world}.safetensors"
+        self.waiting = dict(self.tensors)
+        """those that are not written yet; copies once `settle` made them"""
+        self.settled = False
+        self.lock = threading.Lock()
+        self.outcome: Future[Written] = Future()
+        device = next((tensor.device for tensor in self.tensors.values()), torch.device("cpu"))
+        self.aside: AbstractContextManager[object] = nullcontext()
+        if device.type == "cuda":  # copies beside the kernels of training, behind those of the step that has just been
+            stream = torch.cuda.Stream(device)
+            stream.wait_stream(torch.cuda.current_stream(device))
+            self.aside = torch.cuda.stream(stream)
+        self.start()
+
+    def run(self) -> None:
+        """Write the file, and keep what was written, or the error."""
+        try:
+            written = safetensors_file.write(self.path, self.tensors, {"index": json.dumps(self.index)}, self._take)
+            flush(self.path.parent)
+            self.outcome.set_result(written)
+        except OSError as error:
+            self.path.unlink(missing_ok=True)
+            self.outcome.set_exception(CheckpointError(cannot_write(self.path, error)))
+        except Exception as error:  # noqa: BLE001  (`files` raises it)
+            self.outcome.set_exception(error)
+        finally:
+            with self.lock:
+                self.waiting.clear()
+
+    def _take(self, name: str) -> Tensor:
+        with self.lock, self.aside:
+            tensor = self.waiting.pop(name)
+            return tensor if self.settled else _copy(tensor)
+
+    def settle(self) -> None:
+        """Return when the live tensors may change, be moved or be freed: copy what is not written yet, or wait."""
+        with self.lock:
+            if self.settled or not self.waiting:
+                return
+            wanted = sum(tensor.nbytes for tensor in self.waiting.values())
+            sharers = min(self.index["world"], int(os.environ.get("LOCAL_WORLD_SIZE", self.index["world"])))
+            if wanted * sharers <= ROOM_SHARE * free_bytes():
+                self.settled = True
+                self.waiting = {name: _copy(tensor) for name, tensor in self.waiting.items()}
+                return
+        self.join()
+
+    def files(self) -> dict[str, Written]:
+        """Wait for the file, and return its name, size and hash. Raises CheckpointError if the disk did not take it."""
+        return {self.path.name: self.outcome.result()}
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    """A copy in the memory of the host; on CPUs without torch, whose threads belong to training."""
+    return tensor.cpu() if tensor.device.type != "cpu" else torch.from_numpy(tensor.detach().numpy().copy())
+
+
+def free_bytes() -> int:
+    """Memory of this host, or of the control group (version 2) that this process is in, which nobody uses."""
+    lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    found = [1024 * int(lines["MemAvailable"].split()[0])]
+    group = Path("/sys/fs/cgroup", Path("/proc/self/cgroup").read_text().strip().rpartition("::/")[2])
+    for folder in (group, Path("/sys/fs/cgroup")):
+        try:
+            limit, used = ((folder / f"memory.{name}").read_text().strip() for name in ("max", "current"))
+            kept = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+            found.append(int(limit) - int(used) + int(kept["inactive_file"]))  # files that are only cached
+        except (OSError, ValueError, KeyError):
+            continue  # no such group, or "max": no limit
+    return min(found)
+
+
+@torch.no_grad()
+def load_shards(
+    folder: Path, model: nn.Module, optimiser: torch.optim.Optimizer
+) -> tuple[int, dict[str, dict[str, int]]]:
+    """Copy this rank's rows of weights and moments from a checkpoint written by any number of ranks.
+
+    Returns its step, and of every file (name -> parameter -> checksum) the weights that this rank took from it and
+    would save, as they lie in the model afterwards: added up over the ranks, they are what `checksums` was for the rank
+    that wrote it.
+    Raises CheckpointError if the checkpoint is damaged, incomplete, or of another model.
+    """
+    shards = read_shards(folder)
+    shapes = {name: shape for shard in shards for name, shape in shard.full_shape.items()}
+    parameters = dict(trained(model))
+    for name, parameter in parameters.items():
+        if shapes.get(name) != tuple(parameter.shape):
+            raise CheckpointError(
+                f"{folder}: {name} has shape {shapes.get(name, 'none')}, the model's is {tuple(parameter.shape)}: "
+                "model.path is not the model that this run was started with"
+            )
+    if extra := sorted(shapes.keys() - parameters.keys()):
+        raise CheckpointError(f"{folder} holds {extra[0]}, which the model lacks: model.path is another model")
+    reset(optimiser, shards[0].step)
+    missing = {name: len(rows_of(parameter)) for name, parameter in parameters.items()}
+    state = named_state(model, optimiser)
+    taken: dict[str, dict[str, int]] = {}
+    for shard in shards:
+        sums = taken[shard.path.name] = {}
+        try:
+            with safe_open(shard.path, framework="pt") as file:
+                for name, first in shard.first_row.items():
+                    own_first, parts = rows_of(parameters[name]).start, state[name]
+                    if rows := copy_overlap(file, name, first, own_first, parts):
+                        missing[name] -= len(rows)
+                        own, _ = own_rows(parameters[name])
+                        start, stop = max(rows.start, own.start), min(rows.stop, own.stop)
+                        if start < stop:
+                            held = parts["weight"][start - own_first : stop - own_first]
+                            sums[name] = checksum_rows(held, start, torch.float32)
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{shard.path} is damaged ({error}): use an earlier checkpoint") from error
+    for name, count in missing.items():
+        if count:
+            raise CheckpointError(f"{folder} lacks {count} rows of {name}: use an earlier checkpoint")
+    reshard(model)
+    compare_replicas(model, f"after the load of {folder}")
+    return shards[0].step, taken
+
+
+def copy_overlap(file: Any, name: str, file_first: int, own_first: int, parts: dict[str, Tensor]) -> range:
+    """Copy the rows of parameter `name` that both the file and this rank hold; returns which."""
+    own_rows = parts["weight"].shape[0]
+    file_rows = file.get_slice(f"weight/{name}").get_shape()[0]
+    start, stop = max(file_first, own_first), min(file_first + file_rows, own_first + own_rows)
+    for part, rows in parts.items() if start < stop else ():
+        stored = file.get_slice(f"{part}/{name}")[start - file_first : stop - file_first]
+        rows[start - own_first : stop - own_first].copy_(stored)
+    return range(start, stop)

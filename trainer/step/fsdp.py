@@ -1,0 +1,239 @@
+"""The trainer ranks' process group, FSDP2 sharding with float32 master weights, gradients as sums over ranks.
+
+Every rank holds its rows (dimension 0) of every parameter in float32. For the forward they are gathered in the compute
+type; gradients are reduced in float32. The step's weights already divide by the global count of tokens, so gradients
+are SUMS over ranks, not means: one rank or eight give the same step.
+
+Several replicas (HSDP): each is sharded over neighbouring ranks, those of a node, and only a step's sums of gradients
+go from node to node. Each rank saves and sends a part of the rows that its replicas hold too.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from rollout.weights.checksum import WORDS
+from rollout.weights.layout import own_share
+from shared.errors import RunError, SyncMismatch
+from shared.model import lora
+from shared.model.language_model import LanguageModel
+from shared.model.packing import pack
+from trainer.step.memory import KEEP_WHOLE_BYTES, works_in_place
+
+# FSDP2 takes a second and 40 MB to import, so functions do it: the controller imports this file with the trainers'
+# calls (rank.py), and needs none of it
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor
+    from typing_extensions import TypeIs
+
+
+def join(
+    store: dist.Store, rank: int, world: int, device: torch.device, timeout_s: float, replicas: int = 1
+) -> DeviceMesh:
+    """Form the process group of the trainers (NCCL on CUDA, gloo on CPU) and a mesh over it: "shard", or with several
+    replicas "replicate" x "shard".
+
+    store: of this launch attempt, shared by the trainers. A collective that waits longer than timeout_s ends the
+    process.
+    """
+    timeout = datetime.timedelta(seconds=timeout_s)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo",
+        store=dist.PrefixStore("trainers", store),
+        rank=rank,
+        world_size=world,
+        timeout=timeout,
+        device_id=device if device.type == "cuda" else None,
+    )
+    if replicas > 1:
+        return init_device_mesh(device.type, (replicas, world // replicas), mesh_dim_names=("replicate", "shard"))
+    return init_device_mesh(device.type, (world,), mesh_dim_names=("shard",))
+
+
+def leave() -> None:
+    """End the process group."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def fits_whole(model: nn.Module) -> bool:
+    """True if gathered weights and unreduced gradients of the whole model (float32, 8 bytes) are few enough to keep."""
+    return 8 * sum(parameter.numel() for parameter in model.parameters()) <= KEEP_WHOLE_BYTES
+
+
+def shard(decoder: LanguageModel, mesh: DeviceMesh, compute_dtype: torch.dtype) -> None:
+    """Shard each layer and the root over the mesh, in place; the parameters become DTensors of float32 rows.
+
+    The decoder may be on the meta device (then `materialise` it); parameters that are trained must be float32, those
+    beside adapters, which are not, become the compute type. Where the rank `works_in_place` nothing else happens.
+    """
+    if any(True for _ in lora.adapters(decoder)):
+        for parameter in decoder.parameters():
+            if not parameter.requires_grad:
+                parameter.data = parameter.data.to(compute_dtype)
+    name, on_gpu = str(compute_dtype).removeprefix("torch."), mesh.device_type != "cpu"
+    if works_in_place(mesh.size(), name, on_gpu or not decoder.rounds_weights):
+        decoder.in_place, decoder.compute_dtype = True, compute_dtype
+        return
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
+    again = not fits_whole(decoder)
+    for layer in decoder.layers:
+        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=again)
+    fully_shard(decoder, mesh=mesh, mp_policy=policy)
+    for module in sharded_modules(decoder):
+        # plain SUM: the weights of the step hold the one global denominator, so a mean over ranks would divide twice
+        module.set_force_sum_reduction_for_comms(True)
+        if mesh.size() > 1:
+            module.set_gradient_divide_factor(1.0)  # one rank has nothing to divide, and would copy for it
+
+
+def trained(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield (name, parameter) of those that training changes: all, or the adapters."""
+    return ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)
+
+
+def provide_gradients(model: nn.Module) -> None:
+    """Set missing gradients to zero where this is one rank on a CPU, so that backward passes add to them: before the
+    first forward of a step, while weights are not gathered.
+
+    Their memory lasts as long as the model: made anew among a step's activations, gradients leave holes that the next
+    step's do not fit into. Raises RunError while weights are gathered.
+    """
+    first = next(model.parameters())
+    if sharded_modules(model) and not is_sharded(first):
+        raise RunError("a step began while the weights of the one before were still gathered")
+    if first.device.type != "cpu" or is_sharded(first):
+        return
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    held: list[Tensor] | None = getattr(model, "gradient_memory", None)
+    if held is None:
+        held = [torch.zeros_like(parameter) for parameter in trained]
+        model.gradient_memory = held  # type: ignore[assignment]  # a list, neither parameter nor submodule
+    for parameter, memory in zip(trained, held, strict=True):
+        if parameter.grad is None:
+            parameter.grad = memory.zero_()
+
+
+def materialise(decoder: LanguageModel, device: torch.device) -> None:
+    """Give a sharded decoder its memory on `device` (contents undefined) and settle FSDP's own buffers.
+
+    FSDP moves unevenly sharded rows into padded memory at the first forward; after this call they stay where they
+    are, so that optimiser and weight transfer may hold on to them.
+    """
+    decoder.to_empty(device=device)
+    decoder.settle_buffers()
+    with torch.no_grad():
+        for parameter in decoder.parameters():
+            local(parameter).zero_()
+        decoder(pack([], [], device))
+    reshard(decoder)
+
+
+def sharded_modules(model: nn.Module) -> list[FSDPModule]:
+    """The FSDP modules of a model: its layers and the root."""
+    from torch.distributed.fsdp import FSDPModule
+
+    return [module for module in model.modules() if isinstance(module, FSDPModule)]
+
+
+def reshard(model: nn.Module) -> None:
+    """Drop gathered weights, so that the next forward gathers the current ones."""
+    for module in sharded_modules(model):
+        module.reshard()
+
+
+def hold(model: nn.Module, last: bool, whole: bool) -> None:
+    """Before the forward of a micro-batch: replicas add up their gradients only after the `last` of the step. A model
+    that is small enough to be kept `whole` is gathered and reduced only around that one, too.
+
+    The sums are the same; between micro-batches the whole gradient stays on every rank, in float32.
+    """
+    modules = sharded_modules(model)
+    if not whole:
+        for module in modules:
+            module.set_requires_all_reduce(last, recurse=False)
+        return
+    for module in modules:
+        module.set_requires_gradient_sync(last, recurse=False)
+        module.set_reshard_after_backward(last, recurse=False)
+    for root in modules[:1]:  # the model itself comes first
+        root.set_is_last_backward(last)
+
+
+def is_sharded(tensor: Tensor) -> TypeIs[DTensor]:
+    """Whether a tensor is one of FSDP2's, of which this rank holds some rows."""
+    from torch.distributed.tensor import DTensor
+
+    return isinstance(tensor, DTensor)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The rows of a sharded tensor that this rank holds (it shares their memory); a plain tensor is its own."""
+    return tensor.to_local() if is_sharded(tensor) else tensor
+
+
+def rows_of(tensor: Tensor) -> range:
+    """This rank's rows of a parameter sharded on dimension 0 (all of a plain tensor)."""
+    if not is_sharded(tensor):
+        return range(tensor.shape[0])
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return range(offset[0], offset[0] + shape[0]) if shape[0] else range(0)
+
+
+def own_rows(tensor: Tensor) -> tuple[range, slice]:
+    """The rows of a parameter that this rank saves, and where they lie in `local`: replicas save a part each."""
+    held = rows_of(tensor)
+    share = own_share(tensor, len(held)) if is_sharded(tensor) else slice(0, len(held))
+    return held[share], share
+
+
+@torch.no_grad()
+def compare_replicas(model: nn.Module, when: str) -> None:
+    """Compare the sum of the bit patterns of every parameter's rows with those of the ranks that hold the same ones. A
+    collective; nothing where there is one replica. when: for the message.
+
+    Raises SyncMismatch naming the parameters that differ, and the ranks: those that differ from most, or both of two.
+    """
+    first = next(model.parameters())
+    if not is_sharded(first) or (mesh := first.device_mesh).ndim == 1:
+        return
+    names, held = zip(*((name, local(parameter)) for name, parameter in model.named_parameters()), strict=True)
+    sums = torch.stack([one.view(WORDS[one.element_size()]).sum(dtype=torch.int64) for one in held])
+    ranks = dist.get_process_group_ranks(group := mesh.get_group("replicate"))
+    dist.all_gather(parts := [torch.empty_like(sums) for _ in ranks], sums, group)
+    differ = (found := torch.stack(parts)) != found.mode(dim=0).values
+    if not differ.any():
+        return
+    some = [name for name, one in zip(names, differ.any(dim=0).tolist(), strict=True) if one]
+    odd = [str(rank) for rank, one in zip(ranks, differ.any(dim=1).tolist(), strict=True) if one or len(ranks) == 2]
+    raise SyncMismatch(
+        f"{when}, trainer ranks {', '.join(map(str, ranks))} should hold the same rows, but trainer rank "
+        f"{' or '.join(odd)} has other values of {', '.join(some[:5])} ({len(some)} tensors differ): their nodes read "
+        "other files, compute otherwise or have faulty memory; go on from the last checkpoint, or set "
+        "placement.replicas = 1"
+    )
+
+
+def gather_full(parameters: Iterable[tuple[str, nn.Parameter]], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    """Yield every one of these named parameters whole, in `dtype`. Every rank must run it to the end, since each step
+    of it gathers.
+
+    One parameter at a time is whole on the device; what is kept is the caller's choice.
+    """
+    for name, parameter in parameters:
+        held = parameter.detach()
+        yield name, (held.full_tensor() if is_sharded(held) else held).to(dtype)
