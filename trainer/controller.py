@@ -32,11 +32,11 @@ from trainer.health import check_alive
 from trainer.ledger import Interrupted, Ledger
 from trainer.objectives.objective import Need, train_sequences
 from trainer.objectives.registry import needs, objective_of
+from trainer.objectives.teachers import Teacher
 from trainer.run_log import RunLogger
 from trainer.schedule import learning_rate
 from trainer.step.batching import BatchPlan, Learned, combine, plan_batch, split
 from trainer.step.rank import TrainerRank
-from trainer.teachers import Teacher
 from trainer.timing import PhaseTimer
 from verify.plugins import Failed
 from verify.scorer import RewardScorer

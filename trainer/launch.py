@@ -40,11 +40,11 @@ from trainer.export import export_best, export_last
 from trainer.ledger import Interrupted, Ledger
 from trainer.objectives.objective import Need, ServedTeacher, moves
 from trainer.objectives.registry import needs, objective_of
+from trainer.objectives.teachers import Teacher
 from trainer.sft import Demonstrations, sft, sft_run
 from trainer.soft_values import forget_values, soft_values
 from trainer.stages import Stages
 from trainer.step.rank import LoadedTrainer, TrainerRank
-from trainer.teachers import Teacher
 from trainer.timing import PhaseTimer
 from trainer.turns import Turns
 from verify.scorer import RewardScorer

@@ -41,7 +41,7 @@ def model(seed: int) -> Decoder:
 
 def objective(name: str, **given: Any) -> Any:
     if name == "distill":
-        given["teacher"] = "some/folder"
+        given["teacher"] = {"kind": "local", "path": "some/folder"}
     return read_objective({"name": NAMES[name], **given})
 
 
@@ -180,7 +180,7 @@ def test_divergences_are_those_of_the_whole_episode(name: str) -> None:
     for one, values in zip(whole, mu.view(-1, 2), strict=True):
         one.columns, one.weight = {"behaviour": values.tolist()}, float(values.sum().exp())
     assert sum(one.weight for one in whole) == pytest.approx(1.0, abs=1e-5)
-    settings = read_objective({"name": "reinforce", "kl": 1.0, "kl_gradient": name})
+    settings = read_objective({"name": "reinforce", "kl": {"weight": 1.0, "gradient": name}})
     logprobs = policy(packed, 1.0)[0]
     loss = policy_loss(loss_inputs(whole, logprobs, ref), torch.zeros_like(logprobs), settings).loss
     sums = logprobs.view(-1, 2).sum(1)
@@ -250,7 +250,7 @@ def test_a_verifiers_total_is_the_reward_of_the_last_turn() -> None:
         episode(1, None, None, total=0.0),
         episode(2, None, total=0.5),
     )
-    found = turn_advantages([group], read_objective({"name": "dr_grpo"}))
+    found = turn_advantages([group], read_objective({"name": "dr_grpo"}).advantage)
     assert found == [[[0.5, 0.5], [-0.5, -0.5], [0.0]]]
 
 
@@ -284,7 +284,9 @@ def test_objectives_that_cannot_be_trained_on_episodes_say_why() -> None:
 
 @pytest.mark.parametrize("advantage", ["pass_at_k", "maxrl", "each_reward"])
 def test_credit_by_turn_needs_a_mean_to_compare_with(advantage: str) -> None:
-    config = settings_of(credit="turn").model_copy(update={"objective": {"name": "reinforce", "advantage": advantage}})
+    config = settings_of(credit="turn").model_copy(
+        update={"objective": {"name": "reinforce", "advantage": {"kind": advantage}}}
+    )
     assert any("environment.credit" in line and '"leave_one_out"' in line for line in complaints(config))
     allowed = config.model_copy(update={"objective": {"name": "rloo"}})
     assert not any("environment.credit" in line for line in complaints(allowed))
