@@ -25,10 +25,10 @@ class Kto(Regularised):
     desirable_above: float = 0.5
     """a completion with a reward above this is desirable, any other is undesirable"""
     desirable_weight: float = Field(1.0, gt=0)
-    """what a desirable completion counts; with many more of one kind the authors raise the weight of the other, until
+    """weight of a desirable completion; with many more of one kind the authors raise the weight of the other, until
     weight times number differ by less than 4/3"""
     undesirable_weight: float = Field(1.0, gt=0)
-    """what an undesirable completion counts"""
+    """weight of an undesirable completion"""
 
     @property
     def needs(self) -> set[Need]:

@@ -25,14 +25,14 @@ Scale = Literal["minibatch", "group", "none"]
 LossAggregation = Literal["group_tokens", "batch_tokens", "sequence", "completions", "constant"]
 GroupFilter = Literal["total", "correctness", "off"]
 LEAST_DEVIATION = 1e-8
-"""of rewards about 1, far above their rounding (1e-16) and far below what any reward tells apart"""
+"""least deviation that counts: far above the rounding of rewards about 1 (1e-16), far below any real difference"""
 
 
 class Mean(Section):
     """A reward less the mean of its group, or each of its components by itself."""
 
     kind: Literal["mean", "each_reward"] = "mean"
-    """what a reward is compared with: the mean of the group, of the others, of each reward by itself; or how much a
+    """how rewards become advantages: less the mean of the group, of the others, of each reward by itself; how much a
     completion adds to the best or the majority of k; "reward" (nothing is taken off), "none" (rewards do not count)"""
     scale: Scale = "minibatch"
     """advantages are divided by the standard deviation over the minibatch, the group, or not"""

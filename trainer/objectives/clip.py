@@ -60,7 +60,7 @@ class FromRollout(Section):
     importance: ClassVar[Importance] = Unbounded()
 
     kind: Literal["rollout"] = "rollout"
-    """what the clipped ratio divides by: the policy that sampled, or the one at the start of the batch"""
+    """the clipped ratio divides by the policy that sampled, or by the one at the start of the batch"""
 
 
 class FromOld(Section):
@@ -83,7 +83,7 @@ class ClippedRatio(Objective):
     entropy_target: EntropyTarget | None = None
     """the entropy to keep by moving clip_high after every step; without this table clip_high stays as it is"""
     ratio_reference: Annotated[FromRollout | FromOld, Field(discriminator="kind")] = FromRollout()
-    """what the clipped ratio divides by"""
+    """the policy that the clipped ratio divides by"""
 
     @property
     def needs(self) -> set[Need]:

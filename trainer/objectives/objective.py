@@ -80,7 +80,7 @@ class ServedTeacher(Section):
 
 
 WEIGHTLESS = {"weight": 1.0}
-"""what may differ between two stages that have one teacher"""
+"""the setting that may differ between two stages with one teacher"""
 
 
 class Objective(Section):
@@ -100,7 +100,7 @@ class Objective(Section):
     advantages_by_token: ClassVar[bool] = False
     """whether the tokens of a completion may have advantages of their own, as a teacher gives them"""
     least_completions: ClassVar[int] = 2
-    """of an offline group: with fewer there is no signal"""
+    """an offline group with fewer has no signal"""
     several_turns: ClassVar[str] = ""
     """why it cannot be trained on episodes of several turns; "" if it can"""
 
@@ -110,7 +110,7 @@ class Objective(Section):
     advantage: Advantage = Mean()
     """how rewards become advantages"""
     loss_aggregation: LossAggregation = "group_tokens"
-    """what a token's loss is divided by"""
+    """how a token's loss is weighed in the step"""
     filter_groups_by: GroupFilter = "total"
     """a group whose values of this are all equal has no signal and is not trained; "off" trains every group"""
     mask_truncated: bool = False

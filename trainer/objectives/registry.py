@@ -39,7 +39,7 @@ class PublishedObjective(NamedTuple):
 
 
 OBJECTIVES: dict[str, PublishedObjective] = {}
-"""by name; `load_all` fills it"""
+"""the objectives of this folder by name; `load_all` fills it"""
 EXAMPLES = Path("examples", "objectives")
 """folder of the repository with objectives that are chosen by their path"""
 

@@ -33,7 +33,7 @@ FIRST_PAUSE_S, MOST_PAUSE_S = 0.5, 16.0
 """seconds between two attempts: the first pause, doubled each time, and the longest"""
 MAX_REPLY_BYTES = 256 << 20
 MINUS_INFINITY = -9999.0
-"""what vLLM's server writes for minus infinity"""
+"""vLLM's server writes this for minus infinity"""
 ROUNDING = 1e-3
 """how far above 0 a log-prob may lie"""
 
@@ -109,9 +109,9 @@ class Teacher:
         except RunError as error:
             raise ConfigError(str(error)) from error
         self.proven = True
-        told = f"{context} tokens of context" if context else "context unknown"
+        length = f"{context} tokens of context" if context else "context unknown"
         tokenizer = "the same tokenizer" if all(same) else "tokenizer not compared, as the server has no /detokenize"
-        return f"teacher: {self.model} at {self.url}, {told}, {tokenizer}"
+        return f"teacher: {self.model} at {self.url}, {length}, {tokenizer}"
 
     async def score(self, prompt_ids: list[int], completion_ids: list[int]) -> list[float]:
         """[completion_tokens] log-probs of the completion's tokens after the prompt (of at least one token).
@@ -193,11 +193,11 @@ class Teacher:
             if error.code in (404, 405):
                 return False
             raise
-        found = decode_json(data, Decoded).prompt
-        if found != text:
+        decoded = decode_json(data, Decoded).prompt
+        if decoded != text:
             raise ConfigError(
                 f'objective.teacher.model = "{self.model}" has another tokenizer than the policy: it reads '
-                f"{found[:80]!r} where the policy reads {text[:80]!r}: choose a teacher of the same family"
+                f"{decoded[:80]!r} where the policy reads {text[:80]!r}: choose a teacher of the same family"
             )
         return True
 
@@ -215,19 +215,21 @@ def read(data: bytes, token_ids: list[int], start: int) -> list[float]:
         raise RunError("its replies hold no prompt_logprobs: serve it with `vllm serve` or `python -m serve`")
     if len(table) != len(token_ids):
         raise RunError(f"{len(token_ids)} tokens were sent, and {len(table)} log-probs came")
-    found = []
-    for place in range(start, len(token_ids)):
-        entry = (table[place] or {}).get(token_ids[place])
+    logprobs = []
+    for position in range(start, len(token_ids)):
+        entry = (table[position] or {}).get(token_ids[position])
         if entry is None:
-            others = ", ".join(map(str, table[place] or {})) or "none"
-            raise RunError(f"token {token_ids[place]} was sent at position {place}, and a log-prob came of {others}")
+            others = ", ".join(map(str, table[position] or {})) or "none"
+            raise RunError(
+                f"token {token_ids[position]} was sent at position {position}, and a log-prob came of {others}"
+            )
         value = entry.logprob
         if value is None or not math.isfinite(value) or value <= MINUS_INFINITY:
-            raise NonFinite(f"the log-prob of token {token_ids[place]} at position {place} is {value}")
+            raise NonFinite(f"the log-prob of token {token_ids[position]} at position {position} is {value}")
         if value > ROUNDING:
-            raise RunError(f"{value} at position {place} is no log-prob: serve it with --logprobs-mode raw_logprobs")
-        found.append(value)
-    return found
+            raise RunError(f"{value} at position {position} is no log-prob: serve it with --logprobs-mode raw_logprobs")
+        logprobs.append(value)
+    return logprobs
 
 
 def is_json(data: bytes) -> bool:
