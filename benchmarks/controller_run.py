@@ -39,16 +39,15 @@ from shared.launch.watchdog import PulseKeeper
 from shared.metrics import read_rows
 from shared.progress import Progress
 from shared.types import Completion, Group, Problem, Reward, Verdict
+from trainer.assembly import assemble
 from trainer.checkpoint.origin import Origin
-from trainer.checkpoint.writer import Checkpointer
 from trainer.client import TrainerClient
 from trainer.controller import TrainingLoop
 from trainer.data.data_source import DataSource, PromptFormat
+from trainer.episodes import Episodes
 from trainer.ledger import Ledger
-from trainer.run_log import RunLogger
 from trainer.stages import Stages
 from trainer.step.rank import TrainerRank
-from trainer.timing import PhaseTimer
 from verify.scorer import RewardScorer, Settled
 
 START_S, HEARTBEAT_S = 60.0, 60.0
@@ -111,6 +110,7 @@ class Letters:
     """A chat format of one token a letter, for prompts that nobody reads."""
 
     think_prefix = ""
+    tokenizer = range(VOCABULARY)
     added = re.compile("(?!)")
 
     def render(self, text: str, system: str, _quoted: object = None) -> list[int]:
@@ -194,22 +194,14 @@ def settings(
     })  # fmt: skip
 
 
-def assemble(config: Config, hub: Hub, tasks: list[Problem], scorer: Any, chat: Any) -> TrainingLoop:
+def loop_of(config: Config, hub: Hub, tasks: list[Problem], scorer: Any, chat: Any) -> TrainingLoop:
     """Make a loop as launch.py does, without a session."""
     progress, first_engine = Progress(io.StringIO()), 1 + config.placement.trainers
-    stages = Stages(config)
+    stages, prompts = Stages(config), PromptFormat(chat, config.data)
     trainers = TrainerClient(hub, range(1, first_engine), config)
     engines = EngineClient(hub, range(first_engine, config.world_size), lambda: stages.now, progress.warning)
-    clock, ledger = PhaseTimer(), Ledger(stages)
-    source = DataSource(tasks, stages, PromptFormat(chat, config.data))
-    logger = RunLogger(clock, progress, engines, scorer, ledger, list)
-    checkpointer = Checkpointer(config, ledger, engines, trainers, clock, progress, Origin({}, {}))
-    no_episodes: Any = None
-    return TrainingLoop(
-        ledger=ledger, engines=engines, scorer=scorer, episodes=no_episodes, trainers=trainers,
-        source=source, clock=clock, logger=logger, checkpointer=checkpointer,
-        probe=source.probe(), vocabulary=VOCABULARY,
-    )  # fmt: skip
+    source, episodes = DataSource(tasks, stages, prompts), Episodes(config, prompts, scorer)
+    return assemble(config, Ledger(stages), engines, trainers, scorer, episodes, source, progress, Origin({}, {}))
 
 
 async def play(
@@ -228,7 +220,7 @@ async def play(
             await asyncio.sleep(0.1)
 
     async with scripted_ranks(script) as (hub, ranks, keeper):
-        run = assemble(config, hub, list(tasks), scorer or ScriptedScorer(), chat or Letters())
+        run = loop_of(config, hub, list(tasks), scorer or ScriptedScorer(), chat or Letters())
         beside = [asyncio.ensure_future(work) for work in (run.engines.dispatch(), watch())]
         await run.publish(0)
         run.clock.close_step()
@@ -248,7 +240,7 @@ async def play(
             for task in (looping, *beside):
                 task.cancel()
             await asyncio.gather(looping, *beside, return_exceptions=True)
-        await run.trainers.call(TrainerRank.stop)
+        await run.learner.trainers.call(TrainerRank.stop)
         await run.engines.call(EngineRank.stop)
     found.steps = [row for row in read_rows(config.run_dir / "metrics.jsonl") if row["kind"] == "train"]
     return found

@@ -55,6 +55,8 @@ from shared.progress import Progress
 from shared.types import Completion, Group, Problem, Reward
 from trainer.controller import TrainingLoop
 from trainer.data.data_source import DataSource, PromptFormat
+from trainer.episodes import Episodes
+from trainer.learner import Learner
 from trainer.ledger import Ledger
 from trainer.stages import Stages
 from verify.scorer import RewardScorer
@@ -162,8 +164,10 @@ class Ours:
     async def _run(self, ledger: Ledger) -> None:
         unused: Any = None
         path = TrainingLoop(
-            ledger=ledger, engines=self.engines, scorer=self.scorer, episodes=unused, trainers=unused,
-            source=self.source, clock=unused, logger=unused, checkpointer=unused, probe=[], vocabulary=0,
+            ledger=ledger, engines=self.engines, scorer=self.scorer,
+            episodes=Episodes(self.config, self.source.prompt_format, self.scorer), source=self.source,
+            learner=Learner(unused, ledger, self.source, unused), clock=unused, logger=unused, checkpointer=unused,
+            probe=[],
         )  # fmt: skip
         async with asyncio.TaskGroup() as loops:
             for loop in (path.admit(), path.collect(), take_all(ledger, self.engines)):

@@ -32,6 +32,7 @@ from shared.types import Completion
 from trainer.controller import TrainingLoop
 from trainer.data.data_source import DataSource
 from trainer.episodes import Episodes
+from trainer.learner import Learner
 from trainer.ledger import Ledger
 from trainer.stages import Stages
 from verify.scorer import RewardScorer
@@ -98,8 +99,8 @@ async def play(ours: Ours, kind: str, config: Config) -> float:
     """Return tokens a second in batches of episodes with one kind of environment. Raises RunError where an episode ends
     early."""
     stages, chat, unused = Stages(config), ours.scorer.chat, None
-    ours.config, scorer, ledger, logger = config, RewardScorer(stages, chat), Ledger(stages), SimpleNamespace(waiting=0)
-    logger.note_waiting = lambda count: setattr(logger, "waiting", count)
+    ours.config, scorer, ledger = config, RewardScorer(stages, chat), Ledger(stages)
+    logger = SimpleNamespace(note_waiting=lambda: None)
     source = DataSource([replace(one, environment=kind) for one in ours.source.all], stages, ours.source.prompt_format)
     episodes, marks = Cut(config, source.prompt_format, scorer), list[tuple[float, int]]()
 
@@ -113,7 +114,8 @@ async def play(ours: Ours, kind: str, config: Config) -> float:
             ledger.release(ledger.version)
         ours.engines.close()
 
-    given: Any = (ledger, ours.engines, scorer, episodes, unused, source, unused, logger, unused, [], 0)
+    learner = Learner(unused, ledger, source, unused)
+    given: Any = (ledger, ours.engines, scorer, episodes, source, learner, unused, logger, unused, [])
     path = TrainingLoop(*given)
     await episodes.start(source.all)
     try:

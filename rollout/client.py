@@ -58,6 +58,8 @@ class EngineClient(RankClient):
         self.settings, self.warn = settings, warn
         self.live: dict[int, int] = dict.fromkeys(ranks, 0)
         """completions in flight on each engine"""
+        self.training_in_flight = 0
+        """completions of training that an engine works on, or that `finished` has not yielded yet"""
         self.restarts = 0
         self.generated_tokens = 0
         self._finished: BatchQueue[Completion | None] = BatchQueue()
@@ -92,9 +94,12 @@ class EngineClient(RankClient):
             if group.prompt.problem.environment:
                 rank = self.ranks[group.prompt.index % len(self.ranks)]
             routed = rank, now
-            unfinished = [one for one in group.completions if one.unfinished and self._free(one)]
+            unfinished = [completion for completion in group.completions if self._free(completion)]
+            if not unfinished:
+                continue
             batches.setdefault(rank, []).extend(self._request(group, completion) for completion in unfinished)
             self.live[rank] += len(unfinished)
+            self.training_in_flight += len(unfinished)
             for completion in unfinished:
                 self._routed[completion.group, completion.index] = routed
             if not hold and rank == quietest[0][1]:
@@ -103,13 +108,21 @@ class EngineClient(RankClient):
             await self.hub.post(rank, request(EngineRank.generate, requests, hold))
 
     def _free(self, completion: Completion) -> bool:
-        """Whether neither an engine nor an environment works on it, and no news of it is on the way."""
+        """Whether it has no end, neither an engine nor an environment works on it, and no news of it is on the way."""
         key = completion.group, completion.index
-        return key not in self._routed and key not in self._ended and not completion.waiting
+        return completion.unfinished and not (key in self._routed or key in self._ended or completion.waiting)
 
-    def training_in_flight(self) -> bool:
-        """Whether an engine works on a completion of training, or news of one is on the way."""
-        return bool(self._ended) or any(group >= 0 for group, _ in self._routed)
+    async def continue_turns(self, group: Group, wave: Iterable[Group]) -> None:
+        """Sample the next turns of a group. In synchronous mode the turns of a wave wait for one another, so that
+        batches repeat: all go on once nothing of the wave is in flight and no environment has to answer."""
+        if self.config.rollout.max_async_level:
+            if any(map(self._free, group.completions)):
+                await self.submit([group])
+        elif not self.training_in_flight:
+            groups = list(wave)
+            left = [completion for each in groups for completion in each.completions if completion.unfinished]
+            if left and not any(completion.waiting for completion in left):
+                await self.submit(groups)
 
     def _request(self, group: Group, completion: Completion) -> GenerateRequest:
         rollout = self.config.rollout
@@ -202,6 +215,7 @@ class EngineClient(RankClient):
                 if completion is None:
                     return
                 self._ended.discard((completion.group, completion.index))
+                self.training_in_flight -= 1
                 yield completion
 
     def close(self) -> None:

@@ -43,7 +43,7 @@ BUDGETS = {
     "product lines": sum(CEILINGS.values()),
     "training lines": sum(CEILINGS[room] for room in TRAINING),
     "lines to read": 3_680,
-    "files": 446,
+    "files": 448,
     "settings": 98,
     "class names used twice": 0,
 }

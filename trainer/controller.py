@@ -1,4 +1,4 @@
-"""The loop of a run: four nouns (ledger, engines, scorer, trainers), three loops, one screen.
+"""The loop of a run: four nouns (ledger, engines, scorer, learner), three loops, one screen.
 
     admit --prompts--> engines --completions--> collect --groups--> train --weights--> engines
       ^ waits for a free slot      waits for a finished completion    waits for a full batch |
@@ -6,8 +6,8 @@
       +------------- slots come back when every engine has proved that it holds the new weights
 
 The ledger is the only state (so resume works) and `publish` the only writer of policy versions. Nothing in flight is
-dropped or restarted by a weight update. What is not here: assembling and ending a run (launch.py), mathematics
-(objectives/), planning (batching.py).
+dropped or restarted by a weight update. What is not here: assembling and ending a run (launch.py), one step on the
+trainers (learner.py), mathematics (objectives/).
 """
 
 from __future__ import annotations
@@ -15,30 +15,20 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from rollout.client import EngineClient
 from shared.config import Config
-from shared.types import Completion, Group, Prompt
+from shared.types import Completion
 from trainer.checkpoint.writer import Checkpointer
-from trainer.client import TrainerClient
 from trainer.data.data_source import DataSource
-from trainer.data.offline import OfflineGroups, offline_count
 from trainer.episodes import Episodes
 from trainer.evaluation import Evaluator, evaluation_due, was_evaluated
-from trainer.health import check_alive
+from trainer.learner import Learner
 from trainer.ledger import Interrupted, Ledger
-from trainer.objectives.objective import Need, train_sequences
-from trainer.objectives.registry import needs, objective_of
-from trainer.objectives.teachers import Teacher
+from trainer.objectives.registry import objective_of
 from trainer.run_log import RunLogger
-from trainer.schedule import learning_rate
-from trainer.step.batching import BatchPlan, Learned, combine, plan_batch, split
-from trainer.step.rank import TrainerRank
 from trainer.timing import PhaseTimer
-from verify.plugins import Failed
 from verify.scorer import RewardScorer
 
 GARBAGE_OBJECTS = 20_000
@@ -54,25 +44,15 @@ class TrainingLoop:
     engines: EngineClient
     scorer: RewardScorer
     episodes: Episodes
-    trainers: TrainerClient
     source: DataSource
+    learner: Learner
     clock: PhaseTimer
     logger: RunLogger
     checkpointer: Checkpointer
     probe: list[list[int]]
     """[sequences][tokens] scored by both sides after weight updates, the shortest first"""
-    vocabulary: int
-    """number of tokens in the vocabulary"""
     evaluator: Evaluator | None = None
     """None without validation problems"""
-    teacher: Teacher | None = None
-    """asked over HTTP"""
-    offline: OfflineGroups | None = None
-    """of data.offline, settled"""
-    values: dict[str, float] | None = None
-    """problem id -> soft value, for spo"""
-    told: dict[str, Any] | None = None
-    """[objective] that the trainers were told; None while they have that of the settings file"""
     loops: asyncio.TaskGroup = field(init=False)
 
     @property
@@ -82,87 +62,51 @@ class TrainingLoop:
 
     async def admit(self) -> None:
         """Start groups wherever there is a slot; after a resume first go on with the interrupted ones."""
-        await self.engines.submit(list(self.ledger.groups.values()))
-        while count := await self.ledger.slot():
-            prompts = await self.open_episodes(self.source.draw_many(self.ledger.next_index, count))
-            opened = [self.ledger.open(prompt, self.source.seeds(prompt)) for prompt in prompts]
-            await self.engines.submit(opened)
-
-    async def open_episodes(self, prompts: list[Prompt]) -> list[Prompt]:
-        """The prompts as their environments begin them; those whose environment fails are left out."""
-        if not any(prompt.problem.environment for prompt in prompts):
-            return prompts
-        found = await asyncio.gather(*(self.episodes.open(prompt) for prompt in prompts), return_exceptions=True)
-        opened: list[Prompt] = []
-        for prompt, one in zip(prompts, found, strict=True):
-            if isinstance(one, Failed):
-                self.scorer.failed(prompt.problem, one)
-            elif isinstance(one, BaseException):
-                raise one
-            elif len(opened) < self.ledger.wanted():  # a stage may have ended meanwhile
-                opened.append(one)
-            self.ledger.next_index = prompt.index + 1
-        return opened
+        ledger = self.ledger
+        await self.engines.submit(list(ledger.groups.values()))
+        while count := await ledger.slot():
+            drawn = self.source.draw_many(ledger.next_index, count)
+            prompts = await self.episodes.open_all(drawn)
+            ledger.next_index = drawn[-1].index + 1
+            prompts = prompts[: ledger.wanted()]  # a stage may have ended while environments began
+            await self.engines.submit([ledger.open(prompt, self.source.seeds(prompt)) for prompt in prompts])
 
     async def collect(self) -> None:
-        """Score every completion as it ends; the last of a group makes the group ready or filters it."""
+        """Score every completion as it ends; the last of a group makes the group ready or filters it. Where only a turn
+        of an episode ended, the environment answers it, and the engine goes on."""
+        ledger = self.ledger
 
         async def score(completion: Completion) -> None:
-            group = self.ledger.groups[completion.group]
-            if not group.prompt.problem.environment:
-                await self.next_turns()
-            elif (completion := await self.answer(group, completion)).unfinished:
+            group = ledger.groups[completion.group]
+            prompt, played = group.prompt, bool(group.prompt.problem.environment)
+            if played:
+                self.logger.note_waiting()
+                completion = await self.episodes.advance(prompt, completion)
+                ledger.advance(completion)
+            await self.engines.continue_turns(group, ledger.groups.values())
+            if played:
+                self.logger.note_waiting()
+            if completion.unfinished:
                 return
-            reward, text = await self.scorer.score(group.prompt.problem, completion)
-            if self.teacher is not None:
-                completion.teacher = await self.teacher.score(group.prompt.token_ids, completion.token_ids)
+            reward, text = await self.scorer.score(prompt.problem, completion)
+            await self.learner.ask_teacher(prompt, completion)
             for settled in await self.scorer.settle(group, completion, reward, text):
-                self.ledger.close(*settled)
+                ledger.close(*settled)
 
         async with asyncio.TaskGroup() as scoring:
-            for completion in (*self.ledger.unscored(), *self.ledger.waiting()):
+            for completion in (*ledger.unscored(), *ledger.waiting()):
                 scoring.create_task(score(completion))
             async for completion in self.engines.finished():
-                scoring.create_task(score(self.ended(completion)))
-
-    def ended(self, completion: Completion) -> Completion:
-        """Take what an engine has ended: a completion, or a turn of an episode."""
-        if self.ledger.groups[completion.group].prompt.problem.environment:
-            completion = self.episodes.end_turn(completion)
-        self.ledger.receive(completion)
-        return completion
-
-    async def answer(self, group: Group, completion: Completion) -> Completion:
-        """Let the environment answer the turn that ended; unless the episode is over, the engine goes on behind it. In
-        synchronous mode the turns of a wave wait for one another, so that batches repeat."""
-        ledger, logger = self.ledger, self.logger
-        logger.note_waiting(logger.waiting + 1)
-        answered = await self.episodes.answer(group.prompt, completion)
-        if completion.unfinished:
-            ledger.receive(answered)
-        else:
-            group.completions[completion.index] = answered
-        if self.config.rollout.max_async_level and answered.unfinished:
-            await self.engines.submit([group])
-        if self.config.rollout.max_async_level or not answered.unfinished:
-            logger.note_waiting(logger.waiting - 1)
-        await self.next_turns()
-        return answered
-
-    async def next_turns(self) -> None:
-        """In synchronous mode: let the engines go on with all turns of a wave, once no other completion of it is under
-        way and no environment works."""
-        ledger, engines = self.ledger, self.engines
-        under_way = self.config.rollout.max_async_level or engines.training_in_flight() or ledger.waiting()
-        if not under_way and ledger.unfinished():
-            self.logger.note_waiting(0)
-            await engines.submit(list(ledger.groups.values()))
+                if ledger.groups[completion.group].prompt.problem.environment:
+                    completion = self.episodes.end_turn(completion)
+                ledger.receive(completion)
+                scoring.create_task(score(completion))
 
     async def publish(self, version: int) -> None:
         """Bring the trainers' weights into the running engines, prove it, and free the slots that waited for it."""
         started = time.monotonic()
         probe = self.engines.probe_due(self.probe, version)
-        published = await self.trainers.publish(version, probe)
+        published = await self.learner.trainers.publish(version, probe)
         self.logger.last_sync = await self.engines.update(published, probe, started)
         if self.config.rollout.max_async_level == 0:
             await self.evaluate_if_due(version)  # synchronous: before the next wave, so that batches repeat
@@ -187,9 +131,8 @@ class TrainingLoop:
                     self.logger.progress.warning("a validation evaluation under way ends here and is not made up for")
                 raise
             staleness = [ledger.staleness(group) for group in groups]
-            offline = self.offline_groups()
-            learned = await self.learn(groups, sync, offline)
-            check_alive(learned, self.config, self.vocabulary, ledger.version + 1, max(staleness))
+            offline = self.learner.offline_groups()
+            learned = await self.learner.learn(groups, sync, offline)
             filtered = ledger.trained(groups)
             version = ledger.version
             row = self.logger.step(groups, staleness, filtered, learned, version, offline)
@@ -203,76 +146,25 @@ class TrainingLoop:
             if self.config.rollout.max_async_level == 0:
                 await clock("weight update", sync)
             elif evaluated_meanwhile(self.config, version):
-                task = self.loops.create_task(self.evaluate_behind(sync, version), name="evaluate")
-                evaluations = [*(one for one in evaluations if not one.done()), task]
+                evaluation = self.loops.create_task(self.evaluate_after(sync, version), name="evaluate")
+                evaluations = [*(task for task in evaluations if not task.done()), evaluation]
         await clock("last weight update", sync)
         self.engines.close()
-
-    def offline_groups(self) -> list[Group]:
-        """The groups that are trained with the next batch and were not sampled by this run."""
-        if self.offline is None:
-            return []
-        return self.offline.batch(self.ledger.version, offline_count(self.config), self.config.seed)
-
-    async def learn(self, groups: list[Group], sync: asyncio.Future[None], offline: Sequence[Group] = ()) -> Learned:
-        """One optimiser step on each minibatch of a batch (by default the batch is one), each with its part of the
-        offline groups, once `sync` has read the weights."""
-        config, trainers, clock, steps = self.config, self.trainers, self.clock, []
-        rate = learning_rate(self.ledger.version, config.steps, config.optimiser)
-        await self.tell_objective()
-        minibatches = split(groups, config.optimiser.minibatches)
-        if offline:
-            parts = split(offline, config.optimiser.minibatches)
-            minibatches = [own + others for own, others in zip(minibatches, parts, strict=True)]
-        # in a thread: splicing answers into thousands of long completions takes seconds, and heartbeats go on
-        works = [await clock("plan of the step", asyncio.to_thread(self.plan, minibatch)) for minibatch in minibatches]
-        if len(works) > 1 and Need.OLD_LOGPROBS in needs(self.config):
-            for work in works:
-                await clock("log-probs of the batch", trainers.compute_old_logprobs(work.micro_batches))
-        for work in works:
-            sums = await clock("forward and backward", trainers.forward_backward(work.micro_batches))
-            await clock("previous weight update", sync)  # until here the copy may read the weights
-            steps.append(Learned(work, sums, await clock("optimiser step", trainers.step(rate))))
-        await self.move_reference()
-        return combine(steps)
-
-    async def tell_objective(self) -> None:
-        """Let the trainers have the objective in force, if a stage or a step changed it."""
-        objective = self.config.objective
-        if objective != (self.ledger.stages.config.objective if self.told is None else self.told):
-            await self.clock("objective of the trainers", self.trainers.call(TrainerRank.set_objective, objective))
-            self.told = objective
-
-    def plan(self, minibatch: list[Group]) -> BatchPlan:
-        """What each trainer rank does for one optimiser step on these groups."""
-        config = self.config
-        sequences = train_sequences(
-            minibatch, objective_of(config), config, self.source.prompt_format.chat, self.values
-        )
-        ranks, budget = len(self.trainers.ranks), config.optimiser.micro_batch_tokens
-        return plan_batch(sequences, ranks, budget, together=Need.GROUPS in needs(self.config))
-
-    async def move_reference(self) -> None:
-        """After a batch: bring a reference that moves up to the policy, or a share of the way."""
-        reference, trained = objective_of(self.config).compared_with, self.ledger.version + 1
-        if reference is not None and reference.every and trained % reference.every == 0:
-            moved = self.trainers.call(TrainerRank.move_reference, reference.share)
-            await self.clock("move of the reference", moved)
 
     async def evaluate(self, version: int, temperature: float, alone: bool = False) -> None:
         """Evaluate a version on the validation problems, unless an earlier launch did; training goes on meanwhile.
         alone: it does not, and a bar shows how far the evaluation is."""
         if self.evaluator is not None and not was_evaluated(self.config, version, temperature):
             bar = self.logger.progress.sampled if alone else None
-            found = await self.evaluator.run(temperature, self.config.evaluate.samples, bar)
-            self.logger.evaluation(version, found)
+            result = await self.evaluator.run(temperature, self.config.evaluate.samples, bar)
+            self.logger.evaluation(version, result)
 
     async def evaluate_if_due(self, version: int) -> None:
         """Evaluate at the sampling temperature every evaluate.every versions; the first and last are not asked here."""
         if evaluated_meanwhile(self.config, version):
             await self.evaluate(version, self.config.rollout.temperature)
 
-    async def evaluate_behind(self, sync: asyncio.Future[None], version: int) -> None:
+    async def evaluate_after(self, sync: asyncio.Future[None], version: int) -> None:
         """Evaluate a version once its update has ended, so that no completion begins with weights before it."""
         await asyncio.wait([sync])  # its error is raised where it is awaited
         await self.evaluate_if_due(version)

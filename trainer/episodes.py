@@ -95,6 +95,21 @@ class Episodes:
         finally:
             await self.host.close(key)
 
+    async def open_all(self, prompts: list[Prompt]) -> list[Prompt]:
+        """The prompts as their environments begin them; those whose environment fails are reported and left out."""
+        if not any(prompt.problem.environment for prompt in prompts):
+            return prompts
+        results = await asyncio.gather(*(self.open(prompt) for prompt in prompts), return_exceptions=True)
+        opened: list[Prompt] = []
+        for prompt, result in zip(prompts, results, strict=True):
+            if isinstance(result, Failed):
+                self.scorer.failed(prompt.problem, result)
+            elif isinstance(result, BaseException):
+                raise result
+            else:
+                opened.append(result)
+        return opened
+
     async def _reset(self, prompt: Prompt, key: Key, alone: bool) -> Observation:
         return await self.host.reset(key, prompt.problem, self.seed(prompt), self.settings.step_s, alone)
 
@@ -137,8 +152,8 @@ class Episodes:
         reason = None if completion.finish_reason == "stop" else completion.finish_reason
         return replace(completion, turns=[*completion.turns, turn], finish_reason=reason)
 
-    async def answer(self, prompt: Prompt, completion: Completion) -> Completion:
-        """What becomes of a completion whose turn has ended: it goes on behind the environment's words, or is over."""
+    async def advance(self, prompt: Prompt, completion: Completion) -> Completion:
+        """Let the environment answer the turn that has ended: the completion goes on after its words, or is over."""
         key = completion.group, completion.index
         if completion.waiting:
             try:
@@ -162,7 +177,7 @@ class Episodes:
     ) -> Completion:
         """The whole episode. sample: lets an engine go on with a completion until its turn ends."""
         while completion.finish_reason is None:
-            completion = await self.answer(prompt, self.end_turn(await sample(completion)))
+            completion = await self.advance(prompt, self.end_turn(await sample(completion)))
         return completion
 
     async def _answered(self, prompt: Prompt, completion: Completion, key: Key) -> Completion:

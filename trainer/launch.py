@@ -24,6 +24,7 @@ from shared.model import adapter_folder
 from shared.progress import Progress
 from shared.types import Problem
 from trainer import report, run_log
+from trainer.assembly import assemble
 from trainer.bottleneck import PHASES
 from trainer.checkpoint import resume, writer
 from trainer.checkpoint.origin import Origin, origin_of, reference_parts
@@ -31,7 +32,7 @@ from trainer.checkpoint.reader import VerifiedCheckpoint, compare_weights
 from trainer.checkpoint.safetensors_file import REFERENCE
 from trainer.client import TrainerClient
 from trainer.controller import TrainingLoop
-from trainer.data.data_source import DataSource, PromptFormat
+from trainer.data.data_source import PromptFormat
 from trainer.data.run_data import RunData, read_files
 from trainer.data.sources import Sources
 from trainer.dry_run import objective_lines
@@ -47,7 +48,6 @@ from trainer.stages import Stages
 from trainer.step.rank import LoadedTrainer, TrainerRank
 from trainer.timing import PhaseTimer
 from trainer.turns import Turns
-from verify.scorer import RewardScorer
 
 REPEAT_S = 3.0
 """a signal that comes again later than this counts as a second request"""
@@ -175,8 +175,7 @@ class Launch:
                 await read()
             await self._ask_teacher(prompts, data.problems)
             await self._start_ranks(newest)
-            run = self._assemble(data.source, data.scorer, ledger, clock, data.validation)
-            run.offline = data.offline
+            run = self._assemble(data, ledger, clock)
             settings_file.write(self.given, config.run_dir / "config.toml")
             try:
                 await self._learn(run, data.demonstrations, newest)
@@ -242,34 +241,16 @@ class Launch:
         progress.note(f"resuming {config.run_dir} from step {ledger.version} of {config.last_version}")
         return found.folder
 
-    def _assemble(
-        self, source: DataSource, scorer: RewardScorer, ledger: Ledger, clock: PhaseTimer, validation: list[Problem]
-    ) -> TrainingLoop:
-        config = self.config
-        evaluator = Evaluator(self.engines, scorer, source, validation, self.episodes) if validation else None
-        peers, peak = self.keeper.peers, self.peak_flops
-        written = run_log.RunLogger(
-            clock, self.progress, self.engines, scorer, ledger, peers, peak, source.prompt_format
-        )
-        self.checkpointer = checkpointer = writer.Checkpointer(
-            config, ledger, self.engines, self.trainers, clock, self.progress, self.origin
-        )
-        checkpointer.saved = ledger.version if ledger.version else -1
-        return TrainingLoop(
-            ledger=ledger,
-            engines=self.engines,
-            scorer=scorer,
-            episodes=self.episodes,
-            trainers=self.trainers,
-            source=source,
-            clock=clock,
-            logger=written,
-            checkpointer=checkpointer,
-            probe=source.probe(),
-            vocabulary=len(source.prompt_format.chat.tokenizer),
-            evaluator=evaluator,
-            teacher=self.teacher,
-        )
+    def _assemble(self, data: RunData, ledger: Ledger, clock: PhaseTimer) -> TrainingLoop:
+        evaluator = Evaluator(self.engines, data.scorer, data.source, data.validation, self.episodes)
+        run = assemble(
+            self.config, ledger, self.engines, self.trainers, data.scorer, self.episodes, data.source, self.progress,
+            self.origin, clock=clock, peers=self.keeper.peers, peak_flops=self.peak_flops, teacher=self.teacher,
+            evaluator=evaluator if data.validation else None, offline=data.offline,
+        )  # fmt: skip
+        self.checkpointer = run.checkpointer
+        run.checkpointer.saved = ledger.version if ledger.version else -1
+        return run
 
     async def _learn(self, run: TrainingLoop, demonstrations: Demonstrations | None, newest: Path | None) -> None:
         """Run SFT, if any, send the first weights to the engines, evaluate, then train the steps."""
@@ -335,9 +316,10 @@ class Launch:
         """Set the soft values of the prompts where they are needed: sampled before the first step, or as kept."""
         if Need.START_VALUES in needs(self.config):
             begun = run.ledger.version > 0
-            run.values = await soft_values(self.config, self.engines, run.scorer, run.source, self.progress, begun)
-            if run.offline is not None:
-                run.offline.keep_valued(run.values)
+            values = await soft_values(self.config, self.engines, run.scorer, run.source, self.progress, begun)
+            run.learner.values = values
+            if run.learner.offline is not None:
+                run.learner.offline.keep_valued(values)
 
     async def _evaluate(self, run: TrainingLoop, version: int) -> None:
         """Evaluate at the sampling temperature and, with evaluate.greedy, greedily; existing results are not remade."""

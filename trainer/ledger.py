@@ -185,12 +185,16 @@ class Ledger:
     # ---- completion ------------------------------------------------------------------------------------------
 
     def receive(self, completion: Completion) -> None:
-        """A completion ended (not yet scored), or a turn of its episode did, or its environment answered. Raises
-        RunError if it is not awaited: nothing is trained twice."""
+        """A completion ended (not yet scored), or a turn of its episode did. Raises RunError if it is not awaited, so
+        that nothing is trained twice."""
         group = self.groups.get(completion.group)
         if group is None or group.completions[completion.index].finish_reason is not None:
             raise RunError(f"completion {completion.index} of group {completion.group} arrived twice or unasked")
         group.completions[completion.index] = completion
+
+    def advance(self, completion: Completion) -> None:
+        """The environment answered the turn that ended: keep what the completion is now."""
+        self.groups[completion.group].completions[completion.index] = completion
 
     def close(self, completion: Completion, reward: Reward, text: str) -> None:
         """A completion was scored; the last of a group makes it ready, or filtered when it has no signal."""

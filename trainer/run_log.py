@@ -214,14 +214,15 @@ class RunLogger:
             found["memory/engine_peak_gpu_bytes"] = self.last_sync.gpu_peak_bytes
         return found
 
-    def note_waiting(self, waiting: int) -> None:
-        """Note how many episodes no engine works on because an environment has not answered."""
-        self.waiting = waiting
-        self._idle.note(sum(self.engines.live.values()), self.engines.slots(), waiting)
+    def note_waiting(self) -> None:
+        """Note how many episodes no engine works on because an environment has not answered, or in synchronous mode one
+        of another episode."""
+        self.waiting = len(self.ledger.unfinished()) - self.engines.training_in_flight
+        self._idle.note(sum(self.engines.live.values()), self.engines.slots(), self.waiting)
 
     def live(self) -> None:
         """Update the progress bar of the current step."""
-        self.note_waiting(self.waiting)
+        self.note_waiting()
         ledger, elapsed = self.ledger, self.clock.since_step_s
         generated = self.engines.generated_tokens - self.generated_before
         self.progress.batch(

@@ -32,24 +32,20 @@ from shared.launch.messages import Message
 from shared.launch.ranks import RankInfo, count_gpus
 from shared.progress import Progress
 from shared.types import Group, Problem, Prompt
+from trainer.assembly import assemble
 from trainer.checkpoint.origin import origin_of
-from trainer.checkpoint.writer import Checkpointer
 from trainer.client import TrainerClient
 from trainer.colocate import settle
-from trainer.controller import TrainingLoop
 from trainer.data import sources
 from trainer.data.data_source import DataSource, PromptFormat
 from trainer.data.problem_file import read_problems
 from trainer.episodes import Episodes
-from trainer.health import check_alive
 from trainer.ledger import Ledger
 from trainer.objectives.objective import Need
 from trainer.objectives.registry import complaints, needs, objective_of
 from trainer.run_lock import RunLock
-from trainer.run_log import RunLogger
 from trainer.solver import Solver
 from trainer.step.rank import TrainerRank
-from trainer.timing import PhaseTimer
 from verify.plugins import choose
 from verify.verifiers import without_environment
 
@@ -157,27 +153,17 @@ class Session:
         trainers = TrainerClient(link, range(1), config)
         [loaded] = await trainers.call(TrainerRank.load, str(found.model_dir), None)
         await solver.engine.attach([loaded.transfer])
-        engines, scorer, clock = solver.engine.client, solver.scorer, PhaseTimer()
         prompts, ledger = PromptFormat(chat, config.data), Ledger(solver.stages)
         source, origin = DataSource(problems, solver.stages, prompts), origin_of(self.config, found, prompts)
         settings_file.write(self.config, run_dir / "config.toml")
-        logger = RunLogger(clock, progress, engines, scorer, ledger, list, loaded.peak_flops, prompts)
-        stack.callback(logger.end)
-        self.loop = TrainingLoop(
-            ledger=ledger,
-            engines=engines,
-            scorer=scorer,
-            episodes=Episodes(config, prompts, scorer),
-            trainers=trainers,
-            source=source,
-            clock=clock,
-            logger=logger,
-            checkpointer=Checkpointer(config, ledger, engines, trainers, clock, progress, origin),
-            probe=source.probe(),
-            vocabulary=len(chat.tokenizer),
-        )
+        episodes = Episodes(config, prompts, solver.scorer)
+        self.loop = assemble(
+            config, ledger, solver.engine.client, trainers, solver.scorer, episodes, source, progress, origin,
+            peak_flops=loaded.peak_flops,
+        )  # fmt: skip
+        stack.callback(self.loop.logger.end)
         await self.publish()
-        clock.close_step()
+        self.loop.clock.close_step()
 
     @property
     def version(self) -> int:
@@ -209,8 +195,7 @@ class Session:
             wanted = "publish" if batch else "groups"
             raise RunError(f"a step needs {wanted} first: the engine has version {self.published} of {self.version}")
         staleness = [loop.ledger.staleness(group) for group in batch]
-        learned = await loop.learn(batch, loop.clock.nothing())
-        check_alive(learned, loop.config, loop.vocabulary, self.version + 1, max(staleness))
+        learned = await loop.learner.learn(batch, loop.clock.nothing())
         row = loop.logger.step(batch, staleness, loop.ledger.trained(batch), learned, self.version)
         loop.ledger.stages.move(objective_of(loop.config).after_step(row["entropy"]))
         await loop.logger.keep(batch, self.version)
@@ -225,4 +210,4 @@ class Session:
 
     async def export(self, folder: str | Path) -> None:
         """Write the model as a Hugging Face folder, to be served."""
-        await self.loop.trainers.call(TrainerRank.export, str(folder))
+        await self.loop.learner.trainers.call(TrainerRank.export, str(folder))

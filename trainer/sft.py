@@ -207,10 +207,10 @@ async def sft(run: TrainingLoop, demonstrations: Demonstrations) -> None:
     """Train all SFT steps before reinforcement learning, then reset the optimiser's moments."""
     settings, tokens, began = run.config.sft, 0, time.monotonic()
     for step in range(settings.steps):
-        found = await imitate(run.trainers, demonstrations, run.config, step)
-        tokens += found.sums.tokens
-        _report(run, step, found, tokens / (time.monotonic() - began))
-    await run.trainers.call(TrainerRank.reset_optimiser)
+        learned = await imitate(run.learner.trainers, demonstrations, run.config, step)
+        tokens += learned.sums.tokens
+        _report(run, step, learned, tokens / (time.monotonic() - began))
+    await run.learner.trainers.call(TrainerRank.reset_optimiser)
 
 
 async def sft_run(run: TrainingLoop, demonstrations: Demonstrations) -> None:
@@ -225,9 +225,9 @@ async def sft_run(run: TrainingLoop, demonstrations: Demonstrations) -> None:
             await run.checkpointer.finish()
             raise Interrupted
         began = time.monotonic()
-        found = await imitate(run.trainers, demonstrations, config, step)
-        tokens, seconds = tokens + found.sums.tokens, seconds + time.monotonic() - began  # without evaluations
-        _report(run, step, found, tokens / seconds)
+        learned = await imitate(run.learner.trainers, demonstrations, config, step)
+        tokens, seconds = tokens + learned.sums.tokens, seconds + time.monotonic() - began  # without evaluations
+        _report(run, step, learned, tokens / seconds)
         ledger.version = step + 1
         await run.checkpointer.save_if_due()
         if evaluation_due(config, ledger.version) and ledger.version < config.last_version:

@@ -256,7 +256,7 @@ def test_an_environment_that_does_not_repeat_itself_begins_anew_and_gives_up(tmp
             prompt = await episodes.open(prompt_of(episodes, "forgets"))
             one, anew = Completion(0, 0, 7), []
             while one.finish_reason is None:
-                one = await episodes.answer(prompt, episodes.end_turn(await sampled(one, episodes.chat)))
+                one = await episodes.advance(prompt, episodes.end_turn(await sampled(one, episodes.chat)))
                 anew.append(one.anew)
                 if len(one.turns) == 1:
                     for process in episodes.host._processes:
@@ -281,7 +281,7 @@ def test_a_process_that_is_killed_between_turns_is_replaced_and_the_instance_rep
                     if process.child is not None and not process.dead:
                         os.kill(process.child.pid, signal.SIGKILL)
                         await asyncio.sleep(0.05)
-                one = await episodes.answer(prompt, episodes.end_turn(await sampled(one, episodes.chat)))
+                one = await episodes.advance(prompt, episodes.end_turn(await sampled(one, episodes.chat)))
             assert (one.token_ids, one.anew, len(one.turns)) == (whole.token_ids, 0, 4)
             [line] = deaths.helpers.news()
             assert line.startswith("a process of environment.plugins was killed by signal 9 (SIGKILL)"), line

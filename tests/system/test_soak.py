@@ -95,6 +95,8 @@ COMMANDS = {
     "supervisor of the environment": "environments.process", "supervisor of the MCP server": "mcp_server.py",
 }  # fmt: skip
 """victims that are found by a part of their command"""
+NOTICED_S = 20
+"""within which the death of a victim that nobody asks anything is noticed"""
 GOES_ON = {"engine process", *COMMANDS}
 """victims without which a launch trains on"""
 
@@ -151,7 +153,8 @@ def strike(launch: Launch, harm: Harm, draw: random.Random) -> tuple[psutil.Proc
 def outcome(launch: Launch, harm: Harm, victim: psutil.Process, before: int) -> str:
     """Wait until the harm has had its effect; the line that tells it ("" where the next launch must). before: length of
     the output when it came."""
-    end = time.monotonic() + 240
+    began = time.monotonic()
+    end = began + 240
 
     def lines() -> list[str]:
         new = launch.output[before:].splitlines()
@@ -165,6 +168,8 @@ def outcome(launch: Launch, harm: Harm, victim: psutil.Process, before: int) -> 
             assert not ended or launch.process.returncode == 0, f"{harm} ended the launch:\n{launch.output[-3000:]}"
             if ended and lines():
                 break
+            if ended and time.monotonic() - began < NOTICED_S:
+                return "(the launch came to its end first)"
             time.sleep(0.1)
     else:
         code = launch.wait(240)

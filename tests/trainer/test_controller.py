@@ -19,6 +19,7 @@ from shared.types import Completion, Group, Problem, Prompt
 from trainer.checkpoint.origin import Origin
 from trainer.checkpoint.writer import Checkpointer, folder_of
 from trainer.controller import TrainingLoop, evaluated_meanwhile
+from trainer.learner import Learner
 from trainer.ledger import Interrupted, Ledger
 from trainer.objectives.registry import objective_of, read_objective
 from trainer.stages import Stages
@@ -41,7 +42,7 @@ class Recorder:
 
     async def forward_backward(self, plan: list[Any]) -> StepSums:
         self.calls.append(f"train {plan[0][0]}")
-        return StepSums({"loss": 1.0}, {}, 0.1, 10)
+        return StepSums({"loss": 1.0, "tokens": 1.0, "compared": 1.0, "abs_logprob_difference": 0.0}, {}, 0.1, 10)
 
     async def step(self, rate: float) -> Stepped:
         self.calls.append("step")
@@ -63,19 +64,17 @@ def learned(version: int, minibatches: int, offline: Sequence[int] = (), **objec
     )
     trainers, stages = Recorder(), Stages(config)
 
+    ledger: Any = SimpleNamespace(version=version, stages=stages, staleness=lambda group: 0)
+    learner = Learner(trainers, ledger, SimpleNamespace(vocabulary=100), PhaseTimer())  # type: ignore[arg-type]
+
     def plan(minibatch: list[Group]) -> BatchPlan:
         return BatchPlan([["".join(str(group.prompt.index) for group in minibatch)]], 10, 10, 0.0, 0.0)  # type: ignore[list-item]
 
-    run: Any = SimpleNamespace(
-        config=config, trainers=trainers, clock=PhaseTimer(), ledger=SimpleNamespace(version=version, stages=stages),
-        plan=plan, told=None,
-    )  # fmt: skip
-    run.move_reference = lambda: TrainingLoop.move_reference(run)
-    run.tell_objective = lambda: TrainingLoop.tell_objective(run)
+    learner.plan = plan  # type: ignore[method-assign]
 
     async def go() -> Learned:
         others = [Group(Prompt(i, Problem(str(i), "?", "1"), [1]), [], []) for i in offline]
-        return await TrainingLoop.learn(run, GROUPS, run.clock.nothing(), others)
+        return await learner.learn(GROUPS, learner.clock.nothing(), others)
 
     found = asyncio.run(go())
     assert found.sums.sums["loss"] == 1.0 and found.plan.tokens == 10 * minibatches
@@ -86,11 +85,10 @@ def test_trainers_are_told_an_objective_that_a_stage_or_a_step_changed_and_no_ot
     """As after a resume in the second stage: its objective, then a clip_high that the entropy's target moved, once."""
     stages = [{"name": "a", "until_step": 1}, {"name": "b", "objective": {"entropy_target": {"nats": 0.5}}}]
     trainers, state = Recorder(), Stages(Config.model_validate({"stages": stages, "objective": {"clip_low": 0.1}}))
-    run: Any = SimpleNamespace(trainers=trainers, clock=PhaseTimer(), ledger=SimpleNamespace(stages=state), told=None)
+    learner = Learner(trainers, SimpleNamespace(stages=state), None, PhaseTimer())  # type: ignore[arg-type]
 
     def tell() -> list[str]:
-        run.config = state.now
-        asyncio.run(TrainingLoop.tell_objective(run))
+        asyncio.run(learner.send_objective())
         return trainers.calls
 
     assert tell() == []
@@ -210,9 +208,9 @@ def test_a_checkpoint_comes_after_the_rollouts_of_its_step_also_when_ctrl_c_ends
         return Learned(BatchPlan([[]], 0, 0, 0.0, 0.0), StepSums(counts, {}, 0.1, 10), Stepped(1.0, 0.1))
 
     run: Any = SimpleNamespace(
-        config=config, ledger=ledger, clock=clock, learn=learn, vocabulary=1000, publish=nothing,
+        config=config, ledger=ledger, clock=clock, publish=nothing,
+        learner=SimpleNamespace(learn=learn, offline_groups=list),
         logger=SimpleNamespace(step=lambda *_: {"entropy": 1.0}, keep=parts.keep),
-        offline_groups=list,
         checkpointer=Checkpointer(config, ledger, shelf, shelf, clock, Progress(io.StringIO()), Origin({}, {})),
     )  # fmt: skip
 
@@ -250,7 +248,7 @@ def test_an_evaluation_begins_behind_the_update_of_its_version() -> None:
 
     async def go() -> None:
         run: Any = SimpleNamespace(evaluate_if_due=evaluate)
-        await TrainingLoop.evaluate_behind(run, asyncio.ensure_future(update()), 3)
+        await TrainingLoop.evaluate_after(run, asyncio.ensure_future(update()), 3)
 
     asyncio.run(go())
     assert told == ["updated", "evaluates 3"]

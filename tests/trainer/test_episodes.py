@@ -9,14 +9,17 @@ from typing import Any
 
 import pytest
 
+from rollout.client import EngineClient
 from shared.config import Config
 from shared.types import Completion, Group, Problem, Prompt, Reward, Turn, Verdict
 from tests.environments.test_host import WRONG, play, playing, prompt_of, sampled
 from trainer.checkpoint.ledger_file import LedgerState
 from trainer.controller import TrainingLoop
+from trainer.learner import Learner
 from trainer.ledger import Ledger, with_unfinished
 from trainer.objectives.objective import train_sequences
 from trainer.objectives.registry import objective_of
+from trainer.run_log import RunLogger
 from trainer.stages import Stages
 
 
@@ -51,8 +54,8 @@ def test_a_turn_that_is_cut_or_given_up_ends_the_episode(tmp_path: Path, end: st
     async def run() -> None:
         async with playing(tmp_path) as episodes:
             prompt = await episodes.open(prompt_of(episodes, "goes on"))
-            first = await episodes.answer(prompt, episodes.end_turn(await sampled(Completion(0, 0, 7), episodes.chat)))
-            one = await episodes.answer(prompt, episodes.end_turn(await sampled(first, episodes.chat, end=end)))
+            first = await episodes.advance(prompt, episodes.end_turn(await sampled(Completion(0, 0, 7), episodes.chat)))
+            one = await episodes.advance(prompt, episodes.end_turn(await sampled(first, episodes.chat, end=end)))
             assert one.finish_reason == end and [turn.reward for turn in one.turns] == [1.0, 0.0]
             assert not episodes.host.alive((0, 0)), "its instance is closed"
 
@@ -68,12 +71,12 @@ def test_an_episode_goes_on_between_turns_and_within_one_after_a_restart(tmp_pat
             whole = await play(episodes, "goes on", 3)
             prompt = await episodes.open(prompt_of(episodes, "goes on", 3))
             one = Completion(3, 0, 10)
-            one = await episodes.answer(prompt, episodes.end_turn(await sampled(one, episodes.chat)))
+            one = await episodes.advance(prompt, episodes.end_turn(await sampled(one, episodes.chat)))
             within, waiting = one, episodes.end_turn(await sampled(one, episodes.chat))
             assert waiting.waiting and within.turn_start == len(within.token_ids) and not within.waiting
         for begun in (within, waiting):
             async with playing(tmp_path) as episodes:
-                again = await episodes.answer(prompt, begun) if begun.waiting else begun
+                again = await episodes.advance(prompt, begun) if begun.waiting else begun
                 again = await episodes.play(prompt, again, lambda one: sampled(one, episodes.chat))
             assert again.token_ids == whole.token_ids and again.finish_reason == "stop" and again.anew == 0
             assert [(turn.start, turn.end, turn.reward) for turn in again.turns] == [
@@ -100,21 +103,22 @@ def test_a_checkpoint_keeps_the_turn_that_ended_since_the_engines_wrote() -> Non
 class Engines:
     """In place of the client: ends what it is given, plain completions after the turns of episodes."""
 
-    def __init__(self) -> None:
+    continue_turns = EngineClient.continue_turns
+
+    def __init__(self, config: Config) -> None:
+        self.config, self.training_in_flight = config, 0
         self.waves: list[list[tuple[int, int]]] = []
         self.queue: asyncio.Queue[Completion] = asyncio.Queue()
         self.routed: set[tuple[int, int]] = set()
 
-    def training_in_flight(self) -> bool:
-        return bool(self.routed)
+    def _free(self, one: Completion) -> bool:
+        return one.unfinished and not one.waiting and (one.group, one.index) not in self.routed
 
     async def submit(self, groups: list[Group]) -> None:
-        free = [
-            one for group in groups for one in group.completions
-            if one.unfinished and not one.waiting and (one.group, one.index) not in self.routed
-        ]  # fmt: skip
+        free = [one for group in groups for one in group.completions if self._free(one)]
         self.waves.append([(one.group, one.index) for one in free])
         self.routed |= set(self.waves[-1])
+        self.training_in_flight += len(free)
         for one in sorted(free, key=lambda one: one.group == 1):
             start = len(one.token_ids)
             self.queue.put_nowait(
@@ -130,6 +134,7 @@ class Engines:
             one = await self.queue.get()
             await asyncio.sleep(0.01)
             self.routed.discard((one.group, one.index))
+            self.training_in_flight -= 1
             yield one
 
 
@@ -141,7 +146,7 @@ class ThreeTurns:
         completion.finish_reason = None
         return completion
 
-    async def answer(self, prompt: Prompt, one: Completion) -> Completion:
+    async def advance(self, prompt: Prompt, one: Completion) -> Completion:
         done = len(one.turns) == 3
         said = [] if done else [9]
         return Completion(
@@ -155,9 +160,8 @@ def test_in_synchronous_mode_turns_wait_for_one_another_and_for_completions_with
 
     async def run() -> list[list[tuple[int, int]]]:
         config = Config.model_validate({"rollout": {"max_async_level": 0, "prompts_per_step": 2, "group_size": 2}})
-        ledger, engines = Ledger(Stages(config)), Engines()
-        logger = SimpleNamespace(waiting=0)
-        logger.note_waiting = lambda count: setattr(logger, "waiting", count)
+        ledger, engines = Ledger(Stages(config)), Engines(config)
+        logger = SimpleNamespace(note_waiting=lambda: None)
 
         async def score(problem: Problem, completion: Completion) -> tuple[Reward, str]:
             return Reward(float(completion.index), 0.0, 0.0, 0.0, 0.0, Verdict.WRONG), ""
@@ -166,7 +170,8 @@ def test_in_synchronous_mode_turns_wait_for_one_another_and_for_completions_with
             return [scored]
 
         scorer: Any = SimpleNamespace(score=score, settle=settle)
-        loop = TrainingLoop(ledger, engines, scorer, ThreeTurns(), None, None, None, logger, None, [], 10)  # type: ignore[arg-type]
+        learner = Learner(None, ledger, None, None)  # type: ignore[arg-type]
+        loop = TrainingLoop(ledger, engines, scorer, ThreeTurns(), None, learner, None, logger, None, [])  # type: ignore[arg-type]
         for index, name in enumerate(("guess", "")):
             ledger.open(Prompt(index, Problem("p", "?", "1", environment=name), [1]), [7, 8])
         await engines.submit(list(ledger.groups.values()))
@@ -187,10 +192,12 @@ def test_a_batch_comes_together_whatever_its_environments_do(tmp_path: Path) -> 
         rollout = {"prompts_per_step": len(sound), "group_size": 2}
         async with playing(tmp_path, rollout=rollout, objective={"filter_groups_by": "off"}) as episodes:
             config, scorer, logger = episodes.config, episodes.scorer, SimpleNamespace(waiting=0)
-            ledger, engines = Ledger(Stages(config)), Engines()
-            logger.note_waiting = lambda count: setattr(logger, "waiting", count)
+            ledger, engines = Ledger(Stages(config)), Engines(config)
+            logger.ledger, logger.engines, logger._idle = ledger, engines, SimpleNamespace(note=lambda *_: None)
+            logger.note_waiting = lambda: RunLogger.note_waiting(logger)  # type: ignore[arg-type]
+            engines.live, engines.slots = {}, lambda: 8  # type: ignore[attr-defined]
             loop = TrainingLoop(
-                ledger, engines, scorer, episodes, None, None, None, logger, None, [], 10
+                ledger, engines, scorer, episodes, None, Learner(None, ledger, None, None), None, logger, None, []
             )  # type: ignore[arg-type]  # fmt: skip
             for index, kind in enumerate(failing + sound):
                 ledger.open(prompt_of(episodes, kind, index), [7, 8])

@@ -79,10 +79,11 @@ def value(runs: Path, version: int, kept: float | None = None) -> dict[str, floa
         (config.run_dir / FILE).write_bytes(SoftValues(settings_of(config), {"p": kept}).content())
     prompts = PromptFormat(LetterChat(), config.data)  # type: ignore[arg-type]
     source = DataSource([Problem("p", "?", "1")], Stages(config), prompts)
-    run: Any = SimpleNamespace(ledger=SimpleNamespace(version=version), source=source, scorer=None, offline=None)
+    learner = SimpleNamespace(offline=None, values=None)
+    run: Any = SimpleNamespace(ledger=SimpleNamespace(version=version), source=source, scorer=None, learner=learner)
     session: Any = SimpleNamespace(config=config, engines=None, progress=Progress(io.StringIO()))
     asyncio.run(Launch._value_prompts(session, run))
-    found: dict[str, float] = run.values
+    found: dict[str, float] = run.learner.values
     return found
 
 

@@ -103,7 +103,7 @@ def stale(folder: Path) -> None:
 
     async def story() -> None:
         async with Session("configs/quickstart.toml", *OPTIONS, f"--runs_dir={folder}", "--name=stale") as session:
-            rank = session.loop.trainers.hub.rank  # type: ignore[attr-defined]
+            rank = session.loop.learner.trainers.hub.rank  # type: ignore[attr-defined]
             write = rank.sender.write
 
             def late(version: int) -> Any:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import io
+from collections.abc import AsyncIterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
+from msgspec.structs import replace
 
+from rollout.client import EngineClient
 from shared.config import Config
 from shared.metrics import METRICS
 from shared.progress import Progress
-from shared.types import Completion, Group, Problem, Prompt, Turn, VersionSpan
+from shared.types import Completion, Group, Problem, Prompt, Reward, Turn, VersionSpan
 from trainer.controller import TrainingLoop
+from trainer.ledger import Ledger
 from trainer.run_log import RunLogger
+from trainer.stages import Stages
 from trainer.step_metrics import rollout_metrics
 from trainer.timing import IdleSeats
 
@@ -65,43 +70,72 @@ class Environments:
     def __init__(self) -> None:
         self.go = [asyncio.Event() for _ in range(4)]
 
-    async def answer(self, prompt: Prompt, completion: Completion) -> Completion:
+    def end_turn(self, completion: Completion) -> Completion:
+        return Completion(0, completion.index, 0, [5], [-1.0], turns=[Turn(0, 1)])
+
+    async def advance(self, prompt: Prompt, completion: Completion) -> Completion:
         await self.go[completion.index].wait()
         if completion.index % 2:
-            completion.finish_reason = "stop"
-        else:
-            completion.token_ids = [*completion.token_ids, 7]
-        return completion
+            return replace(completion, finish_reason="stop")
+        return replace(completion, token_ids=[*completion.token_ids, 7], logprobs=[*completion.logprobs, 0.0])
+
+
+class Engines:
+    """In place of the client: every completion ends once."""
+
+    live: ClassVar = {1: 0}
+    continue_turns = EngineClient.continue_turns
+
+    def __init__(self, config: Config):
+        self.config, self.training_in_flight, self.submitted = config, 4, 0
+        self.asked: set[int] = set()
+
+    def slots(self) -> int:
+        return 8
+
+    def _free(self, completion: Completion) -> bool:
+        return (
+            completion.unfinished
+            and not completion.waiting
+            and completion.index not in self.asked
+            and bool(completion.turns)
+        )
+
+    async def submit(self, groups: list[Group]) -> None:
+        free = {each.index for group in groups for each in group.completions if self._free(each)}
+        self.submitted, self.asked = self.submitted + 1, self.asked | free
+        self.training_in_flight += len(free)
+
+    async def finished(self) -> AsyncIterator[Completion]:
+        for index in range(4):
+            self.training_in_flight -= 1
+            yield Completion(0, index, 0, [5], [-1.0], finish_reason="stop")
+        await asyncio.Event().wait()
 
 
 async def waiting_counts(max_async_level: int) -> tuple[list[int], int]:
     """How many wait after each of four answers, and how often something was submitted."""
-    environments, submitted = Environments(), []
-    completions = [Completion(0, i, 0, [5], [-1.0], turns=[Turn(0, 1)]) for i in range(4)]
-    group = Group(Prompt(0, Problem("p", "?", "", environment="x"), [1]), completions, [None] * 4)
+    config = Config.model_validate({"rollout": {"max_async_level": max_async_level, "group_size": 4}})
+    environments, engines, ledger = Environments(), Engines(config), Ledger(Stages(config))
+    ledger.open(Prompt(0, Problem("p", "?", "", environment="x"), [1]), [0] * 4)
+    logger: Any = SimpleNamespace(engines=engines, ledger=ledger, waiting=0, _idle=IdleSeats())
+    logger.note_waiting = lambda: RunLogger.note_waiting(logger)
 
-    async def submit(groups: list[Group]) -> None:
-        submitted.append(len(groups))
+    async def score(problem: Problem, completion: Completion) -> tuple[Reward, str]:
+        await asyncio.Event().wait()
+        raise AssertionError
 
-    engines: Any = SimpleNamespace(live={1: 0}, slots=lambda: 8, submit=submit, training_in_flight=lambda: False)
-    ledger: Any = SimpleNamespace(groups={0: group}, receive=lambda one: None)
-    ledger.waiting = lambda: [one for one in completions if one.waiting]
-    ledger.unfinished = lambda: [one for one in completions if one.finish_reason is None]
-    logger: Any = SimpleNamespace(engines=engines, waiting=0, _idle=IdleSeats())
-    logger.note_waiting = lambda waiting: RunLogger.note_waiting(logger, waiting)
-    config = Config.model_validate({"rollout": {"max_async_level": max_async_level}})
-    run: Any = SimpleNamespace(ledger=ledger, engines=engines, logger=logger, episodes=environments, config=config)
-    run.next_turns = lambda: TrainingLoop.next_turns(run)
-    tasks = [asyncio.create_task(TrainingLoop.answer(run, group, one)) for one in completions]
-    await asyncio.sleep(0)
-    counts = [logger.waiting]
-    for event in environments.go:
-        event.set()
-        for _ in range(5):
+    parts: Any = (ledger, engines, SimpleNamespace(score=score), environments, None, None, None, logger, None, [])
+    collecting = asyncio.create_task(TrainingLoop(*parts).collect())
+    counts = []
+    for event in (None, *environments.go):
+        if event is not None:
+            event.set()
+        for _ in range(8):
             await asyncio.sleep(0)
         counts.append(logger.waiting)
-    await asyncio.gather(*tasks)
-    return counts, len(submitted)
+    collecting.cancel()
+    return counts, engines.submitted
 
 
 def test_an_episode_waits_until_its_environment_answers() -> None:

@@ -125,6 +125,11 @@ class DataSource:
         """problem id -> lower bound of the tokens of its prompt, for those that `measure` found to be too long"""
         self._chosen: tuple[Data, list[Problem]] | None = None
 
+    @cached_property
+    def vocabulary(self) -> int:
+        """Number of tokens in the vocabulary."""
+        return len(self.prompt_format.chat.tokenizer)
+
     @property
     def problems(self) -> list[Problem]:
         """The problems of the stage: those that fit data.domains and data.pass_rate and are not retired. Raises

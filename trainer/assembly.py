@@ -1,0 +1,60 @@
+"""Puts a run together: the same parts for a launch and for a session of your own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rollout.client import EngineClient
+from shared.config import Config
+from shared.launch.watchdog import Peer
+from shared.progress import Progress
+from trainer.checkpoint.origin import Origin
+from trainer.checkpoint.writer import Checkpointer
+from trainer.client import TrainerClient
+from trainer.controller import TrainingLoop
+from trainer.data.data_source import DataSource
+from trainer.data.offline import OfflineGroups
+from trainer.episodes import Episodes
+from trainer.evaluation import Evaluator
+from trainer.learner import Learner
+from trainer.ledger import Ledger
+from trainer.run_log import RunLogger
+from trainer.teachers import Teacher
+from trainer.timing import PhaseTimer
+from verify.scorer import RewardScorer
+
+
+def assemble(
+    config: Config,
+    ledger: Ledger,
+    engines: EngineClient,
+    trainers: TrainerClient,
+    scorer: RewardScorer,
+    episodes: Episodes,
+    source: DataSource,
+    progress: Progress,
+    origin: Origin,
+    *,
+    clock: PhaseTimer | None = None,
+    peers: Callable[[], list[Peer]] = list,
+    peak_flops: float = 0.0,
+    evaluator: Evaluator | None = None,
+    teacher: Teacher | None = None,
+    offline: OfflineGroups | None = None,
+) -> TrainingLoop:
+    """The loop of a run with all that it works with. clock: with the times of the launch so far. peers: the ranks, for
+    the metrics of memory. peak_flops: of a trainer's card, 0 where it is not known."""
+    clock = clock or PhaseTimer()
+    return TrainingLoop(
+        ledger=ledger,
+        engines=engines,
+        scorer=scorer,
+        episodes=episodes,
+        source=source,
+        learner=Learner(trainers, ledger, source, clock, teacher, offline),
+        clock=clock,
+        logger=RunLogger(clock, progress, engines, scorer, ledger, peers, peak_flops, source.prompt_format),
+        checkpointer=Checkpointer(config, ledger, engines, trainers, clock, progress, origin),
+        probe=source.probe(),
+        evaluator=evaluator,
+    )
