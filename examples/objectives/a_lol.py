@@ -10,12 +10,12 @@ reward beside the policy (the authors train one beforehand on the reference's st
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from trainer.objectives.inputs import LossInputs, LossTerm
-from trainer.objectives.objective import Compared, Need
+from trainer.objectives.objective import FIXED, Compared, Need
 from trainer.objectives.registry import publish
 
 
@@ -30,18 +30,13 @@ class ALol(Compared):
     """the ratio of a completion counts at least 1 - clip_low"""
     clip_high: float = Field(0.9, gt=0)
     """the ratio of a completion counts at most 1 + clip_high"""
-    value_learning_rate: float = Field(1e-2, gt=0)
+    value_learning_rate: float = Field(1e-2, gt=0, json_schema_extra=FIXED)
     """learning rate of the value head"""
 
     @property
     def needs(self) -> set[Need]:
         """The reference and the value head."""
         return super().needs | {Need.VALUE}
-
-    @property
-    def fixed(self) -> dict[str, Any]:
-        """In addition the learning rate of the value head."""
-        return super().fixed | {"value_learning_rate": self.value_learning_rate}
 
     @property
     def learns_from(self) -> Literal["rows", "log-probs", ""]:

@@ -258,11 +258,11 @@ def _compare_texts(groups: Sequence[Group], chat: Chat) -> None:
 def _check_logprobs(groups: Sequence[Group], objective: Objective) -> None:
     """Raise ConfigError where the objective divides by log-probs that the rows do not have."""
     dark = [group for group in groups if not all(one.logprobs for one in group.completions)]
-    divides = "objective.kl" if objective.kl else f'objective.name = "{objective.name}"'
-    if dark and (objective.kl or objective.learns_from == "log-probs"):
+    regularised = objective.kl is not None and objective.kl.weight > 0
+    divides = "objective.kl" if regularised else f'objective.name = "{objective.name}"'
+    if dark and (regularised or objective.learns_from == "log-probs"):
         raise ConfigError(
             f"{SETTING}: {len(dark):,} of {len(groups):,} groups have no log-probs of who sampled them (first: "
-            f"{dark[0].source}), and {divides} weighs by them: use agro, spo or dro, or one of examples/objectives, "
-            "without kl, or "
-            "rollouts of a run"
+            f"{dark[0].source}), and {divides} weighs by them: use agro, spo, dro or one of "
+            "examples/objectives without kl, or rollouts of a run"
         )

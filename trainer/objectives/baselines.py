@@ -71,7 +71,7 @@ def best_of(rewards: Sequence[float], k: int) -> list[float]:
     """
     count = len(rewards)
     if not 2 <= k <= count:
-        raise ValueError(f"objective.k = {k} with {count} completions in a group: it must be from 2 to {count}")
+        raise ValueError(f"objective.advantage.k = {k} with {count} completions in a group: it must be 2 to {count}")
     order = sorted(range(count), key=lambda i: rewards[i])
     added = [0.0] * count
     for below, (lower, upper) in enumerate(zip(order, order[1:], strict=False), start=1):
@@ -97,7 +97,7 @@ def majority_of(right: Sequence[bool], answers: Sequence[str | None], k: int) ->
     """
     count = len(right)
     if not 1 <= k <= count:
-        raise ValueError(f"objective.k = {k} with {count} completions in a group: it must be from 1 to {count}")
+        raise ValueError(f"objective.advantage.k = {k} with {count} completions in a group: it must be 1 to {count}")
     votes = Counter(answer for is_right, answer in zip(right, answers, strict=True) if not is_right)
     silent, rights = votes.pop(None, 0), sum(right)
     wrong = sorted(votes.values())

@@ -79,8 +79,8 @@ class ServedTeacher(Section):
     """weight of log teacher - log policy in addition to the advantage"""
 
 
-WEIGHTLESS = {"weight": 1.0}
-"""the setting that may differ between two stages with one teacher"""
+FIXED = {"fixed": True}
+"""marks a setting that all stages of a run share (`json_schema_extra` of its field)"""
 
 
 class Objective(Section):
@@ -144,7 +144,9 @@ class Objective(Section):
     @property
     def fixed(self) -> dict[str, Any]:
         """The settings that all stages of a run share: they are about models that are loaded at the start."""
-        return {"reference": self.compared_with, "teacher": self.teacher and self.teacher.model_copy(update=WEIGHTLESS)}
+        teacher = self.teacher and self.teacher.model_copy(update={"weight": 1.0})
+        marked = [name for name, field in type(self).model_fields.items() if field.json_schema_extra == FIXED]
+        return {name: getattr(self, name) for name in marked} | {"reference": self.compared_with, "teacher": teacher}
 
     @property
     def unweighted(self) -> str:

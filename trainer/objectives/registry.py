@@ -180,7 +180,8 @@ def explain(kind: type[Objective], name: str, details: ErrorDetails) -> str:
         return f"{setting} is a table, not a value: {write} ({tables})"
     near = difflib.get_close_matches(str(value.get("kind")), kinds, n=1)
     hint = f"did you mean {near[0]}? It" if near else "it"
-    return f"{setting}.kind = {literal(value.get('kind', ''))}: {hint} must be one of {tables.removeprefix('kind = ')}"
+    given = f" = {literal(value['kind'])}" if "kind" in value else " is missing"
+    return f"{setting}.kind{given}: {hint} must be one of {tables.removeprefix('kind = ')}"
 
 
 def unknown(kind: type[Objective], name: str, path: Sequence[str], value: Any) -> str:
@@ -192,11 +193,11 @@ def unknown(kind: type[Objective], name: str, path: Sequence[str], value: Any) -
             f"{setting} has no effect with this objective.{table}.kind: remove it, or choose another "
             f"({describe_tables(known[table])})"
         )
-    names = {setting.replace(".", "_"): setting for setting in known if "." in setting}
-    if moved := [new for flat, new in names.items() if len(path) == 1 and flat.endswith(f"_{path[0]}")]:
+    names = {f"_{inner.replace('.', '_')}": inner for inner in known if "." in inner}
+    if moved := [inner for flat, inner in names.items() if len(path) == 1 and flat.endswith(f"_{path[0]}")]:
         table = moved[0].rpartition(".")[0]
         return f"{setting} is objective.{moved[0]} now: [objective.{table}] has {describe_tables(known[table])}"
-    elsewhere = {place for published in OBJECTIVES.values() for place in nested(published.kind)}
+    elsewhere = {inner for published in OBJECTIVES.values() for inner in nested(published.kind)}
     if ".".join(path) in elsewhere:
         return f'{setting} = {literal(value)} has no effect with objective.name = "{name}": remove it'
     near = difflib.get_close_matches(".".join(path), known, n=1)

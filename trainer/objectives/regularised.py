@@ -17,7 +17,7 @@ their KL is left out.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -25,7 +25,7 @@ from torch import Tensor
 
 from shared.config import Config
 from trainer.objectives.inputs import LossInputs, LossTerm, unbounded
-from trainer.objectives.objective import Compared, Need
+from trainer.objectives.objective import FIXED, Compared, Need
 from trainer.objectives.registry import publish
 
 
@@ -105,18 +105,13 @@ class Spo(Regularised):
 
     several_turns = "samples its soft values before training, in one turn and without the environment"
 
-    value_samples: int = Field(8, ge=1)
+    value_samples: int = Field(8, ge=1, json_schema_extra=FIXED)
     """completions of each prompt, sampled before training, from which its soft value is estimated"""
 
     @property
     def needs(self) -> set[Need]:
         """Soft values of the prompts, which are taken off the advantages."""
         return super().needs | {Need.START_VALUES}
-
-    @property
-    def fixed(self) -> dict[str, Any]:
-        """In addition the number of samples of a soft value."""
-        return super().fixed | {"value_samples": self.value_samples}
 
     def loss(self, inputs: LossInputs) -> LossTerm:
         """sum_i weight_i 1/2 (r_i - V(x_i) - beta log pi/ref)^2 / beta; the advantages are r - V(x)."""
@@ -143,18 +138,13 @@ class Spo(Regularised):
 class Dro(Regularised):
     """The distance of R from the value that a head predicts."""
 
-    value_learning_rate: float = Field(1e-2, gt=0)
+    value_learning_rate: float = Field(1e-2, gt=0, json_schema_extra=FIXED)
     """learning rate of the value head"""
 
     @property
     def needs(self) -> set[Need]:
         """The value head."""
         return super().needs | {Need.VALUE}
-
-    @property
-    def fixed(self) -> dict[str, Any]:
-        """In addition the learning rate of the value head."""
-        return super().fixed | {"value_learning_rate": self.value_learning_rate}
 
     def loss(self, inputs: LossInputs) -> LossTerm:
         """The loss of `Spo` with the head's V(x); the head's gradient is that of 1/2 (r - V(x) - beta log pi/ref)^2.

@@ -188,7 +188,7 @@ MIXED = [graded(1.1, 0.9, "4"), graded(0.1, 0.0, "5"), graded(0.2, 0.0, "5 "), g
 )
 def test_advantages_of_one_group_by_hand(name: str, k: int | None, expected: list[float]) -> None:
     settings = read_objective({"name": "reinforce", "advantage": {"kind": name} | ({} if k is None else {"k": k})})
-    assert group_advantages(MIXED, settings, RewardWeights()) == pytest.approx(expected)
+    assert group_advantages(MIXED, settings.advantage, RewardWeights()) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("scale", ["group", "minibatch", "none"])
@@ -200,7 +200,7 @@ def test_what_is_left_of_equal_rewards_is_nothing_to_be_scaled(name: str, scale:
     group.append(Reward(0.1, 0.1, 0.0, 0.0, 0.0, Verdict.WRONG, answer="2"))
     bare = [msgspec.structs.replace(one, total=one.correctness, format=0.0) for one in group]
     settings = read_objective({"name": name} | ({} if name == "maxrl" else {"advantage": {"scale": scale}}))  # type: ignore[arg-type]
-    (found,), (expected,) = (advantages([rows], settings, RewardWeights()) for rows in (group, bare))
+    (found,), (expected,) = (advantages([rows], settings.advantage, RewardWeights()) for rows in (group, bare))
     assert found == pytest.approx(expected, abs=1e-12)
     if name == "pass_at_k":
         assert found == [0.0] * 4
@@ -214,7 +214,7 @@ def test_each_reward_is_normalised_by_itself() -> None:
     ]
     settings = read_objective({"advantage": {"kind": "each_reward", "scale": "none"}})
     right, wrong, bonus = 0.75 / (3**0.5 / 4), -0.25 / (3**0.5 / 4), 1.0
-    assert group_advantages(group, settings, RewardWeights()) == pytest.approx(
+    assert group_advantages(group, settings.advantage, RewardWeights()) == pytest.approx(
         [0.9 * right - 0.1 * bonus, *[0.9 * wrong + 0.1 * bonus] * 2, 0.9 * wrong - 0.1 * bonus]
     )
 

@@ -217,14 +217,14 @@ def test_a_turn_is_credited_with_the_rewards_from_it_on() -> None:
         episode(0, 1.0, -1.0, 1.0), episode(1, 0.0, 0.0), episode(2, 2.0), episode(3, 9.0, verdict=Verdict.CRASH)
     )
     plain = read_objective({"name": "dr_grpo"})
-    assert turn_advantages([group], plain) == [[[0.0, 0.0, 0.0], [-1.0, 0.0], [1.0], None]]
+    assert turn_advantages([group], plain.advantage) == [[[0.0, 0.0, 0.0], [-1.0, 0.0], [1.0], None]]
     others = read_objective({"name": "rloo"})
-    assert turn_advantages([group], others) == [[[0.0, 0.0, 0.0], [-1.5, 0.0], [1.5], None]]
+    assert turn_advantages([group], others.advantage) == [[[0.0, 0.0, 0.0], [-1.5, 0.0], [1.5], None]]
     by_group = read_objective({"name": "grpo"})  # deviation sqrt(2/3) at turn 1, none at the others
-    found = turn_advantages([group], by_group)[0]
+    found = turn_advantages([group], by_group.advantage)[0]
     assert found[1] == pytest.approx([-(1.5**0.5), 0.0]) and found[2] == pytest.approx([1.5**0.5])
     whole = read_objective({"name": "magistral"})  # of 0 0 0 -1 0 1: sqrt(1/3)
-    found = turn_advantages([group], whole)[0]
+    found = turn_advantages([group], whole.advantage)[0]
     assert found[1] == pytest.approx([-(3**0.5), 0.0]) and found[2] == pytest.approx([3**0.5])
 
 
@@ -232,8 +232,8 @@ def test_later_rewards_are_discounted_by_turns() -> None:
     """With 1/2 the returns are (1 - 1/2 + 1/4, -1 + 1/2, 1) = (.75 -.5 1) and (2), with 0 the rewards themselves."""
     group = group_of(episode(0, 1.0, -1.0, 1.0), episode(1, 2.0))
     plain = read_objective({"name": "dr_grpo"})
-    assert turn_advantages([group], plain, 0.5) == [[[-0.625, 0.0, 0.0], [0.625]]]
-    assert turn_advantages([group], plain, 0.0) == [[[-0.5, 0.0, 0.0], [0.5]]]
+    assert turn_advantages([group], plain.advantage, 0.5) == [[[-0.625, 0.0, 0.0], [0.625]]]
+    assert turn_advantages([group], plain.advantage, 0.0) == [[[-0.5, 0.0, 0.0], [0.5]]]
     two = group_of(episode(0, 0.0, 2.0), episode(1, 0.0, 0.0))  # "retry" without a reward for the first answer
     found = train_sequences([two], plain, settings_of(credit="turn", discount=0.0))
     assert [one.advantages for one in found] == [[0.0, 1.0], [0.0, -1.0]]

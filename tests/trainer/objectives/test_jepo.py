@@ -274,7 +274,7 @@ def test_ground_truth_answers_are_neither_clipped_nor_off_policy() -> None:
 def test_ground_truth_answers_are_in_no_mean_of_ratios() -> None:
     """Of the first completion the geometric mean of the two sampled ratios is (1.25 * 2.5)^(1/2) = 1.77; with the two
     of the ground truth, which are 1, it would be 1.33 and kept. Others: .5, (1 * 2)^(1/2), 1.2, 2."""
-    _, _, found = jepo(importance="geometric_masked", importance_low=0.1, importance_high=1.5)
+    _, _, found = jepo(importance={"kind": "geometric_masked", "low": 0.1, "high": 1.5})
     assert found.sums["masked"].item() == 4 and found.sums["clipped_high"].item() == 4
 
 

@@ -222,7 +222,7 @@ def test_settings_that_nothing_reads_are_found_and_refused(given: dict[str, Any]
         ("advantage", {"kind": "mean", "centred": True}, "centred"),
         ("teacher", {"kind": "local", "path": "a", "model": "m"}, "model"),
         ("kl.reference", {"kind": "previous", "every": 2, "share": 0.5}, "share"),
-        ("kl.reference", {"kind": "start", "every": 2}, "every"), ("kl.reference", {"every": 2}, "every"),
+        ("kl.reference", {"kind": "start", "every": 2}, "every"),
     ],
     ids=str,
 )  # fmt: skip
@@ -303,8 +303,9 @@ def test_options_choose_a_kind_and_its_settings(tmp_path: Path) -> None:
         ({"name": "reinforce", "importance": ["token"]}, "objective.importance is a table, not a value"),
         ({"kl": {"gradient": "return"}}, "objective.kl.weight is missing: it must be a finite number, at least 0"),
         ({"kl": {"weight": 1, "gradient": "wrong_k1"}}, 'objective.kl.gradient = "wrong_k1": must be one of "return"'),
+        ({"kl": {"weight": 1, "reference": {"every": 2}}}, 'objective.kl.reference.kind is missing: it must be one of'),
         ({"advantage": {"kind": "best"}}, 'objective.advantage.kind = "best": it must be one of "mean"'),
-        ({"teacher": {"path": "a"}}, 'objective.teacher.kind = "": it must be one of "local" (path, weight)'),
+        ({"teacher": {"path": "a"}}, 'objective.teacher.kind is missing: it must be one of "local" (path, weight)'),
     ],
     ids=str,
 )  # fmt: skip
