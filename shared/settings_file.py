@@ -167,7 +167,8 @@ def is_text(annotation: Any) -> bool:
 def put_all(table: Table, given: Sequence[Given]) -> dict[str, str]:
     """Set what was given in nested tables, in order; returns key -> the option or variable that set it last.
 
-    A `kind` comes first and begins its table anew where it is another: the settings of the other kind go with it.
+    A `kind` of [objective] comes first, and begins its table anew where it is another: the settings of the other kind
+    go with it.
     """
     for where, key, value in sorted(given, key=lambda one: not one[1].endswith(".kind")):
         put(table, key, value, where)
@@ -183,7 +184,7 @@ def put(table: Table, key: str, value: Any, where: str) -> None:
         if not isinstance(inner, dict):
             raise ConfigError(f"{where}: {'.'.join(sections[: depth + 1])} is a setting, not a section")
         table = inner
-    if name == "kind" and table.get(name, value) != value:
+    if name == "kind" and sections[:1] == ["objective"] and table.get(name, value) != value:
         table.clear()
     table[name] = value
 

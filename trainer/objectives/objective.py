@@ -21,6 +21,7 @@ from enum import StrEnum
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
+from pydantic.config import JsonDict
 
 from shared.chat import Chat
 from shared.config import Config
@@ -79,7 +80,7 @@ class ServedTeacher(Section):
     """weight of log teacher - log policy in addition to the advantage"""
 
 
-FIXED = {"fixed": True}
+FIXED: JsonDict = {"fixed": True}
 """marks a setting that all stages of a run share (`json_schema_extra` of its field)"""
 
 

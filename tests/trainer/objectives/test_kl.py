@@ -21,12 +21,12 @@ WRONG: dict[str, Callable[[KlTerms], Tensor]] = {
     "wrong_k3": lambda terms: torch.expm1(-terms.log_ratio) + terms.log_ratio,
 }
 """terms of many public trainers, which are no settings here: docs/objectives.md says what is wrong with them"""
-EVERY = GRADIENTS | WRONG
+EVERY: dict[str, Callable[[KlTerms], Tensor]] = {**GRADIENTS, **WRONG}
 
 
 def terms_of(name: str, logprobs: Tensor, behaviour: Tensor, reference: Tensor, completions: Completions) -> Tensor:
     """[loss_tokens] the term of each token."""
-    return EVERY[name](KlTerms(logprobs, (logprobs - behaviour).exp(), logprobs - reference, completions))  # type: ignore[index]
+    return EVERY[name](KlTerms(logprobs, (logprobs - behaviour).exp(), logprobs - reference, completions))
 
 
 def divergence_loss(name: str, inputs: LossInputs) -> Tensor:

@@ -280,6 +280,9 @@ def test_options_choose_a_kind_and_its_settings(tmp_path: Path) -> None:
     for options in permutations(("--objective.advantage.scale=group", "--objective.advantage.kind=mean")):
         assert read(*options) == {"kind": "mean", "scale": "group"}
     assert read("--objective.advantage.kind=pass_at_k")["k"] == 4, "the file's own kind"
+    other = tmp_path / "other.toml"
+    other.write_text('[prepare]\nscript = "a.py"\noptions = { kind = "a", count = 3 }\n')
+    assert load(other, ["--prepare.options.kind=b"]).prepare.options == {"kind": "b", "count": 3}, "not of [objective]"
     for option, message in (
         ("--objective.advantage.kind=pass_at_j", "did you mean pass_at_k?"),
         ("--objective.advantage.kin=mean", "did you mean objective.advantage.kind?"),
