@@ -99,7 +99,7 @@ class OfflineGroups:
         self.keep(
             lambda group: sum(map(graded, group.rewards)) >= least,
             f'objective.name = "{objective.name}" compares completions of one prompt, and they have fewer than {least} '
-            "(dro, kto, a_lol and c_rlft learn from single ones)",
+            "(dro and some of examples/objectives learn from single ones)",
         )
         self.keep(
             lambda group: diverse(group.rewards, objective.filter_groups_by),

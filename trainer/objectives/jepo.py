@@ -269,4 +269,4 @@ def splice(chat: Chat, group: Group, completion: Completion) -> TrainSequence:
     return sequence
 
 
-publish("jepo", Jepo, "arXiv 2503.19618", filter_groups_by="off", **PLAIN)
+publish("jepo", Jepo, "arXiv 2503.19618, equations 4, 7 and 8", filter_groups_by="off", **PLAIN)

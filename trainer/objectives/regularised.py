@@ -161,7 +161,7 @@ class Dro(Regularised):
 for name, kind, source in (
     ("agro", Agro, "arXiv 2503.19612"),
     ("spo", Spo, "arXiv 2503.05453"),
-    ("dro", Dro, "arXiv 2405.19107"),
+    ("dro", Dro, "arXiv 2405.19107, equation 8"),
 ):
     # groups of equal rewards have a signal too
     publish(name, kind, source, advantage={"kind": "reward"}, loss_aggregation="completions", filter_groups_by="off")
