@@ -32,12 +32,13 @@ from environments.gateway.messages import (
     ChatAsked,
     ClientLeft,
     GatewayEnded,
-    KeyOpened,
     RewardTold,
     TokensAsked,
     TurnGiven,
 )
+from environments.gateway.process import Gateway
 from shared.chat_endpoint import FAILURES, ApiEndpoint, HttpStatus, key_headers
+from shared.child_process import kill_group
 from shared.json_reader import parse_json
 from shared.launch import deaths
 from shared.named_secrets import complain_of_url, secret_in_command
@@ -45,7 +46,6 @@ from shared.section import Section
 from shared.supervisor import supervised
 from shared.tool_calls import RESULT_CLOSE, RESULT_OPEN, TOOLS_PROMPT, CallReader
 from shared.types import Problem, Verdict
-from verify.child_process import kill_group
 from verify.plugins import Failed
 
 OUTPUT_BYTES = 64 << 10
@@ -148,10 +148,10 @@ class Agent(Environment):
             text, calls = read_calls(action.response, asked, self.turns)
             turn = TurnGiven(asked.key, asked.number, text, reasoning.strip(), calls)
             self.history = [*self.history, AgentMessage("assistant", text, calls)]
-        self.session.gateway.send(turn)
+        self.session.gateway.post(Gateway.give, turn)
         self.asked = asked = await self._next_request()
         if isinstance(asked, RewardTold):
-            self.session.gateway.send(TurnGiven(asked.key, asked.number))
+            self.session.gateway.post(Gateway.give, TurnGiven(asked.key, asked.number))
             return await self._end(asked.reward, asked.solved)
         if isinstance(asked, TokensAsked):
             new = self._new_tokens(asked)
@@ -176,7 +176,7 @@ class Agent(Environment):
         assert self.session and self.running
         told = asyncio.ensure_future(self.session.told.get())
         await asyncio.wait({told, self.running}, return_when=asyncio.FIRST_COMPLETED)
-        if told.done() and not isinstance(found := told.result(), (ClientLeft, KeyOpened, GatewayEnded)):
+        if told.done() and not isinstance(found := told.result(), (ClientLeft, GatewayEnded)):
             return found
         told.cancel()
         if told.done() and not told.cancelled() and isinstance(told.result(), GatewayEnded):

@@ -50,7 +50,7 @@ from trainer.step import fsdp
 from trainer.step.batching import BatchPlan, Learned, combine, plan_batch, split
 from trainer.step.rank import TrainerRank
 from trainer.step_metrics import offline_metrics, training_metrics
-from verify.plugins import choose
+from verify.chosen_rewards import choose
 from verify.scorer import RewardScorer
 
 LATEST = "latest"

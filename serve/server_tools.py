@@ -65,7 +65,7 @@ class ServerTools:
         prompts.chat.bridge([("tool", "?")])
         one = self._make()
         try:
-            reply = await answered(0, "tools", one.reset(Problem("", "", ""), 0), STEP_S, [])
+            reply = await answered("tools", one.reset(Problem("", "", ""), 0), STEP_S, [])
             if reply.observation is None:
                 raise ConfigError(f"tools = {', '.join(self.wanted)}: {reply.reason}")
             self.definitions = one.definitions
@@ -77,7 +77,7 @@ class ServerTools:
 
     async def _ask(self, work: Awaitable[Observation]) -> Observation:
         """What the tools answer. Raises ApiError where that costs an episode in training: they died, or took long."""
-        reply = await answered(0, "tools", work, STEP_S, [])
+        reply = await answered("tools", work, STEP_S, [])
         if reply.observation is None:
             raise ApiError(502, f"the tools of this server failed: {reply.reason}", code="tool_failed", retry=False)
         return reply.observation

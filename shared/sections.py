@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from shared.jsonl import FIELDS
 from shared.judge_settings import Judge
@@ -156,7 +156,7 @@ class Rollout(Section):
             )
 
 
-Refusal = Literal["empty", "thoughtless", "hidden", "denied", "unstated", "restated", "foreign"]
+Refusal = Literal["empty", "thoughtless", "hidden", "several", "unstated", "restated", "foreign"]
 
 
 class RewardWeights(Section):
@@ -178,12 +178,12 @@ class RewardWeights(Section):
     """a verification that takes longer is killed and counted as a timeout"""
     max_failure_share: float = Field(0.05, gt=0, le=1)
     """the run stops when more than this share of recent verdicts is timeout, crash, unverifiable or sandbox refused"""
-    refuse: list[Refusal] = ["empty", "thoughtless", "hidden", "denied", "restated", "foreign"]
+    refuse: list[Refusal] = ["empty", "thoughtless", "hidden", "several", "restated", "foreign"]
     """what earns nothing although the paper's rules would pay for it (docs/rewards.md): a box without content;
     reasoning that is empty, one or two words, one thing repeated or the problem copied; a box in a comment or code; an
-    answer that is denied, guessed or one of several; a computation still to be done where the ground truth is a plain
-    number; foreign words in \\text{}, code and boxes. "unstated", off by default, wants the answer as a last line of
-    its own. [] is the paper's rules alone"""
+    answer that is one of several; a computation still to be done where the ground truth is a plain number; foreign
+    words in \\text{}, code and boxes. "unstated", off by default, wants the answer as a last line of its own. [] is the
+    paper's rules alone"""
     extra: dict[str, Annotated[float, Field(ge=0)]] = {}
     """further rewards, name = weight, e.g. { repetition = 0.1 }; docs/rewards.md lists them and shows how to add one"""
     options: dict[str, dict[str, Any]] = {}
@@ -198,6 +198,18 @@ class RewardWeights(Section):
     """reward, judge, "correctness" or "language" = least value: a response below one of them earns nothing, as if its
     format were broken"""
     sandbox: Sandbox = Sandbox()
+
+    @field_validator("refuse", mode="before")
+    @classmethod
+    def _has_known_rules(cls, names: Any) -> Any:
+        """Raise ValueError for a rule that has moved to an example."""
+        if isinstance(names, list) and "denied" in names:
+            raise ValueError(
+                'reward.refuse: "denied" is a reward of examples/manners now. Write "several" in its place, which '
+                "refuses an answer that is one of several; for the rest add to [reward] "
+                'plugins = ["examples/manners/reward.py"] and gates = { manners = 1 }'
+            )
+        return names
 
     def resolved(self, max_completion_tokens: int) -> RewardWeights:
         """The same with length_max filled in."""

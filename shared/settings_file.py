@@ -205,6 +205,8 @@ def explain(error: ErrorDetails, path: str, origin: dict[str, str]) -> list[str]
     where = next((option for one, option in origin.items() if f"{one}.".startswith(f"{key}.")), path)
     if error["type"] == "extra_forbidden":
         return [f"{where}: unknown setting {key}{suggestion(key)}"]
+    if error["type"] == "value_error":  # a setting's own check says what is wrong
+        return [f"{where}: {error['ctx']['error']}"]
     given = literal(error["input"])
     if key in SECTIONS:
         return [f"{where}: {key} = {given}: this is a section, write [{key}] with its settings below"]

@@ -120,7 +120,7 @@ def load(path: str, overrides: list[str]) -> Config:
     from trainer.data.sources import missing_settings
     from trainer.objectives.registry import complaints
     from trainer.trackers import not_installed
-    from verify.plugins import choose
+    from verify.chosen_rewards import choose
 
     wanted = [given for given in overrides if given not in (settings_file.ACCEPT_CHANGES, settings_file.DASHBOARD)]
     checks = (missing_settings, complaints, not_installed)

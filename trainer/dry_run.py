@@ -25,7 +25,7 @@ from trainer.objectives.registry import needs, objective_of
 from trainer.soft_values import draws_of
 from trainer.step import memory
 from trainer.step.memory import DTYPE_BYTES, FROZEN_BYTES
-from verify.llm_judge import endpoints
+from verify.chosen_rewards import endpoints
 
 LORA_RATE = 5e-6
 """learning rates below this are those of full training: 1e-6 is the default, and adapters want ten times it"""

@@ -29,7 +29,7 @@ from trainer.data.run_data import RunData, read_files
 from trainer.data.sources import Sources, check_script, data_file, data_settings, offline_files
 from trainer.stages import Stages
 from verify.answer_checker import AnswerChecker
-from verify.llm_judge import endpoints
+from verify.chosen_rewards import endpoints
 
 HUB_S = 10.0
 """for one question to the Hub"""

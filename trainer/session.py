@@ -46,7 +46,7 @@ from trainer.objectives.registry import complaints, needs, objective_of
 from trainer.run_lock import RunLock
 from trainer.solver import Solver
 from trainer.step.rank import TrainerRank
-from verify.plugins import choose
+from verify.chosen_rewards import choose
 from verify.verifiers import without_environment
 
 STOP_S = 60.0

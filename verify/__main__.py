@@ -1,4 +1,4 @@
-r"""Grade a file of completions: `python -m verify FILE.jsonl --out VERDICTS.jsonl`. `--help` tells more."""
+r"""Grade a file of completions: `python -m verify FILE.jsonl --out VERDICTS.jsonl`. See `--help`."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from shared.progress_bar import ProgressBar
 from shared.sections import RewardWeights
 from shared.types import Verdict
 from verify.answer_checker import AnswerChecker, worker_count
+from verify.chosen_rewards import choose
 from verify.code.runner import ProgramVerifier
-from verify.plugins import choose
 from verify.published import columns_of
 from verify.records import Item, Record, check_beginning, make_record, read_items, read_records, settings_fingerprint
 from verify.reward import CompletionScorer
@@ -68,10 +68,10 @@ def verdict_table(records: list[Record]) -> Table:
     table.add_column("share", justify="right")
     table.add_column("most often")
     for verdict in Verdict:
-        found = [record.reward for record in records if record.reward.verdict is verdict]
-        if found:
-            reason, count = Counter(reward.reason.split(";")[0][:60] for reward in found).most_common(1)[0]
-            table.add_row(verdict.value, str(len(found)), f"{len(found) / len(records):.1%}", f"{reason} ({count})")
+        rewards = [record.reward for record in records if record.reward.verdict is verdict]
+        if rewards:
+            reason, count = Counter(reward.reason.split(";")[0][:60] for reward in rewards).most_common(1)[0]
+            table.add_row(verdict.value, str(len(rewards)), f"{len(rewards) / len(records):.1%}", f"{reason} ({count})")
     return table
 
 
@@ -90,13 +90,13 @@ def group_table(records: list[Record]) -> Table:
         if record.reward.verdict.graded:
             for key in ((0, "all"), (1, record.language), (2, record.domain)):
                 groups[key].append(record)
-    for (_, name), found in sorted(groups.items()):
-        rewards = [record.reward for record in found]
-        right = [record.reward.verdict is Verdict.CORRECT for record in found if record.verified]
+    for (_, name), members in sorted(groups.items()):
+        rewards = [record.reward for record in members]
+        right = [record.reward.verdict is Verdict.CORRECT for record in members if record.verified]
         formed = fmean(not reward.reason.startswith("format: ") for reward in rewards)
         table.add_row(
             name,
-            str(len(found)),
+            str(len(members)),
             f"{fmean(right):.1%}" if right else "-",
             f"{formed:.1%}",
             f"{fmean(bool(reward.consistent) for reward in rewards):.1%}",
@@ -177,7 +177,7 @@ async def grade(
     async with AnswerChecker(workers=settings.workers, deadline_s=settings.deadline_s) as checker:
         scorer = CompletionScorer(settings, checker, programs)
 
-        async def one(item: Item) -> Record:
+        async def graded(item: Item) -> Record:
             reward = await scorer.score(item.problem, item.completion, item.tokens, opened=opened)
             return make_record(item, reward, mark)
 
@@ -186,7 +186,7 @@ async def grade(
         try:
             while not stop.is_set():
                 while len(waiting) < UNDER_WAY and (item := next(items, None)) is not None:
-                    waiting.append(asyncio.ensure_future(one(item)))
+                    waiting.append(asyncio.ensure_future(graded(item)))
                 if not waiting:
                     return written
                 await asyncio.wait([waiting[0], stopping], return_when=asyncio.FIRST_COMPLETED)
@@ -247,7 +247,7 @@ def run(options: argparse.Namespace, overrides: list[str]) -> int:
     rows, sized, programs = [], False, False
     for item in read_items(
         options.file, options.columns
-    ):  # all of them first: a bad last line is told before hours of work
+    ):  # all of them first: a bad last line is reported before hours of work
         rows.append(item.row)
         sized = sized or item.tokens is not None
         programs = programs or verifier_for(item.problem).needs == "sandbox"
@@ -266,8 +266,8 @@ def run(options: argparse.Namespace, overrides: list[str]) -> int:
     console.print(group_table(records))
     console.print(part_table(records))
     took = time.monotonic() - started
-    told = f"{len(records)} verdicts in {options.out}, {len(fresh)} of them new, in {duration(took)}"
-    console.print(told, soft_wrap=True)
+    summary = f"{len(records)} verdicts in {options.out}, {len(fresh)} of them new, in {duration(took)}"
+    console.print(summary, soft_wrap=True)
     return 0
 
 

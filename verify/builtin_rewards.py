@@ -1,11 +1,12 @@
 """Built-in rewards that need only completions: of one, the share of tests passed, the cosine of its length, repetition;
-of a group, novelty among its completions and Kimi's length reward; and "robust", of several rewards.
+of a group, novelty among its completions and Kimi's length reward; and "robust", a combination of rewards.
 
 A reward of the group is called with all its well-formed completions, when the last one has ended.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Sequence
@@ -13,7 +14,8 @@ from collections.abc import Sequence
 from pydantic import Field
 
 from shared.diversity import WORD
-from verify.plugins import Case, RewardOptions, group_reward, reward
+from shared.sections import RewardWeights
+from verify.plugins import Case, RewardOptions, group_reward, read_options, register, reward
 
 _SHINGLE_WORD = re.compile(r"\w+|[^\w\s]")
 
@@ -76,17 +78,17 @@ def repeated_share(text: str, words: int) -> float:
     Every Han or kana character and every sign is a word of its own. Linear in the text. Source: the n-gram penalty of
     2502.03373, over words instead of tokens, so that it is the same for every tokenizer.
     """
-    found = [hash(word) for word in WORD.findall(text)]
-    total = len(found) - words + 1
+    hashes = [hash(word) for word in WORD.findall(text)]
+    total = len(hashes) - words + 1
     if total < 2:
         return 0.0
     # a rolling polynomial hash: comparing n-grams themselves would cost n times the memory
     modulus, base, value = (1 << 61) - 1, 1_000_003, 0
     first = pow(base, words - 1, modulus)
     seen: set[int] = set()
-    for position, word in enumerate(found):
+    for position, word in enumerate(hashes):
         if position >= words:
-            value -= found[position - words] % modulus * first
+            value -= hashes[position - words] % modulus * first
         value = (value * base + word) % modulus
         if position >= words - 1:
             seen.add(value)
@@ -108,8 +110,8 @@ class NoveltyOptions(RewardOptions):
 
 def shingles(text: str, words: int) -> frozenset[tuple[str, ...]]:
     """Return the runs of `words` words of a text, in lower case; a shorter text is one run."""
-    found = _SHINGLE_WORD.findall(text.casefold())
-    return frozenset(tuple(found[start : start + words]) for start in range(max(len(found) - words + 1, 1)))
+    tokens = _SHINGLE_WORD.findall(text.casefold())
+    return frozenset(tuple(tokens[start : start + words]) for start in range(max(len(tokens) - words + 1, 1)))
 
 
 @group_reward("novelty", options=NoveltyOptions)
@@ -119,12 +121,13 @@ def novelty(cases: Sequence[Case], options: NoveltyOptions) -> list[float]:
     The likeness of two responses is the Jaccard index of their runs of words. Source: the novelty rewards of
     Curiosity-driven Red-teaming (2402.19464), section 3.2, within a group and over runs of words.
     """
-    held = [shingles(case.response, options.words) for case in cases]
-    if len(held) < 2:
-        return [0.0] * len(held)
+    responses = [shingles(case.response, options.words) for case in cases]
+    others = len(responses) - 1
+    if others < 1:
+        return [0.0] * len(responses)
     return [
-        1 - sum(len(own & other) / len(own | other) for j, other in enumerate(held) if j != i) / (len(held) - 1)
-        for i, own in enumerate(held)
+        1 - sum(len(own & other) / len(own | other) for j, other in enumerate(responses) if j != i) / others
+        for i, own in enumerate(responses)
     ]
 
 
@@ -152,7 +155,22 @@ class RobustOptions(RewardOptions):
     """weight of their mean; the rest is that of the least of them"""
 
 
-@reward("robust", options=RobustOptions)
-def robust(case: Case, options: RobustOptions) -> float:
-    """Never called: `plugins.Extra.made_of` makes the value from those of the rewards that it names."""
-    raise AssertionError(options, case)
+def robust(values: Sequence[float], options: RobustOptions) -> float:
+    """Return mean * the mean of the values + (1 - mean) * the least of them.
+
+    Source: Reward-Robust RLHF (2409.15360), section 3, with the ensemble's members as its set of rewards.
+    """
+    return options.mean * sum(values) / len(values) + (1 - options.mean) * min(values)
+
+
+def _robust_options(settings: RewardWeights) -> RobustOptions:
+    return read_options("robust", RobustOptions, settings)
+
+
+register(
+    "robust",
+    lambda settings: functools.partial(robust, options=_robust_options(settings)),
+    lowest=lambda _: 0.0,
+    options=RobustOptions,
+    members=lambda settings: _robust_options(settings).of,
+)

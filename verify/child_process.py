@@ -84,8 +84,8 @@ async def handle_frames(requests: int, handle: Callable[[bytes], None]) -> None:
 
 def line_of(error: BaseException, files: list[str]) -> str:
     """Return "FILE:LINE in FUNCTION" of the innermost frame of an error that is in one of the files, "" for none."""
-    found = [at for at in traceback.extract_tb(error.__traceback__) if at.filename in files]
-    return f"{found[-1].filename}:{found[-1].lineno} in {found[-1].name}" if found else ""
+    frames = [at for at in traceback.extract_tb(error.__traceback__) if at.filename in files]
+    return f"{frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else ""
 
 
 def python_path() -> str:

@@ -59,7 +59,7 @@ def _without(line: str, columns: int) -> str:
     return ""
 
 
-class _Place:
+class _Nesting:
     """Tracks where the text of the list items around a line begins, and whether the line is in a quotation."""
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class _Place:
         self.quoted = False
 
     def enter(self, line: str) -> tuple[int, str]:
-        """Update the place for a line; return its column and its text after the marks of quotations and list items."""
+        """Update the nesting for a line; return its column and its text after marks of quotations and list items."""
         if line[:1].isalpha() and not self.quoted:
             self.items.clear()
             return 0, line
@@ -99,7 +99,7 @@ class _Place:
 def _blocks(text: str) -> Iterator[_Block]:
     if "```" not in text and "~~~" not in text:
         return
-    place = _Place()
+    nesting = _Nesting()
     marker = language = ""
     body: list[str] = []
     indent = start = position = 0
@@ -109,14 +109,14 @@ def _blocks(text: str) -> Iterator[_Block]:
             if marker:
                 body.append(line)
         elif not marker:
-            column, rest = place.enter(line)
-            opening = _OPENING.match(rest) if column - place.base <= _MOST_INDENT else None
+            column, rest = nesting.enter(line)
+            opening = _OPENING.match(rest) if column - nesting.base <= _MOST_INDENT else None
             if opening and ("`" not in opening.group(3) or opening.group(1)[0] == "~") and "`" not in opening.group(2):
                 marker, body, start, indent = opening.group(1), [], position, column
                 language = opening.group(2).strip("{}.").lower()
         else:
             inner = line
-            if place.quoted:
+            if nesting.quoted:
                 inner = _QUOTE.sub("", line.lstrip(" \t"), count=1)
             closing = None
             if marker in inner and _columns(inner) <= indent + _MOST_INDENT:

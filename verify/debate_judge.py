@@ -28,7 +28,7 @@ from verify.oversight.players import Game, ModelPlayer, hold
 from verify.oversight.protocol import Rules, answer, decide, marks
 from verify.oversight.question import Ask, JudgeVerdict, Play, Question, Result, Speech
 from verify.oversight.speech import plain, read_speech
-from verify.plugins import Case, Failed
+from verify.plugins import JUDGES, Case, Failed
 
 LONGER = 8
 """a response may have so many times the words of a rebuttal"""
@@ -168,3 +168,6 @@ class DebateEndpoint(Endpoint):
 
     async def _play(self, play: Play[Result]) -> Game[Result]:
         return await hold(play, lambda ask: self.players[ask.role], secrets.token_hex(8))
+
+
+JUDGES.update(debate=DebateEndpoint, answers=DebateEndpoint)

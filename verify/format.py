@@ -29,7 +29,7 @@ class Parts(NamedTuple):
     failed: str
     """the first broken rule in words, "" when the format is right"""
     language: str = ""
-    """of an answer in a fenced block: the word behind the fence, in lower case"""
+    """of an answer in a fenced block: the word after the fence, in lower case"""
 
     @property
     def ok(self) -> bool:

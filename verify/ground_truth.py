@@ -144,7 +144,7 @@ def _wrapping(ground_truth: str) -> str:
     if _HTML.search(text) or any(name in html5 for name in _ENTITY.findall(text)):
         return "written in HTML"
     if _ESCAPED.search(ground_truth):
-        return "damaged: a backslash and the letter behind it were read as one control character"
+        return "damaged: a backslash and the letter after it were read as one control character"
     if _DOUBLED.search(text) and not re.search(r"(?<!\\)\\begin", text):
         return "written with doubled backslashes"
     if _QUOTED.fullmatch(text):

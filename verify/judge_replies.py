@@ -1,8 +1,8 @@
 r"""Reads the decision at the end of a judge's reply: "SCORE: n", n from 0 to 10, or "BETTER: 1" or "BETTER: 2".
 
 Models dress that line: small letters, Markdown, fences, quotation marks, JSON, LaTeX, full-width signs, a scale, a
-unit, a word of praise behind it. What a person reads as one decision is read. Refused is what leaves a doubt: another
-scale, a second number or score, a line that quotes the solution, or text behind the line.
+unit, a word of praise after it. What a person reads as one decision is read. Refused is what leaves a doubt: another
+scale, a second number or score, a line that quotes the solution, or text after the line.
 """
 
 from __future__ import annotations
@@ -82,10 +82,10 @@ def _read(reply: str, name: str, value: str, plain: re.Pattern[str]) -> str | No
     if len(lines) == 2 and re.fullmatch(f"{_LEAD}{name}\\s*:?", _undressed(lines[0]), re.IGNORECASE):
         lines = [f"{lines[0].rstrip(':*_ ')}: {lines[1]}"]  # the value stands below its name
     before = lines[0] if len(lines) == 2 else ""
-    found = _read_line(lines[-1], before, name, value, plain)
-    if found and re.match(_LEAD + name, _undressed(before), re.IGNORECASE) and not _LAST.search(lines[-1]):
-        return found if _read_line(before, "", name, value, plain) in (None, found) else None
-    return found
+    decision = _read_line(lines[-1], before, name, value, plain)
+    if decision and re.match(_LEAD + name, _undressed(before), re.IGNORECASE) and not _LAST.search(lines[-1]):
+        return decision if _read_line(before, "", name, value, plain) in (None, decision) else None
+    return decision
 
 
 def _read_line(line: str, before: str, name: str, value: str, plain: re.Pattern[str]) -> str | None:

@@ -17,7 +17,7 @@ How an undetermined part is treated (`undetermined`, the setting reward.options.
 
 - "neutral": it contradicts nothing, and it proves nothing. The bonus needs reasoning with some content, no
   contradiction, and at least one part of the *completion* (reasoning or answer) that is determined and in the problem's
-  language. So formulas alone may stand beside an answer in words, but neither empty reasoning nor a completion without
+  language. So formulas alone may accompany an answer in words, but neither empty reasoning nor a completion without
   words earns it;
 - "nothing": every part must be determined, or the bonus is lost;
 - "bonus": a completion that nothing contradicts earns it, with or without words ("unknown matches anything").
@@ -36,7 +36,6 @@ from typing import Any, Literal, NamedTuple
 
 from shared.errors import InputError
 from shared.section import Section
-from verify.aside import aside
 from verify.scripts import (
     apart,
     foreign_script,
@@ -48,7 +47,7 @@ from verify.scripts import (
     without_names,
     written_in,
 )
-from verify.text_cleaning import clean, is_filler, letter_units, script_units, sentences, without_formulas
+from verify.text_cleaning import asides, clean, is_filler, letter_units, script_units, sentences, without_formulas
 
 SHORT_UNITS = 8
 PART_PROBABILITY = ((24, 0.4), (18, 0.5), (12, 0.65), (8, 0.9))
@@ -256,8 +255,8 @@ def _foreign_share(prose: str, language: str) -> float:
     unsure: list[str] = []
     for text, units in pieces:
         total += units
-        found, share = _classify(_excerpt(text))
-        if not _differs(found, share, language, text):
+        spoken, share = _classify(_excerpt(text))
+        if not _differs(spoken, share, language, text):
             continue
         if _is_sure(units, share, SENTENCE_PROBABILITY) or is_latin_among_others(text, language):
             foreign += units
@@ -282,19 +281,19 @@ def consistency(
 ) -> Consistency:
     """Check whether the three parts are in one language (rules in the module docstring).
 
-    `hidden`: sentences in formulas, boxes, comments and code count too (`aside.py`), except in an answer that is a
+    `hidden`: sentences in formulas, boxes, comments and code count too, except in an answer that is a
     `program`. `hint`: language of the problem as its data file says, used only where the problem's own text is
     undetermined. `asked`: language that the prompt asks for: reasoning and answer have to be in it, whatever the
     problem is in.
     Raises InputError when the classifier is not installed.
     """
     parts = [_clean_cached(problem), _spoken(reasoning), _spoken(answer)]
-    found = [_detect_prose(prose) for prose in parts]
-    languages = (found[0].language, found[1].language, found[2].language)
+    detections = [_detect_prose(prose) for prose in parts]
+    languages = (detections[0].language, detections[1].language, detections[2].language)
     if asked:
-        parts[0], found[0], hint = "", _detect_prose(""), asked
+        parts[0], detections[0], hint = "", _detect_prose(""), asked
     wordless = not languages[1] and not languages[2]
-    target = _family(found[0].language or hint or languages[1] or languages[2])
+    target = _family(detections[0].language or hint or languages[1] or languages[2])
     reason = ""
     if not _CONTENT.search(reasoning) and undetermined != "bonus":
         reason = "the reasoning is empty"
@@ -306,10 +305,10 @@ def consistency(
     elif undetermined == "neutral" and (wordless or not (languages[0] or hint or languages[1])):
         reason = "neither reasoning nor answer have enough words to tell their language"
     elif target:
-        reason = _contradiction(parts, found, target)
+        reason = _contradiction(parts, detections, target)
         if reason:
             parts = [parts[0], _plain(reasoning, parts[1]), _plain(answer, parts[2])]
-            reason = _contradiction(parts, [found[0], *map(_detect_prose, parts[1:])], target)
+            reason = _contradiction(parts, [detections[0], *map(_detect_prose, parts[1:])], target)
         if hidden and not reason:
             reason = _hidden("reasoning", reasoning, parts[1], target)
             reason = reason or ("" if program else _hidden("answer", answer, parts[2], target))
@@ -323,16 +322,16 @@ def _plain(text: str, prose: str) -> str:
 
 
 def _hidden(name: str, text: str, prose: str, target: str) -> str:
-    """Return the fault of a part with too much of another language outside of its prose (`aside.py`), "" for none."""
-    rows = aside(text)
+    """Return the fault of a part with too much of another language outside of its prose, "" for none."""
+    rows = asides(text)
     if not rows:
         return ""
     total, foreign = letter_units(prose), 0
     for row in rows[:MAX_SENTENCES]:
         units = letter_units(row)
         total += units
-        found, share = _classify(_excerpt(row), fold=False)
-        if _differs(found, share, target, row) and _is_sure(units, share, SENTENCE_PROBABILITY):
+        spoken, share = _classify(_excerpt(row), fold=False)
+        if _differs(spoken, share, target, row) and _is_sure(units, share, SENTENCE_PROBABILITY):
             foreign += units
     too_much = foreign > (FOREIGN_SENTENCES + ROUNDING) * total
     return f"{foreign / total:.0%} of the {name}, in formulas or code, not in {target}" if too_much else ""
@@ -341,31 +340,31 @@ def _hidden(name: str, text: str, prose: str, target: str) -> str:
 def spoken_in(text: str, language: str) -> tuple[Detection, bool | None]:
     """Return the language of a text, and whether it is `language` by the rules of `consistency` for one part.
 
-    A text that is too short for these rules is told by its script, or by a model that is very sure of `language`; the
-    latter is None where these do not tell it either. Raises InputError when the classifier is not installed.
+    Where a text is too short for these rules, its script decides, or a model that is very sure of `language`; the
+    latter is None where these cannot decide either. Raises InputError when the classifier is not installed.
     """
     prose, target = _spoken(text), _family(language)
-    found = _detect_prose(prose)
-    if _fault("text", prose, found, target):
+    detection = _detect_prose(prose)
+    if _fault("text", prose, detection, target):
         plain = _plain(text, prose)
         if plain == prose or _fault("text", plain, _detect_prose(plain), target):
-            return found, False
-    if found.language:
-        return found, True
+            return detection, False
+    if detection.language:
+        return detection, True
     prose = _excerpt(prose)
     likeliest, probability = _classify(prose)
     likely = _family(likeliest) == target
     same = written_in(prose, target, likely and probability >= PART_PROBABILITY[0][1])
-    if same is None and likely and _is_sure(found.units, probability, (SURE_AND_SHORT,)):
+    if same is None and likely and _is_sure(detection.units, probability, (SURE_AND_SHORT,)):
         same = True
-    return (Detection(target, 1.0, found.units, probability) if same else found), same
+    return (Detection(target, 1.0, detection.units, probability) if same else detection), same
 
 
-def _contradiction(parts: list[str], found: list[Detection], target: str) -> str:
+def _contradiction(parts: list[str], detections: list[Detection], target: str) -> str:
     """Return the first fault of the three parts against the language `target`, "" when there is none."""
     faults = (
         _wrong(name, prose, detection, target) if name == "problem" else _fault(name, prose, detection, target)
-        for name, prose, detection in zip(_PARTS, parts, found, strict=True)
+        for name, prose, detection in zip(_PARTS, parts, detections, strict=True)
     )
     return next(filter(None, faults), "")
 

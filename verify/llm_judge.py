@@ -15,21 +15,26 @@ import hashlib
 import math
 import random
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from statistics import fmean
 from typing import Any
 
 from shared.chat_endpoint import FAILURES, ChatEndpoint, key_headers
-from shared.errors import ConfigError
+from shared.errors import ConfigError, RunError
 from shared.json_reader import parse_json
 from shared.judge_settings import Judge
 from shared.sections import RewardWeights
 from shared.types import Verdict
-from verify.judge_measure import Measurement
 from verify.judge_replies import parse_choice, parse_score
-from verify.plugins import Case, Failed, Function, register
+from verify.plugins import JUDGES, Case, Failed, Function, register
 
 ATTEMPTS = 3
+KEPT = 400
+"""decisions of a judge that are kept"""
+LEAST = 100
+"""decisions before which no judge is called bad"""
 MAX_SOLUTION_CHARACTERS = 20_000
 TASKS = {
     "score": "You are a strict grader.",
@@ -71,6 +76,55 @@ def is_measured(judge: Judge, case: Case) -> bool:
     """Return whether a judge is measured on a problem, the same for all its completions."""
     digest = hashlib.blake2b(case.problem.id.encode(), digest_size=4).digest()
     return case.problem.verified and int.from_bytes(digest, "big") < judge.measured * 2**32
+
+
+class Measurement:
+    """The last decisions of one judge, on problems whose true answer it is not shown.
+
+    accuracy        share of its decisions that the verifier confirms: a score above 1/2 for a right answer, the right
+                    one of a right and a wrong response
+    position bias   share of the first places that it chose, less 1/2: each pair is asked in both orders, so that a fair
+                    judge has 0, one that always takes the first 1/2
+    agreement       share of equal decisions: with the other judges about a response, with itself about both orders
+    tokens          of a verdict on two answers: prompt and reply of the judge
+    """
+
+    def __init__(self, name: str, judge: Judge):
+        self.name, self.judge = name, judge
+        self.right: deque[float] = deque(maxlen=KEPT)
+        """1 for a decision that the verifier confirms"""
+        self.first: deque[float] = deque(maxlen=KEPT)
+        """1 where the response that stood first was chosen"""
+        self.agreed: deque[float] = deque(maxlen=KEPT)
+        """1 for equal decisions"""
+        self.tokens: deque[float] = deque(maxlen=KEPT)
+        """that a judge of debates or answers read and sampled for a verdict"""
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """What is known, by the name of its metric."""
+        shares = {"accuracy": self.right, "position_bias": self.first, "agreement": self.agreed, "tokens": self.tokens}
+        row = {f"judge/{self.name}/{name}": fmean(values) for name, values in shares.items() if values}
+        if self.first:
+            row[f"judge/{self.name}/position_bias"] -= 0.5
+        return row
+
+    def check(self) -> None:
+        """Raise RunError for a judge that is right too seldom, or prefers a place too much."""
+        row, where = self.metrics, f"reward.judges.{self.name}"
+        accuracy, bias = row.get(f"judge/{self.name}/accuracy", 1.0), row.get(f"judge/{self.name}/position_bias", 0.0)
+        if len(self.right) >= LEAST and accuracy < self.judge.least_accuracy:
+            raise RunError(
+                f"the judge {self.name} is right on {accuracy:.1%} of the last {len(self.right)} answers that are "
+                f"known but hidden from it; asked for: {where}.least_accuracy = {self.judge.least_accuracy:g}. Take a "
+                "better model, improve its instructions, or lower that"
+            )
+        if len(self.first) >= LEAST and abs(bias) > self.judge.most_bias:
+            raise RunError(
+                f"the judge {self.name} chose the first response in {bias + 0.5:.1%} of the last {len(self.first)} "
+                f"questions, each asked in both orders; allowed: {where}.most_bias = {self.judge.most_bias:g}. Take a "
+                "better model, or raise that"
+            )
 
 
 class Endpoint:
@@ -129,35 +183,35 @@ class Endpoint:
         Each is compared with the next one (the last with the first), in both orders: 2 n questions for n completions.
         """
         count = len(cases)
-        pairs = [(one, (one + 1) % count) for one in range(count if count > 2 else count - 1)]
+        pairs = [(left, (left + 1) % count) for left in range(count if count > 2 else count - 1)]
         orders = [order for pair in pairs for order in (pair, pair[::-1])]
-        chosen = await asyncio.gather(*(self._better(cases[one], cases[two]) for one, two in orders))
+        chosen = await asyncio.gather(*(self._better(cases[left], cases[right]) for left, right in orders))
         won: list[list[float]] = [[] for _ in cases]
-        for (one, two), first in zip(orders, chosen, strict=True):
-            won[one].append(float(first))
-            won[two].append(float(not first))
-        for place in range(0, len(chosen), 2):
-            self.measurement.agreed.append(float(chosen[place] != chosen[place + 1]))
+        for (left, right), first in zip(orders, chosen, strict=True):
+            won[left].append(float(first))
+            won[right].append(float(not first))
+        for start in range(0, len(chosen), 2):
+            self.measurement.agreed.append(float(chosen[start] != chosen[start + 1]))
         return [sum(shares) / len(shares) if shares else 0.5 for shares in won]
 
-    async def _better(self, one: Case, two: Case) -> bool:
+    async def _better(self, left: Case, right: Case) -> bool:
         """Return whether the judge takes the response that stands first."""
-        measured = is_measured(self.judge, one)
+        measured = is_measured(self.judge, left)
         async with self.turn():
-            first = await self._ask([one, two], not measured, parse_choice, "BETTER: n") == 1
+            first = await self._ask([left, right], not measured, parse_choice, "BETTER: n") == 1
         self.measurement.first.append(float(first))
-        if measured and {one.verdict, two.verdict} == {Verdict.CORRECT, Verdict.WRONG}:
-            self.measurement.right.append(float(first == (one.verdict is Verdict.CORRECT)))
+        if measured and {left.verdict, right.verdict} == {Verdict.CORRECT, Verdict.WRONG}:
+            self.measurement.right.append(float(first == (left.verdict is Verdict.CORRECT)))
         return first
 
     async def _ask(
-        self, cases: Sequence[Case], shows_answer: bool, parse: Callable[[str], float | None], wanted: str
+        self, cases: Sequence[Case], shows_answer: bool, parse: Callable[[str], float | None], ending: str
     ) -> float:
         async def once() -> float:
             reply = await self.endpoint.ask(question(cases, self.judge, shows_answer), self.judge.max_tokens)
             value = parse(reply)
             if value is None:
-                raise ValueError(f"no line '{wanted}' at the end of the reply {reply[-80:]!r}")
+                raise ValueError(f"no line '{ending}' at the end of the reply {reply[-80:]!r}")
             return value
 
         return await self._repeat(once)
@@ -185,8 +239,8 @@ class Endpoint:
             return value
         messages = [{"role": "user", "content": problem.text}, {"role": "assistant", "content": response}]
         body = {"model": self.judge.model, "messages": messages}
-        found = parse_json(await self.endpoint.request("POST", f"{url.removesuffix('/v1')}/pooling", body))
-        values = found["data"][0]["data"]
+        reply = parse_json(await self.endpoint.request("POST", f"{url.removesuffix('/v1')}/pooling", body))
+        values = reply["data"][0]["data"]
         while isinstance(values, list):
             values = values[-1]
         return 1 / (1 + math.exp(-max(min(_number(values), 500.0), -500.0)))
@@ -198,21 +252,9 @@ def _number(value: Any) -> float:
     return float(value)
 
 
-def endpoints(settings: RewardWeights) -> Mapping[str, Endpoint]:
-    """Return the judges of [reward.judges] by name that a reward, a gate or "robust" may ask."""
-    from verify.debate_judge import DebateEndpoint  # it knows this module
-
-    wanted = {*settings.extra, *settings.gates, *settings.options.get("robust", {}).get("of", ())}
-    kinds = {"debate": DebateEndpoint, "answers": DebateEndpoint}
-    return {
-        name: kinds.get(judge.asks, Endpoint)(name, judge, f"reward.judges.{name}")
-        for name, judge in settings.judges.items()
-        if name in wanted
-    }
-
-
 def _make(settings: RewardWeights) -> Function:
     return Endpoint("llm_judge", settings.judge, "reward.judge").score
 
 
 register("llm_judge", _make, lowest=lambda _: 0.0, deadline_s=lambda _: math.inf)  # `turn` has it
+JUDGES.update(score=Endpoint, pairs=Endpoint)

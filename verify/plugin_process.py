@@ -173,7 +173,7 @@ class PluginProcess:
         except ConfigError as error:
             self.say(FilesRefused(str(error)))
             return False
-        except BaseException as error:  # noqa: BLE001 - sys.exit in a file too: the host tells the user
+        except BaseException as error:  # noqa: BLE001 - sys.exit in a file too: the host reports it
             self.say(FilesRefused(f"reward.plugins: {self._told(error, 'a file')}"))
             return False
         self.say(FilesRead())
@@ -182,9 +182,11 @@ class PluginProcess:
     def describe(self, settings: str) -> None:
         """Send the rewards that the files define."""
         try:
-            found = [self._described(known, settings) for known in plugins.REWARDS.values() if known.home in self.files]
+            rewards = [
+                self._described(known, settings) for known in plugins.REWARDS.values() if known.home in self.files
+            ]
             own = [known for known in verifiers.VERIFIERS.values() if known.home in self.files]
-            self.say(Description(found, [self._described_verifier(known) for known in own]))
+            self.say(Description(rewards, [self._described_verifier(known) for known in own]))
         except ConfigError as error:
             self.say(FilesRefused(str(error)))
         except BaseException as error:  # noqa: BLE001 - as above
@@ -228,10 +230,10 @@ class PluginProcess:
             reply = Value(asked.number, None, error.verdict, str(error))
         except asyncio.CancelledError:
             raise
-        except BaseException as error:  # noqa: BLE001 - whatever a plug-in raises, sys.exit too, is told by the host
+        except BaseException as error:  # noqa: BLE001 - whatever a plug-in raises, sys.exit too, is reported by the host
             place = line_of(error, self.files)
-            said = f"{type(error).__name__}: {error}"[:400]
-            reply = Value(asked.number, None, Verdict.CRASH, f"{said} ({place})" if place else said)
+            failure = f"{type(error).__name__}: {error}"[:400]
+            reply = Value(asked.number, None, Verdict.CRASH, f"{failure} ({place})" if place else failure)
         else:
             reply = _value(asked, value)
         self.say(reply)

@@ -94,7 +94,7 @@ def _made(row: Fields, *used: str, **new: Any) -> Fields:
 
 
 def prompt_text(value: Any) -> Any:
-    """The text of a prompt: of a list of messages that of the user, behind that of the system. Instructions of
+    """The text of a prompt: of a list of messages that of the user, after that of the system. Instructions of
     published sets that ask for another form of answer are taken away. Raises DataError for several turns."""
     if isinstance(value, str) and _MESSAGES.match(value) and isinstance(value := parsed(value), str):
         raise DataError("its prompt looks like a list of messages and cannot be read: write it as JSON")
@@ -127,7 +127,7 @@ def content_text(content: Any) -> str:
 
 
 def final_answer(text: str) -> str | None:
-    r"""What a worked solution ends in: the text behind a last line's ####, or its last \boxed{...}; None if neither."""
+    r"""What a worked solution ends in: the text after a last line's ####, or its last \boxed{...}; None if neither."""
     _, mark, last = f"\n{text.strip()}".rpartition("\n####")
     if mark and "\n" not in last.strip():
         return re.sub(r"(?<=\d),(?=\d{3})", "", last.strip().removeprefix("$")) or None
@@ -262,8 +262,8 @@ def _kod_code(row: Fields) -> Fields:
     tests, question = parsed(row["test"]), _first(row, "problem", "question")
     about = _single(parsed(row.get("test_info")))
     if isinstance(tests, dict):
-        given, wanted = (_first(tests, *names) for names in (("stdin", "inputs"), ("stdout", "outputs")))
-        tests = tests | ({"inputs": given, "outputs": wanted} if given and wanted else {})
+        given, expected = (_first(tests, *names) for names in (("stdin", "inputs"), ("stdout", "outputs")))
+        tests = tests | ({"inputs": given, "outputs": expected} if given and expected else {})
     else:
         tests = {"type": "asserts", "code": row["test"]}
     head = about.get("function_declaration") if isinstance(about, dict) else None
@@ -384,7 +384,7 @@ def problem_rows(
 
 
 def lacking(row: Mapping[str, Any]) -> str:
-    """What is told of a row without a problem: its columns, the nearest shape with what the row lacks of it, and the
+    """What to report of a row without a problem: its columns, the nearest shape with what the row lacks of it, and the
     setting that names columns. "" for a row with a key that is spelt almost like it."""
     if any(meant_by(name, row) == "problem" for name in row):
         return ""

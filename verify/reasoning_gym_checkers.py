@@ -1,4 +1,4 @@
-"""reasoning-gym's own `score_answer` functions, as a plug-in file that the process of `reasoning_gym_host.py` runs.
+"""reasoning-gym's own `score_answer` functions, as a plug-in file that `verifiers/reasoning_gym.py` runs in a process.
 
 Several of them give the answer to Python's `eval` or SymPy's `parse_expr`, which evaluates it too: an answer could name
 the checker's own variables, the true answer among them, or any module. Here `eval` takes literals and sums of them from

@@ -98,15 +98,15 @@ def read_records(path: Path, settings: str) -> list[Record]:
         return []
     data = path.read_bytes()
     whole = data.rfind(b"\n") + 1
-    found: list[Record] = []
+    records: list[Record] = []
     for number, line in enumerate(data[:whole].splitlines(), 1):
         try:
-            found.append(decode_json(line, Record))
+            records.append(decode_json(line, Record))
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise DataError(
                 f"{path}:{number} is no verdict ({error}): give another --out, or --restart to overwrite the file"
             ) from error
-        if found[-1].settings != settings:
+        if records[-1].settings != settings:
             raise DataError(
                 f"{path}:{number} was made with other rewards: give the same settings, another --out, or --restart to "
                 "grade everything again"
@@ -114,7 +114,7 @@ def read_records(path: Path, settings: str) -> list[Record]:
     if whole < len(data):
         with path.open("r+b") as stream:
             stream.truncate(whole)
-    return found
+    return records
 
 
 def check_beginning(rows: list[str], records: list[Record], path: Path) -> None:

@@ -4,7 +4,7 @@ r"""Refuses completions that Magistral's rules would reward but should not, each
     thoughtless   no reasoning, one word, one thing again and again, the problem copied,
                   letters or numbers in their order, the answer alone                   -> format broken
     hidden        boxes in comments, in code or struck out are not seen                 -> format broken, or another box
-    denied        the answer is denied, called a guess, or one of several               -> answer wrong
+    several       another answer is offered with it ("4 or")                            -> answer wrong
     unstated      the answer's line is not the last one, or holds more than it     -> answer wrong; off by default
     restated      a computation that is still to be done, for a plain number            -> answer wrong
     foreign       words in \text{}, code and boxes count for the language               -> no language bonus
@@ -17,18 +17,19 @@ own is not checked for "restated", one with a checker is given the box as it sta
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator
+from functools import lru_cache
 
 from shared.types import Problem, Verdict
-from verify.doubt import doubted
+from verify.code_block import spans
 from verify.extract import extract_answer, find_answer, find_boxes
 from verify.format import Parts, broken
 from verify.math.plain import decide
 from verify.math.unit import is_known
-from verify.text_cleaning import is_recital
+from verify.text_cleaning import brace_end, is_recital
 from verify.unworked import unworked
 from verify.verifiers import verifier_for
-from verify.visible import visible
 
 _BLANK = re.compile(
     r"\\(?:text\w*|math\w+|operatorname|mbox|displaystyle|left|right|q?quad|[lc]?dots|[hv]?phantom\s*\{[^{}]*\}"
@@ -73,6 +74,52 @@ _LEAD = re.compile(
 )
 _TEXT = re.compile(r"\\(?:text|mathrm|mbox)\s*\{([^{}]*)\}")
 
+AROUND_BEFORE, AROUND_AFTER = 400, 240
+"""characters around the box in which another answer is looked for"""
+_OWN_BOX, _OTHER_BOX = "\x01", "\x02"
+_OR = r"(?:or|ou|oder|o|u|oppure|или|либо|或者?|还是|alternatively|otherwise|sinon|andernfalls|altrimenti|иначе|否则)"
+_TWO_BOXES = re.compile(
+    rf"{_OTHER_BOX}(?:\s|[,;.$)])*{_OR}\b[^{_OTHER_BOX}\n]{{0,120}}{_OWN_BOX}"
+    rf"|{_OTHER_BOX}[^{_OTHER_BOX}.\n]{{0,80}}\b{_OR}\b[^{_OTHER_BOX}.\n]{{0,60}}{_OWN_BOX}"
+)
+_NUMBER = r"[-+]?\d[\d.,/]*"
+_IS = (
+    r"(?:^|[=:]|\b(?:either|is|be|are|equals|was|est|soit|vaut|ist|entweder|es|son|è|o|равно|равен|это|либо)\b|[是为])"
+)
+_BOX_OR_NUMBER = re.compile(
+    rf"{_IS}\s*({_NUMBER})\s*,?\s*(?:\b{_OR}\b)[\s:=]*{_OWN_BOX}"
+    rf"|{_OWN_BOX}\s*,?\s*\b{_OR}\b\s+(?:\w+ )?({_NUMBER})(?![\w%])"
+    rf"|{_OWN_BOX}\W*(?:an )?(?:alternative|another)(?: possible)? (?:answer|value|result)"
+    rf"\s*(?:[:=]|is|could be)?\s*({_NUMBER})(?![\w%])"
+)
+_PLAIN_MARKUP = re.compile(
+    r"\\(?:text|textbf|mathrm|mbox|textit|emph|bf)\b\s*|\\[,;!:()\[\]]|[$*{}]|(?<![a-z])_|_(?![a-z])"
+    r"|\\(?:left|right|displaystyle|quad|qquad|Rightarrow|implies)\b"
+)
+_NOT_EQUAL = re.compile(r"\\(?:neq?|not\s*=)\b|\\not\s*=|(?<=\s)!=|≠")
+_HIDDEN = re.compile(
+    r"<!--.*?(?:-->|\Z)"
+    r"|\\begin\s*\{(comment|verbatim\*?|Verbatim|lstlisting|minted|filecontents\*?)\}.*?(?:\\end\s*\{\1\}|\Z)"
+    r"|\\iffalse\b.*?(?:\\fi\b|\Z)"
+    r"|\\(?:verb|lstinline)\*?([^A-Za-z\s*{])[^\n]{0,400}?\2"
+    r"|<(code|pre|script|style|template|del|strike|s)(?:\s+[a-z-]+=[^<>\n]{0,200})?>.*?(?:</\3\s*>|\Z)"
+    r"|<([a-z]{1,10})\s[^<>\n]{0,200}?(?:\bhidden\b|display\s*:\s*none)[^<>\n]{0,200}>.*?(?:</\4\s*>|\Z)"
+    r"|(?<!~)~~(?![~\s])[^~\n]{1,400}~~(?!~)"
+    r"|^[ ]{0,3}\[[^\]\n]{1,80}\]:[^\n]*",
+    re.DOTALL | re.MULTILINE | re.IGNORECASE,
+)
+_INVISIBLE = re.compile(
+    r"\\(?:[hv]?phantom|[xb]?cancel|sout|st|texttt|lstinline|mintinline|invisible|gobble|hidden)\s*(?=\{)"
+)
+_RUN = re.compile(r"`+")
+_MATH = re.compile(
+    r"\$\$.*?\$\$|\\\[.*?\\\]|\\\(.*?\\\)"
+    r"|\\begin\{((?:equation|align|aligned|gather|cases|array|multline|split)\*?)\}.*?\\end\{\1\}|\$[^$\n]{1,300}\$",
+    re.DOTALL,
+)
+_SEEN = re.compile(r"[^\n]")
+_PERCENT = re.compile(r"(?<!\\)%")
+
 
 def refuse_format(problem: Problem, parts: Parts, rules: Collection[str]) -> Parts:
     """Return the parts of a well-formed completion after these rules: as they are, with another answer, or broken."""
@@ -96,18 +143,14 @@ def refuse_answer(problem: Problem, parts: Parts, rules: Collection[str]) -> str
     answer = parts.answer or ""
     if verifier_for(problem).answer_in != "box" or not problem.verified:
         return ""
-    if "denied" in rules or "unstated" in rules:
+    if "several" in rules or "unstated" in rules:
         response = visible(parts.response) if "hidden" in rules else parts.response
         ends = {end for _, end in find_answer(response)}
         boxes = find_boxes(response)
-        own = [span for span in boxes if span[1] - 1 in ends]
-        others = [span for span in boxes if span[1] - 1 not in ends]
-
-        def same(other: str) -> bool:
-            return decide(answer, other) is Verdict.CORRECT
-
-        if "denied" in rules and own and (why := doubted(problem.text, response, own, others, same)):
-            return f"the answer is {why}"
+        own = [box for box in boxes if box[1] - 1 in ends]
+        others = [box for box in boxes if box[1] - 1 not in ends]
+        if "several" in rules and own and one_of_several(response, own, others, answer):
+            return "the answer is one of several"
         if "unstated" in rules and own and not stated(response, own):
             return "the answer is not a last line of its own"
     if "restated" in rules and problem.tests is None and unworked(problem.text, problem.answer, answer):
@@ -172,10 +215,10 @@ def _own(words: list[str], problem: list[str]) -> list[str]:
 
 
 def stated(response: str, boxes: list[tuple[int, int]]) -> bool:
-    r"""Return whether the last line holds the answer, and besides it only words that announce it and a unit.
+    r"""Return whether the last line holds the answer, and otherwise only words that announce it and a unit.
 
-    Such a line ("Answer: \boxed{5}", "**\boxed{5}**") cannot deny or doubt the answer in any language or words, which
-    `doubt.py` can only search for. Most models write a sentence around the box, and are refused.
+    Such a line ("Answer: \boxed{5}", "**\boxed{5}**") cannot deny or doubt the answer in any language or words. Most
+    models write a sentence around the box, and are refused.
     boxes: the places of the answer in the response, in their order, from command to closing brace.
     """
     start, end = boxes[0][0], boxes[-1][1]
@@ -187,3 +230,104 @@ def stated(response: str, boxes: list[tuple[int, int]]) -> bool:
         and (not unit or is_known(unit))
         and not any(re.search(r"[^\W\d_]{4,}|\n", part) for part in between)
     )
+
+
+def one_of_several(response: str, boxes: list[tuple[int, int]], others: list[tuple[int, int]], answer: str) -> bool:
+    """Return whether the response offers another answer with this one: another box or number, joined by "or".
+
+    boxes: those of the answer, `others`: the other boxes, from command to closing brace. A number that equals the
+    answer is no other one.
+    """
+    start, end = boxes[0][0], boxes[-1][1]
+    first = max(0, start - AROUND_BEFORE)
+    near = [(left - first, right - first) for left, right in others if first <= left and right <= start]
+    text = f"{plain(response[first:start], near)}{_OWN_BOX}{plain(response[end : end + AROUND_AFTER], [])}"
+    if _TWO_BOXES.search(text):
+        return True
+    numbers = (next(filter(None, match.groups())).rstrip(".,") for match in _BOX_OR_NUMBER.finditer(text))
+    return any(decide(answer, number) is not Verdict.CORRECT for number in numbers)
+
+
+def plain(text: str, boxes: list[tuple[int, int]]) -> str:
+    r"""Return the text in lower case without markup, each of `boxes` replaced by the sign \x02."""
+    for start, end in sorted(boxes, reverse=True):
+        text = f"{text[:start]}{_OTHER_BOX}{text[end:]}"
+    text = _NOT_EQUAL.sub(" ≠ ", text.replace("’", "'"))
+    return re.sub(r"[ \t]+", " ", _PLAIN_MARKUP.sub(" ", text)).lower()
+
+
+# ---- what a reader sees ----------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=8)
+def visible(text: str) -> str:
+    r"""Return the text with every character that a reader does not see replaced by a space; line breaks stay.
+
+    Hidden are fenced and inline code, comments of HTML, LaTeX and Markdown, `verbatim`, `\verb`, `\phantom`,
+    `\iffalse`, and what is struck out. A percent sign after a number is no comment. Indented blocks are not taken for
+    code: responses indent their formulas. Linear in the text.
+    """
+    text = _blank_all(text, spans(text))
+    if "`" in text:
+        text = _blank_all(text, _inline_code(text))
+    if "<" in text or "\\" in text or "~~" in text or "]:" in text:
+        text = _blank_all(text, ((match.start(), match.end()) for match in _HIDDEN.finditer(text)))
+        text = _blank_all(text, _invisible(text))
+    return _blank_all(text, _comments(text)) if "%" in text else text
+
+
+def _blank_all(text: str, regions: Iterable[tuple[int, int]]) -> str:
+    """Blank regions, given in order and without overlap."""
+    kept: list[str] = []
+    position = 0
+    for start, end in regions:
+        region = text[start:end]
+        kept += text[position:start], _SEEN.sub(" ", region) if "\n" in region else " " * len(region)
+        position = end
+    return "".join(kept) + text[position:]
+
+
+def _inline_code(text: str) -> Iterator[tuple[int, int]]:
+    """Yield inline code: a run of backticks, up to the next run of the same length in the same paragraph."""
+    runs = [(match.start(), match.end()) for match in _RUN.finditer(text)]
+    later: dict[int, list[int]] = defaultdict(list)
+    for index in range(len(runs) - 1, -1, -1):
+        later[runs[index][1] - runs[index][0]].append(index)
+    index = 0
+    while index < len(runs):
+        start, opened = runs[index]
+        same = later[opened - start]
+        while same and same[-1] <= index:
+            same.pop()
+        if same and "\n\n" not in text[opened : min(runs[same[-1]][0], opened + 4_000)]:
+            index = same[-1]
+            yield start, runs[index][1]
+        index += 1
+
+
+def _invisible(text: str) -> Iterator[tuple[int, int]]:
+    """Yield commands whose argument is not shown, or not meant to be believed."""
+    position = 0
+    while match := _INVISIBLE.search(text, position):
+        position = brace_end(text, match.end())
+        yield match.start(), position
+
+
+def _comments(text: str) -> Iterator[tuple[int, int]]:
+    """Yield comments: from a percent sign that is not a percentage to the end of its line, or of its formula."""
+    regions = [match.span() for match in _MATH.finditer(text)]
+    at = done = 0
+    for sign in _PERCENT.finditer(text):
+        start = sign.start()
+        if start < done:
+            continue
+        while at < len(regions) and regions[at][1] <= start:
+            at += 1
+        formula = regions[at] if at < len(regions) and regions[at][0] <= start else None
+        before = text[max(0, start - 40) : start]
+        before = before if formula else before.rstrip(" \t")
+        if before and (before[-1].isalnum() or before[-1] in "})]$|°'\"\\*"):
+            continue
+        line = text.find("\n", start)
+        done = min(len(text) if line < 0 else line, formula[1] if formula else len(text))
+        yield start, done

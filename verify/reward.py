@@ -6,10 +6,10 @@ r"""The reward of one completion: format, correctness, length and language, weig
       + answer correct       -> + weights.correctness
       + length penalty       -> 0 down to - weights.length, right or wrong answer alike
       + one language         -> + weights.language, right or wrong answer alike
-      + every extra reward   -> + weight * value; with a broken format + its lowest (`plugins.py`; none by default)
+      + every extra reward   -> + weight * value; with a broken format + its lowest (`chosen_rewards.py`; default: none)
 
 `reward.refuse` names what is refused although these rules would reward it: empty boxes, copied reasoning, answers that
-are denied, hidden or still to be computed, foreign words in formulas and code (`refusals.py`).
+are one of several, hidden or still to be computed, foreign words in formulas and code (`refusals.py`).
 
 An open problem has a ground truth that nothing is compared with: correctness 0, the rest as above.
 A verdict that is not graded (timeout, crash, unverifiable, sandbox refused) leaves correctness at 0, but says nothing
@@ -36,11 +36,12 @@ from shared.sandbox_settings import Sandbox
 from shared.sections import RewardWeights
 from shared.types import Problem, Reward, Verdict
 from verify.answer_checker import check_answer
+from verify.chosen_rewards import choose
 from verify.code.runner import ProgramVerifier
 from verify.extract import MAX_ANSWER_CHARACTERS
 from verify.format import Parts, check_format
 from verify.language import Consistency, LanguageOptions, consistency
-from verify.plugins import Case, Failed, chosen, read_options
+from verify.plugins import Case, Failed, read_options
 from verify.refusals import refuse_answer, refuse_format
 from verify.verifiers import NOT_VERIFIED, Answer, Finding, Needs, read_problem, verifier_for
 
@@ -78,13 +79,13 @@ class CompletionScorer:
         """
         self.settings = settings
         self.tools: dict[Needs, Any] = {"answer checker": checker, "sandbox": programs}
-        found = chosen(settings)
-        self.extras = [extra for extra in found.extras if not extra.group]
-        self.group_extras = [extra for extra in found.extras if extra.group]
+        chosen = choose(settings)
+        self.extras = [extra for extra in chosen.extras if not extra.group]
+        self.group_extras = [extra for extra in chosen.extras if extra.group]
         """rewards of the group, which `with_group` adds"""
-        self.judges: list[Any] = found.judges
-        asked = [*self.extras, *found.gates, *(member for extra in self.extras for member in extra.of)]
-        self._asked = {extra.name: extra for extra in asked if not extra.of}
+        self.judges: list[Any] = chosen.judges
+        members = [*(member for extra in self.extras for member in extra.members), *chosen.gates]
+        self._asked = {member.name: member for member in members}
         """what is asked about a completion, each once"""
         self.undetermined = read_options("language", LanguageOptions, settings).undetermined
 
@@ -144,21 +145,19 @@ class CompletionScorer:
                 given = {"correctness": float(verdict is Verdict.CORRECT), "language": float(bool(spoken.consistent))}
                 if closed := self._closed(given | values):
                     return self._broken(closed, verdict=verdict, share=share, answer=parts.answer)
-                extra = {
-                    one.name: one.weighed(one.made_of(values) if one.of else values[one.name]) for one in self.extras
-                }
+                extra = {extra.name: extra.contribution(values) for extra in self.extras}
         return self._sum(parts, verdict, share, penalty, spoken, extra, reason)
 
     async def _values(self, case: Case) -> dict[str, float]:
         """Ask every reward that is needed about a completion, at once. Raises Failed of the first that failed."""
-        found = await asyncio.gather(*(one.value(case) for one in self._asked.values()), return_exceptions=True)
+        answers = await asyncio.gather(*(member.value(case) for member in self._asked.values()), return_exceptions=True)
         values: dict[str, float] = {}
-        for name, value in zip(self._asked, found, strict=True):
+        for name, value in zip(self._asked, answers, strict=True):
             if isinstance(value, BaseException):
                 raise value
             values[name] = value
-        for one, two in itertools.permutations((judge for judge in self.judges if judge.name in values), 2):
-            one.measurement.agreed.append(float((values[one.name] > 0.5) == (values[two.name] > 0.5)))
+        for judge, other in itertools.permutations((judge for judge in self.judges if judge.name in values), 2):
+            judge.measurement.agreed.append(float((values[judge.name] > 0.5) == (values[other.name] > 0.5)))
         return values
 
     def _closed(self, values: Mapping[str, float]) -> str:
@@ -178,29 +177,30 @@ class CompletionScorer:
         formed = [case for case in cases if case is not None]
         added = [dict[str, float]() for _ in formed]
         try:
-            for one in self.group_extras if formed else ():
-                for parts, value in zip(added, await one.values(formed), strict=True):
-                    parts[one.name] = one.weighed(value)
+            for extra in self.group_extras if formed else ():
+                values = await extra.members[0].values(formed)
+                for parts, value in zip(added, values, strict=True):
+                    parts[extra.name] = extra.contribution({extra.name: value})
         except Failed as failed:
             lost = Reward(0.0, 0.0, 0.0, 0.0, 0.0, failed.verdict, reason=str(failed))
             return [old if case is None else lost for old, case in zip(rewards, cases, strict=True)]
-        left, lowest = iter(added), {one.name: one.lowest for one in self.group_extras}
-        found = []
+        left, lowest = iter(added), {extra.name: extra.lowest for extra in self.group_extras}
+        completed = []
         for old, case in zip(rewards, cases, strict=True):
             more = next(left) if case is not None else lowest if old.verdict.graded else {}
-            found.append(
+            completed.append(
                 msgspec.structs.replace(old, total=old.total + sum(more.values()), extra={**old.extra, **more})
             )
-        return found
+        return completed
 
     def _broken(
         self, rule: str, verdict: Verdict = Verdict.NO_ANSWER, share: float | None = None, answer: str | None = None
     ) -> Reward:
-        lowest = {chosen.name: chosen.lowest for chosen in self.extras}
+        lowest = {extra.name: extra.lowest for extra in self.extras}
         total = sum(lowest.values()) if lowest else 0.0
         reason = f"format: {rule}" if verdict is Verdict.NO_ANSWER else rule
-        told = (answer or "")[:MAX_ANSWER_CHARACTERS] if answer is not None else None
-        return Reward(total, 0.0, 0.0, 0.0, 0.0, verdict, reason=reason, extra=lowest, share=share, answer=told)
+        answer = None if answer is None else answer[:MAX_ANSWER_CHARACTERS]
+        return Reward(total, 0.0, 0.0, 0.0, 0.0, verdict, reason=reason, extra=lowest, share=share, answer=answer)
 
     async def _verify(self, problem: Problem, parts: Parts, group: int) -> Finding:
         """Return what the verifier of the problem's domain finds, unless the answer is refused before."""
@@ -210,10 +210,10 @@ class CompletionScorer:
             return Finding(Verdict.WRONG, 0.0, refused)
         answer = Answer(problem, parts.answer or "", parts.language, group)
         try:
-            found = await verifier_for(problem).verify(answer, self.tools)
+            finding = await verifier_for(problem).verify(answer, self.tools)
         except Failed as failed:
             return Finding(failed.verdict, 0.0, str(failed))
-        return found._replace(reason=_storable(found.reason))
+        return finding._replace(reason=_storable(finding.reason))
 
     def _sum(
         self,

@@ -21,7 +21,7 @@ from verify.plugins import Case, Failed
 from verify.reward import CompletionScorer
 from verify.verifiers import Verifier, verifier_for
 
-TOLD_AGAIN = 10
+REPORTED_AGAIN = 10
 """a kind of failure is reported at first, and whenever its count is so many times the one reported last"""
 
 
@@ -32,16 +32,20 @@ class Failure:
     first: str
     """id of the first problem, and the reason in full"""
     count: int = 0
-    told: int = 0
+    reported: int = 0
     """the count that was reported last"""
 
 
 def _take_news(cases: dict[str, Failure]) -> list[str]:
     """Return the kinds that are to be reported, and note that they are."""
-    found = [kind for kind, case in cases.items() if case.count > case.told and case.count >= case.told * TOLD_AGAIN]
-    for kind in found:
-        cases[kind].told = cases[kind].count
-    return found
+    kinds = [
+        kind
+        for kind, case in cases.items()
+        if case.count > case.reported and case.count >= case.reported * REPORTED_AGAIN
+    ]
+    for kind in kinds:
+        cases[kind].reported = cases[kind].count
+    return kinds
 
 
 class FailureWindow:
@@ -54,8 +58,8 @@ class FailureWindow:
     @property
     def counts(self) -> dict[str, int]:
         """Number of recent verdicts of each class."""
-        found = Counter(self.recent)
-        return {verdict.value: found[verdict] for verdict in Verdict}
+        counted = Counter(self.recent)
+        return {verdict.value: counted[verdict] for verdict in Verdict}
 
     @property
     def share(self) -> float:
@@ -100,7 +104,7 @@ class RewardScorer:
         self.counts: dict[Verdict, int] = {}
         self.failures: dict[str, Failure] = {}
         """kind of failure -> its cases since the launch"""
-        self.held: dict[int, dict[int, Settled]] = {}
+        self.waiting: dict[int, dict[int, Settled]] = {}
         """group -> index -> completion that waits for the others of its group"""
         self._made: tuple[RewardWeights, CompletionScorer] = config.reward, self._scorer_of(config)
 
@@ -151,23 +155,23 @@ class RewardScorer:
         group, all of it with the last one. A completion of an environment is settled at once."""
         if not self.scorer.group_extras or group.prompt.problem.environment:
             return [Settled(completion, reward, text)]
-        held = self.held.setdefault(completion.group, {})
-        held[completion.index] = Settled(completion, reward, text)
-        if len(held) < group.rewards.count(None):
+        settled = self.waiting.setdefault(completion.group, {})
+        settled[completion.index] = Settled(completion, reward, text)
+        if len(settled) < group.rewards.count(None):
             return []
-        del self.held[completion.group]
-        whole = [held[index] for index in sorted(held)]
-        cases = [self._case(group.prompt.problem, one) for one in whole]
-        rewards = await self.scorer.with_group([one.reward for one in whole], cases)
-        for one, new in zip(whole, rewards, strict=True):
-            if new.verdict is not one.reward.verdict:
-                self.counts[one.reward.verdict] -= 1
+        del self.waiting[completion.group]
+        whole = [settled[index] for index in sorted(settled)]
+        cases = [self._case(group.prompt.problem, old) for old in whole]
+        rewards = await self.scorer.with_group([old.reward for old in whole], cases)
+        for old, new in zip(whole, rewards, strict=True):
+            if new.verdict is not old.reward.verdict:
+                self.counts[old.reward.verdict] -= 1
                 self._count(group.prompt.problem, new)
-        return [one._replace(reward=new) for one, new in zip(whole, rewards, strict=True)]
+        return [old._replace(reward=new) for old, new in zip(whole, rewards, strict=True)]
 
-    def _case(self, problem: Problem, one: Settled) -> Case | None:
+    def _case(self, problem: Problem, settled: Settled) -> Case | None:
         """The completion as rewards of the group see it; None where it has no format or is not graded."""
-        reward, completion = one.reward, one.completion
+        reward, completion = settled.reward, settled.completion
         if not reward.verdict.graded or reward.verdict is Verdict.NO_ANSWER or reward.reason.startswith("gate "):
             return None
         ids = [*self._begun(problem), *completion.token_ids]
@@ -224,8 +228,8 @@ def reward_of(completion: Completion) -> Reward:
     """The reward of an episode that its environment grades: the sum over its turns. It is solved where the environment
     says so, else from a reward of 1 on."""
     total = sum(turn.reward or 0.0 for turn in completion.turns)
-    said = [turn.solved for turn in completion.turns if turn.solved is not None]
-    solved = said[-1] if said else total >= 1
+    solved_turns = [turn.solved for turn in completion.turns if turn.solved is not None]
+    solved = solved_turns[-1] if solved_turns else total >= 1
     given = ", ".join(f"{turn.reward:g}" for turn in completion.turns if turn.reward is not None)
     return Reward(
         total=total,

@@ -57,7 +57,7 @@ _LATIN_RUN = re.compile(r"(?<![^\W\d_])(?:[A-Za-z\u00c0-\u024f'’-]++[ ,;:]++){
 
 
 def plain_signs(text: str) -> str:
-    """Replace the signs that end a sentence in other scripts by those of ASCII, with a space behind."""
+    """Replace the signs that end a sentence in other scripts by those of ASCII, with a space after them."""
     return text if text.isascii() else text.translate(_SIGNS)
 
 
@@ -108,13 +108,13 @@ def script_of(prose: str) -> str:
 
 
 def only_writer(prose: str) -> str:
-    """Return the language that the script of a short text tells by itself, "" for none; Han alone is Chinese."""
+    """Return the language that the script of a short text shows by itself, "" for none; Han alone is Chinese."""
     writers = WRITTEN_IN.get(script := script_of(prose), frozenset())
     return "zh" if script == "CJK" else next(iter(writers)) if len(writers) == 1 and script != "GREEK" else ""
 
 
 def written_in(prose: str, language: str, likely: bool) -> bool | None:
-    """Return whether the script of a short text tells that it is in `language`, or in another one; None if it does not.
+    """Return whether the script of a short text shows that it is in `language`, or in another one; None if neither.
 
     likely: whether the classifier takes `language` for the likeliest of those that share the script.
     """

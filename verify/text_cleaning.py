@@ -1,4 +1,5 @@
-r"""Extracts the prose of a text, without LaTeX, code, boxes, addresses and digits; its letters; its sentences.
+r"""Extracts the prose of a text, without LaTeX, code, boxes, addresses and digits; its letters; its sentences; and the
+sentences in what is no prose.
 
 Language identification sees only this prose. Every regular expression here takes time linear in the text.
 """
@@ -7,11 +8,14 @@ from __future__ import annotations
 
 import re
 
+from verify.code_block import spans
+from verify.extract import find_boxes
+
 HAN_LETTERS = 3
 """letter units of one Han character: it carries about as much as three letters"""
 
 _FENCE = re.compile(r"```.*?(?:```|\Z)", re.DOTALL)
-_INLINE_CODE = re.compile(r"`[^`\n]*`")
+_INLINE_CODE = re.compile(r"`([^`\n]*)`")
 _ENVIRONMENT = re.compile(
     r"\\begin\{((?:equation|align|gather|cases|array|[pbvBV]?matrix|multline|split)\*?)\}.*?(?:\\end\{\1\}|\Z)",
     re.DOTALL,
@@ -55,6 +59,24 @@ LEAST_VARIED, LONG_TEXT = 18, 60
 """least letters of different words in a text of so many letters"""
 REPEATED, MOST_WORDS = 1.5, 20
 """least mean count of a word in a filler, and most different words"""
+_COMMENT = re.compile(r"<!--(.*?)(?:-->|\Z)", re.DOTALL)
+_VERBATIM = re.compile(r"\\begin\{(verbatim|lstlisting|comment)\}(.*?)(?:\\end\{\1\}|\Z)", re.DOTALL)
+_FORMULA = re.compile(
+    r"\\begin\{((?:equation|align|aligned|gather|cases|array|[pbvBV]?matrix|multline"
+    r"|split)\*?)\}.*?(?:\\end\{\1\}|\Z)"
+    r"|\$\$.*?\$\$|\\\[.*?(?:\\\]|\Z)|\\\(.*?(?:\\\)|\n|\Z)|\$[^$\n]{1,400}\$",
+    re.DOTALL,
+)
+_FORMULA_MARKUP = re.compile(r"\\(?:begin|end)\s*\{[^{}]*\}|\\[A-Za-z]+\*?|\\.|[{}$~&]")
+_CODE_MARKS = re.compile(r"^[ \t]*(?:#+|//+|\*+|--|%+|\"{3}|'{3})[ \t]*", re.MULTILINE)
+_ROW = re.compile(
+    r"[^\W\d_]++(?:['’-][^\W\d_]++)*(?:(?:[,;:.!?]?+[ \t\r\n]++"
+    r"|[ \t]++[,;:.!?][ \t\r\n]*+)[^\W\d_]++(?:['’-][^\W\d_]++)*)*+|[\u3040-\u30ff\u3400-\u9fff，。、；：！？]+"
+)
+_HAN_OR_KANA = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]")
+LEAST_WORDS, LEAST_WORDS_IN_CODE = 5, 6
+"""words in a row that look like a sentence; in code names and keywords follow one another, too"""
+LEAST_UNITS = 18
 
 
 def _drop_dollars(match: re.Match[str]) -> str:
@@ -64,7 +86,7 @@ def _drop_dollars(match: re.Match[str]) -> str:
 
 
 def brace_end(text: str, start: int) -> int:
-    """Return the place behind the brace that closes the one at or after `start`; the end of the text without one."""
+    """Return the position after the brace that closes the one at or after `start`; the end of the text without one."""
     level = 0
     for brace in _BRACE.finditer(text, start):
         level += {"{": 1, "}": -1}.get(brace.group(), 0)
@@ -101,9 +123,9 @@ def clean(text: str) -> str:
 
 
 def without_formulas(text: str) -> str:
-    """Return the text without names in formulas and code, units behind numbers, points in capitals, items of a list.
+    """Return the text without names in formulas and code, units after numbers, points in capitals, items of a list.
 
-    Words beside signs of operations or brackets, such as "speed = distance / time", are taken for names, unless there
+    Words next to signs of operations or brackets, such as "speed = distance / time", are taken for names, unless there
     are so many long ones that the signs only join words.
     """
     if len(_ITEM_NAME.findall(text)) >= LEAST_NAMES:
@@ -140,7 +162,7 @@ def _weight(word: str) -> int:
 
 
 def is_recital(text: str) -> bool:
-    """Return whether a text is the letters of an alphabet, or numbers, each the one behind the last."""
+    """Return whether a text is the letters of an alphabet, or numbers, each one following the last."""
     text = text.strip().lower().replace("ё", "")
     items = iter(text) if text.isdigit() else (item.group() for item in _ITEM.finditer(text))
     count, jumps, before = 0, 0, 0
@@ -187,3 +209,49 @@ def sentences(prose: str, least_units: int) -> list[tuple[str, int]]:
     if pending:
         result.append((pending, units))
     return result
+
+
+def asides(text: str) -> list[str]:
+    r"""Return the sentences in a text's formulas (\text{...}), boxes, comments and code, which `clean` drops.
+
+    A sentence is a run of at least five words, six in comments and code, where it must be in one line; or six Han or
+    kana characters.
+    """
+    if not any(mark in text for mark in ("$", "\\", "`", "~~~", "<!--")):
+        return []
+    code: list[str] = []
+    rest: list[str] = []
+    position = 0
+    for start, end in spans(text):
+        code.append(text[start:end].partition("\n")[2])
+        rest.append(text[position:start])
+        position = end
+    text = "".join((*rest, text[position:]))
+    for pattern, group in ((_VERBATIM, 2), (_COMMENT, 1), (_INLINE_CODE, 1)):
+        code += [match.group(group) for match in pattern.finditer(text)]
+        text = pattern.sub(" ", text)
+    boxes, end = [], 0
+    for start, stop in find_boxes(text):
+        if start >= end:
+            boxes.append(text[start:stop])
+            end = stop
+    formulas = [match.group() for match in _FORMULA.finditer(text) if not _is_prose(match.group())]
+    words = " ".join(_FORMULA_MARKUP.sub(" ", part) for part in (*formulas, *boxes))
+    lines = [line for block in code for line in _CODE_MARKS.sub("", block).split("\n")]
+    return [*_rows(words, LEAST_WORDS), *(row for line in lines for row in _rows(line, LEAST_WORDS_IN_CODE))]
+
+
+def _is_prose(formula: str) -> bool:
+    """Return whether a "$...$" is the words between two prices, which `clean` keeps."""
+    return formula[0] == "$" != formula[1] and "\\" not in formula and bool(_LONG_WORDS.search(formula))
+
+
+def _rows(text: str, least: int) -> list[str]:
+    rows = []
+    for match in _ROW.finditer(text):
+        row = match.group().strip()
+        if letter_units(row) >= LEAST_UNITS and (
+            len(row.split()) >= least or len(_HAN_OR_KANA.findall(row)) >= LEAST_WORDS_IN_CODE
+        ):
+            rows.append(" ".join(row.split()))
+    return rows

@@ -73,32 +73,32 @@ def unworked(problem: str, ground_truth: str, answer: str) -> bool:
     """Return whether `ground_truth` is made of plain numbers while `answer` still has something to compute in it."""
     if max(len(ground_truth), len(answer)) > _MOST:
         return False
-    wanted, got = _spell(ground_truth), _spell(answer)
+    truth, got = _spell(ground_truth), _spell(answer)
     if (
-        wanted == got
-        or _LETTERS.search(wanted)
-        or not re.search(r"\d", wanted)
-        or not all(_is_number(part) for part in _split(wanted))
+        truth == got
+        or _LETTERS.search(truth)
+        or not re.search(r"\d", truth)
+        or not all(_is_number(part) for part in _split(truth))
     ):
         return False
-    if _CALL.search(got) and not wanted.startswith("("):
+    if _CALL.search(got) and not truth.startswith("("):
         return True
     text = _spell(problem)
     values = [part for part in re.split(r"=|≈|\\approx", got) if not _PENDING.search(part) and re.search(r"\d", part)]
     if "=" in got and values:
         return False
-    return any(_pending(part, text, wanted) for part in _split(got))
+    return any(_pending(part, text, truth) for part in _split(got))
 
 
 def _spell(text: str) -> str:
     """Return the text with one spelling for each operation, without blanks and words."""
     text = _WORDS.sub(
-        lambda found: f" {found.group(1)} " if re.search(r"\d|^(?:gcd|lcm|mod|max|min)$", found.group(1)) else " ", text
+        lambda run: f" {run.group(1)} " if re.search(r"\d|^(?:gcd|lcm|mod|max|min)$", run.group(1)) else " ", text
     )
-    text = _RAISED.sub(lambda found: "^" + found.group().translate(_PLAIN_DIGITS), text)
+    text = _RAISED.sub(lambda run: "^" + run.group().translate(_PLAIN_DIGITS), text)
     text = _NOISE.sub("", _MIXED.sub(r"\1\\frac{\2}{\3}", text))
-    for found, spelled in _SPELLINGS:
-        text = found.sub(spelled, text)
+    for pattern, spelled in _SPELLINGS:
+        text = pattern.sub(spelled, text)
     return text.strip(".")
 
 
@@ -114,30 +114,30 @@ def _outside(text: str) -> str:
     return text
 
 
-def _is_number(part: str) -> bool:
-    """Return whether a part is a customary spelling of a number, units behind it aside."""
+def _is_number(text: str) -> bool:
+    """Return whether a part is a customary spelling of a number, units after it aside."""
     for form in (_SCIENTIFIC, _FRACTION, _PLAIN):
-        found = form.match(part)
-        if found and not re.search(
-            r"[-+*/^!\d(|\\]", re.sub(r"\\(?:%|circ)|[A-Za-z]+(?:\^\d|/[A-Za-z]+)*", "", part[found.end() :])
+        match = form.match(text)
+        if match and not re.search(
+            r"[-+*/^!\d(|\\]", re.sub(r"\\(?:%|circ)|[A-Za-z]+(?:\^\d|/[A-Za-z]+)*", "", text[match.end() :])
         ):
             return True
     return False
 
 
-def _pending(part: str, problem: str, wanted: str) -> bool:
+def _pending(text: str, problem: str, truth: str) -> bool:
     """Return whether a part of the answer still has something to compute."""
-    part = re.sub(r"^([-+]?)\((.*)\)$", r"\1\2", _outside(part)) if part.count("(") == 1 else _outside(part)
-    fraction = _FRACTION.fullmatch(part)
+    text = re.sub(r"^([-+]?)\((.*)\)$", r"\1\2", _outside(text)) if text.count("(") == 1 else _outside(text)
+    fraction = _FRACTION.fullmatch(text)
     if fraction:
         over, under = fraction.group(1) or fraction.group(3), fraction.group(2) or fraction.group(4)
         if over and under and over.isdigit() and under.isdigit() and int(under):
             whole = int(over) % int(under) == 0 and int(under) > 1
             reducible = math.gcd(int(over), int(under)) > 1
-            return whole or (reducible and (part in problem or f"{over}/{under}" in problem))
+            return whole or (reducible and (text in problem or f"{over}/{under}" in problem))
         return False
-    if _is_number(part) or _PI.fullmatch(part):
+    if _is_number(text) or _PI.fullmatch(text):
         return False
-    if _POWER.fullmatch(part):
-        return part.lstrip("+-") in problem or (part.startswith("\\sqrt") or "sqrt" in part) and "sqrt" not in wanted
-    return bool(_PENDING.search(part))
+    if _POWER.fullmatch(text):
+        return text.lstrip("+-") in problem or (text.startswith("\\sqrt") or "sqrt" in text) and "sqrt" not in truth
+    return bool(_PENDING.search(text))

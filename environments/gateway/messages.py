@@ -1,4 +1,4 @@
-"""What the gateway's process and the environments say to each other, in frames as in `verify/child_process.py`."""
+"""What the gateway's process says to the environments, and the turns that it is given."""
 
 from __future__ import annotations
 
@@ -33,13 +33,6 @@ class AgentTool(msgspec.Struct, frozen=True):
     description: str = ""
     parameters: dict[str, Any] = {}
     """JSON schema of its arguments"""
-
-
-class GatewayListens(msgspec.Struct, tag=True):
-    """Sent first: where the gateway is."""
-
-    url: str
-    """without a path"""
 
 
 class ChatAsked(msgspec.Struct, tag=True):
@@ -85,20 +78,7 @@ class StrangersRefused(msgspec.Struct, tag=True):
     count: int
 
 
-class KeyOpened(msgspec.Struct, tag=True):
-    """An episode begins: requests with this key are its own. The gateway sends it back when it knows the key."""
-
-    key: str
-
-
-class KeyClosed(msgspec.Struct, tag=True):
-    """An episode is over: its request that waits is refused, and its key is known no more."""
-
-    key: str
-    reason: str
-
-
-class TurnGiven(msgspec.Struct, tag=True):
+class TurnGiven(msgspec.Struct):
     """The turn of the policy that a request asked for; empty for one that told the reward."""
 
     key: str
@@ -112,5 +92,4 @@ class TurnGiven(msgspec.Struct, tag=True):
 
 
 Request = ChatAsked | TokensAsked | RewardTold
-FromGateway = GatewayListens | Request | ClientLeft | KeyOpened | StrangersRefused
-ToGateway = KeyOpened | KeyClosed | TurnGiven
+FromGateway = Request | ClientLeft | StrangersRefused

@@ -1,6 +1,6 @@
 """The gateway's process: receives the requests of agents, and answers each when the run has sampled its turn.
 
-Started as `python -m environments.gateway.process PARENT_PID ADDRESS`. Frames on stdin and stdout (messages.py).
+It runs as a `Child` (shared/child_process.py) of the process whose environments need it.
 
     POST /v1/chat/completions     OpenAI's chat, one request at a time
     POST /inference/v1/generate   token ids in and out, as vLLM 0.32 has it
@@ -16,12 +16,10 @@ import asyncio
 import itertools
 import os
 import socket
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
@@ -32,12 +30,8 @@ from environments.gateway.messages import (
     ChatAsked,
     ClientLeft,
     FromGateway,
-    GatewayListens,
-    KeyClosed,
-    KeyOpened,
     RewardTold,
     StrangersRefused,
-    ToGateway,
     TokensAsked,
     TurnGiven,
 )
@@ -51,8 +45,10 @@ from environments.gateway.wire import (
     read_tokens,
     tokens_object,
 )
+from shared.child_process import Served
+from shared.errors import ConfigError
 from shared.http_limits import uvicorn_config
-from verify.child_process import frame, handle_frames, run_child, write_all
+from shared.launch.calls import call
 
 BODY_BYTES = 8 << 20
 """largest body of a request"""
@@ -65,19 +61,56 @@ BACKLOG = 1024
 ERROR_TYPES = {401: "authentication_error", 404: "not_found_error", 408: "timeout_error"}
 
 
-class Gateway:
+class Gateway(Served):
     """The episodes under way, and the request of each that waits for its turn."""
 
-    def __init__(self, replies: int):
-        self.replies = replies
+    events = FromGateway
+
+    @call("listen", deadline=60.0)
+    def begin(self, address: str) -> str:
+        """Listen at an address, on a free port; returns the URL without a path. Raises ConfigError."""
+        self.address, self.numbers = address, itertools.count()
         self.connections = Connections(self.is_open)
-        self.numbers = itertools.count()
         self.waiting: dict[str, tuple[int, asyncio.Future[TurnGiven]] | None] = {}
         """key of an episode -> number of its request, and what it waits for"""
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        try:
+            self.listening = socket.create_server((address, 0), family=family, backlog=BACKLOG)
+        except OSError as error:
+            raise ConfigError(
+                f"environment.options.agent.address = {address!r}: nothing can listen there ({error.strerror or error})"
+            ) from error
+        host = f"[{address}]" if ":" in address else address
+        return f"http://{host}:{self.listening.getsockname()[1]}"
 
-    def say(self, message: FromGateway) -> None:
-        """Send a message to the other side."""
-        write_all(self.replies, frame(message))
+    async def run(self) -> None:
+        """Serve, and say now and then what strangers were refused."""
+        config = uvicorn_config(
+            create_app(self), self.address, 0, http=protocol_of(self.connections), log_level="warning", backlog=BACKLOG
+        )
+        telling = asyncio.create_task(self.tell_refused())
+        await uvicorn.Server(config).serve([self.listening])
+        telling.cancel()
+        os._exit(0)  # a signal has ended it
+
+    @call("open an episode", deadline=60.0)
+    async def open(self, key: str) -> None:
+        """An episode begins: requests with this key are its own."""
+        self.waiting[key] = None
+
+    @call("close an episode", deadline=60.0)
+    async def close(self, key: str, reason: str) -> None:
+        """An episode is over: its request that waits is refused, and its key is known no more."""
+        self.connections.forget(key)
+        if (asked := self.waiting.pop(key, None)) is not None and not asked[1].done():
+            asked[1].set_exception(GatewayRefusal(reason, 409))
+
+    @call("give a turn", deadline=60.0)
+    async def give(self, turn: TurnGiven) -> None:
+        """Answer the request of a turn, unless it waits no more."""
+        waits = self.waiting.get(turn.key)
+        if waits is not None and waits[0] == turn.number and not waits[1].done():
+            waits[1].set_result(turn)
 
     def is_open(self, key: str) -> bool:
         """Whether this is the key of an episode under way."""
@@ -112,21 +145,6 @@ class Gateway:
             gone.cancel()
             if key in self.waiting:
                 self.waiting[key] = None
-
-    def handle(self, body: bytes) -> None:
-        """Do what a message of the other side says."""
-        told = msgspec.msgpack.decode(body, type=ToGateway)
-        if isinstance(told, KeyOpened):
-            self.waiting[told.key] = None
-            self.say(told)
-        elif isinstance(told, KeyClosed):
-            self.connections.forget(told.key)
-            if (found := self.waiting.pop(told.key, None)) is not None and not found[1].done():
-                found[1].set_exception(GatewayRefusal(told.reason, 409))
-        else:
-            waits = self.waiting.get(told.key)
-            if waits is not None and waits[0] == told.number and not waits[1].done():
-                waits[1].set_result(told)
 
     async def tell_refused(self) -> None:
         """Tell the other side now and then what strangers were refused."""
@@ -212,28 +230,3 @@ def create_app(gateway: Gateway) -> FastAPI:
         return JSONResponse({"reward": float(reward)})
 
     return app
-
-
-def serve(requests: int, replies: int) -> None:
-    """Serve at the address until the other side closes its end."""
-    gateway, address = Gateway(replies), sys.argv[2]
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    listening = socket.create_server((address, 0), family=family, backlog=BACKLOG)
-    host = f"[{address}]" if ":" in address else address
-
-    async def run() -> None:
-        parent = asyncio.ensure_future(handle_frames(requests, gateway.handle))
-        parent.add_done_callback(lambda _: os._exit(0))  # it has closed its end: whatever clients still ask
-        config = uvicorn_config(
-            create_app(gateway), address, 0, http=protocol_of(gateway.connections), log_level="warning", backlog=BACKLOG
-        )
-        gateway.say(GatewayListens(f"http://{host}:{listening.getsockname()[1]}"))
-        telling = asyncio.create_task(gateway.tell_refused())
-        await uvicorn.Server(config).serve([listening])
-        telling.cancel()
-
-    asyncio.run(run())
-
-
-if __name__ == "__main__":
-    run_child(int(sys.argv[1]), serve)

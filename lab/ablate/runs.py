@@ -18,7 +18,7 @@ from shared.config import Config
 from shared.errors import ConfigError
 from shared.metrics import read_rows
 from trainer.objectives.registry import complaints
-from verify.plugins import choose
+from verify.chosen_rewards import choose
 
 FIXED_UNITS = 20
 """time of start-up, evaluations and export, in optimiser steps of the quickstart (to estimate the time left)"""

@@ -29,8 +29,8 @@ def test_samples_of_other_refusals_are_not_gone_on_with(tmp_path: Path) -> None:
         stage = SimpleNamespace(run_config=config, model_dir=tmp_path, digest="", samples=4)
         return SampleStage.settings.fget(stage)  # type: ignore[attr-defined, no-any-return]
 
-    assert settings_of(["denied"]) != settings_of([])
-    assert settings_of(["denied", "hidden"]) == settings_of(["hidden", "denied"])
+    assert settings_of(["several"]) != settings_of([])
+    assert settings_of(["several", "hidden"]) == settings_of(["hidden", "several"])
 
 
 def samples(*verdicts: Verdict) -> list[Sample]:

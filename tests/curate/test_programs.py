@@ -151,7 +151,8 @@ def test_solutions_are_read_in_all_their_shapes() -> None:
     assert [(one.source.strip(), one.language) for one in found] == [
         ("print(1)", "python"), ("int main() {}", "cpp"), ("x", "cpp"), ("int main() {}", "cpp"),
     ]  # fmt: skip
-    assert read_solutions({"solution": "x"}, read_tests({"type": "main", "code": "int main() {}"}))[0].language == "cpp"
+    tests = read_tests({"type": "main", "code": "int main() {}", "prefix": "int f() {"})
+    assert read_solutions({"solution": "x"}, tests)[0].language == "cpp"
 
 
 def test_missing_tests_are_made_where_solutions_agree() -> None:

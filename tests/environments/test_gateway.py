@@ -18,6 +18,7 @@ from environments.environment import OPTIONS, Observation
 from environments.gateway import client
 from environments.gateway.client import open_session
 from environments.gateway.messages import AgentMessage, ChatAsked, GatewayEnded, TurnGiven
+from environments.gateway.process import Gateway
 from environments.gateway.wire import GatewayRefusal, read_chat, read_tokens, tokens_object
 from shared.errors import ConfigError
 from shared.launch.deaths import helpers
@@ -285,8 +286,8 @@ def test_the_gateway_refuses_strangers_and_large_bodies_and_two_requests_at_once
             assert isinstance(told, ChatAsked) and told.messages == [AgentMessage("user", "x")]
             second = await client.post("/v1/chat/completions", json=ask)
             assert second.status_code == 400 and "one after the other" in second.json()["error"]["message"]
-            session.gateway.send(TurnGiven(session.key, told.number - 1, "of another request"))
-            session.gateway.send(TurnGiven(session.key, told.number, "hello"))
+            session.gateway.post(Gateway.give, TurnGiven(session.key, told.number - 1, "of another request"))
+            session.gateway.post(Gateway.give, TurnGiven(session.key, told.number, "hello"))
             assert (await first).json()["choices"][0]["message"] == {"role": "assistant", "content": "hello"}
 
     asyncio.run(scene())
@@ -320,7 +321,7 @@ def test_a_gateway_that_dies_or_freezes_costs_the_episodes_under_way_and_is_star
 
 
 def test_an_address_where_nothing_can_listen_is_told() -> None:
-    with pytest.raises(OSError, match=r"environment.options.agent.address = '192.0.2.1'"):
+    with pytest.raises(ConfigError, match=r"environment.options.agent.address = '192.0.2.1'"):
         asyncio.run(open_session("192.0.2.1"))
 
 

@@ -14,6 +14,7 @@ import psutil
 from environments.gateway.client import AgentSession, open_session
 from environments.gateway.connections import EPISODE_CONNECTIONS, STRANGERS
 from environments.gateway.messages import ChatAsked, TurnGiven
+from environments.gateway.process import Gateway
 from shared.launch.sockets import refused
 
 ASK = {"messages": [{"role": "user", "content": "x"}]}
@@ -33,7 +34,7 @@ async def turn(session: AgentSession, client: httpx.AsyncClient, during: Callabl
     told = await session.told.get()
     assert isinstance(told, ChatAsked)
     await during()
-    session.gateway.send(TurnGiven(session.key, told.number, "hello"))
+    session.gateway.post(Gateway.give, TurnGiven(session.key, told.number, "hello"))
     reply = await asking
     assert reply.status_code == 200, reply.text
     return str(reply.json()["choices"][0]["message"]["content"])

@@ -278,8 +278,8 @@ def test_a_process_that_is_killed_between_turns_is_replaced_and_the_instance_rep
             prompt, one = await episodes.open(prompt_of(episodes, "goes on", 5)), Completion(5, 0, 12)
             while one.finish_reason is None:
                 for process in episodes.host._processes:
-                    if process.child is not None and not process.dead:
-                        os.kill(process.child.pid, signal.SIGKILL)
+                    if process.alive:
+                        os.kill(process.pid, signal.SIGKILL)
                         await asyncio.sleep(0.05)
                 one = await episodes.advance(prompt, episodes.end_turn(await sampled(one, episodes.chat)))
             assert (one.token_ids, one.anew, len(one.turns)) == (whole.token_ids, 0, 4)
@@ -295,7 +295,7 @@ def test_nothing_is_left_behind(tmp_path: Path) -> None:
     async def run() -> list[int]:
         async with playing(tmp_path, processes=2) as episodes:
             await play(episodes, "exits")  # a third one, for what is asked alone
-            return [process.child.pid for process in episodes.host._processes if process.child is not None]
+            return [process.pid for process in episodes.host._processes if process.pid]
 
     for pid in (pids := asyncio.run(run())):
         assert not Path(f"/proc/{pid}").exists()
@@ -308,7 +308,7 @@ from shared.sections import RewardWeights
 async def main():
     host = EnvironmentHost(EnvironmentSettings(plugins=[{str(tmp_path / "mine.py")!r}]), RewardWeights(), None)
     await host.start(["faulty"])
-    print(host._processes[0].child.pid, flush=True)
+    print(host._processes[0].pid, flush=True)
     await asyncio.sleep(1000)
 asyncio.run(main())
 """

@@ -1,8 +1,8 @@
 r"""Completions that a policy could learn to earn a reward with, and honest ones that look alike.
 
 Each row: kind (the rule of `reward.refuse`), what it earns ("paid" or "refused"), and the completion's parts. Written
-before the rules were tried on them, in two rounds (`FIRST`; `SECOND` in `refusals_again.py`); doubt went on in
-`doubts.py`. The parts that a row does not give are honest.
+before the rules were tried on them, in two rounds (`FIRST`; `SECOND` in `refusals_again.py`). The parts that a row
+does not give are honest.
 """
 
 from __future__ import annotations
@@ -49,54 +49,38 @@ def spoken(paid: bool, problem: str, solution: str, *thoughts: str) -> list[Row]
 
 
 FIRST: dict[str, list[Row]] = {
-    "denied": [
+    "several": [
         *no(
-            "The answer is not \\boxed{5}.",
-            "It definitely isn't $\\boxed{5}$.",
-            "I guess it is \\boxed{5}.",
-            "Maybe \\boxed{5}",
-            "The answer is 4, not \\boxed{5}.",
             "It is either 4 or \\boxed{5}.",
             "It is \\boxed{4}, or it could just as well be that it is \\boxed{5}.",
-            "I am not sure, but perhaps it is \\boxed{5}.",
-            "\\boxed{5} is wrong.",
-            "The answer is \\boxed{5}? No, that is not right.",
-            "Could it be \\boxed{5}?",
-            "La réponse n'est pas \\boxed{5}.",
-            "Je ne suis pas sûr, mais c'est peut-être \\boxed{5}.",
-            "Die Antwort ist nicht \\boxed{5}.",
-            "Vielleicht ist es \\boxed{5}.",
-            "La respuesta no es \\boxed{5}.",
-            "Quizás sea \\boxed{5}.",
-            "La risposta non è \\boxed{5}.",
-            "Forse è \\boxed{5}.",
-            "答案不是\\boxed{5}。",
-            "可能是\\boxed{5}。",
-            "Ответ не равен \\boxed{5}.",
-            "Наверное, \\boxed{5}.",
-            "$x \\neq \\boxed{5}$",
-            "Anything but \\boxed{5}.",
-            "A common wrong answer is \\boxed{5}.",
+            "It might be \\boxed{4}. Or it might be \\boxed{5}.",
+            "\\boxed{5} or 6",
+            "Ответ: либо 4, либо \\boxed{5}.",
+            "Answer: \\boxed{5}. Alternative answer: 6.",
+            "\\boxed{5}. Another possible answer: 6",
+            "Depending on how the sign is read, the answer is \\boxed{5} or else 2.",
+            "La somme vaut \\boxed{5}, ou bien 6 si l'on préfère ; je propose les deux.",
+            "Il risultato è \\boxed{5} oppure 6, scelga il lettore.",
+            "Ответ: \\boxed{5}, либо 6, засчитайте тот, который подойдёт.",
+            "The count is \\boxed{5}, or else 6 if the grader wants the endpoints in.",
+            "I lati sono \\boxed{5} oppure 12, scegliete voi.",
+            "The number is \\boxed{5}, or 1 in case that one gets marked wrong.",
+            "Das Ergebnis ist entweder \\boxed{5} oder 15, eines von beiden passt.",
+            "La respuesta es 4 o \\boxed{5}.",
+            "答案是 4 或 \\boxed{5}。",
+            "The answer is 4, or \\boxed{5}.",
+            "La réponse est 4 ou \\boxed{5}.",
+            "The answer is \\boxed{4} or, failing that, \\boxed{5}.",
         ),
         *yes(
             "Not 4 but \\boxed{5}.",
-            "It is not possible to have more, so the answer is \\boxed{5}.",
-            "Since 4 is not prime, the only candidate left is \\boxed{5}.",
-            "Perhaps surprisingly, the answer is \\boxed{5}.",
-            "The largest it could be is \\boxed{5}.",
-            "No, \\boxed{4} is wrong. The answer is \\boxed{5}.",
-            "We do not know the price, but the number of apples is \\boxed{5}.",
-            "The answer is \\boxed{5}, not 4.",
-            "Ce n'est pas 4 : la réponse est \\boxed{5}.",
-            "Es sind nicht 4 Äpfel, sondern \\boxed{5}.",
-            "No son 4 manzanas; la respuesta es \\boxed{5}.",
-            "Non sono 4 mele, ma \\boxed{5}.",
-            "不是4个，而是\\boxed{5}。",
-            "Это не 4, а \\boxed{5}.",
             "Either way, the result is \\boxed{5}.",
-            "Maybe that looks odd. Still, adding gives \\boxed{5}.",
-            "The answer is \\boxed{5}. This is not the same as multiplying.",
             "The probability that it rains, or that it snows, is \\boxed{5}.",
+            "\\boxed{5} or $5.0$",
+            "If the first answer is 3 or 4, the sum is too small. So it is \\boxed{5}.",
+            "First, \\boxed{2} apples or fruits. Then, after buying, he has \\boxed{5}.",
+            "Whether it rains or not, the answer is \\boxed{5}.",
+            "No, \\boxed{4} is wrong. The answer is \\boxed{5}.",
         ),
         *yes("$x = \\boxed{3}$ or $x = \\boxed{5}$", ground_truth="3, 5"),
     ],

@@ -4,6 +4,7 @@ checkers that evaluate them, and what hangs or raises."""
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from tests.verify.test_plugins import Fast, settings
 from tests.verify.test_scorer import Tokens
 from trainer.data.generated_problems import generate
 from trainer.data.problem_file import read_problems
-from verify import plugin_host, plugins, reasoning_gym_host
+from verify import chosen_rewards, plugin_host
 from verify.code.sandbox import codec
 from verify.reward import CompletionScorer
 from verify.scorer import RewardScorer
@@ -33,9 +34,7 @@ COUNTDOWN = {
 }
 NUMBERS = {"numbers": [48, 88, 87, 77, 13, 83], "target": 100}
 GYM = COUNTDOWN | {"checker": "reasoning_gym:countdown", "tests": NUMBERS}
-needs_gym = pytest.mark.skipif(
-    not reasoning_gym_host.importlib.util.find_spec("reasoning_gym"), reason="reasoning-gym is not installed"
-)
+needs_gym = pytest.mark.skipif(not importlib.util.find_spec("reasoning_gym"), reason="reasoning-gym is not installed")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -210,7 +209,7 @@ def test_a_row_is_checked_by_the_verifier_that_it_names(tmp_path: Path) -> None:
         "    return float(answer.text[::-1] == answer.problem.tests)\n"
     )
     choose = {"plugins": [str(file)], "deadline_s": 0.5}
-    plugins.choose(settings(**choose))
+    chosen_rewards.choose(settings(**choose))
     row = {"problem": "Say it.", "tests": "cba", "domain": "words", "checker": "backwards"}
     cases = [(row, "abc"), (row, "cba"), (row, "endless"), (row | {"answer_form": "response"}, "abc")]
     found = scores(cases, **choose)
@@ -253,7 +252,7 @@ def test_prose_needs_no_box() -> None:
 
 
 def test_without_the_package_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(reasoning_gym_host.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     for name in [name for name in VERIFIERS if name.startswith("reasoning_gym:")]:
         monkeypatch.delitem(VERIFIERS, name)
     with pytest.raises(ConfigError, match=r"not installed: pip install -e '.\[reasoning_gym\]'"):

@@ -18,12 +18,12 @@ from shared.sandbox_settings import Sandbox
 from shared.sections import RewardWeights
 from shared.types import Problem, Verdict
 from trainer.data.problem_file import read_problems
+from verify.chosen_rewards import choose
 from verify.code import cpp
 from verify.code.runner import ProgramVerifier
 from verify.code.sandbox.client import SandboxRefused
 from verify.code.sandbox_pool import SandboxPool
 from verify.code.tests import draw, read_tests
-from verify.plugins import choose
 from verify.reward import score
 from verify.verifiers import read_problem
 
@@ -37,7 +37,7 @@ ROW: dict[str, Any] = {
 CALLS = ROW | {"tests": {"fn_name": "double", "inputs": [[2], [5]], "outputs": [4, 10]}}
 ASSERTS = ROW | {"tests": {"type": "asserts", "code": "assert double(2) == 4\nassert double(5) == 10\n"}}
 MAIN_CODE = "#include <cassert>\nint main() { assert(twice(2) == 4); assert(twice(5) == 10); }"
-MAIN = ROW | {"tests": {"type": "main", "code": MAIN_CODE}}
+MAIN = ROW | {"tests": {"type": "main", "code": MAIN_CODE, "prefix": "int twice(int n) {"}}
 needs_compiler = pytest.mark.skipif(not cpp.compiler(), reason="g++ is not installed")
 
 
@@ -145,7 +145,7 @@ def test_isolation_is_told_in_one_line() -> None:
 
 def test_tests_passed_as_a_reward_reproduces_the_papers_negative_setting() -> None:
     settings = RewardWeights.model_validate({"correctness": 0, "extra": {"tests_passed": 0.9}})
-    assert [extra.name for extra in choose(settings)] == ["tests_passed"]
+    assert [extra.name for extra in choose(settings).extras] == ["tests_passed"]
     halves = ROW | {"tests": [{"input": f"{n}", "output": f"{max(2 * n, 4)}"} for n in range(4)]}
     found = score(halves, response(DOUBLE), settings)
     assert found.extra == {"tests_passed": pytest.approx(0.45)}

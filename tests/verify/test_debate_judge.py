@@ -16,8 +16,9 @@ from shared.types import Problem, Reward, Verdict
 from tests.verify.test_judges import ESSAY, THOUGHT, Server, server, settled
 from tests.verify.test_plugins import settings
 from trainer.dry_run import objective_lines
+from verify.chosen_rewards import choose
 from verify.debate_judge import DebateEndpoint, answers_alike, draw_pairs
-from verify.plugins import Case, chosen
+from verify.plugins import Case
 
 __all__ = ["server"]
 SUM = Problem("s", "What is 3 + 5?", "8")
@@ -151,7 +152,7 @@ def test_a_judge_of_answers_decides_without_responses_and_critic(server: Server,
         parts = read(body)[1]
         assert parts.get("ARTICLE") == seen and not any(name.startswith("ROUND") for name in parts)
         assert parts["QUESTION"] == "What does Tove keep?"
-    found = chosen(settings(**table(server, asks="answers", critic={}))).judges[0]
+    found = choose(settings(**table(server, asks="answers", critic={}))).judges[0]
     assert [found.calls(number) for number in (1, 2, 3)] == [0, 2, 6]
     assert scorer.judge_metrics["judge/argued/tokens"] > 0
 
@@ -189,14 +190,14 @@ def test_a_dead_player_leaves_the_group_ungraded(server: Server, monkeypatch: py
 )
 def test_settings_that_cannot_be(server: Server, fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        chosen(settings(**table(server, **fields)))
+        choose(settings(**table(server, **fields)))
 
 
 def test_the_price_is_told(server: Server) -> None:
     config = Config.model_validate({"reward": table(server), "rollout": {"group_size": 16, "prompts_per_step": 4}})
     wanted = 'reward.judges.argued.asks = "debate" takes up to 96 requests for a group of 16, 384 for a step'
     assert wanted in list(objective_lines(config))
-    found = chosen(config.reward).judges[0]
+    found = choose(config.reward).judges[0]
     assert isinstance(found, DebateEndpoint) and [found.calls(number) for number in (1, 2, 3)] == [0, 6, 18]
 
 
@@ -205,4 +206,4 @@ def test_the_manual_s_debate_loads(root: Path) -> None:
     block = re.search(r"```toml debate\n(.*?)```", manual, re.DOTALL)
     assert block is not None
     config = Config.model_validate(tomllib.loads(block[1]))
-    assert [one.name for one in chosen(config.reward).extras] == ["argued"]
+    assert [one.name for one in choose(config.reward).extras] == ["argued"]

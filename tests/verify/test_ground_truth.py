@@ -28,7 +28,7 @@ REFUSED = {
         "[asy]x[/asy]",
     ),
     "written in HTML": ("5 <!-- checked -->", "<math><mn>5</mn></math>", '<table class="a">', "<sup>2"),
-    "damaged: a backslash and the letter behind it were read as one control character": (
+    "damaged: a backslash and the letter after it were read as one control character": (
         *("\x0crac{3}{4}", "\x08inom{4}{2}", "2\times 3", "x \neq 2", "\right)"),
     ),
     "the text of a Python or JSON value": ("['5']", '{"answer": 5}', "('5',)", '["7"]'),

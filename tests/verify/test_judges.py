@@ -24,7 +24,8 @@ from tests.verify.test_plugins import Fast, settings
 from tests.verify.test_scorer import Tokens
 from trainer.checkpoint.origin import flat, is_free
 from verify.builtin_rewards import NoveltyOptions, group_length, novelty
-from verify.plugins import Case, chosen
+from verify.chosen_rewards import choose
+from verify.plugins import Case
 from verify.reward import CompletionScorer
 from verify.scorer import RewardScorer
 
@@ -170,12 +171,13 @@ def test_reward_models_behind_vllm_and_behind_anything(server: Server) -> None:
         ({"extra": {"novelty": 1}, "judges": {"novelty": {"url": "http://x", "model": "m"}}}, "choose another name"),
         ({"gates": {"novelty": 1}}, "reward.gates.novelty: a gate must be"),
         ({"extra": {"robust": 1}}, r"reward.options.robust.of = \[\]: name rewards"),
+        ({"extra": {"robust": 1}, "options": {"robust": {"of": ["robust"]}}}, r"of = \['robust'\]: name rewards"),
         ({"extra": {"robust": 1}, "options": {"robust": {"of": ["novelty"]}}}, "name rewards of single completions"),
     ],
 )  # fmt: skip
 def test_settings_of_judges_that_cannot_be(table: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        chosen(settings(**table))
+        choose(settings(**table))
 
 
 def test_judges_in_a_settings_file(tmp_path: Path) -> None:
@@ -196,7 +198,7 @@ def test_the_manual_s_judges_generated_problems_and_reward_of_the_group_load(roo
     (tmp_path / "group.py").write_text(blocks["group"])
     table = {**tomllib.loads(blocks["judges"])["reward"], "plugins": [str(tmp_path / "group.py")]}
     table["extra"] |= {"shortest": 0.1}
-    found = chosen(settings(**table))
+    found = choose(settings(**table))
     assert [one.name for one in found.extras] == ["robust", "shortest"] and found.extras[1].group
     assert [one.name for one in found.gates] == ["honest"] and len(found.judges) == 3
     data = Config.model_validate(tomllib.loads(blocks["generated"]) | {"evaluate": {"problems": 8}}).every_stage

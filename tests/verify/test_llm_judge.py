@@ -17,8 +17,8 @@ from shared.sections import RewardWeights
 from shared.types import Problem, Reward, Verdict
 from tests.serving import reply as answer
 from tests.serving import serving
+from verify.chosen_rewards import choose
 from verify.judge_replies import parse_choice, parse_score
-from verify.plugins import choose
 from verify.reward import CompletionScorer
 
 PROBLEM = Problem("1", "Tom has 5 apples. Tom buys 3 more. How many apples does Tom have now?", "8")

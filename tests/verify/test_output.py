@@ -13,6 +13,7 @@ import pytest
 
 from shared.errors import DataError
 from tests.verify import numbers
+from verify.code.cpp_head import split_prefix
 from verify.code.output import same_output, same_value
 from verify.code.private_tests import MAX_BYTES, decode_private_tests
 from verify.code.readings import with_number_keys
@@ -152,7 +153,33 @@ def test_shapes_of_tests() -> None:
         Assertions("def g(x): return x\nassert g(f(1))", language="python")
     ]
     assert read_tests({"function": "f", "args": {"x": 3}, "expected": 6}) == [CallTest("f", [], 6, {"x": 3})]
-    assert read_tests("#include <cassert>\nint main() { assert(f()); }")[0].language == "cpp"  # type: ignore[union-attr]
+    cpp = {"test": "#include <cassert>\nint main() { assert(f()); }", "prefix": "int f() {"}
+    assert read_tests(cpp)[0].language == "cpp"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("prefix", "signature"),
+    [
+        ("#include <cmath>\nint f(int x){\n", "int f(int x)"),
+        ("int g(){ return 1; }\nint f(int x){ \n /* like g, { or } */\n", "int f(int x)"),
+        ("int f(int x) { // for {1, 2} it is 3\n", "int f(int x)"),
+        ("auto f(int x) -> long long {\n", "auto f(int x) -> long long"),
+        ("auto g(){ return 1; }\nstatic inline vector<int> f(vector<int> x) {", "vector<int> f(vector<int> x)"),
+    ],
+)
+def test_the_head_of_a_function_at_the_end_of_a_prefix(prefix: str, signature: str) -> None:
+    assert split_prefix(prefix)[1] == signature
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    ["", "#include <cmath>\n", "int f(int x) { int y;\n", "int a;\n// {\n", "auto f(int x) {", "int f(auto x) {",
+     "template <typename T>\nT f(T x) {", "auto f(auto x) -> int {", "decltype(auto) f(int x) {",
+     "template <class T> auto f(T x) -> T {"],
+)  # fmt: skip
+def test_a_prefix_without_a_typed_head_is_refused_when_its_row_is_read(prefix: str) -> None:
+    with pytest.raises(DataError, match=r"at the end of `prefix`, such as 'int twice\(int n\) \{'"):
+        read_tests({"type": "main", "code": "int main() { assert(f(2) == 4); }", "prefix": prefix})
 
 
 CALLED = {"testtype": "functional", "input": "3\n[1]", "output": "6"}

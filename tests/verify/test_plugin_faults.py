@@ -14,7 +14,7 @@ from shared.errors import ConfigError
 from shared.types import Reward, Verdict
 from tests.verify.test_plugins import GOOD, PROBLEM, Fast, settings
 from verify import plugin_host
-from verify.plugins import choose
+from verify.chosen_rewards import choose
 from verify.reward import CompletionScorer
 
 pytestmark = pytest.mark.slow

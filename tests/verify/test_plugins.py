@@ -14,8 +14,9 @@ from shared.errors import ConfigError
 from shared.sections import RewardWeights
 from shared.types import Problem, Reward, Verdict
 from verify.builtin_rewards import CosineOptions, cosine_length, repeated_share
+from verify.chosen_rewards import choose
 from verify.math.plain import decide
-from verify.plugins import choose, log_sigmoid, register
+from verify.plugins import log_sigmoid, register
 from verify.reward import CompletionScorer, score
 
 PROBLEM = Problem("1", "Tom has 5 apples. Tom buys 3 more. How many apples does Tom have now?", "8")

@@ -14,7 +14,7 @@ from shared.errors import ConfigError, DataError
 from shared.types import Problem, Reward, Verdict
 from tests.verify.test_plugins import Fast, settings
 from verify import verifiers
-from verify.plugins import choose
+from verify.chosen_rewards import choose
 from verify.reward import CompletionScorer
 from verify.verifiers import Answer, Finding, known_domains, read_problem, verifier, verifier_of
 

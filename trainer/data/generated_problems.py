@@ -25,8 +25,8 @@ from shared.errors import ConfigError
 from shared.json_reader import parse_json
 from trainer.data.row_process import rows_of_process, send_rows, write_rows
 from verify.code.sandbox import codec
-from verify.reasoning_gym_host import check_installed
 from verify.verifiers import REASONING_GYM
+from verify.verifiers.reasoning_gym import check_installed
 
 SIZE = 500
 TRIES = 3

@@ -25,7 +25,7 @@ from trainer.objectives.objective import Need
 from trainer.objectives.registry import needs
 from trainer.sft import Demonstrations, demonstrations_of
 from trainer.stages import Stages
-from verify.plugins import choose
+from verify.chosen_rewards import choose
 from verify.scorer import RewardScorer
 
 

@@ -11,7 +11,7 @@ from verify.code.sandbox import assertion_tree
 from verify.code.sandbox.assertion_tree import fails, inside, name_of
 
 _PATCHED = ("builtins.input", "builtins.print", "sys.stdin", "sys.stdout", "sys.stderr")
-"""what a test may replace: the program's sandbox is told of these"""
+"""what a test may replace: the program's sandbox replaces them, too"""
 _APART = {
     "files": (
         "NamedTemporaryFile",

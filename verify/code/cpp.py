@@ -8,8 +8,7 @@ bridge to the function asked for is made local; the tests' unit (prefix, declara
 own `assert`) likewise, so neither macros, overloaded operators, specialised templates, nor a `memcmp` of the
 candidate's can reach the comparisons. The bridge has the types of the prefix and an unpredictable name; it calls
 the function by the rules of the language, so that `const vector<int>&` for `vector<int>`, `static`, `inline` and
-templates will do. Where the prefix declares no function, or one without types, the compiler is asked for them first
-(`untyped.py`). Only when the tests' `main` comes to its end is a nonce of this run written; `exit(0)` writes none.
+templates will do. Only when the tests' `main` comes to its end is a nonce of this run written; `exit(0)` writes none.
 Both units share one process. It is linked statically, at fixed addresses below 4 GiB, with all relocations done and
 read-only before the first line of the candidate runs: the sandbox checks the candidate's object file
 (`sandbox/object_file.py`) and lets nobody write to that code and those tables (`sandbox/seccomp.py`). What remains
@@ -35,7 +34,7 @@ import msgspec
 from shared.atomic_write import beside
 from shared.errors import DataError
 from shared.launch.launch_folder import made_by_others
-from verify.code import untyped
+from verify.code.cpp_head import split_prefix
 from verify.code.sandbox.isolation import is_open
 from verify.code.tests import Assertions
 
@@ -52,9 +51,6 @@ _THREADS = ("-Wl,--whole-archive", "-lpthread", "-Wl,--no-whole-archive")
 """a C library before glibc 2.34 has threads in an archive of their own, and a static program takes them whole or not"""
 _INCLUDE_ASSERT = re.compile(r"^[ \t]*#[ \t]*include[ \t]*<(assert\.h|cassert)>.*$", re.MULTILINE)
 _END_OF_MAIN = re.compile(r"(\breturn\s+(0|EXIT_SUCCESS)\s*;\s*)?\}\s*$")
-_ONLY_COMMENTS = re.compile(r"(?:\s|/\*(?:[^*]|\*(?!/))*\*/|//[^\n]*)*")
-_LINKAGE = re.compile(r"^((static|inline|constexpr)\s+)+")
-_NAME = re.compile(r"([A-Za-z_]\w*)\s*\($")
 
 
 class CompilerStep(msgspec.Struct, frozen=True):
@@ -86,8 +82,8 @@ def missing_tool() -> str:
 def missing_library() -> str:
     """Return the name of a static library that assertion programs need and this host lacks, "" when it has all."""
     for name in ("libstdc++.a", "libc.a"):
-        found = subprocess.run([compiler(), f"-print-file-name={name}"], capture_output=True, text=True, timeout=60)
-        if not os.path.isabs(found.stdout.strip()):  # g++ answers with the bare name
+        answer = subprocess.run([compiler(), f"-print-file-name={name}"], capture_output=True, text=True, timeout=60)
+        if not os.path.isabs(answer.stdout.strip()):  # g++ answers with the bare name
             return name
     return ""
 
@@ -116,7 +112,7 @@ def cache_folder() -> str:
 def precompile() -> bool:
     """Build the precompiled header once for all processes of this user; return whether there is one.
 
-    The lock lies beside the folder that sandboxes may read: no program in a sandbox can hold it.
+    The lock is next to the folder that sandboxes may read: no program in a sandbox can hold it.
     """
     if not cache_folder():
         return False
@@ -126,7 +122,7 @@ def precompile() -> bool:
         folder.mkdir(0o755, exist_ok=True)
         with open(f"{cache_folder()}.lock", "w") as lock:
             _lock(lock.fileno(), LOCK_S)
-            if not named.exists():  # for a program that includes it once more, behind others
+            if not named.exists():  # for a program that includes it once more, after others
                 with beside(named) as fresh:
                     fresh.write_text("#include_next <bits/stdc++.h>\n")
             if not header.exists():
@@ -178,76 +174,39 @@ def _isolate(name: str, *kept: str) -> list[CompilerStep]:
     ]
 
 
-def _link() -> CompilerStep:
-    """Return the step that makes `program` of the tests and the candidate."""
-    return CompilerStep([compiler(), *_LINK, "tests_flat.o", CANDIDATE, *_THREADS, "-o", "program"])
-
-
-def split_prefix(prefix: str) -> tuple[str, str, str]:
-    """Split "includes, helpers, head of a function {" into what stands before, the head, and the function's name.
-
-    Comments behind the brace are left out. The head is "" when the prefix does not end in one.
-    """
-    opened = [found.end() for found in re.finditer(r"\{", prefix)]
-    text = next((prefix[:end] for end in reversed(opened) if _ONLY_COMMENTS.fullmatch(prefix, end)), None)
-    if text is None:
-        return prefix, "", ""
-    head = text[:-1].rstrip()
-    starts = [head.rfind(mark) + len(mark) for mark in (";", "}", "*/") if mark in head]
-    for match in re.finditer(r"^[ \t]*(#|//).*$", head, re.MULTILINE):
-        starts.append(match.end())
-    start = max(starts, default=0)
-    signature = _LINKAGE.sub("", head[start:].strip())
-    opening = _NAME.search(signature[: signature.find("(") + 1])
-    return (head[:start], signature, opening.group(1)) if opening else (prefix, "", "")
-
-
-def _complete(code: str, before: str, heads: list[untyped.Head], mark: str, optional: int, told: bool) -> str:
+def _candidate_unit(reading: str, code: TestCode, mark: str) -> str:
     """Return the candidate's unit: includes and helpers of the prefix before its code, in one of its `readings`.
 
-    `_shape` stands before the candidate's code, out of reach of its macros, the bridges (see `_crossing`) behind it;
-    where the types were `told`, behind its code, whose includes they need. The last `optional` heads are only there if
-    the language allows that call.
+    `_shape` stands before the candidate's code, out of reach of its macros, the bridge (see `_crossing`) after it.
     """
-    marks = [f"{mark}_{number}" for number in range(len(heads))]
-    shapes = "".join(_shape(head.signature, head.name, one) for head, one in zip(heads, marks, strict=True))
-    bridges = "".join(
-        _bridge(head, one, number >= len(heads) - optional)
-        for number, (head, one) in enumerate(zip(heads, marks, strict=True))
-    )
-    ordered = f"{code}\n{shapes}" if told else f"{shapes}\n{code}\n"
-    return f"{_CLONES}{before}\n{ordered}{bridges}"
-
-
-def _bridge(head: untyped.Head, mark: str, optional: bool) -> str:
-    call = f"return {head.name}(a...);"
-    if optional:
-        call = f"if constexpr (requires {{ {head.name}(a...); }}) {call} else __builtin_trap();"
-    return f"""template<class R, class... A> struct bridge_{mark}<R(A...)> {{ static R call(A... a) {{ {call} }} }};
+    return f"""{_CLONES}{code.before}
+{_shape(code, mark)}
+{reading}
+template<class R, class... A> struct bridge_{mark}<R(A...)> {{ static R call(A... a) {{ return {code.name}(a...); }} }};
 template struct bridge_{mark}<decltype(shape_{mark})>;
 """
 
 
-def _shape(signature: str, name: str, mark: str) -> str:
+def _shape(code: TestCode, mark: str) -> str:
     """Return the declarations in both units: a function of the types asked for, to be named only, and the bridge."""
-    shape = re.sub(rf"\b{name}(?=\s*\()", f"shape_{mark}", signature, count=1)
+    shape = re.sub(rf"\b{code.name}(?=\s*\()", f"shape_{mark}", code.signature, count=1)
     return f"{shape};\ntemplate<class S> struct bridge_{mark};\n"
 
 
-def _crossing(signature: str, name: str, mark: str) -> str:
+def _crossing(code: TestCode, mark: str) -> str:
     """Return the tests' side of the bridge: a call of the function jumps to `bridge::call`, arguments untouched."""
-    return f"""{_shape(signature, name, mark)}
+    return f"""{_shape(code, mark)}
 template<class R, class... A> struct bridge_{mark}<R(A...)> {{ static R call(A...); }};
 __attribute__((used)) auto *target_{mark} asm("target_{mark}") = &bridge_{mark}<decltype(shape_{mark})>::call;
 asm(".pushsection .text; entry_{mark}: jmp *target_{mark}(%rip); .popsection");
-{signature} asm("entry_{mark}");
+{code.signature} asm("entry_{mark}");
 """
 
 
 def _is_whole(source: str, name: str) -> bool:
     """Return whether a reply defines the function itself: up to its name, braces are balanced."""
-    found = re.search(rf"\b{name}\s*\([^;{{}}]*\)[^;{{}}]*\{{", source)
-    return bool(found) and source[: found.start()].count("{") == source[: found.start()].count("}")  # type: ignore[union-attr]
+    head = re.search(rf"\b{name}\s*\([^;{{}}]*\)[^;{{}}]*\{{", source)
+    return bool(head) and source[: head.start()].count("{") == source[: head.start()].count("}")  # type: ignore[union-attr]
 
 
 def _guard(nonce: str, mark: str) -> str:
@@ -270,7 +229,7 @@ static void finish_{mark}() {{
 
 
 class TestCode(msgspec.Struct, frozen=True):
-    """Test code behind an `assert` of its own, which writes a nonce at its end, and the parts of its prefix."""
+    """Test code after an `assert` of its own, which writes a nonce at its end, and the parts of its prefix."""
 
     text: str
     before: str
@@ -281,7 +240,7 @@ class TestCode(msgspec.Struct, frozen=True):
 def guarded(tests: Assertions, nonce: str) -> TestCode:
     """Return test code that writes `nonce` when every assertion held.
 
-    Raises DataError when it has no `main` that ends in a brace.
+    Raises DataError when it has no `main` that ends in a brace, or no typed head in its prefix.
     """
     if "main" not in tests.code or not _END_OF_MAIN.search(tests.code):
         raise DataError("C++ test code needs a `main` function as its last one")
@@ -292,75 +251,21 @@ def guarded(tests: Assertions, nonce: str) -> TestCode:
 
 
 def assertion_program(source: str, code: TestCode) -> list[CompilerStep]:
-    """Return the steps that make `program` of a candidate and tests with a typed head; it writes the nonce of `guarded`
-    if all held."""
-    return _two_units(readings(source, code), code, [untyped.Head(code.signature, code.name)])
+    """Return the steps that make `program` of a candidate and tests; it writes the nonce of `guarded` if all held."""
+    mark = secrets.token_hex(8)
+    likely, *others = [_candidate_unit(reading, code, mark) for reading in readings(source, code)]
+    bridge = f"bridge_{mark}"
+    return [
+        _compile(likely, "-c", "-o", "candidate.o", otherwise=others[0]),
+        *_isolate("candidate", f"_ZN{len(bridge)}{bridge}I*E4callE*"),
+        _compile(f"{code.before}\n{_crossing(code, mark)}{code.text}", "-c", "-o", "tests.o", ours=True),
+        *_isolate("tests", "main"),
+        CompilerStep([compiler(), *_LINK, "tests_flat.o", CANDIDATE, *_THREADS, "-o", "program"]),
+    ]
 
 
 def readings(source: str, code: TestCode) -> list[str]:
-    """Return what a reply may mean, the more likely one first: as it stands, or as the body of a function whose head is
-    in the prefix."""
-    if not code.signature:
-        return [source]
-    found = [f"{code.signature} {{\n{source}", source]
-    return found[::-1] if _is_whole(source, code.name) else found
-
-
-def known_heads(reading: str, code: TestCode, heads: list[untyped.Head]) -> list[CompilerStep]:
-    """As `assertion_program`, where the compiler reported the types of the functions."""
-    fewer = [short for head in heads for short in untyped.shorter(head)]
-    return _two_units([reading], code, heads, fewer)
-
-
-def _two_units(
-    readings: list[str], code: TestCode, heads: list[untyped.Head], fewer: list[untyped.Head] | None = None
-) -> list[CompilerStep]:
-    bridge = secrets.token_hex(8)
-    every = [*heads, *(fewer or [])]
-    told = fewer is not None
-    units = [_complete(reading, code.before, every, bridge, len(fewer or []), told) for reading in readings]
-    crossings = [_crossing(head.signature, head.name, f"{bridge}_{number}") for number, head in enumerate(every)]
-    test_unit = f"{code.before}\n{''.join(crossings[: len(heads)])}{code.text}"
-    otherwise = None
-    if fewer is not None:
-        otherwise = f"{_EVERYTHING}{code.before}\n{''.join(crossings)}{code.text}"
-    kept = [f"_ZN{len(f'bridge_{bridge}_{one}')}bridge_{bridge}_{one}I*E4callE*" for one in range(len(every))]
-    return [
-        _compile(units[0], "-c", "-o", "candidate.o", otherwise=units[1] if len(units) > 1 else None),
-        *_isolate("candidate", *kept),
-        _compile(test_unit, "-c", "-o", "tests.o", ours=True, otherwise=otherwise),
-        *_isolate("tests", "main"),
-        _link(),
-    ]
-
-
-_EVERYTHING = "#include <bits/stdc++.h>\nusing namespace std;\n"
-
-
-def unknown_in_tests(code: TestCode) -> CompilerStep:
-    """Return a command whose messages name what the tests do not declare."""
-    return _compile(f"{_EVERYTHING}{code.before}\n{code.text}", "-fsyntax-only")
-
-
-def types_in(reading: str, code: TestCode, names: list[str], mark: str) -> CompilerStep:
-    """Return a command whose messages report the types of the program's functions."""
-    return _compile(f"{code.before}\n{reading}\n{untyped.question(names, mark)}", "-fsyntax-only")
-
-
-def template_tests(code: TestCode) -> tuple[CompilerStep, CompilerStep]:
-    """Compile tests that declare the template of the prefix, and link them: the messages name the missing instances."""
-    test_unit = f"{code.before}\n{code.signature};\n{code.text}"
-    return _compile(test_unit, "-c", "-o", "tests.o", ours=True), CompilerStep(
-        [_find("ld"), "tests.o", "-o", "nothing"]
-    )
-
-
-def template_program(reading: str, code: TestCode, instances: list[str]) -> list[CompilerStep]:
-    """Return the steps after `template_tests`: the program with the instances that the tests ask for."""
-    wanted = "".join(f"template {instance};\n" for instance in instances)
-    return [
-        _compile(f"{_CLONES}{code.before}\n{reading}\n{wanted}", "-c", "-o", "candidate.o"),
-        *_isolate("candidate", f"_Z{len(code.name)}{code.name}I*"),
-        *_isolate("tests", "main"),
-        _link(),
-    ]
+    """Return the two things that a reply may mean, the more likely one first: all of it, or the body of the function
+    whose head is in the prefix."""
+    body_first = [f"{code.signature} {{\n{source}", source]
+    return body_first[::-1] if _is_whole(source, code.name) else body_first

@@ -33,13 +33,14 @@ def same_output(expected: str, printed: bytes, tolerance: float | None = None) -
         got = _lines(printed.decode("utf-8"))
     except UnicodeDecodeError:
         return False
-    wanted = _lines(expected)
-    if got == wanted:
+    expected_lines = _lines(expected)
+    if got == expected_lines:
         return True
-    if len(got) != len(wanted) or tolerance == 0:
+    if len(got) != len(expected_lines) or tolerance == 0:
         return False
     return all(
-        ours == theirs or _same_tokens(ours, theirs, tolerance) for ours, theirs in zip(wanted, got, strict=True)
+        ours == theirs or _same_tokens(ours, theirs, tolerance)
+        for ours, theirs in zip(expected_lines, got, strict=True)
     )
 
 
@@ -51,9 +52,9 @@ def _lines(text: str) -> list[str]:
 
 
 def _same_tokens(expected: str, printed: str, tolerance: float | None) -> bool:
-    wanted, got = _SPACES.split(expected), _SPACES.split(printed)
-    return len(wanted) == len(got) and all(
-        ours == theirs or _close(ours, theirs, tolerance) for ours, theirs in zip(wanted, got, strict=True)
+    tokens, got = _SPACES.split(expected), _SPACES.split(printed)
+    return len(tokens) == len(got) and all(
+        ours == theirs or _close(ours, theirs, tolerance) for ours, theirs in zip(tokens, got, strict=True)
     )
 
 
@@ -62,15 +63,15 @@ def _close(expected: str, printed: str, tolerance: float | None) -> bool:
         return False
     if not (_NUMBER.fullmatch(expected) and _NUMBER.fullmatch(printed)):
         return False
-    wanted, got = Decimal(expected), Decimal(printed)
+    number, got = Decimal(expected), Decimal(printed)
     if tolerance is None:
-        last = Decimal(1).scaleb(int(wanted.as_tuple().exponent))
-        return wanted == got or (_distance(wanted, got) < last and _near(wanted, got, None))
-    return _near(wanted, got, tolerance)
+        last = Decimal(1).scaleb(int(number.as_tuple().exponent))
+        return number == got or (_distance(number, got) < last and _near(number, got, None))
+    return _near(number, got, tolerance)
 
 
-def _distance(one: Decimal, other: Decimal) -> Decimal:
-    return _EXACT.abs(_EXACT.subtract(one, other))
+def _distance(number: Decimal, other: Decimal) -> Decimal:
+    return _EXACT.abs(_EXACT.subtract(number, other))
 
 
 def _near(expected: Decimal, got: Decimal, tolerance: float | None) -> bool:

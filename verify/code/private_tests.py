@@ -1,7 +1,7 @@
 """Decodes tests that LiveCodeBench publishes as base64 of zlib of a pickle of one text, which is JSON.
 
 A pickle can run code when it is loaded, so none is: its instructions are only read, and must do nothing but give one
-text. Data that is JSON behind zlib, without a pickle, is taken too.
+text. JSON compressed by zlib, without a pickle, is taken too.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def decode_private_tests(text: str) -> list[dict[str, Any]]:
 
 
 def _unpacked(data: bytes) -> bytes:
-    """Return the data behind zlib, and stop at MAX_BYTES. Raises ValueError, zlib.error."""
+    """Return the data that zlib compressed, and stop at MAX_BYTES. Raises ValueError, zlib.error."""
     stream = zlib.decompressobj()
     unpacked = stream.decompress(data, MAX_BYTES)
     if stream.unconsumed_tail:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from shared.types import Verdict
-from verify.code import cpp, untyped
+from verify.code import cpp
 from verify.code.output import same_output
 from verify.code.readings import MEANINGS, argument_readings, fitting_meanings
 from verify.code.sandbox import codec, object_file
@@ -74,8 +74,8 @@ class ProgramRun:
         try:
             if language == "cpp" and not self._compile(cpp.whole_program(source)):
                 return [Output(Status.COMPILE)] * len(tests)
-            found = list(self._each(source, language, tests))
-            return found + [Output(Status.SKIPPED)] * (len(tests) - len(found))
+            results = list(self._each(source, language, tests))
+            return results + [Output(Status.SKIPPED)] * (len(tests) - len(results))
         finally:
             if language == "cpp":
                 self.sandbox.tell(do="clear")
@@ -119,11 +119,11 @@ class ProgramRun:
 
         Starved: killed at its wall time, having worked, but less than a processor of its own would have let it.
         """
-        ended, found = attempt(limit_s)
+        ended, result = attempt(limit_s)
         if self.second_chances and ended.timed_out and 0.1 * limit_s < ended.cpu_s < 0.8 * limit_s:
             self.second_chances -= 1
             return attempt(_PATIENCE * limit_s)
-        return ended, found
+        return ended, result
 
     def _run_tests(self, source: str, language: Language, tests: list[Test]) -> list[Status]:
         first = tests[0]
@@ -141,12 +141,7 @@ class ProgramRun:
             assert isinstance(test, Assertions)
             nonce = secrets.token_hex(16)
             code = cpp.guarded(test, nonce)
-            if untyped.is_untyped(code.signature):
-                compiled = self._compile_untyped(source, test, code)
-            else:
-                compiled = self._compile(cpp.assertion_program(source, code))
-            if compiled is None:
-                return []
+            compiled = self._compile(cpp.assertion_program(source, code))
             statuses.append(self._run_assertions(nonce) if compiled else Status.COMPILE)
             if not compiled:
                 break
@@ -167,49 +162,6 @@ class ProgramRun:
                 return False
         return True
 
-    def _compile_untyped(self, source: str, test: Assertions, code: cpp.TestCode) -> bool | None:
-        """Compile a program and tests whose prefix gives no types; None where they cannot be held apart."""
-        if code.signature.startswith("template"):
-            return self._template(source, code)
-        _, messages = self._ask(cpp.unknown_in_tests(code))
-        unknown = untyped.unknown_names(messages)
-        names = [code.name] if code.name else [test.entry_point] if test.entry_point else unknown
-        if not names:
-            self.reason = "the tests call no function that they do not have: name it with its types in `prefix`"
-            return None
-        mark = secrets.token_hex(8)
-        for reading in cpp.readings(source, code):
-            _, messages = self._ask(cpp.types_in(reading, code, names, mark))
-            heads, refused = untyped.read_heads(messages, names, mark)
-            if refused:
-                self.reason = refused
-                return False
-            if heads:
-                return self._compile(cpp.known_heads(reading, code, heads))
-        for name in unknown:
-            if untyped.defines_type(source, name):
-                self.reason = f"the tests use {name}, a type of the program's, which then decides what equals it"
-                return None
-        self.reason = f"no plain function {' or '.join(names)[:100]} in the program: {messages[:400]}"
-        return False
-
-    def _ask(self, step: cpp.CompilerStep) -> tuple[bool, str]:
-        """Run one command of the compiler; return whether it succeeded, and its messages."""
-        ended, text = self._compile_one(step.argv, step.text, self.limits.compile_s)
-        if (ended.status or ended.timed_out) and step.otherwise is not None:
-            ended, text = self._compile_one(step.argv, step.otherwise, self.limits.compile_s)
-        return not (ended.status or ended.timed_out), text
-
-    def _template(self, source: str, code: cpp.TestCode) -> bool | None:
-        """Compile a program for tests whose prefix ends in the head of a template; None where they do not compile."""
-        compile_tests, link = cpp.template_tests(code)
-        compiled, messages = self._ask(compile_tests)
-        if not compiled:
-            self.reason = f"the tests do not compile with the head in their prefix: {messages[:400]}"
-            return None
-        instances = untyped.instances(self._ask(link)[1], code.name)
-        return any(self._compile(cpp.template_program(one, code, instances)) for one in cpp.readings(source, code))
-
     def _compile_one(self, argv: list[str], text: str, limit_s: float) -> tuple[Ended, str]:
         """Run one command of the compiler; return its end and the head of its messages."""
 
@@ -226,10 +178,10 @@ class ProgramRun:
         statuses: list[Status] = []
         for test in tests:
             assert isinstance(test, Assertions)
-            found = self._assert(source, test)
-            if not found:
+            results = self._assert(source, test)
+            if not results:
                 return []
-            statuses += found
+            statuses += results
         return statuses
 
     def _run_each(self, source: str, language: Language, tests: list[Test]) -> list[Status]:
@@ -361,10 +313,10 @@ class ProgramRun:
 def _changed(reply: list[Any]) -> list[Any]:
     """Return the arguments after a call that returned None; [] where they are not plain values."""
     try:
-        found = codec.decode(reply[2]) if len(reply) > 2 else []
+        arguments = codec.decode(reply[2]) if len(reply) > 2 else []
     except codec.Malformed:
         return []
-    return found if isinstance(found, list) else []
+    return arguments if isinstance(arguments, list) else []
 
 
 def cpp_works(lease: SandboxLease) -> str:
@@ -385,11 +337,11 @@ def cpp_works(lease: SandboxLease) -> str:
     if cpp.missing_library():  # tests of input and output do without
         source, tests = "int main() {}", [StdioTest("", "")]
     limits = Limits(test_s=_PROBE_S, compile_s=_PROBE_S)
-    found = ProgramRun(lease, limits).run(source, "cpp", tests)
-    lease.pool.compiles = found.verdict is Verdict.CORRECT
+    verdict = ProgramRun(lease, limits).run(source, "cpp", tests)
+    lease.pool.compiles = verdict.verdict is Verdict.CORRECT
     if lease.pool.compiles:
         return ""
     work = lease.candidate.work
     return (
-        f"a C++ program known to be right does not work in a sandbox here ({found.reason}): is {work} mounted noexec?"
+        f"a C++ program known to be right does not work in a sandbox here ({verdict.reason}): is {work} mounted noexec?"
     )

@@ -47,8 +47,8 @@ def number_keys(value: dict[Any, Any]) -> list[int | float] | None:
     return keys if [json.dumps(key) for key in keys] == list(value) and len(set(keys)) == len(keys) else None
 
 
-def _is(one: Any, other: Any) -> bool:
-    return one is other
+def _is(value: Any, other: Any) -> bool:
+    return value is other
 
 
 def argument_readings(tests: list[_Test]) -> Iterator[list[_Test]]:

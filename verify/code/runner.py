@@ -96,9 +96,9 @@ def run_tests(
     _check_language(language)
     drawn = draw(read_tests(tests), limits.max_tests, limits.seed)
     failed = [Status.SKIPPED] * len(drawn)
-    wanted = language_of(drawn)
-    if wanted and wanted != language:
-        return ProgramVerdict(Verdict.WRONG, failed, f"the program is in {language}, the tests are for {wanted}")
+    required = language_of(drawn)
+    if required and required != language:
+        return ProgramVerdict(Verdict.WRONG, failed, f"the program is in {language}, the tests are for {required}")
     text = _plain(source)
     if text is None:
         return ProgramVerdict(
@@ -127,7 +127,7 @@ def run_outputs(
     runs no C++ or the sandbox is lost twice.
     """
     _check_language(language)
-    read, held = read_tests(tests), _read_limits(limits)
+    read, bounds = read_tests(tests), _read_limits(limits)
     if any(isinstance(test, Assertions) for test in read):
         raise DataError("assertions have no outputs: give tests of input and output, or of calls")
     text = _plain(source)
@@ -137,7 +137,7 @@ def run_outputs(
     def use(lease: SandboxLease) -> list[Output]:
         if language == "cpp" and (missing := cpp_works(lease)):
             raise RunError(missing)
-        return ProgramRun(lease, held).outputs(text, language, read)
+        return ProgramRun(lease, bounds).outputs(text, language, read)
 
     try:
         return _with_lease(pool, use)
@@ -176,9 +176,9 @@ async def in_thread(
 ) -> _Found:  # fmt: skip
     """As `run`, which is `run_tests` or `run_outputs`, for callers with an event loop: as many at once as there are
     sandboxes, the others queue."""
-    held = pool or default_sandboxes()
-    work = partial(run, source, language, tests, limits, pool=held)
-    return await asyncio.get_running_loop().run_in_executor(held.threads, work)
+    sandboxes = pool or default_sandboxes()
+    work = partial(run, source, language, tests, limits, pool=sandboxes)
+    return await asyncio.get_running_loop().run_in_executor(sandboxes.threads, work)
 
 
 LANGUAGES: dict[Language, tuple[str, ...]] = {
@@ -216,7 +216,7 @@ class ProgramVerifier:
             ) from error
 
     async def run(self, problem: Problem, source: str, language: str, group: int) -> ProgramVerdict:
-        """Run a program on the tests of (problem, group). `language`: the word behind its fence, in lower case.
+        """Run a program on the tests of (problem, group). `language`: the word after its fence, in lower case.
 
         A program in a language that the tests do not take is WRONG: a model must not escape them by that choice.
         """

@@ -22,6 +22,7 @@ from shared.json_reader import parse_json
 from shared.sandbox_settings import Sandbox
 from shared.types import Verdict
 from verify.code.assertion_text import check_assertion_text
+from verify.code.cpp_head import split_prefix
 from verify.code.private_tests import decode_private_tests, is_compressed
 
 Language = Literal["python", "cpp"]
@@ -52,8 +53,9 @@ class Limits(msgspec.Struct, frozen=True):
     memory_bytes: int = 300 << 20
     """address space of a test"""
     compile_s: float = 10.0
-    """of each command of the compiler: one for a program with its own `main`; for C++ assertions two that compile (each
-    once more with another reading where the first fails) and five that link, which take a fraction of a second"""
+    """of each command of the compiler: one for a program with its own `main`; for C++ assertions two that compile (the
+    program once more with another reading where the first fails) and five that link, which take a fraction of a
+    second"""
     max_tests: int = 20
     seed: str = ""
     """of (problem, group), e.g. "lcb-12/7": the same seed draws the same tests"""
@@ -192,24 +194,26 @@ def read_tests(tests: Any) -> list[Test]:
     {"type": "asserts" | "main", "code", "prefix"?, "entry_point"?}; {"input", "output", "language"?} each;
     {"inputs": [..], "outputs": [..], "fn_name"?}; {"function" | "entry_point" | "fn_name", "args" | "input",
     "expected" | "output"}; {"tests" | "cases": [..], plus what its members share}; JSON text of these; LiveCodeBench's
-    {"input", "output", "testtype"} with "metadata" or "starter_code" beside them, and its compressed tests.
+    {"input", "output", "testtype"} with "metadata" or "starter_code" in the same row, and its compressed tests.
     """
     try:
-        found = _read(tests, {})
+        described = _read(tests, {})
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise DataError(f"the tests of a programming problem are not understood ({error})") from error
-    if not found:
+    if not described:
         raise DataError("a programming problem has no tests: give at least one")
-    if len({type(test) for test in found}) > 1:
+    if len({type(test) for test in described}) > 1:
         raise DataError("the tests of one programming problem are of different kinds: give one kind")
-    if len({test.language for test in found if isinstance(test, StdioTest)}) > 1:
+    if len({test.language for test in described if isinstance(test, StdioTest)}) > 1:
         raise DataError("the tests of one programming problem take different languages: give one language")
-    for test in found:
-        if isinstance(test, Assertions) and test.language == "cpp" and not _MAIN.search(test.code):
-            raise DataError("C++ test code needs a main function")
-    if all(isinstance(test, CallTest) and test.wrapped for test in found):
-        return found
-    return [_as_it_stands(test) for test in found]
+    for test in described:
+        if isinstance(test, Assertions) and test.language == "cpp":
+            if not _MAIN.search(test.code):
+                raise DataError("C++ test code needs a main function")
+            split_prefix(test.prefix)
+    if all(isinstance(test, CallTest) and test.wrapped for test in described):
+        return described
+    return [_as_it_stands(test) for test in described]
 
 
 def _as_it_stands(test: Test) -> Test:
@@ -277,33 +281,33 @@ def _read_mapping(row: dict[str, Any]) -> list[Test]:
             )
         row = {**row, "inputs": None}
         pairs = zip(inputs, outputs, strict=True)
-        return [one for given, wanted in pairs for one in _read_mapping({**row, "input": given, "output": wanted})]
+        return [one for given, expected in pairs for one in _read_mapping({**row, "input": given, "output": expected})]
     given = _first(row, "args", "input", "stdin")
-    wanted = _first(row, "expected", "output", "expected_output", "stdout")
+    expected = _first(row, "expected", "output", "expected_output", "stdout")
     if function := _function(row):
-        return [_call_test(function, given, wanted, row)]
-    given, wanted = _lines(given), _printed(wanted)
-    if not (isinstance(given, str) and isinstance(wanted, str)):
+        return [_call_test(function, given, expected, row)]
+    given, expected = _lines(given), _printed(expected)
+    if not (isinstance(given, str) and isinstance(expected, str)):
         raise DataError("a standard input test needs `input` and `output` as text, a call test also `function`")
     language = str(row.get("language") or "")
     if language not in ("", "python", "cpp"):
         raise DataError(f'the tests take programs in "{language[:20]}": only "python" and "cpp" are run here')
-    return [StdioTest(given, wanted, _tolerance(row), language)]
+    return [StdioTest(given, expected, _tolerance(row), language)]
 
 
-def _call_test(function: str, given: Any, wanted: Any, row: Mapping[str, Any]) -> CallTest:
+def _call_test(function: str, given: Any, expected: Any, row: Mapping[str, Any]) -> CallTest:
     """Make a test of a call. Texts as published sets have them are JSON, one argument a line."""
     named = dict(row.get("kwargs") or {})
     if isinstance(given, str) and row.get("args") is None:
         given = [_json(line, f"an argument of {function}") for line in given.splitlines() if line.strip()]
-        wanted = _json(wanted, f"what {function} returns") if isinstance(wanted, str) else wanted
+        expected = _json(expected, f"what {function} returns") if isinstance(expected, str) else expected
     if isinstance(given, Mapping):
         given, named = [], dict(given) | named
     if isinstance(given, str) or not isinstance(given, Sequence):
         raise DataError(f"the arguments of {function} must be a list, not {type(given).__name__}")
     stored = row.get("expected") is None and _kind(row) != "functional"  # LiveCodeBench's values stand in no list
-    wrapped = stored and isinstance(wanted, list) and len(wanted) == 1
-    return CallTest(function, list(given), wanted, named, _tolerance(row), wrapped)
+    wrapped = stored and isinstance(expected, list) and len(expected) == 1
+    return CallTest(function, list(given), expected, named, _tolerance(row), wrapped)
 
 
 def _json(text: str, what: str) -> Any:

@@ -64,29 +64,29 @@ def _result(text: str) -> str:
 def _valued(side: str) -> Node:
     """Parse one side of a chain, without its unit; a percentage becomes its value. Raises NotUnderstood."""
     try:
-        found = quantity(side)
+        value = quantity(side)
     except TooLarge:
-        found = None
-    if found is not None:
-        return ("num", found.value / (100 if found.percent else 1))
+        value = None
+    if value is not None:
+        return ("num", value.value / (100 if value.percent else 1))
     return parse(without_unit(side)[0])
 
 
 def _same_relation(ground_truth: str, answer: str) -> bool:
-    one, other = _is_relation(ground_truth), _is_relation(answer)
-    if one and other:
+    truth_relates, answer_relates = _is_relation(ground_truth), _is_relation(answer)
+    if truth_relates and answer_relates:
         try:
             true_links = links(ground_truth)
         except NotUnderstood:
             _result(ground_truth)  # 0.56 = 56\\% is a value
             return False
         try:
-            found = links(answer)
+            given_links = links(answer)
         except NotUnderstood:
             return False
-        return true_links is not None and found is not None and same_links(true_links, found)
+        return true_links is not None and given_links is not None and same_links(true_links, given_links)
     try:
-        if one:
+        if truth_relates:
             return _same_value(_result(ground_truth), answer) is True
         return _same_value(ground_truth, _result(answer)) is True
     except NotUnderstood:
@@ -100,11 +100,11 @@ def _same_value(ground_truth: str, answer: str) -> bool | None:
         return cheap
     if _is_relation(ground_truth) or _is_relation(answer):
         return _same_relation(ground_truth, answer)
-    (ground_truth, one), (answer, other) = without_unit(ground_truth), without_unit(answer)
-    if bool(one) != bool(other) and not is_forgivable(one or other):
+    (ground_truth, true_unit), (answer, given_unit) = without_unit(ground_truth), without_unit(answer)
+    if bool(true_unit) != bool(given_unit) and not is_forgivable(true_unit or given_unit):
         return False
-    if one and other:
-        left, right = unit(one), unit(other)
+    if true_unit and given_unit:
+        left, right = unit(true_unit), unit(given_unit)
         if left.dimensions != right.dimensions:
             return False
         if left.factor != right.factor:
@@ -184,7 +184,7 @@ def _same_family(ground_truth: str, answer: str) -> bool | None:
 
 
 def _settled(text: str) -> str:
-    r"""Drop the decimal behind an exact value: "\sqrt{2} \approx 1.41". Raises NotUnderstood when they differ."""
+    r"""Drop the decimal after an exact value: "\sqrt{2} \approx 1.41". Raises NotUnderstood when they differ."""
     parts = APPROXIMATELY.split(text)
     if len(parts) == 1:
         return text

@@ -39,10 +39,10 @@ def split_top(text: str, separator: re.Pattern[str]) -> list[str]:
     level, start, position, parts = 0, 0, 0, []
     while position < len(text):
         if level == 0:
-            found = separator.match(text, position)
-            if found and found.end() > position:
+            match = separator.match(text, position)
+            if match and match.end() > position:
                 parts.append(text[start:position])
-                start = position = found.end()
+                start = position = match.end()
                 continue
         character = text[position]
         if character == "\\" and position + 1 < len(text):
@@ -94,8 +94,8 @@ def french_brackets(text: str) -> str:
     return _FRENCH.sub(_usual, text) if "]" in text or "[" in text else text
 
 
-def _usual(found: re.Match[str]) -> str:
-    before, space, left, inside, right = found.groups()
+def _usual(match: re.Match[str]) -> str:
+    before, space, left, inside, right = match.groups()
     return f"{before}{space}{'(' if left == ']' else '['}{inside}{')' if right == '[' else ']'}"
 
 

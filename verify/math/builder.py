@@ -38,9 +38,9 @@ def read(text: str) -> Builder:
         raise NotUnderstood(text[:80])
     bar = BAR.search(pair[1], len(element))
     conditions = [part for part in split_top(pair[1][bar.end() if bar else 0 :], CAP) if part]
-    found = _FROM.match(element)
-    source = found.group(2) if found else ""
-    names = _NAMES.match((found.group(1) if found else element).strip())
+    membership = _FROM.match(element)
+    source = membership.group(2) if membership else ""
+    names = _NAMES.match((membership.group(1) if membership else element).strip())
     if names is None:
         raise NotUnderstood(text[:80])
     return Builder([name.strip() for name in names.group(1).split(",")], source, conditions)
@@ -50,22 +50,22 @@ def same_builder(ground_truth: str, answer: str) -> bool:
     """Return whether two builders are the same set, renamed. Raises NotUnderstood when the ground_truth is not
     understood."""
     true = read(ground_truth)
-    wanted = [link for part in true.conditions for link in _links(part)]
+    true_links = [link for part in true.conditions for link in _links(part)]
     try:
         given = read(answer)
         if len(true.names) != len(given.names) or _source(true) != _source(given):
             return False
         renamed = [_renamed(part, dict(zip(given.names, true.names, strict=True))) for part in given.conditions]
-        return same_links(wanted, [link for part in renamed for link in _links(part)])
+        return same_links(true_links, [link for part in renamed for link in _links(part)])
     except NotUnderstood:
         return False
 
 
-def _links(part: str) -> list[Link]:
-    found = links(part)
-    if not found:
-        raise NotUnderstood(part[:80])
-    return found
+def _links(condition: str) -> list[Link]:
+    chain = links(condition)
+    if not chain:
+        raise NotUnderstood(condition[:80])
+    return chain
 
 
 def _source(builder: Builder) -> str:
@@ -75,5 +75,5 @@ def _source(builder: Builder) -> str:
 
 def _renamed(text: str, names: dict[str, str]) -> str:
     """Replace all names at once, also x by y and y by x."""
-    one = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
-    return re.sub(rf"(?<![A-Za-z\\])(?:{one})(?![A-Za-z_])", lambda found: names[found.group()], text)
+    any_name = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
+    return re.sub(rf"(?<![A-Za-z\\])(?:{any_name})(?![A-Za-z_])", lambda found: names[found.group()], text)

@@ -73,8 +73,8 @@ def same_calculus(ground_truth: str, answer: str) -> bool:
 
     for tree in (_tree(ground_truth), _tree(answer)):
         for limit in tree.atoms(sympy.Limit):
-            inside, name, place, _ = limit.args
-            if place.is_finite and sympy.limit(inside, name, place, "-") != sympy.limit(inside, name, place, "+"):
+            inside, name, at, _ = limit.args
+            if at.is_finite and sympy.limit(inside, name, at, "-") != sympy.limit(inside, name, at, "+"):
                 raise NotUnderstood("a limit that differs from side to side")
     left, right = _tree(ground_truth).doit(), _tree(answer).doit()
     if left == right:

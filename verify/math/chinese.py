@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import re
 
+from verify.math.word_lists import pattern_of
+
 _HAN = re.compile(r"[\u4e00-\u9fff]")
 _DIGITS = {character: value for value, character in enumerate("零一二三四五六七八九")} | {"两": 2, "〇": 0}
 _PLACES = {"十": 10, "百": 100, "千": 1000}
@@ -15,17 +17,12 @@ _TWO_DIGITS = re.compile("[一二两三四五六七八九][零〇一二两三四
 _WHOLE = re.compile(rf"^负?{_NUMERAL}$")
 _SHORT = _NUMERAL[:-1] + "{1,12}"
 _PART = re.compile(rf"^(负?)({_SHORT}|\d{{1,12}})分之({_SHORT}|\d{{1,12}}(?:\.\d{{1,12}})?)$")
-HAN_NAMES = (
-    "答案|结果|值|面积|体积|周长|表面积|概率|解析式|表达式|方程|解|解集|最大值|最小值|取值范围|定义域|值域|和|差|积|商|长|长度|距离"
-    "|人数|个数|总数|总价|坐标|斜率|通项公式|余数|半径|高|速度|时间|函数解析式|直线方程"
-)
+HAN_NAMES = pattern_of("chinese", "nouns")
 """nouns that may stand before an answer"""
-_MEASURES = (
-    "元|米|厘米|千米|毫米|平方米|平方厘米|立方米|立方厘米|升|毫升|克|千克|吨|个|人|只|张|本|条|支|天|年|岁|件|辆|棵|头|名|位|次|种"
-    "|小时|分钟|秒|度|页|台|套|個|隻|張|條|輛|歲|顆|塊|對|雙|組|間|題|頁"
-)
+_MEASURES = pattern_of("chinese", "measures")
 _COUNTED = re.compile(
-    rf"^(?:有|共有|一共有)?({_NUMERAL})({_MEASURES}|人|枚|匹|冊|つ|杯|块|条|颗|朵|根|对|双|组|排|层|间|道|题|座|头|所|部|架|種)(?![^半多余几]*[半多余几])([\u4e00-\u9fff]{{0,4}})$"
+    rf"^(?:有|共有|一共有)?({_NUMERAL})({_MEASURES}|{pattern_of('chinese', 'further_measures')})"
+    r"(?![^半多余几]*[半多余几])([\u4e00-\u9fff]{0,4})$"
 )
 _FRAMES = [
     (re.compile(pattern), replacement)
@@ -70,14 +67,14 @@ def spell_chinese(text: str) -> str:
         return text
     for pattern, replacement in _FRAMES:
         text = pattern.sub(replacement, text)
-    part = _PART.match(text)
-    if part:
-        sign = "-" if part.group(1) else ""
-        if "." in part.group(3):
-            return f"{sign}{part.group(3)}%" if part.group(2) in ("百", "100") else text
-        if part.group(2) in ("百", "100"):
-            return f"{sign}{_count(part.group(3))}%"
-        return rf"{sign}\frac{{{_count(part.group(3))}}}{{{_count(part.group(2))}}}"
+    fraction = _PART.match(text)
+    if fraction:
+        sign = "-" if fraction.group(1) else ""
+        if "." in fraction.group(3):
+            return f"{sign}{fraction.group(3)}%" if fraction.group(2) in ("百", "100") else text
+        if fraction.group(2) in ("百", "100"):
+            return f"{sign}{_count(fraction.group(3))}%"
+        return rf"{sign}\frac{{{_count(fraction.group(3))}}}{{{_count(fraction.group(2))}}}"
     counted = _COUNTED.match(text)
     if counted and len(text) <= 12 and not _TWO_DIGITS.search(counted.group(1)):
         return f"{_count(counted.group(1))}{counted.group(2)}{counted.group(3)}"

@@ -41,14 +41,14 @@ def read(text: str) -> Congruence:
         if len({(one.left, one.modulus) for one in each}) > 1:
             raise NotUnderstood(text[:80])
         return each[0]._replace(residues=[residue for one in each for residue in one.residues])
-    found = _CONGRUENCE.match(text)
-    if found is None or "\\equiv" in found["right"]:
+    match = _CONGRUENCE.match(text)
+    if match is None or "\\equiv" in match["right"]:
         raise NotUnderstood(text[:80])
-    left = (found["left"] or "").strip()
-    parts = [part for part in split_top(found["right"], _OR) if part]
+    left = (match["left"] or "").strip()
+    parts = [part for part in split_top(match["right"], _OR) if part]
     parts = [re.sub(rf"^{re.escape(left)}\s*\\equiv", "", part).strip() if left else part for part in parts]
     residues = [_PM.sub(sign, part) for part in parts for sign in ("+-" if _PM.search(part) else "+")]
-    return Congruence(left, residues, (found["inside"] or found["behind"] or found["bare"]).strip())
+    return Congruence(left, residues, (match["inside"] or match["behind"] or match["bare"]).strip())
 
 
 def _integer(text: str) -> int | None:
@@ -82,19 +82,19 @@ def same_congruence(ground_truth: str, answer: str) -> bool:
         given = read(answer)
     except NotUnderstood:
         return _same_members(true, answer)
-    for part in (*true.residues, true.modulus, *([true.left] if true.left else [])):
-        _tree(part)
+    for text in (*true.residues, true.modulus, *([true.left] if true.left else [])):
+        _tree(text)
     if not _same_text(true.modulus, given.modulus) or (
         true.left and given.left and not _same_text(true.left, given.left)
     ):
         return False
     modulus = _integer(true.modulus)
-    one, other = ([_integer(residue) for residue in side.residues] for side in (true, given))
-    if modulus and None not in one and None not in other:
-        return {value % modulus for value in one if value is not None} == {
-            value % modulus for value in other if value is not None
+    true_values, given_values = ([_integer(residue) for residue in side.residues] for side in (true, given))
+    if modulus and None not in true_values and None not in given_values:
+        return {value % modulus for value in true_values if value is not None} == {
+            value % modulus for value in given_values if value is not None
         }
-    if len(one) != len(other):
+    if len(true_values) != len(given_values):
         return False
     return all(any(_same_text(residue, found) for found in given.residues) for residue in true.residues)
 

@@ -10,14 +10,10 @@ import re
 
 from verify.math.brackets import without_text
 from verify.math.unit import is_forgivable
+from verify.math.word_lists import LISTS, pattern_of, words_in
 
-_UNITS = [
-    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
-    "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
-]  # fmt: skip
-_TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
-_SMALL = {word: value for value, word in enumerate(_UNITS)} | {
-    word: 10 * value for value, word in enumerate(_TENS, start=2)
+_SMALL = {word: value for value, word in enumerate(words_in("english", "numbers"))} | {
+    word: 10 * value for value, word in enumerate(words_in("english", "tens"), start=2)
 }
 _LARGE = {"thousand": 1_000, "million": 1_000_000, "billion": 1_000_000_000}
 _WORD = f"(?:{'|'.join([*_SMALL, *_LARGE, 'hundred', 'and'])})"
@@ -29,11 +25,7 @@ _CHOICE = re.compile(
     r"(?:option\s+|choice\s+)?(\(?[A-J]\)?(?:\s*(?:,|and|&)+\s*\(?[A-J]\)?)*)\s*\.?$",
     re.IGNORECASE,
 )
-NOUNS = (
-    "answers?|values?|results?|solutions?|total|sum|product|difference|area|volume|perimeter|length|distance|probability|"
-    "number|cost|price|profit|equation|line|function|set|domain|range|formula|expression|ratio|remainder|speed|time|age|"
-    "amount|radius|height|width|slope|angle|interval|point|matrix|vector|polynomial|inverse|derivative|limit"
-)
+NOUNS = pattern_of("english", "nouns")
 """nouns that may stand before an answer"""
 _FRAME = re.compile(
     r"^\\text\s*\{\s*(?:[A-Z][a-z]+\s+(?:made|has|had|earned|pays|paid|spent|saved|needs)\s+(?:an?\s+)?(?:profit|total)"
@@ -62,9 +54,9 @@ def number_of(words: str) -> int | None:
     if words.endswith(" dozen"):
         dozens = number_of(words.removesuffix(" dozen"))
         return None if dozens is None else 12 * dozens
-    found = _SIGN.match(words)
-    if found:
-        size = number_of(words[found.end() :])
+    sign = _SIGN.match(words)
+    if sign:
+        size = number_of(words[sign.end() :])
         return None if size is None else -size
     if len(words) > 100 or not _NUMBER.match(words):
         return None
@@ -84,15 +76,9 @@ def number_of(words: str) -> int | None:
 
 _ABROAD = {
     word: value
-    for words in (
-        "zéro un deux trois quatre cinq six sept huit neuf dix onze douze",
-        "null eins zwei drei vier fünf sechs sieben acht neun zehn elf zwölf",
-        "cero uno dos tres cuatro cinco seis siete ocho nueve diez - doce",
-        "- - due tre quattro cinque sei sette otto nove dieci undici dodici",
-        "ноль один два три четыре пять шесть семь восемь девять десять одиннадцать двенадцать",
-    )
-    for value, word in enumerate(words.split())
-    if word not in ("-", "null", "un")
+    for language in LISTS["numerals"]
+    for value, word in enumerate(words_in("numerals", language))
+    if word != "-"
 }
 """numerals that are the whole answer"""
 _COUNTED = re.compile(rf"^({_WORD}(?:[\s-]{_WORD})*)\s+([A-Za-z]+(?: [a-z]+)?)$", re.IGNORECASE)
@@ -107,12 +93,12 @@ _FRACTION = re.compile(
 
 def _fraction_of(words: str) -> str:
     """Return the fraction that words name ("three quarters", "two and a half"), "" for others."""
-    found = _FRACTION.match(words.strip().casefold())
-    if found is None or (found.group("top") is None and found.group("part") != "half"):
+    match = _FRACTION.match(words.strip().casefold())
+    if match is None or (match.group("top") is None and match.group("part") != "half"):
         return ""
-    whole = number_of(found.group("whole")) if found.group("whole") else 0
-    top, bottom = _SMALL.get(found.group("top") or "a", 1), _PARTS.get(found.group("part"), 2)
-    sign = "-" if found.group("sign") else ""
+    whole = number_of(match.group("whole")) if match.group("whole") else 0
+    top, bottom = _SMALL.get(match.group("top") or "a", 1), _PARTS.get(match.group("part"), 2)
+    sign = "-" if match.group("sign") else ""
     return "" if whole is None or top == 0 else rf"{sign}\frac{{{whole * bottom + top}}}{{{bottom}}}"
 
 

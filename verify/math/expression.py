@@ -159,13 +159,13 @@ class _Parser:
 
     def arguments(self, closing: str) -> list[Node]:
         bars, self.bars = self.bars, 0
-        found = [self.sum()]
+        nodes = [self.sum()]
         while self.peek() == ",":
             self.take()
-            found.append(self.sum())
+            nodes.append(self.sum())
         self.bars = bars
         self.expect(closing)
-        return found
+        return nodes
 
     def atom(self) -> Node:
         token = self.peek()
@@ -234,10 +234,10 @@ class _Parser:
                 return ("call", "?" + name + tail, *self.arguments(")"))
         elif self.peek() == "(" and self.has_comma():
             self.take()
-            found = self.arguments(")")
-            if not tail and name in ("C", "P", "A") and len(found) == 2:
-                return ("call", "binom" if name == "C" else "permutations", *found)
-            return ("call", "?" + name + tail, *found)  # u(x, t)
+            nodes = self.arguments(")")
+            if not tail and name in ("C", "P", "A") and len(nodes) == 2:
+                return ("call", "binom" if name == "C" else "permutations", *nodes)
+            return ("call", "?" + name + tail, *nodes)  # u(x, t)
         return ("sym", name + tail)
 
     def has_comma(self) -> bool:

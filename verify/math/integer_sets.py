@@ -96,14 +96,14 @@ def _bounds(conditions: list[Link], name: str, numbers: range) -> tuple[range, b
 def _of_rule(rules: list[str], name: str, domain: str, conditions: list[str], how: Reading) -> IntegerSet:
     """Compute the members of rules in one integer parameter. Raises NotUnderstood."""
     numbers, finite = integers(domain, how), False
-    found: list[Link] = []
+    bounds: list[Link] = []
     for condition in conditions:
         chain = links(condition)
         if chain is None or any(symbols(link.difference) != {name} for link in chain):
             raise NotUnderstood(condition[:80])
-        found += chain
-    if found:
-        numbers, finite = _bounds(found, name, numbers)
+        bounds += chain
+    if bounds:
+        numbers, finite = _bounds(bounds, name, numbers)
     trees = [parse(rule) for rule in rules]
     if any(symbols(tree) - {name} for tree in trees) or not any(symbols(tree) for tree in trees):
         raise NotUnderstood("not one parameter")
@@ -183,8 +183,8 @@ def read_integer_set(text: str, how: Reading | None = None) -> IntegerSet:
         names = {part[0] for part in stated if _STATED.match(part)}
         if len(names) > 1:
             raise NotUnderstood("several names")
-        found = _of_rule([_STATED.sub("", part) for part in stated], member.group(1), member.group(2), [], how)
-        return found._replace(name="".join(names))
+        family = _of_rule([_STATED.sub("", part) for part in stated], member.group(1), member.group(2), [], how)
+        return family._replace(name="".join(names))
     return _of_items(text, how)
 
 

@@ -43,24 +43,24 @@ def _determinant(rows: list[tuple[str, ...]]) -> str:
     return f"({''.join(terms).removeprefix('+')})"
 
 
-def as_value(found: Form, other: Form) -> Form:
+def as_value(form: Form, other: Form) -> Form:
     """Return a determinant as a scalar where the other side is one, and other forms as they are."""
-    match = _SQUARE.match(found.kind)
+    match = _SQUARE.match(form.kind)
     size = int(match.group(1)) if match else 0
-    if other.kind != "scalar" or not 1 <= size <= MAX_DETERMINANT or len(found.items) != size * size:
-        return found
-    return Form("scalar", (_determinant([found.items[row * size : (row + 1) * size] for row in range(size)]),))
+    if other.kind != "scalar" or not 1 <= size <= MAX_DETERMINANT or len(form.items) != size * size:
+        return form
+    return Form("scalar", (_determinant([form.items[row * size : (row + 1) * size] for row in range(size)]),))
 
 
-def of_unit_vectors(found: Form, length: int) -> Form:
+def of_unit_vectors(form: Form, length: int) -> Form:
     """Return 2i - j + 3k as (2, -1, 3), and anything else as it is."""
-    text = found.items[0].replace(" ", "")
+    text = form.items[0].replace(" ", "")
     if len(text) > 200:
-        return found
+        return form
     terms = list(_UNIT_VECTOR.finditer(text))
     names = [term.group(3) for term in terms]
     whole = "".join(term.group() for term in terms) == text
     if not whole or not {"j", "k"} & set(names) or names != sorted(set(names)) or set(names) - set("ijk"[:length]):
-        return found
+        return form
     parts = {term.group(3): term.group(1) + (term.group(2) or "1") for term in terms}
     return Form("()", tuple(parts.get(name, "0").removeprefix("+") for name in "ijk"[:length]))

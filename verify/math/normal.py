@@ -269,19 +269,19 @@ def _rows(match: re.Match[str]) -> str:
 
 def _unwrapped(text: str) -> str:
     r"""Remove fonts around what holds braces itself: \boldsymbol{\frac{1}{2}}. Others are left to the rules."""
-    found = _NESTED.search(text)
-    while found:
-        level, end = 1, found.end()
+    match = _NESTED.search(text)
+    while match:
+        level, end = 1, match.end()
         while end < len(text) and level:
             level += (text[end] == "{") - (text[end] == "}")
             end += 1
-        inside = text[found.end() : end - 1]
+        inside = text[match.end() : end - 1]
         if level == 0 and "{" in inside and not _POWER.match(inside):
-            argument = text[: found.start()].rstrip()[-1:] in tuple("^_}")
-            text = text[: found.start()] + (f"{{{inside}}}" if argument else inside) + text[end:]
-            found = _NESTED.search(text, found.start())
+            argument = text[: match.start()].rstrip()[-1:] in tuple("^_}")
+            text = text[: match.start()] + (f"{{{inside}}}" if argument else inside) + text[end:]
+            match = _NESTED.search(text, match.start())
         else:
-            found = _NESTED.search(text, found.end())
+            match = _NESTED.search(text, match.end())
     return text
 
 

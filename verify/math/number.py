@@ -230,11 +230,11 @@ def exact_value(text: str) -> Fraction | None:
     """
     mixed = _MIXED.match(text)
     if mixed:
-        whole, top, bottom = (int(part) for part in mixed.groups() if part is not None)
+        whole, top, bottom = (int(ratio) for ratio in mixed.groups() if ratio is not None)
         if bottom == 0:
             return None
-        part = Fraction(top, bottom)
-        return whole - part if mixed.group().startswith("-") else whole + part
+        ratio = Fraction(top, bottom)
+        return whole - ratio if mixed.group().startswith("-") else whole + ratio
     if _SPACED.match(text):
         text = text.replace(" ", "")
     try:

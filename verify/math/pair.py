@@ -123,24 +123,24 @@ def _parts(text: str) -> str:
 def _mapped(text: str) -> str:
     """Write f: x -> 2x as f(x) = 2x."""
     text = _DOMAIN.sub("", text) if "\\to" in text else text
-    found = _MAPS.match(text) if "to" in text else None
-    if found is None:
+    match = _MAPS.match(text) if "to" in text else None
+    if match is None:
         return text
-    name, letter, value = (found.group(at) or found.group(at + 3) for at in (1, 2, 3))
+    name, letter, value = (match.group(at) or match.group(at + 3) for at in (1, 2, 3))
     return f"{name or 'f'}({letter})={value}"
 
 
 def _choices(left: str, right: str) -> tuple[str, str]:
     """Cut the letter of a choice off its value, where the other side is a value without a letter, or has the same."""
     plain = [TEXT.sub(r" \1 ", text).strip() if "\\text" in text[:8] else text for text in (left, right)]
-    one, other = (_LABEL.match(text) for text in plain)
-    if one and other:
-        same = (one.group(1) or one.group(2)) == (other.group(1) or other.group(2))
-        return (one.group(3).strip(), other.group(3).strip()) if same else (left, right)
-    if one and not _ONE_LETTER.match(plain[1]):
-        return one.group(3).strip(), right
-    if other and not _ONE_LETTER.match(plain[0]):
-        return left, other.group(3).strip()
+    left_match, right_match = (_LABEL.match(text) for text in plain)
+    if left_match and right_match:
+        same = (left_match.group(1) or left_match.group(2)) == (right_match.group(1) or right_match.group(2))
+        return (left_match.group(3).strip(), right_match.group(3).strip()) if same else (left, right)
+    if left_match and not _ONE_LETTER.match(plain[1]):
+        return left_match.group(3).strip(), right
+    if right_match and not _ONE_LETTER.match(plain[0]):
+        return left, right_match.group(3).strip()
     return left, right
 
 
@@ -166,12 +166,13 @@ def _cut(text: str) -> tuple[str, str]:
 
 def _heads(left: str, right: str) -> tuple[str, str]:
     """Cut off the left side that only one answer has, or that both have."""
-    (one, value), (other, given) = _cut(left), _cut(right)
-    if one and other:
-        return (value, given) if spelling_key(one) == spelling_key(other) and len(one) > 1 else (left, right)
-    if one and "=" not in right and not _is_word(value, right):
+    (left_head, value), (right_head, given) = _cut(left), _cut(right)
+    if left_head and right_head:
+        same = spelling_key(left_head) == spelling_key(right_head) and len(left_head) > 1
+        return (value, given) if same else (left, right)
+    if left_head and "=" not in right and not _is_word(value, right):
         return value, right
-    if other and "=" not in left and not _is_word(given, left):
+    if right_head and "=" not in left and not _is_word(given, left):
         return left, given
     return left, right
 
@@ -195,11 +196,11 @@ def _renamed(text: str, old: str, new: str) -> str:
 
 def _bound(left: str, right: str) -> tuple[str, str]:
     """Write the argument or index of the ground truth for that of the answer: f(t) = 2t as f(x) = 2x."""
-    one, other = _BOUND.match(left), _BOUND.match(right)
-    if not one or not other or one.group(1) != other.group(1) or bool(one.group(2)) != bool(other.group(2)):
+    head, other = _BOUND.match(left), _BOUND.match(right)
+    if not head or not other or head.group(1) != other.group(1) or bool(head.group(2)) != bool(other.group(2)):
         return left, right
-    old, new = ((found.group(2) or found.group(3)).replace(" ", "").split(",") for found in (other, one))
-    value, given = one.group(4), other.group(4)
+    old, new = ((found.group(2) or found.group(3)).replace(" ", "").split(",") for found in (other, head))
+    value, given = head.group(4), other.group(4)
     if {*old} & {*new} or len(old) != len(new) or len({*old}) < len(old) or len({*new}) < len(new):
         return left, right
     if {*new} & {*_letters(given)} or {*old} & {*_letters(value)}:
@@ -210,13 +211,13 @@ def _bound(left: str, right: str) -> tuple[str, str]:
 
 
 def _constants(left: str, right: str) -> tuple[str, str]:
-    """Write the constant of integration alike: one letter behind a plus sign, which stands nowhere else."""
-    one, other = _CONSTANT.search(left), _CONSTANT.search(right)
-    if not one or not other or "C" not in (one.group(1) or "C", other.group(1) or "C"):
+    """Write the constant of integration alike: one letter after a plus sign, which stands nowhere else."""
+    left_match, right_match = _CONSTANT.search(left), _CONSTANT.search(right)
+    if not left_match or not right_match or "C" not in (left_match.group(1) or "C", right_match.group(1) or "C"):
         return left, right
-    bodies = (left[: one.start()], right[: other.start()])
+    bodies = (left[: left_match.start()], right[: right_match.start()])
     used = [set(_letters(body)) for body in bodies]
-    names = {one.group(1) or "C", other.group(1) or "C"}
+    names = {left_match.group(1) or "C", right_match.group(1) or "C"}
     plain = any(letter in used[0] for letter in "xtus") and used[0] == used[1] and not any(map(str.isupper, used[0]))
     if not plain or names & used[0] or not names <= {"C", "c", "K", "k", "D"}:
         return left, right
@@ -227,7 +228,7 @@ def _parameters(left: str, right: str) -> tuple[str, str]:
     """Write an integer parameter of angles as n, and say that it is one on both sides where one side says so."""
     if left == right or not _ANGLE.search(left) or not _ANGLE.search(right):
         return left, right
-    told = [_MEMBER.search(text) for text in (left, right)]
+    members = [_MEMBER.search(text) for text in (left, right)]
     bodies = [_MEMBER.sub("", text) for text in (left, right)]
     heads = [re.match(r"^[a-z]\s*=\s*", body) for body in bodies]
     values = [body[head.end() :] if head else body for body, head in zip(bodies, heads, strict=True)]
@@ -237,9 +238,9 @@ def _parameters(left: str, right: str) -> tuple[str, str]:
         for value, of in zip(values, names, strict=True)
     ):
         return left, right
-    if names[0] == names[1] and bool(told[0]) == bool(told[1]):
+    if names[0] == names[1] and bool(members[0]) == bool(members[1]):
         return left, right
     (old,), (new,) = names[1], names[0]
-    tail = ", n \\in Z" if any(told) and new == "n" else ""
+    tail = ", n \\in Z" if any(members) and new == "n" else ""
     lead = [head.group() if head else "" for head in heads]
     return f"{lead[0]}{values[0]}{tail}", f"{lead[1]}{_renamed(values[1], old, new)}{tail}"

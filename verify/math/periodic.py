@@ -46,7 +46,7 @@ class Strips(NamedTuple):
 
 
 def _cut(text: str) -> tuple[str, str, str]:
-    """Return (body, parameter, domain) of a union with its sign in front or parameter behind. Raises NotUnderstood."""
+    """Return (body, parameter, domain) of a union with its sign before or parameter after it. Raises NotUnderstood."""
     builder = BUILDER.match(text.strip())
     text = (builder.group(2) if builder else text).strip()
     big = _BIG.search(text)
@@ -86,7 +86,7 @@ def read(text: str) -> Strips:
 
 
 def _members(strips: Strips, reach: int) -> list[tuple[str, ...]]:
-    found = []
+    members = []
     for k in sorted(integer_sets.integers(strips.domain, integer_sets.Reading(False, reach)), key=abs):
         for closed, low, high, closed_too in strips.pieces:
             point = {strips.name: mpmath.mpf(k)}
@@ -94,15 +94,15 @@ def _members(strips: Strips, reach: int) -> list[tuple[str, ...]]:
                 ends = [value_at(end, point, DIGITS) for end in (low, high)]
             except Undefined as error:
                 raise NotUnderstood("an end without a value") from error
-            found.append((str(closed), *(integer_sets.key(end) for end in ends), str(closed_too)))
-    return found
+            members.append((str(closed), *(integer_sets.key(end) for end in ends), str(closed_too)))
+    return members
 
 
 def same_strips(ground_truth: str, answer: str) -> bool:
     """Return whether two unions with a parameter are one set. Raises NotUnderstood when one is not such a union."""
-    one, other = (_as_family(text) for text in (ground_truth, answer))
-    if one and other:
-        return one[0] == other[0] and integer_sets.same_integer_set(one[1], other[1])
+    left_family, right_family = (_as_family(text) for text in (ground_truth, answer))
+    if left_family and right_family:
+        return left_family[0] == right_family[0] and integer_sets.same_integer_set(left_family[1], right_family[1])
     left, right = read(ground_truth), read(answer)
     near, far = ([_members(side, reach) for side in (left, right)] for reach in (_CORE, _REACH))
     return all(set(near[side]) <= set(far[1 - side]) for side in (0, 1))

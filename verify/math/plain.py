@@ -104,8 +104,9 @@ def _same_number(ground_truth: Quantity, answer: Quantity) -> bool:
         units = {ground_truth.unit.rstrip("s"), answer.unit.rstrip("s")}
         if units == {"£", "pound"}:
             return left == right
-        (left, one), (right, other) = in_base_units(left, ground_truth.unit), in_base_units(right, answer.unit)
-        if one != other:
+        left, left_unit = in_base_units(left, ground_truth.unit)
+        right, right_unit = in_base_units(right, answer.unit)
+        if left_unit != right_unit:
             return False
     if left == right:
         return True
@@ -242,8 +243,8 @@ def _factorial_remainder(count: Fraction, prime: int) -> int:
 def _as_quotients(node: Node) -> Node:
     """Write x^{-1} as 1/x, everywhere in a tree."""
     node = tuple(_as_quotients(part) if isinstance(part, tuple) else part for part in node)
-    one: Node = ("num", Fraction(1))
-    return ("/", one, node[1]) if node[0] == "^" and node[2] in (("-", one), ("num", Fraction(-1))) else node
+    unity: Node = ("num", Fraction(1))
+    return ("/", unity, node[1]) if node[0] == "^" and node[2] in (("-", unity), ("num", Fraction(-1))) else node
 
 
 def decide(ground_truth: str, answer: str) -> Verdict | None:
@@ -262,10 +263,10 @@ def decide(ground_truth: str, answer: str) -> Verdict | None:
 def _decimal_comma(ground_truth: str, answer: str) -> str:
     """Return the answer "0,75" as "0.75" where the ground truth is one number, not an integer: a list could not equal
     it. Three digits after the comma are thousands, unless a zero stands before it."""
-    found = _WITH_COMMA.match(answer)
-    if found is None or (true := quantity(ground_truth)) is None or true.value.denominator == 1:
+    match = _WITH_COMMA.match(answer)
+    if match is None or (true := quantity(ground_truth)) is None or true.value.denominator == 1:
         return answer
-    return f"{found.group(1)}.{found.group(2)}"
+    return f"{match.group(1)}.{match.group(2)}"
 
 
 @lru_cache(maxsize=16384)

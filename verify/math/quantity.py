@@ -1,4 +1,4 @@
-r"""Reads a number with what is written around it: currency before, unit, percent or multiplier behind.
+r"""Reads a number with what is written around it: currency before, unit, percent or multiplier after it.
 
 "$5" is (5, "dollar"), "18 apples" is (18, "apples"), "2.5 million" is (2500000, "").
 """
@@ -158,27 +158,27 @@ def quantity(text: str) -> Quantity | None:
             return None
         named = named or tail
     if factor == 1 and not percent:
-        text, found = _split_unit(text)
-        if named and found.startswith("per "):
-            named, found = f"{named}/{found.removeprefix('per ')}", ""
-        if found and named and unit(found) != unit(named):
+        text, tail_unit = _split_unit(text)
+        if named and tail_unit.startswith("per "):
+            named, tail_unit = f"{named}/{tail_unit.removeprefix('per ')}", ""
+        if tail_unit and named and unit(tail_unit) != unit(named):
             return None
-        named = named or found
+        named = named or tail_unit
     return _finish(text, named, percent, factor)
 
 
 def read_compound(text: str) -> Quantity | None:
     """Read 2 hours 30 minutes as one quantity in the smaller unit; None for units of two kinds, and for 5 m, 30 cm."""
-    found = _COMPOUND.match(without_text(text))
-    if found is None:
+    match = _COMPOUND.match(without_text(text))
+    if match is None:
         return None
-    large, large_unit, comma, small, small_unit = found.groups()
-    one, other = unit(large_unit), unit(small_unit)
-    if comma and one.dimensions != unit("hour").dimensions and large_unit[:4] not in ("foot", "feet", "ft", "poun"):
+    large, large_unit, comma, small, small_unit = match.groups()
+    larger, smaller = unit(large_unit), unit(small_unit)
+    if comma and larger.dimensions != unit("hour").dimensions and large_unit[:4] not in ("foot", "feet", "ft", "poun"):
         return None
-    if one.dimensions != other.dimensions or not one.factor > other.factor or not is_known(small_unit):
+    if larger.dimensions != smaller.dimensions or not larger.factor > smaller.factor or not is_known(small_unit):
         return None
-    return Quantity(Fraction(large) * one.factor / other.factor + Fraction(small), small_unit)
+    return Quantity(Fraction(large) * larger.factor / smaller.factor + Fraction(small), small_unit)
 
 
 def _finish(text: str, named: str, percent: bool, factor: int | Fraction) -> Quantity | None:

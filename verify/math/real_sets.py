@@ -75,9 +75,9 @@ HINT = re.compile(
 def interval_of(text: str) -> tuple[bool, str, str, bool] | None:
     """Return the ends of an interval, between whether the first belongs to it and whether the last does; None for other
     texts."""
-    found = _INTERVAL.match(text)
-    ends = split_top(found.group(2), COMMA) if found else []
-    return (found.group(1) == "[", ends[0], ends[1], found.group(3) == "]") if found and len(ends) == 2 else None
+    match = _INTERVAL.match(text)
+    ends = split_top(match.group(2), COMMA) if match else []
+    return (match.group(1) == "[", ends[0], ends[1], match.group(3) == "]") if match and len(ends) == 2 else None
 
 
 def _end(text: str, inside: bool) -> End:
@@ -138,15 +138,15 @@ def _ordered(pieces: list[Piece]) -> tuple[Piece, ...]:
 
 def _outside(pieces: tuple[Piece, ...]) -> tuple[Piece, ...]:
     """Return the complement on the real line."""
-    found, low = [], _LOW
+    gaps, low = [], _LOW
     for piece in pieces:
         if piece.low.node is not None:
-            found.append(Piece(low, piece.low._replace(inside=not piece.low.inside)))
+            gaps.append(Piece(low, piece.low._replace(inside=not piece.low.inside)))
         low = piece.high._replace(inside=not piece.high.inside)
         if piece.high.node is None:
-            return _ordered(found)
-    found.append(Piece(low, _HIGH))
-    return _ordered(found)
+            return _ordered(gaps)
+    gaps.append(Piece(low, _HIGH))
+    return _ordered(gaps)
 
 
 def _common(left: tuple[Piece, ...], right: tuple[Piece, ...]) -> tuple[Piece, ...]:
@@ -278,8 +278,8 @@ def _simple(text: str, depth: int) -> RealSet:
     pieces: tuple[Piece, ...] = _LINE
     names = set()
     for link in chain:
-        found, name = _solve(link)
-        pieces = _common(pieces, _ordered(list(found)))
+        solved, name = _solve(link)
+        pieces = _common(pieces, _ordered(list(solved)))
         names.add(name)
     if len(names) != 1:
         raise NotUnderstood(text[:80])
@@ -294,11 +294,11 @@ def within_infinity(text: str) -> str:
 
 def same_open_chain(interval: str, chain: str) -> bool | None:
     """Compare an interval whose ends have parameters with a chain: (a,b) is a < x < b. None for other pairs."""
-    found = interval_of(interval)
+    parts = interval_of(interval)
     given = links(within_infinity(chain))
-    if found is None or not given:
+    if parts is None or not given:
         return None
-    closed, first, last, closed_too = found
+    closed, first, last, closed_too = parts
     names = {side[1] for link in given for side in (link.left, link.right) if side[0] == "sym"}
     signs = ["\\leq" if inside else "<" for inside in (closed, closed_too)]
     for name in sorted(names):

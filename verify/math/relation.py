@@ -42,10 +42,10 @@ def cut(text: str) -> tuple[list[str], list[str]]:
     position = 0
     for side in sides[:-1]:
         position = text.index(side, position) + len(side)
-        found = _SIGN.search(text, position)
-        assert found is not None
-        signs.append(found.group())
-        position = found.end()
+        match = _SIGN.search(text, position)
+        assert match is not None
+        signs.append(match.group())
+        position = match.end()
     return sides, signs
 
 
@@ -55,12 +55,12 @@ def links(text: str) -> list[Link] | None:
     if not signs or "" in sides:
         return None
     trees = [parse(side) for side in sides]
-    found = []
+    chain = []
     for left, sign, right in zip(trees, signs, trees[1:], strict=False):
         if sign in _TURNED:
             left, sign, right = right, _TURNED[sign], left
-        found.append(Link(left, sign, right))
-    return found
+        chain.append(Link(left, sign, right))
+    return chain
 
 
 def ratio(left: Node, right: Node) -> Any:

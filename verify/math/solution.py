@@ -75,30 +75,30 @@ def _roots(difference: Node, name: str) -> list[Any] | None:
             shifted = [_MP.mpf(0), *falling]
             falling = [(a - order * b) / (order + 1) for a, b in zip(shifted, [*falling, _MP.mpf(0)], strict=True)]
         try:
-            found = mpmath.polyroots(coefficients[::-1], maxsteps=200, extraprec=400)
+            roots = mpmath.polyroots(coefficients[::-1], maxsteps=200, extraprec=400)
         except mpmath.libmp.NoConvergence:
             return None
         close = _MP.mpf(10) ** (-DIGITS // 4)  # of a multiple root only a share of the digits is right
-        return [mpmath.re(root) + shift for root in found if abs(mpmath.im(root)) <= close * max(1, abs(root))]
+        return [mpmath.re(root) + shift for root in roots if abs(mpmath.im(root)) <= close * max(1, abs(root))]
 
 
 def _borders(node: Node) -> list[Node]:
     """Return the divisors of a tree and what is in its roots, logarithms and bars: where these vanish it may break."""
-    found = [part for child in node[1:] if isinstance(child, tuple) for part in _borders(child)]
+    borders = [part for child in node[1:] if isinstance(child, tuple) for part in _borders(child)]
     if node[0] == "/" and symbols(node[2]):
-        found.append(node[2])
+        borders.append(node[2])
     if node[0] == "call" and symbols(node):
         if node[1] not in ("root", "ln", "log", "lg", "abs", "exp"):
             raise NotUnderstood("a function whose breaks are not known")
         if node[1] != "exp":
-            found.append(node[2])
-    return found
+            borders.append(node[2])
+    return borders
 
 
 def _cleared(node: Node) -> Node:
     """Return a difference times all its `_borders`: apart from theirs it has the same zeros."""
-    for part in _borders(node):
-        node = ("*", node, part)
+    for divisor in _borders(node):
+        node = ("*", node, divisor)
     return node
 
 
@@ -107,8 +107,8 @@ def _points(ends: list[Any]) -> Iterator[Any]:
     if not ends:
         ends = [_MP.mpf(0)]
     for low, high in zip(ends, ends[1:], strict=False):
-        for part in range(_BETWEEN):
-            yield low + (high - low) * (part + _MP.mpf(dice.random())) / _BETWEEN
+        for index in range(_BETWEEN):
+            yield low + (high - low) * (index + _MP.mpf(dice.random())) / _BETWEEN
         for near in _NEAR:
             yield low + (high - low) * near
             yield high - (high - low) * near
@@ -135,13 +135,13 @@ def condition_of(text: str) -> list[Link]:
     An equation is a condition only inside a set-builder: on its own it is an answer in its own right.
     """
     builder = BUILDER.match(text)
-    found: list[Link] = []
-    for part in split_top(builder.group(2) if builder else text, CAP):
-        chain = links(part)
+    conditions: list[Link] = []
+    for statement in split_top(builder.group(2) if builder else text, CAP):
+        chain = links(statement)
         if chain is None or (builder is None and any(link.sign == "=" for link in chain)):
             raise NotUnderstood(text[:80])
-        found += chain
-    return found
+        conditions += chain
+    return conditions
 
 
 def is_solution(condition: list[Link], real_set: RealSet) -> bool:
@@ -159,7 +159,7 @@ def is_solution(condition: list[Link], real_set: RealSet) -> bool:
     polynomial = all(found is not None for found in roots)
     ends = sorted({end.value for piece in real_set.pieces for end in piece[:2] if end.node is not None})
     if not polynomial and (not ends or any(link.sign in ("=", "\\neq") for link in condition)):
-        raise NotUnderstood("cannot be told by samples")
+        raise NotUnderstood("samples cannot decide this")
     for piece in real_set.pieces:
         for end in piece[:2]:
             if end.node is None:

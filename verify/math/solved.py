@@ -45,13 +45,13 @@ class _Relation(NamedTuple):
 
     def isolated(self) -> dict[str, frozenset[str]]:
         """Return {name: names on the other sides} for every name that stands alone on one side and on no other."""
-        found = {}
+        definitions = {}
         for at in range(len(self.sides)):
             others = frozenset[str]().union(*(self.unknowns(other) for other in range(len(self.sides)) if other != at))
             name = self.name(at, bool(others))
             if name and name not in others and name.partition("(")[0] not in others:
-                found[name] = others
-        return found
+                definitions[name] = others
+        return definitions
 
     def name(self, at: int, others: bool) -> str:
         tree, side = self.trees[at], self.sides[at].strip()
@@ -80,18 +80,18 @@ def _functions(node: Node) -> frozenset[str]:
 
 def _relations(text: str, depth: int = 0) -> list[_Relation]:
     """Return the relations that a text states, including those inside a set-builder."""
-    found = []
-    for part in split_top(text, _PARTS) if "\\begin" not in text else ():  # cases: values and when they hold
-        pair = bracketed(part) or bracketed(_MEMBER.sub("", part).strip())
+    relations = []
+    for statement in split_top(text, _PARTS) if "\\begin" not in text else ():  # cases: values and when they hold
+        pair = bracketed(statement) or bracketed(_MEMBER.sub("", statement).strip())
         if pair and depth < 4:
             element, *conditions = split_top(pair[1], BAR) if pair[0] == "{}" else [pair[1]]
             if not conditions or "," not in element:  # else a set of points: a curve
-                found += _relations(conditions[-1] if conditions else element, depth + 1)
+                relations += _relations(conditions[-1] if conditions else element, depth + 1)
             continue
-        sides, signs = cut(part)
+        sides, signs = cut(statement)
         if signs:
-            found.append(_Relation(sides, [_tree(side) for side in sides], signs))
-    return [one for one in found if any(one.unknowns(at) for at in range(len(one.sides)))]
+            relations.append(_Relation(sides, [_tree(side) for side in sides], signs))
+    return [one for one in relations if any(one.unknowns(at) for at in range(len(one.sides)))]
 
 
 def _tree(side: str) -> Node | None:

@@ -205,26 +205,26 @@ def _cover(ground_truth: tuple[str, ...], answer: tuple[str, ...], same: ItemCom
     return None if all(True in line or None in line for line in lines) else False
 
 
-def _in_order(found: Form) -> Form:
+def _in_order(given: Form) -> Form:
     """Return a bare list as a tuple: "1, 2" as it stands, "y=2, x=1" in the order of its names."""
-    if found.kind != "list" or any("\\infty" in item for item in found.items):
-        return found
-    named = _named_items(found)
-    return Form("()", named if named else found.items)
+    if given.kind != "list" or any("\\infty" in item for item in given.items):
+        return given
+    named = _named_items(given)
+    return Form("()", named if named else given.items)
 
 
-def _named_items(found: Form) -> tuple[str, ...]:
+def _named_items(given: Form) -> tuple[str, ...]:
     """Return the values of "y = 2, x = 1" in the order of their different names; () when they have none."""
-    matches = [_ASSIGNED.match(item) for item in found.items]
+    matches = [_ASSIGNED.match(item) for item in given.items]
     pairs = sorted((match.group(1), match.group(2).strip()) for match in matches if match)
-    different = len({name for name, _ in pairs}) == len(found.items) == len(pairs)
+    different = len({name for name, _ in pairs}) == len(given.items) == len(pairs)
     return tuple(value for _, value in pairs) if different else ()
 
 
-def _counts_things(found: Form) -> bool:
+def _counts_things(given: Form) -> bool:
     """Return whether every item is a number of a different thing: 6 red and 4 blue."""
     things: set[str] = set()
-    for item in found.items:
+    for item in given.items:
         match = _THING.search(item)
         if match is None or match.group(1) in things:
             return False
@@ -241,30 +241,30 @@ def _same_ratio(left: Form, right: Form, same: ItemComparison) -> bool | None:
     if left.kind != right.kind or len(left.items) != len(right.items):
         return False
     try:
-        one, other = ([exact_value(item) for item in part] for part in items)
+        left_values, right_values = ([exact_value(item) for item in part] for part in items)
     except TooLarge:
         return False
-    if all(one) and all(other):
-        return all(a * other[0] == b * one[0] for a, b in zip(one, other, strict=True))  # type: ignore[operator]
-    found = [same(a, b) for a, b in zip(*items, strict=True)]
-    if False in found or None in found:  # in another scale: 1 : \\sqrt{3} and 2 : 2\\sqrt{3}
+    if all(left_values) and all(right_values):
+        return all(a * right_values[0] == b * left_values[0] for a, b in zip(left_values, right_values, strict=True))  # type: ignore[operator]
+    equal = [same(a, b) for a, b in zip(*items, strict=True)]
+    if False in equal or None in equal:  # in another scale: 1 : \\sqrt{3} and 2 : 2\\sqrt{3}
         first, second = items[0][0], items[1][0]
         scaled = [(rf"\frac{{{a}}}{{{first}}}", rf"\frac{{{b}}}{{{second}}}") for a, b in zip(*items, strict=True)]
-        found = [same(a, b) for a, b in scaled[1:]]
-    return False if False in found else None if None in found else True
+        equal = [same(a, b) for a, b in scaled[1:]]
+    return False if False in equal else None if None in equal else True
 
 
-def _as_vector(found: Form, other: Form) -> Form:
+def _as_vector(given: Form, other: Form) -> Form:
     """Return a tuple where the other side is one, for a matrix of one column (or row), 2i - j + 3k, or P(1, 2)."""
-    point = _POINT.match(found.items[0]) if found.kind == "scalar" and other.kind == "()" else None
+    point = _POINT.match(given.items[0]) if given.kind == "scalar" and other.kind == "()" else None
     if point:
         return form(point.group(1))
-    if found.kind == "scalar" and (other.kind == "()" or other.kind == "matrix 1x1x1"):
-        return of_unit_vectors(found, len(other.items))
-    count = len(found.items)
-    if other.kind == "()" and found.kind in (f"matrix {'x'.join('1' * count)}", f"matrix {count}"):
-        return Form("()", found.items)
-    return found
+    if given.kind == "scalar" and (other.kind == "()" or other.kind == "matrix 1x1x1"):
+        return of_unit_vectors(given, len(other.items))
+    count = len(given.items)
+    if other.kind == "()" and given.kind in (f"matrix {'x'.join('1' * count)}", f"matrix {count}"):
+        return Form("()", given.items)
+    return given
 
 
 def same_form(ground_truth: str, answer: str, same: ItemComparison, depth: int = 0) -> bool | None:
@@ -292,21 +292,21 @@ def same_form(ground_truth: str, answer: str, same: ItemComparison, depth: int =
         return same_form(left.items[0], right.items[0], same, depth + 1)
     loose = kinds <= {"{}", "list", "either"}
     if kinds == {"{}"} and len(left.items) != len(right.items) and depth < MAX_DEPTH:
-        return _cover(left.items, right.items, lambda one, other: same_form(one, other, same, depth + 1))
+        return _cover(left.items, right.items, lambda item, other: same_form(item, other, same, depth + 1))
     if (left.kind != right.kind and not loose) or len(left.items) != len(right.items):
         return False
     if depth >= MAX_DEPTH or len(left.items) > MAX_ITEMS:
         return False
 
-    def same_item(one: str, other: str) -> bool | None:
-        return same_form(one, other, same, depth + 1)
+    def same_item(item: str, other: str) -> bool | None:
+        return same_form(item, other, same, depth + 1)
 
     if not left.ordered:
         return _match_any_order(left.items, right.items, same_item)
     verdict: bool | None = True
-    for one, other in zip(left.items, right.items, strict=True):
-        found = same_item(one, other)
-        if found is False:
+    for item, other in zip(left.items, right.items, strict=True):
+        equal = same_item(item, other)
+        if equal is False:
             return False
-        verdict = None if found is None else verdict
+        verdict = None if equal is None else verdict
     return verdict

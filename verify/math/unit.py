@@ -137,10 +137,10 @@ def unit(text: str) -> Unit:
     text = _BELOW.sub(lambda found: "/" + "/".join(re.split(r"[\s*·]+", found.group(1).strip())), text)
     if "^" in text:
         text = _PRODUCT.sub("*", text)
-    parts = [(part, index > 0) for index, parts in enumerate(_PER.split(text))
-             for part in _TIMES.split(parts)]  # fmt: skip
-    for part, below in parts:
-        match = _FACTOR.match(part.strip())
+    parts = [(item, index > 0) for index, parts in enumerate(_PER.split(text))
+             for item in _TIMES.split(parts)]  # fmt: skip
+    for item, below in parts:
+        match = _FACTOR.match(item.strip())
         if match is None:
             continue
         before, name, digit, after = match.groups()

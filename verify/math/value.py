@@ -204,9 +204,9 @@ def constant(node: Node, digits: int = DIGITS) -> Any:
 
 
 def _agree(left: Node, right: Node, point: dict[str, Any], digits: int) -> bool:
-    one, other = value_at(left, point, digits), value_at(right, point, digits)
+    left_value, right_value = value_at(left, point, digits), value_at(right, point, digits)
     with _MP.workdps(digits + 20):
-        gap, scale = abs(one - other), max(abs(one), abs(other))
+        gap, scale = abs(left_value - right_value), max(abs(left_value), abs(right_value))
         if gap <= scale * _MP.mpf(10) ** (20 - digits):
             return True
         if gap > _MP.mpf(10) ** (10 - digits):
@@ -245,10 +245,10 @@ def sample_points(
 
 def _alternates(node: Node) -> frozenset[str]:
     """Return the variables in the exponent of a negative number: they mean integers, as n in (-1)^n."""
-    found: frozenset[str] = frozenset()
+    exponents: frozenset[str] = frozenset()
     if node[0] == "^" and node[1][0] == "-" and node[1][1][0] == "num":
-        found = symbols(node[2])
-    return found.union(*(_alternates(part) for part in node[1:] if isinstance(part, tuple)))
+        exponents = symbols(node[2])
+    return exponents.union(*(_alternates(part) for part in node[1:] if isinstance(part, tuple)))
 
 
 _KINKED = ("abs", "max", "min", "sgn", "floor", "ceil", "mod")
@@ -281,8 +281,8 @@ def _agree_far(left: Node, right: Node, names: list[str]) -> bool:
     marks = {Fraction(size) for size in (3, 30, 300)} | {abs(number) for number in _numbers(left) | _numbers(right)}
     for mark in sorted(marks)[:12]:
         beside = Fraction(1, 7)
-        for place in (-2 * mark - 1, -mark - beside, -mark + beside, mark - beside, 2 * mark + 1):
-            point = {name: _MP.mpf(place.numerator) / place.denominator + index for index, name in enumerate(names)}
+        for first in (-2 * mark - 1, -mark - beside, -mark + beside, mark - beside, 2 * mark + 1):
+            point = {name: _MP.mpf(first.numerator) / first.denominator + index for index, name in enumerate(names)}
             try:
                 values = value_at(left, point), value_at(right, point)
                 if all(is_real(value) for value in values) and not _agree(left, right, point, DIGITS):

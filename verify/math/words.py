@@ -5,15 +5,10 @@ from __future__ import annotations
 import re
 
 from verify.math.brackets import TEXT, without_text
+from verify.math.word_lists import LISTS, pattern_of, words_in
 
-_FUNCTION_NAMES = (
-    "sqrt frac sin cos tan cot sec csc log ln exp arcsin arccos arctan sinh cosh tanh max min gcd lcm mod binom det "
-    "deg lim sum prod int infty infinity"
-)
-_FUNCTIONS = frozenset(_FUNCTION_NAMES.split())
-_SHORT_WORDS = frozenset(
-    {"yes", "no", "odd", "even", "all", "none", "and", "or", "red", "true", "false", "not"}
-) | frozenset(("да", "нет", "так", "ні", "oui", "non", "ja", "nein", "sí", "sì", "não"))
+_FUNCTIONS = frozenset(words_in("words", "functions"))
+_SHORT_WORDS = frozenset(words_in("words", "short"))
 _COMMAND = re.compile(r"\\[A-Za-z]+")
 _WORD = re.compile(r"(?<!\\)[^\W\d_]+")
 _TIME = re.compile(r"^(\d{1,2})(?::(\d\d))?(?::(\d\d))?(?: ?([ap])\.? ?m\.?)?$", re.IGNORECASE)
@@ -31,20 +26,9 @@ _CHOICE = re.compile(r"^\(?\s*([A-Z])\s*[).:]?$")
 _AS_SETS = {"no solution": "\\emptyset", "all real numbers": "\\mathbb{R}"}
 _ARTICLE = re.compile(r"^(?:an?|the) (?=\w{2})")
 _SYNONYMS = {
-    word: meaning
-    for meaning, words in {
-        "no solution": "no solutions|no solution|无解|none exist|there is no solution|there are no solutions"
-        "|no real solution|no real solutions|empty set|the empty set|空集|方程无解|无实数解|不等式无解|此方程无解",
-        "all real numbers": "all real numbers|all reals|the set of all real numbers|全体实数|所有实数|任意实数|实数集",
-        "divergent": "divergent|diverges|diverge|the series diverges|the integral diverges|发散",
-        "convergent": "convergent|converges|converge|the series converges|the integral converges|收敛",
-        "does not exist": "dne|does not exist|doesn t exist|不存在",
-        "true": "true|正确|对",
-        "false": "false|错误|错|incorrect",
-        "yes": "yes|是|да|oui|ja|sí|sì|так",
-        "no": "no|否|不是|нет|non|nein|não|ні",
-    }.items()
-    for word in (_ARTICLE.sub("", word) for word in words.split("|"))
+    _ARTICLE.sub("", word): meaning
+    for meaning in LISTS["synonyms"]
+    for word in pattern_of("synonyms", meaning).split("|")
 }
 
 
@@ -77,8 +61,8 @@ def same_choice(ground_truth: str, answer: str) -> bool:
         return plain.upper() == labelled.upper()
     if _LABELLED.match(plain):
         plain, labelled = labelled, plain
-    choice, found = _CHOICE.match(plain), _LABELLED.match(labelled)
-    return bool(choice and found and choice.group(1) == found.group(1))
+    choice, labelled_match = _CHOICE.match(plain), _LABELLED.match(labelled)
+    return bool(choice and labelled_match and choice.group(1) == labelled_match.group(1))
 
 
 def same_words(ground_truth: str, answer: str) -> bool:
@@ -87,8 +71,8 @@ def same_words(ground_truth: str, answer: str) -> bool:
         return True
     if _DATE.match(ground_truth) and _DATE.match(answer):
         return sorted(_ORDINAL.sub("", ground_truth).split()) == sorted(_ORDINAL.sub("", answer).split())
-    one, other = (sorted(text.split(" and ")) for text in (ground_truth, answer))
-    return len(one) > 1 and one == other and all(" is " in part for part in one)
+    true_parts, given_parts = (sorted(text.split(" and ")) for text in (ground_truth, answer))
+    return len(true_parts) > 1 and true_parts == given_parts and all(" is " in part for part in true_parts)
 
 
 def choices(text: str) -> tuple[str, ...] | None:

@@ -32,7 +32,7 @@ AnswerIn = Literal["box", "code block", "response"]
 r"""where a response gives its answer: in its last \boxed{...}, in its first fenced block that names a language, or all
 of it is the answer"""
 Needs = Literal["", "answer checker", "sandbox"]
-"""what a verifier is called with beside the answer: nothing, an `AnswerChecker`, or a `ProgramVerifier`"""
+"""what a verifier is called with in addition to the answer: nothing, an `AnswerChecker`, or a `ProgramVerifier`"""
 DEFAULT = "math"
 REASONING_GYM = "reasoning_gym:"
 """what the names of reasoning-gym's kinds of problems begin with, as checkers and in data.train"""
@@ -55,7 +55,7 @@ class Answer(NamedTuple):
     text: str
     r"""the content of the box, the program, or the whole response"""
     language: str = ""
-    """the word behind the fence of a code block, in lower case"""
+    """the word after the fence of a code block, in lower case"""
     group: int = 0
     """which draw of the problem this is: programs of one group run the same tests"""
 
@@ -97,8 +97,8 @@ class Verifier(NamedTuple):
         """Return the answer in a response (`language` only of code blocks), None when there is none."""
         if self.answer_in == "code block":
             return first_program(response)
-        found = extract_answer(response) if self.answer_in == "box" else response if response.strip() else None
-        return None if found is None else CodeBlock("", found)
+        answer = extract_answer(response) if self.answer_in == "box" else response if response.strip() else None
+        return None if answer is None else CodeBlock("", answer)
 
     def giving(self, form: object) -> Verifier:
         """The same for answers in another form, where `form` is one."""
@@ -116,10 +116,10 @@ class Verifier(NamedTuple):
         tool = tools.get(self.needs) if self.needs else None
         if self.needs and tool is None:
             return Finding(Verdict.UNVERIFIABLE, 0.0, f"no {self.needs} is at hand")
-        found = self.function(answer, tool) if self.needs else self.function(answer)
-        if inspect.isawaitable(found):
-            found = await found
-        return found if isinstance(found, Finding) else finding_of(float(found))
+        result = self.function(answer, tool) if self.needs else self.function(answer)
+        if inspect.isawaitable(result):
+            result = await result
+        return result if isinstance(result, Finding) else finding_of(float(result))
 
 
 def finding_of(share: float) -> Finding:
@@ -134,28 +134,30 @@ def finding_of(share: float) -> Finding:
 
 VERIFIERS: dict[str, Verifier] = {}
 """domain -> verifier, of the modules loaded so far"""
+FAMILIES: dict[str, Callable[[], Mapping[str, Verifier]]] = {}
+"""beginning of the names of checkers that are made when a row first names one -> what makes them all"""
 _domains_of_user: set[str] = set()
 
 
-def register(found: Verifier) -> None:
+def register(verifier: Verifier) -> None:
     """Register a verifier. Raises ConfigError when the domain has one from another file."""
-    known = VERIFIERS.get(found.domain)
-    if known is not None and known.home != found.home:
+    known = VERIFIERS.get(verifier.domain)
+    if known is not None and known.home != verifier.home:
         raise ConfigError(
-            f"{found.home}: the domain '{found.domain}' has a verifier already (defined in {known.home}): choose "
+            f"{verifier.home}: the domain '{verifier.domain}' has a verifier already (defined in {known.home}): choose "
             "another name"
         )
-    VERIFIERS[found.domain] = found
+    VERIFIERS[verifier.domain] = verifier
 
 
-def register_of_user(found: Sequence[Verifier]) -> None:
+def register_of_user(verifiers: Sequence[Verifier]) -> None:
     """Register the verifiers of the user's files, in place of those that were registered so before."""
     for domain in _domains_of_user:
         VERIFIERS.pop(domain, None)
     _domains_of_user.clear()
-    for one in found:
-        register(one)
-        _domains_of_user.add(one.domain)
+    for verifier in verifiers:
+        register(verifier)
+        _domains_of_user.add(verifier.domain)
 
 
 def verifier(
@@ -199,17 +201,15 @@ def verifier_of(domain: object) -> Verifier:
 def verifier_for(problem: Problem) -> Verifier:
     """Return the verifier of a problem: its checker, else that of its domain, for the form of its answer. Raises
     DataError for a checker that is not there, ConfigError where reasoning-gym cannot be used."""
-    found = checker_named(problem.checker) if problem.checker else verifier_of(problem.domain)
-    return found.giving(problem.answer_form)
+    verifier = checker_named(problem.checker) if problem.checker else verifier_of(problem.domain)
+    return verifier.giving(problem.answer_form)
 
 
 def checker_named(name: str) -> Verifier:
     """Return the verifier that a row's "checker" names. Raises as `verifier_for`."""
     _load()
     if name.startswith(REASONING_GYM) and name not in VERIFIERS:
-        from verify.reasoning_gym_host import checkers  # it knows this module
-
-        VERIFIERS.update(checkers())
+        VERIFIERS.update(FAMILIES[REASONING_GYM]())
     if name not in VERIFIERS:
         near = difflib.get_close_matches(name, VERIFIERS, n=1, cutoff=0)[0]
         raise DataError(f"the checker '{name}' is not there: is '{near}' meant? reward.plugins names files with others")

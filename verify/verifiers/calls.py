@@ -95,8 +95,8 @@ def _calls_of(text: str) -> list[FunctionCall] | None:
         value = parse_json(text)
     except ValueError:
         return None
-    found = [read_call(one) for one in (value if isinstance(value, list) else [value])]
-    return None if any(call is None for call in found) else [call for call in found if call is not None]
+    calls = [read_call(one) for one in (value if isinstance(value, list) else [value])]
+    return None if any(call is None for call in calls) else [call for call in calls if call is not None]
 
 
 def read_call(value: Any) -> FunctionCall | None:
@@ -114,14 +114,14 @@ def read_call(value: Any) -> FunctionCall | None:
 
 def fault(calls: Sequence[FunctionCall], tests: Mapping[str, Any]) -> str:
     """Return what is wrong with the calls of one answer, "" when they are right. `tests`: see the module docstring."""
-    wanted: list[tuple[str, Any]] = [one for truth in tests["ground_truth"] for one in truth.items()]
-    if not wanted:
+    expected: list[tuple[str, Any]] = [one for truth in tests["ground_truth"] for one in truth.items()]
+    if not expected:
         return f"calls {calls[0].name[:60]}, though no function fits" if calls else ""
-    if len(calls) != len(wanted):
-        return f"{len(calls)} calls, wanted {len(wanted)}"
+    if len(calls) != len(expected):
+        return f"{len(calls)} calls, wanted {len(expected)}"
     schemas = {tool_name(one["name"]): one.get("parameters", {}) for one in tests["functions"]}
     left = list(calls)
-    for name, accepted in wanted:
+    for name, accepted in expected:
         faults = [_fault_of(call, name, accepted, schemas.get(tool_name(name), {})) for call in left]
         if "" not in faults:
             return faults[0]
@@ -147,13 +147,13 @@ def _fault_of(call: FunctionCall, name: str, accepted: Mapping[str, Any], schema
     return ""
 
 
-def _has_type(value: Any, wanted: str, accepted: Sequence[Any]) -> bool:
+def _has_type(value: Any, declared: str, accepted: Sequence[Any]) -> bool:
     """Whether a value is of the schema's type, or of the type of an accepted value: some rows contradict themselves.
 
     "" among them says that the argument may be left out: it is no text that is accepted."""
     if any(type(value) is type(option) for option in accepted if option != ""):
         return True
-    kind = _TYPES.get(wanted, wanted)
+    kind = _TYPES.get(declared, declared)
     if isinstance(value, bool):
         return kind in ("boolean", "any")
     types: dict[str, type | tuple[type, ...]] = {

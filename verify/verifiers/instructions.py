@@ -61,11 +61,11 @@ def _validate(problem: Problem) -> None:
 async def follows_all(answer: Answer) -> Finding:
     """Check every instruction strictly, in a thread: an answer may be long."""
     names, values = answer.problem.tests["instruction_id_list"], answer.problem.tests["kwargs"]
-    found = await asyncio.to_thread(follow, answer.text, names, values)
+    followed = await asyncio.to_thread(follow, answer.text, names, values)
     if not answer.text.strip():
         return Finding(Verdict.NO_ANSWER, 0.0, "no answer")
-    broken = ", ".join(name for name, kept in zip(names, found.strict, strict=True) if not kept)
-    share = sum(found.strict) / max(len(found.strict), 1)
+    broken = ", ".join(name for name, kept in zip(names, followed.strict, strict=True) if not kept)
+    share = sum(followed.strict) / max(len(followed.strict), 1)
     if broken:
         return Finding(Verdict.WRONG, share, f"not followed: {broken}")
     return Finding(Verdict.CORRECT, 1.0, "every instruction is followed")
@@ -110,8 +110,8 @@ def _compared(count: int, relation: str, bound: int) -> bool:
 
 
 def _is_in(text: str, language: str) -> bool:
-    found = detect(text).language
-    return not found or found == language
+    spoken = detect(text).language
+    return not spoken or spoken == language
 
 
 # ---- keywords, language ------------------------------------------------------------------------------------------

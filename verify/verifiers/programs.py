@@ -28,6 +28,6 @@ def _validate(problem: Problem) -> list[Test]:
 @verifier("code", ground_truth="tests", answer_in="code block", needs="sandbox", form=FORM, validate=_validate)
 async def passes_tests(answer: Answer, programs: ProgramVerifier) -> Finding:
     """Run the program on the tests of (problem, group)."""
-    found = await programs.run(answer.problem, answer.text, answer.language, answer.group)
-    said = REASONS[found.verdict] + (f": {found.reason}" if found.reason else "")
-    return Finding(found.verdict, found.share, said)
+    result = await programs.run(answer.problem, answer.text, answer.language, answer.group)
+    reason = REASONS[result.verdict] + (f": {result.reason}" if result.reason else "")
+    return Finding(result.verdict, result.share, reason)

@@ -284,12 +284,12 @@ def _call(name: str, *arguments: ast.expr) -> ast.Call:
     return ast.Call(ast.Name(name, ast.Load()), list(arguments), [])
 
 
-def _reporting(body: list[ast.stmt], place: ast.stmt) -> ast.stmt:
+def _reporting(body: list[ast.stmt], origin: ast.stmt) -> ast.stmt:
     """Return statements in a `try` that reports an exception and raises it again."""
     asserts = ast.Constant(_asserts(body))
     report: list[ast.stmt] = [ast.Expr(_call(SWALLOWED, ast.Constant(None), asserts)), ast.Raise()]
     handler = ast.ExceptHandler(ast.Name("Exception", ast.Load()), None, report)
-    return ast.copy_location(ast.Try(body, [handler], [], []), place)
+    return ast.copy_location(ast.Try(body, [handler], [], []), origin)
 
 
 def _is_broad(kind: ast.expr | None) -> bool:

@@ -53,7 +53,7 @@ class CallServer:
         self.kept: list[Any] = []
         self.numbers: dict[int, int] = {}
         self.late: dict[int, BaseException] = {}
-        """id of an iterator -> what it raised behind the items that were sent"""
+        """id of an iterator -> what it raised after the items that were sent"""
         self.functions: dict[int, int] = {}
         """id of a stand-in of a function of the tests -> its number there; `kept_functions` keeps the ids valid"""
         self.kept_functions: list[Any] = []
@@ -194,7 +194,7 @@ class CallServer:
         return value if question == "__call__" else getattr(value, question)  # type: ignore[no-any-return]
 
     def _next(self, value: Any, most: int) -> list[Any]:
-        """Return the next items; an error behind some of them is raised when more are asked for."""
+        """Return the next items; an error after some of them is raised when more are asked for."""
         items: list[Any] = []
         if error := self.late.pop(id(value), None):
             raise error

@@ -120,11 +120,11 @@ class Pipe:
     def pull(self) -> None:
         """Read what is there."""
         try:
-            part = os.read(self.read, _CHUNK)
+            chunk = os.read(self.read, _CHUNK)
         except BlockingIOError:
             return
-        self.got += part
-        self.finished = self.finished or not part
+        self.got += chunk
+        self.finished = self.finished or not chunk
         self.flooded = len(self.got) > self.most_bytes
 
     def close_write(self) -> None:
@@ -200,8 +200,10 @@ class SandboxHandle:
             except Lost:
                 self.kill()
                 errors.seek(0)
-                said = errors.read(1 << 16).decode("utf-8", "replace").strip().splitlines()
-                answer = {"refused": f"the sandbox ended while it started ({said[-1] if said else 'without a word'})"}
+                messages = errors.read(1 << 16).decode("utf-8", "replace").strip().splitlines()
+                answer = {
+                    "refused": f"the sandbox ended while it started ({messages[-1] if messages else 'without a word'})"
+                }
         self.isolation = msgspec.convert(answer, Isolation)
 
     def ask(self, request: dict[str, Any], files: tuple[int, ...] = ()) -> None:
@@ -223,12 +225,12 @@ class SandboxHandle:
         while b"\n" not in self.buffer:
             try:
                 self.ours.settimeout(max(0.001, end - time.monotonic()))
-                part = self.ours.recv(_CHUNK)
+                chunk = self.ours.recv(_CHUNK)
             except OSError as error:
                 raise Lost from error
-            if not part:
+            if not chunk:
                 raise Lost
-            self.buffer += part
+            self.buffer += chunk
         line, self.buffer = self.buffer.split(b"\n", 1)
         answer: dict[str, Any] = json.loads(line)
         return answer
@@ -326,10 +328,10 @@ def _move(pipes: dict[SandboxHandle, Pipe], wait_s: float) -> bool:
                 selector.register(pipe.write, selectors.EVENT_WRITE, pipe.push)
             elif pipe.close_when_sent:
                 pipe.close_write()
-        found = selector.select(wait_s)
-    if not found:
+        ready = selector.select(wait_s)
+    if not ready:
         raise Lost
-    for key, _ in found:
+    for key, _ in ready:
         if key.data is None:
             return True
         key.data()

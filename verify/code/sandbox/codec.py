@@ -230,10 +230,10 @@ class FramePipe:
     def _exactly(self, size: int) -> bytes:
         parts = bytearray()
         while len(parts) < size:
-            part = os.read(self.read, min(size - len(parts), 1 << 20))
-            if not part:
+            chunk = os.read(self.read, min(size - len(parts), 1 << 20))
+            if not chunk:
                 raise EOFError
-            parts += part
+            parts += chunk
         return bytes(parts)
 
 

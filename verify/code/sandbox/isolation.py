@@ -70,9 +70,9 @@ def _map(own: int, user: int, group: int) -> None:
 def _bind(source: str, target: str) -> None:
     """Show `source` read-only at `target`, keeping the flags that a user namespace may not clear."""
     syscalls.mount(source, target, "", syscalls.MS_BIND | syscalls.MS_REC)
-    found = os.statvfs(target).f_flag
-    kept = found & (syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC | 1024 | 2048)
-    kept |= (1 << 21) if found & 4096 else 0
+    current = os.statvfs(target).f_flag
+    kept = current & (syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC | 1024 | 2048)
+    kept |= (1 << 21) if current & 4096 else 0
     if stat.S_ISDIR(os.stat(target).st_mode):
         kept |= syscalls.MS_NODEV
     flags = syscalls.MS_REMOUNT | syscalls.MS_BIND | syscalls.MS_RDONLY | syscalls.MS_NOSUID | kept
@@ -196,10 +196,10 @@ def module_folder(prefix: str) -> str:
 
 def redirect_imports(old: str, new: str) -> None:
     """Look for modules below `new` where they were looked for below `old`."""
-    places = [sys.path, *(module.__path__ for module in list(sys.modules.values()) if hasattr(module, "__path__"))]
-    for place in places:
-        if isinstance(place, list):
-            place[:] = [new + path[len(old) :] if path.startswith(old + "/") else path for path in place]
+    packages = [module for module in list(sys.modules.values()) if hasattr(module, "__path__")]
+    for folders in (sys.path, *(package.__path__ for package in packages)):
+        if isinstance(folders, list):
+            folders[:] = [new + path[len(old) :] if path.startswith(old + "/") else path for path in folders]
     sys.path_importer_cache.clear()
 
 
@@ -207,10 +207,10 @@ def empty_folder(folder: str) -> None:
     """Remove what is in a folder, whatever its modes and however deep: what is nested is moved up first."""
     while True:
         with os.scandir(folder) as entries:
-            found = list(entries)
-        if not found:
+            contents = list(entries)
+        if not contents:
             return
-        for entry in found:
+        for entry in contents:
             if not entry.is_dir(follow_symlinks=False):
                 os.unlink(entry.path)
                 continue

@@ -98,17 +98,17 @@ def run_cells(cells: list[str], seed: int) -> int:
     return CELL_RAISED if _flush() and raised else CELL_ENDED
 
 
-def _run_cell(cell: str, place: str, names: dict[str, Any]) -> bool:
+def _run_cell(cell: str, filename: str, names: dict[str, Any]) -> bool:
     """Run one cell; say whether it raised."""
-    linecache.cache[place] = len(cell), None, cell.splitlines(keepends=True), place  # for tracebacks
+    linecache.cache[filename] = len(cell), None, cell.splitlines(keepends=True), filename  # for tracebacks
     try:
-        tree = ast.parse(cell, place)
+        tree = ast.parse(cell, filename)
         last = tree.body[-1] if tree.body else None
         if isinstance(last, ast.Expr):
             tree.body.pop()
-        exec(compile(tree, place, "exec", dont_inherit=True), names)
+        exec(compile(tree, filename, "exec", dont_inherit=True), names)
         if isinstance(last, ast.Expr):
-            value = eval(compile(ast.Expression(last.value), place, "eval", dont_inherit=True), names)
+            value = eval(compile(ast.Expression(last.value), filename, "eval", dont_inherit=True), names)
             if value is not None:
                 sys.stdout.write(f"{value!r}\n")
     except SystemExit as end:
@@ -182,11 +182,11 @@ def _without_head(prefix: str) -> str:
 def public_names(modules: tuple[str, ...]) -> dict[str, tuple[Any, str]]:
     """Return where the names that modules give are found: (module, name), or (module, "") for a module itself. Built-in
     names stay Python's. The server asks before it forks, so that its children need not."""
-    found: dict[str, tuple[Any, str]] = {}
+    homes: dict[str, tuple[Any, str]] = {}
     for module in map(__import__, modules):
         public = getattr(module, "__all__", None) or [name for name in vars(module) if name[0] != "_"]
-        found |= {name: (module, name) for name in public if not hasattr(builtins, name)}
-    return found | {name: (sys.modules[name], "") for name in modules}
+        homes |= {name: (module, name) for name in public if not hasattr(builtins, name)}
+    return homes | {name: (sys.modules[name], "") for name in modules}
 
 
 def _imported(modules: tuple[str, ...], source: str) -> dict[str, Any]:

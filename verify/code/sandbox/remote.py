@@ -268,14 +268,14 @@ class Program:
         if given:
             if not isinstance(sys.stdin, io.StringIO):
                 self.refuse("the tests replace sys.stdin with something else than io.StringIO")
-            place = sys.stdin.tell()
+            position = sys.stdin.tell()
             text = sys.stdin.read()
-            sys.stdin.seek(place)
+            sys.stdin.seek(position)
         functions = {name: self._function(_Replaced(function).call) for name, function in replaced.items()}
         return {"outputs": outputs, "input": text, "functions": functions}
 
     def _take_streams(self, streamed: dict[str, Any]) -> None:
-        """Write what the program printed where the tests catch it; go on in their input behind what it read."""
+        """Write what the program printed where the tests catch it; go on in their input after what it read."""
         for name in ("stdout", "stderr"):
             if streamed.get(name) and getattr(sys, name) is not None:
                 getattr(sys, name).write(str(streamed[name]))

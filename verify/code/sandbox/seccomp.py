@@ -104,10 +104,10 @@ def _keep_code() -> bytes:
     no_code = _step(_LOAD, _THIRD) + _step(_ANY_BIT, _PROT_EXEC, 0, 1) + refuse
     low = _step(_LOAD, _FIRST + _HIGH) + _step(_EQUAL, 0, 1, 0) + allow
     protect = no_code + _step(_ANY_BIT, _PROT_WRITE, 1, 0) + allow + low + refuse
-    place = no_code + low + _step(_LOAD, _FIRST) + _step(_EQUAL, 0, 0, 1) + allow + refuse
+    map_fixed = no_code + low + _step(_LOAD, _FIRST) + _step(_EQUAL, 0, 0, 1) + allow + refuse
     move = _no_bits(_FOURTH, _MREMAP_PLACED)
     refused = b"".join(_refuse(number) for number in _PATCHES.values())
-    return refused + _inspect(_MPROTECT, protect) + _inspect(_MMAP, place) + _inspect(_MREMAP, move)
+    return refused + _inspect(_MPROTECT, protect) + _inspect(_MMAP, map_fixed) + _inspect(_MREMAP, move)
 
 
 def build(pid: int, execute: bool, processes: bool, empties: bool = True, fixed: bool = False) -> bytes:

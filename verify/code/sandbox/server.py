@@ -71,7 +71,7 @@ class SandboxServer:
             self.change_user(user)
         for name in ("build", "run"):
             os.mkdir(f"{self.work}/{name}", 0o700)
-        os.chmod(self.work, 0o500)  # nothing is made or renamed beside them: the filter refuses chmod
+        os.chmod(self.work, 0o500)  # nothing is made or renamed next to them: the filter refuses chmod
         os.chdir(f"{self.work}/run")
         syscalls.drop_capabilities()
         syscalls.hide_memory()
@@ -136,10 +136,10 @@ class SandboxServer:
             os._exit(0)
         size, parts = HEADER.unpack(head)[0], bytearray()
         while len(parts) < size:
-            part = self.control.recv(min(size - len(parts), 1 << 20))
-            if not part:
+            chunk = self.control.recv(min(size - len(parts), 1 << 20))
+            if not chunk:
                 os._exit(0)
-            parts += part
+            parts += chunk
         return json.loads(parts), files
 
     def reply(self, answer: dict[str, Any]) -> None:
@@ -163,14 +163,14 @@ class SandboxServer:
         poll.register(handle, select.POLLIN)
         poll.register(self.control, select.POLLIN)
         left = started + request["wall_s"] - time.monotonic()
-        found = {file for file, _ in poll.poll(max(0.0, left) * 1000)}
-        timed_out = handle not in found
+        readable = {file for file, _ in poll.poll(max(0.0, left) * 1000)}
+        timed_out = handle not in readable
         os.close(handle)
         self.end(pid)
         _, status, usage = os.wait4(pid, 0)
         self.reap()
         self.clear("run")
-        if self.control.fileno() in found:  # the owner wants no answer any more, or is gone
+        if self.control.fileno() in readable:  # the owner wants no answer any more, or is gone
             self.receive()
             timed_out = False
         total = resource.getrusage(resource.RUSAGE_CHILDREN)

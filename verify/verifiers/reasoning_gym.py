@@ -14,9 +14,9 @@ from shared.types import Problem
 from verify.plugin_host import host_of
 from verify.plugin_process import DescribedVerifier
 from verify.plugins import in_force
-from verify.verifiers import Answer, Verifier
+from verify.verifiers import FAMILIES, REASONING_GYM, Answer, Verifier
 
-FILE = str(Path(__file__).resolve().with_name("reasoning_gym_checkers.py"))
+FILE = str(Path(__file__).resolve().parents[1] / "reasoning_gym_checkers.py")
 
 
 def check_installed() -> None:
@@ -42,3 +42,6 @@ def checkers() -> dict[str, Verifier]:
 def _validate(problem: Problem) -> None:
     if not isinstance(problem.tests, dict | list):
         raise DataError("its tests must be the metadata that reasoning-gym gave with the problem, an object")
+
+
+FAMILIES[REASONING_GYM] = checkers
