@@ -137,10 +137,10 @@ def test_a_launch_reads_settings_from_the_environment(
         'prepare.script = "examples/quickstart/prepare.py"\n'
     )
     monkeypatch.setenv("MAESTRALE_TRAIN_SEED", "2")
-    monkeypatch.setenv("MAESTRALE_TRAIN_OBJECTIVE__KL", "0.5")
+    monkeypatch.setenv("MAESTRALE_TRAIN_OBJECTIVE__KL__WEIGHT", "0.5")
     assert main([str(path), "--dry-run"]) == 0
     printed = capsys.readouterr().out
-    assert "\nseed = 2\n" in printed and "\nkl = 0.5\n" in printed
+    assert "\nseed = 2\n" in printed and '\nkl = {"weight" = 0.5}\n' in printed
     monkeypatch.setenv("MAESTRALE_TRAIN_OBJECTIVE__KLL", "0.5")
     assert main([str(path), "--dry-run"]) == 2
     message = capsys.readouterr().err
@@ -216,11 +216,12 @@ def test_objectives_that_are_probably_not_meant_are_told() -> None:
 
     assert 'objective.name = "rloo" takes tokens of older policies' in told(name="rloo")
     assert "optimiser.minibatches = 2" in told(name="reinforce", async_level=0, minibatches=2)
-    for biased in (told(name="decoupled_ppo", importance="none"), told(name="jepo", importance="none")):
+    unweighted = {"importance": {"kind": "none"}}
+    for biased in (told(name="decoupled_ppo", ratio_reference=unweighted), told(name="jepo", **unweighted)):
         assert "takes tokens of older policies" in biased
-    start_of_batch = told(name="decoupled_ppo", importance="none", async_level=0, minibatches=2)
+    start_of_batch = told(name="decoupled_ppo", ratio_reference=unweighted, async_level=0, minibatches=2)
     for fine in (
-        told(name="rloo", async_level=0), told(name="rloo", importance="token"), told(), told(name="agro"),
+        told(name="rloo", async_level=0), told(name="rloo", importance={"kind": "token"}), told(), told(name="agro"),
         start_of_batch,
     ):  # fmt: skip
         assert "older policies" not in fine and "wrong" not in fine
