@@ -32,8 +32,8 @@ def merged(table: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, An
     result = dict(table)
     for name, value in changes.items():
         before = table.get(name)
-        tables = isinstance(before, Mapping) and isinstance(value, Mapping)
-        if tables and value.get("kind", before.get("kind")) == before.get("kind"):
-            value = merged(before, value)
+        if isinstance(before, Mapping) and isinstance(value, Mapping):
+            same = value.get("kind", before.get("kind")) == before.get("kind")
+            value = merged(before, value) if same else value
         result[name] = value
     return result

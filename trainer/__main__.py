@@ -78,7 +78,7 @@ def main(arguments: list[str]) -> int:
     for the end (130 after Ctrl-C, 143 after SIGTERM) or that killed a rank (137 after kill -9)."""
     clean_logs()
     if not arguments or (arguments[0] != "check" and ("--help" in arguments or "-h" in arguments)):
-        from trainer.objectives.registry import describe_settings
+        from trainer.objectives.page import describe_settings
 
         print(f"{USAGE}{settings_file.describe()}\n[objective]\n{describe_settings()}")
         return 0

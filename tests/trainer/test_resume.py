@@ -24,7 +24,8 @@ from trainer.checkpoint.origin import FREE, PATHS, Origin, differences, flat, is
 from trainer.data.data_source import PromptFormat
 from trainer.data.sources import Sources
 from trainer.objectives.objective import Objective
-from trainer.objectives.registry import nested, objective_of
+from trainer.objectives.registry import objective_of
+from trainer.objectives.tables import nested
 
 
 def make_sources(folder: Path) -> Sources:

@@ -33,7 +33,7 @@ from trainer.objectives.inputs import Completions
 KlGradient = Literal["return", "sequence_k2", "sequence_k3", "weighted_k3"]
 
 
-class Start(Section):
+class FirstPolicy(Section):
     """The policy that reinforcement learning starts with."""
 
     every: ClassVar[int] = 0
@@ -63,7 +63,7 @@ class Average(Section):
     """share of the policy that the moving average takes in each time"""
 
 
-Reference = Annotated[Start | Previous | Average, Field(discriminator="kind")]
+Reference = Annotated[FirstPolicy | Previous | Average, Field(discriminator="kind")]
 
 
 class Kl(Section):
@@ -74,7 +74,7 @@ class Kl(Section):
     gradient: KlGradient = "return"
     """how the gradient is taken: "return" (summed log-ratios as reward), "sequence_k2" or "sequence_k3" (of whole
     completions: exact, for short ones), "weighted_k3" (token by token, as DeepSeek-V3.2)"""
-    reference: Reference = Start()
+    reference: Reference = FirstPolicy()
     """the policy that the divergence is measured from"""
 
 

@@ -39,7 +39,7 @@ from trainer.objectives.advantage import (
     turn_advantages,
 )
 from trainer.objectives.inputs import LossInputs, LossTerm
-from trainer.objectives.kl import Kl, Reference, Start
+from trainer.objectives.kl import FirstPolicy, Kl, Reference
 from trainer.objectives.sequences import sequence_of
 
 
@@ -336,7 +336,7 @@ class Compared(Objective):
 
     reference_setting: ClassVar[str] = "objective.reference"
 
-    reference: Reference = Start()
+    reference: Reference = FirstPolicy()
     """the policy that is compared with"""
 
     @property

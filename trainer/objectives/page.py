@@ -12,9 +12,10 @@ from functools import cache
 from pathlib import Path
 
 from shared.section import flat
-from shared.settings_file import literal
+from shared.settings_file import literal, type_name
 from trainer.objectives.objective import Objective
 from trainer.objectives.registry import EXAMPLES, OBJECTIVES, find, load_all, read_objective
+from trainer.objectives.tables import describe_tables, nested, tables_of
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "objectives.md"
@@ -96,6 +97,26 @@ def values(objective: Objective, paper: set[str], source: str) -> Iterator[str]:
     tables = [name for name in type(objective).model_fields if getattr(objective, name) is None]
     if tables:
         yield f"  not set: {', '.join(tables)}"
+
+
+def describe_settings() -> str:
+    """Every setting of every objective with its type and meaning, for --help."""
+    load_all()
+    lines: list[str] = []
+    described: set[str] = set()
+    kinds: list[type[Objective]] = [Objective, *(published.kind for published in OBJECTIVES.values())]
+    for kind in dict.fromkeys(kinds):
+        names = [name for name, published in OBJECTIVES.items() if published.kind is kind]
+        fields = {name: field for name, field in nested(kind).items() if name not in described}
+        if fields and names:
+            lines.append(f"\n  of {', '.join(names)} also")
+        for name, field in fields.items():
+            tables = tables_of(field.annotation)
+            lines.append(f"  [objective.{name}]" if tables else f"  --objective.{name}=")
+            what = describe_tables(field) if tables else type_name(field)
+            lines.append(f"        {' '.join((field.description or '').split())} ({what})")
+        described |= set(fields)
+    return "\n".join(lines) + "\n"
 
 
 def main(arguments: Sequence[str], show: Callable[[str], None]) -> int:

@@ -12,21 +12,19 @@ import functools
 import importlib
 import json
 import pkgutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
-from pydantic.fields import FieldInfo
-from pydantic_core import ErrorDetails
 
 from shared.config import Config
 from shared.errors import ConfigError
 from shared.section import Section, merged
-from shared.settings_file import literal, type_name
 from shared.user_file import run_file
 from trainer import objectives
 from trainer.objectives.objective import Need, Objective
+from trainer.objectives.tables import explain
 
 
 class PublishedObjective(NamedTuple):
@@ -115,96 +113,14 @@ def read_objective(given: Mapping[str, Any]) -> Objective:
     try:
         return kind.model_validate(table)
     except ValidationError as error:
-        raise ConfigError("\n".join(explain(kind, name, details) for details in error.errors())) from error
+        others = {published.kind for published in OBJECTIVES.values()}
+        raise ConfigError("\n".join(explain(kind, name, details, others) for details in error.errors())) from error
 
 
 def defaults(kind: type[Objective]) -> dict[str, Any]:
     """The defaults of a class, as a settings file has them."""
     values = {name: field.get_default() for name, field in kind.model_fields.items()}
     return {name: value.model_dump() if isinstance(value, Section) else value for name, value in values.items()}
-
-
-def tables_of(annotation: Any) -> list[type[Section]]:
-    """The classes of tables that a setting of this type may be; none for one that is a plain value."""
-    if isinstance(annotation, type) and issubclass(annotation, Section):
-        return [annotation]
-    return [table for inner in get_args(annotation) for table in tables_of(inner)]
-
-
-def kinds_of(table: type[Section]) -> tuple[str, ...]:
-    """The values of `kind` that a table may have; none for a table without it."""
-    return get_args(table.model_fields["kind"].annotation) if "kind" in table.model_fields else ()
-
-
-def nested(kind: type[Section], prefix: str = "") -> dict[str, FieldInfo]:
-    """Dotted name -> field of every setting of a class and of its tables, whatever their kind."""
-    fields: dict[str, FieldInfo] = {}
-    for name, field in kind.model_fields.items():
-        fields.setdefault(prefix + name, field)
-        for table in tables_of(field.annotation):
-            fields = nested(table, f"{prefix}{name}.") | fields
-    return fields
-
-
-def describe_tables(field: FieldInfo) -> str:
-    """The kinds of a table, each with the settings that it reads, on one line."""
-    lines = []
-    for table in tables_of(field.annotation):
-        read = ", ".join(name for name in table.model_fields if name != "kind")
-        kinds = " or ".join(map(literal, kinds_of(table)))
-        lines.append(f"{kinds} ({read})" if kinds and read else kinds or read)
-    return f"kind = {'; '.join(lines)}" if kinds_of(tables_of(field.annotation)[0]) else "; ".join(lines)
-
-
-# ---- mistakes ------------------------------------------------------------------------------------------------------
-
-
-def explain(kind: type[Objective], name: str, details: ErrorDetails) -> str:
-    """One line about a mistake that pydantic reports: the setting, and what to write."""
-    known, path = nested(kind), list[str]()
-    for step in map(str, details["loc"]):  # after a table with kinds comes its kind, which is no setting
-        if ".".join([*path, step]) in known or step == str(details["loc"][-1]) and details["type"] == "extra_forbidden":
-            path.append(step)
-    setting, value = f"objective.{'.'.join(path)}", details["input"]
-    field = known.get(".".join(path))
-    if field is None or details["type"] == "extra_forbidden":
-        return unknown(kind, name, path, value)
-    if not tables_of(field.annotation):
-        if details["type"] == "missing":
-            return f"{setting} is missing: it must be {type_name(field)}"
-        return f"{setting} = {literal(value)}: must be {type_name(field)}"
-    tables = describe_tables(field)
-    kinds = [kind for table in tables_of(field.annotation) for kind in kinds_of(table)]
-    if not isinstance(value, Mapping):
-        write = f"write {setting}.kind = {literal(value)}" if value in kinds else f"write [{setting}] with its settings"
-        return f"{setting} is a table, not a value: {write} ({tables})"
-    near = difflib.get_close_matches(str(value.get("kind")), kinds, n=1)
-    hint = f"did you mean {near[0]}? It" if near else "it"
-    given = f" = {literal(value['kind'])}" if "kind" in value else " is missing"
-    return f"{setting}.kind{given}: {hint} must be one of {tables.removeprefix('kind = ')}"
-
-
-def unknown(kind: type[Objective], name: str, path: Sequence[str], value: Any) -> str:
-    """One line about a setting that a class, or the chosen kind of a table, does not have."""
-    setting, known = f"objective.{'.'.join(path)}", nested(kind)
-    if len(path) > 1 and ".".join(path) in known:
-        table = ".".join(path[:-1])
-        return (
-            f"{setting} has no effect with this objective.{table}.kind: remove it, or choose another "
-            f"({describe_tables(known[table])})"
-        )
-    names = {f"_{inner.replace('.', '_')}": inner for inner in known if "." in inner}
-    if moved := [inner for flat, inner in names.items() if len(path) == 1 and flat.endswith(f"_{path[0]}")]:
-        table = moved[0].rpartition(".")[0]
-        return f"{setting} is objective.{moved[0]} now: [objective.{table}] has {describe_tables(known[table])}"
-    elsewhere = {inner for published in OBJECTIVES.values() for inner in nested(published.kind)}
-    if ".".join(path) in elsewhere:
-        return f'{setting} = {literal(value)} has no effect with objective.name = "{name}": remove it'
-    near = difflib.get_close_matches(".".join(path), known, n=1)
-    return f"unknown setting {setting}" + (f"; did you mean objective.{near[0]}?" if near else "")
-
-
-# ---- the objectives of a run -----------------------------------------------------------------------------------------
 
 
 @functools.lru_cache(maxsize=256)
@@ -241,23 +157,3 @@ def complaints(config: Config) -> Iterator[str]:
                 f"stages.{stage.name} changes objective.{min(changed)}, and a model that is loaded at the start serves "
                 "the whole run: give all stages and [objective] the same"
             )
-
-
-def describe_settings() -> str:
-    """Every setting of every objective with its type and meaning, for --help."""
-    load_all()
-    lines: list[str] = []
-    described: set[str] = set()
-    kinds: list[type[Objective]] = [Objective, *(published.kind for published in OBJECTIVES.values())]
-    for kind in dict.fromkeys(kinds):
-        names = [name for name, published in OBJECTIVES.items() if published.kind is kind]
-        fields = {name: field for name, field in nested(kind).items() if name not in described}
-        if fields and names:
-            lines.append(f"\n  of {', '.join(names)} also")
-        for name, field in fields.items():
-            tables = tables_of(field.annotation)
-            lines.append(f"  [objective.{name}]" if tables else f"  --objective.{name}=")
-            what = describe_tables(field) if tables else type_name(field)
-            lines.append(f"        {' '.join((field.description or '').split())} ({what})")
-        described |= set(fields)
-    return "\n".join(lines) + "\n"

@@ -22,7 +22,8 @@ from trainer.objectives.importance import Importance
 from trainer.objectives.kl import KlGradient, Reference
 from trainer.objectives.objective import Need, Objective
 from trainer.objectives.page import describe, describe_all, table
-from trainer.objectives.registry import OBJECTIVES, complaints, kinds_of, read_objective, tables_of
+from trainer.objectives.registry import OBJECTIVES, complaints, read_objective
+from trainer.objectives.tables import kinds_of, tables_of
 
 HERE = Path(__file__).parent
 PAGE = (HERE.parents[2] / "docs" / "objectives.md").read_text(encoding="utf-8")

@@ -23,17 +23,15 @@ from trainer.objectives.inputs import LossInputs, completions_of
 from trainer.objectives.kl import GRADIENTS, KlGradient
 from trainer.objectives.loss import policy_loss
 from trainer.objectives.objective import Need
+from trainer.objectives.page import describe_settings
 from trainer.objectives.registry import (
     OBJECTIVES,
     complaints,
-    describe_settings,
-    kinds_of,
     needs,
-    nested,
     objective_of,
     read_objective,
-    tables_of,
 )
+from trainer.objectives.tables import kinds_of, nested, tables_of
 
 PAGE = Path(__file__).parents[3] / "docs" / "objectives.md"
 TEACHER = {"teacher": {"kind": "local", "path": "models/teacher"}}
