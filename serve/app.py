@@ -22,14 +22,14 @@ from starlette.middleware.cors import CORSMiddleware
 
 from serve import chat, completions, page, responses, tokenization
 from serve import settings as serve_settings
-from serve.adapters import ServedAdapter, follow_adapters, read_adapters
+from serve.adapters import ServedAdapter, read_adapters
 from serve.engine import ServingEngine
 from serve.errors import ApiError, ErrorBody, on_error
+from serve.follow import follow, follow_adapters
 from serve.keys import load as load_keys
 from serve.limits import LOCAL, AuthMiddleware, BodyLimitMiddleware, ChatClient, MetricsClient
-from serve.metrics import MetricsMiddleware
-from serve.request_log import RequestLogMiddleware
-from serve.server import Server, follow, model_name
+from serve.metrics import RequestMiddleware
+from serve.server import Server, model_name
 from serve.settings import ServerSettings
 from serve.system_prompts import PromptRenderer
 from serve.vllm_engine import VllmEngine, version_of
@@ -84,13 +84,12 @@ def create_app(settings: ServerSettings | None = None, engine: ServingEngine | N
     app.add_middleware(
         AuthMiddleware, api_keys=api_keys, hosts=(*LOCAL, settings.host) if settings.at_home else (), origins=origins
     )
-    app.add_middleware(MetricsMiddleware, metrics=server.metrics)
     if origins:
         app.add_middleware(
             CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"],
             expose_headers=[REQUEST_ID, "X-Reasoning-Language", "Retry-After"],
         )  # fmt: skip
-    app.add_middleware(RequestLogMiddleware, lines=settings.access_log)
+    app.add_middleware(RequestMiddleware, metrics=server.metrics, lines=settings.access_log)
     for kind in (ApiError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, on_error)
     for router in (chat.router, completions.router, responses.router, tokenization.router, page.router):
@@ -164,9 +163,9 @@ def add_health(app: FastAPI, server: Server) -> None:
 
     @app.get("/version")
     async def versions() -> dict[str, Any]:
-        found = {"version": version("maestrale"), "model": server.name, "weights": server.engine.version}
+        names = {"version": version("maestrale"), "model": server.name, "weights": server.engine.version}
         adapters = {name: version_of(str(served.folder)) for name, served in server.adapters.items()}
-        return {**found, "adapters": adapters} if adapters else found
+        return {**names, "adapters": adapters} if adapters else names
 
 
 def add_metrics(app: FastAPI, server: Server) -> None:

@@ -10,8 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 import uuid
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request
@@ -21,38 +20,19 @@ from fastapi.responses import Response as HttpResponse
 from serve.enforcement import check_language
 from serve.engine import Candidate
 from serve.errors import ApiError
-from serve.generation import generate
 from serve.keys import Client
 from serve.limits import ChatClient
 from serve.parameters import RequestBody
-from serve.plan import DiscardedTry, ExecutedCall, GenerationPlan, Response
+from serve.plan import DiscardedTry, GenerationPlan, Response
 from serve.reasoning import Chunk, ReasoningFormat
-from serve.reasoning_language import LanguageChoice, Source, choose_language, read_tag
 from serve.schemas import ChatRequest
-from serve.server import Server, message_of
-from serve.streams import (
-    DONE,
-    STREAMED,
-    EventStream,
-    Json,
-    engine_errors,
-    exhaust,
-    in_thread_if_long,
-    merge,
-    sse,
-    until_disconnect,
-)
+from serve.server import Server
+from serve.streams import STREAMED, EventStream, Json, merge, until_disconnect
 from serve.system_prompts import PromptRenderer
-from serve.tools import AnswerForm, describe_form
-from shared.errors import ModelError
-from shared.tool_calls import TOOLS_PROMPT, ParsedCall, signatures
+from shared.tool_calls import ParsedCall
 from verify.language import detect
 
 router = APIRouter()
-EFFORTS = {"none": 0.0, "minimal": 0.02, "low": 0.1, "medium": 0.3, "high": 0.6}
-"""reasoning_effort -> share of the model's context that reasoning may take; higher efforts have no bound"""
-LANGUAGE_HEADER = "x-reasoning-language"
-MOST_CALLS = 32
 
 
 @router.post("/v1/chat/completions", response_model=None, responses=STREAMED)
@@ -61,13 +41,12 @@ async def chat_completions(body: ChatRequest, request: Request, client: ChatClie
     server: Server = request.app.state.server
     model = server.check_model(body.model)
     with server.admit(body.n, client) as permit:
-        plan = await in_thread_if_long(body.characters, make_plan, server, body, request, client)
+        plan = await server.plan(body, request, client)
         form = body.reasoning_format or server.settings.reasoning_format if body.include_reasoning else "hidden"
-        renderer = ChatRenderer(model, form, server.prompts_of(body.model, plan.template))
-        renderer.wants_usage = body.wants_usage
+        renderer = ChatRenderer(model, form, server.prompts_of(body.model, plan.template), body.wants_usage)
         if body.stream:
             return EventStream(stream(server, body, plan, renderer, client), permit.keep(), headers(plan))
-        responses = await until_disconnect(request, sample_responses(server, plan, body.n))
+        responses = await until_disconnect(request, server.sample_responses(plan, body.n))
     return JSONResponse(renderer.whole(responses, plan, len(plan.prompt_ids), body.logprobs), headers=headers(plan))
 
 
@@ -84,10 +63,10 @@ class Control(RequestBody):
 async def control(body: Control, request: Request, client: ChatClient) -> dict[str, int]:
     """ "Answer now": end the reasoning of a response under way. Returns the number of its choices that are told so."""
     server: Server = request.app.state.server
-    owner, responses = server.live.get(body.id, (None, []))
+    owner, responses = server.live.get(body.id, (None, {}))
     if owner is not client:
         raise ApiError(404, f"no response {body.id[:60]} is being streamed", code="not_found", param="id")
-    thinking = [response for response in responses if not response.answer and not response.finish_reason]
+    thinking = [response for response in responses.values() if not response.answer and not response.finish_reason]
     for response in thinking:
         response.end_reasoning_early = True
     return {"ended": len(thinking)}
@@ -98,98 +77,13 @@ def headers(plan: GenerationPlan) -> dict[str, str]:
     return {"X-Reasoning-Language": plan.choice.code} if plan.choice.code else {}
 
 
-def render(
-    server: Server, body: ChatRequest, request: Request, client: Client, prompt: str = "messages"
-) -> tuple[LanguageChoice, list[int]]:
-    """Return the language of a response and its [prompt_tokens]. prompt: name of its field. Raises ApiError."""
-    settings = server.settings
-    try:
-        asked = read_tag(request.headers[LANGUAGE_HEADER]) if LANGUAGE_HEADER in request.headers else ""
-    except ValueError as error:
-        raise ApiError(400, str(error), code="invalid_value", param=LANGUAGE_HEADER) from error
-    candidates: list[tuple[str, Source]] = [
-        (body.reasoning_language or "", "body"), (asked, "header"), (client.language, "key"),
-        (settings.reasoning_language, "default"),
-    ]  # fmt: skip
-    turns = [message.text for message in body.messages if message.role == "user"]
-    choice = choose_language(candidates, turns, request.headers.get("accept-language", ""), settings.fallback_language)
-    prompts = server.prompts_of(body.model, server.template_arguments(body))
-    try:
-        form = describe_form(body.offered, body.constraint)
-        if executes(server, body):
-            form = AnswerForm(TOOLS_PROMPT, signatures(server.tools.definitions))
-        return choice, prompts.render(body.messages, choice.code, form)
-    except ModelError as error:
-        message = f"this conversation does not fit the model's form: {message_of(error, prompts)}"
-        raise ApiError(400, message, code="unknown_form", param=prompt) from error
-
-
-def executes(server: Server, body: ChatRequest) -> bool:
-    """Whether the server's own tools are offered: not beside tools of the request, a form of the answer, or
-    tool_choice "none"."""
-    return bool(server.tools.wanted) and not body.tools and body.tool_choice == "auto" and body.constraint is None
-
-
-def make_plan(
-    server: Server, body: ChatRequest, request: Request, client: Client, prompt: str = "messages",
-    limits: Mapping[str, int | None] | None = None,
-) -> GenerationPlan:  # fmt: skip
-    """Return the language, prompt and sampling of a request. prompt, limits: names of its fields, and the values of
-    those that bound its tokens; by default a chat's. Raises ApiError."""
-    settings, constraint = server.settings, body.constraint
-    server.check_size(body.characters, prompt)
-    choice, prompt_ids = render(server, body, request, client, prompt)
-    enforcement = body.reasoning_language_enforcement or settings.reasoning_language_enforcement
-    if choice.code and enforcement == "constrain" and server.prompts_of(body.model).tags.channels:
-        message = "constrain is not for models that write in channels: give prompt, prefill, retry or strict"
-        raise ApiError(400, message, code="unsupported_value", param="reasoning_language_enforcement")
-    limits = limits or {"max_tokens": body.max_tokens, "max_completion_tokens": body.max_completion_tokens}
-    sampling = server.sampling(body, limits, prompt_ids, prompt)
-    sampling = replace(sampling, logprobs=body.top_logprobs if body.logprobs else None, constraint=constraint)
-    budget = body.thinking_token_budget
-    if budget is None and (share := EFFORTS.get(body.reasoning_effort or "")) is not None:
-        budget = round(share * server.max_tokens)
-    if budget is None and constraint is not None:
-        budget = sampling.max_tokens // 2  # what must have a form must also have room
-    return GenerationPlan(
-        prompt_ids, sampling, choice, choices=body.n,
-        enforcement=enforcement,
-        thinking_budget=budget, tools=frozenset(tool.function.name for tool in body.offered),
-        most_calls=MOST_CALLS if body.parallel_tool_calls else 1, executing=executes(server, body),
-        template=server.template_arguments(body),
-    )  # fmt: skip
-
-
-async def sample_responses(server: Server, plan: GenerationPlan, count: int) -> list[Response]:
-    """Sample complete responses. Raises ApiError."""
-    responses = [Response() for _ in range(count)]
-    await exhaust(sample(server, plan, index, response) for index, response in enumerate(responses))
-    check_language(responses, plan, server.prompts)
-    return responses
-
-
-async def sample(
-    server: Server, plan: GenerationPlan, index: int, response: Response
-) -> AsyncGenerator[Chunk | ParsedCall | ExecutedCall, None]:
-    """Yield the chunks of one response. Raises ApiError, also for errors of the engine."""
-    begin = server.tools.generate if plan.executing else generate
-    try:
-        with engine_errors():
-            prompts = server.prompts_of(plan.sampling.adapter, plan.template)
-            async with contextlib.aclosing(begin(server.engine, prompts, plan.of(index), response)) as found:
-                async for chunk in found:
-                    yield chunk
-    finally:
-        server.metrics.count_response(response, plan)
-
-
-async def stream(
+def stream(
     server: Server, body: ChatRequest, plan: GenerationPlan, renderer: ChatRenderer, client: Client
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the server-sent events of a request; an error in the middle is an event of its own."""
+    """Return the server-sent events of a request; an error in the middle is an event of its own."""
     responses = [Response() for _ in range(body.n)]
 
-    async def feed(index: int) -> AsyncGenerator[bytes, None]:
+    async def feed(index: int) -> AsyncGenerator[list[Json], None]:
         response, sent = responses[index], 0
 
         def ranked() -> Json | None:
@@ -197,45 +91,36 @@ async def stream(
             new, sent = response.logprobs[sent:], len(response.logprobs)
             return logprobs(new) if new else None
 
-        yield renderer.event(index, {"role": "assistant", "content": ""})
-        async with contextlib.aclosing(sample(server, plan, index, response)) as found:
-            async for chunk in found:
-                if isinstance(chunk, ParsedCall):
-                    call = {"index": len(response.calls) - 1, **call_object(chunk)}
-                    yield renderer.event(index, {"tool_calls": [call]})
-                elif isinstance(chunk, ExecutedCall):
-                    executed = executed_object(len(response.executed) - 1, chunk)
-                    yield renderer.event(index, {"executed_tools": [executed]})
-                else:
-                    yield renderer.chunk(index, chunk, ranked())
+        yield [renderer.event(index, {"role": "assistant", "content": ""})]
+        with server.controlled(renderer.id, client, index, response):
+            async with contextlib.aclosing(server.sample(plan, index, response)) as chunks:
+                async for chunk in chunks:
+                    if isinstance(chunk, ParsedCall):
+                        call = {"index": len(response.calls) - 1, **call_object(chunk)}
+                        yield [renderer.event(index, {"tool_calls": [call]})]
+                    else:
+                        yield renderer.chunk(index, chunk, ranked())
         check_language([response], plan, server.prompts)
-        yield renderer.last(index, response, plan, ranked())
+        yield [renderer.last(index, response, plan, ranked())]
 
-    def last() -> bytes:
-        return (renderer.usage_event(responses, len(plan.prompt_ids)) if body.wants_usage else b"") + DONE
+    def last() -> list[Json]:
+        return [renderer.usage_event(responses, len(plan.prompt_ids))] if body.wants_usage else []
 
-    server.live[renderer.id] = (client, responses)
-    try:
-        events = merge([feed(index) for index in range(body.n)], server.settings.ping_s, last=last)
-        async with contextlib.aclosing(events):
-            async for event in events:
-                yield event
-    finally:
-        del server.live[renderer.id]
+    return merge([feed(index) for index in range(body.n)], server.settings.ping_s, last=last)
 
 
 class ChatRenderer:
     """Renders the response to one request in the reasoning format that the client asked for."""
 
-    def __init__(self, model: str, format: ReasoningFormat, prompts: PromptRenderer):
+    def __init__(self, model: str, format: ReasoningFormat, prompts: PromptRenderer, wants_usage: bool):
+        """wants_usage: a last event counts the tokens, and the events before it have null instead."""
         self.id, self.created, self.model = f"chatcmpl-{uuid.uuid4().hex}", int(time.time()), model
         self.format, self.tags = format, prompts.shown
         self._line = "" if prompts.whole else "\n"
         """around tags; "" for texts that come back in later requests as they are, and the model sees them again"""
         self._inside: set[int] = set()
         """indices of choices whose reasoning is open in the text (format inline)"""
-        self.wants_usage = False
-        """whether a last event tells the usage, and the others null"""
+        self.wants_usage = wants_usage
 
     def head(self, kind: str) -> Json:
         """Return the fields that every object begins with."""
@@ -266,14 +151,12 @@ class ChatRenderer:
         message: Json = {"role": "assistant", "content": answer, "refusal": None, "annotations": []}
         if response.calls:
             message["tool_calls"] = [call_object(call) for call in response.calls]
-        if response.executed:
-            message["executed_tools"] = [executed_object(*one) for one in enumerate(response.executed)]
         if self.format == "inline" and reasoning:
             line = self._line
             message["content"] = f"{self.tags.open}{line}{reasoning}{line}{self.tags.close}{line}{answer}"
         elif self.format == "mistral":
-            part = {"type": "thinking", "thinking": [{"type": "text", "text": reasoning}], "closed": True}
-            message["content"] = [*([part] if reasoning else []), {"type": "text", "text": answer}]
+            thinking = {"type": "thinking", "thinking": [{"type": "text", "text": reasoning}], "closed": True}
+            message["content"] = [*([thinking] if reasoning else []), {"type": "text", "text": answer}]
         elif self.format not in ("hidden", "inline"):
             message |= dict.fromkeys(self.names(), reasoning or None)
         if response.calls and not message["content"]:
@@ -286,8 +169,8 @@ class ChatRenderer:
             "both": ["reasoning", "reasoning_content"], "openai": ["reasoning"], "deepseek": ["reasoning_content"],
         }.get(self.format, [])  # fmt: skip
 
-    def chunk(self, index: int, chunk: Chunk, ranked: Json | None = None) -> bytes:
-        """Return the event of some text; empty if the client does not want it. ranked: log-probs of its tokens."""
+    def chunk(self, index: int, chunk: Chunk, ranked: Json | None = None) -> list[Json]:
+        """Return the event of some text; none if the client does not want it. ranked: log-probs of its tokens."""
         if self.format == "inline":
             text = chunk.text
             if chunk.thinking and index not in self._inside:
@@ -295,14 +178,14 @@ class ChatRenderer:
                 self._inside.add(index)
             elif not chunk.thinking:
                 text = self._close(index) + text
-            return self.event(index, {"content": text}, ranked)
+            return [self.event(index, {"content": text}, ranked)]
         if not chunk.thinking:
-            return self.event(index, {"content": chunk.text}, ranked)
+            return [self.event(index, {"content": chunk.text}, ranked)]
         if self.format == "mistral":
-            part = {"type": "thinking", "thinking": [{"type": "text", "text": chunk.text}]}
-            return self.event(index, {"content": [part]}, ranked)
+            thinking = {"type": "thinking", "thinking": [{"type": "text", "text": chunk.text}]}
+            return [self.event(index, {"content": [thinking]}, ranked)]
         names = self.names()
-        return self.event(index, dict.fromkeys(names, chunk.text), ranked) if names or ranked else b""
+        return [self.event(index, dict.fromkeys(names, chunk.text), ranked)] if names or ranked else []
 
     def _close(self, index: int) -> str:
         """Return the text that ends the reasoning of a choice (format inline); "" where none is open."""
@@ -311,23 +194,23 @@ class ChatRenderer:
         self._inside.discard(index)
         return f"{self._line}{self.tags.close}{self._line}"
 
-    def last(self, index: int, response: Response, plan: GenerationPlan, ranked: Json | None = None) -> bytes:
+    def last(self, index: int, response: Response, plan: GenerationPlan, ranked: Json | None = None) -> Json:
         """Return the event that ends a choice. ranked: log-probs of tokens that had no text of their own."""
         delta = {"content": close} if (close := self._close(index)) else {}
         return self.event(index, delta, ranked, response, reasoning_language=language_object(response, plan))
 
     def event(
         self, index: int, delta: Json, ranked: Json | None = None, ended: Response | None = None, **more: Any
-    ) -> bytes:
-        """Return one server-sent event of a choice. ended: its response, on the last event."""
+    ) -> Json:
+        """Return one event of a choice. ended: its response, on the last event."""
         choice = {"index": index, "delta": delta, "finish_reason": ended and ended.finish_reason, "logprobs": ranked}
         choice |= {"stop_reason": ended.stop_reason} if ended else {}
         more |= {"usage": None} if self.wants_usage else {}
-        return sse({**self.head("chat.completion.chunk"), "choices": [choice], **more})
+        return {**self.head("chat.completion.chunk"), "choices": [choice], **more}
 
-    def usage_event(self, responses: Sequence[Response], prompt_tokens: int) -> bytes:
+    def usage_event(self, responses: Sequence[Response], prompt_tokens: int) -> Json:
         """Return the event with the token counts, which comes last if the client asked for it."""
-        return sse({**self.head("chat.completion.chunk"), "choices": [], "usage": usage(responses, prompt_tokens)})
+        return {**self.head("chat.completion.chunk"), "choices": [], "usage": usage(responses, prompt_tokens)}
 
 
 def usage(responses: Sequence[Response], prompt_tokens: int) -> Json:
@@ -344,27 +227,27 @@ def usage(responses: Sequence[Response], prompt_tokens: int) -> Json:
 
 def language_object(response: Response, plan: GenerationPlan) -> Json:
     """Return the requested language, the measured one, and whether they match; null where undetermined."""
-    found = response.measured
+    measured = response.measured
     return {
         "requested": plan.choice.code or None,
         "source": plan.choice.source,
         "enforcement": plan.enforcement if plan.choice.code else None,
-        "detected": (found.reasoning.language or None) if found else None,
-        "share": round(found.reasoning.share, 3) if found and found.reasoning.language else None,
-        "answer_detected": (found.answer.language or None) if found else None,
-        "match": found.match if found else None,
+        "detected": (measured.reasoning.language or None) if measured else None,
+        "share": round(measured.reasoning.share, 3) if measured and measured.reasoning.language else None,
+        "answer_detected": (measured.answer.language or None) if measured else None,
+        "match": measured.match if measured else None,
         "tries": response.tries,
         **({"prefilled": response.prefilled} if response.prefilled else {}),
         **({"first_try": first_try_object(response.first_try)} if response.first_try is not None else {}),
     }
 
 
-def first_try_object(found: DiscardedTry) -> Json:
+def first_try_object(first: DiscardedTry) -> Json:
     """Return the object of a try that was discarded for its language; its tokens are in the usage."""
-    spoken = detect(found.reasoning or found.answer)
+    spoken = detect(first.reasoning or first.answer)
     return {
-        "reasoning": found.reasoning, "answer": found.answer, "tokens": found.tokens,
-        "reasoning_tokens": found.thinking_tokens, "detected": spoken.language or None,
+        "reasoning": first.reasoning, "answer": first.answer, "tokens": first.tokens,
+        "reasoning_tokens": first.thinking_tokens, "detected": spoken.language or None,
     }  # fmt: skip
 
 
@@ -373,18 +256,11 @@ def call_object(call: ParsedCall) -> Json:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
-def executed_object(number: int, one: ExecutedCall) -> Json:
-    """Return a call that the server has run, with its result: no `tool_calls`, which clients would run themselves.
-    number: of the call in its choice, 0-based."""
-    call = one.call
-    return {"index": number, "type": "function", "name": call.name, "arguments": call.arguments, "output": one.output}
-
-
 def logprobs(tokens: Sequence[Sequence[Candidate]]) -> Json:
     """Return log-probs in OpenAI's form."""
 
-    def one(candidate: Candidate) -> Json:
+    def token(candidate: Candidate) -> Json:
         text = candidate.text
         return {"token": text, "logprob": candidate.logprob, "bytes": list(text.encode("utf-8", "replace"))}
 
-    return {"content": [{**one(sampled), "top_logprobs": [one(top) for top in rest]} for sampled, *rest in tokens]}
+    return {"content": [{**token(sampled), "top_logprobs": [token(top) for top in rest]} for sampled, *rest in tokens]}

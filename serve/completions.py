@@ -11,7 +11,7 @@ import uuid
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
@@ -24,19 +24,8 @@ from serve.errors import ApiError
 from serve.limits import RawClient
 from serve.parameters import Items, body_error
 from serve.schemas import MOST_CHOICES, StreamedRequest
-from serve.server import Server
-from serve.streams import (
-    DONE,
-    STREAMED,
-    EventStream,
-    Json,
-    engine_errors,
-    exhaust,
-    in_thread_if_long,
-    merge,
-    sse,
-    until_disconnect,
-)
+from serve.server import Server, engine_errors, exhaust, in_thread_if_long
+from serve.streams import STREAMED, EventStream, Json, merge, until_disconnect
 
 router = APIRouter()
 MOST_PROMPT_CANDIDATES = 1_000_000
@@ -61,7 +50,6 @@ class CompletionRequest(StreamedRequest):
     """The body of POST /v1/completions."""
 
     model_config = parameters.body_rules(parameters.USAGE_RULE, parameters.PROMPT_RULE)
-    refused: ClassVar = parameters.COMPLETIONS
     prompt: Text | Prompt | Annotated[Items[Text], SEVERAL] | Annotated[Items[Prompt], SEVERAL]
     """a text, its token ids, or several of either"""
     n: int = Field(1, ge=1, le=MOST_CHOICES)
@@ -97,8 +85,8 @@ class CompletionRequest(StreamedRequest):
     @property
     def prompt_candidates(self) -> int | None:
         """So many most probable tokens are needed at each place of the prompts; None where no log-probs of them are."""
-        wanted = (self.prompt_logprobs, self.logprobs if self.echo else None)
-        return max((number for number in wanted if number is not None), default=None)
+        numbers = (self.prompt_logprobs, self.logprobs if self.echo else None)
+        return max((number for number in numbers if number is not None), default=None)
 
     @property
     def prompts(self) -> Sequence[str | list[int]]:
@@ -180,8 +168,8 @@ async def completions(body: CompletionRequest, request: Request, client: RawClie
         if body.stream:
             return EventStream(stream(server, body, choices, head), permit.keep(), {})
         await until_disconnect(request, exhaust(sample(server, raw) for raw in choices))
-    told = sum(len(raw.prompt_ids) for raw in choices) if body.echo else 0
-    done = await in_thread_if_long(told, choice_objects, body, choices)
+    echoed = sum(len(raw.prompt_ids) for raw in choices) if body.echo else 0
+    done = await in_thread_if_long(echoed, choice_objects, body, choices)
     return JSONResponse({**head, "choices": done, "usage": usage(choices)})
 
 
@@ -217,14 +205,14 @@ def plan(server: Server, body: CompletionRequest, prompt: str | list[int], numbe
         text = decode(ids)
         # the beginning of a letter is told with the completion that ends it
         echo = text if nothing or isinstance(prompt, str) else text.rstrip("\ufffd")
-    found = []
+    choices = []
     for index in range(body.n):
         seed = None if body.seed is None else body.seed + number * body.n + index
         scored = body.prompt_candidates if index == 0 or body.stream else None
         places = TokenPlaces(decode, () if body.echo else ids[-2 * MOST_PIECES :])
         asked = replace(sampling, seed=seed, prompt_logprobs=scored)
-        found.append(RawCompletion(ids, asked, places, tokenizer.decode(ids[:1]), echo, nothing))
-    return found
+        choices.append(RawCompletion(ids, asked, places, tokenizer.decode(ids[:1]), echo, nothing))
+    return choices
 
 
 async def sample(server: Server, raw: RawCompletion) -> AsyncGenerator[tuple[str, list[list[Candidate]]], None]:
@@ -255,11 +243,11 @@ def stream(
     if body.wants_usage:
         head = {**head, "usage": None}  # told by the last event alone
 
-    async def feed(index: int, raw: RawCompletion) -> AsyncGenerator[bytes, None]:
-        async def event(text: str, ranked: list[list[Candidate]], *, last: bool) -> bytes:
+    async def feed(index: int, raw: RawCompletion) -> AsyncGenerator[list[Json], None]:
+        async def event(text: str, ranked: list[list[Candidate]], *, last: bool) -> list[Json]:
             long = len(raw.prompt_ids) if raw.echo is not None else 0
             choice = await in_thread_if_long(long, choice_object, index, raw, text, ranked, last=last)
-            return sse({**head, "choices": [choice]})
+            return [{**head, "choices": [choice]}]
 
         async with contextlib.aclosing(sample(server, raw)) as parts:
             async for text, ranked in parts:
@@ -267,8 +255,8 @@ def stream(
                     yield await event(text, ranked, last=False)
         yield await event("", [], last=True)
 
-    def last() -> bytes:
-        return (sse({**head, "choices": [], "usage": usage(choices)}) if body.wants_usage else b"") + DONE
+    def last() -> list[Json]:
+        return [{**head, "choices": [], "usage": usage(choices)}] if body.wants_usage else []
 
     return merge([feed(index, raw) for index, raw in enumerate(choices)], server.settings.ping_s, last=last)
 
@@ -317,8 +305,11 @@ def logprobs(raw: RawCompletion, sampled: list[list[Candidate]], echo: bool) -> 
 
 def prompt_logprobs(tokens: Sequence[list[Candidate]]) -> list[dict[int, Json] | None]:
     """Return [prompt_tokens] log-probs in the form of vLLM's server: by token id, None for the first token."""
-    found = [{one.token_id: {"logprob": one.logprob, "decoded_token": one.text} for one in ranked} for ranked in tokens]
-    return [None, *found]
+    tables = [
+        {token.token_id: {"logprob": token.logprob, "decoded_token": token.text} for token in ranked}
+        for ranked in tokens
+    ]
+    return [None, *tables]
 
 
 def usage(choices: Sequence[RawCompletion]) -> Json:

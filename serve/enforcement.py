@@ -59,18 +59,18 @@ def can_begin(prompts: PromptRenderer, plan: GenerationPlan) -> bool:
     return not prompts.chat.think_closed and plan.thinking_budget != 0
 
 
-def texts_of(held: Sequence[Chunk]) -> tuple[str, str]:
+def texts_of(kept: Sequence[Chunk]) -> tuple[str, str]:
     """Return the reasoning and the answer that the model wrote."""
     reasoning, answer = (
-        "".join(chunk.text for chunk in held if chunk.thinking is kind and not chunk.forced) for kind in (True, False)
+        "".join(chunk.text for chunk in kept if chunk.thinking is kind and not chunk.forced) for kind in (True, False)
     )
     return reasoning, answer
 
 
-def is_clear(held: Sequence[Chunk], plan: GenerationPlan, last: bool = False) -> bool | None:
+def is_clear(kept: Sequence[Chunk], plan: GenerationPlan, last: bool = False) -> bool | None:
     """Return whether the response so far is in the requested language; None while it is too short to decide. `last`: no
     more text follows. Without reasoning, its answer is examined, up to its first call."""
-    text, answer = texts_of(held)
+    text, answer = texts_of(kept)
     over = last or answer != ""
     if not is_written(text):
         text, over = answer.partition(OPEN)[0] if plan.tools else answer, last
@@ -97,13 +97,14 @@ def check_language(responses: Sequence[Response], plan: GenerationPlan, prompts:
         if measured is not None and measured.match is False:
             texts = {"reasoning": response.sampled_reasoning, "answer": response.answer}
             spoken = {name: spoken_in(text, code) for name, text in texts.items()}
-            was = ", ".join(f"{name} {described(one, code)}" for name, (one, match) in spoken.items() if match is False)
+            was = ", ".join(
+                f"{name} {described(detection, code)}" for name, (detection, match) in spoken.items() if match is False
+            )
             raise refusal(f"not in {code} in any try: {was}; try another seed, or the enforcement prompt", MISMATCH)
         if response.cut:
-            more = ", or start the server with more tool_turns" if response.executed else ""
             raise refusal(
                 f"the response was cut {'in' if answered else 'before'} its answer: give more max_tokens "
-                f"(max_output_tokens), or a smaller thinking_token_budget or reasoning_effort{more}", CUT,
+                f"(max_output_tokens), or a smaller thinking_token_budget or reasoning_effort", CUT,
             )  # fmt: skip
         if not answered:
             ended = "the model ended" if response.stop_reason is None else f"stop {response.stop_reason!r} was reached"

@@ -1,4 +1,8 @@
-"""Deaths of the engine: completions under way continue in the next process, and a request that causes them is refused.
+"""Deaths of the engine: one that stands still is killed, completions under way continue in the next process, and a
+request that causes deaths is refused.
+
+An engine that moves answers between two steps, ends steps, or takes processor time, as in a long step. Time is counted
+in looks, so that a server that was itself stopped, or is late, takes no sound engine for a frozen one.
 
 A request with a seed, or at temperature 0, is sampled again from its beginning: the same tokens come, those returned
 before are skipped, and if rounding gives a different token it ends with EngineDied. Any other continues after its
@@ -18,16 +22,27 @@ import contextlib
 import hashlib
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterator
 from dataclasses import replace
+from multiprocessing.process import BaseProcess
+
+import psutil
 
 from serve.engine import CrashingRequest, Delta, EngineDied, SamplingParameters
+from shared.launch import deaths
 
 log = logging.getLogger("serve")
 DEATHS = 2
 """deaths of the engine during a request from which on it is a suspect; a single one may be an accident"""
 MOST_KNOWN = 10_000
 """number of requests that are remembered; the oldest are dropped"""
+LOOK_EVERY_S = 1.0
+QUIET_S = 20.0
+"""an engine that neither answers nor computes for so long stands still"""
+STEP_S = 600.0
+"""so does one that computes for so long without the end of a step"""
+COMPUTED_S = 0.5
+"""processor time that shows that an engine computes"""
 
 
 class CrashTracker:
@@ -137,15 +152,15 @@ class EngineFailover:
         else:
             prompt_ids = prompt_ids + emitted
             sampling = replace(sampling, max_tokens=sampling.max_tokens - len(emitted))
-        place = 0
+        count = 0
         async with contextlib.aclosing(self._sample(prompt_ids, sampling)) as deltas:
             async for delta in deltas:
-                if place >= len(known):
+                if count >= len(known):
                     yield delta
                     continue
-                if known[place : place + len(delta.token_ids)] != delta.token_ids:
+                if known[count : count + len(delta.token_ids)] != delta.token_ids:
                     raise Diverged
-                place += len(delta.token_ids)
+                count += len(delta.token_ids)
 
     async def _await_successor(self, engine: object | None) -> None:
         """Wait until there is an engine other than `engine`. Raises EngineDied if there will be none."""
@@ -182,3 +197,86 @@ def plain(sampling: SamplingParameters) -> bool:
     """Whether it does not depend on its earlier tokens, so that it can continue as if they were the prompt."""
     kept = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "logprobs", "adapter")
     return sampling == type(sampling)(**{name: getattr(sampling, name) for name in kept})
+
+
+class EngineWatch:
+    """Kills the processes of an engine that stands still; the rest is as for any other death."""
+
+    def __init__(self) -> None:
+        self.moved = False
+        """to be set when a step has ended"""
+        self.frozen = ""
+        """why the processes were killed, "" while they were not"""
+        self._loading = 0
+        self._silent_s = self._quiet_s = self._computed_s = 0.0
+        """without an answer or a step; of these, without computing; processor time when it had last computed"""
+        self._task: asyncio.Task[None] | None = None
+        self._processes: Collection[BaseProcess] = ()
+        self._kills_before = 0
+
+    @contextlib.contextmanager
+    def loading(self) -> Iterator[None]:
+        """Context in which the engine may stand still, as at a slow disk."""
+        self._loading += 1
+        try:
+            yield
+        finally:
+            self._loading -= 1
+
+    def start(self, ask: Callable[[], Awaitable[object]], processes: Collection[BaseProcess]) -> None:
+        """Watch these processes. ask: is answered by an engine between two steps."""
+        self.frozen, self._silent_s = "", 0.0
+        self._processes, self._kills_before = processes, deaths.memory_kills()
+        self._task = asyncio.create_task(self._watch(ask, processes), name="engine's moves")
+
+    async def end(self) -> None:
+        """Watch no more; log how the processes ended that have."""
+        if self._task is None:
+            return
+        self._task.cancel()
+        await asyncio.wait([self._task])
+        for code in [process.exitcode for process in self._processes]:
+            if code is not None and not self.frozen:
+                why = deaths.how(code) + deaths.advice(code, "server's engine", 0, self._kills_before)
+                log.error("the engine's process %s", why)
+        self._task = None
+
+    async def _watch(self, ask: Callable[[], Awaitable[object]], processes: Collection[BaseProcess]) -> None:
+        answer = asyncio.ensure_future(ask())
+        try:
+            while not self.frozen:
+                await asyncio.sleep(LOOK_EVERY_S)
+                self.look(answer.done(), processes)
+                if answer.done():
+                    await asyncio.gather(answer, return_exceptions=True)  # a dead engine's error is its owner's
+                    answer = asyncio.ensure_future(ask())
+        finally:
+            answer.cancel()
+        log.error("the engine %s: its process is killed", self.frozen)
+        for process in processes:
+            process.kill()
+
+    def look(self, answered: bool, processes: Collection[BaseProcess]) -> None:
+        """Set `frozen` if the engine has stood still too long. answered: since the last look."""
+        if answered or self.moved or self._loading:
+            self._silent_s, self.moved = 0.0, False
+            return
+        before_s, now_s = self._computed_s, processor_s(processes)
+        if self._silent_s == 0 or now_s - before_s >= COMPUTED_S:
+            self._quiet_s, self._computed_s = 0.0, now_s
+        self._silent_s += LOOK_EVERY_S
+        self._quiet_s += LOOK_EVERY_S
+        if self._quiet_s >= QUIET_S:
+            self.frozen = f"has neither answered nor computed for {self._quiet_s:.0f} s"
+        elif self._silent_s >= STEP_S:
+            self.frozen = f"has ended no step for {self._silent_s:.0f} s"
+
+
+def processor_s(processes: Collection[BaseProcess]) -> float:
+    """Return the processor time so far of these processes and all below them."""
+    total = 0.0
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            first = psutil.Process(process.pid)
+            total += sum(sum(one.cpu_times()[:4]) for one in [first, *first.children(recursive=True)])
+    return total

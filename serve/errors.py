@@ -77,8 +77,8 @@ def explain(error: RequestValidationError) -> ApiError:
     first = error.errors()[0]
     if first["type"] == "json_invalid":
         before = str(error.body or "")[: first["loc"][-1]]
-        place = f"line {before.count(chr(10)) + 1} column {len(before) - before.rfind(chr(10))}"
-        message = f"the body is not valid JSON: {first['ctx']['error']}, {place}"
+        position = f"line {before.count(chr(10)) + 1} column {len(before) - before.rfind(chr(10))}"
+        message = f"the body is not valid JSON: {first['ctx']['error']}, {position}"
         return ApiError(400, message, code="invalid_json")
     return explain_first(error.errors())
 
@@ -115,5 +115,5 @@ async def on_error(request: Request, error: Exception) -> JSONResponse:
         return respond(ApiError(error.status_code, message), dict(error.headers or {}))
     if isinstance(error, ApiError):
         return respond(error)
-    # this one is sent outside of request_log.py, and the server closes the connection behind it
+    # this one is sent outside of metrics.py, and the server closes the connection behind it
     return respond(FAULT, {REQUEST_ID: request.state.entry.id, "Connection": "close"})

@@ -10,9 +10,10 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
+from enum import Enum
 
 from serve.enforcement import CLEAR_LETTERS, Means, is_clear, means_of, most_tries, texts_of
-from serve.engine import Constraint, SamplingParameters, ServingEngine
+from serve.engine import Constraint, Delta, SamplingParameters, ServingEngine
 from serve.errors import ApiError
 from serve.letter_mask import reasoning_mask
 from serve.plan import DiscardedTry, GenerationPlan, Response
@@ -42,19 +43,19 @@ async def generate(
                 response.add(chunk)
                 yield chunk
             else:
-                for found in [chunk.text] if reader is None else reader.feed(chunk.text):
-                    if is_stray(found, constraint):
+                for piece in [chunk.text] if reader is None else reader.feed(chunk.text):
+                    if is_stray(piece, constraint):
                         strays += 1
                     else:
-                        yield append(found, response)
+                        yield append(piece, response)
                 if len(response.calls) == plan.most_calls > 0:
                     response.finish_reason = "stop"
                     break  # there must be no more
-    for found in [] if reader is None or response.calls[plan.most_calls - 1 :] else reader.feed("", last=True):
-        if is_stray(found, constraint):
+    for piece in [] if reader is None or response.calls[plan.most_calls - 1 :] else reader.feed("", last=True):
+        if is_stray(piece, constraint):
             strays += 1
         else:
-            yield append(found, response)
+            yield append(piece, response)
     check_form(constraint, response, strays)
     if response.calls and response.finish_reason == "stop":
         response.finish_reason = "tool_calls"
@@ -65,11 +66,11 @@ async def generate(
         response.measured = measure(*texts)
 
 
-def is_stray(found: str | ParsedCall, constraint: Constraint | None) -> bool:
+def is_stray(piece: str | ParsedCall, constraint: Constraint | None) -> bool:
     """Whether a part of the answer stands where the constraint wants a call and is none; clients do not get it."""
-    if constraint is None or isinstance(found, ParsedCall):
+    if constraint is None or isinstance(piece, ParsedCall):
         return False
-    return constraint.kind == "grammar" or (constraint.kind == "structural_tag" and OPEN in found)
+    return constraint.kind == "grammar" or (constraint.kind == "structural_tag" and OPEN in piece)
 
 
 def check_form(constraint: Constraint | None, response: Response, strays: int) -> None:
@@ -89,13 +90,13 @@ def check_form(constraint: Constraint | None, response: Response, strays: int) -
         raise ApiError(500, message, code="form_not_kept", retry=False)
 
 
-def append(found: str | ParsedCall, response: Response) -> Chunk | ParsedCall:
+def append(piece: str | ParsedCall, response: Response) -> Chunk | ParsedCall:
     """Add a part of the answer, text or a call, to the response, and return what is to be yielded."""
-    if isinstance(found, ParsedCall):
-        response.calls.append(found)
-        return found
-    response.add(Chunk(False, found))
-    return Chunk(False, found)
+    if isinstance(piece, ParsedCall):
+        response.calls.append(piece)
+        return piece
+    response.add(Chunk(False, piece))
+    return Chunk(False, piece)
 
 
 async def in_language(
@@ -107,31 +108,31 @@ async def in_language(
         response.tries = number
         del response.logprobs[earlier:]
         means = means_of(number, prompts, plan, response)
-        held: list[Chunk] | None = [] if number < tries else None
+        kept: list[Chunk] | None = [] if number < tries else None
         size, look_at = 0, CLEAR_LETTERS
         async with contextlib.aclosing(sample(engine, prompts, plan, means, response)) as chunks:
             async for chunk in chunks:
-                if held is None:
+                if kept is None:
                     yield chunk
                     continue
-                held.append(chunk)
+                kept.append(chunk)
                 size += len(chunk.text)
-                reasoning_ended = len(held) > 1 and held[-2].thinking and not chunk.thinking
+                reasoning_ended = len(kept) > 1 and kept[-2].thinking and not chunk.thinking
                 if size < look_at and not reasoning_ended:
                     continue
                 look_at = size + LOOK_EVERY
-                clear = is_clear(held, plan, last=size > MOST_HELD)
+                clear = is_clear(kept, plan, last=size > MOST_HELD)
                 if clear is False:
                     break
                 if clear:
-                    for early in held:
+                    for early in kept:
                         yield early
-                    held = None
-        if not held or is_clear(held, plan, last=True):
-            for early in held or []:
+                    kept = None
+        if not kept or is_clear(kept, plan, last=True):
+            for early in kept or []:
                 yield early
             break
-        response.first_try = DiscardedTry(*texts_of(held), response.tokens, response.thinking_tokens)
+        response.first_try = DiscardedTry(*texts_of(kept), response.tokens, response.thinking_tokens)
 
 
 class CountingSplitter(Splitter):
@@ -165,115 +166,177 @@ class CountingSplitter(Splitter):
         return self._response.end_reasoning_early or (budget is not None and self._counter.tokens >= budget)
 
 
+class Phase(Enum):
+    """Where a try is."""
+
+    BEFORE = "before the reasoning"
+    REASONING = "in the reasoning of the model"
+    ENDED = "in reasoning to which the server has written an end"
+    ANSWER = "in the answer"
+
+
+class Try:
+    """One try of a response, sampled in legs: stops and a constraint apply to the answer only, so that the reasoning is
+    sampled without them, up to its closing tag.
+
+        BEFORE or REASONING -- the closing tag, or no reasoning --> ANSWER
+        BEFORE or REASONING -- the budget is used up, or the model ends without the closing tag --> ENDED --> ANSWER
+    """
+
+    def __init__(self, prompts: PromptRenderer, plan: GenerationPlan, means: Means, response: Response):
+        self.prompts, self.plan, self.response = prompts, plan, response
+        self.sampling, self.prompt_ids = plan.sampling, plan.prompt_ids
+        if response.tries > 1 and self.sampling.seed is not None:  # the same one would draw the same tokens
+            self.sampling = replace(self.sampling, seed=self.sampling.seed + plan.choices)
+        self.masked = plan.choice.code if means == "constrain" else ""
+        """the language in whose letters the reasoning must be, "" for any"""
+        self.first_words = ""
+        """what the server has written at the beginning of the reasoning"""
+        prefill, formed = means == "prefill", self.sampling.constraint is not None and plan.thinking_budget != 0
+        begun = not prompts.chat.think_closed and (prefill or formed)
+        if begun:
+            code = plan.choice.code if prefill else ""
+            self.prompt_ids, self.first_words = prompts.begin_reasoning(self.prompt_ids, code)
+        opened = prompts.opened or begun
+        self.splitter = CountingSplitter(prompts, response, opened=opened, begun=prefill and begun)
+        if prompts.chat.think_closed:
+            self.splitter.state = State.ANSWER  # the prompt closes the reasoning
+        self._prefilled, self._earlier = prefill, response.tokens
+        self._ended = self._answered = False
+        self._ids: list[int] = []
+        """[tokens] of this leg"""
+        self._text = ""
+        """of this leg, as the engine has told it so far"""
+
+    @property
+    def phase(self) -> Phase:
+        """The phase, as far as the text has been read."""
+        if self.splitter.state is State.ANSWER:
+            return Phase.ANSWER
+        if self._ended:
+            return Phase.ENDED
+        return Phase.REASONING if self.splitter.state is State.THINKING else Phase.BEFORE
+
+    @property
+    def is_beyond(self) -> bool:
+        """Whether the server must end the reasoning now."""
+        budget = self.plan.thinking_budget
+        return self.phase in (Phase.BEFORE, Phase.REASONING) and self.splitter.is_beyond(budget)
+
+    def end_reasoning(self) -> list[Chunk]:
+        """Write the end of the reasoning, and return its text."""
+        self._ended = True
+        begun = self._prefilled or self.response.tokens > self._earlier
+        text, added = self.prompts.end_reasoning(self.plan.choice.code, self.splitter, begun=begun)
+        chunks = self.splitter.force(text, added, self.sampling.max_tokens)
+        self._go_on(added)
+        return chunks
+
+    def begin_leg(self) -> SamplingParameters:
+        """Begin a leg, and return how to sample it. Reasoning is sampled up to its closing tag, without the constraint
+        and the stops, or in the letters of the language `masked`. While it is unclear whether there is reasoning, stops
+        may be needed: one that occurs in the reasoning interrupts it once."""
+        self._ids, self._text = [], ""
+        sampling, prompts, state = self.sampling, self.prompts, self.splitter.state
+        leg, unclear = sampling, state is State.BEFORE and sampling.constraint is None
+        limited = self.masked or sampling.constraint or sampling.stop or sampling.stop_token_ids
+        if state is not State.ANSWER and limited:
+            mask = None
+            if self.masked:
+                mask = reasoning_mask(self.masked, prompts.chat, prompts.tags, opened=state is State.THINKING)
+            leg = replace(
+                sampling, constraint=mask, include_stop=False, stop=sampling.stop if unclear else [],
+                stop_token_ids=sampling.stop_token_ids if unclear else [], through=prompts.through[0],
+                through_id=prompts.through[1],
+            )  # fmt: skip
+        return replace(leg, constraint=None) if self.splitter.calling else leg  # which is of calls in the text
+
+    def take(self, delta: Delta) -> list[Chunk]:
+        """Take the next part of a leg, and return the text that is settled."""
+        self._ids += delta.token_ids
+        self._text += delta.text
+        self.response.logprobs += delta.logprobs
+        chunks = self.splitter.feed(delta.text, delta.token_ids)
+        self._answered = self._answered or not all(chunk.thinking for chunk in chunks)
+        return chunks
+
+    @property
+    def is_to_interrupt(self) -> bool:
+        """Whether the leg must not go on: the budget is used up within the reasoning."""
+        return self.phase is Phase.REASONING and not self.response.finish_reason and self.is_beyond
+
+    def interrupt_leg(self) -> list[Chunk]:
+        """End a leg before its own end, and return the text that the engine has held back."""
+        text = self._withheld().rstrip("\ufffd")
+        self._go_on(self._ids)
+        return self.splitter.feed(text)
+
+    def end_leg(self, leg: SamplingParameters) -> tuple[list[Chunk], bool]:
+        """Read the end of a leg. Return the text that the engine left out, and whether the try is over."""
+        response = self.response
+        over = response.finish_reason != "stop" or self._is_over(leg)
+        chunks = self.splitter.feed(self._omitted_stop(leg, over))
+        if over:
+            return chunks, True
+        unclosed, stop_ids = response.stop_reason is None, self.prompts.chat.stop_ids
+        self._go_on([token for token in self._ids if not (unclosed and token in stop_ids)])
+        response.finish_reason, response.stop_reason = "", None
+        if unclosed and self.phase in (Phase.BEFORE, Phase.REASONING):
+            chunks += self.end_reasoning()
+        return chunks, False
+
+    def _is_over(self, leg: SamplingParameters) -> bool:
+        """Return whether a leg that reached a stop completes the try. A stop in the reasoning, or a blank one before
+        the first word of the answer, is ordinary text."""
+        reason, answering = self.response.stop_reason, self.phase is Phase.ANSWER
+        if reason is None:  # the model's own end
+            return self.sampling.constraint is None or answering
+        return reason != leg.through and answering and (self._answered or bool(str(reason).strip()))
+
+    def _omitted_stop(self, leg: SamplingParameters, over: bool) -> str:
+        """Return the text of a stop that the engine left out although it is part of the response."""
+        reason = self.response.stop_reason
+        if reason is None or reason == leg.through or (over and self.sampling.include_stop == leg.include_stop):
+            return ""
+        return reason if over and isinstance(reason, str) else self._withheld()
+
+    def _withheld(self) -> str:
+        """Return the end of a leg's text that the engine has not told yet: it could be the beginning of a stop."""
+        whole = self.prompts.chat.tokenizer.decode(self._ids, skip_special_tokens=False)
+        return whole[len(self._text) :] if whole.startswith(self._text) else ""
+
+    def _go_on(self, ids: list[int]) -> None:
+        """Let the next leg begin after these tokens, which the limits count."""
+        limit, least = self.sampling.max_tokens - len(ids), max(self.sampling.min_tokens - len(ids), 0)
+        self.sampling = replace(self.sampling, max_tokens=limit, min_tokens=least)
+        self.prompt_ids = self.prompt_ids + ids
+
+
 async def sample(
     engine: ServingEngine, prompts: PromptRenderer, plan: GenerationPlan, means: Means, response: Response
 ) -> AsyncGenerator[Chunk, None]:
-    """Sample one try, split into reasoning and answer; adds to the counts of `response`. Reasoning beyond its budget
-    is ended with a phrase, and the answer is sampled after it. A constraint and stops apply to the answer only:
-    the reasoning is sampled without them, up to its closing tag."""
-    sampling, prompt_ids, budget, begun = plan.sampling, plan.prompt_ids, plan.thinking_budget, False
-    prefill, earlier = means == "prefill", response.tokens
-    if response.tries > 1 and sampling.seed is not None:
-        sampling = replace(sampling, seed=sampling.seed + plan.choices)  # the same one would draw the same tokens
-    if not prompts.chat.think_closed and (prefill or (sampling.constraint is not None and budget != 0)):
-        begun, (prompt_ids, begin) = True, prompts.begin_reasoning(prompt_ids, plan.choice.code if prefill else "")
-        if begin:
-            yield Chunk(True, begin, forced=True)
-    splitter = CountingSplitter(prompts, response, opened=prompts.opened or begun, begun=prefill and begun)
-    if prompts.chat.think_closed:
-        splitter.state = State.ANSWER  # the prompt closes the reasoning
-    ended = cut = answered = False
-    """ended: the reasoning, by a phrase; cut: by the model, without closing tag; answered: some answer was yielded"""
-    while True:
-        if not ended and splitter.state is not State.ANSWER and (cut or splitter.is_beyond(budget)):
-            ended = True
-            text, added = prompts.end_reasoning(plan.choice.code, splitter, begun=prefill or response.tokens > earlier)
-            for chunk in splitter.force(text, added, sampling.max_tokens):
-                yield chunk
-            prompt_ids, sampling = prompt_ids + added, remaining(sampling, len(added))
-        if sampling.max_tokens < 1:
+    """Sample one try, split into reasoning and answer; adds to the counts of `response`."""
+    attempt, over = Try(prompts, plan, means, response), False
+    if attempt.first_words:
+        yield Chunk(True, attempt.first_words, forced=True)
+    while not over:
+        for chunk in attempt.end_reasoning() if attempt.is_beyond else ():
+            yield chunk
+        if attempt.sampling.max_tokens < 1:
             response.finish_reason = "length"
             break
-        now = sampling_in(sampling, prompts, splitter.state, plan.choice.code if means == "constrain" else "")
-        if splitter.calling:  # the constraint is of answers, and of calls in their text
-            now = replace(now, constraint=None)
-        ids, text_so_far = list[int](), ""
-        async with contextlib.aclosing(engine.generate(prompt_ids, now)) as deltas:
+        leg = attempt.begin_leg()
+        async with contextlib.aclosing(engine.generate(attempt.prompt_ids, leg)) as deltas:
             async for delta in deltas:
-                ids += delta.token_ids
-                text_so_far += delta.text
-                response.logprobs += delta.logprobs
-                for chunk in splitter.feed(delta.text, delta.token_ids):
-                    answered = answered or not chunk.thinking
+                for chunk in attempt.take(delta):
                     yield chunk
                 response.finish_reason, response.stop_reason = delta.finish_reason or "", delta.stop_reason
-                going = splitter.state is State.THINKING and not ended and not delta.finish_reason
-                if going and splitter.is_beyond(budget):
-                    for chunk in splitter.feed(withheld(prompts, text_so_far, ids).rstrip("\ufffd")):
-                        yield chunk
+                if attempt.is_to_interrupt:
+                    chunks = attempt.interrupt_leg()
                     break
             else:
-                over = response.finish_reason != "stop" or is_over(sampling, now, splitter.state, response, answered)
-                for chunk in splitter.feed(omitted_stop(prompts, sampling, now, response, over, text_so_far, ids)):
-                    yield chunk
-                if over:
-                    response.context = prompt_ids + ids
-                    break
-                if response.stop_reason is None:
-                    cut, ids = True, [token for token in ids if token not in prompts.chat.stop_ids]
-                response.finish_reason, response.stop_reason = "", None
-        prompt_ids, sampling = prompt_ids + ids, remaining(sampling, len(ids))
-    for chunk in splitter.end():
+                chunks, over = attempt.end_leg(leg)
+        for chunk in chunks:
+            yield chunk
+    for chunk in attempt.splitter.end():
         yield chunk
-
-
-def remaining(sampling: SamplingParameters, tokens: int) -> SamplingParameters:
-    """Return the sampling that remains after `tokens` tokens: its limits are reduced by them."""
-    return replace(sampling, max_tokens=sampling.max_tokens - tokens, min_tokens=max(sampling.min_tokens - tokens, 0))
-
-
-def sampling_in(
-    sampling: SamplingParameters, prompts: PromptRenderer, state: State, masked: str = ""
-) -> SamplingParameters:
-    """Return how to sample from this state. A constraint and stops apply to the answer only, so reasoning is sampled
-    separately, up to its closing tag, in the letters of the language `masked` if that is one. While it is unclear
-    whether there is reasoning, stops may be needed: one that occurs in the reasoning interrupts it once."""
-    if state is State.ANSWER or not (masked or sampling.constraint or sampling.stop or sampling.stop_token_ids):
-        return sampling
-    mask = reasoning_mask(masked, prompts.chat, prompts.tags, opened=state is State.THINKING) if masked else None
-    unclear = state is State.BEFORE and sampling.constraint is None
-    return replace(
-        sampling, constraint=mask, include_stop=False, stop=sampling.stop if unclear else [],
-        stop_token_ids=sampling.stop_token_ids if unclear else [], through=prompts.through[0],
-        through_id=prompts.through[1],
-    )  # fmt: skip
-
-
-def is_over(
-    sampling: SamplingParameters, now: SamplingParameters, state: State, response: Response, answered: bool
-) -> bool:
-    """Return whether a completion that reached a stop, sampled with `now`, is complete. A stop in the reasoning, or a
-    blank one before the first word of the answer, is ordinary text."""
-    reason = response.stop_reason
-    if reason is None:  # the model's own end
-        return sampling.constraint is None or state is State.ANSWER
-    return reason != now.through and state is State.ANSWER and (answered or bool(str(reason).strip()))
-
-
-def omitted_stop(
-    prompts: PromptRenderer, sampling: SamplingParameters, now: SamplingParameters, response: Response, over: bool,
-    text_so_far: str, ids: list[int],
-) -> str:  # fmt: skip
-    """Return the text of a stop that the engine left out although it is part of the response."""
-    reason = response.stop_reason
-    if reason is None or reason == now.through or (over and sampling.include_stop == now.include_stop):
-        return ""
-    if over and isinstance(reason, str):
-        return reason
-    return withheld(prompts, text_so_far, ids)
-
-
-def withheld(prompts: PromptRenderer, text_so_far: str, ids: list[int]) -> str:
-    """Return the end of a text that the engine has sampled and not yet told: it could be the beginning of a stop."""
-    whole = prompts.chat.tokenizer.decode(ids, skip_special_tokens=False)
-    return whole[len(text_so_far) :] if whole.startswith(text_so_far) else ""

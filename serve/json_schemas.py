@@ -40,16 +40,16 @@ def bounded(schema: dict[str, Any]) -> dict[str, Any]:
     def check(value: Any, depth: int) -> None:
         if depth > MOST_DEPTH:
             raise ValueError(f"the schema is nested more than {MOST_DEPTH} deep")
-        for name, part in value.items() if isinstance(value, dict) else enumerate(value):
-            if name in COUNTS and isinstance(part, (int, float)) and part > COUNTS[name]:
-                raise ValueError(f"{name} = {part} is more than {COUNTS[name]}")
-            patterns = part if name == "patternProperties" and isinstance(part, dict) else [part]
+        for name, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            if name in COUNTS and isinstance(inner, (int, float)) and inner > COUNTS[name]:
+                raise ValueError(f"{name} = {inner} is more than {COUNTS[name]}")
+            patterns = inner if name == "patternProperties" and isinstance(inner, dict) else [inner]
             for pattern in patterns if name in ("pattern", "patternProperties") else []:
                 if isinstance(pattern, str) and any(mark in pattern for mark in "{*+") and len(pattern) > MOST_PATTERN:
                     raise ValueError(f"a pattern with repetitions has more than {MOST_PATTERN} letters")
-            if isinstance(part, (dict, list)):
-                check(part, depth + 1)
-            if name == "allOf" and alternatives(part) > MOST_WAYS:
+            if isinstance(inner, (dict, list)):
+                check(inner, depth + 1)
+            if name == "allOf" and alternatives(inner) > MOST_WAYS:
                 raise ValueError(f"allOf combines more than {MOST_WAYS} alternatives")
 
     try:
@@ -66,8 +66,8 @@ def bounded(schema: dict[str, Any]) -> dict[str, Any]:
 def alternatives(schema: Any) -> int:
     """Return the number of alternatives in a schema, combinations of nested ones included."""
     if isinstance(schema, dict):
-        found = [one for name in ("anyOf", "oneOf") if isinstance(one := schema.get(name), (list, dict))]
-        return max(sum(map(len, found)), 1) * math.prod(map(alternatives, schema.values()))
+        branches = [branch for name in ("anyOf", "oneOf") if isinstance(branch := schema.get(name), (list, dict))]
+        return max(sum(map(len, branches)), 1) * math.prod(map(alternatives, schema.values()))
     return math.prod(map(alternatives, schema)) if isinstance(schema, list) else 1
 
 
@@ -103,24 +103,24 @@ class KeyCheck:
     def run(self) -> None:
         """Raises ValueError with the place of the first such object."""
         try:
-            for place, schema in subschemas(self._root, "#"):
-                self._check_counts(schema, place)
-                self._check_required(schema, place)
-                self._keys_of(schema, place)
+            for pointer, schema in subschemas(self._root, "#"):
+                self._check_counts(schema, pointer)
+                self._check_required(schema, pointer)
+                self._keys_of(schema, pointer)
         except RecursionError:
             raise ValueError("the schema follows too many $ref, one after the other") from None
 
-    def _check_counts(self, schema: dict[str, Any], place: str) -> None:
+    def _check_counts(self, schema: dict[str, Any], pointer: str) -> None:
         """Further keys may repeat in the engine's grammar, so it can count on one of them only."""
         least, named = schema.get("minProperties"), {*mapping(schema, "properties"), *listed(schema, "required")}
         is_open = mapping(schema, "patternProperties") or schema.get("additionalProperties") is not False
         if isinstance(least, (int, float)) and least > len(named) + 1 and is_open:
             raise ValueError(
-                f"{place}: minProperties = {least}, but the engine does not see whether keys without a name repeat: "
+                f"{pointer}: minProperties = {least}, but the engine does not see whether keys without a name repeat: "
                 "name the keys in properties, or make minProperties smaller"
             )
 
-    def _check_required(self, schema: dict[str, Any], place: str) -> None:
+    def _check_required(self, schema: dict[str, Any], pointer: str) -> None:
         """A required key has a place of its own too, and its pattern must have others."""
         names = {name for name in listed(schema, "required") if isinstance(name, str)}
         names -= mapping(schema, "properties").keys()
@@ -128,11 +128,11 @@ class KeyCheck:
             self._count(names)
             if has_no_other(pattern, names):
                 raise ValueError(
-                    f"{place}: every key of the pattern {quoted(pattern)} of patternProperties is required: name "
+                    f"{pointer}: every key of the pattern {quoted(pattern)} of patternProperties is required: name "
                     "these keys in properties instead of the pattern"
                 )
 
-    def _keys_of(self, schema: Any, place: str) -> Keys:
+    def _keys_of(self, schema: Any, pointer: str) -> Keys:
         """Return the keys of a schema and of all that applies to the same object. Raises ValueError where a name
         matches a pattern, unless they stand in different alternatives."""
         if not isinstance(schema, dict):
@@ -142,20 +142,20 @@ class KeyCheck:
         every = self._keys[id(schema)] = Keys()  # at first: a schema may refer to itself
         every.add(Keys(set(mapping(schema, "properties")), set(mapping(schema, "patternProperties"))))
         for number, branch in enumerate(listed(schema, "allOf")):
-            every.add(self._keys_of(branch, f"{place}/allOf/{number}"))
+            every.add(self._keys_of(branch, f"{pointer}/allOf/{number}"))
         if isinstance(target := schema.get("$ref"), str):
             every.add(self._keys_of(self._resolve(target), target))
-        self._check(every.names, every.patterns, place)
+        self._check(every.names, every.patterns, pointer)
         for kind in ("anyOf", "oneOf"):
             either = Keys()
             for number, branch in enumerate(listed(schema, kind)):
-                either.add(self._keys_of(branch, f"{place}/{kind}/{number}"))
-            self._check(either.names, every.patterns, place)
-            self._check(every.names, either.patterns, place)
+                either.add(self._keys_of(branch, f"{pointer}/{kind}/{number}"))
+            self._check(either.names, every.patterns, pointer)
+            self._check(every.names, either.patterns, pointer)
             every.add(either)
         return every
 
-    def _check(self, names: set[str], patterns: set[str], place: str) -> None:
+    def _check(self, names: set[str], patterns: set[str], pointer: str) -> None:
         """Raises ValueError for a name that matches a pattern."""
         apart = self._apart.setdefault(frozenset(patterns), set())
         left = names - apart
@@ -165,7 +165,7 @@ class KeyCheck:
         if (name := first_match(patterns, sorted(left))) is not None:
             pattern = next((one for one in sorted(patterns) if first_match([one], [name]) is not None), "")
             raise ValueError(
-                f"{place}: the key {quoted(name)} of properties matches the pattern {quoted(pattern)} of "
+                f"{pointer}: the key {quoted(name)} of properties matches the pattern {quoted(pattern)} of "
                 "patternProperties, and the engine cannot hold an answer to both: change the pattern until it "
                 "matches no key of properties, or leave one of the two out"
             )
@@ -194,20 +194,20 @@ class KeyCheck:
         return value
 
 
-def subschemas(schema: Any, place: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield a schema and all schemas inside it, each with its place as a JSON pointer."""
+def subschemas(schema: Any, pointer: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield a schema and all schemas inside it, each with its JSON pointer."""
     if isinstance(schema, list):
         for number, branch in enumerate(schema):
-            yield from subschemas(branch, f"{place}/{number}")
+            yield from subschemas(branch, f"{pointer}/{number}")
     if not isinstance(schema, dict):
         return
-    yield place, schema
+    yield pointer, schema
     for name, value in schema.items():
         if name in NAMED_SCHEMAS and isinstance(value, dict):
             for key, branch in value.items():
-                yield from subschemas(branch, f"{place}/{name}/{key}")
+                yield from subschemas(branch, f"{pointer}/{name}/{key}")
         elif name not in VALUES:
-            yield from subschemas(value, f"{place}/{name}")
+            yield from subschemas(value, f"{pointer}/{name}")
 
 
 def quoted(text: str) -> str:

@@ -129,11 +129,11 @@ class ApiKeys:
             return self._anybody
         kind, _, key = authorization.partition(" ")
         digest = digest_of(key.strip())
-        found = None
+        match = None
         for client in self.clients:
             if client.key and hmac.compare_digest(client.key.sha256, digest) and kind.lower() == "bearer":
-                found = client
-        return found
+                match = client
+        return match
 
 
 def digest_of(key: str) -> str:
@@ -144,11 +144,11 @@ def digest_of(key: str) -> str:
 def load(path: str, environment: Mapping[str, str] = os.environ) -> ApiKeys:
     """Load the keys of a file ("" for none) and of the environment. Raises ConfigError."""
     keys = read(Path(path)).keys if path else []
-    if own := environment.get(KEY_VARIABLE, ""):
-        if len(own) < LEAST_LETTERS:
+    if secret := environment.get(KEY_VARIABLE, ""):
+        if len(secret) < LEAST_LETTERS:
             raise ConfigError(f"{KEY_VARIABLE}: give a key of at least {LEAST_LETTERS} letters, such as one that "
                               "`python -m serve.keys` makes")  # fmt: skip
-        keys = [*keys, ApiKey(name="environment", sha256=digest_of(own), scopes=set(SCOPES))]
+        keys = [*keys, ApiKey(name="environment", sha256=digest_of(secret), scopes=set(SCOPES))]
     if path and not keys:
         raise ConfigError(f"keys = {path}: it holds no key; make one with `python -m serve.keys {path} --name NAME`")
     return ApiKeys(keys)

@@ -7,7 +7,7 @@ a row, and then one behind each number (Anna: 5, Bob: 7); two small letters behi
 (5 km, 2ab), and behind a word in scripts without blanks (速度是km). That is narrower than what `foreign_script`
 (verify/scripts.py) forgives. Bold, circled and other styled letters are the letters that they stand for.
 
-A language has the scripts that the Unicode CLDR says, and those that the detector allows. vllm_mask.py makes a mask of
+A language has the scripts that the Unicode CLDR says, and those that the detector allows. vllm_parts.py makes a mask of
 tokens out of it.
 """
 

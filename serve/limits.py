@@ -58,23 +58,23 @@ class AuthMiddleware:
         """Raises ApiError for a malformed Host header and, if there are no keys, also for clients on other machines,
         other host names and pages of other sites."""
         given = headers.getlist("host")
-        found = HOST.fullmatch(given[0]) if len(given) == 1 else None
-        if found is None and given:
+        match = HOST.fullmatch(given[0]) if len(given) == 1 else None
+        if match is None and given:
             raise ApiError(400, "the Host header is not one name", code="invalid_host", param="host")
         if not self.api_keys.open or not self.hosts:
             return
         peer = scope.get("client")  # uvicorn may have been told to listen to others; settings do not see that
         if peer is not None and not is_loopback(peer[0]):
             raise ApiError(403, "a server without keys answers on its own machine only", code="foreign_client")
-        name = found["name"].lower() if found else ""
+        name = match["name"].lower() if match else ""
         if name and name not in self.hosts:
             raise ApiError(
                 403, f"this server is not called {name}; one without keys answers to its own name only",
                 code="invalid_host", param="host",
             )  # fmt: skip
         origin = headers.get("origin")
-        own = given[0] if given else ""
-        if origin is not None and origin.partition("://")[2] != own and origin not in self.origins:
+        host = given[0] if given else ""
+        if origin is not None and origin.partition("://")[2] != host and origin not in self.origins:
             message = "pages of other sites may not use a server without keys, unless its setting origins names them"
             raise ApiError(403, message, code="foreign_origin")
 
@@ -114,8 +114,8 @@ def check_type(headers: Headers) -> None:
     """Raises ApiError 415 for a body whose headers do not declare it as uncompressed JSON."""
     kind = headers.get("content-type", "").partition(";")[0].strip()
     if JSON_TYPE.fullmatch(kind) is None:
-        said = f"the body is said to be {kind[:60]}" if kind else "the body has no type"
-        raise unsupported(f"{said}: send Content-Type: application/json", "content-type")
+        fault = f"the body is said to be {kind[:60]}" if kind else "the body has no type"
+        raise unsupported(f"{fault}: send Content-Type: application/json", "content-type")
     if headers.get("content-encoding", "identity").lower() != "identity":
         message = "compressed bodies are not read: send it as it is, without Content-Encoding"
         raise unsupported(message, "content-encoding")

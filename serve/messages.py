@@ -32,13 +32,13 @@ class ThinkingPart(RequestPart):
 TEXT_PARTS = ("text", "input_text", "output_text")
 
 
-def read_part(part: Any) -> Any:
+def read_part(value: Any) -> Any:
     """Return the part. Raises PydanticCustomError if it holds no text."""
-    if not isinstance(part, dict):
+    if not isinstance(value, dict):
         raise PydanticCustomError("part", "a part of a content is an object: give type and text")
-    kind = part.get("type")
+    kind = value.get("type")
     if kind in (*TEXT_PARTS, "thinking"):
-        return part
+        return value
     if not isinstance(kind, str):
         raise PydanticCustomError("part", 'type is missing: give "type": "text"')
     message = "this model reads text only: leave out the part of type {kind}"
@@ -48,7 +48,7 @@ def read_part(part: Any) -> Any:
 # names of alternatives have a hyphen, which keeps them out of the names of fields in errors
 Part = Annotated[
     Annotated[TextPart, Tag("-text")] | Annotated[ThinkingPart, Tag("-thinking")],
-    Discriminator(lambda part: "-thinking" if part["type"] == "thinking" else "-text"),
+    Discriminator(lambda value: "-thinking" if value["type"] == "thinking" else "-text"),
     BeforeValidator(read_part),
 ]
 Content = Annotated[
@@ -119,9 +119,11 @@ class ChatMessage(RequestPart):
     @property
     def thoughts(self) -> str:
         """The reasoning of the turn, "" where the client does not send it."""
-        for told in (self.reasoning, self.reasoning_content):
-            if told and isinstance(told, str):
-                return told
+        for text in (self.reasoning, self.reasoning_content):
+            if text and isinstance(text, str):
+                return text
         parts = self.content if isinstance(self.content, list) else []
-        found = [part.thinking for part in parts if isinstance(part, ThinkingPart)]
-        return "".join(one if isinstance(one, str) else "".join(text.text for text in one) for one in found)
+        thoughts = [part.thinking for part in parts if isinstance(part, ThinkingPart)]
+        return "".join(
+            thinking if isinstance(thinking, str) else "".join(text.text for text in thinking) for thinking in thoughts
+        )

@@ -28,12 +28,10 @@ class GenerationPlan:
     tools: frozenset[str] = frozenset()
     """names of the tools that may be called"""
     most_calls: int = 0
-    executing: bool = False
-    """whether the server runs tools of its own, and the response goes on behind their results"""
     template: Mapping[str, Any] = field(default_factory=dict)
     """arguments of the chat template that the request gives"""
 
-    def of(self, index: int) -> GenerationPlan:
+    def for_choice(self, index: int) -> GenerationPlan:
         """Return the plan of one of several choices, with a seed of its own."""
         seed = self.sampling.seed
         return self if seed is None or not index else replace(self, sampling=replace(self.sampling, seed=seed + index))
@@ -47,15 +45,6 @@ class DiscardedTry(NamedTuple):
     answer: str
     tokens: int
     thinking_tokens: int
-
-
-class ExecutedCall(NamedTuple):
-    """A call that the server has run."""
-
-    call: ParsedCall
-    """its name is "" where the model wrote something that is no call; then the arguments are that text"""
-    output: str
-    """what the model read"""
 
 
 @dataclass
@@ -83,10 +72,6 @@ class Response:
     measured: Measured | None = None
     logprobs: list[list[Candidate]] = field(default_factory=list)
     """[tokens], those of a discarded try left out"""
-    context: list[int] = field(default_factory=list)
-    """[tokens] of the prompt and the completion, after one that the model or a stop has ended"""
-    executed: list[ExecutedCall] = field(default_factory=list)
-    """calls that the server has run; it has sampled on behind their results"""
     end_reasoning_early: bool = False
     """whether the client wants the answer now: the reasoning is ended as if its budget were used up"""
 

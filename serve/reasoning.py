@@ -153,14 +153,14 @@ class Splitter:
             else:
                 return
         if self.state is State.THINKING:
-            place = self._find_close()
-            if place >= 0:
-                reasoning = self._held[:place]
+            at = self._find_close()
+            if at >= 0:
+                reasoning = self._held[:at]
                 for token in self.tags.dropped:
                     reasoning = reasoning.replace(token, "")
                 yield from self._emit(True, reasoning)
                 self.state, self._fresh, self._blanks = State.ANSWER, not self._exact, ""
-                self._held = self._held[place + len(self.tags.close) :]
+                self._held = self._held[at + len(self.tags.close) :]
             else:
                 for token in self.tags.dropped:
                     self._held = self._held.replace(token, "")
@@ -189,10 +189,10 @@ class Splitter:
     def _clear_messages(self, reader: ChannelReader, last: bool) -> Iterator[Chunk]:
         """Yield what is settled of a completion in channels. One that begins with <think> is read as others are."""
         while True:
-            place, mark = self._next_mark()
+            at, mark = self._next_mark()
             keep = 0 if last or mark else max(unfinished(self._held, each) for each in MARKS)
-            place = place if mark else len(self._held) - keep
-            text, self._held = self._held[:place], self._held[place + len(mark) :]
+            at = at if mark else len(self._held) - keep
+            text, self._held = self._held[:at], self._held[at + len(mark) :]
             if reader.header is None:
                 yield from self._emit_of(reader, text)
             else:
@@ -253,8 +253,8 @@ class Splitter:
 
     def _find_close(self) -> int:
         """Return the position of the closing tag in `_held`, -1 if there is none."""
-        place = self._held.find(self.tags.close)
-        return place if place >= 0 and self._spend(self.tags.close) else -1
+        at = self._held.find(self.tags.close)
+        return at if at >= 0 and self._spend(self.tags.close) else -1
 
     def _spend(self, tag: str) -> bool:
         """Whether letters that spell a tag are one: always without control tokens, else once per such token."""

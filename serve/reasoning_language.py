@@ -34,42 +34,42 @@ MOST_DISTANCE = 20
 def codes() -> dict[str, str]:
     """Map language subtags to the detector's codes, for all spellings of a language (no and nb, tl and fil)."""
     known = sorted(known_languages())
-    found = {code: code for code in known if code not in TAGS} | ALSO
+    by_subtag = {code: code for code in known if code not in TAGS} | ALSO
     for code in known:
         tag = TAGS.get(code, code)
-        found.setdefault(tag, code)
-        found.setdefault(langcodes.standardize_tag(tag, macro=True).partition("-")[0], code)
-    return found
+        by_subtag.setdefault(tag, code)
+        by_subtag.setdefault(langcodes.standardize_tag(tag, macro=True).partition("-")[0], code)
+    return by_subtag
 
 
 def code_of(subtag: str) -> str | None:
     """Return the detector's code of a language subtag ("deu" and "ger" are de), or None if it knows none."""
-    found = codes()
-    if subtag in found:
-        return found[subtag]
+    by_subtag = codes()
+    if subtag in by_subtag:
+        return by_subtag[subtag]
     try:
         standard = [langcodes.standardize_tag(subtag, macro=macro).partition("-")[0] for macro in (False, True)]
     except langcodes.LanguageTagError:
         return None
-    return next((found[one] for one in standard if one in found), None)
+    return next((by_subtag[one] for one in standard if one in by_subtag), None)
 
 
-def nearest(wanted: str) -> str:
-    """Return the code of the language that `wanted` most likely means, for the hint in an error message."""
+def nearest(text: str) -> str:
+    """Return the code of the language that a text most likely means, for the hint in an error message."""
     try:
-        meant = code_of(langcodes.find(wanted).language or "")
+        meant = code_of(langcodes.find(text).language or "")
     except LookupError:
         meant = None
     if meant is not None:
         return meant
     try:
-        tag, distance = langcodes.closest_match(wanted, list(codes()), max_distance=MOST_DISTANCE)
+        tag, distance = langcodes.closest_match(text, list(codes()), max_distance=MOST_DISTANCE)
     except langcodes.LanguageTagError:
         tag, distance = "und", MOST_DISTANCE
     if tag in codes() and distance < MOST_DISTANCE:
         return codes()[tag]
     names = {name_of(code).english.lower(): code for code in codes().values()} | codes()
-    close = difflib.get_close_matches(wanted.lower(), names, 1, cutoff=0)
+    close = difflib.get_close_matches(text.lower(), names, 1, cutoff=0)
     return names[close[0]] if close else "en"
 
 
@@ -111,15 +111,15 @@ class Measured(NamedTuple):
 def read_tag(value: str) -> str:
     """Parse a requested language: "auto", "off", or the detector's code of a BCP 47 tag ("fr-CA" is fr). Raises
     ValueError for anything else, and for a language that the detector does not know."""
-    wanted = value.strip()
-    if wanted.lower() in (AUTO, OFF):
-        return wanted.lower()
-    found = TAG.fullmatch(wanted)
-    code = code_of(found["language"].lower()) if found is not None else None
+    tag = value.strip()
+    if tag.lower() in (AUTO, OFF):
+        return tag.lower()
+    match = TAG.fullmatch(tag)
+    code = code_of(match["language"].lower()) if match is not None else None
     if code is not None:
         return code
-    what = "no language" if found is None else "no language that can be told apart here"
-    near = nearest(wanted[:40]) if wanted else ""
+    what = "no language" if match is None else "no language that can be told apart here"
+    near = nearest(tag[:40]) if tag else ""
     hint = f'; the nearest is "{near}" ({name_of(near).english})' if near else ""
     raise ValueError(f'"{value[:40]}" is {what}: give auto, off, or a BCP 47 code such as fr or pt-BR{hint}')
 
@@ -132,13 +132,13 @@ OptionalLanguageTag = Annotated[str, AfterValidator(lambda value: value and read
 def accepted(header: str) -> list[str]:
     """Return the languages of an Accept-Language header, best first, without malformed and unknown ones."""
     candidates: list[tuple[float, int, str]] = []
-    for place, part in enumerate(header[:500].split(",")):
-        tag, _, weight = part.strip().partition(";")
+    for position, entry in enumerate(header[:500].split(",")):
+        tag, _, weight = entry.strip().partition(";")
         number = re.fullmatch(r"\s*q=(0(?:\.\d{0,3})?|1(?:\.0{0,3})?)\s*", weight) if weight else None
-        found = TAG.fullmatch(tag.strip())
-        code = code_of(found["language"].lower()) if found is not None else None
+        match = TAG.fullmatch(tag.strip())
+        code = code_of(match["language"].lower()) if match is not None else None
         if code is not None and (number is not None or not weight):
-            candidates.append((-float(number[1]) if number else -1.0, place, code))
+            candidates.append((-float(number[1]) if number else -1.0, position, code))
     return [code for weight, _, code in sorted(candidates) if weight < 0]
 
 
@@ -160,11 +160,11 @@ def choose_language(
 ) -> LanguageChoice:
     """Choose the language to reason in. candidates: (requested language, source), strongest first, "" for none; at
     least the server's default. turns: the user's turns, in order."""
-    wanted, source = next((wanted, source) for wanted, source in candidates if wanted)
-    if wanted == OFF:
+    tag, source = next((tag, source) for tag, source in candidates if tag)
+    if tag == OFF:
         return LanguageChoice("", "off")
-    if wanted != AUTO:
-        return LanguageChoice(wanted, source)
+    if tag != AUTO:
+        return LanguageChoice(tag, source)
     for number, turn in enumerate(reversed(turns)):
         if code := language_of(turn):
             return LanguageChoice(code, "earlier turn" if number else "question")

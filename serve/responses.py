@@ -9,28 +9,97 @@ import contextlib
 import time
 import uuid
 from collections.abc import AsyncGenerator
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from fastapi.responses import Response as HttpResponse
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationError
+from pydantic_core import PydanticCustomError
 
 from serve import parameters
-from serve.chat import headers, language_object, make_plan, sample, sample_responses
+from serve.chat import headers, language_object
 from serve.enforcement import check_language
 from serve.errors import ApiError, explain_first
 from serve.json_schemas import Schema
 from serve.limits import ChatClient
-from serve.messages import MOST_TOOLS
-from serve.parameters import Items, RequestBody, RequestPart, needs, refuse
-from serve.plan import ExecutedCall, GenerationPlan, Response
-from serve.response_items import Input, add_item
-from serve.schemas import ChatRequest, Effort, ReasoningRequest
+from serve.messages import MOST_TOOLS, Content
+from serve.parameters import Items, RequestBody, RequestPart, needs
+from serve.plan import GenerationPlan, Response
+from serve.schemas import MOST_MESSAGES, ChatRequest, Effort, ReasoningRequest
 from serve.server import Server
-from serve.streams import STREAMED, EventStream, Json, in_thread_if_long, merge, sse, until_disconnect
+from serve.streams import STREAMED, EventStream, Json, merge, until_disconnect
 from serve.tools import Name
 from shared.tool_calls import ParsedCall
+
+router = APIRouter()
+
+
+class MessageItem(RequestPart):
+    """A turn of the conversation."""
+
+    type: Literal["message"] = "message"
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Content
+
+
+class CallItem(RequestPart):
+    """A tool call of an earlier turn."""
+
+    type: Literal["function_call"]
+    call_id: str
+    name: Name
+    arguments: str = "{}"
+
+
+class ResultItem(RequestPart):
+    """The result of a tool call."""
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: Content
+
+
+class ReasoningItem(RequestPart):
+    """Reasoning of an earlier turn, for models that were trained on whole histories."""
+
+    type: Literal["reasoning"]
+    content: Items[dict[str, Any]] | None = None
+
+    @property
+    def text(self) -> str:
+        """Its text; "" where it has none that can be read."""
+        parts = [part.get("text") for part in self.content or ()]
+        return "".join(part for part in parts if isinstance(part, str))
+
+
+KINDS = ("message", "function_call", "function_call_output", "reasoning")
+
+
+def kind_of(item: Any) -> str:
+    """Return the tag of an item's type; a message may omit its type."""
+    return f"-{item.get('type') or 'message'}"
+
+
+def read_item(item: Any) -> Any:
+    """Return the item. Raises PydanticCustomError if its type is not supported."""
+    if not isinstance(item, dict):
+        raise PydanticCustomError("item", "an item of the input is an object")
+    if kind_of(item)[1:] not in KINDS:
+        message = "items of type {kind} are not supported: send " + ", ".join(KINDS)
+        raise PydanticCustomError("item", message, {"kind": str(item["type"])[:40]})
+    return item
+
+
+Item = Annotated[
+    Annotated[MessageItem, Tag("-message")] | Annotated[CallItem, Tag("-function_call")]
+    | Annotated[ResultItem, Tag("-function_call_output")] | Annotated[ReasoningItem, Tag("-reasoning")],
+    Discriminator(kind_of), BeforeValidator(read_item),
+]  # fmt: skip
+Input = Annotated[
+    Annotated[str, Tag("-text")] | Annotated[Items[Item], Field(min_length=1, max_length=MOST_MESSAGES), Tag("-items")],
+    Discriminator(lambda given: "-items" if isinstance(given, list) else "-text"),
+]
 
 
 class FunctionTool(RequestPart):
@@ -53,7 +122,6 @@ class NamedFunctionTool(RequestPart):
 class Reasoning(RequestBody):
     """How much the model is to think."""
 
-    refused: ClassVar = refuse("summary generate_summary", "the reasoning is told itself, not summed up", "auto")
     effort: Effort | None = None
 
 
@@ -69,7 +137,6 @@ class TextFormat(RequestPart):
 class TextSettings(RequestBody):
     """Settings of the answer's text."""
 
-    refused: ClassVar = refuse("verbosity", "say in a message how long the answer is to be", "medium")
     format: TextFormat = TextFormat()
 
 
@@ -77,7 +144,6 @@ class ResponsesRequest(ReasoningRequest):
     """The body of POST /v1/responses."""
 
     model_config = parameters.body_rules(parameters.TOOL_RULE, parameters.TEXT_RULE)
-    refused: ClassVar = parameters.RESPONSES
     input: Input
     """the conversation: a text, or items"""
     instructions: str | None = None
@@ -98,15 +164,10 @@ class ResponsesRequest(ReasoningRequest):
 
     def as_chat(self) -> ChatRequest:
         """Return the equivalent chat request. Raises ApiError."""
-        messages: list[dict[str, Any]] = []
-        if self.instructions:
-            messages.append({"role": "system", "content": self.instructions})
-        if isinstance(self.input, str):
-            messages.append({"role": "user", "content": self.input})
-        else:
-            for item in self.input:
-                add_item(messages, item)
-        chat: dict[str, Any] = {
+        messages: list[Json] = [{"role": "system", "content": self.instructions}] if self.instructions else []
+        for item in [MessageItem(role="user", content=self.input)] if isinstance(self.input, str) else self.input:
+            add_item(messages, item)
+        chat: Json = {
             **self.model_dump(include=set(ReasoningRequest.model_fields), exclude_unset=True), "messages": messages,
             "tools": [
                 {"type": "function", "function": tool.model_dump(include={"name", "description", "parameters"})}
@@ -121,18 +182,32 @@ class ResponsesRequest(ReasoningRequest):
             schema = {"json_schema": {"schema": form.json_schema}} if form.json_schema is not None else {}
             chat["response_format"] = {"type": form.type, **schema}
         try:
-            return CHAT.validate_python(chat)
+            return ChatRequest.model_validate(chat)
         except ValidationError as error:
-            found = explain_first(error.errors())
-            if found.param is not None and found.param.startswith("messages"):
-                found.param = found.param.replace("messages", "input", 1)
-            raise found from error
+            first = explain_first(error.errors())
+            if first.param is not None and first.param.startswith("messages"):
+                first.param = first.param.replace("messages", "input", 1)
+            raise first from error
 
 
-CHAT = TypeAdapter(ChatRequest)
-
-
-router = APIRouter()
+def add_item(messages: list[Json], item: Item) -> None:
+    """Add an item to the turns of a chat; reasoning begins a turn of the assistant, and its text and calls are added to
+    it."""
+    last, given = messages[-1] if messages else {}, item.model_dump()
+    begun = last.get("role") == "assistant"
+    if isinstance(item, ReasoningItem):
+        messages.append({"role": "assistant", "reasoning": item.text})
+    elif isinstance(item, CallItem):
+        if not begun:
+            messages.append({"role": "assistant"})
+        call = {"id": item.call_id, "function": {"name": item.name, "arguments": item.arguments}}
+        messages[-1].setdefault("tool_calls", []).append(call)
+    elif isinstance(item, ResultItem):
+        messages.append({"role": "tool", "content": given["output"], "tool_call_id": item.call_id})
+    elif begun and item.role == "assistant" and last.keys() == {"role", "reasoning"}:
+        last["content"] = given["content"]
+    else:
+        messages.append({"role": item.role, "content": given["content"]})
 
 
 @router.post("/v1/responses", response_model=None, responses=STREAMED)
@@ -142,11 +217,11 @@ async def responses(body: ResponsesRequest, request: Request, client: ChatClient
     model = server.check_model(body.model)
     with server.admit(1, client) as permit:
         chat, limits = body.as_chat(), {"max_output_tokens": body.max_output_tokens}
-        plan = await in_thread_if_long(chat.characters, make_plan, server, chat, request, client, "input", limits)
+        plan = await server.plan(chat, request, client, "input", limits)
         renderer = ResponsesRenderer(model, body)
         if body.stream:
             return EventStream(stream(server, plan, renderer), permit.keep(), headers(plan))
-        response, *_ = await until_disconnect(request, sample_responses(server, plan, 1))
+        response, *_ = await until_disconnect(request, server.sample_responses(plan, 1))
     return JSONResponse(renderer.whole(response, plan), headers=headers(plan))
 
 
@@ -196,7 +271,7 @@ class ResponsesRenderer:
             items.append(self.answer(new_id("msg"), response.answer))
         if response.cut and items and not response.calls:
             items[-1]["status"] = "incomplete"
-        return [*map(self.executed, response.executed), *items, *map(self.call, response.calls)]
+        return [*items, *map(self.call, response.calls)]
 
     def reasoning(self, item_id: str, text: str, status: str = "completed") -> Json:
         """Return the item of the reasoning."""
@@ -213,16 +288,10 @@ class ResponsesRenderer:
         return {"id": f"fc_{call.id}", "type": "function_call", "call_id": call.id, "name": call.name,
                 "arguments": call.arguments if status == "completed" else "", "status": status}  # fmt: skip
 
-    def executed(self, one: ExecutedCall) -> Json:
-        """Return the item of a call that the server has run."""
-        call = one.call
-        return {"id": new_id("mcp"), "type": "mcp_call", "server_label": "server", "name": call.name, "error": None,
-                "arguments": call.arguments, "output": one.output, "status": "completed"}  # fmt: skip
-
-    def event(self, kind: str, **values: Any) -> bytes:
-        """Return one server-sent event, with the next sequence number."""
+    def event(self, kind: str, **values: Any) -> Json:
+        """Return one event, with the next sequence number."""
         self._number += 1
-        return f"event: {kind}\n".encode() + sse({"type": kind, "sequence_number": self._number - 1, **values})
+        return {"type": kind, "sequence_number": self._number - 1, **values}
 
 
 def text_part(text: str) -> Json:
@@ -239,15 +308,13 @@ def stream(server: Server, plan: GenerationPlan, renderer: ResponsesRenderer) ->
     """Return the server-sent events of one response."""
     response, items = Response(), ItemEvents(renderer)
 
-    async def feed() -> AsyncGenerator[bytes, None]:
-        yield renderer.event("response.created", response=renderer.head("in_progress"))
-        yield renderer.event("response.in_progress", response=renderer.head("in_progress"))
-        async with contextlib.aclosing(sample(server, plan, 0, response)) as found:
-            async for chunk in found:
+    async def feed() -> AsyncGenerator[list[Json], None]:
+        for kind in ("response.created", "response.in_progress"):
+            yield [renderer.event(kind, response=renderer.head("in_progress"))]
+        async with contextlib.aclosing(server.sample(plan, 0, response)) as chunks:
+            async for chunk in chunks:
                 if isinstance(chunk, ParsedCall):
                     yield items.close() + items.call(chunk)
-                elif isinstance(chunk, ExecutedCall):
-                    yield items.close() + items.executed(chunk)
                 elif renderer.body.include_reasoning or not chunk.thinking:
                     yield items.text("reasoning" if chunk.thinking else "answer", chunk.text)
         check_language([response], plan, server.prompts)
@@ -255,16 +322,16 @@ def stream(server: Server, plan: GenerationPlan, renderer: ResponsesRenderer) ->
             yield items.text("answer", "")
         yield items.close("incomplete" if response.cut else "completed")
 
-    def last() -> bytes:
+    def last() -> list[Json]:
         whole = {**renderer.whole(response, plan), "output": items.done}
-        return renderer.event(f"response.{whole['status']}", response=whole)
+        return [renderer.event(f"response.{whole['status']}", response=whole)]
 
-    def failed(error: ApiError) -> bytes:
+    def failed(error: ApiError) -> Json:
         reason = {"code": error.code or "server_error", "message": error.message}
         head = renderer.head("failed") | {"error": reason, "reasoning_language": language_object(response, plan)}
         return renderer.event("response.failed", response=head)
 
-    return merge([feed()], server.settings.ping_s, last=last, failed=failed)
+    return merge([feed()], server.settings.ping_s, last=last, failed=failed, done=b"")
 
 
 class ItemEvents:
@@ -276,9 +343,9 @@ class ItemEvents:
         self.done: list[Json] = []
         """items that have ended"""
 
-    def text(self, kind: str, text: str) -> bytes:
+    def text(self, kind: str, text: str) -> list[Json]:
         """Return the events of some text of the reasoning or the answer; closes an open item of the other kind."""
-        events = b""
+        events: list[Json] = []
         if kind != self._kind:
             events = self.close() + self._open(kind)
         self._text += text
@@ -286,58 +353,48 @@ class ItemEvents:
             return events
         name = "response.reasoning_text.delta" if kind == "reasoning" else "response.output_text.delta"
         more: Json = {} if kind == "reasoning" else {"logprobs": []}
-        return events + self._renderer.event(name, **self._place(), delta=text, **more)
+        return [*events, self._renderer.event(name, **self._place(), delta=text, **more)]
 
     def _place(self) -> Json:
         return {"item_id": self._id, "output_index": len(self.done), "content_index": 0}
 
-    def _open(self, kind: str) -> bytes:
+    def _open(self, kind: str) -> list[Json]:
         self._kind, self._id, self._text = kind, new_id("rs" if kind == "reasoning" else "msg"), ""
         renderer = self._renderer
         make = renderer.reasoning if kind == "reasoning" else renderer.answer
         item = make(self._id, "", "in_progress")
-        events = renderer.event("response.output_item.added", output_index=len(self.done), item=item)
+        events = [renderer.event("response.output_item.added", output_index=len(self.done), item=item)]
         if kind == "answer":
-            events += renderer.event("response.content_part.added", **self._place(), part=text_part(""))
+            events.append(renderer.event("response.content_part.added", **self._place(), part=text_part("")))
         return events
 
-    def close(self, status: str = "completed") -> bytes:
+    def close(self, status: str = "completed") -> list[Json]:
         """Return the events that close the open item with a status, if there is one."""
         if not self._kind:
-            return b""
-        renderer, place, text = self._renderer, self._place(), self._text
+            return []
+        renderer, where, text = self._renderer, self._place(), self._text
         if self._kind == "reasoning":
             item = renderer.reasoning(self._id, text, status)
-            events = renderer.event("response.reasoning_text.done", **place, text=text)
+            events = [renderer.event("response.reasoning_text.done", **where, text=text)]
         else:
             item = renderer.answer(self._id, text, status)
-            events = renderer.event("response.output_text.done", **place, text=text, logprobs=[])
-            events += renderer.event("response.content_part.done", **place, part=text_part(text))
-        events += renderer.event("response.output_item.done", output_index=len(self.done), item=item)
+            events = [
+                renderer.event("response.output_text.done", **where, text=text, logprobs=[]),
+                renderer.event("response.content_part.done", **where, part=text_part(text)),
+            ]
+        events.append(renderer.event("response.output_item.done", output_index=len(self.done), item=item))
         self.done.append(item)
         self._kind = ""
         return events
 
-    def executed(self, one: ExecutedCall) -> bytes:
-        """Return the events of a call that the server has run."""
-        renderer, item, index = self._renderer, self._renderer.executed(one), len(self.done)
-        self.done.append(item)
-        place = {"item_id": item["id"], "output_index": index}
-        return (
-            renderer.event("response.output_item.added", output_index=index, item={**item, "status": "in_progress"})
-            + renderer.event("response.mcp_call_arguments.done", **place, arguments=item["arguments"])
-            + renderer.event("response.mcp_call.completed", **place)
-            + renderer.event("response.output_item.done", output_index=index, item=item)
-        )
-
-    def call(self, call: ParsedCall) -> bytes:
+    def call(self, call: ParsedCall) -> list[Json]:
         """Return the events of a complete tool call."""
         renderer, item, index = self._renderer, self._renderer.call(call), len(self.done)
         self.done.append(item)
-        place = {"item_id": item["id"], "output_index": index}
-        return (
-            renderer.event("response.output_item.added", output_index=index, item=renderer.call(call, "in_progress"))
-            + renderer.event("response.function_call_arguments.delta", **place, delta=call.arguments)
-            + renderer.event("response.function_call_arguments.done", **place, arguments=call.arguments, name=call.name)
-            + renderer.event("response.output_item.done", output_index=index, item=item)
-        )
+        where = {"item_id": item["id"], "output_index": index}
+        return [
+            renderer.event("response.output_item.added", output_index=index, item=renderer.call(call, "in_progress")),
+            renderer.event("response.function_call_arguments.delta", **where, delta=call.arguments),
+            renderer.event("response.function_call_arguments.done", **where, arguments=call.arguments, name=call.name),
+            renderer.event("response.output_item.done", output_index=index, item=item),
+        ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 from pydantic.config import JsonDict
@@ -17,7 +17,7 @@ from serve import parameters
 from serve.engine import Constraint, SamplingParameters
 from serve.json_schemas import Schema
 from serve.messages import MOST_TOOLS, ChatMessage
-from serve.parameters import Items, RequestBody, RequestPart, body_error, needs, refuse
+from serve.parameters import Items, RequestBody, RequestPart, body_error, needs
 from serve.reasoning import ReasoningFormat
 from serve.reasoning_language import Enforcement, LanguageTag
 from serve.tools import Name, Tool, constrain_calls
@@ -36,10 +36,6 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 class StreamOptions(RequestBody):
     """Options of a streamed response."""
 
-    refused: ClassVar = {
-        **refuse("include_obfuscation", "events are not padded"),
-        **refuse("continuous_usage_stats", "the usage comes with the last event (include_usage)"),
-    }
     include_usage: bool = False
 
 
@@ -214,7 +210,6 @@ class ChatRequest(ReasoningRequest, StreamedRequest):
     model_config = parameters.body_rules(
         parameters.TOOL_RULE, parameters.FORM_RULE, parameters.USAGE_RULE, parameters.LOGPROBS_RULE
     )
-    refused: ClassVar = parameters.CHAT
     messages: Annotated[Items[ChatMessage], Field(min_length=1, max_length=MOST_MESSAGES)]
     """the conversation, as text"""
     n: int = Field(1, ge=1, le=MOST_CHOICES)
@@ -289,8 +284,8 @@ class ChatRequest(ReasoningRequest, StreamedRequest):
     def characters(self) -> int:
         """Number of characters of all messages, of their calls' arguments and of the tools' descriptions."""
         calls = sum(len(call.function.arguments) for message in self.messages for call in message.tool_calls or [])
-        told = sum(len(tool.function.description) for tool in self.tools)
-        return sum(len(message.text) + len(message.thoughts) for message in self.messages) + calls + told
+        descriptions = sum(len(tool.function.description) for tool in self.tools)
+        return sum(len(message.text) + len(message.thoughts) for message in self.messages) + calls + descriptions
 
     @property
     def offered(self) -> list[Tool]:

@@ -1,43 +1,46 @@
-"""The state of a server process: engine, prompts and admission; it restarts a dead engine and takes newer weights.
-
-With `--follow`, weights of a newer export to which the served path leads are loaded into the running engine:
-
-    --model runs/quickstart/latest --follow
-
-Requests wait while weights change; none is dropped. Completions under way first have `drain_s` seconds to end under the
-old weights; those that still run then continue under the new ones, as in training, and so does a response that is
-sampled in parts (a thinking budget, a constrained answer, a second try) with its next part.
-"""
+"""The state of a server process: it admits requests, plans and samples their responses, and replaces a dead engine."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
-from serve.adapters import AGAIN_S, FOLLOW_EVERY_S, ServedAdapter
-from serve.engine import SamplingParameters, ServingEngine
+from fastapi import Request
+
+from serve.adapters import ServedAdapter
+from serve.enforcement import check_language
+from serve.engine import CrashingRequest, EngineDied, EngineRefused, SamplingParameters, ServingEngine
 from serve.errors import ApiError
+from serve.generation import generate
 from serve.keys import Client
 from serve.metrics import Metrics
-from serve.plan import Response
-from serve.reasoning_language import OFF
+from serve.plan import GenerationPlan, Response
+from serve.reasoning import Chunk
+from serve.reasoning_language import OFF, LanguageChoice, Source, choose_language, read_tag
 from serve.schemas import ChatRequest, GenerationRequest
-from serve.server_tools import ServerTools
-from serve.settings import ServerSettings, tool_options
+from serve.settings import ServerSettings
 from serve.system_prompts import PromptRenderer
+from serve.tools import describe_form
 from shared.errors import ModelError
+from shared.tool_calls import ParsedCall
 
 LOOK_EVERY_S = 0.25
 RESTARTS_IN_A_ROW = 5
-SAME = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
-"""files that are equal in two exports of one run"""
+EFFORTS = {"none": 0.0, "minimal": 0.02, "low": 0.1, "medium": 0.3, "high": 0.6}
+"""reasoning_effort -> share of the model's context that reasoning may take; higher efforts have no bound"""
+MOST_CALLS = 32
+LANGUAGE_HEADER = "x-reasoning-language"
 TEMPLATE_EFFORTS = {"minimal": "low", "low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
 """reasoning_effort -> the argument of that name of chat templates that read one (gpt-oss)"""
+LARGE = 20_000
+"""characters of a request above which `in_thread_if_long` works in a thread"""
+Result = TypeVar("Result")
+Arguments = ParamSpec("Arguments")
 log = logging.getLogger("serve")
 
 
@@ -77,9 +80,6 @@ class Server:
         adapters: dict[str, ServedAdapter] | None = None,
     ):  # fmt: skip
         self.settings, self.engine, self.prompts, self.max_tokens = settings, engine, prompts, max_tokens
-        self.tools = ServerTools(
-            tool_options(settings.tools), settings.tool_turns, settings.tool_result_tokens, max_tokens
-        )
         self.adapters = adapters or {}
         """by the name that clients call"""
         self.metrics = Metrics()
@@ -91,8 +91,8 @@ class Server:
         """what ends a server that answers while the engine starts; None: it answers when the engine has started"""
         self.admitted = 0
         """number of completions that are admitted and have not ended"""
-        self.live: dict[str, tuple[Client, list[Response]]] = {}
-        """id -> the client and the choices of a response that is being streamed"""
+        self.live: dict[str, tuple[Client, dict[int, Response]]] = {}
+        """id -> the client of a response that is being streamed, and its choices that go on"""
         self.restarts = self.reloads = 0
         gauge = self.metrics.add_gauge
         gauge("completions_under_way", "running or waiting", lambda: self.admitted)
@@ -103,10 +103,8 @@ class Server:
         self._watch: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Start the tools, the engine and its watch. Raises ModelError, ConfigError, unless there is `on_failure`."""
+        """Start the engine and its watch. Raises ModelError, ConfigError, unless there is `on_failure`."""
         try:
-            if self.tools.wanted:
-                await self.tools.start(self.prompts)
             await self.engine.start()
         except Exception as error:
             self.failure = error
@@ -236,6 +234,98 @@ class Server:
         sampling = body.sampling(self.settings.temperature, self.settings.top_p, most)
         return replace(sampling, adapter=body.model) if body.model in self.adapters else sampling
 
+    def render(
+        self, body: ChatRequest, request: Request, client: Client, prompt: str = "messages"
+    ) -> tuple[LanguageChoice, list[int]]:
+        """Return the language of a response and its [prompt_tokens]. prompt: name of its field. Raises ApiError."""
+        settings = self.settings
+        try:
+            asked = read_tag(request.headers[LANGUAGE_HEADER]) if LANGUAGE_HEADER in request.headers else ""
+        except ValueError as error:
+            raise ApiError(400, str(error), code="invalid_value", param=LANGUAGE_HEADER) from error
+        candidates: list[tuple[str, Source]] = [
+            (body.reasoning_language or "", "body"), (asked, "header"), (client.language, "key"),
+            (settings.reasoning_language, "default"),
+        ]  # fmt: skip
+        turns = [message.text for message in body.messages if message.role == "user"]
+        choice = choose_language(
+            candidates, turns, request.headers.get("accept-language", ""), settings.fallback_language
+        )
+        prompts = self.prompts_of(body.model, self.template_arguments(body))
+        try:
+            return choice, prompts.render(body.messages, choice.code, describe_form(body.offered, body.constraint))
+        except ModelError as error:
+            message = f"this conversation does not fit the model's form: {message_of(error, prompts)}"
+            raise ApiError(400, message, code="unknown_form", param=prompt) from error
+
+    async def plan(
+        self, body: ChatRequest, request: Request, client: Client, prompt: str = "messages",
+        limits: Mapping[str, int | None] | None = None,
+    ) -> GenerationPlan:  # fmt: skip
+        """Return the language, prompt and sampling of a request. prompt, limits: names of its fields, and the values of
+        those that bound its tokens; by default a chat's. Raises ApiError."""
+        limits = limits or {"max_tokens": body.max_tokens, "max_completion_tokens": body.max_completion_tokens}
+        return await in_thread_if_long(body.characters, self._plan, body, request, client, prompt, limits)
+
+    def _plan(
+        self, body: ChatRequest, request: Request, client: Client, prompt: str, limits: Mapping[str, int | None]
+    ) -> GenerationPlan:
+        settings, constraint = self.settings, body.constraint
+        self.check_size(body.characters, prompt)
+        choice, prompt_ids = self.render(body, request, client, prompt)
+        enforcement = body.reasoning_language_enforcement or settings.reasoning_language_enforcement
+        if choice.code and enforcement == "constrain" and self.prompts_of(body.model).tags.channels:
+            message = "constrain is not for models that write in channels: give prompt, prefill, retry or strict"
+            raise ApiError(400, message, code="unsupported_value", param="reasoning_language_enforcement")
+        sampling = self.sampling(body, limits, prompt_ids, prompt)
+        sampling = replace(sampling, logprobs=body.top_logprobs if body.logprobs else None, constraint=constraint)
+        budget = body.thinking_token_budget
+        if budget is None and (share := EFFORTS.get(body.reasoning_effort or "")) is not None:
+            budget = round(share * self.max_tokens)
+        if budget is None and constraint is not None:
+            budget = sampling.max_tokens // 2  # what must have a form must also have room
+        return GenerationPlan(
+            prompt_ids, sampling, choice, choices=body.n,
+            enforcement=enforcement,
+            thinking_budget=budget, tools=frozenset(tool.function.name for tool in body.offered),
+            most_calls=MOST_CALLS if body.parallel_tool_calls else 1,
+            template=self.template_arguments(body),
+        )  # fmt: skip
+
+    async def sample_responses(self, plan: GenerationPlan, count: int) -> list[Response]:
+        """Sample complete responses. Raises ApiError."""
+        responses = [Response() for _ in range(count)]
+        await exhaust(self.sample(plan, index, response) for index, response in enumerate(responses))
+        check_language(responses, plan, self.prompts)
+        return responses
+
+    async def sample(
+        self, plan: GenerationPlan, index: int, response: Response
+    ) -> AsyncGenerator[Chunk | ParsedCall, None]:
+        """Yield the chunks of one response. Raises ApiError, also for errors of the engine."""
+        try:
+            with engine_errors():
+                prompts = self.prompts_of(plan.sampling.adapter, plan.template)
+                async with contextlib.aclosing(
+                    generate(self.engine, prompts, plan.for_choice(index), response)
+                ) as chunks:
+                    async for chunk in chunks:
+                        yield chunk
+        finally:
+            self.metrics.count_response(response, plan)
+
+    @contextlib.contextmanager
+    def controlled(self, response_id: str, client: Client, index: int, response: Response) -> Iterator[None]:
+        """Context in which the client may control a choice of a response."""
+        _, choices = self.live.setdefault(response_id, (client, {}))
+        choices[index] = response
+        try:
+            yield
+        finally:
+            del choices[index]
+            if not choices:
+                del self.live[response_id]
+
     async def drain(self) -> None:
         """Admit no more requests, and wait for those under way, for at most `drain_s` seconds."""
         self.draining = True
@@ -261,48 +351,44 @@ def model_name(folder: Path) -> str:
     return run.name if is_export else folder.name
 
 
-async def follow(server: Server, path: Path, loaded: Path) -> None:
-    """Reload the weights whenever `path` leads to a new folder, until cancelled. loaded: the folder served now."""
-    refused = None
-    while True:
-        await asyncio.sleep(FOLLOW_EVERY_S)
-        try:
-            found = path.resolve()
-            if found in (loaded, refused) or not found.is_dir() or not server.ready or server.draining:
-                continue
-            try:
-                check_same_model(loaded, found)
-            except ModelError:
-                refused = found
-                raise
-            settings = server.settings
-            prompts = await asyncio.to_thread(
-                PromptRenderer.of_model, found, settings.system_prompt, arguments=settings.template
-            )
-            if not await server.engine.is_alive():
-                continue
-            try:
-                await server.engine.reload(str(found), server.settings.drain_s)
-            except ModelError:
-                refused = found  # trying again would end the engine each time
-                raise
-        except Exception as error:  # noqa: BLE001 - whatever is wrong with the new export, the old one is still there
-            log.error("%s is not taken, %s goes on (%s)", path, loaded, error)
-            await asyncio.sleep(AGAIN_S)
-            continue
-        server.prompts, loaded = prompts, found
-        server.reloads += 1
-        log.info("took the weights of %s", found)
-
-
 def message_of(error: ModelError, prompts: PromptRenderer) -> str:
     """Return what clients are told of an error: without the model's folder, a path of the server's machine."""
     return str(error).replace(f"{prompts.chat.folder}: ", "")
 
 
-def check_same_model(old: Path, new: Path) -> None:
-    """Raises ModelError if the two folders are not exports of the same model."""
-    for name in SAME:
-        contents = [path.read_bytes() if (path := folder / name).is_file() else b"" for folder in (old, new)]
-        if contents[0] != contents[1]:
-            raise ModelError(f"{name} differs, this is another model: start the server again")
+@contextlib.contextmanager
+def engine_errors() -> Iterator[None]:
+    """Context manager that turns errors of the engine into ApiError."""
+    try:
+        yield
+    except EngineDied as error:
+        message = "the engine died and is started again: try again"
+        raise ApiError(503, message, code="engine_restarting", retry_after_s=5) from error
+    except CrashingRequest as error:
+        raise ApiError(500, str(error), code="engine_killed", retry=False) from error
+    except EngineRefused as error:
+        raise ApiError(400, str(error).splitlines()[0][:300], code="invalid_value") from error
+
+
+async def in_thread_if_long(
+    characters: int, work: Callable[Arguments, Result], *arguments: Arguments.args, **named: Arguments.kwargs
+) -> Result:
+    """Return the result of `work`. Tokenising many characters takes long, and responses under way must not wait for it:
+    in that case the work is done in a thread."""
+    if characters > LARGE:
+        return await asyncio.to_thread(work, *arguments, **named)
+    return work(*arguments, **named)
+
+
+async def exhaust(iterators: Iterable[AsyncGenerator[Any, None]]) -> None:
+    """Run iterators concurrently to their ends, for what they do beside what they yield; one failure cancels the
+    others."""
+
+    async def run(iterator: AsyncGenerator[Any, None]) -> None:
+        async with contextlib.aclosing(iterator) as values:
+            async for _ in values:
+                pass
+
+    async with asyncio.TaskGroup() as group:
+        for iterator in iterators:
+            group.create_task(run(iterator))

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import ipaddress
-import json
 import os
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,8 @@ from shared.errors import ConfigError
 
 PREFIX = "MAESTRALE_"
 FILE_VARIABLE = f"{PREFIX}CONFIG"
+SERVER_TOOLS = ("tools", "tool_turns", "tool_result_tokens")
+"""settings that no longer exist: clients run tools"""
 ORIGIN = re.compile(r"https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:\d{1,5})?")
 
 
@@ -85,13 +86,6 @@ class ServerSettings(BaseSettings):
     """where reasoning stands in a response: both, openai, deepseek, mistral, inline or hidden"""
     fallback_language: LanguageTag = "en"
     """where auto cannot tell"""
-    tools: str = ""
-    """ready environments whose tools the server runs in chats, e.g. python, or python,search; with options as JSON:
-    {"python": {}, "search": {"corpus": "notes.jsonl"}}. Empty: clients run tools of their own"""
-    tool_turns: int = Field(8, ge=1)
-    """turns of the model in one response with these tools, as environment.max_turns"""
-    tool_result_tokens: int = Field(512, ge=1)
-    """results of a turn's calls are cut to it, as by environment.observation_tokens"""
     temperature: float = Field(0.7, ge=0, le=2)
     """where a request names none"""
     top_p: float = Field(0.95, gt=0, le=1)
@@ -105,6 +99,13 @@ class ServerSettings(BaseSettings):
     drain_s: float = Field(60.0, ge=0)
     """after SIGTERM, time for the responses under way"""
 
+    @model_validator(mode="before")
+    @classmethod
+    def refuse_server_tools(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Raises ConfigError for a setting of tools that the server would run."""
+        refuse_server_tools(values)
+        return values
+
     @field_validator("origins")
     @classmethod
     def read_origins(cls, value: str) -> str:
@@ -112,13 +113,6 @@ class ServerSettings(BaseSettings):
         for origin in split(value):
             if ORIGIN.fullmatch(origin) is None:
                 raise ValueError(f"{origin[:100]} is no origin: give scheme, host and port, e.g. https://chat.example")
-        return value
-
-    @field_validator("tools")
-    @classmethod
-    def read_tools(cls, value: str) -> str:
-        """Raises ValueError if it is neither a list of names nor an object of options."""
-        tool_options(value)
         return value
 
     @property
@@ -158,6 +152,8 @@ def load(arguments: list[str] | None = None, **values: Any) -> ServerSettings:
     path = os.environ.get(FILE_VARIABLE)
     if path and not Path(path).is_file():
         raise ConfigError(f"{FILE_VARIABLE} = {path}: there is no such file")
+    refuse_server_tools(name[len(PREFIX) :] for name in os.environ if name.upper().startswith(PREFIX))
+    refuse_server_tools(text[2:].partition("=")[0] for text in arguments or [] if text.startswith("--"))
     try:
         if arguments is None:
             return ServerSettings(**values)
@@ -166,17 +162,11 @@ def load(arguments: list[str] | None = None, **values: Any) -> ServerSettings:
         raise mistakes(error) from error
 
 
-def tool_options(value: str) -> dict[str, dict[str, Any]]:
-    """Return the options of the environments that the setting `tools` names, by their names. Raises ValueError."""
-    if not value.lstrip().startswith("{"):
-        return {name: {} for name in split(value)}
-    try:
-        found = json.loads(value)
-    except ValueError as error:
-        raise ValueError(f"it begins as JSON and is none ({error})") from error
-    if not all(isinstance(options, dict) for options in found.values()):
-        raise ValueError('give options as {"NAME": {"OPTION": VALUE}}')
-    return dict(found)
+def refuse_server_tools(names: Iterable[str]) -> None:
+    """Raises ConfigError if one of these names of settings is among `SERVER_TOOLS`."""
+    for name in names:
+        if name.lower().replace("-", "_") in SERVER_TOOLS:
+            raise ConfigError(f"{name}: the server runs no tools; your client can: examples/server_tools/README.md")
 
 
 def split(value: str) -> list[str]:
@@ -195,9 +185,9 @@ def is_loopback(address: str) -> bool:
 def mistakes(error: ValidationError, hidden: Collection[str] = ()) -> ConfigError:
     """Return the errors of settings, one line each; hidden: names of settings whose values may hold a secret."""
     lines = []
-    for found in error.errors():
-        name = ".".join(map(str, found["loc"]))
-        text = found["msg"].removeprefix("Value error, ")
-        value = "..." if name in hidden else repr(found["input"])
+    for mistake in error.errors():
+        name = ".".join(map(str, mistake["loc"]))
+        text = mistake["msg"].removeprefix("Value error, ")
+        value = "..." if name in hidden else repr(mistake["input"])
         lines.append(f"{name} = {value}: {text}" if name else text)
     return ConfigError("\n".join(lines))

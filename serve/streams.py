@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Sequence
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 from fastapi import Request
@@ -14,9 +14,8 @@ from fastapi.responses import StreamingResponse
 from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
 
-from serve.engine import CrashingRequest, EngineDied, EngineRefused
 from serve.errors import FAULT, ApiError
-from serve.request_log import current_id
+from serve.metrics import current_id
 from serve.server import AdmissionPermit
 
 log = logging.getLogger("serve")
@@ -27,20 +26,13 @@ STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-strea
 """for the OpenAPI description: the media type of a response besides JSON"""
 STALLED_S = 120.0
 """that a client may leave what was sent to it in the buffers of its connection"""
-LARGE = 20_000
-"""characters of a request above which `in_thread_if_long` works in a thread"""
 Result = TypeVar("Result")
-Arguments = ParamSpec("Arguments")
 
 
 def sse(value: Json) -> bytes:
-    """Encode a server-sent event."""
-    return b"data: " + msgspec.json.encode(value) + b"\n\n"
-
-
-def error_event(error: ApiError) -> bytes:
-    """Return the events that end a stream with an error."""
-    return sse(error.body()) + DONE
+    """Encode a server-sent event; its name is its type, if it has one."""
+    name = f"event: {value['type']}\n".encode() if "type" in value else b""
+    return name + b"data: " + msgspec.json.encode(value) + b"\n\n"
 
 
 class EventStream(StreamingResponse):
@@ -69,32 +61,32 @@ class EventStream(StreamingResponse):
 
 
 async def merge(
-    feeds: Sequence[AsyncGenerator[bytes, None]], ping_s: float, *, last: Callable[[], bytes],
-    failed: Callable[[ApiError], bytes] = error_event,
+    feeds: Sequence[AsyncGenerator[list[Json], None]], ping_s: float, *, last: Callable[[], list[Json]],
+    failed: Callable[[ApiError], Json] = ApiError.body, done: bytes = DONE,
 ) -> AsyncGenerator[bytes, None]:  # fmt: skip
-    """Yield the events of all feeds as they come, then those of `last` or, if a feed raises, those of `failed`. After
-    `ping_s` seconds without an event, a comment is sent."""
+    """Yield the events of all feeds as they come, then those of `last` or, if a feed raises, that of `failed`, and then
+    `done`. After `ping_s` seconds without an event, a comment is sent."""
     queue: asyncio.Queue[bytes | None] = asyncio.Queue(maxsize=64)  # a slow client holds its own request back only
 
-    async def drain(feed: AsyncGenerator[bytes, None]) -> None:
-        async with contextlib.aclosing(feed) as events:
-            async for event in events:
-                if event:
-                    await queue.put(event)
+    async def drain(feed: AsyncGenerator[list[Json], None]) -> None:
+        async with contextlib.aclosing(feed) as parts:
+            async for events in parts:
+                if events:
+                    await queue.put(b"".join(map(sse, events)))
 
     async def work() -> None:
         try:
             async with asyncio.TaskGroup() as group:
                 for feed in feeds:
                     group.create_task(drain(feed))
-            await queue.put(last())
+            await queue.put(b"".join(map(sse, last())) + done)
         except* ApiError as errors:
             first = errors.exceptions[0]
             assert isinstance(first, ApiError)
-            await queue.put(failed(first))
+            await queue.put(sse(failed(first)) + done)
         except* Exception as errors:  # our fault; the client must not wait for more
             log.exception("the streamed response of request %s failed", current_id(), exc_info=errors)
-            await queue.put(failed(FAULT))
+            await queue.put(sse(failed(FAULT)) + done)
         await queue.put(None)
 
     task = asyncio.create_task(work(), name="stream")
@@ -115,44 +107,6 @@ async def merge(
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
-
-
-async def in_thread_if_long(
-    characters: int, work: Callable[Arguments, Result], *arguments: Arguments.args, **named: Arguments.kwargs
-) -> Result:
-    """Return the result of `work`. Tokenising many characters takes long, and responses under way must not wait for it:
-    in that case the work is done in a thread."""
-    if characters > LARGE:
-        return await asyncio.to_thread(work, *arguments, **named)
-    return work(*arguments, **named)
-
-
-async def exhaust(iterators: Iterable[AsyncGenerator[Any, None]]) -> None:
-    """Run iterators concurrently to their ends, for what they do beside what they yield; one failure cancels the
-    others."""
-
-    async def run(iterator: AsyncGenerator[Any, None]) -> None:
-        async with contextlib.aclosing(iterator) as found:
-            async for _ in found:
-                pass
-
-    async with asyncio.TaskGroup() as group:
-        for iterator in iterators:
-            group.create_task(run(iterator))
-
-
-@contextlib.contextmanager
-def engine_errors() -> Iterator[None]:
-    """Context manager that turns errors of the engine into ApiError."""
-    try:
-        yield
-    except EngineDied as error:
-        message = "the engine died and is started again: try again"
-        raise ApiError(503, message, code="engine_restarting", retry_after_s=5) from error
-    except CrashingRequest as error:
-        raise ApiError(500, str(error), code="engine_killed", retry=False) from error
-    except EngineRefused as error:
-        raise ApiError(400, str(error).splitlines()[0][:300], code="invalid_value") from error
 
 
 async def until_disconnect(request: Request, work: Coroutine[Any, Any, Result]) -> Result:

@@ -170,10 +170,10 @@ class PromptRenderer:
 
     def letters(self, token: int) -> str:
         """Decode a single token; incomplete characters are not letters."""
-        found = self._letters.get(token)
-        if found is None:
-            found = self._letters[token] = str(self.chat.tokenizer.decode([token], skip_special_tokens=False))
-        return found
+        text = self._letters.get(token)
+        if text is None:
+            text = self._letters[token] = str(self.chat.tokenizer.decode([token], skip_special_tokens=False))
+        return text
 
     def system_prompt(self, code: str) -> str:
         """Return the system prompt; code: language of the reasoning, "" for none."""
@@ -195,18 +195,18 @@ class PromptRenderer:
         if form is not None and form.given:
             form_text = form_text.replace("{given}", quoted.quote(form.given))
         rest = [message for message in messages if message.role not in ("system", "developer")]
-        first = next((place for place, message in enumerate(rest) if message.role == "assistant"), len(rest))
+        first = next((number for number, message in enumerate(rest) if message.role == "assistant"), len(rest))
         before = rest[:first] if self.whole else rest
-        asking = [place for place, message in enumerate(before) if message.role == "user"][-1:]
+        asking = [number for number, message in enumerate(before) if message.role == "user"][-1:]
         request = request_for(code) if code and not asking else ""
         system = joined(self.system_prompt(code), *theirs, form_text, request)
         turns = [{"role": "system", "content": system}] if system else []
         if self.whole:
             return self._whole(turns, rest, asking, code, quoted)
         of_tools = False
-        for place, message in enumerate(rest):
+        for number, message in enumerate(rest):
             made = [call.function for call in message.tool_calls or []]
-            calls = [call_text(one.name, quoted.quote(one.arguments)) for one in made]
+            calls = [call_text(function.name, quoted.quote(function.arguments)) for function in made]
             words = message.text
             if message.role == "assistant" and self.tags != self.shown and words.startswith(self.shown.open):
                 words = words.partition(self.shown.close)[2].lstrip()  # templates drop only their own family's form
@@ -218,7 +218,7 @@ class PromptRenderer:
                 else:
                     turns.append({"role": "user", "content": result})
             else:
-                text = with_request(text, code if place in asking else "")
+                text = with_request(text, code if number in asking else "")
                 turns.append({"role": message.role, "content": text})
             of_tools = message.role == "tool"
         if not rest:
@@ -235,10 +235,10 @@ class PromptRenderer:
         if not messages or messages[0].role == "assistant":
             raise ModelError("it begins with a turn of the assistant: leave that out, or say it in the system prompt")
         ids, between = list[int](), list[tuple[str, str]]()
-        for place, message in enumerate(messages):
+        for number, message in enumerate(messages):
             if message.role != "assistant":
                 text = message.text if ids else quoted.quote(message.text)
-                between.append((message.role, with_request(text, code if place in asking else "")))
+                between.append((message.role, with_request(text, code if number in asking else "")))
                 continue
             ids += self._between(ids, turns, between, quoted)
             ids += [*self._turn(message), self.chat.eos_id]
@@ -260,13 +260,15 @@ class PromptRenderer:
         quoted, thoughts, text = QuotedTexts(self.chat), message.thoughts, message.text
         if not thoughts and text.startswith(self.tags.open):  # reasoning in the text itself, as format inline has it
             thoughts, _, text = text.removeprefix(self.tags.open).partition(self.tags.close)
-        calls = [call_text(one.function.name, quoted.quote(one.function.arguments)) for one in message.tool_calls or []]
-        said = "\n".join(filter(None, [quoted.quote(text), *calls]))
+        calls = [
+            call_text(call.function.name, quoted.quote(call.function.arguments)) for call in message.tool_calls or []
+        ]
+        turn = "\n".join(filter(None, [quoted.quote(text), *calls]))
         if thoughts or self.opened:
             opening = "" if self.opened else self.tags.open
             blank = "\n" if calls and not text else ""
-            said = f"{opening}{quoted.quote(thoughts)}{self.tags.close}{blank}{said}"
-        return quoted.encode(said)
+            turn = f"{opening}{quoted.quote(thoughts)}{self.tags.close}{blank}{turn}"
+        return quoted.encode(turn)
 
     def begin_reasoning(self, prompt_ids: list[int], code: str) -> tuple[list[int], str]:
         """Return the prompt with first words of reasoning in a language added, and those words; code: "" for none."""

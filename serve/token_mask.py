@@ -48,8 +48,8 @@ class Vocabulary:
         begin, end = token[:size], decoder.getstate()[0]
         return [*self._partial(begin), *map(self.mask.symbol, text), *self._partial(end)]
 
-    def _partial(self, part: bytes) -> list[int]:
-        return [self.partials.setdefault(part, _PARTIAL + len(self.partials))] if part else []
+    def _partial(self, piece: bytes) -> list[int]:
+        return [self.partials.setdefault(piece, _PARTIAL + len(self.partials))] if piece else []
 
 
 class TokenMask:
@@ -69,28 +69,28 @@ class TokenMask:
         """vLLM fills the rows of a large batch in several threads"""
         self.start = self._number((self.mask.start, b""))
 
-    def _number(self, place: Place | None) -> int:
-        if place is None:
+    def _number(self, position: Place | None) -> int:
+        if position is None:
             return _DEAD
-        if place not in self._numbers:
-            self._numbers[place] = len(self.places)
-            self.places.append(place)
+        if position not in self._numbers:
+            self._numbers[position] = len(self.places)
+            self.places.append(position)
             if len(self.places) > len(self._table):
                 more = np.full((64, self._table.shape[1]), _UNKNOWN, np.int32)
                 self._table = np.concatenate([self._table, more])
-        return self._numbers[place]
+        return self._numbers[position]
 
-    def _step(self, place: Place, symbol: int) -> Place | None:
-        state, pending = place
+    def _step(self, position: Place, symbol: int) -> Place | None:
+        state, pending = position
         if state == DONE:
-            return place
+            return position
         if symbol < _PARTIAL:
             after = None if pending else self.mask.step(state, symbol)
             return None if after is None else (after, b"")
-        part = self.bytes_of[symbol]
-        if bool(pending) is (part[0] >= 0xC0):
+        piece = self.bytes_of[symbol]
+        if bool(pending) is (piece[0] >= 0xC0):
             return None
-        whole = pending + part
+        whole = pending + piece
         try:
             character = whole.decode()
         except UnicodeDecodeError:
@@ -98,17 +98,17 @@ class TokenMask:
         after = self.mask.step(state, self.mask.symbol(character))
         return None if after is None else (after, b"")
 
-    def _completable(self, state: MaskState, part: bytes) -> bool:
+    def _completable(self, state: MaskState, piece: bytes) -> bool:
         """Whether an allowed character begins with these bytes."""
-        if self.request.spelled and self.request.tags.close[state.tag].encode().startswith(part):
+        if self.request.spelled and self.request.tags.close[state.tag].encode().startswith(piece):
             return True
-        size = 2 if part[0] < 0xE0 else 3 if part[0] < 0xF0 else 4
-        if len(part) >= size:
+        size = 2 if piece[0] < 0xE0 else 3 if piece[0] < 0xF0 else 4
+        if len(piece) >= size:
             return False
-        value = part[0] & (0x7F >> size)
-        for byte in part[1:]:
+        value = piece[0] & (0x7F >> size)
+        for byte in piece[1:]:
             value = value << 6 | byte & 0x3F
-        bits = 6 * (size - len(part))
+        bits = 6 * (size - len(piece))
         least = max(value << bits, (0, 0, 0x80, 0x800, 0x10000)[size])
         kinds = np.unique(self.mask.kinds[least : (value + 1) << bits])
         return any(self.mask.step(state, ASCII + int(kind)) is not None for kind in kinds)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from fastapi import APIRouter, Request
 from pydantic import Discriminator, Tag
 
-from serve.chat import render
 from serve.completions import Tokens
 from serve.limits import ChatClient
-from serve.parameters import RequestBody, RequestPart, refuse
+from serve.parameters import RequestBody, RequestPart
 from serve.schemas import ChatRequest
-from serve.server import Server
-from serve.streams import in_thread_if_long
+from serve.server import Server, in_thread_if_long
 
 router = APIRouter()
 
@@ -28,7 +26,6 @@ class DetokenizeRequest(RequestBody):
 class TextRequest(RequestBody):
     """The body of POST /tokenize for a text."""
 
-    refused: ClassVar = refuse("add_special_tokens", "texts stand as they are: write special tokens into them")
     model: str = ""
     prompt: str
 
@@ -60,7 +57,7 @@ async def tokenize(body: TokenizeRequest, request: Request, client: ChatClient) 
     server.check_model(body.model)
     client.check(0)
     if isinstance(body, ChatRequest):
-        _, ids = await in_thread_if_long(body.characters, render, server, body, request, client)
+        _, ids = await in_thread_if_long(body.characters, server.render, body, request, client)
     else:
         ids = await in_thread_if_long(len(body.prompt), server.prompts.chat.encode, body.prompt)
     return TokenizeResponse(tokens=ids, count=len(ids), max_model_len=server.max_tokens)

@@ -23,8 +23,7 @@ from rollout import warm_up
 from rollout.start import engine_processes, kill_engines, last_words, started_within
 from rollout.vllm_config import GPU_SHARE, make_vllm_config, prepare_environment, read_stop_tokens
 from serve.engine import Candidate, Constraint, Delta, EngineDied, EngineRefused, SamplingParameters
-from serve.engine_deaths import EngineFailover
-from serve.engine_watch import EngineWatch
+from serve.engine_deaths import EngineFailover, EngineWatch
 from shared.errors import ConfigError, ModelError
 from shared.model.cpu.processor import given_threads
 from shared.model.model_card import read_card
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest
 
     from serve.adapters import ServedAdapter
-    from serve.vllm_steps import StepLLM
+    from serve.vllm_parts import StepLLM
 
 CPU_CACHE_BYTES = 1 << 30
 LOAD_DEADLINE_S = 600.0
@@ -123,8 +122,7 @@ class VllmEngine:
 
     def _begin(self) -> StepLLM:
         prepare_environment(given_threads(otherwise=len(os.sched_getaffinity(0))))
-        from serve.vllm_mask import EngineSettings
-        from serve.vllm_steps import StepLLM
+        from serve.vllm_parts import EngineSettings, StepLLM
 
         on_gpu = torch.cuda.is_available()
         more: dict[str, Any] = {"quantization": self.quantization} if self.quantization else {}
@@ -219,18 +217,18 @@ class VllmEngine:
             while not finished:
                 output, steps = await queue.take()
                 self.watch.moved = True
-                found, finished = output.outputs[0], output.finished
-                if found.finish_reason == "error":
+                completion, finished = output.outputs[0], output.finished
+                if completion.finish_reason == "error":
                     raise EngineRefused("the engine gave the request up, as where its constraints leave no token")
-                if found.finish_reason not in (None, "stop", "length"):
+                if completion.finish_reason not in (None, "stop", "length"):
                     raise EngineDied  # it was stopped: vLLM ends what is under way as if it were done
                 of_prompt = output.prompt_logprobs  # once; of the first token there is none
                 prompt = candidates(prompt_ids[1:], of_prompt[1:], sampling.prompt_logprobs) if of_prompt else ()
-                end, stop = self._end_of(found.stop_reason, sampling)
+                end, stop = self._end_of(completion.stop_reason, sampling)
                 for step in steps:
                     ranked = candidates(step.token_ids, step.logprobs, sampling.logprobs) if step.logprobs else []
                     if step.last:
-                        yield Delta(step.text + end, step.token_ids, ranked, found.finish_reason, prompt, stop)
+                        yield Delta(step.text + end, step.token_ids, ranked, completion.finish_reason, prompt, stop)
                     else:
                         yield Delta(step.text, step.token_ids, ranked, None, prompt)
                     prompt = ()
@@ -358,12 +356,15 @@ def structured_outputs(constraint: Constraint | None) -> Any:
 
 def candidates(token_ids: Iterable[int], tables: Any, most: int | None) -> list[list[Candidate]]:
     """Convert vLLM's log-probs, if any, to [tokens]: the token itself, then the `most` most probable ones."""
-    found = []
+    rows = []
     for token_id, table in zip(token_ids, tables or [], strict=False):
         ranked = sorted(
-            (Candidate(key, one.decoded_token or "", max(one.logprob, MINUS_INFINITY)) for key, one in table.items()),
+            (
+                Candidate(key, entry.decoded_token or "", max(entry.logprob, MINUS_INFINITY))
+                for key, entry in table.items()
+            ),
             key=lambda candidate: -candidate.logprob,
         )
         itself = next(candidate for candidate in ranked if candidate.token_id == token_id)
-        found.append([itself, *ranked[: most or 0]])
-    return found
+        rows.append([itself, *ranked[: most or 0]])
+    return rows

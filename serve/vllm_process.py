@@ -39,11 +39,11 @@ class ServingWorkerExtension:
 
 def open_tensors(folder: Path, files: ExitStack) -> dict[str, Any]:
     """Open the safetensors files of a folder; returns tensor name -> the open file that holds it."""
-    found: dict[str, Any] = {}
+    tensors: dict[str, Any] = {}
     for path in sorted(folder.glob("*.safetensors")):
         file = files.enter_context(safe_open(path, framework="pt"))
-        found |= dict.fromkeys(file.keys(), file)
-    return found
+        tensors |= dict.fromkeys(file.keys(), file)
+    return tensors
 
 
 @torch.no_grad()

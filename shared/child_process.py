@@ -138,7 +138,7 @@ class Child:
         from shared.supervisor import supervised
 
         await self.end()
-        self.how, self._quiet = "", False
+        self.how, self._quiet = "", True  # the caller is told by an error until it has begun
         self._stacks = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
         stack, name = self._stacks.fileno(), f"{self.served.__module__}:{self.served.__qualname__}"
         parent = 0 if self.supervise else os.getpid()
@@ -154,11 +154,12 @@ class Child:
         self._alive, self.generation = True, self.generation + 1
         self._reading = asyncio.create_task(self._read(self.process), name=self.who)
         try:
-            return await self.call(self.served.begin, *arguments, deadline_s=deadline_s)
+            value = await self.call(self.served.begin, *arguments, deadline_s=deadline_s)
         except BaseException:
-            self._quiet = True  # the caller is told by the error
             self.kill()
             raise
+        self._quiet = False
+        return value
 
     async def call(
         self, method: Callable[..., Any], *arguments: Any, deadline_s: float | None = None, silence_s: float = 0.0
@@ -227,7 +228,9 @@ class Child:
         finally:
             self._alive = False
             kill_group(process.pid)  # asyncio's own way may take the exit status away from itself
-            self._ended(await process.wait(), kills_before)
+            await process.communicate()  # it would wait for whoever reads what is left in the pipe
+            assert process.returncode is not None
+            self._ended(process.returncode, kills_before)
 
     def _ended(self, code: int, kills_before: int) -> None:
         """Report the end, and fail what was not answered."""
@@ -297,9 +300,11 @@ class Child:
 
     async def end(self) -> None:
         """Kill the process, and wait until it is gone."""
+        import asyncio
+
         self.kill()
         if self._reading is not None:
-            await self._reading
+            await asyncio.wait([self._reading])  # a caller that is cancelled leaves it to its end
 
 
 def python_path() -> str:

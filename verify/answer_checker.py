@@ -21,14 +21,12 @@ import os
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Coroutine
 from typing import Any
 
+from shared.child_process import Child, ChildLate, ChildLost
 from shared.errors import ConfigError, RunError
-from shared.launch.deaths import helpers, how
 from shared.types import Verdict
-from verify.checker_process import Reply, Request
-from verify.child_process import frame, kill_group, python_path, read_frame
+from verify.checker_process import CheckerProcess, Reply
 from verify.math.plain import decide
 
 DEADLINE_S = 5.0
@@ -38,82 +36,35 @@ START_DEADLINE_S = 120.0
 MAX_REQUESTS = 20_000
 MAX_RSS_BYTES = 400 << 20
 MAX_START_FAILURES = 3
-TAKEN = "another takes its place"
 _CACHED = 16_384
-_MAX_FRAME_BYTES = 1 << 16
 
 
 class _Worker:
-    """One worker process, which starts when this is made."""
+    """One process, which starts when this is made."""
 
     def __init__(self) -> None:
-        self.process: asyncio.subprocess.Process | None = None
-        self.served, self.stopped = 0, False
-        self.started = asyncio.ensure_future(self._start())
-        self.started.add_done_callback(lambda task: task.cancelled() or task.exception())
-
-    async def _start(self) -> None:
-        """Start the process and wait for its first frame. Raises EOFError, or TimeoutError."""
         kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH") if name in os.environ}
-        async with asyncio.timeout(START_DEADLINE_S):
-            self.process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "verify.checker_process", str(os.getpid())),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                limit=_MAX_FRAME_BYTES,
-                env=kept | {"PYTHONPATH": python_path(), "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8"},
-                start_new_session=True,
-            )
-            await self._receive()
+        environment = kept | {"OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8"}
+        who, then = "a verifier process", "another takes its place"
+        self.child = Child(CheckerProcess, who, then, supervise=False, environment=environment)
+        self.served = 0
+        self.started = self._start()
 
-    async def _receive(self) -> Reply:
-        """Wait for the next reply. Raises EOFError when the worker closed its pipe, or sent something else."""
-        assert self.process and self.process.stdout
-        reply: Reply = await read_frame(self.process.stdout, Reply, _MAX_FRAME_BYTES)
-        return reply
+    def _start(self) -> asyncio.Task[Any]:
+        task = asyncio.create_task(self.child.start(deadline_s=START_DEADLINE_S))
+        task.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return task
 
-    async def become_ready(self) -> None:
-        """Wait for the start. Raises EOFError when that failed, or the process has ended since; TimeoutError."""
-        try:
-            await asyncio.shield(self.started)
-        except OSError as error:
-            raise EOFError from error
-        assert self.process and self.process.stdout
-        if self.process.returncode is not None or self.process.stdout.at_eof():
-            raise EOFError
-
-    @property
-    def was_ready(self) -> bool:
-        """True once the start has succeeded."""
-        return self.started.done() and not self.started.cancelled() and self.started.exception() is None
-
-    async def ask(self, request: Request, deadline_s: float) -> Reply:
-        """Send one request and wait for its reply. Raises EOFError, or TimeoutError."""
-        assert self.process and self.process.stdin
-        self.process.stdin.write(frame(request))
-        self.served += 1
-        async with asyncio.timeout(deadline_s):
-            return await self._receive()
-
-    async def tell_end(self) -> None:
-        """Wait for the end of the process; tell it unless it was stopped on purpose, or has not even begun."""
-        await asyncio.wait([self.started])
-        if self.process is not None:
-            code = await self.process.wait()
-            if self.was_ready and not self.stopped:
-                helpers.add("a verifier process", how(code), TAKEN)
-
-    def kill(self) -> None:
-        """SIGKILL the process group."""
+    def restart(self) -> None:
+        """Kill the process, and start it again in the background."""
         self.started.cancel()
-        if self.process is not None and self.process.returncode is None:
-            kill_group(self.process.pid)
+        self.served, self.started = 0, self._start()
 
-    async def reap(self) -> None:
-        """Wait for a killed process, and close its pipes."""
+    async def close(self) -> None:
+        """Kill the process, and wait until it is gone."""
+        self.started.cancel()
         await asyncio.wait([self.started])
-        if self.process is not None:
-            await self.process.communicate()
+        await self.child.end()
 
 
 def worker_count(asked: int) -> int:
@@ -139,8 +90,7 @@ class AnswerChecker:
         self.max_requests, self.max_rss_bytes = max_requests, max_rss_bytes
         self.counts = {"decided": 0, "asked": 0, "timeouts": 0, "crashes": 0, "recycled": 0, "started": 0}
         self._idle: asyncio.Queue[_Worker] = asyncio.Queue()
-        self._all: set[_Worker] = set()
-        self._reaping: set[asyncio.Task[None]] = set()
+        self._workers: list[_Worker] = []
         self._known: OrderedDict[tuple[str, str], Verdict] = OrderedDict()
         self._pending: dict[tuple[str, str], asyncio.Future[Verdict]] = {}
         self._start_failures = 0
@@ -149,14 +99,16 @@ class AnswerChecker:
     @property
     def pids(self) -> list[int]:
         """Process ids of the living workers."""
-        return [worker.process.pid for worker in self._all if worker.process is not None]
+        return [worker.child.pid for worker in self._workers if worker.child.alive]
 
     async def start(self) -> None:
         """Start the workers and return at once; the first slow verdict waits until one is ready."""
         if not self._open:
             self._open = True
-            for _ in range(self.size):
-                self._idle.put_nowait(self._spawn())
+            self._workers = [_Worker() for _ in range(self.size)]
+            self.counts["started"] += self.size
+            for worker in self._workers:
+                self._idle.put_nowait(worker)
 
     async def __aenter__(self) -> AnswerChecker:
         await self.start()
@@ -165,30 +117,9 @@ class AnswerChecker:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    def _spawn(self) -> _Worker:
-        worker = _Worker()
+    def _restart(self, worker: _Worker) -> None:
         self.counts["started"] += 1
-        self._all.add(worker)
-        self._await(worker.tell_end())
-        return worker
-
-    def _await(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do what `close` waits for, in the background."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._reaping.add(task)
-        task.add_done_callback(self._reaping.discard)
-
-    def _discard(self, worker: _Worker) -> None:
-        """Kill a worker and reap it in the background."""
-        self._all.discard(worker)
-        worker.kill()
-        self._await(worker.reap())
-
-    def _replace(self, worker: _Worker, lost: bool = False) -> _Worker:
-        """A new worker in place of this one. lost: it has ended by itself."""
-        worker.stopped = not lost
-        self._discard(worker)
-        return self._spawn()
+        worker.restart()
 
     async def check(self, ground_truth: str, answer: str) -> Verdict:
         """Compare an extracted answer with the ground truth; repeated pairs are answered from a cache.
@@ -208,7 +139,7 @@ class AnswerChecker:
             return self._known[pair]
         if pair in self._pending:
             return await asyncio.shield(self._pending[pair])
-        task = asyncio.ensure_future(self._ask(Request(_sendable(ground_truth), _sendable(answer))))
+        task = asyncio.ensure_future(self._ask(_sendable(ground_truth), _sendable(answer)))
         self._pending[pair] = task
         task.add_done_callback(lambda _: self._pending.pop(pair, None))
         verdict = await asyncio.shield(task)
@@ -218,63 +149,66 @@ class AnswerChecker:
                 self._known.popitem(last=False)
         return verdict
 
-    async def _ask(self, request: Request) -> Verdict:
+    async def _ask(self, ground_truth: str, answer: str) -> Verdict:
         self.counts["asked"] += 1
         worker = await self._idle.get()
         try:
             for _ in range(2):
-                worker = await self._living(worker)
+                await self._until_ready(worker)
+                worker.served += 1
+                reply: Reply | None = None
                 try:
-                    reply = await worker.ask(request, self.deadline_s)
-                except TimeoutError:
+                    reply = await worker.child.call(
+                        CheckerProcess.compare, ground_truth, answer, deadline_s=self.deadline_s
+                    )
+                except ChildLate:
                     self.counts["timeouts"] += 1
-                    helpers.add("a verifier process", f"gave no answer for {self.deadline_s:g} s: killed", TAKEN)
-                    worker = self._replace(worker)
+                    self._restart(worker)
                     return Verdict.TIMEOUT
-                except EOFError:
-                    reply = None
+                except ChildLost:
+                    pass
                 if reply is not None and reply.verdict is not Verdict.CRASH:
                     if worker.served >= self.max_requests or reply.rss_bytes > self.max_rss_bytes:
                         self.counts["recycled"] += 1
-                        worker = self._replace(worker)
+                        self._restart(worker)
                     return reply.verdict
                 self.counts["crashes"] += 1
-                worker = self._replace(worker, lost=reply is None)
+                self._restart(worker)
             return Verdict.CRASH
         except asyncio.CancelledError:
-            worker = self._replace(worker) if self._open else worker
+            if self._open:
+                self._restart(worker)
             raise
         finally:
             self._idle.put_nowait(worker)
 
-    async def _living(self, worker: _Worker) -> _Worker:
-        """Return the worker once it is ready, or a replacement that is. Raises RunError after repeated failures."""
+    async def _until_ready(self, worker: _Worker) -> None:
+        """Wait until the worker takes requests; one that has ended is started again. Raises RunError after repeated
+        failures."""
         while True:
             try:
-                await worker.become_ready()
+                await asyncio.shield(worker.started)
                 self._start_failures = 0
-                return worker
-            except (EOFError, TimeoutError):
-                code = worker.process.returncode if worker.process is not None else None
-                self._start_failures += not worker.was_ready
-                worker = self._replace(worker, lost=True)
+                if worker.child.alive:
+                    return
+            except (ChildLate, ChildLost, OSError, RunError) as error:
+                self._start_failures += 1
                 if self._start_failures >= MAX_START_FAILURES:
                     raise RunError(
-                        f"verifier workers do not start ({self._start_failures} attempts, last exit code {code}): "
-                        f"run `{sys.executable} -m verify.checker_process {os.getpid()} </dev/null` to see why"
+                        f"verifier processes do not start ({self._start_failures} attempts; the last {error}): run "
+                        f"`{sys.executable} -c 'from verify.checker_process import CheckerProcess; "
+                        "CheckerProcess().begin()'` to see why"
                     ) from None
+            self._restart(worker)
 
     async def close(self) -> None:
-        """Kill and reap every worker; running requests end as CRASH or are cancelled."""
+        """End every worker; running requests end as CRASH or are cancelled."""
         self._open = False
         for task in list(self._pending.values()):
             task.cancel()
         await asyncio.gather(*self._pending.values(), return_exceptions=True)
-        for worker in list(self._all):
-            worker.stopped = True
-            self._discard(worker)
-        await asyncio.gather(*self._reaping, return_exceptions=True)
-        self._idle = asyncio.Queue()
+        await asyncio.gather(*(worker.close() for worker in self._workers))
+        self._workers, self._idle = [], asyncio.Queue()
 
 
 def _sendable(text: str) -> str:

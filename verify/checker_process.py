@@ -1,40 +1,31 @@
-"""The child process that runs SymPy on behalf of a pool: one request in, one reply out, until its input closes.
+"""The process that runs SymPy on behalf of the answer checker: a `Child` (shared/child_process.py) of it.
 
-Started as `python -m verify.checker_process PARENT_PID`. Frames as in `child_process.py`. First it
-sends the `Reply` to a pair of its own, so that the pool's deadline never counts imports. It dies with the thread that
-started it (PR_SET_PDEATHSIG), has 2 GB of address space, no core file, no file output, and nothing it prints reaches
-the frames.
+It dies with the thread that started it, has 2 GB of address space, no core file, no file output, and nothing it prints
+is seen.
 """
 
 from __future__ import annotations
 
-import os
 import resource
-import sys
 
 import msgspec
 
+from shared.child_process import Served
+from shared.launch.calls import call
 from shared.types import Verdict
-from verify.child_process import frame, read_frames, run_child, write_all
 
 MAX_ADDRESS_BYTES = 2 << 30
 
 
-class Request(msgspec.Struct, array_like=True):
-    """One pair of answers to compare."""
-
-    ground_truth: str
-    answer: str
-
-
 class Reply(msgspec.Struct, array_like=True):
-    """The verdict on a pair, and how much memory the worker holds now."""
+    """The verdict on a pair, and how much memory the process holds now."""
 
     verdict: Verdict
     rss_bytes: int
 
 
-def _limit() -> None:
+def limit_memory() -> None:
+    """Limit the address space of this process, and let it write no files."""
     resource.setrlimit(resource.RLIMIT_AS, (MAX_ADDRESS_BYTES, MAX_ADDRESS_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
@@ -45,25 +36,28 @@ def _rss_bytes() -> int:
         return int(statm.read().split()[1]) * resource.getpagesize()
 
 
-def serve(requests: int, replies: int) -> None:
-    """Answer frames from descriptor `requests` on descriptor `replies` until end of file."""
-    from verify.math.algebra import equal  # mpmath: only a worker pays for it
-    from verify.math.calculus import load
+class CheckerProcess(Served):
+    """Compares one pair of answers after the other."""
 
-    verdict = equal(r"\frac{1}{2}x+\sqrt{3}", r"\sqrt{3}+\frac{x}{2}")
-    load()  # SymPy takes a second: within a request it would miss the deadline
-    _limit()
-    write_all(replies, frame(Reply(verdict, _rss_bytes())))
-    quiet = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(quiet, 2)
-    for body in read_frames(requests):
-        request = msgspec.msgpack.decode(body, type=Request)
+    answer_bytes = 1 << 16
+    prints = False
+
+    @call("load SymPy", deadline=120.0)
+    def begin(self) -> Reply:
+        """Load what takes a second, so that no deadline counts it; the reply is to a pair of its own."""
+        from verify.math.algebra import equal  # mpmath: only this process pays for it
+        from verify.math.calculus import load
+
+        self.equal = equal
+        verdict = equal(r"\frac{1}{2}x+\sqrt{3}", r"\sqrt{3}+\frac{x}{2}")
+        load()
+        limit_memory()
+        return Reply(verdict, _rss_bytes())
+
+    @call("compare", deadline=5.0)
+    def compare(self, ground_truth: str, answer: str) -> Reply:
+        """Compare a pair; CRASH where SymPy raises."""
         try:
-            reply = Reply(equal(request.ground_truth, request.answer), _rss_bytes())
-        except Exception:  # noqa: BLE001 - SymPy raises what it likes; the pool counts it and tries once more
-            reply = Reply(Verdict.CRASH, _rss_bytes())
-        write_all(replies, frame(reply))
-
-
-if __name__ == "__main__":
-    run_child(int(sys.argv[1]), serve, prints=False)
+            return Reply(self.equal(ground_truth, answer), _rss_bytes())
+        except Exception:  # noqa: BLE001 - SymPy raises what it likes; the checker counts it and tries once more
+            return Reply(Verdict.CRASH, _rss_bytes())

@@ -17,14 +17,16 @@ import typing
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar
 
 import msgspec
 
 from shared.errors import RunError
-from shared.launch.batch_queue import BatchQueue
 from shared.launch.messages import Message, RankFailed
-from shared.sections import Deadlines
+
+if TYPE_CHECKING:
+    from shared.launch.batch_queue import BatchQueue
+    from shared.sections import Deadlines
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")

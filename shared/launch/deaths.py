@@ -35,6 +35,7 @@ LOWER = {
     "trainer": "optimiser.micro_batch_tokens, or use more placement.trainers",
     "engine": "rollout.cache_bytes or rollout.max_sequences",
     "server's engine": "cache_bytes or max_sequences",
+    "plug-in": "the memory that the functions of reward.plugins need",
     "agent": "the memory that it needs, or rollout.max_sequences (episodes at once)",
 }
 """kind of process -> settings that reduce its memory"""

@@ -68,4 +68,4 @@ def test_vllms_settings_are_made_in_one_place(root: Path) -> None:
         if any(word in path.read_text() for word in ("EngineArgs(", "create_engine_config", "LLM("))
         and path.name != "trl_grpo.py"
     ]
-    assert sorted(makers) == ["rollout/stream.py", "rollout/vllm_config.py", "serve/vllm_steps.py"]
+    assert sorted(makers) == ["rollout/stream.py", "rollout/vllm_config.py", "serve/vllm_parts.py"]

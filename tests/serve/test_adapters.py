@@ -108,8 +108,8 @@ def test_a_newer_version_is_taken_up_and_one_that_does_not_fit_is_not(serve: Ser
 def test_a_version_that_comes_while_the_engine_is_dead_is_taken_later(
     serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("serve.adapters.AGAIN_S", 0.01)
-    monkeypatch.setattr("serve.adapters.FOLLOW_EVERY_S", 0.01)
+    monkeypatch.setattr("serve.follow.AGAIN_S", 0.01)
+    monkeypatch.setattr("serve.follow.FOLLOW_EVERY_S", 0.01)
     folders = [write_adapter(tmp_path / name) for name in ("1", "2", "3")]
     link = tmp_path / "latest-adapter"
     link.symlink_to(folders[0])

@@ -22,7 +22,7 @@ from serve.engine_deaths import EngineFailover
 from serve.server import Server
 from serve.settings import ServerSettings
 from serve.vllm_engine import VllmEngine
-from serve.vllm_steps import StepLLM
+from serve.vllm_parts import StepLLM
 from shared.errors import ModelError
 from tests.rollout.tiny_llama import random_weights, write_model
 from tests.shared.test_chat import make_folder

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from serve import engine_watch
+from serve import engine_deaths
 from serve.engine import Delta, EngineDied
-from serve.engine_watch import QUIET_S, STEP_S, EngineWatch
+from serve.engine_deaths import QUIET_S, STEP_S, EngineWatch
 from tests.serve.conftest import Serve, eventually
 
 
@@ -30,7 +30,7 @@ def after(
     """Why the engine counts as frozen after so many looks, one a second."""
     watch = EngineWatch()
     for second in range(1, seconds + 1):
-        monkeypatch.setattr(engine_watch, "processor_s", lambda _, now=second: processor(now))
+        monkeypatch.setattr(engine_deaths, "processor_s", lambda _, now=second: processor(now))
         watch.look(bool(answers_every) and second % answers_every == 0, [])
     return watch.frozen
 
@@ -49,7 +49,7 @@ def test_a_long_step_computes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_loads_or_ends_steps_may_be_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_watch, "processor_s", lambda _: 7.0)
+    monkeypatch.setattr(engine_deaths, "processor_s", lambda _: 7.0)
     watch = EngineWatch()
     with watch.loading():
         for _ in range(900):
@@ -61,9 +61,9 @@ def test_what_loads_or_ends_steps_may_be_silent(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_only_the_engine_that_stands_still_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_watch, "LOOK_EVERY_S", 1 / 256)
-    monkeypatch.setattr(engine_watch, "QUIET_S", 20 / 256)
-    monkeypatch.setattr(engine_watch, "processor_s", lambda _: 7.0)
+    monkeypatch.setattr(engine_deaths, "LOOK_EVERY_S", 1 / 256)
+    monkeypatch.setattr(engine_deaths, "QUIET_S", 20 / 256)
+    monkeypatch.setattr(engine_deaths, "processor_s", lambda _: 7.0)
 
     async def play() -> None:
         answers, still, sound = 0, Process(), Process()
@@ -90,7 +90,7 @@ def test_the_end_of_a_process_is_told_with_its_reason(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     kills = iter([3, 4])
-    monkeypatch.setattr(engine_watch.deaths, "memory_kills", lambda: next(kills))
+    monkeypatch.setattr(engine_deaths.deaths, "memory_kills", lambda: next(kills))
 
     async def play() -> None:
         watch, dead, living = EngineWatch(), Process(), Process()
@@ -128,8 +128,8 @@ def test_a_request_of_a_frozen_engine_gets_an_error_and_the_next_one_an_answer(
         await start()
 
     process = Process()
-    monkeypatch.setattr(engine_watch, "LOOK_EVERY_S", 1 / 256)
-    monkeypatch.setattr(engine_watch, "QUIET_S", 20 / 256)
+    monkeypatch.setattr(engine_deaths, "LOOK_EVERY_S", 1 / 256)
+    monkeypatch.setattr(engine_deaths, "QUIET_S", 20 / 256)
     engine.generate, engine.start = hang, start_later  # type: ignore[method-assign, assignment]
     reply = served.ask()
     assert reply.status_code == 503 and reply.headers["retry-after"] and reply.json()["error"]["code"]

@@ -148,8 +148,8 @@ def test_a_newer_export_is_taken_while_it_serves(
 def test_an_export_that_cannot_be_loaded_is_tried_once(
     serve: Serve, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("serve.server.AGAIN_S", 0.01)
-    monkeypatch.setattr("serve.server.FOLLOW_EVERY_S", 0.01)
+    monkeypatch.setattr("serve.follow.AGAIN_S", 0.01)
+    monkeypatch.setattr("serve.follow.FOLLOW_EVERY_S", 0.01)
     steps = [tmp_path / f"step_{number}" for number in (1, 2, 3)]
     for step in steps:
         shutil.copytree(model_folder, step)

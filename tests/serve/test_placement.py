@@ -49,7 +49,7 @@ def handed_over(monkeypatch: pytest.MonkeyPatch, folder: Path, gpus: int, **valu
 
     monkeypatch.setattr(vllm_engine, "make_vllm_config", note)
     monkeypatch.setattr(vllm_engine, "prepare_environment", lambda *_: None)
-    monkeypatch.setitem(sys.modules, "serve.vllm_steps", SimpleNamespace(StepLLM=None))
+    monkeypatch.setitem(sys.modules, "serve.vllm_parts", SimpleNamespace(StepLLM=None, EngineSettings=dict))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
     given = settings.load(model=str(folder), **values)

@@ -20,7 +20,7 @@ import pytest
 
 from serve.adapters import read_adapter
 from serve.engine import SamplingParameters
-from serve.engine_watch import QUIET_S
+from serve.engine_deaths import QUIET_S
 from serve.vllm_engine import VllmEngine
 from tests.serve.command import Command, untrained_model
 from tests.serve.test_adapters import write_adapter

@@ -1,0 +1,99 @@
+"""The example "server_tools": real sandboxes, and a scripted engine behind real HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from examples.server_tools.chat import chat, main, tools_of
+from serve.engine import SamplingParameters
+from serve.settings import load
+from shared.errors import ConfigError, ModelError
+from shared.tool_calls import call_text
+from tests.serve.conftest import Serve, Served, model_folder, serve  # noqa: F401 - fixtures
+
+QUESTION = "What is 1 + 2?"
+SHORT = {"sandbox": {"test_s": 1.0}}
+
+
+def program(code: str) -> str:
+    return call_text("python", json.dumps({"code": code}))
+
+
+def ask(served: Served, options: dict[str, Any] | None = None, **more: Any) -> list[dict[str, Any]]:
+    async def talk() -> list[dict[str, Any]]:
+        async with httpx.AsyncClient(base_url=f"{served.url}/v1", timeout=60) as server:
+            return await chat(server, tools_of("python", options or {}), QUESTION, **more)
+
+    return asyncio.run(talk())
+
+
+def saying(*turns: str) -> Any:
+    """A script of turns, each after some reasoning, which is sampled on its own; the last turn is repeated."""
+    left = list(turns)
+
+    def script(prompt: list[int], sampling: SamplingParameters, call: int) -> str:
+        if sampling.through:
+            return "I let a program add.\n</think>"
+        return left.pop(0) if len(left) > 1 else left[0]
+
+    return script
+
+
+def test_calls_are_run_until_a_turn_has_none(serve: Serve) -> None:  # noqa: F811
+    served = serve(saying(program("x = 1 + 2\nx"), program("x + 1"), "It is 4."))
+    _, *messages = ask(served)
+    assert [message["role"] for message in messages] == ["assistant", "tool", "assistant", "tool", "assistant"]
+    assert [message["content"] for message in messages if message["role"] == "tool"] == ["3\n", "4\n"]
+    assert messages[-1]["content"] == "It is 4." and messages[-1]["reasoning"] == "I let a program add."
+    assert '"name": "python"' in served.engine.prompts[0] and "3\n" in served.engine.prompts[2]
+
+
+@pytest.mark.parametrize(
+    ("code", "result"),
+    [
+        ("while True: pass", "Error: stopped: took more than 1 s"),
+        ("open('/etc/shadow')", "Error: the program raised an exception"),
+    ],
+)
+def test_a_hostile_program_gets_a_result_and_no_more(serve: Serve, code: str, result: str) -> None:  # noqa: F811
+    messages = ask(serve(saying(program(code), "Done.")), SHORT)
+    assert result in messages[2]["content"] and messages[3]["content"] == "Done."
+
+
+def test_turns_have_an_end_and_errors_are_told(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
+    served = serve(saying(program("1")))
+    assert len(ask(served, turns=2)) == 5
+    with pytest.raises(ModelError, match="status 404, .*there is no model"):
+        ask(served, model="other")
+    with pytest.raises(ConfigError, match="the environment guess has no tools"):
+        tools_of("guess", {})
+    arguments = ["python", QUESTION, "--base-url", f"{served.url}/v1", "--turns", "1"]
+    assert main(arguments) == 0 and capsys.readouterr().out == '[call] python {"code": "1"}\n[result] 1\n\n'
+    assert main(["pythn", QUESTION]) == 2 and "did you mean python?" in capsys.readouterr().err
+    assert main(["python", QUESTION, "--base-url", "http://127.0.0.1:1"]) == 2
+
+
+@pytest.mark.parametrize("name", ["tools", "tool_turns", "tool_result_tokens"])
+def test_settings_of_the_servers_own_tools_name_this_example(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    repair = f"{name.replace('_', '.')}: the server runs no tools; .*examples/server_tools/README.md"
+    for arguments in ([f"--{name.replace('_', '-')}", "3"], [f"--{name}=3"]):
+        with pytest.raises(ConfigError, match=repair):
+            load(arguments)
+    with pytest.raises(ConfigError, match=repair):
+        load([], **{name: "3"})
+    monkeypatch.setenv(f"MAESTRALE_{name.upper()}", "3")
+    with pytest.raises(ConfigError, match=f"(?i){repair}"):
+        load([])
+    monkeypatch.delenv(f"MAESTRALE_{name.upper()}")
+    (tmp_path / "serve.toml").write_text(f'{name} = "3"\n')
+    monkeypatch.setenv("MAESTRALE_CONFIG", str(tmp_path / "serve.toml"))
+    with pytest.raises(ConfigError, match=repair):
+        load([])
