@@ -41,9 +41,8 @@ from trainer.data.offline import OfflineGroups, load_offline
 from trainer.data.sources import Sources, gather_sources, missing_settings, prepare
 from trainer.export import note_training
 from trainer.health import check_alive
-from trainer.objectives.objective import Need
+from trainer.objectives.objective import Need, train_sequences
 from trainer.objectives.registry import complaints, needs, objective_of
-from trainer.objectives.sequences import train_sequences
 from trainer.schedule import learning_rate
 from trainer.soft_values import soft_value, spo_of
 from trainer.stages import Stages
@@ -125,9 +124,9 @@ class Replay:
         for work in works:
             sums = rank.forward_backward(work.micro_batches[0], temperature)
             steps.append(Learned(work, sums, rank.step(rate)))
-        every = self.objective.reference_every
-        if every and (version + 1) % every == 0:
-            rank.move_reference(self.objective.reference_share or 1.0)
+        reference = self.objective.compared_with
+        if reference is not None and reference.every and (version + 1) % reference.every == 0:
+            rank.move_reference(reference.share)
         learned = combine(steps)
         check_alive(learned, config, len(self.chat.tokenizer), version + 1, age=1)
         return learned, groups
@@ -164,7 +163,7 @@ async def read_rows(config: Config, sources: Sources, chat: Chat, progress: Prog
     if dark and Need.START_VALUES in needs(config):
         raise ConfigError(
             f'data.offline: objective.name = "spo" estimates soft values from log-probs of who sampled, and {dark[0]} '
-            "has none: use agro, dro, kto, a_lol or c_rlft"
+            "has none: use agro, dro or one of examples/objectives"
         )
     return found
 

@@ -15,7 +15,7 @@ from shared.environment_settings import EnvironmentSettings
 from shared.errors import ConfigError
 from shared.json_reader import parse_json
 from shared.model.config import EXPERTS
-from shared.section import Section
+from shared.section import Section, merged
 
 
 class Config(Section):
@@ -141,7 +141,7 @@ class Config(Section):
         for stage in self.stages[: number + 1]:
             for section in sections.STAGED:
                 table[section] |= getattr(stage, section)
-            table["objective"] = ({} if "name" in stage.objective else table["objective"]) | stage.objective
+            table["objective"] = merged({} if "name" in stage.objective else table["objective"], stage.objective)
         return Config.model_validate({**table, "stages": []})
 
     @property

@@ -25,3 +25,15 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         name = f"{prefix}{key}"
         found |= flat(value, f"{name}.") if isinstance(value, dict) and value else {name: value}
     return found
+
+
+def merged(table: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with some of them changed. In a table the given settings change; one with another `kind` replaces it."""
+    result = dict(table)
+    for name, value in changes.items():
+        before = table.get(name)
+        if isinstance(before, Mapping) and isinstance(value, Mapping):
+            same = value.get("kind", before.get("kind")) == before.get("kind")
+            value = merged(before, value) if same else value
+        result[name] = value
+    return result

@@ -165,8 +165,12 @@ def is_text(annotation: Any) -> bool:
 
 
 def put_all(table: Table, given: Sequence[Given]) -> dict[str, str]:
-    """Set what was given in nested tables, in order; returns key -> the option or variable that set it last."""
-    for where, key, value in given:
+    """Set what was given in nested tables, in order; returns key -> the option or variable that set it last.
+
+    A `kind` of [objective] comes first, and begins its table anew where it is another: the settings of the other kind
+    go with it.
+    """
+    for where, key, value in sorted(given, key=lambda one: not one[1].endswith(".kind")):
         put(table, key, value, where)
     return {key: where for where, key, _ in given}
 
@@ -180,6 +184,8 @@ def put(table: Table, key: str, value: Any, where: str) -> None:
         if not isinstance(inner, dict):
             raise ConfigError(f"{where}: {'.'.join(sections[: depth + 1])} is a setting, not a section")
         table = inner
+    if name == "kind" and sections[:1] == ["objective"] and table.get(name, value) != value:
+        table.clear()
     table[name] = value
 
 

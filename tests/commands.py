@@ -22,6 +22,7 @@ from lab.plan import __main__ as plan
 from serve.settings import load as load_server
 from shared.settings_file import DASHBOARD
 from trainer import __main__ as trainer
+from trainer.objectives.registry import find
 from verify.__main__ import parse as parse_verify
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -105,7 +106,11 @@ def check_file(path: str) -> None:
 
 
 def read_run(arguments: list[str]) -> None:
-    """Read what a launch is given; `check` needs no file."""
+    """Read what a launch is given; `check` needs no file, `objectives` names of objectives."""
+    if arguments[:1] == ["objectives"]:
+        for name in arguments[1:]:
+            find(name)
+        return
     left = [one for one in arguments if one not in ("check", "--dry-run", DASHBOARD)]
     if left:
         trainer.load(QUICKSTART if left[0] == YOURS else left[0], left[1:])

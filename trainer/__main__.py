@@ -3,7 +3,8 @@
 Every rank runs this file and takes its role. Rank 0 reads the settings once and hands them to the others.
 Without torchrun, `python -m trainer FILE` starts it for you with the right number of ranks on this machine.
 Options: --dry-run (show everything that would happen, start nothing), --help (every setting with its meaning).
-`python -m trainer check [FILE]` looks at the machine and the settings instead (check.py).
+`python -m trainer check [FILE]` looks at the machine and the settings instead (check.py),
+`python -m trainer objectives` shows the objectives (objectives/page.py).
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ USAGE = """usage: torchrun --nproc-per-node=N -m trainer SETTINGS.toml [--sectio
 Train a reasoning model by reinforcement learning. N = 1 controller + placement.trainers + placement.engines.
 `python -m trainer SETTINGS.toml` starts torchrun itself, with the right N, on this machine.
 `python -m trainer check [SETTINGS.toml]` looks at the machine and the settings, and says what to repair.
+`python -m trainer objectives [NAME]` lists the objectives, or shows formula, source and every value of one.
 An interrupted run goes on from its last checkpoint with the same command. Ctrl-C, SIGTERM and SIGHUP save one first.
 
   --dry-run                 print settings, placement, token and memory budget; start nothing
@@ -76,7 +78,7 @@ def main(arguments: list[str]) -> int:
     for the end (130 after Ctrl-C, 143 after SIGTERM) or that killed a rank (137 after kill -9)."""
     clean_logs()
     if not arguments or (arguments[0] != "check" and ("--help" in arguments or "-h" in arguments)):
-        from trainer.objectives.registry import describe_settings
+        from trainer.objectives.page import describe_settings
 
         print(f"{USAGE}{settings_file.describe()}\n[objective]\n{describe_settings()}")
         return 0
@@ -84,6 +86,13 @@ def main(arguments: list[str]) -> int:
         from trainer import check
 
         return check.main(arguments[1:], load, lambda text: print(clean(text)))
+    if arguments[0] == "objectives":
+        from trainer.objectives import page
+
+        try:
+            return page.main(arguments[1:], lambda text: print(clean(text)))
+        except InputError as error:
+            return print_error(error)
     dry_run = "--dry-run" in arguments
     if dry_run and os.environ.get("RANK", "0") != "0":
         return 0  # under torchrun one rank tells

@@ -18,8 +18,8 @@ from trainer.episodes import Episodes
 from trainer.evaluation import Evaluator
 from trainer.learner import Learner
 from trainer.ledger import Ledger
+from trainer.objectives.teachers import Teacher
 from trainer.run_log import RunLogger
-from trainer.teachers import Teacher
 from trainer.timing import PhaseTimer
 from verify.scorer import RewardScorer
 

@@ -24,7 +24,7 @@ from shared.launch.ranks import shares_gpus
 from shared.model.config import DecoderConfig
 from shared.model.folder import load_config
 from shared.model.implementation import read_shape
-from trainer.objectives.objective import Need
+from trainer.objectives.objective import LocalTeacher, Need
 from trainer.objectives.registry import needs, objective_of
 from trainer.step import memory
 from trainer.step.memory import DTYPE_BYTES, TrainerMemory
@@ -53,8 +53,9 @@ def frozen_models(config: Config, shape: DecoderConfig, on_gpu: bool) -> dict[st
         adapters = adapters_of(config, shape)
         alone = memory.FROZEN_BYTES * adapters / shards
         found["reference"] = alone if adapters else memory.frozen_bytes(shape.parameters, shards, in_place)
-    if Need.TEACHER in needs(config) and Path(objective.teacher).is_dir():
-        teacher = read_shape(load_config(Path(objective.teacher)))
+    local = objective.teacher.path if isinstance(objective.teacher, LocalTeacher) else ""
+    if Need.TEACHER in needs(config) and local and Path(local).is_dir():
+        teacher = read_shape(load_config(Path(local)))
         found["teacher"] = memory.frozen_bytes(teacher.parameters, shards, in_place)
     return found
 

@@ -20,7 +20,7 @@ from shared.model.implementation import adapted_names, read_shape
 from trainer.colocate import adapters_of, frozen_models, sent_rank, settle, streams, trainer_memory
 from trainer.data.environment_rows import environment_lines, room_lines
 from trainer.inspection import inspect
-from trainer.objectives.objective import Need
+from trainer.objectives.objective import LocalTeacher, Need, moves
 from trainer.objectives.registry import needs, objective_of
 from trainer.soft_values import draws_of
 from trainer.step import memory
@@ -151,7 +151,7 @@ def memory_lines(config: Config, shape: DecoderConfig | None) -> Iterator[str]:
     held = trainer_memory(config, shape, gpus > 0, readers)
     adapters = adapters_of(config, shape)
     trained = adapters or shape.parameters
-    moved = FROZEN_BYTES * trained if reference and objective.reference != "start" else 0
+    moved = FROZEN_BYTES * trained if reference and moves(objective) else 0
     weights = memory.weight_bytes(shape.parameters, width, config.rollout.tensor_parallel)
     cache = config.rollout.cache_bytes or (0 if gpus else CPU_CACHE_BYTES)
     cache_tokens = held_tokens(config, shape)
@@ -178,8 +178,9 @@ def memory_lines(config: Config, shape: DecoderConfig | None) -> Iterator[str]:
     if streams(config) or config.rollout.transport == "auto":
         slots = memory.arriving_bytes(shape, width, True, sent_rank(config)) - (0 if gpus else memory.CONTEXT_BYTES)
         yield f"streamed       {size(slots)} more in {where}: two slots of the largest tensor"
-    if Need.TEACHER in needs(config) and not objective.served_teacher and not teacher:
-        yield f"teacher        objective.teacher = {objective.teacher!r} is not a folder here: on top of a trainer"
+    if Need.TEACHER in needs(config) and isinstance(objective.teacher, LocalTeacher) and not teacher:
+        path = objective.teacher.path
+        yield f"teacher        objective.teacher.path = {path!r} is not a folder here: on top of a trainer"
     checkpoint = 3 * 4 * trained + moved
     yield f"a checkpoint   {size(checkpoint)} on disk, an export {size(width * shape.parameters)}"
 
@@ -225,15 +226,13 @@ def objective_lines(config: Config) -> Iterator[str]:
     objective, ahead = objective_of(config), [stage.rollout.max_async_level for stage in config.every_stage]
     if config.mode == "sft":
         return
-    if (objective.kl_gradient or "").startswith("wrong_"):
-        yield f'objective.kl_gradient = "{objective.kl_gradient}" is wrong on purpose, to compare with: use "return"'
-    found, several = objective.in_force, config.optimiser.minibatches > 1
-    moved = several and found.get("ratio_reference") != "old"  # which divides by the start of the batch
-    if found.get("importance") == "none" and (max(ahead) > 0 or moved):
+    several = config.optimiser.minibatches > 1
+    moved = several and Need.OLD_LOGPROBS not in objective.needs  # a ratio to the start of the batch follows the steps
+    if objective.unweighted and (max(ahead) > 0 or moved):
         yield (
             f'objective.name = "{objective.name}" takes tokens of older policies for the policy\'s own '
             f"(rollout.max_async_level = {max(ahead)}, optimiser.minibatches = {config.optimiser.minibatches}): set "
-            'objective.importance = "token_truncated"'
+            f'{objective.unweighted}.kind = "token_truncated"'
         )
 
 

@@ -39,13 +39,13 @@ from trainer.dry_run import objective_lines
 from trainer.evaluation import Evaluator
 from trainer.export import export_best, export_last
 from trainer.ledger import Interrupted, Ledger
-from trainer.objectives.objective import Need
+from trainer.objectives.objective import Need, ServedTeacher, moves
 from trainer.objectives.registry import needs, objective_of
+from trainer.objectives.teachers import Teacher
 from trainer.sft import Demonstrations, sft, sft_run
 from trainer.soft_values import forget_values, soft_values
 from trainer.stages import Stages
 from trainer.step.rank import LoadedTrainer, TrainerRank
-from trainer.teachers import Teacher
 from trainer.timing import PhaseTimer
 from trainer.turns import Turns
 
@@ -189,10 +189,10 @@ class Launch:
 
     async def _ask_teacher(self, prompts: PromptFormat, problems: list[Problem]) -> None:
         """Connect to the teacher behind an address, where the objective has one."""
-        objective = objective_of(self.config)
-        if Need.TEACHER not in needs(self.config) or not objective.served_teacher:
+        teacher = objective_of(self.config).teacher
+        if Need.TEACHER not in needs(self.config) or not isinstance(teacher, ServedTeacher):
             return
-        self.teacher = Teacher(objective, self.config.deadlines.start_s)
+        self.teacher = Teacher(teacher, self.config.deadlines.start_s)
         probes = [prompts.prompt_of(problem) for problem in problems[:2]]
         decode = prompts.chat.tokenizer.decode
         self.progress.note(await self.teacher.start(probes, decode, self.config.model.max_tokens))
@@ -300,7 +300,7 @@ class Launch:
         sign, export = "config.json", TrainerRank.export
         if self.config.lora.rank:
             sign, export = adapter_folder.CONFIG, TrainerRank.export_adapter
-        if newest is not None and objective.reference != "start" and (newest / REFERENCE / sign).is_file():
+        if newest is not None and moves(objective) and (newest / REFERENCE / sign).is_file():
             return newest / REFERENCE
         if newest is None or version == 0 and not (folder / sign).is_file():
             await self.trainers.call(export, str(folder))

@@ -14,13 +14,12 @@ from trainer.data.data_source import DataSource
 from trainer.data.offline import OfflineGroups, offline_count
 from trainer.health import check_alive
 from trainer.ledger import Ledger
-from trainer.objectives.objective import Need
+from trainer.objectives.objective import Need, train_sequences
 from trainer.objectives.registry import needs, objective_of
-from trainer.objectives.sequences import train_sequences
+from trainer.objectives.teachers import Teacher
 from trainer.schedule import learning_rate
 from trainer.step.batching import BatchPlan, Learned, combine, plan_batch, split
 from trainer.step.rank import TrainerRank
-from trainer.teachers import Teacher
 from trainer.timing import PhaseTimer
 
 
@@ -87,9 +86,9 @@ class Learner:
 
     async def move_reference(self) -> None:
         """After a batch: bring a reference that moves up to the policy, or a share of the way."""
-        objective, trained = objective_of(self.config), self.ledger.version + 1
-        if objective.reference_every and trained % objective.reference_every == 0:
-            moved = self.trainers.call(TrainerRank.move_reference, objective.reference_share or 1.0)
+        reference, trained = objective_of(self.config).compared_with, self.ledger.version + 1
+        if reference is not None and reference.every and trained % reference.every == 0:
+            moved = self.trainers.call(TrainerRank.move_reference, reference.share)
             await self.clock("move of the reference", moved)
 
     def offline_groups(self) -> list[Group]:

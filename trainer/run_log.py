@@ -108,7 +108,7 @@ class RunLogger:
         row |= training_metrics(learned.sums, learned.stepped, learned.plan)
         row["stage"] = self.ledger.stage.number
         row["lr"] = learning_rate(version - 1, self.config.steps, self.config.optimiser)
-        if (objective := objective_of(self.config).in_force).get("entropy_target"):
+        if "entropy_target" in (objective := objective_of(self.config).in_force):
             row["clip/bound"] = objective["clip_high"]
         row |= self._sync_metrics()
         generated = self.engines.generated_tokens - self.generated_before

@@ -20,6 +20,7 @@ from shared.types import Completion, Group, Problem, Prompt, Reward, Verdict, Ve
 from tests.model_folder import load_model
 from tests.packed import pack_from
 from tests.process import in_fresh_process
+from tests.trainer.objectives.named import NAMES
 
 LEARN = ("agro", "spo", "dro", "kto", "a_lol", "c_rlft", "aipo")
 GOOD, BAD = (f"<think>one is the first of all numbers</think>\\boxed{{{answer}}}" for answer in (1, 2))
@@ -90,7 +91,7 @@ def replayed(folder: Path) -> Path:
     """The folder of runs once all replays have ended well."""
     rows = [{"problem": "one ?", "completion": said, "answer": "1"} for said in (GOOD, BAD)]
     (folder / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    commands = [arguments(folder, name, objective__name=name) for name in LEARN]
+    commands = [arguments(folder, name, objective__name=NAMES[name]) for name in LEARN]
     commands += [
         arguments(folder, name, objective__name="dro", seed=seed, rollout__prompts_per_step=1, steps=3)
         for name, seed in (("first", 0), ("again", 0), ("other", 1))

@@ -1,5 +1,5 @@
 """Log-probs that the real engine tells, of prompts and of what is sampled, against our own decoder on the same weights;
-over HTTP: tests/trainer/test_teachers.py."""
+over HTTP: tests/trainer/objectives/test_teachers.py."""
 
 from __future__ import annotations
 

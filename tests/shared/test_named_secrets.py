@@ -52,11 +52,13 @@ def test_addresses_without_a_secret_are_taken(url: str) -> None:
     ("setting", "name"),
     [
         ("reward.judge.url", "key_variable"), ("reward.judges.clear.url", "key_variable"),
-        ("reward.judges.clear.critic.url", "key_variable"), ("objective.teacher", "objective.teacher_key_variable"),
+        ("reward.judges.clear.critic.url", "key_variable"), ("objective.teacher.url", "objective.teacher.key_variable"),
     ],
 )  # fmt: skip
 def test_settings_with_a_secret_are_refused_in_one_line(tmp_path: Path, setting: str, name: str) -> None:
-    (tmp_path / "run.toml").write_text('[objective]\nname = "distill"\n', encoding="utf-8")
+    (tmp_path / "run.toml").write_text(
+        '[objective]\nteacher = { kind = "served", url = "", model = "m" }\n', encoding="utf-8"
+    )
     with pytest.raises(ConfigError) as refused:
         load(tmp_path / "run.toml", [f"--{setting}={SECRET}"], complaints)
     (line,) = [line for line in str(refused.value).splitlines() if "holds" in line]

@@ -30,7 +30,7 @@ def test_a_run_with_adapters_repeats_from_its_checkpoint_and_leaves_both_exports
 ) -> None:
     """Two steps a batch; the reference is the frozen model, so that the first of them all has no divergence."""
     settings = {
-        **LORA, "optimiser__minibatches": 2, "objective__kl": 0.1, "model__implementation": implementation,
+        **LORA, "optimiser__minibatches": 2, "objective__kl__weight": 0.1, "model__implementation": implementation,
     }  # fmt: skip
     first = finished(start, tmp_path / "first", **settings)
     one, two = numbers(first, 1), numbers(first, 2)
@@ -84,7 +84,8 @@ def test_a_served_teacher_of_adapters_is_asked(start: Start, seasoned: Path, tmp
     try:
         launch = finished(
             start, tmp_path, **{**LORA, "steps": 2}, model__max_tokens=190, objective__name="distill",
-            objective__teacher=f"{teacher.url}/v1", objective__teacher_model="teacher",
+            objective__teacher__kind="served", objective__teacher__url=f"{teacher.url}/v1",
+            objective__teacher__model="teacher",
         )  # fmt: skip
     finally:
         teacher.close()

@@ -135,7 +135,7 @@ def beside(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Launch:
     return finished(start, tmp_path_factory.mktemp("beside"), **DRO)
 
 
-DRO = {"objective__name": "dro", "objective__reference": "previous", "objective__reference_every": 2}
+DRO = {"objective__name": "dro", "objective__reference__kind": "previous", "objective__reference__every": 2}
 
 
 @pytest.mark.parametrize("name", BESIDE)
@@ -169,12 +169,12 @@ def test_nothing_readable_is_an_error_that_deletes_nothing(
 
 
 def test_the_policy_of_the_start_damaged_between_launches(start: Start, table: list[Line], tmp_path: Path):
-    first = finished(start, tmp_path / "first", objective__kl=0.1)
+    first = finished(start, tmp_path / "first", objective__kl__weight=0.1)
     newest = copied(first, tmp_path / "second")
     shutil.rmtree(newest)
     weights = newest.parents[1] / "reference" / "model.safetensors"
     flip(weights.name, 0.5, 6)(weights.parent)
-    launch = start(tmp_path / "second", **SHORT, objective__kl=0.1)
+    launch = start(tmp_path / "second", **SHORT, objective__kl__weight=0.1)
     code, seconds = ended(launch)
     message = said(launch.output, "reference", "model.safetensors", "->")
     assert code == 2 and not newest.exists()

@@ -65,9 +65,11 @@ def test_a_moving_reference_goes_on_from_the_checkpoint_beside_a_teacher(start: 
     """Two steps a batch, clipped at its start. The teacher is the policy that the run starts with; the reference of the
     checkpoint is neither that nor the policy, and only with it the second batch repeats."""
     settings = {
-        **SHORT, "steps": 2, "objective__name": "decoupled_ppo", "optimiser__minibatches": 2, "objective__kl": 0.1,
-        "objective__reference": "average", "objective__reference_share": 0.25, "optimiser__learning_rate": 3e-3,
-        "optimiser__warmup_steps": 0, "objective__teacher": str((seasoned / "latest").resolve()),
+        **SHORT, "steps": 2, "objective__name": "decoupled_ppo", "optimiser__minibatches": 2,
+        "objective__kl__weight": 0.1,
+        "objective__kl__reference__kind": "average", "objective__kl__reference__share": 0.25,
+        "optimiser__learning_rate": 3e-3, "optimiser__warmup_steps": 0, "objective__teacher__kind": "local",
+        "objective__teacher__path": str((seasoned / "latest").resolve()),
     }  # fmt: skip
     first = finished(start, tmp_path / "first", **settings)
     one, two = numbers(first, 1), numbers(first, 2)
@@ -106,14 +108,15 @@ def test_open_problems_are_learned_from_by_their_ground_truth_answers(start: Sta
     assert all(row["reward/correctness"] >= 0 and "accuracy" in row for row in launch.metrics())
 
 
-@pytest.mark.soak  # in make test: tests/trainer/test_teachers.py, without a launch
+@pytest.mark.soak  # in make test: tests/trainer/objectives/test_teachers.py, without a launch
 def test_a_teacher_behind_an_address_is_asked_while_sampling_goes_on(start: Start, seasoned: Path, tmp_path: Path):
     """Our own server with the model that the run starts with: it knows what the policy knows."""
     teacher = Command((seasoned / "latest").resolve(), tmp_path / "teacher.log", name="teacher")
     try:
         launch = finished(
             start, tmp_path, **SHORT, steps=1, model__max_tokens=190, objective__name="distill",
-            objective__teacher=f"{teacher.url}/v1", objective__teacher_model="teacher",
+            objective__teacher__kind="served", objective__teacher__url=f"{teacher.url}/v1",
+            objective__teacher__model="teacher",
         )  # fmt: skip
     finally:
         teacher.close()

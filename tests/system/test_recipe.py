@@ -36,7 +36,8 @@ def stage_table() -> str:
 @pytest.mark.soak  # in make test: a killed launch in test_faults.py
 def test_three_stages_killed_inside_the_second_end_as_if_nothing_had_happened(start: Start, tmp_path: Path):
     settings = {
-        "steps": 10, "stages": stage_table(), "checkpoint__every": 2, "objective__kl": 0.05, "evaluate__samples": 2,
+        "steps": 10, "stages": stage_table(), "checkpoint__every": 2, "objective__kl__weight": 0.05,
+        "evaluate__samples": 2,
     }  # fmt: skip
     first = start(tmp_path, **settings)
     first.until_step(5)

@@ -20,8 +20,8 @@ def test_turns_change_no_bit_of_what_is_trained(start: Start, tmp_path: Path) ->
     digests, losses = [], []
     for colocate in ("never", "turns"):
         launch = start(
-            tmp_path / colocate, placement__colocate=colocate, rollout__max_async_level=0, steps=2, objective__kl=0.01,
-            evaluate__every=1, evaluate__greedy=False,
+            tmp_path / colocate, placement__colocate=colocate, rollout__max_async_level=0, steps=2,
+            objective__kl__weight=0.01, evaluate__every=1, evaluate__greedy=False,
         )  # fmt: skip
         assert launch.wait() == 0, launch.output[-6000:]
         assert launch.told("shares GPUs with the engines (turns)") is (colocate == "turns")

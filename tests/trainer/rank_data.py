@@ -32,7 +32,7 @@ def make_sequences(loss_aggregation: str) -> list[TrainSequence]:
     rewards = torch.rand(4, 8, generator=draw).round(decimals=1).tolist()
     rewards[3][7] = None
     graded = [[None if value is None else Reward(value, 0, 0, 0, 0, Verdict.WRONG) for value in row] for row in rewards]
-    found = advantages(graded, MAGISTRAL, RewardWeights())
+    found = advantages(graded, MAGISTRAL.advantage, RewardWeights())
     weights = token_weights(lengths, loss_aggregation, 30)  # type: ignore[arg-type]
     prompts = torch.randint(0, 67, (4, 5), generator=draw).tolist()
     return [

@@ -47,7 +47,7 @@ LOSSES: dict[str, Objective | None] = {
     "sft": None,
     **{name: read_objective({"name": name}) for name in ("grpo", "aipo", "gspo", "reinforce")},
 }
-REGULARISED = read_objective({"kl": 0.2, "kl_gradient": "return", "entropy_bonus": 0.05})
+REGULARISED = read_objective({"kl": {"weight": 0.2}, "entropy_bonus": 0.05})
 WHOLE = {name: read_objective({"name": name}) for name in ("agro", "dro")}
 
 

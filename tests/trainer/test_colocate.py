@@ -60,7 +60,7 @@ def test_a_trainers_memory_is_the_sum_of_its_parts() -> None:
     inputs = 16 * 2 * 2048  # of all layers, recomputed, and one layer whole
     whole = 2 * (4 * 2048 + 2 * 2048 + 2 * 512 + 2 * 8192)
     assert found.activations == 8192 * (inputs + whole)
-    two = trainer_memory(settings(placement={"trainers": 2}, objective={"kl": 0.1}), shape, on_gpu=True)
+    two = trainer_memory(settings(placement={"trainers": 2}, objective={"kl": {"weight": 0.1}}), shape, on_gpu=True)
     assert two.states == 8 * PARAMETERS and two.frozen == 2 * PARAMETERS
 
 
@@ -167,7 +167,9 @@ def test_each_node_has_a_replica_as_far_as_memory_allows() -> None:
     assert chosen(16, 8, 80) == (2, 8) and chosen(24, 8, 80) == (3, 8)
     assert [chosen(6, 8, 80), chosen(12, 8, 80), chosen(8, 0, 80)] == [(1, 6), (1, 12), (1, 8)]
     assert chosen(16, 8, 80, replicas=1) == (1, 16) and chosen(16, 8, 4, replicas=4) == (4, 4)
-    two = trainer_memory(settings(placement={"trainers": 8, "replicas": 2}, objective={"kl": 0.1}), shape, on_gpu=True)
+    two = trainer_memory(
+        settings(placement={"trainers": 8, "replicas": 2}, objective={"kl": {"weight": 0.1}}), shape, on_gpu=True
+    )
     assert (two.states, two.frozen, two.buffers) == (4 * PARAMETERS, PARAMETERS, 4 * PARAMETERS / 8)
     with pytest.raises(ValueError, match="placement.replicas = 3 must divide placement.trainers = 8"):
         settings(placement={"trainers": 8, "replicas": 3})

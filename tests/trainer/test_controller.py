@@ -83,7 +83,7 @@ def learned(version: int, minibatches: int, offline: Sequence[int] = (), **objec
 
 def test_trainers_are_told_an_objective_that_a_stage_or_a_step_changed_and_no_other() -> None:
     """As after a resume in the second stage: its objective, then a clip_high that the entropy's target moved, once."""
-    stages = [{"name": "a", "until_step": 1}, {"name": "b", "objective": {"entropy_target": 0.5}}]
+    stages = [{"name": "a", "until_step": 1}, {"name": "b", "objective": {"entropy_target": {"nats": 0.5}}}]
     trainers, state = Recorder(), Stages(Config.model_validate({"stages": stages, "objective": {"clip_low": 0.1}}))
     learner = Learner(trainers, SimpleNamespace(stages=state), None, PhaseTimer())  # type: ignore[arg-type]
 
@@ -93,17 +93,17 @@ def test_trainers_are_told_an_objective_that_a_stage_or_a_step_changed_and_no_ot
 
     assert tell() == []
     state.next(1, 32, 32)
-    assert tell() == tell() == ["objective {'clip_low': 0.1, 'entropy_target': 0.5}"]
+    assert tell() == tell() == ["objective {'clip_low': 0.1, 'entropy_target': {'nats': 0.5}}"]
     state.move(objective_of(state.now).after_step(0.25))
     assert tell() == tell() and trainers.calls[1:] == [
-        "objective {'clip_low': 0.1, 'entropy_target': 0.5, 'clip_high': 0.28500000000000003}"
+        "objective {'clip_low': 0.1, 'entropy_target': {'nats': 0.5}, 'clip_high': 0.28500000000000003}"
     ]
 
 
 def test_a_rank_goes_on_with_the_objective_that_it_is_told() -> None:
     """Over the wire: the very message that the controller sends."""
     rank = TrainerRank(Config(), SimpleNamespace(rank_in_role=0))  # type: ignore[arg-type]
-    table = {"entropy_target": 0.5, "clip_high_bounds": [0.1, 0.3], "clip_high": 0.25}
+    table = {"entropy_target": {"nats": 0.5, "clip_high_bounds": [0.1, 0.3]}, "clip_high": 0.25}
     RequestDecoder(TrainerRank)(encode(request(TrainerRank.set_objective, table).message)).run(rank)
     assert rank.objective == read_objective(table) and rank.objective.in_force["clip_high"] == 0.25
 
@@ -122,18 +122,18 @@ def test_the_policy_of_the_start_is_asked_before_the_first_of_several_steps() ->
 
 
 @pytest.mark.parametrize(
-    ("objective", "moves"),
+    ("reference", "moves"),
     [
-        ({"reference": "average", "reference_every": 2, "reference_share": 0.25}, {2: "move 0.25", 4: "move 0.25"}),
-        ({"reference": "average", "reference_share": 0.5}, dict.fromkeys(range(1, 5), "move 0.5")),
-        ({"reference": "previous", "reference_every": 3}, {3: "move 1.0"}),
-        ({"reference": "start"}, {}),
+        ({"kind": "average", "every": 2, "share": 0.25}, {2: "move 0.25", 4: "move 0.25"}),
+        ({"kind": "average", "share": 0.5}, dict.fromkeys(range(1, 5), "move 0.5")),
+        ({"kind": "previous", "every": 3}, {3: "move 1.0"}),
+        ({"kind": "start"}, {}),
     ],
 )
-def test_a_reference_moves_after_every_so_many_batches(objective: dict[str, Any], moves: dict[int, str]) -> None:
+def test_a_reference_moves_after_every_so_many_batches(reference: dict[str, Any], moves: dict[int, str]) -> None:
     """Batches 1 to 4 of a run, also of one that was resumed between."""
     for batch in range(1, 5):
-        calls = learned(batch - 1, 1, kl=0.1, **objective)
+        calls = learned(batch - 1, 1, kl={"weight": 0.1, "reference": reference})
         assert calls == ["train 0123", "step", *([moves[batch]] if batch in moves else [])]
 
 

@@ -137,10 +137,10 @@ def test_a_launch_reads_settings_from_the_environment(
         'prepare.script = "examples/quickstart/prepare.py"\n'
     )
     monkeypatch.setenv("MAESTRALE_TRAIN_SEED", "2")
-    monkeypatch.setenv("MAESTRALE_TRAIN_OBJECTIVE__KL", "0.5")
+    monkeypatch.setenv("MAESTRALE_TRAIN_OBJECTIVE__KL__WEIGHT", "0.5")
     assert main([str(path), "--dry-run"]) == 0
     printed = capsys.readouterr().out
-    assert "\nseed = 2\n" in printed and "\nkl = 0.5\n" in printed
+    assert "\nseed = 2\n" in printed and '\nkl = {"weight" = 0.5}\n' in printed
     monkeypatch.setenv("MAESTRALE_TRAIN_OBJECTIVE__KLL", "0.5")
     assert main([str(path), "--dry-run"]) == 2
     message = capsys.readouterr().err
@@ -159,7 +159,7 @@ def test_stages_and_reference_model_are_told(folder: str):
         {"name": "long", "rollout": {"max_async_level": 1}},
     ]
     chat_of(Path(folder), "ours")
-    config = Config.model_validate({"stages": stages, "objective": {"kl": 0.1}, "model": {"path": folder}})
+    config = Config.model_validate({"stages": stages, "objective": {"kl": {"weight": 0.1}}, "model": {"path": folder}})
     text = plan_text(config)
     assert "until step 5 or accuracy > 0.9" in text and "async level 1; until the end" in text
     plain = config.model_copy(update={"objective": Config().objective})
@@ -176,13 +176,15 @@ def test_models_beside_the_policy_take_memory_and_a_moving_reference_disk(folder
         config = settings(model={"path": folder}, placement={"trainers": 2}, objective=objective)
         return "\n".join(memory_lines(config, model_shape(config)))
 
-    assert f"teacher model {frozen}" in told(name="distill", teacher=folder)
-    assert "reference model" not in told(name="distill", teacher=folder)
-    assert f"reference model {frozen}" in told(kl=0.1) and f"checkpoint   {size(12 * count)} on" in told(kl=0.1)
-    assert f"checkpoint   {size(16 * count)} on" in told(kl=0.1, reference="average")
+    assert f"teacher model {frozen}" in told(name="distill", teacher={"kind": "local", "path": folder})
+    assert "reference model" not in told(name="distill", teacher={"kind": "local", "path": folder})
+    assert f"reference model {frozen}" in told(kl={"weight": 0.1}) and f"checkpoint   {size(12 * count)} on" in told(
+        kl={"weight": 0.1}
+    )
+    assert f"checkpoint   {size(16 * count)} on" in told(kl={"weight": 0.1, "reference": {"kind": "average"}})
     assert "teacher" not in told()
-    assert "'owner/name' is not a folder here" in told(name="distill", teacher="owner/name")
-    asked = told(name="distill", teacher="http://127.0.0.1:8000/v1", teacher_model="x")
+    assert "'owner/name' is not a folder here" in told(name="distill", teacher={"kind": "local", "path": "owner/name"})
+    asked = told(name="distill", teacher={"kind": "served", "url": "http://127.0.0.1:8000/v1", "model": "x"})
     assert "teacher" not in asked, "it is in other machines' memory"
 
 
@@ -214,12 +216,12 @@ def test_objectives_that_are_probably_not_meant_are_told() -> None:
 
     assert 'objective.name = "rloo" takes tokens of older policies' in told(name="rloo")
     assert "optimiser.minibatches = 2" in told(name="reinforce", async_level=0, minibatches=2)
-    for biased in (told(name="decoupled_ppo", importance="none"), told(name="jepo", importance="none")):
+    unweighted = {"importance": {"kind": "none"}}
+    for biased in (told(name="decoupled_ppo", ratio_reference=unweighted), told(name="jepo", **unweighted)):
         assert "takes tokens of older policies" in biased
-    start_of_batch = told(name="decoupled_ppo", importance="none", async_level=0, minibatches=2)
+    start_of_batch = told(name="decoupled_ppo", ratio_reference=unweighted, async_level=0, minibatches=2)
     for fine in (
-        told(name="rloo", async_level=0), told(name="rloo", importance="token"), told(), told(name="agro"),
+        told(name="rloo", async_level=0), told(name="rloo", importance={"kind": "token"}), told(), told(name="agro"),
         start_of_batch,
     ):  # fmt: skip
         assert "older policies" not in fine and "wrong" not in fine
-    assert "is wrong on purpose" in told(kl=0.1, kl_gradient="wrong_k3") and "wrong" not in told(kl=0.1)

@@ -17,8 +17,8 @@ from trainer.checkpoint.ledger_file import LedgerState
 from trainer.controller import TrainingLoop
 from trainer.learner import Learner
 from trainer.ledger import Ledger, with_unfinished
+from trainer.objectives.objective import train_sequences
 from trainer.objectives.registry import objective_of
-from trainer.objectives.sequences import train_sequences
 from trainer.run_log import RunLogger
 from trainer.stages import Stages
 

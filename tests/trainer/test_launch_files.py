@@ -33,6 +33,9 @@ class Exporting:
         self.exported.append(make(Path(folder)))
 
 
+KL = {"weight": 0.1}
+
+
 def make(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text("{}")
@@ -48,23 +51,23 @@ def find(runs: Path, newest: Path | None, version: int, **objective: Any) -> tup
 
 def test_the_policy_of_the_start_is_written_once_and_found_again(tmp_path: Path) -> None:
     kept, checkpoint = tmp_path / "run" / "reference", tmp_path / "step_3"
-    assert find(tmp_path, None, 0, kl=0.1) == (kept, 1)
-    assert find(tmp_path, checkpoint, 3, kl=0.1) == (kept, 0)
-    assert find(tmp_path, None, 0, kl=0.1) == (kept, 1), "a run that starts anew starts with another policy"
+    assert find(tmp_path, None, 0, kl=KL) == (kept, 1)
+    assert find(tmp_path, checkpoint, 3, kl=KL) == (kept, 0)
+    assert find(tmp_path, None, 0, kl=KL) == (kept, 1), "a run that starts anew starts with another policy"
 
 
 def test_a_reference_that_moves_is_that_of_the_checkpoint_and_one_that_does_not_never_is(tmp_path: Path) -> None:
     kept, moved = make(tmp_path / "run" / "reference"), make(tmp_path / "step_3" / "reference")
-    assert find(tmp_path, moved.parent, 3, kl=0.1, reference="average") == (moved, 0)
-    assert find(tmp_path, moved.parent, 3, kl=0.1, reference="start") == (kept, 0)
-    assert find(tmp_path, moved.parent, 3, name="dro", reference="previous", reference_every=2) == (moved, 0)
-    assert find(tmp_path, tmp_path / "step_4", 4, kl=0.1, reference="average") == (kept, 0)
+    assert find(tmp_path, moved.parent, 3, kl={**KL, "reference": {"kind": "average"}}) == (moved, 0)
+    assert find(tmp_path, moved.parent, 3, kl={**KL, "reference": {"kind": "start"}}) == (kept, 0)
+    assert find(tmp_path, moved.parent, 3, name="dro", reference={"kind": "previous", "every": 2}) == (moved, 0)
+    assert find(tmp_path, tmp_path / "step_4", 4, kl={**KL, "reference": {"kind": "average"}}) == (kept, 0)
 
 
 def test_a_run_that_began_without_a_reference_cannot_take_one_later(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"began without objective\.kl"):
-        find(tmp_path, tmp_path / "step_3", 3, kl=0.1)
-    assert find(tmp_path, tmp_path / "step_0", 0, kl=0.1) == (tmp_path / "run" / "reference", 1), "not yet begun"
+        find(tmp_path, tmp_path / "step_3", 3, kl=KL)
+    assert find(tmp_path, tmp_path / "step_0", 0, kl=KL) == (tmp_path / "run" / "reference", 1), "not yet begun"
 
 
 def value(runs: Path, version: int, kept: float | None = None) -> dict[str, float]:

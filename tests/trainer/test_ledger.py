@@ -328,7 +328,7 @@ def test_another_teacher_is_asked_about_what_has_ended(teacher: str, asked: list
     """Log-probs of one model are never trained as those of another, nor left over where there is none any more."""
 
     def taught_by(name: str) -> Ledger:
-        served = {"name": "distill", "teacher": "http://x/v1", "teacher_model": name}
+        served = {"name": "distill", "teacher": {"kind": "served", "url": "http://x/v1", "model": name}}
         return Ledger(Stages(make_config().model_copy(update={"objective": served if name else {}})))
 
     ledger = taught_by("one")

@@ -19,20 +19,21 @@ from shared.config import Config
 from shared.errors import ConfigError, DataError
 from shared.types import Completion, Group, Problem, Prompt, Reward, Verdict, VersionSpan
 from tests.trainer.objectives.descent import optimum
+from tests.trainer.objectives.named import NAMES, example
 from trainer.data.data_source import PromptFormat
 from trainer.data.offline import OfflineGroups, offline_count, read_offline
 from trainer.data.sources import offline_files
 from trainer.objectives.inputs import LossInputs, completions_of, loss_inputs
 from trainer.objectives.loss import policy_loss
-from trainer.objectives.registry import OBJECTIVES, complaints, load_all, objective_of, read_objective
-from trainer.objectives.sequences import sequence_of, train_sequences
+from trainer.objectives.objective import train_sequences
+from trainer.objectives.registry import complaints, objective_of, read_objective
+from trainer.objectives.sequences import sequence_of
 from trainer.soft_values import soft_value
 from trainer.step.forward_backward import check
 from trainer.step_metrics import offline_metrics
 
 TEXTS = ["one", "two", "three"]
 PAGE = Path(__file__).parents[2] / "docs" / "offline.md"
-load_all()
 
 
 @pytest.fixture(scope="module")
@@ -201,15 +202,20 @@ def test_the_rollouts_of_a_run_are_read_in_order_and_only_at_their_temperature(t
 ANY, REFUSED = {"agro", "spo", "dro", "kto", "a_lol", "c_rlft"}, {"reinforce", "rloo", "maxrl", "jepo"}
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("name", NAMES)
 def test_an_objective_learns_from_offline_rows_or_refuses_in_one_line(
     tmp_path: Path, prompts: PromptFormat, name: str
 ) -> None:
-    objective = {"name": name, **({"teacher": "folder"} if name == "distill" else {})}
+    objective = {"name": NAMES[name], **({"teacher": {"kind": "local", "path": "folder"}} if name == "distill" else {})}
     config = Config.model_validate({"data": {"offline": "rows.jsonl", "system_prompt": ""}, "objective": objective})
     lines = list(complaints(config))
     if name in REFUSED:
-        assert len(lines) == 1 and "data.offline" in lines[0] and f'"{name}"' in lines[0] and "such as aipo" in lines[0]
+        assert (
+            len(lines) == 1
+            and "data.offline" in lines[0]
+            and f'"{NAMES[name]}"' in lines[0]
+            and "such as aipo" in lines[0]
+        )
         return
     assert lines == []
     known = write(tmp_path / "known.jsonl", group_of(prompts, [1.0, 0.1]))
@@ -219,14 +225,14 @@ def test_an_objective_learns_from_offline_rows_or_refuses_in_one_line(
         assert read_offline([dark], prompts, config).groups
         return
     with pytest.raises(
-        ConfigError, match=f'no log-probs of who sampled them .*objective.name = "{name}" weighs by them'
+        ConfigError, match=f'no log-probs of who sampled them .*objective.name = "{NAMES[name]}" weighs by them'
     ):
         read_offline([dark], prompts, config)
 
 
 def test_with_importance_weights_the_policy_gradient_learns_from_rows_with_log_probs() -> None:
     config = Config.model_validate(
-        {"data": {"offline": "r.jsonl"}, "objective": {"name": "rloo", "importance": "sequence_truncated"}}
+        {"data": {"offline": "r.jsonl"}, "objective": {"name": "rloo", "importance": {"kind": "sequence_truncated"}}}
     )
     assert list(complaints(config)) == []
 
@@ -244,8 +250,8 @@ def test_groups_without_a_signal_are_left_out_or_refused(tmp_path: Path, prompts
     found = read(write(tmp_path / "r.jsonl", single), prompts, "agro")
     with pytest.raises(ConfigError, match="fewer than 2"):
         found.settle(objective_of(config_of("agro")))
-    found = read(write(tmp_path / "r.jsonl", single), prompts, "kto")
-    found.settle(objective_of(config_of("kto")))
+    found = read(write(tmp_path / "r.jsonl", single), prompts, example("kto"))
+    found.settle(objective_of(config_of(example("kto"))))
     assert len(found.groups) == 1
     with pytest.raises(ConfigError, match="soft value"):
         found.keep_valued({"p7": 0.5})

@@ -15,8 +15,8 @@ from shared.errors import DataError
 from shared.types import CONTEXT, SAMPLED, Completion, Group, Problem, Reward
 from trainer.data.data_source import DataSource, PromptFormat
 from trainer.data.problem_file import read_problems, refuse_prose
+from trainer.objectives.objective import train_sequences
 from trainer.objectives.registry import objective_of
-from trainer.objectives.sequences import train_sequences
 from trainer.stages import Stages
 from verify.scorer import RewardScorer
 

@@ -226,7 +226,7 @@ def test_a_reference_that_moved_is_gathered_before_a_disk_can_fail(
     monkeypatch.setattr(shards, "ShardWriter", full)
     rank: Any = SimpleNamespace(
         auxiliary=SimpleNamespace(reference=object(), values=None), rank=1, world=2, decoder=None, optimiser=None,
-        objective=read_objective({"kl": 0.1, "reference": "average"}), writer=None,
+        objective=read_objective({"kl": {"weight": 0.1, "reference": {"kind": "average"}}}), writer=None,
         write_reference=lambda *_: done.append("gather"),
     )  # fmt: skip
     with pytest.raises(CheckpointError, match="no space left"):

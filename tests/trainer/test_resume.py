@@ -20,11 +20,12 @@ from shared.settings_file import SECTIONS, SETTINGS
 from tests.trainer.test_checkpoint import save
 from tests.trainer.test_data import LetterChat
 from trainer.checkpoint import resume, writer
-from trainer.checkpoint.origin import FREE, PATHS, Origin, differences, is_free, origin_of
+from trainer.checkpoint.origin import FREE, PATHS, Origin, differences, flat, is_free, origin_of
 from trainer.data.data_source import PromptFormat
 from trainer.data.sources import Sources
 from trainer.objectives.objective import Objective
 from trainer.objectives.registry import objective_of
+from trainer.objectives.tables import nested
 
 
 def make_sources(folder: Path) -> Sources:
@@ -225,7 +226,7 @@ def test_damaged_ones_are_set_aside_once_an_earlier_one_is_taken(folder: Folder)
 
 
 def test_the_lists_of_settings_name_settings_and_a_new_one_counts():
-    known = SETTINGS.keys() | {f"objective.{name}" for name in Objective.model_fields}
+    known = SETTINGS.keys() | {f"objective.{name}" for name in nested(Objective)}
     assert set(PATHS) <= known and set(FREE) <= known | SECTIONS
     counting = {setting for setting in SETTINGS if not is_free(setting, "rl")}
     assert {
@@ -239,3 +240,34 @@ def test_the_lists_of_settings_name_settings_and_a_new_one_counts():
     } <= counting
     then, now = Origin({}, {}), Origin({"mode": "rl", "seed": 7, "model.dtype": "bfloat16"}, {})
     assert [one.text for one in differences(then, now)] == ["seed: 0 -> 7"], "newer than the checkpoint: its default"
+
+
+SERVED = {"kind": "served", "url": "http://a/v1", "model": "m"}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "texts"),
+    [
+        ({}, {"kl": {"weight": 0.1}}, ["objective.kl.weight: not set -> 0.1"]),
+        ({"kl": {"weight": 0.1}}, {}, ["objective.kl.weight: 0.1 -> not set"]),
+        ({}, {"advantage": {"kind": "leave_one_out"}}, ['objective.advantage.kind: "mean" -> "leave_one_out"']),
+        ({}, {"advantage": {"kind": "mean"}}, []),
+        ({"teacher": SERVED}, {"teacher": {**SERVED, "model": "n"}}, ['objective.teacher.model: "m" -> "n"']),
+        ({"teacher": SERVED}, {"teacher": {**SERVED, "key_variable": "KEY"}}, []),
+    ],
+    ids=str,
+)
+def test_tables_of_the_objective_are_compared_setting_by_setting(
+    before: dict[str, Any], after: dict[str, Any], texts: list[str]
+):
+    then, now = (Origin(flat(Config.model_validate({"objective": given})), {}) for given in (before, after))
+    changes = [change.text for change in differences(then, now) if change.counts]
+    assert set(texts) <= set(changes) and bool(texts) == bool(changes)
+
+
+def test_a_checkpoint_from_before_the_tables_is_refused_in_one_line():
+    """Its objective cannot be compared; the rest of its settings is."""
+    now = flat(Config())
+    then = Origin({**now, "objective.kl": 0.0, "objective.kl_gradient": None, "objective.scale": "minibatch"}, {})
+    (change,) = differences(then, Origin(now, {}))
+    assert change.counts and change.text.startswith("[objective] had no tables")

@@ -78,7 +78,7 @@ def test_a_call_that_hangs_is_named() -> None:
     ("option", "named"),
     [
         ("--placement.trainers=2", "several trainers"),
-        ("--objective.kl=0.1", "reference policy"),
+        ("--objective.kl.weight=0.1", "reference policy"),
         ("--reward.corectness=1", "reward.correctness"),
         ("--model.path=", "model.path is not set"),
     ],

@@ -66,10 +66,13 @@ def test_a_teacher_that_is_not_there_names_its_own_setting(tmp_path: Path, monke
         {
             "model": {"path": str(model)},
             "data": {"train": str(rows), "validation": ""},
-            "objective": {"name": "distill", "teacher": str(tmp_path / "absent" / "teacher" / "x")},
+            "objective": {
+                "name": "distill",
+                "teacher": {"kind": "local", "path": str(tmp_path / "absent" / "teacher" / "x")},
+            },
         }
     )
-    with pytest.raises(ModelError, match=r"objective\.teacher = '.*absent"):
+    with pytest.raises(ModelError, match=r"objective\.teacher\.path = '.*absent"):
         gather_sources(config)
     demonstrations = tmp_path / "demonstrations.jsonl"
     demonstrations.write_text('{"problem": "1+1?", "response": "2"}\n')

@@ -193,10 +193,10 @@ OBJECTIVES: list[dict[str, Any]] = [
     {
         "name": "b",
         "until_step": 9,
-        "objective": {"name": "pass_at_k", "k": 2},
+        "objective": {"name": "pass_at_k", "advantage": {"k": 2}},
         "reward": {"extra": {"repetition": 0.1}},
     },
-    {"name": "c", "objective": {"k": 0}, "reward": {"extra": {}, "correctness": 1.0}},
+    {"name": "c", "objective": {"advantage": {"k": 0}}, "reward": {"extra": {}, "correctness": 1.0}},
 ]
 
 
@@ -212,11 +212,14 @@ def test_objectives_and_rewards_change_by_stage() -> None:
     assert state() == ({"clip_high": 0.3}, [], 0.9)
     ledger.version, ledger.trained_groups = 5, 20
     line = ledger.next_stage()
-    assert "objective.name = pass_at_k, objective.k = 2" in line and "reward.extra = {'repetition': 0.1}" in line
-    assert state() == ({"name": "pass_at_k", "k": 2}, ["repetition"], 0.9)
+    assert (
+        "objective.name = pass_at_k, objective.advantage = {'k': 2}" in line
+        and "reward.extra = {'repetition': 0.1}" in line
+    )
+    assert state() == ({"name": "pass_at_k", "advantage": {"k": 2}}, ["repetition"], 0.9)
     ledger.version, ledger.trained_groups = 9, 36
     ledger.next_stage()
-    assert state() == ({"name": "pass_at_k", "k": 0}, [], 1.0)
+    assert state() == ({"name": "pass_at_k", "advantage": {"k": 0}}, [], 1.0)
 
 
 def test_what_an_objective_of_a_stage_contradicts_is_told_with_its_stage() -> None:
@@ -226,9 +229,9 @@ def test_what_an_objective_of_a_stage_contradicts_is_told_with_its_stage() -> No
     assert told(*OBJECTIVES) == []
     assert "stages.a: objective.clip_high = 0.3 has no effect" in told({"name": "a", "objective": {
         "name": "aipo", "clip_high": 0.3}})[0]  # fmt: skip
-    assert "stages.a changes objective.reference to start" in told({"name": "a", "objective": {"name": "agro"}})[0]
-    assert "stages.a: objective.k = 3 must be at least 2" in told({"name": "a", "objective": {
-        "name": "pass_at_k", "k": 3}})[0]  # fmt: skip
+    assert "stages.a changes objective.reference, and a model" in told({"name": "a", "objective": {"name": "agro"}})[0]
+    assert "stages.a: objective.advantage.k = 3 must be at least 2" in told({"name": "a", "objective": {
+        "name": "pass_at_k", "advantage": {"k": 3}}})[0]  # fmt: skip
     assert "changes rewards or objective" in told(
         {"name": "a", "objective": {"beta": 0.2}}, objective={"name": "spo"})[0]  # fmt: skip
     jepo = make_config([{"name": "a", "until_step": 2}, {"name": "b", "objective": {"name": "jepo"}}])
@@ -236,7 +239,7 @@ def test_what_an_objective_of_a_stage_contradicts_is_told_with_its_stage() -> No
 
 
 def test_a_clip_high_that_steps_moved_is_kept_by_a_checkpoint_until_a_stage_has_its_own() -> None:
-    target = {"entropy_target": 0.5}
+    target = {"entropy_target": {"nats": 0.5}}
     config = make_config([{"name": "a", "until_step": 5, "objective": target}, {"name": "b", "until_step": 9},
                           {"name": "c", "objective": {"clip_high": 0.25}}])  # fmt: skip
     ledger = Ledger(Stages(config))

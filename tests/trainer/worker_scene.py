@@ -104,7 +104,7 @@ class WorkerScene:
         second = [request(LOAD, model, str(self.saved)), publish, request(TRAIN, [spoiled], 1.0)]
         replies = {name: self.launch(name, messages) for name, messages in (("first", first), ("second", second))}
         equal = [request(LOAD, model, str(self.saved)), request(LOAD_FROZEN, str(self.exported), "reference")]
-        self.settings["objective"] = {"kl": 0.2}
+        self.settings["objective"] = {"kl": {"weight": 0.2}}
         replies["regularised"] = self.launch("regularised", [*equal, train, STEP, train, STOP])
         replies |= self.average(model, train) | self.previous(equal, batches) | self.value_head(model, train)
         replies |= self.adapters(model, train)
@@ -113,7 +113,7 @@ class WorkerScene:
     def average(self, model: str, train: CallRequest[Any]) -> dict[str, list[Any]]:
         """A reference that takes in a quarter of the policy, is saved, and becomes the policy; then a resume."""
         self.settings["objective"] = {
-            "kl": 0.2, "reference": "average", "reference_every": 2, "reference_share": 0.25,
+            "kl": {"weight": 0.2, "reference": {"kind": "average", "every": 2, "share": 0.25}},
         }  # fmt: skip
         saved, policy = self.folder / f"average-{self.world}", self.folder / f"policy-{self.world}"
         saved.mkdir(exist_ok=True)
@@ -135,7 +135,7 @@ class WorkerScene:
     def previous(self, equal: list[CallRequest[Any]], batches: list[MicroBatch]) -> dict[str, list[Any]]:
         """Two steps on a batch whose log-probs are recalled before them; then the policy is the reference."""
         self.settings["objective"] = {
-            "name": "decoupled_ppo", "kl": 0.2, "reference": "previous", "reference_every": 1,
+            "name": "decoupled_ppo", "kl": {"weight": 0.2, "reference": {"kind": "previous"}},
         }  # fmt: skip
         self.settings["optimiser"]["minibatches"] = 2
         recalled = len(equal)
@@ -183,7 +183,7 @@ class WorkerScene:
 
     def adapters(self, model: str, train: CallRequest[Any]) -> dict[str, list[Any]]:
         """Adapters compared with those of the start, a save and both exports; then a resume; and in bfloat16."""
-        self.settings["objective"] = {"kl": 0.2}
+        self.settings["objective"] = {"kl": {"weight": 0.2}}
         self.settings["optimiser"]["minibatches"] = 1
         self.settings["lora"] = {"rank": 3, "alpha": 6.0}
         saved, began, merged, alone = (

@@ -43,12 +43,12 @@ FREE = (
     "reward.deadline_s", "reward.max_failure_share", "reward.judge.url", "reward.judge.key_variable",
     "reward.judge.deadline_s", "reward.judge.least_accuracy", "reward.judge.most_bias", "reward.judge.critic.url",
     "reward.judge.critic.key_variable",
-    "objective.teacher_key_variable", "environment.step_s", "environment.episode_s", "environment.processes",
+    "objective.teacher.key_variable", "environment.step_s", "environment.episode_s", "environment.processes",
 )  # fmt: skip
 """settings and sections that do not change what a step means"""
 PATHS = (
     "prepare.script", "model.path", "data.train", "data.validation", "data.offline", "sft.demonstrations",
-    "sft.general", "objective.teacher", "reward.plugins", "environment.plugins",
+    "sft.general", "objective.teacher.path", "objective.teacher.url", "reward.plugins", "environment.plugins",
 )  # fmt: skip
 """settings that say where something lies: what lies there is compared instead"""
 PIECES, PIECE_BYTES = 64, 1 << 16
@@ -97,11 +97,10 @@ def origin_of(config: Config, sources: Sources, prompts: PromptFormat) -> Origin
         contents["data.offline"] = {path.name: content_of(path, "data.offline") for path in sources.offline}
     if config.prepare.script:
         contents["prepare.script"] = {"content": content_of(Path(config.prepare.script), "prepare.script")}
-    teacher = objective_of(config)
     if sources.teacher_dir is not None:
-        contents["objective.teacher"] = model_parts(sources.teacher_dir)
-    elif teacher.served_teacher:
-        contents["objective.teacher"] = {"model behind the address": teacher.served_teacher}
+        contents["objective.teacher.path"] = model_parts(sources.teacher_dir)
+    elif model := objective_of(config).served_teacher:
+        contents["objective.teacher.url"] = {"model behind the address": model}
     names = [objective_of(one).name for one in (config, *config.every_stage)]
     if files := sorted({name.rpartition(":")[0] for name in names} - {""}):
         contents["objective.name"] = {Path(file).name: content_of(Path(file), "objective.name") for file in files}
@@ -124,8 +123,8 @@ def flat(config: Config) -> dict[str, Any]:
 
     def walk(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
         for name, value in values.items():
-            judges = f"{prefix}{name}.".startswith("reward.judges.") and isinstance(value, Mapping)
-            if f"{prefix}{name}" in SECTIONS or judges:
+            tables = f"{prefix}{name}.".startswith(("reward.judges.", "objective.")) and isinstance(value, Mapping)
+            if f"{prefix}{name}" in SECTIONS or tables:
                 yield from walk(value, f"{prefix}{name}.")
             else:
                 yield prefix + name, value
@@ -207,9 +206,14 @@ def is_free(setting: str, mode: str) -> bool:
 
 def _settings(then: Origin, now: Origin) -> Iterator[RunChange]:
     mode, defaults = now.settings["mode"], flat(Config())
-    for setting, value in now.settings.items():
+    gone = [setting for setting in then.settings if setting.startswith("objective.") and setting not in now.settings]
+    older = "objective.kl_gradient" in then.settings
+    if older and mode == "rl":
+        yield RunChange("[objective] had no tables when the checkpoint was written, and cannot be compared", True)
+    for setting in [*now.settings, *gone]:
+        value = now.settings.get(setting)
         before = then.settings.get(setting, defaults.get(setting))  # it may be newer than the checkpoint
-        if before == value:
+        if before == value or older and setting.startswith("objective."):
             continue
         content = now.contents.get(setting)
         moved = setting in PATHS and content is not None and content == then.contents.get(setting)

@@ -99,7 +99,7 @@ class OfflineGroups:
         self.keep(
             lambda group: sum(map(graded, group.rewards)) >= least,
             f'objective.name = "{objective.name}" compares completions of one prompt, and they have fewer than {least} '
-            "(dro, kto, a_lol and c_rlft learn from single ones)",
+            "(dro and some of examples/objectives learn from single ones)",
         )
         self.keep(
             lambda group: diverse(group.rewards, objective.filter_groups_by),
@@ -258,10 +258,11 @@ def _compare_texts(groups: Sequence[Group], chat: Chat) -> None:
 def _check_logprobs(groups: Sequence[Group], objective: Objective) -> None:
     """Raise ConfigError where the objective divides by log-probs that the rows do not have."""
     dark = [group for group in groups if not all(one.logprobs for one in group.completions)]
-    divides = "objective.kl" if objective.kl else f'objective.name = "{objective.name}"'
-    if dark and (objective.kl or objective.learns_from == "log-probs"):
+    regularised = objective.kl is not None and objective.kl.weight > 0
+    divides = "objective.kl" if regularised else f'objective.name = "{objective.name}"'
+    if dark and (regularised or objective.learns_from == "log-probs"):
         raise ConfigError(
             f"{SETTING}: {len(dark):,} of {len(groups):,} groups have no log-probs of who sampled them (first: "
-            f"{dark[0].source}), and {divides} weighs by them: use agro, spo, dro, kto, a_lol or c_rlft without kl, or "
-            "rollouts of a run"
+            f"{dark[0].source}), and {divides} weighs by them: use agro, spo, dro or one of "
+            "examples/objectives without kl, or rollouts of a run"
         )

@@ -28,7 +28,7 @@ from shared.user_file import errors_told, run_file
 from trainer.checkpoint.origin import content_of
 from trainer.data.data_sets import HUB, PARQUET, fetch
 from trainer.data.generated_problems import generate
-from trainer.objectives.objective import Need
+from trainer.objectives.objective import LocalTeacher, Need
 from trainer.objectives.registry import needs, objective_of
 from verify.verifiers import REASONING_GYM
 
@@ -146,9 +146,9 @@ def gather_sources(config: Config) -> Sources:
     assert train is not None, "a launch without it was refused"
     model_dir = hf.resolve(config.locate(config.model.path))
     check_model(config, model_dir)
-    teacher, teacher_dir = objective_of(config), None
-    if Need.TEACHER in needs(config) and not teacher.served_teacher:
-        teacher_dir = hf.resolve(teacher.teacher or "", "objective.teacher")
+    teacher, teacher_dir = objective_of(config).teacher, None
+    if Need.TEACHER in needs(config) and isinstance(teacher, LocalTeacher):
+        teacher_dir = hf.resolve(teacher.path, "objective.teacher.path")
         hf.check_trainable(teacher_dir, config.model.implementation, config.model.max_tokens)
         check_tokenizers(model_dir, teacher_dir)
     others = {setting: data_file(config, setting, value) for setting, value in values.items()}

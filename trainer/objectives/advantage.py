@@ -11,21 +11,60 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
 
 from shared.errors import NonFinite
+from shared.section import Section
 from shared.sections import RewardWeights
 from shared.types import Completion, Group, Reward, Verdict
 from trainer.objectives import baselines
-
-if TYPE_CHECKING:
-    from trainer.objectives.objective import Objective
 
 Scale = Literal["minibatch", "group", "none"]
 LossAggregation = Literal["group_tokens", "batch_tokens", "sequence", "completions", "constant"]
 GroupFilter = Literal["total", "correctness", "off"]
 LEAST_DEVIATION = 1e-8
-"""of rewards about 1, far above their rounding (1e-16) and far below what any reward tells apart"""
+"""least deviation that counts: far above the rounding of rewards about 1 (1e-16), far below any real difference"""
+
+
+class Mean(Section):
+    """A reward less the mean of its group, or each of its components by itself."""
+
+    kind: Literal["mean", "each_reward"] = "mean"
+    """how rewards become advantages: less the mean of the group, of the others, of each reward by itself; how much a
+    completion adds to the best or the majority of k; "reward" (nothing is taken off), "none" (rewards do not count)"""
+    scale: Scale = "minibatch"
+    """advantages are divided by the standard deviation over the minibatch, the group, or not"""
+
+
+class LeaveOneOut(Section):
+    """A reward less the mean of the others."""
+
+    kind: Literal["leave_one_out"] = "leave_one_out"
+    scale: Scale = "none"
+
+
+class AmongSeveral(Section):
+    """How much a completion adds to the best, or to the majority, of k."""
+
+    kind: Literal["pass_at_k", "majority"]
+    k: int = Field(0, ge=0)
+    """completions of which the best or the majority counts; 0 for the whole group"""
+    centred: bool = False
+    """take the mean over the group off what completions add"""
+    scale: Scale = "none"
+
+
+class Unscaled(Section):
+    """An advantage without settings."""
+
+    scale: ClassVar[Scale] = "none"
+
+    kind: Literal["maxrl", "reward", "none"]
+
+
+Advantage = Annotated[Mean | LeaveOneOut | AmongSeveral | Unscaled, Field(discriminator="kind")]
 
 
 def graded(reward: Reward | None) -> bool:
@@ -54,8 +93,8 @@ def deviation(values: Sequence[float]) -> float:
 def divisor(values: Sequence[float]) -> float:
     """What advantages are divided by: their deviation, or 1 where that is below LEAST_DEVIATION: rewards that differ by
     their rounding alone must not become advantages of +-1."""
-    found = deviation(values)
-    return found if found >= LEAST_DEVIATION else 1.0
+    spread = deviation(values)
+    return spread if spread >= LEAST_DEVIATION else 1.0
 
 
 def check_finite(rewards: Sequence[Reward]) -> None:
@@ -65,14 +104,14 @@ def check_finite(rewards: Sequence[Reward]) -> None:
             raise NonFinite(f"a reward is {reward.total}: it must be a finite number (see the verifier that gave it)")
 
 
-def group_advantages(rewards: Sequence[Reward], settings: Objective, weights: RewardWeights) -> list[float]:
-    """Advantages of one group before scaling, chosen by settings.advantage. rewards: [samples], all graded.
+def group_advantages(rewards: Sequence[Reward], settings: Advantage, weights: RewardWeights) -> list[float]:
+    """Advantages of one group before scaling, chosen by settings.kind. rewards: [samples], all graded.
 
     pass_at_k, majority and maxrl are about right answers: they replace the correctness alone, and what is left of the
     reward (format, language, length) is compared with that of the others as in leave_one_out.
     """
     check_finite(rewards)
-    name, totals = settings.advantage, [reward.total for reward in rewards]
+    name, totals = settings.kind, [reward.total for reward in rewards]
     if name == "reward":
         return totals
     if name == "none" or not totals:
@@ -84,30 +123,36 @@ def group_advantages(rewards: Sequence[Reward], settings: Objective, weights: Re
     if name == "each_reward":
         names = sorted({extra for reward in rewards for extra in reward.extra})
         kinds = ("format", "correctness", "length", "language")
-        parts = [[getattr(reward, kind) or 0.0 for reward in rewards] for kind in kinds]
-        parts += [[reward.extra.get(extra, 0.0) for reward in rewards] for extra in names]
-        own = [getattr(weights, kind) for kind in kinds]
-        return baselines.each_reward(parts, own + [weights.extra.get(extra, 0.0) for extra in names])
+        components = [[getattr(reward, kind) or 0.0 for reward in rewards] for kind in kinds]
+        components += [[reward.extra.get(extra, 0.0) for reward in rewards] for extra in names]
+        shares = [getattr(weights, kind) for kind in kinds] + [weights.extra.get(extra, 0.0) for extra in names]
+        return baselines.each_reward(components, shares)
     rights = [reward.correctness for reward in rewards]
-    # a sum of its own: total - correctness would differ by roundings, which a scale makes large
+    # summed anew: total - correctness would differ by roundings, which a scale makes large
     rest = baselines.leave_one_out(
         [math.fsum((r.format or 0.0, r.length, r.language, *r.extra.values())) for r in rewards]
     )
+    if isinstance(settings, AmongSeveral):
+        values = among_several(rewards, settings, weights)
+    else:
+        values = [weights.correctness * value for value in baselines.maxrl(rights)]
+    return [value + other for value, other in zip(values, rest, strict=True)]
+
+
+def among_several(rewards: Sequence[Reward], settings: AmongSeveral, weights: RewardWeights) -> list[float]:
+    """How much the correctness of each completion adds to the best, or to the majority, of k. rewards: [samples]."""
+    rights = [reward.correctness for reward in rewards]
     k = min(settings.k or len(rewards), len(rewards))
-    if name == "maxrl":
-        found = [weights.correctness * value for value in baselines.maxrl(rights)]
-    elif k < 2:
-        found = baselines.leave_one_out(rights)
-    elif name == "pass_at_k":
-        found = baselines.best_of(rights, k)
+    if k < 2:
+        values = baselines.leave_one_out(rights)
+    elif settings.kind == "pass_at_k":
+        values = baselines.best_of(rights, k)
     else:
         voted = baselines.majority_of(
             [reward.verdict is Verdict.CORRECT for reward in rewards], [vote_of(reward) for reward in rewards], k
         )
-        found = [weights.correctness * value for value in voted]
-    if settings.centred:
-        found = baselines.mean_baseline(found)
-    return [value + other for value, other in zip(found, rest, strict=True)]
+        values = [weights.correctness * value for value in voted]
+    return baselines.mean_baseline(values) if settings.centred else values
 
 
 def vote_of(reward: Reward) -> str | None:
@@ -116,7 +161,7 @@ def vote_of(reward: Reward) -> str | None:
 
 
 def advantages(
-    groups: Sequence[Sequence[Reward | None]], settings: Objective, weights: RewardWeights
+    groups: Sequence[Sequence[Reward | None]], settings: Advantage, weights: RewardWeights
 ) -> list[list[float | None]]:
     """Advantages of a minibatch, scaled.
 
@@ -150,14 +195,14 @@ def turn_returns(completion: Completion, reward: Reward, discount: float) -> lis
     the last turn's reward; a completion without an environment is one turn."""
     given = [turn.reward or 0.0 for turn in completion.turns[:-1]]
     last = completion.turns[-1].reward if completion.turns else None
-    found = [*given, reward.total if last is None else last]
+    rewards = [*given, reward.total if last is None else last]
     return [
-        math.fsum(discount**later * value for later, value in enumerate(found[turn:])) for turn in range(len(found))
+        math.fsum(discount**later * value for later, value in enumerate(rewards[turn:])) for turn in range(len(rewards))
     ]
 
 
 def turn_advantages(
-    groups: Sequence[Group], settings: Objective, discount: float = 1.0
+    groups: Sequence[Group], settings: Advantage, discount: float = 1.0
 ) -> list[list[list[float] | None]]:
     """[groups][samples][turns] advantages of the turns, scaled; None for a completion that is not graded.
 
@@ -171,14 +216,14 @@ def turn_advantages(
         pairs = zip(group.completions, group.rewards, strict=True)
         known = [turn_returns(c, reward, discount) if reward and graded(reward) else None for c, reward in pairs]
         check_finite([reward for reward in group.rewards if reward and graded(reward)])
-        for turn in range(max((len(one) for one in known if one is not None), default=0)):
-            have = [one for one in known if one is not None and len(one) > turn]
-            values = [one[turn] for one in have]
-            leave_out = settings.advantage == "leave_one_out"
+        for turn in range(max((len(returns) for returns in known if returns is not None), default=0)):
+            reaching = [returns for returns in known if returns is not None and len(returns) > turn]
+            values = [returns[turn] for returns in reaching]
+            leave_out = settings.kind == "leave_one_out"
             values = baselines.leave_one_out(values) if leave_out else baselines.mean_baseline(values)
             whole = divisor(values) if settings.scale == "group" else 1.0
-            for one, value in zip(have, values, strict=True):
-                one[turn] = value / whole
+            for returns, value in zip(reaching, values, strict=True):
+                returns[turn] = value / whole
         rows.append(list(known))
     if settings.scale == "minibatch":
         whole = divisor([value for row in rows for one in row if one is not None for value in one])

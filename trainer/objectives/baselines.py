@@ -71,13 +71,13 @@ def best_of(rewards: Sequence[float], k: int) -> list[float]:
     """
     count = len(rewards)
     if not 2 <= k <= count:
-        raise ValueError(f"objective.k = {k} with {count} completions in a group: it must be from 2 to {count}")
+        raise ValueError(f"objective.advantage.k = {k} with {count} completions in a group: it must be 2 to {count}")
     order = sorted(range(count), key=lambda i: rewards[i])
-    found = [0.0] * count
+    added = [0.0] * count
     for below, (lower, upper) in enumerate(zip(order, order[1:], strict=False), start=1):
         chance = math.comb(below, k - 1) / math.comb(count - 1, k - 1)
-        found[upper] = found[lower] + k * chance * (rewards[upper] - rewards[lower])
-    return found
+        added[upper] = added[lower] + k * chance * (rewards[upper] - rewards[lower])
+    return added
 
 
 def majority_of(right: Sequence[bool], answers: Sequence[str | None], k: int) -> list[float]:
@@ -97,7 +97,7 @@ def majority_of(right: Sequence[bool], answers: Sequence[str | None], k: int) ->
     """
     count = len(right)
     if not 1 <= k <= count:
-        raise ValueError(f"objective.k = {k} with {count} completions in a group: it must be from 1 to {count}")
+        raise ValueError(f"objective.advantage.k = {k} with {count} completions in a group: it must be 1 to {count}")
     votes = Counter(answer for is_right, answer in zip(right, answers, strict=True) if not is_right)
     silent, rights = votes.pop(None, 0), sum(right)
     wrong = sorted(votes.values())
@@ -118,8 +118,8 @@ def majority_of(right: Sequence[bool], answers: Sequence[str | None], k: int) ->
 
     pairs = zip(right, answers, strict=True)
     kinds = [(bool(is_right), 0 if is_right else votes[answer]) for is_right, answer in pairs]
-    found = {kind: adds(*kind) for kind in set(kinds)}
-    return [found[kind] for kind in kinds]
+    by_kind = {kind: adds(*kind) for kind in set(kinds)}
+    return [by_kind[kind] for kind in kinds]
 
 
 def each_reward(components: Sequence[Sequence[float]], weights: Sequence[float]) -> list[float]:

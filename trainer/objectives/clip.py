@@ -9,14 +9,15 @@ the start of the batch against the one that sampled (importance.py).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from shared.config import Config
-from trainer.objectives.importance import Importance, importance_weights
+from shared.section import Section
+from trainer.objectives.importance import Importance, Unbounded, bound_contradictions, importance_weights
 from trainer.objectives.inputs import LossInputs, LossTerm
 from trainer.objectives.objective import Need, Objective
 from trainer.objectives.registry import publish
@@ -44,6 +45,32 @@ def clipped(
     return objective, below, above
 
 
+class EntropyTarget(Section):
+    """An entropy that is kept by moving clip_high after every step."""
+
+    nats: float = Field(gt=0)
+    """the entropy of next-token distributions to keep (`entropy` in metrics.jsonl)"""
+    clip_high_bounds: tuple[float, float] = (0.2, 0.4)
+    """least and greatest clip_high that the target may lead to"""
+
+
+class FromRollout(Section):
+    """The ratio divides by the policy that sampled."""
+
+    importance: ClassVar[Importance] = Unbounded()
+
+    kind: Literal["rollout"] = "rollout"
+    """the clipped ratio divides by the policy that sampled, or by the one at the start of the batch"""
+
+
+class FromOld(Section):
+    """The ratio divides by the policy at the start of the batch."""
+
+    kind: Literal["old"] = "old"
+    importance: Importance = Unbounded(kind="token")
+    """weight of a token: how the policy at the start of the batch weighs against the one that sampled"""
+
+
 class ClippedRatio(Objective):
     """Settings of a clipped ratio and its loss, here with the ratio of each token by itself."""
 
@@ -53,36 +80,31 @@ class ClippedRatio(Objective):
     """importance ratio is clipped below 1 - clip_low"""
     clip_high: float = Field(0.28, gt=0)
     """importance ratio is clipped above 1 + clip_high"""
-    entropy_target: float = Field(0.0, ge=0)
-    """hold the entropy of next-token distributions (`entropy`, nats) at this by moving clip_high after every step; 0
-    leaves clip_high as it is"""
-    clip_high_bounds: tuple[float, float] | None = None
-    """least and greatest clip_high that an entropy target may lead to"""
-    ratio_reference: Literal["rollout", "old"] = "rollout"
-    """what the clipped ratio divides by: the policy that sampled, or the one at the start of the batch; `importance`
-    then weighs the second against the first"""
-    importance: Importance | None = None
-    """weight of a token, as another policy sampled it: its importance ratio, the product or the geometric mean of its
-    completion's, truncated (kept within bounds) or masked (0 beyond them)"""
-    importance_low: float | None = Field(None, ge=0)
-    """lower bound of `importance`"""
-    importance_high: float | None = Field(None, gt=0)
-    """upper bound of `importance`; of "divergence_masked", as importance_low, a difference of probabilities"""
+    entropy_target: EntropyTarget | None = None
+    """the entropy to keep by moving clip_high after every step; without this table clip_high stays as it is"""
+    ratio_reference: Annotated[FromRollout | FromOld, Field(discriminator="kind")] = FromRollout()
+    """the policy that the clipped ratio divides by"""
 
     @property
     def needs(self) -> set[Need]:
         """The log-probs at the start of the batch, where ratios divide by them."""
-        return super().needs | ({Need.OLD_LOGPROBS} if self.ratio_reference == "old" else set())
+        return super().needs | ({Need.OLD_LOGPROBS} if self.ratio_reference.kind == "old" else set())
+
+    @property
+    def unweighted(self) -> str:
+        """The setting of the importance weights, where the ratio divides by the start of the batch without them."""
+        old, importance = self.ratio_reference.kind == "old", self.ratio_reference.importance
+        return "objective.ratio_reference.importance" if old and importance.kind == "none" else ""
 
     @property
     def learns_from(self) -> Literal["rows", "log-probs", ""]:
-        """Those with log-probs, which a ratio or a weight divides by; else none."""
-        return "" if self.ratio_reference == "old" and self.importance == "none" else "log-probs"
+        """Completions with log-probs, which a ratio or a weight divides by; else none."""
+        return "" if self.unweighted else "log-probs"
 
     def log_ratios(self, inputs: LossInputs) -> Tensor:
         """[loss_tokens] log r_t, with gradients. The policy at the start of the batch is the one now if it was not
         kept."""
-        if self.ratio_reference == "rollout":
+        if self.ratio_reference.kind == "rollout":
             return inputs.logprobs - inputs.behaviour
         return inputs.logprobs - (inputs.logprobs.detach() if inputs.old is None else inputs.old)
 
@@ -97,36 +119,29 @@ class ClippedRatio(Objective):
     def after_step(self, entropy: float) -> dict[str, Any]:
         """clip_high moved towards the entropy's target, by hand in Magistral (arXiv 2506.10910, sections 2.1 and 5.1):
         clip_high + (most - least) / STEPS times (target - entropy) / target, the last kept within 1, within bounds."""
-        if not self.entropy_target or self.clip_high_bounds is None:
+        if self.entropy_target is None:
             return {}
-        least, most = self.clip_high_bounds
-        lack = min(1.0, max(-1.0, 1 - entropy / self.entropy_target))
+        least, most = self.entropy_target.clip_high_bounds
+        lack = min(1.0, max(-1.0, 1 - entropy / self.entropy_target.nats))
         return {"clip_high": min(most, max(least, self.clip_high + (most - least) / STEPS * lack))}
 
     def loss(self, inputs: LossInputs) -> LossTerm:
         """The clipped objective of each token, weighed by its importance weight where there is one."""
         objective, low, high = self.clip(self.ratios(inputs), inputs.advantages)
-        found = importance_weights(
-            inputs, self.importance, self.importance_low, self.importance_high, self.ratio_reference == "old"
-        )
-        weighed = objective if found.weight is None else found.weight * objective
-        return LossTerm(-(inputs.weights * weighed).sum(), low | found.low, high | found.high, found.masked)
+        weights = importance_weights(inputs, self.ratio_reference.importance, self.ratio_reference.kind == "old")
+        weighed = objective if weights.weight is None else weights.weight * objective
+        return LossTerm(-(inputs.weights * weighed).sum(), low | weights.low, high | weights.high, weights.masked)
 
     def contradictions(self, config: Config) -> Iterator[str]:
         """Yield contradictions of the bounds, and those of every objective."""
         yield from super().contradictions(config)
-        yield from bound_contradictions(self.importance, self.importance_low, self.importance_high)
-        if (bounds := self.clip_high_bounds) and not 0 < bounds[0] <= self.clip_high <= bounds[1]:
+        yield from bound_contradictions(self.ratio_reference.importance, "objective.ratio_reference.importance")
+        bounds = self.entropy_target.clip_high_bounds if self.entropy_target else ()
+        if bounds and not 0 < bounds[0] <= self.clip_high <= bounds[1]:
             yield (
-                f"objective.clip_high_bounds = {list(bounds)} must be [least, most] above 0 with objective.clip_high = "
-                f"{self.clip_high} between them"
+                f"objective.entropy_target.clip_high_bounds = {list(bounds)} must be [least, most] above 0 with "
+                f"objective.clip_high = {self.clip_high} between them"
             )
-
-
-def bound_contradictions(name: Importance | None, low: float | None, high: float | None) -> Iterator[str]:
-    """Yield a line where a lower bound of importance weights is not below the upper one."""
-    if name != "divergence_masked" and low is not None and high is not None and low >= high:
-        yield f"objective.importance_low = {low} must be below objective.importance_high = {high}"
 
 
 class Clip(ClippedRatio):
@@ -151,22 +166,27 @@ class Clip(ClippedRatio):
 publish("magistral", Clip, "Magistral, arXiv 2506.10910")
 publish(
     "grpo", Clip, "DeepSeekMath, arXiv 2402.03300",
-    clip_high=0.2, scale="group", loss_aggregation="sequence", filter_groups_by="off",
+    clip_high=0.2, advantage={"scale": "group"}, loss_aggregation="sequence", filter_groups_by="off",
 )  # fmt: skip
 publish(
-    "dapo", Clip, "arXiv 2503.14476", scale="group", loss_aggregation="batch_tokens", filter_groups_by="correctness",
+    "dapo", Clip, "arXiv 2503.14476",
+    advantage={"scale": "group"}, loss_aggregation="batch_tokens", filter_groups_by="correctness",
 )  # fmt: skip
 publish(
     "dr_grpo", Clip, "arXiv 2503.20783",
-    clip_high=0.2, scale="none", loss_aggregation="constant", filter_groups_by="off",
+    clip_high=0.2, advantage={"scale": "none"}, loss_aggregation="constant", filter_groups_by="off",
 )  # fmt: skip
-publish("gdpo", Clip, "arXiv 2601.05242", clip_high=0.2, advantage="each_reward", filter_groups_by="off")
+publish(
+    "gdpo", Clip, "arXiv 2601.05242", clip_high=0.2, advantage={"kind": "each_reward"}, filter_groups_by="off",
+)  # fmt: skip
 publish(
     "decoupled_ppo", Clip, "arXiv 2110.00641; AReaL, arXiv 2505.24298",
-    ratio_reference="old", clip_high=0.2, filter_groups_by="off",
+    ratio_reference={"kind": "old"}, clip_high=0.2, filter_groups_by="off",
 )  # fmt: skip
 publish(
     "tis", Clip, "truncated importance sampling, as in verl and TRL",
-    ratio_reference="old", importance="token_truncated",
+    ratio_reference={"kind": "old", "importance": {"kind": "token_truncated"}},
 )  # fmt: skip
-publish("icepop", Clip, "arXiv 2510.18855", ratio_reference="old", importance="token_masked")
+publish(
+    "icepop", Clip, "arXiv 2510.18855", ratio_reference={"kind": "old", "importance": {"kind": "token_masked"}},
+)  # fmt: skip

@@ -22,8 +22,8 @@ class Gspo(ClippedRatio):
 
     def ratios(self, inputs: LossInputs) -> Tensor:
         """[loss_tokens] s of each token's turn, with gradients."""
-        of = inputs.completions
-        return of.turn_means(self.log_ratios(inputs)).exp()[of.turn]
+        completions = inputs.completions
+        return completions.turn_means(self.log_ratios(inputs)).exp()[completions.turn]
 
 
 class GspoToken(Gspo):
@@ -34,8 +34,8 @@ class GspoToken(Gspo):
         return super().ratios(inputs).detach() * (inputs.logprobs - inputs.logprobs.detach()).exp()
 
 
-for name, kind in (("gspo", Gspo), ("gspo_token", GspoToken)):
+for name, kind, equation in (("gspo", Gspo, 7), ("gspo_token", GspoToken, 14)):
     publish(
-        name, kind, "arXiv 2507.18071", clip_low=3e-4, clip_high=4e-4,
-        scale="group", loss_aggregation="sequence", filter_groups_by="off",
+        name, kind, f"arXiv 2507.18071, equation {equation}", clip_low=3e-4, clip_high=4e-4,
+        advantage={"scale": "group"}, loss_aggregation="sequence", filter_groups_by="off",
     )  # fmt: skip

@@ -1,6 +1,6 @@
-"""Importance weights for tokens that another policy sampled: c_t from the ratios rho_t = pi / mu, chosen by name.
+"""Importance weights for tokens that another policy sampled: c_t from the ratios rho_t = pi / mu, chosen by kind.
 
-    name                 c_t (a constant)
+    kind                 c_t (a constant)
     token                rho_t
     token_truncated      clip(rho_t, low, high)                       AIPO, CISPO, TIS
     token_masked         rho_t 1[low <= rho_t <= high]                IcePop (arXiv 2510.18855)
@@ -18,31 +18,84 @@ truncated. Masked tokens stay in the denominator of the step.
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+import math
+from collections.abc import Iterator
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
+from shared.section import Section
 from trainer.objectives.inputs import LossInputs
 
-Importance = Literal[
-    "none", "token", "token_truncated", "token_masked", "divergence_masked", "sequence", "sequence_truncated",
-    "sequence_masked", "geometric_masked",
-]  # fmt: skip
-BOUNDS: dict[Any, dict[str, Any]] = {
-    "none": {},
-    "token": {},
-    "token_truncated": {"importance_low": 0.0, "importance_high": 2.0},
-    "token_masked": {"importance_low": 0.5, "importance_high": 5.0},
-    "divergence_masked": {"importance_low": 0.2, "importance_high": 0.2},
-    "sequence": {},
-    "sequence_truncated": {"importance_high": 5.0},
-    "sequence_masked": {"importance_high": 5.0},
-    "geometric_masked": {"importance_low": 0.999, "importance_high": 1.001},
-}
-"""the bounds that each has, with their defaults"""
 LARGEST = 20.0
 """largest weight of "divergence_masked\""""
+
+
+class Unbounded(Section):
+    """No weight, the ratio of each token, or the product over its completion."""
+
+    low: ClassVar[float] = 0.0
+    high: ClassVar[float] = math.inf
+
+    kind: Literal["none", "token", "sequence"] = "none"
+    """how tokens that another policy sampled are weighed"""
+
+
+class Bounded(Section):
+    """A weight with two bounds."""
+
+    low: float = Field(0.0, ge=0)
+    """lower bound; of "divergence_masked" a difference of probabilities"""
+    high: float = Field(2.0, gt=0)
+    """upper bound; of "divergence_masked" a difference of probabilities"""
+
+
+class TokenTruncated(Bounded):
+    """The ratio of each token, kept within the bounds."""
+
+    kind: Literal["token_truncated"] = "token_truncated"
+
+
+class TokenMasked(Bounded):
+    """The ratio of each token, 0 beyond the bounds."""
+
+    kind: Literal["token_masked"] = "token_masked"
+    low: float = Field(0.5, ge=0)
+    high: float = Field(5.0, gt=0)
+
+
+class DivergenceMasked(Bounded):
+    """The ratio of each token, 0 where its probability moved further than a bound."""
+
+    kind: Literal["divergence_masked"] = "divergence_masked"
+    low: float = Field(0.2, ge=0)
+    high: float = Field(0.2, gt=0)
+
+
+class GeometricMasked(Bounded):
+    """The ratio of each token, 0 where the geometric mean of its turn is beyond the bounds."""
+
+    kind: Literal["geometric_masked"] = "geometric_masked"
+    low: float = Field(0.999, ge=0)
+    high: float = Field(1.001, gt=0)
+
+
+class SequenceBounded(Section):
+    """The product over the completion, truncated at the bound or 0 above it."""
+
+    low: ClassVar[float] = 0.0
+
+    kind: Literal["sequence_truncated", "sequence_masked"]
+    high: float = Field(5.0, gt=0)
+    """upper bound"""
+
+
+Importance = Annotated[
+    Unbounded | TokenTruncated | TokenMasked | DivergenceMasked | SequenceBounded | GeometricMasked,
+    Field(discriminator="kind"),
+]
 
 
 class Weights(NamedTuple):
@@ -59,16 +112,14 @@ class Weights(NamedTuple):
 
 
 @torch.no_grad()
-def importance_weights(
-    inputs: LossInputs, name: Importance | None, low: float | None, high: float | None, of_old: bool = False
-) -> Weights:
-    """The weights of a micro-batch. name: None for "none". of_old: of the policy at the start of the batch against the
-    one that sampled, instead of the policy now. Raises ValueError for an unknown name."""
+def importance_weights(inputs: LossInputs, settings: Importance, from_old: bool = False) -> Weights:
+    """The weights of a micro-batch. from_old: weigh the policy at the start of the batch, instead of the policy now,
+    against the one that sampled."""
+    name, least, most = settings.kind, settings.low, settings.high
     none = torch.zeros_like(inputs.weights, dtype=torch.bool)
-    if name in (None, "none"):
+    if name == "none":
         return Weights(None, none, none, none)
-    least, most = low or 0.0, high or float("inf")
-    now = inputs.old if of_old and inputs.old is not None else inputs.logprobs
+    now = inputs.old if from_old and inputs.old is not None else inputs.logprobs
     log_ratio = now.detach() - inputs.behaviour
     ratio = log_ratio.exp()
     if name == "token":
@@ -81,17 +132,16 @@ def importance_weights(
         change, rising = now.exp() - inputs.behaviour.exp(), inputs.advantages > 0
         below, above = ~rising & (change < -least), rising & (change > most)
         return Weights(ratio.clamp(max=LARGEST) * ~(below | above), below, above, below | above)
-    of = inputs.completions
+    completions = inputs.completions
     if name == "geometric_masked":
-        return mask(ratio, of.turn_means(log_ratio, inputs.imitated).exp()[of.turn], least, most)
-    product = of.sums(log_ratio).exp()[of.index]
+        means = completions.turn_means(log_ratio, inputs.imitated).exp()
+        return mask(ratio, means[completions.turn], least, most)
+    product = completions.sums(log_ratio).exp()[completions.index]
     if name == "sequence":
         return Weights(product, none, none, none)
     if name == "sequence_truncated":
         return Weights(product.clamp(max=most), none, product > most, none)
-    if name == "sequence_masked":
-        return mask(product, product, 0.0, most)
-    raise ValueError(f"objective.importance = '{name}' is not known")
+    return mask(product, product, 0.0, most)
 
 
 def mask(weight: Tensor, measured: Tensor, low: float, high: float) -> Weights:
@@ -99,3 +149,9 @@ def mask(weight: Tensor, measured: Tensor, low: float, high: float) -> Weights:
     below, above = measured < low, measured > high
     # not a product: an infinite weight times 0 would be NaN
     return Weights(weight.masked_fill(below | above, 0.0), below, above, below | above)
+
+
+def bound_contradictions(settings: Importance, setting: str) -> Iterator[str]:
+    """Yield a line where the lower bound is not below the upper one. setting: the dotted name of the table."""
+    if settings.kind != "divergence_masked" and settings.low >= settings.high:
+        yield f"{setting}.low = {settings.low} must be below {setting}.high = {settings.high}"

@@ -102,9 +102,9 @@ class LossInputs:
     behaviour: Tensor
     """log-probs under the policy that sampled, at the sampling temperature; 0 for what was not sampled"""
     advantages: Tensor
-    """of the token's segment; the reward itself for agro, spo and dro"""
+    """advantage of the token's segment; the reward itself for agro, spo and dro"""
     weights: Tensor
-    """of the token in the step's loss (advantage.token_weights)"""
+    """weight of the token in the step's loss (advantage.token_weights)"""
     completions: Completions
     old: Tensor | None = None
     """log-probs under the policy at the start of the batch; None where that is the policy now"""

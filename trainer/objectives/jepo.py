@@ -42,10 +42,10 @@ from shared.chat import Chat
 from shared.config import Config
 from shared.types import IMITATED, SAMPLED, Completion, Group, TrainSequence, Verdict
 from trainer.objectives.advantage import graded
-from trainer.objectives.importance import Importance
+from trainer.objectives.importance import Importance, TokenTruncated
 from trainer.objectives.inputs import LossInputs, LossTerm
 from trainer.objectives.objective import Need
-from trainer.objectives.policy_gradient import SUMS, PolicyGradient
+from trainer.objectives.policy_gradient import PLAIN, PolicyGradient
 from trainer.objectives.registry import publish
 from trainer.objectives.sequences import sequence_of
 from verify.extract import find_answer
@@ -165,7 +165,7 @@ class Jepo(PolicyGradient):
     advantages_by_token = False
     several_turns = "puts the ground truth in the place of the only answer of a completion"
 
-    importance: Importance = "token_truncated"
+    importance: Importance = TokenTruncated()
     """weight of a sampled token, as in a policy gradient"""
     bound: Literal["multi_sample", "single_sample"] = "multi_sample"
     """Jensen bound: of the mean over a group's completions (tighter), or of each alone"""
@@ -175,7 +175,7 @@ class Jepo(PolicyGradient):
     answer_weight: float = Field(0.01, ge=0)
     """weight of imitating the ground truth after the reasoning: 1 for long answers, 0 to 0.01 for short ones"""
     missing_answer_penalty: float = Field(10.0, ge=0)
-    """what a completion loses that never gives an answer (no box after its reasoning)"""
+    """penalty of a completion that never gives an answer (no box after its reasoning)"""
 
     @property
     def needs(self) -> set[Need]:
@@ -221,10 +221,10 @@ class Jepo(PolicyGradient):
     def penalise(self, sequences: Sequence[TrainSequence]) -> None:
         """Set the advantages of a bounded group: what each loses for an answer that is missing, less what the others
         lose in the mean."""
-        missing = [float(IMITATED not in one.mask) for one in sequences]
-        for one, own in zip(sequences, missing, strict=True):
-            share = (math.fsum(missing) - own) / (len(missing) - 1) if len(missing) > 1 else 0.0
-            one.advantages = [-self.missing_answer_penalty * (own - share)]
+        missing = [float(IMITATED not in sequence.mask) for sequence in sequences]
+        for sequence, without in zip(sequences, missing, strict=True):
+            share = (math.fsum(missing) - without) / (len(missing) - 1) if len(missing) > 1 else 0.0
+            sequence.advantages = [-self.missing_answer_penalty * (without - share)]
 
     def loss(self, inputs: LossInputs) -> LossTerm:
         """Return the loss above, summed over the groups of a micro-batch, which must be whole.
@@ -233,19 +233,19 @@ class Jepo(PolicyGradient):
         """
         if inputs.imitated is None:
             return super().loss(inputs)
-        of, ground_truth = inputs.completions, inputs.imitated
-        likelihoods = of.sums(inputs.logprobs * ground_truth)
-        answered = of.sums(ground_truth.to(inputs.weights.dtype)) > 0
-        advantages = inputs.advantages[of.first].clone()
+        completions, ground_truth = inputs.completions, inputs.imitated
+        likelihoods = completions.sums(inputs.logprobs * ground_truth)
+        answered = completions.sums(ground_truth.to(inputs.weights.dtype)) > 0
+        advantages = inputs.advantages[completions.first].clone()
         imitated = torch.zeros_like(inputs.weights).sum()
-        for group in of.group[answered].unique().tolist():
-            good = ((of.group == group) & answered).nonzero().squeeze(-1)
+        for group in completions.group[answered].unique().tolist():
+            good = ((completions.group == group) & answered).nonzero().squeeze(-1)
             advantages[good] += normalised(bound_advantages(likelihoods[good], self.bound))
-            weight = inputs.weights[of.first[good]].sum()
+            weight = inputs.weights[completions.first[good]].sum()
             imitated = imitated + weight * bound_value(likelihoods[good], self.bound)
         reasoning = replace(
             inputs,
-            advantages=advantages[of.index],
+            advantages=advantages[completions.index],
             weights=inputs.weights * ~ground_truth,
             # ground-truth answers were not sampled: their log-probs now stand in, so that their ratios are 1
             behaviour=torch.where(ground_truth, inputs.logprobs.detach(), inputs.behaviour),
@@ -259,13 +259,14 @@ class Jepo(PolicyGradient):
 
 def splice(chat: Chat, group: Group, completion: Completion) -> TrainSequence:
     """Return a completion with the ground truth in the place of its answer; as it was sampled where it gives none."""
-    one = sequence_of(group, completion, [0.0])
+    sequence = sequence_of(group, completion, [0.0])
     if (spliced := splice_answer(chat, completion.token_ids, group.prompt.problem.answer)) is not None:
         kept = len(group.prompt.token_ids) + spliced.kept
-        one.token_ids = one.token_ids[:kept] + spliced.ground_truth
-        one.mask = one.mask[:kept] + bytes([IMITATED]) * len(spliced.ground_truth)
-        one.columns = {n: v[: spliced.kept] + [0.0] * len(spliced.ground_truth) for n, v in one.columns.items()}
-    return one
+        sequence.token_ids = sequence.token_ids[:kept] + spliced.ground_truth
+        sequence.mask = sequence.mask[:kept] + bytes([IMITATED]) * len(spliced.ground_truth)
+        unknown = [0.0] * len(spliced.ground_truth)
+        sequence.columns = {name: column[: spliced.kept] + unknown for name, column in sequence.columns.items()}
+    return sequence
 
 
-publish("jepo", Jepo, "arXiv 2503.19618", filter_groups_by="off", **SUMS)
+publish("jepo", Jepo, "arXiv 2503.19618, equations 4, 7 and 8", filter_groups_by="off", **PLAIN)

@@ -7,32 +7,75 @@
     sequence_k2      sg(prod r) l^2 / 2, once             of the completion's KL, from any mu
     sequence_k3      prod r (exp(-l) - 1 + l), once       the same
     weighted_k3      r_t (exp(-l_t) - 1 + l_t)            E[sum_t s_t l_t]: leaves out what a token does to later ones
-    wrong_token_k2   l_t^2 / 2                            the same, and only where pi = mu
-    wrong_k3         exp(-l_t) - 1 + l_t                  of KL(ref || pi), token by token: the other direction
-    wrong_k1         l_t                                  0: only noise
 
 Source: arXiv 2506.09477 (its pitfalls 1 and 2); weighted_k3: DeepSeek-V3.2. Tokens come from mu, not pi. "return" and
 "weighted_k3" weigh each token's gradient by its own ratio r_t, neither clipped nor truncated: exact for a completion of
 one token. The product of all ratios of the sequence forms is exact for any, but varies exponentially with length: for
 short completions. In an environment a completion is the whole episode: what the environment says has the same
 probability under pi, mu and ref, so that "return", "sequence_k2" and "sequence_k3" have the gradient of the episode's
-KL, what a turn does to later ones included. The wrong ones exist to be compared with: many public trainers have them.
+KL, what a turn does to later ones included. docs/objectives.md shows what is wrong with the terms of many public
+trainers, which are not offered here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
+from shared.section import Section
 from trainer.objectives.inputs import Completions
 
-KlGradient = Literal[
-    "return", "sequence_k2", "sequence_k3", "weighted_k3", "wrong_k1", "wrong_k3", "wrong_token_k2"
-]  # fmt: skip
+KlGradient = Literal["return", "sequence_k2", "sequence_k3", "weighted_k3"]
+
+
+class FirstPolicy(Section):
+    """The policy that reinforcement learning starts with."""
+
+    every: ClassVar[int] = 0
+    share: ClassVar[float] = 1.0
+
+    kind: Literal["start"] = "start"
+    """the policy that is compared with: the one that reinforcement learning starts with, an earlier iterate, or a
+    moving average"""
+
+
+class Previous(Section):
+    """An earlier iterate."""
+
+    share: ClassVar[float] = 1.0
+
+    kind: Literal["previous"] = "previous"
+    every: int = Field(1, ge=1)
+    """batches after which the reference moves"""
+
+
+class Average(Section):
+    """A moving average."""
+
+    kind: Literal["average"] = "average"
+    every: int = Field(1, ge=1)
+    share: float = Field(0.01, gt=0, le=1)
+    """share of the policy that the moving average takes in each time"""
+
+
+Reference = Annotated[FirstPolicy | Previous | Average, Field(discriminator="kind")]
+
+
+class Kl(Section):
+    """The KL divergence from a reference, added to the loss."""
+
+    weight: float = Field(ge=0)
+    """weight of the divergence; at 0 it is measured and adds nothing"""
+    gradient: KlGradient = "return"
+    """how the gradient is taken: "return" (summed log-ratios as reward), "sequence_k2" or "sequence_k3" (of whole
+    completions: exact, for short ones), "weighted_k3" (token by token, as DeepSeek-V3.2)"""
+    reference: Reference = FirstPolicy()
+    """the policy that the divergence is measured from"""
 
 
 @dataclass(frozen=True)
@@ -74,41 +117,24 @@ def sequence_k3(terms: KlTerms) -> Tensor:
 
 
 def weighted_k3(terms: KlTerms) -> Tensor:
-    """r_t (exp(-l_t) - 1 + l_t), both factors differentiated: the gradient is r_t l_t s_t."""
-    return terms.ratio * k3(terms)
+    """r_t (exp(-l_t) - 1 + l_t), both factors differentiated: the gradient is r_t l_t s_t. The second is Schulman's k3
+    (2020), never negative."""
+    return terms.ratio * (torch.expm1(-terms.log_ratio) + terms.log_ratio)
 
 
-def k1(terms: KlTerms) -> Tensor:
-    """l_t."""
-    return terms.log_ratio
-
-
-def k2(terms: KlTerms) -> Tensor:
-    """l_t^2 / 2."""
-    return terms.log_ratio.square() / 2
-
-
-def k3(terms: KlTerms) -> Tensor:
-    """exp(-l_t) - 1 + l_t (Schulman 2020): never negative."""
-    return torch.expm1(-terms.log_ratio) + terms.log_ratio
-
-
-GRADIENTS: dict[str, Callable[[KlTerms], Tensor]] = {
+GRADIENTS: dict[KlGradient, Callable[[KlTerms], Tensor]] = {
     "return": through_return,
     "sequence_k2": sequence_k2,
     "sequence_k3": sequence_k3,
     "weighted_k3": weighted_k3,
-    "wrong_token_k2": k2,
-    "wrong_k3": k3,
-    "wrong_k1": k1,
 }
 
 
 def divergence_terms(
-    name: str, logprobs: Tensor, behaviour: Tensor, reference: Tensor, completions: Completions
+    name: KlGradient, logprobs: Tensor, behaviour: Tensor, reference: Tensor, completions: Completions
 ) -> Tensor:
     """[loss_tokens] term_t, to be weighted and added to the loss.
 
-    name: a value of objective.kl_gradient. All log-probs [loss_tokens] float32, those of the policy with gradients.
+    name: a value of objective.kl.gradient. All log-probs [loss_tokens] float32, those of the policy with gradients.
     """
     return GRADIENTS[name](KlTerms(logprobs, (logprobs - behaviour).exp(), logprobs - reference, completions))

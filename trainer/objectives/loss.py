@@ -1,12 +1,12 @@
 """The loss of one packed micro-batch, from the objective that the settings choose, and its metrics.
 
     loss = the policy's part (Objective.loss)                     chosen by objective.name
-           + kl sum_t weight_t term_t                            the divergence from a reference (kl.py), and
+           + kl.weight sum_t weight_t term_t                            the divergence from a reference (kl.py), and
            - entropy_bonus sum_t weight_t H_t                    the bonus for the entropy of token distributions
 
 The behaviour log-probs are those that the engine reported for the tokens it sampled (the true behaviour policy, also
 when weights changed in the middle of the completion). With a teacher each token's advantage gains
-teacher_weight sg(log teacher_t - log pi_t): on-policy distillation by the reverse KL, token by token (what a token does
+teacher.weight sg(log teacher_t - log pi_t): on-policy distillation by the reverse KL, token by token (what a token does
 to later ones is left out on purpose).
 A new loss is one file (objective.py), and a test with values worked out by hand.
 """
@@ -61,7 +61,7 @@ def policy_loss(inputs: LossInputs, entropy: Tensor, objective: Objective) -> Lo
         off_policy, maxima = divergence(log_ratio, log_ratio.exp())
         sums = counts(term.loss, own_entropy) | off_policy | regular
         sums |= {name: getattr(term, name).sum() for name in ("clipped_low", "clipped_high", "masked")}
-        if objective.teacher and inputs.teacher is not None:
+        if objective.teacher is not None and inputs.teacher is not None:
             sums["teacher_log_ratio"] = (inputs.logprobs - inputs.teacher).sum()
     return LossOutput(term.loss if added is None else term.loss + added, sums, maxima)
 
@@ -76,17 +76,17 @@ def counts(loss: Tensor, entropy: Tensor) -> dict[str, Tensor]:
 
 
 def with_teacher(inputs: LossInputs, objective: Objective) -> LossInputs:
-    """Inputs with the teacher's term added to the advantages: A_t + teacher_weight sg(log teacher_t - log pi_t).
+    """Inputs with the teacher's term added to the advantages: A_t + teacher.weight sg(log teacher_t - log pi_t).
 
     Raises ValueError if there is a teacher and its log-probs are missing."""
-    if not objective.teacher:
+    if objective.teacher is None:
         return inputs
     if inputs.teacher is None:
         if not inputs.logprobs.numel():  # an empty micro-batch, with which a rank keeps up with the others
             return inputs
         raise ValueError("objective.teacher needs the log-probs of the teacher")
     lead = inputs.teacher - inputs.logprobs.detach()
-    return replace(inputs, advantages=inputs.advantages + (objective.teacher_weight or 0.0) * lead)
+    return replace(inputs, advantages=inputs.advantages + objective.teacher.weight * lead)
 
 
 def regularisation(
@@ -99,16 +99,14 @@ def regularisation(
     """
     added: Tensor | None = None
     sums: dict[str, Tensor] = {}
-    if objective.reference is not None:
+    if objective.compared_with is not None:
         if inputs.reference is None:
             raise ValueError("objective.kl needs the log-probs of a reference")
         sums["reference_log_ratio"] = (inputs.logprobs.detach() - inputs.reference).sum()
-    if objective.kl and inputs.reference is not None:
-        terms = divergence_terms(
-            objective.kl_gradient or "", inputs.logprobs, inputs.behaviour, inputs.reference,
-            inputs.completions,
-        )  # fmt: skip
-        added = objective.kl * (inputs.weights * terms).sum()
+    kl = objective.kl
+    if kl is not None and kl.weight and inputs.reference is not None:
+        terms = divergence_terms(kl.gradient, inputs.logprobs, inputs.behaviour, inputs.reference, inputs.completions)
+        added = kl.weight * (inputs.weights * terms).sum()
     if objective.entropy_bonus:
         bonus = objective.entropy_bonus * (inputs.weights * entropy).sum()
         added = -bonus if added is None else added - bonus

@@ -7,33 +7,40 @@ paper that publishes values for it:
         clip_low: float = Field(0.2, gt=0)
         def loss(self, inputs): ...
 
-    publish("grpo", Clip, "DeepSeekMath, arXiv 2402.03300", clip_high=0.2, scale="group")
+    publish("grpo", Clip, "DeepSeekMath, arXiv 2402.03300", clip_high=0.2, advantage={"scale": "group"})
 
-`[objective] name = "grpo"` chooses it; a file of a user's own is chosen by its path (registry.py). Building blocks that
-several share are plain functions: advantage.py, baselines.py, importance.py, kl.py.
+`[objective] name = "grpo"` chooses it; a file of a user's own is chosen by its path (registry.py). A choice that has
+settings is a table with a `kind`, whose class has the settings that this kind reads: `advantage = { kind = "pass_at_k",
+k = 4 }`. Building blocks that several share are plain functions: advantage.py, baselines.py, importance.py, kl.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
+from pydantic.config import JsonDict
 
 from shared.chat import Chat
 from shared.config import Config
 from shared.named_secrets import complain_of_url
-from shared.section import Section
-from shared.types import Group, TrainSequence
-from trainer.objectives import advantage
-from trainer.objectives.advantage import GroupFilter, LossAggregation, Scale
-from trainer.objectives.importance import BOUNDS
+from shared.section import Section, flat
+from shared.types import SAMPLED, Group, TrainSequence
+from trainer.objectives.advantage import (
+    Advantage,
+    AmongSeveral,
+    GroupFilter,
+    LossAggregation,
+    Mean,
+    advantages,
+    token_weights,
+    turn_advantages,
+)
 from trainer.objectives.inputs import LossInputs, LossTerm
-from trainer.objectives.kl import KlGradient
+from trainer.objectives.kl import FirstPolicy, Kl, Reference
 from trainer.objectives.sequences import sequence_of
-
-Advantage = Literal["mean", "leave_one_out", "each_reward", "pass_at_k", "majority", "maxrl", "reward", "none"]
 
 
 class Need(StrEnum):
@@ -48,88 +55,75 @@ class Need(StrEnum):
     GROUND_TRUTH = "the tokens of the ground truth"
 
 
-CHOICES: dict[str, dict[Any, dict[str, Any]]] = {
-    "ratio_reference": {"rollout": {}, "old": {"importance": "token"}},
-    "importance": BOUNDS,
-    "entropy_target": {True: {"clip_high_bounds": (0.2, 0.4)}},
-    "advantage": {
-        "mean": {"scale": "minibatch"},
-        "leave_one_out": {"scale": "none"},
-        "each_reward": {"scale": "minibatch"},
-        "pass_at_k": {"scale": "none", "k": 0, "centred": False},
-        "majority": {"scale": "none", "k": 0, "centred": False},
-    },
-    "kl": {True: {"kl_gradient": "return", "reference": "start"}},
-    "reference": {"previous": {"reference_every": 1}, "average": {"reference_every": 1, "reference_share": 0.01}},
-    "teacher": {True: {"teacher_model": "", "teacher_key_variable": "", "teacher_weight": 1.0}},
-}
-"""setting -> its value -> the settings that only this value reads, with their defaults; for a number or a text, True:
-any but 0 and "". In this order: one may bring another"""
+class LocalTeacher(Section):
+    """A teacher whose model is loaded into the trainers."""
+
+    kind: Literal["local"] = "local"
+    """where the teacher is: in the trainers, or behind an address"""
+    path: str = Field(min_length=1)
+    """a Hugging Face folder or Hub id, with the same tokenizer"""
+    weight: float = Field(1.0, gt=0)
+    """weight of log teacher - log policy in addition to the advantage"""
+
+
+class ServedTeacher(Section):
+    """A teacher that is asked over HTTP."""
+
+    kind: Literal["served"] = "served"
+    url: str = Field(min_length=1)
+    """address of an OpenAI-compatible API up to its version, e.g. "http://127.0.0.1:8000/v1\""""
+    model: str = Field(min_length=1)
+    """model name as that API knows it"""
+    key_variable: str = ""
+    """environment variable that holds the API key; "" for none (the key itself never stands in a settings file)"""
+    weight: float = Field(1.0, gt=0)
+    """weight of log teacher - log policy in addition to the advantage"""
+
+
+FIXED: JsonDict = {"fixed": True}
+"""marks a setting that all stages of a run share (`json_schema_extra` of its field)"""
 
 
 class Objective(Section):
-    """Settings of an objective. One that nothing reads, as another setting is chosen, is None."""
+    """Settings of an objective."""
 
-    own: ClassVar[frozenset[str]] = frozenset()
-    """settings of CHOICES that the loss itself reads, whatever is chosen"""
+    reference_setting: ClassVar[str] = "objective.kl.reference"
+    """the table that says which reference"""
+
     gradient_follows_advantages: ClassVar[bool] = False
     """whether the gradient is a sum over tokens of the advantage times something that is not 0"""
     compares_rewards: ClassVar[bool] = True
     """whether a group of equal rewards has no signal"""
     rewards_itself: ClassVar[bool] = False
-    """whether the loss has a reward of its own, beside or instead of the verifiers'"""
+    """whether the loss has a reward of its own, in addition to the verifiers' or instead of them"""
     reads_plain_rewards: ClassVar[bool] = False
     """whether the loss takes a baseline off itself"""
     advantages_by_token: ClassVar[bool] = False
     """whether the tokens of a completion may have advantages of their own, as a teacher gives them"""
     least_completions: ClassVar[int] = 2
-    """of an offline group: with fewer there is no signal"""
+    """an offline group with fewer has no signal"""
     several_turns: ClassVar[str] = ""
     """why it cannot be trained on episodes of several turns; "" if it can"""
 
     name: str = "magistral"
     """the objective, as published, or FILE.py:NAME for one of your own; docs/objectives.md has formula, source and when
     to use it. All settings below have the value of its paper unless set"""
-    advantage: Advantage = "mean"
-    """what is taken off a reward: the mean of the group, of the others, of each reward by itself; or how much a
-    completion adds to the best or the majority of k; "reward" (nothing is), "none" (rewards do not count)"""
-    k: int | None = Field(None, ge=0)
-    """completions of which the best or the majority counts; 0 for the whole group"""
-    centred: bool | None = None
-    """take their mean over the group off what completions add to the best or the majority of k"""
-    scale: Scale | None = None
-    """advantages are divided by the standard deviation over the minibatch, the group, or not"""
+    advantage: Advantage = Mean()
+    """how rewards become advantages"""
     loss_aggregation: LossAggregation = "group_tokens"
-    """what a token's loss is divided by"""
+    """how a token's loss is weighed in the step"""
     filter_groups_by: GroupFilter = "total"
     """a group whose values of this are all equal has no signal and is not trained; "off" trains every group"""
     mask_truncated: bool = False
     """leave completions that were cut at their greatest length out of the loss (DAPO's overlong filter); their rewards
     stay in what the others are compared with"""
-    kl: float = Field(0.0, ge=0)
-    """weight of the KL divergence from the reference; 0 (Magistral) keeps no reference model"""
-    kl_gradient: KlGradient | None = None
-    """how its gradient is taken: "return" (summed log-ratios as reward), "sequence_k2" or "sequence_k3" (of whole
-    completions: exact, for short ones), "weighted_k3" (token by token, as DeepSeek-V3.2); the wrong ones of
-    2506.09477 are there to compare"""
-    reference: Literal["start", "previous", "average"] | None = None
-    """the policy that reinforcement learning starts with, an earlier iterate, or a moving average"""
-    reference_every: int | None = Field(None, ge=1)
-    """batches after which the reference moves"""
-    reference_share: float | None = Field(None, gt=0, le=1)
-    """share of the policy that the moving average takes in each time"""
+    kl: Kl | None = None
+    """the KL divergence from a reference; without this table (Magistral) there is none, and no reference model"""
     entropy_bonus: float = Field(0.0, ge=0)
     """weight of the entropy of token distributions, summed with the weights of `loss_aggregation`; 0 (Magistral)
     leaves it out"""
-    teacher: str = ""
-    """model to learn from token by token: a Hugging Face folder or Hub id with the same tokenizer, or the address of an
-    OpenAI-compatible API up to its version, e.g. "http://127.0.0.1:8000/v1"; "" for none"""
-    teacher_model: str | None = None
-    """model name as that API knows it"""
-    teacher_key_variable: str | None = None
-    """environment variable that holds the API key; "" for none (the key itself never stands in a settings file)"""
-    teacher_weight: float | None = Field(None, gt=0)
-    """weight of log teacher - log policy beside the advantage"""
+    teacher: Annotated[LocalTeacher | ServedTeacher, Field(discriminator="kind")] | None = None
+    """model to learn from token by token; without this table there is none"""
 
     # ---- what an objective defines ------------------------------------------------------------------------------
 
@@ -140,8 +134,26 @@ class Objective(Section):
     @property
     def needs(self) -> set[Need]:
         """What it asks of the run beside rewards and the log-probs of sampling."""
-        found = {Need.REFERENCE} if self.reference is not None else set()
-        return found | {Need.TEACHER} if self.teacher else found
+        reference = {Need.REFERENCE} if self.compared_with is not None else set()
+        return reference | {Need.TEACHER} if self.teacher is not None else reference
+
+    @property
+    def compared_with(self) -> Reference | None:
+        """The reference that the policy is compared with, if any."""
+        return self.kl.reference if self.kl is not None else None
+
+    @property
+    def fixed(self) -> dict[str, Any]:
+        """The settings that all stages of a run share: they are about models that are loaded at the start."""
+        teacher = self.teacher and self.teacher.model_copy(update={"weight": 1.0})
+        marked = [name for name, field in type(self).model_fields.items() if field.json_schema_extra == FIXED]
+        return {name: getattr(self, name) for name in marked} | {"reference": self.compared_with, "teacher": teacher}
+
+    @property
+    def unweighted(self) -> str:
+        """The setting that would weigh tokens of older policies, where the loss takes them for the policy's own; else
+        ""."""
+        return ""
 
     @property
     def learns_from(self) -> Literal["rows", "log-probs", ""]:
@@ -159,21 +171,20 @@ class Objective(Section):
         completion have advantages of their own. Raises NonFinite for a reward that is no finite number.
         """
         if config.environment.credit == "turn":
-            by_turn = advantage.turn_advantages(groups, self, config.environment.discount)
-            return [
-                [
-                    None if one is None else sequence_of(group, c, one)
-                    for c, one in zip(group.completions, found, strict=True)
-                ]
-                for group, found in zip(groups, by_turn, strict=True)
+            by_turn = turn_advantages(groups, self.advantage, config.environment.discount)
+        else:
+            by_turn = []
+            scored = advantages([group.rewards for group in groups], self.advantage, config.reward)
+            for group, row in zip(groups, scored, strict=True):
+                value = values[group.prompt.problem.id] if values is not None else 0.0
+                by_turn.append([None if one is None else [one - value] for one in row])
+        return [
+            [
+                None if turns is None else sequence_of(group, completion, turns)
+                for completion, turns in zip(group.completions, row, strict=True)
             ]
-        scored = advantage.advantages([group.rewards for group in groups], self, config.reward)
-        rows = []
-        for group, found in zip(groups, scored, strict=True):
-            value = values[group.prompt.problem.id] if values is not None else 0.0
-            pairs = zip(group.completions, found, strict=True)
-            rows.append([None if one is None else sequence_of(group, c, [one - value]) for c, one in pairs])
-        return rows
+            for group, row in zip(groups, by_turn, strict=True)
+        ]
 
     def contradictions(self, config: Config) -> Iterator[str]:
         """Yield what makes no sense together, one line each, naming the settings, their values and the repair."""
@@ -202,68 +213,77 @@ class Objective(Section):
                 f'objective.name = "{self.name}" {self.several_turns}, but problems have the environment '
                 f'"{environment}": use another objective, such as "magistral", or problems without an environment'
             )
-        if self.advantage == "majority":
+        if self.advantage.kind == "majority":
             return (
-                f'objective.advantage = "majority" compares answers, and episodes in the environment "{environment}" '
-                'have none of one form: use "mean" or "pass_at_k"'
+                'objective.advantage.kind = "majority" compares answers, and episodes in the environment '
+                f'"{environment}" have none of one form: use "mean" or "pass_at_k"'
             )
         return ""
 
     @property
     def served_teacher(self) -> str:
         """The model's name, if the teacher is behind an address; else ""."""
-        return (self.teacher_model or "") if self.teacher.startswith("http") else ""
+        return self.teacher.model if isinstance(self.teacher, ServedTeacher) else ""
 
     @property
     def in_force(self) -> dict[str, Any]:
-        """Every setting that something reads, with its value."""
-        return {name: value for name, value in self if value is not None}
+        """Every setting with its value, as a settings file has them."""
+        return self.model_dump(mode="json", exclude_none=True)
 
     def describe(self) -> str:
         """Every setting that has an effect, on one line, for people."""
-        told = [
-            f"{name} {value}"
-            for name, value in self.in_force.items()
+        settings = [
+            f"{name.removesuffix('.kind')} {value}"
+            for name, value in flat(self.in_force).items()
             if name != "name" and value not in (0, "", "none")
         ]
-        return f"{self.name} ({', '.join(told)})"
+        return f"{self.name} ({', '.join(settings)})"
 
     def _reference_contradictions(self, config: Config) -> Iterator[str]:
-        if self.reference == "average" and config.lora.rank:
+        reference = self.compared_with
+        if reference is None:
+            return
+        if reference.kind == "average" and config.lora.rank:
             yield (
-                f'objective.reference = "average" needs all weights, but lora.rank = {config.lora.rank} trains '
-                'adapters, whose mean is not the adapter of the mean policy: use "start" or "previous"'
+                f'{self.reference_setting}.kind = "average" needs all weights, but lora.rank = {config.lora.rank} '
+                'trains adapters, whose mean is not the adapter of the mean policy: use "start" or "previous"'
             )
-        if self.reference == "previous" and self.reference_every == 1 and config.optimiser.minibatches == 1:
+        if reference.kind == "previous" and reference.every == 1 and config.optimiser.minibatches == 1:
             yield (
-                'objective.reference = "previous" is the policy itself while a batch is one optimiser step: raise '
-                "objective.reference_every or optimiser.minibatches"
+                f'{self.reference_setting}.kind = "previous" is the policy itself while a batch is one optimiser step: '
+                f"raise {self.reference_setting}.every or optimiser.minibatches"
             )
 
     def _teacher_contradictions(self, config: Config) -> Iterator[str]:
-        if self.teacher and not self.advantages_by_token:
+        if self.teacher is None:
+            return
+        if not self.advantages_by_token:
             yield (
                 f'objective.teacher gives every token an advantage of its own, but objective.name = "{self.name}" has '
                 'one for a completion: use "reinforce", "magistral" or "distill", or remove the teacher'
             )
-        if secret := list(complain_of_url("objective.teacher", self.teacher, "objective.teacher_key_variable")):
+        if isinstance(self.teacher, ServedTeacher):
+            url = self.teacher.url
+            secret = list(complain_of_url("objective.teacher.url", url, "objective.teacher.key_variable"))
             yield from secret
-        elif self.teacher.startswith("http"):
-            if not self.teacher_model:
-                yield f'objective.teacher = "{self.teacher}" needs objective.teacher_model, its name in that API'
-            if config.rollout.temperature != 1:
+            if not secret and not url.startswith(("http://", "https://")):
                 yield (
-                    f'objective.teacher = "{self.teacher}" tells log-probs at temperature 1, but rollout.temperature = '
+                    f'objective.teacher.url = "{url}" must be an address such as "http://127.0.0.1:8000/v1"; for a '
+                    'folder set objective.teacher.kind = "local" and objective.teacher.path'
+                )
+            elif not secret and config.rollout.temperature != 1:
+                yield (
+                    f'objective.teacher.url = "{url}" gives log-probs at temperature 1, but rollout.temperature = '
                     f"{config.rollout.temperature}: set it to 1, or give the teacher's folder"
                 )
-        elif self.teacher and (self.teacher_model or self.teacher_key_variable):
-            yield "objective.teacher_model and objective.teacher_key_variable are for a teacher's address: remove them"
+        elif self.teacher.path.startswith(("http://", "https://")):
+            yield 'objective.teacher.path is an address: set objective.teacher.kind = "served" with url and model'
 
     def _offline_contradictions(self, config: Config) -> Iterator[str]:
         if config.data.offline and not self.learns_from:
             yield (
                 f'data.offline: objective.name = "{self.name}" as set learns only from what its own policy samples: '
-                "use agro, spo, dro, kto, a_lol or c_rlft, or one with importance weights, such as aipo"
+                "use agro, spo or dro, one of examples/objectives, or one with importance weights, such as aipo"
             )
         elif config.data.offline and self.served_teacher:
             yield "data.offline: a teacher behind an address is not asked about offline rows: give the teacher's folder"
@@ -275,15 +295,16 @@ class Objective(Section):
                 f"environment.discount = {config.environment.discount} has no effect while all turns have the "
                 'advantage of the episode: set environment.credit = "turn", or remove it'
             )
-        if config.environment.credit == "turn" and self.advantage not in ("mean", "leave_one_out"):
+        kind = self.advantage.kind
+        if config.environment.credit == "turn" and kind not in ("mean", "leave_one_out"):
             yield (
                 f'environment.credit = "turn" compares the rewards from a turn on with their mean over the group, but '
-                f'objective.advantage = "{self.advantage}": use "mean" or "leave_one_out", or credit = "episode"'
+                f'objective.advantage.kind = "{kind}": use "mean" or "leave_one_out", or credit = "episode"'
             )
-        if self.advantage == "reward" and not self.reads_plain_rewards:
+        if kind == "reward" and not self.reads_plain_rewards:
             yield (
-                f'objective.advantage = "reward" takes no baseline off, and objective.name = "{self.name}" would only '
-                'be noisy: use "mean" or "leave_one_out"'
+                f'objective.advantage.kind = "reward" takes no baseline off, and objective.name = "{self.name}" would '
+                'only be noisy: use "mean" or "leave_one_out"'
             )
         if self.filter_groups_by != "off" and (not self.compares_rewards or self.teacher):
             what = "a teacher" if self.teacher else f'objective.name = "{self.name}"'
@@ -291,20 +312,77 @@ class Objective(Section):
                 f'objective.filter_groups_by = "{self.filter_groups_by}" leaves out groups of equal rewards, which '
                 f'have a signal with {what}: use "off"'
             )
-        if self.k is not None and not (self.k == 0 or 2 <= self.k <= size):
+        if isinstance(self.advantage, AmongSeveral) and not (self.advantage.k == 0 or 2 <= self.advantage.k <= size):
             yield (
-                f"objective.k = {self.k} must be at least 2 and at most rollout.group_size = {size}, or 0 for all of "
-                'them; the best of 1 is advantage = "leave_one_out"'
+                f"objective.advantage.k = {self.advantage.k} must be at least 2 and at most rollout.group_size = "
+                f'{size}, or 0 for all of them; the best of 1 is kind = "leave_one_out"'
             )
-        if self.advantage in ("maxrl", "pass_at_k", "majority") and rights == 0:
+        if kind in ("maxrl", "pass_at_k", "majority") and rights == 0:
             yield (
-                f'objective.advantage = "{self.advantage}" is about right answers, but reward.correctness = 0: set it, '
-                'or use advantage = "mean"'
+                f'objective.advantage.kind = "{kind}" is about right answers, but reward.correctness = 0: set it, or '
+                'use kind = "mean"'
             )
         if self.filter_groups_by == "correctness" and rights == 0:
             yield (
                 'objective.filter_groups_by = "correctness" trains no group with reward.correctness = 0, where all '
                 'are equal: set it, or use filter_groups_by = "total"'
             )
-        if self.advantage == "none" and not self.teacher and not self.rewards_itself:
-            yield 'objective.advantage = "none" leaves nothing to learn from: set objective.teacher, or use "mean"'
+        if kind == "none" and not self.teacher and not self.rewards_itself:
+            yield 'objective.advantage.kind = "none" leaves nothing to learn from: set objective.teacher, or use "mean"'
+
+
+class Compared(Objective):
+    """Settings of an objective whose loss itself compares the policy with a reference."""
+
+    reference_setting: ClassVar[str] = "objective.reference"
+
+    reference: Reference = FirstPolicy()
+    """the policy that is compared with"""
+
+    @property
+    def compared_with(self) -> Reference:
+        """The reference of the loss, which is that of `kl` too."""
+        return self.reference
+
+    def contradictions(self, config: Config) -> Iterator[str]:
+        """Yield that kl has another reference, and the contradictions of every objective."""
+        yield from super().contradictions(config)
+        if self.kl is not None and self.kl.reference != self.reference:
+            yield (
+                f'objective.kl.reference: objective.name = "{self.name}" has one reference model: give '
+                "objective.kl.reference the settings of objective.reference"
+            )
+
+
+def moves(objective: Objective) -> bool:
+    """Whether the objective compares with a reference that moves."""
+    return objective.compared_with is not None and objective.compared_with.every > 0
+
+
+def train_sequences(
+    groups: Sequence[Group],
+    objective: Objective,
+    config: Config,
+    chat: Chat | None = None,
+    values: Mapping[str, float] | None = None,
+) -> list[TrainSequence]:
+    """The sequences of one optimiser step, in the order of groups and samples; masked and empty completions left out.
+
+    groups: complete groups of one minibatch, [group_size] completions each. chat: encodes ground truths, for jepo.
+    values: problem id -> soft value of its prompt, for spo. Raises NonFinite for a reward that is not a finite number.
+    """
+    rows = objective.sequences(groups, config, chat, values)
+    if objective.mask_truncated:
+        rows = [
+            [None if c.finish_reason == "length" else one for c, one in zip(group.completions, row, strict=True)]
+            for group, row in zip(groups, rows, strict=True)
+        ]
+    lengths = [[0 if one is None else one.mask.count(SAMPLED) for one in row] for row in rows]
+    weights = token_weights(lengths, objective.loss_aggregation, config.rollout.max_completion_tokens)
+    trained = []
+    for row, shares in zip(rows, weights, strict=True):
+        for sequence, weight in zip(row, shares, strict=True):
+            if sequence is not None and weight:
+                sequence.weight = weight
+                trained.append(sequence)
+    return trained

@@ -25,26 +25,23 @@ from torch import Tensor
 
 from shared.config import Config
 from trainer.objectives.inputs import LossInputs, LossTerm, unbounded
-from trainer.objectives.objective import Need, Objective
+from trainer.objectives.objective import FIXED, Compared, Need
 from trainer.objectives.registry import publish
 
 
-class Regularised(Objective):
+class Regularised(Compared):
     """Settings of a regularised reward, which is compared itself with what the policy says."""
 
-    own = frozenset({"reference"})
     compares_rewards = False
     reads_plain_rewards = True
     least_completions = 1
 
-    reference: Literal["start", "previous", "average"] | None = "start"
-    """the policy that reinforcement learning starts with, an earlier iterate, or a moving average"""
     beta: float = Field(0.1, gt=0)
     """strength of the regularisation, in units of reward"""
 
     @property
     def learns_from(self) -> Literal["rows", "log-probs", ""]:
-        """Any: who sampled them plays no part."""
+        """Any completions: who sampled them plays no role."""
         return "rows"
 
     def log_ratios(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
@@ -53,8 +50,8 @@ class Regularised(Objective):
         Raises ValueError without the log-probs of a reference."""
         if inputs.reference is None:
             raise ValueError(f'objective.name = "{self.name}" needs the log-probs of a reference')
-        of = inputs.completions
-        return of.sums(inputs.logprobs - inputs.reference), inputs.weights[of.first]
+        completions = inputs.completions
+        return completions.sums(inputs.logprobs - inputs.reference), inputs.weights[completions.first]
 
     def regularised_rewards(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
         """(R_i with gradients, weight in the step's loss), each [completions]; the advantages are the rewards.
@@ -67,13 +64,13 @@ class Regularised(Objective):
         """Yield what does not go with a regularised reward, and the contradictions of every objective."""
         if self.kl:
             yield (
-                f'objective.kl = {self.kl}: objective.name = "{self.name}" holds the policy to its reference by '
-                "objective.beta already; remove kl"
+                f'objective.kl: objective.name = "{self.name}" keeps the policy near its reference by objective.beta '
+                "already; remove kl"
             )
-        if self.advantage != "reward":
+        if self.advantage.kind != "reward":
             yield (
-                f'objective.advantage = "{self.advantage}" with objective.name = "{self.name}": it compares the reward '
-                'itself with what the policy says, use "reward"'
+                f'objective.advantage.kind = "{self.advantage.kind}" with objective.name = "{self.name}": it compares '
+                'the reward itself with what the policy says, use "reward"'
             )
         yield from super().contradictions(config)
 
@@ -94,13 +91,13 @@ class Agro(Regularised):
         Its expected gradient is that of 1/2 Var R / beta: the other samples take the place of the mean. A completion
         alone in its group adds nothing.
         """
-        of = inputs.completions
+        group, groups = inputs.completions.group, inputs.completions.groups
         rewards, weights = self.regularised_rewards(inputs)
-        counts = torch.zeros(of.groups, device=rewards.device).index_add(0, of.group, torch.ones_like(weights))
-        means = torch.zeros(of.groups, device=rewards.device).index_add(0, of.group, rewards) / counts
+        counts = torch.zeros(groups, device=rewards.device).index_add(0, group, torch.ones_like(weights))
+        means = torch.zeros(groups, device=rewards.device).index_add(0, group, rewards) / counts
         unbiased = counts / (counts - 1).clamp(min=1)
-        residual = rewards - means[of.group]
-        return unbounded((weights * unbiased[of.group] * residual.square()).sum() / (2 * self.beta), inputs)
+        residual = rewards - means[group]
+        return unbounded((weights * unbiased[group] * residual.square()).sum() / (2 * self.beta), inputs)
 
 
 class Spo(Regularised):
@@ -108,7 +105,7 @@ class Spo(Regularised):
 
     several_turns = "samples its soft values before training, in one turn and without the environment"
 
-    value_samples: int = Field(8, ge=1)
+    value_samples: int = Field(8, ge=1, json_schema_extra=FIXED)
     """completions of each prompt, sampled before training, from which its soft value is estimated"""
 
     @property
@@ -124,10 +121,10 @@ class Spo(Regularised):
     def contradictions(self, config: Config) -> Iterator[str]:
         """Yield what the soft values do not allow, and the contradictions of every regularised reward."""
         yield from super().contradictions(config)
-        if self.reference != "start":
+        if self.reference.kind != "start":
             yield (
-                f'objective.reference = "{self.reference}": the soft values of objective.name = "{self.name}" are '
-                'those of the policy at the start, use "start"'
+                f'objective.reference.kind = "{self.reference.kind}": the soft values of objective.name = '
+                f'"{self.name}" are those of the policy at the start, use "start"'
             )
         for stage in config.stages:
             if stage.reward or stage.objective or "max_completion_tokens" in stage.rollout:
@@ -141,7 +138,7 @@ class Spo(Regularised):
 class Dro(Regularised):
     """The distance of R from the value that a head predicts."""
 
-    value_learning_rate: float = Field(1e-2, gt=0)
+    value_learning_rate: float = Field(1e-2, gt=0, json_schema_extra=FIXED)
     """learning rate of the value head"""
 
     @property
@@ -164,7 +161,7 @@ class Dro(Regularised):
 for name, kind, source in (
     ("agro", Agro, "arXiv 2503.19612"),
     ("spo", Spo, "arXiv 2503.05453"),
-    ("dro", Dro, "arXiv 2405.19107"),
+    ("dro", Dro, "arXiv 2405.19107, equation 8"),
 ):
     # groups of equal rewards have a signal too
-    publish(name, kind, source, advantage="reward", loss_aggregation="completions", filter_groups_by="off")
+    publish(name, kind, source, advantage={"kind": "reward"}, loss_aggregation="completions", filter_groups_by="off")

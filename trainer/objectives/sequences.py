@@ -1,50 +1,15 @@
-"""Turns complete groups into sequences to train: advantages and weights on the tokens that were sampled.
+"""Turns completions and demonstrations into sequences to train.
 
 No torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import compress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from shared.chat import Chat
-from shared.config import Config
-from shared.types import CONTEXT, IMITATED, SAMPLED, Completion, Group, TrainSequence
-from trainer.objectives.advantage import token_weights
-
-if TYPE_CHECKING:
-    from trainer.objectives.objective import Objective
-
-
-def train_sequences(
-    groups: Sequence[Group],
-    objective: Objective,
-    config: Config,
-    chat: Chat | None = None,
-    values: Mapping[str, float] | None = None,
-) -> list[TrainSequence]:
-    """The sequences of one optimiser step, in the order of groups and samples; masked and empty completions left out.
-
-    groups: complete groups of one minibatch, [group_size] completions each. chat: encodes ground truths, for jepo.
-    values: problem id -> soft value of its prompt, for spo. Raises NonFinite for a reward that is not a finite number.
-    """
-    rows = objective.sequences(groups, config, chat, values)
-    if objective.mask_truncated:
-        rows = [
-            [None if c.finish_reason == "length" else one for c, one in zip(group.completions, row, strict=True)]
-            for group, row in zip(groups, rows, strict=True)
-        ]
-    lengths = [[0 if one is None else one.mask.count(SAMPLED) for one in row] for row in rows]
-    weights = token_weights(lengths, objective.loss_aggregation, config.rollout.max_completion_tokens)
-    found = []
-    for row, counts, own in zip(rows, lengths, weights, strict=True):
-        for one, tokens, weight in zip(row, counts, own, strict=True):
-            if one is not None and tokens:
-                one.weight = weight
-                found.append(one)
-    return found
+from shared.types import CONTEXT, IMITATED, Completion, Group, TrainSequence
 
 
 def sequence_of(group: Group, completion: Completion, advantages: list[float]) -> TrainSequence:

@@ -36,7 +36,7 @@ from shared.record_file import Written
 from shared.types import CONTEXT, SAMPLED, MicroBatch
 from trainer.checkpoint import safetensors_file, shards
 from trainer.checkpoint.safetensors_file import REFERENCE
-from trainer.objectives.objective import Need
+from trainer.objectives.objective import Need, moves
 from trainer.objectives.registry import objective_of
 from trainer.step import forward_backward, fsdp, optimiser, reference
 from trainer.step.flops import peak_of
@@ -318,7 +318,7 @@ class TrainerRank:
         path, self.beside = Path(folder), {}
         if self.writer is not None:
             self.writer.join()  # one that was given up
-        if self.auxiliary.reference is not None and self.objective.reference != "start":
+        if self.auxiliary.reference is not None and moves(self.objective):
             moved = path / REFERENCE
             self.write_reference(moved)
             if self.rank == 0:

@@ -90,7 +90,7 @@ def test_the_files_that_are_shipped_can_be_run(path: Path, tmp_path: Path, monke
 
 def test_there_is_a_file_for_every_knob() -> None:
     text = "".join(path.read_text() for path in SHIPPED)
-    knobs = ["objective.clip_high=", "objective.kl=", "kl_gradient=", "reward.extra=", "optimiser.minibatches=",
-             "filter_groups_by=", "objective.scale=", "entropy_bonus=", "rollout.max_async_level=",
+    knobs = ["objective.clip_high=", "objective.kl.weight=", "kl.gradient=", "reward.extra=", "optimiser.minibatches=",
+             "filter_groups_by=", "advantage.scale=", "entropy_bonus=", "rollout.max_async_level=",
              "objective.loss_aggregation=", "reward.length=", "reward.language=", "data.domains="]  # fmt: skip
     assert not [knob for knob in knobs if knob not in text]

@@ -27,8 +27,9 @@ def methods(beta: float) -> dict[str, Objective]:
     corrected: the same with the ratios of whole completions on the rewards too, which is the gradient of J itself.
     """
     held = {name: read_objective({"name": name, "beta": beta}) for name in ("agro", "spo", "dro")}
-    naive = read_objective({"name": "rloo", "kl": beta, "kl_gradient": "sequence_k2"})
-    corrected = read_objective({"name": "rloo", "kl": beta, "kl_gradient": "sequence_k2", "importance": "sequence"})
+    kl = {"weight": beta, "gradient": "sequence_k2"}
+    naive = read_objective({"name": "rloo", "kl": kl})
+    corrected = read_objective({"name": "rloo", "kl": kl, "importance": {"kind": "sequence"}})
     return held | {"naive": naive, "corrected": corrected}
 
 

@@ -11,8 +11,9 @@ from shared.errors import NonFinite
 from shared.sections import RewardWeights
 from shared.types import Completion, Group, Problem, Prompt, Reward, Verdict
 from trainer.objectives.advantage import advantages, deviation, diverse, group_advantages, token_weights
+from trainer.objectives.objective import train_sequences
 from trainer.objectives.registry import objective_of, read_objective
-from trainer.objectives.sequences import Demonstration, sft_sequences, train_sequences
+from trainer.objectives.sequences import Demonstration, sft_sequences
 
 TWO_GROUPS = [[1.0, 0.0, 0.0, 0.0], [1.0, 1.0, 0.0, 0.0]]
 
@@ -24,8 +25,8 @@ def reward(total: float, verdict: Verdict = Verdict.WRONG, correctness: float = 
 def scaled(groups: list[list[float | None]], scale: str) -> list[list[float | None]]:
     """Advantages of total rewards, None where nothing was graded."""
     rows = [[None if value is None else reward(value) for value in group] for group in groups]
-    settings = read_objective({"name": "dr_grpo", "scale": scale})  # type: ignore[arg-type]
-    return advantages(rows, settings, RewardWeights())
+    settings = read_objective({"name": "dr_grpo", "advantage": {"scale": scale}})
+    return advantages(rows, settings.advantage, RewardWeights())
 
 
 def test_minibatch_scale_uses_the_population_deviation_over_sequences() -> None:
@@ -136,7 +137,7 @@ def test_train_sequences_carry_prompt_advantage_and_weight_and_leave_masked_ones
         completions,
         [reward(1.0), reward(0.0), reward(0.0, Verdict.TIMEOUT)],
     )
-    config = Config.model_validate({"objective": {"scale": "none"}})
+    config = Config.model_validate({"objective": {"advantage": {"scale": "none"}}})
     first, second = train_sequences([group], objective_of(config), config)
     assert (first.token_ids, first.prompt_tokens, first.columns) == ([4, 5, 7], 2, {"behaviour": [-1.0]})
     assert (first.advantages, second.advantages) == ([0.5], [-0.5])
@@ -186,8 +187,8 @@ MIXED = [graded(1.1, 0.9, "4"), graded(0.1, 0.0, "5"), graded(0.2, 0.0, "5 "), g
     ],
 )
 def test_advantages_of_one_group_by_hand(name: str, k: int | None, expected: list[float]) -> None:
-    settings = read_objective({"name": "reinforce", "advantage": name} | ({} if k is None else {"k": k}))
-    assert group_advantages(MIXED, settings, RewardWeights()) == pytest.approx(expected)
+    settings = read_objective({"name": "reinforce", "advantage": {"kind": name} | ({} if k is None else {"k": k})})
+    assert group_advantages(MIXED, settings.advantage, RewardWeights()) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("scale", ["group", "minibatch", "none"])
@@ -198,8 +199,8 @@ def test_what_is_left_of_equal_rewards_is_nothing_to_be_scaled(name: str, scale:
     group = [Reward(0.1 + 0.9, 0.1, 0.9, 0.0, 0.0, Verdict.CORRECT, answer="1") for _ in range(3)]
     group.append(Reward(0.1, 0.1, 0.0, 0.0, 0.0, Verdict.WRONG, answer="2"))
     bare = [msgspec.structs.replace(one, total=one.correctness, format=0.0) for one in group]
-    settings = read_objective({"name": name} | ({} if name == "maxrl" else {"scale": scale}))  # type: ignore[arg-type]
-    (found,), (expected,) = (advantages([rows], settings, RewardWeights()) for rows in (group, bare))
+    settings = read_objective({"name": name} | ({} if name == "maxrl" else {"advantage": {"scale": scale}}))  # type: ignore[arg-type]
+    (found,), (expected,) = (advantages([rows], settings.advantage, RewardWeights()) for rows in (group, bare))
     assert found == pytest.approx(expected, abs=1e-12)
     if name == "pass_at_k":
         assert found == [0.0] * 4
@@ -211,9 +212,9 @@ def test_each_reward_is_normalised_by_itself() -> None:
         Reward(1.0, 0.1, c * 0.9, 0.0, language * 0.1, Verdict.WRONG)
         for c, language in ((1, 0), (0, 1), (0, 1), (0, 0))
     ]
-    settings = read_objective({"advantage": "each_reward", "scale": "none"})
+    settings = read_objective({"advantage": {"kind": "each_reward", "scale": "none"}})
     right, wrong, bonus = 0.75 / (3**0.5 / 4), -0.25 / (3**0.5 / 4), 1.0
-    assert group_advantages(group, settings, RewardWeights()) == pytest.approx(
+    assert group_advantages(group, settings.advantage, RewardWeights()) == pytest.approx(
         [0.9 * right - 0.1 * bonus, *[0.9 * wrong + 0.1 * bonus] * 2, 0.9 * wrong - 0.1 * bonus]
     )
 

@@ -330,10 +330,10 @@ def test_the_exact_majority_is_the_fraction_behind_the_float() -> None:
 
 @pytest.mark.parametrize("k", [-1, 0, 1, 4])
 def test_a_k_that_cannot_be_is_refused(k: int) -> None:
-    with pytest.raises(ValueError, match=f"objective.k = {k} with 3 completions"):
+    with pytest.raises(ValueError, match=f"objective.advantage.k = {k} with 3 completions"):
         best_of([1.0, 0.0, 0.5], k)
     if k != 1:
-        with pytest.raises(ValueError, match=f"objective.k = {k} with 3 completions"):
+        with pytest.raises(ValueError, match=f"objective.advantage.k = {k} with 3 completions"):
             majority_of([True, False, False], ["7", "8", "9"], k)
 
 

@@ -16,18 +16,18 @@ from torch import Tensor
 from shared.config import Config
 from shared.model.decoder import Decoder, DecoderConfig, initialise
 from shared.types import Completion, Group, MicroBatch, Problem, Prompt, Reward, TrainSequence, Turn, Verdict
+from tests.trainer.objectives.named import NAMES, PUBLISHED
 from trainer.objectives.advantage import turn_advantages
 from trainer.objectives.inputs import loss_inputs
 from trainer.objectives.loss import policy_loss
-from trainer.objectives.registry import OBJECTIVES, complaints, load_all, read_objective
-from trainer.objectives.sequences import train_sequences
+from trainer.objectives.objective import train_sequences
+from trainer.objectives.registry import complaints, read_objective
 from trainer.step.forward_backward import AuxiliaryModels, compute_old_logprobs, forward_backward, pack_sequences
 
-load_all()
 SHAPE = DecoderConfig("llama", 32, 16, 24, 1, 2, 1, 8, 1e-5, 64, tied=True)
 WHOLE = ("a_lol", "agro", "dro", "kto", "sharpening")
 """objectives whose factor is one number of the whole episode"""
-NAMES = sorted(name for name, one in OBJECTIVES.items() if not one.kind.several_turns and name not in WHOLE)
+TURNS = sorted(name for name, one in PUBLISHED.items() if not one.kind.several_turns and name not in WHOLE)
 
 
 def model(seed: int) -> Decoder:
@@ -41,8 +41,8 @@ def model(seed: int) -> Decoder:
 
 def objective(name: str, **given: Any) -> Any:
     if name == "distill":
-        given["teacher"] = "some/folder"
-    return read_objective({"name": name, **given})
+        given["teacher"] = {"kind": "local", "path": "some/folder"}
+    return read_objective({"name": NAMES[name], **given})
 
 
 def episodes(decoder: Decoder, seed: int) -> list[TrainSequence]:
@@ -89,7 +89,7 @@ def gradient(decoder: Decoder, sequences: Sequence[TrainSequence], settings: Any
     return torch.cat([one.grad.double().flatten() for one in decoder.parameters() if one.grad is not None])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", TURNS)
 def test_the_gradient_of_an_episode_is_that_of_its_turns(name: str) -> None:
     """Several turns in one sequence, and each as a sequence of its own: the same step, for rewards of the episode and
     of its turns."""
@@ -180,7 +180,7 @@ def test_divergences_are_those_of_the_whole_episode(name: str) -> None:
     for one, values in zip(whole, mu.view(-1, 2), strict=True):
         one.columns, one.weight = {"behaviour": values.tolist()}, float(values.sum().exp())
     assert sum(one.weight for one in whole) == pytest.approx(1.0, abs=1e-5)
-    settings = read_objective({"name": "reinforce", "kl": 1.0, "kl_gradient": name})
+    settings = read_objective({"name": "reinforce", "kl": {"weight": 1.0, "gradient": name}})
     logprobs = policy(packed, 1.0)[0]
     loss = policy_loss(loss_inputs(whole, logprobs, ref), torch.zeros_like(logprobs), settings).loss
     sums = logprobs.view(-1, 2).sum(1)
@@ -217,14 +217,14 @@ def test_a_turn_is_credited_with_the_rewards_from_it_on() -> None:
         episode(0, 1.0, -1.0, 1.0), episode(1, 0.0, 0.0), episode(2, 2.0), episode(3, 9.0, verdict=Verdict.CRASH)
     )
     plain = read_objective({"name": "dr_grpo"})
-    assert turn_advantages([group], plain) == [[[0.0, 0.0, 0.0], [-1.0, 0.0], [1.0], None]]
+    assert turn_advantages([group], plain.advantage) == [[[0.0, 0.0, 0.0], [-1.0, 0.0], [1.0], None]]
     others = read_objective({"name": "rloo"})
-    assert turn_advantages([group], others) == [[[0.0, 0.0, 0.0], [-1.5, 0.0], [1.5], None]]
+    assert turn_advantages([group], others.advantage) == [[[0.0, 0.0, 0.0], [-1.5, 0.0], [1.5], None]]
     by_group = read_objective({"name": "grpo"})  # deviation sqrt(2/3) at turn 1, none at the others
-    found = turn_advantages([group], by_group)[0]
+    found = turn_advantages([group], by_group.advantage)[0]
     assert found[1] == pytest.approx([-(1.5**0.5), 0.0]) and found[2] == pytest.approx([1.5**0.5])
     whole = read_objective({"name": "magistral"})  # of 0 0 0 -1 0 1: sqrt(1/3)
-    found = turn_advantages([group], whole)[0]
+    found = turn_advantages([group], whole.advantage)[0]
     assert found[1] == pytest.approx([-(3**0.5), 0.0]) and found[2] == pytest.approx([3**0.5])
 
 
@@ -232,8 +232,8 @@ def test_later_rewards_are_discounted_by_turns() -> None:
     """With 1/2 the returns are (1 - 1/2 + 1/4, -1 + 1/2, 1) = (.75 -.5 1) and (2), with 0 the rewards themselves."""
     group = group_of(episode(0, 1.0, -1.0, 1.0), episode(1, 2.0))
     plain = read_objective({"name": "dr_grpo"})
-    assert turn_advantages([group], plain, 0.5) == [[[-0.625, 0.0, 0.0], [0.625]]]
-    assert turn_advantages([group], plain, 0.0) == [[[-0.5, 0.0, 0.0], [0.5]]]
+    assert turn_advantages([group], plain.advantage, 0.5) == [[[-0.625, 0.0, 0.0], [0.625]]]
+    assert turn_advantages([group], plain.advantage, 0.0) == [[[-0.5, 0.0, 0.0], [0.5]]]
     two = group_of(episode(0, 0.0, 2.0), episode(1, 0.0, 0.0))  # "retry" without a reward for the first answer
     found = train_sequences([two], plain, settings_of(credit="turn", discount=0.0))
     assert [one.advantages for one in found] == [[0.0, 1.0], [0.0, -1.0]]
@@ -250,7 +250,7 @@ def test_a_verifiers_total_is_the_reward_of_the_last_turn() -> None:
         episode(1, None, None, total=0.0),
         episode(2, None, total=0.5),
     )
-    found = turn_advantages([group], read_objective({"name": "dr_grpo"}))
+    found = turn_advantages([group], read_objective({"name": "dr_grpo"}).advantage)
     assert found == [[[0.5, 0.5], [-0.5, -0.5], [0.0]]]
 
 
@@ -271,11 +271,11 @@ def test_sequences_carry_the_advantages_of_their_turns() -> None:
 
 
 def test_objectives_that_cannot_be_trained_on_episodes_say_why() -> None:
-    refused = {name for name, one in OBJECTIVES.items() if one.kind.several_turns}
+    refused = {name for name, one in PUBLISHED.items() if one.kind.several_turns}
     assert refused == {"f_dpg", "jepo", "spo"}
     for name in refused:
         line = objective(name).refusal("guess")
-        assert f'objective.name = "{name}"' in line and '"guess"' in line and "use another objective" in line
+        assert f'objective.name = "{NAMES[name]}"' in line and '"guess"' in line and "use another objective" in line
     assert objective("magistral").refusal("guess") == ""
     assert "compares answers" in objective("majority").refusal("guess")
     config = settings_of(name="guess").model_copy(update={"objective": {"name": "spo"}})
@@ -284,7 +284,9 @@ def test_objectives_that_cannot_be_trained_on_episodes_say_why() -> None:
 
 @pytest.mark.parametrize("advantage", ["pass_at_k", "maxrl", "each_reward"])
 def test_credit_by_turn_needs_a_mean_to_compare_with(advantage: str) -> None:
-    config = settings_of(credit="turn").model_copy(update={"objective": {"name": "reinforce", "advantage": advantage}})
+    config = settings_of(credit="turn").model_copy(
+        update={"objective": {"name": "reinforce", "advantage": {"kind": advantage}}}
+    )
     assert any("environment.credit" in line and '"leave_one_out"' in line for line in complaints(config))
     allowed = config.model_copy(update={"objective": {"name": "rloo"}})
     assert not any("environment.credit" in line for line in complaints(allowed))

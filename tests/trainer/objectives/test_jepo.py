@@ -274,7 +274,7 @@ def test_ground_truth_answers_are_neither_clipped_nor_off_policy() -> None:
 def test_ground_truth_answers_are_in_no_mean_of_ratios() -> None:
     """Of the first completion the geometric mean of the two sampled ratios is (1.25 * 2.5)^(1/2) = 1.77; with the two
     of the ground truth, which are 1, it would be 1.33 and kept. Others: .5, (1 * 2)^(1/2), 1.2, 2."""
-    _, _, found = jepo(importance="geometric_masked", importance_low=0.1, importance_high=1.5)
+    _, _, found = jepo(importance={"kind": "geometric_masked", "low": 0.1, "high": 1.5})
     assert found.sums["masked"].item() == 4 and found.sums["clipped_high"].item() == 4
 
 
@@ -312,21 +312,21 @@ def test_an_entropy_bonus_is_of_the_reasoning_alone() -> None:
     assert (found.loss - plain.loss).item() == pytest.approx(-0.5 * 0.2, abs=1e-6)
 
 
-KINDS = ("return", "sequence_k2", "sequence_k3", "weighted_k3", "wrong_token_k2")
+KINDS = ("return", "sequence_k2", "sequence_k3", "weighted_k3")
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_divergence_is_of_the_reasoning_alone(kind: str) -> None:
     """Ground truths were not sampled: they add nothing to the divergence, its gradient or the sums for metrics."""
-    still: dict[str, Any] = {"answer_weight": 0.0, "missing_answer_penalty": 0.0, "kl_gradient": kind}
+    still: dict[str, Any] = {"answer_weight": 0.0, "missing_answer_penalty": 0.0}
     _, plain, _ = jepo(chosen=(0,), answer_weight=0.0, missing_answer_penalty=0.0)
-    _, with_divergence, found = jepo(chosen=(0,), kl=2.0, **still)
+    _, with_divergence, found = jepo(chosen=(0,), kl={"weight": 2.0, "gradient": kind}, **still)
     logs = [math.log(0.5 / 0.5), math.log(0.25 / 0.5)]
     ratios = [1.25, 2.5]
     whole = math.prod(ratios) * sum(logs)
     wanted = {
         "return": [ratios[0] * sum(logs), ratios[1] * logs[1]], "sequence_k2": [whole] * 2, "sequence_k3": [whole] * 2,
-        "weighted_k3": [ratio * log for ratio, log in zip(ratios, logs, strict=True)], "wrong_token_k2": logs,
+        "weighted_k3": [ratio * log for ratio, log in zip(ratios, logs, strict=True)],
     }[kind]  # fmt: skip
     assert plain == [[0.0] * 4]
     assert with_divergence == [pytest.approx([2.0 * 0.1 * one for one in wanted] + [0, 0], abs=1e-6)]

@@ -15,6 +15,8 @@ TOKEN_LOSSES = ("magistral", "gspo", "gspo_token", "reinforce")
 LOSSES = (*TOKEN_LOSSES, "agro", "spo", "dro", "jepo")
 LOG_RATIOS = [0.1, -0.3, 0.5, 0.0]
 
+SERVED = {"kind": "served", "url": "http://x/v1", "model": "m"}
+
 
 def run(
     ratios: list[float], advantages: list[float], weights: list[float] | None = None,
@@ -77,7 +79,7 @@ def test_gspo_ratio_is_the_geometric_mean_of_the_completion() -> None:
 
 def test_cispo_keeps_a_gradient_where_the_clip_ends_it() -> None:
     """r = 3, A = 1, upper bound 1.28: gradient 1.28; clip: 0."""
-    _, gradient = run([3.0], [1.0], name="cispo", importance_high=1.28)
+    _, gradient = run([3.0], [1.0], name="cispo", importance={"high": 1.28})
     assert (-gradient).item() == pytest.approx(1.28, abs=1e-6)
     assert run([3.0], [1.0])[1].item() == 0
 
@@ -109,31 +111,29 @@ def test_decoupled_loss_clips_against_the_start_of_the_batch() -> None:
     [
         ("none", {}, [1.0] * 4),
         ("token", {}, [1.1052, 0.7408, 1.6487, 1.0]),
-        ("token_truncated", {"importance_low": 0.8, "importance_high": 1.5}, [1.1052, 0.8, 1.5, 1.0]),
-        ("token_masked", {"importance_low": 0.8, "importance_high": 1.5}, [1.1052, 0, 0, 1.0]),
+        ("token_truncated", {"low": 0.8, "high": 1.5}, [1.1052, 0.8, 1.5, 1.0]),
+        ("token_masked", {"low": 0.8, "high": 1.5}, [1.1052, 0, 0, 1.0]),
         ("sequence", {}, [1.349859] * 4),
-        ("sequence_truncated", {"importance_high": 1.2}, [1.2] * 4),
-        ("sequence_masked", {"importance_high": 1.2}, [0.0] * 4),
-        ("sequence_masked", {"importance_high": 1.4}, [1.349859] * 4),
-        ("geometric_masked", {"importance_low": 0.9, "importance_high": 1.07}, [0.0] * 4),
-        ("geometric_masked", {"importance_low": 0.9, "importance_high": 1.08}, [1.1052, 0.7408, 1.6487, 1.0]),
+        ("sequence_truncated", {"high": 1.2}, [1.2] * 4),
+        ("sequence_masked", {"high": 1.2}, [0.0] * 4),
+        ("sequence_masked", {"high": 1.4}, [1.349859] * 4),
+        ("geometric_masked", {"low": 0.9, "high": 1.07}, [0.0] * 4),
+        ("geometric_masked", {"low": 0.9, "high": 1.08}, [1.1052, 0.7408, 1.6487, 1.0]),
         # mu = .5: pi - mu = .0526, -.1296, .3244, 0; A > 0 is kept below high
-        ("divergence_masked", {"importance_low": 0.1, "importance_high": 0.1}, [1.1052, 0.7408, 0, 1.0]),
+        ("divergence_masked", {"low": 0.1, "high": 0.1}, [1.1052, 0.7408, 0, 1.0]),
     ],
 )
 def test_importance_weights_of_log_ratios(importance: str, bounds: dict[str, float], expected: list[float]) -> None:
     """Log-ratios (.1, -.3, .5, 0) of one completion; their product is 1.349859, their geometric mean 1.077884."""
     ratios = [math.exp(value) for value in LOG_RATIOS]
-    found, gradient = run(ratios, [1.0] * 4, counts=[4], name="reinforce", importance=importance, **bounds)
+    found, gradient = run(ratios, [1.0] * 4, counts=[4], name="reinforce", importance={"kind": importance, **bounds})
     assert (-gradient).tolist() == pytest.approx(expected, abs=1e-4)
     assert found.sums["masked"].item() == (expected.count(0) if "masked" in importance else 0)
 
 
 def test_divergence_mask_keeps_what_moves_back() -> None:
     """A <= 0 is left out where the probability fell by more than low, whatever it rose."""
-    _, gradient = run(
-        [1.6, 0.5], [-1.0, -1.0], name="dppo", importance_low=0.2, importance_high=0.2, weights=[1.0, 1.0]
-    )
+    _, gradient = run([1.6, 0.5], [-1.0, -1.0], name="dppo", importance={"low": 0.2, "high": 0.2}, weights=[1.0, 1.0])
     assert (-gradient).tolist() == pytest.approx([-1.6, 0], abs=1e-6)
 
 
@@ -149,7 +149,9 @@ def test_the_weight_of_a_rare_token_that_became_likely_is_at_most_twenty() -> No
 
 
 def test_masked_weights_that_overflow_leave_no_trace() -> None:
-    _, gradient = run([math.exp(60)] * 2, [1.0, 1.0], counts=[2], name="reinforce", importance="sequence_masked")
+    _, gradient = run(
+        [math.exp(60)] * 2, [1.0, 1.0], counts=[2], name="reinforce", importance={"kind": "sequence_masked"}
+    )
     assert gradient.tolist() == [0.0, 0.0]
 
 
@@ -159,7 +161,7 @@ def test_masked_weights_that_overflow_leave_no_trace() -> None:
 def test_aipo_expected_gradient_on_two_arms(truncate: float, plain: float, with_baseline: float) -> None:
     """pi = (.8, .2), mu = (.2, .8), r = (1, 0): the expectation over mu of the gradient on the first logit."""
     policy, behaviour, rewards = torch.tensor([0.8, 0.2]), torch.tensor([0.2, 0.8]), torch.tensor([1.0, 0.0])
-    settings = read_objective({"name": "aipo", "importance_high": truncate})
+    settings = read_objective({"name": "aipo", "importance": {"high": truncate}})
     for baseline, expected in ((0.0, plain), (float(behaviour @ rewards), with_baseline)):
         logits = policy.log().requires_grad_()
         inputs = LossInputs(
@@ -180,11 +182,11 @@ def test_group_token_weights_make_a_long_completion_count_by_its_tokens() -> Non
 def test_a_teacher_adds_its_lead_to_every_token() -> None:
     """log nu - log pi = log(.25 / .5), log(.5 / .5); weight 2, and advantages of .5 beside it."""
     teacher = torch.tensor([math.log(0.25), math.log(0.5)])
-    _, gradient = run([1.0, 1.0], [0.5, 0.5], name="distill", teacher="http://x/v1", teacher_weight=2.0,
+    _, gradient = run([1.0, 1.0], [0.5, 0.5], name="distill", teacher=SERVED | {"weight": 2.0},
                       extra={"teacher": teacher})  # fmt: skip
     assert (-gradient).tolist() == pytest.approx([0.5 - 2 * math.log(2), 0.5], abs=1e-6)
     with pytest.raises(ValueError, match="log-probs of the teacher"):
-        run([1.0], [0.0], name="distill", teacher="http://x/v1")
+        run([1.0], [0.0], name="distill", teacher=SERVED)
 
 
 def test_supervised_is_the_weighted_negative_log_likelihood() -> None:
@@ -241,21 +243,22 @@ def regularised(name: str, **settings: Any) -> tuple[LossOutput, Tensor, Tensor]
 @pytest.mark.parametrize("name", TOKEN_LOSSES)
 def test_divergence_and_entropy_bonus_add_to_every_loss(name: str) -> None:
     plain, gradient, _ = regularised(name)
-    found, with_both, on_entropy = regularised(name, kl=0.5, kl_gradient="wrong_token_k2", entropy_bonus=0.2)
-    # k2: weight * l, l = (1, 0, 0, -1)
+    found, with_both, on_entropy = regularised(name, kl={"weight": 0.5, "gradient": "weighted_k3"}, entropy_bonus=0.2)
+    # weight * r * l, r = 1, l = (1, 0, 0, -1)
     assert (with_both - gradient).tolist() == pytest.approx([0.05, 0, 0, -0.2])
     assert on_entropy.tolist() == pytest.approx([-0.02, -0.02, -0.08, -0.08])
-    # .5 (.1 * .5 + .4 * .5) and .2 (.1 * 1.5 + .4 * 3.5)
-    assert (found.loss - plain.loss).item() == pytest.approx(0.125 - 0.31)
+    # exp(-l) - 1 + l is 1/e and e - 2; .2 (.1 * 1.5 + .4 * 3.5)
+    added = 0.5 * (0.1 / math.e + 0.4 * (math.e - 2)) - 0.31
+    assert (found.loss - plain.loss).item() == pytest.approx(added, abs=1e-6)
     assert found.sums["loss"].item() == plain.sums["loss"].item()
     assert found.sums.keys() - plain.sums.keys() == {"reference_log_ratio", "regularisation"}
-    assert found.sums["regularisation"].item() == pytest.approx(0.125 - 0.31)
+    assert found.sums["regularisation"].item() == pytest.approx(added, abs=1e-6)
     assert found.sums["reference_log_ratio"].item() == pytest.approx(0)
 
 
 def test_what_is_needed_and_missing_is_refused() -> None:
     with pytest.raises(ValueError, match="needs the log-probs of a reference"):
-        run([1.0], [1.0], name="grpo", kl=0.1)
+        run([1.0], [1.0], name="grpo", kl={"weight": 0.1})
     for name in ("agro", "spo"):
         with pytest.raises(ValueError, match="needs the log-probs of a reference"):
             run([1.0], [1.0], name=name)
@@ -282,10 +285,10 @@ def test_inputs_of_another_type_are_refused() -> None:
 
 def test_an_entropy_target_moves_clip_high_by_hand() -> None:
     """Bounds .2 and .4: .01 a step at most. Entropy half, all, none, 1.5 and 9 times the target of .6."""
-    settings = read_objective({"name": "magistral", "entropy_target": 0.6})
+    settings = read_objective({"name": "magistral", "entropy_target": {"nats": 0.6}})
     for share, moved in ((0.5, 0.285), (1.0, 0.28), (0.0, 0.29), (1.5, 0.275), (9.0, 0.27)):
         assert settings.after_step(0.6 * share) == {"clip_high": pytest.approx(moved)}
-    narrow = {"name": "magistral", "entropy_target": 0.6, "clip_high_bounds": [0.279, 0.281]}
+    narrow = {"name": "magistral", "entropy_target": {"nats": 0.6, "clip_high_bounds": [0.279, 0.281]}}
     assert read_objective({**narrow, "clip_high": 0.281}).after_step(0.0) == {"clip_high": 0.281}
     assert read_objective({**narrow, "clip_high": 0.279}).after_step(9.0) == {"clip_high": 0.279}
     assert read_objective({"name": "magistral"}).after_step(0.0) == {}, "no target: it stays"
@@ -294,7 +297,7 @@ def test_an_entropy_target_moves_clip_high_by_hand() -> None:
 
 def test_an_entropy_that_follows_clip_high_is_brought_to_its_target() -> None:
     """A policy whose entropy tends to 4 (clip_high - .2) by a tenth a step, from 1.2: .4 is that of clip_high = .3."""
-    table, entropy = {"name": "magistral", "entropy_target": 0.4}, 1.2
+    table, entropy = {"name": "magistral", "entropy_target": {"nats": 0.4}}, 1.2
     for _ in range(400):
         table |= read_objective(table).after_step(entropy)
         entropy += (4 * (table["clip_high"] - 0.2) - entropy) / 10

@@ -14,13 +14,17 @@ import pytest
 from shared import settings_file
 from shared.config import Config
 from shared.errors import ConfigError
-from trainer.objectives.advantage import GroupFilter, LossAggregation, Scale
-from trainer.objectives.importance import BOUNDS, Importance
-from trainer.objectives.kl import KlGradient
-from trainer.objectives.objective import Advantage, Need, Objective
-from trainer.objectives.registry import OBJECTIVES, complaints, load_all, read_objective
+from shared.section import flat
+from tests.trainer.objectives.named import EXAMPLES, NAMES, PUBLISHED
+from trainer.__main__ import main
+from trainer.objectives.advantage import Advantage, GroupFilter, LossAggregation, Scale
+from trainer.objectives.importance import Importance
+from trainer.objectives.kl import KlGradient, Reference
+from trainer.objectives.objective import Need, Objective
+from trainer.objectives.page import describe, describe_all, table
+from trainer.objectives.registry import OBJECTIVES, complaints, read_objective
+from trainer.objectives.tables import kinds_of, tables_of
 
-load_all()
 HERE = Path(__file__).parent
 PAGE = (HERE.parents[2] / "docs" / "objectives.md").read_text(encoding="utf-8")
 WORDS = {
@@ -33,45 +37,36 @@ WORDS = {
     Need.GROUND_TRUTH: "ground-truth answers",
 }
 """of the column `needs`"""
-MUST_BE_SET: dict[str, dict[str, Any]] = {"distill": {"teacher": "a folder"}}
+MUST_BE_SET: dict[str, dict[str, Any]] = {"distill": {"teacher": {"kind": "local", "path": "a folder"}}}
 """what a name cannot do without"""
+
+
+def kinds(union: Any) -> tuple[str, ...]:
+    """Every kind of a table."""
+    return tuple(kind for each in tables_of(union) for kind in kinds_of(each))
+
+
 NUMBERS = (
-    "clip_low", "clip_high", "importance_low", "importance_high", "beta", "value_samples", "value_learning_rate",
-    "answer_weight", "missing_answer_penalty", "desirable_above",
+    "clip_low", "clip_high", "importance.low", "importance.high", "ratio_reference.importance.low",
+    "ratio_reference.importance.high", "beta", "value_samples", "value_learning_rate", "answer_weight",
+    "missing_answer_penalty", "desirable_above",
 )  # fmt: skip
 VALUES: dict[str, tuple[str, ...]] = {
-    "importance": get_args(Importance),
-    "advantage": get_args(Advantage),
-    "scale": get_args(Scale),
+    "importance.kind": kinds(Importance),
+    "advantage.kind": kinds(Advantage),
+    "reference.kind": kinds(Reference),
+    "advantage.scale": get_args(Scale),
     "loss_aggregation": get_args(LossAggregation),
     "filter_groups_by": get_args(GroupFilter),
-    "kl_gradient": get_args(KlGradient),
-    "reference": get_args(get_args(Objective.model_fields["reference"].annotation)[0]),
+    "kl.gradient": get_args(KlGradient),
 }
-
-
-def table(first: str) -> list[dict[str, str]]:
-    """The table whose first column is called so: [rows] of column -> cell."""
-    lines = iter(PAGE.splitlines())
-    header = next(line for line in lines if line.startswith(f"| {first} |"))
-    columns, rows = cells(header), []
-    next(lines)
-    for line in lines:
-        if not line.startswith("|"):
-            break
-        rows.append(dict(zip(columns, cells(line), strict=True)))
-    return rows
-
-
-def cells(line: str) -> list[str]:
-    return [cell.strip() for cell in line.strip()[1:-1].split("|")]
 
 
 def numbers(text: str) -> set[float]:
     return set(map(float, re.findall(r"\d+(?:\.\d+)?", text)))
 
 
-ROWS = {row["name"].strip("`"): row for row in table("name")}
+ROWS = {row[first].strip("`"): row for first in ("name", "example") for row in table(first)}
 
 
 @cache
@@ -82,30 +77,31 @@ def functions(file: str) -> set[str]:
 
 
 def test_every_objective_has_a_row() -> None:
-    assert sorted(ROWS) == sorted(OBJECTIVES) and len(table("name")) == len(OBJECTIVES)
+    assert sorted(ROWS) == sorted(NAMES) and len(table("name")) == len(OBJECTIVES)
+    assert [row["example"].strip("`") for row in table("example")] == EXAMPLES
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_row_names_source_and_needs(name: str) -> None:
-    published = re.findall(r"\d{4}\.\d{5}", OBJECTIVES[name].source)
+    published = re.findall(r"\d{4}\.\d{5}", PUBLISHED[name].source)
     assert re.findall(r"\d{4}\.\d{5}", ROWS[name]["source"]) == published
-    wanted = {WORDS[need] for need in read_objective(dict(name=name, **MUST_BE_SET.get(name, {}))).needs}
+    wanted = {WORDS[need] for need in read_objective(dict(name=NAMES[name], **MUST_BE_SET.get(name, {}))).needs}
     assert set(ROWS[name]["needs"].split(", ")) == (wanted or {"nothing"})
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_formula_has_the_papers_numbers(name: str) -> None:
-    full = read_objective(dict(name=name, **MUST_BE_SET.get(name, {})))
-    assert {value for number in NUMBERS if (value := full.in_force.get(number))} <= numbers(ROWS[name]["formula"])
+    full = read_objective(dict(name=NAMES[name], **MUST_BE_SET.get(name, {})))
+    assert {value for number in NUMBERS if (value := flat(full.in_force).get(number))} <= numbers(ROWS[name]["formula"])
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("name", NAMES)
 def test_the_tests_of_a_row_are_there(name: str) -> None:
     named = [one.split("::") for one in re.findall(r"`([^`]+)`", ROWS[name]["test"])]
     assert named and all(function in functions(file) for file, function in named)
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("name", NAMES)
 def test_no_cell_of_a_row_is_empty(name: str) -> None:
     assert all(ROWS[name].values())
 
@@ -116,21 +112,24 @@ def test_every_value_of_a_building_block_has_a_row(setting: str) -> None:
 
 
 def test_importance_weights_have_their_bounds() -> None:
-    for row in table("`importance`"):
-        own = BOUNDS[row["`importance`"].strip("`")]
+    bounds = {
+        kind: [field.default for name, field in table_of_kind.model_fields.items() if name in ("low", "high")]
+        for table_of_kind in tables_of(Importance)
+        for kind in kinds_of(table_of_kind)
+    }
+    for row in table("`importance.kind`"):
         written = [float(number) for number in row["bounds unless set"].split(", ") if number]
-        assert written == [own[bound] for bound in ("importance_low", "importance_high") if bound in own]
+        assert written == bounds[row["`importance.kind`"].strip("`")]
 
 
 def test_a_loss_reads_what_its_row_says() -> None:
     """The names of a row share a class, and the settings that only its loss reads."""
     rows = {tuple(re.findall(r"`(\w+)`", row["names"])): row for row in table("names")}
-    assert sorted(name for names in rows for name in names) == sorted(OBJECTIVES)
+    assert sorted(name for names in rows for name in names) == sorted(NAMES)
     general = Objective.model_fields.keys()
     for names, row in rows.items():
         for name in names:
-            own = OBJECTIVES[name].kind.model_fields.keys() - general - {"importance_low", "importance_high"}
-            assert set(re.findall(r"`(\w+)`", row["reads"])) == own | OBJECTIVES[name].kind.own - {"importance"}, name
+            assert set(re.findall(r"`(\w+)`", row["reads"])) == PUBLISHED[name].kind.model_fields.keys() - general, name
 
 
 def test_every_need_has_its_price() -> None:
@@ -149,3 +148,26 @@ def test_the_error_on_the_page_is_the_one_that_comes(tmp_path: Path, monkeypatch
     with pytest.raises(ConfigError) as caught:
         settings_file.load("my_run.toml", complaints=complaints)
     assert f"\nerror: {caught.value}\n" in PAGE
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_objective_is_shown_on_one_screen_with_every_value_and_its_source(name: str) -> None:
+    lines = list(describe(NAMES[name]))
+    assert len(lines) <= 40 and all(len(line) <= 120 for line in lines)
+    formula = " ".join(" ".join(lines).split())
+    assert " ".join(ROWS[name]["formula"].replace("`", "").split()) in formula
+    source, paper = PUBLISHED[name].source, flat(PUBLISHED[name].values)
+    values = {line.split()[0]: line for line in lines[lines.index("") + 1 :]}
+    shown = flat(read_objective({"name": NAMES[name]}).in_force).keys() - {"name"}
+    assert shown <= values.keys()
+    assert all((source in values[setting]) == (setting in paper) for setting in shown)
+
+
+def test_the_list_has_every_objective() -> None:
+    text = "\n".join(describe_all())
+    assert all(re.search(rf"^{re.escape(full)}\b", text, re.MULTILINE) for full in NAMES.values())
+
+
+def test_the_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["objectives", "grp"]) == 2 and "did you mean grpo?" in capsys.readouterr().err
+    assert main(["objectives", "gspo"]) == 0 and "clip_low" in capsys.readouterr().out

@@ -9,6 +9,7 @@ import torch
 
 from shared.config import Config
 from shared.types import Completion, Group, Problem, Prompt, Reward, Verdict
+from tests.trainer.objectives.named import example
 from tests.trainer.objectives.tabular import Arms, draw_policy, draw_rewards, gradients
 from tests.trainer.objectives.tabular import Problem as Tabular
 from trainer.objectives.inputs import LossInputs, completions_of
@@ -39,7 +40,7 @@ def test_kto_by_hand() -> None:
     """Log-ratios (.4, -.2, 1) and -1 in two groups. Reference points: mean of the others, at least 0: max(0, .4) = .4,
     .7, .1, and 0 for the one alone. Rewards above .5 are desirable; they count 1, the others 2; beta = .5."""
     inputs = hand([1.0, 0.1, 0.6, 0.5], [0.4, -0.2, 1.0, -1.0], [0, 0, 0, 1])
-    settings = read_objective({"name": "kto", "beta": 0.5, "undesirable_weight": 2.0})
+    settings = read_objective({"name": example("kto"), "beta": 0.5, "undesirable_weight": 2.0})
     loss = policy_loss(inputs, torch.zeros(8), settings).loss
     felt = [sigmoid(0.5 * (0.4 - 0.4)), sigmoid(0.5 * (0.7 + 0.2)), sigmoid(0.5 * (1.0 - 0.1)), sigmoid(0.5 * 1.0)]
     counted = [0.1 * 1, 0.2 * 2, 0.3 * 1, 0.4 * 2]
@@ -55,7 +56,7 @@ def test_kto_by_hand() -> None:
 def test_kto_has_the_gradient_of_its_definition(seed: int) -> None:
     """Pairs that mu samples: the mean of lambda (1 - sigma(+- beta (l_i - z))) / beta, z = max(0, l_j) held."""
     problem = make(seed)
-    settings = read_objective({"name": "kto", "beta": 0.5, "desirable_above": 0.0})
+    settings = read_objective({"name": example("kto"), "beta": 0.5, "desirable_above": 0.0})
     found = gradients(policy_loss(problem.groups_of(2), torch.zeros(0), settings).loss, problem)
     mu, ratio = problem.behaviour.whole().detach().exp(), problem.policy.whole() - problem.reference.whole()
     signs = torch.where(problem.rewards > 0, 1.0, -1.0)
@@ -78,7 +79,7 @@ def test_a_lol_by_hand() -> None:
     1.9) and e^-3 (cut at .1)."""
     values = torch.tensor([0.5, 0.3, 0.4, 0.7], requires_grad=True)
     inputs = hand([1.0, 0.1, 1.0, 1.0], [0.4, -0.2, 1.0, -3.0], [0, 1, 2, 3], values)
-    output = policy_loss(inputs, torch.zeros(8), read_objective({"name": "a_lol"}))
+    output = policy_loss(inputs, torch.zeros(8), read_objective({"name": example("a_lol")}))
     factors = [0.1 * 0.5 * math.exp(0.4), 0.0, 0.3 * 0.6 * 1.9, 0.4 * 0.3 * 0.1]
     errors = [0.5, -0.2, 0.6, 0.3]
     value = sum(w * e * e for w, e in zip((0.1, 0.2, 0.3, 0.4), errors, strict=True)) / 2
@@ -94,7 +95,7 @@ def test_a_lol_is_the_policy_gradient_of_positive_advantages_where_the_reference
     """mu = ref and wide bounds: minus the gradient of E_pi max(r - V, 0), by enumeration."""
     problem = make(seed)
     problem.behaviour = problem.reference
-    settings = read_objective({"name": "a_lol", "clip_low": 0.999999, "clip_high": 1e6})
+    settings = read_objective({"name": example("a_lol"), "clip_low": 0.999999, "clip_high": 1e6})
     found = gradients(policy_loss(problem.every(), torch.zeros(0), settings).loss, problem)
     gain = (problem.policy.whole().exp() * (problem.rewards - 0.1).clamp(min=0)).sum()
     torch.testing.assert_close(found, -gradients(gain, problem), atol=1e-6, rtol=1e-4)
@@ -108,11 +109,13 @@ def group(index: int, rewards: list[float]) -> Group:
 
 def test_c_rlft_weighs_by_the_exponential_of_the_reward() -> None:
     """beta = 1 / ln 10: rewards 1, 0, 0, 2 count 10, 1, 1, 100, of which the mean is 28."""
-    settings = read_objective({"name": "c_rlft", "beta": 1 / math.log(10)})
+    settings = read_objective({"name": example("c_rlft"), "beta": 1 / math.log(10)})
     rows = settings.sequences([group(0, [1.0, 0.0]), group(1, [0.0, 2.0])], Config(), None, None)
     found = [one.advantages for row in rows for one in row if one is not None]
     assert [value for (value,) in found] == pytest.approx([10 / 28, 1 / 28, 1 / 28, 100 / 28], rel=1e-12)
-    huge = read_objective({"name": "c_rlft", "beta": 1e-6}).sequences([group(0, [1.0, 0.0])], Config(), None, None)
+    huge = read_objective({"name": example("c_rlft"), "beta": 1e-6}).sequences(
+        [group(0, [1.0, 0.0])], Config(), None, None
+    )
     assert [one.advantages for row in huge for one in row if one] == [[2.0], [0.0]]
 
 
@@ -123,7 +126,7 @@ def test_c_rlft_ends_at_the_optimum_regularised_by_who_wrote_the_data() -> None:
     counted = torch.tensor([10.0, 1.0, 1.0])
     arms, uniform = Arms(torch.zeros(3, requires_grad=True)), Arms(torch.zeros(3))
     problem = Tabular(arms, Arms(mu.log()), uniform, None, beta * counted.log())
-    settings = read_objective({"name": "c_rlft", "beta": beta})
+    settings = read_objective({"name": example("c_rlft"), "beta": beta})
     for _ in range(60):
         inputs = problem.every(counted / (mu * counted).sum())
         loss = policy_loss(inputs, torch.zeros_like(inputs.weights), settings).loss

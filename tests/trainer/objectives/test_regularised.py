@@ -15,6 +15,7 @@ from torch import Tensor
 
 from shared.errors import NonFinite
 from tests.trainer.objectives.descent import descend, expected_loss, methods, optimum
+from tests.trainer.objectives.named import example
 from tests.trainer.objectives.tabular import Arms, Problem, gradients
 from trainer.objectives.inputs import LossInputs, completions_of
 from trainer.objectives.loss import LossOutput, policy_loss
@@ -68,9 +69,11 @@ def test_the_policy_gradient_with_a_divergence_ends_elsewhere_off_policy(
     is exact all the same, its gradient is weighed by the ratios ("sequence_k2"; of one token "return" is the same)."""
     naive = methods(BETA)["naive"]
     assert isinstance(naive, PolicyGradient)
-    assert (naive.importance, naive.kl, naive.kl_gradient) == ("none", BETA, "sequence_k2")
+    assert naive.unweighted and naive.kl is not None and (naive.kl.weight, naive.kl.gradient) == (BETA, "sequence_k2")
     assert end(bandit(behaviour), naive) == pytest.approx(found, abs=6e-4)
-    assert end(bandit(behaviour), naive.model_copy(update={"kl_gradient": "return"})) == pytest.approx(found, abs=6e-4)
+    assert end(
+        bandit(behaviour), naive.model_copy(update={"kl": naive.kl.model_copy(update={"gradient": "return"})})
+    ) == pytest.approx(found, abs=6e-4)
 
 
 @pytest.mark.parametrize(("behaviour", "found"), [(SKEWED, [0.469, 0.249, 0.282]), (UNIFORM, [0.592, 0.204, 0.204])])
@@ -171,7 +174,9 @@ def test_f_dpg_by_hand() -> None:
         ("kl", [0.4, -0.7, 0.1, 0.5]),
         ("total_variation", [0.25, -0.25, 0.25, 0.25]),
     ):
-        settings = read_objective({"name": "f_dpg", "beta": 0.5, "divergence": divergence, "importance": "none"})
+        settings = read_objective(
+            {"name": example("f_dpg"), "beta": 0.5, "divergence": divergence, "importance": {"kind": "none"}}
+        )
         loss = policy_loss(inputs, torch.zeros(4), settings).loss
         (gradient,) = torch.autograd.grad(loss, logprobs)
         leads = [pulls[0] - pulls[1], pulls[1] - pulls[0], pulls[2] - pulls[3], pulls[3] - pulls[2]]
@@ -194,7 +199,9 @@ def test_f_dpg_has_the_gradient_of_its_divergence_by_enumeration(divergence: str
     problem = bandit(behaviour, [0.2, 0.5, 0.3])
     best, value = optimum(torch.tensor(UNIFORM).log(), torch.tensor(REWARDS), BETA)
     problem.rewards = problem.rewards - value
-    settings = read_objective({"name": "f_dpg", "beta": BETA, "divergence": divergence, "importance": "sequence"})
+    settings = read_objective(
+        {"name": example("f_dpg"), "beta": BETA, "divergence": divergence, "importance": {"kind": "sequence"}}
+    )
     found = gradients(policy_loss(problem.groups_of(2), torch.zeros(18), settings).loss, problem)
     exact = gradients(divergence_of(divergence, problem.policy.whole(), best.float()), problem)
     torch.testing.assert_close(found, BETA * exact, atol=1e-6, rtol=1e-5)
@@ -206,7 +213,9 @@ def test_f_dpg_ends_at_the_optimum(divergence: str) -> None:
     problem = bandit(SKEWED)
     best, value = optimum(torch.tensor(UNIFORM).log(), torch.tensor(REWARDS), BETA)
     problem.rewards = problem.rewards - value
-    settings = read_objective({"name": "f_dpg", "beta": BETA, "divergence": divergence, "importance": "sequence"})
+    settings = read_objective(
+        {"name": example("f_dpg"), "beta": BETA, "divergence": divergence, "importance": {"kind": "sequence"}}
+    )
     (logits,) = problem.policy.parameters()
     for _ in range(60):
         logits.data -= 8.0 * gradients(policy_loss(problem.groups_of(2), torch.zeros(18), settings).loss, problem)
@@ -219,7 +228,7 @@ def test_sharpening_is_the_policy_gradient_of_the_references_log_probs(behaviour
     problem = bandit(behaviour, [0.5, 0.3, 0.2])
     problem.reference = Arms(torch.tensor([0.6, 0.3, 0.1]).log())
     plain = Problem(problem.policy, problem.behaviour, problem.reference, None, torch.zeros(3))
-    settings = read_objective({"name": "sharpening", "importance": "sequence", "self_weight": 2.0})
+    settings = read_objective({"name": example("sharpening"), "importance": {"kind": "sequence"}, "self_weight": 2.0})
     found = gradients(policy_loss(plain.groups_of(2), torch.zeros(18), settings).loss, plain)
     said = (problem.policy.whole().exp() * problem.reference.whole()).sum()
     torch.testing.assert_close(found, -2 * gradients(said, problem), atol=1e-6, rtol=1e-5)
@@ -233,7 +242,7 @@ def test_sharpening_with_a_divergence_rests_where_the_reference_is_sharpened() -
     sharp = [36 / 46, 9 / 46, 1 / 46]
     problem = bandit(sharp, sharp)
     problem.reference, problem.rewards = Arms(torch.tensor([0.6, 0.3, 0.1]).log()), torch.zeros(3)
-    settings = read_objective({"name": "sharpening", "kl": 1.0, "importance": "none"})
+    settings = read_objective({"name": example("sharpening"), "kl": {"weight": 1.0}, "importance": {"kind": "none"}})
     assert gradients(policy_loss(problem.groups_of(2), torch.zeros(18), settings).loss, problem).abs().max() < 1e-6
     problem = bandit([0.5, 0.3, 0.2], [0.5, 0.3, 0.2])
     problem.reference, problem.rewards = Arms(torch.tensor([0.6, 0.3, 0.1]).log()), torch.zeros(3)

@@ -16,8 +16,8 @@ from shared.config import Config
 from shared.errors import ConfigError
 from shared.types import IMITATED, Completion, Group, Problem, Prompt, Reward, TrainSequence, Verdict
 from trainer.objectives.jepo import Jepo, encode_inside, splice_answer
+from trainer.objectives.objective import train_sequences
 from trainer.objectives.registry import objective_of, read_objective
-from trainer.objectives.sequences import train_sequences
 from verify.extract import extract_answer
 from verify.format import after_reasoning
 

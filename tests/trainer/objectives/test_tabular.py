@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.trainer.objectives.named import example
 from tests.trainer.objectives.tabular import COMPLETIONS, Problem, draw_policy, draw_rewards, gradients
 from trainer.objectives.clip import Clip
 from trainer.objectives.inputs import LossInputs, completions_of
@@ -20,7 +21,7 @@ RATIO_LOSSES: list[dict[str, Any]] = [
     {"name": "magistral"}, {"name": "grpo"}, {"name": "dapo", "dual_clip": 3.0}, {"name": "gspo"},
     {"name": "gspo_token"}, {"name": "decoupled_ppo"}, {"name": "tis"}, {"name": "icepop"}, {"name": "dppo"},
     {"name": "aipo"}, {"name": "cispo"}, {"name": "reinforce"},
-    *({"name": "reinforce", "importance": correction} for correction in (
+    *({"name": "reinforce", "importance": {"kind": correction}} for correction in (
         "token", "token_truncated", "token_masked", "sequence", "sequence_truncated", "sequence_masked",
         "geometric_masked")),
 ]  # fmt: skip
@@ -58,7 +59,7 @@ def test_on_policy_all_are_the_policy_gradient(chosen: dict[str, Any], seed: int
 @pytest.mark.parametrize("seed", SEEDS)
 def test_whole_completions_make_the_policy_gradient_unbiased_from_any_policy(seed: int) -> None:
     problem = make(seed)
-    found = gradients(loss_of(problem.every(), name="reinforce", importance="sequence"), problem)
+    found = gradients(loss_of(problem.every(), name="reinforce", importance={"kind": "sequence"}), problem)
     close(-found, gradients(expected_reward(problem), problem))
 
 
@@ -109,7 +110,7 @@ def test_expected_gradients_off_policy_against_the_formulas(seed: int) -> None:
         return torch.where(gone, 0.0, (p - m).exp() * a)
 
     wide = {"clip_low": 0.2, "clip_high": 0.28}
-    bounds = {"importance_low": 0.9, "importance_high": 1.1}
+    bounds = {"low": 0.9, "high": 1.1}
     cases: list[tuple[dict[str, Any], Any]] = [
         ({"name": "magistral"}, clip),
         ({"name": "decoupled_ppo", "clip_high": 0.28}, decoupled),
@@ -117,20 +118,20 @@ def test_expected_gradients_off_policy_against_the_formulas(seed: int) -> None:
         ({"name": "gspo_token", **wide}, gspo),
         ({"name": "reinforce"}, lambda p, m, x, a: a.expand_as(p)),
         ({"name": "aipo"}, lambda p, m, x, a: (p - m).exp().clamp(max=2) * a),
-        ({"name": "cispo", "importance_high": 1.5}, lambda p, m, x, a: (p - m).exp().clamp(max=1.5) * a),
+        ({"name": "cispo", "importance": {"high": 1.5}}, lambda p, m, x, a: (p - m).exp().clamp(max=1.5) * a),
         ({"name": "tis"}, lambda p, m, x, a: (x - m).exp().clamp(max=2) * clip(p, x, x, a)),
         (
-            {"name": "icepop", **bounds},
+            {"name": "icepop", "ratio_reference": {"importance": bounds}},
             lambda p, m, x, a: masked((x - m).exp(), (x - m).exp(), 0.9, 1.1) * clip(p, x, x, a),
         ),
         ({"name": "magistral", "dual_clip": 1.5}, dual),
-        ({"name": "dppo", "importance_low": 0.1, "importance_high": 0.05}, dppo),
+        ({"name": "dppo", "importance": {"low": 0.1, "high": 0.05}}, dppo),
         (
-            {"name": "aipo", "importance": "sequence_masked", "importance_high": 1.1},
+            {"name": "aipo", "importance": {"kind": "sequence_masked", "high": 1.1}},
             lambda p, m, x, a: masked((p - m).sum().exp().expand_as(p), (p - m).sum().exp(), 0.0, 1.1) * a,
         ),
         (
-            {"name": "aipo", "importance": "geometric_masked", **bounds},
+            {"name": "aipo", "importance": {"kind": "geometric_masked", **bounds}},
             lambda p, m, x, a: masked((p - m).exp(), (p - m).mean().exp(), 0.9, 1.1) * a,
         ),
     ]
@@ -190,7 +191,7 @@ def cut(inputs: LossInputs, order: list[int]) -> LossInputs:
 
 WHOLE_GROUPS = [
     {"name": "agro"},
-    {"name": "kto", "desirable_above": 0.0},
+    {"name": example("kto"), "desirable_above": 0.0},
     {"name": "jepo"},
     {"name": "jepo", "bound": "single_sample"},
 ]
@@ -198,8 +199,10 @@ WHOLE_GROUPS = [
 
 @pytest.mark.parametrize(
     "chosen",
-    [*RATIO_LOSSES, {"name": "spo"}, {"name": "dro"}, {"name": "a_lol"}, {"name": "c_rlft"}, *WHOLE_GROUPS,
-     *({"name": "magistral", "kl": 0.3, "kl_gradient": kind} for kind in ("return", "sequence_k2", "sequence_k3"))],
+    [*RATIO_LOSSES, {"name": "spo"}, {"name": "dro"}, *({"name": example(name)} for name in ("a_lol", "c_rlft")),
+     *WHOLE_GROUPS,
+     *({"name": "magistral", "kl": {"weight": 0.3, "gradient": gradient}}
+       for gradient in ("return", "sequence_k2", "sequence_k3"))],
     ids=lambda chosen: "-".join(map(str, chosen.values())),
 )  # fmt: skip
 @pytest.mark.parametrize("seed", SEEDS)
@@ -255,8 +258,8 @@ def test_two_tokens_from_a_uniform_policy() -> None:
             logprobs, torch.full((8,), math.log(0.5)), rewards.repeat_interleave(2), torch.full((8,), 0.25),
             completions_of([2] * 4),
         )  # fmt: skip
-        bounds = {"importance_high": 1.5} if importance == "sequence_truncated" else {}
-        loss = loss_of(inputs, name="reinforce", importance=importance, **bounds)
+        bounds = {"high": 1.5} if importance == "sequence_truncated" else {}
+        loss = loss_of(inputs, name="reinforce", importance={"kind": importance, **bounds})
         (gradient,) = torch.autograd.grad(loss, first)
         assert -gradient[0].item() == pytest.approx(wanted, abs=1e-6), importance
 

@@ -15,35 +15,32 @@ from typing import Literal
 from pydantic import Field
 
 from trainer.objectives.inputs import LossInputs, LossTerm
-from trainer.objectives.objective import Need, Objective
+from trainer.objectives.objective import FIXED, Compared, Need
 from trainer.objectives.registry import publish
 
 
-class ALol(Objective):
+class ALol(Compared):
     """The policy gradient of positive advantages over the reference."""
 
-    own = frozenset({"reference"})
     compares_rewards = False
     reads_plain_rewards = True
     least_completions = 1
 
-    reference: Literal["start", "previous", "average"] | None = "start"
-    """the policy that reinforcement learning starts with, an earlier iterate, or a moving average"""
     clip_low: float = Field(0.9, gt=0, lt=1)
     """the ratio of a completion counts at least 1 - clip_low"""
     clip_high: float = Field(0.9, gt=0)
     """the ratio of a completion counts at most 1 + clip_high"""
-    value_learning_rate: float = Field(1e-2, gt=0)
+    value_learning_rate: float = Field(1e-2, gt=0, json_schema_extra=FIXED)
     """learning rate of the value head"""
 
     @property
     def needs(self) -> set[Need]:
         """The reference and the value head."""
-        return super().needs | {Need.REFERENCE, Need.VALUE}
+        return super().needs | {Need.VALUE}
 
     @property
     def learns_from(self) -> Literal["rows", "log-probs", ""]:
-        """Any: the reference stands for who wrote them."""
+        """Any completions: the reference stands for who wrote them."""
         return "rows"
 
     def loss(self, inputs: LossInputs) -> LossTerm:
@@ -52,17 +49,18 @@ class ALol(Objective):
         Raises ValueError without the log-probs of a reference or a value head."""
         if inputs.reference is None or inputs.values is None:
             raise ValueError('objective.name = "a_lol" needs the log-probs of a reference and a value head')
-        of = inputs.completions
-        ratio = of.sums(inputs.logprobs.detach() - inputs.reference).exp()
-        rewards, weights = inputs.advantages[of.first], inputs.weights[of.first]
+        completions = inputs.completions
+        ratio = completions.sums(inputs.logprobs.detach() - inputs.reference).exp()
+        rewards, weights = inputs.advantages[completions.first], inputs.weights[completions.first]
         leads = (rewards - inputs.values.detach()).clamp(min=0)
         least, most = 1 - self.clip_low, 1 + self.clip_high
-        policy = -(weights * leads * ratio.clamp(least, most) * of.sums(inputs.logprobs)).sum()
+        policy = -(weights * leads * ratio.clamp(least, most) * completions.sums(inputs.logprobs)).sum()
         value = (weights * (rewards - inputs.values).square()).sum() / 2
-        found = (ratio < least) & (leads > 0), (ratio > most) & (leads > 0), leads == 0
-        return LossTerm(policy + value, *(which[of.index] for which in found))
+        touched = (ratio < least) & (leads > 0), (ratio > most) & (leads > 0), leads == 0
+        return LossTerm(policy + value, *(which[completions.index] for which in touched))
 
 
 publish(
-    "a_lol", ALol, "arXiv 2305.14718", advantage="reward", loss_aggregation="completions", filter_groups_by="off",
+    "a_lol", ALol, "arXiv 2305.14718",
+    advantage={"kind": "reward"}, loss_aggregation="completions", filter_groups_by="off",
 )  # fmt: skip

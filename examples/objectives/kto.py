@@ -25,10 +25,10 @@ class Kto(Regularised):
     desirable_above: float = 0.5
     """a completion with a reward above this is desirable, any other is undesirable"""
     desirable_weight: float = Field(1.0, gt=0)
-    """what a desirable completion counts; with many more of one kind the authors raise the weight of the other, until
+    """weight of a desirable completion; with many more of one kind the authors raise the weight of the other, until
     weight times number differ by less than 4/3"""
     undesirable_weight: float = Field(1.0, gt=0)
-    """what an undesirable completion counts"""
+    """weight of an undesirable completion"""
 
     @property
     def needs(self) -> set[Need]:
@@ -38,9 +38,9 @@ class Kto(Regularised):
     def loss(self, inputs: LossInputs) -> LossTerm:
         """sum_i weight_i lambda_i (1 - sigma(s_i beta (l_i - z_i))) / beta; the advantages are the rewards."""
         ratios, weights = self.log_ratios(inputs)
-        of = inputs.completions
-        point = of.mean_of_others(ratios.detach()).clamp(min=0)
-        desirable = inputs.advantages[of.first] > self.desirable_above
+        completions = inputs.completions
+        point = completions.mean_of_others(ratios.detach()).clamp(min=0)
+        desirable = inputs.advantages[completions.first] > self.desirable_above
         signs = torch.where(desirable, 1.0, -1.0)
         counted = torch.where(desirable, self.desirable_weight, self.undesirable_weight)
         felt = torch.sigmoid(signs * self.beta * (ratios - point))
@@ -48,5 +48,6 @@ class Kto(Regularised):
 
 
 publish(
-    "kto", Kto, "arXiv 2402.01306", advantage="reward", loss_aggregation="completions", filter_groups_by="off",
+    "kto", Kto, "arXiv 2402.01306",
+    advantage={"kind": "reward"}, loss_aggregation="completions", filter_groups_by="off",
 )  # fmt: skip

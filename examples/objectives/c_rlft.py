@@ -36,20 +36,20 @@ class CRlft(Objective):
 
     @property
     def learns_from(self) -> Literal["rows", "log-probs", ""]:
-        """Any: it imitates them."""
+        """Any completions: they are imitated."""
         return "rows"
 
     def sequences(
         self, groups: Sequence[Group], config: Config, chat: Chat | None, values: Mapping[str, float] | None
     ) -> list[list[TrainSequence | None]]:
-        """As of every objective; the advantages are exp(r / beta) over its mean over the minibatch."""
+        """The sequences of every objective; their advantages are exp(r / beta) over its mean over the minibatch."""
         rows = super().sequences(groups, config, chat, values)
-        found = [one for row in rows for one in row if one is not None]
-        largest = max((one.advantages[0] for one in found), default=0.0)
-        counted = [math.exp((one.advantages[0] - largest) / self.beta) for one in found]
+        sequences = [sequence for row in rows for sequence in row if sequence is not None]
+        largest = max((sequence.advantages[0] for sequence in sequences), default=0.0)
+        counted = [math.exp((sequence.advantages[0] - largest) / self.beta) for sequence in sequences]
         mean = math.fsum(counted) / max(len(counted), 1)
-        for one, value in zip(found, counted, strict=True):
-            one.advantages = [value / mean] * len(one.advantages)
+        for sequence, value in zip(sequences, counted, strict=True):
+            sequence.advantages = [value / mean] * len(sequence.advantages)
         return rows
 
     def loss(self, inputs: LossInputs) -> LossTerm:
@@ -58,6 +58,6 @@ class CRlft(Objective):
 
 
 publish(
-    "c_rlft", CRlft, "OpenChat, arXiv 2309.11235", advantage="reward", loss_aggregation="completions",
+    "c_rlft", CRlft, "OpenChat, arXiv 2309.11235", advantage={"kind": "reward"}, loss_aggregation="completions",
     filter_groups_by="off",
 )  # fmt: skip

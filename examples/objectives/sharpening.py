@@ -9,27 +9,23 @@ sharpened. l is of whole completions, as in the paper, and favours short ones.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
 
 from pydantic import Field
 
 from trainer.objectives.inputs import LossInputs, LossTerm
-from trainer.objectives.objective import Need
+from trainer.objectives.objective import Compared, Need
 from trainer.objectives.policy_gradient import PolicyGradient
 from trainer.objectives.registry import publish
 
 
-class Sharpening(PolicyGradient):
+class Sharpening(Compared, PolicyGradient):
     """The policy gradient of the reference's log-probs, beside that of the rewards where an advantage is chosen."""
 
-    own = frozenset({"reference", "importance"})
     rewards_itself = True
     compares_rewards = False
     gradient_follows_advantages = False
     advantages_by_token = False
 
-    reference: Literal["start", "previous", "average"] | None = "start"
-    """the policy whose log-probs are the reward"""
     self_weight: float = Field(1.0, gt=0)
     """weight of the reference's log-prob of a completion, nats, beside the advantage of its rewards"""
 
@@ -44,13 +40,13 @@ class Sharpening(PolicyGradient):
         Raises ValueError without the log-probs of a reference."""
         if inputs.reference is None:
             raise ValueError(f'objective.name = "{self.name}" needs the log-probs of a reference')
-        of = inputs.completions
-        said = of.sums(inputs.reference)
-        lead = self.self_weight * (said - of.mean_of_others(said))
-        return super().loss(replace(inputs, advantages=inputs.advantages + lead[of.index]))
+        completions = inputs.completions
+        likelihoods = completions.sums(inputs.reference)
+        lead = self.self_weight * (likelihoods - completions.mean_of_others(likelihoods))
+        return super().loss(replace(inputs, advantages=inputs.advantages + lead[completions.index]))
 
 
 publish(
-    "sharpening", Sharpening, "arXiv 2412.01951", importance="token_truncated", advantage="none",
+    "sharpening", Sharpening, "arXiv 2412.01951", importance={"kind": "token_truncated"}, advantage={"kind": "none"},
     filter_groups_by="off", loss_aggregation="completions",
 )  # fmt: skip

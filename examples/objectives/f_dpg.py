@@ -32,7 +32,6 @@ from trainer.objectives.regularised import Spo
 class FDpg(Spo, PolicyGradient):
     """Settings and loss of f-DPG; its importance weights are those of a policy gradient."""
 
-    own = frozenset({"reference", "importance"})
     gradient_follows_advantages = False
     advantages_by_token = False
     least_completions = 2
@@ -42,13 +41,13 @@ class FDpg(Spo, PolicyGradient):
 
     @property
     def needs(self) -> set[Need]:
-        """Whole groups, whose others are the baseline, beside what spo needs."""
+        """What spo needs, and whole groups: the others are the baseline."""
         return super().needs | {Need.GROUPS}
 
     @property
     def learns_from(self) -> Literal["rows", "log-probs", ""]:
-        """Those with log-probs, which it weighs; without weights none."""
-        return "" if self.importance == "none" else "log-probs"
+        """Completions with recorded log-probs, for the importance weights; without weights none."""
+        return "" if self.unweighted else "log-probs"
 
     def pulls(self, lack: Tensor) -> Tensor:
         """-f'(t) of lack = u = -log t."""
@@ -59,11 +58,12 @@ class FDpg(Spo, PolicyGradient):
     def loss(self, inputs: LossInputs) -> LossTerm:
         """-sum_t weight_t c_t beta (-f'_i - mean of the others') log pi_t; the advantages are r - V(x)."""
         regular, _ = self.regularised_rewards(inputs)
-        pulls, of = self.beta * self.pulls(regular.detach() / self.beta), inputs.completions
-        return PolicyGradient.loss(self, replace(inputs, advantages=(pulls - of.mean_of_others(pulls))[of.index]))
+        pulls, completions = self.beta * self.pulls(regular.detach() / self.beta), inputs.completions
+        leads = pulls - completions.mean_of_others(pulls)
+        return PolicyGradient.loss(self, replace(inputs, advantages=leads[completions.index]))
 
 
 publish(
-    "f_dpg", FDpg, "arXiv 2302.08215", importance="token_truncated", advantage="reward",
+    "f_dpg", FDpg, "arXiv 2302.08215", importance={"kind": "token_truncated"}, advantage={"kind": "reward"},
     loss_aggregation="completions", filter_groups_by="off",
 )  # fmt: skip

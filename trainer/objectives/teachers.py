@@ -1,6 +1,6 @@
 """A teacher behind an API, asked for the log-probs that it gives to the tokens which the policy sampled.
 
-    POST {objective.teacher}/completions  {"prompt": [token ids], "prompt_logprobs": 0, "max_tokens": 1, ...}
+    POST {objective.teacher.url}/completions  {"prompt": [token ids], "prompt_logprobs": 0, "max_tokens": 1, ...}
     -> choices[0].prompt_logprobs = [null, {"token id": {"logprob": ...}}, ...], one for each token sent
 
 as vLLM's server and `python -m serve` have it: log-softmax of the teacher's logits, at temperature 1, without top-p or
@@ -22,7 +22,7 @@ import msgspec
 from shared.chat_endpoint import ApiEndpoint, HttpStatus, key_headers
 from shared.errors import ConfigError, NonFinite, RunError
 from shared.json_reader import decode_json, parse_json
-from trainer.objectives.objective import Objective
+from trainer.objectives.objective import ServedTeacher
 
 BUSY = (429, 502, 503, 504)
 """statuses that may pass in a moment: the request is sent again"""
@@ -33,7 +33,7 @@ FIRST_PAUSE_S, MOST_PAUSE_S = 0.5, 16.0
 """seconds between two attempts: the first pause, doubled each time, and the longest"""
 MAX_REPLY_BYTES = 256 << 20
 MINUS_INFINITY = -9999.0
-"""what vLLM's server writes for minus infinity"""
+"""vLLM's server writes this for minus infinity"""
 ROUNDING = 1e-3
 """how far above 0 a log-prob may lie"""
 
@@ -77,21 +77,15 @@ class Decoded(msgspec.Struct):
 
 
 class Teacher:
-    """The model behind the address objective.teacher, asked over HTTP for log-probs."""
+    """The model behind the address objective.teacher.url, asked over HTTP for log-probs."""
 
-    def __init__(self, settings: Objective, deadline_s: float):
-        """settings: resolved. deadline_s: for one request with all its attempts. Raises ConfigError where the address
-        or the model is missing, or the variable of the key is not set."""
-        self.url, self.model = (settings.teacher or "").rstrip("/"), settings.teacher_model or ""
-        self.deadline_s = deadline_s
-        if not self.url.startswith(("http://", "https://")) or not self.model:
-            raise ConfigError(
-                f'objective.teacher (is "{self.url}") must be an address such as "http://127.0.0.1:8000/v1", and '
-                f'objective.teacher_model (is "{self.model}") the name that this API knows'
-            )
-        headers = key_headers(settings.teacher_key_variable or "", "objective.teacher_key_variable")
+    def __init__(self, settings: ServedTeacher, deadline_s: float):
+        """deadline_s: for one request with all its attempts. Raises ConfigError where the variable of the key is not
+        set."""
+        self.url, self.model, self.deadline_s = settings.url.rstrip("/"), settings.model, deadline_s
+        headers = key_headers(settings.key_variable, "objective.teacher.key_variable")
         self.endpoint = ApiEndpoint(self.url, self.model, headers, deadline_s)
-        self.name = f'objective.teacher = "{self.url}"'
+        self.name = f'objective.teacher.url = "{self.url}"'
         self.proven = False
         """whether it has answered correctly before, so that a failure may be temporary"""
 
@@ -115,9 +109,9 @@ class Teacher:
         except RunError as error:
             raise ConfigError(str(error)) from error
         self.proven = True
-        told = f"{context} tokens of context" if context else "context unknown"
+        length = f"{context} tokens of context" if context else "context unknown"
         tokenizer = "the same tokenizer" if all(same) else "tokenizer not compared, as the server has no /detokenize"
-        return f"teacher: {self.model} at {self.url}, {told}, {tokenizer}"
+        return f"teacher: {self.model} at {self.url}, {length}, {tokenizer}"
 
     async def score(self, prompt_ids: list[int], completion_ids: list[int]) -> list[float]:
         """[completion_tokens] log-probs of the completion's tokens after the prompt (of at least one token).
@@ -158,7 +152,7 @@ class Teacher:
                         return await self.endpoint.request(method, address, body, MAX_REPLY_BYTES)
                     except HttpStatus as error:
                         if error.code in NO_KEY:
-                            raise RunError(f"{self.name}: {error}: see objective.teacher_key_variable") from error
+                            raise RunError(f"{self.name}: {error}: see objective.teacher.key_variable") from error
                         if error.code not in BUSY and not (error.code == FAILED and self.proven):
                             raise
                         failure = str(error)
@@ -181,7 +175,7 @@ class Teacher:
         card = next((one for one in cards if one.id == self.model), None)
         if card is None:
             names = ", ".join(f'"{one.id}"' for one in cards[:20]) or "none"
-            raise ConfigError(f'objective.teacher_model = "{self.model}": {self.url} has no such model, only {names}')
+            raise ConfigError(f'objective.teacher.model = "{self.model}": {self.url} has no such model, only {names}')
         if card.max_model_len is not None and card.max_model_len <= most_tokens:
             raise ConfigError(
                 f"{self.name} has a context of {card.max_model_len} tokens; a prompt with its completion can have "
@@ -199,11 +193,11 @@ class Teacher:
             if error.code in (404, 405):
                 return False
             raise
-        found = decode_json(data, Decoded).prompt
-        if found != text:
+        decoded = decode_json(data, Decoded).prompt
+        if decoded != text:
             raise ConfigError(
-                f'objective.teacher_model = "{self.model}" has another tokenizer than the policy: it reads '
-                f"{found[:80]!r} where the policy reads {text[:80]!r}: choose a teacher of the same family"
+                f'objective.teacher.model = "{self.model}" has another tokenizer than the policy: it reads '
+                f"{decoded[:80]!r} where the policy reads {text[:80]!r}: choose a teacher of the same family"
             )
         return True
 
@@ -221,19 +215,21 @@ def read(data: bytes, token_ids: list[int], start: int) -> list[float]:
         raise RunError("its replies hold no prompt_logprobs: serve it with `vllm serve` or `python -m serve`")
     if len(table) != len(token_ids):
         raise RunError(f"{len(token_ids)} tokens were sent, and {len(table)} log-probs came")
-    found = []
-    for place in range(start, len(token_ids)):
-        entry = (table[place] or {}).get(token_ids[place])
+    logprobs = []
+    for position in range(start, len(token_ids)):
+        entry = (table[position] or {}).get(token_ids[position])
         if entry is None:
-            others = ", ".join(map(str, table[place] or {})) or "none"
-            raise RunError(f"token {token_ids[place]} was sent at position {place}, and a log-prob came of {others}")
+            others = ", ".join(map(str, table[position] or {})) or "none"
+            raise RunError(
+                f"token {token_ids[position]} was sent at position {position}, and a log-prob came of {others}"
+            )
         value = entry.logprob
         if value is None or not math.isfinite(value) or value <= MINUS_INFINITY:
-            raise NonFinite(f"the log-prob of token {token_ids[place]} at position {place} is {value}")
+            raise NonFinite(f"the log-prob of token {token_ids[position]} at position {position} is {value}")
         if value > ROUNDING:
-            raise RunError(f"{value} at position {place} is no log-prob: serve it with --logprobs-mode raw_logprobs")
-        found.append(value)
-    return found
+            raise RunError(f"{value} at position {position} is no log-prob: serve it with --logprobs-mode raw_logprobs")
+        logprobs.append(value)
+    return logprobs
 
 
 def is_json(data: bytes) -> bool:

@@ -25,9 +25,10 @@ from tests.packed import pack_from
 from tests.serve.command import QUESTION, Command
 from tests.serving import reply as answer
 from tests.serving import serving
-from trainer import teachers
+from trainer.objectives import teachers
+from trainer.objectives.objective import ServedTeacher
 from trainer.objectives.registry import read_objective
-from trainer.teachers import Teacher
+from trainer.objectives.teachers import Teacher
 
 OURS = "python -m serve"
 PROMPT, COMPLETION = [5, 6, 7], [9, 8]
@@ -35,10 +36,13 @@ PROMPT, COMPLETION = [5, 6, 7], [9, 8]
 
 def ask(url: str, work: Callable[[Teacher], Any], model: str = NAME, deadline_s: float = 30, **settings: str) -> Any:
     """What comes of work with a teacher at that address."""
-    objective = read_objective(dict(name="distill", teacher=url, teacher_model=model, **settings))
+    teacher_settings = {"kind": "served", "url": url, "model": model, **settings}
+    objective = read_objective({"name": "distill", "teacher": teacher_settings})
+    assert isinstance(objective.teacher, ServedTeacher)
+    served = objective.teacher
 
     async def whole() -> Any:
-        teacher = Teacher(objective, deadline_s)
+        teacher = Teacher(served, deadline_s)
         try:
             return await work(teacher)
         finally:
@@ -115,13 +119,13 @@ def test_what_a_real_server_cannot_do_is_told_at_the_start(real: str, model: Pat
     def start(decode: Callable[[list[int]], str] = chat.tokenizer.decode, tokens: int = 64, name: str = NAME) -> None:
         ask(real, lambda teacher: teacher.start([PROMPT], decode, tokens), model=name)
 
-    with pytest.raises(ConfigError, match=f'objective.teacher_model = "other".* only "{NAME}"'):
+    with pytest.raises(ConfigError, match=f'objective.teacher.model = "other".* only "{NAME}"'):
         start(name="other")
-    with pytest.raises(ConfigError, match=f"objective.teacher = .*context of {context} .* at most {context - 1}"):
+    with pytest.raises(ConfigError, match=f"objective.teacher.url = .*context of {context} .* at most {context - 1}"):
         start(tokens=context)
-    with pytest.raises(ConfigError, match="objective.teacher_model .* another tokenizer"):
+    with pytest.raises(ConfigError, match="objective.teacher.model .* another tokenizer"):
         start(decode=lambda ids: "another text")
-    with pytest.raises(RunError, match="objective.teacher = .* no log-probs of 2001 tokens: status 400"):
+    with pytest.raises(RunError, match="objective.teacher.url = .* no log-probs of 2001 tokens: status 400"):
         ask(real, lambda teacher: teacher.score([5], [5] * 2000))
     start()
 
@@ -229,7 +233,7 @@ def test_a_failure_is_tried_again_once_the_server_has_answered_as_it_must(api: A
     api.replies = [right, 500, 500, right]
     assert ask(api.url, work) == [-1.5, -2.0] and len(api.requests) == 4
     api.replies = [500]
-    with pytest.raises(ConfigError, match=r"objective\.teacher = .*status 500"):
+    with pytest.raises(ConfigError, match=r"objective\.teacher\.url = .*status 500"):
         start(api)
     assert len(api.requests) == 5
 
@@ -237,7 +241,9 @@ def test_a_failure_is_tried_again_once_the_server_has_answered_as_it_must(api: A
 @pytest.mark.parametrize("reply", [503, None])
 def test_a_server_that_stays_away_ends_the_run_at_the_deadline(api: Api, reply: int | None) -> None:
     api.replies = [reply]
-    with pytest.raises(RunError, match=r"objective.teacher = .*not answer for 0.3 s, at last with (status 503|Remote)"):
+    with pytest.raises(
+        RunError, match=r"objective.teacher.url = .*not answer for 0.3 s, at last with (status 503|Remote)"
+    ):
         score(api, deadline_s=0.3)
     assert len(api.requests) > 2
 
@@ -246,7 +252,7 @@ def test_a_server_that_stays_away_ends_the_run_at_the_deadline(api: Api, reply: 
     ("reply", "error", "told"),
     [
         (400, RunError, "status 400"),
-        (401, RunError, "objective.teacher_key_variable"),
+        (401, RunError, "objective.teacher.key_variable"),
         (lambda ids: right([*ids[:4], 4]), RunError, "token 8 was sent at position 4, and a log-prob came of 4"),
         (lambda ids: [*right(ids)[:4], None], RunError, "token 8 was sent at position 4, and a log-prob came of none"),
         (lambda ids: right(ids)[:-1], RunError, "5 tokens were sent, and 4 log-probs came"),
@@ -264,7 +270,7 @@ def test_what_is_no_log_prob_of_the_tokens_that_were_sent_ends_the_run(
     api: Api, reply: Any, error: type[RunError], told: str
 ) -> None:
     api.replies = [reply]
-    with pytest.raises(error, match="objective.teacher = ") as found:
+    with pytest.raises(error, match="objective.teacher.url = ") as found:
         score(api)
     assert told in str(found.value) and type(found.value) is error and len(api.requests) == 1
 
@@ -284,14 +290,15 @@ def test_a_server_that_is_still_loading_is_waited_for(api: Api) -> None:
 
 def test_a_server_that_knows_no_log_probs_of_prompts_is_refused_at_the_start(api: Api) -> None:
     api.replies = [lambda ids: None]
-    with pytest.raises(ConfigError, match="objective.teacher = .* no prompt_logprobs: serve it with"):
+    with pytest.raises(ConfigError, match="objective.teacher.url = .* no prompt_logprobs: serve it with"):
         start(api)
 
 
 @pytest.mark.parametrize(
     ("models", "told"),
-    [(404, "objective.teacher = .*status 404.*up to the API's version"), (403, "objective.teacher_key_variable"),
-     ({"id": "other"}, f'objective.teacher_model = "{NAME}".* only "other"'), ({}, "objective.teacher = .*cannot be"),
+    [(404, "objective.teacher.url = .*status 404.*up to the API's version"), (403, "objective.teacher.key_variable"),
+     ({"id": "other"}, f'objective.teacher.model = "{NAME}".* only "other"'),
+     ({}, "objective.teacher.url = .*cannot be"),
      ({"id": NAME, "max_model_len": 64}, "context of 64 .* 64 here.* model.max_tokens to at most 63")],
 )  # fmt: skip
 def test_a_wrong_address_or_model_is_told(api: Api, models: Any, told: str) -> None:
@@ -302,21 +309,21 @@ def test_a_wrong_address_or_model_is_told(api: Api, models: Any, told: str) -> N
 
 def test_another_tokenizer_is_refused(api: Api) -> None:
     api.text = "texts"
-    with pytest.raises(ConfigError, match="objective.teacher_model .*another tokenizer.* reads 'texts' where"):
+    with pytest.raises(ConfigError, match="objective.teacher.model .*another tokenizer.* reads 'texts' where"):
         start(api)
 
 
 def test_nobody_there_is_told_at_once() -> None:
     free = Api()
     free.server_close()
-    with pytest.raises(ConfigError, match="objective.teacher = .*ConnectError.*start that server"):
+    with pytest.raises(ConfigError, match="objective.teacher.url = .*ConnectError.*start that server"):
         start(free)
 
 
 @pytest.mark.parametrize(
     ("settings", "told"),
-    [({"url": "folder"}, 'objective.teacher .is "folder"'), ({"model": ""}, "objective.teacher_model"),
-     ({"teacher_key_variable": "NOT_SET_HERE"}, 'objective.teacher_key_variable = "NOT_SET_HERE"')],
+    [({"url": ""}, "objective.teacher.url"), ({"model": ""}, "objective.teacher.model"),
+     ({"key_variable": "NOT_SET_HERE"}, 'objective.teacher.key_variable = "NOT_SET_HERE"')],
 )  # fmt: skip
 def test_settings_that_are_missing_are_told(settings: dict[str, str], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
@@ -325,7 +332,7 @@ def test_settings_that_are_missing_are_told(settings: dict[str, str], told: str)
 
 def test_the_key_goes_into_the_header(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KEY_OF_THE_TEACHER", "secret")
-    start(api, teacher_key_variable="KEY_OF_THE_TEACHER")
+    start(api, key_variable="KEY_OF_THE_TEACHER")
     assert api.keys == {"Bearer secret"}
 
 

@@ -1,0 +1,132 @@
+"""`python -m trainer objectives`: the objectives by name, and `... objectives dapo`: all about one, on one screen.
+
+Formulas, needs and uses are those of the tables of docs/objectives.md; values and their sources are those of the code.
+"""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
+
+from shared.section import flat
+from shared.settings_file import literal, type_name
+from trainer.objectives.objective import Objective
+from trainer.objectives.registry import EXAMPLES, OBJECTIVES, find, load_all, read_objective
+from trainer.objectives.tables import describe_tables, nested, tables_of
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "objectives.md"
+WIDTH = 118
+
+
+@cache
+def table(first: str) -> list[dict[str, str]]:
+    """The table of the page whose first column is called so: [rows] of column -> cell."""
+    lines = iter(PAGE.read_text(encoding="utf-8").splitlines() if PAGE.is_file() else [])
+    header = next((line for line in lines if line.startswith(f"| {first} |")), "")
+    next(lines, "")
+    rows = []
+    for line in lines:
+        if not line.startswith("|"):
+            break
+        rows.append(dict(zip(cells(header), cells(line), strict=True)))
+    return rows
+
+
+def cells(line: str) -> list[str]:
+    """The cells of a row of a table."""
+    return [cell.strip() for cell in line.strip()[1:-1].split("|")]
+
+
+def departures(name: str) -> str:
+    """What the page says about how this objective departs from its paper; "" for nothing."""
+    text = PAGE.read_text(encoding="utf-8") if PAGE.is_file() else ""
+    items = " ".join(text.partition("## What departs")[2].split()).split(" - ")
+    return " ".join(item.partition(": ")[2] for item in items if name in item.partition(":")[0].split(", "))
+
+
+def describe_all() -> Iterator[str]:
+    """Yield a line for each objective of the product, then of the examples: its name and what it is for."""
+    load_all()
+    for name, published in OBJECTIVES.items():
+        use = next((row["when"] for row in table("name") if row["name"].strip("`") == name), published.source)
+        yield f"{name:<18} {use.replace('`', '')}"
+    for row in table("example"):
+        name = row["example"].strip("`")
+        yield from ("", f"{EXAMPLES / name}.py:{name}", *textwrap.wrap(row["when"].replace("`", ""), WIDTH - 4))
+
+
+def describe(name: str) -> Iterator[str]:
+    """Yield all about one objective: formula, source, needs, and every value in force with where it comes from.
+
+    Raises ConfigError for an unknown name."""
+    kind, source, paper = find(name)
+    short = name.rpartition(":")[2]
+    row = next((row for first in ("name", "example") for row in table(first) if row[first].strip("`") == short), None)
+    yield f"{name}: {source}"
+    if row is None:
+        yield inspect.getdoc(inspect.getmodule(kind)) or ""
+    else:
+        texts = {"formula": "formula", "needs": "needs", "when": "when", "bias and variance": "bias"}
+        for column, title in texts.items():
+            yield from entry(title, row[column].replace("`", ""))
+    yield from entry("here", departures(short))
+    file = Path(inspect.getfile(kind)).resolve()
+    yield from entry("code", f"{file.relative_to(ROOT) if file.is_relative_to(ROOT) else file}, class {kind.__name__}")
+    yield ""
+    yield from values(read_objective({"name": name}), set(flat(paper)), source)
+
+
+def entry(title: str, text: str) -> list[str]:
+    """A titled text, broken into lines."""
+    return textwrap.wrap(text, WIDTH, initial_indent=f"  {title:<8} ", subsequent_indent=" " * 11) if text else []
+
+
+def values(objective: Objective, paper: set[str], source: str) -> Iterator[str]:
+    """Yield every value in force and its source. paper: the settings that the paper gives."""
+    settings = {name: value for name, value in flat(objective.in_force).items() if name != "name"}
+    width = max(map(len, settings))
+    for name, value in settings.items():
+        top, _, inner = name.partition(".")
+        classes = [kind for kind in reversed(type(objective).mro()) if top in vars(kind).get("__annotations__", {})]
+        default = "default of this kind" if inner and inner != "kind" else f"default of {classes[0].__name__}"
+        yield f"  {name:<{width}}  {literal(value):<18} {source if name in paper else default}"
+    tables = [name for name in type(objective).model_fields if getattr(objective, name) is None]
+    if tables:
+        yield f"  not set: {', '.join(tables)}"
+
+
+def describe_settings() -> str:
+    """Every setting of every objective with its type and meaning, for --help."""
+    load_all()
+    lines: list[str] = []
+    described: set[str] = set()
+    kinds: list[type[Objective]] = [Objective, *(published.kind for published in OBJECTIVES.values())]
+    for kind in dict.fromkeys(kinds):
+        names = [name for name, published in OBJECTIVES.items() if published.kind is kind]
+        fields = {name: field for name, field in nested(kind).items() if name not in described}
+        if fields and names:
+            lines.append(f"\n  of {', '.join(names)} also")
+        for name, field in fields.items():
+            tables = tables_of(field.annotation)
+            lines.append(f"  [objective.{name}]" if tables else f"  --objective.{name}=")
+            what = describe_tables(field) if tables else type_name(field)
+            lines.append(f"        {' '.join((field.description or '').split())} ({what})")
+        described |= set(fields)
+    return "\n".join(lines) + "\n"
+
+
+def main(arguments: Sequence[str], show: Callable[[str], None]) -> int:
+    """Print the list, or all about the objectives that are named. Raises ConfigError for an unknown name."""
+    load_all()
+    for name in arguments:
+        for line in describe(name):
+            show(line)
+    if not arguments:
+        for line in describe_all():
+            show(line)
+        show("\npython -m trainer objectives NAME shows formula, source and every value of one (docs/objectives.md)")
+    return 0
