@@ -214,51 +214,21 @@ def explain(error: ErrorDetails, path: str, origin: dict[str, str]) -> list[str]
     return [f"{where}: {key} {relation} {given}: must be {type_name(SETTINGS[key])}"]
 
 
-RENAMED = {
-    "rollout.hold_back": "rollout.fixed_staleness",
-    "reward.length_cache": "reward.overlong_buffer",
-    "reward.sandbox.boxes": "reward.sandbox.max_concurrency",
-    "data.drop_solved": "data.drop_solved_after",
-    "optimiser.decay_to": "optimiser.min_lr_ratio",
-    "reward.cosine_right": "reward.options.cosine_length.right",
-    "reward.cosine_wrong": "reward.options.cosine_length.wrong",
-    "reward.repetition_words": "reward.options.repetition.words",
-    "reward.undetermined": "reward.options.language.undetermined",
-    "reward.log_sigmoid": "reward.options.NAME.log_sigmoid",
-    "rollout.lead": "rollout.max_async_level",
-    "rollout.window": "rollout.reorder_window",
-    "data.held_out": "data.validation",
-    "data.open": "data.open_share",
-    "sync.proof": "sync.verify",
-    "cold_start": "sft",
-    "stories": "prepare.options",
-}
-"""former name of a setting or section -> its name"""
-REMOVED = {
+BY_DESIGN = {
     # until the kept set of every token is replayed in the trainer, its log-probs are of another distribution
     "rollout.top_p": "training samples from the whole distribution, since a truncated one biases the importance ratio",
     "rollout.top_k": "training samples from the whole distribution, since a truncated one biases the importance ratio",
     "optimiser.beta1": "AdamW has betas 0.9 and 0.95 (trainer/step/optimiser.py)",
     "optimiser.beta2": "AdamW has betas 0.9 and 0.95 (trainer/step/optimiser.py)",
     "optimiser.epsilon": "AdamW has epsilon 1e-8 (trainer/step/optimiser.py)",
-    "optimiser.threads": "a trainer rank on a CPU computes with OMP_NUM_THREADS threads (environment variable)",
-    "rollout.threads": "an engine on a CPU computes with half of OMP_NUM_THREADS threads (environment variable)",
-    "deadlines.heartbeat_s": "a rank counts as hung after half of deadlines.sync_s",
-    "deadlines.token_s": "an engine that gives no token and no answer for deadlines.sync_s is restarted",
-    "deadlines.batch_s": "a full batch may take twice deadlines.step_s",
-    "deadlines.teacher_s": "a teacher behind an address has deadlines.start_s for a completion",
-    "reward.sandbox.compile_s": "compiling may take 2.5 times reward.sandbox.test_s, at least 10 s",
-    "sync.max_difference": "model.dtype determines how far log-probs may differ (rollout/weights/proof.py)",
 }
-"""setting that was removed -> what applies instead"""
+"""what other projects have as a setting -> what applies here"""
 
 
 def suggestion(key: str) -> str:
     """Return "; did you mean ...?" with the nearest setting or section, or where to look when nothing is near."""
-    if key in RENAMED:
-        return f"; it is called {RENAMED[key]} now"
-    if key in REMOVED:
-        return f": {REMOVED[key]}. Remove it"
+    if key in BY_DESIGN:
+        return f": {BY_DESIGN[key]}. Remove it"
 
     def likeness(candidate: str) -> float:
         whole = difflib.SequenceMatcher(None, key, candidate).ratio()

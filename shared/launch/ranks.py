@@ -13,15 +13,16 @@ import socket
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
-
-import torch
-import torch.distributed as dist
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from shared.config import Config
 from shared.errors import ConfigError, DeadlineExceeded
 from shared.launch import launch_folder
 from shared.launch.launch_folder import LaunchFolder
+
+if TYPE_CHECKING:  # it takes seconds to import, and `python -m trainer --help` needs none of it
+    import torch
+    import torch.distributed as dist
 
 Kind = Literal["controller", "trainer", "engine"]
 MEETING_S, MEETING_LOOK_S = 900.0, 0.05
@@ -86,6 +87,8 @@ def count_gpus(device: Literal["auto", "cpu", "cuda"]) -> int:
 
     Raises ConfigError where it cannot be had, and with "auto" where GPUs are there that cannot be used.
     """
+    import torch
+
     if device == "cpu":
         if torch.version.cuda is not None:
             raise ConfigError(
@@ -202,12 +205,16 @@ def join_meeting(node: LaunchFolder) -> LaunchFolder | None:
 def open_store(folder: LaunchFolder) -> dist.Store:
     """Open the key-value store of this launch attempt: a file in a private folder."""
     count = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    import torch.distributed as dist
+
     store = dist.FileStore(str(folder.path / f"store{count}"), -1)
     store.set_timeout(datetime.timedelta(seconds=MEETING_S))
     return store
 
 
 def _torchruns_store() -> dist.Store:
+    import torch.distributed as dist
+
     agent_hosts_it = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     store = dist.TCPStore(
         os.environ["MASTER_ADDR"],
@@ -243,6 +250,8 @@ def too_few_gpus(rank: int, own: range, config: Config, gpus: int) -> str:
 def read_role(config: Config, store: dist.Store, folder: Path) -> Role:
     """Read this process's role. Raises ConfigError if the launch has another number of ranks than the settings, or if
     this node has too few GPUs for its ranks."""
+    import torch
+
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     trainers, engines = config.placement.trainers, config.placement.engines
     if world != config.world_size:

@@ -9,18 +9,23 @@ the start of the batch against the one that sampled (importance.py).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-import torch
 from pydantic import Field
-from torch import Tensor
 
 from shared.config import Config
+from shared.lazy_module import LazyModule
 from shared.section import Section
 from trainer.objectives.importance import Importance, Unbounded, bound_contradictions, importance_weights
 from trainer.objectives.inputs import LossInputs, LossTerm
 from trainer.objectives.objective import Need, Objective
 from trainer.objectives.registry import publish
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+else:
+    torch = LazyModule("torch")
 
 STEPS = 20
 """steps of no entropy, or of twice the target, that take clip_high from one bound to the other"""

@@ -10,11 +10,14 @@ In an environment each turn is a completion in this sense: it has a ratio of its
 
 from __future__ import annotations
 
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from trainer.objectives.clip import ClippedRatio
 from trainer.objectives.inputs import LossInputs
 from trainer.objectives.registry import publish
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Gspo(ClippedRatio):

@@ -20,14 +20,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple
 
-import torch
 from pydantic import Field
-from torch import Tensor
 
+from shared.lazy_module import LazyModule
 from shared.section import Section
 from trainer.objectives.inputs import LossInputs
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+else:
+    torch = LazyModule("torch")
 
 LARGEST = 20.0
 """largest weight of "divergence_masked\""""
@@ -111,37 +116,37 @@ class Weights(NamedTuple):
     """bool: it is 0"""
 
 
-@torch.no_grad()
 def importance_weights(inputs: LossInputs, settings: Importance, from_old: bool = False) -> Weights:
     """The weights of a micro-batch. from_old: weigh the policy at the start of the batch, instead of the policy now,
     against the one that sampled."""
-    name, least, most = settings.kind, settings.low, settings.high
-    none = torch.zeros_like(inputs.weights, dtype=torch.bool)
-    if name == "none":
-        return Weights(None, none, none, none)
-    now = inputs.old if from_old and inputs.old is not None else inputs.logprobs
-    log_ratio = now.detach() - inputs.behaviour
-    ratio = log_ratio.exp()
-    if name == "token":
-        return Weights(ratio, none, none, none)
-    if name == "token_truncated":
-        return Weights(ratio.clamp(least, most), ratio < least, ratio > most, none)
-    if name == "token_masked":
-        return mask(ratio, ratio, least, most)
-    if name == "divergence_masked":
-        change, rising = now.exp() - inputs.behaviour.exp(), inputs.advantages > 0
-        below, above = ~rising & (change < -least), rising & (change > most)
-        return Weights(ratio.clamp(max=LARGEST) * ~(below | above), below, above, below | above)
-    completions = inputs.completions
-    if name == "geometric_masked":
-        means = completions.turn_means(log_ratio, inputs.imitated).exp()
-        return mask(ratio, means[completions.turn], least, most)
-    product = completions.sums(log_ratio).exp()[completions.index]
-    if name == "sequence":
-        return Weights(product, none, none, none)
-    if name == "sequence_truncated":
-        return Weights(product.clamp(max=most), none, product > most, none)
-    return mask(product, product, 0.0, most)
+    with torch.no_grad():
+        name, least, most = settings.kind, settings.low, settings.high
+        none = torch.zeros_like(inputs.weights, dtype=torch.bool)
+        if name == "none":
+            return Weights(None, none, none, none)
+        now = inputs.old if from_old and inputs.old is not None else inputs.logprobs
+        log_ratio = now.detach() - inputs.behaviour
+        ratio = log_ratio.exp()
+        if name == "token":
+            return Weights(ratio, none, none, none)
+        if name == "token_truncated":
+            return Weights(ratio.clamp(least, most), ratio < least, ratio > most, none)
+        if name == "token_masked":
+            return mask(ratio, ratio, least, most)
+        if name == "divergence_masked":
+            change, rising = now.exp() - inputs.behaviour.exp(), inputs.advantages > 0
+            below, above = ~rising & (change < -least), rising & (change > most)
+            return Weights(ratio.clamp(max=LARGEST) * ~(below | above), below, above, below | above)
+        completions = inputs.completions
+        if name == "geometric_masked":
+            means = completions.turn_means(log_ratio, inputs.imitated).exp()
+            return mask(ratio, means[completions.turn], least, most)
+        product = completions.sums(log_ratio).exp()[completions.index]
+        if name == "sequence":
+            return Weights(product, none, none, none)
+        if name == "sequence_truncated":
+            return Weights(product.clamp(max=most), none, product > most, none)
+        return mask(product, product, 0.0, most)
 
 
 def mask(weight: Tensor, measured: Tensor, low: float, high: float) -> Weights:

@@ -32,14 +32,13 @@ import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-import torch
 from pydantic import Field
-from torch import Tensor
 
 from shared.chat import Chat
 from shared.config import Config
+from shared.lazy_module import LazyModule
 from shared.types import IMITATED, SAMPLED, Completion, Group, TrainSequence, Verdict
 from trainer.objectives.advantage import graded
 from trainer.objectives.importance import Importance, TokenTruncated
@@ -50,6 +49,12 @@ from trainer.objectives.registry import publish
 from trainer.objectives.sequences import sequence_of
 from verify.extract import find_answer
 from verify.scorer import parts_of
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+else:
+    torch = LazyModule("torch")
 
 FEW = 32
 """tokens from the end of a completion among which its box is looked for first; then twice as many"""

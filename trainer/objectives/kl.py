@@ -21,14 +21,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-import torch
 from pydantic import Field
-from torch import Tensor
 
+from shared.lazy_module import LazyModule
 from shared.section import Section
 from trainer.objectives.inputs import Completions
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+else:
+    torch = LazyModule("torch")
 
 KlGradient = Literal["return", "sequence_k2", "sequence_k3", "weighted_k3"]
 

@@ -14,13 +14,18 @@ A new loss is one file (objective.py), and a test with values worked out by hand
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
+from shared.lazy_module import LazyModule
 from trainer.objectives.inputs import LossInputs
 from trainer.objectives.kl import divergence_terms
 from trainer.objectives.objective import Objective
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+else:
+    torch = LazyModule("torch")
 
 
 @dataclass(frozen=True)

@@ -17,16 +17,21 @@ their KL is left out.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import torch
 from pydantic import Field
-from torch import Tensor
 
 from shared.config import Config
+from shared.lazy_module import LazyModule
 from trainer.objectives.inputs import LossInputs, LossTerm, unbounded
 from trainer.objectives.objective import FIXED, Compared, Need
 from trainer.objectives.registry import publish
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+else:
+    torch = LazyModule("torch")
 
 
 class Regularised(Compared):
