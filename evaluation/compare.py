@@ -16,10 +16,11 @@ from rich.console import Console
 
 from evaluation import tables
 from evaluation.results import Json, left_out_of
-from evaluation.samples import COMMON, SAMPLES, SampleRecord, differences, read_identity, read_lines
+from evaluation.samples import COMMON, SampleRecord, read_identity, read_samples
 from evaluation.settings import EvaluationSettings
 from shared.atomic_write import write_whole
 from shared.errors import ConfigError
+from shared.journal import differences
 from shared.statistics import paired_difference
 
 FLIPPED = 20
@@ -37,10 +38,8 @@ class EvaluationRun(NamedTuple):
 def read_run(path: Path) -> EvaluationRun:
     """Read an evaluation from its folder. Raises ConfigError, DataError."""
     identity = read_identity(path)
-    file = path / SAMPLES
-    data = file.read_bytes() if file.exists() else b""
     problems: dict[str, dict[str, list[SampleRecord]]] = defaultdict(lambda: defaultdict(list))
-    for record in read_lines(file, data[: data.rfind(b"\n") + 1].splitlines()).values():
+    for record in read_samples(path).values():
         if not record.error:
             problems[record.benchmark][record.id].append(record)
     return EvaluationRun(identity, problems)
@@ -49,7 +48,13 @@ def read_run(path: Path) -> EvaluationRun:
 def compare(before: EvaluationRun, after: EvaluationRun) -> Json:
     """Return the differences by benchmark, over common problems. Raises ConfigError if there are none."""
     found: Json = {}
-    warnings = differences(before.identity, after.identity, COMMON)
+    shared = before.identity["benchmarks"].keys() & after.identity["benchmarks"].keys()
+    asked = [
+        {name: each.identity.get(name) for name in COMMON}
+        | {name: each.identity["benchmarks"][name] for name in shared}
+        for each in (before, after)
+    ]
+    warnings = differences(*asked)
     for name in sorted(before.problems.keys() & after.problems.keys()):
         first, second = before.problems[name], after.problems[name]
         both = sorted(first.keys() & second.keys())

@@ -131,7 +131,7 @@ def rows_of(
     return rows
 
 
-def read_rows(
+def read_journal(
     path: Path, kind: type[Row], key: Callable[[Row], Key], failed: Callable[[Row], bool] = lambda _: False
 ) -> dict[Key, Row]:
     """Read a journal that has a header, also while a process writes it. Raises DataError, OSError."""

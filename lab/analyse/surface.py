@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,12 +22,11 @@ import torch
 
 from lab.analyse.plane import Plane
 from lab.analyse.snapshots import WeightSnapshot
-from shared.atomic_write import open_log
 from shared.chat import Chat
 from shared.clean_text import clean
 from shared.config import Config
 from shared.errors import ConfigError
-from shared.json_reader import decode_json, parse_json
+from shared.journal import Journal
 from shared.jsonl import spread
 from shared.model import hf
 from shared.progress_bar import ProgressBar
@@ -94,57 +92,23 @@ def summarise(row: int, column: int, alpha: tuple[float, float], groups: Sequenc
     )
 
 
-class PointFile:
-    """The points measured so far, in a file: its first line describes the surface, each other line is a point."""
+PointFile = Journal[tuple[int, int], Point]
+"""the points measured so far, by (row, column), and a description of the surface"""
 
-    def __init__(self, path: Path, surface: dict[str, Any], restart: bool):
-        """Open or create the file. Raises ConfigError if it holds points of another surface, or if another process has
-        it."""
-        self.path, self.found = path, Points()
-        self._stream, lines = open_log(path, str(path), restart)
-        try:
-            if not lines:
-                self._write(json.dumps(surface).encode())
-            for number, line in enumerate(lines, 1):
-                self._read(number, line, surface)
-        except BaseException:
-            self._stream.close()
-            raise
 
-    def _read(self, number: int, line: bytes, surface: dict[str, Any]) -> None:
-        try:
-            if number > 1:
-                point = decode_json(line, Point)
-                self.found[point.row, point.column] = point
-                return
-            before = parse_json(line)
-        except (ValueError, msgspec.MsgspecError) as error:
-            raise ConfigError(f"{self.path}:{number} is damaged ({error}): give --restart to measure anew") from error
-        names = [name for name in surface if not isinstance(before, dict) or before.get(name) != surface[name]]
-        if names or before != surface:
-            raise ConfigError(
-                f"{self.path} holds points of another surface (other {', '.join(names)}): give --restart to measure "
-                "anew"
-            )
+def open_points(path: Path, surface: dict[str, Any], restart: bool) -> PointFile:
+    """Open or create the file. Raises ConfigError if it holds points of another surface, or another process has it."""
+    return Journal(
+        path, Point, lambda point: (point.row, point.column), surface, "give --restart to measure anew", sync=False,
+        restart=restart,
+    )  # fmt: skip
 
-    def add(self, point: Point) -> None:
-        """Add one point and write it at once."""
-        self.found[point.row, point.column] = point
-        self._write(msgspec.json.encode(point))
 
-    def _write(self, line: bytes) -> None:
-        self._stream.write(line + b"\n")
-        self._stream.flush()
-
-    def missing(self, axes: Axes) -> Iterator[tuple[int, int, tuple[float, float]]]:
-        """Yield (row, column, alpha) of the points that are not measured yet."""
-        for (row, second), (column, first) in itertools.product(enumerate(axes[1]), enumerate(axes[0])):
-            if (row, column) not in self.found:
-                yield row, column, (first, second)
-
-    def close(self) -> None:
-        """Close the file and release its lock."""
-        self._stream.close()
+def missing(points: PointFile, axes: Axes) -> Iterator[tuple[int, int, tuple[float, float]]]:
+    """Yield (row, column, alpha) of the points that are not measured yet."""
+    for (row, second), (column, first) in itertools.product(enumerate(axes[1]), enumerate(axes[0])):
+        if points.lacks((row, column)):
+            yield row, column, (first, second)
 
 
 @dataclass(frozen=True)
@@ -188,15 +152,15 @@ class Survey:
             "problems": [prompt.problem.id for prompt in prompts],
             "samples": self.samples,
         }
-        with contextlib.closing(PointFile(self.folder / "points.jsonl", described, restart)) as file:
+        with open_points(self.folder / "points.jsonl", described, restart) as file:
             total = len(self.axes[0]) * len(self.axes[1])
-            if 0 < len(file.found) < total:
-                warn(f"{file.path} holds {len(file.found)} of {total} points: going on")
-            if len(file.found) < total:
+            if 0 < len(file.rows) < total:
+                warn(f"{file.path} holds {len(file.rows)} of {total} points: going on")
+            if len(file.rows) < total:
                 solver = Solver(self.config, model, chat, warn)
-                with contextlib.closing(ProgressBar("measuring", "measured", len(file.found), total)) as bar:
+                with contextlib.closing(ProgressBar("measuring", "measured", len(file.rows), total)) as bar:
                     asyncio.run(self.measure(solver, prompts, file, bar))
-            return file.found
+            return file.rows
 
     def model_folder(self) -> Path:
         """Return a folder of the run's model, for its tokenizer and shapes; the engine's weights are replaced."""
@@ -235,13 +199,13 @@ class Survey:
                 for name, direction in self.plane.directions[0].items()
             }
             await solver.engine.follow(list(weights.items()))
-            bar.show(len(file.found))
-            for row, column, alpha in list(file.missing(self.axes)):
+            bar.show(len(file.rows))
+            for row, column, alpha in list(missing(file, self.axes)):
                 await asyncio.to_thread(put, weights, self.snapshots[self.around], self.plane, alpha)
                 await solver.engine.update()
                 groups = await asyncio.gather(*(solver.solve(prompt, self.samples) for prompt in prompts))
                 file.add(summarise(row, column, alpha, groups, limit))
-                bar.show(len(file.found))
+                bar.show(len(file.rows))
         finally:
             await solver.close()
 

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from shared.errors import ConfigError, DataError, InputError
-from shared.journal import Journal, differences, read_rows
+from shared.journal import Journal, differences, read_journal
 
 
 class Answer(msgspec.Struct):
@@ -57,7 +57,7 @@ def test_rows_come_back_as_they_were(tmp_path: Path, inside: bool) -> None:
         assert not journal.lacks(0) and journal.lacks(len(VALUES)) and journal.identity == {"seed": 1}
     assert path.read_bytes() == content and content.count(b"\n") == len(VALUES) + inside
     if header is not None:
-        assert read_rows(path, Answer, key).keys() == set(range(len(VALUES)))
+        assert read_journal(path, Answer, key).keys() == set(range(len(VALUES)))
 
 
 def test_a_failed_row_is_made_again_and_replaces_nothing(tmp_path: Path) -> None:
