@@ -15,7 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
-from evaluation import compare, report, tables
+from evaluation import report, tables
 from evaluation.client import EvaluationClient, weights_of
 from evaluation.grading import ResponseGrader
 from evaluation.results import Json, summarise
@@ -139,7 +139,7 @@ def run(settings: EvaluationSettings) -> int:
     console = CleanConsole()
     console.width = max(console.width, tables.WIDTH)
     if settings.compare:
-        return compare.run(settings, console)
+        return tables.show_comparison(settings, console)
     began = time.monotonic()
     folder, results = asyncio.run(evaluate(settings))
     if results is None:

@@ -161,6 +161,8 @@ class EvaluationFolder(Journal[SampleKey, SampleRecord]):
         """Benchmarks may be added later. Raises ConfigError if the folder was made with other settings or is in use,
         and DataError."""
         folder.mkdir(parents=True, exist_ok=True)
+        if (folder / EVALUATION).exists():
+            read_identity(folder)
         self.folder, where = folder, f"out = {folder}"
         super().__init__(
             folder / SAMPLES, SampleRecord, KEY, identity, REPAIR, where=where, header=folder / EVALUATION,

@@ -11,9 +11,8 @@ import pytest
 
 from lab.analyse import draw
 from lab.analyse.__main__ import main
-from lab.analyse.lengths import RewardByLength, fit_log, training_points
-from lab.analyse.plane import Plane
-from lab.analyse.surface import Point, missing, open_points, summarise
+from lab.analyse.draw import RewardByLength, fit_log, training_points
+from lab.analyse.surface import Plane, Point, missing, open_points, summarise
 from shared import settings_file
 from shared.config import Config
 from shared.errors import ConfigError
