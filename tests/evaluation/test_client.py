@@ -25,8 +25,8 @@ from evaluation.client import (
     split,
     weights_of,
 )
-from evaluation.compare import compare, read_run
 from evaluation.settings import EvaluationSettings
+from evaluation.tables import compare, read_run
 from shared.chat_endpoint import ChatEndpoint, HttpStatus, explain_error, read_count, refused_parameter
 from tests.evaluation.conftest import Plain, evaluate, records, write_rows
 from tests.serve.conftest import running
