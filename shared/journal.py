@@ -24,7 +24,7 @@ from shared.json_reader import parse_json
 
 Key = TypeVar("Key", bound=Hashable)
 Row = TypeVar("Row", bound=msgspec.Struct)
-SHOWN = 40
+SHOWN = 80
 """characters of a setting's value that an error shows; a longer value is only named"""
 
 

@@ -188,7 +188,7 @@ def test_refused_parameters_are_left_out_told_once_and_recorded(
     assert "left_out" not in (tmp_path / "c" / "results.json").read_text()
     with pytest.raises(AssertionError, match="2"):
         evaluate(free.url, tmp_path / "b", file, "--samples", "4")
-    assert "omit: ['max_tokens', 'seed', 'temperature', 'top_p'], now None" in capsys.readouterr().err
+    assert 'omit = ["max_tokens", "seed", "temperature", "top_p"], now null' in capsys.readouterr().err
 
 
 def test_judges_leave_out_what_is_refused(plain: Plain) -> None:
