@@ -216,12 +216,12 @@ def compare(before: EvaluationRun, after: EvaluationRun) -> Json:
     """Return the differences by benchmark, over common problems. Raises ConfigError if there are none."""
     found: Json = {}
     shared = before.identity["benchmarks"].keys() & after.identity["benchmarks"].keys()
-    asked = [
+    settings = [
         {name: each.identity.get(name) for name in COMMON}
         | {name: each.identity["benchmarks"][name] for name in shared}
         for each in (before, after)
     ]
-    warnings = differences(*asked)
+    warnings = differences(settings[0], settings[1])
     for name in sorted(before.problems.keys() & after.problems.keys()):
         first, second = before.problems[name], after.problems[name]
         both = sorted(first.keys() & second.keys())
