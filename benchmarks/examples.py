@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks import report
 from benchmarks.figures import ROOT, NotMeasured, Section, benchmark
 from benchmarks.runs import exported_version, pick, shown, table, trained_on, training_rows, wall
-from evaluation.compare import difference_table
+from evaluation.tables import difference_table
 from shared.metrics import read_rows
 from shared.types import Verdict
 from trainer.evaluation import Evaluation

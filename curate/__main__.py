@@ -18,21 +18,20 @@ from curate.languages import HumanStage, TranslateStage
 from curate.programs import ProgramsStage
 from curate.requests import RequestStage
 from curate.sample import SampleStage
-from curate.stage import Command, CurationStage
-from curate.two_stage import TwoStage
+from curate.stage import CurationStage
 from shared.errors import run_command
 from shared.progress import CleanConsole, duration
 from trainer.data.data_sets import HUB, fetch_to
 from verify.published import columns_of
 
-_ALL: tuple[type[Command], ...] = (
+_ALL: tuple[type[CurationStage], ...] = (
     FormatStage, DuplicatesStage, ProgramsStage, TranslateStage, HumanStage, RequestStage, SampleStage,
-    DifficultyStage, LabelsStage, TwoStage, DemonstrationsStage,
+    DifficultyStage, LabelsStage, DemonstrationsStage,
 )  # fmt: skip
 """a new stage is one name here"""
 HUB_S = 600.0
 """longest wait for the next row of a data set of the Hub"""
-COMMANDS = {command.name: command for command in _ALL}
+COMMANDS = {stage.name: stage for stage in _ALL}
 
 EXAMPLES = """
 files: rows are JSON objects, one a line (.jsonl; also .json, .csv, .tsv, each with .gz, and .parquet): "problem",
@@ -71,13 +70,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         )
         parser.add_argument("--out", type=Path, required=True, metavar="OUTPUT.jsonl", help="where kept rows go")
         parser.add_argument("--restart", action="store_true", help="begin anew: forget the journal, overwrite OUTPUT")
-        if issubclass(command, CurationStage):
-            parser.add_argument(
-                "--columns",
-                default="",
-                metavar="FIELD=COLUMN,...",
-                help="columns of the input that hold fields of a row",
-            )
+        parser.add_argument(
+            "--columns", default="", metavar="FIELD=COLUMN,...", help="columns of the input that hold fields of a row"
+        )
         command.add_options(parser)
     return whole.parse_args(arguments)
 
@@ -110,11 +105,8 @@ def main(arguments: list[str]) -> int:
     options = parse(arguments)
 
     def run() -> int:
-        command = COMMANDS[options.stage].from_options(options)
-        if isinstance(command, CurationStage):
-            run_stage(command, options.inputs, options.out, options.restart, options.columns)
-        elif isinstance(command, TwoStage):
-            command.run(options.inputs, options.out, options.restart)
+        stage = COMMANDS[options.stage].from_options(options)
+        run_stage(stage, options.inputs, options.out, options.restart, options.columns)
         return 0
 
     return run_command(run, f"stopped; the same command goes on with what {options.out} lacks")

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
 from curate.sample import read_pass_rate, read_samples
@@ -21,16 +20,6 @@ from verify.verifiers import verifier_of
 NEVER, SELDOM, OFTEN, UNKNOWN = "never solved", "too seldom solved", "too often solved", "not graded"
 CONTRADICTED = "most samples contradict the ground truth"
 
-least_option = partial(option, 0.0, "reject a lower pass rate (default 0)", metavar="RATE")
-most_option = partial(option, 0.9, "and a higher one (default %(default)s)", metavar="RATE")
-majority_option = partial(
-    option,
-    0.5,
-    "drop when more than this share of all samples agrees on another answer (default %(default)s)",
-    Bound("at least 0.5 and less than 1", lambda value: 0.5 <= value < 1),
-    metavar="SHARE",
-)
-
 
 @dataclass
 class DifficultyStage(CurationStage):
@@ -41,15 +30,16 @@ class DifficultyStage(CurationStage):
     reasons: never solved (0), too seldom solved (below --least), too often solved (above --most), not graded (the
     verifier understood none of the completions, or not the answer). Open problems ("domain": "open") pass: nobody
     knows.
-    A weak model alone throws away problems that are hard but valid: the command two-stage trains a better grader first.
+    A weak model alone throws away problems that are hard but valid: train a better grader first
+    (docs/curation.md).
 
     example:
       python -m curate difficulty sampled.jsonl --out learnable.jsonl --most 0.9
     """
 
     name = "difficulty"
-    least: float = least_option()
-    most: float = most_option()
+    least: float = option(0.0, "reject a lower pass rate (default 0)", metavar="RATE")
+    most: float = option(0.9, "and a higher one (default %(default)s)", metavar="RATE")
     without_samples: bool = option(False, 'leave "samples" out of the rows written', action="store_true")
 
     def __post_init__(self) -> None:
@@ -93,7 +83,12 @@ class LabelsStage(VerifyingStage):
 
     name = "labels"
     concurrency = 256
-    majority: float = majority_option()
+    majority: float = option(
+        0.5,
+        "drop when more than this share of all samples agrees on another answer (default %(default)s)",
+        Bound("at least 0.5 and less than 1", lambda value: 0.5 <= value < 1),
+        metavar="SHARE",
+    )
 
     async def prepare(self, rows: Sequence[Row], show: Show) -> None:
         """Check that every row has samples and a ground truth. Raises DataError."""

@@ -16,9 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from curate.phrases import PHRASES
 from curate.stage import SHARE, Decision, Kept, Rejected, Show, VerifyingStage, is_open, option
-from curate.statements import drawings, without_drawings
+from curate.statements import PHRASES, drawings, without_drawings
 from shared.jsonl import Row, text_of
 from shared.types import Verdict
 from verify.published import problem_rows

@@ -1,14 +1,29 @@
-"""The stage `format`: keeps problems whose answer a program can check. Source: Magistral (2506.10910), section 4.1."""
+r"""The stage `format`: keeps problems whose answer a program can check.
+
+Multiple choice: it finds the options in the text, and restates the problem without them.
+Options have labels A, B, C, ... (or a, b, c; А, Б, В) in order to the end of the text: "(A) 5", "\textbf{(B)}\ 7
+\qquad", "C. 9" and "D) 11" at the beginning of lines. Problems that cannot be asked without their options ("which of
+the following", "none of the above", "closest to") are recognised.
+
+Source: Magistral (2506.10910), section 4.1.
+"""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from curate.choices import Choices, asks_for_option, find_choices, letter_of, needs_options, position_of
-from curate.phrases import compile_phrases
 from curate.stage import Decision, Fields, Kept, Rejected, VerifyingStage, at_least, is_open, option
-from curate.statements import asks_proof, missing_figure, several_parts
+from curate.statements import (
+    asks_proof,
+    compile_phrases,
+    drawings,
+    has_request,
+    missing_figure,
+    several_parts,
+    without_drawings,
+)
 from shared.errors import DataError
 from shared.jsonl import Row
 from shared.types import Verdict
@@ -17,6 +32,44 @@ from verify.published import lacking, to_native
 from verify.text_cleaning import clean
 from verify.verifiers import read_problem, verifier_of
 
+_WRAP = r"(?:\$|\*\*|\\(?:textbf|mathbf|mathrm|text|textrm|textit|bf|rm|mbox)\s*\{?\s*|\{\s*){0,4}"
+_STYLES = (
+    re.compile(rf"(?<![\w\\)]){_WRAP}[(（]\s*([A-J]|[А-Е])\s*[)）]"),
+    re.compile(r"(?:^|\n|\\\\|\\qquad|\\quad)[ \t]*" + _WRAP + r"([A-J]|[А-Е])\s*[.)．、:：](?=[\s$\\*}\d-]|[^\W\d_])"),
+    re.compile(rf"(?:(?<=\s)|^){_WRAP}([A-J]|[А-Е])\s*[)）](?=[\s$\\}}])"),
+    re.compile(rf"(?<![\w\\)]){_WRAP}[(（]\s*([a-j]|[а-е])\s*[)）]"),
+    re.compile(r"(?:^|\n)[ \t]*" + _WRAP + r"([a-j]|[а-е])\s*[.)．、](?=[\s$\\*}])"),
+)
+_ALPHABETS = ("ABCDEFGHIJ", "АБВГДЕ", "abcdefghij", "абвгде")
+_LETTER = re.compile(
+    r"^[\s$*]*(?:\\(?:text|textbf|mathrm|mathbf|textrm|mbox"
+    r"|boxed)\s*\{\s*)*[(（]?\s*([A-Ja-jА-Еа-е])\s*[)）]?[\s.}$*]*$"
+)
+_LABELLED = re.compile(
+    r"^[\s$*]*(?:\\(?:text|textbf|mathrm|mathbf|textrm"
+    r"|mbox)\s*\{\s*)*[(（]?\s*([A-JА-Е])\s*[)）.:]\s*\}?\s*(?:\\\s|~)?\s*\S"
+)
+
+_WHICH, _CLOSEST = compile_phrases("which_option"), compile_phrases("closest")
+_NONE_OR_ALL, _INSTRUCTION = compile_phrases("none_or_all"), compile_phrases("choose")
+_UNFINISHED = compile_phrases("unfinished", r"(?:{})\s*\$?\s*$", before=r"\b")
+_SPACING = r"(?:\\q?quad|\\indent|\\hfill|\\hspace\*?\s*\{[^{}]*\}|\\[ ,;!~]|~|\\\\|&|\s)"
+_LISTS = r"(?:enumerate|itemize|tasks|choices|oneparchoices|multicols|center|align|aligned|gather)"
+_BEGIN = re.compile(rf"^(?:{_SPACING}|[:：])+")
+_END = re.compile(
+    rf"(?:{_SPACING}|[,;.；。，]|\\item|\\end\{{{_LISTS}\*?\}}"
+    r"|\*\*|\\(?:textbf|mathbf|mathrm|text|textrm)\s*\{?|\\)+$"
+)
+_THEN = re.compile(r"[,\s]+(?:and then|and|then)$")
+_AND = re.compile(r",?\s+(?:and|or|und|oder|et|ou|y|o|e|и|или)$")
+_OUTER_BRACES = re.compile(r"^\{((?:\\.|[^{}\\]|\{[^{}]*\})*)\}$")
+_SEVERAL_LETTERS = re.compile(r"^[\s$]*(?:\\text\{)?\s*[A-J](?:\s*(?:,|and|&)\s*[A-J])+\s*\}?[\s.$]*$")
+_STEM_END = re.compile(
+    rf"(?:{_SPACING}|[:：(（]|\$|\\\[|\\\(|\*\*|\\begin\{{\w+\*?\}}(?:\{{[^{{}}]*\}}|\[[^\]]*\])?|\\item"
+    r"|\\(?:textbf|mathbf|mathrm|text|textrm)\s*\{?|\{)+$"
+)
+_MOST_LABELS, _TAIL = 200, 300
+"""number of labels of a text, and of characters at the end of one, that are looked at"""
 MOST_WORDS = 6
 """largest number of words of an answer; the longest in MATH has four"""
 PROBES = (r"q\sqrt{7919}+1", "3:07 p.m.")
@@ -130,3 +183,170 @@ def count_words(answer: str) -> int:
     prose = clean(answer)
     han = len(_HAN.findall(prose))
     return len(_WORD.findall(_HAN.sub(" ", prose))) + (han + 1) // 2
+
+
+class Choices(NamedTuple):
+    """A multiple-choice problem, split into stem and options."""
+
+    stem: str
+    """the text before the options, without instructions such as "choose the letter", with drawings"""
+    options: list[str]
+    """contents of the options, in order"""
+    labels: str
+    """their letters, in order"""
+
+
+def find_choices(text: str, answer: str) -> Choices | None:
+    """Separate a problem from its options; None if it has none.
+
+    Small letters, or only two labels, count as options only if the answer is such a letter, since they often label
+    conditions.
+    """
+    masked = without_drawings(text)
+    letter = letter_of(answer)
+    for style in _STYLES:
+        run = _longest_run(list(style.finditer(masked)))
+        if len(run) < 2:
+            continue
+        labels = "".join(found.group(1) for found in run)
+        certain = bool(letter) and letter.lower() in labels.lower()
+        if not certain and (len(run) < 3 or labels[0].islower()):
+            continue
+        ends = [found.start() for found in run[1:]] + [len(text)]
+        contents = [masked[found.end() : end] for found, end in zip(run, ends, strict=True)]
+        contents[-1], tail = _cut_last(contents[-1], certain)
+        if has_request(_INSTRUCTION.sub(" ", tail)) or contents[-1].rstrip().endswith(("?", "？")):
+            continue  # the text goes on to ask something: the labels were conditions
+        before = text[: run[0].start()]
+        added = drawings(text[run[0].start() :])
+        return Choices(_stem(before, added), [_content(content) for content in contents], labels)
+    return None
+
+
+def _longest_run(found: list[re.Match[str]]) -> list[re.Match[str]]:
+    """Return the longest series of labels from the beginning of an alphabet; the last one if several are equal."""
+    found = found[-_MOST_LABELS:]
+    best: list[re.Match[str]] = []
+    for start, first in enumerate(found):
+        alphabet = next((letters for letters in _ALPHABETS if letters[0] == first.group(1)), "")
+        if not alphabet:
+            continue
+        run = [first]
+        for other in found[start + 1 :]:
+            if len(run) < len(alphabet) and other.group(1) == alphabet[len(run)]:
+                run.append(other)
+        if len(run) >= len(best):
+            best = run
+    return best
+
+
+def _cut_last(content: str, certain: bool) -> tuple[str, str]:
+    """Split the last option from the text after it: an instruction, or a separate paragraph."""
+    instruction = _INSTRUCTION.search(content)
+    cut = instruction.start() if instruction else len(content)
+    paragraph = re.search(r"\S[^\n]*(\n)\s*\S" if not certain else r"\S[^\n]*(\n\s*\n)\s*\S", content)
+    if paragraph:
+        cut = min(cut, paragraph.start(1))
+    return content[:cut], content[cut:]
+
+
+def _content(text: str) -> str:
+    """Return an option without the spacing, wrapping and punctuation around it."""
+    before = None
+    while before != text:
+        before = text
+        text = _without_loose_dollars(_without_loose_braces(_trim(_BEGIN.sub("", text), _END)))
+        text = _OUTER_BRACES.sub(r"\1", text)
+        for opening, closing in ((r"\[", r"\]"), (r"\(", r"\)")):
+            if text.endswith(closing) and text.count(closing) > text.count(opening):
+                text = text[:-2]
+    return _trim(text, _AND).strip()
+
+
+def _trim(text: str, end: re.Pattern[str]) -> str:
+    """Remove what matches `end` at the end of the text; only the last characters are searched."""
+    text = text.rstrip()
+    kept = max(0, len(text) - _TAIL)
+    return text[:kept] + end.sub("", text[kept:])
+
+
+def _without_loose_braces(text: str) -> str:
+    """Drop closing braces that nothing opened, and opening ones at the end."""
+    kept, level = [], 0
+    for position, sign in enumerate(text):
+        escaped = position and text[position - 1] == "\\"
+        if sign == "{" and not escaped:
+            level += 1
+        elif sign == "}" and not escaped:
+            if not level:
+                continue
+            level -= 1
+        kept.append(sign)
+    return re.sub(r"(?:\\\w+\s*)?\{\s*$", "", "".join(kept)) if level else "".join(kept)
+
+
+def _without_loose_dollars(text: str) -> str:
+    """Remove enclosing dollars, "$5$" -> "5"; of an odd number of dollars, the one at an end."""
+    signs = len(re.findall(r"(?<!\\)\$", text))
+    if signs % 2 == 1:
+        if text.endswith("$") and not text.endswith(r"\$"):
+            return text[:-1].rstrip()
+        return text[1:].lstrip() if text.startswith("$") else text
+    if signs == 2 and text.startswith("$") and text.endswith("$"):
+        return text[1:-1].strip()
+    inner = re.match(r"^\\[(\[](.*)\\[)\]]$", text, re.DOTALL)
+    return inner.group(1).strip() if inner and "\\)" not in inner.group(1) else text
+
+
+def _stem(before: str, added: list[str]) -> str:
+    """Return the statement without its options: words that introduce them are removed, an unfinished end gets a blank.
+
+    Drawings after the statement stay there, followed by those among the options.
+    """
+    masked = without_drawings(before).rstrip()
+    added = [before[len(masked) :].strip(), *added] if before[len(masked) :].strip() else added
+    text = _INSTRUCTION.sub(" ", _trim(before[: len(masked)], _STEM_END)).strip()
+    text = _trim(_trim(text, _STEM_END), _THEN)
+    if len(re.findall(r"(?<!\\)\$", text)) % 2 == 1:
+        text += "$"  # it belonged to a formula, not to the options
+    if _UNFINISHED.search(text.rstrip("$")):
+        text += " ____."
+    elif text and text[-1] not in ".?!。？！$)}]":
+        text += "."
+    return "\n".join([text, *added])
+
+
+def letter_of(answer: str) -> str:
+    r"""Return the letter of an answer such as "B", "(B)", "\text{(B)}" or "B) 5"; "" if it has none."""
+    found = _LETTER.match(answer) or _LABELLED.match(answer)
+    return found.group(1) if found else ""
+
+
+def asks_for_option(text: str) -> bool:
+    """Whether a text asks to choose: "Which of the following", "Choose the correct letter"."""
+    instructions = (found.group() for found in _INSTRUCTION.finditer(text))
+    return _WHICH.search(text) is not None or any(re.search(r"[^\W\d_]", words) for words in instructions)
+
+
+def position_of(choices: Choices, answer: str) -> int:
+    """Return the index of the option that an answer names by its letter, from 0; -1 if it names none."""
+    letter = letter_of(answer)
+    return choices.labels.lower().find(letter.lower()) if letter else -1
+
+
+def needs_options(choices: Choices, option: str) -> str:
+    """Return why the problem cannot be asked without its options, "" if it can. `option`: the right one's content."""
+    if _SEVERAL_LETTERS.match(option):
+        return "several options are right"
+    if _WHICH.search(choices.stem):
+        return "which of the following"
+    if _NONE_OR_ALL.search(option):
+        return "none or all of the above"
+    question = re.sub(r"____\.?", "", without_drawings(choices.stem)).strip()
+    if _CLOSEST.search(question):
+        return "closest of the options"
+    if not option:
+        return "options without text"
+    if not has_request(question) and "____" not in choices.stem:
+        return "no question without its options"
+    return ""

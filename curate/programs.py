@@ -6,17 +6,17 @@ Source: Magistral (2506.10910), section 4.2.
 from __future__ import annotations
 
 import asyncio
+import random
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from curate.agreement import CONTEST, KEPT, OVERRULING, PYTHON, REPLACED, ComparableTest, as_meant, check_tests, stored
 from curate.assertions import Statement, edit, literal_of, read_code
-from curate.new_tests import proposed
-from curate.phrases import PHRASES
 from curate.stage import POSITIVE, SHARE, CurationStage, Decision, Fields, Kept, Rejected, Show, at_least, option
+from curate.statements import PHRASES
 from shared.errors import DataError, RunError
 from shared.jsonl import Row
 from shared.types import Verdict
@@ -43,6 +43,11 @@ COMPILE_S = 60.0
 PASSING = 0.5
 """share of the solutions, of which more must pass an assertion that only holds or fails"""
 FAILING = "assertions dropped: most solutions fail"
+NUMBER = re.compile(r"(?<![\w.])-?\d{1,18}(?![\w.])")
+CHANGED = 3
+"""numbers of an input that a variant changes, at most"""
+ATTEMPTS = 10
+"""variants that are drawn for each one wanted, at most: many are alike"""
 LANGUAGES = {"python": "Python", "cpp": "C++"}
 _CPP = re.compile(r"^\s*#\s*include\b|\bint\s+main\s*\(|\busing\s+namespace\b", re.MULTILINE)
 _NAMES: dict[str, Language] = {"python": "python", "python3": "python", "py": "python", "cpp": "cpp", "c++": "cpp"}
@@ -357,3 +362,32 @@ def _read_item(item: Any) -> tuple[str, Language | None]:
     if fenced is not None:
         return fenced.source, named or _NAMES.get(fenced.language)
     return item, named
+
+
+def variants(inputs: Sequence[str], count: int, seed: str) -> list[str]:
+    """Up to `count` new inputs: one of `inputs` with one to CHANGED of its whole numbers drawn anew, between the least
+    and the greatest of all inputs, so that the bounds of the problem hold; words, and how many there are, stay."""
+    numbers = [int(found) for text in inputs for found in NUMBER.findall(text)]
+    if not numbers:
+        return []
+    chance, found = random.Random(f"variants {seed}"), dict.fromkeys(inputs)
+    for _ in range(ATTEMPTS * count):
+        text = chance.choice(inputs)
+        places = list(NUMBER.finditer(text))
+        for place in sorted(
+            chance.sample(places, min(chance.randint(1, CHANGED), len(places))), key=lambda m: -m.start()
+        ):
+            text = f"{text[: place.start()]}{chance.randint(min(numbers), max(numbers))}{text[place.end() :]}"
+        found[text] = None
+        if len(found) == len(set(inputs)) + count:
+            break
+    return list(found)[len(set(inputs)) :]
+
+
+def proposed(tests: Sequence[StdioTest], inputs: Iterable[object], count: int, seed: str) -> list[StdioTest]:
+    """Tests without an output: the texts among `inputs`, which somebody proposes, that no test has, then `count`
+    variants."""
+    known = [test.input for test in tests]
+    own = [text for text in dict.fromkeys(one for one in inputs if isinstance(one, str)) if text not in known]
+    like = tests[0] if tests else StdioTest("", "")
+    return [StdioTest(text, "", like.tolerance, like.language) for text in own + variants(known + own, count, seed)]

@@ -23,8 +23,9 @@ import msgspec
 from rich.table import Table
 
 from curate.stage import CurationStage, Decision, Kept, Rejected, as_setting
-from shared.atomic_write import beside, open_log, write_whole
+from shared.atomic_write import beside, write_whole
 from shared.errors import ConfigError, DataError
+from shared.journal import Journal, check_same
 from shared.json_reader import parse_json
 from shared.jsonl import Row
 from shared.progress_bar import ProgressBar
@@ -67,65 +68,35 @@ def _encode(value: Mapping[str, Any]) -> bytes:
         return json.dumps(value).encode() + b"\n"
 
 
-def _difference(job: Job, other: Mapping[str, Any]) -> str:
-    """Describe the first difference of another job from this one, "" if they are the same."""
-    if job["stage"] != other.get("stage"):
-        return f"stage {other.get('stage')!r}, now {job['stage']!r}"
-    if job["inputs"] != other.get("inputs"):
-        return "other input files"
-    before, now = other.get("settings"), job["settings"]
-    if not isinstance(before, dict):
-        return "unreadable settings"
-    for name in sorted(now.keys() | before.keys()):
-        if now.get(name) != before.get(name):
-            return f"{name} = {json.dumps(before.get(name))}, now {json.dumps(now.get(name))}"
-    return ""
+class DecidedRow(msgspec.Struct, omit_defaults=True):
+    """A line of the journal: the decision about one row, as `Kept` or as `Rejected`."""
+
+    row: int
+    """index over all input files, from 0"""
+    rows: list[dict[str, Any]] | None = None
+    """None for a row that was rejected"""
+    reason: str = ""
+    detail: str = ""
+    counts: dict[str, int] = {}
+
+    @property
+    def decision(self) -> Decision:
+        """The decision about the row."""
+        if self.rows is None:
+            return Rejected(self.reason, self.detail, self.counts)
+        return Kept(self.rows, self.counts)
 
 
-class DecisionJournal:
-    """Appends decisions to a file and holds those of earlier launches. Locked: a second process is refused."""
+DecisionJournal = Journal[int, DecidedRow]
 
-    def __init__(self, path: Path, job: Job, out: Path, restart: bool = False):
-        """Open or create the file; restart: discard its contents. A last line that a kill has cut is removed.
 
-        Raises ConfigError if another process has it, or if it holds another job.
-        """
-        self.decisions: dict[int, Decision] = {}
-        self._stream, lines = open_log(path, f"--out = {out}", restart)
-        try:
-            if lines:
-                self._read(path, job, lines)
-            else:
-                self._stream.write(_encode(job))
-                self.flush()
-        except BaseException:
-            self.close()
-            raise
-
-    def _read(self, path: Path, job: Job, lines: list[bytes]) -> None:
-        repair = "give the same again, another --out, or --restart to begin anew"
-        try:
-            if other := _difference(job, parse_json(lines[0])):
-                raise ConfigError(f"{path} was begun with {other}: {repair}")
-            for line in lines[1:]:
-                entry = parse_json(line)
-                index = entry.pop("row")
-                self.decisions[index] = Kept(**entry) if "rows" in entry else Rejected(**entry)
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise ConfigError(f"{path} is no journal of this command: {repair}") from error
-
-    def add(self, index: int, decision: Decision) -> None:
-        """Add one row's decision; `flush` writes it to the file."""
-        self.decisions[index] = decision
-        self._stream.write(_encode({"row": index, **msgspec.structs.asdict(decision)}))
-
-    def flush(self) -> None:
-        """Write what was added to the file (without fsync)."""
-        self._stream.flush()
-
-    def close(self) -> None:
-        """Write what is left and release the lock."""
-        self._stream.close()
+def open_journal(files: OutputFiles, job: Job, restart: bool = False) -> DecisionJournal:
+    """Open the journal of a job. Raises ConfigError if it holds another job, or another process has it."""
+    repair = "give the same again, another --out, or --restart to begin anew"
+    return Journal(
+        files.journal, DecidedRow, lambda decided: decided.row, job, repair, where=f"--out = {files.kept}", sync=False,
+        restart=restart,
+    )  # fmt: skip
 
 
 def run(
@@ -147,23 +118,21 @@ def run(
     report = None if restart else _earlier_report(files, job)
     if report is not None:
         return Outcome(report, -1)
-    journal = DecisionJournal(files.journal, job, out, restart)
-    try:
+    with open_journal(files, job, restart) as journal:
         if restart:
             for path in (files.report, files.kept, files.rejected):
                 path.unlink(missing_ok=True)
-        before = len(journal.decisions)
+        before = len(journal.rows)
         if before and not quiet:
             sys.stderr.write(f"{files.journal} holds {before} of {len(rows)} decisions: going on\n")
         asyncio.run(_decide_all(stage, rows, journal, quiet))
-        return Outcome(_write_results(files, job, rows, journal.decisions), len(rows) - before)
-    finally:
-        journal.close()
+        decisions = [decided.decision for _, decided in sorted(journal.rows.items())]
+        return Outcome(_write_results(files, job, rows, decisions), len(rows) - before)
 
 
 async def _decide_all(stage: CurationStage, rows: Sequence[Row], journal: DecisionJournal, quiet: bool) -> None:
     """Decide about the rows that the journal lacks, and add the decisions to it. Cancelled by Ctrl-C."""
-    missing = (index for index in range(len(rows)) if index not in journal.decisions)
+    missing = (index for index in range(len(rows)) if journal.lacks(index))
     waiting: dict[asyncio.Task[Decision], int] = {}
     bar: ProgressBar | None = None
 
@@ -176,12 +145,12 @@ async def _decide_all(stage: CurationStage, rows: Sequence[Row], journal: Decisi
         await asyncio.sleep(0)
 
     try:
-        if len(journal.decisions) == len(rows):
+        if len(journal.rows) == len(rows):
             return
         await stage.prepare(rows, show)
         if bar is not None:
             bar.close()
-        bar = None if quiet else ProgressBar("deciding", "decided", len(journal.decisions), len(rows))
+        bar = None if quiet else ProgressBar("deciding", "decided", len(journal.rows), len(rows))
         while True:
             while len(waiting) < max(1, stage.concurrency) and (index := next(missing, None)) is not None:
                 waiting[asyncio.ensure_future(stage.decide(index, rows[index]))] = index
@@ -189,10 +158,9 @@ async def _decide_all(stage: CurationStage, rows: Sequence[Row], journal: Decisi
                 return
             done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             for task in sorted(done, key=waiting.__getitem__):
-                journal.add(waiting.pop(task), task.result())
-            journal.flush()
+                journal.add(DecidedRow(waiting.pop(task), **msgspec.structs.asdict(task.result())))
             if bar is not None:
-                bar.show(len(journal.decisions))
+                bar.show(len(journal.rows))
     finally:
         if bar is not None:
             bar.close()
@@ -210,25 +178,24 @@ def _earlier_report(files: OutputFiles, job: Job) -> Report | None:
             raise ConfigError(f"--out = {files.kept} exists and has no report of this command: {repair}")
         return None
     try:
-        report = parse_json(files.report.read_text(encoding="utf-8"))
-        other = _difference(job, report)
-    except (ValueError, AttributeError, TypeError) as error:
+        report = dict(parse_json(files.report.read_text(encoding="utf-8")))
+        before = {name: report[name] for name in job}
+    except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{files.report} is no report of this command: {repair}") from error
-    if other:
-        raise ConfigError(f"--out = {files.kept} was made with {other}: {repair}")
+    check_same(before, job, f"--out = {files.kept}", repair)
     missing = next((path for path in (files.kept, files.rejected) if not path.exists()), None)
     if missing is not None:
         raise ConfigError(f"{files.report} is there, but {missing} is not: {repair}")
-    return dict(report)
+    return report
 
 
-def _write_results(files: OutputFiles, job: Job, rows: Sequence[Row], decisions: dict[int, Decision]) -> Report:
+def _write_results(files: OutputFiles, job: Job, rows: Sequence[Row], decisions: Sequence[Decision]) -> Report:
     """Write the three files under other names, rename them, and return the report."""
-    kept = [decision for _, decision in sorted(decisions.items()) if isinstance(decision, Kept)]
-    rejected = [(rows[index].fields, one) for index, one in sorted(decisions.items()) if isinstance(one, Rejected)]
+    kept = [decision for decision in decisions if isinstance(decision, Kept)]
+    rejected = [(row.fields, why) for row, why in zip(rows, decisions, strict=True) if isinstance(why, Rejected)]
     reasons = Counter(why.reason for _, why in rejected)
     counts: Counter[str] = Counter()
-    for decision in decisions.values():
+    for decision in decisions:
         counts.update(decision.counts)
     report = {
         **job,

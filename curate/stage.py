@@ -93,16 +93,19 @@ def option(
 
 
 @dataclass
-class Command:
-    """A command with options. Raises ConfigError if one is out of its bound."""
+class CurationStage:
+    """A command that sees all rows once, then keeps, changes or rejects each. Raises ConfigError if an option is out of
+    its bound."""
 
     name: ClassVar[str]
 
     def __post_init__(self) -> None:
-        for one in fields(self):
-            value, bound = getattr(self, one.name), one.metadata["bound"]
+        self.decisions: list[Decision] = []
+        """for a stage that decides about all rows in `prepare`"""
+        for option_ in fields(self):
+            value, bound = getattr(self, option_.name), option_.metadata["bound"]
             if bound is not None and not bound.holds(value):
-                raise ConfigError(f"--{one.name.replace('_', '-')} = {value}: must be {bound.words}")
+                raise ConfigError(f"--{option_.name.replace('_', '-')} = {value}: must be {bound.words}")
 
     @classmethod
     def explanation(cls) -> tuple[str, str]:
@@ -125,16 +128,6 @@ class Command:
     def from_options(cls, options: argparse.Namespace) -> Self:
         """Make the command from parsed options. Raises InputError."""
         return cls(**{one.name: getattr(options, one.name) for one in fields(cls)})
-
-
-@dataclass
-class CurationStage(Command):
-    """A command that sees all rows once, then keeps, changes or rejects each."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.decisions: list[Decision] = []
-        """for a stage that decides about all rows in `prepare`"""
 
     @property
     def concurrency(self) -> int:

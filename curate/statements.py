@@ -1,14 +1,34 @@
 r"""Detects in a problem's statement requests for proofs, several parts, and missing figures. Seven languages.
 
 The phrases are tuned for precision in what they reject: a request is an imperative ("Prove that"), not every use of
-its verb ("will the census show that"). Drawings in the text ([asy], tikz) are blanked first.
+its verb ("will the census show that"). Drawings in the text ([asy], tikz) are blanked first. The phrases of all stages
+stand in phrases.toml.
 """
 
 from __future__ import annotations
 
 import re
+import tomllib
+from importlib import resources
 
-from curate.phrases import compile_phrases
+PHRASES: dict[str, dict[str, list[str]]] = tomllib.loads(
+    resources.files("curate").joinpath("phrases.toml").read_text(encoding="utf-8")
+)
+"""kind of phrase -> language -> phrases"""
+
+
+def compile_phrases(kind: str, form: str = "(?:{})", before: str = "", after: str = "") -> re.Pattern[str]:
+    """Compile all phrases of a kind into one pattern without regard to case, in the order of the file.
+
+    form: the whole pattern, {} for the phrases. before, after: what surrounds a phrase that is not Chinese.
+    """
+    phrases = [
+        phrase if language == "zh" else f"{before}(?:{phrase}){after}"
+        for language, words in PHRASES[kind].items()
+        for phrase in words
+    ]
+    return re.compile(form.replace("{}", "|".join(phrases)), re.IGNORECASE)
+
 
 _DRAWING = re.compile(
     r"\[asy\].*?(?:\[/asy\]|\Z)|\\begin\{(asy|tikzpicture|picture)\}.*?(?:\\end\{\1\}|\Z)|```asy.*?(?:```|\Z)",

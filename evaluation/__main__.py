@@ -15,12 +15,12 @@ from typing import Any
 
 from rich.console import Console
 
-from evaluation import compare, report, tables
+from evaluation import report, tables
 from evaluation.client import EvaluationClient, weights_of
 from evaluation.grading import ResponseGrader
 from evaluation.results import Json, summarise
 from evaluation.runner import SampleRunner, jobs_of
-from evaluation.samples import EvaluationFolder, identify
+from evaluation.samples import LAUNCHES, EvaluationFolder, identify
 from evaluation.settings import EvaluationSettings, load
 from evaluation.tasks import Benchmark, read_benchmarks
 from shared.atomic_write import write_whole
@@ -85,7 +85,7 @@ async def evaluate(settings: EvaluationSettings) -> tuple[Path, Json | None]:
                     return out, None
                 if await weights_of(client, model["id"]) not in (weights, ""):
                     raise RunError(f"the server has changed its weights meanwhile: delete {out} and begin again")
-                results = await summarise(identity, benchmarks, folder.records, checker)
+                results = await summarise(identity, benchmarks, folder.rows, checker)
                 await asyncio.to_thread(write, folder, benchmarks, results)
                 return out, results
         finally:
@@ -97,11 +97,11 @@ async def draw_missing(runner: SampleRunner, benchmarks: list[Benchmark], stop: 
     """Draw the samples that the runner's folder lacks; returns False if `stop` was set first."""
     folder = runner.folder
     jobs = jobs_of(benchmarks)
-    missing = [job for job in jobs if job.key not in folder.records or folder.records[job.key].error]
+    missing = [job for job in jobs if folder.lacks(job.key)]
     there = len(jobs) - len(missing)
     if there:
-        print(f"{folder.path} holds {there} of {len(jobs)} samples: going on", file=sys.stderr)
-    folder.note({"began": datetime.now(UTC).isoformat(timespec="seconds"), "missing": len(missing),
+        print(f"{folder.folder} holds {there} of {len(jobs)} samples: going on", file=sys.stderr)
+    folder.note(LAUNCHES, {"began": datetime.now(UTC).isoformat(timespec="seconds"), "missing": len(missing),
                  "settings": runner.settings.model_dump(), "maestrale": version("maestrale")})  # fmt: skip
     if not missing:
         return True
@@ -120,9 +120,9 @@ def write(folder: EvaluationFolder, benchmarks: list[Benchmark], results: Json) 
     for name, text in (
         (RESULTS, json.dumps(results, indent=1, sort_keys=True) + "\n"),
         (SUMMARY, tables.markdown(results)),
-        (REPORT, report.render(results, benchmarks, folder.records)),
+        (REPORT, report.render(results, benchmarks, folder.rows)),
     ):
-        write_whole(folder.path / name, text)
+        write_whole(folder.folder / name, text)
 
 
 def show(console: Console, results: Json) -> None:
@@ -139,7 +139,7 @@ def run(settings: EvaluationSettings) -> int:
     console = CleanConsole()
     console.width = max(console.width, tables.WIDTH)
     if settings.compare:
-        return compare.run(settings, console)
+        return tables.show_comparison(settings, console)
     began = time.monotonic()
     folder, results = asyncio.run(evaluate(settings))
     if results is None:

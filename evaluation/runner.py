@@ -122,7 +122,7 @@ class SampleRunner:
         self._refusals = 0
         """number of requests that the server refused"""
         self._last_refusal = ""
-        self._answered = any(record.correct is not None for record in folder.records.values())
+        self._answered = any(record.correct is not None for record in folder.rows.values())
         self._tokens = {"prompt": 0, "completion": 0}
         """of the responses of this launch, where the server counts them"""
         self._timed = 0
@@ -134,7 +134,7 @@ class SampleRunner:
         problems = len({job.key[:2] for job in jobs})
         text = f"{len(jobs):,} samples of {problems:,} problems, at most {most:,} completion tokens"
         counts = defaultdict[str, list[int]](list)
-        for record in self.folder.records.values():
+        for record in self.folder.rows.values():
             if record.completion_tokens is not None:
                 counts[record.benchmark].append(record.completion_tokens)
         means = {benchmark: fmean(numbers) for benchmark, numbers in counts.items()}
@@ -148,7 +148,7 @@ class SampleRunner:
 
         async def record(job: Job) -> None:
             sample, tries, latency_s = await self._one(job)
-            self.folder.add(sample, tries, latency_s)
+            self.folder.add_timed(sample, tries, latency_s)
             self._tokens["prompt"] += sample.prompt_tokens or 0
             self._tokens["completion"] += sample.completion_tokens or 0
             if latency_s:

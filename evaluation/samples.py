@@ -13,19 +13,20 @@ are refused.
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from evaluation.settings import EvaluationSettings
 from evaluation.tasks import Benchmark, BenchmarkSampling, BenchmarkTask, Kind
 from serve.reasoning_language import is_written
-from shared.atomic_write import append_line, open_log, write_whole
+from shared.atomic_write import append_line
 from shared.errors import ConfigError, DataError
-from shared.json_reader import decode_json, parse_json
+from shared.journal import Journal, read_journal
+from shared.json_reader import parse_json
 from shared.types import Verdict
 from verify.records import fingerprint
 
@@ -122,6 +123,11 @@ class SampleRecord(msgspec.Struct, kw_only=True):
         return SampleKey(self.benchmark, self.id, self.sample)
 
 
+KEY, FAILED = attrgetter("key"), attrgetter("error")
+"""key of a record, and whether its sample is to be drawn again"""
+REPAIR = "give another --out, or the same settings to go on"
+
+
 def written(reasoning: str, server_language: Mapping[str, Any] | None) -> str:
     """Return what the model wrote of the reasoning, "" for no letter and no digit: without the texts that the server
     says that it put in (`prefilled`, in our server's measurement)."""
@@ -137,7 +143,7 @@ def identify(settings: EvaluationSettings, model: str, weights: str, benchmarks:
     common["omit"] = sorted(settings.omit) or None
     if settings.chat_template_kwargs:
         common["chat_template_kwargs"] = settings.chat_template_kwargs
-    sampled = {one.name: one.sampling._asdict() for one in benchmarks}
+    sampled = {benchmark.name: benchmark.sampling._asdict() for benchmark in benchmarks}
     for sampling in sampled.values():
         del sampling["samples"]  # more samples of the same kind may be added
     return {"format": FORMAT, "model": model, "weights": weights, **common, "benchmarks": sampled}
@@ -148,71 +154,48 @@ def settings_mark(identity: dict[str, Any], benchmark: str) -> str:
     return fingerprint(json.dumps({**identity, "benchmarks": identity["benchmarks"][benchmark]}, sort_keys=True))
 
 
-class EvaluationFolder:
-    """An evaluation's folder, locked by its launch: `with EvaluationFolder(path, identity) as folder: ...`."""
+class EvaluationFolder(Journal[SampleKey, SampleRecord]):
+    """An evaluation's folder, locked by its launch: `with EvaluationFolder(path, identity, tasks) as folder: ...`."""
 
-    def __init__(self, path: Path, identity: dict[str, Any], tasks: list[BenchmarkTask]):
-        """Raises ConfigError if the folder was made with other settings or is in use, and DataError."""
-        path.mkdir(parents=True, exist_ok=True)
-        self.path, self.identity = path, identity
-        self._stream: BinaryIO
-        self._stream, lines = open_log(path / SAMPLES, f"out = {path}")
+    def __init__(self, folder: Path, identity: dict[str, Any], tasks: list[BenchmarkTask]):
+        """Benchmarks may be added later. Raises ConfigError if the folder was made with other settings or is in use,
+        and DataError."""
+        folder.mkdir(parents=True, exist_ok=True)
+        if (folder / EVALUATION).exists():
+            read_identity(folder)
+        self.folder, where = folder, f"out = {folder}"
+        super().__init__(
+            folder / SAMPLES, SampleRecord, KEY, identity, REPAIR, where=where, header=folder / EVALUATION,
+            grows=("benchmarks",), failed=FAILED,
+        )  # fmt: skip
         try:
-            self._join()
-            self.records = read_lines(path / SAMPLES, lines)
             self._check(tasks)
         except BaseException:
-            self._stream.close()
+            self.close()
             raise
-
-    def __enter__(self) -> EvaluationFolder:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stream.close()
-
-    def _join(self) -> None:
-        """Compare with the settings that the folder was made with, and add the benchmarks to those in it."""
-        file = self.path / EVALUATION
-        if file.exists():
-            before = read_identity(self.path)
-            found = differences(before, self.identity)
-            if found:
-                raise ConfigError(
-                    f"out = {self.path} was made with other settings ({'; '.join(found)}): give another --out, or the "
-                    "same settings to go on"
-                )
-            self.identity = {**self.identity, "benchmarks": {**before["benchmarks"], **self.identity["benchmarks"]}}
-        write_whole(file, json.dumps(self.identity, indent=1, sort_keys=True) + "\n")
 
     def _check(self, tasks: list[BenchmarkTask]) -> None:
         """Raise ConfigError if the prompt or the answer of a problem that has samples has changed."""
         asked = {(task.benchmark, task.problem.id): (task.prompt_sha, task.problem.answer) for task in tasks}
-        for record in self.records.values():
+        for record in self.rows.values():
             prompt, answer = asked.get((record.benchmark, record.id), (record.prompt_sha, record.ground_truth))
             changed = "prompt" if prompt != record.prompt_sha else "answer" if answer != record.ground_truth else ""
             if changed:
                 raise ConfigError(
-                    f"out = {self.path}: the {changed} of {record.id} ({record.benchmark}) has changed since its "
+                    f"out = {self.folder}: the {changed} of {record.id} ({record.benchmark}) has changed since its "
                     "samples were drawn: give another --out"
                 )
 
-    def add(self, record: SampleRecord, tries: int, latency_s: float) -> None:
+    def add_timed(self, record: SampleRecord, tries: int, latency_s: float) -> None:
         """Append a record; it is on the disk when this returns. tries: number of requests. latency_s: seconds of the
         last one, 0 if it was not answered."""
         key = dict(zip(SampleKey._fields, record.key, strict=True))
-        self._append(TIMINGS, {**key, "tries": tries, "latency_s": latency_s, "error": bool(record.error)})
-        self._stream.write(msgspec.json.encode(record) + b"\n")
-        self._stream.flush()
-        os.fsync(self._stream.fileno())
-        self.records[record.key] = record
+        self.note(TIMINGS, {**key, "tries": tries, "latency_s": latency_s, "error": bool(record.error)})
+        self.add(record)
 
-    def note(self, launch: dict[str, Any]) -> None:
-        """Append a line about this launch."""
-        self._append(LAUNCHES, launch)
-
-    def _append(self, name: str, line: dict[str, Any]) -> None:
-        append_line(self.path / name, json.dumps(line, sort_keys=True).encode())
+    def note(self, name: str, line: dict[str, Any]) -> None:
+        """Append a line to a file of what differs each time."""
+        append_line(self.folder / name, json.dumps(line, sort_keys=True).encode())
 
 
 def read_identity(path: Path) -> dict[str, Any]:
@@ -221,42 +204,18 @@ def read_identity(path: Path) -> dict[str, Any]:
     if not file.is_file():
         raise ConfigError(f"{path} is no evaluation: there is no {EVALUATION} in it")
     try:
-        found = parse_json(file.read_text(encoding="utf-8"))
-        made, benchmarks = found.get("format", 1), found["benchmarks"]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        identity = dict(parse_json(file.read_text(encoding="utf-8")))
+        version, benchmarks = identity.get("format", 1), identity["benchmarks"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{file} cannot be read ({error}): delete the folder, or give another") from error
     if not isinstance(benchmarks, dict):
         raise DataError(f"{file} lists no benchmarks: delete the folder, or give another")
-    if made != FORMAT:
-        raise DataError(f"{file} has format {made}, this version reads {FORMAT}: evaluate again into another folder")
-    return dict(found)
+    if version != FORMAT:
+        raise DataError(f"{file} has format {version}, this version reads {FORMAT}: evaluate again into another folder")
+    return identity
 
 
-def read_lines(path: Path, lines: list[bytes]) -> dict[SampleKey, SampleRecord]:
-    """Read samples.jsonl: the last record of each sample, but an error never replaces a response. Raises DataError."""
-    found: dict[SampleKey, SampleRecord] = {}
-    for number, line in enumerate(lines, 1):
-        try:
-            record = decode_json(line, SampleRecord)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise DataError(f"{path}:{number} is no record ({error}): delete that line") from error
-        if not record.error or record.key not in found:
-            found[record.key] = record
-    return found
-
-
-def differences(
-    before: dict[str, Any], now: dict[str, Any], names: Sequence[str] = ("model", "weights", *COMMON)
-) -> list[str]:
-    """Describe the differences of two evaluations in `names` and in sampling; benchmarks that only one of them has do
-    not count."""
-    pairs = [(name, before.get(name), now.get(name)) for name in names]
-    found = [f"{name}: {earlier!r}, now {later!r}" for name, earlier, later in pairs if earlier != later]
-    for benchmark, sampling in now["benchmarks"].items():
-        earlier = before["benchmarks"].get(benchmark, sampling)
-        found += [
-            f"{name} of {benchmark}: {earlier.get(name)!r}, now {value!r}"
-            for name, value in sampling.items()
-            if earlier.get(name) != value
-        ]
-    return found
+def read_samples(folder: Path) -> dict[SampleKey, SampleRecord]:
+    """Read the samples of a folder, none if there is no file yet. Raises DataError."""
+    path = folder / SAMPLES
+    return read_journal(path, SampleRecord, KEY, FAILED) if path.exists() else {}

@@ -57,7 +57,7 @@ async def play(settings: OversightSettings, tasks: dict[str, list[Question]], st
             left = [job for job in jobs if games.missing(job)]
             launch = {"began": datetime.now(UTC).isoformat(timespec="seconds"), "missing": len(left),
                       "settings": settings.model_dump(), "maestrale": version("maestrale")}  # fmt: skip
-            append_line(folder.path / LAUNCHES, json.dumps(launch, sort_keys=True).encode())
+            append_line(folder.folder / LAUNCHES, json.dumps(launch, sort_keys=True).encode())
             bar = ProgressBar("playing", "played", len(jobs) - len(left), len(jobs))
             try:
                 votes = [job for job in left if job.keys[0].protocol == "votes"]
@@ -67,13 +67,13 @@ async def play(settings: OversightSettings, tasks: dict[str, list[Question]], st
             finally:
                 bar.close()
             if left_out := {player.model: sorted(player.left_out) for player in everybody if player.left_out}:
-                append_line(folder.path / LAUNCHES, json.dumps({"left_out": left_out}, sort_keys=True).encode())
+                append_line(folder.folder / LAUNCHES, json.dumps({"left_out": left_out}, sort_keys=True).encode())
             for reason in games.failed[:5]:
                 print(f"warning: {clean(reason)}", file=sys.stderr)
             keys = {key for job in jobs for key in job.keys}
-            records = {key: record for key, record in folder.records.items() if key in keys}
+            records = {key: record for key, record in folder.rows.items() if key in keys}
             results = await asyncio.to_thread(summarise, records.values(), settings.seed)
-            write(folder.path, results, {REPORT: page.render(results, tasks, records)})
+            write(folder.folder, results, {REPORT: page.render(results, tasks, records)})
             return True, len(games.failed)
     finally:
         for player in everybody:

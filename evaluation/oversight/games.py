@@ -10,20 +10,20 @@ for all judges; a consultancy once for each, since it asks the questions.
 from __future__ import annotations
 
 import json
-import os
 import random
 import secrets
 from collections.abc import Callable, Iterator
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from evaluation.oversight.settings import OversightSettings
-from shared.atomic_write import open_log, write_whole
+from evaluation.samples import REPAIR
 from shared.chat_endpoint import FAILURES
-from shared.errors import ConfigError, DataError, RunError
-from shared.json_reader import decode_json, parse_json
+from shared.errors import ConfigError, RunError
+from shared.journal import Journal
 from verify.oversight import protocol
 from verify.oversight.players import Game, Player, hold
 from verify.oversight.protocol import Rules
@@ -79,61 +79,19 @@ def mark_of(question: Question) -> str:
     return fingerprint(json.dumps(msgspec.to_builtins(question), sort_keys=True))
 
 
-class OversightFolder:
+class OversightFolder(Journal[GameKey, GameRecord]):
     """The folder of an evaluation, locked by its launch: `with OversightFolder(path, identity) as folder: ...`."""
 
-    def __init__(self, path: Path, identity: dict[str, Any]):
-        """Raises ConfigError if the folder was made with other settings or is in use, and DataError."""
-        path.mkdir(parents=True, exist_ok=True)
-        self.path = path
-        self._stream: BinaryIO
-        self._stream, lines = open_log(path / GAMES, f"out = {path}")
-        try:
-            self.identity = self._join(identity)
-            self.records: dict[GameKey, GameRecord] = {}
-            for number, line in enumerate(lines, 1):
-                try:
-                    record = decode_json(line, GameRecord)
-                except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                    raise DataError(f"{path / GAMES}:{number} is no record ({error}): delete that line") from error
-                self.records[record.key] = record
-        except BaseException:
-            self._stream.close()
-            raise
-
-    def __enter__(self) -> OversightFolder:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stream.close()
-
-    def _join(self, identity: dict[str, Any]) -> dict[str, Any]:
-        file, found = self.path / IDENTITY, {"format": FORMAT, "secret": secrets.token_hex(16), **identity}
-        if file.exists():
-            try:
-                before = parse_json(file.read_text(encoding="utf-8"))
-                weights, secret = dict(before["weights"]), str(before["secret"])
-            except (ValueError, KeyError, TypeError) as error:
-                raise DataError(f"{file} cannot be read ({error}): delete the folder, or give another") from error
-            for name in ("format", *COMMON):
-                if before.get(name) != found[name]:
-                    raise ConfigError(
-                        f"out = {self.path} was made with {name} = {before.get(name)!r}, now {found[name]!r}: give "
-                        "another --out, or the same settings to go on"
-                    )
-            for name in weights.keys() & found["weights"].keys():
-                if weights[name] != found["weights"][name]:
-                    raise ConfigError(f"out = {self.path}: {name} has other weights now: give another --out")
-            found |= {"secret": secret, "weights": {**weights, **found["weights"]}}
-        write_whole(file, json.dumps(found, indent=1, sort_keys=True) + "\n")
-        return found
-
-    def add(self, record: GameRecord) -> None:
-        """Append a record; it is on the disk when this returns."""
-        self._stream.write(msgspec.json.encode(record) + b"\n")
-        self._stream.flush()
-        os.fsync(self._stream.fileno())
-        self.records[record.key] = record
+    def __init__(self, folder: Path, identity: dict[str, Any]):
+        """Models may be added later. Raises ConfigError if the folder was made with other settings or is in use, and
+        DataError."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        super().__init__(
+            folder / GAMES, GameRecord, attrgetter("key"), {"format": FORMAT, **identity}, REPAIR,
+            where=f"out = {folder}", header=folder / IDENTITY, grows=("weights",),
+            once={"secret": secrets.token_hex(16)},
+        )  # fmt: skip
 
 
 def identify(settings: OversightSettings, weights: dict[str, str]) -> dict[str, Any]:
@@ -202,12 +160,12 @@ class GamePlayer:
     def missing(self, job: GameJob) -> list[GameKey]:
         """Return the games of a job that are not there. Raises ConfigError if one is there about another question."""
         for key in job.keys:
-            record = self.folder.records.get(key)
+            record = self.folder.rows.get(key)
             if record is not None and record.question != mark_of(job.question):
                 raise ConfigError(
-                    f"{self.folder.path}: the question {key.id} of {key.task} has changed: give another --out"
+                    f"{self.folder.folder}: the question {key.id} of {key.task} has changed: give another --out"
                 )
-        return [key for key in job.keys if key not in self.folder.records]
+        return [key for key in job.keys if self.folder.lacks(key)]
 
     async def work(self, job: GameJob) -> None:
         """Play what is missing of a job. Raises RunError if nothing works any more."""
@@ -244,7 +202,7 @@ class GamePlayer:
 
     def _held(self, job: GameJob) -> Game[list[Speech]] | None:
         """Return the speeches of a debate that another judge has decided."""
-        for record in filter(None, map(self.folder.records.get, job.keys)):
+        for record in filter(None, map(self.folder.rows.get, job.keys)):
             return Game(record.speeches, *record.spoken)
         return None
 
@@ -274,7 +232,7 @@ class GamePlayer:
         secret, rules = self._secret(key), Rules()
         if key.protocol == "votes":
             debate = key._replace(protocol="debate", opponent=key.agent)
-            held = self.folder.records.get(debate)
+            held = self.folder.rows.get(debate)
             if held is None:
                 raise ValueError("the debate whose tokens it may spend has failed")
             play = protocol.vote(question, secret, held.tokens)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from evaluation.oversight.settings import OversightSettings
-from evaluation.samples import SAMPLES, read_lines
+from evaluation.samples import SAMPLES, read_samples
 from shared.errors import ConfigError, DataError
 from shared.jsonl import check_text, read_rows, spread, text_of
 from shared.types import Verdict
@@ -142,7 +142,7 @@ def read_responses(folder: Path, rows: Path, seed: int) -> Iterator[Question]:
     rows: the file of the problems. Raises DataError.
     """
     responses: dict[str, dict[bool, list[str]]] = defaultdict(lambda: {True: [], False: []})
-    for record in read_lines(folder / SAMPLES, (folder / SAMPLES).read_bytes().splitlines()).values():
+    for record in read_samples(folder).values():
         if record.correct is not None and record.answer.strip():
             responses[record.id][record.correct].append(record.answer)
     for row in read_rows(rows, f"tasks: {folder}:ROWS.jsonl"):

@@ -11,11 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 from lab.ablate.ablation import Ablation, nearest
 from shared import settings_file
 from shared.config import Config
 from shared.errors import ConfigError
+from shared.journal import check_same
 from shared.metrics import read_rows
 from trainer.objectives.registry import complaints
 from verify.chosen_rewards import choose
@@ -149,12 +151,15 @@ def _resolve(arguments: list[str], where: str) -> Config:
 
 def check_folder(run: AblationRun) -> None:
     """Raise ConfigError if the run folder has other settings, or its start is to be made again."""
-    if changed := changed_settings(run):
+    path = run.run_dir / "config.toml"
+    if path.is_file():
         also = " and the runs that began from it" if not run.variant else ""
-        raise ConfigError(
-            f"{run.run_dir} was made with other settings ({', '.join(changed)} changed): delete it{also}, or give "
-            "another --runs-dir"
-        )
+        before = settings_file.load(path)
+        moved = f"{before.runs_dir}/", f"{run.config.runs_dir}/"
+        check_same(
+            identity_of(before, moved), identity_of(run.config), str(run.run_dir),
+            f"delete it{also}, or give another --runs-dir",
+        )  # fmt: skip
     if run.start is not None and run.run_dir.exists() and not run.start.finished:
         raise ConfigError(
             f"{run.run_dir} began from a start that is not there any more ({run.start.run_dir}): delete it too, or "
@@ -162,23 +167,13 @@ def check_folder(run: AblationRun) -> None:
         )
 
 
-def changed_settings(run: AblationRun) -> list[str]:
-    """Return the keys in which a run folder's settings differ from those of its run; [] if there is no folder yet.
-
-    Raises ConfigError if the folder's settings cannot be read."""
-    path = run.run_dir / "config.toml"
-    if not path.is_file():
-        return []
-    before = settings_file.load(path)
-    old, new = f"{before.runs_dir}/", f"{run.config.runs_dir}/"
-    changed = []
-    for key, value in ((key, attrgetter(key)) for key in settings_file.SETTINGS if key not in ("name", "runs_dir")):
-        then = value(before)
-        if isinstance(then, str) and then.startswith(old):  # a start's files are the same wherever the folder is
-            then = new + then.removeprefix(old)
-        if then != value(run.config):
-            changed.append(key)
-    return changed
+def identity_of(config: Config, moved: tuple[str, str] | None = None) -> dict[str, Any]:
+    """Return the settings that make a run. moved: the folder that a start's files were in, and where they are now."""
+    settings = {key: attrgetter(key)(config) for key in settings_file.SETTINGS if key not in ("name", "runs_dir")}
+    for key, value in settings.items():
+        if moved and isinstance(value, str) and value.startswith(moved[0]):
+            settings[key] = moved[1] + value.removeprefix(moved[0])
+    return settings
 
 
 def chosen(wanted: Sequence[str] | None, ablations: Mapping[Path, Ablation]) -> set[str]:

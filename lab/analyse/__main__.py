@@ -68,9 +68,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 def prepare(options: argparse.Namespace) -> Survey:
     """Read the run and find its plane. Raises MaestraleError."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch reads it once, when it is imported
-    from lab.analyse.plane import find_plane, grid
     from lab.analyse.snapshots import find_snapshots
-    from lab.analyse.surface import Survey
+    from lab.analyse.surface import Survey, find_plane, grid
     from rollout.vllm_config import prepare_environment
 
     prepare_environment()  # before torch computes anything: its threads would not survive the engine's fork
@@ -99,7 +98,7 @@ def report(survey: Survey, points: Points) -> None:
     import msgspec
 
     from lab.analyse import draw
-    from lab.analyse.lengths import RewardByLength, training_points
+    from lab.analyse.draw import RewardByLength, training_points
 
     plane, folder = survey.plane, survey.folder
     steps, training = training_points(survey.run_dir)

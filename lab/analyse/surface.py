@@ -1,9 +1,25 @@
-"""Measures models on a plane in weight space: each point's weights are loaded into one running engine and sampled.
+r"""Measures models on a plane in weight space: each point's weights are loaded into one running engine and sampled.
 
     weights of point (a1, a2)  =  w* + a1 c1 + a2 c2          w*: the snapshot around which the surface is drawn
 
 Three copies of the weights are in memory (c1, c2 and the point, float32); w* is read from its file for every point.
 The seeds of all points are the same, so that neighbours differ only in their weights.
+
+The plane is that in which a run moved most: the first two principal directions of its snapshots.
+
+With T snapshots of W weights stacked in rows, less their mean, as D [T, W], the principal directions are the leading
+eigenvectors of the covariance D^T D [W, W]. The paper finds them by Lanczos-Arnoldi iteration, which needs D^T D only
+as a product with vectors. The small matrix gives the same: G = D D^T [T, T] has the same nonzero eigenvalues, and if
+G u = s u with |u| = 1,
+
+    D^T D (D^T u) = D^T (G u) = s (D^T u),    |D^T u|^2 = u^T G u = s,    so    c = D^T u / sqrt(s)
+
+is the normalised principal direction, up to its sign, and row t of D lies at D_t . c = sqrt(s) u_t along it. T is some
+tens, so G is exact and cheap: each tensor is read twice, piece by piece, and summed in float64. The T x W numbers are
+never in memory together.
+
+The sign is chosen so that the last snapshot lies further along c than the first.
+Source: Magistral (2506.10910), section 7.1.
 """
 
 from __future__ import annotations
@@ -11,24 +27,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import json
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
-from lab.analyse.plane import Plane
-from lab.analyse.snapshots import WeightSnapshot
-from shared.atomic_write import open_log
+from lab.analyse.snapshots import WeightSnapshot, common_shapes, pieces
 from shared.chat import Chat
 from shared.clean_text import clean
 from shared.config import Config
 from shared.errors import ConfigError
-from shared.json_reader import decode_json, parse_json
+from shared.journal import Journal
 from shared.jsonl import spread
 from shared.model import hf
 from shared.progress_bar import ProgressBar
@@ -37,6 +54,91 @@ from trainer.data.data_source import PromptFormat
 from trainer.data.problem_file import read_problems
 from trainer.solver import Solver
 from verify.verifiers import without_environment
+
+DIRECTIONS = 2
+FLAT = 1e-10
+"""a variance below this share of the first counts as rounding error"""
+
+
+class Plane(NamedTuple):
+    """Two directions in weight space, and the coordinates of the snapshots along them."""
+
+    steps: list[int]
+    explained: list[float]
+    """share of the variance along each principal direction, largest first; they add up to 1"""
+    path: NDArray[np.float64]
+    """[snapshots, 2] coordinates, relative to the snapshot around which the surface is drawn"""
+    directions: tuple[dict[str, Tensor], dict[str, Tensor]]
+    """each of length 1 over all tensors together, float32, by name"""
+
+
+def principal(gram: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return variances [T], largest first, and eigenvectors [T, T] in columns, with the signs of the module header.
+
+    Raises ConfigError if the snapshots lie in one point or on one line.
+    """
+    values, vectors = np.linalg.eigh(gram)
+    values, vectors = np.maximum(values[::-1], 0.0), vectors[:, ::-1]
+    if values[1] <= FLAT * values[0] or values[0] == 0:
+        where = "equal" if values[0] == 0 else "on one line"
+        raise ConfigError(f"the weights of all {len(values)} snapshots are {where}: there is no plane to draw")
+    signs = np.where(vectors[-1] < vectors[0], -1.0, 1.0)
+    return values, vectors * signs
+
+
+def find_plane(snapshots: Sequence[WeightSnapshot], around: int) -> Plane:
+    """Return the plane of the snapshots; coordinates are relative to snapshot number `around` (its own are 0, 0).
+
+    Reads all weights twice, with a bar on the error stream. Raises ConfigError, CheckpointError.
+    """
+    shapes, count = common_shapes(snapshots), len(snapshots)
+    parts = list(pieces(shapes, count))
+    gram = np.zeros((count, count))  # products of the snapshots less their mean, summed over all weights
+    directions = tuple({name: torch.empty(shape) for name, shape in shapes.items()} for _ in range(DIRECTIONS))
+    with contextlib.closing(ProgressBar("reading", "read", 0, 2 * len(parts))) as bar:
+        for number, part in enumerate(parts, 1):
+            centred = _centred(snapshots, *part)
+            gram += centred @ centred.T
+            bar.show(number)
+        values, vectors = principal(gram)
+        scaled = vectors[:, :DIRECTIONS] / np.sqrt(values[:DIRECTIONS])
+        for number, (name, first, last) in enumerate(parts, len(parts) + 1):
+            found = scaled.T @ _centred(snapshots, name, first, last)
+            for direction, row in zip(directions, found, strict=True):
+                piece = direction[name][first:last]
+                piece.copy_(torch.from_numpy(row.reshape(piece.shape)))
+            bar.show(number)
+    coordinates = vectors[:, :DIRECTIONS] * np.sqrt(values[:DIRECTIONS])
+    return Plane(
+        steps=[snapshot.step for snapshot in snapshots],
+        explained=(values / values.sum()).tolist(),
+        path=coordinates - coordinates[around],
+        directions=(directions[0], directions[1]),
+    )
+
+
+def _centred(snapshots: Sequence[WeightSnapshot], name: str, first: int, last: int) -> NDArray[np.float64]:
+    """Return the [T, weights] of a piece, less their mean over the snapshots."""
+    rows: NDArray[np.float64] = np.empty((len(snapshots), math.prod(snapshots[0].shapes[name][1:]) * (last - first)))
+    for row, snapshot in zip(rows, snapshots, strict=True):
+        row[:] = snapshot.rows(name, first, last).numpy().ravel()
+    rows -= rows.mean(axis=0)
+    return rows
+
+
+def grid(path: NDArray[np.float64], points: int, margin: float) -> tuple[list[float], list[float]]:
+    """Return `points` values along each direction, evenly over the path and `margin` times its width beyond each end.
+
+    Values are rounded to five digits, so that a later launch finds the same ones.
+    """
+
+    def axis(values: NDArray[Any]) -> list[float]:
+        low, high = float(values.min()), float(values.max())
+        beyond = margin * (high - low)
+        return [float(f"{value:.5g}") for value in np.linspace(low - beyond, high + beyond, points)]
+
+    return axis(path[:, 0]), axis(path[:, 1])
+
 
 Axes = tuple[list[float], list[float]]
 """values along the first and the second direction"""
@@ -94,57 +196,23 @@ def summarise(row: int, column: int, alpha: tuple[float, float], groups: Sequenc
     )
 
 
-class PointFile:
-    """The points measured so far, in a file: its first line describes the surface, each other line is a point."""
+PointFile = Journal[tuple[int, int], Point]
+"""the points measured so far, by (row, column), and a description of the surface"""
 
-    def __init__(self, path: Path, surface: dict[str, Any], restart: bool):
-        """Open or create the file. Raises ConfigError if it holds points of another surface, or if another process has
-        it."""
-        self.path, self.found = path, Points()
-        self._stream, lines = open_log(path, str(path), restart)
-        try:
-            if not lines:
-                self._write(json.dumps(surface).encode())
-            for number, line in enumerate(lines, 1):
-                self._read(number, line, surface)
-        except BaseException:
-            self._stream.close()
-            raise
 
-    def _read(self, number: int, line: bytes, surface: dict[str, Any]) -> None:
-        try:
-            if number > 1:
-                point = decode_json(line, Point)
-                self.found[point.row, point.column] = point
-                return
-            before = parse_json(line)
-        except (ValueError, msgspec.MsgspecError) as error:
-            raise ConfigError(f"{self.path}:{number} is damaged ({error}): give --restart to measure anew") from error
-        names = [name for name in surface if not isinstance(before, dict) or before.get(name) != surface[name]]
-        if names or before != surface:
-            raise ConfigError(
-                f"{self.path} holds points of another surface (other {', '.join(names)}): give --restart to measure "
-                "anew"
-            )
+def open_points(path: Path, surface: dict[str, Any], restart: bool) -> PointFile:
+    """Open or create the file. Raises ConfigError if it holds points of another surface, or another process has it."""
+    return Journal(
+        path, Point, lambda point: (point.row, point.column), surface, "give --restart to measure anew", sync=False,
+        restart=restart,
+    )  # fmt: skip
 
-    def add(self, point: Point) -> None:
-        """Add one point and write it at once."""
-        self.found[point.row, point.column] = point
-        self._write(msgspec.json.encode(point))
 
-    def _write(self, line: bytes) -> None:
-        self._stream.write(line + b"\n")
-        self._stream.flush()
-
-    def missing(self, axes: Axes) -> Iterator[tuple[int, int, tuple[float, float]]]:
-        """Yield (row, column, alpha) of the points that are not measured yet."""
-        for (row, second), (column, first) in itertools.product(enumerate(axes[1]), enumerate(axes[0])):
-            if (row, column) not in self.found:
-                yield row, column, (first, second)
-
-    def close(self) -> None:
-        """Close the file and release its lock."""
-        self._stream.close()
+def missing(points: PointFile, axes: Axes) -> Iterator[tuple[int, int, tuple[float, float]]]:
+    """Yield (row, column, alpha) of the points that are not measured yet."""
+    for (row, second), (column, first) in itertools.product(enumerate(axes[1]), enumerate(axes[0])):
+        if points.lacks((row, column)):
+            yield row, column, (first, second)
 
 
 @dataclass(frozen=True)
@@ -188,15 +256,15 @@ class Survey:
             "problems": [prompt.problem.id for prompt in prompts],
             "samples": self.samples,
         }
-        with contextlib.closing(PointFile(self.folder / "points.jsonl", described, restart)) as file:
+        with open_points(self.folder / "points.jsonl", described, restart) as file:
             total = len(self.axes[0]) * len(self.axes[1])
-            if 0 < len(file.found) < total:
-                warn(f"{file.path} holds {len(file.found)} of {total} points: going on")
-            if len(file.found) < total:
+            if 0 < len(file.rows) < total:
+                warn(f"{file.path} holds {len(file.rows)} of {total} points: going on")
+            if len(file.rows) < total:
                 solver = Solver(self.config, model, chat, warn)
-                with contextlib.closing(ProgressBar("measuring", "measured", len(file.found), total)) as bar:
+                with contextlib.closing(ProgressBar("measuring", "measured", len(file.rows), total)) as bar:
                     asyncio.run(self.measure(solver, prompts, file, bar))
-            return file.found
+            return file.rows
 
     def model_folder(self) -> Path:
         """Return a folder of the run's model, for its tokenizer and shapes; the engine's weights are replaced."""
@@ -235,13 +303,13 @@ class Survey:
                 for name, direction in self.plane.directions[0].items()
             }
             await solver.engine.follow(list(weights.items()))
-            bar.show(len(file.found))
-            for row, column, alpha in list(file.missing(self.axes)):
+            bar.show(len(file.rows))
+            for row, column, alpha in list(missing(file, self.axes)):
                 await asyncio.to_thread(put, weights, self.snapshots[self.around], self.plane, alpha)
                 await solver.engine.update()
                 groups = await asyncio.gather(*(solver.solve(prompt, self.samples) for prompt in prompts))
                 file.add(summarise(row, column, alpha, groups, limit))
-                bar.show(len(file.found))
+                bar.show(len(file.rows))
         finally:
             await solver.close()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from curate.choices import find_choices, letter_of, needs_options, position_of
+from curate.format import find_choices, letter_of, needs_options, position_of
 
 STYLES = [
     "How many?\n$\\textbf{(A) } 477 \\qquad \\textbf{(B) } 482 \\qquad \\textbf{(C) } 487$",

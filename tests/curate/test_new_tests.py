@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from curate.new_tests import proposed, variants
+from curate.programs import proposed, variants
 from verify.code.tests import StdioTest
 
 

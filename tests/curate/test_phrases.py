@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from curate.phrases import PHRASES, compile_phrases
+from curate.statements import PHRASES, compile_phrases
 from shared.languages import LANGUAGES
 
 

@@ -25,8 +25,8 @@ from evaluation.client import (
     split,
     weights_of,
 )
-from evaluation.compare import compare, read_run
 from evaluation.settings import EvaluationSettings
+from evaluation.tables import compare, read_run
 from shared.chat_endpoint import ChatEndpoint, HttpStatus, explain_error, read_count, refused_parameter
 from tests.evaluation.conftest import Plain, evaluate, records, write_rows
 from tests.serve.conftest import running
@@ -188,7 +188,7 @@ def test_refused_parameters_are_left_out_told_once_and_recorded(
     assert "left_out" not in (tmp_path / "c" / "results.json").read_text()
     with pytest.raises(AssertionError, match="2"):
         evaluate(free.url, tmp_path / "b", file, "--samples", "4")
-    assert "omit: ['max_tokens', 'seed', 'temperature', 'top_p'], now None" in capsys.readouterr().err
+    assert 'omit = ["max_tokens", "seed", "temperature", "top_p"], now null' in capsys.readouterr().err
 
 
 def test_judges_leave_out_what_is_refused(plain: Plain) -> None:

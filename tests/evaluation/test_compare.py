@@ -55,7 +55,7 @@ def test_what_is_not_the_same_is_told(plain: Plain, tmp_path: Path, capsys: pyte
     capsys.readouterr()
     assert main([str(tmp_path / "a"), str(tmp_path / "b"), "--compare"]) == 0
     told = capsys.readouterr().out
-    assert "temperature of s: 0.7, now 1.0" in told
+    assert "s.temperature = 0.7, now 1.0" in told
     assert "s: 1 of 5 problems were asked in other words" in told and "s: 6 and 9 problems, 5 in both" in told
 
 

@@ -1,9 +1,11 @@
-"""The two-stage filter on a real tiny model, with planted wrong labels; and the analysis of the run that it trained."""
+"""Magistral's two rounds of filtering on a real tiny model, with planted wrong labels; and the run is analysed."""
 
 from __future__ import annotations
 
 import json
 import random
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -64,46 +66,57 @@ def plant(rows: list[dict[str, Any]]) -> list[str]:
     return [row["id"] for row in wrong]
 
 
+def grade(folder: Path, model: str) -> None:
+    """The commands of docs/curation.md."""
+    grader = str(folder / "grader.toml")
+
+    def stage(name: str, given: str, out: str, *options: str) -> None:
+        assert curate([name, str(folder / given), "--out", str(folder / out), *options]) == 0
+
+    sampling = ["--config", grader, "--samples", str(SAMPLES)]
+    stage("sample", "problems.jsonl", "sampled.jsonl", *sampling, "--model", model)
+    stage("difficulty", "sampled.jsonl", "learnable.jsonl", "--most", "1")
+    train = [sys.executable, "-m", "trainer", grader, f"--data.train={folder / 'learnable.jsonl'}"]
+    subprocess.run(train, check=True, timeout=600)
+    stage("sample", "problems.jsonl", "graded.jsonl", *sampling, "--model", str(folder / "runs" / "grader" / "latest"))
+    stage("labels", "graded.jsonl", "labelled.jsonl", "--workers", "1")
+    stage("difficulty", "labelled.jsonl", "out.jsonl", "--most", "1", "--without-samples")
+
+
 @pytest.fixture(scope="module")
-def graded(seasoned: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str], list[str]]:
-    """The folder that the command worked in, the ids of the planted labels, and the command."""
+def graded(seasoned: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """The folder that the commands worked in, and the ids of the planted labels."""
     folder = tmp_path_factory.mktemp("graded")
     settings_file.write(grader_settings(seasoned, folder), folder / "grader.toml")
     rows = read(seasoned / "made" / "train.jsonl")
     planted = plant(rows)
-    given = write(folder / "problems.jsonl", rows)
-    command = ["two-stage", str(given), "--grader", str(folder / "grader.toml"), "--out", str(folder / "out.jsonl")]
-    command += ["--samples", str(SAMPLES), "--most", "1", "--workers", "1"]
-    assert curate(command) == 0
-    return folder, planted, command
+    write(folder / "problems.jsonl", rows)
+    grade(folder, str((seasoned / "latest").resolve()))
+    return folder, planted
 
 
 @pytest.mark.soak  # in make test: tests/curate/test_difficulty.py
-def test_a_grader_that_solves_most_finds_planted_labels(graded: tuple[Path, list[str], list[str]]) -> None:
-    folder, planted, command = graded
-    first, second = read(folder / "out.1_sampled.jsonl"), read(folder / "out.4_graded.jsonl")
+def test_a_grader_that_solves_most_finds_planted_labels(graded: tuple[Path, list[str]]) -> None:
+    folder, planted = graded
+    first, second = read(folder / "sampled.jsonl"), read(folder / "graded.jsonl")
     assert [row["id"] for row in first] == [row["id"] for row in second] and len(second) == 64
     assert all(len(row["samples"]) == SAMPLES for row in first + second)
     before, after = (sum(row["pass_rate"] for row in rows) / 64 for rows in (first, second))
     assert before < 0.6 < after  # the planted ones cannot be solved
-    dropped = {row["id"]: row["rejected"] for row in read(folder / "out.5_labelled.rejected.jsonl")}
+    dropped = {row["id"]: row["rejected"] for row in read(folder / "labelled.rejected.jsonl")}
     assert len(dropped.keys() & set(planted)) >= PLANTED - 1
     assert len(dropped.keys() - set(planted)) <= 2
     assert {why["reason"] for why in dropped.values()} == {CONTRADICTED}
     kept = read(folder / "out.jsonl")
     assert len(kept) > 40 and not {row["id"] for row in kept} & dropped.keys()
     assert all(0 < row["pass_rate"] <= 1 and "samples" not in row for row in kept)
-    # again: everything is there, nothing is started
-    written = {path: path.stat().st_mtime_ns for path in folder.glob("out*.jsonl")}
-    assert curate(command) == 0
-    assert {path: path.stat().st_mtime_ns for path in folder.glob("out*.jsonl")} == written
 
 
 @pytest.mark.soak  # in make test: tests/lab/analyse
-def test_its_run_is_analysed(graded: tuple[Path, list[str], list[str]]) -> None:
-    folder, _, _ = graded
+def test_its_run_is_analysed(graded: tuple[Path, list[str]]) -> None:
+    folder, _ = graded
     (run_dir,) = (folder / "runs").iterdir()
-    data = ["--data", str(folder / "out.2_learnable.jsonl")]
+    data = ["--data", str(folder / "learnable.jsonl")]
     options = [str(run_dir), "--points", "2", "--problems", "8", "--samples", "2", "--margin", "0", *data]
     assert analyse(options) == 0
     results = json.loads((run_dir / "analysis" / "results.json").read_text())

@@ -9,8 +9,7 @@ import pytest
 
 from lab.ablate.__main__ import main
 from lab.ablate.ablation import read
-from lab.ablate.plot import band, metric_label, smooth
-from lab.ablate.report import Report, interval, number
+from lab.ablate.report import Report, band, interval, metric_label, number, smooth
 from lab.ablate.results import Estimate, FinishedRuns, decide_all
 from lab.ablate.runner import TIMES
 from lab.ablate.runs import AblationRun, plan

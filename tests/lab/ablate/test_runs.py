@@ -9,7 +9,7 @@ import pytest
 
 from lab.ablate.__main__ import main
 from lab.ablate.ablation import Ablation, read
-from lab.ablate.runs import AblationRun, changed_settings, chosen, plan
+from lab.ablate.runs import AblationRun, check_folder, chosen, plan
 from shared import settings_file
 from shared.errors import ConfigError
 from tests.lab.ablate.conftest import TEXT, Write
@@ -110,8 +110,8 @@ def test_a_folder_of_other_settings_is_refused_not_reused(
     ablation: Ablation, file: Path, launches: list[AblationRun]
 ) -> None:
     settings_file.write(launches[1].config, launches[1].run_dir / "config.toml")
-    assert changed_settings(launches[1]) == []
-    with pytest.raises(ConfigError, match=r"symmetric-0 was made with other settings \(steps changed\)"):
+    check_folder(launches[1])
+    with pytest.raises(ConfigError, match=r"symmetric-0 was made with other settings \(steps = 4, now 9\): delete"):
         plan(ablation, file, Path("runs"), [0], ["--steps=9"])
 
 
@@ -122,7 +122,7 @@ def test_the_folder_of_the_start_may_be_named_in_another_way(file: Path, tmp_pat
     start, launch = plan(ablation, file, Path("runs"), [0])[:2]
     settings_file.write(launch.config, launch.run_dir / "config.toml")
     finish(start)
-    assert changed_settings(plan(ablation, file, tmp_path / "runs", [0])[1]) == []
+    check_folder(plan(ablation, file, tmp_path / "runs", [0])[1])
 
 
 def test_other_problems_are_another_run_even_with_a_start(file: Path) -> None:
@@ -133,7 +133,7 @@ def test_other_problems_are_another_run_even_with_a_start(file: Path) -> None:
     settings_file.write(other.config, other.run_dir / "config.toml")
     finish(start)
     file.write_text(text.replace("--objective.clip_high=0.2", "--data.train=two.jsonl"))
-    with pytest.raises(ConfigError, match=r"symmetric-0 was made with other settings \(data.train changed\)"):
+    with pytest.raises(ConfigError, match=r'symmetric-0 was made with other settings \(data.train = "one.jsonl", now'):
         plan(read(file), file, Path("runs"), [0])
 
 

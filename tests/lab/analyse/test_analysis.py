@@ -11,9 +11,8 @@ import pytest
 
 from lab.analyse import draw
 from lab.analyse.__main__ import main
-from lab.analyse.lengths import RewardByLength, fit_log, training_points
-from lab.analyse.plane import Plane
-from lab.analyse.surface import Point, PointFile, summarise
+from lab.analyse.draw import RewardByLength, fit_log, training_points
+from lab.analyse.surface import Plane, Point, missing, open_points, summarise
 from shared import settings_file
 from shared.config import Config
 from shared.errors import ConfigError
@@ -65,26 +64,20 @@ def test_the_means_of_a_point() -> None:
     assert (found.length, found.truncated, found.completions) == (5.0, 0.25, 4)
 
 
-def test_measured_points_are_kept_and_a_cut_line_is_measured_again(tmp_path: Path) -> None:
+def test_measured_points_are_kept_and_the_others_are_missing(tmp_path: Path) -> None:
     path, question = tmp_path / "points.jsonl", {"axes": [[0.0, 1.0], [0.0, 1.0]], "samples": 4}
-    points = PointFile(path, question, restart=False)
-    for place in ((0, 0), (0, 1), (1, 0)):
-        points.add(point(*place))
-    with pytest.raises(ConfigError, match="another process is writing it"):
-        PointFile(path, question, restart=True)
-    points.close()
-    path.write_bytes(path.read_bytes()[:-9])
-    again = PointFile(path, question, restart=False)
-    assert again.found == {(0, 0): point(0, 0), (0, 1): point(0, 1)}
-    assert list(again.missing(([0.0, 0.5], [0.0, 0.25]))) == [(1, 0, (0.0, 0.25)), (1, 1, (0.5, 0.25))]
-    again.add(point(1, 0))
-    again.close()
-    third = PointFile(path, question, restart=False)
-    assert len(third.found) == 3
-    third.close()
-    with pytest.raises(ConfigError, match=r"another surface \(other samples\): give --restart"):
-        PointFile(path, {**question, "samples": 8}, restart=False)
-    assert not PointFile(path, {**question, "samples": 8}, restart=True).found
+    lines = [question, *({"row": row, "column": column, "alpha": [0.0, 0.0]} for row, column in ((0, 0), (0, 1)))]
+    figures = dict.fromkeys(("reward", "raw_reward", "accuracy", "format", "length", "truncated"), 1.0) | {
+        "completions": 4
+    }
+    path.write_text("".join(json.dumps(line | (figures if line is not question else {})) + "\n" for line in lines))
+    with open_points(path, question, restart=False) as points:
+        assert list(missing(points, ([0.0, 0.5], [0.0, 0.25]))) == [(1, 0, (0.0, 0.25)), (1, 1, (0.5, 0.25))]
+        points.add(point(1, 0))
+    with open_points(path, question, restart=False) as points:
+        assert len(points.rows) == 3 and points.rows[1, 0] == point(1, 0)
+    with pytest.raises(ConfigError, match=r"made with other settings \(samples = 4, now 8\): give --restart"):
+        open_points(path, {**question, "samples": 8}, restart=False)
 
 
 def test_pictures_are_drawn(tmp_path: Path) -> None:

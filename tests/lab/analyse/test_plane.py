@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from lab.analyse import snapshots
-from lab.analyse.plane import Plane, find_plane, grid
 from lab.analyse.snapshots import find_snapshots
-from lab.analyse.surface import put
+from lab.analyse.surface import Plane, find_plane, grid, put
 from shared.errors import CheckpointError, ConfigError
 from tests.lab.analyse.known_plane import (
     FIRST,

@@ -1,5 +1,5 @@
 """Small tabular problems: completions of one or two tokens whose every probability is a table, so that expectations are
-sums over all completions. Who uses this: the tests of this folder, descent.py and through it benchmarks/optimum.py."""
+sums over all completions. Who uses this: the tests of this folder, and descent.py."""
 
 from __future__ import annotations
 
