@@ -1,4 +1,4 @@
-"""Files of records: structs in msgpack, each with its length before it, hashed as they are written.
+"""Hashes of files. Files of records: structs in msgpack, each with its length before it, hashed as they are written.
 
 Every record is encoded by itself. That holds Python's lock, so that a thread which writes a gigabyte keeps the others
 waiting for no longer than one record takes.
@@ -6,6 +6,7 @@ waiting for no longer than one record takes.
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import os
 from collections.abc import Iterable, Iterator
@@ -14,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from shared.atomic_write import cannot_write
-from shared.errors import CheckpointError
+from shared.errors import CheckpointError, DataError
 
 LENGTH_BYTES = 8
 
@@ -30,6 +31,19 @@ def sha256_of(path: Path) -> str:
     """Hash of a file, read from the disk. Raises OSError."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def content_of(path: Path, setting: str) -> str:
+    """Number of lines and hash of a text file, the same whether or not it is compressed. Raises DataError."""
+    digest, lines = hashlib.sha256(), 0
+    try:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as stream:
+            while piece := stream.read(1 << 20):
+                digest.update(piece)
+                lines += piece.count(b"\n")
+    except (OSError, EOFError) as error:
+        raise DataError(f"{setting}: {path} cannot be read: {error}") from error
+    return f"{lines} lines, sha256 {digest.hexdigest()[:16]}"
 
 
 def write(path: Path, records: Iterable[msgspec.Struct]) -> Written:

@@ -25,25 +25,25 @@ OTHERS = ("benchmarks", "tests")
 APART = ("reward.judge.", "environment.")
 """settings of the judge and of environments, which validate their own"""
 CEILINGS = {
-    "shared": 10_700,
-    "verify": 19_000,
-    "environments": 3_120,
-    "rollout": 5_060,
-    "trainer": 14_340,
-    "serve": 7_120,
+    "shared": 11_340,
+    "verify": 17_950,
+    "environments": 2_870,
+    "rollout": 5_070,
+    "trainer": 14_410,
+    "serve": 6_720,
     "dashboard": 1_480,
-    "evaluation": 3_560,
-    "curate": 3_460,
-    "lab": 3_750,
-    "examples": 2_080,
+    "evaluation": 3_480,
+    "curate": 3_270,
+    "lab": 3_690,
+    "examples": 2_630,
 }
 """Most lines of each room. One rises only in a commit that lowers another by as much, so that their sum never rises; a
 commit that makes a room smaller lowers its ceiling."""
 BUDGETS = {
     "product lines": sum(CEILINGS.values()),
     "training lines": sum(CEILINGS[room] for room in TRAINING),
-    "lines to read": 3_680,
-    "files": 448,
+    "lines to read": 3_640,
+    "files": 440,
     "settings": 98,
     "class names used twice": 0,
 }

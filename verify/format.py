@@ -11,10 +11,13 @@ Source: Magistral (2506.10910), section 2.2.1; the control tokens are those of m
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from shared.reasoning_tags import CONTROL, TEXT, Tags
 from verify.verifiers import Verifier, verifier_of
+
+if TYPE_CHECKING:
+    from shared.chat import Chat
 
 
 class Parts(NamedTuple):
@@ -118,3 +121,18 @@ def check_tokens(
         return broken(f"needs exactly one {CONTROL.open} and one {CONTROL.close}, found {opens} and {closes}")
     cut = body.index(end)
     return _with_answer(decode(body[:cut]), decode(body[cut + 1 :]), verifier or verifier_of("math"), CONTROL.close)
+
+
+def parts_of(chat: Chat, ids: Sequence[int], verifier: Verifier | None = None) -> Parts:
+    """The format of a completion: by its tokens where the model has control tokens for reasoning, else by its text.
+
+    ids: [tokens] as sampled. The response of the result is the end of `chat.decode(ids)`.
+    verifier: of the problem, None for an answer in a box.
+    """
+    control = chat.think_ids
+    if control is None or chat.think_prefix.startswith("<think>"):
+        return check_format(chat.think_prefix + chat.decode(ids), verifier=verifier)
+    if CONTROL.close in chat.think_prefix:
+        return check_tokens([*chat.encode(chat.think_prefix), *ids], control, chat.decode, verifier=verifier)
+    opened = chat.think_prefix.startswith(CONTROL.open)
+    return check_tokens(ids, control, chat.decode, opened=opened, verifier=verifier)

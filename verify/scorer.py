@@ -16,10 +16,10 @@ from shared.sections import RewardWeights
 from shared.types import Completion, Group, Problem, Reward, Verdict
 from verify.answer_checker import AnswerChecker
 from verify.code.runner import ProgramVerifier
-from verify.format import Parts, check_format, check_tokens
+from verify.format import parts_of
 from verify.plugins import Case, Failed
 from verify.reward import CompletionScorer
-from verify.verifiers import Verifier, verifier_for
+from verify.verifiers import verifier_for
 
 REPORTED_AGAIN = 10
 """a kind of failure is reported at first, and whenever its count is so many times the one reported last"""
@@ -241,18 +241,3 @@ def reward_of(completion: Completion) -> Reward:
         reason=f"rewards of the environment: {given}",
         share=float(solved),
     )
-
-
-def parts_of(chat: Chat, ids: Sequence[int], verifier: Verifier | None = None) -> Parts:
-    """The format of a completion: by its tokens where the model has control tokens for reasoning, else by its text.
-
-    ids: [tokens] as sampled. The response of the result is the end of `chat.decode(ids)`.
-    verifier: of the problem, None for an answer in a box.
-    """
-    control = chat.think_ids
-    if control is None or chat.think_prefix.startswith("<think>"):
-        return check_format(chat.think_prefix + chat.decode(ids), verifier=verifier)
-    if CONTROL.close in chat.think_prefix:
-        return check_tokens([*chat.encode(chat.think_prefix), *ids], control, chat.decode, verifier=verifier)
-    opened = chat.think_prefix.startswith(CONTROL.open)
-    return check_tokens(ids, control, chat.decode, opened=opened, verifier=verifier)

@@ -9,7 +9,6 @@ objective goes on comparing with, and is compared whole.
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import re
 from collections.abc import Iterator, Mapping
@@ -20,9 +19,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from shared.config import Config
-from shared.errors import DataError
 from shared.model import hf
-from shared.record_file import sha256_of
+from shared.record_file import content_of, sha256_of
 from shared.settings_file import SECTIONS, literal
 from trainer.checkpoint.safetensors_file import REFERENCE
 from trainer.data.data_source import PromptFormat
@@ -136,19 +134,6 @@ def probes(config: Config, prompts: PromptFormat) -> list[list[int]]:
     """[domains][tokens] one problem as the policy reads it: chat template, system prompt, templates and tokenizer."""
     domains = sorted({*known_domains(), *config.data.templates})
     return [prompts.render("Tom has 3 apples. How many has he?", domain) for domain in domains]
-
-
-def content_of(path: Path, setting: str) -> str:
-    """Number of lines and hash of a text file, the same whether or not it is compressed. Raises DataError."""
-    digest, lines = hashlib.sha256(), 0
-    try:
-        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as stream:
-            while piece := stream.read(1 << 20):
-                digest.update(piece)
-                lines += piece.count(b"\n")
-    except (OSError, EOFError) as error:
-        raise DataError(f"{setting}: {path} cannot be read: {error}") from error
-    return f"{lines} lines, sha256 {digest.hexdigest()[:16]}"
 
 
 def model_parts(folder: Path) -> Parts:

@@ -13,7 +13,7 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
 
@@ -21,16 +21,21 @@ from shared.atomic_write import flush
 from shared.config import Config
 from shared.errors import ConfigError, DataError, ModelError
 from shared.json_reader import parse_json
-from shared.model import hf
+from shared.lazy_module import LazyModule
 from shared.model.implementation import VISION_LANGUAGE, adapted_names, read_shape
 from shared.progress import Progress
+from shared.record_file import content_of
 from shared.user_file import errors_told, run_file
-from trainer.checkpoint.origin import content_of
 from trainer.data.data_sets import HUB, PARQUET, fetch
 from trainer.data.generated_problems import generate
 from trainer.objectives.objective import LocalTeacher, Need
 from trainer.objectives.registry import needs, objective_of
 from verify.verifiers import REASONING_GYM
+
+if TYPE_CHECKING:
+    from shared.model import hf
+else:
+    hf = LazyModule("shared.model.hf")
 
 
 @dataclass(frozen=True)

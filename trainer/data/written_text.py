@@ -15,9 +15,9 @@ from shared.chat import Chat
 from shared.errors import ModelError
 from shared.sections import RewardWeights
 from shared.types import Problem
+from verify.format import parts_of
 from verify.language import spoken_in
 from verify.refusals import refuse_format
-from verify.scorer import parts_of
 from verify.verifiers import verifier_for
 
 OPEN, CLOSE = "<think>", "</think>"

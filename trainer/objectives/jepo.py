@@ -48,7 +48,7 @@ from trainer.objectives.policy_gradient import PLAIN, PolicyGradient
 from trainer.objectives.registry import publish
 from trainer.objectives.sequences import sequence_of
 from verify.extract import find_answer
-from verify.scorer import parts_of
+from verify.format import parts_of
 
 if TYPE_CHECKING:
     import torch
