@@ -319,3 +319,14 @@ def test_locks_have_what_the_project_asks_for(kind: str, elsewhere: set[str]) ->
         if want.name not in elsewhere and not all(want.specifier.contains(version) for version in versions):
             wrong.append(str(want))
     assert not wrong, f"locks/{kind}.txt lacks {wrong}: `make lock`"
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["configs/quickstart.toml", "--rollout.grop_size=3"]])
+def test_help_and_a_typing_error_need_no_torch(arguments: list[str]) -> None:
+    """It takes seconds to import, in which a user waits for a text."""
+    program = (
+        f"import sys; from trainer.__main__ import main; code = main({arguments}); "
+        "loaded = {'torch', 'vllm', 'transformers', 'sympy'} & set(sys.modules); sys.exit(str(loaded) if loaded else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
