@@ -135,7 +135,7 @@ def test_what_environments_and_tools_say_of_themselves_can_be_recorded():
         raise Failed(Verdict.CRASH, text)
 
     async def replies():
-        return [await answered(1, "e", work(text), 5, []) for text in texts() for work in (gives, fails)]
+        return [await answered("e", work(text), 5, []) for text in texts() for work in (gives, fails)]
 
     for reply in asyncio.run(replies()):
         msgspec.msgpack.encode(reply)

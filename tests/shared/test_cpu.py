@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from shared.model.cpu import processor
 from shared.model.cpu.processor import (
     given_threads,
     has_matrix_units,
     keep_freed_memory,
     multiplies_bfloat16_fast,
-    processor,
     spare_allocator,
 )
 from tests.process import in_fresh_process

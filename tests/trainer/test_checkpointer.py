@@ -1,4 +1,4 @@
-"""A checkpoint that cannot be written stops the run, or is only told, as writer.on_error says."""
+"""A checkpoint that cannot be written stops the run, or is only told, as checkpoint.on_error says."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def save(checkpointer: writer.Checkpointer) -> None:
 
 def test_a_full_disk_stops_the_run_with_the_repair(tmp_path: Path):
     checkpointer, _ = make(tmp_path, "stop")
-    with pytest.raises(CheckpointError, match="disk is full.*writer.keep"):
+    with pytest.raises(CheckpointError, match="disk is full.*checkpoint.keep"):
         asyncio.run(save(checkpointer))
     assert not list((checkpointer.config.run_dir / "checkpoints").iterdir())
 
