@@ -56,8 +56,7 @@ class Follower:
             with suppress(ValueError):  # a damaged line
                 self.row(decode_row(line or b""))
         for step in sorted(self.wanted.keys() & self.run.rollouts.steps()):
-            when = self.wanted.pop(step)
-            self.send(f"samples {step} {when}", lambda to, at=(step, when): to.samples(self.samples(*at)))
+            self.table(step, self.wanted.pop(step))
 
     def row(self, row: dict[str, Any]) -> None:
         """Send a row of metrics, and note whether samples follow."""
@@ -70,8 +69,12 @@ class Follower:
         again = kind != "evaluation" and f"{kind} {step}" in self.steps
         self.send(f"{kind} {step} {when}", lambda to: to.row(row, values, again))
 
+    def table(self, step: int, when: float) -> None:
+        """Send the samples of a step."""
+        self.send(f"samples {step} {when}", lambda to: to.samples(self.samples(step, when)))
+
     def samples(self, step: int, when: float) -> TrackedSamples:
-        """The table of a step. Raises OSError and ValueError."""
+        """The first completions of a step. Raises OSError and ValueError."""
         with open_plain(self.run.folder / "rollouts" / f"step_{step}.jsonl") as stream:
             groups = [decode_json(line or b"", Group) for _, line in islice(lines_of(stream), SAMPLES)]
         return TrackedSamples(step, when, [sample(step, group) for group in groups])

@@ -245,7 +245,7 @@ def test_it_follows_a_run_and_ends_behind_a_killed_controller(rows: Path) -> Non
             until(lambda: len(sent(rows, "wandb")) == 14)
             assert child.poll() is None
             controller.kill()
-            assert child.communicate(timeout=60) == ("", None) and child.returncode == 0
+            assert child.communicate(timeout=60)[0] == "" and child.returncode == 0
         finally:
             child.kill()
             controller.kill()
@@ -273,7 +273,7 @@ def test_samples_are_bounded_and_come_with_every_tenth_step(rows: Path, monkeypa
 
         def close(self, finished: bool) -> None: ...
 
-    monkeypatch.setitem(track.TRACKERS, "wandb", lambda run: Kept())
+    monkeypatch.setitem(TRACKERS, "wandb", lambda run: Kept())
     launch(rows, 0, train_rows(22), 1, "exit code 0")
     for step in range(1, 23):
         write_jsonl(rows / "rollouts" / f"step_{step}.jsonl", [group_of("x" * 10_000)] * 16)
@@ -289,14 +289,14 @@ def test_the_end_of_a_tracker_is_one_warning_and_it_has_a_time_to_end(
     """A launch waits for it last of all, and kills one that is stopped."""
     last: list[Callable[[], None]] = []
     warned: list[str] = []
-    monkeypatch.setattr(trackers.atexit, "register", lambda call, *given: last.append(lambda: call(*given)))
+    monkeypatch.setattr("trainer.trackers.atexit.register", lambda call, *given: last.append(lambda: call(*given)))
     config = Config(name="run", runs_dir=str(rows.parent), trackers=["wandb"])
     monkeypatch.setenv("FAULT", "exits")
     start_trackers(config, warned.append)
     last[0]()
     assert len(warned) == 1 and "has ended with exit code 3" in warned[0] and "sends what it lacks" in warned[0]
     monkeypatch.setattr(trackers, "END_S", 1)
-    monkeypatch.setattr(trackers.sys, "executable", "/bin/cat")  # reads nothing, and fails at once
+    monkeypatch.setattr("trainer.trackers.sys.executable", "/bin/cat")  # reads nothing, and fails at once
     start_trackers(config, warned.append)
     last[1]()
     assert len(warned) == 2 and "exit code 1" in warned[1]
