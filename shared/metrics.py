@@ -143,9 +143,6 @@ METRICS: dict[str, Metric] = {
     # ---- faults, since the launch
     "engine/restarts": Metric("count", "engines started again after their death"),
     "messages/refused": Metric("count", "messages and connections not taken: unreadable, unasked for, of a stranger"),
-    "trackers/dropped": Metric(
-        "count", "rows and tables of completions that trackers lack: too slow, failed, or ended"
-    ),
     # ---- validation problems; at rollout.temperature, and greedy
     "evaluation/accuracy": Metric("share", "right final answers"),
     "evaluation/consistency": Metric("share", "problem, reasoning and answer in one language"),
@@ -216,12 +213,12 @@ class MetricsLog:
         kept = [] if resume_step is None else [row for row in read_rows(path) if _survives(row, resume_step)]
         write_whole(path, "".join(_encode(row) for row in kept))
 
-    def write(self, step: int, values: Mapping[str, float | int]) -> bytes:
-        """Append one line, flushed to the system, and return it. Raises KeyError for an unknown name, nothing for a
+    def write(self, step: int, values: Mapping[str, float | int]) -> None:
+        """Append one line, flushed to the system. Raises KeyError for an unknown name, nothing for a
         failing disk."""
         check_names(values)
         row: dict[str, Any] = {"step": step, "kind": kind_of(values), "time": round(time.time(), 3), **values}
-        self.pending.append(line := _encode(row).encode().removesuffix(b"\n"))
+        self.pending.append(_encode(row).encode().removesuffix(b"\n"))
         try:
             while self.pending:
                 append_line(self.path, self.pending[0])
@@ -230,7 +227,6 @@ class MetricsLog:
             self.last_failure = str(error)
             self.lost += max(len(self.pending) - MOST_PENDING, 0)
             del self.pending[:-MOST_PENDING]
-        return line
 
 
 def _encode(row: Mapping[str, Any]) -> str:

@@ -262,6 +262,7 @@ def run_controller(path: str, overrides: list[str], node: LaunchFolder) -> int:
     from trainer.colocate import settle
     from trainer.data.sources import gather_sources, prepare
     from trainer.run_lock import RunLock
+    from trainer.trackers import start_trackers
 
     progress = Progress()
     session: Launch | None = None
@@ -279,6 +280,7 @@ def run_controller(path: str, overrides: list[str], node: LaunchFolder) -> int:
         watchdog.open_stacks(config.run_dir / "stacks", "rank0")
         if lock.silent:
             progress.warning(f"{lock.silent}. {deaths.again(config.run_dir)}")
+        start_trackers(config, progress.warning)
         if settings_file.DASHBOARD in overrides:
             dashboard.open_beside(config.run_dir.parent, progress)
         prepare(config, progress)

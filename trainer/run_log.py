@@ -34,7 +34,6 @@ from trainer.step.batching import Learned
 from trainer.step.rank import Stepped
 from trainer.step_metrics import offline_metrics, rollout_metrics, speed_metrics, training_metrics
 from trainer.timing import IdleSeats, PhaseTimer
-from trainer.trackers import Trackers
 from verify.scorer import RewardScorer
 
 TRAINING = ("log-probs of the batch", "forward and backward", "optimiser step", "move of the reference")
@@ -66,7 +65,6 @@ class RunLogger:
         with writing(self.folder / "rollouts"):
             (self.folder / "rollouts").mkdir(parents=True, exist_ok=True)
         self.metrics = MetricsLog(self.folder / "metrics.jsonl", resume_step=ledger.version)
-        self.trackers = Trackers(self.config, ledger.version, progress.warning)
         self.told_waiting = 0
         """lines of metrics that waited for room when that was last reported"""
         self.rollouts: dict[int, int] | None = None
@@ -136,10 +134,7 @@ class RunLogger:
             row["environment/waiting"] = sum(one.waiting for one in still_open) / max(len(still_open), 1)
             row["environment/idle_seats"] = idle
         row |= self._memory_metrics(learned.stepped)
-        if self.config.trackers:
-            row["trackers/dropped"] = self.trackers.dropped
         self._write(version, row)
-        self.trackers.samples(version, groups)
         self.progress.step_line(version, row)
         self._tell_failures()
         return row
@@ -151,7 +146,7 @@ class RunLogger:
 
     def _write(self, step: int, values: Mapping[str, float | int]) -> None:
         """Write a line of metrics. Lines that find no room wait; reported at first, and whenever twice as many wait."""
-        self.trackers.row(self.metrics.write(step, values))
+        self.metrics.write(step, values)
         waiting, lost = len(self.metrics.pending), self.metrics.lost
         if waiting and waiting + lost >= max(2 * self.told_waiting, 1):
             self.told_waiting = waiting + lost
@@ -168,7 +163,6 @@ class RunLogger:
         self._tell_failures()
         if lost := len(self.metrics.pending) + self.metrics.lost:
             self.progress.warning(f"{lost:,} line(s) of metrics are lost: {self.metrics.last_failure}")
-        self.trackers.end(finished=self.ledger.version >= self.config.last_version)
 
     async def keep(self, groups: list[Group], version: int) -> None:
         """Write the groups that step `version` was trained on, in a thread: thousands of long completions take seconds,

@@ -46,6 +46,7 @@ from trainer.objectives.registry import complaints, needs, objective_of
 from trainer.run_lock import RunLock
 from trainer.solver import Solver
 from trainer.step.rank import TrainerRank
+from trainer.trackers import start_trackers
 from verify.chosen_rewards import choose
 from verify.verifiers import without_environment
 
@@ -132,6 +133,7 @@ class Session:
         stack.push(lambda kind, *_: lock.close(f"exit code {int(kind is not None)}"))
         if (run_dir / "metrics.jsonl").exists():
             raise ConfigError(f"{run_dir} holds a run already: give the session a name of its own (--name=...)")
+        start_trackers(self.config, progress.warning)
         sources.prepare(self.config, progress)
         found = sources.gather_sources(self.config)
         config = settle(self.config, found.model_dir, min(count_gpus(self.config.placement.device), 1), one_node=True)

@@ -16,6 +16,8 @@ from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
 
+from dashboard.track import sample
+from dashboard.trackers import as_markdown
 from environments.environment import Observation, user
 from environments.process import answered
 from evaluation.report import embed
@@ -25,8 +27,6 @@ from shared.errors import ConfigError, print_error
 from shared.progress import Progress, plain
 from shared.types import Completion, Group, Problem, Prompt, Reward, Verdict
 from tests.hostile_texts import texts
-from trainer.tracker_process import as_markdown
-from trainer.trackers import sample
 from verify.plugins import Failed
 
 HOSTILE = [

@@ -21,9 +21,9 @@ from shared.errors import ConfigError, DiskError, MaestraleError
 from shared.metrics import MetricsLog, read_rows
 from shared.model import hf
 from shared.progress import Progress
+from tests.dashboard.test_track import group_of
 from tests.shared.test_hf import CONFIG, make_decoder
 from tests.trainer.test_report import evaluation
-from tests.trainer.test_trackers import group_of
 from trainer.data.data_source import write_jsonl
 from trainer.evaluation import FILE, EvaluationRecord, read_evaluations
 from trainer.ledger import Ledger

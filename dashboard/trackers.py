@@ -1,56 +1,65 @@
-"""The process of one tracker: hands rows of metrics and tables of samples to its library (trackers.py starts it).
+"""The trackers that a run folder can be sent to (track.py): W&B, TensorBoard, trackio, MLflow.
 
-Started as `python -m trainer.tracker_process NAME DESCRIPTOR`; the descriptor is its end of the socket. It is the only
-one that loads these libraries. Their output goes to trackers/NAME.log of the run.
+A new one is a class with the methods of `Tracker`, a line of TRACKERS, its name in the setting `trackers`, and an extra
+in pyproject.toml.
 """
 
 from __future__ import annotations
 
 import os
-import queue
 import re
-import signal
-import socket
-import sys
-import threading
-import time
 import uuid
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-import msgspec
-
-from shared.launch.deaths import ENDING
-from shared.metrics import decode_row
 from shared.section import flat
-from trainer.trackers import COLUMNS, END_S, Handled, Message, TrackedEnd, TrackedRow, TrackedRun, TrackedSamples
 
 PROJECT = "maestrale"
 """project or experiment where the tracker's own variables name none"""
+COLUMNS = ("step", "problem", "completion", "answer", "verdict", "reward", "reason")
+"""of a table of samples"""
+
+
+class TrackedRun(NamedTuple):
+    """The run that is sent."""
+
+    name: str
+    folder: Path
+    settings: dict[str, Any]
+    """as in config.toml"""
+
+    def kept_id(self, tracker: str, make: Callable[[], str]) -> tuple[str, bool]:
+        """The id of the tracker's run, kept in the run folder, and whether it was made now."""
+        path = self.folder / "trackers" / f"{tracker}.id"
+        if path.exists() and (known := path.read_text().strip()):
+            return known, False
+        path.write_text(made := make())
+        return made, True
+
+
+class TrackedSamples(NamedTuple):
+    """Some completions of a step."""
+
+    step: int
+    time: float
+    """Unix time"""
+    rows: list[list[Any]]
+    """[samples][COLUMNS]"""
 
 
 class Tracker(Protocol):
-    """What a tracker can do. Whatever its library raises is counted and told."""
+    """What a tracker can do. It may raise anything."""
 
-    def row(self, row: Mapping[str, Any], values: Mapping[str, float]) -> None:
-        """Take a row of metrics: all of it (step, kind, time), and its finite numbers by name."""
+    def row(self, row: Mapping[str, Any], values: Mapping[str, float], again: bool) -> None:
+        """Take a row of metrics: all of it (step, kind, time), and its finite numbers by name. again: whether a resume
+        made a step again that was sent before."""
 
     def samples(self, samples: TrackedSamples) -> None:
         """Take a table of completions."""
 
     def close(self, finished: bool) -> None:
-        """Write or upload what is left."""
-
-
-def kept_id(run: TrackedRun, name: str, make: Callable[[], str]) -> tuple[str, bool]:
-    """The id of the tracker's run, kept in the run folder, and whether it was made now."""
-    path = Path(run.folder, "trackers", f"{name}.id")
-    if path.exists() and (found := path.read_text().strip()):
-        return found, False
-    path.write_text(made := make())
-    return made, True
+        """Write or upload what is left. finished: whether the run trained all its steps."""
 
 
 def random_id() -> str:
@@ -64,14 +73,14 @@ class WandbRun:
     def __init__(self, run: TrackedRun):
         import wandb
 
-        for variable, value in (("PROJECT", PROJECT), ("NAME", run.name), ("DIR", run.folder)):
+        for variable, value in (("PROJECT", PROJECT), ("NAME", run.name), ("DIR", str(run.folder))):
             os.environ.setdefault(f"WANDB_{variable}", value)
-        number, _ = kept_id(run, "wandb", random_id)
+        number, _ = run.kept_id("wandb", random_id)
         self.table, settings = wandb.Table, wandb.Settings(console="off")
         self.run = wandb.init(id=number, resume="allow", config=run.settings, settings=settings)
         self.known = {"samples"}
 
-    def row(self, row: Mapping[str, Any], values: Mapping[str, float]) -> None:
+    def row(self, row: Mapping[str, Any], values: Mapping[str, float], again: bool) -> None:
         axis = "sft/step" if row["kind"] == "sft" else "step"  # its own counts messages: an evaluation may come late
         for name in values.keys() - self.known:
             self.run.define_metric(name, step_metric=axis)
@@ -96,23 +105,24 @@ class TensorBoardFiles:
 
         self.event, self.summary, self.tensor = event_pb2, summary_pb2, tensor_pb2
         self.text_metadata, self.open = create_summary_metadata, EventFileWriter
-        self.folder = Path(run.folder, "tensorboard")
-        self.files = {"": self.open(str(self.folder), flush_secs=10)}
-        if run.version:  # readers forget what an earlier launch wrote of steps that are made again
-            again = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-            self.files[""].add_event(event_pb2.Event(wall_time=time.time(), step=run.version + 1, session_log=again))
+        self.folder = run.folder / "tensorboard"
+        self.files: dict[str, Any] = {}
+        self.again = False
 
-    def write(self, kind: str, step: int, when: float, values: list[Any]) -> None:
-        """Write an event. values: `Summary.Value`s."""
+    def write(self, kind: str, step: int, when: float, **content: Any) -> None:
+        """Write an event. content: its field and value."""
         part = "sft" if kind == "sft" else ""
         if part not in self.files:
             self.files[part] = self.open(str(self.folder / part), flush_secs=10)
-        summary = self.summary.Summary(value=values)
-        self.files[part].add_event(self.event.Event(wall_time=when, step=step, summary=summary))
+        self.files[part].add_event(self.event.Event(wall_time=when, step=step, **content))
 
-    def row(self, row: Mapping[str, Any], values: Mapping[str, float]) -> None:
+    def row(self, row: Mapping[str, Any], values: Mapping[str, float], again: bool) -> None:
+        place = row["kind"], row["step"], row["time"]
+        if again and not self.again:  # readers forget what an earlier launch wrote from this step on
+            self.write(*place, session_log=self.event.SessionLog(status=self.event.SessionLog.START))
+        self.again = again
         numbers = [self.summary.Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
-        self.write(row["kind"], row["step"], row["time"], numbers)
+        self.write(*place, summary=self.summary.Summary(value=numbers))
 
     def samples(self, samples: TrackedSamples) -> None:
         lines = [COLUMNS, ["---"] * len(COLUMNS), *([as_markdown(cell) for cell in row] for row in samples.rows)]
@@ -121,7 +131,7 @@ class TensorBoardFiles:
         value = self.summary.Summary.Value(
             tag="samples", tensor=tensor, metadata=self.text_metadata("samples", "completions of the step")
         )
-        self.write("train", samples.step, samples.time, [value])
+        self.write("train", samples.step, samples.time, summary=self.summary.Summary(value=[value]))
 
     def close(self, finished: bool) -> None:
         for file in self.files.values():
@@ -140,12 +150,12 @@ class TrackioRun:
     def __init__(self, run: TrackedRun):
         import trackio
 
-        number, _ = kept_id(run, "trackio", random_id)  # runs are found by name: the id makes it this folder's own
+        number, _ = run.kept_id("trackio", random_id)  # runs are found by name: the id makes it this folder's own
         name = f"{run.name}-{number}"
         self.table = trackio.Table
         self.run = trackio.init(PROJECT, name=name, config=run.settings, resume="allow", embed=False)
 
-    def row(self, row: Mapping[str, Any], values: Mapping[str, float]) -> None:
+    def row(self, row: Mapping[str, Any], values: Mapping[str, float], again: bool) -> None:
         self.run.log(dict(values), step=row["step"])
 
     def samples(self, samples: TrackedSamples) -> None:
@@ -170,7 +180,7 @@ class MlflowRun:
             experiment = found.experiment_id if found else self.client.create_experiment(name)
             return str(self.client.create_run(experiment, run_name=run.name).info.run_id)
 
-        self.number, new = kept_id(run, "mlflow", create)
+        self.number, new = run.kept_id("mlflow", create)
         if new:
             settings = [Param(name, str(value)[:500]) for name, value in flat(run.settings).items()]
             for first in range(0, len(settings), 100):  # the most that it takes at once
@@ -178,7 +188,7 @@ class MlflowRun:
         else:
             self.client.update_run(self.number, status="RUNNING")
 
-    def row(self, row: Mapping[str, Any], values: Mapping[str, float]) -> None:
+    def row(self, row: Mapping[str, Any], values: Mapping[str, float], again: bool) -> None:
         when, step = int(row["time"] * 1000), row["step"]
         names = {re.sub(r"[^\w.:/ -]", "_", name): value for name, value in values.items()}
         self.client.log_batch(self.number, [self.metric(name, value, when, step) for name, value in names.items()])
@@ -198,78 +208,3 @@ TRACKERS: dict[str, Callable[[TrackedRun], Tracker]] = {
     "trackio": TrackioRun,
     "mlflow": MlflowRun,
 }
-
-
-def read(line: socket.socket, incoming: queue.SimpleQueue[Message | None]) -> None:
-    """Put the messages of the controller into the queue, None behind the last. From then on the process has END_S."""
-    while True:
-        try:
-            data = line.recv(1 << 22)
-        except ConnectionResetError:
-            continue  # it has ended with answers unread; what it had sent is still to be read
-        if not data:
-            break
-        incoming.put(msgspec.json.decode(data, type=Message))
-    signal.alarm(END_S)  # nothing handles it: the kernel ends the process, whatever hangs in it
-    incoming.put(None)
-
-
-def handle(tracker: Tracker, message: TrackedRow | TrackedSamples) -> None:
-    """Hand a message to the tracker. Raises what its library raises."""
-    if isinstance(message, TrackedSamples):
-        tracker.samples(message)
-        return
-    row = decode_row(bytes(message.line))
-    numbers = {name: value for name, value in row.items() if name not in ("step", "kind", "time") and value is not None}
-    tracker.row(row, numbers)
-
-
-def serve(line: socket.socket, name: str) -> int:
-    """Hand over what the controller sends until it ends. Returns the exit code."""
-    incoming: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
-    threading.Thread(target=read, args=(line, incoming), daemon=True).start()
-    handled, finished = Handled(), False
-
-    def answer(error: Exception | None = None) -> None:
-        if error is not None:
-            handled.problem = f"{type(error).__name__}: {error}".replace("\n", " ")[:500]
-        with suppress(OSError):
-            line.send(msgspec.json.encode(handled), socket.MSG_DONTWAIT)
-
-    run = incoming.get()
-    assert isinstance(run, TrackedRun)
-    try:
-        tracker = TRACKERS[name](run)
-    except Exception as error:
-        answer(error)
-        raise
-    while (message := incoming.get()) is not None:
-        if isinstance(message, TrackedEnd):
-            finished = finished or message.finished
-        elif isinstance(message, (TrackedRow, TrackedSamples)):
-            handled.messages += 1
-            try:
-                handle(tracker, message)
-            except Exception as error:  # noqa: BLE001 - the next row may be taken
-                handled.failed += 1
-                answer(error)
-            else:
-                answer()
-    tracker.close(finished)
-    return 0
-
-
-def main() -> int:
-    """Entry point of the process."""
-    name, number = sys.argv[1:]
-    for request in ENDING:
-        signal.signal(request, signal.SIG_IGN)  # the run goes on until the controller has saved
-    os.set_inheritable(int(number), False)  # else a process that the library starts could hold the socket open
-    os.nice(10)
-    with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000")
-    return serve(socket.socket(fileno=int(number)), name)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
