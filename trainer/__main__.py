@@ -81,9 +81,9 @@ def main(arguments: list[str]) -> int:
         print(f"{USAGE}{settings_file.describe()}\n[objective]\n{describe_settings()}")
         return 0
     if arguments[0] == "check":
-        from trainer import check
+        from trainer.check import command
 
-        return check.main(arguments[1:], load, lambda text: print(clean(text)))
+        return command.main(arguments[1:], load, lambda text: print(clean(text)))
     dry_run = "--dry-run" in arguments
     if dry_run and os.environ.get("RANK", "0") != "0":
         return 0  # under torchrun one rank tells
@@ -96,7 +96,7 @@ def main(arguments: list[str]) -> int:
     try:
         config = load(path, overrides)
         if dry_run:
-            from trainer.dry_run import plan_text
+            from trainer.check.plan import plan_text
 
             print(clean(plan_text(config)))
             return 0

@@ -19,8 +19,8 @@ from lab.plan.lengths import Lengths
 from shared.errors import ConfigError
 from shared.model.config import DecoderConfig
 from shared.model.folder import load_config
+from trainer.memory import adapter_parameters
 from trainer.step.flops import peak_of
-from trainer.step.memory import adapter_parameters
 
 
 def option(meaning: str, default: Any = MISSING, name: str = "", unit: int | Fraction = 1) -> Any:

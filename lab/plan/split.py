@@ -29,8 +29,8 @@ from lab.plan import times
 from lab.plan.scenario import Scenario
 from lab.plan.times import WIDTH, EngineModel, SamplingTimes
 from shared.errors import ConfigError
-from trainer.step import memory
-from trainer.step.memory import TrainerMemory
+from trainer import memory
+from trainer.memory import TrainerMemory
 
 ASYNC_LEVELS = (1, 2)
 """async levels that are tried if none is given: async level 1 keeps to Magistral's rule (open completions at most twice
@@ -121,12 +121,9 @@ def trainer_memory(scenario: Scenario, trainers: int, recompute: bool, replicas:
     adapters, again = scenario.adapters, decoder.layers if recompute else 0
     shards = trainers // replicas
     frozen = memory.FROZEN_BYTES * adapters / shards or memory.frozen_bytes(decoder.parameters, shards)
-    return TrainerMemory(
-        states=memory.states_bytes(decoder.parameters, shards, adapters, WIDTH),
-        gathered=memory.gathered_bytes(decoder, WIDTH, adapters),
-        frozen=frozen if work.extra_forwards else 0.0,
-        buffers=memory.buffer_bytes(adapters or decoder.parameters, trainers, WIDTH) + memory.reader_bytes(readers),
-        activations=memory.activation_bytes(decoder, tokens, WIDTH, again),
+    frozen = frozen if work.extra_forwards else 0.0
+    return memory.trainer_rank(
+        decoder, trainers, shards, tokens, again, WIDTH, WIDTH, frozen, adapters, readers=readers
     )
 
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from lab.plan.lengths import Lengths
 from lab.plan.scenario import Machine, Workload
 from shared.model.config import DecoderConfig
-from trainer.step import memory
+from trainer import memory
 from trainer.step.flops import forward_flops
 
 WIDTH = memory.DTYPE_BYTES["bfloat16"]
