@@ -13,7 +13,7 @@ import pytest
 from shared.config import Config
 from shared.errors import ConfigError, DataError, ModelError
 from tests.shared.test_turns import chat_of
-from trainer.check import data_and_model
+from trainer.check.command import data_and_model
 from trainer.check.finding import Finding
 from trainer.check.inspection import inspect
 from trainer.check.plan import plan_text

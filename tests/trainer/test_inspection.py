@@ -12,7 +12,8 @@ from examples.quickstart.tiny_model import build, train_tokenizer
 from shared.config import Config
 from shared.errors import DataError
 from trainer.__main__ import main
-from trainer.check import data_and_model, inspection
+from trainer.check import inspection
+from trainer.check.command import data_and_model
 from trainer.check.finding import Finding
 from trainer.check.inspection import inspect
 from trainer.data.row_process import NoRowCame
