@@ -25,25 +25,25 @@ OTHERS = ("benchmarks", "tests")
 APART = ("reward.judge.", "environment.")
 """settings of the judge and of environments, which validate their own"""
 CEILINGS = {
-    "shared": 11_340,
-    "verify": 17_950,
-    "environments": 2_870,
-    "rollout": 5_070,
-    "trainer": 14_410,
-    "serve": 6_720,
-    "dashboard": 1_480,
-    "evaluation": 3_480,
-    "curate": 3_270,
-    "lab": 3_690,
-    "examples": 2_630,
+    "shared": 11_330,
+    "verify": 17_930,
+    "environments": 2_860,
+    "rollout": 5_060,
+    "trainer": 13_970,
+    "serve": 6_710,
+    "dashboard": 1_860,
+    "evaluation": 3_470,
+    "curate": 3_260,
+    "lab": 3_440,
+    "examples": 2_620,
 }
 """Most lines of each room. One rises only in a commit that lowers another by as much, so that their sum never rises; a
 commit that makes a room smaller lowers its ceiling."""
 BUDGETS = {
     "product lines": sum(CEILINGS.values()),
     "training lines": sum(CEILINGS[room] for room in TRAINING),
-    "lines to read": 3_640,
-    "files": 440,
+    "lines to read": 3_630,
+    "files": 441,
     "settings": 98,
     "class names used twice": 0,
 }

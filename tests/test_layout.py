@@ -49,7 +49,8 @@ FUNCTION_LINES = 60
 STARTS = ("subprocess.Popen", "subprocess.run", "asyncio.create_subprocess_exec", "asyncio.create_subprocess_shell")
 OWN_PROCESSES = (
     *("verify/answer_checker.py", "verify/code/sandbox/client.py", "environments/gateway/client.py"),
-    *("trainer/trackers.py", "trainer/dashboard.py", "trainer/cards.py", "verify/code/cpp.py", "lab/ablate/runner.py"),
+    *("trainer/trackers.py", "trainer/dashboard.py", "trainer/check/cards.py", "verify/code/cpp.py"),
+    *("lab/ablate/runner.py",),
 )
 """start programs of this project or the system, which end with their parent or soon, and start nothing that stays"""
 WALL_CLOCKS = ("time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.datetime.now")

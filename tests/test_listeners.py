@@ -21,7 +21,7 @@ WHERE = {
     "shared/launch/sockets.py": "messages and heartbeats",
     "shared/launch/ranks.py": "`torchrun`'s store",
     "trainer/step/fsdp.py": "gloo, NCCL",
-    "trainer/check.py": "`torchrun`'s store",
+    "trainer/check/machine.py": "`torchrun`'s store",
 }
 """file that listens -> its row of the table"""
 

@@ -83,9 +83,9 @@ def main(arguments: list[str]) -> int:
         print(f"{USAGE}{settings_file.describe()}\n[objective]\n{describe_settings()}")
         return 0
     if arguments[0] == "check":
-        from trainer import check
+        from trainer.check import command
 
-        return check.main(arguments[1:], load, lambda text: print(clean(text)))
+        return command.main(arguments[1:], load, lambda text: print(clean(text)))
     if arguments[0] == "objectives":
         from trainer.objectives import page
 
@@ -105,7 +105,7 @@ def main(arguments: list[str]) -> int:
     try:
         config = load(path, overrides)
         if dry_run:
-            from trainer.dry_run import plan_text
+            from trainer.check.plan import plan_text
 
             print(clean(plan_text(config)))
             return 0

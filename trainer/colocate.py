@@ -18,16 +18,17 @@ from pathlib import Path
 import psutil
 import torch
 
+from rollout.vllm_config import CPU_CACHE_BYTES
 from shared.config import Config
 from shared.errors import ConfigError
 from shared.launch.ranks import shares_gpus
 from shared.model.config import DecoderConfig
 from shared.model.folder import load_config
 from shared.model.implementation import read_shape
+from trainer import memory
+from trainer.memory import DTYPE_BYTES, TrainerMemory
 from trainer.objectives.objective import LocalTeacher, Need
 from trainer.objectives.registry import needs, objective_of
-from trainer.step import memory
-from trainer.step.memory import DTYPE_BYTES, TrainerMemory
 
 RESERVED = 0.05
 """share of a GPU's memory that is left to drivers, displays and fragments"""
@@ -82,17 +83,12 @@ def trainer_memory(config: Config, shape: DecoderConfig, on_gpu: bool, readers: 
     width = DTYPE_BYTES[settings.compute_dtype]
     in_place = memory.works_in_place(trainers, settings.compute_dtype, on_gpu)
     tokens = max(settings.micro_batch_tokens, config.model.max_tokens)
-    adapters, sent = adapters_of(config, shape), DTYPE_BYTES[config.model.dtype]
-    again = memory.recomputed_layers(shape, settings.micro_batch_tokens, width, settings.activation_bytes)
-    return TrainerMemory(
-        states=memory.states_bytes(shape.parameters, shards_of(config), adapters, width),
-        gathered=0.0 if in_place else memory.gathered_bytes(shape, width, adapters),
-        frozen=sum(frozen_models(config, shape, on_gpu).values()),
-        buffers=memory.buffer_bytes(adapters if config.sends_adapters else shape.parameters, trainers, sent)
-        + memory.reader_bytes(0 if streams(config) else readers),
-        activations=memory.activation_bytes(shape, tokens, width, again)
-        + (0 if config.sends_adapters or not adapters else memory.merged_bytes(shape, width)),
-    )
+    return memory.trainer_rank(
+        shape, trainers, shards_of(config), tokens,
+        memory.recomputed_layers(shape, settings.micro_batch_tokens, width, settings.activation_bytes), width,
+        DTYPE_BYTES[config.model.dtype], sum(frozen_models(config, shape, on_gpu).values()),
+        adapters_of(config, shape), config.sends_adapters, in_place, 0 if streams(config) else readers,
+    )  # fmt: skip
 
 
 def share(config: Config, shape: DecoderConfig, gpu_bytes: float, host_bytes: float) -> Config:
@@ -176,6 +172,12 @@ def check_own_gpus(config: Config, shape: DecoderConfig, gpu_bytes: float, gpus:
             f"{gpu_bytes / GIB:.1f} GiB: raise rollout.tensor_parallel, or lower model.max_tokens or "
             "rollout.cache_bytes"
         )
+
+
+def held_tokens(config: Config, shape: DecoderConfig) -> int:
+    """Tokens that the KV cache of an engine holds; rollout.cache_bytes is what each of its GPUs sets aside."""
+    rollout, width = config.rollout, DTYPE_BYTES[config.model.dtype]
+    return memory.cache_tokens(shape, width, rollout.tensor_parallel, rollout.cache_bytes or CPU_CACHE_BYTES)
 
 
 def open_sequences(config: Config) -> int:

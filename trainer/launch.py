@@ -26,6 +26,7 @@ from shared.types import Problem
 from trainer import report, run_log
 from trainer.assembly import assemble
 from trainer.bottleneck import PHASES
+from trainer.check.remarks import objective_lines
 from trainer.checkpoint import resume, writer
 from trainer.checkpoint.origin import Origin, origin_of, reference_parts
 from trainer.checkpoint.reader import VerifiedCheckpoint, compare_weights
@@ -35,7 +36,6 @@ from trainer.controller import TrainingLoop
 from trainer.data.data_source import PromptFormat
 from trainer.data.run_data import RunData, read_files
 from trainer.data.sources import Sources
-from trainer.dry_run import objective_lines
 from trainer.evaluation import Evaluator
 from trainer.export import export_best, export_last
 from trainer.ledger import Interrupted, Ledger

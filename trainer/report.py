@@ -26,8 +26,8 @@ from shared.errors import DataError, InputError
 from shared.metrics import read_rows, series
 from shared.progress import Progress
 from trainer import bottleneck
-from trainer.dry_run import size
 from trainer.evaluation import GREEDY, Evaluation, EvaluationRecord, Sampled, at_temperature, read_evaluations
+from trainer.memory import size
 from trainer.plot import write_plot
 
 SAMPLE_CHARACTERS = 700

@@ -16,17 +16,15 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from lab.plan import report, split
-from lab.plan.lengths import Lengths, lognormal, of_run
-from lab.plan.scenario import CARDS, MODELS, Machine, Scenario, Workload, find_decoder
+from lab.plan.scenario import CARDS, MODELS, Lengths, Machine, Scenario, Workload, find_decoder
 from shared.errors import ConfigError, InputError, print_error
-from shared.model.config import DecoderConfig
 from shared.progress import CleanConsole
 
 DESCRIPTION = """Scale on paper: what a run would need and take, before a GPU is rented.
 
 From a model's shape, the lengths of completions and a cluster: memory of every rank, the time of a step (sampling,
-training, weight update; synchronous and asynchronous), the age of the tokens, and the split of the GPUs between
-trainers and engines that gives the shortest step, as settings to copy. Nothing is loaded or measured: docs/plan.md has
+training, weight update; synchronous and asynchronous), and the split of the GPUs between trainers and engines that
+gives the shortest step, as settings to copy. Nothing is loaded or measured: docs/plan.md has
 the formulas, and how far they are from published step times.
 """
 EXAMPLES = """
@@ -36,28 +34,18 @@ examples
   a folder's model on 4 nodes of H200, 64 prompts of 16 completions, up to 32k tokens:
       python -m lab.plan models/my-model --gpus 32 --card h200 --prompts 64 --mean 6000 --p99 30000 \\
           --max-completion 32768
-  lengths as they were in a run, and the cost of a reference model:
-      python -m lab.plan 24b --gpus 64 --run runs/my-run --reference
+  the cost of a reference model:
+      python -m lab.plan 24b --gpus 64 --reference
   what a given split would do, as JSON:
       python -m lab.plan 70b --gpus 256 --engines 16 --tensor-parallel 8 --async-level 2 --json
-  a shape by numbers, on cards that have no name here:
-      python -m lab.plan --layers 36 --hidden 4096 --intermediate 12288 --heads 32 --key-heads 8 --vocab 151936 \\
-          --gpus 16 --memory 96 --tflops 500 --bandwidth 4000
+  cards that have no name here:
+      python -m lab.plan 32b --gpus 16 --memory 96 --tflops 500 --bandwidth 4000
 
   the table "what it can train" of docs/plan.md anew:
       python -m lab.plan --table
 
 exit codes: 0 done, 2 an option is wrong or nothing fits (one line says what)
 """
-SHAPE = {
-    "layers": ("layers", "decoder layers"),
-    "hidden": ("hidden_size", "hidden size"),
-    "intermediate": ("intermediate_size", "width of the feed-forward"),
-    "heads": ("heads", "query heads"),
-    "key_heads": ("key_heads", "key and value heads"),
-    "vocab": ("vocab_size", "rows of the embedding"),
-}
-"""option -> field of DecoderConfig, meaning"""
 DOCUMENT = Path("docs/plan.md")
 """has the table that --table writes"""
 SHARES = ("mfu", "bandwidth_share", "usable", "kept")
@@ -110,17 +98,11 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("model", nargs="?", help=f"{', '.join(MODELS)}, or a folder with a config.json")
-    shape = parser.add_argument_group("model by its shape")
-    for name, (_, meaning) in SHAPE.items():
-        shape.add_argument(flag(name), type=int, metavar="N", help=meaning)
-    shape.add_argument("--head-dim", type=int, metavar="N", help="channels of a head; hidden / heads")
-    shape.add_argument("--tied", action="store_true", help="the head is the embedding")
     cluster = add_options(parser, "cluster", Machine)
     cluster.add_argument("--card", default="h100", metavar="NAME", help=f"{', '.join(CARDS)} (%(default)s)")
     work = add_options(parser, "work of a step", Workload)
     work.add_argument("--mean", type=float, default=2000, metavar="N", help="mean completion, tokens (%(default)s)")
     work.add_argument("--p99", type=float, metavar="N", help="99th percentile, tokens (4 times the mean)")
-    work.add_argument("--run", type=Path, metavar="FOLDER", help="take lengths from the newest rollouts of this run")
     work.add_argument("--reference", action="store_true", help="a reference model scores the batch too")
     fixed = add_options(parser, "instead of the best", Scenario)
     fixed.add_argument("--json", action="store_true", help="print JSON instead of tables")
@@ -145,9 +127,12 @@ def read(arguments: list[str]) -> tuple[Scenario, bool]:
     card = CARDS.get(given.card.lower())
     if card is None:
         raise ConfigError(f"--card {given.card} is none of {', '.join(CARDS)}; give --memory, --tflops, --bandwidth")
-    machine, decoder = replace(card, **given_of(Machine, given)), decoder_of(given)
+    machine = replace(card, **given_of(Machine, given))
     if given.table:
         raise ConfigError("--table stands alone: it is of all models")
+    if given.model is None:
+        raise ConfigError(f"no model: name one ({', '.join(MODELS)}), or a folder with a config.json")
+    decoder = find_decoder(given.model)
     if machine.gpus < 2:
         raise ConfigError(
             "--gpus 1 is too few for a split: one GPU trains and one samples. How they share a single one tells "
@@ -162,36 +147,12 @@ def read(arguments: list[str]) -> tuple[Scenario, bool]:
     return Scenario(decoder, machine, work_of(given), **given_of(Scenario, given)), given.json
 
 
-def decoder_of(given: argparse.Namespace) -> DecoderConfig:
-    """Return the decoder, by name or folder, or by numbers. Raises ConfigError, ModelError."""
-    numbers = {name: getattr(given, name) for name in SHAPE}
-    if given.model is not None:
-        if any(number is not None for number in [*numbers.values(), given.head_dim]) or given.tied:
-            raise ConfigError(f"model '{given.model}' has its shape: leave out --layers, --hidden and the like")
-        return find_decoder(given.model)
-    if missing := [flag(name) for name, number in numbers.items() if number is None]:
-        raise ConfigError(f"no model: name one ({', '.join(MODELS)}, a folder), or add {', '.join(missing)}")
-    if given.heads % given.key_heads:
-        raise ConfigError(f"--heads {given.heads} must be a multiple of --key-heads {given.key_heads}")
-    return DecoderConfig(
-        family="llama", **{SHAPE[name][0]: number for name, number in numbers.items()}, tied=given.tied,
-        head_dim=given.head_dim or max(1, given.hidden // given.heads), norm_epsilon=1e-5, max_positions=131072,
-    )  # fmt: skip
-
-
 def work_of(given: argparse.Namespace) -> Workload:
-    """Return the workload, with lengths by option or of a run. Raises ConfigError, DataError."""
-    chosen = given_of(Workload, given)
-    if given.run is not None:
-        lengths, chosen["prompt_tokens"] = of_run(given.run)
-        limit = given.max_completion or int(lengths.tokens[-1])
-        if limit < lengths.tokens[-1]:
-            lengths = Lengths(tuple(min(length, float(limit)) for length in lengths.tokens), lengths.weights)
-    else:
-        p99 = given.p99 or 4 * given.mean
-        limit = given.max_completion or math.ceil(p99)
-        lengths = lognormal(given.mean, p99, limit)
-    return Workload(lengths, extra_forwards=int(given.reference), **{**chosen, "max_completion_tokens": limit})
+    """Return the workload. Raises ConfigError for lengths that no lognormal has."""
+    p99 = given.p99 or 4 * given.mean
+    limit = given.max_completion or math.ceil(p99)
+    chosen = {**given_of(Workload, given), "max_completion_tokens": limit}
+    return Workload(Lengths(given.mean, p99, limit), extra_forwards=int(given.reference), **chosen)
 
 
 def main(arguments: list[str]) -> int:

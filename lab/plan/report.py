@@ -11,24 +11,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from lab.plan import times
 from lab.plan.scenario import Scenario, Workload
-from lab.plan.split import Split, taking_turns_s
-
-
-def staleness(split: Split, work: Workload) -> dict[str, float]:
-    """Return mean and largest age of trained tokens in versions, updates per completion, and open batches."""
-    step_s, decode_s = split.asynchronous_s, split.sampling.decode_s
-    waiting = 0.0
-    if split.bottleneck == "engines":  # else a started completion has a slot, or nearly so
-        busy = min(1.0, (split.train_s + split.update_s) / step_s)
-        waiting = times.queue_s(work, split.engines, split.async_level, split.sampling.slots, busy, step_s)
-    return {
-        "mean_age": times.mean_age(work.lengths, split.async_level, step_s, decode_s, waiting, work.kept),
-        "largest_age": float(split.async_level + 1),
-        "updates_per_completion": work.lengths.mean * decode_s / step_s,
-        "open_per_step": float(split.async_level + 1),
-    }
+from lab.plan.split import Split
 
 
 def settings(split: Split, work: Workload) -> dict[str, int]:
@@ -78,27 +62,10 @@ def as_json(scenario: Scenario, split: Split) -> dict[str, Any]:
     return {
         "recommendation": recommendation(split),
         "settings": settings(split, work),
-        "step_s": {
-            "asynchronous": split.asynchronous_s,
-            "synchronous": split.synchronous_s,
-            "taking_turns_on_the_same_gpus": taking_turns_s(scenario, split.tensor_parallel),
-            "ideal_split": split.ideal_s,
-        },
+        "step_s": {"asynchronous": split.asynchronous_s, "synchronous": split.synchronous_s},
         "bottleneck": split.bottleneck,
         "bounds_s": split.bounds,
-        "sampling": asdict(split.sampling),
-        "train_s": split.train_s,
-        "update_s": {
-            "total": split.update_s, "write": split.write_s, "delivery": split.delivery_s
-        },
-        "staleness": staleness(split, work),
-        "memory_bytes": {
-            "trainer": {**asdict(split.trainer_memory), "total": split.trainer_memory.total},
-            "engine_gpu": {
-                "weights": split.weight_bytes, "arriving": split.arriving_bytes, "cache": split.cache_bytes
-            },
-            "usable": scenario.machine.usable_bytes,
-        },
+        "split": asdict(split),
         "tokens": {
             "trained_per_step": work.tokens,
             "trained_per_s": work.tokens / split.asynchronous_s,
@@ -106,8 +73,9 @@ def as_json(scenario: Scenario, split: Split) -> dict[str, Any]:
             "completion_longest_of_step": work.longest,
         },
         "parameters": scenario.decoder.parameters,
+        "usable_bytes": scenario.machine.usable_bytes,
         "machine": asdict(scenario.machine),
-    }  # fmt: skip
+    }
 
 
 def seconds(value: float) -> str:
@@ -153,8 +121,7 @@ def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], bo
 
 
 def _time_rows(scenario: Scenario, split: Split) -> list[tuple[str, str, str]]:
-    work, sampled, age = scenario.work, split.sampling, staleness(split, scenario.work)
-    turns = taking_turns_s(scenario, split.tensor_parallel)
+    work, sampled = scenario.work, split.sampling
     recomputed = ", recomputation" if split.recompute else ""
     return [
         ("sampling, slots always taken", seconds(sampled.full_s),
@@ -168,11 +135,6 @@ def _time_rows(scenario: Scenario, split: Split) -> list[tuple[str, str, str]]:
          f"write {seconds(split.write_s)}, delivery {seconds(split.delivery_s)}, in which engines pause"),
         ("step, asynchronous", seconds(split.asynchronous_s), f"waits for: {split.bottleneck}"),
         ("step, synchronous (async level 0)", seconds(split.synchronous_s), "sampling together + training + update"),
-        ("taking turns on the same GPUs", seconds(turns) if turns else "-",
-         "both resident; on one node placement.colocate" if turns else "both sides do not fit into memory together"),
-        ("no rest, no waiting", seconds(split.ideal_s), "GPU-seconds of both sides over all GPUs"),
-        ("mean age of a trained token", f"{age['mean_age']:.1f}", f"versions; at most {age['largest_age']:.0f}"),
-        ("open completions / batch", f"{age['open_per_step']:.0f}", "Magistral's n_async / n_batch; it keeps to 2"),
     ]  # fmt: skip
 
 

@@ -13,14 +13,14 @@ from dataclasses import MISSING, dataclass, field
 from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
+from statistics import NormalDist, fmean
 from typing import Any
 
-from lab.plan.lengths import Lengths
 from shared.errors import ConfigError
 from shared.model.config import DecoderConfig
 from shared.model.folder import load_config
+from trainer.memory import adapter_parameters
 from trainer.step.flops import peak_of
-from trainer.step.memory import adapter_parameters
 
 
 def option(meaning: str, default: Any = MISSING, name: str = "", unit: int | Fraction = 1) -> Any:
@@ -123,9 +123,68 @@ def find_decoder(name: str) -> DecoderConfig:
     near = difflib.get_close_matches(name.lower(), MODELS, n=1)
     hint = f" (did you mean '{near[0]}'?)" if near else ""
     raise ConfigError(
-        f"model '{name}' is no folder with a config.json, and none of {', '.join(MODELS)}{hint}; any other shape: "
-        "--layers, --hidden, --intermediate, --heads, --key-heads, --vocab"
+        f"model '{name}' is no folder with a config.json, and none of {', '.join(MODELS)}{hint}; a folder with any "
+        "model's config.json alone is enough"
     )
+
+
+NORMAL = NormalDist()
+Z99 = NORMAL.inv_cdf(0.99)
+POINTS = 400
+"""quantiles over which the longest of several completions is averaged"""
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Completion lengths, tokens: lognormal with this mean and 99th percentile, then cut at `limit`.
+
+    ln L ~ N(m, s^2): ln mean = m + s^2/2 and ln p99 = m + z s with z = 2.326, so s = z - sqrt(z^2 - 2 ln(p99 / mean)).
+    """
+
+    uncut_mean: float
+    p99: float
+    limit: float
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError where no lognormal has these numbers."""
+        mean, p99 = self.uncut_mean, self.p99
+        if mean < 1 or p99 < mean:
+            raise ConfigError(f"lengths: --mean {mean:g} must be at least 1, and --p99 {p99:g} at least the mean")
+        if p99 > (most := mean * math.exp(Z99**2 / 2)):
+            raise ConfigError(f"lengths: no lognormal has --p99 {p99:g} at --mean {mean:g}; at most {most:.0f}")
+
+    @cached_property
+    def spread(self) -> float:
+        """The s above."""
+        return Z99 - math.sqrt(max(0.0, Z99**2 - 2 * math.log(self.p99 / self.uncut_mean)))
+
+    def quantile(self, share: float) -> float:
+        """Return the length that this share of completions does not exceed."""
+        return min(self.uncut_mean * math.exp(self.spread * NORMAL.inv_cdf(share) - self.spread**2 / 2), self.limit)
+
+    def moment(self, power: int) -> float:
+        """Return E[min(L, limit)^power]."""
+        mean, spread = self.uncut_mean, self.spread
+        if spread < 1e-9:
+            return min(mean, self.limit) ** power
+        cut = (math.log(self.limit / mean) + spread**2 / 2) / spread
+        below = mean**power * math.exp(power * (power - 1) / 2 * spread**2) * NORMAL.cdf(cut - power * spread)
+        return below + self.limit**power * NORMAL.cdf(-cut)
+
+    @cached_property
+    def mean(self) -> float:
+        """E[L], tokens."""
+        return self.moment(1)
+
+    @cached_property
+    def mean_square(self) -> float:
+        """E[L^2], tokens^2."""
+        return self.moment(2)
+
+    def longest(self, completions: int) -> float:
+        """E[max of n completions]: the mean over u of the quantile of u^(1/n)."""
+        shares = (((point + 0.5) / POINTS) ** (1 / completions) for point in range(POINTS))
+        return max(self.mean, fmean(self.quantile(min(share, 1 - 2**-53)) for share in shares))
 
 
 @dataclass(frozen=True)
@@ -177,8 +236,8 @@ class Workload:
 
     @property
     def context(self) -> float:
-        """Mean tokens of a running completion, prompt included."""
-        return self.prompt_tokens + self.lengths.position
+        """Mean tokens of a running completion, prompt included; of its own it has E[L^2] / (2 E[L])."""
+        return self.prompt_tokens + self.lengths.mean_square / (2 * self.lengths.mean)
 
 
 @dataclass(frozen=True)

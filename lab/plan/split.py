@@ -22,15 +22,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from lab.plan import times
 from lab.plan.scenario import Scenario
 from lab.plan.times import WIDTH, EngineModel, SamplingTimes
 from shared.errors import ConfigError
-from trainer.step import memory
-from trainer.step.memory import TrainerMemory
+from trainer import memory
+from trainer.memory import TrainerMemory
 
 ASYNC_LEVELS = (1, 2)
 """async levels that are tried if none is given: async level 1 keeps to Magistral's rule (open completions at most twice
@@ -97,18 +97,6 @@ class Split:
         """Name of the bound that determines the asynchronous step time."""
         return max(self.bounds.items(), key=lambda bound: bound[1])[0]
 
-    @property
-    def ideal_s(self) -> float:
-        """Step time if GPUs could be divided arbitrarily and nothing had to wait: GPU-seconds of both sides over all
-        GPUs (LlamaRL's T_async at theta* = t / (t + g))."""
-        sampling = self.engines * self.tensor_parallel
-        return ideal_s(self.train_s * self.trainers, self.sampling.full_s * sampling, self.trainers + sampling)
-
-
-def ideal_s(train_gpu_s: float, sample_gpu_s: float, gpus: int) -> float:
-    """Return (t + g) / G, the minimum of max(t / (theta G), g / ((1 - theta) G)), reached at theta = t / (t + g)."""
-    return (train_gpu_s + sample_gpu_s) / gpus
-
 
 # ---- one placement -----------------------------------------------------------------------------------------------
 
@@ -121,12 +109,9 @@ def trainer_memory(scenario: Scenario, trainers: int, recompute: bool, replicas:
     adapters, again = scenario.adapters, decoder.layers if recompute else 0
     shards = trainers // replicas
     frozen = memory.FROZEN_BYTES * adapters / shards or memory.frozen_bytes(decoder.parameters, shards)
-    return TrainerMemory(
-        states=memory.states_bytes(decoder.parameters, shards, adapters, WIDTH),
-        gathered=memory.gathered_bytes(decoder, WIDTH, adapters),
-        frozen=frozen if work.extra_forwards else 0.0,
-        buffers=memory.buffer_bytes(adapters or decoder.parameters, trainers, WIDTH) + memory.reader_bytes(readers),
-        activations=memory.activation_bytes(decoder, tokens, WIDTH, again),
+    frozen = frozen if work.extra_forwards else 0.0
+    return memory.trainer_rank(
+        decoder, trainers, shards, tokens, again, WIDTH, WIDTH, frozen, adapters, readers=readers
     )
 
 
@@ -179,29 +164,6 @@ def place(scenario: Scenario, engines: int, tensor_parallel: int, async_level: i
     )  # fmt: skip
 
 
-def taking_turns_s(scenario: Scenario, tensor_parallel: int, resident: bool = True) -> float | None:
-    """Return the time of a step that alternates on the same GPUs: all sample, then all train, weights stay in nodes.
-
-    resident: both sides stay in memory, as in the synchronous baseline of LlamaRL's theory; else the idle one takes no
-    memory (and moving it takes no time). None if it does not fit. For comparison only: Maestrale does this on one node
-    (placement.colocate).
-    """
-    decoder, machine, work = scenario.decoder, scenario.machine, scenario.work
-    engine = EngineModel(decoder, machine, tensor_parallel, work.lora_rank)
-    for recompute in (False, True):
-        held = trainer_memory(scenario, machine.gpus, recompute).total
-        spare = engine.spare_bytes - (held if resident else 0.0)
-        if held <= machine.usable_bytes and spare > 0 and engine.held(spare, work.context) >= 1:
-            break
-    else:
-        return None
-    engines = machine.gpus // tensor_parallel
-    slots = min(engine.held(spare, work.context), max(1.0, work.completions / engines))
-    sampled = times.sampling_times(engine, work, engines, slots)
-    train = times.train_s(decoder, machine, work, machine.gpus, recompute)
-    return sampled.together_s + train + engine.stall_s()
-
-
 # ---- the search --------------------------------------------------------------------------------------------------
 
 
@@ -245,20 +207,16 @@ def best(scenario: Scenario) -> Split:
 
 
 def compared(scenario: Scenario, chosen: Split) -> list[Split]:
-    """Return the chosen split among the best of every async level and of every engine width, and its neighbours, by
-    time."""
-    found = [chosen]
-    for width in widths(scenario):
-        found += sorted(splits(scenario, chosen.async_level, width), key=lambda one: one.asynchronous_s)[:1]
-    for async_level in COMPARED_LEVELS:
-        found.append(
-            best(replace(scenario, async_level=async_level, tensor_parallel=chosen.tensor_parallel, engines=0))
-        )
-    for engines in (chosen.engines - 1, chosen.engines + 1):
-        near = place(scenario, engines, chosen.tensor_parallel, chosen.async_level) if engines else None
-        found += [near] if near else []
-    unlike = {(one.engines, one.tensor_parallel, one.async_level): one for one in found}
-    return sorted(unlike.values(), key=lambda one: one.asynchronous_s)
+    """Return the chosen split among the best of every async level and of every engine width, by time."""
+    tried = [(chosen.async_level, width) for width in widths(scenario)]
+    tried += [(async_level, chosen.tensor_parallel) for async_level in COMPARED_LEVELS]
+    others = [
+        min(fitting, key=lambda split: split.asynchronous_s)
+        for async_level, width in tried
+        if (fitting := list(splits(scenario, async_level, width)))
+    ]
+    unlike = {(split.engines, split.tensor_parallel, split.async_level): split for split in [chosen, *others]}
+    return sorted(unlike.values(), key=lambda split: split.asynchronous_s)
 
 
 def why_nothing_fits(scenario: Scenario) -> str:

@@ -10,8 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from lab.plan import split
-from lab.plan.lengths import lognormal
-from lab.plan.scenario import CARDS, MODELS, Machine, Scenario, Workload
+from lab.plan.scenario import CARDS, MODELS, Lengths, Machine, Scenario, Workload
 from shared.config import Config
 from shared.errors import ConfigError, DataError
 from shared.model.config import DecoderConfig
@@ -53,7 +52,7 @@ def fewest(decoder: DecoderConfig, card: Machine, tokens: int) -> str:
         if way := on_one_node(decoder, replace(card, gpus=gpus), tokens):
             return f"{gpus}, {'in turns' if way == 'turns' else way}"
     sampled = tokens - PROMPT_TOKENS
-    work = Workload(lognormal(sampled / 4, sampled, sampled), sampled, prompt_tokens=PROMPT_TOKENS)
+    work = Workload(Lengths(sampled / 4, sampled, sampled), sampled, prompt_tokens=PROMPT_TOKENS)
     nodes = 1
     while nodes <= MOST_NODES:
         try:

@@ -1,4 +1,4 @@
-"""Models how long the parts of a step take: decoding, sampling a batch, training, a weight update; and tokens' age.
+"""Models how long the parts of a step take: decoding, sampling a batch, training, a weight update.
 
 A decode step reads the weights and the cached keys and values of all running completions, once:
 
@@ -21,10 +21,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from lab.plan.lengths import Lengths
 from lab.plan.scenario import Machine, Workload
 from shared.model.config import DecoderConfig
-from trainer.step import memory
+from trainer import memory
 from trainer.step.flops import forward_flops
 
 WIDTH = memory.DTYPE_BYTES["bfloat16"]
@@ -86,21 +85,6 @@ class EngineModel:
         flops = forward_flops(self.decoder, prompt_tokens, prompt_tokens, prompt_tokens**2)
         return self.machine.compute_s(flops, self.tensor_parallel)
 
-    def stall_s(self) -> float:
-        """Return how long an engine pauses while each of its GPUs receives its part over the links of its node."""
-        return self.weight_bytes / self.machine.node_bandwidth
-
-
-def full_s(completions: float, mean: float, slots: float, step_s: float) -> float:
-    """Return the time to decode `completions` of `mean` tokens if `slots` are always taken: slots / step_s tokens/s."""
-    return completions * mean * step_s / slots
-
-
-def running_on_average(completions: float, mean: float, longest: float, slots: float) -> float:
-    """Return how many completions run on average while the longest of a batch does, if all start together:
-    completions x mean / longest (Little's law), at most the slots."""
-    return min(slots, completions * mean / longest)
-
 
 @dataclass(frozen=True)
 class SamplingTimes:
@@ -129,12 +113,12 @@ def sampling_times(
     share, due = work.completions / engines, work.sampled / engines
     prefill = math.ceil(due) * engine.prefill_s(work.prompt_tokens)
     at_once = min(slots, share)  # synchronous: waves while more are due than may be open, then the last ones run out
-    waves = full_s(due - at_once, mean, at_once, engine.decode_s(at_once, context))
-    left = running_on_average(at_once, mean, longest, at_once)
+    waves = (due - at_once) * mean * engine.decode_s(at_once, context) / at_once
+    left = at_once * mean / longest  # on average, while the longest runs (Little's law)
     together = waves + longest * engine.decode_s(left, context) + prefill
     ahead = min(slots, async_level * share)
-    full = full_s(due, mean, ahead, engine.decode_s(ahead, context)) + prefill
-    running = running_on_average((async_level + 2) * due, mean, longest, ahead)
+    full = due * mean * engine.decode_s(ahead, context) / ahead + prefill
+    running = min(ahead, (async_level + 2) * due * mean / longest)
     decode = engine.decode_s(running, context)
     return SamplingTimes(together, full, longest * decode + engine.prefill_s(work.prompt_tokens), decode, ahead)
 
@@ -185,11 +169,6 @@ def optimiser_s(trained: int, machine: Machine, trainers: int) -> float:
     return moved_s(trained, machine, trainers, OPTIMISER_BYTES)
 
 
-def micro_batches_of(tokens: float, trainers: int, budget: int) -> int:
-    """Return the number of micro-batches of each trainer rank."""
-    return max(1, math.ceil(tokens / (trainers * budget)))
-
-
 def train_s(
     decoder: DecoderConfig, machine: Machine, work: Workload, trainers: int, recompute: bool, replicas: int = 1
 ) -> float:
@@ -199,8 +178,8 @@ def train_s(
         decoder, work.tokens, work.square_tokens, recompute, work.extra_forwards, frozen=adapters > 0
     )
     budget = max(work.micro_batch_tokens, work.max_tokens)
-    each = micro_batches_of(work.tokens / work.optimiser_steps, trainers, budget) * work.optimiser_steps
     count = work.optimiser_steps
+    each = max(1, math.ceil(work.tokens / count / (trainers * budget))) * count
     traffic = traffic_s(decoder, machine, trainers, each, each * work.extra_forwards, adapters, replicas, count)
     steps = count * optimiser_s(adapters or decoder.parameters, machine, trainers // replicas)
     return max(machine.compute_s(flops, trainers), traffic) + steps
@@ -231,34 +210,6 @@ def delivery_s(
 # ---- what overlaps -----------------------------------------------------------------------------------------------
 
 
-def straggler_s(longest_s: float, train: float, update: float, async_level: int, overtaken: int = 1) -> float:
+def straggler_s(longest_s: float, train: float, update: float, async_level: int) -> float:
     """Return the step time at which the longest completion of a batch is just in time, seconds."""
-    return (longest_s + train + update) / (async_level + 1 + overtaken)
-
-
-def mean_age(
-    lengths: Lengths, async_level: int, step_s: float, decode_s: float, queue_s: float = 0.0, kept: float = 1.0
-) -> float:
-    """Return the mean age of a trained token, versions.
-
-    (async_level + 1) batches of the ledger's slots are taken, and a step releases one batch and the groups without
-    signal, so a group holds its slot for T = (async_level + 1) kept step_s (Little's law), up to the release of the
-    version trained on it. The age of a token sampled d = queue_s + position x decode_s after the start is the number of
-    versions released from then on, without that last one: ceil((T - d) / step_s) - 1. With tail(y) the share of tokens
-    behind position y, the mean is
-
-        sum over j >= 1 of  1 - tail((T - j step_s - queue_s) / decode_s)
-    """
-    held_s = (async_level + 1) * kept * step_s
-    passed = (held_s - j * step_s - queue_s for j in range(1, async_level + 1))
-    return sum(1 - lengths.tail(rest / decode_s) for rest in passed)
-
-
-def queue_s(work: Workload, engines: int, async_level: int, slots: float, busy: float, step_s: float) -> float:
-    """Return the time that a started completion waits for a slot if the engines are the bottleneck, seconds.
-
-    (async_level + 1) batches are open, less the one that is trained or sent for a share `busy` of the step; completions
-    beyond the slots wait, and are served at the rate at which the completions of a step finish.
-    """
-    waiting = max((async_level + 1 - busy) * work.completions / engines - slots, 0.0)
-    return waiting * step_s * engines / work.sampled
+    return (longest_s + train + update) / (async_level + 2)

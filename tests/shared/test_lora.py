@@ -16,7 +16,7 @@ from shared.model.implementation import make_model, read_shape
 from tests.families import FAMILIES, config_of, reference
 from tests.model_folder import load_model
 from tests.packed import pack_from
-from trainer.step.memory import adapter_parameters, largest_tensor
+from trainer.memory import adapter_parameters, largest_tensor
 
 SHAPE = DecoderConfig("llama", 48, 16, 24, 2, 2, 1, 8, 1e-5, 64, tied=True)
 CONFIG = {

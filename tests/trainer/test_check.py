@@ -17,9 +17,10 @@ import pytest
 import torch
 
 from shared.config import Config
-from trainer import cards, check
 from trainer.__main__ import load, main
-from trainer.check_result import CheckResult
+from trainer.check import cards, command, machine
+from trainer.check.finding import Finding
+from trainer.memory import size
 from verify.code import cpp
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -109,7 +110,7 @@ def test_this_machine_has_no_trouble(tmp_path: Path) -> None:
 
 def shown(*words: str) -> list[str]:
     lines: list[str] = []
-    check.main(words, load, lines.append)
+    command.main(words, load, lines.append)
     return lines
 
 
@@ -117,7 +118,7 @@ def only(monkeypatch: pytest.MonkeyPatch, *kept: str) -> None:
     """Leave out the other examinations, which take seconds."""
     for name in ("packages", "host_memory", "shared_memory", "compilers", "isolation", "disk", "ports"):
         if name not in kept:
-            monkeypatch.setattr(check, name, lambda *_, name=name: CheckResult(name, "OK", ""))
+            monkeypatch.setattr(machine, name, lambda *_, name=name: Finding(name, "OK", ""))
 
 
 def test_lines_exit_code_and_counts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -125,8 +126,8 @@ def test_lines_exit_code_and_counts(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert main(["check"]) == 0
     out = capsys.readouterr().out
     assert out.splitlines()[0].split() == ["OK", "packages"] and "0 WARN, 0 FAIL" in out
-    monkeypatch.setattr(check, "ports", lambda: CheckResult("ports", "FAIL", "port 1 is taken", "end it"))
-    monkeypatch.setattr(check, "disk", lambda *_: CheckResult("disk", "WARN", "slow", "a faster one"))
+    monkeypatch.setattr(machine, "ports", lambda: Finding("ports", "FAIL", "port 1 is taken", "end it"))
+    monkeypatch.setattr(machine, "disk", lambda *_: Finding("disk", "WARN", "slow", "a faster one"))
     assert main(["check"]) == 1
     out = capsys.readouterr().out
     assert "FAIL  ports         port 1 is taken\n                    next: end it" in out and "1 WARN, 1 FAIL" in out
@@ -224,7 +225,7 @@ def test_cards(
 ) -> None:
     from lab.plan.scenario import MODELS
 
-    monkeypatch.setattr(cards, "computing", lambda: (1, CheckResult("CUDA", "OK", "")))
+    monkeypatch.setattr(cards, "computing", lambda: (1, Finding("CUDA", "OK", "")))
     config = None if settings is None else Config.model_validate(settings)
     first, _ = cards.use_of_cards([card], config, None if config is None else MODELS["135m"])
     assert first.status == status and text in first.text and first.step.startswith(step)
@@ -242,8 +243,8 @@ def test_cards_that_do_not_compute() -> None:
 
 def test_several_gpus_need_more_shared_memory(tmp_path: Path) -> None:
     free = shutil.disk_usage(tmp_path).free
-    assert check.shared_memory(True, tmp_path).status == ("OK" if free > check.SHM_BYTES_GPUS else "FAIL")
-    gone = check.shared_memory(False, tmp_path / "gone")
+    assert machine.shared_memory(True, tmp_path).status == ("OK" if free > machine.SHM_BYTES_GPUS else "FAIL")
+    gone = machine.shared_memory(False, tmp_path / "gone")
     assert gone.status == "FAIL" and "No such file" in gone.text
 
 
@@ -257,15 +258,15 @@ def small_files() -> Iterator[None]:
 
 
 def test_a_limit_on_files(small_files: None, tmp_path: Path) -> None:
-    told = check.disk(Config(runs_dir=str(tmp_path)), None)
+    told = machine.disk(Config(runs_dir=str(tmp_path)), None)
     assert (
         told.status == "FAIL" and "1,048,576 bytes only (ulimit -f)" in told.text and told.step.startswith("free disk")
     )
 
 
 def test_a_slow_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(check, "SLOW_WRITE", 1e15)
-    told = check.disk(Config(runs_dir=str(tmp_path / "not" / "there")), None)
+    monkeypatch.setattr(machine, "SLOW_WRITE", 1e15)
+    told = machine.disk(Config(runs_dir=str(tmp_path / "not" / "there")), None)
     assert told.status == "WARN" and "which is slow" in told.text and "faster disk" in told.step
     assert not list(tmp_path.iterdir())
 
@@ -274,22 +275,22 @@ def test_memory_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     from lab.plan.scenario import MODELS
 
     shape, config = MODELS["135m"], Config.model_validate({"rollout": {"cache_bytes": 1 << 30}})
-    told = check.host_memory(config, shape, False)
+    told = machine.host_memory(config, shape, False)
     trainers, engines = 16 * 134_515_008 + 4 * 134_515_008, 2 * 134_515_008 + (1 << 30)
-    assert check.size(trainers) in told.text and check.size(engines) in told.text
-    monkeypatch.setattr(check, "free_bytes", lambda: trainers + engines - 1)
-    told = check.host_memory(config, shape, False)
+    assert size(trainers) in told.text and size(engines) in told.text
+    monkeypatch.setattr(machine, "free_bytes", lambda: trainers + engines - 1)
+    told = machine.host_memory(config, shape, False)
     assert told.status == "FAIL" and told.step.startswith("lower rollout.cache_bytes")
-    assert check.host_memory(config, shape, True).status == "OK", "the cards' line says it"
+    assert machine.host_memory(config, shape, True).status == "OK", "the cards' line says it"
 
 
 def test_programs_on_trust(tmp_path: Path) -> None:
-    told = check.isolation(Config.model_validate({"reward": {"sandbox": {"isolation": "none"}}}))
+    told = machine.isolation(Config.model_validate({"reward": {"sandbox": {"isolation": "none"}}}))
     assert told.status == "WARN" and "with the rights of this user" in told.text and "required" in told.step
 
 
 def test_a_damaged_model(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     config = Config.model_validate({"model": {"path": str(tmp_path)}})
-    told = check.model_access(config, None)
+    told = command.model_access(config, None)
     assert told.status == "FAIL" and told.step.startswith("fetch the model again")

@@ -14,9 +14,11 @@ from shared import settings_file
 from shared.config import Config
 from shared.errors import ModelError
 from tests.shared.test_turns import chat_of
+from trainer import memory
 from trainer.__main__ import main
-from trainer.dry_run import derived_lines, memory_lines, model_shape, placement_lines, plan_text, remark_lines, size
-from trainer.step import memory
+from trainer.check.plan import derived_lines, memory_lines, model_shape, placement_lines, plan_text
+from trainer.check.remarks import remark_lines
+from trainer.memory import size
 
 SMOLLM2 = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 49152, "hidden_size": 576,

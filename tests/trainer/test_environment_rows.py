@@ -13,8 +13,10 @@ import pytest
 from shared.config import Config
 from shared.errors import ConfigError, DataError, ModelError
 from tests.shared.test_turns import chat_of
-from trainer.check import data_and_model
-from trainer.check_result import CheckResult
+from trainer.check.command import data_and_model
+from trainer.check.finding import Finding
+from trainer.check.inspection import inspect
+from trainer.check.plan import plan_text
 from trainer.data.environment_rows import (
     EnvironmentRow,
     environment_lines,
@@ -23,8 +25,6 @@ from trainer.data.environment_rows import (
     start_episodes,
 )
 from trainer.data.problem_file import read_problems
-from trainer.dry_run import plan_text
-from trainer.inspection import inspect
 
 PLUGIN = """
 from environments.environment import Environment, environment
@@ -58,7 +58,7 @@ def rows_of(config: Config) -> list[EnvironmentRow]:
     return found.environments
 
 
-def environments_of(config: Config) -> list[CheckResult]:
+def environments_of(config: Config) -> list[Finding]:
     """What `check` says of environments."""
     return [finding for finding in data_and_model(config, None) if finding.name == "environments"]
 

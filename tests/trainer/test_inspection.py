@@ -11,12 +11,12 @@ import pytest
 from examples.quickstart.tiny_model import build, train_tokenizer
 from shared.config import Config
 from shared.errors import DataError
-from trainer import inspection
 from trainer.__main__ import main
-from trainer.check import data_and_model
-from trainer.check_result import CheckResult
+from trainer.check import inspection
+from trainer.check.command import data_and_model
+from trainer.check.finding import Finding
+from trainer.check.inspection import inspect
 from trainer.data.row_process import NoRowCame
-from trainer.inspection import inspect
 
 GOOD = [{"problem": f"{number} + 1?", "answer": str(number + 1)} for number in range(8)]
 TRACE = {"problem": "2 + 3?", "completion": "<think>\nTwo and three: 2+3=5.\n</think>\n\n\\boxed{5}"}
@@ -44,7 +44,7 @@ def settings(folder: Path, model: str, train: list[Any], **sections: Any) -> Con
     return Config.model_validate(given | {"data": data} | sections)
 
 
-def told(config: Config, status: str) -> list[CheckResult]:
+def told(config: Config, status: str) -> list[Finding]:
     return [finding for finding in data_and_model(config, None) if finding.status == status]
 
 

@@ -15,7 +15,7 @@ from rollout.weights.slots import WeightSlots
 from shared.model import lora
 from shared.model.config import DecoderConfig, MeasuredConfig
 from shared.model.decoder import Decoder
-from trainer.step import memory
+from trainer import memory
 
 PUBLISHED = {
     "135m": 134_515_008, "0.6b": 596_049_920, "1.7b": 1_720_574_976, "8b": 8_030_261_248, "24b": 23_572_403_200,

@@ -15,7 +15,6 @@ from curate.demonstrations import _read_row
 from curate.sample import SampleStage
 from evaluation.tasks import make_task
 from lab.analyse.surface import Survey
-from lab.plan.lengths import of_run
 from shared.config import Config
 from shared.errors import DataError
 from shared.jsonl import Row, read_rows
@@ -71,12 +70,3 @@ def test_a_surface(rows: Path) -> None:
     survey: Any = SimpleNamespace(config=Config(), data=rows, problems=9)
     with pytest.raises(DataError, match=r"--data .*rows\.jsonl: p: .*" + REFUSED):
         Survey.prompts(survey, None)  # type: ignore[arg-type]
-
-
-def test_lengths_of_a_run_for_a_plan(tmp_path: Path) -> None:
-    prompt = Prompt(0, Problem("p", "?", "", environment="guess"), [1])
-    (tmp_path / "rollouts").mkdir()
-    line = msgspec.json.encode(Group(prompt, [Completion(0, 0, 0, [5])], [None]))
-    (tmp_path / "rollouts" / "step_1.jsonl").write_bytes(line)
-    with pytest.raises(DataError, match="line 1 holds episodes"):
-        of_run(tmp_path)

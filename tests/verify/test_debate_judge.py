@@ -15,7 +15,7 @@ from shared.errors import ConfigError
 from shared.types import Problem, Reward, Verdict
 from tests.verify.test_judges import ESSAY, THOUGHT, Server, server, settled
 from tests.verify.test_plugins import settings
-from trainer.dry_run import objective_lines
+from trainer.check.remarks import objective_lines
 from verify.chosen_rewards import choose
 from verify.debate_judge import DebateEndpoint, answers_alike, draw_pairs
 from verify.plugins import Case

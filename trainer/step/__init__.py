@@ -1,1 +1,1 @@
-"""One optimiser step on the trainer ranks: batches, forward and backward passes, sharding, the optimiser, memory."""
+"""One optimiser step on the trainer ranks: batches, forward and backward passes, sharding, the optimiser."""

@@ -25,7 +25,7 @@ from shared.errors import RunError, SyncMismatch
 from shared.model import lora
 from shared.model.language_model import LanguageModel
 from shared.model.packing import pack
-from trainer.step.memory import KEEP_WHOLE_BYTES, works_in_place
+from trainer.memory import KEEP_WHOLE_BYTES, works_in_place
 
 # FSDP2 takes a second and 40 MB to import, so functions do it: the controller imports this file with the trainers'
 # calls (rank.py), and needs none of it

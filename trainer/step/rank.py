@@ -36,12 +36,12 @@ from shared.record_file import Written
 from shared.types import CONTEXT, SAMPLED, MicroBatch
 from trainer.checkpoint import safetensors_file, shards
 from trainer.checkpoint.safetensors_file import REFERENCE
+from trainer.memory import DTYPE_BYTES, recomputed_layers
 from trainer.objectives.objective import Need, moves
 from trainer.objectives.registry import objective_of
 from trainer.step import forward_backward, fsdp, optimiser, reference
 from trainer.step.flops import peak_of
 from trainer.step.forward_backward import AuxiliaryModels, StepSums
-from trainer.step.memory import DTYPE_BYTES, recomputed_layers
 from trainer.step.offload import HostMemory
 from trainer.step.reference import KeptAdapters
 from trainer.step.sent_weights import SentWeights

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 from hypothesis import strategies as st
 
-from lab.plan.lengths import Lengths, lognormal
-from lab.plan.scenario import Machine, Workload
+from lab.plan.scenario import Lengths, Machine, Workload
 from shared.model.config import DecoderConfig
 
 ROUND = Machine(
@@ -25,7 +26,7 @@ def decoder(layers: int = 2, hidden: int = 8, heads: int = 4, key_heads: int = 2
 
 def work(lengths: Lengths, prompts: int = 2, group: int = 2, prompt_tokens: int = 1, kept: float = 1.0) -> Workload:
     """A small step."""
-    return Workload(lengths, int(lengths.tokens[-1]), prompts, group, prompt_tokens, micro_batch_tokens=64, kept=kept)
+    return Workload(lengths, int(lengths.limit), prompts, group, prompt_tokens, micro_batch_tokens=64, kept=kept)
 
 
 @st.composite
@@ -58,10 +59,11 @@ def decoders(draw: st.DrawFn) -> DecoderConfig:
 def workloads(draw: st.DrawFn) -> Workload:
     """Lengths from all equal to heavy tails, batches from one group to many."""
     mean = draw(st.floats(2, 5000))
-    lengths = lognormal(mean, mean * draw(st.floats(1, 14)))
+    p99 = mean * draw(st.floats(1, 14))
+    lengths = Lengths(mean, p99, math.ceil(p99))
     return Workload(
         prompts_per_step=draw(st.integers(1, 256)), group_size=draw(st.integers(2, 32)),
-        prompt_tokens=draw(st.integers(1, 2000)), lengths=lengths, max_completion_tokens=int(lengths.tokens[-1]) + 1,
+        prompt_tokens=draw(st.integers(1, 2000)), lengths=lengths, max_completion_tokens=math.ceil(p99),
         micro_batch_tokens=draw(st.sampled_from([512, 8192])), optimiser_steps=draw(st.integers(1, 4)),
         extra_forwards=draw(st.integers(0, 2)), kept=draw(st.floats(0.1, 1)),
     )  # fmt: skip

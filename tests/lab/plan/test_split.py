@@ -10,8 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from lab.plan import split, times
-from lab.plan.lengths import lognormal
-from lab.plan.scenario import CARDS, MODELS, Machine, Scenario, Workload
+from lab.plan.scenario import CARDS, MODELS, Lengths, Machine, Scenario, Workload
 from rollout.weights import network
 from shared.errors import ConfigError
 from shared.model.config import DecoderConfig
@@ -24,7 +23,7 @@ def h100(gpus: int) -> Machine:
     return replace(CARDS["h100"], gpus=gpus)
 
 
-USUAL = Workload(lognormal(2000, 8000, 8000), 8000, 64, 16, 200)
+USUAL = Workload(Lengths(2000, 8000, 8000), 8000, 64, 16, 200)
 
 
 def usual(model: str, gpus: int, **fixed: int) -> Scenario:
@@ -43,28 +42,6 @@ def test_an_asynchronous_step_is_never_longer_than_a_synchronous_one(
     plan = split.place(scenario, engines, width, async_level)
     assume(plan is not None)
     assert plan is not None and plan.asynchronous_s <= plan.synchronous_s * ROUNDING
-    assert plan.ideal_s <= plan.asynchronous_s * ROUNDING, "no whole split beats the divisible one"
-
-
-@given(
-    trains=st.lists(st.tuples(st.floats(0.1, 10), st.floats(0.1, 10)), min_size=1, max_size=6),
-    samples=st.lists(st.tuples(st.floats(0.1, 10), st.floats(0.1, 10)), min_size=1, max_size=6),
-    room=st.floats(0.2, 20), gpus=st.integers(1, 100),
-)  # fmt: skip
-def test_divisible_gpus_never_lose_against_turns_on_the_same_gpus(
-    trains: list[tuple[float, float]], samples: list[tuple[float, float]], room: float, gpus: int
-) -> None:
-    """LlamaRL's theorem: ways of (GPU-seconds, memory) for each side; turns must hold both in one memory, apart each
-    side has its own, so the least of the sum over fewer pairs is not below the sum of the least."""
-    together = [t + s for t, m in trains for s, n in samples if m + n <= room]
-    assume(together)
-    alone = [min(seconds for seconds, memory in ways if memory <= room) for ways in (trains, samples)]
-    assert split.ideal_s(*alone, gpus) <= min(together) / gpus * ROUNDING
-
-
-def test_the_ideal_step_by_hand() -> None:
-    # 30 and 10 GPU-seconds on 8 GPUs: 6 train and 2 sample, 5 s each
-    assert split.ideal_s(30, 10, 8) == 5 == 30 / 6 == 10 / 2
 
 
 def test_the_best_split_is_the_best_of_all_that_fit() -> None:
@@ -84,7 +61,7 @@ def test_what_a_plan_proposes_fits() -> None:
 
 
 def test_the_smaller_lead_is_taken_when_it_costs_little() -> None:
-    equal = replace(USUAL, lengths=lognormal(2000, 2000))
+    equal = replace(USUAL, lengths=Lengths(2000, 2000, 2000))
     assert split.best(Scenario(MODELS["8b"], h100(8), equal)).async_level == 1, "nothing to wait for"
     assert split.best(usual("8b", 64)).async_level == 2, "the longest completion is waited for"
 
@@ -137,13 +114,6 @@ def test_too_few_gpus_are_said_with_what_is_missing() -> None:
     with pytest.raises(ConfigError, match=arithmetic):
         split.best(usual("70b", 2))
     assert split.place(usual("8b", 8), engines=8, tensor_parallel=1, async_level=1) is None
-
-
-def test_turns_on_the_same_gpus_need_room_for_both_sides() -> None:
-    away = split.taking_turns_s(usual("8b", 8), 1, resident=False)
-    both = split.taking_turns_s(usual("8b", 8), 1)
-    assert away is not None and both is not None and away < both, "less cache, fewer at once"
-    assert split.taking_turns_s(usual("70b", 8), 8) is None
 
 
 def test_adapters_need_less_of_everything_that_is_trained_and_sent() -> None:

@@ -59,12 +59,6 @@ def test_what_a_cache_holds() -> None:
     assert engine.held(131_072 * 50, 10) == 10.0, "two GPUs hold 100 tokens"
 
 
-def test_sampling_at_a_full_load_and_on_average() -> None:
-    assert times.full_s(completions=100, mean=50, slots=10, step_s=0.1) == 100 * 50 / 10 * 0.1
-    assert times.running_on_average(completions=8, mean=50, longest=200, slots=8) == 2
-    assert times.running_on_average(completions=8, mean=50, longest=50, slots=3) == 3
-
-
 def test_floating_point_operations_of_a_training_step() -> None:
     shape = decoder()
     plain = times.training_flops(shape, tokens=30, square_tokens=500)  # e.g. two sequences, of 10 and 20 tokens
@@ -100,8 +94,3 @@ def test_the_busier_side_of_a_delivery_within_a_node_counts() -> None:
     few = times.delivery_s(shape.parameters, ROUND, trainers=6, engines=2, tensor_parallel=1)
     many = times.delivery_s(shape.parameters, ROUND, trainers=2, engines=3, tensor_parallel=2)
     assert math.isclose(few, total / 4e11) and math.isclose(many, total * 6 / 2 / 4e11)
-    assert math.isclose(EngineModel(shape, ROUND, 4).stall_s(), total / 4 / 4e11)
-
-
-def test_micro_batches_of_a_rank() -> None:
-    assert [times.micro_batches_of(tokens, 4, 100) for tokens in (1, 400, 401, 4000)] == [1, 1, 2, 10]

@@ -16,9 +16,9 @@ from shared.config import Config
 from shared.errors import ConfigError
 from shared.launch.ranks import shares_gpus
 from shared.model.config import DecoderConfig
-from trainer.check_result import CheckResult, Status
+from trainer.check.finding import Finding, Status
 from trainer.colocate import check_own_gpus, share
-from trainer.dry_run import size
+from trainer.memory import size
 
 QUERY = "index,name,memory.total,memory.used,driver_version,compute_cap"
 SMI_S, TRIAL_S = 20.0, 180.0
@@ -45,11 +45,11 @@ class NvidiaCard(NamedTuple):
     capability: float
 
 
-def driver() -> tuple[list[NvidiaCard], CheckResult]:
+def driver() -> tuple[list[NvidiaCard], Finding]:
     """Return the cards that the driver shows and torch can use, and what is to say of the driver."""
 
-    def told(status: Status, text: str, step: str = "") -> tuple[list[NvidiaCard], CheckResult]:
-        return (cards if status == "OK" else []), CheckResult("driver", status, text, step)
+    def told(status: Status, text: str, step: str = "") -> tuple[list[NvidiaCard], Finding]:
+        return (cards if status == "OK" else []), Finding("driver", status, text, step)
 
     ours, cards = torch.version.cuda, list[NvidiaCard]()
     if shutil.which("nvidia-smi") is None:
@@ -88,7 +88,7 @@ def read_card(line: str) -> NvidiaCard:
     return NvidiaCard(int(number), name, int(total) << 20, int(used) << 20, own_driver, float(capability))
 
 
-def use_of_cards(cards: list[NvidiaCard], config: Config | None, shape: DecoderConfig | None) -> Iterator[CheckResult]:
+def use_of_cards(cards: list[NvidiaCard], config: Config | None, shape: DecoderConfig | None) -> Iterator[Finding]:
     """Yield what the cards are, whether they compute, and whether they are enough."""
     visible, computed = computing()
     text, wanted = ", ".join(f"{card.number}: {card.name} {size(card.total_bytes)}" for card in cards), 0
@@ -119,7 +119,7 @@ def use_of_cards(cards: list[NvidiaCard], config: Config | None, shape: DecoderC
     elif busy:
         status, step = "WARN", "end what runs there (nvidia-smi), or hide the card with CUDA_VISIBLE_DEVICES"
         text += f"; {size(busy[0].used_bytes)} of card {busy[0].number} are taken"
-    yield CheckResult("cards", status, text, step)
+    yield Finding("cards", status, text, step)
     yield computed
 
 
@@ -132,7 +132,7 @@ def shared(cards: list[NvidiaCard], config: Config, shape: DecoderConfig | None)
     return f"; trainers and engines share them ({way})"
 
 
-def computing() -> tuple[int, CheckResult]:
+def computing() -> tuple[int, Finding]:
     """Multiply on every visible card, in another process, which also says NCCL's version; returns their number, 0 where
     that fails."""
     try:
@@ -141,12 +141,12 @@ def computing() -> tuple[int, CheckResult]:
         )
     except subprocess.TimeoutExpired:
         step = "look for errors of the cards (nvidia-smi -q, dmesg), restart the machine"
-        return 0, CheckResult("CUDA", "FAIL", f"a product on each card was not done within {TRIAL_S:.0f} s", step)
+        return 0, Finding("CUDA", "FAIL", f"a product on each card was not done within {TRIAL_S:.0f} s", step)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no word"])[-1]
         step = "check CUDA_VISIBLE_DEVICES, and that driver and torch fit (make install EXTRA=cuda)"
-        return 0, CheckResult("CUDA", "FAIL", f"a product on the cards fails: {last}", step)
+        return 0, Finding("CUDA", "FAIL", f"a product on the cards fails: {last}", step)
     count, nccl = done.stdout.split()
     if count == "0":
-        return 0, CheckResult("CUDA", "FAIL", "torch sees no card", "unset CUDA_VISIBLE_DEVICES, or name cards in it")
-    return int(count), CheckResult("CUDA", "OK", f"{count} card(s) compute; NCCL {nccl}")
+        return 0, Finding("CUDA", "FAIL", "torch sees no card", "unset CUDA_VISIBLE_DEVICES, or name cards in it")
+    return int(count), Finding("CUDA", "OK", f"{count} card(s) compute; NCCL {nccl}")

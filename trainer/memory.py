@@ -142,6 +142,24 @@ def merged_bytes(decoder: DecoderConfig, width: int) -> int:
     return (4 + width) * decoder.layer_parameters
 
 
+def trainer_rank(
+    decoder: DecoderConfig, trainers: int, shards: int, tokens: int, recomputed: int, width: int, sent_width: int,
+    frozen: float = 0.0, adapters: int = 0, sends_adapters: bool = True, in_place: bool = False, readers: int = 0,
+) -> TrainerMemory:  # fmt: skip
+    """Memory of one trainer rank at the peak of a step: `shards` ranks share a replica of the model, a micro-batch has
+    `tokens`. width, sent_width: bytes of a parameter in the compute type, and as engines receive it. frozen: bytes of
+    models beside the policy. adapters: their parameters, 0 where all weights are trained. readers: `reader_bytes`."""
+    merged = merged_bytes(decoder, width) if adapters and not sends_adapters else 0
+    sent = adapters if adapters and sends_adapters else decoder.parameters
+    return TrainerMemory(
+        states=states_bytes(decoder.parameters, shards, adapters, width),
+        gathered=0.0 if in_place else gathered_bytes(decoder, width, adapters),
+        frozen=frozen,
+        buffers=buffer_bytes(sent, trainers, sent_width) + reader_bytes(readers),
+        activations=activation_bytes(decoder, tokens, width, recomputed) + merged,
+    )
+
+
 def recomputed_layers(decoder: DecoderConfig, tokens: int, width: int, budget_bytes: int | None) -> int:
     """The fewest layers to compute twice so that a micro-batch of `tokens` keeps no more than the budget; all of them
     where even that is too much, none without a budget."""
@@ -165,3 +183,11 @@ def cache_bytes_per_token(decoder: DecoderConfig, width: int, tensor_parallel: i
 def cache_tokens(decoder: DecoderConfig, width: int, tensor_parallel: int, cache_bytes: float) -> int:
     """Tokens that an engine's cache holds, `cache_bytes` on each of its GPUs."""
     return int(cache_bytes // cache_bytes_per_token(decoder, width, tensor_parallel))
+
+
+def size(count: float) -> str:
+    """Format a number of bytes for people: 1.5 GiB, 340 MiB."""
+    for unit, scale in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20)):
+        if count >= scale:
+            return f"{count / scale:.1f} {unit}" if count < 100 * scale else f"{count / scale:,.0f} {unit}"
+    return f"{count / 1024:.0f} KiB"

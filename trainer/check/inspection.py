@@ -20,6 +20,7 @@ from shared.config import Config
 from shared.errors import MaestraleError
 from shared.model import hf
 from shared.progress import Progress
+from trainer.check.finding import Finding
 from trainer.data.data_source import chosen, opened
 from trainer.data.environment_rows import EnvironmentRow, environment_rows, look_up
 from trainer.data.offline import read_offline
@@ -37,6 +38,7 @@ ROW_S = 60.0
 """for a row of a data set that is fetched or generated; a launch waits for deadlines.start_s"""
 LARGE = 32 << 20
 """bytes of data from which it is told that they are being read"""
+DATA_STEP = "correct the path, the rows or the setting that it names; paths start at the working directory"
 TOKENIZER = ["*.json", "*.jinja", "*.txt", "tokenizer*"]
 
 
@@ -233,3 +235,13 @@ class Inspector:
             result.warnings = [text.replace(path, value) for text in result.warnings]
             if result.error is not None:
                 result.error = type(result.error)(str(result.error).replace(path, value))
+
+
+def findings_of(result: Inspected) -> Iterator[Finding]:
+    """Yield a line for an error and for each warning about one kind of data, else one that says what was read."""
+    if result.error is not None:
+        yield Finding(result.name, "FAIL", str(result.error), DATA_STEP)
+    elif result.texts:
+        yield Finding(result.name, "OK", "; ".join(result.texts))
+    for warning in result.warnings:
+        yield Finding(result.name, "WARN", warning, "repair it, or let it be where it is meant")

@@ -1,0 +1,1 @@
+"""Whether a launch would go: findings about machine, settings and data, and the plan that `--dry-run` prints."""
