@@ -29,7 +29,7 @@ CEILINGS = {
     "verify": 17_930,
     "environments": 2_860,
     "rollout": 5_060,
-    "trainer": 13_970,
+    "trainer": 13_980,
     "serve": 6_710,
     "dashboard": 1_860,
     "evaluation": 3_470,

@@ -258,11 +258,9 @@ def run_controller(path: str, overrides: list[str], node: LaunchFolder) -> int:
     from rollout.start import with_time_to_start
     from shared.launch.ranks import count_gpus, invite, open_meeting, open_store, ranks_here, read_role
     from shared.progress import Progress
-    from trainer import dashboard
     from trainer.colocate import settle
     from trainer.data.sources import gather_sources, prepare
     from trainer.run_lock import RunLock
-    from trainer.trackers import start_trackers
 
     progress = Progress()
     session: Launch | None = None
@@ -280,9 +278,7 @@ def run_controller(path: str, overrides: list[str], node: LaunchFolder) -> int:
         watchdog.open_stacks(config.run_dir / "stacks", "rank0")
         if lock.silent:
             progress.warning(f"{lock.silent}. {deaths.again(config.run_dir)}")
-        start_trackers(config, progress.warning)
-        if settings_file.DASHBOARD in overrides:
-            dashboard.open_beside(config.run_dir.parent, progress)
+        start_followers(config, overrides, progress)
         prepare(config, progress)
         sources = gather_sources(config)
         config = config.with_template()
@@ -315,6 +311,16 @@ def run_controller(path: str, overrides: list[str], node: LaunchFolder) -> int:
         for folder in (meeting or node, node):
             folder.leave()
     return code
+
+
+def start_followers(config: Config, overrides: list[str], progress: Progress) -> None:
+    """Start what follows the run's folder in processes of its own: the trackers, and the dashboard if it is asked."""
+    from trainer import dashboard
+    from trainer.trackers import start_trackers
+
+    start_trackers(config, progress.warning)
+    if settings_file.DASHBOARD in overrides:
+        dashboard.open_beside(config.run_dir.parent, progress)
 
 
 _asked: list[int] = []

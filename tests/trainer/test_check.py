@@ -19,7 +19,7 @@ import torch
 from shared.config import Config
 from trainer.__main__ import load, main
 from trainer.check import cards, command, machine
-from trainer.check.finding import Finding
+from trainer.check.finding import CheckFinding
 from trainer.memory import size
 from verify.code import cpp
 
@@ -118,7 +118,7 @@ def only(monkeypatch: pytest.MonkeyPatch, *kept: str) -> None:
     """Leave out the other examinations, which take seconds."""
     for name in ("packages", "host_memory", "shared_memory", "compilers", "isolation", "disk", "ports"):
         if name not in kept:
-            monkeypatch.setattr(machine, name, lambda *_, name=name: Finding(name, "OK", ""))
+            monkeypatch.setattr(machine, name, lambda *_, name=name: CheckFinding(name, "OK", ""))
 
 
 def test_lines_exit_code_and_counts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -126,8 +126,8 @@ def test_lines_exit_code_and_counts(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert main(["check"]) == 0
     out = capsys.readouterr().out
     assert out.splitlines()[0].split() == ["OK", "packages"] and "0 WARN, 0 FAIL" in out
-    monkeypatch.setattr(machine, "ports", lambda: Finding("ports", "FAIL", "port 1 is taken", "end it"))
-    monkeypatch.setattr(machine, "disk", lambda *_: Finding("disk", "WARN", "slow", "a faster one"))
+    monkeypatch.setattr(machine, "ports", lambda: CheckFinding("ports", "FAIL", "port 1 is taken", "end it"))
+    monkeypatch.setattr(machine, "disk", lambda *_: CheckFinding("disk", "WARN", "slow", "a faster one"))
     assert main(["check"]) == 1
     out = capsys.readouterr().out
     assert "FAIL  ports         port 1 is taken\n                    next: end it" in out and "1 WARN, 1 FAIL" in out
@@ -225,7 +225,7 @@ def test_cards(
 ) -> None:
     from lab.plan.scenario import MODELS
 
-    monkeypatch.setattr(cards, "computing", lambda: (1, Finding("CUDA", "OK", "")))
+    monkeypatch.setattr(cards, "computing", lambda: (1, CheckFinding("CUDA", "OK", "")))
     config = None if settings is None else Config.model_validate(settings)
     first, _ = cards.use_of_cards([card], config, None if config is None else MODELS["135m"])
     assert first.status == status and text in first.text and first.step.startswith(step)

@@ -14,7 +14,7 @@ from shared.config import Config
 from shared.errors import ConfigError, DataError, ModelError
 from tests.shared.test_turns import chat_of
 from trainer.check.command import data_and_model
-from trainer.check.finding import Finding
+from trainer.check.finding import CheckFinding
 from trainer.check.inspection import inspect
 from trainer.check.plan import plan_text
 from trainer.data.environment_rows import (
@@ -58,7 +58,7 @@ def rows_of(config: Config) -> list[EnvironmentRow]:
     return found.environments
 
 
-def environments_of(config: Config) -> list[Finding]:
+def environments_of(config: Config) -> list[CheckFinding]:
     """What `check` says of environments."""
     return [finding for finding in data_and_model(config, None) if finding.name == "environments"]
 

@@ -14,7 +14,7 @@ from shared.errors import DataError
 from trainer.__main__ import main
 from trainer.check import inspection
 from trainer.check.command import data_and_model
-from trainer.check.finding import Finding
+from trainer.check.finding import CheckFinding
 from trainer.check.inspection import inspect
 from trainer.data.row_process import NoRowCame
 
@@ -44,7 +44,7 @@ def settings(folder: Path, model: str, train: list[Any], **sections: Any) -> Con
     return Config.model_validate(given | {"data": data} | sections)
 
 
-def told(config: Config, status: str) -> list[Finding]:
+def told(config: Config, status: str) -> list[CheckFinding]:
     return [finding for finding in data_and_model(config, None) if finding.status == status]
 
 

@@ -16,7 +16,7 @@ from shared.config import Config
 from shared.errors import ConfigError
 from shared.launch.ranks import shares_gpus
 from shared.model.config import DecoderConfig
-from trainer.check.finding import Finding, Status
+from trainer.check.finding import CheckFinding, Status
 from trainer.colocate import check_own_gpus, share
 from trainer.memory import size
 
@@ -45,11 +45,11 @@ class NvidiaCard(NamedTuple):
     capability: float
 
 
-def driver() -> tuple[list[NvidiaCard], Finding]:
+def driver() -> tuple[list[NvidiaCard], CheckFinding]:
     """Return the cards that the driver shows and torch can use, and what is to say of the driver."""
 
-    def told(status: Status, text: str, step: str = "") -> tuple[list[NvidiaCard], Finding]:
-        return (cards if status == "OK" else []), Finding("driver", status, text, step)
+    def told(status: Status, text: str, step: str = "") -> tuple[list[NvidiaCard], CheckFinding]:
+        return (cards if status == "OK" else []), CheckFinding("driver", status, text, step)
 
     ours, cards = torch.version.cuda, list[NvidiaCard]()
     if shutil.which("nvidia-smi") is None:
@@ -88,7 +88,7 @@ def read_card(line: str) -> NvidiaCard:
     return NvidiaCard(int(number), name, int(total) << 20, int(used) << 20, own_driver, float(capability))
 
 
-def use_of_cards(cards: list[NvidiaCard], config: Config | None, shape: DecoderConfig | None) -> Iterator[Finding]:
+def use_of_cards(cards: list[NvidiaCard], config: Config | None, shape: DecoderConfig | None) -> Iterator[CheckFinding]:
     """Yield what the cards are, whether they compute, and whether they are enough."""
     visible, computed = computing()
     text, wanted = ", ".join(f"{card.number}: {card.name} {size(card.total_bytes)}" for card in cards), 0
@@ -119,7 +119,7 @@ def use_of_cards(cards: list[NvidiaCard], config: Config | None, shape: DecoderC
     elif busy:
         status, step = "WARN", "end what runs there (nvidia-smi), or hide the card with CUDA_VISIBLE_DEVICES"
         text += f"; {size(busy[0].used_bytes)} of card {busy[0].number} are taken"
-    yield Finding("cards", status, text, step)
+    yield CheckFinding("cards", status, text, step)
     yield computed
 
 
@@ -132,7 +132,7 @@ def shared(cards: list[NvidiaCard], config: Config, shape: DecoderConfig | None)
     return f"; trainers and engines share them ({way})"
 
 
-def computing() -> tuple[int, Finding]:
+def computing() -> tuple[int, CheckFinding]:
     """Multiply on every visible card, in another process, which also says NCCL's version; returns their number, 0 where
     that fails."""
     try:
@@ -141,12 +141,12 @@ def computing() -> tuple[int, Finding]:
         )
     except subprocess.TimeoutExpired:
         step = "look for errors of the cards (nvidia-smi -q, dmesg), restart the machine"
-        return 0, Finding("CUDA", "FAIL", f"a product on each card was not done within {TRIAL_S:.0f} s", step)
+        return 0, CheckFinding("CUDA", "FAIL", f"a product on each card was not done within {TRIAL_S:.0f} s", step)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no word"])[-1]
         step = "check CUDA_VISIBLE_DEVICES, and that driver and torch fit (make install EXTRA=cuda)"
-        return 0, Finding("CUDA", "FAIL", f"a product on the cards fails: {last}", step)
+        return 0, CheckFinding("CUDA", "FAIL", f"a product on the cards fails: {last}", step)
     count, nccl = done.stdout.split()
     if count == "0":
-        return 0, Finding("CUDA", "FAIL", "torch sees no card", "unset CUDA_VISIBLE_DEVICES, or name cards in it")
-    return int(count), Finding("CUDA", "OK", f"{count} card(s) compute; NCCL {nccl}")
+        return 0, CheckFinding("CUDA", "FAIL", "torch sees no card", "unset CUDA_VISIBLE_DEVICES, or name cards in it")
+    return int(count), CheckFinding("CUDA", "OK", f"{count} card(s) compute; NCCL {nccl}")

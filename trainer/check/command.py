@@ -15,7 +15,7 @@ from shared.errors import InputError, MaestraleError
 from shared.model.config import DecoderConfig
 from trainer.check import machine
 from trainer.check.cards import driver, use_of_cards
-from trainer.check.finding import Finding
+from trainer.check.finding import CheckFinding
 from trainer.check.inspection import HUB_S, findings_of, inspect
 from trainer.check.plan import model_shape
 from trainer.data.environment_rows import environment_lines
@@ -51,16 +51,16 @@ def main(arguments: Sequence[str], load: Callable[[str, list[str]], Config], sho
     return int(counts["FAIL"] > 0)
 
 
-def examine(words: Sequence[str], load: Callable[[str, list[str]], Config]) -> Iterator[Finding]:
+def examine(words: Sequence[str], load: Callable[[str, list[str]], Config]) -> Iterator[CheckFinding]:
     """Yield every finding. words: settings file and options, none for the machine alone."""
     config, shape = None, None
     if words:
         try:
             config = load(words[0], list(words[1:]))
             shape = model_shape(config)
-            yield Finding("settings", "OK", f"{words[0]}: {config.world_size} ranks, run folder {config.run_dir}")
+            yield CheckFinding("settings", "OK", f"{words[0]}: {config.world_size} ranks, run folder {config.run_dir}")
         except MaestraleError as error:
-            yield Finding("settings", "FAIL", str(error), "correct the file (python -m trainer --help lists all)")
+            yield CheckFinding("settings", "FAIL", str(error), "correct the file (python -m trainer --help lists all)")
     yield machine.packages()
     cards, told = driver()
     yield told
@@ -76,38 +76,38 @@ def examine(words: Sequence[str], load: Callable[[str, list[str]], Config]) -> I
         yield from data_and_model(config, shape)
 
 
-def data_and_model(config: Config, shape: DecoderConfig | None) -> Iterator[Finding]:
+def data_and_model(config: Config, shape: DecoderConfig | None) -> Iterator[CheckFinding]:
     """Yield what was read of the data and of the chat template, and whether the model can be had."""
     found = inspect(config)
     for result in found.results.values():
         yield from findings_of(result)
     lines = list(environment_lines(config, found.environments))
     if lines and found.results["environments"].error is None:
-        yield Finding("environments", "OK", "; ".join(" ".join(line.split()) for line in lines[:-1]))
+        yield CheckFinding("environments", "OK", "; ".join(" ".join(line.split()) for line in lines[:-1]))
     yield model_access(config, shape)
 
 
-def model_access(config: Config, shape: DecoderConfig | None) -> Finding:
+def model_access(config: Config, shape: DecoderConfig | None) -> CheckFinding:
     """Whether the model's folder is whole, or the Hub gives it."""
     path = config.locate(config.model.path)
     if config.model.path.startswith("made/") and shape is None:
-        return Finding("model", "OK", f"{config.model.path} is made at the start by {config.prepare.script}")
+        return CheckFinding("model", "OK", f"{config.model.path} is made at the start by {config.prepare.script}")
     if Path(path).is_dir():
         try:
             check_model(config, Path(path))
         except MaestraleError as error:
-            return Finding("model", "FAIL", str(error), "fetch the model again, or name another one in model.path")
+            return CheckFinding("model", "FAIL", str(error), "fetch the model again, or name another one in model.path")
         parameters = shape.parameters / 1e6 if shape is not None else 0.0
-        return Finding("model", "OK", f"{path}: {parameters:,.1f} M parameters")
+        return CheckFinding("model", "OK", f"{path}: {parameters:,.1f} M parameters")
     from huggingface_hub import HfApi, try_to_load_from_cache
 
     try:
         if isinstance(try_to_load_from_cache(path, "config.json"), str):
-            return Finding("model", "OK", f"{path} is in Hugging Face's cache")
+            return CheckFinding("model", "OK", f"{path} is in Hugging Face's cache")
         HfApi().model_info(path, timeout=HUB_S)
     except Exception as error:  # noqa: BLE001 - the hub's client raises errors of several libraries
         first = (str(error).splitlines() or ["no reason given"])[0]
         text = f"model.path = {path!r} is no folder, and the Hub does not give it ({type(error).__name__}: {first})"
         step = "check the name and the network, 'hf auth login' for a gated model; offline: 'hf download' it elsewhere "
-        return Finding("model", "FAIL", text, f"{step}and set model.path to the folder")
-    return Finding("model", "OK", f"{path}: the Hub gives it")
+        return CheckFinding("model", "FAIL", text, f"{step}and set model.path to the folder")
+    return CheckFinding("model", "OK", f"{path}: the Hub gives it")

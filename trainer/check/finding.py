@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 Status = Literal["OK", "WARN", "FAIL"]
 
 
-class Finding(NamedTuple):
+class CheckFinding(NamedTuple):
     """One line of the report."""
 
     name: str

@@ -20,7 +20,7 @@ from shared.config import Config
 from shared.errors import MaestraleError
 from shared.model import hf
 from shared.progress import Progress
-from trainer.check.finding import Finding
+from trainer.check.finding import CheckFinding
 from trainer.data.data_source import chosen, opened
 from trainer.data.environment_rows import EnvironmentRow, environment_rows, look_up
 from trainer.data.offline import read_offline
@@ -237,11 +237,11 @@ class Inspector:
                 result.error = type(result.error)(str(result.error).replace(path, value))
 
 
-def findings_of(result: Inspected) -> Iterator[Finding]:
+def findings_of(result: Inspected) -> Iterator[CheckFinding]:
     """Yield a line for an error and for each warning about one kind of data, else one that says what was read."""
     if result.error is not None:
-        yield Finding(result.name, "FAIL", str(result.error), DATA_STEP)
+        yield CheckFinding(result.name, "FAIL", str(result.error), DATA_STEP)
     elif result.texts:
-        yield Finding(result.name, "OK", "; ".join(result.texts))
+        yield CheckFinding(result.name, "OK", "; ".join(result.texts))
     for warning in result.warnings:
-        yield Finding(result.name, "WARN", warning, "repair it, or let it be where it is meant")
+        yield CheckFinding(result.name, "WARN", warning, "repair it, or let it be where it is meant")

