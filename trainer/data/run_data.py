@@ -1,7 +1,7 @@
 """What a run learns from and is evaluated on, read and checked before anything starts.
 
-A launch takes these steps, and so do `check` and `--dry-run` (trainer/check/inspection.py), so that none of
-them takes data for good that another refuses: `read_files`, then `RunData.start` and each of `RunData.steps`.
+A launch takes these steps, and so do `check` and `--dry-run` (trainer/check/inspection.py), so that none of them takes
+data for good that another refuses: `read_files`, then `RunData.start` and each of `RunData.steps`.
 """
 
 from __future__ import annotations
