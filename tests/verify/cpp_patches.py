@@ -92,7 +92,8 @@ CPP_RIGHT = {
     "a signal ignored": ("int f(int n)", "signal(SIGINT, SIG_IGN); return n; }", "f(3) == 3"),
     "copies for processors": ("int f(int n)", 'return n; }\n__attribute__((target_clones("avx2", "default"))) int g() { return 1; }\n'
         '[[gnu::target_clones("avx2", "default")]] int h() { return 2; }', "f(3) == 3"),
-    "templates": ("template<typename T> T add(T a, T b)", "return a + b; }", 'add(1, 2) == 3 && add(string("a"), string("b")) == "ab"'),
+    "templates": ("string f(string a, string b)", "auto add = []<typename T>(T x, T y) { return x + y; };\n"
+        "return add(a, b) + to_string(add(1, 2)); }", 'f("a", "b") == "ab3"'),
 }  # fmt: skip
 CPP_RIGHT_TESTS = {
     name: (body, Assertions(f"int main() {{ assert({test}); }}\n", f"{_HEAD}{head} {{\n"))
