@@ -17,7 +17,8 @@ from lab.plan.scenario import MODELS
 from shared.model.config import DecoderConfig
 from shared.model.cpu import fused_layers
 from shared.types import TrainSequence
-from trainer.step import fsdp, memory
+from trainer import memory
+from trainer.step import fsdp
 from trainer.step.flops import peak_of
 
 SHARE_OF_MEMORY = 0.6

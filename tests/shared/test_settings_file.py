@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from shared.config import Config
 from shared.errors import ConfigError
-from shared.settings_file import REMOVED, RENAMED, SECTIONS, SETTINGS, describe, load, to_toml, write
+from shared.settings_file import BY_DESIGN, SECTIONS, SETTINGS, describe, load, to_toml, write
 
 
 def file(folder: Path, text: str) -> Path:
@@ -140,7 +140,7 @@ def test_a_variable_stands_between_the_file_and_the_command_line(tmp_path: Path)
         ("ROLLOUT_GROUP_SIZE", "6", "unknown setting rollout_group_size; did you mean rollout.group_size?"),
         ("ROLLOUT__GROUP_SIZE", "many", 'rollout.group_size = "many": must be a whole number, at least 2'),
         ("SEED__X", "1", "seed is a setting, not a section"),
-        ("REWARD__LOG_SIGMOID__X", "1", "it is called reward.options.NAME.log_sigmoid now"),
+        ("REWARD__LOG_SIGMOID__X", "1", "unknown setting reward.log_sigmoid"),
     ],
 )
 def test_a_mistake_in_a_variable_names_the_variable(tmp_path: Path, variable: str, value: str, words: str) -> None:
@@ -171,34 +171,14 @@ def test_a_file_that_is_not_toml_is_named(tmp_path: Path, content: bytes) -> Non
         load(tmp_path)  # a folder
 
 
-@pytest.mark.parametrize("old", [old for old in RENAMED if "." in old])
-def test_an_old_name_is_an_error_that_says_the_new_one(tmp_path: Path, old: str) -> None:
-    section, _, name = old.rpartition(".")
-    path = tmp_path / "old.toml"
-    path.write_text(f"[{section}]\n{name} = 1\n" if section else f"{name} = 1\n")
-    with pytest.raises(ConfigError, match=f"unknown setting {old}; it is called {RENAMED[old]} now"):
-        load(path)
-    assert old not in SETTINGS and any(f"{RENAMED[old]}.".startswith(f"{key}.") for key in SETTINGS)
-
-
-def test_a_section_with_an_old_name_is_told_too(tmp_path: Path) -> None:
-    path = tmp_path / "old.toml"
-    path.write_text("[cold_start]\nsteps = 1\n")
-    with pytest.raises(ConfigError, match="unknown setting cold_start; it is called sft now"):
-        load(path)
-    path.write_text("")
-    with pytest.raises(ConfigError, match="unknown setting cold_start.*; it is called sft now"):
-        load(path, ["--cold_start.steps=1"])
-
-
-@pytest.mark.parametrize("gone", REMOVED)
-def test_a_setting_that_is_gone_is_an_error_that_says_what_holds(tmp_path: Path, gone: str) -> None:
+@pytest.mark.parametrize("gone", BY_DESIGN)
+def test_a_setting_of_other_projects_is_an_error_that_says_what_holds(tmp_path: Path, gone: str) -> None:
     section, _, name = gone.rpartition(".")
     path = tmp_path / "old.toml"
     path.write_text(f"[{section}]\n{name} = 1\n")
     with pytest.raises(ConfigError) as caught:
         load(path)
-    assert f"unknown setting {gone}: {REMOVED[gone]}" in str(caught.value)
+    assert f"unknown setting {gone}: {BY_DESIGN[gone]}" in str(caught.value)
 
 
 def test_help_shows_every_setting_with_a_meaning() -> None:

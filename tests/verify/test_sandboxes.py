@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from shared.errors import RunError
+from shared.errors import DataError, RunError
 from shared.types import Verdict
 from tests.verify.attacks import FIRST, TWICE
 from tests.verify.sandboxes import opened
@@ -294,11 +294,17 @@ def test_head_of_a_function_need_not_be_that_of_the_tests(held: SandboxPool, nam
 
 
 @needs_compiler
-@pytest.mark.parametrize("head", ["template<class T> T f(T x)", "static int f(int x = 3)", "auto f(int x)"])
-def test_heads_of_the_tests_without_types_or_linkage(held: SandboxPool, head: str) -> None:
-    tests = Assertions("int main() { assert(f(2) == 4); assert(f(3) == 9); }", f"using namespace std;\n{head} {{\n")
+def test_a_head_without_linkage_is_called(held: SandboxPool) -> None:
+    head = "using namespace std;\nstatic int f(int x = 3) {\n"
+    tests = Assertions("int main() { assert(f(2) == 4); assert(f(3) == 9); }", head)
     assert run_tests("return x * x; }", "cpp", tests, pool=held) == Verdict.CORRECT
     assert run_tests("return x + x; }", "cpp", tests, pool=held) == Verdict.WRONG
+
+
+@pytest.mark.parametrize("head", ["template<class T> T f(T x)", "auto f(int x)"])
+def test_a_head_without_types_is_refused(held: SandboxPool, head: str) -> None:
+    with pytest.raises(DataError, match="needs the head of the function that it calls, with its types"):
+        run_tests("return x * x; }", "cpp", Assertions("int main() { assert(f(2) == 4); }", f"{head} {{\n"), pool=held)
 
 
 @pytest.mark.parametrize(
