@@ -166,7 +166,7 @@ class AnswerChecker:
                     self._restart(worker)
                     return Verdict.TIMEOUT
                 except ChildLost:
-                    pass
+                    pass  # without a reply it is asked again
                 if reply is not None and reply.verdict is not Verdict.CRASH:
                     if worker.served >= self.max_requests or reply.rss_bytes > self.max_rss_bytes:
                         self.counts["recycled"] += 1
