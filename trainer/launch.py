@@ -126,11 +126,11 @@ class Launch:
 
     def _interrupt(self, work: asyncio.Future[None], number: signal.Signals, name: str = "") -> None:
         """Save a checkpoint where there is something to save, and end; at the second signal end at once."""
-        if self.keeper.lost or self.keeper.siblings.any_ended():
-            return  # torchrun sends SIGTERM to all when one rank has died: there is nothing to save with
+        if self.keeper.lost:
+            return  # there is nothing to save with
         now, first = time.monotonic(), self.asked is None
         if not first and (name or now - self.asked_s < REPEAT_S):
-            return  # the same request: a cluster may send it to every process, and torchrun passes it on
+            return  # the same request: a cluster may send it to every process, and their parent passes it on
         self.asked, self.asked_s = number, now
         asked = f"{number.name} came" + (f" to {name}" if name else "") + ("" if first else " again")
         if self.looping is not None and first:

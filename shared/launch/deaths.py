@@ -1,32 +1,21 @@
-"""Notices the death of a process at once and reports it with its cause in one line.
+"""Says how a process ended, why that may be, and what to do about it.
 
-A process is watched through a pidfd, which the kernel makes readable the moment it ends, whoever its parent is. Its
-exit status is in /proc until its parent has waited for it, and behind the pidfd after that (Linux 6.15 and newer).
 Kills by the kernel's out-of-memory killer are known from the kernel's own counters, which are compared with those of
 the launch's start.
 """
 
 from __future__ import annotations
 
-import fcntl
+import mmap
 import os
 import select
 import signal
-import struct
-import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
-from shared.errors import MORE_FILES
-
-if TYPE_CHECKING:
-    import zmq
-
-    from shared.launch.ranks import Role
-    from shared.launch.watchdog import Peer
+from shared.atomic_write import cannot_write
+from shared.errors import MORE_FILES, ConfigError
 
 ENDING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 """signals that ask a launch to end: Ctrl-C, what a cluster sends before it takes a machine, a lost terminal"""
@@ -39,27 +28,10 @@ LOWER = {
     "agent": "the memory that it needs, or rollout.max_sequences (episodes at once)",
 }
 """kind of process -> settings that reduce its memory"""
-TOLD_EACH = 10
-"""ends of helpers of one kind that are told each time"""
+EACH_UP_TO = 10
+"""ends of helpers of one kind that are reported each time"""
 _requests = -1
 _asked = ""
-_PIDFD_GET_INFO = 0xC040FF0B
-_PIDFD_INFO_EXIT = 1 << 3
-_EXIT_CODE_OFFSET = 60
-
-
-def _stat(pid: int) -> list[str]:
-    """Fields of /proc/PID/stat from the state on; empty if there is no such process."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return []
-
-
-def parent_of(pid: int) -> int:
-    """Pid of the parent; 0 if there is no such process."""
-    fields = _stat(pid)
-    return int(fields[1]) if fields else 0
 
 
 def children(pid: int) -> list[int]:
@@ -91,56 +63,77 @@ def peak_bytes(pid: int) -> int:
     return int(_status(pid, "VmHWM")) * 1024
 
 
-class Watched:
-    """Watches a process for its end. `fileno` is for poll: readable once the process has ended."""
+REPORTS = "deaths"
+"""link in a node's folder to the file of that node that the controller reads deaths from"""
 
-    def __init__(self, pid: int):
-        """Raises ProcessLookupError if it has ended and its parent has waited for it."""
-        self.pid = pid
-        self.descriptor = os.pidfd_open(pid)
 
-    def fileno(self) -> int:
-        """Return the descriptor, for poll and select."""
-        return self.descriptor
+def deaths_file(rank: int | str) -> str:
+    """Name of the file in which the parent of a node's ranks, the first of which is `rank`, reports their deaths."""
+    return f"deaths-{rank}"
 
-    def ended(self) -> bool:
-        """Whether the process has ended."""
-        poll = select.poll()  # select.select takes no descriptor from 1024 on
-        poll.register(self.descriptor, select.POLLIN)
-        return bool(poll.poll(0))
 
-    def status(self) -> int | None:
-        """Return its exit code, or minus the signal that killed it, as `subprocess` does; None if unknown."""
-        for _ in range(20):  # between the parent's question and the end of its bookkeeping lie microseconds
-            fields = _stat(self.pid)
-            if fields and fields[0] == "Z":
-                return os.waitstatus_to_exitcode(int(fields[49]))
-            info = bytearray(64)
-            struct.pack_into("Q", info, 0, _PIDFD_INFO_EXIT)
+class RankFile:
+    """What the parent of a rank reads when the rank has died: its name, its run's folder and its last phase.
+
+    Both map the same file, so naming a phase costs a copy of its letters, and any kind of death leaves it readable.
+    """
+
+    PHASE_BYTES, ABOUT_BYTES = 1024, 15 * 1024
+    """the first byte of the rest says whether the rank has explained why the launch ends"""
+
+    def __init__(self, path: Path):
+        """Open the file, or make it. Raises ConfigError if it cannot be written."""
+        size = self.PHASE_BYTES + self.ABOUT_BYTES
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
-                fcntl.ioctl(self.descriptor, _PIDFD_GET_INFO, info)
-            except OSError:
-                return None  # an older kernel
-            if struct.unpack_from("Q", info)[0] & _PIDFD_INFO_EXIT:
-                return os.waitstatus_to_exitcode(struct.unpack_from("i", info, _EXIT_CODE_OFFSET)[0])
-            time.sleep(0.005)
-        return None
+                os.posix_fallocate(descriptor, 0, size)  # a mapped file without space would kill whoever writes to it
+                self._map = mmap.mmap(descriptor, size)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise ConfigError(f"TMPDIR: {cannot_write(path, error)}") from error
 
-    def close(self) -> None:
-        """Close the descriptor."""
-        os.close(self.descriptor)
+    @property
+    def phase(self) -> str:
+        """Name of what the rank did last; "" before it has named anything."""
+        return self._map[: self.PHASE_BYTES].rstrip(b"\0").decode(errors="replace")
+
+    @phase.setter
+    def phase(self, name: str) -> None:
+        self._map[: self.PHASE_BYTES] = name.encode()[: self.PHASE_BYTES].ljust(self.PHASE_BYTES, b"\0")
+
+    @property
+    def explained(self) -> bool:
+        """Whether the rank has printed why the launch ends."""
+        return self._map[self.PHASE_BYTES] != 0
+
+    def explain(self) -> None:
+        """Say that this rank prints why the launch ends, so that its parent adds nothing."""
+        self._map[self.PHASE_BYTES] = 1
+
+    @property
+    def about(self) -> tuple[str, str]:
+        """Name of the rank, e.g. "trainer 1", and folder of its run; both "" before it knows them."""
+        content = self._map[self.PHASE_BYTES + 1 :].rstrip(b"\0")
+        return msgspec.json.decode(content, type=tuple[str, str]) if content else ("", "")
+
+    @about.setter
+    def about(self, name_and_folder: tuple[str, str]) -> None:
+        content = msgspec.json.encode(name_and_folder)
+        self._map[self.PHASE_BYTES + 1 : self.PHASE_BYTES + 1 + len(content)] = content
 
 
 def memory_kills() -> int:
     """Count the processes that the kernel has killed for lack of memory, on this host and in this control group."""
-    found = 0
+    kills = 0
     for path in (Path("/proc/vmstat"), *_group_files()):
         try:
             lines = path.read_text().splitlines()
         except OSError:
             continue
-        found += sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
-    return found
+        kills += sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
+    return kills
 
 
 def _group_files() -> list[Path]:
@@ -149,23 +142,23 @@ def _group_files() -> list[Path]:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
         return []
-    found = []
+    files = []
     for line in lines:
         _, kinds, path = line.split(":", 2)
         if kinds == "":
-            found.append(Path("/sys/fs/cgroup", path.lstrip("/"), "memory.events"))
+            files.append(Path("/sys/fs/cgroup", path.lstrip("/"), "memory.events"))
         elif "memory" in kinds.split(","):
-            found += [Path("/sys/fs/cgroup/memory", part, "memory.oom_control") for part in (path.lstrip("/"), "")]
-    return found
+            files += [Path("/sys/fs/cgroup/memory", group, "memory.oom_control") for group in (path.lstrip("/"), "")]
+    return files
 
 
 def how(status: int | None, words: str = "") -> str:
     """Describe an exit status, e.g. "was killed by signal 9 (SIGKILL)" or "ended with exit code 1". words: of its last
     error, where they are known."""
     if status is None:
-        return "ended (torchrun's own messages say how)"
+        return "ended, and its parent did not say how"
     if status >= 0:
-        return f"ended with exit code {status}" + (f": {words}" if words else "; its own messages stand above")
+        return f"ended with exit code {status}" + (f": {words}" if words else " (its own messages are above)")
     try:
         return f"was killed by signal {-status} ({signal.Signals(-status).name})"
     except ValueError:
@@ -178,10 +171,8 @@ def advice(status: int | None, kind: str, peak_bytes: int, kills_before: int) ->
         return ""
     had = f"; the most memory it had was {peak_bytes / 2**30:.1f} GiB" if peak_bytes else ""
     if memory_kills() > kills_before:
-        return (
-            f". The kernel's out-of-memory killer has ended a process since then (`dmesg` tells which){had}: "
-            f"if it was this one, lower {LOWER[kind]}"
-        )
+        repair = f": if it was this one, lower {LOWER[kind]}" if kind in LOWER else ""
+        return f". The kernel's out-of-memory killer has ended a process since then (`dmesg` tells which){had}{repair}"
     return f". The kernel counted no out-of-memory kill here, so somebody sent it{had}"
 
 
@@ -213,19 +204,19 @@ class HelperEnds:
 
     def __init__(self) -> None:
         self._ends: dict[tuple[str, str, str], tuple[int, int]] = {}
-        """(who, how, what happens now) -> how often, and how often when it was told last"""
+        """(who, how, what happens now) -> how often, and how often when it was reported last"""
 
     def add(self, who: str, how: str, then: str) -> None:
         """Count one end, e.g. ("a verifier", "was killed by signal 9 (SIGKILL)", "another takes its place")."""
-        count, told = self._ends.get((who, how, then), (0, 0))
-        self._ends[who, how, then] = count + 1, told
+        count, reported = self._ends.get((who, how, then), (0, 0))
+        self._ends[who, how, then] = count + 1, reported
 
     def news(self) -> list[str]:
-        """One line for each kind of end that came since the last call; from TOLD_EACH on, only when it is so many times
-        as frequent as when it was told last."""
+        """One line for each kind of end that came since the last call; from EACH_UP_TO on, only when it is so many
+        times as frequent as when it was reported last."""
         lines = []
-        for (who, how, then), (count, told) in list(self._ends.items()):
-            if count > told and (count <= TOLD_EACH or count >= TOLD_EACH * told):
+        for (who, how, then), (count, reported) in list(self._ends.items()):
+            if count > reported and (count <= EACH_UP_TO or count >= EACH_UP_TO * reported):
                 self._ends[who, how, then] = count, count
                 lines.append(f"{who} {how} ({count:,} so far): {then}")
         return lines
@@ -233,65 +224,6 @@ class HelperEnds:
 
 helpers = HelperEnds()
 """of this process"""
-
-
-class Death(msgspec.Struct):
-    """A rank whose process has ended though the launch goes on."""
-
-    rank: int
-    text: str
-    """who, how, and what to do"""
-
-
-class Siblings:
-    """Watches the other ranks of this node (children of the same torchrun) for their end."""
-
-    def __init__(self, role: Role):
-        self.role, self.kills_before = role, memory_kills()
-        self.watched: dict[int, tuple[Watched, Peer]] = {}
-        self.seen: list[Death] = []
-        self._known: set[int] = set()
-
-    def know(self, peers: Sequence[Peer]) -> None:
-        """Watch those that are new; keep the last phase and the peak memory of the others."""
-        for peer in peers:
-            if peer.rank in self.watched:
-                self.watched[peer.rank] = self.watched[peer.rank][0], peer
-            elif peer.rank not in self._known and peer.rank != self.role.rank and peer.host == self.role.host:
-                self._known.add(peer.rank)
-                if parent_of(peer.pid) == os.getppid():  # else another container's, or gone already
-                    self.watched[peer.rank] = Watched(peer.pid), peer
-
-    def poll(self, socket: zmq.Socket[bytes], seconds: float) -> bool:
-        """Wait for a message or a death. Returns whether there is a message."""
-        import zmq  # the answer checker, which others use alone, needs none
-
-        poller = zmq.Poller()
-        poller.register(socket, zmq.POLLIN)
-        for watched, _ in self.watched.values():
-            poller.register(watched.descriptor, zmq.POLLIN)
-        return any(ready is socket for ready, _ in poller.poll(int(max(seconds, 0) * 1000)))
-
-    def any_ended(self) -> bool:
-        """Whether one of these processes has ended, reported or not."""
-        return bool(self.seen) or any(watched.ended() for watched, _ in list(self.watched.values()))
-
-    def deaths(self, run_dir: Path) -> list[Death]:
-        """Return the deaths since the last call. run_dir: where a resume finds its checkpoint."""
-        ended = [(rank, *pair) for rank, pair in self.watched.items() if pair[0].ended()]
-        found = []
-        for rank, watched, peer in ended:
-            status = watched.status()
-            del self.watched[rank]
-            watched.close()
-            if status == 0:
-                continue  # it was told to end
-            had = max(peer.peak_bytes, peer.children_peak_bytes)
-            hint = advice(status, peer.role, had, self.kills_before)
-            text = f"{peer.name} {how(status)}, in phase '{peer.phase}'{hint}. {again(run_dir)}"
-            found.append(Death(rank, text))
-        self.seen += found
-        return found
 
 
 def only_note_requests() -> None:

@@ -50,7 +50,7 @@ def temporary() -> Path:
 
 
 def make(parent: Path, name: str = "meeting") -> LaunchFolder:
-    """Make a new folder that only this user can enter. `name`: the name by which others `find` it."""
+    """Make a new folder that only this user can enter. `name`: part of its name."""
     parent.mkdir(parents=True, exist_ok=True)
     sweep(parent)
     path = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{name}.", dir=parent))
@@ -75,20 +75,6 @@ def enter(path: Path) -> LaunchFolder:
     return LaunchFolder(path, lock)
 
 
-def find(name: str) -> LaunchFolder | None:
-    """Return this node's folder of that name, None if there is none; those of other users are ignored."""
-    inherited = Path(tempfile.gettempdir())
-    for path in (inherited, *sorted(temporary().glob(f"{PREFIX}{name}.*"))):
-        if not path.name.startswith(f"{PREFIX}{name}."):
-            continue
-        try:
-            if not _open_to_others(path):
-                return enter(path)
-        except (FileNotFoundError, PermissionError):
-            continue
-    return None
-
-
 def sweep(parent: Path) -> None:
     """Remove the folders that killed launches of this user have left."""
     for path in parent.glob(f"{PREFIX}*"):
@@ -110,15 +96,9 @@ def sweep(parent: Path) -> None:
 
 
 def name_of(pid: int) -> str:
-    """Return a name that only the launch of this agent has: its process id, and when it started."""
+    """Return a name that only one process has: its process id, and when it started."""
     text = Path(f"/proc/{pid}/stat").read_text()
     return f"{pid}.{text.rpartition(')')[2].split()[19]}"
-
-
-def use_for_temporary_files(folder: LaunchFolder) -> None:
-    """Make this process and all that it starts put their temporary files into the folder."""
-    os.environ["TMPDIR"] = str(folder.path)
-    tempfile.tempdir = None
 
 
 def _whole(lock: int) -> bool:

@@ -1,4 +1,5 @@
-"""The role of each rank and its place in the launch: the only reader of torchrun's environment variables.
+"""The role of each rank and its place in the launch: the only reader of torchrun's environment variables, which
+`python -m trainer` sets too.
 
 rank 0 is the controller, ranks 1..T are trainers, the others are engines. On every node the trainers and engines take
 the node's GPUs in order (an engine takes `tensor_parallel` of them); the controller takes none. Where one node has too
@@ -10,14 +11,14 @@ from __future__ import annotations
 import datetime
 import os
 import socket
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from shared.config import Config
-from shared.errors import ConfigError, DeadlineExceeded
+from shared.errors import ConfigError
 from shared.launch import launch_folder
+from shared.launch.deaths import REPORTS, deaths_file
 from shared.launch.launch_folder import LaunchFolder
 
 if TYPE_CHECKING:  # it takes seconds to import, and `python -m trainer --help` needs none of it
@@ -25,8 +26,8 @@ if TYPE_CHECKING:  # it takes seconds to import, and `python -m trainer --help` 
     import torch.distributed as dist
 
 Kind = Literal["controller", "trainer", "engine"]
-MEETING_S, MEETING_LOOK_S = 900.0, 0.05
-"""seconds that a rank waits for rank 0, and between two looks"""
+MEETING_S = 900.0
+"""seconds that a rank waits for rank 0"""
 _kept: list[dist.Store] = []
 
 
@@ -49,7 +50,7 @@ class Role:
     """key-value store of this launch attempt, which only its ranks can open"""
     host: str = field(default_factory=socket.gethostname)
     folder: Path = field(kw_only=True)
-    """private folder of the launch on this node"""
+    """private folder where the ranks meet; on one node it holds the sockets too"""
 
 
 class RankInfo(Protocol):
@@ -66,7 +67,7 @@ class RankInfo(Protocol):
 
 
 def under_torchrun() -> bool:
-    """True if torchrun started this process."""
+    """True if torchrun started this process or its parent."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
@@ -133,6 +134,41 @@ def gpus_of(rank: int, node: range, config: Config, gpus: int) -> range:
     return range(first, first + need[kind])
 
 
+@dataclass(frozen=True)
+class Nodes:
+    """Which node of how many this is, for a launch that `python -m trainer` starts itself.
+
+    The GPUs that the ranks need are spread evenly, in the order of the ranks; on CPUs a rank counts as a GPU.
+    """
+
+    count: int = 1
+    number: int = 0
+    address: str = "127.0.0.1"
+    """of node 0"""
+    port: int = 29500
+
+    def ranks(self, config: Config) -> range:
+        """Return the ranks of this node. Raises ConfigError if there are more nodes than ranks
+        can use."""
+        needs = [0] + [1] * config.placement.trainers + [config.rollout.tensor_parallel] * config.placement.engines
+        gpus = -(-sum(needs) // self.count)
+        nodes = [sum(needs[:rank]) // gpus for rank in range(config.world_size)]
+        if set(nodes) != set(range(self.count)):
+            raise ConfigError(
+                f"--nnodes={self.count}: placement.trainers = {config.placement.trainers}, placement.engines = "
+                f"{config.placement.engines} and rollout.tensor_parallel = {config.rollout.tensor_parallel} fill only "
+                f"{len(set(nodes))} of them, with {gpus} GPUs each: start on fewer nodes, or raise these settings"
+            )
+        return range(nodes.index(self.number), nodes.index(self.number) + nodes.count(self.number))
+
+    def variables(self, config: Config) -> dict[str, str]:
+        """Return the environment variables, as torchrun sets them, that all ranks of this node have in common."""
+        return {
+            "WORLD_SIZE": str(config.world_size), "LOCAL_WORLD_SIZE": str(len(self.ranks(config))),
+            "MASTER_ADDR": self.address, "MASTER_PORT": str(self.port),
+        }  # fmt: skip
+
+
 def ranks_here() -> range:
     """Return the ranks of the launch on this node."""
     first = int(os.environ["RANK"]) - int(os.environ["LOCAL_RANK"])
@@ -146,28 +182,20 @@ def one_node() -> bool:
 
 
 def join_node() -> LaunchFolder:
-    """Enter this node's private folder, which its first rank makes unless the process that started torchrun has.
-    From now on it holds this process's temporary files."""
-    name = launch_folder.name_of(os.getppid())
-    first = os.environ["LOCAL_RANK"] == "0"
-    end = time.monotonic() + MEETING_S
-    while (folder := launch_folder.find(name)) is None:
-        if first:
-            folder = launch_folder.make(launch_folder.temporary(), name)
-            break
-        if time.monotonic() > end:
-            raise DeadlineExceeded(f"rank {os.environ['RANK']}", "start", "the first rank of this node", MEETING_S)
-        time.sleep(MEETING_LOOK_S)
-    launch_folder.use_for_temporary_files(folder)
+    """Enter this node's private folder, which the parent of its ranks has made. It is the folder of temporary files."""
+    path = Path(os.environ["TMPDIR"])
+    if not path.name.startswith(f"{launch_folder.PREFIX}{launch_folder.name_of(os.getppid())}."):
+        os._exit(1)  # the parent has died, and another process has adopted this one
     if one_node():  # gloo and NCCL listen where no other host gets
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
-    return folder
+    return launch_folder.enter(path)
 
 
 def open_meeting(node: LaunchFolder, run_dir: Path) -> LaunchFolder:
     """Rank 0: make the folder where all ranks meet. On several nodes `invite` announces it once it holds something."""
     folder = node if one_node() else launch_folder.make(run_dir)
+    (node.path / REPORTS).symlink_to(folder.path / deaths_file(0))  # the controller makes it when it listens
     open_store(folder).set("launch", _attempt())
     return folder
 
@@ -192,6 +220,10 @@ def join_meeting(node: LaunchFolder) -> LaunchFolder | None:
         folder = launch_folder.enter(Path(path))
         store = open_store(folder)
         if store.check(["launch"]) and store.get("launch").decode() == _attempt():
+            if os.environ["LOCAL_RANK"] == "0":
+                reports = folder.path / deaths_file(os.environ["RANK"])
+                reports.touch()
+                (node.path / REPORTS).symlink_to(reports)
             return folder
         folder.leave()
     except FileNotFoundError:
@@ -216,13 +248,15 @@ def _torchruns_store() -> dist.Store:
     import torch.distributed as dist
 
     agent_hosts_it = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    store = dist.TCPStore(
-        os.environ["MASTER_ADDR"],
-        int(os.environ["MASTER_PORT"]),
-        is_master=not agent_hosts_it and os.environ["RANK"] == "0",
-        timeout=datetime.timedelta(seconds=MEETING_S),
-        wait_for_workers=False,
-    )
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    hosts = not agent_hosts_it and os.environ["RANK"] == "0"
+    timeout = datetime.timedelta(seconds=MEETING_S)
+    try:
+        store = dist.TCPStore(address, port, is_master=hosts, timeout=timeout, wait_for_workers=False)
+    except dist.DistError as error:
+        reason = str(error).splitlines()[0]
+        does = f"cannot listen on port {port}" if hosts else f"cannot reach node 0 at {address}:{port}"
+        raise ConfigError(f"this node {does} ({reason}): choose another --master-port or --master-addr") from error
     _kept.append(store)  # where rank 0 hosts it, it lasts as long as the process
     return dist.PrefixStore(f"maestrale/{_attempt()}", store)
 

@@ -1,16 +1,14 @@
-"""Detects and reports hangs and deaths: heartbeats between ranks, stack dumps of all processes, death with the parent.
+"""Detects and reports hangs: heartbeats between ranks, stack dumps of all processes, death with the parent.
 
 Every worker rank runs a `Pulse` thread that tells the controller's `PulseKeeper` thread once a second that it lives and
 in which phase; the keeper answers with what it knows of the ranks of that node, so that its work grows with the ranks,
 not with their square. A side that hears nothing from the other for `heartbeat_s` reports the silent rank by role, phase
-and peer, makes every process it can reach write its stacks, kills what hangs and exits non-zero, so that torchrun ends
-the launch. A process is asked by SIGUSR1 first, which it answers between two of its own instructions; one
-that does not (it hangs in a library) by SIGUSR2, which needs no GIL and can crash a process whose threads still move. A
-stopped process is continued for it.
+and peer, makes every process it can reach write its stacks, kills what hangs and exits non-zero. A process is asked by
+SIGUSR1 first, which it answers between two of its own instructions; one that does not (it hangs in a library) by
+SIGUSR2, which needs no GIL and can crash a process whose threads still move. A stopped process is continued for it.
 
-The ranks of a node also watch each other's processes (deaths.py): a death is reported with the next pulse, and that of
-the controller by the first rank that is left beside it. A rank that was asked to end (SIGTERM, blocked in workers) says
-so in its pulse; the controller then saves and ends the launch.
+Deaths are noticed by the parent of a node's ranks (node.py), which reports them to the keeper in a file. A rank that
+was asked to end (SIGTERM, blocked in workers) says so in its pulse; the controller then saves and ends the launch.
 """
 
 from __future__ import annotations
@@ -18,12 +16,12 @@ from __future__ import annotations
 import ctypes
 import faulthandler
 import os
-import select
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -33,7 +31,7 @@ import zmq
 from shared.clean_text import clean
 from shared.errors import DeadlineExceeded
 from shared.launch import deaths
-from shared.launch.deaths import Death, Siblings, catches, children, peak_bytes
+from shared.launch.deaths import RankFile, catches, children, deaths_file, peak_bytes
 from shared.launch.ranks import Role
 from shared.launch.sockets import ListeningSocket, connect, rank_of, refused
 
@@ -42,11 +40,12 @@ LOST_S = 10.0
 """how long the controller's loop has to end the launch after a death"""
 STACKS_VARIABLE = "MAESTRALE_STACKS"
 DONE = "done"
-"""phase of a rank that was told to end and waits for no other"""
+"""phase of a rank that was asked to end and waits for no other"""
 STACKS_END = "end of the stacks\n"
 START, START_TIMES = "start", 4
 """the first phase, in which imports stop the controller's loop: it has so many times as long"""
 _phase = START
+_rank_file: RankFile | None = None
 _stack_file: IO[str] | None = None
 
 
@@ -66,8 +65,6 @@ class Peer(msgspec.Struct):
     """0-based number among its kind"""
     asked: str = ""
     """name of the signal that asked this rank to end; "" for none"""
-    deaths: list[Death] = []
-    """ranks of its node that it has seen end"""
 
     @property
     def name(self) -> str:
@@ -89,15 +86,19 @@ _decode_peer = msgspec.msgpack.Decoder(Peer).decode
 _encode = msgspec.msgpack.Encoder().encode
 
 
-def _run_dir() -> Path:
-    """Return the run's folder, the parent of that of the stacks."""
-    return Path(os.environ.get(STACKS_VARIABLE, "stacks")).parent
-
-
 def phase(name: str) -> None:
-    """Name what this process does now; reported when it hangs."""
+    """Name what this process does now; reported when it hangs or dies."""
     global _phase
     _phase = name
+    if _rank_file is not None:
+        _rank_file.phase = name
+
+
+def keep_phases(file: RankFile) -> None:
+    """Let the parent of this rank read the phases, also after the rank's death."""
+    global _rank_file
+    _rank_file = file
+    file.phase = _phase
 
 
 def current_phase() -> str:
@@ -113,7 +114,7 @@ def die_with_parent() -> None:
 
 
 def runs_python(command_line: Path) -> bool:
-    """Whether a process is Python: in a container process 1 may be torchrun itself, the parent of its ranks."""
+    """Whether a process is Python: in a container process 1 may be the parent of the ranks itself."""
     try:
         return b"python" in command_line.read_bytes().split(b"\0")[0]
     except OSError:
@@ -161,7 +162,8 @@ def _signal(pid: int, number: int) -> None:
 
 def report_hang(reason: str, peers: list[Peer], folder: str, kill: bool) -> None:
     """Print why, make all local processes write their stacks, and optionally kill them. Returns after 2 s at most."""
-    ctypes.CDLL(None).signal(signal.SIGTERM, 1)  # SIG_IGN: if another rank ends first, torchrun must not cut us short
+    if _rank_file is not None:
+        _rank_file.explain()
     host = os.uname().nodename
     ours = children(os.getppid())  # whatever a message says: nothing else is ever signalled
     local = [peer for peer in peers if peer.host == host and peer.pid in ours and peer.pid != os.getpid()]
@@ -188,12 +190,12 @@ def report_hang(reason: str, peers: list[Peer], folder: str, kill: bool) -> None
                     _signal(pid, signal.SIGKILL)
 
 
-def describe_self(role: Role, seen: Sequence[Death] = ()) -> Peer:
+def describe_self(role: Role) -> Peer:
     """Return the present state of this rank."""
     pid = os.getpid()
     largest_child = max((peak_bytes(child) for child in children(pid)), default=0)
     asked, peak, number = deaths.requested(), peak_bytes(pid), role.rank_in_role
-    return Peer(role.rank, role.kind, pid, role.host, _phase, peak, largest_child, number, asked, list(seen))
+    return Peer(role.rank, role.kind, pid, role.host, _phase, peak, largest_child, number, asked)
 
 
 class Pulse(threading.Thread):
@@ -205,28 +207,24 @@ class Pulse(threading.Thread):
         self.me = f"{role.kind} rank {role.rank}"
         host, pid = role.store.get("controller").decode().rsplit(" ", 1)
         self.peers: list[Peer] = [Peer(0, "controller", int(pid), host, START)]
-        self.siblings = Siblings(role)
         line: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
         self.socket = connect(line, role, "pulse")
 
     def run(self) -> None:
-        """Send a pulse, read the echo, and check for silence and deaths, once a second."""
+        """Send a pulse, read the echo, and check for silence, once a second."""
         socket = self.socket
         socket.setsockopt(zmq.LINGER, 0)
         decode = msgspec.msgpack.Decoder(Echo).decode
         heard = checked = time.monotonic()
         while True:
             before = time.monotonic()
-            self.siblings.know(self.peers)
-            socket.send(_encode(describe_self(self.role, self.siblings.seen)))
-            if self.siblings.poll(socket, PULSE_EVERY_S):
+            socket.send(_encode(describe_self(self.role)))
+            if socket.poll(int(1000 * PULSE_EVERY_S)):
                 echo = decode(socket.recv())
                 heard = time.monotonic()
                 self.peers = echo.peers
-                self.siblings.know(self.peers)
                 if echo.leave:
                     os._exit(0)  # the controller says how the launch ended
-            self._look_around()
             now = time.monotonic()
             if now - checked > 3 * PULSE_EVERY_S + 2:
                 heard = now  # this process itself was stopped; the silence was not the controller's
@@ -235,22 +233,7 @@ class Pulse(threading.Thread):
                 reason = DeadlineExceeded(self.me, _phase, "controller (rank 0), which is silent", self.heartbeat_s)
                 report_hang(str(reason), self.peers, os.environ.get(STACKS_VARIABLE, ""), kill=True)
                 os._exit(1)
-            self._rest(before + PULSE_EVERY_S)
-
-    def _rest(self, end: float) -> None:
-        """Wait until `end`, the next pulse, or handle a death beside this rank before."""
-        descriptors = [watched for watched, _ in self.siblings.watched.values()]
-        if select.select(descriptors, [], [], max(0.0, end - time.monotonic()))[0]:
-            self._look_around()
-
-    def _look_around(self) -> None:
-        """End this process if the controller is dead; the lowest rank that is left beside it reports that first."""
-        for death in self.siblings.deaths(_run_dir()):
-            if death.rank == 0 and _phase != DONE:
-                left = [rank for rank, (watched, _) in self.siblings.watched.items() if not watched.ended()]
-                if self.role.rank < min(left, default=self.role.rank + 1):
-                    print(f"\n[maestrale] stopped: {clean(death.text)}", file=sys.stderr, flush=True)  # noqa: T201
-                os._exit(1)
+            time.sleep(max(0.0, before + PULSE_EVERY_S - time.monotonic()))
 
 
 class PulseKeeper(threading.Thread):
@@ -274,12 +257,13 @@ class PulseKeeper(threading.Thread):
         """(host, whether the launch is over) -> the answer of this round, encoded"""
         self.leaving = False
         self.ending = False
-        """the work is done: ranks are told to end, and may"""
+        """the work is done: ranks are asked to end, and may"""
         self.dismissed: set[int] | None = None
         self.closed = False
         """the thread is to end, and to free its socket"""
         self.loop_turned = time.monotonic()
-        self.siblings = Siblings(role)
+        self._deaths: dict[Path, int] = {}
+        """file in which a node's parent reports deaths -> bytes that were read"""
         self.lost: tuple[float, str] | None = None
         """when a rank's death was noticed, and its report"""
         self.on_stop: Callable[[], None] = lambda: None
@@ -301,17 +285,18 @@ class PulseKeeper(threading.Thread):
     def run(self) -> None:
         """Echo pulses; report the first rank (or the own loop) that is silent too long."""
         checked = time.monotonic()
+        (self.role.folder / deaths_file(0)).touch()  # from now on the parent of this node reports deaths here
         while not self.closed:
             round_ends, self._own = time.monotonic() + PULSE_EVERY_S / 2, describe_self(self.role)
             self._echoes.clear()
-            while (left := round_ends - time.monotonic()) > 0 and self.siblings.poll(self.socket, left):
+            while (left := round_ends - time.monotonic()) > 0 and self.socket.poll(int(1000 * left)):
                 self._answer()
             now = time.monotonic()
             if now - checked > 3 * PULSE_EVERY_S + 2:  # this process itself was stopped: give everybody a new chance
                 self.heard = {rank: (now, peer) for rank, (_, peer) in self.heard.items()}
                 self.loop_turned = now
             checked = now
-            self._bury()
+            self._take_news()
             if not self.leaving:
                 self._judge(now)
         self.door.close()
@@ -327,7 +312,6 @@ class PulseKeeper(threading.Thread):
                 refused.add("a heartbeat that is of no rank of this launch")
                 continue
             self.heard[peer.rank] = (time.monotonic(), peer)
-            self.siblings.know([peer])
             dismissed = self.dismissed
             self.socket.send_multipart([identity, self._echo(peer.host, dismissed is not None)])
             if dismissed is not None:
@@ -355,14 +339,13 @@ class PulseKeeper(threading.Thread):
             self._echoes.clear()  # those beside a new rank know it at once
         return peer if self._known[peer.rank] == whole else None
 
-    def _bury(self) -> None:
+    def _take_news(self) -> None:
         """Report the first death (`on_death`), and the first rank asked to end while all live (`on_asked`)."""
-        told = [death for _, peer in self.heard.values() for death in peer.deaths]
-        for death in [*self.siblings.deaths(_run_dir()), *told]:
-            self.heard.pop(death.rank, None)
+        for rank, text in self._new_deaths():
+            self.heard.pop(rank, None)
             if self.lost is None and not (self.leaving or self.ending):
-                self.lost = time.monotonic(), death.text
-                self.on_death(death.text)
+                self.lost = time.monotonic(), text
+                self.on_death(text)
         if self.ending:
             return
         asked = next((peer for _, peer in self.heard.values() if peer.asked), None)
@@ -370,8 +353,18 @@ class PulseKeeper(threading.Thread):
             self.asked = True
             self.on_asked(asked.name, asked.asked)
 
+    def _new_deaths(self) -> Iterator[tuple[int, str]]:
+        """Yield (rank, text) of each death that a node's parent has reported since the last call."""
+        for path in self.role.folder.glob(deaths_file("*")):
+            with suppress(OSError):  # a shared file system may fail for a moment; the next round reads again
+                lines = path.read_bytes()[self._deaths.get(path, 0) :].splitlines(keepends=True)
+                for line in lines:
+                    if line.endswith(b"\n"):
+                        self._deaths[path] = self._deaths.get(path, 0) + len(line)
+                        yield msgspec.json.decode(line, type=tuple[int, str])
+
     def dismiss(self, within_s: float = 3.0) -> None:
-        """End all other ranks that are still there; returns when they were told, at the latest after `within_s`."""
+        """End all other ranks that are still there; returns when all have heard, at the latest after `within_s`."""
         self.leaving = True
         self.dismissed = set()
         end = time.monotonic() + within_s

@@ -19,7 +19,6 @@ import torch
 from benchmarks.gpu_check import __main__ as gpu_check
 from benchmarks.gpu_check import place, speed
 from lab.plan.scenario import MODELS
-from shared.launch.deaths import Watched
 
 TORCH = ("torch", "torchgen", "functorch", "typing_extensions.py", "sympy", "mpmath", "networkx", "jinja2",
          "markupsafe", "fsspec", "filelock")  # fmt: skip
@@ -117,7 +116,7 @@ def test_an_item_that_hangs_is_ended_with_all_it_started(monkeypatch: pytest.Mon
     row = row_of(monkeypatch, tmp_path, TELL + hang, deadline_s=3.0)
     assert row["status"] == "failed" and row["reason"] == "not done within 3 s" and row["figures"] == [FIGURE]
     with suppress(ProcessLookupError):  # it has ended, and init has waited for it
-        assert select.select([Watched(int(pid.read_text()))], [], [], 10)[0], "its child lives"
+        assert select.select([os.pidfd_open(int(pid.read_text()))], [], [], 10)[0], "its child lives"
 
 
 def test_a_figure_beyond_its_limit_fails_the_item(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

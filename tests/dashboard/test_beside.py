@@ -12,7 +12,7 @@ import pytest
 
 from tests.dashboard.conftest import ROOT, Link
 from tests.dashboard.run_folders import write_foreign
-from trainer.__main__ import load
+from trainer.settings import load
 
 pytestmark = pytest.mark.slow
 OPENER = """import sys, time

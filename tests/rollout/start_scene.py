@@ -84,7 +84,7 @@ def run_trainer(folder: Path) -> None:
 
     from shared.config import Config
     from shared.launch import rpc, watchdog
-    from trainer.__main__ import run_engine
+    from trainer.rank_process import run_engine
 
     names = {"RANK": "2", "WORLD_SIZE": "3", "LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1"}
     os.environ.update(names)

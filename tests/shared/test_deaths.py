@@ -1,60 +1,43 @@
-"""Processes that really end: noticed at once, with how they ended, whoever their parent is."""
+"""How processes ended, why that may be, and what is known of them afterwards."""
 
 from __future__ import annotations
 
-import fcntl
 import os
-import resource
-import select
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from shared.atomic_write import cannot_write
-from shared.errors import MORE_FILES, RunError
+from shared.errors import MORE_FILES, ConfigError, RunError
 from shared.launch import deaths
-from shared.launch.deaths import Watched
 from shared.launch.messages import RankFailed
 from shared.launch.rpc import raise_failure
 
 
-def test_an_end_is_noticed_at_once_and_told_before_and_after_the_parent_asked() -> None:
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    watched = Watched(process.pid)
-    assert not watched.ended()
-    began = time.monotonic()
-    process.kill()
-    assert select.select([watched], [], [], 30)[0] and time.monotonic() - began < 5
-    assert watched.ended() and watched.status() == -signal.SIGKILL
-    process.wait()
-    assert watched.status() in (-signal.SIGKILL, None), "None: a kernel before 6.15"
-    watched.close()
+def test_what_a_rank_has_named_is_there_after_any_death(tmp_path: Path) -> None:
+    program = (
+        "import os, sys; from pathlib import Path; from shared.launch import deaths, watchdog\n"
+        "file = deaths.RankFile(Path(sys.argv[1])); watchdog.keep_phases(file)\n"
+        "file.about = 'engine 1 (rank 3)', '/runs/\\u00e9\\n'\n"
+        "watchdog.phase('a long phase ' + 'x' * 5000); watchdog.phase('\\u00fcber')\n"
+        "os.kill(os.getpid(), 9)"
+    )
+    file = deaths.RankFile(tmp_path / "rank3")
+    assert (file.about, file.phase, file.explained) == (("", ""), "", False)
+    subprocess.run([sys.executable, "-c", program, str(tmp_path / "rank3")], env={**os.environ, "PYTHONPATH": "."})
+    assert (file.about, file.phase, file.explained) == (("engine 1 (rank 3)", "/runs/\u00e9\n"), "\u00fcber", False)
+    file.explain()
+    assert file.explained and file.phase == "\u00fcber"
+    file.phase = "y" * 5000
+    assert file.explained and file.about[0] == "engine 1 (rank 3)" and 0 < len(file.phase) < 5000
 
 
-def test_a_descriptor_may_have_any_number() -> None:
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    watched = Watched(os.getpid())
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(before[1], 4096), before[1]))
-        low, watched.descriptor = watched.descriptor, fcntl.fcntl(watched.descriptor, fcntl.F_DUPFD_CLOEXEC, 2000)
-        os.close(low)
-        assert not watched.ended()
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
-        watched.close()
-
-
-def test_an_exit_code_is_told_as_such() -> None:
-    process = subprocess.Popen([sys.executable, "-c", "import sys; sys.exit(3)"])
-    watched = Watched(process.pid)
-    select.select([watched], [], [], 60)
-    assert watched.status() == 3 and deaths.how(3).startswith("ended with exit code 3")
-    process.wait()
-    watched.close()
+def test_a_full_disk_ends_a_launch_before_it_begins(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"TMPDIR: .*rank0 cannot be written.* is not there"):
+        deaths.RankFile(tmp_path / "gone" / "rank0")
 
 
 def test_memory_is_blamed_only_where_the_kernel_counted_a_kill() -> None:

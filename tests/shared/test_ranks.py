@@ -12,7 +12,18 @@ import torch.distributed as dist
 from shared.config import Config
 from shared.errors import ConfigError
 from shared.launch import launch_folder
-from shared.launch.ranks import count_gpus, gpus_of, invite, join_meeting, kind_of, open_meeting, open_store, read_role
+from shared.launch.deaths import REPORTS, deaths_file
+from shared.launch.ranks import (
+    Nodes,
+    count_gpus,
+    gpus_of,
+    invite,
+    join_meeting,
+    kind_of,
+    open_meeting,
+    open_store,
+    read_role,
+)
 
 
 def test_rank_0_controls_the_next_train_the_rest_roll_out():
@@ -28,6 +39,32 @@ def test_gpus_are_taken_in_order_and_the_controller_takes_none():
     # node 1 starts at rank 7 with engines only
     node = range(7, 11)
     assert [list(gpus_of(rank, node, config, 8)) for rank in node] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "settings", "sizes"),
+    [
+        (1, {}, [3]),
+        (2, {}, [2, 1]),
+        (4, {"placement": {"trainers": 16, "engines": 16}}, [9, 8, 8, 8]),
+        (2, {"placement": {"trainers": 8, "engines": 2}, "rollout": {"tensor_parallel": 4}}, [9, 2]),
+        (3, {"placement": {"trainers": 4, "engines": 3}}, [4, 3, 1]),
+        (2, {"placement": {"trainers": 3, "engines": 2}}, [4, 2]),
+    ],
+)
+def test_ranks_are_spread_by_the_gpus_that_they_need(nodes: int, settings: dict[str, Any], sizes: list[int]) -> None:
+    config, first = Config.model_validate(settings), 0
+    for number, size in enumerate(sizes):
+        node = Nodes(nodes, number, "10.0.0.1", 1234)
+        assert node.ranks(config) == range(first, first + size)
+        assert node.variables(config)["LOCAL_WORLD_SIZE"] == str(size)
+        first += size
+    assert first == config.world_size == int(node.variables(config)["WORLD_SIZE"])
+
+
+def test_more_nodes_than_ranks_can_use_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"--nnodes=5: placement\.trainers = 1.* fill only 2 of them"):
+        Nodes(5).ranks(Config())
 
 
 def set_launch(monkeypatch: pytest.MonkeyPatch, rank: int, world: int, node: range | None = None) -> None:
@@ -156,8 +193,15 @@ def test_on_several_nodes_ranks_meet_in_the_runs_folder_and_take_no_other(
     open_store(meeting).set("settings", "a secret")
     invite(meeting)
     assert meeting.path.parent == run_dir and meeting.path.stat().st_mode & 0o777 == 0o700
-    found = join_meeting(node)
+    assert not (node.path / REPORTS).exists(), "the controller does not listen yet"
+    (meeting.path / deaths_file(0)).touch()
+    assert (node.path / REPORTS).resolve() == meeting.path / deaths_file(0)
+    second = launch_folder.make(tmp_path / "second")
+    monkeypatch.setenv("RANK", "2")
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    found = join_meeting(second)
     assert found is not None and open_store(found).get("settings") == b"a secret"
+    assert (second.path / REPORTS).resolve() == meeting.path / deaths_file(2)
     [key] = [key for key in torchruns.list_keys() if "folder" in key]
     assert not [other for other in torchruns.list_keys() if other != key and "maestrale" in other]
     public, elsewhere = tmp_path / "public", launch_folder.make(tmp_path / "elsewhere")
@@ -172,6 +216,6 @@ def test_on_several_nodes_ranks_meet_in_the_runs_folder_and_take_no_other(
             join_meeting(node)
     torchruns.set(key, "")
     assert join_meeting(node) is None
-    for folder in (node, meeting, found, elsewhere):
+    for folder in (node, second, meeting, found, elsewhere):
         folder.leave()
     assert list(run_dir.iterdir()) == []

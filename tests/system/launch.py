@@ -68,7 +68,7 @@ class Launch:
         **settings: Any,
     ):
         """file: of another one than the quickstart only `settings` are changed. command: `torchrun -m trainer FILE`, or
-        `python -m trainer FILE`, which starts torchrun itself. delay_s: largest delay of each point at which trainers
+        `python -m trainer FILE`. delay_s: largest delay of each point at which trainers
         and engines meet for a weight transfer over the network; `delays` names those that came.
         inside: a network namespace."""
         self.run_dir = runs_dir / name
@@ -141,9 +141,9 @@ class Launch:
             return
 
     def rank_pid(self, rank: int) -> int:
-        """Pid of a rank (torchrun's children carry it in their environment)."""
-        for child in psutil.Process(self.process.pid).children():
-            if child.environ().get("RANK") == str(rank):
+        """Pid of a rank."""
+        for child in psutil.Process(self.process.pid).children(recursive=True):
+            if "trainer.rank_process" in child.cmdline() and child.environ().get("RANK") == str(rank):
                 return child.pid
         raise AssertionError(f"no rank {rank}")
 
@@ -168,7 +168,7 @@ class Launch:
         self.until(busy)
 
     def kill(self) -> None:
-        """kill -9 of the launcher itself; its ranks die with it."""
+        """kill -9 of the command; its ranks die with it."""
         os.kill(self.process.pid, signal.SIGKILL)
         self.process.wait()
         self._stream.close()

@@ -17,10 +17,11 @@ import pytest
 import torch
 
 from shared.config import Config
-from trainer.__main__ import load, main
+from trainer.__main__ import main
 from trainer.check import cards, command, machine
 from trainer.check.finding import CheckFinding
 from trainer.memory import size
+from trainer.settings import load
 from verify.code import cpp
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -15,7 +15,6 @@ from lab.plan.scenario import MODELS
 from shared.config import Config
 from shared.errors import ConfigError
 from shared.model.config import DecoderConfig
-from trainer.__main__ import load
 from trainer.colocate import (
     GIB,
     check_own_gpus,
@@ -26,6 +25,7 @@ from trainer.colocate import (
     trainer_memory,
     with_replicas,
 )
+from trainer.settings import load
 
 SHAPE = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 32768, "hidden_size": 2048,

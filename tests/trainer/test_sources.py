@@ -14,9 +14,9 @@ from shared.errors import ConfigError, DataError, ModelError
 from shared.model import hf
 from tests.families import config_of
 from tests.trainer.test_dry_run import SMOLLM2
-from trainer.__main__ import load
 from trainer.check.plan import model_shape
 from trainer.data.sources import check_tokenizers, check_vocabulary, gather_sources
+from trainer.settings import load
 
 
 def make(folder: Path, tokens: str, rows: int = 8) -> Path:
