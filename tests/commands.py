@@ -113,7 +113,8 @@ def read_run(arguments: list[str]) -> None:
         return
     left = [one for one in arguments if one not in ("check", "--dry-run", DASHBOARD)]
     if left:
-        trainer.load(QUICKSTART if left[0] == YOURS else left[0], left[1:])
+        _, (path, *overrides) = trainer.take_nodes(left)
+        trainer.load(QUICKSTART if path == YOURS else path, overrides)
 
 
 def read_stage(arguments: list[str]) -> None:

@@ -19,9 +19,9 @@ WHERE = {
     "serve/__main__.py": "`python -m serve`",
     "shared/http_limits.py": "`python -m serve`",
     "shared/launch/sockets.py": "messages and heartbeats",
-    "shared/launch/ranks.py": "`torchrun`'s store",
+    "shared/launch/ranks.py": "where several nodes meet",
     "trainer/step/fsdp.py": "gloo, NCCL",
-    "trainer/check/machine.py": "`torchrun`'s store",
+    "trainer/check/machine.py": "where several nodes meet",
 }
 """file that listens -> its row of the table"""
 

@@ -22,8 +22,6 @@ KUBERNETES = {
     (one["kind"], one["metadata"]["name"]): one
     for one in yaml.safe_load_all((CLUSTERS / "kubernetes.yaml").read_text(encoding="utf-8"))
 }
-SAVING = "--shutdown-timeout=600"
-"""what the files for clusters add to README's command lines"""
 
 
 def test_the_table_of_wishes_stands_below_the_first_screen() -> None:
@@ -47,10 +45,10 @@ def test_the_loop_is_as_short_as_it_is_said_to_be() -> None:
 
 
 def by_readme(node: int) -> list[str]:
-    """The arguments that README gives torchrun on a node of four."""
-    told = re.findall(r"torchrun (--nnodes=4 .*?)\n(?:#|```)", PAGE.replace("\\\n", " "), re.DOTALL)
-    first, other = (line.replace("my_run.toml", "mine.toml").replace("NODE0", "node-a").split() for line in told)
-    return first if node == 0 else [word.replace("--node-rank=1", f"--node-rank={node}") for word in other]
+    """The arguments that README gives python on a node of four."""
+    [line] = re.findall(r"python (-m trainer my_run.toml .*--nnodes=4 .*?)\n```", PAGE.replace("\\\n", " "))
+    words = line.replace("my_run.toml", "mine.toml").replace("NODE0", "node-a").split()
+    return [word.replace("--node-rank=0", f"--node-rank={node}") for word in words]
 
 
 def stand_in(path: Path, text: str) -> None:
@@ -60,9 +58,9 @@ def stand_in(path: Path, text: str) -> None:
 
 
 def started(script: list[str], folder: Path, **variables: object) -> list[str]:
-    """What a script gives torchrun, in a folder where that only prints its arguments."""
+    """What a script gives python, in a folder where that only prints its arguments."""
     for place in (".venv/bin", "bin"):
-        stand_in(folder / place / "torchrun", 'printf "%s\\n" "$@"')
+        stand_in(folder / place / "python", 'printf "%s\\n" "$@"')
     path = f"{folder / 'bin'}:{os.environ['PATH']}"
     given = {name: str(value) for name, value in variables.items()}
     done = subprocess.run(
@@ -78,11 +76,6 @@ def container(pod: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def without_saving(words: list[str]) -> list[str]:
-    assert SAVING in words
-    return [word for word in words if word != SAVING]
-
-
 @pytest.mark.parametrize("node", range(4))
 def test_slurm_starts_what_the_readme_says(node: int, tmp_path: Path) -> None:
     stand_in(tmp_path / "bin/scontrol", '[ "$3" = "node-[a-d]" ] && printf "node-a\\nnode-b\\nnode-c\\nnode-d\\n"')
@@ -91,7 +84,7 @@ def test_slurm_starts_what_the_readme_says(node: int, tmp_path: Path) -> None:
         ["bash", str(CLUSTERS / "slurm.sbatch"), "mine.toml"], tmp_path, SLURM_SUBMIT_DIR=tmp_path, SLURM_NNODES=4,
         SLURM_JOB_NODELIST="node-[a-d]", SLURM_NODEID=node,
     )  # fmt: skip
-    assert without_saving(words) == by_readme(node)
+    assert words == by_readme(node)
 
 
 @pytest.mark.parametrize("node", range(4))
@@ -101,7 +94,7 @@ def test_skypilot_starts_what_the_readme_says(node: int, tmp_path: Path) -> None
         ["bash", "-c", task["run"]], tmp_path, SETTINGS="mine.toml", SKYPILOT_NUM_NODES=task["num_nodes"],
         SKYPILOT_NODE_RANK=node, SKYPILOT_NODE_IPS="node-a\nnode-b\nnode-c\nnode-d",
     )  # fmt: skip
-    assert without_saving(words) == by_readme(node)
+    assert words == by_readme(node)
     assert (ROOT / task["envs"]["SETTINGS"]).is_file()
 
 
@@ -112,7 +105,7 @@ def test_kubernetes_starts_what_the_readme_says(node: int, tmp_path: Path) -> No
     pod = job["template"]["spec"]
     words = started(container(pod)["command"], tmp_path, SETTINGS="mine.toml", JOB_COMPLETION_INDEX=node)
     master = f"maestrale-0.{pod['subdomain']}"  # Kubernetes calls the pod of an index JOB-INDEX
-    assert without_saving(words) == [word.replace("node-a", master) for word in by_readme(node)]
+    assert words == [word.replace("node-a", master) for word in by_readme(node)]
     names = KUBERNETES["Service", pod["subdomain"]]["spec"]
     assert names["clusterIP"] == "None" and names["publishNotReadyAddresses"]
     assert (ROOT / next(one["value"] for one in container(pod)["env"] if one["name"] == "SETTINGS")).is_file()

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Magistral's way as one command: curate, evaluate, train (`python -m trainer` is torchrun with the right number of ranks),
+# Magistral's way as one command: curate, evaluate, train (`python -m trainer` starts all ranks),
 # evaluate again, compare. Begun again after an interruption, each part goes on where it was.
 #     bash examples/magistral/run.sh [--section.key=value ...]
 set -euo pipefail

@@ -269,7 +269,7 @@ def _attempt() -> str:
 
 def too_few_gpus(rank: int, own: range, config: Config, gpus: int) -> str:
     """What to tell the user where the GPUs `own` of a rank are not all there."""
-    repair = "start fewer ranks here (--nproc-per-node), or lower rollout.tensor_parallel"
+    repair = "start on more nodes (--nnodes; torchrun: --nproc-per-node), or lower rollout.tensor_parallel"
     if one_node():
         parallel, placement = config.rollout.tensor_parallel, config.placement
         repair = (

@@ -121,7 +121,7 @@ def test_on_four_nodes_every_rank_has_a_gpu_of_its_own(monkeypatch: pytest.Monke
     few = Config.model_validate({"placement": {"trainers": 2, "engines": 2}})
     for node in (range(2), range(2, 3), range(3, 4), range(4, 5)):
         assert devices(monkeypatch, few, node)[-1] == "0"
-    with pytest.raises(ConfigError, match=r"trainer rank 2 needs GPU 1.* has 1 .*fewer ranks here \(--nproc-per-node"):
+    with pytest.raises(ConfigError, match=r"trainer rank 2 needs GPU 1.* has 1 .*on more nodes \(--nnodes"):
         devices(monkeypatch, few, range(3))  # GPUs are shared on one node only
 
 

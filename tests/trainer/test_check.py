@@ -85,7 +85,7 @@ mount -t tmpfs -o size=8m none {runs}"""
             "free disk space, or set another runs_dir",
         ),
         ("isolation", "this host cannot isolate untrusted programs", "allow user namespaces"),
-        ("ports", f"port {port} cannot be had (Address already in use)", f"torchrun --master-port={port + 1}"),
+        ("ports", f"port {port} cannot be had (Address already in use)", f"--master-port={port + 1} on every node"),
         ("model", "'no/model' is no folder, and the Hub does not give it", "hf download"),
         (
             "data",

@@ -198,5 +198,5 @@ def ports() -> CheckFinding:
     except OSError as error:
         status: Status = "FAIL" if given else "WARN"
         text = f"port {port} cannot be had ({os.strerror(error.errno or 0)}): launches on several nodes meet there"
-        step = f"torchrun --master-port={port + 1} on every node, or end what listens (ss -ltnp)"
+        step = f"--master-port={port + 1} on every node, or end what listens (ss -ltnp)"
         return CheckFinding("ports", status, text, step)
