@@ -11,13 +11,14 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
 from shared import settings_file
 from shared.clean_text import clean, clean_logs, print_traceback
 from shared.config import Config
-from shared.errors import DeadlineExceeded, InputError, MaestraleError
+from shared.errors import ConfigError, DeadlineExceeded, InputError, MaestraleError
 from shared.launch import deaths, watchdog
 from shared.launch.deaths import RankFile
 from shared.launch.launch_folder import LaunchFolder
@@ -145,7 +146,8 @@ def run_controller(path: str, overrides: list[str], node: LaunchFolder, file: Ra
     finally:
         if not invited:
             open_store(node).set("settings", "")
-            invite(None)
+            with suppress(ConfigError):  # it may be the reason
+                invite(None)
         if lock is not None:
             lock.close(f"exit code {code}")
         progress.close()
