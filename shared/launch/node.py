@@ -80,7 +80,7 @@ class _Node:
         self.ended: list[RankProcess] = []
         """in the order of their ends"""
         self.deadline, self.reason = float("inf"), ""
-        """when the ranks that are left are killed, and why they should have ended by then; "" for no reason to report"""
+        """when the ranks that are left are killed, and why they should have ended; "" for no reason to report"""
         self.kills_before = deaths.memory_kills()
         self.signals, line = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         for number in (*deaths.ENDING, signal.SIGCHLD):
