@@ -139,9 +139,7 @@ def launch(config: Config, arguments: list[str], nodes: Nodes) -> int:
     close_hosts()  # rank 0 has its own
     raise_open_files()
     if nodes.number:
-        print(
-            f"ranks {ranks.start} to {ranks.stop - 1}: waiting for node 0 at {nodes.address}:{nodes.port}", flush=True
-        )
+        print(f"node {nodes.number}: waiting for node 0 at {nodes.address}:{nodes.port}", flush=True)
     return run_ranks(ranks, [*RANK, *arguments], environment)
 
 

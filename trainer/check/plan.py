@@ -94,7 +94,8 @@ def derived_lines(config: Config) -> Iterator[str]:
     tokens = completions * config.model.max_tokens
     slots = (rollout.max_async_level + 1) * rollout.prompts_per_step
     micro_batches = -(-tokens // (config.optimiser.micro_batch_tokens * trainers))
-    yield f"ranks                      {config.world_size} = 1 + {trainers} trainers + {config.placement.engines} engines"
+    engines = config.placement.engines
+    yield f"ranks                      1 controller + {trainers} trainers + {engines} engines"
     yield f"completions in a step      {completions:,} = {rollout.prompts_per_step} prompts x {rollout.group_size}"
     yield f"completions in the run     {completions * config.steps:,} in {config.steps} steps"
     sampled = completions * rollout.max_completion_tokens
