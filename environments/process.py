@@ -20,10 +20,10 @@ import msgspec
 
 from environments.environment import ENVIRONMENTS, OPTIONS, Action, Environment, Observation, load_ready, made
 from environments.environment import call as run
-from shared.child_process import Served, line_of
 from shared.clean_text import clean
 from shared.launch.calls import call
 from shared.sections import RewardWeights
+from shared.served import Served, line_of
 from shared.types import Problem, Reward, Verdict
 from shared.user_file import run_file
 from verify.plugins import Failed, checked_options

@@ -61,28 +61,29 @@ class ResponseGrader:
             text = json.dumps([call._asdict() for call in response.calls or []])
         answer = verifier.extract(text)
         if answer is None and task.kind in ("answer", "program"):
-            missed = "```" in text if task.kind == "program" else _mentions(text, task.problem.answer)
-            return Grade(Verdict.NO_ANSWER, verifier.missing, missed=missed)
+            found, near = Finding(Verdict.NO_ANSWER, 0.0, verifier.missing), task.problem.answer
+            missed = "```" in text if task.kind == "program" else _mentions(text, near)
+            return Grade(found.verdict, found.reason, missed=missed)
         if answer is None and task.tools is not None:
             return Grade(Verdict.NO_ANSWER, "no call that is understood and no answer")
         source, language = (answer.source, answer.language) if answer else (text, "")
-        finding = await verifier.verify(Answer(task.problem, source, language), self.tools)
-        grade = Grade(finding.verdict, _storable(finding.reason), source)
+        found = await verifier.verify(Answer(task.problem, source, language), self.tools)
+        grade = Grade(found.verdict, _storable(found.reason), source)
         if task.kind == "instructions":
             return await asyncio.to_thread(_with_loose, grade, task, text)
         if task.kind == "calls":
             calls = read_calls(source)
-            listed = None if calls is None else _storable(", ".join(map(_line, calls)) or "no call")
-            return grade._replace(extracted=listed)
+            told = None if calls is None else _storable(", ".join(map(_line, calls)) or "no call")
+            return grade._replace(extracted=told)
         return grade
 
 
 def _with_loose(grade: Grade, task: BenchmarkTask, text: str) -> Grade:
     """Add what the loose rules of IFEval say."""
     tests = task.problem.tests
-    rules = follow(text, tests["instruction_id_list"], tests["kwargs"])
-    followed = (len(rules.strict), sum(rules.strict), sum(rules.loose))
-    loose = all(rules.loose) and bool(text.strip())
+    found = follow(text, tests["instruction_id_list"], tests["kwargs"])
+    followed = (len(found.strict), sum(found.strict), sum(found.loose))
+    loose = all(found.loose) and bool(text.strip())
     return grade._replace(extracted=None, followed=followed, loose=loose)
 
 

@@ -23,9 +23,8 @@ from shared.errors import CheckpointError, DeadlineExceeded, EngineLost, RunErro
 from shared.launch import deaths, watchdog
 from shared.launch.batch_queue import BatchQueue
 from shared.launch.calls import CallReply, CallRequest, call
-from shared.launch.messages import EngineEnded, EngineRestarted, Finished, GenerateRequest, Message
+from shared.launch.messages import EngineEnded, EngineRestarted, Finished, GenerateRequest, Message, failure
 from shared.launch.ranks import RankInfo
-from shared.launch.rpc import failure
 from shared.record_file import Written
 from shared.types import Completion
 

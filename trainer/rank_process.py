@@ -22,6 +22,7 @@ from shared.errors import ConfigError, DeadlineExceeded, InputError, MaestraleEr
 from shared.launch import deaths, watchdog
 from shared.launch.deaths import RankFile
 from shared.launch.launch_folder import LaunchFolder
+from shared.launch.messages import failure
 from shared.launch.ranks import (
     count_gpus,
     invite,
@@ -202,7 +203,7 @@ def _failed(error: BaseException, progress: Progress, launch: Launch | None) -> 
 
 def run_trainer(config: Config, store: Store, folder: Path) -> int:
     """A trainer rank."""
-    from shared.launch.rpc import TrainerLink, failure
+    from shared.launch.rpc import TrainerLink
 
     role = read_role(config, store, folder)
     watchdog.Pulse(role, config.deadlines.heartbeat_s).start()
@@ -227,7 +228,7 @@ def _after_failure(error: Exception) -> int:
 
 def run_engine(config: Config, store: Store, folder: Path) -> int:
     """A rollout rank."""
-    from shared.launch.rpc import EngineLink, failure
+    from shared.launch.rpc import EngineLink
 
     role = read_role(config, store, folder)
     watchdog.Pulse(role, config.deadlines.heartbeat_s).start()

@@ -10,8 +10,8 @@ import resource
 
 import msgspec
 
-from shared.child_process import Served
 from shared.launch.calls import call
+from shared.served import Served
 from shared.types import Verdict
 
 MAX_ADDRESS_BYTES = 2 << 30

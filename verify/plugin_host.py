@@ -66,7 +66,7 @@ class Host:
                 await self._child.start(list(self.files), deadline_s=START_S)
             except ChildLate as late:
                 raise ConfigError(
-                    f"reward.plugins: {late.place or names} does not come to an end: stopped after {START_S:g} s while "
+                    f"reward.plugins: {late.line or names} does not come to an end: stopped after {START_S:g} s while "
                     "loading"
                 ) from late
             except ChildLost as lost:
@@ -88,7 +88,7 @@ class Host:
                 description: Description = await self._child.call(PluginProcess.describe, settings, deadline_s=START_S)
                 return description
             except ChildLate as late:
-                where = late.place or ", ".join(self.files)
+                where = late.line or ", ".join(self.files)
                 raise ConfigError(
                     f"reward.plugins: {where} does not come to an end: stopped after {START_S:g} s while loading"
                 ) from late
@@ -140,7 +140,7 @@ class Host:
             except ConfigError as error:
                 raise Failed(Verdict.CRASH, f"{what}: {error}") from error
             except ChildLate as late:
-                at = f", it was at {late.place}" if late.place else ""
+                at = f", it was at {late.line}" if late.line else ""
                 raise Failed(Verdict.TIMEOUT, f"{what}: no value after {deadline_s:g} s{at}") from late
             except ChildLost as lost:
                 if lost.begun or attempt == ATTEMPTS - 1:

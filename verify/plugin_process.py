@@ -18,10 +18,10 @@ from typing import Any
 import msgspec
 
 from shared.chat import AnswerFormat
-from shared.child_process import Served, line_of
 from shared.errors import ConfigError
 from shared.launch.calls import call
 from shared.sections import RewardWeights
+from shared.served import Served, line_of
 from shared.types import Problem, Verdict
 from shared.user_file import run_file
 from verify import plugins, verifiers

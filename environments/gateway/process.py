@@ -45,10 +45,10 @@ from environments.gateway.wire import (
     read_tokens,
     tokens_object,
 )
-from shared.child_process import Served
 from shared.errors import ConfigError
 from shared.http_limits import uvicorn_config
 from shared.launch.calls import call
+from shared.served import Served
 
 BODY_BYTES = 8 << 20
 """largest body of a request"""

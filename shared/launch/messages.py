@@ -5,6 +5,8 @@ What the controller asks for are calls (calls.py).
 
 from __future__ import annotations
 
+import traceback
+
 import msgspec
 
 from shared.types import Completion
@@ -29,6 +31,12 @@ class RankFailed(Message):
     kind: str
     message: str
     traceback: str = ""
+
+
+def failure(error: BaseException) -> RankFailed:
+    """Return an error as a message."""
+    lines = traceback.format_exception(error)
+    return RankFailed(kind=type(error).__name__, message=str(error) or repr(error), traceback="".join(lines))
 
 
 class Finished(Message, gc=False):

@@ -14,7 +14,6 @@ import asyncio
 import itertools
 import os
 import time
-import traceback
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
@@ -28,7 +27,7 @@ from shared.launch.adaptive_deadline import AdaptiveDeadline
 from shared.launch.batch_queue import BatchQueue
 from shared.launch.calls import CallReply, CallRequest, RequestDecoder, Result, encode
 from shared.launch.deaths import lacking
-from shared.launch.messages import Event, Message, RankFailed, Register
+from shared.launch.messages import Event, Message, RankFailed, Register, failure
 from shared.launch.ranks import Role
 from shared.launch.sockets import MESSAGE_BYTES, ListeningSocket, connect, pieces, rank_of, reachable_address, refused
 
@@ -289,12 +288,6 @@ def _connect(socket: zmq.Socket, role: Role) -> None:  # type: ignore[type-arg]
 
 def _registration(role: Role) -> Register:
     return Register(role=role.kind, rank=role.rank, pid=os.getpid(), host=role.host)
-
-
-def failure(error: BaseException) -> RankFailed:
-    """Return an error as a message."""
-    lines = traceback.format_exception(error)
-    return RankFailed(kind=type(error).__name__, message=str(error) or repr(error), traceback="".join(lines))
 
 
 class TrainerLink:

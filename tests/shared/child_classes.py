@@ -11,9 +11,9 @@ import time
 
 import msgspec
 
-from shared.child_process import Served
 from shared.errors import ConfigError
 from shared.launch.calls import call
+from shared.served import Served
 
 
 class Said(msgspec.Struct):

@@ -170,7 +170,7 @@ def test_a_missed_deadline_kills_it_and_names_the_line(news: Any) -> None:
             await child.call(Async.square, 1)
             with pytest.raises(ChildLate, match=r"no answer after 0\.5 s") as late:
                 await child.call(Async.block, 60.0, deadline_s=0.5)
-            assert re.fullmatch(rf"{re.escape(child_classes.__file__)}:\d+ in block", late.value.place)
+            assert re.fullmatch(rf"{re.escape(child_classes.__file__)}:\d+ in block", late.value.line)
             with pytest.raises(ChildLost, match=r"gave no answer for 0\.5 s: killed"):
                 await waiting
 

@@ -55,7 +55,7 @@ def test_pairs_are_compared_and_sympy_is_loaded_before() -> None:
 
 def test_other_parent_than_announced_ends_it_at_once() -> None:
     name = "verify.checker_process:CheckerProcess"
-    command = [sys.executable, "-m", "shared.child_process", name, str(os.getppid()), "2"]
+    command = [sys.executable, "-m", "shared.served", name, str(os.getppid()), "2"]
     done = subprocess.run(command, cwd=ROOT, input=b"", capture_output=True, timeout=50)
     assert done.returncode == 1 and done.stdout == b""
 
