@@ -35,7 +35,7 @@ ENGINE_PROCESS = "EngineCore"
 """prefix of the names that vLLM gives engine processes"""
 REASON_VARIABLE = "MAESTRALE_START_REASON"
 REASON_BYTES, MOST_REASON_BYTES = 600, 8192
-"""of an exception's message; of all that is said of it"""
+"""most bytes of an exception's message, and of the whole reason"""
 SLOW_DISK = 200e6
 """bytes/s"""
 CHECKPOINT_FACTOR = 6
@@ -103,10 +103,10 @@ def last_words() -> str:
 
 def _killed(words: str, kills_before: int) -> str:
     """Return how the process ended, from vLLM's message; "" if that does not say."""
-    found = re.search(r"Failed core proc\(s\): \{'[^']+': (-?\d+)", words)
-    if found is None:
+    failed = re.search(r"Failed core proc\(s\): \{'[^']+': (-?\d+)", words)
+    if failed is None:
         return ""
-    status = int(found[1])
+    status = int(failed[1])
     return "it " + deaths.how(status) + deaths.advice(status, "engine", 0, kills_before)
 
 

@@ -205,14 +205,16 @@ class Launch:
             TrainerRank.load, str(self.sources.model_dir), str(newest) if newest else None
         )
         if self.resumed is not None:
-            compare_weights(self.resumed, [part.checksums for part in loaded])
+            compare_weights(self.resumed, [trainer.checksums for trainer in loaded])
             self.resumed = None
         self.progress.phase("connecting the engines")
-        for part in loaded[1:]:
-            part.transfer.pop("layout")  # the same for all ranks: tens of kB for every pair of a trainer and an engine
+        for trainer in loaded[1:]:
+            trainer.transfer.pop(
+                "layout"
+            )  # the same for all ranks: tens of kB for every pair of a trainer and an engine
         stop_ids = sorted(self.episodes.chat.stop_ids)
-        await self.engines.call(EngineRank.attach, [part.transfer for part in loaded], stop_ids)
-        self.peak_flops = min(part.peak_flops for part in loaded)
+        await self.engines.call(EngineRank.attach, [trainer.transfer for trainer in loaded], stop_ids)
+        self.peak_flops = min(trainer.peak_flops for trainer in loaded)
         self._describe(loaded)
 
     def _describe(self, loaded: list[LoadedTrainer]) -> None:
@@ -221,7 +223,7 @@ class Launch:
         if (way := self.config.placement.colocate) != "never":
             details += f", shares GPUs with the engines ({way})"
         self.progress.note(f"{first.parameters / 1e6:.2f} M parameters on {len(loaded)} trainer(s): {details}")
-        if any(part.slow_dtype for part in loaded):
+        if any(trainer.slow_dtype for trainer in loaded):
             self.progress.warning('this processor is slow in bfloat16: set optimiser.compute_dtype = "float32"')
 
     async def _resume(self, prompts: PromptFormat, ledger: Ledger, clock: PhaseTimer) -> Path | None:
@@ -229,17 +231,17 @@ class Launch:
         ConfigError for a run that cannot go on like this."""
         config, progress = self.config, self.progress
         self.origin = await asyncio.to_thread(origin_of, self.given, self.sources, prompts)
-        found = await asyncio.to_thread(resume.find, config, self.origin, self.arguments, progress)
-        if found is None:
+        checkpoint = await asyncio.to_thread(resume.find, config, self.origin, self.arguments, progress)
+        if checkpoint is None:
             return None
         for line in run_log.check_folder(config.run_dir):
             progress.warning(line)
-        self.resumed = found
-        ledger.restore(found.state)
-        clock.before_s = found.manifest.seconds
+        self.resumed = checkpoint
+        ledger.restore(checkpoint.state)
+        clock.before_s = checkpoint.manifest.seconds
         run_log.forget_after(config.run_dir, ledger.version, ledger.stage.number)
         progress.note(f"resuming {config.run_dir} from step {ledger.version} of {config.last_version}")
-        return found.folder
+        return checkpoint.folder
 
     def _assemble(self, data: RunData, ledger: Ledger, clock: PhaseTimer) -> TrainingLoop:
         evaluator = Evaluator(self.engines, data.scorer, data.source, data.validation, self.episodes)

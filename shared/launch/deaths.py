@@ -223,7 +223,7 @@ class HelperEnds:
 
 
 helpers = HelperEnds()
-"""of this process"""
+"""counts the ends of this process's helpers"""
 
 
 def only_note_requests() -> None:

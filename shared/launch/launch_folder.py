@@ -112,20 +112,20 @@ def _whole(lock: int) -> bool:
 
 def _open_to_others(path: Path) -> str:
     """Return why others may have access, "" if they have none."""
-    found = path.lstat()
-    if not stat.S_ISDIR(found.st_mode):
+    status = path.lstat()
+    if not stat.S_ISDIR(status.st_mode):
         return "it is no folder"
-    if found.st_uid not in (os.geteuid(), path.parent.stat().st_uid):  # a network's file system may rename root
-        return f"it belongs to user {found.st_uid}"
-    return f"its mode is {stat.S_IMODE(found.st_mode):o}" if found.st_mode & 0o077 else ""
+    if status.st_uid not in (os.geteuid(), path.parent.stat().st_uid):  # a network's file system may rename root
+        return f"it belongs to user {status.st_uid}"
+    return f"its mode is {stat.S_IMODE(status.st_mode):o}" if status.st_mode & 0o077 else ""
 
 
 def made_by_others(cache: Path) -> bool:
-    """Whether another user of the machine can have made what lies in a cache, such as ~/.cache/maestrale/kernels: as
+    """Whether another user of the machine can have made the files of a cache, such as ~/.cache/maestrale/kernels: as
     ~/.cache lies in /tmp for a user without a home."""
-    for place in (cache, cache.parent, cache.parent.parent):
-        status = place.stat()
-        shared = status.st_mode & stat.S_IWOTH and not (place != cache and status.st_mode & stat.S_ISVTX)
+    for folder in (cache, cache.parent, cache.parent.parent):
+        status = folder.stat()
+        shared = status.st_mode & stat.S_IWOTH and not (folder != cache and status.st_mode & stat.S_ISVTX)
         if status.st_uid not in (os.geteuid(), 0) or shared:
             return True
     return False

@@ -67,7 +67,7 @@ class GenerateRequest(msgspec.Struct, gc=False):
     prompt_ids: list[int]
     completion: Completion
     max_tokens: int
-    """of the whole completion, tokens already there included, those of an environment too"""
+    """limit of the whole completion; tokens that it has already count, those of an environment too"""
     temperature: float
     """0 is greedy"""
 

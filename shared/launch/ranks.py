@@ -144,7 +144,7 @@ class Nodes:
     count: int = 1
     number: int = 0
     address: str = "127.0.0.1"
-    """of node 0"""
+    """address of node 0"""
     port: int = 29500
 
     def ranks(self, config: Config) -> range:

@@ -41,9 +41,9 @@ _decode_event = msgspec.msgpack.Decoder(Event).decode
 
 def raise_failure(rank_name: str, failed: RankFailed) -> None:
     """Raise what a worker reported, as the same kind of error where it is one of ours, whose text says it all."""
-    found = getattr(errors, failed.kind, None)
-    ours = isinstance(found, type) and issubclass(found, errors.MaestraleError)
-    kind = errors.RunError if found is None or not ours or found is errors.DeadlineExceeded else found
+    named = getattr(errors, failed.kind, None)
+    ours = isinstance(named, type) and issubclass(named, errors.MaestraleError)
+    kind = errors.RunError if named is None or not ours or named is errors.DeadlineExceeded else named
     text = f"{rank_name}: {failed.message}"
     clear = ours or lacking(f"{failed.kind}: {failed.message}")
     raise kind(text if clear else f"{text}\n{failed.traceback}".rstrip())
@@ -217,9 +217,9 @@ class Hub:
             self._incoming.set()
 
     def _ask(self, option: int) -> int:
-        found = self.socket.getsockopt(option)
-        assert isinstance(found, int)
-        return found
+        value = self.socket.getsockopt(option)
+        assert isinstance(value, int)
+        return value
 
     async def call(self, rank: int, request: CallRequest[Result], deadline_s: float) -> Result:
         """Call a rank and wait for its answer. Raises the rank's error if it failed, DeadlineExceeded if it is late."""

@@ -37,7 +37,7 @@ OPEN_FILES, LEAST_FILES = 65_536, 512
 """open files of a controller: an agent takes three pipes, a rank a connection, a stranger one until it is refused; and
 those without which no launch starts: an engine has 120"""
 SEALED_BYTES = 256
-"""what encryption adds to a frame at most"""
+"""most bytes that encryption adds to a frame"""
 SUCCEEDED = zmq.EVENT_HANDSHAKE_SUCCEEDED
 
 AnySocket = TypeVar("AnySocket", bound="zmq.Socket[bytes]")
@@ -119,9 +119,9 @@ def raise_open_files() -> None:
     """Raise the limit of open files, also for the processes that this one starts. Raises ConfigError where that cannot
     be enough for a launch."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
-    if wanted < LEAST_FILES:
+    limit = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, limit), hard))
+    if limit < LEAST_FILES:
         raise ConfigError(f"processes may have {hard:,} open files, and a launch needs {LEAST_FILES}: {MORE_FILES}")
 
 
@@ -192,14 +192,14 @@ def reachable_address(role: Role) -> str:
     """
     if role.one_node:
         return "127.0.0.1"
-    found = dict.fromkeys(str(info[4][0]) for info in socket.getaddrinfo(role.master, None, type=socket.SOCK_DGRAM))
-    on_this_host = role.master == "localhost" or role.master in found  # a literal address is meant as it stands
-    candidates = [each for each in found if on_this_host or not ipaddress.ip_address(each).is_loopback]
+    addresses = dict.fromkeys(str(info[4][0]) for info in socket.getaddrinfo(role.master, None, type=socket.SOCK_DGRAM))
+    on_this_host = role.master == "localhost" or role.master in addresses  # a literal address is meant as it stands
+    candidates = [each for each in addresses if on_this_host or not ipaddress.ip_address(each).is_loopback]
     for address in [*candidates, *map(_speaks_from, ("192.0.2.1", "2001:db8::1"))]:
         if address and _is_ours(address):
             return f"[{address}]" if ":" in address else address
     raise ConfigError(
-        f"the launch has several nodes, but {role.master} (torchrun's --master-addr or --rdzv-endpoint) is no address "
+        f"the launch has several nodes, but {role.master} (--master-addr, or torchrun's --rdzv-endpoint) is no address "
         "of this host by which others could reach it: give the address of its network interface there"
     )
 
