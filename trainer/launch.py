@@ -211,7 +211,7 @@ class Launch:
         for trainer in loaded[1:]:
             trainer.transfer.pop(
                 "layout"
-            )  # the same for all ranks: tens of kB for every pair of a trainer and an engine
+            )  # the same for all ranks, and tens of kB
         stop_ids = sorted(self.episodes.chat.stop_ids)
         await self.engines.call(EngineRank.attach, [trainer.transfer for trainer in loaded], stop_ids)
         self.peak_flops = min(trainer.peak_flops for trainer in loaded)
