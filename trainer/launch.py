@@ -209,9 +209,7 @@ class Launch:
             self.resumed = None
         self.progress.phase("connecting the engines")
         for trainer in loaded[1:]:
-            trainer.transfer.pop(
-                "layout"
-            )  # the same for all ranks, and tens of kB
+            trainer.transfer.pop("layout")  # the same for all ranks, and tens of kB
         stop_ids = sorted(self.episodes.chat.stop_ids)
         await self.engines.call(EngineRank.attach, [trainer.transfer for trainer in loaded], stop_ids)
         self.peak_flops = min(trainer.peak_flops for trainer in loaded)

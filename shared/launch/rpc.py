@@ -212,7 +212,13 @@ class Hub:
         self._send(rank, framed(0, encode(request.message)))
 
     def _send(self, rank: int, frame: bytes) -> None:
-        self.socket.send_multipart([self._lines[rank], *pieces(frame)], zmq.NOBLOCK)
+        """Send without waiting. What is sent to a rank that has just died is lost: a moment later its parent reports
+        the death, which names it (node.py); where a network is cut, its silence does."""
+        try:
+            self.socket.send_multipart([self._lines[rank], *pieces(frame)], zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
         if self._ask(zmq.EVENTS) & zmq.POLLIN:  # sending takes the word that something has arrived
             self._incoming.set()
 

@@ -105,6 +105,31 @@ async def answer(link: EngineLink, reply: Callable[[int], Any]) -> None:
             await link.send(call_id, found if isinstance(found, RankFailed) else CallReply(found))
 
 
+def test_a_call_to_a_rank_that_has_gone_waits_for_the_report_of_its_death(folder: Path | None) -> None:
+    """Its connection ends before anybody knows why; an error of the socket would hide the reason."""
+
+    async def call_the_dead() -> None:
+        async with wired(folder) as (hub, links, _):
+            links[1].socket.close(linger=0)
+            events: list[str] = []
+
+            async def call(rank: int) -> None:
+                try:
+                    await hub.call(rank, asked(1), 2)
+                except DeadlineExceeded as error:
+                    events.append(str(error))
+
+            for _ in range(20):  # until the hub's socket has noticed
+                await hub.post(2, asked(0))
+                await asyncio.sleep(0.02)
+            living = asyncio.ensure_future(answer(links[0], lambda number: number))
+            await asyncio.gather(call(2), hub.call(1, asked(5), 10))
+            assert len(events) == 1 and "rank 2" in events[0]
+            living.cancel()
+
+    within(call_the_dead)
+
+
 def test_no_message_waits_for_the_next_one(folder: Path | None) -> None:
     """Sends and receives cross thousands of times: whoever sends may take the word that something has arrived."""
 
