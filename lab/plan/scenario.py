@@ -1,8 +1,8 @@
-"""What a plan is made for: a model's shape, a cluster, the work of a step, and the parts of the split that are fixed.
+"""Describes what you plan for: a model's shape, a cluster, the work of a step, and what you fix of the split.
 
-Peaks of GPUs are those of the vendors' data sheets (dense, without sparsity; bandwidths of one direction). Shapes of
-models are those of the published config.json files; a test compares the sum of all parameters with the published count.
-The assumed shares and delays of a `Machine` are ours: measure and replace them.
+Peaks of GPUs come from the vendors' data sheets (dense, without sparsity; bandwidths of one direction). Shapes of
+models come from the published config.json files; a test compares the sum of all parameters with the published count.
+The shares and delays of a `Machine` are our assumptions: measure and replace them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def option(meaning: str, default: Any = MISSING, name: str = "", unit: int | Fra
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """A cluster of equal GPUs on equal nodes, and the efficiency that is assumed of it. Bytes, FLOP/s and bytes/s."""
+    """A cluster of equal GPUs on equal nodes, and its assumed efficiency. Bytes, FLOP/s and bytes/s."""
 
     gpus: int = option("of the whole run", 8)
     node_gpus: int = option("of a node", 8)
@@ -64,8 +64,8 @@ class Machine:
         return flops / (gpus * self.flops_per_s * self.mfu)
 
     def ring_bandwidth(self, ranks: int) -> float:
-        """Return the bytes/s at which each of `ranks` neighbouring GPUs receives its part of an all-gather: the node's
-        bandwidth within a node; between nodes that of all network cards of a node together, limited by the node's."""
+        """Return the bytes/s of an all-gather into each of `ranks` neighbouring GPUs: the node's bandwidth within a
+        node; between nodes that of all network cards of a node together, limited by the node's."""
         if ranks <= self.node_gpus:
             return self.node_bandwidth
         return min(self.node_bandwidth, self.node_gpus * self.network_bandwidth)
