@@ -19,7 +19,7 @@ from lab.ablate.runs import AblationRun
 from shared.atomic_write import write_whole
 from shared.metrics import METRICS
 from shared.progress import duration
-from trainer.plot import figure, whole_steps
+from trainer.plot import figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -294,7 +294,7 @@ def _draw(
         axis.fill_between(steps, low, high, color=color, alpha=0.13, linewidth=0)
     axis.set_xlim(left=0)
     axis.set_xlabel("optimiser step")
-    whole_steps(axis.xaxis)
+    axis.xaxis.get_major_locator().set_params(integer=True)
     axis.legend(loc="best", fontsize=8)
 
 

@@ -24,7 +24,7 @@ from shared.progress_bar import ProgressBar
 from verify.code.sandbox.syscalls import die_with_parent
 
 TIMES = "launches.jsonl"
-"""file beside the run folders: a line for each launch of a run that ended"""
+"""file next to the run folders, with a line for each launch of a run that ended"""
 LOOK_EVERY_S = 5.0
 """seconds between two readings of the metrics of the run under way"""
 SAVE_DEADLINE_S = 120.0

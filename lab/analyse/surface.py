@@ -194,7 +194,7 @@ class Survey:
 
 
 def warn(text: str) -> None:
-    """Print one line on the error stream, beside the bar."""
+    """Print one line on the error stream."""
     sys.stderr.write(f"{clean(text)}\n")
 
 

@@ -103,7 +103,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def read(arguments: list[str]) -> tuple[Scenario, bool]:
-    """Parse and check options; returns the scenario, and whether JSON is wanted.
+    """Parse and check options; returns the scenario, and whether to print JSON.
 
     Raises ConfigError, ModelError, DataError, each one line; SystemExit after --help.
     """
