@@ -69,5 +69,5 @@ def write_plot(run_dir: Path) -> Path:
                     axis.plot(steps, values, color=color, label=name, linewidth=1.4, marker="o" * (len(steps) < 20))
             if axis.get_legend_handles_labels()[0]:
                 axis.legend(loc="best")
-            axis.xaxis.get_major_locator().set_params(integer=True)
+            axis.locator_params(axis="x", integer=True)
     return path

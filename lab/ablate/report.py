@@ -92,7 +92,7 @@ class Report:
 
     ablation: Ablation
     command: str
-    """makes it again"""
+    """command that makes the report again"""
     runs: FinishedRuns
     results: list[ClaimResult]
     failures: Sequence[tuple[str, str]]
@@ -294,7 +294,7 @@ def _draw(
         axis.fill_between(steps, low, high, color=color, alpha=0.13, linewidth=0)
     axis.set_xlim(left=0)
     axis.set_xlabel("optimiser step")
-    axis.xaxis.get_major_locator().set_params(integer=True)
+    axis.locator_params(axis="x", integer=True)
     axis.legend(loc="best", fontsize=8)
 
 
