@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import numpy as np
@@ -63,14 +61,13 @@ def fit_log(lengths: Sequence[float], rewards: Sequence[float]) -> Fit | None:
     return Fit(float(line.slope), float(line.intercept), r_squared, len(logs))
 
 
-@dataclass(frozen=True)
-class RewardByLength:
+class RewardByLength(NamedTuple):
     """Mean lengths in tokens and mean raw rewards of some models."""
 
     lengths: list[float]
     rewards: list[float]
 
-    @cached_property
+    @property
     def fit(self) -> Fit | None:
         """The line through them."""
         return fit_log(self.lengths, self.rewards)
