@@ -1,6 +1,6 @@
 """An evaluation of oversight by HTTP, killed and resumed: a trained tiny model as agent and judge.
 
-Trains the judge of `benchmarks judge` (seed 0) where it is not there yet, serves it, draws articles about the people
+Trains the judge of `examples/judge/settings.toml` where it is not there yet, serves it, draws articles about the people
 that it knows, and kills the evaluation twice before it may end. `--model` takes another folder, such as a converted
 SmolLM2.
 """
@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.figures import ROOT, Section, benchmark, measured_with
-from benchmarks.judge import train_judge
+from benchmarks.runs import launch
 from benchmarks.servers import OURS, Running, ours
 from evaluation.oversight.__main__ import RESULTS, SUMMARY
 from evaluation.oversight.games import GAMES
@@ -89,7 +89,9 @@ def oversight(
     a judge of a few steps."""
     runs_dir, questions = runs_dir.resolve() / ("quick" if quick else ""), 2 if quick else questions
     few = ["--steps=3", "--sft.steps=30"] if quick else []
-    folder = Path(model).resolve() if model else train_judge(0, runs_dir, *few)
+    if not model:
+        launch("judge-0", runs_dir, "examples/judge/settings.toml", "--seed=0", *few)
+    folder = Path(model or runs_dir / "judge-0" / "latest").resolve()
     out = runs_dir / "oversight"
     shutil.rmtree(out, ignore_errors=True)
     server = Running(OURS, ours(folder, 64, 512), runs_dir / "serve-oversight.log")

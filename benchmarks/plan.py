@@ -1,7 +1,7 @@
-"""How far `python -m lab.plan` is from published step times.
+"""What each model needs by `python -m lab.plan`, and how far the plan is from published step times.
 
-Every row states what is published, with its source, what the plan says, and the error; what was not published and had
-to be assumed stands beside it. Takes a second, needs no GPU.
+Every row of the comparisons states what is published, with its source, what the plan says, and the error; what was not
+published and had to be assumed stands beside it. Takes some seconds, needs no GPU.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from benchmarks.figures import Section, benchmark
 from benchmarks.report import table
+from benchmarks.trainable import trainable_section
 from lab.plan import split, times
 from lab.plan.scenario import CARDS, MODELS, Lengths, Machine, Scenario, Workload
 from shared.model.config import DecoderConfig
@@ -169,6 +170,7 @@ def magistral_section() -> str:
 @benchmark(page="docs/plan.md")
 def plan(quick: bool) -> Iterator[Section]:
     """Yield the tables."""
+    yield Section(trainable_section(), mark="what it can train")
     yield Section(nemo_section(), mark="nemo")
     yield Section(llamarl_section(), mark="llamarl")
     yield Section(magistral_section(), mark="magistral")

@@ -86,7 +86,7 @@ class Replay:
 
     def soft_values(self) -> dict[str, float]:
         """Problem id -> beta log (sum_i w_i exp(r_i / beta) / sum_i w_i) over all its completions, w = ref / mu."""
-        told: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
+        outcomes: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
         beta = spo_of(self.config).beta
         for group in self.offline.groups:
             plan = self.plan([group], valued=False)
@@ -95,10 +95,10 @@ class Replay:
             sequences = [sequence for share in shares for sequence in share.sequences]
             for sequence, now in zip(sequences, scored, strict=True):
                 weight = sum(now) - sum(sequence.columns["behaviour"])
-                told[group.prompt.problem.id].append((sequence.advantages[0], weight))
+                outcomes[group.prompt.problem.id].append((sequence.advantages[0], weight))
         return {
             name: soft_value([reward for reward, _ in pairs], beta, [weight for _, weight in pairs])
-            for name, pairs in told.items()
+            for name, pairs in outcomes.items()
         }
 
     def plan(self, groups: list[Group], valued: bool = True) -> BatchPlan:
@@ -116,9 +116,9 @@ class Replay:
         works = [self.plan(minibatch) for minibatch in split(groups, config.optimiser.minibatches)]
         if len(works) > 1 and Need.OLD_LOGPROBS in needs(config):
             for work in works:
-                found = rank.compute_old_logprobs(work.micro_batches[0], temperature)
+                columns = rank.compute_old_logprobs(work.micro_batches[0], temperature)
                 sequences = [sequence for share in work.micro_batches[0] for sequence in share.sequences]
-                for sequence, column in zip(sequences, found, strict=True):
+                for sequence, column in zip(sequences, columns, strict=True):
                     sequence.columns["old"] = column
         rate, steps = learning_rate(version, config.steps, config.optimiser), list[Learned]()
         for work in works:
@@ -155,17 +155,17 @@ async def read_rows(config: Config, sources: Sources, chat: Chat, progress: Prog
     scorer = RewardScorer(Stages(config), chat)
     try:
         await scorer.start([])
-        found = await load_offline(sources.offline, PromptFormat(chat, config.data), scorer, config, progress)
+        offline = await load_offline(sources.offline, PromptFormat(chat, config.data), scorer, config, progress)
     finally:
         await scorer.close()
-    assert found is not None, "a replay without rows was refused"
-    dark = [group.source for group in found.groups if not all(one.logprobs for one in group.completions)]
+    assert offline is not None, "a replay without rows was refused"
+    dark = [group.source for group in offline.groups if not all(each.logprobs for each in group.completions)]
     if dark and Need.START_VALUES in needs(config):
         raise ConfigError(
             f'data.offline: objective.name = "spo" estimates soft values from log-probs of who sampled, and {dark[0]} '
             "has none: use agro, dro or one of examples/objectives"
         )
-    return found
+    return offline
 
 
 def replay(config: Config, progress: Progress) -> None:

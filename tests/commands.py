@@ -123,11 +123,6 @@ def read_stage(arguments: list[str]) -> None:
         parse_curate(arguments)
 
 
-def read_plan(arguments: list[str]) -> None:
-    if arguments != ["--table"]:
-        plan.read(arguments)
-
-
 def read_ablation(arguments: list[str]) -> None:
     for file in parse_ablation(arguments).files:
         check_file(str(file))
@@ -135,7 +130,7 @@ def read_ablation(arguments: list[str]) -> None:
 
 READERS: dict[str, Callable[[list[str]], object]] = {
     "trainer": read_run, "lab.replay": read_run, "serve": load_server, "evaluation": load_evaluation,
-    "evaluation.oversight": load_oversight, "curate": read_stage, "verify": parse_verify, "lab.plan": read_plan,
+    "evaluation.oversight": load_oversight, "curate": read_stage, "verify": parse_verify, "lab.plan": plan.read,
     "lab.ablate": read_ablation, "benchmarks": lambda given: choose(given[:1], BENCHMARKS),
 }  # fmt: skip
 """module -> what reads its arguments; the others that take any read them in their `main`, by argparse"""

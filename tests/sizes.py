@@ -34,7 +34,7 @@ CEILINGS = {
     "dashboard": 1_860,
     "evaluation": 3_470,
     "curate": 3_260,
-    "lab": 3_440,
+    "lab": 3_160,
     "examples": 2_620,
 }
 """Most lines of each room. One rises only in a commit that lowers another by as much, so that their sum never rises; a

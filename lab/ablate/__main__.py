@@ -22,9 +22,9 @@ examples:
   python -m lab.ablate configs/ablations/quick.toml --only base kl_return --seeds 0 1 2 3 4
   python -m lab.ablate configs/ablations/quick.toml --report          table and plot of what is finished
 
-A file names the settings of all runs, the one line that each variant changes, and the claims that the runs are to
-decide (docs/ablations.md). Runs go one after the other, seed by seed. Ctrl-C saves and stops; the same command goes on,
-and repeats no finished run.
+A file names the settings of all runs, the one line that each variant changes, and the claims that the runs decide
+(docs/ablations.md). Runs go one after the other, seed by seed. Ctrl-C saves and stops; the same command goes on, and
+repeats no finished run.
 
 in RUNS_DIR/NAME/: table.md, plot.png, results.json; VARIANT-SEED/ is a run, VARIANT-SEED.log what it printed
 exit codes: 0 done, 1 a run failed (the others were made), 2 a file or option is wrong, 130 stopped
@@ -87,18 +87,18 @@ def main(arguments: list[str]) -> int:
 
 def read_all(paths: Sequence[Path]) -> dict[Path, Ablation]:
     """The files in the order given. Raises ConfigError with the mistakes of all of them."""
-    found: dict[Path, Ablation] = {}
+    ablations: dict[Path, Ablation] = {}
     mistakes: list[str] = []
     for path in paths:
-        if path.stem in {other.stem for other in found}:
+        if path.stem in {other.stem for other in ablations}:
             mistakes.append(f"{path}: another file has the name {path.stem} too, and their runs would share a folder")
         try:
-            found[path] = read(path)
+            ablations[path] = read(path)
         except ConfigError as error:
             mistakes.append(str(error))
     if mistakes:
         raise ConfigError("\n".join(mistakes))
-    return found
+    return ablations
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The file of an ablation: its runs, their start, and the claims they are to test. Checked before any run.
+"""The file of an ablation: its runs, their start, and the claims that they test. It is checked before any run.
 
 A claim is a sentence (of a paper, say) with a comparison that decides it.
 """
@@ -26,7 +26,7 @@ END = "end"
 MARGIN = re.compile(r"(?P<number>\d+(?:\.\d+)?) ?(?P<percent>%)")
 NAME = re.compile(r"[a-z0-9][a-z0-9_]*")
 DETAILED = ("accuracy", "consistency")
-"""validation figures that are available for parts of the problems"""
+"""validation figures that evaluations report for parts of the problems too"""
 KINDS = ("language", "domain", "set")
 """kinds of parts; evaluations report parts if there are several languages, domains or sets (`source` of a row)"""
 Relation = Literal["above", "below", "not above", "not below", "as"]
@@ -36,29 +36,29 @@ class Start(Section):
     """A launch whose export all runs begin from, e.g. SFT only."""
 
     settings: list[str] = []
-    """of this launch, as on the command line, after those of the file; steps = 0 unless they say otherwise"""
+    """settings of this launch, as on the command line, after those of the file; steps = 0 unless they set it"""
     per_seed: bool = False
-    """one start for each seed, so that the intervals cover the start too; else all seeds begin from the same weights"""
+    """true: one start for each seed, so that the intervals cover the start too; else all seeds share one"""
 
 
 class Variant(Section):
     """One variant of the run, a row of the table."""
 
     label: str = ""
-    """how it is called in table and plot; "" for its name"""
+    """its name in table and plot; "" for the key of its table"""
     settings: list[str] = []
-    """what is different, as on the command line"""
+    """settings that it changes, as on the command line"""
 
 
 class Claim(Section):
     """ "`variant` has `metric` `relation` that of `than`"."""
 
     says: str
-    """the claim in words, and where it is from"""
+    """the claim in words, and its source"""
     variant: str
     """name of the variant that it is about"""
     metric: str
-    """of shared/metrics.py; and evaluation/accuracy/language/fr, evaluation/accuracy/domain/code,
+    """a name of shared/metrics.py; evaluation/accuracy/language/fr, evaluation/accuracy/domain/code or
     evaluation/consistency/set/mgsm for parts of the validation problems"""
     relation: Relation
     """"as": neither above nor below by more than the margin"""
@@ -70,8 +70,8 @@ class Claim(Section):
     than_over: str = ""
     """the same for `than`; "" for `over`"""
     margin: float | str = 0.0
-    """how much counts: in the metric's unit, or in percent of `than` ("10 %"). Above and below must be by more than it,
-    "not above", "not below" and "as" forgive it"""
+    """in the metric's unit, or in percent of `than` ("10 %"). Above and below must be by more than it; "not above",
+    "not below" and "as" forgive it"""
     each: Literal["", "language", "domain", "set"] = ""
     """check the claim for every language, domain or set of the validation problems by itself"""
 
@@ -89,7 +89,7 @@ class Ablation(Section):
     """The contents of the file of an ablation."""
 
     about: str
-    """what this shows, a heading of the table"""
+    """heading of the table"""
     config: str
     """settings file of every run"""
     settings: list[str] = []
@@ -98,13 +98,11 @@ class Ablation(Section):
     """one run of every variant with each"""
     start: Start | None = None
     variants: dict[str, Variant] = Field(min_length=1)
-    """name = what is different"""
+    """name -> variant"""
     over: str = "last 10 steps"
     """steps whose mean a training metric's column shows"""
     columns: list[str] = []
     """metrics of the table; [] for the usual ones"""
-    each: list[Literal["language", "domain", "set"]] = []
-    """further tables: validation accuracy and consistency by language, domain, set"""
     claims: list[Claim] = []
     panels: list[Panel] = []
     """diagrams of the plot; [] for reward, accuracy, entropy and length of all variants"""
@@ -112,8 +110,8 @@ class Ablation(Section):
     @model_validator(mode="after")
     def refuse_contradictions(self) -> Ablation:
         """Raises ValueError with all contradictions, one line each."""
-        if found := [*name_faults(self), *value_faults(self)]:
-            raise ValueError("\n".join(found))
+        if faults := [*name_faults(self), *value_faults(self)]:
+            raise ValueError("\n".join(faults))
         return self
 
     def label(self, variant: str) -> str:
@@ -127,7 +125,7 @@ def read(path: Path) -> Ablation:
     try:
         return Ablation.model_validate(table)
     except ValidationError as error:
-        lines = dict.fromkeys(line for found in error.errors() for line in explain(found, path))
+        lines = dict.fromkeys(line for mistake in error.errors() for line in explain(mistake, path))
         raise ConfigError("\n".join(lines)) from error
 
 
@@ -175,8 +173,8 @@ def value_faults(ablation: Ablation) -> Iterator[str]:
         if not is_metric(name):
             yield f'{key}: metric "{name}" is not one of shared/metrics.py{nearest(name, METRICS)}'
     for key, window in windows:
-        found = WINDOW.fullmatch(window)
-        if window and (not found or int(found["from"] or 0) > int(found["to"] or 0)):
+        match = WINDOW.fullmatch(window)
+        if window and (not match or int(match["from"] or 0) > int(match["to"] or 0)):
             yield (
                 f'{key} = "{window}": must be "start", "end", "all steps", "first N steps", "last N steps" or '
                 '"steps A to B"'
@@ -207,8 +205,8 @@ def nearest(name: str, known: Any) -> str:
 
 def explain(error: ErrorDetails, path: Path) -> list[str]:
     """Describe one mistake that pydantic found: in one line, or in several for contradictions."""
-    location = [part for part in error["loc"] if part not in ("float", "str")]  # branches of a union
-    key = ".".join(str(part + 1) if isinstance(part, int) else part for part in location)
+    location = [step for step in error["loc"] if step not in ("float", "str")]  # branches of a union
+    key = ".".join(str(step + 1) if isinstance(step, int) else step for step in location)
     if not key:
         text = str(error["ctx"]["error"]) if "ctx" in error else error["msg"]
         return [f"{path}: {line}" for line in text.splitlines()]

@@ -1,4 +1,4 @@
-"""Renders the results of an ablation as Markdown (table.md), data (results.json) and a plot, and writes them.
+"""Writes the results of an ablation: one table with claims (table.md), all figures (results.json) and one plot.
 
 The plot has a diagram for each metric and a colour for each variant: mean and range over the seeds.
 """
@@ -19,7 +19,7 @@ from lab.ablate.runs import AblationRun
 from shared.atomic_write import write_whole
 from shared.metrics import METRICS
 from shared.progress import duration
-from trainer.plot import figure, whole_steps
+from trainer.plot import figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -64,19 +64,20 @@ def number(value: float) -> str:
     return f"{value:.3f}" if size < 9.995 else f"{value:.1f}" if size < 99.95 else f"{value:,.0f}"
 
 
-def cell(found: Estimate | None) -> str:
+def cell(mean: Estimate | None) -> str:
     """Format a mean with half of its interval."""
-    if found is None:
+    if mean is None:
         return "-"
-    return number(found.mean) + (f" ± {number(found.half)}" if found.half is not None else "")
+    return number(mean.mean) + (f" ± {number(mean.half)}" if mean.half is not None else "")
 
 
-def interval(found: Estimate | None) -> str:
+def interval(difference: Estimate | None) -> str:
     """Format a difference with its interval, e.g. "+0.120 (+0.080 to +0.160)"."""
-    if found is None:
+    if difference is None:
         return "-"
-    signed = [("+" if value > 0 else "") + number(value) for value in (found.mean, found.low, found.high)]
-    return signed[0] if found.half is None else f"{signed[0]} ({signed[1]} to {signed[2]})"
+    values = (difference.mean, difference.low, difference.high)
+    mean, low, high = (("+" if value > 0 else "") + number(value) for value in values)
+    return mean if difference.half is None else f"{mean} ({low} to {high})"
 
 
 def table(*rows: Sequence[str]) -> list[str]:
@@ -91,7 +92,7 @@ class Report:
 
     ablation: Ablation
     command: str
-    """how to make it again"""
+    """command that makes the report again"""
     runs: FinishedRuns
     results: list[ClaimResult]
     failures: Sequence[tuple[str, str]]
@@ -109,7 +110,7 @@ class Report:
         done, steps = sum(run.finished for run in runs), sorted({run.config.steps for run in runs})
         counted = f"{done} runs" if done == len(runs) else f"{done} of {len(runs)} runs"
         lengths = str(steps[0]) if len(steps) == 1 else f"{steps[0]} to {steps[-1]}"
-        parts = [
+        lines = [
             f"# {self.ablation.about}",
             "",
             f"`{self.command}`: {counted} of {lengths} steps, seeds {', '.join(map(str, self.runs.seeds))}, "
@@ -118,12 +119,11 @@ class Report:
             *self.variant_lines(),
             "",
             *(self.claim_lines() if self.results else []),
-            *(line for each in self.ablation.each for line in self.part_lines(each)),
             "![curves](plot.png)" if self.drawn else "No run is finished: there are no curves.",
             "",
             *(["Not finished:", "", *failures, ""] if failures else []),
         ]
-        return "\n".join(parts)
+        return "\n".join(lines)
 
     def start(self) -> str:
         """Return a sentence that says what the runs begin from."""
@@ -137,31 +137,31 @@ class Report:
         """Return the table with one row per variant; columns without any value are left out."""
         ablation, runs = self.ablation, self.runs
         windows = {metric: window_of(metric, "", ablation.over) for metric in ablation.columns or USUAL}
-        found = {
+        columns = {
             metric: [runs.estimate(variant, metric, window) for variant in runs.variants]
             for metric, window in windows.items()
         }
-        found = {metric: column for metric, column in found.items() if any(column)}
+        columns = {metric: column for metric, column in columns.items() if any(column)}
         rows = [
             [
                 ablation.label(variant),
                 " ".join(f"`{setting}`" for setting in ablation.variants[variant].settings) or "-",
                 str(len(runs.finished(variant))),
-                *(cell(column[index]) for column in found.values()),
+                *(cell(column[index]) for column in columns.values()),
             ]
             for index, variant in enumerate(runs.variants)
         ]
-        lines = table(["variant", "settings", "seeds", *map(metric_label, found)], *rows)
+        lines = table(["variant", "settings", "seeds", *map(metric_label, columns)], *rows)
         lines += ["", "Mean over seeds ± half of the 95 % interval (Student's t).", ""]
-        return lines + [f"- {metric_label(metric)}: {definition(metric)}, {windows[metric]}" for metric in found]
+        return lines + [f"- {metric_label(metric)}: {definition(metric)}, {windows[metric]}" for metric in columns]
 
     def claim_lines(self) -> list[str]:
         """Return the table with one row per claim."""
         rows = []
-        for found in self.results:
-            verdict = f"**{found.verdict}**" + (f" ({found.why})" if found.why else "")
-            measured = f"{cell(found.left)} against {cell(found.right)}" if found.left else "-"
-            cells = [found.claim.says, self.statement(found), measured, interval(found.difference), verdict]
+        for result in self.results:
+            verdict = f"**{result.verdict}**" + (f" ({result.why})" if result.why else "")
+            measured = f"{cell(result.left)} against {cell(result.right)}" if result.left else "-"
+            cells = [result.claim.says, self.statement(result), measured, interval(result.difference), verdict]
             rows.append([text.replace("|", "/") for text in cells])
         return [
             "## Claims",
@@ -173,10 +173,10 @@ class Report:
             "",
         ]
 
-    def statement(self, found: ClaimResult) -> str:
+    def statement(self, result: ClaimResult) -> str:
         """Describe the comparison, e.g. "entropy of clip-higher above symmetric clip, last 10 steps"."""
-        ablation, claim = self.ablation, found.claim
-        metric = f"{claim.metric}/{found.part}" if found.part else claim.metric
+        ablation, claim = self.ablation, result.claim
+        metric = result.metric
         over = window_of(metric, claim.over, ablation.over)
         than = "itself" if claim.than in ("", claim.variant) else ablation.label(claim.than)
         text = f"{metric_label(metric)} of {ablation.label(claim.variant)} {claim.relation} {than}"
@@ -184,21 +184,6 @@ class Report:
             share = claim.margin if isinstance(claim.margin, str) else number(claim.margin)
             text += f" {'by more than' if claim.relation in ('above', 'below') else 'within'} {share}"
         return f"{text}, {over}" + (f" against {claim.than_over}" if claim.than_over not in ("", over) else "")
-
-    def part_lines(self, each: str) -> list[str]:
-        """Return validation figures by language, domain or set after training: one table per figure."""
-        parts = self.runs.parts(each)
-        lines = [f"## By {each}", ""]
-        for name in DETAILED:
-            found = {
-                variant: [self.runs.estimate(variant, f"evaluation/{name}/{part}", "end") for part in parts]
-                for variant in self.runs.variants
-            }
-            rows = [[self.ablation.label(key), *map(cell, cells)] for key, cells in found.items() if any(cells)]
-            if rows:
-                head = ["variant", *(part.partition("/")[2] for part in parts)]
-                lines += [f"Validation {name}, after training:", "", *table(head, *rows), ""]
-        return lines
 
     # ---- data ----------------------------------------------------------------------------------------------------
 
@@ -221,22 +206,22 @@ class Report:
                 for variant in self.runs.variants
             },
             "claims": [
-                {**found.claim.model_dump(), "part": found.part, "verdict": found.verdict, "why": found.why}
-                | {name: as_data(getattr(found, name)) for name in ("left", "right", "difference")}
-                for found in self.results
+                {**result.claim.model_dump(), "part": result.subset, "verdict": result.verdict, "why": result.why}
+                | {name: as_data(getattr(result, name)) for name in ("left", "right", "difference")}
+                for result in self.results
             ],
             "failures": [{"run": title, "why": why} for title, why in self.failures],
         }
 
     def figures(self, variant: str, metrics: Sequence[str]) -> dict[str, Any]:
         """Return metric -> window, value of each seed, mean and interval; metrics that no run has are left out."""
-        found: dict[str, Any] = {}
+        figures: dict[str, Any] = {}
         for metric in metrics:
             window = window_of(metric, "", self.ablation.over)
             if values := self.runs.values(variant, metric, window):
                 by_seed = {str(seed): value for seed, value in values.items()}
-                found[metric] = {"over": window, "seeds": by_seed, **(as_data(estimate(list(values.values()))) or {})}
-        return found
+                figures[metric] = {"over": window, "seeds": by_seed, **(as_data(estimate(list(values.values()))) or {})}
+        return figures
 
 
 def definition(metric: str) -> str:
@@ -245,9 +230,9 @@ def definition(metric: str) -> str:
     return f"{METRICS[name].definition} ({METRICS[name].unit})"
 
 
-def as_data(found: Estimate | None) -> dict[str, float | int | None] | None:
+def as_data(mean: Estimate | None) -> dict[str, float | int | None] | None:
     """Return an estimate as JSON; None for none."""
-    return None if found is None else {"mean": found.mean, "half_width": found.half, "count": found.count}
+    return None if mean is None else {"mean": mean.mean, "half_width": mean.half, "count": mean.count}
 
 
 def metric_label(metric: str) -> str:
@@ -257,8 +242,8 @@ def metric_label(metric: str) -> str:
     section, _, rest = metric.partition("/")
     if section != "evaluation":
         return metric
-    name, *part = rest.split("/", 2)
-    return ", ".join([f"validation {name}", *part[1:]])
+    name, *kind_and_value = rest.split("/", 2)
+    return ", ".join([f"validation {name}", *kind_and_value[1:]])
 
 
 def write_plot(ablation: Ablation, runs: FinishedRuns, path: Path) -> bool:
@@ -287,8 +272,8 @@ def write_plot(ablation: Ablation, runs: FinishedRuns, path: Path) -> bool:
 def _curves(runs: FinishedRuns, panel: Panel, variants: Sequence[str]) -> dict[str, list[Curve]]:
     """Return variant -> its seeds' curves of the panel's metric."""
     chosen = [name for name in variants if not panel.variants or name in panel.variants]
-    found = {name: [runs.curve(name, seed, panel.metric) for seed in runs.finished(name)] for name in chosen}
-    return {name: [curve for curve in curves if curve] for name, curves in found.items()}
+    curves = {name: [runs.curve(name, seed, panel.metric) for seed in runs.finished(name)] for name in chosen}
+    return {name: [curve for curve in seeds if curve] for name, seeds in curves.items()}
 
 
 def _draw(
@@ -309,7 +294,7 @@ def _draw(
         axis.fill_between(steps, low, high, color=color, alpha=0.13, linewidth=0)
     axis.set_xlim(left=0)
     axis.set_xlabel("optimiser step")
-    whole_steps(axis.xaxis)
+    axis.locator_params(axis="x", integer=True)
     axis.legend(loc="best", fontsize=8)
 
 
@@ -332,13 +317,13 @@ def write_report(
     ablation: Ablation, command: str, folder: Path, runs: Sequence[AblationRun], failures: Mapping[Path, str]
 ) -> tuple[str, list[Path]]:
     """Write table.md, plot.png (if a run is finished) and results.json; returns the table and the files."""
-    found = FinishedRuns(runs)
-    ours = [(run.title, failures[run.run_dir]) for run in runs if run.run_dir in failures]
+    finished = FinishedRuns(runs)
+    failed = [(run.title, failures[run.run_dir]) for run in runs if run.run_dir in failures]
     folder.mkdir(parents=True, exist_ok=True)
     plot = folder / "plot.png"
-    if not (drawn := write_plot(ablation, found, plot)):
+    if not (drawn := write_plot(ablation, finished, plot)):
         plot.unlink(missing_ok=True)
-    report = Report(ablation, command, found, decide_all(ablation, found), ours, wall_s(folder), drawn)
+    report = Report(ablation, command, finished, decide_all(ablation, finished), failed, wall_s(folder), drawn)
     text = report.markdown()
     data = json.dumps(report.data(), indent=1, ensure_ascii=False) + "\n"
     for name, content in (("table.md", text), ("results.json", data)):

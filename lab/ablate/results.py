@@ -1,4 +1,4 @@
-"""Figures of finished runs, and whether they show what was claimed: means over seeds with their 95 % intervals.
+"""Figures of finished runs, and the verdicts on claims: means over seeds with their 95 % intervals.
 
 For each seed the run of one variant is compared with that of the other, which began from the same weights, drew the
 same problems in the same order and sampled with the same seeds. Every relation of a claim is one or two inequalities
@@ -82,18 +82,18 @@ def select(points: Sequence[tuple[int, float]], window: str) -> list[float]:
     if not points:
         return []
     low, high = points[0][0], points[-1][0]
-    found = WINDOW.fullmatch(window)
-    assert found is not None, window
+    match = WINDOW.fullmatch(window)
+    assert match is not None, window
     if window == "start":
         high = low
     elif window == END:
         low = high
-    elif found["side"] == "last":
-        low = high - int(found["count"]) + 1
-    elif found["side"] == "first":
-        high = low + int(found["count"]) - 1
-    elif found["from"]:
-        low, high = int(found["from"]), int(found["to"])
+    elif match["side"] == "last":
+        low = high - int(match["count"]) + 1
+    elif match["side"] == "first":
+        high = low + int(match["count"]) - 1
+    elif match["from"]:
+        low, high = int(match["from"]), int(match["to"])
     return [value for step, value in points if low <= step <= high]
 
 
@@ -126,19 +126,19 @@ class FinishedRuns:
         if run is None or not run.finished:
             return []
         if metric.count("/") > 1:
-            _, figure, part = metric.split("/", 2)
+            _, figure, subset = metric.split("/", 2)
             return [
-                (version, float(getattr(parts[part], figure)))
+                (version, float(getattr(parts[subset], figure)))
                 for version, parts in self.evaluated(run.run_dir, run.config.rollout.temperature)
-                if part in parts and getattr(parts[part], figure) is not None
+                if subset in parts and getattr(parts[subset], figure) is not None
             ]
         rows = self.rows(run.run_dir / "metrics.jsonl")
         return sorted(zip(*series(rows, metric, kind_of({metric: 0})), strict=True))
 
     def values(self, variant: str, metric: str, window: str) -> dict[int, float]:
         """Return seed -> mean of a metric over a window, for the finished runs that have values in it."""
-        found = {seed: select(self.curve(variant, seed, metric), window) for seed in self.seeds}
-        return {seed: math.fsum(values) / len(values) for seed, values in found.items() if values}
+        by_seed = {seed: select(self.curve(variant, seed, metric), window) for seed in self.seeds}
+        return {seed: math.fsum(values) / len(values) for seed, values in by_seed.items() if values}
 
     def estimate(self, variant: str, metric: str, window: str) -> Estimate | None:
         """Return the estimate over seeds of a metric; None if no run has it."""
@@ -147,14 +147,14 @@ class FinishedRuns:
 
     def parts(self, kind: str) -> list[str]:
         """Return the parts of a kind that evaluations of finished runs report, e.g. ["language/de", "language/fr"]."""
-        found = {
-            part
+        names = {
+            name
             for run in self.runs.values()
             if run.finished
             for _, parts in self.evaluated(run.run_dir, run.config.rollout.temperature)
-            for part in parts
+            for name in parts
         }
-        return sorted(part for part in found if part.startswith(f"{kind}/"))
+        return sorted(name for name in names if name.startswith(f"{kind}/"))
 
 
 def evaluated_parts(run_dir: Path, temperature: float) -> list[tuple[int, dict[str, Breakdown]]]:
@@ -171,11 +171,11 @@ class ClaimResult:
     """The verdict on a claim, with the estimates it rests on."""
 
     claim: Claim
-    part: str
-    """part of the validation problems, e.g. "language/fr"; "" for all"""
+    subset: str
+    """problems that it is about, e.g. "language/fr"; "" for all validation problems"""
     verdict: str
     why: str
-    """reason why nothing could be decided; "" if an interval decided"""
+    """reason why nothing was decided; "" if an interval decided"""
     left: Estimate | None = None
     """estimate of `variant`"""
     right: Estimate | None = None
@@ -183,31 +183,36 @@ class ClaimResult:
     difference: Estimate | None = None
     """`variant` less `than`, seed by seed"""
 
+    @property
+    def metric(self) -> str:
+        """The metric that is compared."""
+        return f"{self.claim.metric}/{self.subset}" if self.subset else self.claim.metric
+
 
 def decide_all(ablation: Ablation, runs: FinishedRuns) -> list[ClaimResult]:
     """Decide every claim, those with `each` for every part."""
     return [
-        decide(ablation, claim, part, runs)
+        decide(ablation, claim, subset, runs)
         for claim in ablation.claims
-        for part in (runs.parts(claim.each) or [""] if claim.each else [""])
+        for subset in (runs.parts(claim.each) or [""] if claim.each else [""])
     ]
 
 
-def decide(ablation: Ablation, claim: Claim, part: str, runs: FinishedRuns) -> ClaimResult:
+def decide(ablation: Ablation, claim: Claim, subset: str, runs: FinishedRuns) -> ClaimResult:
     """Decide one claim, for one part of the validation problems."""
-    if claim.each and not part:
-        return ClaimResult(claim, part, UNCLEAR, f"no evaluation tells several {claim.each}s apart")
-    metric = f"{claim.metric}/{part}" if part else claim.metric
+    if claim.each and not subset:
+        return ClaimResult(claim, subset, UNCLEAR, f"no evaluation tells several {claim.each}s apart")
+    metric = f"{claim.metric}/{subset}" if subset else claim.metric
     over = window_of(metric, claim.over, ablation.over)
     left = runs.values(claim.variant, metric, over)
     right = runs.values(claim.than or claim.variant, metric, claim.than_over or over)
     pairs = [(left[seed], right[seed]) for seed in sorted(left.keys() & right.keys())]
     if not pairs:
-        return ClaimResult(claim, part, UNCLEAR, "no seed has both")
+        return ClaimResult(claim, subset, UNCLEAR, "no seed has both")
     ours, theirs = zip(*pairs, strict=True)
     verdict, why = verdict_on(claim.relation, claim.margin, pairs), "one seed" if len(pairs) == 1 else ""
     difference = estimate([x - y for x, y in pairs])
-    return ClaimResult(claim, part, verdict, why, estimate(ours), estimate(theirs), difference)
+    return ClaimResult(claim, subset, verdict, why, estimate(ours), estimate(theirs), difference)
 
 
 def verdict_on(relation: str, margin: float | str, pairs: Sequence[tuple[float, float]]) -> str:
@@ -224,10 +229,10 @@ def verdict_on(relation: str, margin: float | str, pairs: Sequence[tuple[float, 
     side = -1 if strict else 1
     signs = {"above": [1], "below": [-1], "not above": [-1], "not below": [1], "as": [1, -1]}[relation]
     verdicts = set()
-    for found in (slack(sign, side) for sign in signs):
-        if found.low > 0 or (found.low == 0 and not strict):
+    for mean in (slack(sign, side) for sign in signs):
+        if mean.low > 0 or (mean.low == 0 and not strict):
             verdicts.add(REPRODUCED)
-        elif found.high < 0 or (found.high == 0 and strict):
+        elif mean.high < 0 or (mean.high == 0 and strict):
             verdicts.add(NOT_REPRODUCED)
         else:
             verdicts.add(UNCLEAR)
@@ -237,7 +242,7 @@ def verdict_on(relation: str, margin: float | str, pairs: Sequence[tuple[float, 
 def margin_of(margin: float | str, value: float) -> float:
     """Return a margin in the metric's unit: a number as it is, "10 %" as a share of |value|."""
     if isinstance(margin, str):
-        found = MARGIN.fullmatch(margin)
-        assert found is not None, margin
-        return float(found["number"]) / 100 * abs(value)
+        match = MARGIN.fullmatch(margin)
+        assert match is not None, margin
+        return float(match["number"]) / 100 * abs(value)
     return margin

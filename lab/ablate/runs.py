@@ -22,9 +22,6 @@ from shared.metrics import read_rows
 from trainer.objectives.registry import complaints
 from verify.chosen_rewards import choose
 
-FIXED_UNITS = 20
-"""time of start-up, evaluations and export, in optimiser steps of the quickstart (to estimate the time left)"""
-SFT_STEPS_A_UNIT = 8
 DONE_BY_THE_START = ("prepare.", "sft.")
 """settings without effect on a run with a start, which has run prepare.script and imitated the demonstrations"""
 
@@ -63,20 +60,21 @@ class AblationRun:
         return (self.run_dir / "latest").resolve().name == f"step_{self.config.last_version}"
 
     @property
-    def progress(self) -> str:
-        """The progress to display: "SFT step 200/450", then "step 12/40"."""
-        done = {"train": 0, "sft": 0}
+    def steps_made(self) -> tuple[int, int]:
+        """SFT steps and optimiser steps that the run has made."""
+        made = {"sft": 0, "train": 0}
         for row in read_rows(self.run_dir / "metrics.jsonl"):
-            if row["kind"] in done:
-                done[row["kind"]] = max(done[row["kind"]], int(row["step"]))
-        if self.config.sft.steps and not done["train"]:
-            return f"SFT step {done['sft']}/{self.config.sft.steps}"
-        return f"step {done['train']}/{self.config.steps}"
+            if row["kind"] in made:
+                made[row["kind"]] = max(made[row["kind"]], int(row["step"]))
+        return made["sft"], made["train"]
 
     @property
-    def units(self) -> float:
-        """Estimated duration of the run, in optimiser steps."""
-        return FIXED_UNITS + self.config.steps + self.config.sft.steps / SFT_STEPS_A_UNIT
+    def progress(self) -> str:
+        """The progress to display: "SFT step 200/450", then "step 12/40"."""
+        imitated, trained = self.steps_made
+        if self.config.sft.steps and not trained:
+            return f"SFT step {imitated}/{self.config.sft.steps}"
+        return f"step {trained}/{self.config.steps}"
 
 
 def plan(
@@ -113,14 +111,14 @@ def _run(
     ablation: Ablation, path: Path, folder: Path, variant: str, seed: int, start: AblationRun | None,
     more: Sequence[str],
 ) -> AblationRun:  # fmt: skip
-    own = ablation.variants[variant].settings
-    for key in (setting.lstrip("-").partition("=")[0] for setting in own):
+    changes = ablation.variants[variant].settings
+    for key in (setting.lstrip("-").partition("=")[0] for setting in changes):
         if start is not None and key.startswith(DONE_BY_THE_START):
             raise ConfigError(
                 f"{path}: variants.{variant}: {key} has no effect on a run that begins from [start], which made "
                 "the problems and imitated the demonstrations: set it there, or leave [start] out"
             )
-    arguments = [ablation.config, *ablation.settings, *(begin_from(start) if start else []), *own, *more]
+    arguments = [ablation.config, *ablation.settings, *(begin_from(start) if start else []), *changes, *more]
     arguments += [f"--seed={seed}", f"--name={variant}-{seed}", f"--runs_dir={folder}"]
     config = _resolve(arguments, f"{path}: variants.{variant}")
     title = f"{path.stem}: {ablation.label(variant)}, seed {seed}"
@@ -176,11 +174,11 @@ def identity_of(config: Config, moved: tuple[str, str] | None = None) -> dict[st
     return settings
 
 
-def chosen(wanted: Sequence[str] | None, ablations: Mapping[Path, Ablation]) -> set[str]:
+def chosen(only: Sequence[str] | None, ablations: Mapping[Path, Ablation]) -> set[str]:
     """Return the variants that --only names, all without it. Raises ConfigError for a name that no file has."""
     known = {name for ablation in ablations.values() for name in ablation.variants}
-    for name in wanted or []:
+    for name in only or []:
         if name not in known:
             there = ", ".join(sorted(known))
             raise ConfigError(f"--only {name}: no such variant{nearest(name, known)}; there are {there}")
-    return known if wanted is None else set(wanted)
+    return known if only is None else set(only)

@@ -1,4 +1,4 @@
-r"""Analyse a run's weights: `python -m lab.analyse RUN_FOLDER`. `--help` explains what it makes and needs."""
+"""Analyse a run's weights: `python -m lab.analyse RUN_FOLDER`. `--help` explains what it makes and needs."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from shared.atomic_write import write_whole
 from shared.errors import ConfigError, run_command
 
 if TYPE_CHECKING:
-    from lab.analyse.surface import Points, Survey
+    from lab.analyse.surface import Survey
 
 EXAMPLES = """
 makes, in RUN_FOLDER/analysis/:
   plane.png     the path of the run's weights along the two directions in which they moved most (principal components)
-  surface.png   reward, reward without length penalty, accuracy and mean length over that plane, the path drawn over
+  surface.png   reward, reward without length penalty, accuracy and mean length over that plane, with the path
   length.png    reward without length penalty against the logarithm of the mean length, with fit and R^2, over the
                 points of the surface and over the training steps
   results.json  all numbers;  points.jsonl  the points measured so far
 
-needs the weights of at least three steps: checkpoints (or exports) that the run kept. Train with
+It needs the weights of at least three steps: checkpoints (or exports) that the run kept. Train with
   --checkpoint.every=5 --checkpoint.keep=100
-The surface takes --points x --points models, each sampled on --problems x --samples completions by one engine.
+For the surface one engine samples --problems x --samples completions from each of --points x --points models.
 Ctrl-C stops; the same command goes on with the points that are missing.
 
 examples:
@@ -56,7 +56,6 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--margin", type=float, default=0.25, metavar="X", help="the surface goes so far beyond the path (default 0.25)"
     )
-    parser.add_argument("--around", type=int, metavar="STEP", help="step at the origin (default: the last one)")
     parser.add_argument("--restart", action="store_true", help="forget the points that were measured")
     options = parser.parse_args(arguments)
     for name, least in (("points", 0), ("problems", 1), ("samples", 1), ("margin", 0)):
@@ -68,8 +67,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 def prepare(options: argparse.Namespace) -> Survey:
     """Read the run and find its plane. Raises MaestraleError."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch reads it once, when it is imported
+    from lab.analyse.plane import find_plane
     from lab.analyse.snapshots import find_snapshots
-    from lab.analyse.surface import Survey, find_plane, grid
+    from lab.analyse.surface import Survey
     from rollout.vllm_config import prepare_environment
 
     prepare_environment()  # before torch computes anything: its threads would not survive the engine's fork
@@ -81,39 +81,32 @@ def prepare(options: argparse.Namespace) -> Survey:
             f"{run_dir} trained adapters (lora.rank = {config.lora.rank}): only whole weights are analysed"
         )
     snapshots = find_snapshots(options.run_dir)
-    steps = [snapshot.step for snapshot in snapshots]
-    if options.around is not None and options.around not in steps:
-        raise ConfigError(f"--around {options.around}: weights are kept of the steps {', '.join(map(str, steps))}")
-    around = len(steps) - 1 if options.around is None else steps.index(options.around)
-    plane = find_plane(snapshots, around)
-    return Survey(
-        options.run_dir, config.at_stage(len(config.stages) - 1), snapshots, around, plane,
-        grid(plane.path, options.points, options.margin) if options.points else ([], []),
-        options.margin, options.problems, options.samples, options.data,
-    )  # fmt: skip
+    return Survey(config.at_stage(len(config.stages) - 1), snapshots, find_plane(snapshots), options)
 
 
-def report(survey: Survey, points: Points) -> None:
-    """Fit, draw, write results.json, say what was found."""
-    import msgspec
+def analyse(options: argparse.Namespace) -> int:
+    """Measure, fit, draw, write results.json and print a summary."""
+    survey = prepare(options)
+    import msgspec  # these after the environment of torch is prepared
 
     from lab.analyse import draw
     from lab.analyse.draw import RewardByLength, training_points
 
-    plane, folder = survey.plane, survey.folder
-    steps, training = training_points(survey.run_dir)
-    ordered = [points[place] for place in sorted(points)]
+    plane, folder = survey.plane, options.run_dir / "analysis"
+    folder.mkdir(exist_ok=True)
+    points = survey.points(folder / "points.jsonl")
+    steps, training = training_points(options.run_dir)
+    ordered = [points[key] for key in sorted(points)]
     surface = RewardByLength([point.length for point in ordered], [point.raw_reward for point in ordered])
     fits = {"surface": surface.fit, "training": training.fit}
     results = {
-        "steps": plane.steps, "origin": plane.steps[survey.around], "explained": plane.explained,
+        "steps": plane.steps, "origin": plane.steps[-1], "explained": plane.explained,
         "path": plane.path.tolist(), "axes": survey.axes, "points": msgspec.to_builtins(ordered),
         "fits": msgspec.to_builtins(fits),
         "training": {"steps": steps, "lengths": training.lengths, "raw_rewards": training.rewards},
     }  # fmt: skip
     write_whole(folder / "results.json", json.dumps(results, indent=1) + "\n")
-    name = survey.run_dir.resolve().name
-    title = f"{name}: {len(plane.steps)} snapshots, steps {plane.steps[0]} to {plane.steps[-1]}"
+    title = f"{survey.config.name}: {len(plane.steps)} snapshots, steps {plane.steps[0]} to {plane.steps[-1]}"
     made = [draw.draw_plane(folder / "plane.png", plane, title)]
     if points:
         made.append(draw.draw_surfaces(folder / "surface.png", plane, survey.axes, points, title))
@@ -125,19 +118,13 @@ def report(survey: Survey, points: Points) -> None:
             line = f"raw reward = {fit.slope:.3f} ln(length) {fit.intercept:+.3f}"
             print(f"{line} over {fit.points} {over} points, {quality}")
     print("\n".join(map(str, [*made, folder / "results.json"])))
+    return 0
 
 
 def main(arguments: list[str]) -> int:
     """Parse and run; returns the exit code."""
     options = parse(arguments)
-
-    def run() -> int:
-        survey = prepare(options)
-        survey.folder.mkdir(exist_ok=True)
-        report(survey, survey.points(options.restart))
-        return 0
-
-    return run_command(run, "stopped; the same command goes on with the points that are missing")
+    return run_command(lambda: analyse(options), "stopped; the same command goes on with the points that are missing")
 
 
 if __name__ == "__main__":

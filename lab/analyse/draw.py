@@ -12,18 +12,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
+from scipy.stats import linregress
 
-from lab.analyse.surface import Axes, Plane, Points
+from lab.analyse.plane import Plane
+from lab.analyse.surface import Axes, Points
+from shared.jsonl import spread
 from shared.metrics import read_rows
-from trainer.plot import BLUE, GREEN, GREY, ORANGE, RED, figure
+from trainer.plot import BLUE, GREEN, GREY, RED, figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes as Diagram
@@ -34,11 +34,10 @@ SURFACES = (
     ("accuracy", "Accuracy", "cividis"),
     ("length", "Mean completion length (tokens)", "magma"),
 )
-SHOWN_VARIANCES = 10
 LEAST = 3
 """points that a line is fitted to"""
-NEAR = 0.09
-"""least distance of steps that are labelled, as a share of the path's extent"""
+LABELS = 8
+"""most snapshots that are labelled with their step"""
 
 
 class Fit(msgspec.Struct, frozen=True):
@@ -54,25 +53,21 @@ class Fit(msgspec.Struct, frozen=True):
 
 def fit_log(lengths: Sequence[float], rewards: Sequence[float]) -> Fit | None:
     """Return the least-squares line; None below three points or if all lengths are equal. lengths: tokens, above 0."""
-    logs, values = np.log(np.asarray(lengths, float)), np.asarray(rewards, float)
+    logs = np.log(np.asarray(lengths, float))
     if len(logs) < LEAST or np.ptp(logs) < 1e-9:
         return None
-    centred = logs - logs.mean()
-    slope = float(centred @ values / (centred @ centred))
-    intercept = float(values.mean() - slope * logs.mean())
-    residual = float(((values - slope * logs - intercept) ** 2).sum())
-    total = float(((values - values.mean()) ** 2).sum())
-    return Fit(slope, intercept, 1 - residual / total if total > 1e-18 else None, len(logs))
+    line = linregress(logs, rewards)
+    r_squared = None if np.ptp(rewards) < 1e-9 else float(line.rvalue**2)
+    return Fit(float(line.slope), float(line.intercept), r_squared, len(logs))
 
 
-@dataclass(frozen=True)
-class RewardByLength:
+class RewardByLength(NamedTuple):
     """Mean lengths in tokens and mean raw rewards of some models."""
 
     lengths: list[float]
     rewards: list[float]
 
-    @cached_property
+    @property
     def fit(self) -> Fit | None:
         """The line through them."""
         return fit_log(self.lengths, self.rewards)
@@ -107,39 +102,22 @@ def draw_path(axis: Diagram, plane: Plane, color: str, border: str) -> None:
     axis.plot(*path.T, color=color, linewidth=1.4, marker="o", markersize=3.5, zorder=3, path_effects=outline)
     for end, marker in ((0, "s"), (-1, "D")):
         axis.plot(*path[end], marker=marker, markersize=7, color=color, markeredgecolor=border, zorder=4)
-    for number in apart(path):
+    for number in {*spread(range(len(path)), LABELS), len(path) - 1}:
         axis.annotate(
             f"{plane.steps[number]}", path[number], xytext=(5, 5), textcoords="offset points", fontsize=8, color=color,
             path_effects=outline, zorder=5,
         )  # fmt: skip
-
-
-def apart(path: NDArray[np.float64]) -> list[int]:
-    """Return indices of points that are far enough apart to be labelled, chosen from the last and the first on."""
-    extent = np.ptp(path, axis=0)
-    chosen: list[int] = []
-    for number in (len(path) - 1, *range(len(path) - 1)):
-        if all(np.abs((path[number] - path[other]) / extent).max() > NEAR for other in chosen):
-            chosen.append(number)
-    return chosen
+    axis.set_xlabel(share(plane, 0), fontsize=9)
+    axis.set_ylabel(share(plane, 1), fontsize=9)
 
 
 def draw_plane(path: Path, plane: Plane, title: str) -> Path:
-    """Draw plane.png: the path of the run, and the variance along each principal direction."""
-    with figure(path, title, 1, 2, (12, 4.8)) as axes:
-        left, right = axes[0]
-        left.set_title("Path of the weights (numbers: steps)")
-        draw_path(left, plane, BLUE, "white")
-        left.set_xlabel(share(plane, 0))
-        left.set_ylabel(share(plane, 1))
-        left.set_aspect("equal", adjustable="datalim")
-        shares = plane.explained[:SHOWN_VARIANCES]
-        right.set_title("Variance along each principal direction")
-        bars = right.bar(range(1, len(shares) + 1), shares, color=[ORANGE] * 2 + [GREY] * len(shares))
-        right.bar_label(bars, [f"{value:.1%}" for value in shares], fontsize=8)
-        right.set_ylim(0, 1.08 * max(shares))
-        right.set_xticks(range(1, len(shares) + 1))
-        right.set_xlabel("principal direction")
+    """Draw plane.png: the path of the run."""
+    with figure(path, title, 1, 1, (7.5, 6)) as axes:
+        axis = axes[0, 0]
+        axis.set_title("Path of the weights (numbers: steps)")
+        draw_path(axis, plane, BLUE, "white")
+        axis.set_aspect("equal", adjustable="datalim")
     return path
 
 
@@ -149,32 +127,14 @@ def draw_surfaces(path: Path, plane: Plane, axes: Axes, points: Points, title: s
         for axis, (name, label, colors) in zip(panels.flat, SURFACES, strict=True):
             axis.set_title(label)
             axis.grid(False)
-            values = np.array([getattr(points[place], name) for place in sorted(points)])
-            values = values.reshape(len(axes[1]), len(axes[0]))
-            mesh = axis.pcolormesh(*axes, values, cmap=colors, shading="nearest")
+            values = np.array([getattr(points[key], name) for key in sorted(points)])
+            mesh = axis.pcolormesh(*axes, values.reshape(len(axes[1]), -1), cmap=colors, shading="nearest")
             axis.figure.colorbar(mesh, ax=axis, shrink=0.9)
             area = mesh.get_datalim(axis.transData)
-            _write_values(axis, axes, values)
             draw_path(axis, plane, "white", "black")
             axis.set_xlim(area.x0, area.x1)
             axis.set_ylim(area.y0, area.y1)
-            axis.set_xlabel(share(plane, 0), fontsize=9)
-            axis.set_ylabel(share(plane, 1), fontsize=9)
     return path
-
-
-def _write_values(axis: Diagram, axes: Axes, values: NDArray[Any]) -> None:
-    """Write the value at the bottom of every cell, if there are at most 81."""
-    if values.size > 81:
-        return
-    below = 0.44 * (axes[1][1] - axes[1][0])
-    form = "{:.0f}" if values.max() > 10 else "{:.2f}"
-    middle = (values.min() + values.max()) / 2
-    for (row, column), value in np.ndenumerate(values):
-        color = "black" if value > middle else "white"
-        axis.text(
-            axes[0][column], axes[1][row] - below, form.format(value), ha="center", va="bottom", fontsize=8, color=color
-        )
 
 
 def draw_lengths(path: Path, surface: RewardByLength, training: RewardByLength, title: str) -> Path:

@@ -1,7 +1,7 @@
 """Reads the weights that a run kept: checkpoints (float32, any number of shards) and exported models, by step.
 
-A checkpoint is verified, every byte of it, before anything is read from it. Tensors are read a few rows at a time, so
-that only one piece of every snapshot is in memory.
+Every byte of a checkpoint is verified before anything is read from it. Tensors are read a few rows at a time, so that
+only one piece of every snapshot is in memory.
 """
 
 from __future__ import annotations
@@ -35,30 +35,30 @@ class WeightSnapshot:
         self.step, self.kind = step, kind
         """kind: "checkpoint" or "export\""""
         self.shapes: Shapes = {}
-        """of the whole tensors, by Hugging Face name"""
+        """Hugging Face name -> shape of the whole tensor"""
         self.parts: dict[str, list[tuple[int, Any]]] = {}
-        """by name: (first row, the rows as a slice of a file), in order"""
+        """name -> (first row, the rows as a slice of a file), in order"""
 
     def add(self, name: str, first: int, rows: Any, shape: Sequence[int]) -> None:
         """Add rows of a tensor: their first, a slice of a safetensors file, and the shape of the whole."""
         self.shapes[name] = tuple(shape)
         self.parts.setdefault(name, []).append((first, rows))
-        self.parts[name].sort(key=lambda part: part[0])
+        self.parts[name].sort(key=lambda stored: stored[0])
 
     def rows(self, name: str, first: int, last: int) -> Tensor:
         """Return [last - first, ...] float32 rows of a tensor, perhaps mapped from the file: do not write into them.
 
         Raises CheckpointError if they are not stored or cannot be read.
         """
-        found = []
+        slices = []
         try:
             for begin, stored in self.parts[name]:
                 start, stop = max(first - begin, 0), min(last - begin, stored.get_shape()[0])
                 if start < stop:
-                    found.append(stored[start:stop].to(torch.float32))
+                    slices.append(stored[start:stop].to(torch.float32))
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{self.kind} of step {self.step}: {name} cannot be read: {error}") from error
-        whole = torch.cat(found) if len(found) != 1 else found[0]
+        whole = torch.cat(slices) if len(slices) != 1 else slices[0]
         if whole.shape[0] != last - first:
             raise CheckpointError(f"{self.kind} of step {self.step} lacks rows of {name}: leave that folder out")
         return whole
@@ -74,23 +74,23 @@ def open_checkpoint(step: int, folder: Path) -> WeightSnapshot:
         reader.read(folder)
     except CheckpointError as error:
         raise CheckpointError(f"{error}: move {folder} away to analyse the run without it") from error
-    found = WeightSnapshot(step, "checkpoint")
+    snapshot = WeightSnapshot(step, "checkpoint")
     for shard in read_shards(folder):
         file = safe_open(shard.path, framework="pt")
         for name, first in shard.first_row.items():
-            found.add(name, first, file.get_slice(f"weight/{name}"), shard.full_shape[name])
-    return found
+            snapshot.add(name, first, file.get_slice(f"weight/{name}"), shard.full_shape[name])
+    return snapshot
 
 
 def open_export(step: int, folder: Path) -> WeightSnapshot:
     """Open the weights of a Hugging Face folder. Raises ModelError."""
-    found = WeightSnapshot(step, "export")
+    snapshot = WeightSnapshot(step, "export")
     for path, names in hf.weight_files(folder).items():
         file = safe_open(path, framework="pt")
         for name in names:
             rows = file.get_slice(name)
-            found.add(name, 0, rows, rows.get_shape())
-    return found
+            snapshot.add(name, 0, rows, rows.get_shape())
+    return snapshot
 
 
 def find_snapshots(run_dir: Path) -> list[WeightSnapshot]:
@@ -98,19 +98,19 @@ def find_snapshots(run_dir: Path) -> list[WeightSnapshot]:
 
     Raises ConfigError below three, CheckpointError for a checkpoint that is not whole.
     """
-    found: dict[int, WeightSnapshot] = {}
+    snapshots: dict[int, WeightSnapshot] = {}
     for config in (run_dir / "hf").glob("step_*/config.json"):
         if match := FOLDER.fullmatch(config.parent.name):
-            found[int(match[1])] = open_export(int(match[1]), config.parent)
+            snapshots[int(match[1])] = open_export(int(match[1]), config.parent)
     for step, folder in folders(run_dir).items():
-        found[step] = open_checkpoint(step, folder)
-    if len(found) < LEAST:
-        steps = ", ".join(map(str, sorted(found))) or "none"
+        snapshots[step] = open_checkpoint(step, folder)
+    if len(snapshots) < LEAST:
+        steps = ", ".join(map(str, sorted(snapshots))) or "none"
         raise ConfigError(
-            f"{run_dir} keeps weights of {len(found)} steps ({steps}), and a plane needs at least {LEAST}: train with "
-            "--checkpoint.keep=100 and a small --checkpoint.every, so that checkpoints are not removed"
+            f"{run_dir} keeps weights of {len(snapshots)} steps ({steps}), and a plane needs at least {LEAST}: train "
+            "with --checkpoint.keep=100 and a small --checkpoint.every, so that checkpoints are not removed"
         )
-    return [found[step] for step in sorted(found)]
+    return [snapshots[step] for step in sorted(snapshots)]
 
 
 def common_shapes(snapshots: Sequence[WeightSnapshot]) -> Shapes:

@@ -1,6 +1,6 @@
-"""Scale on paper: `python -m lab.plan MODEL --gpus N [options]`; `--help` teaches with examples.
+"""Scale on paper: `python -m lab.plan MODEL --gpus N [options]`; `--help` has examples.
 
-Prints memory, times, the best split and its settings. The options are fields of the scenario's records.
+The options are fields of the scenario's records.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterator
 from dataclasses import MISSING, Field, fields, replace
 from fractions import Fraction
-from pathlib import Path
 from typing import Any, NoReturn
 
 from lab.plan import report, split
@@ -20,12 +19,12 @@ from lab.plan.scenario import CARDS, MODELS, Lengths, Machine, Scenario, Workloa
 from shared.errors import ConfigError, InputError, print_error
 from shared.progress import CleanConsole
 
-DESCRIPTION = """Scale on paper: what a run would need and take, before a GPU is rented.
+DESCRIPTION = """Scale on paper: compute what a run would need and take before you rent a GPU.
 
-From a model's shape, the lengths of completions and a cluster: memory of every rank, the time of a step (sampling,
-training, weight update; synchronous and asynchronous), and the split of the GPUs between trainers and engines that
-gives the shortest step, as settings to copy. Nothing is loaded or measured: docs/plan.md has
-the formulas, and how far they are from published step times.
+From a model's shape, the lengths of completions and a cluster it computes the memory of every rank, the time of a step
+(sampling, training, weight update; synchronous and asynchronous), and the split of the GPUs between trainers and
+engines with the shortest step, as settings to copy. It loads and measures nothing: docs/plan.md has the formulas, and
+how far they are from published step times.
 """
 EXAMPLES = """
 examples
@@ -41,13 +40,8 @@ examples
   cards that have no name here:
       python -m lab.plan 32b --gpus 16 --memory 96 --tflops 500 --bandwidth 4000
 
-  the table "what it can train" of docs/plan.md anew:
-      python -m lab.plan --table
-
 exit codes: 0 done, 2 an option is wrong or nothing fits (one line says what)
 """
-DOCUMENT = Path("docs/plan.md")
-"""has the table that --table writes"""
 SHARES = ("mfu", "bandwidth_share", "usable", "kept")
 
 
@@ -65,29 +59,28 @@ def flag(name: str) -> str:
 
 def options_of(record: type[Any]) -> Iterator[tuple[str, Field[Any]]]:
     """Yield (name of the option, field) of the fields of a dataclass that are options."""
-    for found in fields(record):
-        if found.metadata:
-            yield found.metadata["name"] or found.name, found
+    for field in fields(record):
+        if field.metadata:
+            yield field.metadata["name"] or field.name, field
 
 
 def add_options(parser: argparse.ArgumentParser, title: str, record: type[Any]) -> Any:
     """Add a group with the options of a dataclass, and return it."""
     group = parser.add_argument_group(title)
-    for name, found in options_of(record):
-        default = 0.0 if found.default in (MISSING, None) else float(found.default / found.metadata["unit"])
+    for name, field in options_of(record):
+        default = 0.0 if field.default in (MISSING, None) else float(field.default / field.metadata["unit"])
         shown = f" ({default:g})" if default else ""
-        kind = float if found.type == "float" else int
-        group.add_argument(flag(name), type=kind, metavar="N", help=found.metadata["meaning"] + shown)
+        kind = float if field.type == "float" else int
+        group.add_argument(flag(name), type=kind, metavar="N", help=field.metadata["meaning"] + shown)
     return group
 
 
 def given_of(record: type[Any], given: argparse.Namespace) -> dict[str, Any]:
     """Return field -> value, in the field's own unit, of the options of a dataclass that were given."""
-    values = {found: getattr(given, name) for name, found in options_of(record)}
     return {
-        found.name: value if found.metadata["unit"] == 1 else float(Fraction(value) * found.metadata["unit"])
-        for found, value in values.items()
-        if value is not None
+        field.name: value if field.metadata["unit"] == 1 else float(Fraction(value) * field.metadata["unit"])
+        for name, field in options_of(record)
+        if (value := getattr(given, name)) is not None
     }
 
 
@@ -106,12 +99,11 @@ def make_parser() -> argparse.ArgumentParser:
     work.add_argument("--reference", action="store_true", help="a reference model scores the batch too")
     fixed = add_options(parser, "instead of the best", Scenario)
     fixed.add_argument("--json", action="store_true", help="print JSON instead of tables")
-    fixed.add_argument("--table", action="store_true", help=f"write what each model needs into {DOCUMENT}, alone")
     return parser
 
 
 def read(arguments: list[str]) -> tuple[Scenario, bool]:
-    """Parse and check options; returns the scenario, and whether JSON is wanted.
+    """Parse and check options; returns the scenario, and whether to print JSON.
 
     Raises ConfigError, ModelError, DataError, each one line; SystemExit after --help.
     """
@@ -128,15 +120,13 @@ def read(arguments: list[str]) -> tuple[Scenario, bool]:
     if card is None:
         raise ConfigError(f"--card {given.card} is none of {', '.join(CARDS)}; give --memory, --tflops, --bandwidth")
     machine = replace(card, **given_of(Machine, given))
-    if given.table:
-        raise ConfigError("--table stands alone: it is of all models")
     if given.model is None:
         raise ConfigError(f"no model: name one ({', '.join(MODELS)}), or a folder with a config.json")
     decoder = find_decoder(given.model)
     if machine.gpus < 2:
         raise ConfigError(
-            "--gpus 1 is too few for a split: one GPU trains and one samples. How they share a single one tells "
-            "python -m trainer SETTINGS --dry-run, and docs/plan.md which models it holds"
+            "--gpus 1 is too few for a split: one GPU trains and one samples. python -m trainer SETTINGS --dry-run "
+            "says how they share a single one, and docs/plan.md which models it holds"
         )
     width = given.tensor_parallel or 0
     if width > machine.node_gpus or (width and decoder.heads % width):
@@ -158,11 +148,6 @@ def work_of(given: argparse.Namespace) -> Workload:
 def main(arguments: list[str]) -> int:
     """Returns the exit code: 0 done, 2 bad input."""
     try:
-        if arguments == ["--table"]:
-            from lab.plan import table  # with what a launch is refused by, and so with torch
-
-            table.write(DOCUMENT)
-            return 0
         scenario, as_json = read(arguments)
         best = split.best(scenario)
     except InputError as error:
@@ -170,7 +155,7 @@ def main(arguments: list[str]) -> int:
     if as_json:
         print(json.dumps(report.as_json(scenario, best), indent=2))
     else:
-        CleanConsole(highlight=False).print(report.show(scenario, best, split.compared(scenario, best)))
+        CleanConsole(highlight=False).print(report.show(scenario, best))
     return 0
 
 

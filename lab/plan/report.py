@@ -1,4 +1,4 @@
-"""Renders a split for readers (tables, one sentence, settings to copy) and for programs (JSON)."""
+"""Renders a split for readers (one sentence, tables, settings to copy) and for programs (JSON)."""
 
 from __future__ import annotations
 
@@ -40,8 +40,7 @@ def toml(values: dict[str, Any]) -> str:
     lines: dict[str, list[str]] = {}
     for key, value in values.items():
         section, name = key.split(".")
-        shown = str(value).lower() if isinstance(value, bool) else value
-        lines.setdefault(section, [f"[{section}]"]).append(f"{name} = {shown}")
+        lines.setdefault(section, [f"[{section}]"]).append(f"{name} = {value}")
     return "\n".join(line for section in lines.values() for line in section)
 
 
@@ -92,31 +91,24 @@ def gib(count: float) -> str:
     return f"{count / (1 << 30):.1f} GiB"
 
 
-def show(scenario: Scenario, split: Split, others: Sequence[Split]) -> Group:
-    """Render the whole report; `others` are the best splits of other async levels and widths, for comparison."""
-    splits = [
-        (str(other.trainers), str(other.engines), str(other.tensor_parallel), str(other.async_level),
-         seconds(other.asynchronous_s), seconds(other.synchronous_s), other.bottleneck)
-        for other in others
-    ]  # fmt: skip
-    columns = ("trainers", "engines", "GPUs each", "async level", "asynchronous", "synchronous", "waits for")
+def show(scenario: Scenario, split: Split) -> Group:
+    """Render the whole report."""
     usable = gib(scenario.machine.usable_bytes)
     return Group(
         Text(recommendation(split), style="bold"),
         _table("one step", ("", "time", "how"), _time_rows(scenario, split)),
         _table(f"memory of a GPU, of {usable} to use", ("", "needs", "of which"), _memory_rows(split)),
-        _table("other splits", columns, splits, bold=[other == split for other in others]),
         Text("settings", style="bold"),
         Text(toml(settings(split, scenario.work))),
     )
 
 
-def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], bold: Sequence[bool] = ()) -> Table:
+def _table(title: str, columns: tuple[str, str, str], rows: Sequence[tuple[str, str, str]]) -> Table:
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    for index, column in enumerate(columns):
-        table.add_column(column, justify="right" if 0 < index < len(columns) - 1 else "left", no_wrap=index == 0)
-    for number, row in enumerate(rows):
-        table.add_row(*row, style="bold" if bold and bold[number] else "")
+    for column in columns:
+        table.add_column(column, justify="right" if column == columns[1] else "left", no_wrap=column == columns[0])
+    for row in rows:
+        table.add_row(*row)
     return table
 
 
@@ -139,12 +131,12 @@ def _time_rows(scenario: Scenario, split: Split) -> list[tuple[str, str, str]]:
 
 
 def _memory_rows(split: Split) -> list[tuple[str, str, str]]:
-    held = split.trainer_memory
+    rank = split.trainer_memory
     names = {"frozen": "frozen models", "buffers": "weight buffers"}
-    parts = [f"{names.get(name, name)} {gib(count)}" for name, count in asdict(held).items() if count]
+    parts = [f"{names.get(name, name)} {gib(count)}" for name, count in asdict(rank).items() if count]
     engine = [("weights", split.weight_bytes), ("weights on their way", split.arriving_bytes),
               ("KV cache", split.cache_bytes)]  # fmt: skip
     return [
-        ("trainer", gib(held.total), ", ".join(parts)),
+        ("trainer", gib(rank.total), ", ".join(parts)),
         ("engine", gib(sum(count for _, count in engine)), ", ".join(f"{name} {gib(count)}" for name, count in engine)),
     ]

@@ -1,8 +1,8 @@
-"""What a plan is made for: a model's shape, a cluster, the work of a step, and the parts of the split that are fixed.
+"""Describes what you plan for: a model's shape, a cluster, the work of a step, and what you fix of the split.
 
-Peaks of GPUs are those of the vendors' data sheets (dense, without sparsity; bandwidths of one direction). Shapes of
-models are those of the published config.json files; a test compares the sum of all parameters with the published count.
-The assumed shares and delays of a `Machine` are ours: measure and replace them.
+Peaks of GPUs come from the vendors' data sheets (dense, without sparsity; bandwidths of one direction). Shapes of
+models come from the published config.json files; a test compares the sum of all parameters with the published count.
+The shares and delays of a `Machine` are our assumptions: measure and replace them.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ def option(meaning: str, default: Any = MISSING, name: str = "", unit: int | Fra
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """A cluster of equal GPUs on equal nodes, and the efficiency that is assumed of it. Bytes, FLOP/s and bytes/s."""
+    """A cluster of equal GPUs on equal nodes, and its assumed efficiency. Bytes, FLOP/s and bytes/s."""
 
-    gpus: int = option("of the whole run", 8)
-    node_gpus: int = option("of a node", 8)
-    memory_bytes: float = option("GB of a GPU", name="memory", unit=10**9)
+    gpus: int = option("GPUs of the whole run", 8)
+    node_gpus: int = option("GPUs of a node", 8)
+    memory_bytes: float = option("memory of a GPU, GB", name="memory", unit=10**9)
     flops_per_s: float = option("dense bfloat16 peak of a GPU, TFLOP/s", name="tflops", unit=10**12)
-    bandwidth: float = option("of a GPU's memory, GB/s", unit=10**9)
-    node_bandwidth: float = option("of a GPU to its node, one direction, GB/s", unit=10**9)
-    network_bandwidth: float = option("of a GPU's part of the network, one direction, GB/s", unit=10**9)
+    bandwidth: float = option("memory bandwidth of a GPU, GB/s", unit=10**9)
+    node_bandwidth: float = option("bandwidth of a GPU to its node, one direction, GB/s", unit=10**9)
+    network_bandwidth: float = option("network bandwidth of a GPU, one direction, GB/s", unit=10**9)
     mfu: float = option("share of the peak that training, prefill and large decode batches reach", 0.4)
     bandwidth_share: float = option("share of the memory bandwidth that decoding reaches", 0.8)
     step_overhead_s: float = option(
-        "of a decode step, beside reading and computing", 0.002, "step_overhead_ms", Fraction(1, 1000)
+        "overhead of a decode step, in addition to reading and computing", 0.002, "step_overhead_ms", Fraction(1, 1000)
     )
     reduction_s: float = option(
-        "of a sum over the GPUs of an engine, two in each layer", 1e-5, "reduction_us", Fraction(1, 10**6)
+        "time of a sum over an engine's GPUs, two in each layer", 1e-5, "reduction_us", Fraction(1, 10**6)
     )
     usable: float = option("share of a GPU's memory to plan with; libraries and fragmentation take the rest", 0.9)
 
@@ -64,8 +64,8 @@ class Machine:
         return flops / (gpus * self.flops_per_s * self.mfu)
 
     def ring_bandwidth(self, ranks: int) -> float:
-        """Return the bytes/s at which each of `ranks` neighbouring GPUs receives its part of an all-gather: the node's
-        bandwidth within a node; between nodes that of all network cards of a node together, limited by the node's."""
+        """Return the bytes/s of an all-gather into each of `ranks` neighbouring GPUs: the node's bandwidth within a
+        node; between nodes that of all network cards of a node together, limited by the node's."""
         if ranks <= self.node_gpus:
             return self.node_bandwidth
         return min(self.node_bandwidth, self.node_gpus * self.network_bandwidth)
@@ -84,7 +84,7 @@ CARDS = {
     "h100": _card("H100", 80e9, 3.35e12, 450e9, 50e9),
     "h200": _card("H200", 141e9, 4.8e12, 450e9, 50e9),
 }
-"""one node of SXM cards; the network is one card for each GPU: 200 Gb/s beside an A100, 400 Gb/s else"""
+"""one node of SXM cards; each GPU has a network card, of 200 Gb/s with an A100 and 400 Gb/s with the others"""
 
 
 def _decoder(
@@ -192,14 +192,14 @@ class Workload:
     """The work of one step: prompts, completions, their lengths, and the passes over them."""
 
     lengths: Lengths
-    max_completion_tokens: int = option("tokens; longer are cut (the p99)", name="max_completion")
-    prompts_per_step: int = option("prompts", 64, "prompts")
+    max_completion_tokens: int = option("limit of a completion, tokens (the p99)", name="max_completion")
+    prompts_per_step: int = option("prompts of a step", 64, "prompts")
     group_size: int = option("completions of a prompt", 16, "group")
     prompt_tokens: int = option("tokens of a prompt", 200)
     micro_batch_tokens: int = option("token budget of a micro-batch", 8192, "micro_batch")
     optimiser_steps: int = option("optimiser steps on each batch", 1, "minibatches")
-    kept: float = option("share of the sampled groups with a signal, which are trained", 1.0)
-    lora_rank: int = option("rank of adapters (LoRA), which alone are trained then", 0, "lora")
+    kept: float = option("share of the sampled groups that have a signal and are trained", 1.0)
+    lora_rank: int = option("rank of adapters (LoRA); with one, only they are trained", 0, "lora")
     extra_forwards: int = 0
     """forward passes over the batch without gradient, e.g. of a reference model"""
 
@@ -242,7 +242,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class Scenario:
-    """Model, cluster and work of a plan, and what is fixed of its split."""
+    """Model, cluster and work of a plan, and the fixed parts of its split."""
 
     decoder: DecoderConfig
     machine: Machine

@@ -35,8 +35,6 @@ from trainer.memory import TrainerMemory
 ASYNC_LEVELS = (1, 2)
 """async levels that are tried if none is given: async level 1 keeps to Magistral's rule (open completions at most twice
 a batch), async level 2 is the default of a run; a larger async level means older data, and must be chosen explicitly"""
-COMPARED_LEVELS = (1, 2, 3, 4)
-"""async levels in the table of other splits"""
 CLOSE = 1.05
 """a smaller async_level is chosen if its step is at most this factor longer"""
 
@@ -47,7 +45,7 @@ class Split:
 
     trainers: int
     replicas: int
-    """of the model among the trainers"""
+    """copies of the model among the trainers"""
     engines: int
     tensor_parallel: int
     async_level: int
@@ -77,9 +75,7 @@ class Split:
             "engines": self.sampling.full_s + self.delivery_s,
             "trainers": self.train_s + self.write_s,
             "weight update": self.update_s,
-            "longest completion": times.straggler_s(
-                self.sampling.longest_s, self.train_s, self.update_s, self.async_level
-            ),
+            "longest completion": (self.sampling.longest_s + self.train_s + self.update_s) / (self.async_level + 2),
         }
 
     @property
@@ -141,25 +137,25 @@ def place(scenario: Scenario, engines: int, tensor_parallel: int, async_level: i
     trainers = machine.gpus - engines * tensor_parallel
     if trainers < 1:
         return None
-    recompute, held = fitting(scenario, trainers)
+    recompute, _ = fitting(scenario, trainers)
     replicas = replicas_of(scenario, trainers, recompute)
-    held = trainer_memory(scenario, trainers, recompute, replicas)
+    rank = trainer_memory(scenario, trainers, recompute, replicas)
     engine = EngineModel(decoder, machine, tensor_parallel, work.lora_rank)
     trained = scenario.adapters or decoder.parameters
     spare = engine.spare_bytes
-    if held.total > machine.usable_bytes or spare <= 0 or engine.held(spare, work.max_tokens) < 1:
+    if rank.total > machine.usable_bytes or spare <= 0 or engine.completions_in(spare, work.max_tokens) < 1:
         return None
-    wanted = math.ceil((async_level + 1) * (work.completions / engines))
-    slots = min(engine.held(spare, work.context), wanted)
+    open_at_once = math.ceil((async_level + 1) * (work.completions / engines))
+    slots = min(engine.completions_in(spare, work.context), open_at_once)
     return Split(
-        trainers, replicas, engines, tensor_parallel, async_level, recompute, held,
+        trainers, replicas, engines, tensor_parallel, async_level, recompute, rank,
         weight_bytes=engine.weight_bytes,
         arriving_bytes=engine.arriving_bytes,
-        cache_bytes=int(min(spare, spare * wanted / engine.held(spare, work.max_tokens))),
+        cache_bytes=int(min(spare, spare * open_at_once / engine.completions_in(spare, work.max_tokens))),
         max_sequences=math.ceil(slots),
         sampling=times.sampling_times(engine, work, engines, slots, async_level),
         train_s=times.train_s(decoder, machine, work, trainers, recompute, replicas),
-        write_s=times.write_s(trained, machine, trainers),
+        write_s=times.moved_s(trained, machine, trainers, times.SEND_BYTES),
         delivery_s=times.delivery_s(trained, machine, trainers, engines, tensor_parallel, links),
     )  # fmt: skip
 
@@ -178,8 +174,8 @@ def splits(scenario: Scenario, async_level: int, tensor_parallel: int = 0) -> It
     """Yield every placement that fits; tensor_parallel 0 for all widths."""
     for width in [tensor_parallel] if tensor_parallel else widths(scenario):
         for engines in range(1, min(scenario.machine.gpus // width, scenario.work.completions) + 1):
-            if found := place(scenario, engines, width, async_level):
-                yield found
+            if split := place(scenario, engines, width, async_level):
+                yield split
 
 
 def best(scenario: Scenario) -> Split:
@@ -195,35 +191,23 @@ def best(scenario: Scenario) -> Split:
             f"--engines {scenario.engines} of {width} GPUs leave {machine.gpus - scenario.engines * width} of "
             f"{machine.gpus} GPUs to train: that does not fit. Without --engines the best split that fits is found"
         )
-    found = []
-    for async_level in ASYNC_LEVELS if scenario.async_level is None else [scenario.async_level]:
-        found += sorted(
-            splits(scenario, async_level, width), key=lambda one: (one.asynchronous_s, one.tensor_parallel)
-        )[:1]
-    if not found:
-        raise ConfigError(why_nothing_fits(scenario))
-    limit = CLOSE * min(one.asynchronous_s for one in found)
-    return next(one for one in found if one.asynchronous_s <= limit)
-
-
-def compared(scenario: Scenario, chosen: Split) -> list[Split]:
-    """Return the chosen split among the best of every async level and of every engine width, by time."""
-    tried = [(chosen.async_level, width) for width in widths(scenario)]
-    tried += [(async_level, chosen.tensor_parallel) for async_level in COMPARED_LEVELS]
-    others = [
-        min(fitting, key=lambda split: split.asynchronous_s)
-        for async_level, width in tried
+    levels = ASYNC_LEVELS if scenario.async_level is None else [scenario.async_level]
+    fastest = [
+        min(fitting, key=lambda split: (split.asynchronous_s, split.tensor_parallel))
+        for async_level in levels
         if (fitting := list(splits(scenario, async_level, width)))
     ]
-    unlike = {(split.engines, split.tensor_parallel, split.async_level): split for split in [chosen, *others]}
-    return sorted(unlike.values(), key=lambda split: split.asynchronous_s)
+    if not fastest:
+        raise ConfigError(why_nothing_fits(scenario))
+    limit = CLOSE * min(split.asynchronous_s for split in fastest)
+    return next(split for split in fastest if split.asynchronous_s <= limit)
 
 
 def why_nothing_fits(scenario: Scenario) -> str:
     """Return one line that says how much memory the roomiest placement would need."""
     machine, width = scenario.machine, max(widths(scenario))
     trainers = max(machine.gpus - width, 1)
-    _, held = fitting(scenario, trainers)
+    _, rank = fitting(scenario, trainers)
     engine = EngineModel(scenario.decoder, machine, width, scenario.work.lora_rank)
     completion = scenario.work.max_tokens * engine.token_bytes
     needed = engine.weight_bytes + engine.arriving_bytes + completion
@@ -233,9 +217,9 @@ def why_nothing_fits(scenario: Scenario) -> str:
 
     return (
         f"{machine.gpus} GPUs with {gib(machine.usable_bytes)} GiB to use hold no split: a trainer rank of {trainers} "
-        f"needs {gib(held.total)} GiB with recomputation (master weights, gradients, moments {gib(held.states)} + "
-        f"gathered {gib(held.gathered)} + frozen {gib(held.frozen)} + weight buffers {gib(held.buffers)} + activations "
-        f"{gib(held.activations)}), a GPU of an engine of {width} needs {gib(needed)} GiB (weights "
+        f"needs {gib(rank.total)} GiB with recomputation (master weights, gradients, moments {gib(rank.states)} + "
+        f"gathered {gib(rank.gathered)} + frozen {gib(rank.frozen)} + weight buffers {gib(rank.buffers)} + activations "
+        f"{gib(rank.activations)}), a GPU of an engine of {width} needs {gib(needed)} GiB (weights "
         f"{gib(engine.weight_bytes)} + tensors on their way {gib(engine.arriving_bytes)} + one completion "
         f"{gib(completion)}). More --gpus, more --memory, a smaller --micro-batch or a shorter --max-completion"
     )

@@ -1,4 +1,4 @@
-"""Models how long the parts of a step take: decoding, sampling a batch, training, a weight update.
+"""Computes how long the parts of a step take: decoding, sampling a batch, training, a weight update.
 
 A decode step reads the weights and the cached keys and values of all running completions, once:
 
@@ -28,9 +28,11 @@ from trainer.step.flops import forward_flops
 
 WIDTH = memory.DTYPE_BYTES["bfloat16"]
 OPTIMISER_BYTES = 4 + 4 + 8 + 4 + 8
-"""bytes moved per parameter: weight, gradient and moments read, weight and moments written"""
+"""bytes that AdamW moves per parameter: weight, gradient and moments read, weight and moments written"""
+SEND_BYTES = 4 + WIDTH
+"""bytes per parameter that a trainer moves to write an update: float32 read, cast and written to its buffer"""
 MESSAGE_BYTES = 32 << 20
-"""of a message in the chain of engines on several nodes (rollout/weights/network.py)"""
+"""size of a message in the chain of engines on several nodes (rollout/weights/network.py)"""
 
 
 # ---- engines -----------------------------------------------------------------------------------------------------
@@ -44,7 +46,7 @@ class EngineModel:
     machine: Machine
     tensor_parallel: int
     lora_rank: int = 0
-    """of adapters, which alone arrive then"""
+    """rank of adapters; above 0 an update sends these alone"""
 
     @property
     def weight_bytes(self) -> float:
@@ -66,7 +68,7 @@ class EngineModel:
         """Bytes of a token's keys and values on each GPU."""
         return memory.cache_bytes_per_token(self.decoder, WIDTH, self.tensor_parallel)
 
-    def held(self, cache_bytes: float, tokens: float) -> float:
+    def completions_in(self, cache_bytes: float, tokens: float) -> float:
         """Return how many completions of `tokens` tokens a cache of `cache_bytes` on each GPU holds."""
         return memory.cache_tokens(self.decoder, WIDTH, self.tensor_parallel, cache_bytes) / tokens
 
@@ -164,11 +166,6 @@ def moved_s(parameters: int, machine: Machine, trainers: int, width: int) -> flo
     return width * parameters / trainers / (machine.bandwidth * machine.bandwidth_share)
 
 
-def optimiser_s(trained: int, machine: Machine, trainers: int) -> float:
-    """Return the time of AdamW on a rank's shard of so many parameters, bound by memory bandwidth."""
-    return moved_s(trained, machine, trainers, OPTIMISER_BYTES)
-
-
 def train_s(
     decoder: DecoderConfig, machine: Machine, work: Workload, trainers: int, recompute: bool, replicas: int = 1
 ) -> float:
@@ -181,14 +178,8 @@ def train_s(
     count = work.optimiser_steps
     each = max(1, math.ceil(work.tokens / count / (trainers * budget))) * count
     traffic = traffic_s(decoder, machine, trainers, each, each * work.extra_forwards, adapters, replicas, count)
-    steps = count * optimiser_s(adapters or decoder.parameters, machine, trainers // replicas)
+    steps = count * moved_s(adapters or decoder.parameters, machine, trainers // replicas, OPTIMISER_BYTES)
     return max(machine.compute_s(flops, trainers), traffic) + steps
-
-
-def write_s(trained: int, machine: Machine, trainers: int) -> float:
-    """Return the time of casting a rank's shard of so many parameters into its buffer: 4 bytes of each read, 2
-    written."""
-    return moved_s(trained, machine, trainers, 4 + WIDTH)
 
 
 def delivery_s(
@@ -205,11 +196,3 @@ def delivery_s(
     if machine.one_node:
         return max(total, total * engines * tensor_parallel / trainers) / machine.node_bandwidth
     return (total / links + (engines - 1) * MESSAGE_BYTES) / machine.network_bandwidth
-
-
-# ---- what overlaps -----------------------------------------------------------------------------------------------
-
-
-def straggler_s(longest_s: float, train: float, update: float, async_level: int) -> float:
-    """Return the step time at which the longest completion of a batch is just in time, seconds."""
-    return (longest_s + train + update) / (async_level + 2)

@@ -67,6 +67,6 @@ def test_an_evaluation_of_a_served_model(rows: Path) -> None:
 
 
 def test_a_surface(rows: Path) -> None:
-    survey: Any = SimpleNamespace(config=Config(), data=rows, problems=9)
+    survey: Any = SimpleNamespace(config=Config(), options=SimpleNamespace(data=rows, problems=9))
     with pytest.raises(DataError, match=r"--data .*rows\.jsonl: p: .*" + REFUSED):
         Survey.prompts(survey, None)  # type: ignore[arg-type]

@@ -21,7 +21,6 @@ config = "run.toml"
 settings = ["--steps=4"]
 seeds = [0, 1, 2]
 over = "last 2 steps"
-each = ["language"]
 
 [variants.base]
 label = "clip-higher"

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
 
 import pytest
 
 from lab.ablate.ablation import read
-from lab.ablate.runner import FIRST_UNIT_S, TIMES, Display, last_error, note_time, run_all, wall_s
-from lab.ablate.runs import FIXED_UNITS, AblationRun, plan
-from tests.lab.ablate.conftest import TEXT, Write
+from lab.ablate.runner import TIMES, last_error, note_time, run_all, wall_s
+from lab.ablate.runs import AblationRun, plan
+from tests.lab.ablate.conftest import TEXT
 
 
 def test_finished_runs_are_not_started_again(finished: list[AblationRun], capsys: pytest.CaptureFixture[str]) -> None:
@@ -42,29 +44,17 @@ def test_the_last_error_is_what_a_launch_said(tmp_path: Path) -> None:
     assert last_error(log) == "it printed nothing"
 
 
-def test_the_time_left_is_told_from_the_launches_that_ended(
-    launches: list[AblationRun], write_run: Write, capsys: pytest.CaptureFixture[str]
+def test_a_failure_is_shown_with_its_run_and_the_others_go_on(
+    launches: list[AblationRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    now = [0.0]
-    display = Display(launches, clock=lambda: now[0])
-    units = FIXED_UNITS + 4
-    assert display.left_s() == pytest.approx(6 * units * FIRST_UNIT_S)
-    display.begin(1, launches[0])
-    now[0] = 12.0
-    display.end(launches[0], "")
-    display.begin(2, launches[1])
-    assert display.left_s() == pytest.approx(5 * 12)
-    now[0] = 13.0
-    display.show(launches[1])  # too early for another line
-    now[0] = 112.0
-    display.end(launches[1], "it broke")
-    display.begin(3, launches[2])
-    assert display.left_s() == pytest.approx(4 * 12), "a failed launch says nothing of the others' time"
-    now[0] = 180.0
-    write_run(launches[2], {"reward/mean": [0.1] * 4}, {"de": 0.5})
-    display.show(launches[2])
-    assert display.left_s() == pytest.approx(3 * 12), "it takes longer than thought"
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\necho step 1\necho error: it broke\nexit 3\n")
+    program.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(program))
+    failures = run_all(launches[:2])
+    assert list(failures) == [Path("runs/clips/base-0"), Path("runs/clips/symmetric-0")]
+    why = "exit code 3; error: it broke (all it printed: runs/clips/base-0.log)"
+    assert failures[Path("runs/clips/base-0")] == why
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "[1/6] clips: clip-higher, seed 0  (left about 3:21 min)"
-    assert lines[1] == "    finished in 12 s" and lines[3] == "    failed: it broke"
-    assert lines[5] == "    clips: clip-higher, seed 1: step 4/4, left about 36 s" and len(lines) == 6
+    assert lines[:2] == ["[1/2] clips: clip-higher, seed 0", f"    failed: {why}"] and len(lines) == 4
+    assert [json.loads(line)["code"] for line in Path("runs/clips", TIMES).read_text().splitlines()] == [3, 3]

@@ -71,9 +71,9 @@ def test_claims_of_a_file_are_decided_for_each_language(ablation: Ablation, fini
     entropy, german, french = decide_all(ablation, FinishedRuns(finished))
     assert entropy.difference is not None and entropy.difference.mean == pytest.approx(0.3)
     assert entropy.difference.half == pytest.approx(4.3027 * 0.1 / 3**0.5, rel=1e-4)  # 0.3, 0.2, 0.4
-    assert (entropy.verdict, entropy.part) == (REPRODUCED, "")
-    assert (german.verdict, german.part) == (UNCLEAR, "language/de")
-    assert (french.verdict, french.part) == (REPRODUCED, "language/fr")
+    assert (entropy.verdict, entropy.subset) == (REPRODUCED, "")
+    assert (german.verdict, german.subset) == (UNCLEAR, "language/de")
+    assert (french.verdict, french.subset) == (REPRODUCED, "language/fr")
     assert french.left is not None and french.left.mean == pytest.approx(0.9)
 
 

@@ -1,19 +1,24 @@
-"""The line through points, the file of points, the pictures, and the command without an engine."""
+"""The line through points, the means of a point, the pictures, and the command without an engine."""
 
 from __future__ import annotations
 
 import json
 import math
+from argparse import Namespace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 from lab.analyse import draw
 from lab.analyse.__main__ import main
 from lab.analyse.draw import RewardByLength, fit_log, training_points
-from lab.analyse.surface import Plane, Point, missing, open_points, summarise
+from lab.analyse.plane import Plane
+from lab.analyse.snapshots import WeightSnapshot
+from lab.analyse.surface import Point, Survey, summarise
 from shared import settings_file
+from shared.chat import Chat
 from shared.config import Config
 from shared.errors import ConfigError
 from shared.metrics import MetricsLog
@@ -64,26 +69,29 @@ def test_the_means_of_a_point() -> None:
     assert (found.length, found.truncated, found.completions) == (5.0, 0.25, 4)
 
 
-def test_measured_points_are_kept_and_the_others_are_missing(tmp_path: Path) -> None:
-    path, question = tmp_path / "points.jsonl", {"axes": [[0.0, 1.0], [0.0, 1.0]], "samples": 4}
-    lines = [question, *({"row": row, "column": column, "alpha": [0.0, 0.0]} for row, column in ((0, 0), (0, 1)))]
-    figures = dict.fromkeys(("reward", "raw_reward", "accuracy", "format", "length", "truncated"), 1.0) | {
-        "completions": 4
-    }
-    path.write_text("".join(json.dumps(line | (figures if line is not question else {})) + "\n" for line in lines))
-    with open_points(path, question, restart=False) as points:
-        assert list(missing(points, ([0.0, 0.5], [0.0, 0.25]))) == [(1, 0, (0.0, 0.25)), (1, 1, (0.5, 0.25))]
-        points.add(point(1, 0))
-    with open_points(path, question, restart=False) as points:
-        assert len(points.rows) == 3 and points.rows[1, 0] == point(1, 0)
+def test_points_of_the_file_are_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A whole file needs no engine; one of another survey is refused."""
+    plane = Plane([0, 5, 10], [0.7, 0.3, 0.0], np.array([[-4.0, 0.0], [0.0, 2.0], [0.0, 0.0]]), ({}, {}))
+    config = Config.model_validate({"name": "run", "runs_dir": str(tmp_path)})
+    (tmp_path / "run" / "latest").mkdir(parents=True)
+    (tmp_path / "run" / "latest" / "config.json").touch()
+    monkeypatch.setattr(Chat, "of_run", lambda *_: None)
+    monkeypatch.setattr(Survey, "prompts", lambda *_: [])
+    path, options = tmp_path / "points.jsonl", Namespace(points=2, margin=0.0, samples=4, restart=False)
+    survey = Survey(config, [WeightSnapshot(step, "export") for step in plane.steps], plane, options)
+    identity = {"snapshots": [[step, "export"] for step in plane.steps], "origin": 10, "points": 2, "margin": 0.0,
+                "axes": [["-4", "0"], ["0", "2"]], "problems": [], "samples": 4}  # fmt: skip
+    rows = [point(row, column) for row in range(2) for column in range(2)]
+    path.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in (identity, *rows)))
+    assert list(survey.points(path).values()) == rows
+    options.samples = 8
     with pytest.raises(ConfigError, match=r"made with other settings \(samples = 4, now 8\): give --restart"):
-        open_points(path, {**question, "samples": 8}, restart=False)
+        survey.points(path)
 
 
 def test_pictures_are_drawn(tmp_path: Path) -> None:
     path = np.array([[-3.0, -0.5], [-2.0, 0.5], [-1.0, 1.0], [-0.01, 0.01], [0.0, 0.0]])
     plane = Plane([0, 5, 10, 15, 20], [0.7, 0.2, 0.1, 0.0, 0.0], path, ({}, {}))
-    assert draw.apart(path) == [4, 0, 1, 2]
     axes = [-4.0, -2.0, 0.0], [-1.0, 0.0, 1.0]
     points = {(row, column): point(row, column, 10.0 + column) for row in range(3) for column in range(3)}
     lengths, rewards = [10.0, 12.0, 14.0], [0.1, 0.2, 0.4]
@@ -105,11 +113,9 @@ def test_the_weights_alone_are_analysed_without_an_engine(tmp_path: Path, capsys
     assert main([str(run_dir), "--points", "0"]) == 2
     assert "at least 3" in capsys.readouterr().err
     write_checkpoint(run_dir, 10, unflatten(centre + first + second))
-    assert main([str(run_dir), "--points", "0", "--around", "6"]) == 2
-    assert "--around 6: weights are kept of the steps 0, 5, 10" in capsys.readouterr().err
-    assert main([str(run_dir), "--points", "0", "--around", "5"]) == 0
+    assert main([str(run_dir), "--points", "0"]) == 0
     results = json.loads((run_dir / "analysis" / "results.json").read_text())
-    assert results["origin"] == 5 and results["path"][1] == [0, 0] and not results["points"]
+    assert results["origin"] == 10 and results["path"][2] == [0, 0] and not results["points"]
     assert sum(results["explained"][:2]) == pytest.approx(1)
     # the three lie at the corners of a right triangle with legs of length 1
     assert math.dist(*results["path"][:2]) == pytest.approx(1, abs=1e-5)

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from lab.analyse import snapshots
+from lab.analyse.plane import Plane, find_plane
 from lab.analyse.snapshots import find_snapshots
-from lab.analyse.surface import Plane, find_plane, grid, put
+from lab.analyse.surface import grid, put
 from shared.errors import CheckpointError, ConfigError
 from tests.lab.analyse.known_plane import (
     FIRST,
@@ -34,8 +35,8 @@ def run_dir(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def plane_of(run_dir: Path, around: int = 3) -> Plane:
-    return find_plane(find_snapshots(run_dir), around)
+def plane_of(run_dir: Path) -> Plane:
+    return find_plane(find_snapshots(run_dir))
 
 
 @pytest.mark.parametrize("numbers", [1, 40, 1 << 23])
@@ -58,20 +59,20 @@ def test_it_is_what_a_singular_value_decomposition_of_all_weights_gives(tmp_path
     weights = torch.randn(6, 27, generator=generator)
     for step, flat in enumerate(weights):
         write_checkpoint(tmp_path, step, unflatten(flat), world=3)
-    plane = plane_of(tmp_path, around=2)
+    plane = plane_of(tmp_path)
     centred = weights.double() - weights.double().mean(0)
     left, values, right = torch.linalg.svd(centred, full_matrices=False)
     assert plane.explained[:5] == pytest.approx((values**2 / (values**2).sum()).tolist()[:5])
     for number, direction in enumerate(map(flatten, plane.directions)):
         assert direction.norm().item() == pytest.approx(1, abs=1e-6)
         assert abs((direction @ right[number]).item()) == pytest.approx(1, abs=1e-6)
-        assert np.allclose(plane.path[:, number], ((centred - centred[2]) @ direction).numpy(), atol=1e-5)
+        assert np.allclose(plane.path[:, number], ((centred - centred[-1]) @ direction).numpy(), atol=1e-5)
         assert plane.path[-1, number] > plane.path[0, number]
 
 
 def test_putting_a_point_leaves_the_snapshots_as_they_are(run_dir: Path) -> None:
     found = find_snapshots(run_dir)
-    plane = find_plane(found, 3)
+    plane = find_plane(found)
     centre, first, second = basis()
     weights = {name: torch.nn.Parameter(torch.empty(shape)) for name, shape in SHAPES.items()}
     for alpha in ((0.5, -2.0), (1.0, 1.0), (0.5, -2.0), (0.0, 0.0)):
@@ -88,7 +89,7 @@ def test_checkpoints_and_exports_together_make_a_path(run_dir: Path) -> None:
     assert [(snapshot.step, snapshot.kind) for snapshot in found] == [
         (0, "checkpoint"), (5, "checkpoint"), (10, "checkpoint"), (15, "export"), (20, "checkpoint"),
     ]  # fmt: skip
-    plane = plane_of(run_dir, around=4)
+    plane = plane_of(run_dir)
     assert sum(plane.explained) == pytest.approx(1) and plane.explained[2] < 0.05
     assert math.dist(plane.path[4], (0, 0)) == 0
 

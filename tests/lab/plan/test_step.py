@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from lab.plan import times
-from lab.plan.scenario import Lengths
+from lab.plan import split, times
+from lab.plan.scenario import CARDS, MODELS, Lengths, Scenario, Workload
 from lab.plan.times import EngineModel
 from tests.lab.plan.shapes import ROUND, decoder, work
 
@@ -70,4 +70,7 @@ def test_the_longest_completion_at_the_load_of_its_step() -> None:
 
 
 def test_the_straggler_has_the_time_of_its_slot_and_of_one_overtaking() -> None:
-    assert times.straggler_s(10, 3, 1, async_level=2) == 14 / 4
+    usual = Workload(Lengths(2000, 8000, 8000), 8000, 64, 16, 200)
+    plan = split.place(Scenario(MODELS["8b"], replace(CARDS["h100"], gpus=64), usual), 4, 4, async_level=2)
+    assert plan is not None
+    assert plan.bounds["longest completion"] == (plan.sampling.longest_s + plan.train_s + plan.update_s) / 4

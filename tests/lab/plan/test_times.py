@@ -56,7 +56,7 @@ def test_prompts_are_read_at_the_peak() -> None:
 def test_what_a_cache_holds() -> None:
     engine = EngineModel(MODELS["8b"], ROUND, 2)
     assert math.isclose(engine.spare_bytes, 0.9 * 80e9 - 8_030_261_248 - 2 * 128_256 * 4096)
-    assert engine.held(131_072 * 50, 10) == 10.0, "two GPUs hold 100 tokens"
+    assert engine.completions_in(131_072 * 50, 10) == 10.0, "two GPUs hold 100 tokens"
 
 
 def test_floating_point_operations_of_a_training_step() -> None:
@@ -85,8 +85,8 @@ def test_a_ring_over_nodes_uses_all_network_cards_of_a_node() -> None:
 
 def test_the_optimiser_and_the_write_are_bound_by_memory() -> None:
     shape = MODELS["8b"]
-    assert math.isclose(times.optimiser_s(shape.parameters, ROUND, 4), 28 * 8_030_261_248 / 4 / 5e11)
-    assert math.isclose(times.write_s(shape.parameters, ROUND, 4), 6 * 8_030_261_248 / 4 / 5e11)
+    assert math.isclose(times.moved_s(shape.parameters, ROUND, 4, times.OPTIMISER_BYTES), 28 * 8_030_261_248 / 4 / 5e11)
+    assert math.isclose(times.moved_s(shape.parameters, ROUND, 4, times.SEND_BYTES), 6 * 8_030_261_248 / 4 / 5e11)
 
 
 def test_the_busier_side_of_a_delivery_within_a_node_counts() -> None:

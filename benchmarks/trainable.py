@@ -1,18 +1,18 @@
-"""The table "what it can train": the fewest cards that hold each model, by the arithmetic that a launch is refused by.
+"""The table "what it can train": the fewest cards that hold each model, by the arithmetic that refuses a launch.
 
-On one node trainers and engines share the cards (trainer/colocate.py), beyond it they are apart (split.py).
+On one node trainers and engines share the cards (trainer/colocate.py), beyond it they are apart (lab/plan/split.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
+from benchmarks.report import table
 from lab.plan import split
 from lab.plan.scenario import CARDS, MODELS, Lengths, Machine, Scenario, Workload
 from shared.config import Config
-from shared.errors import ConfigError, DataError
+from shared.errors import ConfigError
 from shared.model.config import DecoderConfig
 from trainer.colocate import share
 
@@ -20,7 +20,6 @@ SHOWN_CARDS, TOKENS, PROMPT_TOKENS = ("a100-40", "h100", "h200"), (4096, 32768),
 HOST_BYTES = 128 << 30
 """assumed memory of the host for each card of its node"""
 MOST_NODES = 64
-BEGIN, END = "<!-- what it can train -->", "<!-- end of what it can train -->"
 
 
 def shared_settings(decoder: DecoderConfig, gpus: int, tokens: int) -> Iterator[Config]:
@@ -56,30 +55,18 @@ def fewest(decoder: DecoderConfig, card: Machine, tokens: int) -> str:
     nodes = 1
     while nodes <= MOST_NODES:
         try:
-            found = split.best(Scenario(decoder, replace(card, gpus=8 * nodes), work, async_level=1))
+            best = split.best(Scenario(decoder, replace(card, gpus=8 * nodes), work, async_level=1))
         except ConfigError:
             nodes *= 2
             continue
-        return f"{8 * nodes}: {found.trainers} train, {found.engines} x {found.tensor_parallel} sample"
+        return f"{8 * nodes}: {best.trainers} train, {best.engines} x {best.tensor_parallel} sample"
     return "-"
 
 
-def render() -> str:
+def trainable_section() -> str:
     """Return the table in Markdown."""
     columns = [(name, tokens) for name in SHOWN_CARDS for tokens in TOKENS]
-    lines = ["| model | " + " | ".join(f"{name.upper()}, {tokens:,} tokens" for name, tokens in columns) + " |"]
-    lines.append("|---" * (len(columns) + 1) + "|")
+    rows = [["model", *(f"{name.upper()}, {tokens:,} tokens" for name, tokens in columns)]]
     for model, decoder in MODELS.items():
-        cells = (fewest(decoder, CARDS[name], tokens) for name, tokens in columns)
-        lines.append(f"| {model} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-def write(path: Path) -> None:
-    """Write the table between its markers in a document. Raises DataError if these are not there."""
-    text = path.read_text(encoding="utf-8") if path.is_file() else ""
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end):
-        raise DataError(f"{path} has no lines {BEGIN} and {END}: run this in the checkout")
-    path.write_text(f"{before}{BEGIN}\n{render()}\n{END}{after}", encoding="utf-8")
+        rows.append([model, *(fewest(decoder, CARDS[name], tokens) for name, tokens in columns)])
+    return table(*rows)
