@@ -1,4 +1,4 @@
-"""A run folder as the dashboard sees it: how it stands, its settings, phases, evaluations and alarms.
+"""A run folder as the dashboard sees it: its state, settings, phases, evaluations and alarms.
 
 Nothing here trusts the folder: files may be missing, older, damaged, or made by somebody else.
 """
@@ -76,18 +76,18 @@ class RunFolder:
         self._evaluated: list[dict[str, Any]] = []
         self._settings: tuple[bytes, dict[str, Any]] = b"", {}
 
-    # ---- how it stands ------------------------------------------------------------------------------------------
+    # ---- its state -----------------------------------------------------------------------------------------------
 
     def signature(self) -> tuple[int, ...]:
         """Numbers that change whenever something is written into the folder."""
-        found = []
+        numbers = []
         for name in ("metrics.jsonl", "evaluations.jsonl", "phases.jsonl", "lock", "rollouts", "config.toml"):
             try:
                 status = (self.folder / name).stat()
-                found += [status.st_size, status.st_mtime_ns]
+                numbers += [status.st_size, status.st_mtime_ns]
             except OSError:
-                found += [0, 0]
-        return tuple(found)
+                numbers += [0, 0]
+        return tuple(numbers)
 
     def summary(self) -> dict[str, Any]:
         """A line of the list of runs, from the ends of its files."""
@@ -173,10 +173,10 @@ class RunFolder:
                 for kind, table in columns.tables.items() for name in table.names if name not in ("step", "time")
             }  # fmt: skip
             train, bound = columns.table("train"), self.bound
-            found = alarms.find(train.numbers, bound)
+            raised = alarms.find(train.numbers, bound)
             return {
                 "run": self.summary(), "names": names, "settings": self.settings(), "bound": bound,
-                "alarms": [alarm._asdict() for alarm in found], "damaged": columns.damaged,
+                "alarms": [alarm._asdict() for alarm in raised], "damaged": columns.damaged,
                 "evaluations": self.evaluations(), "timeline": self.timeline(),
                 "stages": list(rows_of(last_lines(self.folder / "stages.jsonl")))[-50:],
                 "verdicts": {
@@ -214,9 +214,9 @@ class RunFolder:
             self._evaluated = []
         for offset, line in lines:
             for row in rows_of([line or b""]):
-                found = row.get("evaluation")
-                if isinstance(found, dict) and len(self._evaluated) < MOST_EVALUATIONS:
-                    short = {key: value for key, value in found.items() if key != "samples"}
+                evaluation = row.get("evaluation")
+                if isinstance(evaluation, dict) and len(self._evaluated) < MOST_EVALUATIONS:
+                    short = {key: value for key, value in evaluation.items() if key != "samples"}
                     self._evaluated.append(
                         {"version": number(row.get("version")), "hours": (number(row.get("seconds")) or 0) / 3600,
                          "offset": offset, **short}
@@ -277,14 +277,14 @@ class RunFolders:
         with self._lock:
             run = self._runs.pop(name)
             self._runs[name] = run  # it was looked at last
-            others = [one for one in self._runs.values() if one.columns is not None]
-        cells = sum(one.columns.cells for one in others if one.columns is not None)
-        for one in others[:-1]:
+            others = [other for other in self._runs.values() if other.columns is not None]
+        cells = sum(other.columns.cells for other in others if other.columns is not None)
+        for other in others[:-1]:
             if cells <= self.MOST_CELLS:
                 break
-            if one.columns is not None:
-                cells -= one.columns.cells
-                one.columns = None
+            if other.columns is not None:
+                cells -= other.columns.cells
+                other.columns = None
         return run
 
     def differences(self, names: list[str]) -> dict[str, dict[str, Any]]:

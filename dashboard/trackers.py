@@ -18,7 +18,7 @@ from shared.section import flat
 PROJECT = "maestrale"
 """project or experiment where the tracker's own variables name none"""
 COLUMNS = ("step", "problem", "completion", "answer", "verdict", "reward", "reason")
-"""of a table of samples"""
+"""Columns of a table of samples."""
 
 
 class TrackedRun(NamedTuple):
@@ -27,7 +27,7 @@ class TrackedRun(NamedTuple):
     name: str
     folder: Path
     settings: dict[str, Any]
-    """as in config.toml"""
+    """The settings in config.toml."""
 
     def kept_id(self, tracker: str, make: Callable[[], str]) -> tuple[str, bool]:
         """The id of the tracker's run, kept in the run folder, and whether it was made now."""
@@ -111,18 +111,18 @@ class TensorBoardFiles:
 
     def write(self, kind: str, step: int, when: float, **content: Any) -> None:
         """Write an event. content: its field and value."""
-        part = "sft" if kind == "sft" else ""
-        if part not in self.files:
-            self.files[part] = self.open(str(self.folder / part), flush_secs=10)
-        self.files[part].add_event(self.event.Event(wall_time=when, step=step, **content))
+        folder = "sft" if kind == "sft" else ""
+        if folder not in self.files:
+            self.files[folder] = self.open(str(self.folder / folder), flush_secs=10)
+        self.files[folder].add_event(self.event.Event(wall_time=when, step=step, **content))
 
     def row(self, row: Mapping[str, Any], values: Mapping[str, float], again: bool) -> None:
-        place = row["kind"], row["step"], row["time"]
+        head = row["kind"], row["step"], row["time"]
         if again and not self.again:  # readers forget what an earlier launch wrote from this step on
-            self.write(*place, session_log=self.event.SessionLog(status=self.event.SessionLog.START))
+            self.write(*head, session_log=self.event.SessionLog(status=self.event.SessionLog.START))
         self.again = again
         numbers = [self.summary.Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
-        self.write(*place, summary=self.summary.Summary(value=numbers))
+        self.write(*head, summary=self.summary.Summary(value=numbers))
 
     def samples(self, samples: TrackedSamples) -> None:
         lines = [COLUMNS, ["---"] * len(COLUMNS), *([as_markdown(cell) for cell in row] for row in samples.rows)]
@@ -176,8 +176,8 @@ class MlflowRun:
 
         def create() -> str:
             name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
-            found = self.client.get_experiment_by_name(name)
-            experiment = found.experiment_id if found else self.client.create_experiment(name)
+            known = self.client.get_experiment_by_name(name)
+            experiment = known.experiment_id if known else self.client.create_experiment(name)
             return str(self.client.create_run(experiment, run_name=run.name).info.run_id)
 
         self.number, new = run.kept_id("mlflow", create)
