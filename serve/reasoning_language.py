@@ -95,7 +95,7 @@ class LanguageChoice(NamedTuple):
     code: str
     """"" if no language is requested"""
     source: Source
-    """what determined the language"""
+    """Where the language comes from."""
 
 
 class Measured(NamedTuple):
@@ -149,7 +149,7 @@ def without_quotations(text: str) -> str:
 
 def language_of(text: str) -> str:
     """Return the language code of a user's turn, "" if it has too few words; quotations count only if needed, and of a
-    few words the script may tell it."""
+    few words the script may decide it."""
     if len(text) > 2 * MOST_LETTERS:
         text = f"{text[:MOST_LETTERS]}\n{text[-MOST_LETTERS:]}"
     return detect(without_quotations(text)).language or detect(text).language or only_writer(clean(text))
