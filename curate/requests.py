@@ -8,15 +8,24 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Annotated
 
-from curate.languages import assign_languages, seed_option
-from curate.stage import RATE, Bound, CurationStage, Kept, Show, option
+from pydantic import AfterValidator, Field
+from pydantic.dataclasses import dataclass
+
+from curate.languages import Seed, assign_languages
+from curate.stage import CurationStage, Kept, Rate, Show
 from shared.errors import ConfigError
 from shared.jsonl import Row, text_of
 from shared.languages import LANGUAGES
 from verify.language import detect, known_languages, spoken_in
 from verify.verifiers import check_language
+
+
+def _known(codes: list[str]) -> list[str]:
+    if not set(codes) <= known_languages():
+        raise ValueError("must be codes that the language detector knows")
+    return codes
 
 
 @dataclass
@@ -35,15 +44,12 @@ class RequestStage(CurationStage):
     """
 
     name = "request"
-    languages: Sequence[str] = option(
-        list(LANGUAGES),
-        f"that --crossed draws from, codes such as {' '.join(LANGUAGES)} (default: these)",
-        Bound("codes that the language detector knows", lambda value: set(value) <= known_languages()),
-        nargs="+", metavar="XX",
-    )  # fmt: skip
-    share: float = option(0.1, "of the problems, which ask for their own language (default %(default)s)", RATE)
-    crossed: float = option(0.1, "of the problems, which ask for another language; 0 for none (default 0.1)", RATE)
-    seed: int = seed_option()
+    languages: Annotated[list[str], AfterValidator(_known)] = Field(
+        default_factory=lambda: list(LANGUAGES), description="codes of the languages that --crossed draws from"
+    )
+    share: Rate = Field(default=0.1, description="share of the problems that asks for their own language")
+    crossed: Rate = Field(default=0.1, description="share of the problems that asks for another language; 0 for none")
+    seed: Seed = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()

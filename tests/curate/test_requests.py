@@ -96,5 +96,5 @@ def test_the_command_reports_by_language_and_its_rows_are_read(tmp_path: Path) -
 ])  # fmt: skip
 def test_bad_input_names_what_is_wrong(options: dict[str, Any], row: dict[str, Any], words: str) -> None:
     with pytest.raises((ConfigError, DataError)) as raised:
-        decide_rows(RequestStage(**options), [{"id": "1", "problem": "1+1=?", "answer": "2", **row}])
+        decide_rows(RequestStage.of(options), [{"id": "1", "problem": "1+1=?", "answer": "2", **row}])
     assert words in str(raised.value)
