@@ -15,9 +15,8 @@ from curate.demonstrations import DemonstrationsStage
 from curate.difficulty import DifficultyStage, LabelsStage
 from curate.duplicates import DuplicatesStage
 from curate.format import FormatStage
-from curate.languages import HumanStage, TranslateStage
+from curate.languages import HumanStage, RequestStage, TranslateStage
 from curate.programs import ProgramsStage
-from curate.requests import RequestStage
 from curate.sample import SampleStage
 from curate.stage import CurationStage
 from shared.errors import run_command

@@ -74,7 +74,7 @@ class RunFolder:
         self.rollouts = Rollouts(folder / "rollouts")
         self._evaluations = GrowingFile(folder / "evaluations.jsonl")
         self._evaluated: list[dict[str, Any]] = []
-        self._settings: tuple[bytes, dict[str, Any]] = b"", {}
+        self._config: tuple[bytes, dict[str, Any]] = b"", {}
 
     # ---- its state -----------------------------------------------------------------------------------------------
 
@@ -134,22 +134,26 @@ class RunFolder:
             return {"state": "running", "story": since}
         return {"state": "silent", "story": f"{since}; nothing was written for {age / 60:.0f} minutes"}
 
-    def settings(self) -> dict[str, Any]:
-        """Its settings by "section.key"; {} where there are none that can be read."""
+    def config(self) -> dict[str, Any]:
+        """Its settings as in config.toml; {} where there are none that can be read."""
         data = read_small(self.folder / "config.toml")
-        if data != self._settings[0]:
+        if data != self._config[0]:
             try:
-                self._settings = data, flat(tomllib.loads(data.decode()))
+                self._config = data, tomllib.loads(data.decode())
             except (ValueError, RecursionError):
-                self._settings = data, {}
-        return self._settings[1]
+                self._config = data, {}
+        return self._config[1]
+
+    def settings(self) -> dict[str, Any]:
+        """Its settings by "section.key"."""
+        return flat(self.config())
 
     @property
     def bound(self) -> int | None:
         """Bound of its staleness, where its settings are of this version."""
         try:
-            return Config.model_validate(tomllib.loads(read_small(self.folder / "config.toml").decode())).max_staleness
-        except (ValueError, RecursionError, ZeroDivisionError):
+            return Config.model_validate(self.config()).max_staleness if self.config() else None
+        except (ValueError, ZeroDivisionError):
             return None
 
     # ---- one run ------------------------------------------------------------------------------------------------
