@@ -106,7 +106,7 @@ def read_samples(row: Row) -> list[Sample]:
 def _run_setting(name: str, text: str) -> Any:
     """Declare an option that replaces a setting of --config; its text is parsed as in a settings file."""
     default = settings_file.SETTINGS[RUN_SETTINGS[name]].get_default()
-    shown = f" (default {default})" if len(str(default)) < 20 else ""
+    shown = "" if default is None or len(str(default)) > 20 else f" (default {default})"
     return Field(default=None, description=f"{text}{shown}, or that of --config")
 
 

@@ -91,7 +91,8 @@ class CurationStage:
             kind, default = plain(field.annotation), field.get_default(call_default_factory=True)
             notes = [type_name(field)] if kind in (int, float) or get_origin(kind) is Literal else []
             if not field.is_required() and kind is not bool and default not in (None, "", []):
-                notes.append(f"default {' '.join(default) if isinstance(default, list) else default}")
+                shown = " ".join(default) if isinstance(default, list) else f"{default:g}" if kind is float else default
+                notes.append(f"default {shown}")
             words = f"{meaning(field)} ({'; '.join(notes)})" if notes else meaning(field)
             many: dict[str, Any] = {"nargs": "+"} if get_origin(kind) is list else {}
             parser.add_argument(

@@ -33,7 +33,7 @@ SAMPLES, SAMPLES_EVERY, SAMPLE_CHARACTERS = 4, 10, 2000
 """completions of a table, steps between tables, characters kept of each text"""
 LOOK_S = 1.0
 """between two looks at a run that goes on"""
-CLOSED = "closed"
+CLOSED, STOPPED = "closed", "stopped; the same command sends the rest"
 
 
 class Follower:
@@ -183,7 +183,7 @@ def main(arguments: list[str]) -> int:
             raise RunError(f"{refused:,} rows or tables were refused: the same command sends them")
         return 0
 
-    return run_command(run, "stopped; the same command sends the rest")
+    return run_command(run, STOPPED)
 
 
 if __name__ == "__main__":

@@ -69,7 +69,7 @@ def tool_of(function: Callable[..., Any]) -> EnvironmentTool:
     name, source = function.__name__, f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
     description = inspect.cleandoc(function.__doc__ or "")
     if not description:
-        raise ConfigError(f"{source}: the tool {name} has no docstring, which tells the model what it is for")
+        raise ConfigError(f"{source}: the tool {name} has no docstring, which says to the model what it is for")
     try:
         known = typing.get_type_hints(function, include_extras=True)
     except Exception as error:  # whatever an annotation raises when it is evaluated

@@ -49,7 +49,7 @@ def read_adapter(path: Path, model: Path, system: str, template: Mapping[str, An
     folder = path.resolve()
     if (settings := read_settings(folder)).experts:
         raise ModelError(
-            f"{folder} has adapters of experts, which are not served beside their model: serve the run's merged export "
+            f"{folder} has adapters of experts, which are not served with their model: serve the run's merged export "
             "(runs/NAME/latest)"
         )
     check_fits(folder, model)

@@ -179,7 +179,7 @@ def check_prompt_candidates(body: CompletionRequest, tokens: int) -> None:
         return
     count = tokens * (body.prompt_candidates + 1) * (body.n if body.echo else 1)
     if count > MOST_PROMPT_CANDIDATES:
-        message = f"{count:,} log-probs of prompts, at most {MOST_PROMPT_CANDIDATES:,} are told in one response"
+        message = f"{count:,} log-probs of prompts, at most {MOST_PROMPT_CANDIDATES:,} are returned in one response"
         name = "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"
         raise ApiError(400, message, code="invalid_value", param=name)
 

@@ -175,7 +175,7 @@ class KeyCheck:
         """Raises ValueError where too many keys are compared."""
         self._compared += len(names)
         if self._compared > MOST_COMPARED:
-            raise ValueError(f"more than {MOST_COMPARED} keys stand beside patternProperties: name fewer")
+            raise ValueError(f"more than {MOST_COMPARED} keys next to patternProperties: name fewer")
 
     def _resolve(self, target: str) -> Any:
         """Return the schema that a $ref means; None for one that only the engine may know."""

@@ -118,7 +118,7 @@ def read_tag(value: str) -> str:
     code = code_of(match["language"].lower()) if match is not None else None
     if code is not None:
         return code
-    what = "no language" if match is None else "no language that can be told apart here"
+    what = "no language" if match is None else "no language that is recognised here"
     near = nearest(tag[:40]) if tag else ""
     hint = f'; the nearest is "{near}" ({name_of(near).english})' if near else ""
     raise ValueError(f'"{value[:40]}" is {what}: give auto, off, or a BCP 47 code such as fr or pt-BR{hint}')

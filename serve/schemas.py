@@ -247,17 +247,17 @@ class ChatRequest(ReasoningRequest, StreamedRequest):
         if sum(len(json.dumps(tool.function.parameters)) for tool in self.tools) > MOST_SCHEMA_LETTERS:
             raise ValueError(f"tools: their schemas have more than {MOST_SCHEMA_LETTERS} letters together")
         if self.offered and self.response_format is not None and self.response_format.constraint is not None:
-            raise ValueError("response_format cannot stand beside tools that may be called")
+            raise ValueError("response_format cannot be combined with tools that may be called")
         return self
 
     @model_validator(mode="after")
     def match_parameters(self) -> ChatRequest:
-        """Raises PydanticCustomError for parameters that have no effect, or cannot stand, beside the others."""
+        """Raises PydanticCustomError for parameters that have no effect, or no place, next to the others."""
         if self.top_logprobs and not self.logprobs:
             raise body_error("top_logprobs", "top_logprobs needs logprobs: true")
         if self.min_tokens and (self.stops or self.stop_token_ids or self.constraint is not None):
             why = "what ends or forms the answer only: leave out stop, stop_token_ids, response_format and tools"
-            raise body_error("min_tokens", f"min_tokens cannot stand beside {why}")
+            raise body_error("min_tokens", f"min_tokens cannot be combined with {why}")
         return self
 
     @field_validator("messages")
@@ -271,7 +271,7 @@ class ChatRequest(ReasoningRequest, StreamedRequest):
             if is_result and places and all(turn.tool_call_id for turn in turns):
                 for turn in turns:
                     if turn.tool_call_id not in places:
-                        message = f"no call {turn.tool_call_id[:60]} stands before its result"
+                        message = f"no call {turn.tool_call_id[:60]} comes before its result"
                         raise body_error("messages", message, "unknown_form")
                 turns.sort(key=lambda turn: places[turn.tool_call_id])
             elif not is_result:

@@ -1,5 +1,5 @@
 """Makes the files of the example "guess": rows that name the environment, demonstrations that guess at random whatever
-they are told, and a tiny model that knows the words.
+they read after each guess, and a tiny model that knows the words.
 
 [prepare]
 script = "examples/guess/prepare.py"
