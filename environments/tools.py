@@ -142,9 +142,9 @@ class ToolEnvironment(Environment):
         info = {"tool_calls": float(len(results)), "failed_calls": float(failed)}
         return Observation(results, done=not results, info=info)
 
-    async def answer(self, parsed: ParsedCall | str) -> tuple[str, bool]:
+    async def answer(self, part: ParsedCall | str) -> tuple[str, bool]:
         """What the policy reads about a call, and whether that is its result. Raises Failed."""
-        text, right = await self._answer(parsed)
+        text, right = await self._answer(part)
         return cut(text, self.options.result_characters), right
 
     async def _answer(self, parsed: ParsedCall | str) -> tuple[str, bool]:
@@ -180,10 +180,10 @@ class JoinedTools(ToolEnvironment):
             raise ConfigError(f"two environments have a tool {twice[0]}")
         return [one for part in self.parts for one in part._tools.values()]
 
-    async def answer(self, parsed: ParsedCall | str) -> tuple[str, bool]:
+    async def answer(self, part: ParsedCall | str) -> tuple[str, bool]:
         """Delegate to the environment that owns the tool."""
-        owner = self._owners.get(parsed.name) if isinstance(parsed, ParsedCall) else None
-        return await (super().answer(parsed) if owner is None else owner.answer(parsed))
+        owner = self._owners.get(part.name) if isinstance(part, ParsedCall) else None
+        return await (super().answer(part) if owner is None else owner.answer(part))
 
     async def reset(self, problem: Problem, seed: int) -> Observation:
         """Begin the episode in each of them."""
