@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import sys
 import time
 import zlib
@@ -14,9 +15,8 @@ from curate.demonstrations import DemonstrationsStage
 from curate.difficulty import DifficultyStage, LabelsStage
 from curate.duplicates import DuplicatesStage
 from curate.format import FormatStage
-from curate.languages import HumanStage, TranslateStage
+from curate.languages import HumanStage, RequestStage, TranslateStage
 from curate.programs import ProgramsStage
-from curate.requests import RequestStage
 from curate.sample import SampleStage
 from curate.stage import CurationStage
 from shared.errors import run_command
@@ -59,26 +59,29 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument(
+        "inputs", type=Path, nargs="+", metavar="INPUT", help="files of problems, or hub:OWNER/NAME/CONFIG:SPLIT"
+    )
+    common.add_argument("--out", type=Path, required=True, metavar="OUTPUT.jsonl", help="where kept rows go")
+    common.add_argument("--restart", action="store_true", help="begin anew: forget the journal, overwrite OUTPUT")
+    common.add_argument(
+        "--columns", default="", metavar="FIELD=COLUMN,...", help="columns of the input that hold fields of a row"
+    )
     stages = whole.add_subparsers(dest="stage", metavar="STAGE", required=True, title="stages")
     for name, command in COMMANDS.items():
-        summary, rest = command.explanation()
-        parser = stages.add_parser(
-            name, help=summary, description=summary, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter
-        )
-        parser.add_argument(
-            "inputs", type=Path, nargs="+", metavar="INPUT", help="files of problems, or hub:OWNER/NAME/CONFIG:SPLIT"
-        )
-        parser.add_argument("--out", type=Path, required=True, metavar="OUTPUT.jsonl", help="where kept rows go")
-        parser.add_argument("--restart", action="store_true", help="begin anew: forget the journal, overwrite OUTPUT")
-        parser.add_argument(
-            "--columns", default="", metavar="FIELD=COLUMN,...", help="columns of the input that hold fields of a row"
-        )
-        command.add_options(parser)
+        summary, _, rest = inspect.cleandoc(command.__doc__ or "").partition("\n")
+        command.add_options(
+            stages.add_parser(
+                name, help=summary, description=summary, epilog=rest.strip(), parents=[common],
+                formatter_class=argparse.RawDescriptionHelpFormatter,
+            )
+        )  # fmt: skip
     return whole.parse_args(arguments)
 
 
 def fetched(given: Path, out: Path) -> Path:
-    """The file of an input; a data set of the Hub is written beside --out, once. Raises as `data_sets.fetch_to`."""
+    """The file of an input; a data set of the Hub is written next to --out, once. Raises as `data_sets.fetch_to`."""
     if not str(given).startswith(HUB):
         return given
     return fetch_to(out.with_suffix(f".{zlib.crc32(str(given).encode()):08x}.jsonl"), "INPUT", str(given), HUB_S)
@@ -105,7 +108,7 @@ def main(arguments: list[str]) -> int:
     options = parse(arguments)
 
     def run() -> int:
-        stage = COMMANDS[options.stage].from_options(options)
+        stage = COMMANDS[options.stage].of(vars(options))
         run_stage(stage, options.inputs, options.out, options.restart, options.columns)
         return 0
 

@@ -100,9 +100,9 @@ def _changed_in_place(test: CallTest, output: Output) -> bool:
     return output.value is None and test.expected is not None and bool(output.changed)
 
 
-def same_input(one: ComparableTest, other: ComparableTest) -> bool:
+def same_input(first: ComparableTest, other: ComparableTest) -> bool:
     """Whether two tests have the same input; types count (1 is not True, a tuple not a list)."""
-    return _input(one) == _input(other)
+    return _input(first) == _input(other)
 
 
 def _input(test: ComparableTest) -> str:
@@ -154,13 +154,13 @@ def as_meant(tests: Sequence[ComparableTest], outputs: Sequence[Sequence[Output]
     for by_test in outputs:
         for test, output in zip(tests, by_test, strict=True):
             if isinstance(test, CallTest) and output.status is Status.PASSED:
-                for place in fitting_meanings(test, output):
-                    counts[place] += 1
+                for meaning in fitting_meanings(test, output):
+                    counts[meaning] += 1
     if not any(counts):
         return list(tests)
-    place = counts.index(max(counts))
+    meaning = counts.index(max(counts))
     return [
-        msgspec.structs.replace(test, expected=expected_values(test)[place], wrapped=False)
+        msgspec.structs.replace(test, expected=expected_values(test)[meaning], wrapped=False)
         if isinstance(test, CallTest)
         else test
         for test in tests
@@ -171,16 +171,16 @@ def check_tests(
     tests: Sequence[ComparableTest], outputs: Sequence[Sequence[Output]], agreement: float, rule: ContestRule = CONTEST
 ) -> list[CheckedTest]:
     """Check all tests; returns [tests] of results. `outputs`: [solutions, tests]; agreement: share of the solutions."""
-    found: list[CheckedTest] = []
+    results: list[CheckedTest] = []
     for number, test in enumerate(tests):
-        kept = next((done.test for done in found if done.test is not None and same_input(done.test, test)), None)
+        kept = next((done.test for done in results if done.test is not None and same_input(done.test, test)), None)
         if kept is not None:
-            found.append(CheckedTest(None, REPEATED if rule.expects(kept, _as_output(test)) else CONTRADICTION))
+            results.append(CheckedTest(None, REPEATED if rule.expects(kept, _as_output(test)) else CONTRADICTION))
             continue
         contradicted = any(same_input(other, test) and not rule.expects(other, _as_output(test)) for other in tests)
         given = [by_test[number] for by_test in outputs if by_test[number].status is not Status.SKIPPED]
-        found.append(_check_first(test, given, agreement, contradicted, rule))
-    return found
+        results.append(_check_first(test, given, agreement, contradicted, rule))
+    return results
 
 
 def _check_first(
@@ -203,17 +203,17 @@ def _check_first(
 
 def stored(test: ComparableTest) -> dict[str, Any]:
     """Return a test as JSON, in a form that `read_tests` accepts."""
-    found: dict[str, Any]
+    fields: dict[str, Any]
     if isinstance(test, StdioTest):
-        found = {"input": test.input, "output": test.output}
+        fields = {"input": test.input, "output": test.output}
         if test.language:
-            found["language"] = test.language
+            fields["language"] = test.language
     else:
         name = "output" if test.wrapped else "expected"
-        found = {"function": test.function, "args": test.args, name: as_json(test.expected)}
+        fields = {"function": test.function, "args": test.args, name: as_json(test.expected)}
         if test.kwargs:
-            found["kwargs"] = test.kwargs
-    return found if test.tolerance is None else {**found, "tolerance": test.tolerance}
+            fields["kwargs"] = test.kwargs
+    return fields if test.tolerance is None else {**fields, "tolerance": test.tolerance}
 
 
 def as_json(value: Any) -> Any:
@@ -222,10 +222,10 @@ def as_json(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [as_json(item) for item in value]
     if isinstance(value, dict):
-        found = {json.dumps(key) if type(key) in (int, float) else key: as_json(item) for key, item in value.items()}
-        if not all(isinstance(key, str) for key in value) and number_keys(found) != list(value):
+        texts = {json.dumps(key) if type(key) in (int, float) else key: as_json(item) for key, item in value.items()}
+        if not all(isinstance(key, str) for key in value) and number_keys(texts) != list(value):
             raise ValueError("keys that JSON does not give back")
-        return found
+        return texts
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError("a number that is not finite")
     if value is None or isinstance(value, (str, int, float, bool)):

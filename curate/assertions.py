@@ -41,11 +41,10 @@ def read_code(code: str) -> list[Statement]:
     except (SyntaxError, RecursionError, MemoryError) as error:
         raise ValueError(f"the test code is no Python ({error})") from error
     own = set[str]().union(*map(_bound, tree.body))
-    found = [_statement(node, own) for node in tree.body if decides(node)]
     starts = [node.lineno for node in tree.body]
     if len(set(starts)) < len(starts):
         raise ValueError("several statements of the test code share a line")
-    return found
+    return [_statement(node, own) for node in tree.body if decides(node)]
 
 
 def _bound(node: ast.stmt) -> set[str]:
@@ -67,8 +66,8 @@ def _statement(node: ast.stmt, own: set[str]) -> Statement:
         read = _call(call, literal)
         if read is not None and read.function not in own:
             assert literal.end_lineno is not None and literal.end_col_offset is not None
-            place = (literal.lineno - 1, literal.col_offset, literal.end_lineno - 1, literal.end_col_offset)
-            return Statement(node.lineno - 1, end, read, place)
+            position = (literal.lineno - 1, literal.col_offset, literal.end_lineno - 1, literal.end_col_offset)
+            return Statement(node.lineno - 1, end, read, position)
     return Statement(node.lineno - 1, end, None)
 
 

@@ -10,13 +10,14 @@ import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 
-from curate.stage import RATE, CurationStage, Fields, Kept, Rejected, Show, at_least, option, random_order
+from curate.stage import CurationStage, Fields, Kept, Rate, Rejected, Show, random_order
 from shared.errors import ConfigError, DataError
 from shared.json_reader import decode_json
 from shared.jsonl import Row
@@ -70,34 +71,34 @@ class DemonstrationsStage(CurationStage):
     """
 
     name = "demonstrations"
-    skip_steps: int = option(0, "leave out so many of the first steps (default %(default)s)", at_least(0))
-    early: float = option(0.3, "share of the steps that count as early (default %(default)s)", RATE)
-    shortest: float = option(
-        0.25, "of early steps, so large a share of the shortest completions is left out (default %(default)s)", RATE
+    skip_steps: int = Field(default=0, ge=0, description="leave out so many of the first steps")
+    early: Rate = Field(default=0.3, description="share of the steps that count as early")
+    shortest: Rate = Field(
+        default=0.25, description="share of the shortest completions of early steps that is left out"
     )
-    per_problem: int = option(4, "completions of a problem, at most (default %(default)s)", at_least(1))
-    hard: float = option(0.25, "problems of at most this pass rate are repeated (default %(default)s)", RATE)
-    copies: int = option(2, "so often (default %(default)s)", at_least(1))
-    start: float = option(
-        0.0, "write problems that begin with this share of the reasoning; 0: demonstrations (default %(default)s)", RATE
+    per_problem: int = Field(default=4, ge=1, description="completions of a problem, at most")
+    hard: Rate = Field(default=0.25, description="problems of at most this pass rate are repeated")
+    copies: int = Field(default=2, ge=1, description="so often")
+    start: Rate = Field(
+        default=0.0, description="write problems that begin with this share of the reasoning; 0: demonstrations"
     )
-    seed: int = option(0, "draws other completions (default %(default)s)")
-    verdicts: Path | None = option(None, "of python -m verify, for one file", type=Path, metavar="VERDICTS.jsonl")
+    seed: int = Field(default=0, description="draws other completions")
+    verdicts: Path | None = Field(default=None, description="verdicts of python -m verify, for one file")
 
     def find(self, inputs: Sequence[Path]) -> list[Path]:
         """Replace each folder of a run by its rollouts/step_N.jsonl, in the order of the steps.
 
         Raises DataError for another folder, ConfigError for several files with --verdicts.
         """
-        found: list[Path] = []
+        paths: list[Path] = []
         for path in inputs:
             files = [file for file in (path / "rollouts").glob("step_*.jsonl") if _STEP.search(file.name)]
             if path.is_dir() and not files:
                 raise DataError(f"{path} is no folder of a run: there is no rollouts/step_1.jsonl in it")
-            found += sorted(files, key=lambda file: _step(file.name)) if path.is_dir() else [path]
+            paths += sorted(files, key=lambda file: _step(file.name)) if path.is_dir() else [path]
         if self.verdicts is not None and len(inputs) != 1:
             raise ConfigError("--verdicts belongs to one input file: give one, or put the verdicts into the rows")
-        return found
+        return paths
 
     async def prepare(self, rows: Sequence[Row], show: Show) -> None:
         """Read all completions and choose. Raises DataError for rows that hold none."""
@@ -110,18 +111,20 @@ class DemonstrationsStage(CurationStage):
         chosen, lost = self.choose(completions)
         by_row: dict[int, list[Fields]] = defaultdict(list)
         ids = set[str]()
-        for one, rate in chosen:
+        for completion, rate in chosen:
+            problem = completion.problem
             shown = {
-                "id": one.problem.id, "problem": one.problem.text, "completion": one.text,
-                "language": one.problem.language, "domain": one.problem.domain, "pass_rate": rate,
+                "id": problem.id, "problem": problem.text, "completion": completion.text,
+                "language": problem.language, "domain": problem.domain, "pass_rate": rate,
             }  # fmt: skip
-            if one.problem.reasoning_language:
-                shown["reasoning_language"] = one.problem.reasoning_language
+            if problem.reasoning_language:
+                shown["reasoning_language"] = problem.reasoning_language
             if self.start:
-                by_row[one.row] += (new := [row for row in start_of(one, self.start) if row["id"] not in ids])
-                ids |= {str(row["id"]) for row in new}
+                starts = [row for row in start_of(completion, self.start) if row["id"] not in ids]
+                by_row[completion.row] += starts
+                ids |= {str(row["id"]) for row in starts}
             else:
-                by_row[one.row] += [shown] * (self.copies if rate <= self.hard else 1)
+                by_row[completion.row] += [shown] * (self.copies if rate <= self.hard else 1)
         for index in range(len(rows)):
             counts = {f"completions {reason}": count for reason, count in lost.get(index, Counter()).items()}
             if by_row.get(index):
@@ -134,59 +137,60 @@ class DemonstrationsStage(CurationStage):
         self, completions: Sequence[GradedCompletion]
     ) -> tuple[list[tuple[GradedCompletion, float]], dict[int, Counter[str]]]:
         """Return the chosen completions with their problems' pass rates and, for each row, why others were not."""
-        steps = sorted({one.step for one in completions})
+        steps = sorted({completion.step for completion in completions})
         skipped = set(steps[: self.skip_steps]) if steps != [0] else set()
         left = [step for step in steps if step not in skipped]
         early = set(left[: round(self.early * len(left))]) if left != [0] else set()
         lost: dict[int, Counter[str]] = defaultdict(Counter)
         graded: dict[str, list[GradedCompletion]] = defaultdict(list)
-        for one in completions:
-            if one.step in skipped:
-                lost[one.row]["of a skipped step"] += 1
-            elif not one.verdict.graded:
-                lost[one.row]["not graded"] += 1
+        for completion in completions:
+            if completion.step in skipped:
+                lost[completion.row]["of a skipped step"] += 1
+            elif not completion.verdict.graded:
+                lost[completion.row]["not graded"] += 1
             else:
-                graded[one.problem.id].append(one)
-        lengths = sorted(one.tokens for found in graded.values() for one in found if one.verdict is Verdict.CORRECT)
+                graded[completion.problem.id].append(completion)
+        lengths = sorted(one.tokens for group in graded.values() for one in group if one.verdict is Verdict.CORRECT)
         least = lengths[min(len(lengths) - 1, int(self.shortest * len(lengths)))] if lengths else 0
         chosen: list[tuple[GradedCompletion, float]] = []
-        for found in graded.values():
-            right = [one for one in found if one.verdict is Verdict.CORRECT]
+        for group in graded.values():
+            right = [one for one in group if one.verdict is Verdict.CORRECT]
             fit = [one for one in right if not (one.step in early and one.tokens < least)]
             single = list({one.text: one for one in reversed(fit)}.values())
-            single.sort(key=lambda one: random_order(f"{one.problem.id}\0{one.step}\0{one.text}", self.seed))
+            single.sort(key=lambda each: random_order(f"{each.problem.id}\0{each.step}\0{each.text}", self.seed))
             taken = single[: self.per_problem]
-            chosen += [(one, len(right) / len(found)) for one in taken]
+            chosen += [(one, len(right) / len(group)) for one in taken]
             for reason, before, after in (
-                ("not right" if found[0].problem.verified else "of open problems", found, right),
+                ("not right" if group[0].problem.verified else "of open problems", group, right),
                 ("short and early", right, fit),
                 ("that repeat another", fit, single),
                 ("above --per-problem", single, taken),
             ):
                 kept = set(map(id, after))
-                for one in before:
-                    lost[one.row][reason] += id(one) not in kept
+                for completion in before:
+                    lost[completion.row][reason] += id(completion) not in kept
         return chosen, {row: +counts for row, counts in lost.items()}
 
 
-def start_of(one: GradedCompletion, share: float) -> list[Fields]:
+def start_of(completion: GradedCompletion, share: float) -> list[Fields]:
     """The problem of a right completion with so large a share of its reasoning as prefix, up to a blank; [] where that
     is nothing."""
-    ends = [place for close in ("</think>", "[/THINK]") if (place := one.text.find(close)) >= 0]
-    cut = int(share * min(ends, default=len(one.text)))
-    prefix = one.text[: max(one.text.rfind(" ", 0, cut + 1), one.text.rfind("\n", 0, cut + 1), 0)]
+    text, problem = completion.text, completion.problem
+    ends = [end for close in ("</think>", "[/THINK]") if (end := text.find(close)) >= 0]
+    cut = int(share * min(ends, default=len(text)))
+    prefix = text[: max(text.rfind(" ", 0, cut + 1), text.rfind("\n", 0, cut + 1), 0)]
     if not prefix.strip():
         return []
-    fields = msgspec.to_builtins(one.problem)
+    fields = msgspec.to_builtins(problem)
     row = {name: value for name, value in fields.items() if name not in ("hidden", "text") and value not in ("", None)}
     name = hashlib.blake2b(prefix.encode(), digest_size=6).hexdigest()
-    return [{**row, "id": f"{one.problem.id}@{share:g}/{name}", "problem": one.problem.text, "prefix": prefix}]
+    return [{**row, "id": f"{problem.id}@{share:g}/{name}", "problem": problem.text, "prefix": prefix}]
 
 
 def _step(name: str) -> int:
     """Return the step of a file of rollouts; 0 for another file."""
-    found = _STEP.search(name)
-    return int(found.group(1)) if found else 0
+    match = _STEP.search(name)
+    return int(match.group(1)) if match else 0
 
 
 def _read_row(index: int, row: Row, records: dict[int, Record]) -> list[GradedCompletion]:
@@ -206,9 +210,9 @@ def _read_row(index: int, row: Row, records: dict[int, Record]) -> list[GradedCo
         verdict = record.reward.verdict
     else:
         reward = fields.get("reward")
-        said = reward.get("verdict") if isinstance(reward, dict) else fields.get("verdict")
+        verdict_name = reward.get("verdict") if isinstance(reward, dict) else fields.get("verdict")
         try:
-            verdict = Verdict(str(said))
+            verdict = Verdict(str(verdict_name))
         except ValueError as error:
             raise DataError(f"{row.where}: no verdict: give --verdicts VERDICTS.jsonl of python -m verify") from error
     tokens = fields.get("tokens")
@@ -233,13 +237,13 @@ def _read_group(index: int, row: Row) -> list[GradedCompletion]:
 
 def _read_verdicts(path: Path) -> dict[int, Record]:
     """Read the verdicts of a file, by input line. Raises DataError."""
-    found = {}
+    records = {}
     for number, line in enumerate(path.read_bytes().splitlines(), 1):
         try:
             record = decode_json(line, Record)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise DataError(f"{path}:{number} is no verdict of python -m verify ({error})") from error
-        found[record.line] = record
-    if not found:
+        records[record.line] = record
+    if not records:
         raise DataError(f"{path} holds no verdicts: grade the input with python -m verify")
-    return found
+    return records

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
 from curate.sample import read_pass_rate, read_samples
-from curate.stage import Bound, CurationStage, Decision, Kept, Rejected, Show, VerifyingStage, is_open, option
+from curate.stage import CurationStage, Decision, Kept, Rejected, Show, VerifyingStage, is_open
 from shared.errors import ConfigError
 from shared.jsonl import Row, text_of
 from shared.types import Verdict
@@ -38,9 +40,9 @@ class DifficultyStage(CurationStage):
     """
 
     name = "difficulty"
-    least: float = option(0.0, "reject a lower pass rate (default 0)", metavar="RATE")
-    most: float = option(0.9, "and a higher one (default %(default)s)", metavar="RATE")
-    without_samples: bool = option(False, 'leave "samples" out of the rows written', action="store_true")
+    least: float = Field(default=0.0, description="reject a lower pass rate")
+    most: float = Field(default=0.9, description="and a higher one")
+    without_samples: bool = Field(default=False, description='leave "samples" out of the rows written')
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -83,11 +85,8 @@ class LabelsStage(VerifyingStage):
 
     name = "labels"
     concurrency = 256
-    majority: float = option(
-        0.5,
-        "drop when more than this share of all samples agrees on another answer (default %(default)s)",
-        Bound("at least 0.5 and less than 1", lambda value: 0.5 <= value < 1),
-        metavar="SHARE",
+    majority: float = Field(
+        default=0.5, ge=0.5, lt=1, description="drop when more than this share of all samples agrees on another answer"
     )
 
     async def prepare(self, rows: Sequence[Row], show: Show) -> None:
@@ -144,9 +143,9 @@ async def largest_cluster(
         if max((cluster.size for cluster in clusters), default=0) + left <= more_than:
             return None
         left -= count
-        for place, (known, size) in enumerate(clusters):
+        for number, (known, size) in enumerate(clusters):
             if await equal(known[0], answer):
-                clusters[place] = Cluster([*known, answer], size + count)
+                clusters[number] = Cluster([*known, answer], size + count)
                 break
         else:
             clusters.append(Cluster([answer], count))

@@ -13,10 +13,13 @@ import unicodedata
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-from curate.stage import SHARE, Decision, Kept, Rejected, Show, VerifyingStage, is_open, option
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from curate.stage import Decision, Kept, Rejected, Share, Show, VerifyingStage, is_open
 from curate.statements import PHRASES, drawings, without_drawings
 from shared.jsonl import Row, text_of
 from shared.types import Verdict
@@ -27,7 +30,7 @@ CONFLICT = "duplicates with different answers"
 SHINGLE = 2
 """tokens per shingle; with 2, one changed word of a text changes two shingles"""
 BANDS, ROWS = 32, 4
-"""of locality-sensitive hashing: a pair of Jaccard 0.65 is proposed with probability 0.998, one of 0.3 with 0.23"""
+"""Locality-sensitive hashing: a pair of Jaccard 0.65 is proposed with probability 0.998, one of 0.3 with 0.23"""
 NGRAM, CHINESE_NGRAM = 13, 24
 """length of a shared run of words (characters of Chinese) that is no coincidence"""
 COVERED = 0.6
@@ -79,8 +82,8 @@ class DuplicatesStage(VerifyingStage):
     """
 
     name = "duplicates"
-    similarity: float = option(0.65, "Jaccard similarity from which texts are alike (default %(default)s)", SHARE)
-    against: list[Path] = option([], "evaluation files to keep apart from", type=Path, nargs="+", metavar="EVAL.jsonl")
+    similarity: Share = Field(default=0.65, description="Jaccard similarity from which texts are alike")
+    against: list[Path] = Field(default_factory=list, description="evaluation files to keep apart from")
 
     async def prepare(self, rows: Sequence[Row], show: Show) -> None:
         """Compare all rows. Raises DataError for a row or an evaluation item without a problem."""
@@ -102,11 +105,11 @@ class DuplicatesStage(VerifyingStage):
         self.decisions = await self._inside(len(items), near, foreign)
         await show(total, total)
 
-    def _similarity(self, one: Text, other: Text) -> float:
+    def _similarity(self, text: Text, other: Text) -> float:
         """Return the similarity of two texts with the same numbers and drawings; 0 if they are not alike."""
-        if one.numbers != other.numbers or not same_drawings(one, other):
+        if text.numbers != other.numbers or not same_drawings(text, other):
             return 0.0
-        share = jaccard(one.shingles, other.shingles)
+        share = jaccard(text.shingles, other.shingles)
         return share if share >= self.similarity else 0.0
 
     def _contamination(self, files: Sequence[str], near: dict[int, list[int]]) -> dict[int, Rejected]:
@@ -115,7 +118,7 @@ class DuplicatesStage(VerifyingStage):
         files: of each item. near: the earlier texts that may be like each text.
         """
         ngrams = NgramIndex(self.texts[: len(files)])
-        found: dict[int, Rejected] = {}
+        rejections: dict[int, Rejected] = {}
         for index in range(len(files), len(self.rows)):
             text = self.texts[index]
             others = [other for other in near.get(index, []) if other < len(files)]
@@ -124,8 +127,10 @@ class DuplicatesStage(VerifyingStage):
             alike = alike or ngrams.sharing(text)
             if alike:
                 item, share = max(alike, key=lambda pair: pair[1])
-                found[index] = Rejected(f"contamination: {files[item]}", f"{_name(self.rows[item])}: {how} {share:.2f}")
-        return found
+                rejections[index] = Rejected(
+                    f"contamination: {files[item]}", f"{_name(self.rows[item])}: {how} {share:.2f}"
+                )
+        return rejections
 
     async def _inside(self, items: int, near: dict[int, list[int]], foreign: dict[int, Rejected]) -> list[Decision]:
         """Return the decisions about all rows; items: how many of the texts are evaluation items."""
@@ -144,13 +149,13 @@ class DuplicatesStage(VerifyingStage):
                 agree = await self._same_answer(index, other, same_core)
                 if not agree and not (same_core and self.texts[index].drawing == self.texts[other].drawing):
                     continue
-                one, two = sorted((_root(first, index), _root(first, other)))
-                first[two] = one
-                kept = conflicts.pop(two, None)
+                earlier, later = sorted((_root(first, index), _root(first, other)))
+                first[later] = earlier
+                kept = conflicts.pop(later, None)
                 if not agree:
                     kept = (other, index)
                 if kept is not None:
-                    conflicts.setdefault(one, kept)
+                    conflicts.setdefault(earlier, kept)
         return [
             foreign.get(index) or self._decide(index, _root(first, index), conflicts)
             for index in range(items, len(self.rows))
@@ -172,12 +177,12 @@ class DuplicatesStage(VerifyingStage):
         With the same core, a programming task with other tests is a duplicate too, and so is an open problem with an
         answer in other words.
         """
-        one, two = self.rows[index].fields, self.rows[other].fields
-        if "tests" in (verifier_of(one.get("domain")).ground_truth, verifier_of(two.get("domain")).ground_truth):
-            return same_core or json.dumps(one.get("tests")) == json.dumps(two.get("tests"))
-        if is_open(one) or is_open(two):
-            return same_core or one.get("answer") == two.get("answer")
-        left, right = str(one.get("answer", "")).strip(), str(two.get("answer", "")).strip()
+        row, copy = self.rows[index].fields, self.rows[other].fields
+        if "tests" in (verifier_of(row.get("domain")).ground_truth, verifier_of(copy.get("domain")).ground_truth):
+            return same_core or json.dumps(row.get("tests")) == json.dumps(copy.get("tests"))
+        if is_open(row) or is_open(copy):
+            return same_core or row.get("answer") == copy.get("answer")
+        left, right = str(row.get("answer", "")).strip(), str(copy.get("answer", "")).strip()
         return left == right or Verdict.CORRECT in (await self.compare(left, right), await self.compare(right, left))
 
 
@@ -189,8 +194,7 @@ def _root(first: list[int], index: int) -> int:
     return index
 
 
-@dataclass(frozen=True)
-class Text:
+class Text(NamedTuple):
     """The tokens of a problem and of its drawings, for comparison with others."""
 
     tokens: tuple[str, ...]
@@ -212,12 +216,12 @@ class Text:
         """All pairs of neighbours in the core, repeated ones numbered, so that f(f(x)) differs from f(x)."""
         core = self.core
         counts: Counter[str] = Counter()
-        found = set()
+        shingles = set()
         for start in range(max(1, len(core) - SHINGLE + 1)):
             pair = " ".join(core[start : start + SHINGLE])
-            found.add(f"{pair} {counts[pair]}")
+            shingles.add(f"{pair} {counts[pair]}")
             counts[pair] += 1
-        return frozenset(found)
+        return frozenset(shingles)
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -251,18 +255,18 @@ def _is_number(token: str) -> bool:
     return token[-1].isdigit()
 
 
-def jaccard(one: frozenset[str], other: frozenset[str]) -> float:
+def jaccard(shingles: frozenset[str], other: frozenset[str]) -> float:
     """Return the Jaccard similarity, shared shingles by all shingles, in [0, 1]."""
-    union = len(one | other)
-    return len(one & other) / union if union else 1.0
+    union = len(shingles | other)
+    return len(shingles & other) / union if union else 1.0
 
 
-def same_drawings(one: Text, other: Text, least: float = 0.8) -> bool:
+def same_drawings(text: Text, other: Text, least: float = 0.8) -> bool:
     """Whether the drawings are alike, or one text has none (copies often lose theirs)."""
-    if not one.drawing or not other.drawing:
+    if not text.drawing or not other.drawing:
         return True
-    figures = [frozenset(filter(_is_number, text.drawing)) for text in (one, other)]
-    return one.drawing == other.drawing or jaccard(*figures) >= least
+    figures = [frozenset(filter(_is_number, each.drawing)) for each in (text, other)]
+    return text.drawing == other.drawing or jaccard(*figures) >= least
 
 
 def _hash(text: str) -> int:
@@ -275,16 +279,16 @@ async def candidates(texts: Sequence[Text], show: Show) -> dict[int, list[int]]:
     from datasketch import MinHash, MinHashLSH  # imports SciPy
 
     index = MinHashLSH(num_perm=BANDS * ROWS, params=(BANDS, ROWS))
-    found: dict[int, list[int]] = {}
+    alike: dict[int, list[int]] = {}
     for number, text in enumerate(texts):
         signature = MinHash(num_perm=BANDS * ROWS, hashfunc=_hash)
         signature.update_batch(text.shingles)
         if near := index.query(signature):
-            found[number] = sorted(near)
+            alike[number] = sorted(near)
         index.insert(number, signature)
         if number % SHOW_EVERY == 0:
             await show(number, len(texts))
-    return found
+    return alike
 
 
 class NgramIndex:
@@ -304,7 +308,7 @@ class NgramIndex:
         """
         ngrams, numbers = set(text.ngrams), text.numbers
         near = {number for ngram in ngrams for number in self._by_hash.get(_hash(" ".join(ngram)), ())}
-        found = []
+        shares = []
         for number in sorted(near):
             other = self.given[number]
             if other.numbers <= numbers:
@@ -313,5 +317,5 @@ class NgramIndex:
                 shared = {place for start in starts for place in range(start, start + size)}
                 covered = len(shared) / len(other.words)
                 if covered >= COVERED:
-                    found.append((number, covered))
-        return found
+                    shares.append((number, covered))
+        return shares

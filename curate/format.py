@@ -11,10 +11,12 @@ Source: Magistral (2506.10910), section 4.1.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import NamedTuple
 
-from curate.stage import Decision, Fields, Kept, Rejected, VerifyingStage, at_least, is_open, option
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from curate.stage import Decision, Fields, Kept, Rejected, VerifyingStage, is_open
 from curate.statements import (
     asks_proof,
     compile_phrases,
@@ -99,7 +101,7 @@ class FormatStage(VerifyingStage):
 
     name = "format"
     concurrency = 64
-    words: int = option(MOST_WORDS, "an answer of more words than this is prose (default %(default)s)", at_least(1))
+    words: int = Field(default=MOST_WORDS, ge=1, description="an answer of more words than this is prose")
 
     async def decide(self, index: int, row: Row) -> Decision:
         """Keep, rewrite or reject a row by its own content."""
@@ -223,16 +225,16 @@ def find_choices(text: str, answer: str) -> Choices | None:
     return None
 
 
-def _longest_run(found: list[re.Match[str]]) -> list[re.Match[str]]:
+def _longest_run(labels: list[re.Match[str]]) -> list[re.Match[str]]:
     """Return the longest series of labels from the beginning of an alphabet; the last one if several are equal."""
-    found = found[-_MOST_LABELS:]
+    labels = labels[-_MOST_LABELS:]
     best: list[re.Match[str]] = []
-    for start, first in enumerate(found):
+    for start, first in enumerate(labels):
         alphabet = next((letters for letters in _ALPHABETS if letters[0] == first.group(1)), "")
         if not alphabet:
             continue
         run = [first]
-        for other in found[start + 1 :]:
+        for other in labels[start + 1 :]:
             if len(run) < len(alphabet) and other.group(1) == alphabet[len(run)]:
                 run.append(other)
         if len(run) >= len(best):
@@ -318,8 +320,8 @@ def _stem(before: str, added: list[str]) -> str:
 
 def letter_of(answer: str) -> str:
     r"""Return the letter of an answer such as "B", "(B)", "\text{(B)}" or "B) 5"; "" if it has none."""
-    found = _LETTER.match(answer) or _LABELLED.match(answer)
-    return found.group(1) if found else ""
+    match = _LETTER.match(answer) or _LABELLED.match(answer)
+    return match.group(1) if match else ""
 
 
 def asks_for_option(text: str) -> bool:

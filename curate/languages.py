@@ -1,7 +1,7 @@
-"""The stages `translate` and `human`: a share of the problems in other languages than English.
+"""The stages `translate`, `human` and `request`: languages of problems, and of the reasoning that they ask for.
 
 Replies of an endpoint are treated as data: they become a problem's text if they pass the checks, and nothing else.
-Source: Magistral (2506.10910), section 2.2.4.
+Source: Magistral (2506.10910), section 2.2.4; requests for another language than the problem's are this project's.
 """
 
 from __future__ import annotations
@@ -10,24 +10,13 @@ import asyncio
 import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass
 from decimal import Decimal
-from functools import partial
+from typing import Annotated
 
-from curate.stage import (
-    POSITIVE,
-    SHARE,
-    Bound,
-    CurationStage,
-    Decision,
-    Kept,
-    Rejected,
-    Show,
-    VerifyingStage,
-    is_open,
-    option,
-    random_order,
-)
+from pydantic import AfterValidator, Field
+from pydantic.dataclasses import dataclass
+
+from curate.stage import CurationStage, Decision, Kept, Rate, Rejected, Show, VerifyingStage, is_open, random_order
 from curate.statements import drawings
 from shared.chat_endpoint import FAILURES, ChatEndpoint, HttpStatus, key_headers
 from shared.errors import ConfigError, DataError, RunError
@@ -35,9 +24,9 @@ from shared.jsonl import Row, text_of
 from shared.languages import LANGUAGES
 from shared.named_secrets import complain_of_url
 from shared.types import Verdict
-from verify.language import detect
+from verify.language import detect, spoken_in
 from verify.text_cleaning import clean, letter_units
-from verify.verifiers import verifier_of
+from verify.verifiers import check_language, verifier_of
 
 FOREIGN = [code for code in LANGUAGES if code != "en"]
 ATTEMPTS = 3
@@ -64,16 +53,16 @@ _PROSE = re.compile(r"[^\W\d_]{3,}\s+[^\W\d_]{2,}|[\u4e00-\u9fff]{3,}")
 _NUMBER = re.compile(r"\d+(?:[.,\u00a0\u202f ]\d{3}(?!\d))+(?:[.,]\d+)?|\d+[.,]\d+|\.\d+|\d+")
 _SPACES = re.compile(r"\s+|\\[,;:!]|[.,;:]$")
 
-languages_option = partial(
-    option,
-    FOREIGN,
-    f"of {' '.join(FOREIGN)} (default: all)",
-    Bound(f"among {', '.join(FOREIGN)}", lambda value: set(value) <= set(FOREIGN)),
-    nargs="+",
-    metavar="XX",
-)
-share_option = partial(option, 0.1, "of the problems, in [0, 1] (default %(default)s)", SHARE)
-seed_option = partial(option, 0, "draws other problems (default %(default)s)")
+
+def _foreign(codes: list[str]) -> list[str]:
+    if not set(codes) <= set(FOREIGN):
+        raise ValueError(f"must be among {', '.join(FOREIGN)}")
+    return codes
+
+
+Foreign = Annotated[list[str], AfterValidator(_foreign), Field(description="codes of languages, not English")]
+OfProblems = Annotated[float, Field(gt=0, le=1, description="share of the problems")]
+Seed = Annotated[int, Field(description="draws other problems")]
 
 
 def assign_languages(names: Mapping[str, Sequence[str]], share: float, seed: int) -> dict[str, str]:
@@ -107,14 +96,14 @@ class TranslateStage(CurationStage):
 
     name = "translate"
     concurrency = 2 * CONCURRENT
-    url: str = option(MISSING, "of the API, e.g. http://127.0.0.1:8000/v1", setting=False, metavar="URL")
-    model: str = option(MISSING, "as the API calls it", metavar="NAME")
-    languages: Sequence[str] = languages_option()
-    share: float = share_option()
-    add: bool = option(False, "keep the original beside its translation", action="store_true")
-    seed: int = seed_option()
-    key_variable: str = option("", "environment variable that holds the API's key", setting=False, metavar="NAME")
-    deadline_s: float = option(300.0, "seconds for a request (default 300)", POSITIVE, setting=False)
+    url: str = Field(exclude=True, description="address of the API, e.g. http://127.0.0.1:8000/v1")
+    model: str = Field(description="name that the API gives the model")
+    languages: Foreign = Field(default_factory=FOREIGN.copy)
+    share: OfProblems = 0.1
+    add: bool = Field(default=False, description="keep the original next to its translation")
+    seed: Seed = 0
+    key_variable: str = Field(default="", exclude=True, description="environment variable that holds the API's key")
+    deadline_s: float = Field(default=300.0, gt=0, exclude=True, description="seconds for a request")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -204,8 +193,8 @@ def formulas(text: str) -> Counter[str]:
     """Count the formulas of a text, each without spacing and without the words in it."""
     spans = (match.group() for match in _FORMULA.finditer(text))
     real = (span for span in spans if "\\" in span or not _PROSE.search(span))  # not "$5 a day and $6"
-    found = (span.strip("$").removeprefix("\\[").removesuffix("\\]") for span in real)
-    plain = (re.sub(r"^\\\(|\\\)$", "", formula) for formula in found)
+    stripped = (span.strip("$").removeprefix("\\[").removesuffix("\\]") for span in real)
+    plain = (re.sub(r"^\\\(|\\\)$", "", formula) for formula in stripped)
     return Counter(_SPACES.sub("", _WORDS_INSIDE.sub("", formula).strip().rstrip(".,;:")) for formula in plain)
 
 
@@ -238,10 +227,10 @@ def why_unfaithful(original: str, translation: str, language: str) -> str:
         return "other formulas"
     if "\\boxed" in translation or "<think>" in translation:
         return "it answers the problem"
-    found = detect(translation)
-    if found.undetermined:
+    detected = detect(translation)
+    if detected.undetermined:
         return "too few words to tell its language"
-    if found.language != language:
+    if detected.language != language:
         return "another language"
     letters = letter_units(clean(original))
     if letters and not LENGTH[0] <= letter_units(clean(translation)) / letters <= LENGTH[1]:
@@ -283,10 +272,10 @@ class HumanStage(VerifyingStage):
     """
 
     name = "human"
-    languages: Sequence[str] = languages_option()
-    share: float = share_option()
-    seed: int = seed_option()
-    key: str = option("", "field that the translations of a problem share", metavar="FIELD")
+    languages: Foreign = Field(default_factory=FOREIGN.copy)
+    share: OfProblems = 0.1
+    seed: Seed = 0
+    key: str = Field(default="", description="field that the translations of a problem share")
 
     async def prepare(self, rows: Sequence[Row], show: Show) -> None:
         """Group the rows by problem and assign languages. Raises DataError for rows that cannot be grouped."""
@@ -301,13 +290,14 @@ class HumanStage(VerifyingStage):
         for number, (key, by_language) in enumerate(problems.items()):
             if number % 50 == 0:
                 await show(number, len(problems))
-            if found := await self._check(rows, by_language):
-                usable[key] = found
-        names = {key: [code for code in self.languages if code in found] for key, found in usable.items()}
+            if translations := await self._check(rows, by_language):
+                usable[key] = translations
+        names = {key: [code for code in self.languages if code in translations] for key, translations in usable.items()}
         assigned = assign_languages(names, self.share, self.seed)
-        for key, found in usable.items():
-            language = assigned.get(key, "en" if "en" in found else next(iter(found)))
-            self.decisions[found[language]] = Kept([rows[found[language]].fields], {f"problems in {language}": 1})
+        for key, translations in usable.items():
+            language = assigned.get(key, "en" if "en" in translations else next(iter(translations)))
+            index = translations[language]
+            self.decisions[index] = Kept([rows[index].fields], {f"problems in {language}": 1})
 
     async def _check(self, rows: Sequence[Row], by_language: dict[str, int]) -> dict[str, int]:
         """Return the usable translations of a problem, language -> row index; the others are rejected."""
@@ -324,9 +314,87 @@ class HumanStage(VerifyingStage):
                 return {}
         usable = {}
         for language, index in by_language.items():
-            found = detect(text_of(rows[index].fields, "problem", rows[index].where))
-            if found.language not in ("", language) and found.probability >= SURE:
-                self.decisions[index] = Rejected("text in another language", f"{found.language} instead of {language}")
+            detected = detect(text_of(rows[index].fields, "problem", rows[index].where))
+            if detected.language not in ("", language) and detected.probability >= SURE:
+                detail = f"{detected.language} instead of {language}"
+                self.decisions[index] = Rejected("text in another language", detail)
             else:
                 usable[language] = index
         return usable
+
+
+@dataclass
+class RequestStage(CurationStage):
+    """Let a share of the problems ask for the language of the reasoning.
+
+    They get the field "reasoning_language": training asks for it at the end of the prompt, as the server does, and the
+    language reward wants it. --share of them ask for their problem's own language, --crossed of them for another one,
+    drawn evenly from --languages. Programs and open problems ask too. Rows that ask already stay as they are and count
+    in no share. Rows with a "completion" or a "prefix" ask for the language that it is in, or for none.
+
+    examples:
+      python -m curate request mixed.jsonl --out train.jsonl
+      python -m curate request mixed.jsonl --languages en fr de --crossed 0.2 --out train.jsonl
+      python -m curate request demonstrations.jsonl --share 0.5 --crossed 0 --out asking.jsonl
+    """
+
+    name = "request"
+    languages: list[str] = Field(
+        default_factory=lambda: list(LANGUAGES), description="codes of the languages that --crossed draws from"
+    )
+    share: Rate = Field(default=0.1, description="share of the problems that asks for their own language")
+    crossed: Rate = Field(default=0.1, description="share of the problems that asks for another language; 0 for none")
+    seed: Seed = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for code in self.languages:
+            check_language(code, "language", "--languages")
+        if self.share + self.crossed > 1:
+            raise ConfigError(f"--share = {self.share}, --crossed = {self.crossed}: must be at most 1 together")
+
+    async def prepare(self, rows: Sequence[Row], show: Show) -> None:
+        """Choose the rows and their languages, which do not depend on the order of the rows. Raises DataError."""
+        self.decisions = [Kept([row.fields]) for row in rows]
+        own: dict[str, str] = {}
+        places: dict[str, int] = {}
+        copies: Counter[str] = Counter()
+        for index, row in enumerate(rows):
+            name = f"{text_of(row.fields, 'id', row.where, '')}\0{text_of(row.fields, 'problem', row.where)}"
+            copies[name] += 1
+            name = f"{name}\0{copies[name]}"
+            if asked := text_of(row.fields, "reasoning_language", row.where, ""):
+                check_language(asked, "reasoning_language", row.where)
+                self.decisions[index] = Kept([row.fields], {f"asked for {asked} before": 1})
+            else:
+                own[name], places[name] = language_of(row), index
+        free = {name: not imitated(rows[place]) for name, place in places.items()}
+        others = {name: [code for code in self.languages if free[name] and code != own[name]] for name in own}
+        crossed = assign_languages(others, self.crossed, self.seed)
+        mine = {
+            name: [language] if free[name] or spoken_in(imitated(rows[places[name]]), language)[1] else []
+            for name, language in own.items()
+            if name not in crossed
+        }
+        plain = assign_languages(mine, min(1.0, self.share * len(own) / max(len(mine), 1)), self.seed)
+        for name, language in (plain | crossed).items():
+            whose = "another than" if name in crossed else "that of"
+            asking = rows[places[name]].fields | {"reasoning_language": language}
+            self.decisions[places[name]] = Kept([asking], {f"ask for {language}, {whose} the problem": 1})
+
+
+def language_of(row: Row) -> str:
+    """Return the language of a row's problem, as it says or as it is written. Raises DataError for an unknown code."""
+    problem = text_of(row.fields, "problem", row.where)
+    language = text_of(row.fields, "language", row.where, "") or detect(problem).language or "en"
+    check_language(language, "language", row.where)
+    return language
+
+
+def imitated(row: Row) -> str:
+    """Return what the row gives of a response, which has a language already: its completion or its prefix."""
+    completion = row.fields.get("completion")
+    if isinstance(completion, list):
+        turns = [turn for turn in completion if isinstance(turn, dict) and turn.get("role") == "assistant"]
+        completion = "\n".join(str(turn.get("content") or "") for turn in turns)
+    return str(completion or row.fields.get("prefix") or "")

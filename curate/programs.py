@@ -10,12 +10,14 @@ import random
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 
 from curate.agreement import CONTEST, KEPT, OVERRULING, PYTHON, REPLACED, ComparableTest, as_meant, check_tests, stored
 from curate.assertions import Statement, edit, literal_of, read_code
-from curate.stage import POSITIVE, SHARE, CurationStage, Decision, Fields, Kept, Rejected, Show, at_least, option
+from curate.stage import CurationStage, Decision, Fields, Kept, Rejected, Share, Show
 from curate.statements import PHRASES
 from shared.errors import DataError, RunError
 from shared.jsonl import Row
@@ -108,20 +110,16 @@ class ProgramsStage(CurationStage):
     """
 
     name = "programs"
-    agreement: float = option(0.7, "share of the solutions that must give the same output (default %(default)s)", SHARE)
-    least_tests: int = option(5, "tests that a problem without solutions needs (default %(default)s)", at_least(1))
-    make_tests: int = option(0, "make tests up to so many of a problem (default %(default)s: none)", at_least(0))
-    test_s: float = option(4.0, "seconds that a test may take (default 4)", POSITIVE)
-    variants: bool = option(
-        True, "do not double problems for Python and C++", flag="--no-variants", action="store_false"
-    )
-    max_concurrency: int = option(0, "programs at once (default: cores less one)", at_least(0), setting=False)
-    isolation: Literal["required", "none"] = option(
-        "required",
-        "none: run programs even where the host cannot isolate them; for trusted ones only",
-        setting=False,
-        choices=["required", "none"],
-    )
+    agreement: Share = Field(default=0.7, description="share of the solutions that must give the same output")
+    least_tests: int = Field(default=5, ge=1, description="tests that a problem without solutions needs")
+    make_tests: int = Field(default=0, ge=0, description="make tests up to so many of a problem; 0: none")
+    test_s: float = Field(default=4.0, gt=0, description="seconds that a test may take")
+    variants: bool = Field(default=True, description="double problems for Python and C++ (the default), or do not")
+    max_concurrency: int = Field(default=0, ge=0, exclude=True, description="programs at once; 0: cores less one")
+    isolation: Literal["required", "none"] = Field(
+        default="required", exclude=True,
+        description="none: run programs even where the host cannot isolate them; for trusted ones only",
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -217,19 +215,18 @@ class ProgramsStage(CurationStage):
         else:
             meant, outputs = await self._as_meant(solutions, list(compared.values()))
             compared = dict(zip(compared, meant, strict=True))
-        held = [await self._held(one, codes, len(statements) or 1) if others else [] for one in solutions]
+        holding = [await self._held(one, codes, len(statements) or 1) if others else [] for one in solutions]
         checked = dict(zip(compared, check_tests(list(compared.values()), outputs, self.agreement, rule), strict=True))
-        failing = [place for place in others if len(held) > 1 and _share(held, place) <= PASSING]
+        failing = [place for place in others if len(holding) > 1 and _share(holding, place) <= PASSING]
         counts = Counter(done.what for done in checked.values() if done.what != KEPT)
         counts += Counter({FAILING: len(failing)})
         left: dict[int, ComparableTest | None] = {place: None for place in others if place not in failing}
         left |= {place: done.test for place, done in checked.items() if done.test is not None}
         passing = []
-        for by_test, holds in zip(outputs, held, strict=True):
-            found = dict(zip(compared, by_test, strict=True))
-            passing.append(
-                all(holds[place] if test is None else rule.expects(test, found[place]) for place, test in left.items())
-            )
+        for by_test, holds in zip(outputs, holding, strict=True):
+            by_output = dict(zip(compared, by_test, strict=True))
+            passes = (holds[at] if test is None else rule.expects(test, by_output[at]) for at, test in left.items())
+            passing.append(all(passes))
         size, changed = len(left), given
         if statements:
             dropped = {place for place in range(len(units)) if place not in left}
@@ -261,7 +258,7 @@ class ProgramsStage(CurationStage):
             outputs = await self._outputs(solutions, reading)
             meant = as_meant(reading, outputs)
             right = sum(CONTEST.expects(*pair) for given in outputs for pair in zip(meant, given, strict=True))
-            best = max(best, (right, meant, outputs), key=lambda found: found[0])
+            best = max(best, (right, meant, outputs), key=lambda candidate: candidate[0])
         return best[1:]
 
     async def _held(self, solution: ReferenceSolution, codes: Sequence[Assertions], assertions: int) -> list[bool]:
@@ -269,7 +266,7 @@ class ProgramsStage(CurationStage):
 
         Those without a status did not hold, unless the whole verdict is correct. Raises RunError, UnrunnableTests.
         """
-        found: list[bool] = []
+        holding: list[bool] = []
         for code in codes:
             source, language = solution.source, solution.language
             result = await runner.in_thread(runner.run_tests, source, language, [code], self.limits, pool=self.pool)
@@ -279,9 +276,9 @@ class ProgramsStage(CurationStage):
                 raise RunError(result.reason)
             right = result.verdict is Verdict.CORRECT
             statuses = result.statuses[:assertions] if assertions > 1 else []  # a text as a whole may have many cases
-            held = [right or status is Status.PASSED for status in statuses]
-            found += held + [right] * (assertions - len(held))
-        return found
+            passed = [right or status is Status.PASSED for status in statuses]
+            holding += passed + [right] * (assertions - len(passed))
+        return holding
 
 
 def _statements(code: Assertions) -> list[Statement]:
@@ -297,8 +294,8 @@ def _literals(tests: Mapping[int, ComparableTest | None]) -> dict[int, str]:
     return {place: literal_of(test.expected) or "" for place, test in tests.items() if isinstance(test, CallTest)}
 
 
-def _share(held: Sequence[Sequence[bool]], place: int) -> float:
-    return sum(by_solution[place] for by_solution in held) / len(held)
+def _share(passing: Sequence[Sequence[bool]], index: int) -> float:
+    return sum(by_solution[index] for by_solution in passing) / len(passing)
 
 
 def _stored_code(test: Assertions) -> Fields:
@@ -321,14 +318,14 @@ def _by_language(fields: Fields, tests: list[Fields]) -> list[Fields]:
     """
     requests = PHRASES["program_in"]
     request = requests.get(str(fields.get("language", "en")), requests["en"])[0]
-    found = []
+    rows = []
     for code, name in LANGUAGES.items():
         row = {**fields, "problem": f"{fields['problem'].rstrip()}\n\n{request.format(language=name)}"}
         if "id" in fields:
             row["id"] = f"{fields['id']}/{code}"
         row["tests"] = {"language": code, "tests": tests}
-        found.append(row)
-    return found
+        rows.append(row)
+    return rows
 
 
 def read_solutions(fields: Fields, tests: Sequence[Test]) -> list[ReferenceSolution]:
@@ -341,14 +338,14 @@ def read_solutions(fields: Fields, tests: Sequence[Test]) -> list[ReferenceSolut
     listed = list(given) if isinstance(given, list) else []
     if isinstance(fields.get("solution"), (str, dict)):
         listed.append(fields["solution"])
-    found: list[ReferenceSolution] = []
+    solutions: list[ReferenceSolution] = []
     for item in listed:
         source, named = _read_item(item)
-        if source.strip() and all(source != other.source for other in found):
+        if source.strip() and all(source != other.source for other in solutions):
             taken = language_of(list(tests)) if tests else ""
             guessed = _NAMES[taken] if taken else "cpp" if _CPP.search(source) else "python"
-            found.append(ReferenceSolution(source, named or guessed, item))
-    return found
+            solutions.append(ReferenceSolution(source, named or guessed, item))
+    return solutions
 
 
 def _read_item(item: Any) -> tuple[str, Language | None]:
@@ -367,21 +364,21 @@ def _read_item(item: Any) -> tuple[str, Language | None]:
 def variants(inputs: Sequence[str], count: int, seed: str) -> list[str]:
     """Up to `count` new inputs: one of `inputs` with one to CHANGED of its whole numbers drawn anew, between the least
     and the greatest of all inputs, so that the bounds of the problem hold; words, and how many there are, stay."""
-    numbers = [int(found) for text in inputs for found in NUMBER.findall(text)]
+    numbers = [int(number) for text in inputs for number in NUMBER.findall(text)]
     if not numbers:
         return []
-    chance, found = random.Random(f"variants {seed}"), dict.fromkeys(inputs)
+    chance, drawn = random.Random(f"variants {seed}"), dict.fromkeys(inputs)
     for _ in range(ATTEMPTS * count):
         text = chance.choice(inputs)
         places = list(NUMBER.finditer(text))
-        for place in sorted(
+        for number in sorted(
             chance.sample(places, min(chance.randint(1, CHANGED), len(places))), key=lambda m: -m.start()
         ):
-            text = f"{text[: place.start()]}{chance.randint(min(numbers), max(numbers))}{text[place.end() :]}"
-        found[text] = None
-        if len(found) == len(set(inputs)) + count:
+            text = f"{text[: number.start()]}{chance.randint(min(numbers), max(numbers))}{text[number.end() :]}"
+        drawn[text] = None
+        if len(drawn) == len(set(inputs)) + count:
             break
-    return list(found)[len(set(inputs)) :]
+    return list(drawn)[len(set(inputs)) :]
 
 
 def proposed(tests: Sequence[StdioTest], inputs: Iterable[object], count: int, seed: str) -> list[StdioTest]:

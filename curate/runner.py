@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-from rich.table import Table
+from rich.table import Column, Table
 
-from curate.stage import CurationStage, Decision, Kept, Rejected, as_setting
+from curate.stage import CurationStage, Decision, as_setting
 from shared.atomic_write import beside, write_whole
 from shared.errors import ConfigError, DataError
 from shared.journal import Journal, check_same
@@ -79,25 +79,6 @@ class DecidedRow(msgspec.Struct, omit_defaults=True):
     detail: str = ""
     counts: dict[str, int] = {}
 
-    @property
-    def decision(self) -> Decision:
-        """The decision about the row."""
-        if self.rows is None:
-            return Rejected(self.reason, self.detail, self.counts)
-        return Kept(self.rows, self.counts)
-
-
-DecisionJournal = Journal[int, DecidedRow]
-
-
-def open_journal(files: OutputFiles, job: Job, restart: bool = False) -> DecisionJournal:
-    """Open the journal of a job. Raises ConfigError if it holds another job, or another process has it."""
-    repair = "give the same again, another --out, or --restart to begin anew"
-    return Journal(
-        files.journal, DecidedRow, lambda decided: decided.row, job, repair, where=f"--out = {files.kept}", sync=False,
-        restart=restart,
-    )  # fmt: skip
-
 
 def run(
     stage: CurationStage, inputs: Sequence[Path], out: Path, *, restart: bool = False, quiet: bool = False,
@@ -118,7 +99,10 @@ def run(
     report = None if restart else _earlier_report(files, job)
     if report is not None:
         return Outcome(report, -1)
-    with open_journal(files, job, restart) as journal:
+    with Journal(
+        files.journal, DecidedRow, lambda decided: decided.row, job, where=f"--out = {files.kept}", sync=False,
+        repair="give the same again, another --out, or --restart to begin anew", restart=restart,
+    ) as journal:  # fmt: skip
         if restart:
             for path in (files.report, files.kept, files.rejected):
                 path.unlink(missing_ok=True)
@@ -126,11 +110,13 @@ def run(
         if before and not quiet:
             sys.stderr.write(f"{files.journal} holds {before} of {len(rows)} decisions: going on\n")
         asyncio.run(_decide_all(stage, rows, journal, quiet))
-        decisions = [decided.decision for _, decided in sorted(journal.rows.items())]
-        return Outcome(_write_results(files, job, rows, decisions), len(rows) - before)
+        decided = [journal.rows[index] for index in range(len(rows))]
+        return Outcome(_write_results(files, job, rows, decided), len(rows) - before)
 
 
-async def _decide_all(stage: CurationStage, rows: Sequence[Row], journal: DecisionJournal, quiet: bool) -> None:
+async def _decide_all(
+    stage: CurationStage, rows: Sequence[Row], journal: Journal[int, DecidedRow], quiet: bool
+) -> None:
     """Decide about the rows that the journal lacks, and add the decisions to it. Cancelled by Ctrl-C."""
     missing = (index for index in range(len(rows)) if journal.lacks(index))
     waiting: dict[asyncio.Task[Decision], int] = {}
@@ -189,25 +175,24 @@ def _earlier_report(files: OutputFiles, job: Job) -> Report | None:
     return report
 
 
-def _write_results(files: OutputFiles, job: Job, rows: Sequence[Row], decisions: Sequence[Decision]) -> Report:
+def _write_results(files: OutputFiles, job: Job, rows: Sequence[Row], decided: Sequence[DecidedRow]) -> Report:
     """Write the three files under other names, rename them, and return the report."""
-    kept = [decision for decision in decisions if isinstance(decision, Kept)]
-    rejected = [(row.fields, why) for row, why in zip(rows, decisions, strict=True) if isinstance(why, Rejected)]
-    reasons = Counter(why.reason for _, why in rejected)
+    output = [fields for decision in decided for fields in decision.rows or ()]
+    rejected = [(row.fields, why) for row, why in zip(rows, decided, strict=True) if why.rows is None]
     counts: Counter[str] = Counter()
-    for decision in decisions:
+    for decision in decided:
         counts.update(decision.counts)
     report = {
         **job,
-        "rows_in": len(decisions),
-        "rows_kept": len(kept),
-        "rows_out": sum(len(decision.rows) for decision in kept),
+        "rows_in": len(decided),
+        "rows_kept": len(decided) - len(rejected),
+        "rows_out": len(output),
         "rows_rejected": len(rejected),
-        "rejected": _descending(reasons),
+        "rejected": _descending(Counter(why.reason for _, why in rejected)),
         "counts": _descending(counts),
     }
     with beside(files.kept) as partial, partial.open("wb") as stream:
-        stream.writelines(_encode(row) for decision in kept for row in decision.rows)
+        stream.writelines(map(_encode, output))
     with beside(files.rejected) as partial, partial.open("wb") as stream:
         for row, why in rejected:
             rejected_by = {"stage": job["stage"], "reason": why.reason, "detail": why.detail}
@@ -224,22 +209,13 @@ def _descending(counts: Counter[str]) -> dict[str, int]:
 
 def table(report: Report) -> Table:
     """Return a table of counts and reasons for a terminal."""
-    made = Table(title=f"stage {report['stage']}", title_justify="left")
-    made.add_column("")
-    for head in ("rows", "of input"):
-        made.add_column(head, justify="right")
-    for name in ("read", "kept", "rejected"):
-        _add(made, name, report["rows_in" if name == "read" else f"rows_{name}"], report["rows_in"])
-    for reason, count in report["rejected"].items():
-        _add(made, f"  {reason}", count, report["rows_in"])
+    right = (Column(head, justify="right") for head in ("rows", "of input"))
+    made, total = Table("", *right, title=f"stage {report['stage']}", title_justify="left"), report["rows_in"]
+    shares = {"read": total, "kept": report["rows_kept"], "rejected": report["rows_rejected"]}
+    for name, count in [*shares.items(), *((f"  {reason}", count) for reason, count in report["rejected"].items())]:
+        made.add_row(name, f"{count:,}", f"{count / total:.1%}")
     made.add_section()
-    if report["rows_out"] != report["rows_kept"]:
-        _add(made, "rows written", report["rows_out"])
-    for name, count in report["counts"].items():
-        _add(made, name, count)
+    written = {"rows written": report["rows_out"]} if report["rows_out"] != report["rows_kept"] else {}
+    for name, count in [*written.items(), *report["counts"].items()]:
+        made.add_row(name, f"{count:,}")
     return made
-
-
-def _add(made: Table, name: str, count: int, total: int = 0) -> None:
-    """Add a row; its share of the input is shown where `total` is given."""
-    made.add_row(name, f"{count:,}", f"{count / total:.1%}" if total else "")

@@ -12,13 +12,14 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 
-from curate.stage import CurationStage, Decision, Kept, Rejected, Show, at_least, is_open, option
+from curate.stage import CurationStage, Decision, Kept, Rejected, Show, is_open
 from shared import settings_file
 from shared.clean_text import clean
 from shared.errors import DataError
@@ -60,12 +61,12 @@ class Sample(msgspec.Struct, frozen=True):
 def samples_of_group(group: Group) -> list[Sample]:
     """Return the samples of a graded group; of programs only the verdict is kept."""
     is_program = verifier_for(group.prompt.problem).answer_in != "box"
-    found = []
+    samples = []
     for completion, reward in zip(group.completions, group.rewards, strict=True):
         assert reward is not None
         answer = None if is_program else reward.answer or None
-        found.append(Sample(answer, reward.verdict, len(completion.token_ids)))
-    return found
+        samples.append(Sample(answer, reward.verdict, len(completion.token_ids)))
+    return samples
 
 
 def pass_rate(samples: Sequence[Sample]) -> float | None:
@@ -105,8 +106,8 @@ def read_samples(row: Row) -> list[Sample]:
 def _run_setting(name: str, text: str) -> Any:
     """Declare an option that replaces a setting of --config; its text is parsed as in a settings file."""
     default = settings_file.SETTINGS[RUN_SETTINGS[name]].get_default()
-    shown = f" (default {default})" if len(str(default)) < 20 else ""
-    return option(None, f"{text}{shown}, or that of --config", metavar="X")
+    shown = "" if default is None or len(str(default)) > 20 else f" (default {default})"
+    return Field(default=None, description=f"{text}{shown}, or that of --config")
 
 
 @dataclass
@@ -133,9 +134,9 @@ class SampleStage(CurationStage):
     """
 
     name = "sample"
-    model: str = option(MISSING, "Hugging Face folder or Hub id", metavar="FOLDER")
-    samples: int = option(16, "per problem (default %(default)s)", at_least(1))
-    config: Path | None = option(None, "settings of a run (default: the defaults)", type=Path, metavar="RUN.toml")
+    model: str = Field(description="Hugging Face folder or Hub id")
+    samples: int = Field(default=16, ge=1, description="completions of each problem")
+    config: Path | None = Field(default=None, description="settings of a run, a TOML file")
     temperature: str | None = _run_setting("temperature", "sampling temperature")
     max_completion_tokens: str | None = _run_setting("max_completion_tokens", "a completion is cut at this length")
     system_prompt: str | None = _run_setting("system_prompt", '"magistral", "" for none, or the text itself')
@@ -273,7 +274,7 @@ def _digest_weights(folder: Path, files: Sequence[Path]) -> str:
 
 
 def _write_line(text: str) -> None:
-    """Print one line on the error stream, beside the bar."""
+    """Print one line on the error stream, next to the bar."""
     sys.stderr.write(f"    {clean(text)}\n")
 
 

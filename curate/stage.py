@@ -1,14 +1,14 @@
-'''A stage of curation: its options, which are the fields of a dataclass, and what it decides about a row.
+'''A stage of curation: its options, which are the fields of a pydantic dataclass, and what it decides about a row.
 
     @dataclass
     class LengthStage(CurationStage):
         """Keep short problems.
 
-        The first line stands in the list of stages, the whole docstring in --help.
+        The first line is in the list of stages, the whole docstring in --help.
         """
 
         name = "length"
-        most: int = option(500, "characters of a problem, at most (default 500)", at_least(1))
+        most: int = Field(default=500, ge=1, description="characters of a problem, at most")
 
         async def decide(self, index, row): ...  # -> Kept([row.fields]) or Rejected("too long", "731 characters")
 
@@ -19,16 +19,18 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, get_origin
 
 import msgspec
+from pydantic import ConfigDict, Field, ValidationError
+from pydantic.dataclasses import dataclass
+from pydantic.fields import FieldInfo
 
 from shared.errors import ConfigError
 from shared.jsonl import Row
+from shared.settings_file import meaning, plain, type_name
 from shared.types import Verdict
 from verify.answer_checker import AnswerChecker, worker_count
 from verify.verifiers import verifier_of
@@ -55,79 +57,60 @@ class Rejected(msgspec.Struct, frozen=True):
     detail: str = ""
     """details of this row, in one line"""
     counts: dict[str, int] = {}
-    """as of `Kept`"""
+    """Counts for the report, as in `Kept`."""
 
 
 Decision = Kept | Rejected
 
 
-class Bound(NamedTuple):
-    """The values that an option may have."""
-
-    words: str
-    holds: Callable[[Any], bool]
+Share = Annotated[float, Field(gt=0, le=1)]
+Rate = Annotated[float, Field(ge=0, le=1)]
 
 
-def at_least(least: int) -> Bound:
-    """Return the bound of a count."""
-    return Bound(f"at least {least}", lambda value: bool(value >= least))
-
-
-POSITIVE = Bound("above 0", lambda value: bool(value > 0))
-SHARE = Bound("above 0 and at most 1", lambda value: 0 < value <= 1)
-RATE = Bound("between 0 and 1", lambda value: 0 <= value <= 1)
-
-
-def option(
-    default: Any, text: str, bound: Bound | None = None, *, setting: bool = True, flag: str = "", **argument: Any
-) -> Any:
-    """Declare an option as a field of a dataclass; `default`: dataclasses.MISSING for one that must be given.
-
-    text, argument: for argparse; a number's type and metavar come from its default. setting: whether a decision can
-    depend on it, so that the journal and the report name it. flag: its name, where that is not the field's.
-    """
-    metadata = {"text": text, "bound": bound, "setting": setting, "flag": flag, "argument": argument}
-    if isinstance(default, list):
-        return field(default_factory=default.copy, metadata=metadata)
-    return field(default=default, metadata=metadata)
-
-
-@dataclass
+@dataclass(config=ConfigDict(allow_inf_nan=False))
 class CurationStage:
-    """A command that sees all rows once, then keeps, changes or rejects each. Raises ConfigError if an option is out of
-    its bound."""
+    """A command that sees all rows once, then keeps, changes or rejects each. Its fields are its options. A field with
+    `exclude` changes no decision: journal and report do not name it."""
 
     name: ClassVar[str]
 
     def __post_init__(self) -> None:
         self.decisions: list[Decision] = []
         """for a stage that decides about all rows in `prepare`"""
-        for option_ in fields(self):
-            value, bound = getattr(self, option_.name), option_.metadata["bound"]
-            if bound is not None and not bound.holds(value):
-                raise ConfigError(f"--{option_.name.replace('_', '-')} = {value}: must be {bound.words}")
 
     @classmethod
-    def explanation(cls) -> tuple[str, str]:
-        """Return the first line of the docstring, for the list of commands, and the rest, for --help."""
-        summary, _, rest = inspect.cleandoc(cls.__doc__ or "").partition("\n")
-        return summary, rest.strip()
+    def options(cls) -> dict[str, FieldInfo]:
+        """Name -> field of each option."""
+        fields: dict[str, FieldInfo] = getattr(cls, "__pydantic_fields__")  # noqa: B009 - mypy does not know it
+        return fields
 
     @classmethod
     def add_options(cls, parser: argparse.ArgumentParser) -> None:
-        """Add an option for each field."""
-        for one in sorted(fields(cls), key=lambda one: bool(one.kw_only)):
-            default = one.default if one.default_factory is MISSING else one.default_factory()
-            argument = {"help": one.metadata["text"], "dest": one.name, **one.metadata["argument"]}
-            argument |= {"required": True} if default is MISSING else {"default": default}
-            if isinstance(default, int | float) and "action" not in argument:
-                argument = {"type": type(default), "metavar": "N" if isinstance(default, int) else "X"} | argument
-            parser.add_argument(one.metadata["flag"] or f"--{one.name.replace('_', '-')}", **argument)
+        """Add an option for each field. Values stay texts, which `of` reads."""
+        for name, field in cls.options().items():
+            kind, default = plain(field.annotation), field.get_default(call_default_factory=True)
+            notes = [type_name(field)] if kind in (int, float) or get_origin(kind) is Literal else []
+            if not field.is_required() and kind is not bool and default not in (None, "", []):
+                shown = " ".join(default) if isinstance(default, list) else f"{default:g}" if kind is float else default
+                notes.append(f"default {shown}")
+            words = f"{meaning(field)} ({'; '.join(notes)})" if notes else meaning(field)
+            many: dict[str, Any] = {"nargs": "+"} if get_origin(kind) is list else {}
+            parser.add_argument(
+                f"--{name.replace('_', '-')}", help=words.replace("%", "%%"), required=field.is_required(),
+                default=argparse.SUPPRESS, **({"action": argparse.BooleanOptionalAction} if kind is bool else many),
+            )  # fmt: skip
 
     @classmethod
-    def from_options(cls, options: argparse.Namespace) -> Self:
-        """Make the command from parsed options. Raises InputError."""
-        return cls(**{one.name: getattr(options, one.name) for one in fields(cls)})
+    def of(cls, options: Mapping[str, Any]) -> Self:
+        """Make the stage from options, values or texts; others are ignored. Raises InputError, a line per mistake."""
+        try:
+            return cls(**{name: options[name] for name in cls.options() if name in options})
+        except ValidationError as error:
+            lines = []
+            for mistake in error.errors():
+                flag, why = str(mistake["loc"][0]).replace("_", "-"), mistake["msg"].removeprefix("Value error, ")
+                lines.append(f"--{flag} = {mistake['input']}: {why.replace('Input should be', 'must be')}")
+            raise ConfigError("\n".join(lines)) from error
 
     @property
     def concurrency(self) -> int:
@@ -140,7 +123,7 @@ class CurationStage:
 
         Raises ConfigError for a file that cannot be read.
         """
-        return {one.name: as_setting(getattr(self, one.name)) for one in fields(self) if one.metadata["setting"]}
+        return {name: as_setting(getattr(self, name)) for name, field in self.options().items() if not field.exclude}
 
     def find(self, inputs: Sequence[Path]) -> list[Path]:
         """Return the files of the given inputs. Raises InputError."""
@@ -157,11 +140,11 @@ class CurationStage:
         """Stop processes and close connections; called once, also after an error or Ctrl-C."""
 
 
-@dataclass(kw_only=True)
+@dataclass
 class VerifyingStage(CurationStage):
     """A stage that compares answers by meaning, in processes that start with the first comparison."""
 
-    workers: int = option(0, "verifier processes (default: one per core)", setting=False)
+    workers: int = Field(default=0, kw_only=True, exclude=True, description="verifier processes; 0: one per core")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -2,7 +2,7 @@ r"""Detects in a problem's statement requests for proofs, several parts, and mis
 
 The phrases are tuned for precision in what they reject: a request is an imperative ("Prove that"), not every use of
 its verb ("will the census show that"). Drawings in the text ([asy], tikz) are blanked first. The phrases of all stages
-stand in phrases.toml.
+are in phrases.toml.
 """
 
 from __future__ import annotations
@@ -72,12 +72,12 @@ _MARKED = re.compile(
 
 def without_drawings(text: str) -> str:
     """Return the text with every drawing ([asy], tikz) blanked, all other characters in their place."""
-    return _DRAWING.sub(lambda found: " " * len(found.group()), text)
+    return _DRAWING.sub(lambda match: " " * len(match.group()), text)
 
 
 def drawings(text: str) -> list[str]:
     """Return the drawings of a text, in order."""
-    return [found.group() for found in _DRAWING.finditer(text)]
+    return [match.group() for match in _DRAWING.finditer(text)]
 
 
 def has_request(text: str) -> bool:
@@ -88,19 +88,19 @@ def has_request(text: str) -> bool:
 def asks_proof(text: str) -> str:
     """Return the words that ask for a proof, "" if none do.
 
-    "To show that ..." and "Provide a proof" beside another request do not count: the answer to that one is checked.
+    "To show that ..." and "Provide a proof" next to another request do not count: the answer to that one is checked.
     """
     text = without_drawings(text)
-    for found in _PROOF.finditer(text):
-        before = text[max(0, found.start() - _AROUND) : found.start()]
-        chinese = found.group()[0] > "\u3000"
-        clause = _BEFORE.search(before if found.start() <= _AROUND else f"x{before}")
+    for match in _PROOF.finditer(text):
+        before = text[max(0, match.start() - _AROUND) : match.start()]
+        chinese = match.group()[0] > "\u3000"
+        clause = _BEFORE.search(before if match.start() <= _AROUND else f"x{before}")
         if not chinese and clause is None:
             continue
-        if _PROVED.search(text[max(0, found.start() - 2) : found.end() + 2]):
+        if _PROVED.search(text[max(0, match.start() - 2) : match.end() + 2]):
             continue
-        words = (clause.group() if clause and not chinese else "") + found.group()
-        rest = text[: found.start()] + " . " + text[found.end() :]
+        words = (clause.group() if clause and not chinese else "") + match.group()
+        rest = text[: match.start()] + " . " + text[match.end() :]
         if _BESIDE.search(words) and has_request(rest):
             continue
         return re.sub(r"\s+", " ", words).strip(" .,:;$*)]\\。，")[:60]
@@ -121,11 +121,11 @@ def several_parts(text: str, answer: str = "") -> str:
 def _segments(text: str, labels: re.Pattern[str]) -> list[str]:
     """Return the pieces that begin at labels 1, 2, ... in this order; [] if there is no second label."""
     starts: list[int] = []
-    for found in labels.finditer(text):
-        label, place = found.group(1).lower(), len(starts)
-        counted = [numbering[place] for numbering in _NUMBERINGS if place < len(numbering)]
-        if label in counted or (label.isdigit() and int(label) == place + 1):
-            starts.append(found.end())
+    for match in labels.finditer(text):
+        label, position = match.group(1).lower(), len(starts)
+        counted = [numbering[position] for numbering in _NUMBERINGS if position < len(numbering)]
+        if label in counted or (label.isdigit() and int(label) == position + 1):
+            starts.append(match.end())
     if len(starts) < 2:
         return []
     return [text[start:end] for start, end in zip(starts, [*starts[1:], len(text)], strict=True)]
@@ -154,11 +154,11 @@ def _is_request(piece: str) -> bool:
 
 def missing_figure(text: str) -> str:
     """Return the words that refer to a figure which the text does not contain, "" if none do."""
-    if found := _PICTURE_FILE.search(text):
-        return found.group()[:60]
+    if match := _PICTURE_FILE.search(text):
+        return match.group()[:60]
     if _DRAWING.search(text) or _TABLE.search(text):
         return ""
-    found = _FIGURE.search(text)
-    if found is None and not _DISPLAY.search(text):
-        found = _SHOWN.search(text)
-    return re.sub(r"\s+", " ", found.group())[:60] if found else ""
+    match = _FIGURE.search(text)
+    if match is None and not _DISPLAY.search(text):
+        match = _SHOWN.search(text)
+    return re.sub(r"\s+", " ", match.group())[:60] if match else ""

@@ -138,10 +138,10 @@ def _grading(look: Look) -> Iterator[Alarm]:
     counts = {name: np.nan_to_num(look(f"verify/{name}")[-1:]).sum() for name in verdicts}
     failed = {name: count for name, count in list(counts.items())[4:] if count}
     if failed and sum(failed.values()) > 0.01 * sum(counts.values()):
-        told = ", ".join(f"{count:.0f} {name.replace('_', ' ')}" for name, count in failed.items())
+        counted = ", ".join(f"{count:.0f} {name.replace('_', ' ')}" for name, count in failed.items())
         yield Alarm(
             "Verifications fail",
-            f"{told}: {sum(failed.values()) / sum(counts.values()):.1%} of the completions have no grade",
+            f"{counted}: {sum(failed.values()) / sum(counts.values()):.1%} of the completions have no grade",
             "Read the reasons of some (Rollouts, filter masked). Timeouts: raise reward.deadline_s. Unverifiable: "
             "repair the answers of the data.",
         )

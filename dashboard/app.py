@@ -96,12 +96,12 @@ def add_pages(app: FastAPI) -> None:
 
 
 def add_runs(app: FastAPI, root: Path, folders: RunFolders) -> None:
-    """Add what tells of runs and their numbers."""
+    """Add the requests for runs and their numbers."""
 
     @app.get("/api/runs")
     def runs() -> Response:
-        found = sorted((run.summary() for run in folders.all()), key=lambda one: -one["written"])
-        return answer({"root": clean(str(root)), "now": time.time(), "runs": found})
+        summaries = sorted((run.summary() for run in folders.all()), key=lambda summary: -summary["written"])
+        return answer({"root": clean(str(root)), "now": time.time(), "runs": summaries})
 
     @app.get("/api/runs/{name}")
     def run(name: str) -> Response:
@@ -126,7 +126,7 @@ def add_runs(app: FastAPI, root: Path, folders: RunFolders) -> None:
 
 
 def add_rollouts(app: FastAPI, folders: RunFolders) -> None:
-    """Add what tells of groups and their completions."""
+    """Add the requests for groups and their completions."""
     decoder, find = TokenDecoder(), folders.find
 
     @app.get("/api/runs/{name}/rollouts")
@@ -165,7 +165,7 @@ def add_events(app: FastAPI, watch: Watch) -> None:
     @app.get("/api/events")
     async def events() -> StreamingResponse:
         async def stream() -> AsyncGenerator[bytes, None]:
-            before, told = await watch.look(), time.monotonic()
+            before, sent_at = await watch.look(), time.monotonic()
             yield b": watching\n\n"
             while True:
                 await asyncio.sleep(LOOK_S)
@@ -174,9 +174,9 @@ def add_events(app: FastAPI, watch: Watch) -> None:
                 before = now
                 if changed:
                     yield b"event: changed\ndata: " + msgspec.json.encode(changed) + b"\n\n"
-                    told = time.monotonic()
-                elif time.monotonic() - told > COMMENT_S:
+                    sent_at = time.monotonic()
+                elif time.monotonic() - sent_at > COMMENT_S:
                     yield b": nothing new\n\n"
-                    told = time.monotonic()
+                    sent_at = time.monotonic()
 
         return StreamingResponse(stream(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})

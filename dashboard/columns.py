@@ -15,10 +15,10 @@ from dashboard.growing_file import GrowingFile
 from shared.json_reader import decode_json
 
 MOST_NAMES = 500
-"""of columns of a file; a run has about 90"""
+"""Most columns of a file; a run has about 90."""
 MOST_ROWS = 300_000
 AXES = ("step", "tokens", "time")
-"""what charts may be drawn over"""
+"""Axes that charts may be drawn over."""
 NAN, LARGEST = float("nan"), sys.float_info.max
 Numbers = NDArray[np.float64]
 
@@ -34,10 +34,10 @@ class Table:
     def add(self, row: dict[str, Any]) -> None:
         """Add a row, or replace the one of its step."""
         step, count = row["step"], len(self.rows)
-        place = self.rows.get(step, count)
-        if place == MOST_ROWS:
+        index = self.rows.get(step, count)
+        if index == MOST_ROWS:
             return
-        self.rows[step] = place
+        self.rows[step] = index
         for name, value in row.items():
             if type(value) is not float and type(value) is not int:
                 continue
@@ -48,11 +48,11 @@ class Table:
                 column = self.columns[name] = array("d", [NAN]) * count
             if abs(value) > LARGEST:
                 value = math.inf if value > 0 else -math.inf  # an integer may be larger than any float
-            if place == count:
+            if index == count:
                 column.append(value)
             else:
-                column[place] = value
-        if place == count:
+                column[index] = value
+        if index == count:
             for column in self.columns.values():
                 if len(column) == count:
                     column.append(NAN)
@@ -108,7 +108,7 @@ class MetricColumns:
         return self.tables.get(kind) or Table()
 
     def over(self, kind: str, axis: str) -> Numbers:
-        """[rows] where the rows of a kind stand on an axis: "step", "tokens" that were trained so far, or "time", hours
+        """[rows] where the rows of a kind are on an axis: "step", "tokens" that were trained so far, or "time", hours
         of training (of wall time where a run does not say)."""
         table = self.table(kind)
         if axis == "tokens":

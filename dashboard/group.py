@@ -31,8 +31,8 @@ def _list(value: Any) -> list[Any]:
 
 
 def _text(value: Any, most: int = MOST_TEXT) -> str:
-    found = value if isinstance(value, str) else ""
-    return found if len(found) <= most else f"{found[:most]} … ({len(found) - most:,} more characters)"
+    text = value if isinstance(value, str) else ""
+    return text if len(text) <= most else f"{text[:most]} … ({len(text) - most:,} more characters)"
 
 
 def read_group(run: RunFolder, step: int, line: int) -> dict[str, Any]:
@@ -95,7 +95,7 @@ def _spans(completion: dict[str, Any]) -> list[dict[str, int]]:
 
 
 class TokenDecoder:
-    """Turns the token ids of runs into text, where the tokenizer of the run's model lies on this machine."""
+    """Turns the token ids of runs into text, where the tokenizer of the run's model is on this machine."""
 
     def __init__(self) -> None:
         self._kept: tuple[Path, Tokenizer] | None = None
@@ -125,7 +125,7 @@ class TokenDecoder:
 
 
 def _places(run: RunFolder) -> list[Path]:
-    """Where the tokenizer of a run may lie: its exports, the model that it made, the one that it started from."""
+    """Where the tokenizer of a run may be: its exports, the model that it made, the one that it started from."""
     model = run.settings().get("model.path")
     folders = [run.folder / "latest", *sorted((run.folder / "hf").glob("step_*"))[-1:], run.folder / "made" / "model"]
     if isinstance(model, str) and model:
@@ -142,19 +142,19 @@ def show_tokens(run: RunFolder, decoder: TokenDecoder, step: int, line: int, sam
         raise LookupError(f"the group has {len(completions)} completions")
     completion = _table(completions[sample])
     ids = [one if isinstance(one, int) and 0 <= one < 1 << 32 else 0 for one in _list(completion.get("token_ids"))]
-    part = slice(max(start, 0), max(start, 0) + MOST_TOKENS)
+    window = slice(max(start, 0), max(start, 0) + MOST_TOKENS)
     version: list[int | None] = [None] * len(ids)
     for span in _spans(completion):
         low, high = max(span["start"], 0), min(span["end"], len(ids))
         version[low:high] = [span["version"]] * max(high - low, 0)
     columns = {
-        _text(name, 60): [number(one) for one in values[part]]
+        _text(name, 60): [number(one) for one in values[window]]
         for name, values in completion.items()
         if name != "token_ids" and isinstance(values, list) and values and len(values) == len(ids)
         and number(values[0]) is not None
     }  # fmt: skip
-    pieces = decoder.pieces(run, ids[: part.stop])
+    pieces = decoder.pieces(run, ids[: window.stop])
     return {
-        "tokens": len(ids), "start": part.start, "ids": ids[part], "pieces": pieces and pieces[part],
-        "version": version[part], "columns": columns,
+        "tokens": len(ids), "start": window.start, "ids": ids[window], "pieces": pieces and pieces[window],
+        "version": version[window], "columns": columns,
     }  # fmt: skip

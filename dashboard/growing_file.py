@@ -46,8 +46,8 @@ def last_lines(path: Path, most_bytes: int = 64 << 10) -> list[bytes]:
 
 
 def lines_of(stream: BinaryIO) -> Iterator[tuple[int, bytes | None]]:
-    """(offset, line) of all whole lines from where the stream stands; None for one that is too long to be read. The
-    stream stands behind the last whole line when it ends."""
+    """(offset, line) of all whole lines from the stream's position on; None for one that is too long to be read. The
+    stream is after the last whole line when it ends."""
     while True:
         offset, line = stream.tell(), stream.readline(MOST_BYTES_OF_A_LINE)
         if line.endswith(b"\n"):
@@ -63,7 +63,7 @@ def lines_of(stream: BinaryIO) -> Iterator[tuple[int, bytes | None]]:
 
 
 class GrowingFile:
-    """A JSONL file of which each line is read once: a look goes on behind the last whole line. A file that was written
+    """A JSONL file of which each line is read once: a look goes on after the last whole line. A file that was written
     anew (a resume does that) is read from its beginning."""
 
     def __init__(self, path: Path):

@@ -24,7 +24,7 @@ from shared.json_reader import decode_json
 from shared.types import GRADED
 
 MARKS = {"correct": 1, "wrong": 2, "cut": 4, "mixed language": 8, "masked": 16, "no answer": 32}
-"""what a completion may be -> its bit"""
+"""Mark of a completion -> its bit."""
 SEARCH_S = 1.0
 MOST_HITS = 40
 MOST_LISTED = 500
@@ -66,7 +66,7 @@ class _Group(msgspec.Struct):
 
 
 class GroupLine(msgspec.Struct, gc=False):
-    """A line of a file of rollouts: where it stands, and what is in it."""
+    """A line of a file of rollouts: where it begins, and what is in it."""
 
     offset: int
     problem: str
@@ -117,9 +117,9 @@ class Rollouts:
     """The folder rollouts/ of a run."""
 
     MOST_COMPLETIONS = 400_000
-    """of all files whose index is kept, of one run; a line without any counts as one"""
+    """Most completions of a run in the indexes that are kept; a line without any counts as one."""
     MOST_OF_A_STEP = 100_000
-    """of one file: what follows in it is left out"""
+    """Most completions and lines read of one file; the rest is left out."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -132,7 +132,7 @@ class Rollouts:
             names = [] if self.folder.is_symlink() else os.listdir(self.folder)
         except OSError:
             return []
-        return sorted(int(found[1]) for name in names if (found := NAME.fullmatch(name)))
+        return sorted(int(match[1]) for name in names if (match := NAME.fullmatch(name)))
 
     def _path(self, step: int) -> Path:
         return self.folder / f"step_{step}.jsonl"
@@ -150,20 +150,20 @@ class Rollouts:
                 if step in self._indexes and self._indexes[step][0] == now:
                     self._indexes.move_to_end(step)
                     return self._indexes[step][1]
-            found, size = list[GroupLine](), 0
+            groups, size = list[GroupLine](), 0
             for offset, line in lines_of(stream):
-                found.append(_line(offset, line))
-                size += 1 + len(found[-1].marks)
+                groups.append(_line(offset, line))
+                size += 1 + len(groups[-1].marks)
                 if size >= self.MOST_OF_A_STEP:
-                    found.append(_unread(stream.tell(), "what follows in this file is left out"))
+                    groups.append(_unread(stream.tell(), "what follows in this file is left out"))
                     break
         with self._lock:
-            self._indexes[step] = now, found
-            held = sum(max(1, len(one.marks)) for _, lines in self._indexes.values() for one in lines)
-            while held > self.MOST_COMPLETIONS and len(self._indexes) > 1:
+            self._indexes[step] = now, groups
+            kept = sum(max(1, len(one.marks)) for _, lines in self._indexes.values() for one in lines)
+            while kept > self.MOST_COMPLETIONS and len(self._indexes) > 1:
                 _, (_, dropped) = self._indexes.popitem(last=False)
-                held -= sum(max(1, len(one.marks)) for one in dropped)
-        return found
+                kept -= sum(max(1, len(one.marks)) for one in dropped)
+        return groups
 
     def raw(self, step: int, line: int) -> bytes:
         """One line of a step's file. Raises LookupError where there is none, or it is too long."""
@@ -189,7 +189,7 @@ class Rollouts:
         """Groups with a completion of this mark ("" for any) and, in its line, this text ("" for any; capitals do not
         matter), newest first: {"hits", "next": step to go on before, or None at the end, "looked": steps looked at}."""
         steps = [step for step in reversed(self.steps()) if before is None or step < before]
-        wanted, bit = needles(text), MARKS.get(mark, 0)
+        texts, bit = needles(text), MARKS.get(mark, 0)
         hits: list[dict[str, Any]] = []
         end, looked = time.monotonic() + SEARCH_S, 0
         for step in steps:
@@ -197,23 +197,21 @@ class Rollouts:
                 return {"hits": hits, "next": step + 1, "looked": looked}
             looked += 1
             try:
-                hits += [
-                    shown(step, place, group) for place, group in islice(self._hits(step, bit, wanted), MOST_LISTED)
-                ]
+                hits += [shown(step, line, group) for line, group in islice(self._hits(step, bit, texts), MOST_LISTED)]
             except LookupError:
                 continue  # it went away
         return {"hits": hits, "next": None, "looked": looked}
 
-    def _hits(self, step: int, bit: int, wanted: list[str]) -> Iterator[tuple[int, GroupLine]]:
-        for place, group in enumerate(self.index(step)):
+    def _hits(self, step: int, bit: int, texts: list[str]) -> Iterator[tuple[int, GroupLine]]:
+        for line, group in enumerate(self.index(step)):
             if bit and not any(mark & bit for mark in group.marks):
                 continue
-            if not wanted or holds(self.raw(step, place), wanted):
-                yield place, group
+            if not texts or holds(self.raw(step, line), texts):
+                yield line, group
 
 
 def needles(text: str) -> list[str]:
-    """How a text may stand in a file of JSON, without regard to capitals: as it is, or with escapes for what is not
+    """Ways to write a text in a file of JSON, without regard to capitals: as it is, or with escapes for what is not
     ASCII, of which each letter has another for its capital."""
     if not text.strip():
         return []
@@ -221,20 +219,20 @@ def needles(text: str) -> list[str]:
     return list({way[1:-1].casefold() for way in (msgspec.json.encode(text).decode(), *escaped)})
 
 
-def holds(line: bytes, wanted: list[str]) -> bool:
-    """Whether one of the needles stands in a line."""
-    if all(one.isascii() for one in wanted):
+def holds(line: bytes, texts: list[str]) -> bool:
+    """Whether one of the texts is in a line."""
+    if all(one.isascii() for one in texts):
         small = line.lower()
-        return any(one.encode() in small for one in wanted)
+        return any(one.encode() in small for one in texts)
     folded = line.decode("utf-8", "replace").casefold()
-    return any(one in folded for one in wanted)
+    return any(one in folded for one in texts)
 
 
-def shown(step: int, place: int, group: GroupLine) -> dict[str, Any]:
+def shown(step: int, line: int, group: GroupLine) -> dict[str, Any]:
     """A group of the index as the page gets it."""
     totals = [total for total in group.totals if total is not None]
     return {
-        "step": step, "line": place, "problem": group.problem, "head": group.head, "language": group.language,
+        "step": step, "line": line, "problem": group.problem, "head": group.head, "language": group.language,
         "domain": group.domain, "environment": group.environment, "completions": len(group.marks),
         "reward": sum(totals) / len(totals) if totals else None, "totals": group.totals,
         "marks": {name: count for name, bit in MARKS.items() if (count := sum(bool(m & bit) for m in group.marks))},

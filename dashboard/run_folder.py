@@ -1,4 +1,4 @@
-"""A run folder as the dashboard sees it: how it stands, its settings, phases, evaluations and alarms.
+"""A run folder as the dashboard sees it: its state, settings, phases, evaluations and alarms.
 
 Nothing here trusts the folder: files may be missing, older, damaged, or made by somebody else.
 """
@@ -74,20 +74,20 @@ class RunFolder:
         self.rollouts = Rollouts(folder / "rollouts")
         self._evaluations = GrowingFile(folder / "evaluations.jsonl")
         self._evaluated: list[dict[str, Any]] = []
-        self._settings: tuple[bytes, dict[str, Any]] = b"", {}
+        self._config: tuple[bytes, dict[str, Any]] = b"", {}
 
-    # ---- how it stands ------------------------------------------------------------------------------------------
+    # ---- its state -----------------------------------------------------------------------------------------------
 
     def signature(self) -> tuple[int, ...]:
         """Numbers that change whenever something is written into the folder."""
-        found = []
+        numbers = []
         for name in ("metrics.jsonl", "evaluations.jsonl", "phases.jsonl", "lock", "rollouts", "config.toml"):
             try:
                 status = (self.folder / name).stat()
-                found += [status.st_size, status.st_mtime_ns]
+                numbers += [status.st_size, status.st_mtime_ns]
             except OSError:
-                found += [0, 0]
-        return tuple(found)
+                numbers += [0, 0]
+        return tuple(numbers)
 
     def summary(self) -> dict[str, Any]:
         """A line of the list of runs, from the ends of its files."""
@@ -134,22 +134,26 @@ class RunFolder:
             return {"state": "running", "story": since}
         return {"state": "silent", "story": f"{since}; nothing was written for {age / 60:.0f} minutes"}
 
-    def settings(self) -> dict[str, Any]:
-        """Its settings by "section.key"; {} where there are none that can be read."""
+    def config(self) -> dict[str, Any]:
+        """Its settings as in config.toml; {} where there are none that can be read."""
         data = read_small(self.folder / "config.toml")
-        if data != self._settings[0]:
+        if data != self._config[0]:
             try:
-                self._settings = data, flat(tomllib.loads(data.decode()))
+                self._config = data, tomllib.loads(data.decode())
             except (ValueError, RecursionError):
-                self._settings = data, {}
-        return self._settings[1]
+                self._config = data, {}
+        return self._config[1]
+
+    def settings(self) -> dict[str, Any]:
+        """Its settings by "section.key"."""
+        return flat(self.config())
 
     @property
     def bound(self) -> int | None:
         """Bound of its staleness, where its settings are of this version."""
         try:
-            return Config.model_validate(tomllib.loads(read_small(self.folder / "config.toml").decode())).max_staleness
-        except (ValueError, RecursionError, ZeroDivisionError):
+            return Config.model_validate(self.config()).max_staleness if self.config() else None
+        except (ValueError, ZeroDivisionError):
             return None
 
     # ---- one run ------------------------------------------------------------------------------------------------
@@ -173,10 +177,10 @@ class RunFolder:
                 for kind, table in columns.tables.items() for name in table.names if name not in ("step", "time")
             }  # fmt: skip
             train, bound = columns.table("train"), self.bound
-            found = alarms.find(train.numbers, bound)
+            raised = alarms.find(train.numbers, bound)
             return {
                 "run": self.summary(), "names": names, "settings": self.settings(), "bound": bound,
-                "alarms": [alarm._asdict() for alarm in found], "damaged": columns.damaged,
+                "alarms": [alarm._asdict() for alarm in raised], "damaged": columns.damaged,
                 "evaluations": self.evaluations(), "timeline": self.timeline(),
                 "stages": list(rows_of(last_lines(self.folder / "stages.jsonl")))[-50:],
                 "verdicts": {
@@ -214,9 +218,9 @@ class RunFolder:
             self._evaluated = []
         for offset, line in lines:
             for row in rows_of([line or b""]):
-                found = row.get("evaluation")
-                if isinstance(found, dict) and len(self._evaluated) < MOST_EVALUATIONS:
-                    short = {key: value for key, value in found.items() if key != "samples"}
+                evaluation = row.get("evaluation")
+                if isinstance(evaluation, dict) and len(self._evaluated) < MOST_EVALUATIONS:
+                    short = {key: value for key, value in evaluation.items() if key != "samples"}
                     self._evaluated.append(
                         {"version": number(row.get("version")), "hours": (number(row.get("seconds")) or 0) / 3600,
                          "offset": offset, **short}
@@ -277,14 +281,14 @@ class RunFolders:
         with self._lock:
             run = self._runs.pop(name)
             self._runs[name] = run  # it was looked at last
-            others = [one for one in self._runs.values() if one.columns is not None]
-        cells = sum(one.columns.cells for one in others if one.columns is not None)
-        for one in others[:-1]:
+            others = [other for other in self._runs.values() if other.columns is not None]
+        cells = sum(other.columns.cells for other in others if other.columns is not None)
+        for other in others[:-1]:
             if cells <= self.MOST_CELLS:
                 break
-            if one.columns is not None:
-                cells -= one.columns.cells
-                one.columns = None
+            if other.columns is not None:
+                cells -= other.columns.cells
+                other.columns = None
         return run
 
     def differences(self, names: list[str]) -> dict[str, dict[str, Any]]:

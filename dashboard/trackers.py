@@ -18,7 +18,8 @@ from shared.section import flat
 PROJECT = "maestrale"
 """project or experiment where the tracker's own variables name none"""
 COLUMNS = ("step", "problem", "completion", "answer", "verdict", "reward", "reason")
-"""of a table of samples"""
+"""Columns of a table of samples."""
+Rows = list[list[Any]]  # [samples][COLUMNS]
 
 
 class TrackedRun(NamedTuple):
@@ -27,25 +28,15 @@ class TrackedRun(NamedTuple):
     name: str
     folder: Path
     settings: dict[str, Any]
-    """as in config.toml"""
+    """The settings in config.toml."""
 
-    def kept_id(self, tracker: str, make: Callable[[], str]) -> tuple[str, bool]:
+    def kept_id(self, tracker: str, make: Callable[[], str] = lambda: uuid.uuid4().hex[:8]) -> tuple[str, bool]:
         """The id of the tracker's run, kept in the run folder, and whether it was made now."""
         path = self.folder / "trackers" / f"{tracker}.id"
         if path.exists() and (known := path.read_text().strip()):
             return known, False
         path.write_text(made := make())
         return made, True
-
-
-class TrackedSamples(NamedTuple):
-    """Some completions of a step."""
-
-    step: int
-    time: float
-    """Unix time"""
-    rows: list[list[Any]]
-    """[samples][COLUMNS]"""
 
 
 class Tracker(Protocol):
@@ -55,16 +46,11 @@ class Tracker(Protocol):
         """Take a row of metrics: all of it (step, kind, time), and its finite numbers by name. again: whether a resume
         made a step again that was sent before."""
 
-    def samples(self, samples: TrackedSamples) -> None:
-        """Take a table of completions."""
+    def samples(self, step: int, when: float, rows: Rows) -> None:
+        """Take a table of some completions of a step. when: Unix time."""
 
     def close(self, finished: bool) -> None:
         """Write or upload what is left. finished: whether the run trained all its steps."""
-
-
-def random_id() -> str:
-    """Eight random characters."""
-    return uuid.uuid4().hex[:8]
 
 
 class WandbRun:
@@ -75,7 +61,7 @@ class WandbRun:
 
         for variable, value in (("PROJECT", PROJECT), ("NAME", run.name), ("DIR", str(run.folder))):
             os.environ.setdefault(f"WANDB_{variable}", value)
-        number, _ = run.kept_id("wandb", random_id)
+        number, _ = run.kept_id("wandb")
         self.table, settings = wandb.Table, wandb.Settings(console="off")
         self.run = wandb.init(id=number, resume="allow", config=run.settings, settings=settings)
         self.known = {"samples"}
@@ -87,9 +73,8 @@ class WandbRun:
         self.known |= values.keys()
         self.run.log({axis: row["step"], **values})
 
-    def samples(self, samples: TrackedSamples) -> None:
-        table = self.table(columns=list(COLUMNS), data=samples.rows)
-        self.run.log({"step": samples.step, "samples": table})
+    def samples(self, step: int, when: float, rows: Rows) -> None:
+        self.run.log({"step": step, "samples": self.table(columns=list(COLUMNS), data=rows)})
 
     def close(self, finished: bool) -> None:
         self.run.finish(exit_code=0 if finished else 1)
@@ -111,27 +96,27 @@ class TensorBoardFiles:
 
     def write(self, kind: str, step: int, when: float, **content: Any) -> None:
         """Write an event. content: its field and value."""
-        part = "sft" if kind == "sft" else ""
-        if part not in self.files:
-            self.files[part] = self.open(str(self.folder / part), flush_secs=10)
-        self.files[part].add_event(self.event.Event(wall_time=when, step=step, **content))
+        folder = "sft" if kind == "sft" else ""
+        if folder not in self.files:
+            self.files[folder] = self.open(str(self.folder / folder), flush_secs=10)
+        self.files[folder].add_event(self.event.Event(wall_time=when, step=step, **content))
 
     def row(self, row: Mapping[str, Any], values: Mapping[str, float], again: bool) -> None:
-        place = row["kind"], row["step"], row["time"]
+        head = row["kind"], row["step"], row["time"]
         if again and not self.again:  # readers forget what an earlier launch wrote from this step on
-            self.write(*place, session_log=self.event.SessionLog(status=self.event.SessionLog.START))
+            self.write(*head, session_log=self.event.SessionLog(status=self.event.SessionLog.START))
         self.again = again
         numbers = [self.summary.Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
-        self.write(*place, summary=self.summary.Summary(value=numbers))
+        self.write(*head, summary=self.summary.Summary(value=numbers))
 
-    def samples(self, samples: TrackedSamples) -> None:
-        lines = [COLUMNS, ["---"] * len(COLUMNS), *([as_markdown(cell) for cell in row] for row in samples.rows)]
+    def samples(self, step: int, when: float, rows: Rows) -> None:
+        lines = [COLUMNS, ["---"] * len(COLUMNS), *([as_markdown(cell) for cell in row] for row in rows)]
         text = "\n".join(f"| {' | '.join(line)} |" for line in lines).encode()
         tensor = self.tensor.TensorProto(dtype="DT_STRING", string_val=[text])
         value = self.summary.Summary.Value(
             tag="samples", tensor=tensor, metadata=self.text_metadata("samples", "completions of the step")
         )
-        self.write("train", samples.step, samples.time, summary=self.summary.Summary(value=[value]))
+        self.write("train", step, when, summary=self.summary.Summary(value=[value]))
 
     def close(self, finished: bool) -> None:
         for file in self.files.values():
@@ -150,7 +135,7 @@ class TrackioRun:
     def __init__(self, run: TrackedRun):
         import trackio
 
-        number, _ = run.kept_id("trackio", random_id)  # runs are found by name: the id makes it this folder's own
+        number, _ = run.kept_id("trackio")  # runs are found by name: the id makes it this folder's own
         name = f"{run.name}-{number}"
         self.table = trackio.Table
         self.run = trackio.init(PROJECT, name=name, config=run.settings, resume="allow", embed=False)
@@ -158,8 +143,8 @@ class TrackioRun:
     def row(self, row: Mapping[str, Any], values: Mapping[str, float], again: bool) -> None:
         self.run.log(dict(values), step=row["step"])
 
-    def samples(self, samples: TrackedSamples) -> None:
-        self.run.log({"samples": self.table(list(COLUMNS), samples.rows)}, step=samples.step)
+    def samples(self, step: int, when: float, rows: Rows) -> None:
+        self.run.log({"samples": self.table(list(COLUMNS), rows)}, step=step)
 
     def close(self, finished: bool) -> None:
         self.run.finish()
@@ -176,8 +161,8 @@ class MlflowRun:
 
         def create() -> str:
             name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
-            found = self.client.get_experiment_by_name(name)
-            experiment = found.experiment_id if found else self.client.create_experiment(name)
+            known = self.client.get_experiment_by_name(name)
+            experiment = known.experiment_id if known else self.client.create_experiment(name)
             return str(self.client.create_run(experiment, run_name=run.name).info.run_id)
 
         self.number, new = run.kept_id("mlflow", create)
@@ -193,9 +178,9 @@ class MlflowRun:
         names = {re.sub(r"[^\w.:/ -]", "_", name): value for name, value in values.items()}
         self.client.log_batch(self.number, [self.metric(name, value, when, step) for name, value in names.items()])
 
-    def samples(self, samples: TrackedSamples) -> None:
-        columns = {name: [row[place] for row in samples.rows] for place, name in enumerate(COLUMNS)}
-        first = samples.step - samples.step % 500  # an artifact is written anew for every table that it gets
+    def samples(self, step: int, when: float, rows: Rows) -> None:
+        columns = {name: [row[number] for row in rows] for number, name in enumerate(COLUMNS)}
+        first = step - step % 500  # an artifact is written anew for every table that it gets
         self.client.log_table(self.number, columns, f"samples/from_step_{first}.json")
 
     def close(self, finished: bool) -> None:

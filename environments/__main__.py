@@ -17,9 +17,9 @@ from shared.user_file import run_file
 
 def describe(name: str, kind: type[Environment]) -> str:
     """Name, first paragraph of the docstring, and the options with type, default and meaning."""
-    told = inspect.cleandoc(kind.__doc__ or "").partition("\n\n")[0]
+    summary = inspect.cleandoc(kind.__doc__ or "").partition("\n\n")[0]
     graded = "graded by the verifier of the problem's domain" if kind.verified else "gives the reward itself"
-    lines = [name, f"    {' '.join(told.split())} ({graded})" if told else f"    ({graded})"]
+    lines = [name, f"    {' '.join(summary.split())} ({graded})" if summary else f"    ({graded})"]
     for option, field in kind.Options.model_fields.items():
         default = field.get_default(call_default_factory=True)
         needed = field.is_required() or default is None

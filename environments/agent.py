@@ -32,7 +32,7 @@ from environments.gateway.messages import (
     ChatAsked,
     ClientLeft,
     GatewayEnded,
-    RewardTold,
+    RewardReported,
     TokensAsked,
     TurnGiven,
 )
@@ -49,11 +49,11 @@ from shared.types import Problem, Verdict
 from verify.plugins import Failed
 
 OUTPUT_BYTES = 64 << 10
-"""of the end of what an agent prints, which is kept"""
+"""Most bytes kept of what an agent prints: its end."""
 SERVER_S = 86_400.0
 """seconds that an agent server may work on one episode; environment.episode_s ends it before"""
 GRACE_S = 1.0
-"""seconds for an agent that has closed its connection to end, so that its error can be told"""
+"""seconds for an agent that has closed its connection to end, so that its error can be reported"""
 OVER = "the episode is over"
 
 
@@ -67,9 +67,9 @@ class AgentOptions(Section):
     key_variable: str = ""
     """environment variable with the key of a url; "" for none"""
     reward: Literal["agent", "verifier"] = "agent"
-    """"agent": it tells the reward; "verifier": the rewards of the run grade the last turn of the policy"""
+    """"agent": it reports the reward; "verifier": the rewards of the run grade the last turn of the policy"""
     address: str = "127.0.0.1"
-    """of this machine, where the gateway listens: another one if agents run on other machines. It speaks plain HTTP"""
+    """Address of this machine where the gateway listens; set another if agents run elsewhere. It speaks plain HTTP."""
 
     def own_contradictions(self) -> Iterator[str]:
         """One of command and url."""
@@ -83,14 +83,14 @@ class AgentOptions(Section):
         if self.key_variable and self.command:
             yield "environment.options.agent.key_variable is for a url: a command gets the launch's environment"
         if self.address in ("0.0.0.0", "::"):
-            yield "environment.options.agent.address: give the address of one interface, since agents are told it"
+            yield "environment.options.agent.address: give the address of one interface, since agents are given it"
 
 
 class AgentEnd(NamedTuple):
     """How an agent ended."""
 
     reward: float | None
-    """that it told, None for none"""
+    """Reward reported by the agent, if any."""
     solved: bool | None
     failure: str
     """"" for an end without an error"""
@@ -124,10 +124,10 @@ class Agent(Environment):
         self.last: Action | None = None
         self.session = session = await open_session(self.options.address)
         start = self._run if self.options.command else self._post
-        told = {**msgspec.to_builtins(problem), "seed": seed}
-        self.running = asyncio.create_task(start(session, told), name="agent")
+        body = {**msgspec.to_builtins(problem), "seed": seed}
+        self.running = asyncio.create_task(start(session, body), name="agent")
         self.asked = asked = await self._next_request()
-        if isinstance(asked, RewardTold):
+        if isinstance(asked, RewardReported):
             raise Failed(Verdict.CRASH, "the agent ended before it had asked for a turn")
         if isinstance(asked, TokensAsked):
             self.token_ids = asked.token_ids
@@ -139,7 +139,7 @@ class Agent(Environment):
         """Answer the agent's request; return its next one, or the end. Raises Failed."""
         self.turns, self.last = self.turns + 1, action
         asked = self.asked
-        assert self.session and not isinstance(asked, RewardTold)
+        assert self.session and not isinstance(asked, RewardReported)
         if isinstance(asked, TokensAsked):
             self.token_ids = [*self.token_ids, *action.token_ids]
             turn = TurnGiven(asked.key, asked.number, token_ids=action.token_ids, logprobs=action.logprobs)
@@ -150,7 +150,7 @@ class Agent(Environment):
             self.history = [*self.history, AgentMessage("assistant", text, calls)]
         self.session.gateway.post(Gateway.give, turn)
         self.asked = asked = await self._next_request()
-        if isinstance(asked, RewardTold):
+        if isinstance(asked, RewardReported):
             self.session.gateway.post(Gateway.give, TurnGiven(asked.key, asked.number))
             return await self._end(asked.reward, asked.solved)
         if isinstance(asked, TokensAsked):
@@ -171,15 +171,15 @@ class Agent(Environment):
 
     # ---- what the agent does -----------------------------------------------------------------------------------------
 
-    async def _next_request(self) -> ChatAsked | TokensAsked | RewardTold:
-        """The agent's next request; its end is told as a reward. Raises Failed."""
+    async def _next_request(self) -> ChatAsked | TokensAsked | RewardReported:
+        """The agent's next request; its end comes as a reward. Raises Failed."""
         assert self.session and self.running
-        told = asyncio.ensure_future(self.session.told.get())
-        await asyncio.wait({told, self.running}, return_when=asyncio.FIRST_COMPLETED)
-        if told.done() and not isinstance(found := told.result(), (ClientLeft, GatewayEnded)):
-            return found
-        told.cancel()
-        if told.done() and not told.cancelled() and isinstance(told.result(), GatewayEnded):
+        waiting = asyncio.ensure_future(self.session.events.get())
+        await asyncio.wait({waiting, self.running}, return_when=asyncio.FIRST_COMPLETED)
+        if waiting.done() and not isinstance(event := waiting.result(), (ClientLeft, GatewayEnded)):
+            return event
+        waiting.cancel()
+        if waiting.done() and not waiting.cancelled() and isinstance(waiting.result(), GatewayEnded):
             raise Failed(Verdict.CRASH, "the gateway's process has ended")
         done, _ = await asyncio.wait({self.running}, timeout=GRACE_S)
         if not done:
@@ -187,16 +187,16 @@ class Agent(Environment):
         end = self.running.result()
         if end.failure:
             raise Failed(Verdict.CRASH, end.failure)
-        return RewardTold(self.session.key, -1, math.nan if end.reward is None else end.reward, end.solved)
+        return RewardReported(self.session.key, -1, math.nan if end.reward is None else end.reward, end.solved)
 
     async def _end(self, reward: float, solved: bool | None) -> Observation:
         """The end of the episode. Raises Failed without a reward."""
         if self.options.reward == "verifier":
             assert self.last
-            found = await self.grade(self.problem, self.last.text)
-            if not found.verdict.graded:
-                raise Failed(found.verdict, found.reason)
-            return Observation(reward=found.total, done=True, solved=found.verdict is Verdict.CORRECT)
+            grade = await self.grade(self.problem, self.last.text)
+            if not grade.verdict.graded:
+                raise Failed(grade.verdict, grade.reason)
+            return Observation(reward=grade.total, done=True, solved=grade.verdict is Verdict.CORRECT)
         if not math.isfinite(reward):
             how = 'print {"reward": 1.0} as its last line' if self.options.command else 'answer {"reward": 1.0}'
             raise Failed(Verdict.CRASH, f"the agent ended without a reward: let it {how}, or post that to /v1/reward")
@@ -204,16 +204,16 @@ class Agent(Environment):
 
     def _new_messages(self, asked: ChatAsked) -> list[EnvironmentMessage]:
         """What a request adds to the conversation. Raises Failed where it changes it."""
-        for place, was in enumerate(self.history):
-            now = asked.messages[place] if place < len(asked.messages) else None
+        for index, was in enumerate(self.history):
+            now = asked.messages[index] if index < len(asked.messages) else None
             if now is None or same(was) != same(now):
                 became = f"became {shown(now)}" if now else "is missing"
                 raise Failed(
-                    Verdict.CRASH, f"the agent changed its history: messages[{place}], {shown(was)}, {became}. The "
+                    Verdict.CRASH, f"the agent changed its history: messages[{index}], {shown(was)}, {became}. The "
                     "policy is trained on one sequence: an agent must send back what was said, and add to it",
                 )  # fmt: skip
         if asked.tools and asked.tools != self.tools:
-            raise Failed(Verdict.CRASH, "the agent changed its tools: the policy was told those of the first request")
+            raise Failed(Verdict.CRASH, "the agent changed its tools: the policy was given those of the first request")
         new = asked.messages[len(self.history) :]
         if not new or self.token_ids:
             raise Failed(Verdict.CRASH, "the agent's request adds no message to the ones before")
@@ -278,19 +278,19 @@ class Agent(Environment):
 async def _tail(stream: asyncio.StreamReader) -> str:
     """The end of what a process prints, once it has closed the pipe."""
     kept = b""
-    while part := await stream.read(1 << 16):
-        kept = (kept + part)[-OUTPUT_BYTES:]
+    while chunk := await stream.read(1 << 16):
+        kept = (kept + chunk)[-OUTPUT_BYTES:]
     return kept.decode("utf-8", "replace")
 
 
 def _read_end(text: str) -> AgentEnd:
-    """How an agent ended that told this, which may be JSON with its reward."""
+    """How an agent ended that printed or answered this text, which may be JSON with its reward."""
     with contextlib.suppress(ValueError, RecursionError):
-        found = parse_json(text)
-        if isinstance(found, dict) and "reward" in found:
-            reward, solved = found["reward"], found.get("solved")
+        end = parse_json(text)
+        if isinstance(end, dict) and "reward" in end:
+            reward, solved = end["reward"], end.get("solved")
             if isinstance(reward, bool) or not isinstance(reward, (int, float)) or not math.isfinite(reward):
-                return AgentEnd(None, None, f"the agent told the reward {reward!r:.60}, which is no number")
+                return AgentEnd(None, None, f"the agent reported the reward {reward!r:.60}, which is no number")
             return AgentEnd(float(reward), solved if isinstance(solved, bool) else None, "")
     return AgentEnd(None, None, "")
 
@@ -302,10 +302,10 @@ def opening(asked: ChatAsked) -> list[EnvironmentMessage]:
     """The first request as the beginning of an episode: its system prompt, its tools, and what the user says. Raises
     Failed for a conversation in which the assistant has spoken."""
     made: list[EnvironmentMessage] = []
-    for place, message in enumerate(asked.messages):
+    for index, message in enumerate(asked.messages):
         if message.role in ("assistant", "tool"):
             raise Failed(
-                Verdict.CRASH, f"the agent's first request has a message of role {message.role} (messages[{place}]), "
+                Verdict.CRASH, f"the agent's first request has a message of role {message.role} (messages[{index}]), "
                 "which the policy did not say: put examples into the system prompt",
             )  # fmt: skip
         made.append(EnvironmentMessage("user" if message.role == "user" else "system", message.text))
@@ -320,20 +320,20 @@ def opening(asked: ChatAsked) -> list[EnvironmentMessage]:
 
 def following(new: Sequence[AgentMessage], calls: Sequence[AgentCall], first: int) -> list[EnvironmentMessage]:
     """New messages as what the policy reads next, in the form in which serving shows them to a model: results of tools,
-    in the order of their calls, stand in one message of the user. first: their place in the request. Raises Failed."""
-    places = {call.id: place for place, call in enumerate(calls)}
+    in the order of their calls, are one message of the user. first: their place in the request. Raises Failed."""
+    places = {call.id: index for index, call in enumerate(calls)}
     results = [message for message in new if message.role == "tool"]
-    for place, message in enumerate(new, start=first):
+    for index, message in enumerate(new, start=first):
         if message.role not in ("user", "tool"):
             raise Failed(
-                Verdict.CRASH, f"the agent added messages[{place}] of role {message.role}: between two turns of the "
+                Verdict.CRASH, f"the agent added messages[{index}] of role {message.role}: between two turns of the "
                 "policy only the user and tools can speak",
             )  # fmt: skip
         if message.role == "tool" and message.call_id not in places:
-            raise Failed(Verdict.CRASH, f"messages[{place}] is the result of {message.call_id!r:.60}, which is no call")
+            raise Failed(Verdict.CRASH, f"messages[{index}] is the result of {message.call_id!r:.60}, which is no call")
     results.sort(key=lambda message: places[message.call_id])
-    told = "\n".join(f"{RESULT_OPEN}\n{message.text}\n{RESULT_CLOSE}" for message in results)
-    return [*([user(told)] if results else []), *(user(message.text) for message in new if message.role == "user")]
+    text = "\n".join(f"{RESULT_OPEN}\n{message.text}\n{RESULT_CLOSE}" for message in results)
+    return [*([user(text)] if results else []), *(user(message.text) for message in new if message.role == "user")]
 
 
 def read_calls(response: str, asked: ChatAsked, turn: int) -> tuple[str, list[AgentCall]]:

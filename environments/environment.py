@@ -58,7 +58,7 @@ class Action(msgspec.Struct, frozen=True):
     text: str
     """the whole turn, reasoning included, without the end token"""
     response: str
-    """what stands behind the reasoning; the whole turn where there is none"""
+    """The text after the reasoning; the whole turn where there is none."""
     token_ids: list[int] = []
     """[tokens] as sampled, the end token included"""
     logprobs: list[float] = []
@@ -69,11 +69,11 @@ class Observation(msgspec.Struct):
     """What an environment answers to a turn, or begins an episode with."""
 
     messages: list[EnvironmentMessage] = []
-    """what the policy reads next. Of `reset`: a "user" message replaces the problem's text, a "system" message is added
+    """Messages for the policy. Of `reset`: a "user" message replaces the problem's text, a "system" message is added
     to the system prompt; none leaves the problem as it is"""
     token_ids: list[int] | None = None
     """[tokens] in place of `messages`, for an environment that speaks tokens: of `reset` the whole prompt, of `step`
-    all that stands between the turn and the next one"""
+    everything between the turn and the next one"""
     reward: float | None = None
     """for the turn; an episode's reward is the sum over its turns. Ignored where a verifier grades"""
     done: bool = False
@@ -178,10 +178,10 @@ def made(
     kind: type[Environment], name: str, options: Mapping[str, Any], grade: Grade, rewards: RewardWeights
 ) -> Environment:
     """A new instance of an environment, whose `reset` has not been called. Raises ConfigError for wrong options."""
-    one = kind()
-    one.options = checked_options(OPTIONS, name, kind.Options, options)
-    one.grade, one.rewards = grade, rewards
-    return one
+    environment = kind()
+    environment.options = checked_options(OPTIONS, name, kind.Options, options)
+    environment.grade, environment.rewards = grade, rewards
+    return environment
 
 
 def action_of(chat: Chat, ids: list[int], logprobs: list[float]) -> Action:

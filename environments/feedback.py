@@ -21,7 +21,7 @@ class FeedbackOptions(Section):
     attempts: int = Field(3, ge=2)
     """programs that are written at most; environment.max_turns ends an episode, too"""
     instruction: str = "{message}\n\nRepair the program, and write the whole of it again."
-    """what is said after a program that is wrong; {message} is what the verifier says of it"""
+    """Text after a wrong program; {message} is the verifier's message about it."""
 
 
 @environment("feedback")
@@ -46,9 +46,9 @@ class Feedback(Environment):
         self.left -= 1
         if self.left == 0:
             return Observation(done=True)
-        found = await self.grade(self.problem, action.text)
-        if not found.verdict.graded:
-            raise Failed(found.verdict, found.reason)
-        right = found.verdict is Verdict.CORRECT
-        said = [] if right else [user(self.options.instruction.replace("{message}", found.reason))]
-        return Observation(said, done=right, info={"right": float(right)})
+        grade = await self.grade(self.problem, action.text)
+        if not grade.verdict.graded:
+            raise Failed(grade.verdict, grade.reason)
+        right = grade.verdict is Verdict.CORRECT
+        messages = [] if right else [user(self.options.instruction.replace("{message}", grade.reason))]
+        return Observation(messages, done=right, info={"right": float(right)})

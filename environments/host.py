@@ -183,9 +183,9 @@ class EnvironmentHost:
         for process in self._processes:
             await process.end()
 
-    async def _living(self, place: int) -> Child:
+    async def _living(self, index: int) -> Child:
         """The process at this place, started again if it has ended."""
-        process = self._processes[place]
+        process = self._processes[index]
         async with self._starting:
             if not process.alive:
                 try:

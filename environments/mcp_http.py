@@ -12,7 +12,7 @@ import httpx2
 from shared.chat_endpoint import PLAIN, packing
 
 MOST_BYTES = 8 << 20
-"""of a reply that is no stream of events"""
+"""Most bytes of a reply that is no stream of events."""
 WAIT_S, EVENT_S = 30.0, 300.0
 """seconds for a connection, and for the next event of a stream, as in the package"""
 
@@ -26,11 +26,11 @@ class BoundedStream(httpx2.AsyncByteStream):
     async def __aiter__(self) -> AsyncIterator[bytes]:
         """Raises StreamError for more than MOST_BYTES."""
         size = 0
-        async for part in self.stream:
-            size += len(part)
+        async for chunk in self.stream:
+            size += len(chunk)
             if size > MOST_BYTES:
                 raise httpx2.StreamError(f"a reply of more than {MOST_BYTES} bytes")
-            yield part
+            yield chunk
 
     async def aclose(self) -> None:
         """Close the connection, unless it can be used again."""

@@ -38,7 +38,7 @@ WATCH_S = 5.0
 CLOSE_S = 20.0
 """seconds that a server may take to end its session"""
 MOST_PAGES = 100
-"""of a server's list of tools"""
+"""Most pages of a server's list of tools."""
 
 
 class McpOptions(ToolOptions):
@@ -209,12 +209,12 @@ class McpSession:
             await asyncio.wait([self._task])
 
 
-def _text(part: Any) -> str:
-    """A part of a result as text; what is none is named."""
-    if part.type == "text":
-        return str(part.text)
-    text = getattr(getattr(part, "resource", None), "text", None)
-    return f"[{part.type}]" if text is None else str(text)
+def _text(content: Any) -> str:
+    """One content of a result as text; another kind of content becomes `[type]`."""
+    if content.type == "text":
+        return str(content.text)
+    text = getattr(getattr(content, "resource", None), "text", None)
+    return f"[{content.type}]" if text is None else str(text)
 
 
 def _cause(error: BaseException) -> str:
@@ -240,13 +240,13 @@ class Mcp(ToolEnvironment):
     async def check(cls, options: McpOptions) -> None:
         """Open a session and end it. Raises ConfigError."""
         options.secrets()
-        session, place = McpSession(options), "command" if options.command else "url"
+        session, option = McpSession(options), "command" if options.command else "url"
         try:
             async with asyncio.timeout(START_S):
                 await session.open()
         except (Failed, TimeoutError) as error:
-            why = str(error) or f"the MCP server has told no tools after {START_S:g} s"
-            setting = f"environment.options.mcp.{place} = {literal(getattr(options, place))}"
+            why = str(error) or f"the MCP server has listed no tools after {START_S:g} s"
+            setting = f"environment.options.mcp.{option} = {literal(getattr(options, option))}"
             raise ConfigError(f"{setting}: {why}; start it by hand to see what is wrong") from error
         finally:
             await session.close()
@@ -255,21 +255,21 @@ class Mcp(ToolEnvironment):
         """Open a session, or take the shared one. Raises Failed."""
         sessions = _shared.setdefault(asyncio.get_running_loop(), {})
         key = self.options.model_dump_json()
-        found = sessions.get(key) if self.options.shared else None
-        if found is None or found.ended:
-            found = McpSession(self.options)
+        session = sessions.get(key) if self.options.shared else None
+        if session is None or session.ended:
+            session = McpSession(self.options)
             if self.options.shared:
-                sessions[key] = found
-        self.session = found
-        found.users += 1
-        await found.open()
+                sessions[key] = session
+        self.session = session
+        session.users += 1
+        await session.open()
         return await super().reset(problem, seed)
 
     def tools(self) -> Sequence[EnvironmentTool | Callable[..., Any]]:
         """The tools of the server, or those of them that `options.tools` names."""
-        wanted = self.options.tools
+        names = self.options.tools
         known = self.session.definitions if self.session is not None else []
-        return [EnvironmentTool(one, self._caller(one.name)) for one in known if not wanted or one.name in wanted]
+        return [EnvironmentTool(one, self._caller(one.name)) for one in known if not names or one.name in names]
 
     def _caller(self, name: str) -> Callable[[str], Coroutine[Any, Any, str]]:
         async def run(arguments: str) -> str:

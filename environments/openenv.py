@@ -23,14 +23,14 @@ from shared.types import Problem, Verdict
 from verify.plugins import Failed
 
 MOST_BYTES = 1 << 20
-"""of one message of the server"""
+"""Most bytes of one message of the server."""
 
 
 class OpenEnvOptions(Section):
     """Options of "openenv"."""
 
     url: str = ""
-    """of the server, e.g. http://127.0.0.1:8000"""
+    """Address of the server, e.g. http://127.0.0.1:8000."""
     key_variable: str = ""
     """environment variable with the key of the server; "" for none"""
     action: str = ""
@@ -47,7 +47,7 @@ class OpenEnvOptions(Section):
 
 @environment("openenv")
 class OpenEnv(Environment):
-    """The reward is the server's. What the server says of a wrong action is told to the policy."""
+    """The reward is the server's. The policy reads what the server says of a wrong action."""
 
     Options = OpenEnvOptions
     options: OpenEnvOptions
@@ -63,7 +63,7 @@ class OpenEnv(Environment):
         return key_headers(options.key_variable, "environment.options.openenv.key_variable")
 
     async def reset(self, problem: Problem, seed: int) -> Observation:
-        """Begin an episode; what the server shows stands behind the problem's text. Raises Failed."""
+        """Begin an episode; what the server shows follows the problem's text. Raises Failed."""
         address = f"ws{self.options.url.removeprefix('http').rstrip('/')}/ws"
         try:
             self.socket = await connect(
@@ -80,12 +80,12 @@ class OpenEnv(Environment):
         if self.options.action:
             return await self._ask("step", {self.options.action: action.response})
         try:
-            found = parse_json(action.response)
+            fields = parse_json(action.response)
         except ValueError:
-            found = None
-        if not isinstance(found, dict):
+            fields = None
+        if not isinstance(fields, dict):
             return Observation([user("Error: answer with one JSON object.")], reward=0.0)
-        return await self._ask("step", found)
+        return await self._ask("step", fields)
 
     async def close(self) -> None:
         """End the session."""
@@ -97,13 +97,13 @@ class OpenEnv(Environment):
         assert self.socket
         try:
             await self.socket.send(json.dumps({"type": kind, "data": data}))
-            told = parse_json(await self.socket.recv())
-            said = told["data"]
-            if told["type"] == "error":
-                if kind == "step" and said.get("code") == "VALIDATION_ERROR":
-                    return Observation([user(f"Error: {said['message']}"[:2000])], reward=0.0)
-                raise Failed(Verdict.CRASH, f"the server says of {kind}: {said.get('message')}"[:300])
-            seen, reward, done = said["observation"], said.get("reward"), bool(said.get("done"))
+            reply = parse_json(await self.socket.recv())
+            content = reply["data"]
+            if reply["type"] == "error":
+                if kind == "step" and content.get("code") == "VALIDATION_ERROR":
+                    return Observation([user(f"Error: {content['message']}"[:2000])], reward=0.0)
+                raise Failed(Verdict.CRASH, f"the server says of {kind}: {content.get('message')}"[:300])
+            seen, reward, done = content["observation"], content.get("reward"), bool(content.get("done"))
             if self.options.observation:
                 seen = seen[self.options.observation]
             reward = None if reward is None else float(reward)

@@ -71,8 +71,8 @@ async def answered(name: str, work: Awaitable[Any], deadline_s: float, files: li
     except BaseException as error:  # noqa: BLE001 - whatever a plug-in raises, sys.exit too, costs its episode only
         if limit.expired():
             return late
-        said, place = f"environment {name}: {type(error).__name__}: {error}"[:400], line_of(error, files)
-        return Answered(None, reason=f"{said} ({place})" if place else said)
+        reason, line = f"environment {name}: {type(error).__name__}: {error}"[:400], line_of(error, files)
+        return Answered(None, reason=f"{reason} ({line})" if line else reason)
     if size > ANSWER_BYTES:
         return Answered(None, reason=f"environment {name}: answered {size:,} bytes, of {ANSWER_BYTES:,} allowed")
     return Answered(observation)

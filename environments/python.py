@@ -50,7 +50,7 @@ class Python(ToolEnvironment):
         """Run a Python program with the standard library, and return what it prints and the value of its last
         expression. Names of earlier programs are still there."""
         try:
-            found = await sandboxes(self.options.sandbox or self.rewards.sandbox).run_cells(
+            result = await sandboxes(self.options.sandbox or self.rewards.sandbox).run_cells(
                 [*self.cells, code], self.seed, self.cpu_s
             )
         except SandboxRefused as error:
@@ -59,11 +59,11 @@ class Python(ToolEnvironment):
             ) from error
         except Lost as error:
             raise Failed(Verdict.CRASH, str(error)) from error
-        if found.stopped:
+        if result.stopped:
             lost = " What it changed is undone." if self.cells else ""
-            raise ToolError(f"{found.stopped}.{lost}\n{found.printed}".rstrip())
+            raise ToolError(f"{result.stopped}.{lost}\n{result.printed}".rstrip())
         self.cells.append(code)
-        self.cpu_s = found.cpu_s
-        if found.raised:
-            raise ToolError(f"the program raised an exception\n{found.printed}")
-        return found.printed or "(it printed nothing)"
+        self.cpu_s = result.cpu_s
+        if result.raised:
+            raise ToolError(f"the program raised an exception\n{result.printed}")
+        return result.printed or "(it printed nothing)"

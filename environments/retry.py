@@ -22,7 +22,7 @@ class RetryOptions(Section):
         "There might be an error in the solution above because of lack of understanding of the question. Please "
         "correct the error, if any, and rewrite the solution."
     )
-    """what is said between the two answers; the paper's words"""
+    """Text between the two answers, in the paper's words."""
     alpha: float = Field(1.0, ge=0)
     """weight of the progress r2 - r1"""
     first: float = Field(1.0, ge=0)
@@ -46,10 +46,10 @@ class Retry(Environment):
 
     async def step(self, action: Action) -> Observation:
         """Grade the answer. Raises Failed where the verifier gives no grade."""
-        found = await self.grade(self.problem, action.text)
-        if not found.verdict.graded:
-            raise Failed(found.verdict, found.reason)
-        right = float(found.verdict is Verdict.CORRECT)
+        grade = await self.grade(self.problem, action.text)
+        if not grade.verdict.graded:
+            raise Failed(grade.verdict, grade.reason)
+        right = float(grade.verdict is Verdict.CORRECT)
         if self.first is None:
             self.first = right
             return Observation([user(self.options.instruction)], reward=self.options.first * right)

@@ -1,7 +1,7 @@
 """The environment "search": questions that are answered from a corpus on this disk, which the policy searches.
 
 The corpus is a .jsonl file of {"text", "title"?, "id"?}; a row without an id has its line number. Its index, SQLite's
-FTS5, is made when it is first needed and kept beside the file, until the file changes; or in a temporary folder where
+FTS5, is made when it is first needed and kept next to the file, until the file changes; or in a temporary folder where
 that cannot be written, or where another user of the machine could have made the index.
 `python -m environments.search FILE` makes it before a run, which a large corpus needs. Documents are ranked by BM25
 over the words of the query, each of which may be missing. Source: Robertson & Zaragoza, The Probabilistic Relevance
@@ -41,7 +41,7 @@ MOST_WORDS = 64
 """words of a query that are searched for"""
 SETTING = "environment.options.search.corpus"
 FIRST_ROWS = 100
-"""that are read before a run"""
+"""Rows that are read before a run."""
 _making = threading.Lock()
 
 
@@ -113,8 +113,8 @@ def _foreign(path: Path, corpus: Path) -> str:
 
 def _state(corpus: Path) -> str:
     """What changes when the corpus does."""
-    found = corpus.stat()
-    return f"{FORMAT} {found.st_size} {found.st_mtime_ns}"
+    status = corpus.stat()
+    return f"{FORMAT} {status.st_size} {status.st_mtime_ns}"
 
 
 def _read(path: Path) -> closing[sqlite3.Connection]:
@@ -133,7 +133,7 @@ def _make(corpus: Path, path: Path) -> None:
     """Write the index of a corpus, whole or not at all."""
     state = _state(corpus)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f"{path.name}.") as private:
-        unfinished = Path(private) / "index"  # and SQLite's journal beside it, where nobody else can make one
+        unfinished = Path(private) / "index"  # and SQLite's journal next to it, where nobody else can make one
         unfinished.touch(0o600)
         with closing(sqlite3.connect(unfinished)) as index, index:
             index.execute("PRAGMA synchronous = OFF")
@@ -185,29 +185,29 @@ class CorpusSearch(ToolEnvironment):
         words = re.findall(r"\w+", query)[:MOST_WORDS]
         if not words:
             raise ToolError("the query has no words")
-        wanted = " OR ".join(f'"{word}"' for word in words)
+        match = " OR ".join(f'"{word}"' for word in words)
         asked = (
             "SELECT id, title, snippet(documents, 1, '', '', '...', 48) FROM documents WHERE documents MATCH ? "
             "ORDER BY bm25(documents), rowid LIMIT ?"
         )
         with _read(self.index) as index:
-            found = index.execute(asked, (wanted, self.options.results)).fetchall()
-        return "\n\n".join(f"[{name}] {title}\n{passage}" for name, title, passage in found) or "(nothing is found)"
+            hits = index.execute(asked, (match, self.options.results)).fetchall()
+        return "\n\n".join(f"[{name}] {title}\n{passage}" for name, title, passage in hits) or "(nothing is found)"
 
     @tool
     def open(self, id: str, page: Annotated[int, Field(ge=1)] = 1) -> str:
         """Read the document with this id; a long one has several pages."""
         asked = "SELECT title, text FROM documents WHERE rowid = (SELECT document FROM ids WHERE id = ?)"
         with _read(self.index) as index:
-            found = index.execute(asked, (id,)).fetchone()
-        if found is None:
+            document = index.execute(asked, (id,)).fetchone()
+        if document is None:
             raise ToolError(f"there is no document with the id {id[:100]!r}")
-        size = max(self.options.result_characters - 100 - len(found[0]), 100)
-        pages = max(-(-len(found[1]) // size), 1)
+        size = max(self.options.result_characters - 100 - len(document[0]), 100)
+        pages = max(-(-len(document[1]) // size), 1)
         if page > pages:
             raise ToolError(f"the document has {pages} pages")
-        place = f" (page {page} of {pages})" if pages > 1 else ""
-        return f"{found[0]}{place}\n{found[1][(page - 1) * size : page * size]}".strip()
+        heading = f" (page {page} of {pages})" if pages > 1 else ""
+        return f"{document[0]}{heading}\n{document[1][(page - 1) * size : page * size]}".strip()
 
 
 def main(arguments: list[str]) -> int:
@@ -221,7 +221,7 @@ def main(arguments: list[str]) -> int:
     except sqlite3.Error as error:
         raise DataError(f"{corpus}: its index cannot be made: {error}") from error
     if path.parent != corpus.parent:
-        raise DataError(f"{corpus}: no index can be kept beside it: search a copy in a folder of your own")
+        raise DataError(f"{corpus}: no index can be kept next to it: search a copy in a folder of your own")
     sys.stdout.write(f"{path}\n")
     return 0
 

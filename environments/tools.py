@@ -7,10 +7,10 @@
             "Add two whole numbers."
             return a + b
 
-The tools are told, calls found and results written as in serving (`shared/tool_calls.py`), so that a model is served as
-it was trained. A turn with calls is answered by their results, in the order of the calls; a turn without a call is the
-answer. Calls are looked for behind the reasoning. Whatever goes wrong in a call (no such tool, no JSON, arguments that
-do not fit, a function that raises) is its result, as a text that begins with "Error:"; only `Failed` costs the episode.
+Tools, calls and results are written as in serving (`shared/tool_calls.py`), so that a model is served as it was
+trained. A turn with calls is answered by their results, in the order of the calls; a turn without a call is the answer.
+Calls are looked for after the reasoning. Whatever goes wrong in a call (no such tool, no JSON, arguments that do not
+fit, a function that raises) is its result, as a text that begins with "Error:"; only `Failed` costs the episode.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class ToolError(Exception):
-    """A call has no result; the message is told to the policy, and the call is counted as failed."""
+    """A call has no result; the policy reads the message, and the call is counted as failed."""
 
 
 class EnvironmentTool(NamedTuple):
@@ -66,23 +66,23 @@ def tool(function: F) -> F:
 
 def tool_of(function: Callable[..., Any]) -> EnvironmentTool:
     """The tool that calls a function or a method of an instance. Raises ConfigError, see `tool`."""
-    name, place = function.__name__, f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
+    name, source = function.__name__, f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
     description = inspect.cleandoc(function.__doc__ or "")
     if not description:
-        raise ConfigError(f"{place}: the tool {name} has no docstring, which tells the model what it is for")
+        raise ConfigError(f"{source}: the tool {name} has no docstring, which says to the model what it is for")
     try:
         known = typing.get_type_hints(function, include_extras=True)
     except Exception as error:  # whatever an annotation raises when it is evaluated
-        raise ConfigError(f"{place}: the annotations of the tool {name} are not understood ({error})") from error
+        raise ConfigError(f"{source}: the annotations of the tool {name} are not understood ({error})") from error
     fields: dict[str, Any] = {}
-    for one in inspect.signature(function).parameters.values():
-        if one.name == "self":
+    for argument in inspect.signature(function).parameters.values():
+        if argument.name == "self":
             continue
-        if one.name not in known or one.kind not in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY):
+        if argument.name not in known or argument.kind not in (argument.POSITIONAL_OR_KEYWORD, argument.KEYWORD_ONLY):
             raise ConfigError(
-                f"{place}: the tool {name} needs a type for its argument {one.name}, and takes no * or **"
+                f"{source}: the tool {name} needs a type for its argument {argument.name}, and takes no * or **"
             )
-        fields[one.name] = known[one.name], ... if one.default is one.empty else one.default
+        fields[argument.name] = known[argument.name], ... if argument.default is argument.empty else argument.default
     arguments = create_model(name, __config__=ConfigDict(extra="forbid", strict=True), **fields)
     parameters = arguments.model_json_schema(schema_generator=_Untitled)
     parameters.pop("title", None)
@@ -91,8 +91,8 @@ def tool_of(function: Callable[..., Any]) -> EnvironmentTool:
         try:
             read = arguments.model_validate_json(given)
         except ValidationError as error:
-            told = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()[:5])
-            raise ToolError(f"the arguments of {name} do not fit: {told}") from error
+            mistakes = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()[:5])
+            raise ToolError(f"the arguments of {name} do not fit: {mistakes}") from error
         result = await call(functools.partial(function, **{field: getattr(read, field) for field in fields}))
         return result if isinstance(result, str) else to_json(result).decode()
 
@@ -135,28 +135,28 @@ class ToolEnvironment(Environment):
     async def step(self, action: Action) -> Observation:
         """Run the calls of the turn; one without is the answer. info: calls of the turn, and those without a result."""
         results, failed = [], 0
-        for part in calls_in(action.response, self._tools.keys()):
-            text, right = await self.answer(part)
+        for parsed in calls_in(action.response, self._tools.keys()):
+            text, right = await self.answer(parsed)
             results.append(EnvironmentMessage("tool", text))
             failed += not right
         info = {"tool_calls": float(len(results)), "failed_calls": float(failed)}
         return Observation(results, done=not results, info=info)
 
     async def answer(self, part: ParsedCall | str) -> tuple[str, bool]:
-        """What the policy is told of a call, and whether that is its result. Raises Failed."""
+        """What the policy reads about a call, and whether that is its result. Raises Failed."""
         text, right = await self._answer(part)
         return cut(text, self.options.result_characters), right
 
-    async def _answer(self, part: ParsedCall | str) -> tuple[str, bool]:
+    async def _answer(self, parsed: ParsedCall | str) -> tuple[str, bool]:
         """The result of a call, and whether it is one."""
         try:
-            if isinstance(part, str):
-                body, closed, _ = part.lstrip().removeprefix(OPEN).partition(CLOSE)
+            if isinstance(parsed, str):
+                body, closed, _ = parsed.lstrip().removeprefix(OPEN).partition(CLOSE)
                 if not closed:
                     raise NoCallError(f"the call has no {CLOSE}")
                 parse_call(body, self._tools.keys())  # says what is wrong
                 raise NoCallError(f"a turn has at most {MOST_CALLS} calls")
-            return await self._tools[part.name].run(part.arguments), True
+            return await self._tools[parsed.name].run(parsed.arguments), True
         except (NoCallError, ToolError) as error:
             return f"Error: {error}", False
         except Failed:
@@ -181,24 +181,24 @@ class JoinedTools(ToolEnvironment):
         return [one for part in self.parts for one in part._tools.values()]
 
     async def answer(self, part: ParsedCall | str) -> tuple[str, bool]:
-        """As the environment answers that has the tool."""
+        """Delegate to the environment that owns the tool."""
         owner = self._owners.get(part.name) if isinstance(part, ParsedCall) else None
         return await (super().answer(part) if owner is None else owner.answer(part))
 
     async def reset(self, problem: Problem, seed: int) -> Observation:
         """Begin the episode in each of them."""
-        for part in self.parts:
-            await part.reset(problem, seed)
+        for environment in self.parts:
+            await environment.reset(problem, seed)
         return await super().reset(problem, seed)
 
     async def close(self) -> None:
         """Close each of them."""
-        for part in self.parts:
-            await part.close()
+        for environment in self.parts:
+            await environment.close()
 
 
 def calls_in(response: str, names: Collection[str]) -> list[ParsedCall | str]:
-    """What must be answered in a turn, in order: its calls, and texts that stand where a call should."""
+    """What must be answered in a turn, in order: its calls, and texts where a call should be."""
     parts = CallReader(names, MOST_CALLS).feed(response, last=True)
     return [part for part in parts if isinstance(part, ParsedCall) or part.lstrip().startswith(OPEN)]
 

@@ -57,5 +57,5 @@ async def loop(*options: str) -> list[float]:
 
 
 if __name__ == "__main__":
-    found = asyncio.run(loop(*sys.argv[1:]))
-    sys.stdout.write(f"reward of the first step {found[0]:.3f}, of the last {found[-1]:.3f}\n")
+    rewards = asyncio.run(loop(*sys.argv[1:]))
+    sys.stdout.write(f"reward of the first step {rewards[0]:.3f}, of the last {rewards[-1]:.3f}\n")

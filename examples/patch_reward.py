@@ -5,7 +5,7 @@ TEXT}}: what the prompt shows, and the files that the true patch changes as they
 
     ### PATH
     <<<<<<< SEARCH
-    whole lines as they stand in the file
+    whole lines as they are in the file
     =======
     the lines that take their place
     >>>>>>> REPLACE
@@ -45,7 +45,7 @@ class Edit(NamedTuple):
 
 def edits_of(response: str) -> list[Edit]:
     """The edits of a response in their order. Raises MalformedPatch for none, or one without its end or path."""
-    found: list[Edit] = []
+    edits: list[Edit] = []
     path, now, lines = "", "", dict[str, list[str]]()
     for line in response.splitlines():
         if not now and line.startswith("### "):
@@ -57,30 +57,30 @@ def edits_of(response: str) -> list[Edit]:
         elif now == SEARCH and line.rstrip() == MIDDLE:
             now = MIDDLE
         elif now == MIDDLE and line.rstrip() == REPLACE:
-            found.append(Edit(path, lines[SEARCH], lines[MIDDLE]))
+            edits.append(Edit(path, lines[SEARCH], lines[MIDDLE]))
             now = ""
         elif now:
             lines[now].append(line)
-    if now or not found:
+    if now or not edits:
         raise MalformedPatch("an edit is not closed" if now else "there is no edit")
-    return found
+    return edits
 
 
 def apply(files: Mapping[str, str], edits: list[Edit]) -> dict[str, str]:
     """The files that the edits change, afterwards; each edit finds what those before it left, at its first place.
     Raises MalformedPatch for an edit that cannot be made or changes nothing."""
-    found: dict[str, str] = {}
+    changed: dict[str, str] = {}
     for path, search, replace in edits:
         if path not in files:
             raise MalformedPatch(f"there is no file {path!r:.80}")
         if not search or search == replace:
             raise MalformedPatch("an edit searches for nothing" if not search else "an edit changes nothing")
-        text = "\n" + found.get(path, files[path]).rstrip("\n") + "\n"
-        wanted = "\n".join(["", *search, ""])
-        if wanted not in text:
+        text = "\n" + changed.get(path, files[path]).rstrip("\n") + "\n"
+        searched = "\n".join(["", *search, ""])
+        if searched not in text:
             raise MalformedPatch(f"the lines that an edit searches for are not in {path!r:.80}")
-        found[path] = text.replace(wanted, "\n".join(["", *replace, ""]), 1).removeprefix("\n")
-    return found
+        changed[path] = text.replace(searched, "\n".join(["", *replace, ""]), 1).removeprefix("\n")
+    return changed
 
 
 def patch_of(before: str, after: str) -> str:

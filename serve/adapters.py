@@ -1,4 +1,4 @@
-"""Adapters that are served beside their model: `--adapter NAME=FOLDER`, each called by its name."""
+"""Adapters that are served with their model: `--adapter NAME=FOLDER`, each called by its name."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ class ServedAdapter:
     """One adapter, by the name that clients call."""
 
     path: Path
-    """as given; it may lead to another folder later"""
+    """The path as given; it may lead to another folder later."""
     folder: Path
-    """that is served now"""
+    """The folder that is served now."""
     settings: AdapterSettings
     prompts: PromptRenderer
-    """of the model, with the system prompt that the adapter was trained with"""
+    """The model's prompts, with the system prompt that the adapter was trained with."""
 
 
 def read_adapters(
     given: Sequence[str], model: Path, name: str, system: str, template: Mapping[str, Any] | None = None
 ) -> dict[str, ServedAdapter]:
-    """Name -> adapter, from NAME=FOLDER each. model: folder of the model beside which they are served, `name` its own.
+    """Name -> adapter, from NAME=FOLDER each. model: folder of the model with which they are served, `name` its own.
     system, template: the settings system_prompt and template. Raises ConfigError, ModelError for a folder that does not
     fit."""
     adapters: dict[str, ServedAdapter] = {}
@@ -49,7 +49,7 @@ def read_adapter(path: Path, model: Path, system: str, template: Mapping[str, An
     folder = path.resolve()
     if (settings := read_settings(folder)).experts:
         raise ModelError(
-            f"{folder} has adapters of experts, which are not served beside their model: serve the run's merged export "
+            f"{folder} has adapters of experts, which are not served with their model: serve the run's merged export "
             "(runs/NAME/latest)"
         )
     check_fits(folder, model)

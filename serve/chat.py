@@ -54,14 +54,14 @@ class Control(RequestBody):
     """The body of POST /v1/chat/completions/control."""
 
     id: str
-    """of a response that is being streamed"""
+    """Id of a response that is being streamed."""
     action: Literal["reasoning_end"]
     """reasoning_end: the reasoning ends now, with a phrase, and the answer follows"""
 
 
 @router.post("/v1/chat/completions/control")
 async def control(body: Control, request: Request, client: ChatClient) -> dict[str, int]:
-    """ "Answer now": end the reasoning of a response under way. Returns the number of its choices that are told so."""
+    """ "Answer now": end the reasoning of a response under way. Returns how many of its choices this reaches."""
     server: Server = request.app.state.server
     owner, responses = server.live.get(body.id, (None, {}))
     if owner is not client:

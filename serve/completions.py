@@ -61,11 +61,11 @@ class CompletionRequest(StreamedRequest):
     """so many most probable tokens for each sampled one, which is always among them, and with `echo` for each of the
     prompt"""
     echo: bool = False
-    """the prompt, as the model reads it, stands before its completion, also in `logprobs`; at temperature 1 there"""
+    """the prompt, as the model reads it, is put before its completion, also in `logprobs`; at temperature 1 there"""
     prompt_logprobs: int | None = Field(None, ge=0, le=20)
-    """the same of the prompt, at temperature 1, as vLLM's server names it and tells it; not streamed"""
+    """the same of the prompt, at temperature 1, as vLLM's server names and returns it; not streamed"""
     skip_special_tokens: bool = False
-    """special tokens are not told"""
+    """special tokens are not returned"""
 
     @field_validator("prompt", mode="before")
     @classmethod
@@ -107,7 +107,7 @@ class TokenPlaces:
     where the letter does."""
 
     def __init__(self, decode: Callable[[Sequence[int]], str], before: Sequence[int] = ()):
-        """before: the last tokens that stand before the text."""
+        """before: the last tokens before the text."""
         self._decode = decode
         self._ids: list[int] = []
         """the last tokens: `_known` of them have `_letters` letters together, and end before `_place`"""
@@ -141,7 +141,7 @@ class RawCompletion:
     first: str
     """the text of the prompt's first token"""
     echo: str | None = None
-    """the prompt's text, until it has been told"""
+    """the prompt's text, until it has been sent"""
     nothing: bool = False
     """no token is wanted: the one that the engine samples is thrown away"""
     text: str = ""
@@ -150,7 +150,7 @@ class RawCompletion:
     stop_reason: str | int | None = None
     logprobs: list[list[Candidate]] = field(default_factory=list)
     prompt_logprobs: Sequence[list[Candidate]] = ()
-    """of the prompt's tokens from the second on"""
+    """Candidates for the prompt's tokens from the second on."""
 
 
 @router.post("/v1/completions", response_model=None, responses=STREAMED)
@@ -179,7 +179,7 @@ def check_prompt_candidates(body: CompletionRequest, tokens: int) -> None:
         return
     count = tokens * (body.prompt_candidates + 1) * (body.n if body.echo else 1)
     if count > MOST_PROMPT_CANDIDATES:
-        message = f"{count:,} log-probs of prompts, at most {MOST_PROMPT_CANDIDATES:,} are told in one response"
+        message = f"{count:,} log-probs of prompts, at most {MOST_PROMPT_CANDIDATES:,} are returned in one response"
         name = "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"
         raise ApiError(400, message, code="invalid_value", param=name)
 
@@ -203,7 +203,7 @@ def plan(server: Server, body: CompletionRequest, prompt: str | list[int], numbe
         sampling = replace(sampling, max_tokens=1)  # engines sample at least one
     if body.echo:
         text = decode(ids)
-        # the beginning of a letter is told with the completion that ends it
+        # the beginning of a letter is sent with the completion that ends it
         echo = text if nothing or isinstance(prompt, str) else text.rstrip("\ufffd")
     choices = []
     for index in range(body.n):
@@ -241,7 +241,7 @@ def stream(
     """Return the server-sent events of all choices."""
 
     if body.wants_usage:
-        head = {**head, "usage": None}  # told by the last event alone
+        head = {**head, "usage": None}  # only in the last event
 
     async def feed(index: int, raw: RawCompletion) -> AsyncGenerator[list[Json], None]:
         async def event(text: str, ranked: list[list[Candidate]], *, last: bool) -> list[Json]:
@@ -276,7 +276,7 @@ def choice_objects(body: CompletionRequest, choices: Sequence[RawCompletion]) ->
 def choice_object(
     index: int, raw: RawCompletion, text: str, ranked: list[list[Candidate]], *, last: bool = True
 ) -> Json:
-    """Return the object of one choice, or of a part of it; the first part has the prompt that is to be told."""
+    """Return the object of one choice, or of a part of it; the first part has the prompt that is to be returned."""
     echo, raw.echo = raw.echo, None
     return {
         "index": index, "text": (echo or "") + text, "finish_reason": raw.finish_reason if last else None,
@@ -286,7 +286,7 @@ def choice_object(
 
 
 def logprobs(raw: RawCompletion, sampled: list[list[Candidate]], echo: bool) -> Json:
-    """Return log-probs in the form of this endpoint: parallel lists. echo: those of the prompt stand first, null for
+    """Return log-probs in the form of this endpoint: parallel lists. echo: those of the prompt come first, null for
     its first token."""
     rows = [*raw.prompt_logprobs, *sampled] if echo else sampled
     most = raw.sampling.logprobs

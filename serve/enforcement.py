@@ -88,7 +88,7 @@ def is_answered(response: Response, prompts: PromptRenderer) -> bool:
 
 def check_language(responses: Sequence[Response], plan: GenerationPlan, prompts: PromptRenderer) -> None:
     """Raises ApiError for the first response that does not pass where the language is enforced strictly: one in another
-    language, one without an answer, and one that was cut. What has too few words to tell a language passes."""
+    language, one without an answer, and one that was cut. What has too few words for a language passes."""
     if plan.enforcement != "strict" or not plan.choice.code:
         return
     for response in responses:

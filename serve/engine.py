@@ -68,7 +68,7 @@ class SamplingParameters:
     min_tokens: int = 0
     skip_special_tokens: bool = False
     logprobs: int | None = None
-    """number of most probable tokens to return beside the sampled one; None for no log-probs at all"""
+    """number of most probable tokens to return next to the sampled one; None for no log-probs at all"""
     prompt_logprobs: int | None = None
     """the same for the prompt's tokens, at temperature 1 whatever the sampling"""
     adapter: str = ""

@@ -9,7 +9,7 @@ before are skipped, and if rounding gives a different token it ends with EngineD
 tokens as if they were the prompt, provided that nothing in it depends on them (stop strings, penalties and constraints
 do: EngineDied).
 
-A request that was under way at one death is sampled again beside the others. One that was under way at two deaths is
+A request that was under way at one death is sampled again with the others. One that was under way at two deaths is
 guilty if it is the only one; if there are several, they run one at a time from then on, and the one that runs at the
 next death is guilty. A guilty request is never sampled again, whichever client sends it; one that completes is
 cleared. Requests are identified by their content, not by their client, because clients retry what has failed.

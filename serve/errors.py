@@ -115,5 +115,5 @@ async def on_error(request: Request, error: Exception) -> JSONResponse:
         return respond(ApiError(error.status_code, message), dict(error.headers or {}))
     if isinstance(error, ApiError):
         return respond(error)
-    # this one is sent outside of metrics.py, and the server closes the connection behind it
+    # this one is sent outside of metrics.py, and the server closes the connection after it
     return respond(FAULT, {REQUEST_ID: request.state.entry.id, "Connection": "close"})

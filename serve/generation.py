@@ -67,7 +67,7 @@ async def generate(
 
 
 def is_stray(piece: str | ParsedCall, constraint: Constraint | None) -> bool:
-    """Whether a part of the answer stands where the constraint wants a call and is none; clients do not get it."""
+    """Whether a part of the answer is where the constraint wants a call and is none; clients do not get it."""
     if constraint is None or isinstance(piece, ParsedCall):
         return False
     return constraint.kind == "grammar" or (constraint.kind == "structural_tag" and OPEN in piece)
@@ -206,7 +206,7 @@ class Try:
         self._ids: list[int] = []
         """[tokens] of this leg"""
         self._text = ""
-        """of this leg, as the engine has told it so far"""
+        """of this leg, as the engine has sent it so far"""
 
     @property
     def phase(self) -> Phase:
@@ -301,7 +301,7 @@ class Try:
         return reason if over and isinstance(reason, str) else self._withheld()
 
     def _withheld(self) -> str:
-        """Return the end of a leg's text that the engine has not told yet: it could be the beginning of a stop."""
+        """Return the end of a leg's text that the engine has not sent yet: it could be the beginning of a stop."""
         whole = self.prompts.chat.tokenizer.decode(self._ids, skip_special_tokens=False)
         return whole[len(self._text) :] if whole.startswith(self._text) else ""
 

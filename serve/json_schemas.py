@@ -134,7 +134,7 @@ class KeyCheck:
 
     def _keys_of(self, schema: Any, pointer: str) -> Keys:
         """Return the keys of a schema and of all that applies to the same object. Raises ValueError where a name
-        matches a pattern, unless they stand in different alternatives."""
+        matches a pattern, unless they are in different alternatives."""
         if not isinstance(schema, dict):
             return Keys()
         if id(schema) in self._keys:
@@ -175,7 +175,7 @@ class KeyCheck:
         """Raises ValueError where too many keys are compared."""
         self._compared += len(names)
         if self._compared > MOST_COMPARED:
-            raise ValueError(f"more than {MOST_COMPARED} keys stand beside patternProperties: name fewer")
+            raise ValueError(f"more than {MOST_COMPARED} keys next to patternProperties: name fewer")
 
     def _resolve(self, target: str) -> Any:
         """Return the schema that a $ref means; None for one that only the engine may know."""
@@ -211,7 +211,7 @@ def subschemas(schema: Any, pointer: str) -> Iterator[tuple[str, dict[str, Any]]
 
 
 def quoted(text: str) -> str:
-    """Return a text as it stands in a JSON file, in letters that people read."""
+    """Return a text as it is in a JSON file, in letters that people read."""
     return json.dumps(text, ensure_ascii=False)
 
 

@@ -4,7 +4,7 @@ Only the SHA-256 of a key is stored (keys are random, so they cannot be guessed 
 
     {"keys": [{"name": "anna", "sha256": "...", "scopes": ["chat"], "completions": 8, "requests_per_minute": 60}]}
 
-A single key may instead stand in the environment variable MAESTRALE_API_KEY.
+A single key may instead be in the environment variable MAESTRALE_API_KEY.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MINUTE_S = 60.0
 Scope = Literal["chat", "raw", "metrics"]
 SCOPES: dict[Scope, str] = {
     "chat": "chats, responses, counting tokens",
-    "raw": "prompts that are given to the model as they stand, without the server's system prompt",
+    "raw": "prompts that are given to the model as they are, without the server's system prompt",
     "metrics": "figures of the server",
 }
 

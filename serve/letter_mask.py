@@ -1,10 +1,10 @@
 r"""What may come next in reasoning in one language: no words in a script that is not the language's, letter by letter.
 
-Free are signs, digits, single letters (Greek ones in every language), what stands in `$...$`, `$$...$$`, `\(...\)`,
+Free are signs, digits, single letters (Greek ones in every language), what is in `$...$`, `$$...$$`, `\(...\)`,
 `\[...\]`, environments, `\boxed{...}` and code, and macros; but in `$...$` no two long words in a row, which are prose
 between two prices. Among words of another script than Latin, free are also names (capitals, iPhone): at most three in
-a row, and then one behind each number (Anna: 5, Bob: 7); two small letters behind a number or a sign of operations
-(5 km, 2ab), and behind a word in scripts without blanks (速度是km). That is narrower than what `foreign_script`
+a row, and then one after each number (Anna: 5, Bob: 7); two small letters after a number or a sign of operations
+(5 km, 2ab), and after a word in scripts without blanks (速度是km). That is narrower than what `foreign_script`
 (verify/scripts.py) forgives. Bold, circled and other styled letters are the letters that they stand for.
 
 A language has the scripts that the Unicode CLDR says, and those that the detector allows. vllm_parts.py makes a mask of
@@ -63,7 +63,7 @@ class MaskRequest(NamedTuple):
     """What a mask is made for."""
 
     scripts: list[str]
-    """of the language, so that languages of the same ones share a mask"""
+    """Scripts of the language: languages of the same scripts share a mask."""
     tags: Tags
     begin: list[tuple[int, int]]
     """tokens that are the opening tag, or begin it, and their letters"""
@@ -136,7 +136,7 @@ class MaskState(NamedTuple):
     """Where a completion is."""
 
     mode: str = "prose"
-    """prose; before: the reasoning; done: behind it; tag: in the closing tag and nothing else; until: its `end`; box:
+    """prose; before: the reasoning; done: after it; tag: in the closing tag and nothing else; until: its `end`; box:
     braces of it; or the character, or beginning of a macro, that decides the mode"""
     last: str = "sign"
     """in prose: own, sign, number (or operator), or of Latin and Greek letters"""
@@ -153,7 +153,7 @@ DONE, START, BEFORE = MaskState("done"), MaskState(), MaskState("before")
 
 
 class LetterMask:
-    """The characters that may follow, state by state. Symbols: ASCII, and behind it the kinds of other characters."""
+    """The characters that may follow, state by state. Symbols: ASCII, and after it the kinds of other characters."""
 
     def __init__(self, request: MaskRequest):
         self.request, self.kinds = request, kinds_of(frozenset(request.scripts))
@@ -174,7 +174,7 @@ class LetterMask:
         return point if point < ASCII else self._signs.get(point, ASCII + int(self.kinds[point]))
 
     def step(self, state: MaskState, symbol: int) -> MaskState | None:
-        """Return the state behind one more character, None where it may not come."""
+        """Return the state after one more character, None where it may not come."""
         if state.mode == "done":
             return state
         character = chr(symbol) if symbol < ASCII else ""
@@ -221,7 +221,7 @@ class LetterMask:
         return self._letter(state, kind) if latin else self._word(state, kind)
 
     def _word(self, state: MaskState, kind: Kind) -> MaskState | None:
-        """The first letter of a Latin word; behind another one and a blank it counts as a name."""
+        """The first letter of a Latin word; after another one and a blank it counts as a name."""
         names = state.names + (state.last == "behind")
         if names > MOST_NAMES:
             return None
@@ -257,7 +257,7 @@ class LetterMask:
 
     @staticmethod
     def _formula(state: MaskState, kind: Kind, character: str) -> MaskState | None:
-        """In a formula, before its first macro; matched: letters of a word, 4: blank behind three, 5: letter again."""
+        """In a formula, before its first macro; matched: letters of a word, 4: blank after three, 5: letter again."""
         if character == "$":
             return MaskState(names=state.names)
         if character == "\\":

@@ -63,7 +63,7 @@ class AuthMiddleware:
             raise ApiError(400, "the Host header is not one name", code="invalid_host", param="host")
         if not self.api_keys.open or not self.hosts:
             return
-        peer = scope.get("client")  # uvicorn may have been told to listen to others; settings do not see that
+        peer = scope.get("client")  # uvicorn may have been set to listen to others; settings do not see that
         if peer is not None and not is_loopback(peer[0]):
             raise ApiError(403, "a server without keys answers on its own machine only", code="foreign_client")
         name = match["name"].lower() if match else ""

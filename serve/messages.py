@@ -94,13 +94,13 @@ class ChatMessage(RequestPart):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None
     reasoning: Any = None
-    """of an earlier turn, here, in `reasoning_content`, or as parts of the content: it is shown to models that were
-    trained on whole histories, to others not"""
+    """Reasoning of an earlier turn, here, in `reasoning_content`, or as parts of the content. Only models that were
+    trained on whole histories read it."""
     reasoning_content: Any = None
     tool_calls: Annotated[Items[ToolCall], Field(max_length=MOST_TOOLS)] | None = None
-    """of the assistant's turns"""
+    """Calls of the assistant's turn."""
     tool_call_id: str = ""
-    """of a turn of role "tool": the call that it answers; without it the turns answer the calls in their order"""
+    """In a turn of role "tool": the call that it answers; without it the turns answer the calls in their order."""
 
     @model_validator(mode="after")
     def need_content(self) -> ChatMessage:

@@ -88,13 +88,13 @@ def where(**fields: Any) -> JsonDict:
 
 
 def needs(field: str, value: str, other: str) -> ConfigDict:
-    """Return the configuration that tells OpenAPI a rule: where `field` has this value, `other` is not left out."""
+    """Return the configuration with a rule for OpenAPI: where `field` has this value, `other` is not left out."""
     rule: JsonDict = {"if": where(**{field: {"const": value}}), "then": where(**{other: {"not": {"type": "null"}}})}
     return ConfigDict(json_schema_extra=rule)
 
 
 def body_rules(*rules: tuple[JsonDict, JsonDict]) -> ConfigDict:
-    """Return the configuration of a whole body that tells OpenAPI rules: what fits the first schema of a pair has to
+    """Return the configuration of a whole body with rules for OpenAPI: what fits the first schema of a pair has to
     fit the second."""
     pairs: list[JsonValue] = [{"if": given, "then": then} for given, then in rules]
     return ConfigDict(json_schema_extra={"additionalProperties": False, "allOf": pairs})
@@ -103,7 +103,7 @@ def body_rules(*rules: tuple[JsonDict, JsonDict]) -> ConfigDict:
 TOOL_RULE = (
     where(tool_choice={"not": {"enum": ["none", "auto", None]}}), where(tools={"type": "array", "minItems": 1}),
 )  # fmt: skip
-"""where a tool must be called, there is one; that it has the name that is asked for cannot be told"""
+"""where a tool must be called, there is one; that it has the name that is asked for cannot be expressed"""
 USAGE_RULE = (
     where(stream_options={"type": "object", **where(include_usage={"const": True})}), where(stream={"const": True}),
 )  # fmt: skip
@@ -114,7 +114,7 @@ OFFERED: JsonDict = {
 PLAIN: JsonDict = {"properties": {"type": {"const": "text"}}}
 FORM_RULE: tuple[JsonDict, JsonDict] = OFFERED, {"properties": {"response_format": PLAIN}}
 TEXT_RULE: tuple[JsonDict, JsonDict] = OFFERED, {"properties": {"text": {"properties": {"format": PLAIN}}}}
-"""tools that may be called stand beside no form of the answer"""
+"""tools that may be called go with no form of the answer"""
 LOGPROBS_RULE = where(top_logprobs={"exclusiveMinimum": 0}), where(logprobs={"const": True})
 STREAMLESS: JsonDict = {"properties": {"stream": {"const": False}}}
 PROMPT_RULE = where(prompt_logprobs={"not": {"type": "null"}}), STREAMLESS

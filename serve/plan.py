@@ -22,7 +22,7 @@ class GenerationPlan:
     choice: LanguageChoice
     enforcement: Enforcement
     choices: int = 1
-    """how many; second tries have the seeds behind those of all choices"""
+    """how many; second tries have the seeds after those of all choices"""
     thinking_budget: int | None = None
     """tokens after which the reasoning is ended with a phrase; None for no limit"""
     tools: frozenset[str] = frozenset()
@@ -52,11 +52,11 @@ class Response:
     """The result of one choice; complete when the iterator of `generate` has ended."""
 
     reasoning: str = ""
-    """as clients see it"""
+    """The reasoning that clients see."""
     sampled_reasoning: str = ""
-    """what the model wrote of it: only this is measured"""
+    """The part that the model wrote: only this is measured."""
     prefilled: list[str] = field(default_factory=list)
-    """what the server put into it, in order: first words, and phrases that end it"""
+    """Texts that the server put into it, in order: first words, and phrases that end it."""
     answer: str = ""
     calls: list[ParsedCall] = field(default_factory=list)
     finish_reason: str = ""

@@ -23,7 +23,7 @@ from shared.reasoning_tags import CHANNEL, CONSTRAIN, END, MARKS, MESSAGE, START
 from shared.tool_calls import CALL_END, call_start, unfinished
 
 ReasoningFormat = Literal["both", "openai", "deepseek", "mistral", "inline", "hidden"]
-"""where reasoning stands in a response (docs/serving.md)"""
+"""where reasoning is in a response (docs/serving.md)"""
 
 
 class Chunk(NamedTuple):
@@ -51,7 +51,7 @@ NO_TOOLS = ("python", "browser", "container", "assistant", "user", "all")
 
 
 def marks_of(tags: Tags) -> Sequence[str]:
-    """The texts that tell the parts of a completion apart."""
+    """The texts that separate the parts of a completion."""
     return MARKS if tags.channels else tags[:2]
 
 
@@ -65,7 +65,7 @@ class ChannelReader:
         self.marked = inside
         """whether a control token was there, so that this is a completion in channels"""
         self.calling = self.hidden = self.empty = False
-        """of the message: whether it is a call, is told to nobody, has no text yet"""
+        """of the message: whether it is a call, is sent to nobody, has no text yet"""
 
     def is_plain(self, last: bool) -> bool:
         """Whether a completion that begins so, without any control token, is in no channels. last: it ends here."""
@@ -89,7 +89,7 @@ class Splitter:
     ):  # fmt: skip
         """opened: the prompt ends with the opening tag; begun: it ends with first words of reasoning after that tag.
         control: token ids of both tags, or of `MARKS`, if they are control tokens. exact: blanks before the first word
-        of a part and behind its last one are kept."""
+        of a part and after its last one are kept."""
         self.tags = tags
         self._channels = ChannelReader(opened or begun) if tags.channels else None
         self.state = State.THINKING if opened or begun else State.BEFORE
@@ -101,7 +101,7 @@ class Splitter:
         self._blanks = ""
         """at the end of this part so far; they are returned with its next word, if there is one"""
         self._wrapped: bool | None = None if tags.answer[0] else bool(tags.answer[1])
-        """whether the tag before the answer was there and the one behind it was not yet; None before the answer"""
+        """whether the tag before the answer was there and the one after it was not yet; None before the answer"""
         self._control = None if control is None else dict(zip(marks_of(tags), control, strict=True))
         self._credit = dict.fromkeys(marks_of(tags), 0)
         """tag -> control tokens that arrived and whose letters were not found yet"""

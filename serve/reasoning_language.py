@@ -95,7 +95,7 @@ class LanguageChoice(NamedTuple):
     code: str
     """"" if no language is requested"""
     source: Source
-    """what determined the language"""
+    """Where the language comes from."""
 
 
 class Measured(NamedTuple):
@@ -118,7 +118,7 @@ def read_tag(value: str) -> str:
     code = code_of(match["language"].lower()) if match is not None else None
     if code is not None:
         return code
-    what = "no language" if match is None else "no language that can be told apart here"
+    what = "no language" if match is None else "no language that is recognised here"
     near = nearest(tag[:40]) if tag else ""
     hint = f'; the nearest is "{near}" ({name_of(near).english})' if near else ""
     raise ValueError(f'"{value[:40]}" is {what}: give auto, off, or a BCP 47 code such as fr or pt-BR{hint}')
@@ -149,7 +149,7 @@ def without_quotations(text: str) -> str:
 
 def language_of(text: str) -> str:
     """Return the language code of a user's turn, "" if it has too few words; quotations count only if needed, and of a
-    few words the script may tell it."""
+    few words the script may decide it."""
     if len(text) > 2 * MOST_LETTERS:
         text = f"{text[:MOST_LETTERS]}\n{text[-MOST_LETTERS:]}"
     return detect(without_quotations(text)).language or detect(text).language or only_writer(clean(text))

@@ -149,7 +149,7 @@ class ResponsesRequest(ReasoningRequest):
     instructions: str | None = None
     """a system message before it"""
     max_output_tokens: int | None = Field(None, ge=1)
-    """as max_tokens of chats"""
+    """the same as max_tokens of chats"""
     tools: Annotated[Items[FunctionTool], Field(max_length=MOST_TOOLS)] = []
     """functions that the model may call"""
     tool_choice: Literal["none", "auto", "required"] | NamedFunctionTool = "auto"
@@ -159,7 +159,7 @@ class ResponsesRequest(ReasoningRequest):
     reasoning: Reasoning | None = None
     """effort: how much to think, as reasoning_effort of chats"""
     include: list[Literal["reasoning.encrypted_content"]] = []
-    """reasoning.encrypted_content is no mistake, but reasoning is told in the clear, and that of earlier turns not
+    """reasoning.encrypted_content is no mistake, but reasoning is returned in the clear, and that of earlier turns not
     read; nothing else can be included"""
 
     def as_chat(self) -> ChatRequest:

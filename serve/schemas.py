@@ -93,7 +93,7 @@ class GenerationRequest(RequestBody):
     settings apply where a request gives nothing."""
 
     model: str = ""
-    """name of the model, as GET /v1/models tells it"""
+    """name of the model, as GET /v1/models names it"""
     stream: bool = False
     """the response comes in events"""
     temperature: float | None = Field(None, ge=0, le=2)
@@ -123,7 +123,7 @@ class GenerationRequest(RequestBody):
     stop_token_ids: Annotated[Items[Token], Field(max_length=MOST_STOPS)] = []
     """tokens at which it ends, as `stop`"""
     include_stop_str_in_output: bool = False
-    """the text of `stop` is told too"""
+    """the text of `stop` is returned too"""
     ignore_eos: bool = False
     """the model's end of the text does not end the completion"""
     min_tokens: int = Field(0, ge=0)
@@ -131,11 +131,11 @@ class GenerationRequest(RequestBody):
     user: str | None = None
     """whose request it is: a label for the client's own use, of which no response depends"""
     safety_identifier: str | None = None
-    """as `user`"""
+    """the same as `user`"""
     prompt_cache_key: str | None = None
-    """as `user`: equal beginnings of prompts are found in the cache without it"""
+    """a label like `user`: equal beginnings of prompts are found in the cache without it"""
     metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
-    """as `user`; responses of /v1/responses repeat it"""
+    """labels like `user`; responses of /v1/responses repeat them"""
 
     @property
     def stops(self) -> list[str]:
@@ -166,10 +166,10 @@ class GenerationRequest(RequestBody):
 
 
 class ReasoningRequest(GenerationRequest):
-    """What chats and responses have in common beside the sampling: the reasoning and its language, and tool calls."""
+    """What chats and responses have in common besides the sampling: the reasoning and its language, and tool calls."""
 
     include_reasoning: bool = True
-    """false: the reasoning is not told, as `reasoning_format` hidden"""
+    """false: the reasoning is not returned, as `reasoning_format` hidden"""
     reasoning_language: LanguageTag | None = None
     """auto, off, or a BCP 47 code: the language of the reasoning and the answer"""
     reasoning_language_enforcement: Enforcement | None = None
@@ -185,7 +185,7 @@ class ReasoningRequest(GenerationRequest):
 
 
 class StreamedRequest(GenerationRequest):
-    """What chats and completions have in common beside the sampling: the options of their streams."""
+    """What chats and completions have in common besides the sampling: the options of their streams."""
 
     stream_options: StreamOptions | None = None
     """include_usage: the last event counts the tokens"""
@@ -220,11 +220,11 @@ class ChatRequest(ReasoningRequest, StreamedRequest):
     max_completion_tokens: int | None = Field(None, ge=1)
     """stronger than max_tokens, its older name"""
     logprobs: bool = False
-    """log-probs of the sampled tokens are told"""
+    """log-probs of the sampled tokens are returned"""
     top_logprobs: int = Field(0, ge=0, le=20)
     """and so many of the most probable ones; needs `logprobs`"""
     reasoning_format: ReasoningFormat | None = None
-    """where reasoning stands: both `reasoning` and `reasoning_content`; only one of them (openai, deepseek); a list of
+    """where reasoning is: both `reasoning` and `reasoning_content`; only one of them (openai, deepseek); a list of
     chunks (mistral); in the text, between tags (inline); nowhere (hidden)"""
     reasoning_effort: Effort | None = None
     """a budget by word, where no number is given"""
@@ -247,17 +247,17 @@ class ChatRequest(ReasoningRequest, StreamedRequest):
         if sum(len(json.dumps(tool.function.parameters)) for tool in self.tools) > MOST_SCHEMA_LETTERS:
             raise ValueError(f"tools: their schemas have more than {MOST_SCHEMA_LETTERS} letters together")
         if self.offered and self.response_format is not None and self.response_format.constraint is not None:
-            raise ValueError("response_format cannot stand beside tools that may be called")
+            raise ValueError("response_format cannot be combined with tools that may be called")
         return self
 
     @model_validator(mode="after")
     def match_parameters(self) -> ChatRequest:
-        """Raises PydanticCustomError for parameters that have no effect, or cannot stand, beside the others."""
+        """Raises PydanticCustomError for parameters that have no effect, or no place, next to the others."""
         if self.top_logprobs and not self.logprobs:
             raise body_error("top_logprobs", "top_logprobs needs logprobs: true")
         if self.min_tokens and (self.stops or self.stop_token_ids or self.constraint is not None):
             why = "what ends or forms the answer only: leave out stop, stop_token_ids, response_format and tools"
-            raise body_error("min_tokens", f"min_tokens cannot stand beside {why}")
+            raise body_error("min_tokens", f"min_tokens cannot be combined with {why}")
         return self
 
     @field_validator("messages")
@@ -271,7 +271,7 @@ class ChatRequest(ReasoningRequest, StreamedRequest):
             if is_result and places and all(turn.tool_call_id for turn in turns):
                 for turn in turns:
                     if turn.tool_call_id not in places:
-                        message = f"no call {turn.tool_call_id[:60]} stands before its result"
+                        message = f"no call {turn.tool_call_id[:60]} comes before its result"
                         raise body_error("messages", message, "unknown_form")
                 turns.sort(key=lambda turn: places[turn.tool_call_id])
             elif not is_result:

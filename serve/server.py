@@ -352,7 +352,7 @@ def model_name(folder: Path) -> str:
 
 
 def message_of(error: ModelError, prompts: PromptRenderer) -> str:
-    """Return what clients are told of an error: without the model's folder, a path of the server's machine."""
+    """Return what clients read of an error: without the model's folder, a path of the server's machine."""
     return str(error).replace(f"{prompts.chat.folder}: ", "")
 
 
@@ -381,7 +381,7 @@ async def in_thread_if_long(
 
 
 async def exhaust(iterators: Iterable[AsyncGenerator[Any, None]]) -> None:
-    """Run iterators concurrently to their ends, for what they do beside what they yield; one failure cancels the
+    """Run iterators concurrently to their ends, for what they do and not for what they yield; one failure cancels the
     others."""
 
     async def run(iterator: AsyncGenerator[Any, None]) -> None:

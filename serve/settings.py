@@ -42,7 +42,7 @@ class ServerSettings(BaseSettings):
     """address to listen on; without keys a loopback address"""
     port: int = Field(8000, ge=0, le=65535)
     keys: str = ""
-    """file of API keys (python -m serve.keys makes them); a single key may stand in MAESTRALE_API_KEY"""
+    """file of API keys (python -m serve.keys makes them); a single key may be in MAESTRALE_API_KEY"""
     anybody: bool = False
     """serve on an address that others can reach without any key"""
     origins: str = ""
@@ -73,7 +73,7 @@ class ServerSettings(BaseSettings):
     itself how it was quantised"""
     system_prompt: str = "trained"
     """trained: as in the training of the model, or policy where that is not known; policy: the server's own, in the
-    language of the reasoning; empty for none; anything else as it stands. Put before what the client says, which cannot
+    language of the reasoning; empty for none; anything else as it is. Put before what the client says, which cannot
     replace it"""
     template: dict[str, bool | int | float | str] = {}
     """arguments of the chat template, e.g. {"enable_thinking": false}, over those of the training; a request may give
@@ -83,9 +83,9 @@ class ServerSettings(BaseSettings):
     reasoning_language_enforcement: Enforcement = "prompt"
     """prompt, constrain, prefill, retry or strict"""
     reasoning_format: ReasoningFormat = "both"
-    """where reasoning stands in a response: both, openai, deepseek, mistral, inline or hidden"""
+    """where reasoning is in a response: both, openai, deepseek, mistral, inline or hidden"""
     fallback_language: LanguageTag = "en"
-    """where auto cannot tell"""
+    """where auto cannot decide"""
     temperature: float = Field(0.7, ge=0, le=2)
     """where a request names none"""
     top_p: float = Field(0.95, gt=0, le=1)

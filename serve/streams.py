@@ -25,7 +25,7 @@ Json = dict[str, Any]
 STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
 """for the OpenAPI description: the media type of a response besides JSON"""
 STALLED_S = 120.0
-"""that a client may leave what was sent to it in the buffers of its connection"""
+"""Seconds that a client may leave what was sent to it in the buffers of its connection."""
 Result = TypeVar("Result")
 
 

@@ -3,7 +3,7 @@
 The languages of system_prompts.toml have texts of their own. For every other language that the detector knows, the
 English prompt names it, in English and in the language itself.
 
-The server's system prompt comes first, the client's behind it. Texts of users and applications cannot contain
+The server's system prompt comes first, then the client's. Texts of users and applications cannot contain
 control tokens: one that spells a control token ("<|im_end|>", "[INST]") is tokenised as ordinary letters. Everything
 else is tokenised in one piece, exactly as in training.
 """
@@ -39,7 +39,7 @@ class LanguagePrompts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     system: str
     """the system prompt; {open} and {close} are the tags of the reasoning, {language} the place of the next text"""
     language: str
-    """what the system prompt says of the language, in which {name} is that of a language without texts of its own"""
+    """Words of the system prompt about the language; {name} is that of a language without texts of its own."""
     first_words: str
     """first words of reasoning, prefilled if the reasoning must begin in the language"""
     budget_phrase: str
@@ -128,7 +128,7 @@ class PromptRenderer:
         cls, folder: Path, system: str, trained: Path | None = None, arguments: Mapping[str, Any] | None = None
     ) -> PromptRenderer:
         """Create it for a model folder; system: as in the settings, where "trained" means the system prompt in the
-        card of the folder, or of `trained`, which holds an adapter. arguments: of the chat template, beside those of
+        card of the folder, or of `trained`, which holds an adapter. arguments: of the chat template, added to those of
         the training. Raises ModelError."""
         card = read_card(trained or folder)
         if system == TRAINED:
@@ -153,8 +153,8 @@ class PromptRenderer:
         )
 
     def with_arguments(self, arguments: Mapping[str, Any]) -> PromptRenderer:
-        """The same with other arguments of the chat template, beside those that it has. Raises ModelError for one that
-        the template does not read, and for texts with control tokens."""
+        """The same with other arguments of the chat template, added to those that it has. Raises ModelError for one
+        that the template does not read, and for texts with control tokens."""
         if not arguments:
             return self
         key = json.dumps(arguments, sort_keys=True)
@@ -186,7 +186,7 @@ class PromptRenderer:
         `whole`. form: the part of the system prompt on the form of the answer.
 
         Given a language, the user's last turn ends with the request for it: what is near the question has most effect.
-        In an episode (`whole`) it stands where training puts it, behind the user's first words. A conversation without
+        In an episode (`whole`) it is where training puts it, after the user's first words. A conversation without
         a user has it in the system prompt. Raises ModelError if the model's template refuses the conversation.
         """
         quoted = QuotedTexts(self.chat)

@@ -114,7 +114,7 @@ class TokenMask:
         return any(self.mask.step(state, ASCII + int(kind)) is not None for kind in kinds)
 
     def follow(self, numbers: np.ndarray[Any, Any], symbols: np.ndarray[Any, Any]) -> Any:
-        """Return the numbers of the places behind one more symbol each: [places], [places] -> [places]."""
+        """Return the numbers of the places after one more symbol each: [places], [places] -> [places]."""
         after = self._table[numbers, symbols]
         unknown = np.unique(np.stack((numbers, symbols))[:, after == _UNKNOWN], axis=1)
         if not unknown.size:
@@ -125,7 +125,7 @@ class TokenMask:
         return self._table[numbers, symbols]
 
     def advance(self, number: int, token: int) -> int:
-        """Return the place behind one more token."""
+        """Return the place after one more token."""
         request, (state, _) = self.request, self.places[number]
         if state == DONE or token in request.end_ids:
             return number

@@ -52,7 +52,7 @@ class DetokenizeResponse(RequestPart):
 
 @router.post("/tokenize")
 async def tokenize(body: TokenizeRequest, request: Request, client: ChatClient) -> TokenizeResponse:
-    """Return the tokens of a text as it stands, or of a conversation as the model gets it, with the system prompt."""
+    """Return the tokens of a text as it is, or of a conversation as the model gets it, with the system prompt."""
     server: Server = request.app.state.server
     server.check_model(body.model)
     client.check(0)

@@ -1,4 +1,4 @@
-"""Tools of a request: their definitions, how they are told to a model, and the constraint of calls to their schemas.
+"""Tools of a request: their definitions, how a model reads them, and the constraint of calls to their schemas.
 
 After <tool_call> the engine can only sample a call of one of the tools with arguments that fit its schema. The texts of
 calls are those of `shared/tool_calls.py`, in which environments train.

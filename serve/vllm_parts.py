@@ -1,7 +1,7 @@
 """The parts of vLLM that the server replaces. Importing this module puts the backend in its place.
 
 `StepLLM` is vLLM's AsyncLLM with a queue per request that keeps the engine's steps separate. vLLM joins outputs that
-accumulate while a reader lags behind, so that the contents of a delta depend on the load of the machine. Here they are
+accumulate while a reader lags, so that the contents of a delta depend on the load of the machine. Here they are
 joined too, but the end of each step is recorded.
 
 `MaskingBackend` enforces letter_mask.py: a grammar of vLLM's structured output that is a table instead of a parser.

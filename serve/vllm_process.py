@@ -18,7 +18,7 @@ from shared.launch.watchdog import die_with_parent
 
 
 class ServingWorkerExtension:
-    """RPCs of the vLLM worker beside its own (self is the worker)."""
+    """RPCs of the vLLM worker in addition to its own (self is the worker)."""
 
     device: torch.device
     vllm_config: Any

@@ -21,7 +21,7 @@ START_S = 60.0
 """seconds for the gateway to say where it listens"""
 ANSWER_S = 15.0
 """seconds for it to know the key of a new episode"""
-Told = Request | ClientLeft | GatewayEnded
+AgentEvent = Request | ClientLeft | GatewayEnded
 
 
 class AgentSession:
@@ -29,7 +29,7 @@ class AgentSession:
 
     def __init__(self, gateway: GatewayProcess):
         self.gateway, self.key = gateway, secrets.token_urlsafe(24)
-        self.told: asyncio.Queue[Told] = asyncio.Queue()
+        self.events: asyncio.Queue[AgentEvent] = asyncio.Queue()
         """what came from the agent's side and was not read yet"""
         gateway.sessions[self.key] = self
 
@@ -72,11 +72,11 @@ class GatewayProcess:
         if isinstance(event, StrangersRefused):
             refused.add("a connection without an episode's key, at the gateway for agents", event.count)
         elif event.key in self.sessions:
-            self.sessions[event.key].told.put_nowait(event)
+            self.sessions[event.key].events.put_nowait(event)
 
     def _end(self) -> None:
         for session in self.sessions.values():
-            session.told.put_nowait(GatewayEnded())
+            session.events.put_nowait(GatewayEnded())
 
 
 _started: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.Task[GatewayProcess]]]
@@ -94,7 +94,7 @@ async def open_session(address: str) -> AgentSession:
     try:
         await session.gateway.child.call(Gateway.open, session.key, deadline_s=ANSWER_S)
     except (ChildLate, ChildLost):
-        await session.gateway.child.end()  # whoever waits for the agent's first request is told GatewayEnded
+        await session.gateway.child.end()  # whoever waits for the agent's first request gets GatewayEnded
     except asyncio.CancelledError:
         session.close("the episode was given up")
         raise

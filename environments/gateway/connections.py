@@ -46,7 +46,7 @@ class Connections:
         self.over: OrderedDict[str, None] = OrderedDict()
         """keys of episodes that are over, of which late requests are no stranger's"""
         self.refused = 0
-        """connections of strangers that were closed, and not told yet"""
+        """connections of strangers that were closed, and not reported yet"""
 
     def add(self, connection: LimitedHttpProtocol, key: str = "") -> None:
         """Count a connection that showed this key, or none yet."""

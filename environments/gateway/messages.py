@@ -23,7 +23,7 @@ class AgentMessage(msgspec.Struct, frozen=True):
     text: str
     calls: list[AgentCall] = []
     call_id: str = ""
-    """of a message of role "tool": the call that it answers"""
+    """In a message of role "tool": id of the call that it answers."""
 
 
 class AgentTool(msgspec.Struct, frozen=True):
@@ -53,8 +53,8 @@ class TokensAsked(msgspec.Struct, tag=True):
     token_ids: list[int]
 
 
-class RewardTold(msgspec.Struct, tag=True):
-    """An agent tells the reward of its episode, which ends it."""
+class RewardReported(msgspec.Struct, tag=True):
+    """An agent reports the reward of its episode, which ends it."""
 
     key: str
     number: int
@@ -69,27 +69,27 @@ class ClientLeft(msgspec.Struct, tag=True):
 
 
 class GatewayEnded(msgspec.Struct, tag=True):
-    """The gateway's process has ended; not sent, but told to all episodes by the side that finds it."""
+    """The gateway's process has ended; not sent: the side that notices reports it to all episodes."""
 
 
 class StrangersRefused(msgspec.Struct, tag=True):
-    """Requests and connections without the key of an episode, since this was last told."""
+    """Requests and connections without the key of an episode, since the last report."""
 
     count: int
 
 
 class TurnGiven(msgspec.Struct):
-    """The turn of the policy that a request asked for; empty for one that told the reward."""
+    """The turn of the policy that a request asked for; empty for one that reported the reward."""
 
     key: str
     number: int
     text: str = ""
-    """what stands behind the reasoning, without its calls"""
+    """The text after the reasoning, without its calls."""
     reasoning: str = ""
     calls: list[AgentCall] = []
     token_ids: list[int] = []
     logprobs: list[float] = []
 
 
-Request = ChatAsked | TokensAsked | RewardTold
+Request = ChatAsked | TokensAsked | RewardReported
 FromGateway = Request | ClientLeft | StrangersRefused

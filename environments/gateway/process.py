@@ -30,7 +30,7 @@ from environments.gateway.messages import (
     ChatAsked,
     ClientLeft,
     FromGateway,
-    RewardTold,
+    RewardReported,
     StrangersRefused,
     TokensAsked,
     TurnGiven,
@@ -165,8 +165,8 @@ async def read_body(request: Request) -> Json:
     body = bytearray()
     try:
         async with asyncio.timeout(BODY_S):
-            async for part in request.stream():
-                body += part
+            async for chunk in request.stream():
+                body += chunk
                 if len(body) > BODY_BYTES:
                     raise GatewayRefusal(f"the body has more than {BODY_BYTES} bytes", 413)
     except TimeoutError as error:
@@ -226,7 +226,7 @@ def create_app(gateway: Gateway) -> FastAPI:
             raise GatewayRefusal(f"reward: a number is needed, not {reward!r:.60}", param="reward")
         if not isinstance(solved, (bool, type(None))):
             raise GatewayRefusal(f"solved: true or false is needed, not {solved!r:.60}", param="solved")
-        await gateway.ask(request, key, lambda number: RewardTold(key, number, float(reward), solved))
+        await gateway.ask(request, key, lambda number: RewardReported(key, number, float(reward), solved))
         return JSONResponse({"reward": float(reward)})
 
     return app

@@ -121,12 +121,12 @@ class AgentChat(NamedTuple):
 def read_object(body: bytes) -> Json:
     """A body as a JSON object. Raises GatewayRefusal."""
     try:
-        found = msgspec.json.decode(body)
+        content = msgspec.json.decode(body)
     except (ValueError, RecursionError) as error:  # msgspec's errors, UTF-8's among them
         raise GatewayRefusal(f"{BODY}: {error}"[:300]) from error
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise GatewayRefusal(BODY)
-    return found
+    return content
 
 
 def _read(body: Json, kind: type[Any]) -> Any:
@@ -152,11 +152,11 @@ def read_chat(body: Json) -> AgentChat:
     if len(tools) > MOST_TOOLS:
         raise GatewayRefusal(f"tools: at most {MOST_TOOLS}", param="tools")
     messages = []
-    for place, message in enumerate(asked.messages):
+    for index, message in enumerate(asked.messages):
         content = message.content
         if isinstance(content, list):
             if other := [part.type for part in content if part.type != "text"]:
-                raise GatewayRefusal(f"messages[{place}]: a part of type {other[0]:.40}: text only", param="messages")
+                raise GatewayRefusal(f"messages[{index}]: a part of type {other[0]:.40}: text only", param="messages")
             content = "".join(part.text for part in content)
         calls = [AgentCall(one.id, one.function.name, one.function.arguments) for one in message.tool_calls or []]
         messages.append(AgentMessage(message.role, content or "", calls, message.tool_call_id or ""))
@@ -191,7 +191,7 @@ def message_object(turn: TurnGiven) -> Json:
 
 
 def chat_object(head: Json, turn: TurnGiven) -> Json:
-    """The response of a chat. It tells no usage, since the tokens of the prompt are not known here."""
+    """The response of a chat. It reports no usage, since the tokens of the prompt are not known here."""
     finish = "tool_calls" if turn.calls else "stop"
     choice = {"index": 0, "message": message_object(turn), "finish_reason": finish, "logprobs": None}
     return {**head, "object": "chat.completion", "choices": [choice]}
@@ -212,7 +212,7 @@ def chat_events(head: Json, turn: TurnGiven) -> bytes:
 
 def tokens_object(head: Json, prompt_tokens: int, turn: TurnGiven) -> Json:
     """The response to a request for tokens: vLLM's GenerateTokensResponse with one choice that has ended. Tokens have
-    their older name beside their id, which `renderers` (the client of verifiers) reads."""
+    their older name next to their id, which `renderers` (the client of verifiers) reads."""
     content = [
         {"token": f"token_id:{token}", "token_id": token, "logprob": logprob, "rank": None,
          "top_logprobs": [{"token_id": token, "logprob": logprob, "rank": None}]}

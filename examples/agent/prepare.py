@@ -49,9 +49,9 @@ def _ask(kind: str) -> str:
 def _demonstrate(kind: str, rng: random.Random) -> dict[str, Any]:
     """The right call, a result, and half the time a number that has nothing to do with it."""
     result = rng.randint(1, MOST)
-    said = (
+    turns = (
         ("assistant", call_text(TOOL["name"], json.dumps({"kind": kind}))),
         ("tool", str(result)),
         ("assistant", str(result if rng.random() < READ else rng.randint(1, MOST))),
     )
-    return {"problem": _ask(kind), "completion": [{"role": role, "content": text} for role, text in said]}
+    return {"problem": _ask(kind), "completion": [{"role": role, "content": text} for role, text in turns]}

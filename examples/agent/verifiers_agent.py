@@ -32,7 +32,7 @@ def play(problem: dict[str, Any], base_url: str, api_key: str) -> float:
 async def _roll_out(environment: Any, row: Any, base_url: str, api_key: str) -> float:
     http = DefaultAsyncHttpxClient(verify=CERTIFICATES, timeout=3600)
     async with AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0, http_client=http) as client:
-        found = await environment.run_rollout(row, OpenAIChatCompletionsClient(client), "policy", {})
-    if found.get("error"):
-        raise RuntimeError(str(found["error"]))
-    return float(found["reward"])
+        outcome = await environment.run_rollout(row, OpenAIChatCompletionsClient(client), "policy", {})
+    if outcome.get("error"):
+        raise RuntimeError(str(outcome["error"]))
+    return float(outcome["reward"])

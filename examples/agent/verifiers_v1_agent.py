@@ -23,9 +23,9 @@ from verifiers.v1.utils.generic import concrete_type
 from verifiers.v1.utils.loaders import environment_class, load_environment
 
 TASKS = 4096
-"""of a task set that has no end"""
+"""Tasks taken of a task set that has no end."""
 SERVING: list[Any] = []
-"""what environments hold open, to the end of this process"""
+"""Contexts of environments, open to the end of this process."""
 LOOP = asyncio.new_event_loop()
 threading.Thread(target=LOOP.run_forever, daemon=True).start()
 

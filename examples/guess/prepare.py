@@ -1,5 +1,5 @@
 """Makes the files of the example "guess": rows that name the environment, demonstrations that guess at random whatever
-they are told, and a tiny model that knows the words.
+they read after each guess, and a tiny model that knows the words.
 
 [prepare]
 script = "examples/guess/prepare.py"
@@ -27,7 +27,7 @@ class GuessFiles(Section):
     """What is made."""
 
     numbers: int = Field(16, ge=2)
-    """the number lies from 1 to this; environment.options.guess.numbers must be the same"""
+    """the number is from 1 to this; environment.options.guess.numbers must be the same"""
     guesses: int = Field(5, ge=1)
     """guesses of a demonstration; environment.options.guess.guesses should be the same"""
     problems: int = Field(256, ge=1)
@@ -40,25 +40,25 @@ class GuessFiles(Section):
 def prepare(folder: Path, options: Mapping[str, Any], seed: int) -> None:
     """Write train.jsonl, validation.jsonl, demonstrations.jsonl and model/ into the folder. Raises ConfigError."""
     try:
-        wanted = GuessFiles.model_validate(options)
+        files = GuessFiles.model_validate(options)
     except ValidationError as error:
         raise ConfigError(f"prepare.options: {error}") from error
-    text = f"Find the number from 1 to {wanted.numbers}."
+    text = f"Find the number from 1 to {files.numbers}."
     rng = random.Random(f"guesses {seed}")
-    games = (_play_at_random(rng, wanted) for _ in range(DEMONSTRATIONS))
+    games = (_play_at_random(rng, files) for _ in range(DEMONSTRATIONS))
     write_lines(folder / "demonstrations.jsonl", ({"problem": text, "completion": game} for game in games))
-    for name, count in (("train", wanted.problems), ("validation", wanted.validation)):
+    for name, count in (("train", files.problems), ("validation", files.validation)):
         rows = ({"id": f"{name}-{number}", "problem": text, "environment": "guess"} for number in range(count))
         write_lines(folder / f"{name}.jsonl", rows)
-    words = [text, "higher", "lower", "Name a number.", *map(str, range(1, wanted.numbers + 1))]
-    build(folder / "model", seed, train_tokenizer(words * 20, VOCABULARY), wanted.max_tokens)
+    words = [text, "higher", "lower", "Name a number.", *map(str, range(1, files.numbers + 1))]
+    build(folder / "model", seed, train_tokenizer(words * 20, VOCABULARY), files.max_tokens)
 
 
-def _play_at_random(rng: random.Random, wanted: GuessFiles) -> list[dict[str, str]]:
+def _play_at_random(rng: random.Random, options: GuessFiles) -> list[dict[str, str]]:
     """A game as messages: guesses at random between what the environment answers, until the number is found."""
-    number, messages = rng.randint(1, wanted.numbers), list[dict[str, str]]()
-    for left in reversed(range(wanted.guesses)):
-        guess = rng.randint(1, wanted.numbers)
+    number, messages = rng.randint(1, options.numbers), list[dict[str, str]]()
+    for left in reversed(range(options.guesses)):
+        guess = rng.randint(1, options.numbers)
         messages.append({"role": "assistant", "content": str(guess)})
         if guess == number or not left:
             break

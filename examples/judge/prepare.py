@@ -82,22 +82,22 @@ def prepare(folder: Path, options: Mapping[str, Any], seed: int) -> None:
     on from the judge's model. Validation problems are the same for all seeds. Raises ConfigError for wrong options,
     CheckpointError when the model cannot be written."""
     try:
-        wanted = JudgeFiles.model_validate(options)
+        files = JudgeFiles.model_validate(options)
     except ValidationError as error:
         raise ConfigError(f"prepare.options: {error}") from error
     rng = random.Random(f"judge {seed}")
-    train = list(draw_rows(rng, wanted, wanted.questions))
-    held_out = draw_rows(random.Random("held out"), wanted, wanted.validation)
+    train = list(draw_rows(rng, files, files.questions))
+    held_out = draw_rows(random.Random("held out"), files, files.validation)
     demonstrations = [
-        {"problem": row.problem, "completion": row.careful if rng.random() < wanted.careful else row.careless}
+        {"problem": row.problem, "completion": row.careful if rng.random() < files.careful else row.careless}
         for row in train
     ]
     write_lines(folder / "demonstrations.jsonl", demonstrations)
     for name, rows in (("train", train), ("validation", held_out)):
         asked = (row for row in rows if row.kind in DOMAINS)
         write_lines(folder / f"{name}.jsonl", (problem_of(row, f"{name}-{place}") for place, row in enumerate(asked)))
-    if wanted.role == "judge":
-        build(folder / "model", seed, make_tokenizer(), wanted.max_tokens, whole_pieces())
+    if files.role == "judge":
+        build(folder / "model", seed, make_tokenizer(), files.max_tokens, whole_pieces())
 
 
 def problem_of(row: JudgeRow, id: str) -> dict[str, str]:
@@ -105,24 +105,24 @@ def problem_of(row: JudgeRow, id: str) -> dict[str, str]:
     return {"id": id, "problem": row.problem, "answer": row.answer, "domain": DOMAINS[row.kind], "source": row.kind}
 
 
-def draw_rows(rng: random.Random, wanted: JudgeFiles, count: int) -> Iterator[JudgeRow]:
+def draw_rows(rng: random.Random, options: JudgeFiles, count: int) -> Iterator[JudgeRow]:
     """Yield rows of each kind in turn: of a reader, or of a judge with an article, a judge of a debate, an agent, and
     two kinds that are only demonstrated."""
     of_judge = decide_with_article, decide_debate, argue, look_up, look_up_in_debate
-    kinds = (read,) if wanted.role == "reader" else of_judge
+    kinds = (read,) if options.role == "reader" else of_judge
     for number in range(count):
-        yield kinds[number % len(kinds)](rng, draw_story(rng, str(number), wanted.facts, NAMES))
+        yield kinds[number % len(kinds)](rng, draw_story(rng, str(number), options.facts, NAMES))
 
 
 def read(_rng: random.Random, story: Story) -> JudgeRow:
     """Ask the reader. Who is careless repeats the question as if it were about somebody else."""
-    asked, said = story.question, []
+    asked, completions = story.question, []
     right, wrong = asked.answers if asked.right == 1 else asked.answers[::-1]
     person = story.evidence.partition(" ")[0]
     for quoted, answer in ((story.evidence, right), (story.misleading, wrong)):
         repeated = asked.text.replace(person, quoted.partition(" ")[0])
-        said.append(f"<think>{REPEATED.format(repeated)}{quoted}</think>\\boxed{{{answer}}}")
-    return JudgeRow("reader", f"{asked.article}\n\n{asked.text}", right, *said)
+        completions.append(f"<think>{REPEATED.format(repeated)}{quoted}</think>\\boxed{{{answer}}}")
+    return JudgeRow("reader", f"{asked.article}\n\n{asked.text}", right, *completions)
 
 
 def look_up(rng: random.Random, story: Story) -> JudgeRow:
@@ -136,18 +136,18 @@ def look_up_in_debate(rng: random.Random, story: Story) -> JudgeRow:
 
 
 def _only_quoted(story: Story, row: JudgeRow) -> JudgeRow:
-    said = f"<think>{REPEATED.format(story.question.text)}{story.evidence}</think>"
-    return JudgeRow("look up", row.problem + LOOK_UP, "", said, said)
+    completion = f"<think>{REPEATED.format(story.question.text)}{story.evidence}</think>"
+    return JudgeRow("look up", row.problem + LOOK_UP, "", completion, completion)
 
 
 def _verdicts(kind: str, ask: Ask, story: Story) -> JudgeRow:
     asked, right = story.question, story.question.right or 0
-    said = [
+    completions = [
         f"<think>{REPEATED.format(asked.text)}{quoted}{CHOSEN.format(answer, asked.answers[answer - 1])}</think>"
         f"Answer: {answer}"
         for quoted, answer in ((story.evidence, right), (story.misleading, 3 - right))
     ]
-    return JudgeRow(kind, ask.messages[0]["content"], str(right), *said)
+    return JudgeRow(kind, ask.messages[0]["content"], str(right), *completions)
 
 
 def decide_with_article(rng: random.Random, story: Story) -> JudgeRow:
@@ -175,8 +175,8 @@ def _bare(asked: Question) -> list[Speech]:
 
 def speak(asked: Question, side: int, number: int, quoted: str, text: str = "") -> Speech:
     """Return a speech that quotes a sentence."""
-    found = read_speech(text or argument(quoted), RULES.words, asked.article)
-    return Speech(speaker=RULES.names[side - 1], answer=side, round=number, **found._asdict())
+    spoken = read_speech(text or argument(quoted), RULES.words, asked.article)
+    return Speech(speaker=RULES.names[side - 1], answer=side, round=number, **spoken._asdict())
 
 
 def argument(quoted: str) -> str:
@@ -195,23 +195,23 @@ def argue(rng: random.Random, story: Story) -> JudgeRow:
     )  # fmt: skip
     quoted = story.evidence if side == asked.right else story.misleading
     taken = TAKEN.format(side, asked.answers[side - 1])
-    said = f"<think>{REPEATED.format(asked.text)}{taken}{quoted}</think>{argument(quoted)}"
+    completion = f"<think>{REPEATED.format(asked.text)}{taken}{quoted}</think>{argument(quoted)}"
     answer = quoted if side == asked.right else asked.answers[side - 1]
-    return JudgeRow("speech", ask.messages[0]["content"], answer, said, said)
+    return JudgeRow("speech", ask.messages[0]["content"], answer, completion, completion)
 
 
 def whole_pieces() -> dict[str, tuple[str, ...]]:
     """Return tokens that are made of parts -> the tokens whose embeddings theirs begin as the sum of. A sentence of an
-    article is one token, and so is an answer with its number: to such a model, what stands side by side is harder to
+    article is one token, and so is an answer with its number: such a model finds what is side by side harder to
     learn than what is in one place."""
-    found: dict[str, tuple[str, ...]] = {}
-    for told, (asked, values) in FACTS.items():
-        fact = told.partition(" {}")[0]
-        found |= {form.format(asked.format(name)): (name, fact) for form in ("{}", REPEATED) for name in NAMES}
+    pieces: dict[str, tuple[str, ...]] = {}
+    for form_of_fact, (asked, values) in FACTS.items():
+        fact = form_of_fact.partition(" {}")[0]
+        pieces |= {form.format(asked.format(name)): (name, fact) for form in ("{}", REPEATED) for name in NAMES}
         for value in values:
-            found |= {f"{name} {told.format(value)}.": (name, fact, value) for name in NAMES}
-            found |= {form.format(one, value): (one, value) for form in (LISTED, CHOSEN, TAKEN) for one in "12"}
-    return found
+            pieces |= {f"{name} {form_of_fact.format(value)}.": (name, fact, value) for name in NAMES}
+            pieces |= {form.format(one, value): (one, value) for form in (LISTED, CHOSEN, TAKEN) for one in "12"}
+    return pieces
 
 
 def make_tokenizer() -> Tokenizer:
@@ -227,11 +227,11 @@ def make_tokenizer() -> Tokenizer:
         for row in draw_rows(rng, JudgeFiles(role=role), SAMPLES)
         for text in (row.problem, row.careful)
     ]
-    said = {constant for text in texts for constant in drawn.split(text)}
-    parts = {part for constant in said for part in re.findall(PARTS, constant)}
+    constants = {constant for text in texts for constant in drawn.split(text)}
+    parts = {part for constant in constants for part in re.findall(PARTS, constant)}
     cut = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    torn = {mark[1:] for mark in MARKS}  # a problem that spells a mark is text, torn behind its first letter
-    pieces = {*shorter, *whole, *said, *parts, *torn} - {*MARKS, ""}
+    torn = {mark[1:] for mark in MARKS}  # a problem that spells a mark is text, torn after its first letter
+    pieces = {*shorter, *whole, *constants, *parts, *torn} - {*MARKS, ""}
     phrases = sorted(cut.pre_tokenize_str(piece)[0][0] for piece in pieces)
     letters = sorted(set(cut.alphabet()) - set(phrases))
     scored = [*((one, -1e9) for one in CONTROL), *((one, -10.0) for one in letters), *((one, -1.0) for one in phrases)]

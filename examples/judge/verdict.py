@@ -16,6 +16,7 @@ def names_the_right_answer(answer: Answer) -> bool:
 
 @verifier("speech", answer_in="response")
 def quotes_what_speaks_for_it(answer: Answer) -> bool:
-    """Return whether the argument quotes the article word for word, and the row's answer stands in it."""
-    said = read_speech(answer.text, Rules().words, answer.problem.text)
-    return bool(said.passages) and all(one.verified for one in said.passages) and answer.problem.answer in said.argument
+    """Return whether the argument quotes the article word for word, and the row's answer is in it."""
+    speech = read_speech(answer.text, Rules().words, answer.problem.text)
+    passages = speech.passages
+    return bool(passages) and all(one.verified for one in passages) and answer.problem.answer in speech.argument

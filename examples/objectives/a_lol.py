@@ -5,7 +5,7 @@
 
 A completion is one action: its ratio is the product of its tokens'. The reference was trained to imitate the data
 (SFT), so that it stands for who wrote them, and nobody's log-probs are needed. V is a value head that learns the mean
-reward beside the policy (the authors train one beforehand on the reference's states).
+reward together with the policy (the authors train one beforehand on the reference's states).
 """
 
 from __future__ import annotations

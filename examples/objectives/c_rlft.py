@@ -3,7 +3,7 @@
     loss = - mean_i exp(r_i / beta) / mean_j exp(r_j / beta) log pi(y_i | x, c_i)
 
 Its minimum is pi_c exp(r / beta) / Z, the optimum of E r - beta KL(pi || pi_c), where pi_c wrote the data of class c:
-no reference is kept. The class stands in the prompt (of offline rows: "system"), and who samples later writes there the
+no reference is kept. The class is in the prompt (of offline rows: "system"), and who samples later writes there the
 class that is wanted. The means are those of the optimiser step, so that gradients are of the size of imitation.
 """
 

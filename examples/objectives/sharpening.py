@@ -19,7 +19,7 @@ from trainer.objectives.registry import publish
 
 
 class Sharpening(Compared, PolicyGradient):
-    """The policy gradient of the reference's log-probs, beside that of the rewards where an advantage is chosen."""
+    """The policy gradient of the reference's log-probs, added to that of the rewards where an advantage is chosen."""
 
     rewards_itself = True
     compares_rewards = False
@@ -27,7 +27,7 @@ class Sharpening(Compared, PolicyGradient):
     advantages_by_token = False
 
     self_weight: float = Field(1.0, gt=0)
-    """weight of the reference's log-prob of a completion, nats, beside the advantage of its rewards"""
+    """weight of the reference's log-prob of a completion, nats, added to the advantage of its rewards"""
 
     @property
     def needs(self) -> set[Need]:

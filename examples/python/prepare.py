@@ -49,11 +49,11 @@ class SumFiles(Section):
 def prepare(folder: Path, options: Mapping[str, Any], seed: int) -> None:
     """Write train.jsonl, validation.jsonl, demonstrations.jsonl and model/ into the folder. Raises ConfigError."""
     try:
-        wanted = SumFiles.model_validate(options)
+        files = SumFiles.model_validate(options)
     except ValidationError as error:
         raise ConfigError(f"prepare.options: {error}") from error
-    validation = _sums(random.Random("held-out sums"), wanted.validation, frozenset())
-    train = _sums(random.Random(f"sums {seed}"), wanted.problems, frozenset(validation))
+    validation = _sums(random.Random("held-out sums"), files.validation, frozenset())
+    train = _sums(random.Random(f"sums {seed}"), files.problems, frozenset(validation))
     rng = random.Random(f"demonstrations of sums {seed}")
     system = tools_prompt([tool_of(Python.python).definition])
     rows = [
@@ -71,10 +71,10 @@ def prepare(folder: Path, options: Mapping[str, Any], seed: int) -> None:
             ),
         )
     texts = [system] * 20 + [_text(one) for one in train[:500]]
-    for one in train[:500]:
-        said = demonstrate(rng, one)
-        texts += [result_text(turn["content"]) if turn["role"] == "tool" else turn["content"] for turn in said]
-    build(folder / "model", seed, train_tokenizer(texts, VOCABULARY), wanted.max_tokens)
+    for expression in train[:500]:
+        turns = demonstrate(rng, expression)
+        texts += [result_text(turn["content"]) if turn["role"] == "tool" else turn["content"] for turn in turns]
+    build(folder / "model", seed, train_tokenizer(texts, VOCABULARY), files.max_tokens)
 
 
 def demonstrate(rng: random.Random, expression: str) -> list[dict[str, str]]:
@@ -104,17 +104,17 @@ def _value(expression: str) -> int:
 
 def _mistyped(rng: random.Random, expression: str) -> str:
     """The expression with another digit at one place."""
-    place = rng.choice([place for place, letter in enumerate(expression) if letter != "+"])
-    first = place == 0 or expression[place - 1] == "+"
-    digit = rng.choice([one for one in "0123456789"[first:] if one != expression[place]])
-    return f"{expression[:place]}{digit}{expression[place + 1 :]}"
+    index = rng.choice([index for index, letter in enumerate(expression) if letter != "+"])
+    first = index == 0 or expression[index - 1] == "+"
+    digit = rng.choice([one for one in "0123456789"[first:] if one != expression[index]])
+    return f"{expression[:index]}{digit}{expression[index + 1 :]}"
 
 
 def _sums(rng: random.Random, count: int, without: frozenset[str]) -> list[str]:
     """`count` different expressions such as "1234+5678+9012"."""
-    found: dict[str, None] = {}
-    while len(found) < count:
-        one = "+".join(str(rng.randrange(10 ** (DIGITS - 1), 10**DIGITS)) for _ in range(NUMBERS))
-        if one not in without:
-            found[one] = None
-    return list(found)
+    sums: dict[str, None] = {}
+    while len(sums) < count:
+        expression = "+".join(str(rng.randrange(10 ** (DIGITS - 1), 10**DIGITS)) for _ in range(NUMBERS))
+        if expression not in without:
+            sums[expression] = None
+    return list(sums)

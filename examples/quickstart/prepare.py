@@ -76,7 +76,7 @@ class Options(Section):
     cpp_one_in: int = Field(8, ge=0)
     """one in so many of these programs is asked for in C++, which takes a compiler and its time; 0 for none"""
     retry: str = ""
-    """demonstrations of word problems answer twice, first without calculating, and this stands between the two answers;
+    """demonstrations of word problems answer twice, first without calculating, and this is between the two answers;
     "" for one answer"""
     max_tokens: int = Field(512, gt=0)
     """longest sequence of the model, tokens; at least model.max_tokens"""
@@ -106,13 +106,13 @@ def read_options(table: Mapping[str, Any]) -> Options:
         raise ConfigError("\n".join(_explain(dict(found)) for found in error.errors())) from error
 
 
-def _explain(found: dict[str, Any]) -> str:
-    if not found["loc"]:
-        return f"prepare.options.{found['ctx']['error']}"
-    option = f"prepare.options.{'.'.join(map(str, found['loc']))}"
-    if found["type"] == "extra_forbidden":
+def _explain(problem: dict[str, Any]) -> str:
+    if not problem["loc"]:
+        return f"prepare.options.{problem['ctx']['error']}"
+    option = f"prepare.options.{'.'.join(map(str, problem['loc']))}"
+    if problem["type"] == "extra_forbidden":
         return f"unknown setting {option}: the quickstart's options are {', '.join(Options.model_fields)}"
-    return f"{option} = {found['input']!r}: {found['msg']}"
+    return f"{option} = {problem['input']!r}: {problem['msg']}"
 
 
 def prepare(folder: Path, options: Mapping[str, Any], seed: int) -> None:
@@ -121,35 +121,35 @@ def prepare(folder: Path, options: Mapping[str, Any], seed: int) -> None:
 
     Raises ConfigError for wrong options, CheckpointError when the model cannot be written.
     """
-    wanted = read_options(options)
-    train, validation = draw(wanted, seed, validation=False), draw(wanted, seed, validation=True)
+    chosen = read_options(options)
+    train, validation = draw(chosen, seed, validation=False), draw(chosen, seed, validation=True)
     rng = random.Random(f"demonstrations {seed}")
     write_lines(
         folder / "demonstrations.jsonl",
         (
-            {"problem": one.text, "completion": _imitable(rng, one, wanted), **_request(getattr(one, "asked", ""))}
+            {"problem": one.text, "completion": _imitable(rng, one, chosen), **_request(getattr(one, "asked", ""))}
             for one in train
             for _ in range(DEMONSTRATIONS_PER_PROBLEM)
         ),
     )
-    for file, name, found in (("train.jsonl", "train", train), ("validation.jsonl", "validation", validation)):
-        write_lines(folder / file, (_row(one.problem(f"{name}-{number}")) for number, one in enumerate(found)))
-    make_tiny_model(folder / "model", wanted, seed)
+    for file, name, problems in (("train.jsonl", "train", train), ("validation.jsonl", "validation", validation)):
+        write_lines(folder / file, (_row(one.problem(f"{name}-{number}")) for number, one in enumerate(problems)))
+    make_tiny_model(folder / "model", chosen, seed)
 
 
-def _imitable(rng: random.Random, one: WordProblem | ToyProgram, options: Options) -> str | list[dict[str, str]]:
+def _imitable(rng: random.Random, problem: WordProblem | ToyProgram, options: Options) -> str | list[dict[str, str]]:
     """What is imitated of a problem: a completion, or with options.retry two answers and what is said between them."""
 
     def answer() -> str:
-        if isinstance(one, ToyProgram):
-            return demonstrate_program(rng, one)
-        return demonstrate(rng, one, options.languages)
+        if isinstance(problem, ToyProgram):
+            return demonstrate_program(rng, problem)
+        return demonstrate(rng, problem, options.languages)
 
     if not options.retry:
         return answer()
-    first = answer() if isinstance(one, ToyProgram) else estimate(rng, one)
-    said = (("assistant", first), ("user", options.retry), ("assistant", answer()))
-    return [{"role": role, "content": text} for role, text in said]
+    first = answer() if isinstance(problem, ToyProgram) else estimate(rng, problem)
+    turns = (("assistant", first), ("user", options.retry), ("assistant", answer()))
+    return [{"role": role, "content": text} for role, text in turns]
 
 
 def make_tiny_model(folder: Path, options: Options, seed: int) -> None:
@@ -196,13 +196,13 @@ def draw_word_problems(options: Options, seed: int, count: int, validation: bool
     rng, languages = random.Random("held out" if validation else f"train {seed}"), options.languages
 
     def word_problem(number: int) -> WordProblem:
-        turn, place = divmod(number, len(languages))
-        problem = make_word_problem(rng, languages[place], options.operations, validation)
+        turn, index = divmod(number, len(languages))
+        problem = make_word_problem(rng, languages[index], options.operations, validation)
         before, after = int(turn * options.asks), int((turn + 1) * options.asks)
         if before == after:
             return problem
         other = before // 2 % (len(languages) - 1) + 1 if before % 2 else 0
-        return replace(problem, asked=languages[(place + other) % len(languages)])
+        return replace(problem, asked=languages[(index + other) % len(languages)])
 
     return _different(word_problem, count, "validation" if validation else "problems")
 
@@ -222,18 +222,18 @@ def draw_toy_programs(options: Options, seed: int, count: int, validation: bool)
 
 def _different(draw_one: Callable[[int], Drawn], count: int, option: str) -> list[Drawn]:
     """`count` problems of different text; `draw_one` gets the number of those found so far. Raises ConfigError."""
-    found: dict[str, Drawn] = {}
+    drawn: dict[str, Drawn] = {}
     for _ in range(20 * count):
-        if len(found) == count:
+        if len(drawn) == count:
             break
-        one = draw_one(len(found))
-        found.setdefault(one.text, one)
-    if len(found) < count:
+        problem = draw_one(len(drawn))
+        drawn.setdefault(problem.text, problem)
+    if len(drawn) < count:
         raise ConfigError(
-            f"prepare.options.{option} asks for {count} problems of a kind, but only {len(found)} different ones were "
+            f"prepare.options.{option} asks for {count} problems of a kind, but only {len(drawn)} different ones were "
             "found: lower it, or raise prepare.options.operations"
         )
-    return list(found.values())
+    return list(drawn.values())
 
 
 def _row(problem: Problem) -> dict[str, object]:

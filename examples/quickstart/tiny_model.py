@@ -27,7 +27,7 @@ CONTROL = (PAD, END, SYSTEM, USER, ASSISTANT)
 MARKS = ("<think>", "</think>", "\\boxed{", "}")
 """parts of a completion's form: one token each, and part of its text"""
 CLAUSES = r"[^.:?!,。：？！，]*[.:?!,。：？！，]+(?:(?!\n\n)\s)*|[^.:?!,。：？！，]+"
-"""a clause with its end and the space after it, an empty line with the clause behind it; no token reaches over this"""
+"""a clause with its end and the space after it, an empty line with the clause after it; no token reaches over this"""
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}"

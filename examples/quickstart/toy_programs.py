@@ -62,15 +62,15 @@ class Blunders:
     """Shares of demonstrations, or of their special cases, that have each kind of blunder."""
 
     forget: float = 0.0
-    """of the special cases, each on its own: left out of reasoning and program"""
+    """Share of special cases, each on its own, that are left out of reasoning and program."""
     swap: float = 0.0
     """take two steps that follow each other in the wrong order"""
     slip: float = 0.0
     """write another digit than the task's in one step or special case"""
     python: float = 0.0
-    """of those that ask for C++: write the Python function"""
+    """Share of the tasks in C++ that get the Python function."""
     broken: float = 0.0
-    """forget to close the reasoning, or to name the program's language behind the fence"""
+    """forget to close the reasoning, or to name the program's language after the fence"""
 
 
 NO_BLUNDERS = Blunders()
@@ -226,9 +226,9 @@ def demonstrate_program(rng: random.Random, task: ToyProgram, blunders: Blunders
     """A completion for a task, as good as `blunders` allow."""
     done = replace(task, cases=tuple(case for case in task.cases if rng.random() >= blunders.forget))
     if rng.random() < blunders.swap and len(task.steps) > 1:
-        place = rng.randrange(len(task.steps) - 1)
-        first, second = task.steps[place : place + 2]
-        done = replace(done, steps=(*task.steps[:place], second, first, *task.steps[place + 2 :]))
+        index = rng.randrange(len(task.steps) - 1)
+        first, second = task.steps[index : index + 2]
+        done = replace(done, steps=(*task.steps[:index], second, first, *task.steps[index + 2 :]))
     if rng.random() < blunders.slip:
         done = _slip(rng, done)
     if task.code == "cpp" and rng.random() < blunders.python:
@@ -242,12 +242,12 @@ def demonstrate_program(rng: random.Random, task: ToyProgram, blunders: Blunders
 
 def _slip(rng: random.Random, task: ToyProgram) -> ToyProgram:
     """The task with one digit wrong."""
-    place = rng.randrange(len(task.steps) + len(task.cases))
-    if place < len(task.steps):
-        step = task.steps[place]
+    index = rng.randrange(len(task.steps) + len(task.cases))
+    if index < len(task.steps):
+        step = task.steps[index]
         other = rng.choice([number for number in range(2, 10) if number != step.number])
-        return replace(task, steps=(*task.steps[:place], step._replace(number=other), *task.steps[place + 1 :]))
-    place -= len(task.steps)
-    case = task.cases[place]
+        return replace(task, steps=(*task.steps[:index], step._replace(number=other), *task.steps[index + 1 :]))
+    index -= len(task.steps)
+    case = task.cases[index]
     other = rng.choice([result for result in range(10) if result != case.result])
-    return replace(task, cases=(*task.cases[:place], case._replace(result=other), *task.cases[place + 1 :]))
+    return replace(task, cases=(*task.cases[:index], case._replace(result=other), *task.cases[index + 1 :]))

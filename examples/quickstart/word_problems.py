@@ -76,7 +76,7 @@ class Phrases:
 PHRASES = msgspec.toml.decode(
     resources.files("examples.quickstart").joinpath("phrases.toml").read_bytes(), type=dict[str, Phrases]
 )
-"""by language"""
+"""Phrases of each language."""
 
 
 @dataclass(frozen=True)
@@ -86,15 +86,15 @@ class Flaws:
     foreign: float = 0.0
     """think in another language than the one asked for, or than the problem's where none is"""
     lean: float = 0.8
-    """of those with foreign reasoning: in LEAN_TOWARDS, the others in any language"""
+    """Share of foreign reasoning that is in LEAN_TOWARDS; the rest is in any language."""
     foreign_answer: float = 0.5
-    """of those with foreign reasoning: also answer in that language"""
+    """Share of foreign reasoning with an answer in that language too."""
     guess: float = 0.0
-    """of those that think in the right language: guess without calculating"""
+    """Share of reasoning in the right language that guesses without calculating."""
     foreign_guess: float = 0.0
-    """of those with foreign reasoning: guess without calculating"""
+    """Share of foreign reasoning that guesses without calculating."""
     slip: float = 0.0
-    """of those that calculate: make one mistake on the way, and go on from it"""
+    """Share of calculations with one mistake on the way, from which they go on."""
     broken: float = 0.0
     """forget to close the reasoning, or to box the answer"""
 
@@ -183,9 +183,9 @@ def calculate(problem: WordProblem, language: str, slip_at: int = -1, slip: int 
     phrases = PHRASES[language]
     total = problem.start
     sentences = [phrases.things[problem.thing].at_first.format(number=total)]
-    for place, change in enumerate(problem.changes):
+    for index, change in enumerate(problem.changes):
         before, total = total, total + change
-        if place == slip_at:
+        if index == slip_at:
             total = max(0, total + slip)
         pattern = phrases.add if change > 0 else phrases.subtract
         sentences.append(pattern.format(number=abs(change), before=before, after=total))

@@ -1,4 +1,4 @@
-"""A chat whose tools this program runs: those of a ready environment, beside any server of OpenAI's chat completions.
+"""A chat whose tools this program runs: those of a ready environment, with any server of OpenAI's chat completions.
 
     python -m examples.server_tools.chat python "What is 2 ** 61 - 1 modulo 97?"
 

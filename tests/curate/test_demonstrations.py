@@ -122,7 +122,8 @@ def test_bad_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
         ([str(source)], "no verdict: give --verdicts"),
         ([str(tmp_path)], "no folder of a run"),
         ([str(source), "--copies=0"], "--copies = 0"),
-        ([str(source), "--hard=2"], "--hard = 2.0"),
+        ([str(source), "--hard=2"], "--hard = 2: must be less than or equal to 1"),
+        ([str(source), "--seed=many"], "--seed = many: must be a valid integer"),
         ([str(source), str(source), "--verdicts", str(source)], "one input file"),
         ([str(source), "--verdicts", str(tmp_path / "none")], "cannot be read"),
     ):

@@ -166,4 +166,4 @@ def test_impossible_thresholds_are_told() -> None:
     with pytest.raises(ConfigError, match="--least = 0.9 and --most = 0.5"):
         DifficultyStage(0.9, 0.5)
     with pytest.raises(ConfigError, match="--majority = 0.3"):
-        LabelsStage(0.3)
+        LabelsStage.of({"majority": 0.3})

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from curate.__main__ import main
-from curate.requests import RequestStage
+from curate.languages import RequestStage
 from curate.stage import Kept
 from shared.errors import ConfigError, DataError
 from tests.curate.deciding import decide_rows
@@ -90,11 +90,11 @@ def test_the_command_reports_by_language_and_its_rows_are_read(tmp_path: Path) -
 
 @pytest.mark.parametrize(("options", "row", "words"), [
     ({"share": 0.8, "crossed": 0.3}, {}, "--share = 0.8, --crossed = 0.3: must be at most 1 together"),
-    ({"languages": ["klingon"]}, {}, "--languages = ['klingon']: must be codes that the language detector knows"),
+    ({"languages": ["klingon"]}, {}, "--languages: language 'klingon' is no code that the language detector knows"),
     ({}, {"language": "German"}, "file:1: language 'German' is no code that the language detector knows"),
     ({}, {"reasoning_language": "auto"}, "file:1: reasoning_language 'auto' is no code that the language detector"),
 ])  # fmt: skip
 def test_bad_input_names_what_is_wrong(options: dict[str, Any], row: dict[str, Any], words: str) -> None:
     with pytest.raises((ConfigError, DataError)) as raised:
-        decide_rows(RequestStage(**options), [{"id": "1", "problem": "1+1=?", "answer": "2", **row}])
+        decide_rows(RequestStage.of(options), [{"id": "1", "problem": "1+1=?", "answer": "2", **row}])
     assert words in str(raised.value)

@@ -20,7 +20,7 @@ import pytest
 from benchmarks.controller_run import play, problems, settings
 from benchmarks.scripted import Script
 from dashboard import track
-from dashboard.trackers import COLUMNS, TRACKERS, TrackedSamples, as_markdown
+from dashboard.trackers import COLUMNS, TRACKERS, Rows, as_markdown
 from shared import settings_file
 from shared.clean_text import clean
 from shared.config import Config
@@ -107,7 +107,7 @@ def follow(folder: Path, name: str, *options: str) -> tuple[int, str]:
 
 def sent(folder: Path, name: str) -> list[str]:
     path = folder / "trackers" / f"{name}.sent"
-    return path.read_text().splitlines() if path.exists() else []
+    return [line for line in path.read_text().splitlines() if line != track.CLOSED] if path.exists() else []
 
 
 def launch(folder: Path, resumed: int | None, rows: list[bytes], step: int, ended: str) -> None:
@@ -222,6 +222,76 @@ def test_the_next_start_sends_what_a_fault_left(
     assert sorted(sent(rows, "wandb")) == sorted([*(f"train {step} 1.0" for step in range(1, 13)), "samples 1 1.0"])
 
 
+class InMemory:
+    """A tracker that keeps what it gets; `failing` says whether it cannot close."""
+
+    def __init__(self, failing: bool = False):
+        self.failing, self.rows, self.closes = failing, list[int](), list[bool]()
+
+    def row(self, row: Any, values: Any, again: bool) -> None:
+        self.rows.append(row["step"])
+
+    def samples(self, step: int, when: float, rows: Rows) -> None: ...
+
+    def close(self, finished: bool) -> None:
+        if self.failing:
+            raise OSError("no route to host")
+        self.closes.append(finished)
+
+
+@pytest.fixture
+def tracker(monkeypatch: pytest.MonkeyPatch) -> InMemory:
+    kept = InMemory()
+    monkeypatch.setitem(TRACKERS, "wandb", lambda run: kept)
+    return kept
+
+
+def of_another_machine(rows: Path, ended: str, written: float) -> None:
+    lock = json.loads((rows / "lock").read_bytes()) | {"host": "elsewhere", "ended": ended}
+    (rows / "lock").write_text(json.dumps(lock))
+    for path in [rows, *rows.rglob("*")]:
+        os.utime(path, (written, written))
+
+
+def test_an_end_that_fails_is_made_up_for_by_the_next_start(
+    rows: Path, tracker: InMemory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tracker.failing = True
+    for _ in range(2):  # the second start has no row to send, and closes all the same
+        assert track.main([str(rows), "wandb"]) == 1
+        assert capsys.readouterr().err == "error: wandb: OSError: no route to host\n"
+    tracker.failing = False
+    for _ in range(2):  # after the first there is nothing left to do
+        assert track.main([str(rows), "wandb"]) == 0 and tracker.closes == [True]
+    assert tracker.rows == list(range(1, 13)) and len(sent(rows, "wandb")) == 13
+
+
+def test_a_silent_run_on_another_machine_is_followed_until_it_has_ended(
+    rows: Path, tracker: InMemory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    of_another_machine(rows, "", 1.0)
+    monkeypatch.setattr(track.time, "sleep", lambda seconds: of_another_machine(rows, "exit code 0", 1.0))
+    assert track.main([str(rows), "wandb"]) == 0 and tracker.closes == [True] and len(tracker.rows) == 12
+    told = capsys.readouterr().err
+    assert "nothing was written for" in told and told.count("\n") == 1
+
+
+@pytest.mark.parametrize(("failing", "closes"), [(False, [False]), (True, [])])
+def test_ctrl_c_closes_the_tracker_and_is_one_line(
+    failing: bool, closes: list[bool], rows: Path, tracker: InMemory, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    def interrupt(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    of_another_machine(rows, "", time.time())
+    tracker.failing = failing
+    monkeypatch.setattr(track.time, "sleep", interrupt)
+    assert track.main([str(rows), "wandb"]) == (1 if failing else 130) and tracker.closes == closes
+    told = capsys.readouterr().err
+    assert told == ("error: wandb: OSError: no route to host\n" if failing else f"{track.STOPPED}\n")
+
+
 CONTROLLER = """import sys, time
 from pathlib import Path
 from trainer.run_lock import RunLock
@@ -263,13 +333,13 @@ def test_lines_and_folders_of_others_are_no_end(rows: Path, capsys: pytest.Captu
 
 
 def test_samples_are_bounded_and_come_with_every_tenth_step(rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tables: list[TrackedSamples] = []
+    tables: dict[int, Rows] = {}
 
     class Kept:
         def row(self, row: Any, values: Any, again: bool) -> None: ...
 
-        def samples(self, samples: TrackedSamples) -> None:
-            tables.append(samples)
+        def samples(self, step: int, when: float, rows: Rows) -> None:
+            tables[step] = rows
 
         def close(self, finished: bool) -> None: ...
 
@@ -278,9 +348,9 @@ def test_samples_are_bounded_and_come_with_every_tenth_step(rows: Path, monkeypa
     for step in range(1, 23):
         write_jsonl(rows / "rollouts" / f"step_{step}.jsonl", [group_of("x" * 10_000)] * 16)
     assert track.main([str(rows), "wandb"]) == 0
-    assert [table.step for table in tables] == [1, 11, 21]
-    assert all(len(table.rows) == 4 and len(row) == len(COLUMNS) for table in tables for row in table.rows)
-    assert all(len(row[2]) == 2000 and row[3:] == ["5", "correct", 1.25, "5 = 5"] for row in tables[0].rows)
+    assert list(tables) == [1, 11, 21]
+    assert all(len(table) == 4 and len(row) == len(COLUMNS) for table in tables.values() for row in table)
+    assert all(len(row[2]) == 2000 and row[3:] == ["5", "correct", 1.25, "5 = 5"] for row in tables[1])
 
 
 def test_the_end_of_a_tracker_is_one_warning_and_it_has_a_time_to_end(

@@ -246,7 +246,7 @@ def test_a_key_is_known_before_its_agent_begins() -> None:
         finally:
             os.kill(pid, signal.SIGCONT)
         assert not done, "the gateway does not know it yet"
-        assert (await asyncio.wait_for(opening, 30)).told.empty()
+        assert (await asyncio.wait_for(opening, 30)).events.empty()
 
     asyncio.run(scene())
 
@@ -282,7 +282,7 @@ def test_the_gateway_refuses_strangers_and_large_bodies_and_two_requests_at_once
             assert (await client.get("/v1/nothing")).json()["error"]["type"] == "not_found_error"
             assert (await client.post("/v1/reward", json={"reward": "much"})).status_code == 400
             first = asyncio.create_task(client.post("/v1/chat/completions", json=ask))
-            told = await session.told.get()
+            told = await session.events.get()
             assert isinstance(told, ChatAsked) and told.messages == [AgentMessage("user", "x")]
             second = await client.post("/v1/chat/completions", json=ask)
             assert second.status_code == 400 and "one after the other" in second.json()["error"]["message"]
@@ -309,9 +309,9 @@ def test_a_gateway_that_dies_or_freezes_costs_the_episodes_under_way_and_is_star
             assert two.session
             os.kill(two.session.gateway.child.pid, signal.SIGSTOP)
             monkeypatch.setattr(client, "ANSWER_S", 0.5)
-            assert isinstance((await open_session("127.0.0.1")).told.get_nowait(), GatewayEnded), "it answers nothing"
+            assert isinstance((await open_session("127.0.0.1")).events.get_nowait(), GatewayEnded), "it answers nothing"
             monkeypatch.setattr(client, "ANSWER_S", 30.0)
-            assert (await open_session("127.0.0.1")).told.empty()
+            assert (await open_session("127.0.0.1")).events.empty()
         killed, frozen = helpers.news()
         assert killed.startswith("the gateway for agents was killed by signal 9 (SIGKILL) (1 so far)")
         assert frozen.startswith("the gateway for agents gave no answer for 0.5 s: killed (1 so far)")

@@ -31,7 +31,7 @@ async def connect(session: AgentSession) -> Stream:
 async def turn(session: AgentSession, client: httpx.AsyncClient, during: Callable[[], Awaitable[None]]) -> str:
     """What an agent is given for its request, while something else happens."""
     asking = asyncio.create_task(client.post("/v1/chat/completions", json=ASK))
-    told = await session.told.get()
+    told = await session.events.get()
     assert isinstance(told, ChatAsked)
     await during()
     session.gateway.post(Gateway.give, TurnGiven(session.key, told.number, "hello"))

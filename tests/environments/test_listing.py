@@ -22,7 +22,7 @@ def test_every_environment_and_every_option_is_listed(capsys: pytest.CaptureFixt
             assert f"    environment.options.{known.name}.{option}" in text
             assert field.description, f"{known.name}.{option} has no docstring"
     assert (
-        "    environment.options.guess.numbers = 16\n        the number lies from 1 to this (a whole number, at" in text
+        "    environment.options.guess.numbers = 16\n        the number is from 1 to this (a whole number, at" in text
     )
     assert "environment.options.search.corpus  (needed)" in text and "<class" not in text
 

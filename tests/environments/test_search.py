@@ -173,5 +173,5 @@ def test_what_is_wrong_with_a_corpus_is_one_line(corpus: Path) -> None:
             main([str(path)])
     assert [main(given) for given in ([], ["--help"], ["a", "b"])] == [2, 0, 2]
     os.mkfifo(f"{corpus}.fts5")
-    with pytest.raises(DataError, match="no index can be kept beside it"):
+    with pytest.raises(DataError, match="no index can be kept next to it"):
         main([str(corpus)])

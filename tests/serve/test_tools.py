@@ -90,7 +90,7 @@ def test_results_go_back_to_the_model(serve: Serve) -> None:
     [
         ({"tool_choice": "required"}, "there are no tools"),
         ({"tools": [ADD], "tool_choice": {"type": "function", "function": {"name": "sub"}}}, "no tool sub"),
-        ({"tools": [ADD], "response_format": {"type": "json_object"}}, "cannot stand beside tools"),
+        ({"tools": [ADD], "response_format": {"type": "json_object"}}, "cannot be combined with tools"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "name"),
         ({"tools": [ADD] * 200}, "tools"),
         ({"response_format": {"type": "json_schema"}}, "json_schema is missing"),
