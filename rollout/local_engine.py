@@ -72,7 +72,7 @@ class InProcessLink:
         self, requests: Mapping[int, CallRequest[Result]], deadline_s: float, excused: Callable[[], set[int]] = set
     ) -> list[Result]:
         """Call the rank and wait for its answer; the deadlines are those of the rank's own waits."""
-        found: list[Result] = []
+        values: list[Result] = []
         for rank, asked in requests.items():
             number = next(self._serial)
             self._answers[number] = asyncio.get_running_loop().create_future()
@@ -81,8 +81,8 @@ class InProcessLink:
             if isinstance(answer, RankFailed):
                 raise_failure(self.name(rank), answer)
             assert isinstance(answer, CallReply)
-            found.append(answer.value)
-        return found
+            values.append(answer.value)
+        return values
 
     async def calls(self, rank_class: type) -> AsyncIterator[tuple[int, CallRequest[Any]]]:
         """Yield (call id, call) of each call until the last."""
@@ -158,7 +158,7 @@ class LocalEngine:
                 await self._link.post(0, request(EngineRank.stop))
             await asyncio.wait([self._work])
             if not self._work.cancelled():
-                self._work.exception()  # who waited for the engine has been told
+                self._work.exception()  # whoever waited for the engine has the error
         if self.sender is not None:
             self.sender.close()
             self.sender = None

@@ -50,13 +50,13 @@ LEAST_BATCHED_TOKENS = 4096
 CPU_CACHE_BYTES = 256 << 20
 """keys and values of an engine on the CPU where no setting says how many"""
 GPU_SHARE = 0.92
-"""of a GPU's memory, for weights, keys and values, and work of an engine that has it for itself: vLLM's default"""
+"""share of its GPU's memory that an engine alone on it uses for weights, keys, values and work: vLLM's default"""
 LEAST_GPU_SHARE = 0.01
-"""what vLLM asks for where the bytes for keys and values are given: it refuses to start where less is free, whatever it
-needs, and so would not start beside another process, or again"""
+"""share given to vLLM where the bytes for keys and values are set: it refuses to start where less is free, whatever it
+needs, so with a larger one it would not start again, or with another process on the GPU"""
 TRANSFER_TENSORS, TRANSFER_BYTES = 2, 512 << 20
-"""what a weight update takes beside the engine on its GPU: copies of so many of the largest tensors, and so much more
-for another process that uses the GPU"""
+"""extra memory of a weight update on the engine's GPU: copies of so many of the largest tensors, and so many bytes for
+another process that uses the GPU"""
 CPU_BLOCK_TOKENS = 32
 """tokens of a KV cache block: a group shares the full blocks of its prompt, and few prompts fill vLLM's 128"""
 WORKER_EXTENSION = "rollout.weights.vllm_backend.WorkerExtension"

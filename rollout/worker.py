@@ -202,11 +202,11 @@ class EngineRank:
 
     @call("snapshot of running completions", deadline="step", survives=(CheckpointError,))
     async def snapshot(self, folder: str) -> dict[str, Written]:
-        """Write all unfinished completions of training, as they stand now, into a checkpoint; returns what was written,
+        """Write all unfinished completions of training, as they are now, into a checkpoint; returns what was written,
         by name. Raises CheckpointError."""
-        held = [completion for completion in self.engine.snapshot() if completion.group >= 0]
+        unfinished = [completion for completion in self.engine.snapshot() if completion.group >= 0]
         path = Path(folder) / f"engine-{self.role.rank_in_role}.msgpack"
-        return {path.name: await asyncio.to_thread(record_file.write, path, held)}
+        return {path.name: await asyncio.to_thread(record_file.write, path, unfinished)}
 
     @call("stop of the engines", deadline=30, last=True)
     async def stop(self) -> None:

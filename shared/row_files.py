@@ -15,7 +15,7 @@ from shared.errors import DataError
 from shared.json_reader import parse_json
 
 Found = Iterator[tuple[int, Any]]
-"""number of the line (of the row in .json and .parquet), counted from 1, and what stands there"""
+"""number of the line (of the row in .json and .parquet), counted from 1, and its content"""
 READ = ".jsonl, .json, .csv or .tsv (each also with .gz behind it), or .parquet"
 OTHERS = (
     ".arrow",

@@ -7,7 +7,7 @@
 
 One engine, the verifiers and one trainer rank. They are those of a launch (`EngineRank`, `TrainerRank`), called by the
 same clients; a step and an update are those of `TrainingLoop`, so that weights are proved in the same way, and metrics
-and rollouts lie in the run's folder for report and dashboard. What a launch has beside: several ranks, overlap of
+and rollouts are in the run's folder for report and dashboard. What a launch has in addition: several ranks, overlap of
 sampling and training, restarts of engines, stages, environments, SFT, evaluations, checkpoints. Not run on a GPU yet.
 """
 
@@ -51,7 +51,7 @@ from verify.chosen_rewards import choose
 from verify.verifiers import without_environment
 
 STOP_S = 60.0
-"""that the trainer has to end"""
+"""seconds that the trainer has to end"""
 
 
 class LocalTrainer:
@@ -74,14 +74,14 @@ class LocalTrainer:
         self, requests: Mapping[int, CallRequest[Result]], deadline_s: float, excused: Callable[[], set[int]] = set
     ) -> list[Result]:
         """Call the rank, and wait for its answer. Raises what the call raises, and DeadlineExceeded."""
-        loop, found = asyncio.get_running_loop(), []
+        loop, values = asyncio.get_running_loop(), []
         for request in requests.values():
             try:
                 call = loop.run_in_executor(self._thread, request.run, self.rank)
-                found.append(await asyncio.wait_for(call, deadline_s))
+                values.append(await asyncio.wait_for(call, deadline_s))
             except TimeoutError as error:
                 raise DeadlineExceeded("session", request.phase, "the trainer", deadline_s) from error
-        return found
+        return values
 
     def close(self) -> None:
         """Free the rank's memory, after the call under way, and end the thread; a call that hangs is left behind."""
@@ -135,28 +135,28 @@ class Session:
             raise ConfigError(f"{run_dir} holds a run already: give the session a name of its own (--name=...)")
         start_trackers(self.config, progress.warning)
         sources.prepare(self.config, progress)
-        found = sources.gather_sources(self.config)
-        config = settle(self.config, found.model_dir, min(count_gpus(self.config.placement.device), 1), one_node=True)
+        files = sources.gather_sources(self.config)
+        config = settle(self.config, files.model_dir, min(count_gpus(self.config.placement.device), 1), one_node=True)
         if config.placement.colocate == "turns":
             raise ConfigError("a session keeps trainer and engine on a GPU, and this model does not fit: use a launch")
-        # an engine that dies is not started again: forked beside a trainer's process group it would not come to life
+        # an engine that dies is not started again: forked next to a trainer's process group it would not come to life
         config = config.model_copy(update={"rollout": config.rollout.model_copy(update={"max_restarts": 0})})
-        chat = Chat.of_run(found.model_dir, config, progress)
+        chat = Chat.of_run(files.model_dir, config, progress)
         problems = [
             without_environment(one, "data.train", "a session samples")
-            for one in read_problems(found.train, "data.train", config.data, config.environment.name).problems
+            for one in read_problems(files.train, "data.train", config.data, config.environment.name).problems
         ]
-        self.solver = solver = Solver(config, found.model_dir, chat, progress.warning)
+        self.solver = solver = Solver(config, files.model_dir, chat, progress.warning)
         stack.push_async_callback(solver.close)
         if isolation := await solver.start(problems):
             progress.note(isolation)
         link = LocalTrainer(config, LocalRank(solver.engine.device, solver.engine.store))
         stack.push_async_callback(asyncio.to_thread, link.close)
         trainers = TrainerClient(link, range(1), config)
-        [loaded] = await trainers.call(TrainerRank.load, str(found.model_dir), None)
+        [loaded] = await trainers.call(TrainerRank.load, str(files.model_dir), None)
         await solver.engine.attach([loaded.transfer])
         prompts, ledger = PromptFormat(chat, config.data), Ledger(solver.stages)
-        source, origin = DataSource(problems, solver.stages, prompts), origin_of(self.config, found, prompts)
+        source, origin = DataSource(problems, solver.stages, prompts), origin_of(self.config, files, prompts)
         settings_file.write(self.config, run_dir / "config.toml")
         episodes = Episodes(config, prompts, solver.scorer)
         self.loop = assemble(
@@ -191,11 +191,11 @@ class Session:
 
     async def step(self, groups: Sequence[Group]) -> dict[str, float]:
         """Take one step of the objective on complete groups, whose rewards you may have replaced. Returns its metrics,
-        which lie in metrics.jsonl too. Raises what a launch raises; RunError where the last step is not published."""
+        which are in metrics.jsonl too. Raises what a launch raises; RunError where the last step is not published."""
         loop, batch = self.loop, list(groups)
         if not batch or self.published < self.version:
-            wanted = "publish" if batch else "groups"
-            raise RunError(f"a step needs {wanted} first: the engine has version {self.published} of {self.version}")
+            missing = "publish" if batch else "groups"
+            raise RunError(f"a step needs {missing} first: the engine has version {self.published} of {self.version}")
         staleness = [loop.ledger.staleness(group) for group in batch]
         learned = await loop.learner.learn(batch, loop.clock.nothing())
         row = loop.logger.step(batch, staleness, loop.ledger.trained(batch), learned, self.version)

@@ -46,13 +46,13 @@ class DeviceShard:
     def rows_view(self, buffer: int, number: int) -> torch.Tensor:
         """[rows, ...] of part `number`, typed and shaped; nothing is copied."""
         name, first_row, count = self.rows[number]
-        place = self.layout.places[name]
+        tensor = self.layout.places[name]
         start = piece_start(self.layout, name, first_row)
         index = max(i for i, (begin, _) in enumerate(self.ranges) if begin <= start)
         offset = start - self.ranges[index][0]
-        size = count * place.row_bytes(self.layout.dtype.itemsize)
+        size = count * tensor.row_bytes(self.layout.dtype.itemsize)
         view = self.range_view(buffer, index)[offset : offset + size].view(self.layout.dtype)
-        return view.view(count, *place.shape[1:]) if place.shape else view.view(())
+        return view.view(count, *tensor.shape[1:]) if tensor.shape else view.view(())
 
     def version_flag(self, buffer: int) -> torch.Tensor:
         """[1] int64: the version in this buffer."""

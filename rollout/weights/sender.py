@@ -194,8 +194,8 @@ def make_sender(
     if the transport does not fit the device.
     """
     layout = plan_layout(unique_shapes(named_parameters), dtype, world)
-    found = own_pieces(named_parameters, rank)
-    pieces = [replace(piece, change=changes.get(piece.name)) for piece in found] if changes else found
+    pieces = own_pieces(named_parameters, rank)
+    pieces = [replace(piece, change=changes.get(piece.name)) for piece in pieces] if changes else pieces
     device = pieces[0].local.device if pieces else torch.device("cpu")
     if device.type == "cuda":
         from rollout.weights.cuda_ipc import DeviceWeightSender

@@ -47,8 +47,8 @@ class HostWeightBuffer:
 
     def version_flags(self, buffer: int) -> list[int]:
         """[world] the version that each trainer rank wrote into this buffer; -1 for none or half written."""
-        held: list[int] = self._flags(buffer).tolist()
-        return held
+        versions: list[int] = self._flags(buffer).tolist()
+        return versions
 
     def mark_complete(self, rank: int, buffer: int, version: int) -> None:
         """Set the version flag of a trainer rank; -1 while it writes."""
@@ -62,19 +62,19 @@ class HostWeightBuffer:
     def tensor(self, buffer: int, name: str) -> torch.Tensor:
         """Return a view of one tensor, shaped and typed; nothing is copied."""
         if (buffer, name) not in self.views:
-            place = self.layout.places[name]
-            [found] = self.ranges(buffer, [(place.offset, place.rows * place.row_bytes(self.layout.dtype.itemsize))])
-            self.views[buffer, name] = found.view(self.layout.dtype).view(place.shape)
+            spec = self.layout.places[name]
+            [memory] = self.ranges(buffer, [(spec.offset, spec.rows * spec.row_bytes(self.layout.dtype.itemsize))])
+            self.views[buffer, name] = memory.view(self.layout.dtype).view(spec.shape)
         return self.views[buffer, name]
 
     def view(self, buffer: int, names: list[str]) -> torch.Tensor | None:
         """Rows of these tensors, one after the other, in place; None unless they are neighbours, as q, k, v are."""
         parts = [self.tensor(buffer, name) for name in names]
         end = parts[0].data_ptr()
-        for part in parts:
-            if part.data_ptr() != end:
+        for tensor in parts:
+            if tensor.data_ptr() != end:
                 return None
-            end += part.numel() * part.element_size()
+            end += tensor.numel() * tensor.element_size()
         rows = sum(part.shape[0] for part in parts) if parts[0].ndim else 1
         shape = (rows, *parts[0].shape[1:]) if parts[0].ndim else ()
         return parts[0].as_strided(shape, parts[0].stride())

@@ -111,10 +111,10 @@ class WeightSlots:
                 time.sleep(POLL_S)
             slot, end = self.slot(number), time.monotonic() + DELIVERY_DEADLINE_S
             for name in bucket.names:
-                place = self.layout.places[name]
-                start = place.offset - bucket.start
-                found = slot[start : start + place.rows * place.row_bytes(item)]
-                yield name, found.view(self.layout.dtype).view(place.shape)
+                spec = self.layout.places[name]
+                start = spec.offset - bucket.start
+                values = slot[start : start + spec.rows * spec.row_bytes(item)]
+                yield name, values.view(self.layout.dtype).view(spec.shape)
             if self.memory.is_cuda:
                 torch.cuda.current_stream().synchronize()  # the copies of this worker out of the slot
             self.header[TAKEN + reader] = number + 1

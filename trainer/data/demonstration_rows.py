@@ -101,12 +101,12 @@ def _history(row: Fields) -> Iterator[Turn]:
 
 
 def _turns(messages: list[Any]) -> Iterator[Turn]:
-    for place, message in enumerate(messages):
+    for number, message in enumerate(messages):
         name = message.get("role", message.get("from"))
         role = ROLES.get(str(name).lower())
         if role is None:
             known = ", ".join(dict.fromkeys(ROLES))
-            raise DataError(f"message {place} has the role {name!r}: it must be one of {known}")
+            raise DataError(f"message {number} has the role {name!r}: it must be one of {known}")
         text = content_text(message.get("content", message.get("value")))
         if role == "call":
             yield "assistant", _call(parse_json(text)) if text.lstrip().startswith("{") else text
@@ -134,7 +134,7 @@ def _call(call: Mapping[str, Any]) -> str:
 
 
 def _tools(row: Fields) -> str:
-    """The part of the system prompt that tells of a row's tools, "" without any."""
+    """The part of the system prompt that describes a row's tools, "" without any."""
     tools = parsed(row.get("tools") or [])
     given = [
         ToolDefinition(tool["name"], tool.get("description") or "", tool.get("parameters") or {})
@@ -144,7 +144,7 @@ def _tools(row: Fields) -> str:
 
 
 def _row(row: Fields, turns: list[Turn]) -> Fields:
-    """Our row of a conversation: system, problem, then turns of the assistant and what stands between them."""
+    """Our row of a conversation: system, problem, then turns of the assistant and what is between them."""
     joined = list[Turn]()
     for role, text in turns:
         if joined and joined[-1][0] == role != "tool":
