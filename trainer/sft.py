@@ -23,16 +23,15 @@ from shared.sections import Sft
 from shared.types import CONTEXT, IMITATED, Problem
 from trainer.client import TrainerClient
 from trainer.data.data_source import PromptFormat
-from trainer.data.demonstration_rows import to_demonstration
+from trainer.data.demonstration_rows import completion_of, to_demonstration
 from trainer.data.sources import Sources
-from trainer.data.written_text import CLOSE, OPEN, WrittenTexts
+from trainer.data.written_text import WrittenTexts
 from trainer.evaluation import evaluation_due
 from trainer.ledger import Interrupted
 from trainer.objectives.sequences import Demonstration, sft_sequences
 from trainer.schedule import warm_and_decay
 from trainer.step.batching import Learned, plan_batch
 from trainer.step.rank import TrainerRank
-from verify.extract import extract_answer
 from verify.published import NATIVE, renamed
 from verify.verifiers import check_language
 
@@ -175,19 +174,6 @@ def encode_turns(chat: Chat, messages: list[Any], where: str, texts: WrittenText
     if not ids or between:
         raise DataError(f'{where}: "completion" must end with a turn of the assistant')
     return Demonstration([], ids, mask)
-
-
-def completion_of(row: dict[str, Any], where: str) -> str:
-    """Return the completion to imitate: as written, or reasoning and boxed answer from a worked solution. One that has
-    the tags of reasoning keeps its own, and gets the box if no answer comes after them."""
-    if "completion" not in row and "solution" in row:
-        solution, answer = text_of(row, "solution", where), text_of(row, "answer", where)
-        if CLOSE in solution:
-            solution = solution.strip() if OPEN in solution else f"{OPEN}\n{solution.strip()}"
-            boxed = extract_answer(solution.rpartition(CLOSE)[2]) is not None
-            return solution if boxed else f"{solution}\nThe answer is \\boxed{{{answer}}}."
-        return f"<think>\n{solution}\n</think>\nThe answer is \\boxed{{{answer}}}."
-    return text_of(row, "completion", where)
 
 
 def sft_rate(step: int, settings: Sft) -> float:

@@ -32,7 +32,8 @@ from benchmarks.step import Rank, alone, draw, make_sequences, micro_batches
 from lab.plan.scenario import MODELS
 from rollout.weights import make_sender
 from rollout.weights.checksum import checksum_rows
-from rollout.weights.cuda_ipc import DeviceShard, import_handle
+from rollout.weights.cuda_ipc import DeviceShard
+from rollout.weights.handles import import_handle
 from rollout.weights.layout import read_layout
 from rollout.weights.shm import open_buffer
 from shared.model import lora

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from rollout.weights.handles import export_handle, import_handle
 from rollout.weights.layout import NO_VERSION, Layout, plan_buckets
 from rollout.weights.shm import create_memory, open_memory
 from shared.errors import DeadlineExceeded
@@ -53,8 +54,6 @@ class WeightSlots:
         if handle is None:
             descriptor, shared = open_memory(path, HEADER_BYTES + size)
             return cls(layout, readers, descriptor, shared, shared[HEADER_BYTES:])
-        from rollout.weights.cuda_ipc import import_handle
-
         descriptor, shared = open_memory(path, HEADER_BYTES)
         return cls(layout, readers, descriptor, shared, import_handle(handle))
 
@@ -62,8 +61,6 @@ class WeightSlots:
         """Arguments of `open`, JSON-able."""
         path, handle = f"/proc/{os.getpid()}/fd/{self.descriptor}", None
         if self.memory.is_cuda:
-            from rollout.weights.cuda_ipc import export_handle
-
             handle = export_handle(self.memory.view(-1))
         return {"readers": self.readers, "path": path, "handle": handle}
 

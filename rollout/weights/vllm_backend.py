@@ -23,6 +23,8 @@ from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTr
 
 from rollout.routes import return_routes
 from rollout.weights.adapters import AdapterSlot
+from rollout.weights.cuda_ipc import DeviceShard
+from rollout.weights.handles import import_handle
 from rollout.weights.layout import Layout, buffer_of, read_layout
 from rollout.weights.parameters import PackedReader, Target, plan_targets, read_plain, text_model
 from rollout.weights.proof import Held
@@ -64,8 +66,6 @@ class DeviceWeightBuffer:
     """Reads tensors out of the GPU buffers of all trainer ranks; parts of several ranks are joined here."""
 
     def __init__(self, info: AttachInfo, layout: Layout, device: torch.device):
-        from rollout.weights.cuda_ipc import DeviceShard, import_handle
-
         self.layout, self.device = layout, device
         self.shards = [
             DeviceShard(layout, [(name, first, count) for name, first, count in rows], import_handle(handle))

@@ -12,7 +12,10 @@ from typing import Any
 
 from shared.errors import DataError
 from shared.json_reader import parse_json
+from shared.jsonl import text_of
 from shared.tool_calls import ToolDefinition, call_text, tools_prompt
+from trainer.data.written_text import CLOSE, OPEN
+from verify.extract import extract_answer
 from verify.published import NATIVE, Fields, content_text, parsed, to_native
 
 CONVERSATIONS = ("messages", "conversations", "conversation")
@@ -44,6 +47,19 @@ def to_demonstration(row: Fields, where: str) -> tuple[Fields, str]:
         raise DataError(str(error) if str(error).startswith(where) else f"{where}: {error}") from error
 
 
+def completion_of(row: dict[str, Any], where: str) -> str:
+    """Return the completion to imitate: as written, or reasoning and boxed answer from a worked solution. One that has
+    the tags of reasoning keeps its own, and gets the box if no answer comes after them."""
+    if "completion" not in row and "solution" in row:
+        solution, answer = text_of(row, "solution", where), text_of(row, "answer", where)
+        if CLOSE in solution:
+            solution = solution.strip() if OPEN in solution else f"{OPEN}\n{solution.strip()}"
+            boxed = extract_answer(solution.rpartition(CLOSE)[2]) is not None
+            return solution if boxed else f"{solution}\nThe answer is \\boxed{{{answer}}}."
+        return f"<think>\n{solution}\n</think>\nThe answer is \\boxed{{{answer}}}."
+    return text_of(row, "completion", where)
+
+
 def _shaped(row: Fields) -> tuple[Fields, str] | None:
     completion, problem = row.get("completion"), row.get("problem")
     whole = _whole(completion, problem)
@@ -64,8 +80,8 @@ def _shaped(row: Fields) -> tuple[Fields, str] | None:
     if len(asked) != 1 or len(replied) != 1:
         return None
     turns = [*system, *_history(row), *_turns(_listed(row[asked[0]], "user"))]
-    beside = (name for name in ("input", "context") if name not in asked)
-    if context := next((text for name in beside if (text := _text(row.get(name)))), ""):
+    others = (name for name in ("input", "context") if name not in asked)
+    if context := next((text for name in others if (text := _text(row.get(name)))), ""):
         turns.append(("user", context))
     turns += _turns(_listed(row[replied[0]], "assistant"))
     return _row(row, turns), f"'{asked[0]}' and '{replied[0]}'"

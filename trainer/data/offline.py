@@ -31,11 +31,11 @@ from shared.jsonl import all_faults, read_rows, text_of
 from shared.progress import Progress
 from shared.types import Completion, Group, Problem, Prompt, Reward, Verdict
 from trainer.data.data_source import PromptFormat, permutation
+from trainer.data.demonstration_rows import completion_of
 from trainer.data.written_text import WrittenTexts
 from trainer.objectives.advantage import diverse, graded
 from trainer.objectives.objective import Objective
 from trainer.objectives.registry import objective_of
-from trainer.sft import completion_of
 from verify.scorer import RewardScorer
 from verify.verifiers import read_problem
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from rollout.weights.cuda_ipc import DeviceShard, create_shard, export_handle, import_handle, part_bytes
+from rollout.weights.cuda_ipc import DeviceShard, create_shard, part_bytes
+from rollout.weights.handles import export_handle, import_handle
 from rollout.weights.layout import BUFFERS, plan_layout
 
 LAYOUT = plan_layout([("a", (3, 4)), ("b", (4, 32)), ("c", (5,))], torch.bfloat16, world=2)
