@@ -11,10 +11,9 @@ import os
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch reads it once, when it is imported
 
 import asyncio
-import itertools
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,11 +28,9 @@ from rollout.weights.proof import PublishedWeights
 from rollout.worker import EngineRank
 from shared.config import Config
 from shared.errors import RunError
-from shared.launch.batch_queue import BatchQueue
-from shared.launch.calls import CallReply, CallRequest, Result, request
-from shared.launch.messages import Message, RankFailed
+from shared.launch.calls import request
+from shared.launch.local_connection import LocalConnection
 from shared.launch.ranks import count_gpus
-from shared.launch.rpc import raise_failure
 from shared.types import Completion
 
 QUEUE_FACTOR = 2
@@ -49,56 +46,6 @@ class LocalRank:
     store: dist.Store
     rank: int = 0
     rank_in_role: int = 0
-
-
-class InProcessLink:
-    """Both ends of the connection between a client and an engine rank in one process; nothing is encoded."""
-
-    def __init__(self) -> None:
-        self.events: BatchQueue[tuple[int, Message]] = BatchQueue()
-        self._asked: asyncio.Queue[tuple[int, CallRequest[Any]]] = asyncio.Queue()
-        self._answers: dict[int, asyncio.Future[Message | CallReply[Any]]] = {}
-        self._serial = itertools.count(1)
-
-    def name(self, rank: int) -> str:
-        """The rank's name for people."""
-        return "the engine"
-
-    async def post(self, rank: int, request: CallRequest[Any]) -> None:
-        """Call the rank without waiting for its answer."""
-        self._asked.put_nowait((0, request))
-
-    async def call_all(
-        self, requests: Mapping[int, CallRequest[Result]], deadline_s: float, excused: Callable[[], set[int]] = set
-    ) -> list[Result]:
-        """Call the rank and wait for its answer; the deadlines are those of the rank's own waits."""
-        values: list[Result] = []
-        for rank, asked in requests.items():
-            number = next(self._serial)
-            self._answers[number] = asyncio.get_running_loop().create_future()
-            self._asked.put_nowait((number, asked))
-            answer = await self._answers[number]
-            if isinstance(answer, RankFailed):
-                raise_failure(self.name(rank), answer)
-            assert isinstance(answer, CallReply)
-            values.append(answer.value)
-        return values
-
-    async def calls(self, rank_class: type) -> AsyncIterator[tuple[int, CallRequest[Any]]]:
-        """Yield (call id, call) of each call until the last."""
-        while True:
-            call_id, asked = await self._asked.get()
-            yield call_id, asked
-            if asked.call.last:
-                return
-
-    async def send(self, call_id: int, message: Message | CallReply[Any]) -> None:
-        """Answer a call, or with id 0 send an event."""
-        if call_id == 0:
-            assert isinstance(message, Message)
-            self.events.put((0, message))
-        elif (answer := self._answers.pop(call_id)) and not answer.done():
-            answer.set_result(message)
 
 
 class LocalEngine:
@@ -118,7 +65,7 @@ class LocalEngine:
         self.version = -1
         """version of the weights that were sent last; -1 for those of the model folder"""
         self.store = dist.HashStore()
-        self._link = InProcessLink()
+        self._link = LocalConnection("the engine")
         self.client = EngineClient(self._link, range(1), lambda: config, warn)
         self.rank = EngineRank(self._link, config, LocalRank(self.device, self.store), model_dir, own_weights=True)
         self.rank.engine.stop_token_ids = sorted(stop_ids) or self.rank.engine.stop_token_ids

@@ -14,9 +14,8 @@ sampling and training, restarts of engines, stages, environments, SFT, evaluatio
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import AsyncExitStack
+from collections.abc import Sequence
+from contextlib import AsyncExitStack, suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -24,12 +23,9 @@ from typing import Any
 from rollout.local_engine import LocalRank
 from shared import settings_file
 from shared.chat import Chat
-from shared.config import Config
-from shared.errors import ConfigError, DeadlineExceeded, RunError
-from shared.launch.batch_queue import BatchQueue
-from shared.launch.calls import CallRequest, Result
-from shared.launch.messages import Message
-from shared.launch.ranks import RankInfo, count_gpus
+from shared.errors import ConfigError, RunError
+from shared.launch.local_connection import LocalConnection
+from shared.launch.ranks import count_gpus
 from shared.progress import Progress
 from shared.types import Group, Problem, Prompt
 from trainer.assembly import assemble
@@ -49,44 +45,6 @@ from trainer.step.rank import TrainerRank
 from trainer.trackers import start_trackers
 from verify.chosen_rewards import choose
 from verify.verifiers import without_environment
-
-STOP_S = 60.0
-"""seconds that the trainer has to end"""
-
-
-class LocalTrainer:
-    """Both ends of the connection to a trainer rank of this process: its calls, one after the other, in a thread."""
-
-    def __init__(self, config: Config, role: RankInfo):
-        self.events: BatchQueue[tuple[int, Message]] = BatchQueue()
-        self.rank = TrainerRank(config, role)
-        self._thread = ThreadPoolExecutor(1, "trainer")
-
-    def name(self, rank: int) -> str:
-        """The rank's name for people."""
-        return "the trainer"
-
-    async def post(self, rank: int, request: CallRequest[Any]) -> None:
-        """Call the rank without waiting for its answer."""
-        self._thread.submit(request.run, self.rank)
-
-    async def call_all(
-        self, requests: Mapping[int, CallRequest[Result]], deadline_s: float, excused: Callable[[], set[int]] = set
-    ) -> list[Result]:
-        """Call the rank, and wait for its answer. Raises what the call raises, and DeadlineExceeded."""
-        loop, values = asyncio.get_running_loop(), []
-        for request in requests.values():
-            try:
-                call = loop.run_in_executor(self._thread, request.run, self.rank)
-                values.append(await asyncio.wait_for(call, deadline_s))
-            except TimeoutError as error:
-                raise DeadlineExceeded("session", request.phase, "the trainer", deadline_s) from error
-        return values
-
-    def close(self) -> None:
-        """Free the rank's memory, after the call under way, and end the thread; a call that hangs is left behind."""
-        wait([self._thread.submit(self.rank.stop)], STOP_S)
-        self._thread.shutdown(wait=False, cancel_futures=True)
 
 
 class Session:
@@ -150,9 +108,10 @@ class Session:
         stack.push_async_callback(solver.close)
         if isolation := await solver.start(problems):
             progress.note(isolation)
-        link = LocalTrainer(config, LocalRank(solver.engine.device, solver.engine.store))
-        stack.push_async_callback(asyncio.to_thread, link.close)
-        trainers = TrainerClient(link, range(1), config)
+        self.trainer = TrainerRank(config, LocalRank(solver.engine.device, solver.engine.store))
+        link = LocalConnection("the trainer")
+        serving, trainers = asyncio.create_task(link.serve(self.trainer)), TrainerClient(link, range(1), config)
+        stack.push_async_callback(_stop, trainers, serving)
         [loaded] = await trainers.call(TrainerRank.load, str(files.model_dir), None)
         await solver.engine.attach([loaded.transfer])
         prompts, ledger = PromptFormat(chat, config.data), Ledger(solver.stages)
@@ -213,3 +172,10 @@ class Session:
     async def export(self, folder: str | Path) -> None:
         """Write the model as a Hugging Face folder, to be served."""
         await self.loop.learner.trainers.call(TrainerRank.export, str(folder))
+
+
+async def _stop(trainers: TrainerClient, serving: asyncio.Task[None]) -> None:
+    """Free the trainer's memory, after the call under way; a call that hangs is left to its thread."""
+    with suppress(RunError):
+        await trainers.call(TrainerRank.stop)
+    serving.cancel()
