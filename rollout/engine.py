@@ -31,8 +31,7 @@ from vllm.lora.request import LoRARequest  # noqa: E402
 from vllm.v1.engine.exceptions import EngineDeadError  # noqa: E402
 
 from rollout.output_collector import OutputCollector, Scoring, copy_unfinished  # noqa: E402
-from rollout.sampling import sampling_params, scoring_params  # noqa: E402
-from rollout.stream import TokenLLM  # noqa: E402
+from rollout.stream import TokenLLM, sampling_params, scoring_params  # noqa: E402
 from rollout.trial import GIVEN_UP, Trial  # noqa: E402
 from rollout.warm_up import Died, warm_up  # noqa: E402
 from rollout.weights.adapters import adapter_request  # noqa: E402

@@ -20,11 +20,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from rollout.local_engine import LocalRank
+from rollout.local_engine import LocalConnection, LocalRank
 from shared import settings_file
 from shared.chat import Chat
 from shared.errors import ConfigError, RunError
-from shared.launch.local_connection import LocalConnection
 from shared.launch.ranks import count_gpus
 from shared.progress import Progress
 from shared.types import Group, Problem, Prompt

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rollout.weights.handles import export_handle
 from rollout.weights.layout import ALIGNMENT_BYTES, BUFFERS, Layout, Slice, align, merge_ranges, piece_start
 from rollout.weights.sender import WeightSender
+from rollout.weights.shm import export_handle
 from shared.errors import ConfigError
 
 

@@ -15,9 +15,8 @@ from typing import Any
 
 import torch
 
-from rollout.weights.handles import export_handle, import_handle
 from rollout.weights.layout import NO_VERSION, Layout, plan_buckets
-from rollout.weights.shm import create_memory, open_memory
+from rollout.weights.shm import create_memory, export_handle, import_handle, open_memory
 from shared.errors import DeadlineExceeded
 
 VERSION, FILLED, TAKEN = 0, 1, 2

@@ -24,12 +24,11 @@ from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTr
 from rollout.routes import return_routes
 from rollout.weights.adapters import AdapterSlot
 from rollout.weights.cuda_ipc import DeviceShard
-from rollout.weights.handles import import_handle
 from rollout.weights.layout import Layout, buffer_of, read_layout
 from rollout.weights.parameters import PackedReader, Target, plan_targets, read_plain, text_model
 from rollout.weights.proof import Held
 from rollout.weights.receiver import check_flags
-from rollout.weights.shm import HostWeightBuffer, open_buffer
+from rollout.weights.shm import HostWeightBuffer, import_handle, open_buffer
 from rollout.weights.slots import WeightSlots
 from shared.errors import RunError
 from shared.launch.watchdog import STACKS_VARIABLE, die_with_parent, open_stacks

@@ -13,12 +13,12 @@ import pytest
 from msgspec.structs import replace
 
 from rollout.client import EngineClient
+from rollout.local_engine import LocalConnection
 from rollout.weights.proof import PublishedWeights, Updated, WeightsHeld
 from rollout.worker import EngineRank
 from shared.config import Config
 from shared.errors import NonFinite, RunError, SyncMismatch
 from shared.launch.calls import CallReply
-from shared.launch.local_connection import LocalConnection
 from shared.launch.messages import EngineEnded, EngineRestarted, Finished, GenerateRequest, RankFailed
 from shared.launch.sockets import refused
 from shared.record_file import Written

@@ -13,10 +13,9 @@ import torch
 import torch.distributed as dist
 
 from examples.loop import OPTIONS, loop
-from rollout.local_engine import LocalRank
+from rollout.local_engine import LocalConnection, LocalRank
 from shared.config import Config
 from shared.errors import ConfigError, NonFinite, RunError, SyncMismatch
-from shared.launch.local_connection import LocalConnection
 from shared.types import MicroBatch
 from tests.process import in_fresh_process
 from tests.trainer.rank_data import make_folder, make_sequences

@@ -9,9 +9,9 @@ from itertools import count
 
 import pytest
 
+from rollout.local_engine import LocalConnection
 from shared.errors import DeadlineExceeded, NonFinite
 from shared.launch.calls import call, request
-from shared.launch.local_connection import LocalConnection
 
 
 class Rank:
