@@ -1,7 +1,7 @@
 """A rollout rank: takes calls from the controller, keeps its engine alive, reports completions as they end.
 
 An engine that dies, or that gives no token and no answer for much longer than it ever took, is replaced in this rank:
-the newest weights still lie in the trainers' (or this rank's) buffers, and its completions continue from the tokens
+the newest weights are still in the trainers' (or this rank's) buffers, and its completions continue from the tokens
 they have.
 """
 

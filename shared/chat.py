@@ -212,10 +212,8 @@ class Chat:
             does = "opens and closes" if self.think_closed else "opens"
             facts.append(f"it {does} the reasoning itself with {self.think_prefix!r}")
         if other := self.template.begun_reasoning(FAMILIES):
-            facts.append(
-                f"it ends the model's own form of reasoning with {other!r}, and completions reason behind that"
-            )
-        facts += ["it has no system role, so that the system prompt stands before the user's words"] * form.folded
+            facts.append(f"it ends the model's own form of reasoning with {other!r}, and completions reason after that")
+        facts += ["it has no system role, so that the system prompt comes before the user's words"] * form.folded
         facts += ["turns of one role in a row are joined"] * bool(form.joined)
         return "; ".join(facts)
 

@@ -23,7 +23,7 @@ SYSTEM, QUESTION = 'The Rule of <All> & "Each":\nbox it.', "What is <6> * 'Seven
 ANSWER, AGAIN = 'It is <42> & "no" less,\nI Think.', "And why <Is> that & 'not' 43,\nor Less?"
 """texts that a template changes if it cuts, escapes or folds any"""
 MARK = "MARK{}MARK"
-"""a text that stands for a message, by number"""
+"""a text in the place of a message, by number"""
 REASONING_TAGS = (TEXT, CONTROL)
 """those that runs ask for"""
 CLOSED = re.compile(r"[^>\]\s]*$")

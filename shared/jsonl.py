@@ -236,7 +236,7 @@ def proposal(row: Mapping[str, Any]) -> str:
 
 
 def meant_by(name: str, row: Mapping[str, Any]) -> str | None:
-    """Return the key of a problem, which the row lacks, that an unknown one seems to stand for; None if there is none.
+    """Return the key of a problem, which the row lacks, that an unknown one seems to mean; None if there is none.
 
     Example: meant_by("anwser", {"problem": "1+1?", "anwser": "2"}) == "answer"
     """

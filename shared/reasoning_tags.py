@@ -63,7 +63,7 @@ PARTNERS = [pair.split() for pair in PAIRS.split(", ")]
 def tags_of_template(text: str, control: bool, published: bool, where: str) -> Tags:
     """The tags of the reasoning, by a chat template. control: whether the tokenizer has the control tokens [THINK] and
     [/THINK]. published: whether they are those of the family; else those that runs ask for, but for channels, which
-    stand in all completions. where: whose template it is. Raises ModelError for a family whose tags are not known."""
+    are in all completions. where: whose template it is. Raises ModelError for a family whose tags are not known."""
     text = COMMENT.sub("", text)
     if CHANNEL in text and MESSAGE in text:
         return HARMONY
@@ -81,8 +81,8 @@ def tags_of_template(text: str, control: bool, published: bool, where: str) -> T
                 return Tags(mark, partner)
     if marks:
         raise ModelError(
-            f"{where} names {', '.join(map(repr, marks))} for the reasoning, and no pair of tags that can be told from "
+            f"{where} names {', '.join(map(repr, marks))} for the reasoning, and no tag pair that separates it from "
             "the answer: add to the model's folder a chat_template.jinja that names the tag before the reasoning and "
-            "the one behind it, as <think> and </think>"
+            "the one after it, as <think> and </think>"
         )
     return TEXT

@@ -16,7 +16,7 @@ from shared.json_reader import parse_json
 
 Found = Iterator[tuple[int, Any]]
 """number of the line (of the row in .json and .parquet), counted from 1, and its content"""
-READ = ".jsonl, .json, .csv or .tsv (each also with .gz behind it), or .parquet"
+READ = ".jsonl, .json, .csv or .tsv (each also with .gz after it), or .parquet"
 OTHERS = (
     ".arrow",
     ".feather",

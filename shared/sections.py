@@ -387,7 +387,7 @@ class Deadlines(Section):
 class Prepare(Section):
     script: str = ""
     """Python file with a function prepare(folder, options, seed), run once, before anything is read, to write files
-    into the folder made/ of the run; there lie model.path and the files of [data] and [sft] that begin with
-    made/. "" for none"""
+    into the folder made/ of the run, where model.path and the files of [data] and [sft] are that begin with
+    made/; "" for none"""
     options: dict[str, Any] = {}
     """options for the script, which checks them itself"""

@@ -64,7 +64,7 @@ def end_all() -> None:
 
 
 def supervise(start: Callable[[], NoReturn], watched: Sequence[int]) -> int | None:
-    """Run `start` in a child; returns its wait status when it has ended, None when one of the processes behind the
+    """Run `start` in a child; returns its wait status when it has ended, None when one of the processes with the
     pidfds `watched` has. All descendants are gone then."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     signals, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)

@@ -148,7 +148,7 @@ def trainer_rank(
 ) -> TrainerMemory:  # fmt: skip
     """Memory of one trainer rank at the peak of a step: `shards` ranks share a replica of the model, a micro-batch has
     `tokens`. width, sent_width: bytes of a parameter in the compute type, and as engines receive it. frozen: bytes of
-    models beside the policy. adapters: their parameters, 0 where all weights are trained. readers: `reader_bytes`."""
+    frozen models. adapters: their parameters, 0 where all weights are trained. readers: `reader_bytes`."""
     merged = merged_bytes(decoder, width) if adapters and not sends_adapters else 0
     sent = adapters if adapters and sends_adapters else decoder.parameters
     return TrainerMemory(

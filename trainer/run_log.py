@@ -65,7 +65,7 @@ class RunLogger:
         with writing(self.folder / "rollouts"):
             (self.folder / "rollouts").mkdir(parents=True, exist_ok=True)
         self.metrics = MetricsLog(self.folder / "metrics.jsonl", resume_step=ledger.version)
-        self.told_waiting = 0
+        self.reported_waiting = 0
         """lines of metrics that waited for room when that was last reported"""
         self.rollouts: dict[int, int] | None = None
         """step -> bytes of its file of rollouts; None before the first is written"""
@@ -148,13 +148,13 @@ class RunLogger:
         """Write a line of metrics. Lines that find no room wait; reported at first, and whenever twice as many wait."""
         self.metrics.write(step, values)
         waiting, lost = len(self.metrics.pending), self.metrics.lost
-        if waiting and waiting + lost >= max(2 * self.told_waiting, 1):
-            self.told_waiting = waiting + lost
+        if waiting and waiting + lost >= max(2 * self.reported_waiting, 1):
+            self.reported_waiting = waiting + lost
             older = f", {lost:,} older ones are lost" if lost else ""
             state = f"{waiting:,} line(s) wait in memory until there is room{older}"
             self.progress.warning(f"{self.metrics.last_failure}; {state}")
-        elif self.told_waiting and not waiting:
-            self.told_waiting = self.metrics.lost = 0
+        elif self.reported_waiting and not waiting:
+            self.reported_waiting = self.metrics.lost = 0
             state = f"{lost:,} lines are" if lost else "no line of metrics is"
             self.progress.note(f"{self.metrics.path}: there is room again, {state} lost")
 

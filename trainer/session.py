@@ -58,15 +58,15 @@ class Session:
         choose(self.config.reward)
         self.published = -1
         """version of the weights that the engine has; -1 before the first"""
-        beside = needs(self.config) - {Need.OLD_LOGPROBS, Need.GROUPS, Need.GROUND_TRUTH}
+        further = needs(self.config) - {Need.OLD_LOGPROBS, Need.GROUPS, Need.GROUND_TRUTH}
         if (
             self.config.placement.trainers > 1
             or self.config.placement.engines > 1
-            or beside
+            or further
             or self.config.stages
             or self.config.data.offline
         ):
-            what = ", ".join(sorted(beside)) or "several trainers, engines or stages, or offline rows"
+            what = ", ".join(sorted(further)) or "several trainers, engines or stages, or offline rows"
             raise ConfigError(
                 f"a session has one trainer and one engine, but the settings ask for {what}: use a launch"
             )

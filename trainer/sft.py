@@ -165,7 +165,7 @@ def encode_turns(chat: Chat, messages: list[Any], where: str, texts: WrittenText
             continue
         if bool(ids) != bool(between):
             raise DataError(
-                f'{where}: "completion" begins with a turn of the assistant, and something stands between two'
+                f'{where}: "completion" begins with a turn of the assistant, and something must come between two'
             )
         bridge = chat.bridge(between) if between else []
         turn = [*texts.tokens(text, where), chat.eos_id]

@@ -37,7 +37,7 @@ class Target:
     packed: bool
     """the module computes with a packed copy"""
     experts: bool = False
-    """the experts of a mixture: on a CPU their values lie in the order of its kernel (`ExpertOrder`)"""
+    """the experts of a mixture: on a CPU their values are in the order of its kernel (`ExpertOrder`)"""
 
 
 EXPERTS = {"w13_weight": "gate_up_proj", "w2_weight": "down_proj"}

@@ -2,7 +2,7 @@
 
 The rank fills the slots in turn with the buckets of a version (layout.py) while the workers of the engine read what is
 there, so neither process ever holds the model a second time. A header in host memory says which version is on its way,
-how many of its buckets are complete, and how many each worker has taken. On a CPU the slots lie behind the header; on
+how many of its buckets are complete, and how many each worker has taken. On a CPU the slots come after the header; on
 GPUs in the memory of the engine's first, where the other workers copy from, each only its own rows.
 """
 

@@ -221,7 +221,7 @@ def _whole(config: Mapping[str, Any], name: str, default: int | None = None) -> 
 def _number(config: Mapping[str, Any], name: str, default: float) -> float:
     number = float(config.get(name, default))
     if not 0 <= number <= 10:
-        raise ModelError(f"config.json: {name} = {number:g} must lie between 0 and 10: fetch the file again")
+        raise ModelError(f"config.json: {name} = {number:g} must be between 0 and 10: fetch the file again")
     return number
 
 

@@ -89,7 +89,7 @@ def _wide(half: Tensor) -> Tensor:
 
 
 class _Place(NamedTuple):
-    """Where the targets of some tokens lie in a tile of words."""
+    """Where the targets of some tokens are in a tile of words."""
 
     column: Tensor
     """[tokens, 1], 0 where the target is in another tile"""

@@ -199,7 +199,7 @@ class TransformersDecoder(LanguageModel):
         if output is None or getattr(output, "bias", None) is not None:
             raise ModelError(f"{type(causal).__name__} has a head with a bias, or none, which is not trained here")
         self.packs = causal.config._attn_implementation == ATTENTION
-        """whether sequences lie end to end; else one a row"""
+        """whether sequences are end to end; else one a row"""
         self.head_scale = head_scale(causal.config.get_text_config())
         tied = is_tied(causal)
         for name, child in causal.named_children():

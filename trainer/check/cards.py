@@ -48,15 +48,15 @@ class NvidiaCard(NamedTuple):
 def driver() -> tuple[list[NvidiaCard], CheckFinding]:
     """Return the cards that the driver shows and torch can use, and what is to say of the driver."""
 
-    def told(status: Status, text: str, step: str = "") -> tuple[list[NvidiaCard], CheckFinding]:
+    def answer(status: Status, text: str, step: str = "") -> tuple[list[NvidiaCard], CheckFinding]:
         return (cards if status == "OK" else []), CheckFinding("driver", status, text, step)
 
     ours, cards = torch.version.cuda, list[NvidiaCard]()
     if shutil.which("nvidia-smi") is None:
         if not ours:
-            return told("OK", "no NVIDIA driver: all runs on the CPU")
+            return answer("OK", "no NVIDIA driver: all runs on the CPU")
         step = "install NVIDIA's driver, start the container with --gpus all, or make install EXTRA=cpu"
-        return told("WARN", f"no nvidia-smi, but torch is built for CUDA {ours}, whose vLLM has no CPU engine", step)
+        return answer("WARN", f"no nvidia-smi, but torch is built for CUDA {ours}, whose vLLM has no CPU engine", step)
     try:
         listed = ask_smi(f"--query-gpu={QUERY}", "--format=csv,noheader,nounits")
         newest = re.search(r"CUDA Version:\s*(\d+)([.\d]*)", ask_smi())
@@ -64,16 +64,16 @@ def driver() -> tuple[list[NvidiaCard], CheckFinding]:
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         reason = (getattr(error, "stdout", "") or str(error)).strip().splitlines()[0]
         step = "modprobe nvidia, or restart the machine after an update of the driver; in a container: --gpus all"
-        return told("FAIL", f"nvidia-smi fails: {reason}", step)
+        return answer("FAIL", f"nvidia-smi fails: {reason}", step)
     if not cards:
-        return told("WARN", "the driver shows no card", "look whether it is seated and powered (lspci, dmesg)")
+        return answer("WARN", "the driver shows no card", "look whether it is seated and powered (lspci, dmesg)")
     text = f"{cards[0].driver}, for CUDA up to {newest[1] + newest[2] if newest else 'an unknown version'}"
     if not ours:
         text += f", but torch {torch.__version__} is built for CPUs: the cards idle"
-        return told("WARN", text, "make install EXTRA=cuda")
+        return answer("WARN", text, "make install EXTRA=cuda")
     if newest and int(newest[1]) < int(ours.split(".")[0]):
-        return told("FAIL", f"{text}, but torch is built for CUDA {ours}", "install a newer driver of NVIDIA's")
-    return told("OK", f"{text}; torch is built for CUDA {ours}")
+        return answer("FAIL", f"{text}, but torch is built for CUDA {ours}", "install a newer driver of NVIDIA's")
+    return answer("OK", f"{text}; torch is built for CUDA {ours}")
 
 
 def ask_smi(*options: str) -> str:

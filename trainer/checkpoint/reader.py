@@ -22,7 +22,7 @@ from shared.json_reader import decode_json
 from shared.record_file import Written, sha256_of
 from trainer.checkpoint import ledger_file
 from trainer.checkpoint.origin import Origin
-from trainer.checkpoint.shard_files import FILE_NAME, read_index, read_shards, told
+from trainer.checkpoint.shard_files import FILE_NAME, described, read_index, read_shards
 from trainer.checkpoint.writer import CHECKSUMS, FORMAT, MANIFEST, ORIGIN, Manifest, folder_of, folders
 from trainer.ledger import LedgerState
 
@@ -180,6 +180,6 @@ def _other(path: Path) -> str:
     if not FILE_NAME.fullmatch(path.name):
         return ""
     try:
-        return f" (it holds {told(read_index(path))})"
+        return f" (it holds {described(read_index(path))})"
     except CheckpointError:
         return " (its header is damaged)"

@@ -76,7 +76,7 @@ def find(config: Config, now: Origin, arguments: Sequence[str], progress: Progre
     accepted = bool(refused) and ACCEPT_CHANGES in arguments
     outcome = "resumed with accepted changes" if accepted else "refused" if refused else "resumed"
     note(run_dir, arguments, outcome, checkpoint.manifest.version, texts, skipped)
-    tell(changed, accepted, progress)
+    report(changed, accepted, progress)
     if refused and not accepted:
         raise ConfigError(
             "\n".join(
@@ -90,7 +90,7 @@ def find(config: Config, now: Origin, arguments: Sequence[str], progress: Progre
     return checkpoint
 
 
-def tell(changed: Sequence[RunChange], accepted: bool, progress: Progress) -> None:
+def report(changed: Sequence[RunChange], accepted: bool, progress: Progress) -> None:
     """Report the differences that do not stop the run."""
     for difference in changed:
         if not difference.counts:

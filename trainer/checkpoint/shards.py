@@ -156,7 +156,7 @@ def load_shards(
     """Copy this rank's rows of weights and moments from a checkpoint written by any number of ranks.
 
     Returns its step, and of every file (name -> parameter -> checksum) the weights that this rank took from it and
-    would save, as they lie in the model afterwards: added up over the ranks, they are what `checksums` was for the rank
+    would save, as they are in the model afterwards: added up over the ranks, they are what `checksums` was for the rank
     that wrote it.
     Raises CheckpointError if the checkpoint is damaged, incomplete, or of another model.
     """

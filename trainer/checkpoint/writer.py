@@ -277,7 +277,7 @@ class Checkpointer:
             if busy or now_bytes != size:
                 size, since = now_bytes, time.monotonic()
             elif time.monotonic() - since > limit_s:
-                what = f"the trainers' files, of which nothing came behind the first {size:,} bytes,"
+                what = f"the trainers' files, of which nothing came after the first {size:,} bytes,"
                 phase = f"writing of the checkpoint of version {version}"
                 raise DeadlineExceeded("controller", phase, what, limit_s, setting="deadlines.step_s")
 

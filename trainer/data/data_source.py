@@ -100,8 +100,8 @@ class PromptFormat:
         quoted, template = QuotedTexts(self.chat), self.settings.templates.get(domain, "{problem}")
         system = system_prompt(self.settings.system_prompt, form or verifier_of(domain).form, language)
         question = with_request(template.replace("{problem}", quoted.quote(text)), language)
-        beside = [also] if isinstance(also, str) else also
-        return self.chat.render(question, joined(system, *map(quoted.quote_system, beside)), quoted)
+        texts = [also] if isinstance(also, str) else also
+        return self.chat.render(question, joined(system, *map(quoted.quote_system, texts)), quoted)
 
     def prompt_of(self, problem: Problem, text: str = "", also: Sequence[str] = ()) -> list[int]:
         """[prompt_tokens] token ids of a problem, after them its prefix, of which the tags of the reasoning alone are

@@ -142,7 +142,7 @@ def _doubts(file: ProblemFile, data: Data) -> None:
     for dress, problems in dressed.items():
         file.warn(problems, f"have an answer with {dress}, which is read without: write the value alone")
     stand_ins = [problem for problem in compared if may_be_placeholder(problem.answer)]
-    file.warn(stand_ins, 'have an answer such as "None" or "unknown", which may stand for no answer at all')
+    file.warn(stand_ins, 'have an answer such as "None" or "unknown", which may mean no answer at all')
     words = [problem for problem in compared if is_doubtful(problem.answer)]
     file.warn(words, "have an answer of several words, which only a completion with the same words equals")
 

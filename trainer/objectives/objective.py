@@ -286,7 +286,7 @@ class Objective(Section):
                 "use agro, spo or dro, one of examples/objectives, or one with importance weights, such as aipo"
             )
         elif config.data.offline and self.served_teacher:
-            yield "data.offline: a teacher behind an address is not asked about offline rows: give the teacher's folder"
+            yield "data.offline: a teacher at an address is not asked about offline rows: give the teacher's folder"
 
     def _advantage_contradictions(self, config: Config) -> Iterator[str]:
         size, rights = config.rollout.group_size, config.reward.correctness

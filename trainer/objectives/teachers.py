@@ -35,7 +35,7 @@ MAX_REPLY_BYTES = 256 << 20
 MINUS_INFINITY = -9999.0
 """vLLM's server writes this for minus infinity"""
 ROUNDING = 1e-3
-"""how far above 0 a log-prob may lie"""
+"""how far above 0 a log-prob may be"""
 
 
 class Entry(msgspec.Struct):

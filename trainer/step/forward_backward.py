@@ -175,8 +175,8 @@ def forward_backward(
 ) -> StepSums:
     """Run all micro-batches; gradients add to those that exist, and are sums over ranks when the last one is done.
 
-    objective: None to imitate. Every rank must be given the same number of micro-batches (empty ones included). Models
-    beside the policy run before it, so that its activations need not wait for them. Raises what `check` raises and
+    objective: None to imitate. Every rank must be given the same number of micro-batches (empty ones included). Other
+    models run before the policy, so that its activations need not wait for them. Raises what `check` raises and
     RunError for something missing, before anything runs, and NonFinite for an infinite loss, after the last backward.
     """
     start = time.perf_counter()

@@ -75,7 +75,7 @@ def shard(decoder: LanguageModel, mesh: DeviceMesh, compute_dtype: torch.dtype) 
     """Shard each layer and the root over the mesh, in place; the parameters become DTensors of float32 rows.
 
     The decoder may be on the meta device (then `materialise` it); parameters that are trained must be float32, those
-    beside adapters, which are not, become the compute type. Where the rank `works_in_place` nothing else happens.
+    with adapters, which are not, become the compute type. Where the rank `works_in_place` nothing else happens.
     """
     if any(True for _ in lora.adapters(decoder)):
         for parameter in decoder.parameters():
@@ -195,7 +195,7 @@ def rows_of(tensor: Tensor) -> range:
 
 
 def own_rows(tensor: Tensor) -> tuple[range, slice]:
-    """The rows of a parameter that this rank saves, and where they lie in `local`: replicas save a part each."""
+    """The rows of a parameter that this rank saves, and where they are in `local`: replicas save a part each."""
     rows = rows_of(tensor)
     share = own_share(tensor, len(rows)) if is_sharded(tensor) else slice(0, len(rows))
     return rows[share], share

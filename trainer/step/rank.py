@@ -164,7 +164,7 @@ class TrainerRank:
         self.auxiliary = AuxiliaryModels()
         self.sender: WeightSender | None = None
         self.writer: shards.ShardWriter | None = None  # of the checkpoint that was begun last
-        self.beside: dict[str, Written] = {}  # in that checkpoint besides, written already
+        self.extra_files: dict[str, Written] = {}  # in that checkpoint besides, written already
         self.host = HostMemory()
 
     @call("load of the model", deadline="start")
@@ -315,18 +315,18 @@ class TrainerRank:
 
         Returns parameter -> checksum of this rank's rows as they are now. version: of the policy, for the shard.
         """
-        path, self.beside = Path(folder), {}
+        path, self.extra_files = Path(folder), {}
         if self.writer is not None:
             self.writer.join()  # one that was given up
         if self.auxiliary.reference is not None and moves(self.objective):
             moved = path / REFERENCE
             self.write_reference(moved)
             if self.rank == 0:
-                self.beside |= {
+                self.extra_files |= {
                     f"{REFERENCE}/{file.name}": safetensors_file.written(file) for file in sorted(moved.iterdir())
                 }
         if self.auxiliary.values is not None and self.rank == 0:
-            self.beside |= self.auxiliary.values.save(path)
+            self.extra_files |= self.auxiliary.values.save(path)
         self.writer = shards.ShardWriter(path, self.decoder, self.optimiser, self.rank, self.world, version)
         return shards.checksums(self.decoder)
 
@@ -335,7 +335,7 @@ class TrainerRank:
         """What was written since `save`, by name in the folder; None while the disk is at it. Raises CheckpointError if
         it did not take it."""
         assert self.writer is not None
-        return None if not self.writer.outcome.done() else self.beside | self.writer.files()
+        return None if not self.writer.outcome.done() else self.extra_files | self.writer.files()
 
     @call("export", deadline="step")
     def export(self, folder: str) -> None:
