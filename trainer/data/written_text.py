@@ -89,7 +89,7 @@ class WrittenTexts:
             usual = {"[THINK]", "[/THINK]"} if self.chat.think_ids else {OPEN, CLOSE}
             tags = (tag for tag in REASONING.findall(written) if tag not in usual)
             if tag := next(tags, None):
-                failed += f"; its reasoning is in {tag}"
+                failed += f"; its reasoning stands in {tag}"
             self._note("break the form that the format reward asks for, and a policy like them earns 0", where, failed)
         elif (asked := problem.reasoning_language) and self._heard < MOST_HEARD:
             self._heard += 1
