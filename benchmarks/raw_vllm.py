@@ -27,7 +27,7 @@ from vllm.sampling_params import RequestOutputKind  # noqa: E402
 from vllm.v1.engine.async_llm import AsyncLLM  # noqa: E402
 from vllm.v1.engine.llm_engine import LLMEngine  # noqa: E402
 
-from rollout.sampling import sampling_params  # noqa: E402
+from rollout.stream import sampling_params  # noqa: E402
 
 
 class Asked(NamedTuple):

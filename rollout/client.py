@@ -170,7 +170,7 @@ class EngineClient(RankClient):
         return len(self.ranks) * self.config.rollout.max_sequences
 
     def spare(self) -> int:
-        """Sequences that the engines could decode beside those in flight."""
+        """Sequences that the engines could decode in addition to those in flight."""
         return self.slots() - sum(self.live.values())
 
     async def dispatch(self) -> None:
@@ -228,10 +228,10 @@ class EngineClient(RankClient):
         return time.monotonic() - min(training) if training else 0.0
 
     async def snapshot(self, folder: Path) -> dict[str, Written]:
-        """Let every engine write its unfinished training completions, as they stand when the call comes, into a
+        """Let every engine write its unfinished training completions, as they are when the call comes, into a
         checkpoint: the tokens do not pass through the controller. Returns what was written, by name."""
-        found = await self.call(EngineRank.snapshot, str(folder))
-        return {name: written for files in found for name, written in files.items()}
+        files_by_engine = await self.call(EngineRank.snapshot, str(folder))
+        return {name: written for files in files_by_engine for name, written in files.items()}
 
     # ---- weights ---------------------------------------------------------------------------------------------
 
@@ -248,7 +248,7 @@ class EngineClient(RankClient):
         version, proof_on = published[0].version, self.config.sync.verify
         chosen = [part.chosen for part in published]
         replies = await self.call(EngineRank.update, version, probe if proof_on else None, chosen)
-        found = self._proof.check(published, replies, probe) if proof_on else [LogprobDifference(0.0, 0.0, 0.0)]
+        differences = self._proof.check(published, replies, probe) if proof_on else [LogprobDifference(0.0, 0.0, 0.0)]
         return SyncReport(
             version=version,
             bytes=sum(part.bytes for part in published),
@@ -257,9 +257,9 @@ class EngineClient(RankClient):
             total_s=time.monotonic() - started,
             stall_s=max(reply.stall_s for reply in replies),
             stall_steps=max(reply.stall_steps for reply in replies),
-            logprob_diff_mean=max(difference.mean for difference in found),
-            logprob_diff_max=max(difference.max for difference in found),
-            logprob_move_diff=max(difference.moved for difference in found),
+            logprob_diff_mean=max(difference.mean for difference in differences),
+            logprob_diff_max=max(difference.max for difference in differences),
+            logprob_move_diff=max(difference.moved for difference in differences),
             gpu_peak_bytes=max(reply.gpu_peak_bytes for reply in replies),
         )
 

@@ -31,8 +31,7 @@ from vllm.lora.request import LoRARequest  # noqa: E402
 from vllm.v1.engine.exceptions import EngineDeadError  # noqa: E402
 
 from rollout.output_collector import OutputCollector, Scoring, copy_unfinished  # noqa: E402
-from rollout.sampling import sampling_params, scoring_params  # noqa: E402
-from rollout.stream import TokenLLM  # noqa: E402
+from rollout.stream import TokenLLM, sampling_params, scoring_params  # noqa: E402
 from rollout.trial import GIVEN_UP, Trial  # noqa: E402
 from rollout.warm_up import Died, warm_up  # noqa: E402
 from rollout.weights.adapters import adapter_request  # noqa: E402
@@ -65,7 +64,7 @@ class Engine:
         self.warm_up_s = 0.0
         """seconds of the last start that the warm-up took"""
         self.cache_bytes: int | None = None
-        """for keys and values, as the first start found them free: the next ones may have a process beside them"""
+        """for keys and values, as the first start found them free: later ones may share the GPU with a process"""
         self.asleep = False
         self.starts = 0
         self.ended = asyncio.Event()
@@ -386,7 +385,7 @@ class Engine:
         return after - before
 
     async def start_read_back(self, chosen: list[dict[str, list[int]]]) -> None:
-        """Begin to read back what the engine process computes with, beside generation. chosen: of each trainer rank,
+        """Begin to read back what the engine process computes with, during generation. chosen: of each trainer rank,
         tensor -> columns of its rows that are read where the engine keeps it packed; the next step reads them."""
         await self._ask(self._llm.collective_rpc("maestrale_start_read_back", args=(chosen,)))
 

@@ -15,6 +15,7 @@ import itertools
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,12 +29,12 @@ from rollout.weights import WeightSender, make_sender
 from rollout.weights.proof import PublishedWeights
 from rollout.worker import EngineRank
 from shared.config import Config
-from shared.errors import RunError
+from shared.errors import DeadlineExceeded, RunError
 from shared.launch.batch_queue import BatchQueue
 from shared.launch.calls import CallReply, CallRequest, Result, request
 from shared.launch.messages import Message, RankFailed
 from shared.launch.ranks import count_gpus
-from shared.launch.rpc import raise_failure
+from shared.launch.rpc import failure, raise_failure
 from shared.types import Completion
 
 QUEUE_FACTOR = 2
@@ -51,10 +52,13 @@ class LocalRank:
     rank_in_role: int = 0
 
 
-class InProcessLink:
-    """Both ends of the connection between a client and an engine rank in one process; nothing is encoded."""
+class LocalConnection:
+    """Both ends of the connection between a client and one rank of this process; nothing is encoded. The rank takes
+    `calls` and sends answers and events (engines), or `serve` carries out its calls (trainers, whose methods block)."""
 
-    def __init__(self) -> None:
+    def __init__(self, rank_name: str):
+        """rank_name: for messages to people."""
+        self.rank_name = rank_name
         self.events: BatchQueue[tuple[int, Message]] = BatchQueue()
         self._asked: asyncio.Queue[tuple[int, CallRequest[Any]]] = asyncio.Queue()
         self._answers: dict[int, asyncio.Future[Message | CallReply[Any]]] = {}
@@ -62,7 +66,7 @@ class InProcessLink:
 
     def name(self, rank: int) -> str:
         """The rank's name for people."""
-        return "the engine"
+        return self.rank_name
 
     async def post(self, rank: int, request: CallRequest[Any]) -> None:
         """Call the rank without waiting for its answer."""
@@ -71,25 +75,27 @@ class InProcessLink:
     async def call_all(
         self, requests: Mapping[int, CallRequest[Result]], deadline_s: float, excused: Callable[[], set[int]] = set
     ) -> list[Result]:
-        """Call the rank and wait for its answer; the deadlines are those of the rank's own waits."""
-        found: list[Result] = []
-        for rank, asked in requests.items():
-            number = next(self._serial)
-            self._answers[number] = asyncio.get_running_loop().create_future()
-            self._asked.put_nowait((number, asked))
-            answer = await self._answers[number]
-            if isinstance(answer, RankFailed):
-                raise_failure(self.name(rank), answer)
-            assert isinstance(answer, CallReply)
-            found.append(answer.value)
-        return found
+        """Call the rank and wait for its answer. Raises what the call raises, and DeadlineExceeded, which is not raised
+        while the rank is excused."""
+        [request] = requests.values()
+        number = next(self._serial)
+        answer = self._answers[number] = asyncio.get_running_loop().create_future()
+        self._asked.put_nowait((number, request))
+        while not (await asyncio.wait({answer}, timeout=deadline_s))[0]:
+            if not excused():
+                raise DeadlineExceeded("this process", request.phase, self.rank_name, deadline_s)
+        reply = answer.result()
+        if isinstance(reply, RankFailed):
+            raise_failure(self.rank_name, reply)
+        assert isinstance(reply, CallReply)
+        return [reply.value]
 
     async def calls(self, rank_class: type) -> AsyncIterator[tuple[int, CallRequest[Any]]]:
         """Yield (call id, call) of each call until the last."""
         while True:
-            call_id, asked = await self._asked.get()
-            yield call_id, asked
-            if asked.call.last:
+            call_id, request = await self._asked.get()
+            yield call_id, request
+            if request.call.last:
                 return
 
     async def send(self, call_id: int, message: Message | CallReply[Any]) -> None:
@@ -99,6 +105,20 @@ class InProcessLink:
             self.events.put((0, message))
         elif (answer := self._answers.pop(call_id)) and not answer.done():
             answer.set_result(message)
+
+    async def serve(self, rank: object) -> None:
+        """Carry out the calls in a thread, one after the other, until the last; an error is an answer, too."""
+        loop, thread = asyncio.get_running_loop(), ThreadPoolExecutor(1, self.rank_name)
+        try:
+            async for call_id, request in self.calls(type(rank)):
+                try:
+                    reply: Message | CallReply[Any] = CallReply(await loop.run_in_executor(thread, request.run, rank))
+                except Exception as error:  # noqa: BLE001 - raised where the answer is waited for
+                    reply = failure(error)
+                if call_id:
+                    await self.send(call_id, reply)
+        finally:
+            thread.shutdown(wait=False, cancel_futures=True)
 
 
 class LocalEngine:
@@ -118,7 +138,7 @@ class LocalEngine:
         self.version = -1
         """version of the weights that were sent last; -1 for those of the model folder"""
         self.store = dist.HashStore()
-        self._link = InProcessLink()
+        self._link = LocalConnection("the engine")
         self.client = EngineClient(self._link, range(1), lambda: config, warn)
         self.rank = EngineRank(self._link, config, LocalRank(self.device, self.store), model_dir, own_weights=True)
         self.rank.engine.stop_token_ids = sorted(stop_ids) or self.rank.engine.stop_token_ids
@@ -158,7 +178,7 @@ class LocalEngine:
                 await self._link.post(0, request(EngineRank.stop))
             await asyncio.wait([self._work])
             if not self._work.cancelled():
-                self._work.exception()  # who waited for the engine has been told
+                self._work.exception()  # whoever waited for the engine has the error
         if self.sender is not None:
             self.sender.close()
             self.sender = None

@@ -1,7 +1,7 @@
 """The experts that an engine chose, returned with its tokens: what vLLM's newer model runner does by itself.
 
 vLLM 0.32 wires its routed experts (`enable_return_routed_experts`) to its model runner V2 only, which needs Triton. On
-a CPU this module gives vLLM's own connector what the older runner knows of each step: the connector keeps routes beside
+a CPU this module gives vLLM's own connector what the older runner knows of each step: the connector keeps routes with
 cached prefixes, and its scheduler's side sends each token's with the next one, all of the prompt's with the first.
 """
 

@@ -6,7 +6,7 @@ differ from the trainers' by more than the proof of an update allows.
 On the CPU the engine process is forked (3-6 s instead of 30): the parent keeps one OpenMP thread, since a pool does
 not survive a fork, and the child takes half of the user's OMP_NUM_THREADS, because engines share the cores with
 trainers; that of a server has every core (MAESTRALE_ENGINE_THREADS for another number). Two small sampler functions are
-not compiled (15 s of a C++ compiler); token_ranks.py replaces the one that is slow uncompiled.
+not compiled (15 s of a C++ compiler); `count_at_least` replaces the one that is slow uncompiled.
 torchrun's variables are removed from the environment: vLLM's process groups would wait for a server that never starts.
 """
 
@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rollout.token_ranks import count_ranks_by_row
 from shared.config import Config
 from shared.errors import ConfigError, ModelError
 from shared.launch import launch_folder
@@ -50,13 +49,13 @@ LEAST_BATCHED_TOKENS = 4096
 CPU_CACHE_BYTES = 256 << 20
 """keys and values of an engine on the CPU where no setting says how many"""
 GPU_SHARE = 0.92
-"""of a GPU's memory, for weights, keys and values, and work of an engine that has it for itself: vLLM's default"""
+"""share of its GPU's memory that an engine alone on it uses for weights, keys, values and work: vLLM's default"""
 LEAST_GPU_SHARE = 0.01
-"""what vLLM asks for where the bytes for keys and values are given: it refuses to start where less is free, whatever it
-needs, and so would not start beside another process, or again"""
+"""share given to vLLM where the bytes for keys and values are set: it refuses to start where less is free, whatever it
+needs, so with a larger one it would not start again, or with another process on the GPU"""
 TRANSFER_TENSORS, TRANSFER_BYTES = 2, 512 << 20
-"""what a weight update takes beside the engine on its GPU: copies of so many of the largest tensors, and so much more
-for another process that uses the GPU"""
+"""extra memory of a weight update on the engine's GPU: copies of so many of the largest tensors, and so many bytes for
+another process that uses the GPU"""
 CPU_BLOCK_TOKENS = 32
 """tokens of a KV cache block: a group shares the full blocks of its prompt, and few prompts fill vLLM's 128"""
 WORKER_EXTENSION = "rollout.weights.vllm_backend.WorkerExtension"
@@ -254,3 +253,23 @@ def read_stop_tokens(model_dir: str) -> list[int]:
         if ids := token_ids(path, "eos_token_id"):
             return sorted({*ids})
     raise ModelError(f"{model_dir} names no eos_token_id in generation_config.json or config.json: add it there")
+
+
+def count_ranks_by_row() -> None:
+    """Make vLLM in this process, and those it forks, use `count_at_least`, unless its own function is compiled.
+
+    Uncompiled, its `batched_count_greater_than` widens a truth value for every token and word to 64 bits: with
+    SmolLM2-135M's 49,152 words a decode step of 64 sequences took 442 ms; row by row it takes 392 (one thread,
+    bfloat16, a CPU without matrix units).
+    """
+    if os.environ.get("TORCHDYNAMO_DISABLE") != "1":
+        return
+    from vllm.v1.sample import sampler
+
+    sampler.batched_count_greater_than = count_at_least
+
+
+def count_at_least(x: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """[rows] int64: how many elements of each row of x [rows, words] are at least the row's value [rows, 1]."""
+    counts = [torch.count_nonzero(row >= value) for row, value in zip(x.unbind(), values.unbind(), strict=True)]
+    return torch.stack(counts)

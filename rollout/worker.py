@@ -1,7 +1,7 @@
 """A rollout rank: takes calls from the controller, keeps its engine alive, reports completions as they end.
 
 An engine that dies, or that gives no token and no answer for much longer than it ever took, is replaced in this rank:
-the newest weights still lie in the trainers' (or this rank's) buffers, and its completions continue from the tokens
+the newest weights are still in the trainers' (or this rank's) buffers, and its completions continue from the tokens
 they have.
 """
 
@@ -201,11 +201,11 @@ class EngineRank:
 
     @call("snapshot of running completions", deadline="step", survives=(CheckpointError,))
     async def snapshot(self, folder: str) -> dict[str, Written]:
-        """Write all unfinished completions of training, as they stand now, into a checkpoint; returns what was written,
+        """Write all unfinished completions of training, as they are now, into a checkpoint; returns what was written,
         by name. Raises CheckpointError."""
-        held = [completion for completion in self.engine.snapshot() if completion.group >= 0]
+        unfinished = [completion for completion in self.engine.snapshot() if completion.group >= 0]
         path = Path(folder) / f"engine-{self.role.rank_in_role}.msgpack"
-        return {path.name: await asyncio.to_thread(record_file.write, path, held)}
+        return {path.name: await asyncio.to_thread(record_file.write, path, unfinished)}
 
     @call("stop of the engines", deadline=30, last=True)
     async def stop(self) -> None:

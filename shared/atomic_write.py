@@ -1,4 +1,4 @@
-"""Writes files whole or not at all: beside and renamed, and flushed to the disk where a crash must not lose them.
+"""Writes files whole or not at all: with another name, renamed, flushed to the disk where a crash must not lose them.
 
 A disk that is full, read-only or broken raises one error, which names the file, the free space and what to do.
 """
@@ -98,7 +98,7 @@ def claim(folder: Path, setting: str) -> None:
 
 @contextmanager
 def beside(path: Path) -> Iterator[Path]:
-    """Yield a name beside `path` to write to. It becomes `path` at the end of the block, and is removed if that raises.
+    """Yield a name next to `path` to write to. It becomes `path` at the block's end, and is removed if that raises.
 
     Raises DiskError where the disk fails.
     """
@@ -113,7 +113,7 @@ def beside(path: Path) -> Iterator[Path]:
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file, text as UTF-8, beside its old content, which it then replaces. Raises DiskError."""
+    """Write a file, text as UTF-8, next to its old content, which it then replaces. Raises DiskError."""
     with beside(path) as partial:
         partial.write_bytes(content.encode() if isinstance(content, str) else content)
 

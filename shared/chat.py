@@ -48,9 +48,9 @@ class AnswerFormat(NamedTuple):
     """How answers to the problems of one domain are to be given, in the words of a system prompt."""
 
     summary: str
-    """what the summary for the user holds"""
+    """contents of the summary for the user"""
     ending: str
-    """what it ends in"""
+    """how the summary ends"""
 
 
 BOXED_ANSWER = AnswerFormat(r"the final answer inside \boxed{}", r"\boxed{the final answer}")
@@ -68,7 +68,7 @@ def system_prompt(setting: str, form: AnswerFormat = BOXED_ANSWER, language: str
 
 def joined(*parts: str) -> str:
     """A system prompt of several parts, in training and serving alike: the run's or the server's own, what an
-    application or an environment adds, tools. A blank line stands between two; empty ones are left out."""
+    application or an environment adds, tools. A blank line separates two; empty ones are left out."""
     return "\n\n".join(filter(None, parts))
 
 
@@ -130,7 +130,7 @@ class Chat:
 
     @classmethod
     def of_run(cls, folder: Path, config: Config, progress: Progress | None = None) -> Chat:
-        """The chat of a run's model, with its template and arguments; `progress` is told what they do. Raises
+        """The chat of a run's model, with its template and arguments; `progress` reports what they do. Raises
         ModelError, ConfigError."""
         model = config.with_template().model
         chat = cls(folder, model.chat_template, model.template)
@@ -150,7 +150,7 @@ class Chat:
             write_whole(path, json.dumps(settings | {"eos_token_id": list(self.stop_ids)}, indent=2).encode())
 
     def with_arguments(self, arguments: Mapping[str, Any]) -> Chat:
-        """The same chat with other arguments of the template, beside those that it has. Raises ModelError."""
+        """The same chat with other arguments of the template, in addition to those that it has. Raises ModelError."""
         other, _ = copy(self), self._encode_letters  # made once for both
         other._use(self.template.text, {**self.template.arguments, **arguments})
         return other
@@ -171,7 +171,7 @@ class Chat:
         ends = [token for token in (followed, last) if token in self.stop_ids]
         usual = self.tokenizer.eos_token_id
         self.eos_id: int = int([*ends, self.stop_ids[0] if usual is None else usual][0])
-        """the token with which the model ends a turn: the one that the template puts behind a turn of the assistant,
+        """the token with which the model ends a turn: the one that the template puts after a turn of the assistant,
         else the tokenizer's end of sequence"""
         self.end_begins_next = self.eos_id == followed != last
         """whether that token is the beginning of the next turn (GLM: the marker of its role)"""
@@ -212,10 +212,8 @@ class Chat:
             does = "opens and closes" if self.think_closed else "opens"
             facts.append(f"it {does} the reasoning itself with {self.think_prefix!r}")
         if other := self.template.begun_reasoning(FAMILIES):
-            facts.append(
-                f"it ends the model's own form of reasoning with {other!r}, and completions reason behind that"
-            )
-        facts += ["it has no system role, so that the system prompt stands before the user's words"] * form.folded
+            facts.append(f"it ends the model's own form of reasoning with {other!r}, and completions reason after that")
+        facts += ["it has no system role, so that the system prompt comes before the user's words"] * form.folded
         facts += ["turns of one role in a row are joined"] * bool(form.joined)
         return "; ".join(facts)
 
@@ -256,7 +254,7 @@ class Chat:
     def bridge(
         self, messages: Sequence[tuple[str, str]], most_tokens: int = 1 << 20, ended: int | None = None
     ) -> list[int]:
-        """[tokens] between a turn of the assistant and its next one: what the template puts behind the first turn's end
+        """[tokens] between a turn of the assistant and its next one: what the template puts after the first turn's end
         token, with (role, text) messages in it, up to where the assistant begins again. ended: the token that ended
         the turn, None for the template's own.
 
@@ -268,14 +266,14 @@ class Chat:
         marks_next = self.end_begins_next and ended not in (None, self.eos_id)
         ids = [self.eos_id, *first] if marks_next else list(first)
         for (_, text), behind in zip(messages, between, strict=True):
-            said = self.encode_plain(text[: most_tokens * self.longest_token])[:most_tokens]
-            most_tokens -= len(said)
-            ids += said + behind
+            text_ids = self.encode_plain(text[: most_tokens * self.longest_token])[:most_tokens]
+            most_tokens -= len(text_ids)
+            ids += text_ids + behind
         return ids
 
     def _around(self, roles: tuple[str, ...]) -> list[list[int]]:
-        """[messages + 1][tokens] what the template puts before the first message, between two, and behind the last."""
-        if (found := self._bridges.get(roles)) is None:
+        """[messages + 1][tokens] what the template puts before the first message, between two, and after the last."""
+        if (bridge := self._bridges.get(roles)) is None:
             marks = [MARK.format(place) for place in range(len(roles) + 1)]
             turns = [turn("user", "?"), turn("assistant", marks[0])]
             for before, role, mark in zip(("assistant", *roles), roles, marks[1:], strict=False):
@@ -286,10 +284,10 @@ class Chat:
             rest = self.render_turns(turns)
             parts: list[str] = []
             for mark in marks:
-                part, there, rest = rest.partition(mark)
+                leading, there, rest = rest.partition(mark)
                 if not there:
                     raise ModelError(f"{self.folder}: the chat template leaves out a message of role {roles}")
-                parts.append(part)
+                parts.append(leading)
             behind, *others = [*parts[1:], rest]
             ends = map(self._spelled, (self.eos_id, *self.stop_ids))
             if end := next((end for end in ends if behind.lstrip().startswith(end)), ""):
@@ -302,8 +300,8 @@ class Chat:
                 )
             if len(self._bridges) == MOST_BRIDGES:  # clients of a server choose the roles
                 self._bridges.clear()
-            self._bridges[roles] = found = [self.encode(part) for part in (behind, *others)]
-        return found
+            self._bridges[roles] = bridge = [self.encode(part) for part in (behind, *others)]
+        return bridge
 
     def decode_bridge(self, ids: Sequence[int]) -> str:
         """Text of the tokens between two turns, without what the template puts around it where `bridge` has made such
@@ -343,7 +341,7 @@ class Chat:
         return (quoted or QuotedTexts(self)).encode(self._render_text(problem_text, system))
 
     def encode(self, text: str) -> list[int]:
-        """[tokens] of text as it stands: no begin or end token is added."""
+        """[tokens] of text as it is: no begin or end token is added."""
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
         return ids
 
@@ -355,11 +353,11 @@ class Chat:
     def encode_plain(self, text: str) -> list[int]:
         """[tokens] of text in which nothing is a control token, whatever it spells."""
         ids: list[int] = []
-        for place, part in enumerate(self.added.split(text)):
-            if place % 2 and len(part) > 1:  # torn, since a tokenizer splits only those that it calls special
-                ids += self.encode_plain(part[0]) + self.encode_plain(part[1:])
-            elif part:
-                ids += self._encode_letters(part)
+        for number, piece in enumerate(self.added.split(text)):
+            if number % 2 and len(piece) > 1:  # torn, since a tokenizer splits only those that it calls special
+                ids += self.encode_plain(piece[0]) + self.encode_plain(piece[1:])
+            elif piece:
+                ids += self._encode_letters(piece)
         return ids
 
     @cached_property

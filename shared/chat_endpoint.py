@@ -28,7 +28,7 @@ CONCURRENT = 16
 CONNECT_S = 10.0
 MAX_REPLY_BYTES = 1 << 20
 PLAIN = {"Accept-Encoding": "identity"}
-"""header of requests whose replies may not be packed; `packing` tells whether one is all the same"""
+"""header of requests whose replies may not be packed; `packing` says whether a reply is packed all the same"""
 AGAIN = {408, 425, 429, 500, 502, 503, 504}
 """statuses after which another try may help"""
 LEFT_OUT = ("temperature", "top_p", "seed", "max_tokens", "max_completion_tokens")
@@ -44,7 +44,7 @@ _REFUSES = re.compile(
 _TOO_MUCH = re.compile(r"too (?:large|long|big|high|many)|exceed|at most|maximum|greater than|less than|or equal", re.I)
 """a value is refused, not the parameter"""
 FAILURES = (httpx.HTTPError, ValueError, LookupError, TypeError)
-"""what a request raises if it gets no usable reply"""
+"""errors of a request that gets no usable reply"""
 
 
 def packing(headers: Mapping[str, str]) -> str:
@@ -116,7 +116,7 @@ def read_count(value: Any) -> int | None:
 
 
 def _error_in(data: bytes) -> str:
-    """Return the error that stands in a reply in place of a completion, "" for none."""
+    """Return the error that a reply has in place of a completion, "" for none."""
     if b'"error"' not in data:
         return ""
     try:
@@ -141,7 +141,7 @@ def key_headers(variable: str, setting: str) -> dict[str, str]:
 
 @cache
 def _certificates() -> ssl.SSLContext:
-    return httpx.create_ssl_context()  # 50 ms, in which the event loop stands still: once for all clients
+    return httpx.create_ssl_context()  # 50 ms, for which the event loop stops: once for all clients
 
 
 class ApiEndpoint:
@@ -182,8 +182,8 @@ class ApiEndpoint:
             ):
                 if packed := packing(response.headers):
                     raise ValueError(packed) if response.status_code == 200 else HttpStatus(response, packed.encode())
-                async for part in response.aiter_raw():
-                    data += part
+                async for chunk in response.aiter_raw():
+                    data += chunk
                     if len(data) > most_bytes:
                         raise ValueError(f"a reply of more than {most_bytes} bytes")
                 if response.status_code != 200:
@@ -223,9 +223,9 @@ class ApiEndpoint:
 
     async def close(self) -> None:
         """Close the connections of this loop."""
-        held = self._clients.pop(asyncio.get_running_loop(), None)
-        if held is not None:
-            await held[0].aclose()
+        client = self._clients.pop(asyncio.get_running_loop(), None)
+        if client is not None:
+            await client[0].aclose()
 
 
 class ChatEndpoint(ApiEndpoint):

@@ -23,13 +23,13 @@ SYSTEM, QUESTION = 'The Rule of <All> & "Each":\nbox it.', "What is <6> * 'Seven
 ANSWER, AGAIN = 'It is <42> & "no" less,\nI Think.', "And why <Is> that & 'not' 43,\nor Less?"
 """texts that a template changes if it cuts, escapes or folds any"""
 MARK = "MARK{}MARK"
-"""a text that stands for a message, by number"""
+"""a text in the place of a message, by number"""
 REASONING_TAGS = (TEXT, CONTROL)
 """those that runs ask for"""
 CLOSED = re.compile(r"[^>\]\s]*$")
-"""what stands behind the last mark, bracket or blank of a text"""
+"""the end of a text, after its last mark, bracket or blank"""
 REASONED = re.compile(r"</think>|\[/THINK\]|<channel\|>")
-"""what closes reasoning: what stands before it in earlier turns may be left out"""
+"""tags that close reasoning: the text before them in earlier turns may be left out"""
 NAMES = {"system": "the system prompt", "user": "what the user says", "assistant": "earlier turns of the assistant"}
 
 
@@ -42,7 +42,7 @@ class TemplateForm(NamedTuple):
     """How the template takes messages."""
 
     folded: bool = False
-    """the system prompt stands before the user's first words"""
+    """the system prompt comes before the user's first words"""
     listed: bool = False
     """contents are lists of one part"""
     joined: frozenset[str] = frozenset()
@@ -126,7 +126,7 @@ class ChatTemplate:
             return error
 
     def applied(self, messages: Sequence[Mapping[str, Any]], prompt: bool = True) -> str:
-        """What the template makes of messages as they stand. Raises whatever it raises."""
+        """What the template makes of messages as they are. Raises whatever it raises."""
         text = self.tokenizer.apply_chat_template(
             messages, tokenize=False, add_generation_prompt=prompt, chat_template=self.text, **self.arguments
         )
@@ -160,7 +160,7 @@ class ChatTemplate:
         raise ModelError(f"{self.where} fails: {first}") from first
 
     def behind_turn(self, followed: bool) -> str:
-        """What stands behind a turn of the assistant that another one follows, or none; "" if nothing."""
+        """What comes after a turn of the assistant that another one follows, or none; "" if nothing."""
         turns = [turn("user", "?"), turn("assistant", MARK.format(0)), turn("user", MARK.format(1))]
         try:
             before = self._behind(turns, prompt=False)
@@ -199,10 +199,10 @@ def missing(text: str, messages: Turns) -> str:
         role, content = message["role"], message["content"].strip()
         if role == "assistant":
             content = REASONED.split(content)[-1].strip()
-        place = text.find(content, 0 if role == "system" else here)
-        if place < 0:
+        start = text.find(content, 0 if role == "system" else here)
+        if start < 0:
             lost[NAMES.get(role, f"messages of role {role}")] = None
         elif role != "system":
-            here = place + len(content)
+            here = start + len(content)
     *names, last = lost or [""]
     return f"{', '.join(names)} and {last}" if names else last

@@ -15,7 +15,7 @@ from functools import cache
 from typing import Any, TextIO
 
 FLAG = "\U0001f3f4[\U000e0020-\U000e007e]{2,6}\U000e007f"
-"""of a region, such as Scotland's, whose letters are tags"""
+"""the flag of a region, such as Scotland's, whose letters are tags"""
 UNSAFE = re.compile(
     f"({FLAG})|[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u206f\ud800-\udfff\ufff9-\ufffb\U000e0000-\U000e007f]"
 )

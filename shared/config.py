@@ -56,9 +56,9 @@ class Config(Section):
         """Raise ValueError with every contradiction, one line each."""
         values = (getattr(self, name) for name in type(self).model_fields)
         parts = [*(value for value in values if isinstance(value, Section)), *self.stages, self]
-        found = [line for section in parts for line in section.own_contradictions()]
-        if found:
-            raise ValueError("\n".join(found))
+        contradictions = [line for section in parts for line in section.own_contradictions()]
+        if contradictions:
+            raise ValueError("\n".join(contradictions))
         return self
 
     def own_contradictions(self) -> Iterator[str]:
@@ -131,9 +131,9 @@ class Config(Section):
             try:
                 self.at_stage(number)
             except ValidationError as error:
-                for found in error.errors():
-                    place = ".".join(map(str, found["loc"]))
-                    yield f"{where}: {place + ': ' if place else ''}{found['msg'].removeprefix('Value error, ')}"
+                for mistake in error.errors():
+                    setting = ".".join(map(str, mistake["loc"]))
+                    yield f"{where}: {setting + ': ' if setting else ''}{mistake['msg'].removeprefix('Value error, ')}"
 
     def at_stage(self, number: int) -> Config:
         """The settings in force in stage `number` (0-based): those of the file, changed by the stages up to it."""
@@ -155,7 +155,7 @@ class Config(Section):
         return Path(self.runs_dir) / self.name
 
     def locate(self, path: str, setting: str = "data.train") -> str:
-        """The path that a setting names: one that begins with made/ lies in the run's folder, and so do the problems
+        """The path that a setting names: one that begins with made/ is in the run's folder, and so do the problems
         that reasoning-gym generates and the rows of data sets that are no JSON lines, by what they are made of."""
         generated = path.startswith("reasoning_gym:")
         if generated or path.startswith("hub:") or path.endswith(".parquet"):

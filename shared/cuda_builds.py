@@ -1,6 +1,6 @@
-"""Hides torchvision, torchaudio and torchcodec when they are CUDA builds beside a CPU build of torch.
+"""Hides torchvision, torchaudio and torchcodec when they are CUDA builds and torch is a CPU build.
 
-Plain pip brings the CUDA builds with vLLM; importing them beside a CPU torch fails, and with it the import of
+Plain pip brings the CUDA builds with vLLM; importing them with a CPU torch fails, and with it the import of
 transformers and vLLM. Hidden means: as if not installed.
 """
 
@@ -27,8 +27,8 @@ def hide_cuda_builds() -> list[str]:
         return []
     hidden = []
     for package in COMPANIONS:
-        found = installed(package)
-        if found and not found.endswith("+cpu") and sys.modules.get(package) is None:
+        installed_version = installed(package)
+        if installed_version and not installed_version.endswith("+cpu") and sys.modules.get(package) is None:
             sys.modules[package] = None  # type: ignore[assignment]  # import -> ModuleNotFoundError, find_spec -> None
             hidden.append(package)
     return hidden

@@ -49,23 +49,23 @@ def self_bleu(texts: Sequence[str]) -> float:
         """n-gram -> (most occurrences in a text, which)"""
         second = Counter[Gram]()
         """most occurrences in another text than that"""
-        for place, counted in enumerate(counts):
+        for number, counted in enumerate(counts):
             for gram, count in counted.items():
                 most, _ = first.get(gram, (0, -1))
                 if count > most:
-                    first[gram], count = (count, place), most
+                    first[gram], count = (count, number), most
                 second[gram] = max(second[gram], count)
-        for place, counted in enumerate(counts):
-            others = {gram: second[gram] if first[gram][1] == place else first[gram][0] for gram in counted}
+        for number, counted in enumerate(counts):
+            others = {gram: second[gram] if first[gram][1] == number else first[gram][0] for gram in counted}
             if total := counted.total():
                 matches = sum(min(count, others[gram]) for gram, count in counted.items())
-                logs[place].append(math.log((matches or NO_MATCH) / total))
-    found = 0.0
-    for place, (length, own) in enumerate(zip(lengths, logs, strict=True)):
+                logs[number].append(math.log((matches or NO_MATCH) / total))
+    total_bleu = 0.0
+    for number, (length, own) in enumerate(zip(lengths, logs, strict=True)):
         if own:
-            nearest = min(lengths[:place] + lengths[place + 1 :], key=lambda other: (abs(other - length), other))
-            found += math.exp(min(0.0, 1 - nearest / length) + math.fsum(own) / len(own))
-    return found / len(texts)
+            nearest = min(lengths[:number] + lengths[number + 1 :], key=lambda other: (abs(other - length), other))
+            total_bleu += math.exp(min(0.0, 1 - nearest / length) + math.fsum(own) / len(own))
+    return total_bleu / len(texts)
 
 
 def mean_diversity(problems: Sequence[Sequence[str]]) -> dict[str, float]:

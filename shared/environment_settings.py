@@ -23,7 +23,7 @@ class EnvironmentSettings(Section):
     """a turn that is cut at this length ends its episode. Not given: rollout.max_completion_tokens, which limits what
     is sampled in a whole episode"""
     observation_tokens: int = Field(512, ge=1)
-    """what an environment says between two turns is cut to this length"""
+    """longest text of an environment between two turns; longer ones are cut"""
     step_s: float = Field(30.0, gt=0)
     """an environment that takes longer for one answer has failed: its episode is not graded"""
     episode_s: float = Field(600.0, gt=0)

@@ -25,7 +25,7 @@ KEEP_ALIVE_S = 75
 HEAD_BYTES = 64 << 10
 """largest size of a request line and its headers, and of other data outside a body: trailers, chunk extensions"""
 HEADER_BYTES = 32
-"""what each header counts besides its text, as in HTTP/2: two letters take some hundred bytes of memory"""
+"""bytes counted for each header in addition to its text, as in HTTP/2: two letters take some hundred in memory"""
 PIPELINED = 64
 """requests of one connection that wait for their responses at most"""
 REQUEST_ID = "X-Request-ID"
@@ -92,7 +92,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._begin_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Cancel the deadline, and tell every request of the connection."""
+        """Cancel the deadline, and inform every request of the connection."""
         self._end_head()
         for cycle in self._cycles:
             if not cycle.response_complete:

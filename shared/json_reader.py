@@ -1,4 +1,4 @@
-"""JSON of others, where one error tells all that can be wrong with it: that it is nested too deeply, too."""
+"""JSON of others, where one error covers all that can be wrong with it: that it is nested too deeply, too."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ KEYS = (
 )
 """keys of a problem that change what it means; "id" and "source" only name it"""
 FIELDS = (*KEYS, "id", "source", "solution", "completion", "system")
-"""what data.columns may name a column for"""
+"""fields for which data.columns may name a column"""
 ANSWER_FORMS = ("box", "code block", "response")
 """where a row may say that its answer is given"""
 ALIKE = 0.8
@@ -76,7 +76,7 @@ class Row(NamedTuple):
     where: str
     """setting, file and line, to begin an error with"""
     number: int
-    """of the line, counted from 1"""
+    """number of the line, counted from 1"""
     fields: dict[str, Any]
 
 
@@ -88,14 +88,14 @@ def read_rows(path: Path, setting: str = "", faults: list[str] | None = None) ->
     """
     named = f"{setting}: " if setting else ""
     if not path.is_file():
-        found = "it is no file" if path.exists() else "there is no such file"
-        raise DataError(f"{setting} = '{path}': {found}" if setting else f"{path}: {found}")
-    place, form = f"{named}{path}", form_of(path)
+        problem = "it is no file" if path.exists() else "there is no such file"
+        raise DataError(f"{setting} = '{path}': {problem}" if setting else f"{path}: {problem}")
+    file, form = f"{named}{path}", form_of(path)
     if form in OTHERS:
-        raise DataError(f"{place}: files that end in {form} are not read: write the rows as {READ}")
+        raise DataError(f"{file}: files that end in {form} are not read: write the rows as {READ}")
     try:
-        for number, row in FORMS.get(form, _lines)(path, place):
-            where = f"{place}:{number}"
+        for number, row in FORMS.get(form, _lines)(path, file):
+            where = f"{file}:{number}"
             try:
                 if isinstance(row, DataError):
                     raise row
@@ -105,20 +105,20 @@ def read_rows(path: Path, setting: str = "", faults: list[str] | None = None) ->
                     raise
                 faults.append(str(error))
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{place} cannot be read: {error}") from error
+        raise DataError(f"{file} cannot be read: {error}") from error
 
 
-def _lines(path: Path, place: str) -> Iterator[tuple[int, bytes]]:
+def _lines(path: Path, file: str) -> Iterator[tuple[int, bytes]]:
     """Yield the lines that are not blank, with their numbers. Raises DataError for one that says that all are wrong."""
     with open_rows(path) as stream:
         for number, line in enumerate(iter(lambda: stream.readline(MAX_ROW_BYTES + 1), b""), 1):
-            where = f"{place}:{number}"
+            where = f"{file}:{number}"
             if len(line) > MAX_ROW_BYTES:
                 raise DataError(f"{where} is longer than {MAX_ROW_BYTES >> 20} MiB: write one row a line")
             if number == 1:
                 line = _without_mark(line, where)
                 if line.lstrip().startswith(b"["):
-                    raise DataError(f"{place} holds a JSON list: let its name end in .json, or write one row a line")
+                    raise DataError(f"{file} holds a JSON list: let its name end in .json, or write one row a line")
             if line.strip():
                 yield number, line
 
@@ -236,7 +236,7 @@ def proposal(row: Mapping[str, Any]) -> str:
 
 
 def meant_by(name: str, row: Mapping[str, Any]) -> str | None:
-    """Return the key of a problem, which the row lacks, that an unknown one seems to stand for; None if there is none.
+    """Return the key of a problem, which the row lacks, that an unknown one seems to mean; None if there is none.
 
     Example: meant_by("anwser", {"problem": "1+1?", "anwser": "2"}) == "answer"
     """
@@ -267,8 +267,8 @@ def problem_of(
     domain = text_of(row, "domain", where, "math")
     if tested:
         if not row.get("tests"):
-            of = f'checker "{checker}"' if checker else f'domain "{domain}"'
-            raise DataError(f"{where} lacks 'tests': a row with {of} needs them to check answers")
+            reason = f'checker "{checker}"' if checker else f'domain "{domain}"'
+            raise DataError(f"{where} lacks 'tests': a row with {reason} needs them to check answers")
         check_text(json.dumps(row["tests"], ensure_ascii=False), "tests", where)
     prefix = text_of(row, "prefix", where, "")
     if prefix and row.get("environment"):

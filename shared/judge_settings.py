@@ -27,17 +27,17 @@ class Judge(Section):
     """address of an OpenAI-compatible API up to its version, e.g. "http://127.0.0.1:8000/v1"; asked only when
     reward.extra names llm_judge, or this judge"""
     api: Literal["chat", "pooling", "http"] = "chat"
-    """"chat": a language model; "pooling": a reward model behind vLLM's /pooling, whose last number goes through a
+    """"chat": a language model; "pooling": a reward model at vLLM's /pooling, whose last number goes through a
     sigmoid; "http": url itself is sent {problem, answer, response} and returns {"score": number from 0 to 1}"""
     model: str = ""
     """model name as that API knows it"""
     key_variable: str = ""
-    """environment variable that holds the API key; "" for none (the key itself never stands in a settings file)"""
+    """environment variable that holds the API key; "" for none (the key itself is never in a settings file)"""
     instructions: str = (
         "Grade how clear, complete and honest the solution is for a reader who has only the problem and the true "
         "answer. 10 is best, 0 is worst."
     )
-    """what the judge is told to look at"""
+    """instructions for the judge: the qualities that count"""
     deadline_s: float = Field(60.0, gt=0)
     """all attempts at one question together, from when it is its turn; later the completion is not graded"""
     max_tokens: int = Field(1024, ge=1)

@@ -49,7 +49,7 @@ METRICS: dict[str, Metric] = {
     "staleness/max": Metric("versions", "age of the oldest trained token"),
     "spans/multi_version_share": Metric("share", "completions sampled by two or more policy versions"),
     "groups/trained": Metric("groups", "groups in this step"),
-    "groups/offline": Metric("groups", "offline groups in this step, beside the sampled ones"),
+    "groups/offline": Metric("groups", "offline groups in this step, in addition to the sampled ones"),
     "reward/offline": Metric("reward", "mean total reward of the offline groups of this step"),
     "groups/filtered": Metric("groups", "groups without signal since the last step: all values equal, not trained"),
     "completions/aborted": Metric("completions", "completions given up, for engines died of them: 0 but for a fault"),
@@ -269,5 +269,5 @@ def decode_row(line: bytes) -> dict[str, Any]:
 
 def series(rows: list[dict[str, Any]], name: str, kind: str = "train") -> tuple[list[int], list[float]]:
     """Return (steps, values) of one metric, where it was reported."""
-    found = [(row["step"], row[name]) for row in rows if row["kind"] == kind and row.get(name) is not None]
-    return [step for step, _ in found], [float(value) for _, value in found]
+    points = [(row["step"], row[name]) for row in rows if row["kind"] == kind and row.get(name) is not None]
+    return [step for step, _ in points], [float(value) for _, value in points]

@@ -18,10 +18,10 @@ class Model(Section):
     max_tokens: int = Field(512, gt=0)
     """longest prompt + completion, tokens"""
     implementation: Literal["auto", "native", "transformers"] = "auto"
-    """what trains: "native", our own decoder (Llama, Mistral, Qwen2, Qwen3), "transformers", the module of that library
-    (docs/models.md), or our own where it has the family"""
+    """code of the trained model: "native", our own decoder (Llama, Mistral, Qwen2, Qwen3), "transformers", the module
+    of that library (docs/models.md), or "auto", our own where it has the family"""
     router_replay: bool = True
-    """of a mixture of experts: train each token with the experts that the engine chose for it (docs/models.md)"""
+    """train each token of a mixture of experts with the experts that the engine chose for it (docs/models.md)"""
     chat_template: str = ""
     """a file with the chat template to use in place of the model's own, or the text itself; exports keep it. "" for the
     model's own: base models may have none"""

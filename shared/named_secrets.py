@@ -1,6 +1,6 @@
 """Secrets of servers and agents: they come from environment variables of the launch, which settings name.
 
-A command or an address stands in the list of processes, in config.toml, in checkpoints and with trackers, which others
+A command or an address is in the list of processes, in config.toml, in checkpoints and with trackers, which others
 read. So one that seems to hold a secret is refused; no message repeats it.
 """
 

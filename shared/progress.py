@@ -77,7 +77,7 @@ def bottleneck(metrics: Mapping[str, float]) -> str:
     total = metrics.get("time/step_s", 0.0)
     if not parts or total <= 0:
         return ""
-    name = max(parts, key=lambda part: parts[part])
+    name = max(parts, key=lambda phase: parts[phase])
     return f"{name} {min(parts[name] / total, 1):.0%}"
 
 
@@ -97,8 +97,8 @@ class CleanConsole(Console):
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Yield the parts of what is shown."""
-        for part in super().render(renderable, options):
-            yield part if part.control else part._replace(text=clean(part.text))
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=clean(segment.text))
 
 
 class PatientConsole(CleanConsole):
@@ -203,8 +203,8 @@ class Progress:
             ("ratio", "ratio/mean", "{:.3f}"),
             ("kl", "kl/k3", "{:.1e}"),
         ]
-        of = f"/{self.steps}" if self.steps else ""
-        cells = [f"[bold]step {step}{of}[/]"]
+        total = f"/{self.steps}" if self.steps else ""
+        cells = [f"[bold]step {step}{total}[/]"]
         cells += [f"[dim]{label}[/] {form.format(metrics[key])}" for label, key, form in columns if key in metrics]
         slow = bottleneck(metrics)
         cells.append(duration(took) + (f" [dim]({slow})[/]" if slow else ""))
@@ -245,15 +245,15 @@ class Progress:
     @harmless
     def sft(self, step: int, steps: int, loss: float, tokens_per_s: float) -> None:
         """Draw the bar of SFT, and print a line that stays at its end."""
-        now, told = self.clock(), f"loss {loss:.3f}, {tokens_per_s:,.0f} tokens/s"
+        now, figures = self.clock(), f"loss {loss:.3f}, {tokens_per_s:,.0f} tokens/s"
         if step <= 1:  # the first step may compile kernels: the time left is estimated from the later ones
             self._counted_since = now
         if step >= steps:
-            self._line(f"    SFT: {steps} steps, {told}, {duration(now - self.step_started)}")
+            self._line(f"    SFT: {steps} steps, {figures}, {duration(now - self.step_started)}")
             self.step_started = now
         elif self._due():
             left = duration((now - self._counted_since) / (step - 1) * (steps - step)) if step > 1 else "?"
-            self._draw(f"SFT {step}/{steps} {self._bar(step / steps)}  left {left}  {told}")
+            self._draw(f"SFT {step}/{steps} {self._bar(step / steps)}  left {left}  {figures}")
 
     @harmless
     def sampled(self, done: int, total: int) -> None:

@@ -18,7 +18,7 @@ class ProgressBar:
     def __init__(self, doing: str, did: str, done: int, total: int):
         """`doing`, `did`: words before the bar and in plain lines, e.g. "grading", "graded"; `done`: done before."""
         self.did, self.total, self.began_with, self.done = did, total, done, done
-        self.started = self.told = time.monotonic()
+        self.started = self.reported = time.monotonic()
         self.note = ""
         """what else a line says, e.g. the tokens so far"""
         self.row_s = 0.0
@@ -44,8 +44,8 @@ class ProgressBar:
         self.done, now = done, time.monotonic()
         if self.bar is not None:
             self.bar.update(self.task, completed=done)
-        elif now - self.told >= PLAIN_EVERY_S:
-            self.told = now
+        elif now - self.reported >= PLAIN_EVERY_S:
+            self.reported = now
             sys.stderr.write(f"{self.did} {done} of {self.total}, {self.forecast()}\n")
             sys.stderr.flush()
 

@@ -54,7 +54,7 @@ class QuotedTexts:
         return text
 
     def quote_system(self, text: str) -> str:
-        """The same for a part of the system prompt. TOOLS_PROMPT at its end is not quoted, but for what stands for
+        """The same for a part of the system prompt. TOOLS_PROMPT at its end is not quoted, but for the place of
         {given} in it: the other words are ours."""
         before, after = TOOLS_PROMPT.split("{given}")
         rest, is_ours, given = text.removesuffix(after).rpartition(before)
@@ -68,6 +68,6 @@ class QuotedTexts:
         if sorted(parts[1::2]) != sorted(str(number) for number in range(len(self._quoted))):
             raise ModelError("the chat template changes what users write, and control tokens cannot be kept out of it")
         ids: list[int] = []
-        for place, part in enumerate(parts):
-            ids += self._chat.encode_plain(self._quoted[int(part)]) if place % 2 else self._chat.encode(part)
+        for number, piece in enumerate(parts):
+            ids += self._chat.encode_plain(self._quoted[int(piece)]) if number % 2 else self._chat.encode(piece)
         return ids

@@ -1,4 +1,4 @@
-"""How families of models mark their reasoning: the pair of tags around it, and what may stand around the answer.
+"""How families of models mark their reasoning: the pair of tags around it, and what may be around the answer.
 
 Runs ask for <think> and </think>, or for the control tokens [THINK] and [/THINK] of a tokenizer that has them. A model
 that no run has trained is served in the form of its family, which its chat template names.
@@ -42,9 +42,9 @@ FAMILIES = (
     Tags("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]", ("", "[END FINAL RESPONSE]")),  # Apriel
     Tags("<|START_THINKING|>", "<|END_THINKING|>", ("<|START_RESPONSE|>", "<|END_RESPONSE|>")),  # Command
 )
-"""forms that are told by their tags in the template"""
+"""forms that are recognised by their tags in the template"""
 ANSWERS = (("<answer>", "</answer>"), ("<response>", "</response>"))
-"""around answers behind </think>: Hunyuan; ERNIE 4.5, Granite 3.3"""
+"""around answers after </think>: Hunyuan; ERNIE 4.5, Granite 3.3"""
 KNOWN = frozenset(
     tag for tags in (TEXT, CONTROL, *FAMILIES) for tag in (tags.open.strip(), tags.close, *tags.answer, *tags.dropped)
 ).union(*ANSWERS, MARKS) - {""}
@@ -57,13 +57,13 @@ SETTING = re.compile("effort|budget|mode|enable|length", re.I)
 """in marks that are no tags of reasoning but say how much of it is wanted"""
 PAIRS = "< </, [ [/, ◁ ◁/, begin end, start end, BEGIN END, START END, prefix suffix"
 PARTNERS = [pair.split() for pair in PAIRS.split(", ")]
-"""what distinguishes a closing tag from its opening one"""
+"""marks that distinguish a closing tag from its opening one"""
 
 
 def tags_of_template(text: str, control: bool, published: bool, where: str) -> Tags:
     """The tags of the reasoning, by a chat template. control: whether the tokenizer has the control tokens [THINK] and
     [/THINK]. published: whether they are those of the family; else those that runs ask for, but for channels, which
-    stand in all completions. where: whose template it is. Raises ModelError for a family whose tags are not known."""
+    are in all completions. where: whose template it is. Raises ModelError for a family whose tags are not known."""
     text = COMMENT.sub("", text)
     if CHANNEL in text and MESSAGE in text:
         return HARMONY
@@ -81,8 +81,8 @@ def tags_of_template(text: str, control: bool, published: bool, where: str) -> T
                 return Tags(mark, partner)
     if marks:
         raise ModelError(
-            f"{where} names {', '.join(map(repr, marks))} for the reasoning, and no pair of tags that can be told from "
+            f"{where} names {', '.join(map(repr, marks))} for the reasoning, and no tag pair that separates it from "
             "the answer: add to the model's folder a chat_template.jinja that names the tag before the reasoning and "
-            "the one behind it, as <think> and </think>"
+            "the one after it, as <think> and </think>"
         )
     return TEXT

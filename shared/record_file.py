@@ -53,9 +53,9 @@ def write(path: Path, records: Iterable[msgspec.Struct]) -> Written:
         with path.open("wb") as stream:
             for record in records:
                 content = encode(record)
-                for part in (len(content).to_bytes(LENGTH_BYTES, "little"), content):
-                    digest.update(part)
-                    stream.write(part)
+                for chunk in (len(content).to_bytes(LENGTH_BYTES, "little"), content):
+                    digest.update(chunk)
+                    stream.write(chunk)
                 size += LENGTH_BYTES + len(content)
             stream.flush()
             os.fsync(stream.fileno())

@@ -15,8 +15,8 @@ from shared.errors import DataError
 from shared.json_reader import parse_json
 
 Found = Iterator[tuple[int, Any]]
-"""number of the line (of the row in .json and .parquet), counted from 1, and what stands there"""
-READ = ".jsonl, .json, .csv or .tsv (each also with .gz behind it), or .parquet"
+"""number of the line (of the row in .json and .parquet), counted from 1, and its content"""
+READ = ".jsonl, .json, .csv or .tsv (each also with .gz after it), or .parquet"
 OTHERS = (
     ".arrow",
     ".feather",

@@ -23,7 +23,7 @@ class Sandbox(Section):
     memory_bytes: int = Field(300 << 20, ge=16 << 20)
     """memory of a program, bytes"""
     max_tests: int = Field(20, ge=1)
-    """of a problem with more tests so many are drawn, the same for all completions of a group"""
+    """most tests that are run for a problem; of more, so many are drawn, the same for all completions of a group"""
     imports: tuple[str, ...] = (
         *("string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random", "statistics"),
         *("itertools", "functools", "operator", "io", "sys", "json", "typing"),

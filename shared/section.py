@@ -20,11 +20,11 @@ class Section(BaseModel):
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested settings as "section.key" -> value."""
-    found: dict[str, Any] = {}
+    flattened: dict[str, Any] = {}
     for key, value in settings.items():
         name = f"{prefix}{key}"
-        found |= flat(value, f"{name}.") if isinstance(value, dict) and value else {name: value}
-    return found
+        flattened |= flat(value, f"{name}.") if isinstance(value, dict) and value else {name: value}
+    return flattened
 
 
 def merged(table: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

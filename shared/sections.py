@@ -45,7 +45,7 @@ class Data(Section):
     """kind of generated problems = its options, reasoning-gym's own and `size`, the number to train on (500), e.g.
     { countdown = { size = 2000, max_numbers = 4 } }"""
     order: Literal["shuffle", "file", "prioritised"] = "shuffle"
-    """draw problems in a seeded random order (new each epoch), as they stand in the file, or at random in proportion to
+    """draw problems in a seeded random order (new each epoch), as they are in the file, or at random in proportion to
     1 - the share of right completions in their last group (before the first: their row's pass_rate)"""
     system_prompt: str = "magistral"
     """"magistral" (draft in <think>, then a summary, in the user's language), "" for none, or the text itself"""
@@ -61,10 +61,10 @@ class Data(Section):
     """at a change of stage, problems that were solved by all completions of their last so many groups are drawn no
     more; 0 keeps them"""
     offline: str = ""
-    """completions to learn from beside the run's own: the folder of a run (its rollouts), or JSONL of {"problem",
+    """completions to learn from in addition to the run's own: a run's folder (its rollouts), or JSONL of {"problem",
     "completion", "reward"}, pairs and others (docs/offline.md); "" for none"""
     offline_share: float = Field(0.5, ge=0, lt=1)
-    """share of the groups of a batch that are offline, beside rollout.prompts_per_step sampled ones"""
+    """share of the groups of a batch that are offline, in addition to rollout.prompts_per_step sampled ones"""
 
     def own_contradictions(self) -> Iterator[str]:
         """Yield what the names and bounds of the problems contradict."""
@@ -89,8 +89,8 @@ class Placement(Section):
     engines: int = Field(1, ge=1)
     """number of rollout ranks, each with one vLLM engine"""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """what trainers and engines compute on: "auto" is the GPUs where the machine has some, and refuses to start where
-    it has some that cannot be used; "cpu" needs the CPU builds of torch and vLLM"""
+    """device of trainers and engines: "auto" is the GPUs where the machine has some, and refuses to start where it has
+    some that cannot be used; "cpu" needs the CPU builds of torch and vLLM"""
     colocate: Literal["auto", "resident", "turns", "never"] = "auto"
     """how trainers and engines share the GPUs of a node that has fewer than both need: "resident", both stay in GPU
     memory; "turns", only those who work do (the engines sleep, the trainers' weights and moments move to host memory),
@@ -112,7 +112,7 @@ class Rollout(Section):
     max_async_level: int = Field(2, ge=0)
     """batches that sampling may run ahead of training; 0 is synchronous and deterministic"""
     reorder_window: int = Field(0, ge=0)
-    """groups behind the oldest one that may be trained before it; 0 means prompts_per_step"""
+    """groups after the oldest one that may be trained before it; 0 means prompts_per_step"""
     fixed_staleness: bool = False
     """train a batch only when the `max_async_level` batches after it are complete too, so that all its tokens are
     `max_async_level` versions old, whatever side is faster: for experiments, since sampling and training then take
@@ -179,7 +179,7 @@ class RewardWeights(Section):
     max_failure_share: float = Field(0.05, gt=0, le=1)
     """the run stops when more than this share of recent verdicts is timeout, crash, unverifiable or sandbox refused"""
     refuse: list[Refusal] = ["empty", "thoughtless", "hidden", "several", "restated", "foreign"]
-    """what earns nothing although the paper's rules would pay for it (docs/rewards.md): a box without content;
+    """responses that earn nothing although the paper's rules would pay (docs/rewards.md): a box without content;
     reasoning that is empty, one or two words, one thing repeated or the problem copied; a box in a comment or code; an
     answer that is one of several; a computation still to be done where the ground truth is a plain number; foreign
     words in \\text{}, code and boxes. "unstated", off by default, wants the answer as a last line of its own. [] is the
@@ -274,7 +274,7 @@ class Sft(Section):
     learning_rate: float = Field(3e-3, gt=0)
     """peak learning rate of the SFT steps"""
     general: str = ""
-    """JSONL of {problem, completion}: general instructions, imitated beside the demonstrations; "" for none"""
+    """JSONL of {problem, completion}: general instructions, imitated in addition to the demonstrations; "" for none"""
     general_share: float = Field(0.1, ge=0, lt=1)
     """share of an SFT batch that is drawn from `general`"""
 
@@ -290,7 +290,7 @@ class Checkpoint(Section):
     keep: int = Field(2, ge=1)
     """newest checkpoints to keep"""
     on_error: Literal["stop", "continue"] = "stop"
-    """what a checkpoint that cannot be written (disk full) does to the run"""
+    """whether the run stops or continues after a checkpoint that cannot be written (disk full)"""
 
 
 class Evaluate(Section):
@@ -316,7 +316,7 @@ class Evaluate(Section):
 
 class Stage(Section):
     name: str
-    """of the stage, for logs and metrics"""
+    """name of the stage, for logs and metrics"""
     until_step: int = Field(0, ge=0)
     """the stage ends with this optimiser step; 0 for no such limit"""
     until: str = ""
@@ -363,7 +363,7 @@ class Sync(Section):
 class Deadlines(Section):
     start_s: float = Field(300, gt=0)
     """all ranks are up, models loaded; the time to read this model from a slow disk is added, and on GPUs that to
-    compile and to capture graphs. A teacher behind an address, which may have to start too, has as long for the
+    compile and to capture graphs. A teacher at an address, which may have to start too, has as long for the
     log-probs of one completion"""
     step_s: float = Field(3600, gt=0)
     """one accumulate or optimiser call; this and other calls and waits end sooner after ten times the longest of their
@@ -387,7 +387,7 @@ class Deadlines(Section):
 class Prepare(Section):
     script: str = ""
     """Python file with a function prepare(folder, options, seed), run once, before anything is read, to write files
-    into the folder made/ of the run; there lie model.path and the files of [data] and [sft] that begin with
-    made/. "" for none"""
+    into the folder made/ of the run, where model.path and the files of [data] and [sft] are that begin with
+    made/; "" for none"""
     options: dict[str, Any] = {}
-    """what the script is told; it checks them itself"""
+    """options for the script, which checks them itself"""

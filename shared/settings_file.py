@@ -33,9 +33,9 @@ Complaints = Callable[[Config], Iterator[str]]
 ACCEPT_CHANGES = "--accept-changes"
 """option to continue a run whose settings, data or model have changed (trainer/checkpoint/resume.py)"""
 DASHBOARD = "--dashboard"
-"""option to open the dashboard beside a launch (trainer/dashboard.py)"""
+"""option to open the dashboard with a launch (trainer/dashboard.py)"""
 VARIABLES = "MAESTRALE_TRAIN_"
-"""beginning of the environment variables that set a training setting; two underscores stand for a dot"""
+"""beginning of the environment variables that set a training setting; two underscores mean a dot"""
 Given = tuple[str, str, Any]
 """(the option or variable, the dotted key that it sets, the value)"""
 
@@ -87,16 +87,16 @@ def check(table: Table, path: str, origin: dict[str, str], complaints: Complaint
     except ValidationError as error:
         lines = [line for details in error.errors() for line in explain(details, path, origin)]
         raise ConfigError("\n".join(lines)) from error
-    found = [] if complaints is None else list(complaints(config))
-    if found:
-        raise ConfigError("\n".join(f"{place_of(line, path, origin)}: {line}" for line in found))
+    mistakes = [] if complaints is None else list(complaints(config))
+    if mistakes:
+        raise ConfigError("\n".join(f"{place_of(line, path, origin)}: {line}" for line in mistakes))
     return config
 
 
 def place_of(line: str, path: str, origin: dict[str, str]) -> str:
     """Return the option or variable that set the first setting of a message that one has set; else the file."""
-    found = ((re.search(rf"\b{re.escape(key)}\b", line), option) for key, option in origin.items())
-    return min(((match.start(), option) for match, option in found if match), default=(0, path))[1]
+    matches = ((re.search(rf"\b{re.escape(key)}\b", line), option) for key, option in origin.items())
+    return min(((match.start(), option) for match, option in matches if match), default=(0, path))[1]
 
 
 def read_toml(path: Path) -> Table:
@@ -125,7 +125,7 @@ def read_environment(environment: Mapping[str, str]) -> list[Given]:
 
 def read_overrides(arguments: Sequence[str]) -> list[Given]:
     """Parse `--a.b=c` and `--a.b c`, in order. Raises ConfigError for anything else."""
-    found: list[Given] = []
+    overrides: list[Given] = []
     waiting = iter(arguments)
     for argument in waiting:
         if not argument.startswith("--") or argument == "--":
@@ -136,8 +136,8 @@ def read_overrides(arguments: Sequence[str]) -> list[Given]:
             if following is None or following.startswith("--"):
                 raise ConfigError(f"--{key}: a value is missing, as in --{key}=value")
             text = following
-        found.append((f"--{key}", key, parse_value(key, text)))
-    return found
+        overrides.append((f"--{key}", key, parse_value(key, text)))
+    return overrides
 
 
 def parse_value(key: str, text: str) -> Any:
@@ -170,7 +170,7 @@ def put_all(table: Table, given: Sequence[Given]) -> dict[str, str]:
     A `kind` of [objective] comes first, and begins its table anew where it is another: the settings of the other kind
     go with it.
     """
-    for where, key, value in sorted(given, key=lambda one: not one[1].endswith(".kind")):
+    for where, key, value in sorted(given, key=lambda setting: not setting[1].endswith(".kind")):
         put(table, key, value, where)
     return {key: where for where, key, _ in given}
 
@@ -222,7 +222,7 @@ BY_DESIGN = {
     "optimiser.beta2": "AdamW has betas 0.9 and 0.95 (trainer/step/optimiser.py)",
     "optimiser.epsilon": "AdamW has epsilon 1e-8 (trainer/step/optimiser.py)",
 }
-"""what other projects have as a setting -> what applies here"""
+"""a setting of other projects -> its counterpart here"""
 
 
 def suggestion(key: str) -> str:
@@ -294,8 +294,8 @@ def describe() -> str:
     for key, field in SETTINGS.items():
         if key in SECTIONS:  # whoever reads it describes it
             continue
-        if (found := key.rpartition(".")[0]) != section:
-            section = found
+        if (heading := key.rpartition(".")[0]) != section:
+            section = heading
             lines.append(f"\n[{section}]" if section else "")
         default = field.get_default(call_default_factory=True)
         lines.append(f"  --{key}={'(not set)' if default is None else literal(default)}")
@@ -329,13 +329,13 @@ def to_toml(config: Config) -> str:
     for key, field in SETTINGS.items():
         if key in SECTIONS:
             continue
-        found, _, name = key.rpartition(".")
-        if found != section:
-            section = found
+        heading, _, name = key.rpartition(".")
+        if heading != section:
+            section = heading
             lines.append(f"\n[{section}]")
         value: Any = config
-        for part in key.split("."):
-            value = getattr(value, part)
+        for word in key.split("."):
+            value = getattr(value, word)
         written = f"# {name} is not set" if value is None else f"{name} = {literal(value)}"
         lines += [f"# {meaning(field)}", written]
     lines += ["\n[objective]", f"# {meaning(SETTINGS['objective'])}"]
@@ -344,6 +344,6 @@ def to_toml(config: Config) -> str:
 
 
 def write(config: Config, path: Path) -> None:
-    """Write the resolved settings into the run folder, beside and renamed."""
+    """Write the resolved settings into the run folder, under another name and renamed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, to_toml(config))

@@ -71,10 +71,10 @@ def _ways(rivals: Sequence[int], free: int, rest: int, votes: int) -> dict[int, 
                 key = (drawn + own, ties + (own == votes))
                 longer[key] = longer.get(key, 0) + count * math.comb(size, own)
         ways = longer
-    found: dict[int, int] = {}
+    counts: dict[int, int] = {}
     for (drawn, ties), count in ways.items():
-        found[ties] = found.get(ties, 0) + count * math.comb(free, rest - drawn)
-    return found
+        counts[ties] = counts.get(ties, 0) + count * math.comb(free, rest - drawn)
+    return counts
 
 
 def mean_and_half_width(shares: Sequence[float]) -> tuple[float, float]:
@@ -98,11 +98,11 @@ def cluster_bootstrap(values: Sequence[float], seed: int = 0, resamples: int = R
     import numpy as np
     from scipy.stats import bootstrap  # late: it takes seconds, and ranks that train need neither
 
-    found = np.asarray(values, np.float64)
-    if len(found) == 1:
-        return Interval(float(found[0]), float(found[0]))
+    array = np.asarray(values, np.float64)
+    if len(array) == 1:
+        return Interval(float(array[0]), float(array[0]))
     drawn = bootstrap(
-        (found,), np.mean, n_resamples=resamples, batch=max(1, _AT_ONCE // len(found)), method="percentile",
+        (array,), np.mean, n_resamples=resamples, batch=max(1, _AT_ONCE // len(array)), method="percentile",
         random_state=np.random.default_rng(seed),
     )  # fmt: skip
     return Interval(float(drawn.confidence_interval.low), float(drawn.confidence_interval.high))
@@ -141,11 +141,11 @@ def paired_permutation(first: Sequence[float], second: Sequence[float], seed: in
     def difference(x: Any, y: Any, axis: int) -> Any:
         return np.mean(x - y, axis=axis)
 
-    found = permutation_test(
+    test = permutation_test(
         pairs, difference, permutation_type="samples", vectorized=True, n_resamples=RESAMPLES,
         batch=max(1, _AT_ONCE // len(pairs[0])), rng=np.random.default_rng(seed),
     )  # fmt: skip
-    return float(found.pvalue)
+    return float(test.pvalue)
 
 
 ELO_SCALE = 500.0
@@ -156,7 +156,7 @@ def elo(games: Sequence[tuple[str, str, float]]) -> dict[str, float]:
     """Return the ratings of maximum likelihood, with mean 0, by BFGS.
 
     games: (player, opponent, score of the player in [0, 1]). A player that won or lost every game has no finite rating:
-    half a drawn game of each pair that met is counted beside the others.
+    half a drawn game of each pair that met is counted in addition to the others.
     """
     return {name: float(points[0]) for name, points in zip(*_elo(games, 1, 0), strict=True)}
 
@@ -176,8 +176,8 @@ def _elo(games: Sequence[tuple[str, str, float]], resamples: int, seed: int) -> 
     from scipy.optimize import minimize
 
     names = sorted({name for game in games for name in game[:2]})
-    place = {name: number for number, name in enumerate(names)}
-    sides = np.asarray([(place[player], place[opponent]) for player, opponent, _ in games])
+    numbers = {name: number for number, name in enumerate(names)}
+    sides = np.asarray([(numbers[player], numbers[opponent]) for player, opponent, _ in games])
     turned = sides[:, 0] > sides[:, 1]
     scores = np.where(turned, 1.0 - np.asarray([game[2] for game in games]), [game[2] for game in games])
     pairs, kinds = np.unique(np.sort(sides, 1), axis=0, return_inverse=True)
@@ -197,8 +197,8 @@ def _elo(games: Sequence[tuple[str, str, float]], resamples: int, seed: int) -> 
             np.add.at(gradient, pairs[:, 1], -slope)
             return float(value), gradient
 
-        found = minimize(loss, start, jac=True, method="BFGS").x
-        return found - found.mean()
+        ratings = minimize(loss, start, jac=True, method="BFGS").x
+        return ratings - ratings.mean()
 
     count, rng = len(pairs), np.random.default_rng(seed)
     whole = fit(np.bincount(kinds, minlength=count), np.bincount(kinds, scores, count), np.zeros(len(names)))

@@ -1,6 +1,6 @@
 """Runs a command so that no process that it starts outlives it, or the process that asked for it.
 
-Started as `python -IS supervisor.py PARENT_PID COMMAND...`, which `supervised` writes. Two processes stand above the
+Started as `python -IS supervisor.py PARENT_PID COMMAND...`, which `supervised` writes. Two processes are above the
 command. Each adopts what it leaves behind (a subreaper), and kills every descendant, in whatever session it is and
 whatever it ignores, as soon as the command, the process that asked, or the other of the two has ended: so either of
 them may be killed or stopped. A signal that asks for something (SIGTERM, SIGINT, SIGUSR1, ...) is passed on to the
@@ -56,7 +56,7 @@ def end_all() -> None:
                 pass
         except ChildProcessError:
             return  # none is left
-        for number in (signal.SIGSTOP, signal.SIGKILL):  # what stands still starts nothing more
+        for number in (signal.SIGSTOP, signal.SIGKILL):  # a stopped process starts nothing more
             for pid in descendants():
                 with suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, number)
@@ -64,7 +64,7 @@ def end_all() -> None:
 
 
 def supervise(start: Callable[[], NoReturn], watched: Sequence[int]) -> int | None:
-    """Run `start` in a child; returns its wait status when it has ended, None when one of the processes behind the
+    """Run `start` in a child; returns its wait status when it has ended, None when one of the processes with the
     pidfds `watched` has. All descendants are gone then."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     signals, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)

@@ -17,10 +17,10 @@ from collections.abc import Callable
 from shared.errors import ModelError
 
 CPU_S, WALL_S, BYTES = 5, 120, 2 << 30
-"""of the process: time of the processor, time, memory beside what it began with"""
+"""limits of the process: processor time, time, memory in addition to that at its start"""
 NO_MEMORY = 3
 _tried: dict[str, str] = {}
-"""what was tried in this process before -> what is wrong with it, "" for nothing"""
+"""template that this process has tried -> its error, "" for none"""
 
 
 def try_template(key: str, render: Callable[[], object], where: str) -> None:
@@ -37,7 +37,7 @@ def try_template(key: str, render: Callable[[], object], where: str) -> None:
 
 def _fault(render: Callable[[], object]) -> str:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads: the child needs none of them
+        warnings.simplefilter("ignore", DeprecationWarning)  # of a fork with threads: the child needs none of them
         child = os.fork()
     if not child:
         try:
@@ -67,6 +67,6 @@ def _render(render: Callable[[], object]) -> int:
         render()
     except MemoryError:
         return NO_MEMORY
-    except BaseException:  # noqa: BLE001 - a template raises what it likes; who renders it next is told
+    except BaseException:  # noqa: BLE001 - a template raises what it likes; the next rendering reports it
         return 0
     return 0

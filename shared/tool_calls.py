@@ -1,4 +1,4 @@
-"""Tool calls as text: how tools are told to a model, and how its calls and their results are written and found.
+"""Tool calls as text: how tools are described to a model, and how its calls and their results are written and found.
 
 Calls have the form of the templates of Hermes and Qwen, for every model, in serving and in environments alike:
 
@@ -28,11 +28,11 @@ To call one, write after your thoughts, for each call:
 <tool_call>
 {"name": <name of the tool>, "arguments": <object of its arguments>}
 </tool_call>"""
-"""part of the system prompt; {given} stands for `signatures`"""
+"""part of the system prompt; {given} is replaced by `signatures`"""
 
 
 class ToolDefinition(NamedTuple):
-    """What a model is told of a tool."""
+    """What a model is given about a tool."""
 
     name: str
     description: str
@@ -50,7 +50,7 @@ class ParsedCall(NamedTuple):
 
 
 class NoCallError(ValueError):
-    """A text that stands where a call should is none; the message says why."""
+    """A text in the place of a call is none; the message says why."""
 
 
 def signatures(tools: Sequence[ToolDefinition]) -> str:
@@ -59,7 +59,7 @@ def signatures(tools: Sequence[ToolDefinition]) -> str:
 
 
 def tools_prompt(tools: Sequence[ToolDefinition]) -> str:
-    """Return the part of the system prompt that tells the model of its tools."""
+    """Return the part of the system prompt that describes the tools to the model."""
     return TOOLS_PROMPT.replace("{given}", signatures(tools))
 
 
@@ -94,18 +94,18 @@ class CallReader:
         an unfinished call is text. What is no call of a known tool, though it has the tags, is a text of its own."""
         self._held += text
         while self._held:
-            place = self._held.find(OPEN) if self._left else -1
-            if place < 0:
+            start = self._held.find(OPEN) if self._left else -1
+            if start < 0:
                 keep = 0 if last or not self._left else self._unclear()
                 clear, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
-                if clear.strip() or (clear and not self._called):  # blanks behind a call say nothing
+                if clear.strip() or (clear and not self._called):  # blanks after a call say nothing
                     yield clear
                 return
-            before = len(self._held[:place].rstrip())
+            before = len(self._held[:start].rstrip())
             if before:
                 yield self._held[:before]
-                self._held, place, self._searched = self._held[before:], place - before, 0
-            end = self._held.find(CLOSE, max(place, self._searched))
+                self._held, start, self._searched = self._held[before:], start - before, 0
+            end = self._held.find(CLOSE, max(start, self._searched))
             if end < 0:
                 self._searched = max(len(self._held) - len(CLOSE), 0)
                 if last:
@@ -115,7 +115,7 @@ class CallReader:
             self._searched = 0
             whole, self._held = self._held[: end + len(CLOSE)], self._held[end + len(CLOSE) :]
             try:
-                call = parse_call(whole[place + len(OPEN) : -len(CLOSE)], self._names)
+                call = parse_call(whole[start + len(OPEN) : -len(CLOSE)], self._names)
             except NoCallError:
                 yield whole
             else:
@@ -133,8 +133,8 @@ class CallReader:
 def parse_call(text: str, names: Collection[str]) -> ParsedCall:
     """Parse the text between the tags as a call. Raises NoCallError if it is not a call of a known tool."""
     try:
-        found = parse_json(text)
-        name, arguments = found["name"], found["arguments"]
+        call = parse_json(text)
+        name, arguments = call["name"], call["arguments"]
         encoded = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
         encoded.encode()  # not with half a character in it
     except (LookupError, TypeError) as error:

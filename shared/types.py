@@ -38,7 +38,7 @@ class Problem(msgspec.Struct, frozen=True):
     """verifier of this problem, where it is not its domain's: another domain, one of a plug-in file, or
     "reasoning_gym:KIND\""""
     answer_form: Literal["", "box", "code block", "response"] = ""
-    """where a response gives its answer, "" for where its verifier looks; "response": all behind the reasoning"""
+    """where a response gives its answer, "" for where its verifier looks; "response": all after the reasoning"""
 
     prefix: str = ""
     """beginning of a response, from which the policy goes on; it is judged as its own and not trained"""
@@ -76,11 +76,11 @@ class Turn(msgspec.Struct, frozen=True, gc=False):
     start: int
     end: int
     reward: float | None = None
-    """what the environment gave for it; None where a verifier grades, or it has not answered"""
+    """reward from the environment; None where a verifier grades, or it has not answered"""
     solved: bool | None = None
     """whether the environment says that the task is solved; None where it says nothing"""
     seconds: float = 0.0
-    """that the environment took to answer"""
+    """time that the environment took to answer"""
     info: dict[str, float] = {}
     """numbers that the environment gave, for the metrics"""
     failure: str = ""
@@ -93,7 +93,7 @@ class TurnText(msgspec.Struct, frozen=True, omit_defaults=True):
     role: Literal["policy", "environment"]
     text: str
     reward: float | None = None
-    """what the environment gave for a turn of the policy; None where a verifier grades"""
+    """reward from the environment for a turn of the policy; None where a verifier grades"""
     failure: str = ""
     """why the environment did not answer the turn, "" if it did"""
 
@@ -128,7 +128,7 @@ class Completion(msgspec.Struct, gc=False):
     teacher: list[float] = []
     """[tokens] log-probs under a teacher that is asked over HTTP, once it has ended"""
     turns: list[Turn] = []
-    """of an episode: the turns that have ended; [] without an environment"""
+    """turns of an episode that have ended; [] without an environment"""
     anew: int = 0
     """how often the episode began anew, because its environment did not repeat itself"""
     routes: list[bytes] = []
@@ -258,7 +258,7 @@ class Group(msgspec.Struct, omit_defaults=True):
 
 
 CONTEXT, SAMPLED, IMITATED = range(3)
-"""what a token of a training sequence is: context without loss, sampled by the policy, or put there to be imitated"""
+"""kinds of tokens in a training sequence: context without loss, sampled by the policy, or put there to be imitated"""
 
 
 class TrainSequence(msgspec.Struct, gc=False):
@@ -285,7 +285,7 @@ class TrainSequence(msgspec.Struct, gc=False):
     routes: list[bytes] = []
     """[tokens or fewer] `Completion.routes`; tokens without one go where the trainer's routers send them"""
     offline: bool = False
-    """this run did not sample it: it may lack "behaviour", and tells nothing of how engines and trainers agree"""
+    """this run did not sample it: it may lack "behaviour", and says nothing about how engines and trainers agree"""
 
     @property
     def prompt_tokens(self) -> int:

@@ -25,7 +25,7 @@ PARTS = {
 }
 """parts of time/step_s -> what they are; REST is what the others leave"""
 MANY = 0.3
-"""share of idle seats, cut completions or filtered groups that is told"""
+"""share of idle seats, cut completions or filtered groups that is reported"""
 
 
 def lines(rows: list[dict[str, Any]], config: Config) -> list[str]:
@@ -36,13 +36,13 @@ def lines(rows: list[dict[str, Any]], config: Config) -> list[str]:
     if not steps:
         return [f'no training step yet; the last phase of the launch: "{began[-1][1]}"'] if began else []
     shares = part_shares(steps[-WINDOW:])
-    slowest = max(shares, key=lambda part: shares[part])
+    slowest = max(shares, key=lambda name: shares[name])
     step_s = sum(row["time/step_s"] for row in steps[-WINDOW:]) / len(steps[-WINDOW:])
-    found = [
+    report = [
         f"slowest part of a step: {PARTS[slowest]}, {shares[slowest]:.0%} of {step_s:.3g} s",
         f"to make it faster: {advice(slowest, steps[-WINDOW:], config)}",
     ]
-    return [*found, *start_lines(began, steps)]
+    return [*report, *start_lines(began, steps)]
 
 
 def part_shares(steps: list[dict[str, Any]]) -> dict[str, float]:
@@ -53,14 +53,14 @@ def part_shares(steps: list[dict[str, Any]]) -> dict[str, float]:
     return {**shares, REST: max(1 - sum(shares.values()), 0.0)}
 
 
-def advice(part: str, steps: list[dict[str, Any]], config: Config) -> str:
-    """What to try first where `part` is the slowest."""
+def advice(slowest: str, steps: list[dict[str, Any]], config: Config) -> str:
+    """What to try first where that part of a step is the slowest."""
 
     def mean(name: str) -> float:
-        found = [row[name] for row in steps if row.get(name) is not None]
-        return float(sum(found) / len(found)) if found else 0.0
+        values = [row[name] for row in steps if row.get(name) is not None]
+        return float(sum(values) / len(values)) if values else 0.0
 
-    if part == BATCH:
+    if slowest == BATCH:
         filtered = mean("groups/filtered") / max(mean("groups/filtered") + mean("groups/trained"), 1)
         if mean("environment/idle_seats") > MANY:
             return "engines wait for environments: make these faster, or raise rollout.prompts_per_step"
@@ -71,28 +71,28 @@ def advice(part: str, steps: list[dict[str, Any]], config: Config) -> str:
         if mean("truncated") > MANY:
             return f"{mean('truncated'):.0%} of the completions are cut: raise reward.length, or SFT on shorter ones"
         return "more engines (placement.engines), or sequences at once (rollout.max_sequences); see python -m lab.plan"
-    if part == TRAIN:
+    if slowest == TRAIN:
         return "more trainers (placement.trainers), or adapters (lora.rank), which cost less to train"
-    if part == SYNC:
+    if slowest == SYNC:
         if config.rollout.max_async_level == 0:
             return "rollout.max_async_level = 1 lets both overlap with the next batch; or raise evaluate.every"
         slower = "trainers' write" if mean("sync/write_s") > mean("sync/update_s") else "engines' update"
         return f"the {slower} is the slower half (sync/write_s, sync/update_s): see rollout.transport"
-    if part == CHECKPOINT:
+    if slowest == CHECKPOINT:
         return "raise checkpoint.every, or put runs_dir on a faster disk"
     return "look at what else runs on the controller's machine, and at the disk of runs_dir"
 
 
 def read_phases(path: Path) -> list[tuple[float, str]]:
     """(Unix time in s, phase) of all launches, in order; damaged lines are left out, a missing file is empty."""
-    found = []
+    phases = []
     for line in path.read_bytes().splitlines() if path.is_file() else []:
         try:
             row = parse_json(line)
-            found.append((float(row["time"]), str(row["phase"])))
+            phases.append((float(row["time"]), str(row["phase"])))
         except (ValueError, TypeError, KeyError):
             continue
-    return found
+    return phases
 
 
 def start_lines(began: list[tuple[float, str]], steps: list[dict[str, Any]]) -> Iterator[str]:

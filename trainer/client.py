@@ -31,8 +31,8 @@ class TrainerClient(RankClient):
     async def compute_old_logprobs(self, plan: list[list[MicroBatch]]) -> None:
         """Write into every sequence of the plan its log-probs under the policy as it is (column "old")."""
         temperature = self.config.rollout.temperature
-        found = await self.call_each([request(TrainerRank.compute_old_logprobs, share, temperature) for share in plan])
-        for share, logprobs in zip(plan, found, strict=True):
+        rows = await self.call_each([request(TrainerRank.compute_old_logprobs, share, temperature) for share in plan])
+        for share, logprobs in zip(plan, rows, strict=True):
             sequences = [sequence for batch in share for sequence in batch.sequences]
             for sequence, column in zip(sequences, logprobs, strict=True):
                 sequence.columns["old"] = column
@@ -41,17 +41,17 @@ class TrainerClient(RankClient):
         """Run forward and backward on every rank. plan: [trainer ranks][micro-batches]."""
         temperature = 1.0 if sft else self.config.rollout.temperature
         requests = [request(TrainerRank.forward_backward, share, temperature, sft) for share in plan]
-        found = await self.call_each(requests)
-        total = add_up(found, seconds=max(part.seconds for part in found))
+        sums = await self.call_each(requests)
+        total = add_up(sums, seconds=max(part.seconds for part in sums))
         if (loss_sum := total.sums.get("loss", 0.0)) != loss_sum:
             raise NonFinite(f"the loss of the step after version {self.version} is {loss_sum}")
         return total
 
     async def step(self, learning_rate: float) -> Stepped:
         """Take one optimiser step on every rank; returns the slowest rank's answer, with the largest peak of memory."""
-        found = await self.call(TrainerRank.step, learning_rate)
-        slowest = max(found, key=lambda stepped: stepped.seconds)
-        return replace(slowest, gpu_peak_bytes=max(stepped.gpu_peak_bytes for stepped in found))
+        replies = await self.call(TrainerRank.step, learning_rate)
+        slowest = max(replies, key=lambda stepped: stepped.seconds)
+        return replace(slowest, gpu_peak_bytes=max(stepped.gpu_peak_bytes for stepped in replies))
 
     async def publish(self, version: int, probe: list[list[int]]) -> list[PublishedWeights]:
         """Write the weights for the engines; returns one report a rank."""
@@ -64,11 +64,11 @@ class TrainerClient(RankClient):
 
     async def saved(self) -> dict[str, Written] | None:
         """What all ranks have written since `save`, by name; None while a file is not done, or ranks work on another
-        call, behind which this one would wait."""
+        call, for which this one would wait."""
         if self.under_way:
             return None
-        found = [files for files in await self.call(TrainerRank.saved) if files is not None]
-        return None if len(found) < len(self.ranks) else {name: each for files in found for name, each in files.items()}
+        saved = [files for files in await self.call(TrainerRank.saved) if files is not None]
+        return None if len(saved) < len(self.ranks) else {name: each for files in saved for name, each in files.items()}
 
     async def call_each(self, requests: list[CallRequest[Result]]) -> list[Result]:
         """Call one method of every rank; `under_way` counts such calls."""

@@ -3,7 +3,7 @@
 Per GPU, of its memory less RESERVED:
 
     resident   a trainer (states, gathered weights, frozen models, buffers, activations) + an engine (weights, KV cache)
-    turns      the trainer alone, then the engine beside the buffers of the weight transfer
+    turns      the trainer alone, then the engine with the buffers of the weight transfer
 
 each with PROCESS_BYTES for a process's CUDA context, CONTEXT_BYTES for each GPU of another engine that reads the
 trainer's buffers, what an update has on its way into the engine, and ENGINE_WORK_BYTES for its prefill and CUDA graphs.
@@ -34,9 +34,9 @@ RESERVED = 0.05
 """share of a GPU's memory that is left to drivers, displays and fragments"""
 PROCESS_BYTES, ENGINE_WORK_BYTES = 1 << 30, 2 << 30
 MOVED_BYTES = 4 + 8
-"""of a parameter: float32 weight, two moments"""
+"""bytes for each parameter: float32 weight, two moments"""
 PINNED_SHARE = 0.8
-"""of the host's memory, for what trainers move there"""
+"""share of the host's memory for the tensors that trainers move there"""
 GIB = 1 << 30
 
 
@@ -46,19 +46,19 @@ def shards_of(config: Config) -> int:
 
 
 def frozen_models(config: Config, shape: DecoderConfig, on_gpu: bool) -> dict[str, float]:
-    """Bytes of the models beside the policy on a trainer rank: "reference", and "teacher" where its folder is here."""
+    """Bytes of the frozen models on a trainer rank: "reference", and "teacher" where its folder is here."""
     objective, shards = objective_of(config), shards_of(config)
     in_place = memory.works_in_place(config.placement.trainers, config.optimiser.compute_dtype, on_gpu)
-    found = {}
+    sizes = {}
     if Need.REFERENCE in needs(config):
         adapters = adapters_of(config, shape)
         alone = memory.FROZEN_BYTES * adapters / shards
-        found["reference"] = alone if adapters else memory.frozen_bytes(shape.parameters, shards, in_place)
+        sizes["reference"] = alone if adapters else memory.frozen_bytes(shape.parameters, shards, in_place)
     local = objective.teacher.path if isinstance(objective.teacher, LocalTeacher) else ""
     if Need.TEACHER in needs(config) and local and Path(local).is_dir():
         teacher = read_shape(load_config(Path(local)))
-        found["teacher"] = memory.frozen_bytes(teacher.parameters, shards, in_place)
-    return found
+        sizes["teacher"] = memory.frozen_bytes(teacher.parameters, shards, in_place)
+    return sizes
 
 
 def adapters_of(config: Config, shape: DecoderConfig) -> int:
@@ -78,7 +78,7 @@ def streams(config: Config) -> bool:
 
 def trainer_memory(config: Config, shape: DecoderConfig, on_gpu: bool, readers: int = 0) -> TrainerMemory:
     """Memory of one trainer rank of this run: all that it holds at the peak of a step. readers: GPUs of engines whose
-    processes open its buffers, beside one that shares its GPU; none where weights are streamed."""
+    processes open its buffers, in addition to one that shares its GPU; none where weights are streamed."""
     trainers, settings = config.placement.trainers, config.optimiser
     width = DTYPE_BYTES[settings.compute_dtype]
     in_place = memory.works_in_place(trainers, settings.compute_dtype, on_gpu)
@@ -100,14 +100,14 @@ def share(config: Config, shape: DecoderConfig, gpu_bytes: float, host_bytes: fl
     arriving = memory.arriving_bytes(shape, width, streams(config), sent_rank(config))
     engine = memory.weight_bytes(shape.parameters, width, parallel) + arriving + PROCESS_BYTES + ENGINE_WORK_BYTES
     a_sequence = config.model.max_tokens * memory.cache_bytes_per_token(shape, width, parallel)
-    wanted = config.rollout.cache_bytes or open_sequences(config) * a_sequence
-    least = config.rollout.cache_bytes or max(a_sequence, wanted / 4)
+    cache = config.rollout.cache_bytes or open_sequences(config) * a_sequence
+    least = config.rollout.cache_bytes or max(a_sequence, cache / 4)
     spare = {
         "resident": usable - trainer.total - PROCESS_BYTES - engine,
         "turns": usable - trainer.buffers - PROCESS_BYTES - engine,
     }
     if spare["resident"] >= least and asked != "turns":
-        return with_sharing(config, "resident", int(min(wanted, spare["resident"])))
+        return with_sharing(config, "resident", int(min(cache, spare["resident"])))
     alone = trainer.total + 2 * PROCESS_BYTES + (arriving if streams(config) else 0)
     lower = (
         "lower optimiser.micro_batch_tokens, model.max_tokens or rollout.cache_bytes, set optimiser.activation_bytes = "
@@ -124,8 +124,8 @@ def share(config: Config, shape: DecoderConfig, gpu_bytes: float, host_bytes: fl
     least = config.rollout.cache_bytes or a_sequence
     if alone > usable or spare["turns"] < least:
         raise ConfigError(f"trainers and engines share GPUs, but not even in turns do they fit: {sums}: {lower}")
-    adapters, held = adapters_of(config, shape), DTYPE_BYTES[config.optimiser.compute_dtype]
-    states = MOVED_BYTES * adapters + held * shape.parameters if adapters else MOVED_BYTES * shape.parameters
+    adapters, width_bytes = adapters_of(config, shape), DTYPE_BYTES[config.optimiser.compute_dtype]
+    states = MOVED_BYTES * adapters + width_bytes * shape.parameters if adapters else MOVED_BYTES * shape.parameters
     moved = states * (config.placement.replicas or 1) + config.placement.trainers * trainer.frozen
     if moved > PINNED_SHARE * host_bytes:
         raise ConfigError(
@@ -139,7 +139,7 @@ def share(config: Config, shape: DecoderConfig, gpu_bytes: float, host_bytes: fl
             f"trains one after the other, but rollout.max_async_level = {ahead}: set it to 0 (in every stage), or "
             f"{lower}"
         )
-    return with_sharing(config, "turns", int(min(wanted, spare["turns"])))
+    return with_sharing(config, "turns", int(min(cache, spare["turns"])))
 
 
 def parts(trainer: TrainerMemory) -> str:
@@ -195,10 +195,10 @@ def with_replicas(config: Config, shape: DecoderConfig, node_trainers: int, rank
         most = trainers // node_trainers
     for replicas in (count for count in range(most, 0, -1) if most % count == 0):
         placement = config.placement.model_copy(update={"replicas": config.placement.replicas or replicas})
-        found = config.model_copy(update={"placement": placement})
-        if trainer_memory(found, shape, on_gpu).total + PROCESS_BYTES <= (1 - RESERVED) * rank_bytes:
+        settings = config.model_copy(update={"placement": placement})
+        if trainer_memory(settings, shape, on_gpu).total + PROCESS_BYTES <= (1 - RESERVED) * rank_bytes:
             break
-    return found
+    return settings
 
 
 def settle(config: Config, model_dir: Path, gpus: int, one_node: bool, node_trainers: int = 0) -> Config:

@@ -119,7 +119,7 @@ class TrainingLoop:
         kept: asyncio.Future[None] = clock.nothing()
         evaluations: list[asyncio.Task[None]] = []
         while not ledger.exhausted:
-            while ledger.stage_over:  # twice where a condition ended one behind the last step of the next
+            while ledger.stage_over:  # twice where a condition ended one after the last step of the next
                 await clock("last weight update of a stage", sync)
                 self.logger.stage(ledger.next_stage())
             try:

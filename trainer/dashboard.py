@@ -1,4 +1,4 @@
-"""Opens the dashboard beside a launch (`--dashboard`): a child that shows the run folders and ends with the controller.
+"""Opens the dashboard with a launch (`--dashboard`): a child that shows the run folders and ends with the controller.
 
 It is never in the way of a run: nobody waits for it, and one that does not start is a warning.
 """

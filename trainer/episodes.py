@@ -232,8 +232,8 @@ class Episodes:
                 raise NotRepeatable
 
     def _action(self, completion: Completion, turn: Turn) -> Action:
-        place = slice(turn.start, turn.end)
-        return action_of(self.chat, completion.token_ids[place], completion.logprobs[place])
+        span = slice(turn.start, turn.end)
+        return action_of(self.chat, completion.token_ids[span], completion.logprobs[span])
 
     def _observed(self, observation: Observation, ended: int) -> list[int]:
         """[tokens] between a turn and the next one. ended: the token that ended the turn."""
@@ -259,16 +259,16 @@ class Episodes:
 def turns_of(prompts: PromptFormat, prompt: Prompt, completion: Completion) -> list[TurnText]:
     """What was said in an episode, in order: the policy's words are the tokens of `Completion.turns`, its environment's
     those between them, and the prompt where `reset` made another one than the problem's text."""
-    problem, chat, found, here = prompt.problem, prompts.chat, list[TurnText](), 0
+    problem, chat, texts, here = prompt.problem, prompts.chat, list[TurnText](), 0
     if prompt.token_ids != prompts.prompt_of(problem):
-        found.append(TurnText("environment", chat.decode(prompt.token_ids)))
+        texts.append(TurnText("environment", chat.decode(prompt.token_ids)))
     for turn in completion.turns:
         if turn.start > here:
-            found.append(TurnText("environment", chat.decode_bridge(completion.token_ids[here : turn.start])))
-        said = chat.think_prefix + chat.decode(completion.token_ids[turn.start : turn.end])
-        found.append(TurnText("policy", said if turn.end else "", turn.reward, turn.failure))
+            texts.append(TurnText("environment", chat.decode_bridge(completion.token_ids[here : turn.start])))
+        words = chat.think_prefix + chat.decode(completion.token_ids[turn.start : turn.end])
+        texts.append(TurnText("policy", words if turn.end else "", turn.reward, turn.failure))
         here = turn.end
-    return found
+    return texts
 
 
 def failed_start(completion: Completion, failed: Failed) -> Completion:

@@ -1,4 +1,4 @@
-"""Evaluation on validation problems beside training, which is not drained.
+"""Evaluation on validation problems during training, which is not drained.
 
 Completions take the engines' spare slots, and where there are none an eighth of all slots, so that an evaluation ends
 soon after its version.
@@ -58,7 +58,7 @@ class Sampled(msgspec.Struct, omit_defaults=True):
     reward: Reward
     tokens: int
     turns: list[TurnText] = []
-    """what was said in an episode"""
+    """the texts of an episode, in order"""
     info: dict[str, float] = {}
     """numbers of the environment, each the mean over the turns that have it"""
 
@@ -97,7 +97,7 @@ class Evaluation(Breakdown, kw_only=True):
     tokens: float
     """mean completion length"""
     completions: int = 1
-    """of each problem: the k of pass@k and maj@k"""
+    """completions of each problem: the k of pass@k and maj@k"""
     distinct: float | None = None
     """different bigrams of a problem's completions over all of them; None for one completion a problem"""
     self_bleu: float | None = None
@@ -107,12 +107,12 @@ class Evaluation(Breakdown, kw_only=True):
     parts: dict[str, Breakdown] = {}
     """"language/fr", "asked/de", "domain/code", "set/gsm8k": only kinds (`PARTS`) of which there are several"""
     info: dict[str, InfoMean] = {}
-    """by name: numbers that environments gave"""
+    """name -> mean of a number that environments gave"""
     samples: list[Sampled] = []
 
 
 class Evaluator:
-    """Samples and verifies completions of its problems beside training; several evaluations may be under way."""
+    """Samples and verifies completions of its problems during training; several evaluations may be under way."""
 
     def __init__(
         self,
@@ -134,26 +134,26 @@ class Evaluator:
         completion with the number that have ended, and that of all."""
         count = completions if temperature > 0 else 1
         total = len(self.problems) * count
-        found = await self.sample(temperature, count, ended=lambda done: ended(done, total) if ended else None)
-        return await asyncio.to_thread(summarise, temperature, found)  # long completions take seconds to compare
+        sampled = await self.sample(temperature, count, ended=lambda done: ended(done, total) if ended else None)
+        return await asyncio.to_thread(summarise, temperature, sampled)  # long completions take seconds to compare
 
     async def sample(
         self,
         temperature: float,
         count: int,
-        part: range | None = None,
+        chosen: range | None = None,
         ended: Callable[[int], None] = lambda done: None,
     ) -> list[list[Sampled]]:
-        """[problems][count] verified completions, of the problems at the places `part` (None for all). ended: called
+        """[problems][count] verified completions, of the problems at the places `chosen` (None for all). ended: called
         after each completion with the number that have ended."""
         gate, done = asyncio.Lock(), itertools.count(1)
 
         async def one(position: int, sample: int) -> Sampled:
-            found = await self._one(position, self.problems[position], sample, temperature, gate)
+            outcome = await self._one(position, self.problems[position], sample, temperature, gate)
             ended(next(done))
-            return found
+            return outcome
 
-        places = range(len(self.problems)) if part is None else part
+        places = range(len(self.problems)) if chosen is None else chosen
         sampled = await asyncio.gather(*(one(place, sample) for place in places for sample in range(count)))
         return [list(sampled[i : i + count]) for i in range(0, len(sampled), count)]
 
@@ -181,7 +181,7 @@ class Evaluator:
         return Sampled(problem, text, reward, completion.sampled_tokens, turns, info)
 
     async def _play(self, prompt: Prompt, seed: int, temperature: float) -> tuple[Prompt, Completion]:
-        """Sample one episode, behind the prompt as its environment begins it; where that fails, the episode has no
+        """Sample one episode, after the prompt as its environment begins it; where that fails, the episode has no
         tokens, and is not graded."""
         completion, episodes = self.engines.episode(seed), self.episodes
         assert episodes is not None, "a problem has an environment, and nothing plays it"
@@ -190,7 +190,7 @@ class Evaluator:
         except Failed as failed:
             return prompt, failed_start(completion, failed)
         return opened, await episodes.play(
-            opened, completion, lambda one: self.engines.continue_turn(opened.token_ids, one, temperature)
+            opened, completion, lambda episode: self.engines.continue_turn(opened.token_ids, episode, temperature)
         )
 
 
@@ -247,36 +247,36 @@ def _formed(problems: Sequence[Sequence[Sampled]]) -> list[Sampled]:
     return [sample for samples in problems for sample in samples if sample.reward.format is not None]
 
 
-def _share(found: list[bool]) -> float | None:
-    return sum(found) / len(found) if found else None
+def _share(answers: list[bool]) -> float | None:
+    return sum(answers) / len(answers) if answers else None
 
 
 def parts_of(problems: Sequence[Sequence[Sampled]]) -> dict[str, Breakdown]:
     """`part_of` for each language, language asked for, domain and set, where there are several. problems:
     [problems][completions]."""
-    found: dict[str, Breakdown] = {}
+    breakdowns: dict[str, Breakdown] = {}
     for kind, name in PARTS.items():
         by_value: dict[str, list[Sequence[Sampled]]] = {}
         for samples in problems:
             by_value.setdefault(getattr(samples[0].problem, name) or "none", []).append(samples)
         if len(by_value) > 1:
-            found |= {f"{kind}/{value}": part_of(members) for value, members in sorted(by_value.items())}
-    return found
+            breakdowns |= {f"{kind}/{value}": part_of(members) for value, members in sorted(by_value.items())}
+    return breakdowns
 
 
 def info_of(problems: Sequence[Sequence[Sampled]]) -> dict[str, InfoMean]:
     """Each number that environments gave: mean over problems of its mean over a problem's episodes that have it."""
-    found = [_means([sample.info for sample in samples]) for samples in problems]
-    names = sorted({name for info in found for name in info})
-    return {name: InfoMean(*mean_and_half_width([info[name] for info in found if name in info])) for name in names}
+    means = [_means([sample.info for sample in samples]) for samples in problems]
+    names = sorted({name for info in means for name in info})
+    return {name: InfoMean(*mean_and_half_width([info[name] for info in means if name in info])) for name in names}
 
 
 def _means(infos: Sequence[dict[str, float]]) -> dict[str, float]:
     """The mean of each number over those that have it."""
-    found: dict[str, list[float]] = {}
+    numbers: dict[str, list[float]] = {}
     for name, value in (item for info in infos for item in info.items()):
-        found.setdefault(name, []).append(value)
-    return {name: math.fsum(values) / len(values) for name, values in found.items()}
+        numbers.setdefault(name, []).append(value)
+    return {name: math.fsum(values) / len(values) for name, values in numbers.items()}
 
 
 def summarise(temperature: float, problems: Sequence[Sequence[Sampled]]) -> Evaluation:
@@ -313,14 +313,14 @@ class EvaluationRecord(msgspec.Struct):
 def read_evaluations(run_dir: Path) -> list[EvaluationRecord]:
     """Records of evaluations.jsonl by version, the last of each version and temperature; damaged lines are left out."""
     path = run_dir / FILE
-    found: dict[tuple[int, float], EvaluationRecord] = {}
+    records: dict[tuple[int, float], EvaluationRecord] = {}
     for line in path.read_bytes().splitlines() if path.exists() else []:
         try:
             record = decode_json(line, EvaluationRecord)
         except ValueError:  # not JSON, or not UTF-8
-            continue  # told when a launch goes on: trainer.run_log.check_folder
-        found[record.version, record.evaluation.temperature] = record
-    return [found[key] for key in sorted(found)]
+            continue  # reported when a launch goes on: trainer.run_log.check_folder
+        records[record.version, record.evaluation.temperature] = record
+    return [records[key] for key in sorted(records)]
 
 
 def forget_evaluations(run_dir: Path, version: int) -> None:

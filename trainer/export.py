@@ -61,7 +61,7 @@ def learned_forms(config: Config) -> dict[str, Any]:
     `language_requests` and `tag_blanks`; the last two are of the model that it began with where the data has none."""
     settings, requests, blanks = config.environment, False, USUAL_BLANKS
     whole, shown = bool(settings.name) or settings.history == "whole", False
-    with contextlib.suppress(ModelError):  # a damaged card of the model that the run began with tells nothing
+    with contextlib.suppress(ModelError):  # a damaged card of the model that the run began with says nothing
         if base := read_card(Path(config.locate(config.model.path))):
             requests, blanks = base.language_requests, base.tag_blanks
     for setting, name in (("data.train", config.data.train), ("sft.demonstrations", config.sft.demonstrations)):

@@ -68,9 +68,9 @@ def check_alive(learned: Learned, config: Config, vocabulary: int, step: int, ag
 def engine_surprise(learned: Learned) -> float:
     """Mean -log-prob that the engine gave the tokens of a batch when it sampled them."""
     own = [sequence for sequence in sequences_of(learned) if not sequence.offline]
-    told = [value for sequence in own for value in sequence.columns["behaviour"]]
+    logprobs = [value for sequence in own for value in sequence.columns["behaviour"]]
     sampled = sum(sequence.mask.count(SAMPLED) for sequence in own)
-    return -math.fsum(told) / max(sampled, 1)
+    return -math.fsum(logprobs) / max(sampled, 1)
 
 
 def signal_tokens(learned: Learned) -> int:

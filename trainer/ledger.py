@@ -77,10 +77,10 @@ def with_unfinished(state: LedgerState, partial: Iterable[Completion]) -> Ledger
     """The state with what engines had of its unfinished completions (partial), whose groups it changes."""
     known = {(c.group, c.index): c for c in partial}
     for group in state.groups:
-        found = [known.get((c.group, c.index), c) if c.finish_reason is None else c for c in group.completions]
+        newest = [known.get((c.group, c.index), c) if c.finish_reason is None else c for c in group.completions]
         group.completions = [  # an environment may have answered since
             one if len(one.token_ids) >= len(c.token_ids) else c
-            for one, c in zip(found, group.completions, strict=True)
+            for one, c in zip(newest, group.completions, strict=True)
         ]
     return state
 
@@ -251,7 +251,7 @@ class Ledger:
         index = group.prompt.index
         del self.groups[index], self._taken_after[index]
         self._ready.remove(index)
-        for waiting in self._taken_after:  # in order of admission: those behind are not overtaken
+        for waiting in self._taken_after:  # in order of admission: later ones do not overtake
             if waiting > index:
                 break
             self._taken_after[waiting] += 1
@@ -304,8 +304,8 @@ class Ledger:
 
     def release(self, version: int) -> None:
         """All engines hold `version`: the slots of the groups it was trained on are free."""
-        for held in [held for held in self._held if held <= version]:
-            self.busy_slots -= self._held.pop(held)
+        for trained in [held for held in self._held if held <= version]:
+            self.busy_slots -= self._held.pop(trained)
         self._changed.set()
 
     def staleness(self, group: Group) -> int:

@@ -13,13 +13,13 @@ from shared.model.config import ALL_LINEAR, EXPERTS, DecoderConfig, MeasuredConf
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 MASTER_BYTES = 4 + 4 + 8
-"""of a parameter: float32 weight, gradient, two moments of AdamW"""
+"""bytes for each parameter: float32 weight, gradient, two moments of AdamW"""
 FROZEN_BYTES = 4
-"""of a parameter of a frozen model beside the policy: reference and teacher"""
+"""bytes for each parameter of a frozen model: reference and teacher"""
 BUFFERS = 2
-"""of the weight transfer: one is read while the other is written"""
+"""buffers of the weight transfer: one is read while the other is written"""
 CONTEXT_BYTES = 500 << 20
-"""assumed of a process that uses a GPU beside its owner: its CUDA context, and NCCL's buffers"""
+"""assumed of a process that uses a GPU in addition to its owner: its CUDA context, and NCCL's buffers"""
 KEEP_WHOLE_BYTES = 4 << 30
 """gathered weights and unreduced gradients below this stay between micro-batches: one gather and one reduction a
 step"""
@@ -35,7 +35,7 @@ class TrainerMemory:
     frozen: float
     """reference and other models without gradient"""
     buffers: float
-    """of the weight transfer, and the contexts of engines that read them"""
+    """bytes of the weight transfer's buffers, and of the contexts of engines that read them"""
     activations: float
 
     @property
@@ -46,13 +46,13 @@ class TrainerMemory:
 
 def adapter_parameters(decoder: DecoderConfig, rank: int, targets: str | Sequence[str] = ALL_LINEAR) -> int:
     """Parameters of adapters of this rank (0: none) on the layers that lora.targets chooses."""
-    wanted = [targets] if isinstance(targets, str) else targets
+    names = [targets] if isinstance(targets, str) else targets
     chosen = [
         (name, inputs, outputs)
         for name, inputs, outputs in decoder.linears
-        if ALL_LINEAR in wanted or any(f".{name}".endswith(f".{target}") for target in wanted)
+        if ALL_LINEAR in names or any(f".{name}".endswith(f".{target}") for target in names)
     ]
-    chosen += decoder.expert_linears if EXPERTS in wanted else []
+    chosen += decoder.expert_linears if EXPERTS in names else []
     return rank * sum(inputs + outputs for _, inputs, outputs in chosen)
 
 
@@ -108,13 +108,13 @@ def largest_tensor(decoder: DecoderConfig, rank: int = 0) -> int:
 
 
 def gathered_bytes(decoder: DecoderConfig, width: int, adapters: int = 0) -> float:
-    """Bytes that FSDP2 holds beside the shards during a micro-batch: everything where `whole_bytes` says so, else the
+    """Bytes that FSDP2 holds with the shards during a micro-batch: everything where `whole_bytes` says so, else the
     embedding and the head, the layer at work and the next one, each in the compute type (`width` bytes) with a float32
     gradient on its way to the reduction. With `adapters` (their parameters) only these have gradients."""
     tables = decoder.parameters - decoder.layers * decoder.layer_parameters
     if adapters:
-        held = decoder.parameters if whole_bytes(decoder.parameters) else tables + 2 * decoder.layer_parameters
-        return width * held + (width + 4) * adapters
+        gathered = decoder.parameters if whole_bytes(decoder.parameters) else tables + 2 * decoder.layer_parameters
+        return width * gathered + (width + 4) * adapters
     return whole_bytes(decoder.parameters) or (width + 4) * (tables + 2 * decoder.layer_parameters)
 
 
@@ -148,7 +148,7 @@ def trainer_rank(
 ) -> TrainerMemory:  # fmt: skip
     """Memory of one trainer rank at the peak of a step: `shards` ranks share a replica of the model, a micro-batch has
     `tokens`. width, sent_width: bytes of a parameter in the compute type, and as engines receive it. frozen: bytes of
-    models beside the policy. adapters: their parameters, 0 where all weights are trained. readers: `reader_bytes`."""
+    frozen models. adapters: their parameters, 0 where all weights are trained. readers: `reader_bytes`."""
     merged = merged_bytes(decoder, width) if adapters and not sends_adapters else 0
     sent = adapters if adapters and sends_adapters else decoder.parameters
     return TrainerMemory(

@@ -35,8 +35,8 @@ def push(folder: Path, name: str, public: bool) -> str:
         api.create_repo(name, private=not public, exist_ok=True)
         commit = api.upload_folder(repo_id=name, folder_path=folder, commit_message="An export of Maestrale")
     except Exception as error:  # the hub's client raises errors of several libraries
-        told = next(iter(str(error).splitlines()), "no reason given")
-        raise RunError(f"the Hub did not take {folder} as {name} ({type(error).__name__}: {told})") from error
+        reason = next(iter(str(error).splitlines()), "no reason given")
+        raise RunError(f"the Hub did not take {folder} as {name} ({type(error).__name__}: {reason})") from error
     return str(commit.repo_url)
 
 
@@ -82,9 +82,9 @@ def card_text(config: Config, card: ModelCard, adapter: bool) -> str:
             rows["accuracy, validation of the run"] = f"{accuracy:.3f} ± {half:.3f} (95 %)"
     table = "".join(f"| {name} | {value} |\n" for name, value in rows.items())
     prompt = {"": "None.", "magistral": "Maestrale's own: a draft in `<think>`, then a summary."}
-    told = prompt.get(card.system_prompt, "\n".join(f"    {line}" for line in card.system_prompt.splitlines()))
+    shown = prompt.get(card.system_prompt, "\n".join(f"    {line}" for line in card.system_prompt.splitlines()))
     return (
-        f"---\n{head}\n---\n\n# {card.run}\n\n| | |\n|---|---|\n{table}\n## System prompt\n\n{told}\n\n"
+        f"---\n{head}\n---\n\n# {card.run}\n\n| | |\n|---|---|\n{table}\n## System prompt\n\n{shown}\n\n"
         "The licence of the model that it was trained from holds for this one.\n"
     )
 

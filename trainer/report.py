@@ -112,7 +112,7 @@ def _table_rows(records: list[EvaluationRecord]) -> list[tuple[str, str, Callabl
     evaluations = [record.evaluation for record in records]
     rows: list[tuple[str, str, Callable[[Evaluation], float | None]]] = [
         ("accuracy", "{:.3f}", attrgetter("accuracy")),
-        ("  95 % interval", "±{:.3f}", lambda one: None if one.accuracy is None else one.accuracy_half_width),
+        ("  95 % interval", "±{:.3f}", lambda each: None if each.accuracy is None else each.accuracy_half_width),
     ]
     count = evaluations[-1].completions
     figures = (
@@ -123,14 +123,14 @@ def _table_rows(records: list[EvaluationRecord]) -> list[tuple[str, str, Callabl
         if any(getattr(evaluation, figure) is not None for evaluation in evaluations):
             rows.append((name, "{:.3f}", attrgetter(figure)))
     rows.append(("tokens of a completion", "{:.0f}", attrgetter("tokens")))
-    for part in sorted({name for evaluation in evaluations for name in evaluation.parts}):
-        rows.append((f"accuracy, {part.replace('/', ' ')}", "{:.3f}", partial(_accuracy_of, part)))
+    for name in sorted({name for evaluation in evaluations for name in evaluation.parts}):
+        rows.append((f"accuracy, {name.replace('/', ' ')}", "{:.3f}", partial(_accuracy_of, name)))
     return rows
 
 
-def _accuracy_of(part: str, evaluation: Evaluation) -> float | None:
-    found = evaluation.parts.get(part)
-    return None if found is None else found.accuracy
+def _accuracy_of(name: str, evaluation: Evaluation) -> float | None:
+    breakdown = evaluation.parts.get(name)
+    return None if breakdown is None else breakdown.accuracy
 
 
 def speed_table(rows: list[dict[str, Any]]) -> Table | None:

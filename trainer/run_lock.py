@@ -73,5 +73,5 @@ class RunLock:
         """Write how this launch ended, and release the lock."""
         self.launch.ended = ended
         for last in (self._write, self.file.close):
-            with suppress(OSError):  # a disk that fails has been told
+            with suppress(OSError):  # a disk that fails has been reported
                 last()

@@ -65,7 +65,7 @@ class RunLogger:
         with writing(self.folder / "rollouts"):
             (self.folder / "rollouts").mkdir(parents=True, exist_ok=True)
         self.metrics = MetricsLog(self.folder / "metrics.jsonl", resume_step=ledger.version)
-        self.told_waiting = 0
+        self.reported_waiting = 0
         """lines of metrics that waited for room when that was last reported"""
         self.rollouts: dict[int, int] | None = None
         """step -> bytes of its file of rollouts; None before the first is written"""
@@ -148,15 +148,15 @@ class RunLogger:
         """Write a line of metrics. Lines that find no room wait; reported at first, and whenever twice as many wait."""
         self.metrics.write(step, values)
         waiting, lost = len(self.metrics.pending), self.metrics.lost
-        if waiting and waiting + lost >= max(2 * self.told_waiting, 1):
-            self.told_waiting = waiting + lost
+        if waiting and waiting + lost >= max(2 * self.reported_waiting, 1):
+            self.reported_waiting = waiting + lost
             older = f", {lost:,} older ones are lost" if lost else ""
-            said = f"{waiting:,} line(s) wait in memory until there is room{older}"
-            self.progress.warning(f"{self.metrics.last_failure}; {said}")
-        elif self.told_waiting and not waiting:
-            self.told_waiting = self.metrics.lost = 0
-            said = f"{lost:,} lines are" if lost else "no line of metrics is"
-            self.progress.note(f"{self.metrics.path}: there is room again, {said} lost")
+            state = f"{waiting:,} line(s) wait in memory until there is room{older}"
+            self.progress.warning(f"{self.metrics.last_failure}; {state}")
+        elif self.reported_waiting and not waiting:
+            self.reported_waiting = self.metrics.lost = 0
+            state = f"{lost:,} lines are" if lost else "no line of metrics is"
+            self.progress.note(f"{self.metrics.path}: there is room again, {state} lost")
 
     def end(self) -> None:
         """End the record: report what no step has reported yet, and lines of metrics that still wait: they are lost."""
@@ -197,16 +197,16 @@ class RunLogger:
     def _memory_metrics(self, stepped: Stepped) -> dict[str, float]:
         """Largest resident memory so far of a rank of each kind, an engine's is that of its own process; on GPUs also
         what they allocated there."""
-        found: dict[str, float] = {}
+        peaks: dict[str, float] = {}
         for peer in self.peers():
             name = f"memory/{peer.role}_peak_bytes"
             used = max(peer.peak_bytes, peer.children_peak_bytes) if peer.role == "engine" else peer.peak_bytes
-            found[name] = max(found.get(name, 0.0), float(used))
+            peaks[name] = max(peaks.get(name, 0.0), float(used))
         if stepped.gpu_peak_bytes:
-            found["memory/trainer_peak_gpu_bytes"] = stepped.gpu_peak_bytes
+            peaks["memory/trainer_peak_gpu_bytes"] = stepped.gpu_peak_bytes
         if self.last_sync is not None and self.last_sync.gpu_peak_bytes:
-            found["memory/engine_peak_gpu_bytes"] = self.last_sync.gpu_peak_bytes
-        return found
+            peaks["memory/engine_peak_gpu_bytes"] = self.last_sync.gpu_peak_bytes
+        return peaks
 
     def note_waiting(self) -> None:
         """Note how many episodes no engine works on because an environment has not answered, or in synchronous mode one
@@ -262,25 +262,25 @@ class RunLogger:
         self._write(step, {f"sft/{name}": value for name, value in row.items()})
         self.progress.sft(step, steps, loss, tokens_per_s)
 
-    def evaluation(self, version: int, found: Evaluation) -> None:
+    def evaluation(self, version: int, score: Evaluation) -> None:
         """Record the evaluation of a version: metrics, a line of evaluations.jsonl, a line on the screen."""
-        line = msgspec.json.encode(EvaluationRecord(version, self.clock.total_s, found))
-        prefix = "evaluation/" if found.temperature > 0 else "evaluation/greedy_"
+        line = msgspec.json.encode(EvaluationRecord(version, self.clock.total_s, score))
+        prefix = "evaluation/" if score.temperature > 0 else "evaluation/greedy_"
         names = ["accuracy", "consistency", "format", "reward", "tokens", "majority", "pass_at_k"]
         names += ["distinct", "self_bleu", "answers"]
-        values = {prefix + name: getattr(found, name) for name in names}
-        values |= {f"{prefix}info/{name}": number.mean for name, number in found.info.items()}
+        values = {prefix + name: getattr(score, name) for name in names}
+        values |= {f"{prefix}info/{name}": number.mean for name, number in score.info.items()}
         self._write(version, {name: value for name, value in values.items() if value is not None})
         append_line(self.folder / FILE, line)
         self.progress.note(
-            f"validation at version {version}, temperature {found.temperature:g}: "
-            + ("" if found.accuracy is None else f"accuracy {found.accuracy:.3f} ± {found.accuracy_half_width:.3f}, ")
-            + (f"pass@{found.completions} {found.pass_at_k:.3f}, " if found.pass_at_k is not None else "")
-            + (f"maj@{found.completions} {found.majority:.3f}, " if found.majority is not None else "")
-            + ("" if found.consistency is None else f"language consistency {found.consistency:.3f}, ")
-            + ("" if found.format is None else f"format {found.format:.3f}, ")
-            + "".join(f"{name} {one.mean:.3f} ± {one.half_width:.3f}, " for name, one in found.info.items())
-            + f"{found.tokens:.0f} tokens"
+            f"validation at version {version}, temperature {score.temperature:g}: "
+            + ("" if score.accuracy is None else f"accuracy {score.accuracy:.3f} ± {score.accuracy_half_width:.3f}, ")
+            + (f"pass@{score.completions} {score.pass_at_k:.3f}, " if score.pass_at_k is not None else "")
+            + (f"maj@{score.completions} {score.majority:.3f}, " if score.majority is not None else "")
+            + ("" if score.consistency is None else f"language consistency {score.consistency:.3f}, ")
+            + ("" if score.format is None else f"format {score.format:.3f}, ")
+            + "".join(f"{name} {one.mean:.3f} ± {one.half_width:.3f}, " for name, one in score.info.items())
+            + f"{score.tokens:.0f} tokens"
         )
 
 
@@ -304,7 +304,7 @@ def check_folder(folder: Path) -> list[str]:
         FILE: lambda line: decode_json(line, EvaluationRecord),
         STAGES: _stage_of,
     }
-    found = []
+    warnings = []
     for name, decode in readers.items():
         path = folder / name
         try:
@@ -319,11 +319,11 @@ def check_folder(folder: Path) -> list[str]:
             copy = path.with_name(f"{name}.damaged")
             with writing(copy):
                 shutil.copyfile(path, copy)
-            found.append(
+            warnings.append(
                 f"{path}: {len(damaged):,} damaged lines (the first is line {damaged[0]}) are left out; the file as it "
                 f"was is kept as {copy.name}"
             )
-    return found
+    return warnings
 
 
 def rollout_files(folder: Path) -> Iterator[tuple[int, Path]]:

@@ -7,29 +7,24 @@
 
 One engine, the verifiers and one trainer rank. They are those of a launch (`EngineRank`, `TrainerRank`), called by the
 same clients; a step and an update are those of `TrainingLoop`, so that weights are proved in the same way, and metrics
-and rollouts lie in the run's folder for report and dashboard. What a launch has beside: several ranks, overlap of
+and rollouts are in the run's folder for report and dashboard. What a launch has in addition: several ranks, overlap of
 sampling and training, restarts of engines, stages, environments, SFT, evaluations, checkpoints. Not run on a GPU yet.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import AsyncExitStack
+from collections.abc import Sequence
+from contextlib import AsyncExitStack, suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from rollout.local_engine import LocalRank
+from rollout.local_engine import LocalConnection, LocalRank
 from shared import settings_file
 from shared.chat import Chat
-from shared.config import Config
-from shared.errors import ConfigError, DeadlineExceeded, RunError
-from shared.launch.batch_queue import BatchQueue
-from shared.launch.calls import CallRequest, Result
-from shared.launch.messages import Message
-from shared.launch.ranks import RankInfo, count_gpus
+from shared.errors import ConfigError, RunError
+from shared.launch.ranks import count_gpus
 from shared.progress import Progress
 from shared.types import Group, Problem, Prompt
 from trainer.assembly import assemble
@@ -50,44 +45,6 @@ from trainer.trackers import start_trackers
 from verify.chosen_rewards import choose
 from verify.verifiers import without_environment
 
-STOP_S = 60.0
-"""that the trainer has to end"""
-
-
-class LocalTrainer:
-    """Both ends of the connection to a trainer rank of this process: its calls, one after the other, in a thread."""
-
-    def __init__(self, config: Config, role: RankInfo):
-        self.events: BatchQueue[tuple[int, Message]] = BatchQueue()
-        self.rank = TrainerRank(config, role)
-        self._thread = ThreadPoolExecutor(1, "trainer")
-
-    def name(self, rank: int) -> str:
-        """The rank's name for people."""
-        return "the trainer"
-
-    async def post(self, rank: int, request: CallRequest[Any]) -> None:
-        """Call the rank without waiting for its answer."""
-        self._thread.submit(request.run, self.rank)
-
-    async def call_all(
-        self, requests: Mapping[int, CallRequest[Result]], deadline_s: float, excused: Callable[[], set[int]] = set
-    ) -> list[Result]:
-        """Call the rank, and wait for its answer. Raises what the call raises, and DeadlineExceeded."""
-        loop, found = asyncio.get_running_loop(), []
-        for request in requests.values():
-            try:
-                call = loop.run_in_executor(self._thread, request.run, self.rank)
-                found.append(await asyncio.wait_for(call, deadline_s))
-            except TimeoutError as error:
-                raise DeadlineExceeded("session", request.phase, "the trainer", deadline_s) from error
-        return found
-
-    def close(self) -> None:
-        """Free the rank's memory, after the call under way, and end the thread; a call that hangs is left behind."""
-        wait([self._thread.submit(self.rank.stop)], STOP_S)
-        self._thread.shutdown(wait=False, cancel_futures=True)
-
 
 class Session:
     """An engine, verifiers and a trainer for a loop of one's own, one session at a time in a process. Use as
@@ -101,15 +58,15 @@ class Session:
         choose(self.config.reward)
         self.published = -1
         """version of the weights that the engine has; -1 before the first"""
-        beside = needs(self.config) - {Need.OLD_LOGPROBS, Need.GROUPS, Need.GROUND_TRUTH}
+        further = needs(self.config) - {Need.OLD_LOGPROBS, Need.GROUPS, Need.GROUND_TRUTH}
         if (
             self.config.placement.trainers > 1
             or self.config.placement.engines > 1
-            or beside
+            or further
             or self.config.stages
             or self.config.data.offline
         ):
-            what = ", ".join(sorted(beside)) or "several trainers, engines or stages, or offline rows"
+            what = ", ".join(sorted(further)) or "several trainers, engines or stages, or offline rows"
             raise ConfigError(
                 f"a session has one trainer and one engine, but the settings ask for {what}: use a launch"
             )
@@ -135,28 +92,29 @@ class Session:
             raise ConfigError(f"{run_dir} holds a run already: give the session a name of its own (--name=...)")
         start_trackers(self.config, progress.warning)
         sources.prepare(self.config, progress)
-        found = sources.gather_sources(self.config)
-        config = settle(self.config, found.model_dir, min(count_gpus(self.config.placement.device), 1), one_node=True)
+        files = sources.gather_sources(self.config)
+        config = settle(self.config, files.model_dir, min(count_gpus(self.config.placement.device), 1), one_node=True)
         if config.placement.colocate == "turns":
             raise ConfigError("a session keeps trainer and engine on a GPU, and this model does not fit: use a launch")
-        # an engine that dies is not started again: forked beside a trainer's process group it would not come to life
+        # an engine that dies is not started again: forked next to a trainer's process group it would not come to life
         config = config.model_copy(update={"rollout": config.rollout.model_copy(update={"max_restarts": 0})})
-        chat = Chat.of_run(found.model_dir, config, progress)
+        chat = Chat.of_run(files.model_dir, config, progress)
         problems = [
             without_environment(one, "data.train", "a session samples")
-            for one in read_problems(found.train, "data.train", config.data, config.environment.name).problems
+            for one in read_problems(files.train, "data.train", config.data, config.environment.name).problems
         ]
-        self.solver = solver = Solver(config, found.model_dir, chat, progress.warning)
+        self.solver = solver = Solver(config, files.model_dir, chat, progress.warning)
         stack.push_async_callback(solver.close)
         if isolation := await solver.start(problems):
             progress.note(isolation)
-        link = LocalTrainer(config, LocalRank(solver.engine.device, solver.engine.store))
-        stack.push_async_callback(asyncio.to_thread, link.close)
-        trainers = TrainerClient(link, range(1), config)
-        [loaded] = await trainers.call(TrainerRank.load, str(found.model_dir), None)
+        self.trainer = TrainerRank(config, LocalRank(solver.engine.device, solver.engine.store))
+        link = LocalConnection("the trainer")
+        serving, trainers = asyncio.create_task(link.serve(self.trainer)), TrainerClient(link, range(1), config)
+        stack.push_async_callback(_stop, trainers, serving)
+        [loaded] = await trainers.call(TrainerRank.load, str(files.model_dir), None)
         await solver.engine.attach([loaded.transfer])
         prompts, ledger = PromptFormat(chat, config.data), Ledger(solver.stages)
-        source, origin = DataSource(problems, solver.stages, prompts), origin_of(self.config, found, prompts)
+        source, origin = DataSource(problems, solver.stages, prompts), origin_of(self.config, files, prompts)
         settings_file.write(self.config, run_dir / "config.toml")
         episodes = Episodes(config, prompts, solver.scorer)
         self.loop = assemble(
@@ -191,11 +149,11 @@ class Session:
 
     async def step(self, groups: Sequence[Group]) -> dict[str, float]:
         """Take one step of the objective on complete groups, whose rewards you may have replaced. Returns its metrics,
-        which lie in metrics.jsonl too. Raises what a launch raises; RunError where the last step is not published."""
+        which are in metrics.jsonl too. Raises what a launch raises; RunError where the last step is not published."""
         loop, batch = self.loop, list(groups)
         if not batch or self.published < self.version:
-            wanted = "publish" if batch else "groups"
-            raise RunError(f"a step needs {wanted} first: the engine has version {self.published} of {self.version}")
+            missing = "publish" if batch else "groups"
+            raise RunError(f"a step needs {missing} first: the engine has version {self.published} of {self.version}")
         staleness = [loop.ledger.staleness(group) for group in batch]
         learned = await loop.learner.learn(batch, loop.clock.nothing())
         row = loop.logger.step(batch, staleness, loop.ledger.trained(batch), learned, self.version)
@@ -213,3 +171,10 @@ class Session:
     async def export(self, folder: str | Path) -> None:
         """Write the model as a Hugging Face folder, to be served."""
         await self.loop.learner.trainers.call(TrainerRank.export, str(folder))
+
+
+async def _stop(trainers: TrainerClient, serving: asyncio.Task[None]) -> None:
+    """Free the trainer's memory, after the call under way; a call that hangs is left to its thread."""
+    with suppress(RunError):
+        await trainers.call(TrainerRank.stop)
+    serving.cancel()

@@ -23,16 +23,15 @@ from shared.sections import Sft
 from shared.types import CONTEXT, IMITATED, Problem
 from trainer.client import TrainerClient
 from trainer.data.data_source import PromptFormat
-from trainer.data.demonstration_rows import to_demonstration
+from trainer.data.demonstration_rows import completion_of, to_demonstration
 from trainer.data.sources import Sources
-from trainer.data.written_text import CLOSE, OPEN, WrittenTexts
+from trainer.data.written_text import WrittenTexts
 from trainer.evaluation import evaluation_due
 from trainer.ledger import Interrupted
 from trainer.objectives.sequences import Demonstration, sft_sequences
 from trainer.schedule import warm_and_decay
 from trainer.step.batching import Learned, plan_batch
 from trainer.step.rank import TrainerRank
-from verify.extract import extract_answer
 from verify.published import NATIVE, renamed
 from verify.verifiers import check_language
 
@@ -60,8 +59,8 @@ class Demonstrations:
         rng = random.Random(f"cold start {seed} {step}")
         if not self.general:
             return rng.choices(self.reasoning, k=size)
-        wanted = size * self.general_share
-        count = int(wanted) + (rng.random() < wanted % 1)
+        expected = size * self.general_share
+        count = int(expected) + (rng.random() < expected % 1)
         return rng.choices(self.reasoning, k=size - count) + rng.choices(self.general, k=count)
 
 
@@ -71,10 +70,10 @@ def demonstrations_of(
     """The demonstrations that the settings name; None where none are to be imitated. Raises DataError."""
     if not (config.sft.steps and sources.demonstrations):
         return None
-    found = load_demonstrations(sources.demonstrations, sources.general, config.sft, prompts, config.model.max_tokens)
-    for line in found.left_out:
+    loaded = load_demonstrations(sources.demonstrations, sources.general, config.sft, prompts, config.model.max_tokens)
+    for line in loaded.left_out:
         warning(line)
-    return found
+    return loaded
 
 
 def load_demonstrations(
@@ -104,7 +103,7 @@ def read_demonstrations(
 
     Raises DataError naming the lines, or `setting` if nothing is left.
     """
-    found: list[Demonstration] = []
+    demonstrations: list[Demonstration] = []
     long: list[str] = []
     faults: list[str] = []
     chat, shapes = prompts.chat, Counter[str]()
@@ -133,23 +132,23 @@ def read_demonstrations(
             continue
         prompt_ids = prompts.render(problem, domain, also, language=language)
         if len(prompt_ids) + len(completion.completion) <= max_tokens:
-            found.append(completion._replace(prompt=prompt_ids))
+            demonstrations.append(completion._replace(prompt=prompt_ids))
         else:
             long.append(where)
     if faults:
         raise DataError(all_faults(faults, f"{setting}: {len(faults):,} rows of {path} cannot be used:"))
-    if not found:
+    if not demonstrations:
         raise DataError(f"{setting}: {path} holds none that fits model.max_tokens = {max_tokens}")
     if {*shapes} - {NATIVE}:
         left_out.append(f"{setting}: read " + ", ".join(f"{count:,} as {name}" for name, count in shapes.most_common()))
-    left_out += texts.warnings(setting, len(found) + len(long))
+    left_out += texts.warnings(setting, len(demonstrations) + len(long))
     if long:
-        count = len(found) + len(long)
+        count = len(demonstrations) + len(long)
         left_out.append(
             f"{setting}: {len(long):,} of {count:,} rows ({len(long) / count:.1%}) are longer than model.max_tokens = "
             f"{max_tokens}: they are left out (first: {long[0].removeprefix(f'{setting}: ')})"
         )
-    return found
+    return demonstrations
 
 
 def encode_turns(chat: Chat, messages: list[Any], where: str, texts: WrittenTexts | None = None) -> Demonstration:
@@ -157,37 +156,24 @@ def encode_turns(chat: Chat, messages: list[Any], where: str, texts: WrittenText
     is read otherwise. Raises DataError."""
     texts = texts or WrittenTexts(chat)
     ids, mask, between = list[int](), b"", list[tuple[str, str]]()
-    for place, message in enumerate(messages):
+    for number, message in enumerate(messages):
         if not isinstance(message, dict) or message.get("role") not in ("assistant", "user", "tool"):
-            raise DataError(f'{where}: message {place} of "completion" needs a "role": "assistant", "user" or "tool"')
-        role, text = message["role"], text_of(message, "content", f'{where}: message {place} of "completion"')
+            raise DataError(f'{where}: message {number} of "completion" needs a "role": "assistant", "user" or "tool"')
+        role, text = message["role"], text_of(message, "content", f'{where}: message {number} of "completion"')
         if role != "assistant":
             between.append((role, text))
             continue
         if bool(ids) != bool(between):
             raise DataError(
-                f'{where}: "completion" begins with a turn of the assistant, and something stands between two'
+                f'{where}: "completion" begins with a turn of the assistant, and something must come between two'
             )
-        said = chat.bridge(between) if between else []
+        bridge = chat.bridge(between) if between else []
         turn = [*texts.tokens(text, where), chat.eos_id]
-        ids, between = [*ids, *said, *turn], []
-        mask += bytes([CONTEXT]) * len(said) + bytes([IMITATED]) * len(turn)
+        ids, between = [*ids, *bridge, *turn], []
+        mask += bytes([CONTEXT]) * len(bridge) + bytes([IMITATED]) * len(turn)
     if not ids or between:
         raise DataError(f'{where}: "completion" must end with a turn of the assistant')
     return Demonstration([], ids, mask)
-
-
-def completion_of(row: dict[str, Any], where: str) -> str:
-    """Return the completion to imitate: as written, or reasoning and boxed answer from a worked solution. One that has
-    the tags of reasoning keeps its own, and gets the box if no answer stands behind them."""
-    if "completion" not in row and "solution" in row:
-        solution, answer = text_of(row, "solution", where), text_of(row, "answer", where)
-        if CLOSE in solution:
-            solution = solution.strip() if OPEN in solution else f"{OPEN}\n{solution.strip()}"
-            boxed = extract_answer(solution.rpartition(CLOSE)[2]) is not None
-            return solution if boxed else f"{solution}\nThe answer is \\boxed{{{answer}}}."
-        return f"<think>\n{solution}\n</think>\nThe answer is \\boxed{{{answer}}}."
-    return text_of(row, "completion", where)
 
 
 def sft_rate(step: int, settings: Sft) -> float:
@@ -236,6 +222,6 @@ async def sft_run(run: TrainingLoop, demonstrations: Demonstrations) -> None:
     await run.publish(ledger.version)
 
 
-def _report(run: TrainingLoop, step: int, found: Learned, tokens_per_s: float) -> None:
+def _report(run: TrainingLoop, step: int, learned: Learned, tokens_per_s: float) -> None:
     settings = run.config.sft
-    run.logger.sft(step + 1, settings.steps, found, sft_rate(step, settings), tokens_per_s)
+    run.logger.sft(step + 1, settings.steps, learned, sft_rate(step, settings), tokens_per_s)

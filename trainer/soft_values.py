@@ -108,7 +108,7 @@ def drawn_problems(source: DataSource, config: Config) -> list[Problem]:
     draws of the whole run, and all its problems where some may be left out as solved by then, which changes the order.
     Raises DataError for different problems with one id.
     """
-    found: dict[str, Problem] = {}
+    problems: dict[str, Problem] = {}
     dropping = False
     for number, stage in enumerate(config.every_stage):
         if stage.data.order == "prioritised":  # any may come
@@ -121,12 +121,12 @@ def drawn_problems(source: DataSource, config: Config) -> list[Problem]:
             if prompt.index >= len(drawn.problems):
                 break  # the second epoch: all that fit are there
             problem, index = prompt.problem, prompt.index + 1
-            if found.setdefault(problem.id, problem) != problem:
+            if problems.setdefault(problem.id, problem) != problem:
                 raise DataError(
                     f'data.train: two different problems have the id "{problem.id}", and objective.name = "spo" keeps '
                     "a soft value for each id: give every row its own"
                 )
-    return list(found.values())
+    return list(problems.values())
 
 
 def read_values(config: Config) -> dict[str, float | None]:
@@ -182,13 +182,13 @@ async def soft_values(
     evaluator, before = Evaluator(engines, scorer, source, problems), 0
     parts = [range(first, min(first + PART, len(problems))) for first in range(0, len(problems), PART)]
     waiting = [part for part in parts if any(problems[place].id in missing for place in part)]
-    for part in waiting:
+    for span in waiting:
         ended = partial(_tell, progress, before, sum(map(len, waiting)) * samples)
-        sampled = await evaluator.sample(config.rollout.temperature, samples, part, ended)
-        before += len(part) * samples
-        for place, group in zip(part, sampled, strict=True):
+        sampled = await evaluator.sample(config.rollout.temperature, samples, span, ended)
+        before += len(span) * samples
+        for index, group in zip(span, sampled, strict=True):
             rewards = [one.reward.total for one in group if one.reward.verdict.graded]
-            kept[problems[place].id] = soft_value(rewards, beta) if rewards else None
+            kept[problems[index].id] = soft_value(rewards, beta) if rewards else None
         write_whole(path, SoftValues(settings_of(config), kept).content())
     known = [value for value in kept.values() if value is not None]
     if not known:

@@ -2,7 +2,7 @@
 
 A stage ends with its step (`until_step`), when the mean of a metric passes a bound (`until`), or with the run. Then its
 open groups are trained, nothing new is started, and the next stage begins with an empty ledger: every group is sampled,
-scored and trained under the settings of one stage, and the staleness bound of each stage holds as it stands. All state
+scored and trained under the settings of one stage, and the staleness bound of each stage holds as it is. All state
 is in `StageState`, which the ledger saves, so a run that was killed goes on in the stage it was in.
 Source: Magistral (2506.10910), section 5.1: harder problems are added and solved ones removed, the allowed length
 grows, and the batch shrinks as completions get longer.
@@ -25,10 +25,10 @@ WHOLE_RUN = Stage(name="whole run")
 
 
 class StageState(msgspec.Struct):
-    """Where the run stands in its stages."""
+    """Where the run is in its stages."""
 
     number: int = 0
-    """of the stage, 0-based"""
+    """number of the stage, 0-based"""
     first_version: int = 0
     """policy version at its start"""
     first_index: int = 0
@@ -38,9 +38,9 @@ class StageState(msgspec.Struct):
     target: int = 0
     """groups trained, ever, when it ends"""
     ended_by: str = ""
-    """what decided its end, "" while that is open"""
+    """the condition that ended it, "" while none has"""
     values: list[float] = []
-    """of the metric of `until`, a step each"""
+    """values of the metric of `until`, one a step"""
     solved: dict[str, int] = {}
     """problem id -> its last so many groups were solved by all completions"""
     success: dict[str, float] = {}

@@ -14,7 +14,7 @@ from trainer.step.rank import Stepped
 from verify.verifiers import verifier_for
 
 CALLS = "tool_calls", "failed_calls"
-"""what environments with tools give of each turn: its calls of tools, and how many of them failed"""
+"""numbers that environments with tools give for each turn: its calls of tools, and how many of them failed"""
 
 
 def rollout_metrics(groups: list[Group], staleness: list[int], filtered: list[Group]) -> dict[str, float]:

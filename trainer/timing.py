@@ -15,7 +15,7 @@ Result = TypeVar("Result")
 
 
 class IdleSeats:
-    """How much of the engines stands idle because episodes wait for their environments.
+    """How much of the engines is idle because episodes wait for their environments.
 
     With `busy` sequences in the engines, `seats` for them and `waiting` episodes, min(seats - busy, waiting) more seats
     would be taken if environments answered at once: those are idle. The share is the integral over time of idle seats

@@ -32,9 +32,9 @@ from benchmarks.step import Rank, alone, draw, make_sequences, micro_batches
 from lab.plan.scenario import MODELS
 from rollout.weights import make_sender
 from rollout.weights.checksum import checksum_rows
-from rollout.weights.cuda_ipc import DeviceShard, import_handle
+from rollout.weights.cuda_ipc import DeviceShard
 from rollout.weights.layout import read_layout
-from rollout.weights.shm import open_buffer
+from rollout.weights.shm import import_handle, open_buffer
 from shared.model import lora
 from shared.model.attention import attend, plan_attention
 from shared.model.config import DecoderConfig

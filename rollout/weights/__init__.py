@@ -1,5 +1,6 @@
 """Weights from trainers to engines by direct memory access. Trainers call `make_sender`; engines use `receiver`."""
 
-from rollout.weights.sender import WeightSender, make_sender
+from rollout.weights.sender import WeightSender
+from rollout.weights.transport import make_sender
 
 __all__ = ["WeightSender", "make_sender"]

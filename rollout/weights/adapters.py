@@ -42,19 +42,19 @@ def adapter_request() -> LoRARequest:
 
 @dataclass(frozen=True)
 class Matrix:
-    """A or B of one layer in the slot: `held` is what this worker has of it, a view."""
+    """A or B of one layer in the slot: `memory` is what this worker has of it, a view."""
 
-    held: torch.Tensor
+    memory: torch.Tensor
     """[rank, columns] of an A, [rows, rank] of a B"""
     first_row: int
     first_column: int
 
     def place(self, whole: torch.Tensor) -> None:
         """Write this worker's part of a whole matrix."""
-        rows, columns = self.held.shape
-        if whole.shape != self.held.shape:
+        rows, columns = self.memory.shape
+        if whole.shape != self.memory.shape:
             whole = whole[self.first_row : self.first_row + rows, self.first_column : self.first_column + columns]
-        self.held.copy_(whole, non_blocking=True)
+        self.memory.copy_(whole, non_blocking=True)
 
 
 class AdapterSlot:
@@ -82,14 +82,14 @@ class AdapterSlot:
             if fused and module.tp_size > 1:
                 raise ModelError(f"rollout.tensor_parallel: set it to 1, or lora.targets to other layers than {last}")
             parts = [last] * module.n_slices if fused else parts
-            for number, part in enumerate(parts if len(parts) == module.n_slices else []):
-                self._find(f"{parent}.{part}" if parent else part, module, number, slot, before)
+            for number, submodule in enumerate(parts if len(parts) == module.n_slices else []):
+                self._find(f"{parent}.{submodule}" if parent else submodule, module, number, slot, before)
                 before += module.lora_b_stacked[number].shape[2] if fused else 0
         if missing := sorted(layout.places.keys() - self.matrices.keys()):
             raise ModelError(f"the engine's model has no place for {missing[:5]}, which trainers send")
 
     def _find(self, name: str, module: Any, number: int, slot: int, before: int) -> None:
-        """Note where A and B of a layer lie, if the trainers send them. module: the LoRA layer that computes it, maybe
+        """Note where A and B of a layer are, if the trainers send them. module: the LoRA layer that computes it, maybe
         with others (q, k, v), of which it is the one with this number; or only its rows from `before` on."""
         places = self.layout.places
         if name + A not in places or name + B not in places:
@@ -99,7 +99,7 @@ class AdapterSlot:
         column, row = 0, before
         if isinstance(module, RowParallelLinearWithLoRA):
             column = module.tp_rank * a.shape[1]
-        elif module.tp_size > 1:  # keys and values may lie on several workers
+        elif module.tp_size > 1:  # keys and values may be on several workers
             row = getattr(module, "output_ids", [module.tp_rank])[number] * b.shape[0]
         self.matrices.setdefault(name + A, []).append(Matrix(a, 0, column))
         self.matrices.setdefault(name + B, []).append(Matrix(b, row, 0))
@@ -107,17 +107,18 @@ class AdapterSlot:
     @torch.no_grad()
     def place(self, name: str, whole: torch.Tensor) -> None:
         """Write one matrix of a version. Only between two engine steps."""
-        for one in self.matrices[name]:
-            one.place(whole)
+        for matrix in self.matrices[name]:
+            matrix.place(whole)
 
     @torch.no_grad()
     def read(self) -> dict[str, tuple[int, int]]:
-        """name -> (checksum, number of values) of what the layers multiply with; safe beside generation."""
+        """name -> (checksum, number of values) of what the layers multiply with; safe during generation."""
         dtype, item, places = self.layout.dtype, self.layout.dtype.itemsize, self.layout.places
         return {
             name: (
-                sum(checksum_rows(it.held, it.first_row, dtype, places[name].row_bytes(item)) for it in held) % MODULUS,
-                sum(it.held.numel() for it in held),
+                sum(checksum_rows(it.memory, it.first_row, dtype, places[name].row_bytes(item)) for it in held)
+                % MODULUS,
+                sum(it.memory.numel() for it in held),
             )
             for name, held in self.matrices.items()
         }
@@ -125,10 +126,10 @@ class AdapterSlot:
 
 def slot_rows(slots: torch.Tensor) -> Mapping[int, torch.Tensor | None]:
     """Slot -> which rows of a step belong to it, None for all. slots: [rows], -1 for rows without an adapter."""
-    found: list[int] = torch.unique(slots).tolist()
-    if len(found) == 1:
-        return {} if found[0] < 0 else {found[0]: None}
-    return {slot: (slots == slot).nonzero()[:, 0] for slot in found if slot >= 0}
+    indices: list[int] = torch.unique(slots).tolist()
+    if len(indices) == 1:
+        return {} if indices[0] < 0 else {indices[0]: None}
+    return {slot: (slots == slot).nonzero()[:, 0] for slot in indices if slot >= 0}
 
 
 def multiply_by_adapter() -> None:
@@ -136,7 +137,7 @@ def multiply_by_adapter() -> None:
 
     Its own function copies A and B for every row (a gigabyte in a prefill of 4,096 tokens of a small model), and gives
     rows without an adapter the last slot's where a step has both kinds. Experts, which have no adapters here, take the
-    kernel of CPUs: beside any adapter vLLM takes Triton's, which multiplies with those of experts.
+    kernel of CPUs: with any adapter vLLM takes Triton's, which multiplies with those of experts.
     """
     from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
     from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig
@@ -146,11 +147,11 @@ def multiply_by_adapter() -> None:
     ) -> None:
         y, x = y.view(-1, y.shape[-1]), x.view(-1, x.shape[-1])
         for slot, rows in slot_rows(self.token_lora_indices).items():
-            part, start = x if rows is None else x[rows], 0
+            inputs, start = x if rows is None else x[rows], 0
             for a, b, width in zip(stacked_a, stacked_b, widths, strict=True):
-                product = torch.nn.functional.linear(torch.nn.functional.linear(part, a[slot, 0]), b[slot, 0])
-                place = y[:, start : start + width]
-                place.add_(product, alpha=scale) if rows is None else place.index_add_(0, rows, product, alpha=scale)
+                product = torch.nn.functional.linear(torch.nn.functional.linear(inputs, a[slot, 0]), b[slot, 0])
+                out = y[:, start : start + width]
+                out.add_(product, alpha=scale) if rows is None else out.index_add_(0, rows, product, alpha=scale)
                 start += width
 
     PunicaWrapperCPU.add_lora_linear = add_lora_linear

@@ -22,7 +22,7 @@ MODULUS = 1 << 64
 CHUNK_BYTES = 2 << 20
 """on the CPU: a chunk of rows that stays in the cache between the cast and the sum"""
 FIRST_COLUMNS, MORE_COLUMNS = 8, 4
-"""of a matrix, columns that are searched first for changes; how many times as many are searched then"""
+"""columns of a matrix that are searched first for changes; the factor for the number of columns of each next search"""
 MIX = (-0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15)
 """odd numbers of the generator splitmix64, as signed ones"""
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -52,9 +52,9 @@ def checksum_rows(local: torch.Tensor, first_row: int, dtype: torch.dtype, of_by
     step = max(1, CHUNK_BYTES // row_bytes) if rows.device.type == "cpu" else count
     total = torch.zeros((), dtype=torch.int64, device=rows.device)
     for start in range(0, count, step):
-        part = rows[start : start + step].to(dtype).contiguous()
-        weights = torch.arange(start, start + part.shape[0], device=rows.device).add_(first_row).mul_(2).add_(1)
-        total += (row_sums(part, of_bytes) * weights).sum()
+        chunk = rows[start : start + step].to(dtype).contiguous()
+        weights = torch.arange(start, start + chunk.shape[0], device=rows.device).add_(first_row).mul_(2).add_(1)
+        total += (row_sums(chunk, of_bytes) * weights).sum()
     return int(total.item()) % MODULUS
 
 
@@ -70,10 +70,10 @@ class Columns(msgspec.Struct):
 def random_weights(count: int, device: torch.device) -> torch.Tensor:
     """[count] int64 odd random numbers, always the same: of splitmix64 (Steele, Lea and Flood, "Fast splittable
     pseudorandom number generators", 2014), but for the sign that its shifts keep here."""
-    found = torch.arange(1, count + 1, device=device).mul_(MIX[0])
+    weights = torch.arange(1, count + 1, device=device).mul_(MIX[0])
     for shift, factor in ((30, MIX[1]), (27, MIX[2])):
-        found = (found ^ (found >> shift)).mul_(factor)
-    return (found ^ (found >> 31)) | 1
+        weights = (weights ^ (weights >> shift)).mul_(factor)
+    return (weights ^ (weights >> 31)) | 1
 
 
 def bits(values: torch.Tensor) -> torch.Tensor:
@@ -98,8 +98,8 @@ def next_changed(values: torch.Tensor, before: torch.Tensor, start: int) -> int 
         while low < high:
             span = slice(low, min(high, low + width))
             differ = (values[:, span].to(before.dtype) != before[:, span]).any(dim=0)
-            if (found := differ.nonzero()).numel():
-                return low + int(found[0])
+            if (changed := differ.nonzero()).numel():
+                return low + int(changed[0])
             low, width = span.stop, width * MORE_COLUMNS
     return None
 
@@ -120,7 +120,7 @@ def choose_columns(
 def add_parts(parts: Iterable[dict[str, int]]) -> dict[str, int]:
     """Checksums of whole tensors from the parts of all trainer ranks (addition modulo 2**64)."""
     total: dict[str, int] = {}
-    for part in parts:
-        for name, value in part.items():
+    for checksums in parts:
+        for name, value in checksums.items():
             total[name] = (total.get(name, 0) + value) % MODULUS
     return total

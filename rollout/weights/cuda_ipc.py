@@ -2,12 +2,10 @@
 
 A trainer rank keeps both buffers of its own shard (rollout dtype) in one allocation; engines open it and copy peer to
 peer. The allocation must be plain cudaMalloc memory: with PyTorch's expandable segments no handle can be shared.
-The handle names the GPU by its UUID, because a process may number the GPUs of its node differently.
 """
 
 from __future__ import annotations
 
-import base64
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +14,8 @@ import torch.distributed as dist
 
 from rollout.weights.layout import ALIGNMENT_BYTES, BUFFERS, Layout, Slice, align, merge_ranges, piece_start
 from rollout.weights.sender import WeightSender
-from shared.errors import ConfigError, RunError
+from rollout.weights.shm import export_handle
+from shared.errors import ConfigError
 
 
 @dataclass
@@ -46,13 +45,13 @@ class DeviceShard:
     def rows_view(self, buffer: int, number: int) -> torch.Tensor:
         """[rows, ...] of part `number`, typed and shaped; nothing is copied."""
         name, first_row, count = self.rows[number]
-        place = self.layout.places[name]
+        tensor = self.layout.places[name]
         start = piece_start(self.layout, name, first_row)
         index = max(i for i, (begin, _) in enumerate(self.ranges) if begin <= start)
         offset = start - self.ranges[index][0]
-        size = count * place.row_bytes(self.layout.dtype.itemsize)
+        size = count * tensor.row_bytes(self.layout.dtype.itemsize)
         view = self.range_view(buffer, index)[offset : offset + size].view(self.layout.dtype)
-        return view.view(count, *place.shape[1:]) if place.shape else view.view(())
+        return view.view(count, *tensor.shape[1:]) if tensor.shape else view.view(())
 
     def version_flag(self, buffer: int) -> torch.Tensor:
         """[1] int64: the version in this buffer."""
@@ -72,42 +71,6 @@ def create_shard(layout: Layout, rows: list[tuple[str, int, int]], device: torch
         shard.version_flag(buffer).fill_(-1)
     torch.cuda.synchronize(device)
     return shard
-
-
-def export_handle(memory: torch.Tensor) -> dict[str, Any]:
-    """JSON-able handle of a GPU tensor that is its whole storage. Raises ConfigError under expandable segments."""
-    try:
-        arguments = memory.untyped_storage()._share_cuda_()
-    except RuntimeError as error:
-        raise ConfigError(
-            f"GPU memory cannot be shared between processes: {error}. Remove expandable_segments:True from "
-            'PYTORCH_CUDA_ALLOC_CONF, or set rollout.transport = "network"'
-        ) from error
-    packed = [{"bytes": base64.b64encode(value).decode()} if isinstance(value, bytes) else value for value in arguments]
-    return {"gpu": str(torch.cuda.get_device_properties(memory.device).uuid), "size": memory.numel(), "storage": packed}
-
-
-def local_index(gpu: str) -> int:
-    """The number by which this process knows the GPU with this UUID. Raises ConfigError if it does not see it."""
-    for index in range(torch.cuda.device_count()):
-        if str(torch.cuda.get_device_properties(index).uuid) == gpu:
-            return index
-    raise ConfigError(
-        f"an engine does not see the trainers' GPU {gpu}: make it visible (CUDA_VISIBLE_DEVICES), "
-        'or set rollout.transport = "network"'
-    )
-
-
-def import_handle(handle: dict[str, Any]) -> torch.Tensor:
-    """[bytes] uint8: the GPU memory of another process of this host."""
-    arguments = [base64.b64decode(value["bytes"]) if isinstance(value, dict) else value for value in handle["storage"]]
-    arguments[0] = local_index(handle["gpu"])
-    with torch.cuda.device(arguments[0]):
-        storage = torch.UntypedStorage._new_shared_cuda(*arguments)
-    memory = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-    if memory.numel() < handle["size"]:
-        raise RunError(f"the shared GPU buffer has {memory.numel()} bytes instead of {handle['size']}")
-    return memory[: handle["size"]]
 
 
 class DeviceWeightSender(WeightSender):

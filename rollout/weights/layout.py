@@ -1,4 +1,4 @@
-"""Layout of a transfer buffer: where every tensor of the model lies, and which of its rows each trainer rank owns.
+"""Layout of a transfer buffer: where every tensor of the model is, and which of its rows each trainer rank owns.
 
 All ranks and engines compute the same flat layout: tensors one after the other in `named_parameters` order, each
 starting at a multiple of 64 bytes, so that q, k, v and gate, up stay neighbours, and a fused weight is read in place.
@@ -162,8 +162,8 @@ def unique_shapes(named_parameters: list[tuple[str, torch.Tensor]]) -> list[tupl
 
 def piece_start(layout: Layout, name: str, first_row: int) -> int:
     """Offset in bytes, from the buffer's start, of a row of a tensor."""
-    place = layout.places[name]
-    return place.offset + first_row * place.row_bytes(layout.dtype.itemsize)
+    tensor = layout.places[name]
+    return tensor.offset + first_row * tensor.row_bytes(layout.dtype.itemsize)
 
 
 @dataclass(frozen=True)
@@ -177,33 +177,33 @@ class Bucket:
 
 def plan_buckets(layout: Layout) -> list[Bucket]:
     """Divide the tensors, in order, into as few buckets as are each no longer than the largest tensor."""
-    item, found = layout.dtype.itemsize, list[Bucket]()
+    item, buckets = layout.dtype.itemsize, list[Bucket]()
     ends = {name: place.offset + align(place.rows * place.row_bytes(item)) for name, place in layout.places.items()}
     largest = max(ends[name] - place.offset for name, place in layout.places.items())
     for name, end in ends.items():
-        if found and end - found[-1].start <= largest:
-            found[-1] = Bucket([*found[-1].names, name], found[-1].start, end)
+        if buckets and end - buckets[-1].start <= largest:
+            buckets[-1] = Bucket([*buckets[-1].names, name], buckets[-1].start, end)
         else:
-            found.append(Bucket([name], layout.places[name].offset, end))
-    return found
+            buckets.append(Bucket([name], layout.places[name].offset, end))
+    return buckets
 
 
 def cut(ranges: list[tuple[int, int]], spans: list[tuple[int, int]]) -> list[list[tuple[int, int, int]]]:
-    """For each span (start, end), what of the byte ranges (start, size) lies in it: (number of the range, start, end).
+    """For each span (start, end), what of the byte ranges (start, size) is in it: (number of the range, start, end).
 
     Both are in ascending order and do not overlap among themselves.
     """
-    found, at = list[list[tuple[int, int, int]]](), 0
+    pieces, at = list[list[tuple[int, int, int]]](), 0
     for start, end in spans:
-        found.append([])
+        pieces.append([])
         while at < len(ranges) and ranges[at][0] < end:
             first, last = ranges[at][0], sum(ranges[at])
             if max(first, start) < min(last, end):
-                found[-1].append((at, max(first, start), min(last, end)))
+                pieces[-1].append((at, max(first, start), min(last, end)))
             if last > end:
                 break
             at += 1
-    return found
+    return pieces
 
 
 def merge_ranges(layout: Layout, rows: list[tuple[str, int, int]]) -> list[tuple[int, int]]:

@@ -7,7 +7,7 @@ NCCL between GPUs, on the launch's store; nothing is registered as a default pro
 
 Why nobody waits in a circle: engines say in the store whether they need the network, and everybody waits for all of
 these answers before joining, so that all form the same group. Trainer 0 alone decides which version comes next and
-tells all, over gloo, where waiting takes neither processor nor GPU; ranks carry out deliveries in this one order. The
+announces it over gloo, where waiting takes neither processor nor GPU; ranks carry out deliveries in this one order. The
 engine at place p of the chain receives message j while that at place p - 1 receives j + 1: earlier messages only.
 
 An engine process that is gone holds nobody up: its rollout rank only passes on what comes. Once there is another one,
@@ -59,7 +59,7 @@ class Chain:
         self.name, self.device, self.sent_bytes = name, device, 0
         if device.type == "cuda":
             torch.cuda.set_device(device)  # of this thread
-            self.stream = torch.cuda.Stream(device)  # so that nothing here is ordered behind training or copies
+            self.stream = torch.cuda.Stream(device)  # so that nothing here waits for training or copies
         keys, end = [f"transfer/engine/{engine}" for engine in range(engines)], time.monotonic() + DELIVERY_DEADLINE_S
         while not store.check(keys):
             if time.monotonic() > end:
@@ -85,16 +85,16 @@ class Chain:
         raise DeadlineExceeded(self.name, phase, peer, DELIVERY_DEADLINE_S, setting="")
 
     def announce(self, version: int) -> None:
-        """Trainer 0: tell all others which version is delivered next, or STOP."""
-        told = torch.tensor([version], dtype=torch.int64)
-        for work in [self.control.send([told], place, 0) for place in range(1, self.size)]:
+        """Trainer 0: announce to all others which version is delivered next, or STOP."""
+        announced = torch.tensor([version], dtype=torch.int64)
+        for work in [self.control.send([announced], place, 0) for place in range(1, self.size)]:
             work.wait(DEADLINE)
 
     def hear(self) -> int:
         """The others: wait for the next announcement."""
-        told = torch.empty(1, dtype=torch.int64)
-        self.control.recv([told], 0, 0).wait(IDLE)
-        return int(told.item())
+        announced = torch.empty(1, dtype=torch.int64)
+        self.control.recv([announced], 0, 0).wait(IDLE)
+        return int(announced.item())
 
     def exchange(self, receives: list[Piece], sends: list[Piece]) -> None:
         """Receive and send at the same time; returns when all of it is done. Raises RunError naming the peers."""
@@ -161,7 +161,7 @@ class NetworkSender:
         self.thread.start()
 
     def send(self, version: int) -> None:
-        """Begin to send a version that lies complete in its buffer; returns at once."""
+        """Begin to send a version that is complete in its buffer; returns at once."""
         with self.changed:
             self.newest = version
             self.changed.notify_all()
@@ -224,9 +224,9 @@ class NetworkSender:
                     return newest
             if self.store.check([f"transfer/request/{self.served + 1}"]):
                 self.served += 1
-                wanted = int(self.store.get(f"transfer/request/{self.served}"))
-                if wanted > newest - BUFFERS:  # else of an engine that has died again, and taken a later one since
-                    return wanted
+                version = int(self.store.get(f"transfer/request/{self.served}"))
+                if version > newest - BUFFERS:  # else of an engine that has died again, and taken a later one since
+                    return version
 
     def _deliver(self, chain: Chain, version: int) -> None:
         with self.changed:
@@ -246,7 +246,7 @@ class NetworkSender:
 class NetworkReceiver:
     """A rollout rank's background thread: passes deliveries on, and fills the slots of its engine with those it wants.
 
-    A version that is announced for the first time is wanted by every engine that lives, once the controller has told it
+    A version that is announced for the first time is wanted by every live engine, once the controller has asked it
     to update; the thread waits for that, and posts no receive before.
     """
 
@@ -334,15 +334,15 @@ class NetworkReceiver:
             with self.changed:
                 self.changed.wait_for(lambda: self.wanted is not None)
             name, trainers = f"engine {self.engine}", len(self.ranges)
-            place = trainers + self.engine
-            chain = self.chain = Chain(name, self.store, trainers, self.engines, place, self.device)
+            member = trainers + self.engine
+            chain = self.chain = Chain(name, self.store, trainers, self.engines, member, self.device)
             self.parts = self._plan() if chain.place == chain.head else []
             while (version := chain.hear()) != STOP:
                 self._decide(version)
                 self._take_part(chain)
                 with self.changed:
                     self.taking = False
-        except Exception as error:  # noqa: BLE001 - told to whoever waits for the next version
+        except Exception as error:  # noqa: BLE001 - raised where the next version is waited for
             self.error = error
         with self.changed:
             self.stopped = True
@@ -372,7 +372,7 @@ class NetworkReceiver:
 
     def _take_part(self, chain: Chain) -> None:
         """Receive all messages, each while the one before goes on to the next of the chain."""
-        slots, held, message = self.slots, list[Piece](), 0
+        slots, pending, message = self.slots, list[Piece](), 0
         last = chain.place == chain.size - 1
         for number, bucket in enumerate(slots.buckets):
             self._wait_for_slot(number)
@@ -383,15 +383,15 @@ class NetworkReceiver:
                     arriving = [(rank, memory[a - start : b - start]) for rank, a, b in self.parts[message]]
                 else:
                     arriving = [(chain.place - 1, memory)]
-                chain.exchange(arriving, held)
-                held = [] if last else [(chain.place + 1, memory)]
+                chain.exchange(arriving, pending)
+                pending = [] if last else [(chain.place + 1, memory)]
                 message += 1
             slots.fill(number)
-        chain.exchange([], held)
+        chain.exchange([], pending)
         self._wait_for_slot(len(slots.buckets) + 1)  # all of it was read: the next delivery may fill the slots
 
     def _wait_for_slot(self, number: int) -> None:
-        """Block until the engine has read the bucket that lies where this one is to go."""
+        """Block until the engine has read the bucket whose memory this one is to take."""
         end = time.monotonic() + DELIVERY_DEADLINE_S
         while self.taking and self.slots.taken < number - 1:
             if time.monotonic() > end:

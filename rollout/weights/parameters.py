@@ -2,7 +2,7 @@
 
 What is read back is compared with the trainers' weights after every update (proof.py). It is taken from the model, not
 from the memory that the update came through: the values of a plain parameter, and of a linear that keeps a packed copy
-(on a CPU) some columns, as its products with unit vectors, which its next step multiplies beside its own rows.
+(on a CPU) some columns, as its products with unit vectors, which its next step multiplies together with its own rows.
 """
 
 from __future__ import annotations
@@ -37,31 +37,31 @@ class Target:
     packed: bool
     """the module computes with a packed copy"""
     experts: bool = False
-    """the experts of a mixture: on a CPU their values lie in the order of its kernel (`ExpertOrder`)"""
+    """the experts of a mixture: on a CPU their values are in the order of its kernel (`ExpertOrder`)"""
 
 
 EXPERTS = {"w13_weight": "gate_up_proj", "w2_weight": "down_proj"}
 """vLLM's parameter of all experts of a layer -> transformers' tensor of them"""
 OTHER_NAMES = ((".block_sparse_moe.", ".mlp."), (".experts.routed_experts.", ".experts."))
-"""parts of a path in vLLM -> what stands there in transformers"""
+"""parts of a path in vLLM -> its counterpart in transformers"""
 
 
 def name_sources(prefix: str, last: str, name: str, fused: dict[str, list[str]], layout: Layout) -> list[str]:
     """The trainers' names of what a parameter is made of. prefix: path of the module that holds `last`."""
     if name in EXPERTS:
-        found = [f"{prefix}{last}.{EXPERTS[name]}"]
+        sources = [f"{prefix}{last}.{EXPERTS[name]}"]
     else:
         whole = f"{prefix}{last}.{name}" in layout.places  # fused in the folder too (GLM-4)
-        found = [f"{prefix}{part}.{name}" for part in ([last] if whole else fused.get(last, [last]))]
+        sources = [f"{prefix}{part}.{name}" for part in ([last] if whole else fused.get(last, [last]))]
     for theirs, ours in OTHER_NAMES:
-        found = [one if one in layout.places else one.replace(theirs, ours) for one in found]
-    return found
+        sources = [one if one in layout.places else one.replace(theirs, ours) for one in sources]
+    return sources
 
 
 class ExpertOrder:
     """In which order a CPU kernel keeps the values of a tensor of experts: packing only moves them."""
 
-    found: ClassVar[dict[tuple[tuple[int, ...], torch.dtype, str], ExpertOrder]] = {}
+    orders: ClassVar[dict[tuple[tuple[int, ...], torch.dtype, str], ExpertOrder]] = {}
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, isa: str):
         count, word = math.prod(shape), WORDS[dtype.itemsize]
@@ -70,8 +70,8 @@ class ExpertOrder:
             packed = self.pack(torch.arange(count, dtype=torch.int32).view(dtype).view(shape))
             self.order = packed.view(torch.int32).flatten().long()
         else:  # a place in two halves
-            place = torch.arange(count, dtype=torch.int32).view(torch.int16).view(count, 2)
-            halves = [self.pack(half.contiguous().view(dtype).view(shape)) for half in place.unbind(1)]
+            indices = torch.arange(count, dtype=torch.int32).view(torch.int16).view(count, 2)
+            halves = [self.pack(half.contiguous().view(dtype).view(shape)) for half in indices.unbind(1)]
             joined = torch.stack([half.view(torch.int16).flatten() for half in halves], 1).contiguous()
             self.order = joined.view(torch.int32).flatten().long()
         if not bool((self.order.sort().values == torch.arange(count)).all()):
@@ -81,17 +81,17 @@ class ExpertOrder:
     def of(cls, target: Target, shape: tuple[int, ...]) -> ExpertOrder:
         """That of a target, computed once for each shape. shape: of the trainers' tensor."""
         module: Any = target.module
-        held: torch.Tensor = getattr(module, target.parameter)
+        weight: torch.Tensor = getattr(module, target.parameter)
         isa = module.quant_method.moe_kernel.fused_experts.isa
-        if held.numel() != math.prod(shape):
+        if weight.numel() != math.prod(shape):
             raise ModelError(
-                f"the engine keeps {target.parameter} as {tuple(held.shape)}, the trainers as {shape}: on CPUs vLLM "
+                f"the engine keeps {target.parameter} as {tuple(weight.shape)}, the trainers as {shape}: on CPUs vLLM "
                 "pads experts whose inner size is no multiple of 32, and takes no updates of them here"
             )
-        key = shape, held.dtype, isa
-        if key not in cls.found:
-            cls.found[key] = cls(*key)
-        return cls.found[key]
+        key = shape, weight.dtype, isa
+        if key not in cls.orders:
+            cls.orders[key] = cls(*key)
+        return cls.orders[key]
 
     def pack(self, rows: torch.Tensor) -> torch.Tensor:
         """[experts, out, in] as the kernel keeps it."""
@@ -100,10 +100,10 @@ class ExpertOrder:
         packed: torch.Tensor = _custom_ops.cpu_prepack_moe_weight(rows.contiguous(), self.isa)
         return packed
 
-    def unpack(self, held: torch.Tensor) -> torch.Tensor:
+    def unpack(self, packed: torch.Tensor) -> torch.Tensor:
         """[experts, out, in] from what the kernel keeps."""
-        rows = torch.empty(len(self.order), dtype=held.dtype)
-        rows[self.order] = held.flatten()
+        rows = torch.empty(len(self.order), dtype=packed.dtype)
+        rows[self.order] = packed.flatten()
         return rows.view(self.shape)
 
 
@@ -133,8 +133,8 @@ def plan_targets(model: torch.nn.Module, layout: Layout) -> list[Target]:
                 sources = [source for source in layout.places if source.endswith("embed_tokens.weight")]
                 tied = isinstance(module, ParallelLMHead) and name == "weight" and len(sources) == 1
                 if not tied:
-                    wanted = f"{prefix}{last}.{name}"
-                    raise ModelError(f"the engine's {path}.{name} needs {wanted}, which the trainers do not send")
+                    missing = f"{prefix}{last}.{name}"
+                    raise ModelError(f"the engine's {path}.{name} needs {missing}, which the trainers do not send")
             unused -= set(sources)
             places = [layout.places[source] for source in sources]
             row_bytes = places[0].row_bytes(layout.dtype.itemsize)
@@ -146,16 +146,16 @@ def plan_targets(model: torch.nn.Module, layout: Layout) -> list[Target]:
             plain = parameter.numel() > 0 and not tied
             targets.append(Target(module, name, sources, size, row_bytes, plain, packed, experts))
             if experts and parameter.device.type == "cpu":
-                ExpertOrder.of(targets[-1], places[0].shape)  # found now, not while the engine is paused
+                ExpertOrder.of(targets[-1], places[0].shape)  # computed now, not while the engine is paused
     if unused:
         raise ModelError(f"the engine's model has no place for {sorted(unused)[:5]}, which trainers send")
     return targets
 
 
-def own_rows(target: Target, layout: Layout, held: int, worker: int) -> Iterator[tuple[str, int, int, int]]:
+def own_rows(target: Target, layout: Layout, height: int, worker: int) -> Iterator[tuple[str, int, int, int]]:
     """Yield (tensor, its first row here, rows, their place in the parameter) of each of the target's tensors.
 
-    held: rows of the parameter. worker: which of the engine's tensor-parallel workers this is.
+    height: rows of the parameter. worker: which of the engine's tensor-parallel workers this is.
     """
     module: Any = target.module
     rows = [layout.places[source].rows for source in target.sources]
@@ -164,9 +164,9 @@ def own_rows(target: Target, layout: Layout, held: int, worker: int) -> Iterator
         first = 0
         if (shard := getattr(module, "shard_indices", None)) is not None:  # rows of a vocabulary, perhaps padded
             first, count = shard.org_vocab_start_index, shard.org_vocab_end_index - shard.org_vocab_start_index
-        elif held != whole:
-            share, copies = count * held // whole, 1
-            if hasattr(module, "num_kv_head_replicas"):  # keys and values may lie on several workers
+        elif height != whole:
+            share, copies = count * height // whole, 1
+            if hasattr(module, "num_kv_head_replicas"):  # keys and values may be on several workers
                 copies = module.num_kv_head_replicas if number else 1
                 share = (module.num_kv_heads if number else module.num_heads) * module.head_size
             first, count = worker // copies * share, share
@@ -176,31 +176,31 @@ def own_rows(target: Target, layout: Layout, held: int, worker: int) -> Iterator
 
 @torch.no_grad()
 def read_plain(targets: list[Target], layout: Layout, worker: int = 0) -> dict[str, tuple[int, int]]:
-    """tensor -> (checksum, number of values) of the plain parameters of a worker's model; safe beside generation."""
-    found: dict[str, tuple[int, int]] = {}
+    """tensor -> (checksum, number of values) of the plain parameters of a worker's model; safe during generation."""
+    checksums: dict[str, tuple[int, int]] = {}
     for target in targets:
         if target.plain:
-            held: torch.Tensor = getattr(target.module, target.parameter).data
-            held = held if held.ndim else held.reshape(1)
-            if target.experts and held.device.type == "cpu":
-                held = ExpertOrder.of(target, layout.places[target.sources[0]].shape).unpack(held)
-            for source, first, count, start in own_rows(target, layout, held.shape[0], worker):
-                rows, of_bytes = held[start : start + count], layout.places[source].row_bytes(layout.dtype.itemsize)
-                found[source] = checksum_rows(rows, first, layout.dtype, of_bytes), rows.numel()
-    return found
+            weight: torch.Tensor = getattr(target.module, target.parameter).data
+            weight = weight if weight.ndim else weight.reshape(1)
+            if target.experts and weight.device.type == "cpu":
+                weight = ExpertOrder.of(target, layout.places[target.sources[0]].shape).unpack(weight)
+            for source, first, count, start in own_rows(target, layout, weight.shape[0], worker):
+                rows, of_bytes = weight[start : start + count], layout.places[source].row_bytes(layout.dtype.itemsize)
+                checksums[source] = checksum_rows(rows, first, layout.dtype, of_bytes), rows.numel()
+    return checksums
 
 
 @dataclass
 class PackedReading:
     """Reads columns of one packed linear: it takes the place of the module's product until it has been called once, and
-    multiplies a unit vector for each column beside the model's own rows, so that the weight is read once for both."""
+    multiplies a unit vector for each column next to the model's own rows, so that the weight is read once for both."""
 
     target: Target
     linear: Linear
     columns: list[int]
     vectors: torch.Tensor
     """[chosen columns, columns] in the model's dtype"""
-    found: torch.Tensor | None = None
+    product: torch.Tensor | None = None
     """[chosen columns, rows of the weight]"""
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -208,7 +208,7 @@ class PackedReading:
         if bias is not None or x.ndim != 2:  # what is read would not be the weight alone
             return self.linear(x, weight, bias)
         product = self.linear(torch.cat([x, self.vectors]), weight, None)
-        self.found = product[len(x) :]
+        self.product = product[len(x) :]
         self.end()
         return product[: len(x)]
 
@@ -217,7 +217,7 @@ class PackedReading:
         """Read now. Only between two engine steps: vLLM's products on a CPU share caches and scratch memory, and two at
         a time end the process."""
         module: Any = self.target.module
-        self.found = self.linear(self.vectors, module.weight, None)
+        self.product = self.linear(self.vectors, module.weight, None)
         self.end()
 
     def end(self) -> None:
@@ -228,7 +228,7 @@ class PackedReading:
 
 
 class PackedReader:
-    """Reads columns of a model's packed linears with its next step, beside generation."""
+    """Reads columns of a model's packed linears with its next step, during generation."""
 
     def __init__(
         self,
@@ -254,19 +254,19 @@ class PackedReader:
 
     def left(self) -> Iterator[PackedReading]:
         """Those that were not read yet."""
-        return (reading for reading in self.readings if reading.found is None)
+        return (reading for reading in self.readings if reading.product is None)
 
     def checksums(self) -> dict[str, int]:
         """tensor -> checksum of the chosen columns, added up over the ranks. All must have been read."""
         parts: list[tuple[str, torch.Tensor, int]] = []
         for reading in self.readings:
-            assert reading.found is not None
-            place = {column: number for number, column in enumerate(reading.columns)}
-            for source, _, _, start in own_rows(reading.target, self.layout, reading.found.shape[1], 0):
+            assert reading.product is not None
+            positions = {column: number for number, column in enumerate(reading.columns)}
+            for source, _, _, start in own_rows(reading.target, self.layout, reading.product.shape[1], 0):
                 for rows, chosen in zip(self.rows, self.chosen, strict=True):
                     for column in chosen.get(source, ()):
                         first, count = rows[source]
-                        parts.append((source, reading.found[place[column], start + first :][:count], first))
+                        parts.append((source, reading.product[positions[column], start + first :][:count], first))
         if not parts:
             return {}
         weights = random_weights(max(first + len(values) for _, values, first in parts), parts[0][1].device)

@@ -36,7 +36,7 @@ the second number of updates. On a processor that computes no faster than it rea
 costs running requests as much as one of theirs; tensors are compared after every update"""
 AS_HEAD = " as the head"
 Held = tuple[dict[str, tuple[int, int]], dict[str, int]]
-"""what a worker's model computes with: {tensor: (checksum, number of values)} of plain parameters, and {tensor:
+"""weights that a worker's model computes with: {tensor: (checksum, number of values)} of plain parameters, and {tensor:
 checksum} of those columns of packed ones that a version compares; a part of a tensor gives a part of its checksum"""
 
 
@@ -69,7 +69,7 @@ class WeightsHeld(msgspec.Struct):
     checksums: dict[str, int] = {}
     """tensor -> checksum of its values, added up over the engine's tensor-parallel workers"""
     copies: dict[str, int] = {}
-    """tensor -> on how many of them it lies, where that is not one"""
+    """tensor -> on how many of them it is, where that is not one"""
     columns: dict[str, int] = {}
     """tensor -> checksum of those columns of a packed linear or head that the ranks chose, added up over the ranks"""
 
@@ -108,11 +108,11 @@ class LogprobDifference:
     """mean |difference| between how far both moved since the same tokens were scored before"""
 
 
-def compare_version(engine: int, expected: int, held: int | None) -> None:
+def compare_version(engine: int, expected: int, version: int | None) -> None:
     """Raise SyncMismatch if the engine does not report the version that was published (None: it never answered)."""
-    if held == expected:
+    if version == expected:
         return
-    what = "confirmed nothing (it was skipped)" if held is None else f"holds version {held}"
+    what = "confirmed nothing (it was skipped)" if version is None else f"holds version {version}"
     raise SyncMismatch(f"engine {engine} {what}, but version {expected} was published")
 
 
@@ -124,36 +124,36 @@ def _list(names: Sequence[str]) -> str:
 def add_workers(workers: Sequence[Held], layout: Layout) -> WeightsHeld:
     """Add up what the tensor-parallel workers of an engine hold.
 
-    Raises SyncMismatch if they hold a tensor one and a half times, say: then a part of it lies on none of them.
+    Raises SyncMismatch if they hold a tensor one and a half times, say: then a part of it is on none of them.
     """
-    found = WeightsHeld(columns=workers[0][1])
-    for name, place in layout.places.items():
-        if held := [plain[name] for plain, _ in workers if name in plain]:
-            found.checksums[name] = sum(value for value, _ in held) % MODULUS
-            copies, rest = divmod(sum(count for _, count in held), place.rows * place.row_bytes(1))
+    total = WeightsHeld(columns=workers[0][1])
+    for name, tensor in layout.places.items():
+        if rows := [plain[name] for plain, _ in workers if name in plain]:
+            total.checksums[name] = sum(value for value, _ in rows) % MODULUS
+            copies, rest = divmod(sum(count for _, count in rows), tensor.rows * tensor.row_bytes(1))
             if rest or not copies:
                 raise SyncMismatch(f"the engine's workers hold {rest} values of {name} beside {copies} whole copies")
             if copies > 1:
-                found.copies[name] = copies
-    return found
+                total.copies[name] = copies
+    return total
 
 
-def _by_reading(held: WeightsHeld, whole: dict[str, int], columns: dict[str, int]) -> dict[str, int]:
+def _by_reading(weights: WeightsHeld, whole: dict[str, int], columns: dict[str, int]) -> dict[str, int]:
     """What the trainers' checksums say of each thing that was read back: tensors of plain parameters, or of packed
     ones; a tied head is packed, and its tensor is the embedding too."""
-    found = {
-        name: value * held.copies.get(name, 1) % MODULUS
+    checksums = {
+        name: value * weights.copies.get(name, 1) % MODULUS
         for name, value in whole.items()
-        if name in held.checksums or name not in held.columns
+        if name in weights.checksums or name not in weights.columns
     }
     for name, value in columns.items():
-        if name in held.columns:
-            found[name + AS_HEAD if name in held.checksums else name] = value
-    return found
+        if name in weights.columns:
+            checksums[name + AS_HEAD if name in weights.checksums else name] = value
+    return checksums
 
 
 def compare_held(
-    published: Sequence[PublishedWeights], held: WeightsHeld, engine: int, before: Sequence[PublishedWeights] = ()
+    published: Sequence[PublishedWeights], weights: WeightsHeld, engine: int, before: Sequence[PublishedWeights] = ()
 ) -> None:
     """Compare what the trainer ranks published with what an engine computes with; before: the version before.
 
@@ -167,12 +167,12 @@ def compare_held(
             {name: part.before if rank in old else part.checksum for name, part in published[rank].columns.items()}
             for rank in ranks
         ]
-        return _by_reading(held, add_parts(whole), add_parts(columns))
+        return _by_reading(weights, add_parts(whole), add_parts(columns))
 
     ranks = range(len(published))
     truth = expected(set())
-    received = held.checksums | {
-        name + AS_HEAD if name in held.checksums else name: value for name, value in held.columns.items()
+    received = weights.checksums | {
+        name + AS_HEAD if name in weights.checksums else name: value for name, value in weights.columns.items()
     }
     if truth == received:
         return
@@ -322,14 +322,14 @@ class WeightProof:
             compare_version(engine, version, updated.version)
             compare_held(published, updated.held, engine, self.before)
         self.before = published
-        found = []
+        differences = []
         for engine, updated in enumerate(updates):
             compare_version(engine, version, updated.scored_version)
             difference = compare_probe(published[0].probe, updated.probe, engine, self.dtype)
             moved = self.compare_moves(published[0], updated.probe, engine, probe)
-            found.append(replace(difference, moved=moved))
+            differences.append(replace(difference, moved=moved))
         if probe or not self.differences:
-            self.differences = found
+            self.differences = differences
         return self.differences
 
     def compare_moves(

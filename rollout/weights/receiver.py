@@ -111,9 +111,9 @@ class WeightReceiver:
 
 def check_flags(flags: list[int], version: int, engine: int) -> None:
     """Raise SyncMismatch, naming engine, rank and both versions, unless every trainer rank has completed `version`."""
-    for rank, held in enumerate(flags):
-        if held != version:
-            what = "nothing complete" if held < 0 else f"version {held}"
+    for rank, flag in enumerate(flags):
+        if flag != version:
+            what = "nothing complete" if flag < 0 else f"version {flag}"
             raise SyncMismatch(
                 f"engine {engine} should take version {version}, but the buffer part of trainer {rank} holds {what}"
             )

@@ -8,26 +8,13 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from rollout.weights.checksum import Columns, checksum_rows, choose_columns
-from rollout.weights.layout import (
-    BUFFERS,
-    NO_VERSION,
-    Change,
-    Layout,
-    Slice,
-    buffer_of,
-    merge_ranges,
-    own_pieces,
-    plan_layout,
-    unique_shapes,
-)
+from rollout.weights.layout import BUFFERS, NO_VERSION, Layout, Slice, buffer_of, merge_ranges
 from rollout.weights.network import NetworkSender
 from rollout.weights.shm import HostWeightBuffer, create_buffer, host_identity, open_buffer
 
@@ -173,36 +160,3 @@ class HostWeightSender(WeightSender):
         """Stop the network sender and close the memory."""
         super().close()
         self.memory.close()
-
-
-def make_sender(
-    transport: str,
-    named_parameters: list[tuple[str, torch.Tensor]],
-    dtype: torch.dtype,
-    *,
-    rank: int,
-    world: int,
-    store: dist.Store,
-    engines: int,
-    changes: Mapping[str, Change] | None = None,
-) -> WeightSender:
-    """Make the sender of trainer rank `rank` of `world`. Every rank calls it once, at about the same time.
-
-    transport: "auto", "shm", "cuda_ipc" or "network" (rollout.transport). named_parameters: Hugging Face names and the
-    fp32 master weights (FSDP2 DTensors sharded on dimension 0, or plain tensors with one rank); the tensors stay the
-    same objects, updated in place. changes: name -> what engines hold, where that is something else. Raises ConfigError
-    if the transport does not fit the device.
-    """
-    layout = plan_layout(unique_shapes(named_parameters), dtype, world)
-    found = own_pieces(named_parameters, rank)
-    pieces = [replace(piece, change=changes.get(piece.name)) for piece in found] if changes else found
-    device = pieces[0].local.device if pieces else torch.device("cpu")
-    if device.type == "cuda":
-        from rollout.weights.cuda_ipc import DeviceWeightSender
-
-        return DeviceWeightSender(transport, layout, pieces, rank, store, engines)
-    if transport == "cuda_ipc":
-        from shared.errors import ConfigError
-
-        raise ConfigError('rollout.transport = "cuda_ipc" needs trainers on GPUs: use "auto" or "shm" on the CPU')
-    return HostWeightSender(transport, layout, pieces, rank, store, engines)

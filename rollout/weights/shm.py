@@ -1,20 +1,23 @@
-"""Transfer buffers in host memory: a memfd that all processes of a node map.
+"""Memory that other processes of a host open: transfer buffers in a memfd that all map, handles of GPU memory.
 
 memfd: not bound by the size of /dev/shm, and freed by the kernel when its last user is gone. A process opens it by the
 path /proc/<owner>/fd/<n>, which is all that it has to know. The owner touches every page at the start, because first
-touches are ten times slower than later writes.
+touches are ten times slower than later writes. A handle names the GPU by its UUID, because a process may number the
+GPUs of its node differently.
 """
 
 from __future__ import annotations
 
+import base64
 import mmap
 import os
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from rollout.weights.layout import ALIGNMENT_BYTES, BUFFERS, FLAG_BYTES, Layout
-from shared.errors import RunError
+from shared.errors import ConfigError, RunError
 
 
 def host_identity() -> str:
@@ -47,8 +50,8 @@ class HostWeightBuffer:
 
     def version_flags(self, buffer: int) -> list[int]:
         """[world] the version that each trainer rank wrote into this buffer; -1 for none or half written."""
-        held: list[int] = self._flags(buffer).tolist()
-        return held
+        versions: list[int] = self._flags(buffer).tolist()
+        return versions
 
     def mark_complete(self, rank: int, buffer: int, version: int) -> None:
         """Set the version flag of a trainer rank; -1 while it writes."""
@@ -62,19 +65,19 @@ class HostWeightBuffer:
     def tensor(self, buffer: int, name: str) -> torch.Tensor:
         """Return a view of one tensor, shaped and typed; nothing is copied."""
         if (buffer, name) not in self.views:
-            place = self.layout.places[name]
-            [found] = self.ranges(buffer, [(place.offset, place.rows * place.row_bytes(self.layout.dtype.itemsize))])
-            self.views[buffer, name] = found.view(self.layout.dtype).view(place.shape)
+            spec = self.layout.places[name]
+            [memory] = self.ranges(buffer, [(spec.offset, spec.rows * spec.row_bytes(self.layout.dtype.itemsize))])
+            self.views[buffer, name] = memory.view(self.layout.dtype).view(spec.shape)
         return self.views[buffer, name]
 
     def view(self, buffer: int, names: list[str]) -> torch.Tensor | None:
         """Rows of these tensors, one after the other, in place; None unless they are neighbours, as q, k, v are."""
         parts = [self.tensor(buffer, name) for name in names]
         end = parts[0].data_ptr()
-        for part in parts:
-            if part.data_ptr() != end:
+        for tensor in parts:
+            if tensor.data_ptr() != end:
                 return None
-            end += part.numel() * part.element_size()
+            end += tensor.numel() * tensor.element_size()
         rows = sum(part.shape[0] for part in parts) if parts[0].ndim else 1
         shape = (rows, *parts[0].shape[1:]) if parts[0].ndim else ()
         return parts[0].as_strided(shape, parts[0].stride())
@@ -133,3 +136,39 @@ def open_buffer(path: str, layout: Layout) -> HostWeightBuffer:
     """Map what another process of this host owns."""
     descriptor, memory = open_memory(path, BUFFERS * layout.size_bytes)
     return HostWeightBuffer(layout, memory, descriptor)
+
+
+def export_handle(memory: torch.Tensor) -> dict[str, Any]:
+    """JSON-able handle of a GPU tensor that is its whole storage. Raises ConfigError under expandable segments."""
+    try:
+        arguments = memory.untyped_storage()._share_cuda_()
+    except RuntimeError as error:
+        raise ConfigError(
+            f"GPU memory cannot be shared between processes: {error}. Remove expandable_segments:True from "
+            'PYTORCH_CUDA_ALLOC_CONF, or set rollout.transport = "network"'
+        ) from error
+    packed = [{"bytes": base64.b64encode(value).decode()} if isinstance(value, bytes) else value for value in arguments]
+    return {"gpu": str(torch.cuda.get_device_properties(memory.device).uuid), "size": memory.numel(), "storage": packed}
+
+
+def local_index(gpu: str) -> int:
+    """The number by which this process knows the GPU with this UUID. Raises ConfigError if it does not see it."""
+    for index in range(torch.cuda.device_count()):
+        if str(torch.cuda.get_device_properties(index).uuid) == gpu:
+            return index
+    raise ConfigError(
+        f"an engine does not see the trainers' GPU {gpu}: make it visible (CUDA_VISIBLE_DEVICES), "
+        'or set rollout.transport = "network"'
+    )
+
+
+def import_handle(handle: dict[str, Any]) -> torch.Tensor:
+    """[bytes] uint8: the GPU memory of another process of this host."""
+    arguments = [base64.b64decode(value["bytes"]) if isinstance(value, dict) else value for value in handle["storage"]]
+    arguments[0] = local_index(handle["gpu"])
+    with torch.cuda.device(arguments[0]):
+        storage = torch.UntypedStorage._new_shared_cuda(*arguments)
+    memory = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+    if memory.numel() < handle["size"]:
+        raise RunError(f"the shared GPU buffer has {memory.numel()} bytes instead of {handle['size']}")
+    return memory[: handle["size"]]

@@ -2,7 +2,7 @@
 
 The rank fills the slots in turn with the buckets of a version (layout.py) while the workers of the engine read what is
 there, so neither process ever holds the model a second time. A header in host memory says which version is on its way,
-how many of its buckets are complete, and how many each worker has taken. On a CPU the slots lie behind the header; on
+how many of its buckets are complete, and how many each worker has taken. On a CPU the slots come after the header; on
 GPUs in the memory of the engine's first, where the other workers copy from, each only its own rows.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from rollout.weights.layout import NO_VERSION, Layout, plan_buckets
-from rollout.weights.shm import create_memory, open_memory
+from rollout.weights.shm import create_memory, export_handle, import_handle, open_memory
 from shared.errors import DeadlineExceeded
 
 VERSION, FILLED, TAKEN = 0, 1, 2
@@ -53,8 +53,6 @@ class WeightSlots:
         if handle is None:
             descriptor, shared = open_memory(path, HEADER_BYTES + size)
             return cls(layout, readers, descriptor, shared, shared[HEADER_BYTES:])
-        from rollout.weights.cuda_ipc import import_handle
-
         descriptor, shared = open_memory(path, HEADER_BYTES)
         return cls(layout, readers, descriptor, shared, import_handle(handle))
 
@@ -62,8 +60,6 @@ class WeightSlots:
         """Arguments of `open`, JSON-able."""
         path, handle = f"/proc/{os.getpid()}/fd/{self.descriptor}", None
         if self.memory.is_cuda:
-            from rollout.weights.cuda_ipc import export_handle
-
             handle = export_handle(self.memory.view(-1))
         return {"readers": self.readers, "path": path, "handle": handle}
 
@@ -111,10 +107,10 @@ class WeightSlots:
                 time.sleep(POLL_S)
             slot, end = self.slot(number), time.monotonic() + DELIVERY_DEADLINE_S
             for name in bucket.names:
-                place = self.layout.places[name]
-                start = place.offset - bucket.start
-                found = slot[start : start + place.rows * place.row_bytes(item)]
-                yield name, found.view(self.layout.dtype).view(place.shape)
+                spec = self.layout.places[name]
+                start = spec.offset - bucket.start
+                values = slot[start : start + spec.rows * spec.row_bytes(item)]
+                yield name, values.view(self.layout.dtype).view(spec.shape)
             if self.memory.is_cuda:
                 torch.cuda.current_stream().synchronize()  # the copies of this worker out of the slot
             self.header[TAKEN + reader] = number + 1

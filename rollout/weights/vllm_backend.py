@@ -23,11 +23,12 @@ from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTr
 
 from rollout.routes import return_routes
 from rollout.weights.adapters import AdapterSlot
+from rollout.weights.cuda_ipc import DeviceShard
 from rollout.weights.layout import Layout, buffer_of, read_layout
 from rollout.weights.parameters import PackedReader, Target, plan_targets, read_plain, text_model
 from rollout.weights.proof import Held
 from rollout.weights.receiver import check_flags
-from rollout.weights.shm import HostWeightBuffer, open_buffer
+from rollout.weights.shm import HostWeightBuffer, import_handle, open_buffer
 from rollout.weights.slots import WeightSlots
 from shared.errors import RunError
 from shared.launch.watchdog import STACKS_VARIABLE, die_with_parent, open_stacks
@@ -64,8 +65,6 @@ class DeviceWeightBuffer:
     """Reads tensors out of the GPU buffers of all trainer ranks; parts of several ranks are joined here."""
 
     def __init__(self, info: AttachInfo, layout: Layout, device: torch.device):
-        from rollout.weights.cuda_ipc import DeviceShard, import_handle
-
         self.layout, self.device = layout, device
         self.shards = [
             DeviceShard(layout, [(name, first, count) for name, first, count in rows], import_handle(handle))
@@ -163,7 +162,7 @@ class MaestraleTransferEngine(WeightTransferEngine[AttachInfo, UpdateInfo]):
         check_flags(source.version_flags(buffer), update_info.version, self.engine)
 
     def _receive_stream(self, slots: WeightSlots, version: int) -> None:
-        """Put tensors into the model as they arrive: no more than two slots of them are here beside it."""
+        """Put tensors into the model as they arrive: no more than two slots of them are here in addition to it."""
         arriving = slots.tensors(version, self.engine, get_tensor_model_parallel_rank())
         if self.device.type == "cpu" and self.adapters is None:
             from rollout.weights.cpu.loader import load_stream
@@ -186,7 +185,7 @@ class MaestraleTransferEngine(WeightTransferEngine[AttachInfo, UpdateInfo]):
         """Do nothing: there is no quantisation and no layerwise reload."""
 
     def start_read_back(self, chosen: list[dict[str, list[int]]]) -> None:
-        """Begin to read back what the model computes with: plain parameters beside generation, packed linears with its
+        """Begin to read back what the model computes with: plain parameters during generation, packed linears with its
         next step. chosen: see PackedReader."""
         self.result, self.failure = None, None
         self.packed = PackedReader(self.targets, self.layout, self.model_config.dtype, self.rows, chosen)
@@ -236,7 +235,7 @@ if BACKEND not in WeightTransferEngineFactory._registry:
 
 
 class WorkerExtension:
-    """RPCs of the vLLM worker beside its own (self is the worker). Names start with maestrale_ to collide with none."""
+    """Further RPCs of the vLLM worker (self is the worker). Names start with maestrale_ to collide with none."""
 
     weight_transfer_engine: MaestraleTransferEngine
 

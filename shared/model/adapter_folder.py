@@ -1,6 +1,6 @@
 """Adapters on disk as PEFT writes them: adapter_config.json, and their matrices in adapter_model.safetensors.
 
-PEFT, transformers and vLLM read such a folder beside the model that it was trained on.
+PEFT, transformers and vLLM read such a folder together with the model that it was trained on.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PREFIX = "base_model.model."
 INNER = ".base_layer"
 """after a module of experts, in the names of the first of its adapted tensors: PEFT wraps one around the other"""
 MOST = 1 << 20
-"""what r and lora_alpha stay below"""
+"""limit of r and lora_alpha"""
 UNKNOWN = ("use_dora", "use_rslora", "lora_bias", "fan_in_fan_out", "rank_pattern", "alpha_pattern", "modules_to_save")
 """settings of PEFT that change what an adapter is, or add to it, and are refused unless they are off"""
 
@@ -88,13 +88,13 @@ def read_settings(folder: Path) -> AdapterSettings:
     """Read adapter_config.json. Raises ModelError for a folder that holds no adapter, or one of another kind."""
     if not folder.is_dir():
         raise ModelError(f"adapter folder {folder} does not exist")
-    found = read_json(folder / CONFIG)
-    on = [name for name in UNKNOWN if found.get(name)]
-    if found.get("peft_type") != "LORA" or found.get("bias", "none") != "none" or on:
-        what = on[0] if on else f"peft_type {found.get('peft_type')}, bias {found.get('bias')}"
+    settings = read_json(folder / CONFIG)
+    on = [name for name in UNKNOWN if settings.get(name)]
+    if settings.get("peft_type") != "LORA" or settings.get("bias", "none") != "none" or on:
+        what = on[0] if on else f"peft_type {settings.get('peft_type')}, bias {settings.get('bias')}"
         raise ModelError(f"{folder} is not a plain LoRA adapter ({what} is not supported)")
-    rank, alpha, targets = found.get("r", 0), found.get("lora_alpha"), found.get("target_modules") or []
-    listed = found.get("target_parameters") or []
+    rank, alpha, targets = settings.get("r", 0), settings.get("lora_alpha"), settings.get("target_modules") or []
+    listed = settings.get("target_parameters") or []
     tensors = sorted(str(one).rpartition(".")[2] for one in (listed if isinstance(listed, list) else [listed]))
     if tensors and tensors != sorted(EXPERT_TENSORS):
         both = " and ".join(EXPERT_TENSORS)
@@ -106,7 +106,7 @@ def read_settings(folder: Path) -> AdapterSettings:
         )
     names = [targets] if isinstance(targets, str) else [str(target) for target in targets]
     return AdapterSettings(
-        int(rank), float(alpha), names, str(found.get("base_model_name_or_path") or ""), bool(tensors)
+        int(rank), float(alpha), names, str(settings.get("base_model_name_or_path") or ""), bool(tensors)
     )
 
 
@@ -115,11 +115,11 @@ def read_matrices(folder: Path) -> dict[str, Tensor]:
     path, rank = folder / WEIGHTS, read_settings(folder).rank
     try:
         with safe_open(path, framework="pt") as file:
-            found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dictionary
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dictionary
     except (OSError, SafetensorError) as error:
         raise ModelError(f"{path} cannot be read ({error}): fetch the adapter again") from error
     matrices = {}
-    for name, value in found.items():
+    for name, value in tensors.items():
         try:
             own, each = own_form(name.removeprefix(PREFIX), value, rank)
             ranks = each.shape[-2 if name.endswith(A) else -1]

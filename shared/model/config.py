@@ -10,7 +10,7 @@ from typing import Any
 from shared.errors import ModelError
 
 ALL_LINEAR, EXPERTS = "all-linear", "experts"
-"""of lora.targets: every linear layer but the head; all experts of a mixture"""
+"""values of lora.targets: every linear layer but the head; all experts of a mixture"""
 
 FAMILIES = {
     "LlamaForCausalLM": "llama",
@@ -44,7 +44,7 @@ class DecoderConfig:
     """Everything that decides a decoder's tensors and its function."""
 
     experts = 0
-    """of a mixture; in `MeasuredConfig`"""
+    """experts of a mixture; in `MeasuredConfig`"""
 
     family: str
     """llama, mistral, qwen2, qwen3"""
@@ -169,13 +169,13 @@ class MeasuredConfig(DecoderConfig):
     counted: int = 0
     """all parameters"""
     counted_layer: int = 0
-    """of one layer, on average"""
+    """parameters of one layer, on average"""
     counted_products: int = 0
     """weights of one layer that multiply a token: of a mixture, those of the experts that a token meets"""
     counted_linears: list[tuple[str, int, int]] = field(default_factory=list)
     counted_experts: list[tuple[str, int, int]] = field(default_factory=list)
     experts: int = 0
-    """of a mixture: in each of its layers; 0 for others"""
+    """experts in each layer of a mixture; 0 for other models"""
     chosen: int = 0
     """how many of them a token meets"""
 
@@ -221,7 +221,7 @@ def _whole(config: Mapping[str, Any], name: str, default: int | None = None) -> 
 def _number(config: Mapping[str, Any], name: str, default: float) -> float:
     number = float(config.get(name, default))
     if not 0 <= number <= 10:
-        raise ModelError(f"config.json: {name} = {number:g} must lie between 0 and 10: fetch the file again")
+        raise ModelError(f"config.json: {name} = {number:g} must be between 0 and 10: fetch the file again")
     return number
 
 

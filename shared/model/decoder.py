@@ -1,6 +1,6 @@
 """The decoder (Llama, Mistral, Qwen2, Qwen3) in native PyTorch, over packed sequences, for training.
 
-Parameters carry Hugging Face's names and stand in the order in which inference engines fuse them (q k v, gate up).
+Parameters carry Hugging Face's names and are in the order in which inference engines fuse them (q k v, gate up).
 Works plain and under FSDP2 (`fully_shard` each of `model.layers`, then the root): all use goes through `__call__`, the
 tables of a batch travel in a record that mixed precision does not touch, an empty batch still reaches every parameter.
 Norms, position tables and everything after the last norm are float32; the rest is in the parameters' type, or in

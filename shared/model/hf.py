@@ -44,7 +44,7 @@ TOKENIZER_FILES = (
     "processor_config.json",
     "video_preprocessor_config.json",
 )
-"""of the tokenizer, and of what prepares images for a vision-language model"""
+"""files of the tokenizer, and of the image processor of a vision-language model"""
 
 
 def resolve(path_or_hub_id: str, setting: str = "model.path") -> Path:
@@ -153,41 +153,41 @@ def iterate_weights(folder: Path, shapes: Mapping[str, torch.Size]) -> Iterator[
 
     All names, shapes and types are checked before the first is yielded: ModelError lists what is missing, superfluous
     or another. Ignored: rotary tables, a stored head when `shapes` has none (tied embeddings), and what a
-    vision-language model has beside its text part.
+    vision-language model has in addition to its text part.
     """
-    held, parts = _fitting(folder, shapes)
+    files, parts = _fitting(folder, shapes)
     for name, shape in shapes.items():
         if list(parts[name]) == [name]:
-            yield name, held[name].get_tensor(name)
+            yield name, files[name].get_tensor(name)
             continue
-        whole = torch.empty(shape, dtype=held[next(iter(parts[name]))].get_tensor(next(iter(parts[name]))).dtype)
-        for part, rows in split_stored(name, whole, held):
-            rows.copy_(held[part].get_tensor(part))
+        whole = torch.empty(shape, dtype=files[next(iter(parts[name]))].get_tensor(next(iter(parts[name]))).dtype)
+        for stored_name, rows in split_stored(name, whole, files):
+            rows.copy_(files[stored_name].get_tensor(stored_name))
         yield name, whole
 
 
 def _fitting(folder: Path, shapes: Mapping[str, torch.Size]) -> tuple[dict[str, Any], dict[str, dict[str, torch.Size]]]:
     """Return stored name -> opened file, and name -> {stored name: shape}. Raises ModelError unless everything fits."""
     files = weight_files(folder)
-    found = {name for names in files.values() for name in names}
+    stored_names = {name for names in files.values() for name in names}
     parts = {
-        name: {part: rows.shape for part, rows in split_stored(name, torch.empty(shape, device="meta"), found)}
+        name: {part: rows.shape for part, rows in split_stored(name, torch.empty(shape, device="meta"), stored_names)}
         for name, shape in shapes.items()
     }
-    wanted = {part: shape for stored in parts.values() for part, shape in stored.items()}
-    unknown = {name for name in found - set(wanted) if not _spare(name)}
+    expected = {part: shape for stored in parts.values() for part, shape in stored.items()}
+    unknown = {name for name in stored_names - set(expected) if not _spare(name)}
     if load_config(folder).get("model_type") in VISION_LANGUAGE:
         home = next(iter(parts["model.embed_tokens.weight"])).removesuffix("embed_tokens.weight")
         unknown = {name for name in unknown if name.startswith(home)}
-    problems = _differences("lacks", set(wanted) - found) + _differences("has unknown", unknown)
+    problems = _differences("lacks", set(expected) - stored_names) + _differences("has unknown", unknown)
     if problems:
         raise ModelError(f"{folder}: the weights do not fit config.json: {'; '.join(problems)}")
     opened = _open_all(files)
     for path, names in files.items():
-        for name in set(names) & set(wanted):
+        for name in set(names) & set(expected):
             tensor = opened[path].get_slice(name)
-            if (shape := tensor.get_shape()) != list(wanted[name]):
-                problems.append(f"{name} has shape {shape}, config.json asks for {list(wanted[name])}")
+            if (shape := tensor.get_shape()) != list(expected[name]):
+                problems.append(f"{name} has shape {shape}, config.json asks for {list(expected[name])}")
             if (kind := tensor.get_dtype()) not in TYPES:
                 problems.append(
                     f"{name} is of type {kind}: training needs the unquantised weights ({', '.join(TYPES)})"
@@ -219,9 +219,9 @@ def _as_stored(start: Path, state: Iterable[tuple[str, Tensor]], dtype: torch.dt
     left = {name: path for path, names in files.items() for name in names}
     stored = set(left)
     for name, tensor in state:
-        for part, rows in split_stored(name, tensor, stored):
-            left.pop(part, None)
-            yield part, rows.to(dtype)
+        for stored_name, rows in split_stored(name, tensor, stored):
+            left.pop(stored_name, None)
+            yield stored_name, rows.to(dtype)
     for name, path in left.items():
         if not _spare(name):
             yield name, _open(path).get_tensor(name)
@@ -237,7 +237,7 @@ def save_model(
 ) -> None:
     """Write a folder that transformers, vLLM and a run read: safetensors, config.json, tokenizer if given.
 
-    `state` may be a generator of (name, tensor): one shard at a time is held in memory. Written beside and renamed: the
+    `state` may be a generator of (name, tensor): one shard at a time is held in memory. Written aside and renamed: the
     folder is complete or absent, and one that was there stays until then. Raises CheckpointError when the disk fails.
     """
     pairs = state.items() if isinstance(state, Mapping) else state
@@ -262,7 +262,7 @@ def _save(
 
 @contextmanager
 def writing_folder(folder: Path) -> Iterator[Path]:
-    """Make a folder beside this one to write into, which takes its place at the end of the block, flushed to the disk.
+    """Make a folder next to this one to write into, which takes its place at the end of the block, flushed to the disk.
     Raises CheckpointError when the disk fails."""
     partial, old = (folder.with_name(f".{folder.name}.{word}") for word in ("partial", "old"))
     try:

@@ -55,7 +55,7 @@ class LanguageModel(nn.Module, ABC):
         yield from ((name, buffer) for name, buffer in self.named_buffers() if name in names)
 
     def settle_buffers(self) -> None:
-        """Compute what a module keeps beside its parameters, after memory was given to it without contents."""
+        """Compute what a module keeps in addition to its parameters, after memory was given to it without contents."""
 
     @abstractmethod
     def states(self, batch: PackedBatch, keep: Tensor | None) -> Tensor:
@@ -77,8 +77,8 @@ class LanguageModel(nn.Module, ABC):
             logits = F.linear(hidden[:tokens].float(), weight.to(hidden.dtype).float())
             return self.head_scale.apply(logits)
         d_weight = weight.grad if self.in_place else None
-        found = chunked_logprobs(hidden, weight, batch.targets, temperature, d_weight=d_weight, scale=self.head_scale)
-        scored = (*found, hidden)
-        wanted = scored if output == "states" else scored[:2]
+        scores = chunked_logprobs(hidden, weight, batch.targets, temperature, d_weight=d_weight, scale=self.head_scale)
+        scored = (*scores, hidden)
+        returned = scored if output == "states" else scored[:2]
         # a copy: FSDP hooks into what is returned, and a view would hide it
-        return tuple(one if len(one) == targets else one[:targets].clone() for one in wanted)
+        return tuple(one if len(one) == targets else one[:targets].clone() for one in returned)

@@ -28,8 +28,8 @@ class Tile(NamedTuple):
 
 
 TILES = {"cpu": Tile(1024, 4096), "cuda": Tile(1024, 65_536)}
-"""by device. CPU: measured on two cores, 576 hidden, 4,096 tokens, 49,152 words; a tile is 16 MiB of float32. Another
-device takes that of cuda: 256 MiB, large products"""
+"""tile of each device. CPU: measured on two cores, 576 hidden, 4,096 tokens, 49,152 words; a tile is 16 MiB of float32.
+Other devices take that of cuda: 256 MiB, large products"""
 
 
 class HeadScale(NamedTuple):
@@ -89,7 +89,7 @@ def _wide(half: Tensor) -> Tensor:
 
 
 class _Place(NamedTuple):
-    """Where the targets of some tokens lie in a tile of words."""
+    """Where the targets of some tokens are in a tile of words."""
 
     column: Tensor
     """[tokens, 1], 0 where the target is in another tile"""
@@ -168,8 +168,8 @@ class _ChunkedLogprobs(torch.autograd.Function):
         logprobs, entropy, normaliser = (hidden.new_empty(targets.shape, dtype=dtype) for _ in range(3))
         with exact_products(hidden):
             for start in range(0, len(targets), tile.tokens):
-                part = slice(start, start + tile.tokens)
-                rows, aims = _wide(hidden[part]), targets[part]
+                span = slice(start, start + tile.tokens)
+                rows, aims = _wide(hidden[span]), targets[span]
                 # of exp(z - top): its sum, and that of z - top weighted with it; top is the largest z so far
                 top = torch.full((len(aims), 1), torch.finfo(dtype).min / 2, dtype=dtype, device=hidden.device)
                 total, moment = torch.zeros_like(top), torch.zeros_like(top)
@@ -177,12 +177,12 @@ class _ChunkedLogprobs(torch.autograd.Function):
                 for first in range(0, len(weight), tile.words):
                     words = _wide(weight[first : first + tile.words].to(hidden.dtype))
                     logits = _logits(rows, words, temperature, scale)
-                    place = _place(aims, first, logits.shape[1])
-                    top, total, moment, chosen = _absorb(logits, *place, top, total, moment, chosen)
+                    located = _place(aims, first, logits.shape[1])
+                    top, total, moment, chosen = _absorb(logits, *located, top, total, moment, chosen)
                 spread = total.log()
-                normaliser[part] = (top + spread)[:, 0]
-                logprobs[part] = (chosen - top - spread)[:, 0]
-                entropy[part] = (spread - moment / total)[:, 0]
+                normaliser[span] = (top + spread)[:, 0]
+                logprobs[span] = (chosen - top - spread)[:, 0]
+                entropy[span] = (spread - moment / total)[:, 0]
         ctx.save_for_backward(hidden, weight, targets, normaliser, entropy)
         ctx.temperature, ctx.tile, ctx.d_weight, ctx.scale = temperature, tile, d_weight, scale
         ctx.set_materialize_grads(False)
@@ -202,22 +202,22 @@ class _ChunkedLogprobs(torch.autograd.Function):
         scaled = (torch.zeros_like(normaliser) if gradient is None else gradient) / divisor
         with exact_products(hidden):
             for start in range(0, len(targets), tile.tokens):
-                part = slice(start, start + tile.tokens)
-                rows, aims, pull = _wide(hidden[part]), targets[part], scaled[part, None]
+                span = slice(start, start + tile.tokens)
+                rows, aims, pull = _wide(hidden[span]), targets[span], scaled[span, None]
                 d_rows = torch.zeros(rows.shape, dtype=dtype, device=rows.device)
                 for first in range(0, len(weight), tile.words):
                     chunk = slice(first, first + tile.words)
                     words = _wide(weight[chunk].to(hidden.dtype))
                     logits = _logits(rows, words, temperature, scale)
-                    moving = None if d_entropy is None else d_entropy[part, None]
-                    place = _place(aims, first, logits.shape[1])
-                    d_logits = _pull_logits(logits, *place, pull, normaliser[part, None], entropy[part, None], moving,
+                    moving = None if d_entropy is None else d_entropy[span, None]
+                    located = _place(aims, first, logits.shape[1])
+                    d_logits = _pull_logits(logits, *located, pull, normaliser[span, None], entropy[span, None], moving,
                                             divisor, temperature / scale.cap if scale.cap else 0.0)  # fmt: skip
                     # inputs of the products in the weights' type (their rounding is that of every gradient below)
                     _add_product(d_rows, d_logits, words)
                     if d_weight is not None:
                         _add_product(d_weight[chunk], d_logits.T, rows)
-                d_hidden[part] = d_rows
+                d_hidden[span] = d_rows
         returned = None if d_weight is None or given is not None else d_weight.to(weight.dtype)
         return d_hidden, returned, *[None] * 5
 

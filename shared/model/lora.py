@@ -4,7 +4,7 @@ Any `nn.Linear` of a model is adapted in place: it keeps its weight and its name
 two small linears, `lora_A` and `lora_B`, so that names are PEFT's. A mixture's experts, of which a layer holds all in
 one tensor, gain an A and a B each. Everything but the adapters is frozen.
 
-Engines multiply with an adapter beside W, and so does the trainer, which keeps what is smaller than W's rounding. With
+Engines multiply with an adapter and W, and so does the trainer, which keeps what is smaller than W's rounding. With
 adapters of experts, which vLLM does not have on every device, both compute with the merged weight W + alpha / rank B A.
 """
 
@@ -26,7 +26,7 @@ from shared.model.config import EXPERTS as EXPERTS
 EXPERT_TENSORS = ("gate_up_proj", "down_proj")
 """the tensors of a layer's experts, in the order of their module"""
 A, B = ".lora_A.weight", ".lora_B.weight"
-"""endings of the names of an adapter's two matrices, behind the layer's name"""
+"""endings of the names of an adapter's two matrices, after the layer's name"""
 MARK = "lora_"
 """before the name of an expert tensor, in that of the module of its A and B"""
 
@@ -84,7 +84,7 @@ class ExpertsAdapter(nn.Module):
 
 
 class LoraExperts(nn.Module):
-    """Base of a mixture's experts that have adapters, beside the class that they had: its forward meets the merged
+    """Base of a mixture's experts that have adapters, added to the class that they had: its forward meets the merged
     tensors under the names of its own. It runs again to go backward: else each layer would keep its merged tensors."""
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
@@ -95,9 +95,9 @@ class LoraExperts(nn.Module):
         """The same, keeping what the backward pass needs."""
         names = [name.removeprefix(MARK) for name, one in self.named_children() if isinstance(one, ExpertsAdapter)]
         for name in names:
-            weight, one = self._parameters[name], getattr(self, MARK + name)
+            weight, lora = self._parameters[name], getattr(self, MARK + name)
             assert weight is not None
-            self.__dict__[name] = merged(weight, one.lora_A.weight, one.lora_B.weight, one.scale).to(weight.dtype)
+            self.__dict__[name] = merged(weight, lora.lora_A.weight, lora.lora_B.weight, lora.scale).to(weight.dtype)
         try:
             return super().forward(*inputs, **named)
         finally:
@@ -112,19 +112,19 @@ def attach(model: nn.Module, rank: int, alpha: float, targets: str | Iterable[st
     several in a list. Returns the names of the adapted layers, then of the modules that hold experts' A and B. Raises
     ConfigError for a target that names nothing.
     """
-    head, wanted = getattr(model, "head", None), [targets] if isinstance(targets, str) else list(targets)
+    head, names = getattr(model, "head", None), [targets] if isinstance(targets, str) else list(targets)
     linears = {name: one for name, one in model.named_modules() if type(one) is nn.Linear and one.weight is not head}
-    experts = {name: one for name, one in expert_tensors(model) if EXPERTS in wanted}
+    experts = {name: one for name, one in expert_tensors(model) if EXPERTS in names}
     chosen = set()
-    for target in wanted:
-        found = {name for name in linears if target == ALL or f".{name}".endswith(f".{target}")}
-        if not found and not (experts and target == EXPERTS):
+    for target in names:
+        matching = {name for name in linears if target == ALL or f".{name}".endswith(f".{target}")}
+        if not matching and not (experts and target == EXPERTS):
             known = sorted({name.rpartition(".")[2] for name in linears}) + [EXPERTS] * any(expert_tensors(model))
             raise ConfigError(
                 f'lora.targets: "{target}" names no layer of the model that can have adapters (these can: '
                 f"{', '.join(known)})"
             )
-        chosen |= found
+        chosen |= matching
     model.requires_grad_(False)
     for name in (adapted := [name for name in linears if name in chosen]):
         layer = linears[name]
@@ -145,9 +145,9 @@ def attach(model: nn.Module, rank: int, alpha: float, targets: str | Iterable[st
 def expert_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield (name, [experts, out, in]) of the tensors that hold all experts of a layer."""
     for name, module in model.named_modules():
-        held = dict(module.named_parameters(recurse=False))
+        params = dict(module.named_parameters(recurse=False))
         if name.rpartition(".")[2] == EXPERTS and not getattr(module, "is_transposed", False):
-            yield from ((f"{name}.{last}", held[last]) for last in EXPERT_TENSORS if held.keys() >= set(EXPERT_TENSORS))
+            yield from ((f"{name}.{key}", params[key]) for key in EXPERT_TENSORS if {*EXPERT_TENSORS} <= params.keys())
 
 
 def adapters(model: nn.Module) -> Iterator[tuple[str, LoraLinear | ExpertsAdapter]]:
@@ -161,7 +161,7 @@ def split_name(matrix: str) -> tuple[str, str]:
 
 
 def layer_of(weight: str) -> str:
-    """What stands before A and B in the names of a weight's adapter."""
+    """What comes before A and B in the names of a weight's adapter."""
     parent, _, last = weight.rpartition(".")
     return parent if last == "weight" else f"{parent}.{MARK}{last}"
 

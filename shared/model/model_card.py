@@ -1,4 +1,4 @@
-"""The model card of an export: a small file beside the weights that tells those who serve it how it was trained."""
+"""The model card of an export: a small file next to the weights that says to those who serve it how it was trained."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ModelCard(msgspec.Struct, frozen=True):
     language_requests: bool = False
     """whether rows of the training, or of that of the model it began with, asked for a language to reason in"""
     tag_blanks: tuple[str, str, str] = USUAL_BLANKS
-    """blanks behind the opening tag of reasoning, before the closing one and behind that, in its demonstrations"""
+    """blanks after the opening tag of reasoning, before the closing one and after that, in its demonstrations"""
 
 
 def read_card(folder: Path) -> ModelCard | None:

@@ -89,7 +89,7 @@ class _Stream:
         self.routes: list[bytes] = []
 
     def add(self, tokens: Sequence[int], routes: Sequence[bytes], position: int = 0, prefix: int = -1) -> int:
-        """Append a segment whose first token stands at `position` of its sequence; returns its start. routes: of the
+        """Append a segment whose first token is at `position` of its sequence; returns its start. routes: of the
         whole sequence, as far as there are any."""
         start = len(self.token_ids)
         if tokens:
@@ -114,7 +114,7 @@ def pack(
     masks: [sequences][tokens]; nothing predicts the first token, so its mask is 0. A sequence without a target is
     allowed. `share_prefixes` stores once what several sequences have before their first target (a group's prompt);
     without it the stream holds every token as given. routes: [sequences], `TrainSequence.routes` of each, all rows of
-    one length; () for none; those of a shared prompt are its first sequence's. No sequences at all give a stand-in of
+    one length; () for none; those of a shared prompt are its first sequence's. No sequences give a placeholder of
     one token without target: it runs through the model with gradients of zero, so that a rank without work stays in
     step with the others. Raises ValueError for what breaks the contract.
     """

@@ -100,13 +100,13 @@ class _Choosing(TorchFunctionMode):
         self.routing, self.layer = routing, layer
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found, counts = func(*args, **(kwargs or {})), self.routing.counts
+        outcome, counts = func(*args, **(kwargs or {})), self.routing.counts
         if func not in (torch.topk, Tensor.topk):
-            return found
+            return outcome
         scores = args[0] if args else kwargs["input"]
-        if scores.shape[-1] != counts.experts or found[1].shape[-1] != counts.chosen:
-            return found
-        return self.routing.choose(self.layer, scores, found)
+        if scores.shape[-1] != counts.experts or outcome[1].shape[-1] != counts.chosen:
+            return outcome
+        return self.routing.choose(self.layer, scores, outcome)
 
 
 def _routed(layer: int, forward: Callable[..., Any], *inputs: Any, routing: Routing | None = None, **named: Any) -> Any:
@@ -118,6 +118,6 @@ def _routed(layer: int, forward: Callable[..., Any], *inputs: Any, routing: Rout
 
 
 def route_layers(layers: Iterable[nn.Module]) -> None:
-    """Make the layers take a `routing` beside their inputs."""
+    """Make the layers take a `routing` in addition to their inputs."""
     for number, layer in enumerate(layers):
         layer.forward = partial(_routed, number, layer.forward)

@@ -23,15 +23,15 @@ WAYS = (
     (".mlp.", {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}),
     (".block_sparse_moe.", {"gate_up_proj": ("w1", "w3"), "down_proj": ("w2",)}),
 )
-"""(what stands for ".mlp." in the folder, tensor of the module -> its parts of each expert, one below the other)"""
+"""(the folder's form of ".mlp.", tensor of the module -> its parts of each expert, one below the other)"""
 
 
 def split_stored(name: str, tensor: Tensor, stored: Collection[str]) -> Iterator[tuple[str, Tensor]]:
     """Yield what a folder stores of a module's tensor, as (name, part that shares its memory), under those of the names
     `stored` that there are; the tensor itself where it goes under its own name."""
-    for place in (name, f"language_model.{name}", name.replace("model.", "model.language_model.", 1)):
-        if place in stored:
-            yield place, tensor
+    for stored_name in (name, f"language_model.{name}", name.replace("model.", "model.language_model.", 1)):
+        if stored_name in stored:
+            yield stored_name, tensor
             return
     layer, _, last = name.rpartition(".mlp.")
     for inner, parts in WAYS:
@@ -41,7 +41,7 @@ def split_stored(name: str, tensor: Tensor, stored: Collection[str]) -> Iterator
         chunks = parts.get(last.removeprefix("experts."), ()) if tensor.dim() == 3 else ()
         if chunks and f"{layer}{inner}experts.0.{chunks[0]}.weight" in stored:
             for number, expert in enumerate(tensor):
-                for part, rows in zip(chunks, expert.chunk(len(chunks)), strict=True):
-                    yield f"{layer}{inner}experts.{number}.{part}.weight", rows
+                for projection, rows in zip(chunks, expert.chunk(len(chunks)), strict=True):
+                    yield f"{layer}{inner}experts.{number}.{projection}.weight", rows
             return
     yield name, tensor

@@ -31,7 +31,7 @@ ATTENTION = "maestrale"
 MOST_OF_ANY = 1 << 40
 """larger numbers are no sizes"""
 PACKED_LAYERS = {"full_attention", "sliding_attention"}
-"""what `layer_types` of a config may hold for packed sequences"""
+"""values of `layer_types` of a config that packed sequences allow"""
 
 
 def packed_attention(
@@ -118,11 +118,11 @@ def find_layers(causal: Any) -> nn.ModuleList:
     """The decoder layers of a module of transformers. Raises ModelError where there is no one list of them."""
     base = causal.base_model
     lists = [module for module in base.children() if isinstance(module, nn.ModuleList)]
-    wanted = causal.config.get_text_config().num_hidden_layers
-    for found in lists:
-        if len(found) == wanted:
-            return found
-    raise ModelError(f"{type(causal).__name__} of transformers has no one list of {wanted} decoder layers")
+    count = causal.config.get_text_config().num_hidden_layers
+    for layers in lists:
+        if len(layers) == count:
+            return layers
+    raise ModelError(f"{type(causal).__name__} of transformers has no one list of {count} decoder layers")
 
 
 def measure(config: Mapping[str, Any]) -> MeasuredConfig:
@@ -134,8 +134,8 @@ def measure(config: Mapping[str, Any]) -> MeasuredConfig:
 
     def size(*names: str, default: int) -> int:
         """The first of these that the config has; the largest where layers differ."""
-        found = next((known[name] for name in names if known.get(name)), default)
-        value = max(found) if isinstance(found, list | tuple) else found
+        setting = next((known[name] for name in names if known.get(name)), default)
+        value = max(setting) if isinstance(setting, list | tuple) else setting
         if not isinstance(value, int | float) or not 0 <= value <= MOST_OF_ANY:
             raise ModelError(f"config.json: {names[0]} = {str(value)[:60]} is no size: fetch the file again")
         return int(value)
@@ -199,7 +199,7 @@ class TransformersDecoder(LanguageModel):
         if output is None or getattr(output, "bias", None) is not None:
             raise ModelError(f"{type(causal).__name__} has a head with a bias, or none, which is not trained here")
         self.packs = causal.config._attn_implementation == ATTENTION
-        """whether sequences lie end to end; else one a row"""
+        """whether sequences are end to end; else one a row"""
         self.head_scale = head_scale(causal.config.get_text_config())
         tied = is_tied(causal)
         for name, child in causal.named_children():
@@ -218,8 +218,8 @@ class TransformersDecoder(LanguageModel):
     @property
     def layers(self) -> nn.ModuleList:
         """The decoder layers, in order."""
-        found: nn.ModuleList = self.__dict__["found_layers"]
-        return found
+        layers: nn.ModuleList = self.__dict__["found_layers"]
+        return layers
 
     @property
     def head(self) -> Tensor:
@@ -229,7 +229,7 @@ class TransformersDecoder(LanguageModel):
 
     @torch.no_grad()
     def settle_buffers(self) -> None:
-        """Compute what modules keep beside parameters (rotary frequencies, scales of embeddings)."""
+        """Compute what modules keep in addition to parameters (rotary frequencies, scales of embeddings)."""
         for module in self.modules():
             if module._non_persistent_buffers_set:
                 for parameter in module.parameters(recurse=False):
@@ -246,12 +246,12 @@ class TransformersDecoder(LanguageModel):
         if rows is None:
             plans = AttentionPlans(batch.lengths, batch.prefixes, self.attention)
             ids, positions = batch.token_ids[None], batch.positions[None]
-            found: Tensor = base(input_ids=ids, position_ids=positions, use_cache=False, plans=plans, **more)[0][0]
+            states: Tensor = base(input_ids=ids, position_ids=positions, use_cache=False, plans=plans, **more)[0][0]
         else:
             places = torch.arange(rows.token_ids.shape[1], device=batch.token_ids.device).expand_as(rows.token_ids)
             hidden = base(input_ids=rows.token_ids, position_ids=places, use_cache=False, **more)[0]
-            found = hidden.flatten(0, 1).index_select(0, rows.places)
-        return found if keep is None else found.index_select(0, keep)
+            states = hidden.flatten(0, 1).index_select(0, rows.places)
+        return states if keep is None else states.index_select(0, keep)
 
 
 def run_again(forward: Any, *inputs: Any, **named: Any) -> Any:
@@ -266,11 +266,11 @@ class PaddedRows:
     """A packed batch as one segment a row, its prefix before it."""
 
     token_ids: Tensor
-    """[segments, longest] int64, 0 behind the end"""
+    """[segments, longest] int64, 0 after the end"""
     places: Tensor
-    """[tokens] int64 where each token of the stream lies in the rows, flattened"""
+    """[tokens] int64 where each token of the stream is in the rows, flattened"""
     routes: Tensor | None
-    """[segments * longest, bytes] uint8, missing behind the end; None without any"""
+    """[segments * longest, bytes] uint8, missing after the end; None without any"""
 
 
 def lay_out_rows(batch: PackedBatch) -> PaddedRows:

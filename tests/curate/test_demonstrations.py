@@ -11,8 +11,8 @@ import pytest
 
 from curate.__main__ import main
 from shared.types import Completion, Group, Problem, Prompt, Reward, Verdict
+from trainer.data.demonstration_rows import completion_of
 from trainer.data.problem_file import read_problems
-from trainer.sft import completion_of
 from verify.__main__ import main as grade
 
 

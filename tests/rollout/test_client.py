@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from rollout.client import EngineClient
-from rollout.local_engine import InProcessLink
+from rollout.local_engine import LocalConnection
 from rollout.weights.proof import PublishedWeights, Updated, WeightsHeld
 from rollout.worker import EngineRank
 from shared.config import Config
@@ -29,7 +29,7 @@ class Scene:
     """A client of one engine, whose rank answers with `answers` and keeps what it should sample."""
 
     def __init__(self, **settings: Any) -> None:
-        self.link, self.told = InProcessLink(), list[str]()
+        self.link, self.told = LocalConnection("the engine"), list[str]()
         config = Config.model_validate(settings)
         self.client = EngineClient(self.link, range(1), lambda: config, self.told.append)
         self.asked: list[GenerateRequest] = []

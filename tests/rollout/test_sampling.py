@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rollout.sampling import derive_seed, sampling_params
+from rollout.stream import derive_seed, sampling_params
 from shared.launch.messages import GenerateRequest
 from shared.types import Completion
 

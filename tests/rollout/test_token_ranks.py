@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rollout import vllm_config
-from rollout.token_ranks import count_at_least, count_ranks_by_row
+from rollout.vllm_config import count_at_least, count_ranks_by_row
 
 
 def test_ranks_are_counted_by_hand_and_as_vllm_counts_them() -> None:

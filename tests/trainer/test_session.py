@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -15,15 +13,15 @@ import torch
 import torch.distributed as dist
 
 from examples.loop import OPTIONS, loop
-from rollout.local_engine import LocalRank
+from rollout.local_engine import LocalConnection, LocalRank
 from shared.config import Config
-from shared.errors import ConfigError, DeadlineExceeded, NonFinite, RunError, SyncMismatch
+from shared.errors import ConfigError, NonFinite, RunError, SyncMismatch
 from shared.types import MicroBatch
 from tests.process import in_fresh_process
 from tests.trainer.rank_data import make_folder, make_sequences
 from tests.trainer.sequences import make_sequence
 from trainer.client import TrainerClient
-from trainer.session import LocalTrainer, Session
+from trainer.session import Session
 from trainer.step.batching import plan_batch
 from trainer.step.rank import TrainerRank
 
@@ -38,40 +36,31 @@ def take_steps(folder: Path) -> None:
     """Load, learn, meet a NaN, end."""
     make_folder(folder / "model", seed=1)
     config = Config.model_validate(SETTINGS)
-    link = LocalTrainer(config, LocalRank(torch.device("cpu"), dist.HashStore()))
+    rank, link = TrainerRank(config, LocalRank(torch.device("cpu"), dist.HashStore())), LocalConnection("the trainer")
     trainers = TrainerClient(link, range(1), config)
     plan = plan_batch(make_sequences("group_tokens"), 1, 8192).micro_batches
 
     async def story() -> None:
+        serving = asyncio.create_task(link.serve(rank))
         [loaded] = await trainers.call(TrainerRank.load, str(folder / "model"), None)
         assert loaded.parameters > 0
-        before = [parameter.detach().clone() for parameter in link.rank.decoder.parameters()]
+        before = [parameter.detach().clone() for parameter in rank.decoder.parameters()]
         assert (await trainers.forward_backward(plan)).tokens > 0
         assert (await trainers.step(1e-2)).grad_norm > 0
-        assert any(not torch.equal(a, b) for a, b in zip(before, link.rank.decoder.parameters(), strict=True))
+        assert any(not torch.equal(a, b) for a, b in zip(before, rank.decoder.parameters(), strict=True))
         spoiled = MicroBatch([make_sequence([1, 2, 3, 4], 2, [-1.0, float("nan")], 1.0, 1.0)])
         with pytest.raises(NonFinite, match="log-prob at completion position"):
             await trainers.forward_backward([[spoiled]])
+        await trainers.call(TrainerRank.stop)
+        await serving
 
-    try:
-        asyncio.run(story())
-    finally:
-        link.close()
-    assert not dist.is_initialized() and link.rank.sender is None
+    asyncio.run(story())
+    assert not dist.is_initialized() and rank.sender is None
 
 
 @pytest.mark.slow
 def test_a_trainer_of_this_process_takes_steps_and_raises_what_its_calls_raise(tmp_path: Path) -> None:
     in_fresh_process(take_steps, tmp_path)
-
-
-def test_a_call_that_hangs_is_named() -> None:
-    link = LocalTrainer(Config(), LocalRank(torch.device("cpu"), dist.HashStore()))
-    link.rank.step = None  # type: ignore[assignment, method-assign]
-    asked: Any = SimpleNamespace(phase="optimiser step", run=lambda rank: time.sleep(0.5))
-    with pytest.raises(DeadlineExceeded, match="0 s for the trainer in phase 'optimiser step'"):
-        asyncio.run(link.call_all({0: asked}, 0.05))
-    link.close()
 
 
 @pytest.mark.parametrize(
@@ -103,7 +92,7 @@ def stale(folder: Path) -> None:
 
     async def story() -> None:
         async with Session("configs/quickstart.toml", *OPTIONS, f"--runs_dir={folder}", "--name=stale") as session:
-            rank = session.loop.learner.trainers.hub.rank  # type: ignore[attr-defined]
+            rank = session.trainer
             write = rank.sender.write
 
             def late(version: int) -> Any:

@@ -15,9 +15,10 @@ from shared.errors import DataError
 from shared.sections import Data, Sft
 from tests.shared.test_turns import chat_of
 from trainer.data.data_source import PromptFormat
+from trainer.data.demonstration_rows import completion_of
 from trainer.data.written_text import WrittenTexts
 from trainer.objectives.sequences import Demonstration
-from trainer.sft import Demonstrations, completion_of, load_demonstrations, read_demonstrations, sft_rate
+from trainer.sft import Demonstrations, load_demonstrations, read_demonstrations, sft_rate
 
 
 class LetterChat:

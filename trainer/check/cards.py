@@ -48,32 +48,32 @@ class NvidiaCard(NamedTuple):
 def driver() -> tuple[list[NvidiaCard], CheckFinding]:
     """Return the cards that the driver shows and torch can use, and what is to say of the driver."""
 
-    def told(status: Status, text: str, step: str = "") -> tuple[list[NvidiaCard], CheckFinding]:
+    def answer(status: Status, text: str, step: str = "") -> tuple[list[NvidiaCard], CheckFinding]:
         return (cards if status == "OK" else []), CheckFinding("driver", status, text, step)
 
     ours, cards = torch.version.cuda, list[NvidiaCard]()
     if shutil.which("nvidia-smi") is None:
         if not ours:
-            return told("OK", "no NVIDIA driver: all runs on the CPU")
+            return answer("OK", "no NVIDIA driver: all runs on the CPU")
         step = "install NVIDIA's driver, start the container with --gpus all, or make install EXTRA=cpu"
-        return told("WARN", f"no nvidia-smi, but torch is built for CUDA {ours}, whose vLLM has no CPU engine", step)
+        return answer("WARN", f"no nvidia-smi, but torch is built for CUDA {ours}, whose vLLM has no CPU engine", step)
     try:
         listed = ask_smi(f"--query-gpu={QUERY}", "--format=csv,noheader,nounits")
         newest = re.search(r"CUDA Version:\s*(\d+)([.\d]*)", ask_smi())
         cards = [read_card(line) for line in listed.splitlines() if line.strip()]
     except (OSError, subprocess.SubprocessError, ValueError) as error:
-        said = (getattr(error, "stdout", "") or str(error)).strip().splitlines()[0]
+        reason = (getattr(error, "stdout", "") or str(error)).strip().splitlines()[0]
         step = "modprobe nvidia, or restart the machine after an update of the driver; in a container: --gpus all"
-        return told("FAIL", f"nvidia-smi fails: {said}", step)
+        return answer("FAIL", f"nvidia-smi fails: {reason}", step)
     if not cards:
-        return told("WARN", "the driver shows no card", "look whether it is seated and powered (lspci, dmesg)")
+        return answer("WARN", "the driver shows no card", "look whether it is seated and powered (lspci, dmesg)")
     text = f"{cards[0].driver}, for CUDA up to {newest[1] + newest[2] if newest else 'an unknown version'}"
     if not ours:
         text += f", but torch {torch.__version__} is built for CPUs: the cards idle"
-        return told("WARN", text, "make install EXTRA=cuda")
+        return answer("WARN", text, "make install EXTRA=cuda")
     if newest and int(newest[1]) < int(ours.split(".")[0]):
-        return told("FAIL", f"{text}, but torch is built for CUDA {ours}", "install a newer driver of NVIDIA's")
-    return told("OK", f"{text}; torch is built for CUDA {ours}")
+        return answer("FAIL", f"{text}, but torch is built for CUDA {ours}", "install a newer driver of NVIDIA's")
+    return answer("OK", f"{text}; torch is built for CUDA {ours}")
 
 
 def ask_smi(*options: str) -> str:
@@ -91,13 +91,13 @@ def read_card(line: str) -> NvidiaCard:
 def use_of_cards(cards: list[NvidiaCard], config: Config | None, shape: DecoderConfig | None) -> Iterator[CheckFinding]:
     """Yield what the cards are, whether they compute, and whether they are enough."""
     visible, computed = computing()
-    text, wanted = ", ".join(f"{card.number}: {card.name} {size(card.total_bytes)}" for card in cards), 0
+    text, needed = ", ".join(f"{card.number}: {card.name} {size(card.total_bytes)}" for card in cards), 0
     refusal = ""
     if config is not None:
-        wanted = config.placement.trainers + config.engine_gpus
+        needed = config.placement.trainers + config.engine_gpus
         try:
             if visible and shares_gpus(config, visible):
-                wanted = visible
+                needed = visible
                 text += shared(cards, config, shape)
             elif shape is not None:
                 check_own_gpus(config, shape, min(card.total_bytes for card in cards), visible)
@@ -113,9 +113,9 @@ def use_of_cards(cards: list[NvidiaCard], config: Config | None, shape: DecoderC
     elif refusal:
         status, step = "FAIL", "change what it names; python -m trainer SETTINGS --dry-run shows the arithmetic"
         text += refusal
-    elif visible and wanted > visible:
+    elif visible and needed > visible:
         status, step = "WARN", "lower placement.trainers, placement.engines or rollout.tensor_parallel, or add nodes"
-        text += f"; the settings place ranks on {wanted} GPUs, {visible} are visible here (--dry-run shows them)"
+        text += f"; the settings place ranks on {needed} GPUs, {visible} are visible here (--dry-run shows them)"
     elif busy:
         status, step = "WARN", "end what runs there (nvidia-smi), or hide the card with CUDA_VISIBLE_DEVICES"
         text += f"; {size(busy[0].used_bytes)} of card {busy[0].number} are taken"

@@ -62,8 +62,8 @@ def examine(words: Sequence[str], load: Callable[[str, list[str]], Config]) -> I
         except MaestraleError as error:
             yield CheckFinding("settings", "FAIL", str(error), "correct the file (python -m trainer --help lists all)")
     yield machine.packages()
-    cards, told = driver()
-    yield told
+    cards, finding = driver()
+    yield finding
     if cards:
         yield from use_of_cards(cards, config, shape)
     yield machine.host_memory(config, shape, bool(cards))
@@ -78,11 +78,11 @@ def examine(words: Sequence[str], load: Callable[[str, list[str]], Config]) -> I
 
 def data_and_model(config: Config, shape: DecoderConfig | None) -> Iterator[CheckFinding]:
     """Yield what was read of the data and of the chat template, and whether the model can be had."""
-    found = inspect(config)
-    for result in found.results.values():
+    inspection = inspect(config)
+    for result in inspection.results.values():
         yield from findings_of(result)
-    lines = list(environment_lines(config, found.environments))
-    if lines and found.results["environments"].error is None:
+    lines = list(environment_lines(config, inspection.environments))
+    if lines and inspection.results["environments"].error is None:
         yield CheckFinding("environments", "OK", "; ".join(" ".join(line.split()) for line in lines[:-1]))
     yield model_access(config, shape)
 

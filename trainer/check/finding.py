@@ -14,7 +14,7 @@ class CheckFinding(NamedTuple):
     status: Status
     text: str
     step: str = ""
-    """what to do next; "" for an OK"""
+    """the next step for the user; "" for an OK"""
 
     @property
     def line(self) -> str:

@@ -1,7 +1,7 @@
 """What `check` and `--dry-run` read: the chat template and all data, every row, by the functions with which a launch
 reads them (run_data.py).
 
-Nothing is left behind: rows that a launch would generate or fetch lie in a temporary folder meanwhile. What is not
+Nothing is left over: rows that a launch would generate or fetch are in a temporary folder meanwhile. What is not
 there yet, since prepare.script or the Hub gives it at the start of a launch, is named as not read.
 """
 
@@ -37,7 +37,7 @@ HUB_S = 10.0
 ROW_S = 60.0
 """for a row of a data set that is fetched or generated; a launch waits for deadlines.start_s"""
 LARGE = 32 << 20
-"""bytes of data from which it is told that they are being read"""
+"""bytes of data from which a note says that they are being read"""
 DATA_STEP = "correct the path, the rows or the setting that it names; paths start at the working directory"
 TOKENIZER = ["*.json", "*.jinja", "*.txt", "tokenizer*"]
 
@@ -48,10 +48,10 @@ class Inspected:
 
     name: str
     texts: list[str] = field(default_factory=list)
-    """what was read, and what is made at the start"""
+    """lines about the data that was read, and the data that is made at the start"""
     warnings: list[str] = field(default_factory=list)
     error: MaestraleError | None = None
-    """what a launch would be refused for"""
+    """the reason why a launch would be refused"""
 
 
 @dataclass
@@ -104,7 +104,7 @@ def inspect(config: Config) -> Inspection:
 
 
 class Inspector:
-    """Reads what the settings name. Errors are kept beside what they are of, so that all are told."""
+    """Reads what the settings name. Errors are kept with what they are of, so that all are reported."""
 
     def __init__(self, config: Config, folder: str):
         """folder: for rows that a launch would generate or fetch."""
@@ -223,9 +223,9 @@ class Inspector:
                         await read()
         finally:
             await data.close()
-        if (found := data.demonstrations) is not None:
-            counts = f"{len(found.reasoning):,} of {sources.demonstrations}"
-            counts += f", {len(found.general):,} of {sources.general}" if sources.general else ""
+        if (demonstrations := data.demonstrations) is not None:
+            counts = f"{len(demonstrations.reasoning):,} of {sources.demonstrations}"
+            counts += f", {len(demonstrations.general):,} of {sources.general}" if sources.general else ""
             self.found.results["SFT"].texts.append(counts)
 
     def _rename(self, path: str, value: str) -> None:

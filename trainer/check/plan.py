@@ -30,9 +30,9 @@ from trainer.soft_values import draws_of
 
 def plan_text(config: Config) -> str:
     """The whole text of `--dry-run`. Raises what a launch would be refused for because of its model or its data."""
-    shape, found = model_shape(config), inspect(config)
-    found.raise_first()
-    rows = found.environments
+    shape, inspection = model_shape(config), inspect(config)
+    inspection.raise_first()
+    rows = inspection.environments
     room = list(room_lines(config, rows))
     parts = [
         settings_file.to_toml(config),
@@ -43,13 +43,13 @@ def plan_text(config: Config) -> str:
         *indent(derived_lines(config)),
         "",
         "read",
-        *indent(f"{one.name:<14} {text}" for one in found.results.values() for text in one.texts),
+        *indent(f"{one.name:<14} {text}" for one in inspection.results.values() for text in one.texts),
         *(["", "environments", *indent([*environment_lines(config, rows), *room[:1]])] if room else []),
         "",
         "memory",
         *indent(memory_lines(config, shape)),
     ]
-    warnings = [warning for result in found.results.values() for warning in result.warnings]
+    warnings = [warning for result in inspection.results.values() for warning in result.warnings]
     remarks = [*warnings, *remark_lines(config, shape), *room[1:]]
     if remarks:
         parts += ["", "worth a look", *indent(remarks)]
@@ -146,7 +146,7 @@ def memory_lines(config: Config, shape: DecoderConfig | None) -> Iterator[str]:
         way = config.placement.colocate
         yield f"shared GPUs    {'both stay in GPU memory' if way == 'resident' else 'in turns'} ({way})"
     readers = min(config.engine_gpus, gpus) - together
-    held = trainer_memory(config, shape, gpus > 0, readers)
+    trainer = trainer_memory(config, shape, gpus > 0, readers)
     adapters = adapters_of(config, shape)
     trained = adapters or shape.parameters
     moved = FROZEN_BYTES * trained if reference and moves(objective) else 0
@@ -155,12 +155,12 @@ def memory_lines(config: Config, shape: DecoderConfig | None) -> Iterator[str]:
     cache_tokens = held_tokens(config, shape)
     yield f"parameters     {shape.parameters / 1e6:,.2f} M" + (f", {trained / 1e6:,.2f} M trained" if adapters else "")
     yield (
-        f"trainer rank   {size(held.total)} = {'frozen weights, ' if adapters else ''}master weights, gradients, "
-        f"moments {size(held.states)} + "
-        + (f"gathered weights and gradients {size(held.gathered)} + " if held.gathered else "")
+        f"trainer rank   {size(trainer.total)} = {'frozen weights, ' if adapters else ''}master weights, gradients, "
+        f"moments {size(trainer.states)} + "
+        + (f"gathered weights and gradients {size(trainer.gathered)} + " if trainer.gathered else "")
         + (f"reference model {size(reference)} + " if reference else "")
         + (f"teacher model {size(teacher)} + " if teacher else "")
-        + f"weight buffers {size(held.buffers)} + activations {size(held.activations)}"
+        + f"weight buffers {size(trainer.buffers)} + activations {size(trainer.activations)}"
     )
     if cache:
         yield (

@@ -48,7 +48,7 @@ PATHS = (
     "prepare.script", "model.path", "data.train", "data.validation", "data.offline", "sft.demonstrations",
     "sft.general", "objective.teacher.path", "objective.teacher.url", "reward.plugins", "environment.plugins",
 )  # fmt: skip
-"""settings that say where something lies: what lies there is compared instead"""
+"""settings that say where something is: its content is compared instead"""
 PIECES, PIECE_BYTES = 64, 1 << 16
 """number and size of the pieces of a weight file that are hashed, spread over it"""
 
@@ -62,7 +62,7 @@ class Origin(msgspec.Struct):
     settings: dict[str, Any]
     """dotted name -> value, those of the objective filled in"""
     contents: dict[str, Parts]
-    """by the setting of PATHS that names it, "prompts", or "reference\""""
+    """keys: a setting of PATHS, "prompts", or "reference\""""
 
 
 class RunChange(NamedTuple):
@@ -175,10 +175,10 @@ def _hash(content: bytes) -> str:
 
 def differences(then: Origin, now: Origin) -> list[RunChange]:
     """The differences between two origins, those that count first."""
-    found = [*_settings(then, now), *_contents(then, now)]
-    if any(difference.text.startswith(("data.system_prompt", "data.templates", "model.path")) for difference in found):
-        found = [difference for difference in found if not difference.text.startswith("prompts")]  # they follow
-    return sorted(found, key=lambda difference: not difference.counts)
+    changes = [*_settings(then, now), *_contents(then, now)]
+    if any(change.text.startswith(("data.system_prompt", "data.templates", "model.path")) for change in changes):
+        changes = [change for change in changes if not change.text.startswith("prompts")]  # they follow
+    return sorted(changes, key=lambda change: not change.counts)
 
 
 def is_free(setting: str, mode: str) -> bool:
@@ -203,7 +203,7 @@ def _settings(then: Origin, now: Origin) -> Iterator[RunChange]:
         content = now.contents.get(setting)
         moved = setting in PATHS and content is not None and content == then.contents.get(setting)
         if setting in PATHS and content is not None and not moved and setting in then.contents:
-            continue  # told by its content
+            continue  # compared by its content
         yield RunChange(
             f"{setting}: {_told(before)} -> {_told(value)}" + (" (the same content)" if moved else ""),
             not (moved or is_free(setting, mode)),

@@ -22,7 +22,7 @@ from shared.json_reader import decode_json
 from shared.record_file import Written, sha256_of
 from trainer.checkpoint import ledger_file
 from trainer.checkpoint.origin import Origin
-from trainer.checkpoint.shard_files import FILE_NAME, read_index, read_shards, told
+from trainer.checkpoint.shard_files import FILE_NAME, described, read_index, read_shards
 from trainer.checkpoint.writer import CHECKSUMS, FORMAT, MANIFEST, ORIGIN, Manifest, folder_of, folders
 from trainer.ledger import LedgerState
 
@@ -116,22 +116,22 @@ def read_ledger(folder: Path) -> LedgerState:
         ) from error
 
 
-def compare_weights(found: VerifiedCheckpoint, loaded: Sequence[dict[str, dict[str, int]]]) -> None:
+def compare_weights(checkpoint: VerifiedCheckpoint, loaded: Sequence[dict[str, dict[str, int]]]) -> None:
     """Raise CheckpointError if the weights that the trainers have loaded are not those that were live when the
     checkpoint was taken, naming the shards and parameters: a shard may be whole and yet of another step or rank.
 
     loaded: of each rank, file -> parameter -> checksum of what it took from there (`load_shards`).
     """
     wrong = []
-    for name in sorted(found.checksums.keys() | {name for part in loaded for name in part}):
-        held, live = add_parts(part.get(name, {}) for part in loaded), found.checksums.get(name, {})
-        if parameters := [each for each in sorted(live.keys() | held.keys()) if live.get(each) != held.get(each)]:
+    for name in sorted(checkpoint.checksums.keys() | {name for part in loaded for name in part}):
+        sums, live = add_parts(part.get(name, {}) for part in loaded), checkpoint.checksums.get(name, {})
+        if parameters := [each for each in sorted(live.keys() | sums.keys()) if live.get(each) != sums.get(each)]:
             wrong.append(f"{name} ({parameters[0]}" + (f" and {more} more)" if (more := len(parameters) - 1) else ")"))
     if wrong:
         raise CheckpointError(
-            f"{found.folder.name} does not hold the weights that were live at step {found.manifest.version}: "
+            f"{checkpoint.folder.name} does not hold the weights that were live at step {checkpoint.manifest.version}: "
             f"{', '.join(wrong)}. Every byte is as it was written, so these are of another step or rank: move "
-            f"{found.folder} away to go on from the checkpoint before, or start another run (--name=...)"
+            f"{checkpoint.folder} away to go on from the checkpoint before, or start another run (--name=...)"
         )
 
 
@@ -140,13 +140,13 @@ def read_manifest(folder: Path) -> Manifest:
     path = folder / MANIFEST
     if not path.is_file():
         raise CheckpointError(f"{folder.name}: {MANIFEST} is missing, so it was not finished or is not whole")
-    found = decode(path, _Head).format
-    if found < FORMAT:
+    form = decode(path, _Head).format
+    if form < FORMAT:
         raise OlderFormat(
-            f"{folder.name} was written by an older version of Maestrale (format {found}, this one reads {FORMAT})"
+            f"{folder.name} was written by an older version of Maestrale (format {form}, this one reads {FORMAT})"
         )
-    if found > FORMAT:
-        raise CheckpointError(f"{folder.name}: {MANIFEST} has format {found}, this version of Maestrale reads {FORMAT}")
+    if form > FORMAT:
+        raise CheckpointError(f"{folder.name}: {MANIFEST} has format {form}, this version of Maestrale reads {FORMAT}")
     manifest = decode(path, Manifest)
     if msgspec.structs.replace(manifest).content() != path.read_bytes():
         raise CheckpointError(f"{folder.name}: {MANIFEST} was changed after it was written")
@@ -170,16 +170,16 @@ def check_names(folder: Path, files: Mapping[str, Written]) -> None:
 def check_contents(folder: Path, files: Mapping[str, Written]) -> None:
     """Read every file; raise CheckpointError for the first that is not what was written."""
     with ThreadPoolExecutor(THREADS) as readers:
-        for name, found in zip(files, readers.map(sha256_of, map(folder.joinpath, files)), strict=True):
-            if found != files[name].sha256:
+        for name, digest in zip(files, readers.map(sha256_of, map(folder.joinpath, files)), strict=True):
+            if digest != files[name].sha256:
                 raise CheckpointError(f"{folder.name}: {name} was changed after it was written{_other(folder / name)}")
 
 
 def _other(path: Path) -> str:
-    """Text that says whose shard lies in the place of another, as far as its header can be read."""
+    """Text that says whose shard is in the place of another, as far as its header can be read."""
     if not FILE_NAME.fullmatch(path.name):
         return ""
     try:
-        return f" (it holds {told(read_index(path))})"
+        return f" (it holds {described(read_index(path))})"
     except CheckpointError:
         return " (its header is damaged)"

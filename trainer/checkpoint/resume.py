@@ -62,41 +62,41 @@ def find(config: Config, now: Origin, arguments: Sequence[str], progress: Progre
     if there := folders(run_dir):
         progress.phase(f"verifying the newest of {len(there)} checkpoints")
     search = reader.newest(run_dir)
-    found, skipped = search.newest, list(search.skipped.values())
-    if found is None:
+    checkpoint, skipped = search.newest, list(search.skipped.values())
+    if checkpoint is None:
         if left := steps_in(config):
             note(run_dir, arguments, "refused", None, [], skipped)
             raise ConfigError(unreadable(run_dir, left, search))
         note(run_dir, arguments, "began", None, [], [])
         return None
     for line in skipped:
-        progress.warning(f"{line}: skipped, going on from {found.folder.name}")
-    changed = differences(found.origin, now)
+        progress.warning(f"{line}: skipped, going on from {checkpoint.folder.name}")
+    changed = differences(checkpoint.origin, now)
     texts, refused = [one.text for one in changed], [one.text for one in changed if one.counts]
     accepted = bool(refused) and ACCEPT_CHANGES in arguments
     outcome = "resumed with accepted changes" if accepted else "refused" if refused else "resumed"
-    note(run_dir, arguments, outcome, found.manifest.version, texts, skipped)
-    tell(changed, accepted, progress)
+    note(run_dir, arguments, outcome, checkpoint.manifest.version, texts, skipped)
+    report(changed, accepted, progress)
     if refused and not accepted:
         raise ConfigError(
             "\n".join(
-                [f"{run_dir} cannot go on from {found.folder.name} like this: its steps would mean something else"]
+                [f"{run_dir} cannot go on from {checkpoint.folder.name} like this: its steps would mean something else"]
                 + [f"    {text}" for text in refused]
                 + [f"set back what changed, or start another run (--name=...), or go on all the same: {ACCEPT_CHANGES}"]
             )
         )
     for folder in search.skipped:
         set_aside(folder, progress)
-    return found
+    return checkpoint
 
 
-def tell(changed: Sequence[RunChange], accepted: bool, progress: Progress) -> None:
+def report(changed: Sequence[RunChange], accepted: bool, progress: Progress) -> None:
     """Report the differences that do not stop the run."""
-    for one in changed:
-        if not one.counts:
-            progress.note(f"changed: {one.text}")
+    for difference in changed:
+        if not difference.counts:
+            progress.note(f"changed: {difference.text}")
         elif accepted:
-            progress.warning(f"changed, and accepted: {one.text}")
+            progress.warning(f"changed, and accepted: {difference.text}")
 
 
 def steps_in(config: Config) -> list[str]:

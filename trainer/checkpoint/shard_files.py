@@ -49,7 +49,7 @@ def read_shards(folder: Path) -> list[Shard]:
         index = read_index(path)
         worlds.add(index["world"])
         if path.name != f"trainer-{index['rank']}-of-{index['world']}.safetensors":
-            raise CheckpointError(f"{path} holds {told(index)}: use an earlier checkpoint")
+            raise CheckpointError(f"{path} holds {described(index)}: use an earlier checkpoint")
         shards.append(
             Shard(
                 path,
@@ -79,7 +79,7 @@ def read_index(path: Path) -> dict[str, Any]:
     return index
 
 
-def told(index: dict[str, Any]) -> str:
+def described(index: dict[str, Any]) -> str:
     """Text that says which rank wrote a shard and at which version, for messages."""
     return f"what rank {index['rank']} of {index['world']} wrote at version {index['version']}"
 

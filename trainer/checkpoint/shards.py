@@ -29,7 +29,7 @@ from trainer.step.optimiser import reset, step_count
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 ROOM_SHARE = 0.5
-"""of the free memory of the host, which the copies of all trainers of a node may take"""
+"""share of the host's free memory that the copies of all trainers of a node may take"""
 
 
 def named_state(model: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:
@@ -85,7 +85,7 @@ class ShardWriter(threading.Thread):
         self.outcome: Future[Written] = Future()
         device = next((tensor.device for tensor in self.tensors.values()), torch.device("cpu"))
         self.aside: AbstractContextManager[object] = nullcontext()
-        if device.type == "cuda":  # copies beside the kernels of training, behind those of the step that has just been
+        if device.type == "cuda":  # copies during the kernels of training, after those of the step that has just been
             stream = torch.cuda.Stream(device)
             stream.wait_stream(torch.cuda.current_stream(device))
             self.aside = torch.cuda.stream(stream)
@@ -116,9 +116,9 @@ class ShardWriter(threading.Thread):
         with self.lock:
             if self.settled or not self.waiting:
                 return
-            wanted = sum(tensor.nbytes for tensor in self.waiting.values())
+            size = sum(tensor.nbytes for tensor in self.waiting.values())
             sharers = min(self.index["world"], int(os.environ.get("LOCAL_WORLD_SIZE", self.index["world"])))
-            if wanted * sharers <= ROOM_SHARE * free_bytes():
+            if size * sharers <= ROOM_SHARE * free_bytes():
                 self.settled = True
                 self.waiting = {name: _copy(tensor) for name, tensor in self.waiting.items()}
                 return
@@ -137,16 +137,16 @@ def _copy(tensor: Tensor) -> Tensor:
 def free_bytes() -> int:
     """Memory of this host, or of the control group (version 2) that this process is in, which nobody uses."""
     lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    found = [1024 * int(lines["MemAvailable"].split()[0])]
+    free = [1024 * int(lines["MemAvailable"].split()[0])]
     group = Path("/sys/fs/cgroup", Path("/proc/self/cgroup").read_text().strip().rpartition("::/")[2])
     for folder in (group, Path("/sys/fs/cgroup")):
         try:
             limit, used = ((folder / f"memory.{name}").read_text().strip() for name in ("max", "current"))
             kept = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-            found.append(int(limit) - int(used) + int(kept["inactive_file"]))  # files that are only cached
+            free.append(int(limit) - int(used) + int(kept["inactive_file"]))  # files that are only cached
         except (OSError, ValueError, KeyError):
             continue  # no such group, or "max": no limit
-    return min(found)
+    return min(free)
 
 
 @torch.no_grad()
@@ -156,7 +156,7 @@ def load_shards(
     """Copy this rank's rows of weights and moments from a checkpoint written by any number of ranks.
 
     Returns its step, and of every file (name -> parameter -> checksum) the weights that this rank took from it and
-    would save, as they lie in the model afterwards: added up over the ranks, they are what `checksums` was for the rank
+    would save, as they are in the model afterwards: added up over the ranks, they are what `checksums` was for the rank
     that wrote it.
     Raises CheckpointError if the checkpoint is damaged, incomplete, or of another model.
     """
@@ -186,8 +186,8 @@ def load_shards(
                         own, _ = own_rows(parameters[name])
                         start, stop = max(rows.start, own.start), min(rows.stop, own.stop)
                         if start < stop:
-                            held = parts["weight"][start - own_first : stop - own_first]
-                            sums[name] = checksum_rows(held, start, torch.float32)
+                            values = parts["weight"][start - own_first : stop - own_first]
+                            sums[name] = checksum_rows(values, start, torch.float32)
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{shard.path} is damaged ({error}): use an earlier checkpoint") from error
     for name, count in missing.items():
@@ -203,7 +203,7 @@ def copy_overlap(file: Any, name: str, file_first: int, own_first: int, parts: d
     own_rows = parts["weight"].shape[0]
     file_rows = file.get_slice(f"weight/{name}").get_shape()[0]
     start, stop = max(file_first, own_first), min(file_first + file_rows, own_first + own_rows)
-    for part, rows in parts.items() if start < stop else ():
-        stored = file.get_slice(f"{part}/{name}")[start - file_first : stop - file_first]
+    for state, rows in parts.items() if start < stop else ():
+        stored = file.get_slice(f"{state}/{name}")[start - file_first : stop - file_first]
         rows[start - own_first : stop - own_first].copy_(stored)
     return range(start, stop)

@@ -53,9 +53,9 @@ class Manifest(msgspec.Struct, forbid_unknown_fields=True):
     seconds: float
     """training time so far"""
     files: dict[str, Written]
-    """by name in the folder: everything but the manifest itself"""
+    """name in the folder -> size and checksum, for everything but the manifest itself"""
     sha256: str = ""
-    """of this manifest with "" in this field"""
+    """SHA-256 of this manifest with "" in this field"""
 
     def content(self) -> bytes:
         """Set `sha256` and return the bytes of the file."""
@@ -71,8 +71,8 @@ def folder_of(run_dir: Path, version: int) -> Path:
 
 def folders(run_dir: Path) -> dict[int, Path]:
     """Version -> folder of every checkpoint that was finished, oldest first; whether it is whole is not checked."""
-    found = {path: FOLDER.fullmatch(path.name) for path in (run_dir / "checkpoints").glob("step_*") if path.is_dir()}
-    return dict(sorted((int(match[1]), path) for path, match in found.items() if match))
+    matches = {path: FOLDER.fullmatch(path.name) for path in (run_dir / "checkpoints").glob("step_*") if path.is_dir()}
+    return dict(sorted((int(match[1]), path) for path, match in matches.items() if match))
 
 
 def begin(run_dir: Path, version: int) -> Path:
@@ -91,16 +91,16 @@ def finish(
     origin: Origin,
     seconds: float,
     keep: int,
-    wanted: Collection[int] = (),
+    protected: Collection[int] = (),
 ) -> Path:
     """Add checksums, origin and manifest, flush and rename; then remove all checkpoints but the newest `keep` and the
-    versions `wanted`. Returns the folder. Raises CheckpointError for a file that has another size than was written.
+    versions `protected`. Returns the folder. Raises CheckpointError for a file that has another size than was written.
 
     checksums: shard -> parameter -> checksum of the rank's rows in memory.
     """
     for name, written in files.items():
-        if (found := (partial / name).stat().st_size) != written.bytes:
-            raise CheckpointError(f"{partial / name} has {found} bytes, {written.bytes} were written")
+        if (size := (partial / name).stat().st_size) != written.bytes:
+            raise CheckpointError(f"{partial / name} has {size} bytes, {written.bytes} were written")
     own = {CHECKSUMS: msgspec.msgpack.encode(checksums), ORIGIN: msgspec.json.format(msgspec.json.encode(origin))}
     for name, content in own.items():
         _write(partial / name, content)
@@ -115,7 +115,7 @@ def finish(
     flush(final.parent)
     there = folders(run_dir)
     for old in list(there)[:-keep]:
-        if old not in wanted:
+        if old not in protected:
             shutil.rmtree(there[old], ignore_errors=True)
     return final
 
@@ -172,7 +172,7 @@ class Checkpointer:
     failures: int = 0
     writing: asyncio.Task[None] | None = None
     shards: asyncio.Future[dict[str, Written]] = field(init=False)
-    """what the trainers have written of the checkpoint under way"""
+    """files that the trainers have written for the checkpoint under way"""
 
     async def save_if_due(self, after: Awaitable[None] | None = None) -> None:
         """Save every `checkpoint.every` versions, the last one, and each that is to be evaluated (it may be best)."""
@@ -242,8 +242,8 @@ class Checkpointer:
         shard_work = asyncio.ensure_future(self._written(partial, state.version))
         try:
             ledger, engines, shards = await asyncio.gather(ledger_work, unfinished, shard_work)
-            files, wanted = {ledger_file.LEDGER: ledger, **engines, **shards}, wanted_versions(config)
-            rest = self.origin, seconds, config.checkpoint.keep, wanted
+            files, protected = {ledger_file.LEDGER: ledger, **engines, **shards}, wanted_versions(config)
+            rest = self.origin, seconds, config.checkpoint.keep, protected
             await asyncio.to_thread(finish, partial, state.version, files, checksums, *rest)
             self.saved = state.version
         except (OSError, RunError) as error:
@@ -253,12 +253,12 @@ class Checkpointer:
                 work.cancel()
 
     async def _look(self) -> None:
-        """Ask the trainers whether their files are written, unless they told."""
+        """Ask the trainers whether their files are written, unless they have reported it."""
         if self.shards.done():
             return
         try:
-            if (found := await self.trainers.saved()) is not None and not self.shards.done():
-                self.shards.set_result(found)
+            if (written := await self.trainers.saved()) is not None and not self.shards.done():
+                self.shards.set_result(written)
         except (OSError, RunError) as error:
             if not self.shards.done():
                 self.shards.set_exception(error)
@@ -273,11 +273,11 @@ class Checkpointer:
             if self.shards.done():
                 return self.shards.result()
             busy = self.trainers.under_way > 0
-            found = size if busy else await asyncio.to_thread(bytes_in, partial)
-            if busy or found != size:
-                size, since = found, time.monotonic()
+            now_bytes = size if busy else await asyncio.to_thread(bytes_in, partial)
+            if busy or now_bytes != size:
+                size, since = now_bytes, time.monotonic()
             elif time.monotonic() - since > limit_s:
-                what = f"the trainers' files, of which nothing came behind the first {size:,} bytes,"
+                what = f"the trainers' files, of which nothing came after the first {size:,} bytes,"
                 phase = f"writing of the checkpoint of version {version}"
                 raise DeadlineExceeded("controller", phase, what, limit_s, setting="deadlines.step_s")
 

@@ -1,4 +1,4 @@
-"""Problems that stand in the data more than once: within a file, and in the problems to validate on as well as in those
+"""Problems that are in the data more than once: within a file, and in the problems to validate on as well as in those
 to train on. By their texts, whatever the case and the blanks; 8 bytes a problem are kept."""
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from verify.math.plain import decide
 Keys = NDArray[np.uint64]
 
 
-def tell_copies(found: ProblemFile) -> None:
+def tell_copies(file: ProblemFile) -> None:
     """Add warnings to a file: how many of its problems are copies of earlier ones, and how many have another ground
     truth than an earlier one with the same text."""
-    keys = keys_of(found.problems, prefixes=True)
+    keys = keys_of(file.problems, prefixes=True)
     _, first, place_of = np.unique(keys, return_index=True, return_inverse=True)
     earlier = first[place_of.reshape(-1)]
     again = np.flatnonzero((earlier != np.arange(len(keys))) & (keys != 0))
-    pairs = [(found.problems[earlier[place]], found.problems[place]) for place in again]
+    pairs = [(file.problems[earlier[place]], file.problems[place]) for place in again]
     differing = [pair for pair in pairs if _differ(*pair)]
     others = {id(problem) for _, problem in differing}
     copies = [(before, problem) for before, problem in pairs if id(problem) not in others]
     if differing:
         before, problem = differing[0]
-        shown = f"line {found.lines[before.id]} has {_shown(before)}, line {found.lines[problem.id]} {_shown(problem)}"
+        shown = f"line {file.lines[before.id]} has {_shown(before)}, line {file.lines[problem.id]} {_shown(problem)}"
         what = f"have the text of an earlier one and another ground truth: {shown}. At most one is right: correct them"
-        found.warn([problem for _, problem in differing], what)
+        file.warn([problem for _, problem in differing], what)
     if copies:
-        line = found.lines[copies[0][0].id]
+        line = file.lines[copies[0][0].id]
         what = f"are copies of earlier ones, and are drawn so much more often: that of the first is line {line}"
-        found.warn([problem for _, problem in copies], what)
+        file.warn([problem for _, problem in copies], what)
 
 
 def tell_shared(validation: ProblemFile, train: ProblemFile) -> None:
-    """Add a warning to the file of problems to validate on: how many of them stand among those to train on too."""
+    """Add a warning to the file of problems to validate on: how many of them are among those to train on too."""
     keys, trained = keys_of(validation.problems), keys_of(train.problems)
     shared = np.flatnonzero(np.isin(keys, trained) & (keys != 0))
     if len(shared):
@@ -54,7 +54,7 @@ def tell_shared(validation: ProblemFile, train: ProblemFile) -> None:
 
 
 def keys_of(problems: Sequence[Problem], prefixes: bool = False) -> Keys:
-    """[problems] a hash of each text; 0 for those that it cannot tell apart, since an environment may have one text for
+    """[problems] a hash of each text; 0 for those that it cannot distinguish: an environment may have one text for
     all its problems: these are compared with their ground truths. prefixes: texts with another prefix are others."""
     return np.fromiter((_key(problem, prefixes) for problem in problems), np.uint64, len(problems))
 
@@ -77,13 +77,13 @@ def _truth(problem: Problem) -> str:
     return " ".join(problem.answer.casefold().split())
 
 
-def _differ(one: Problem, other: Problem) -> bool:
+def _differ(problem: Problem, other: Problem) -> bool:
     """Whether two problems with the same text ask for different answers."""
-    if not (one.verified and other.verified) or _truth(one) == _truth(other):
+    if not (problem.verified and other.verified) or _truth(problem) == _truth(other):
         return False
-    if one.tests is not None or other.tests is not None:  # other tests may be of the same program
+    if problem.tests is not None or other.tests is not None:  # other tests may be of the same program
         return False
-    return decide(one.answer, other.answer) is not Verdict.CORRECT
+    return decide(problem.answer, other.answer) is not Verdict.CORRECT
 
 
 def _shown(problem: Problem) -> str:

@@ -49,11 +49,11 @@ def rows(value: str) -> Iterator[dict[str, Any]]:
 
     if value.startswith(HUB):
         name, _, split = value.removeprefix(HUB).partition(":")
-        owner, name, *part = name.split("/")
-        found = load_dataset(f"{owner}/{name}", *part, split=split or "train")
+        owner, name, *subset = name.split("/")
+        data_set = load_dataset(f"{owner}/{name}", *subset, split=split or "train")
     else:
-        found = load_dataset("parquet", data_files=value, split="train", streaming=True)
-    for row in found:
+        data_set = load_dataset("parquet", data_files=value, split="train", streaming=True)
+    for row in data_set:
         yield {key: cell for key, cell in row.items() if cell is not None}
 
 
@@ -62,8 +62,8 @@ def main(value: str) -> int:
     try:
         send_rows(rows(value))
     except Exception as error:  # noqa: BLE001 - that of the library, of pyarrow or of a network
-        told = " ".join(str(error).split())[:400] or "no reason given"
-        sys.stderr.write(f"'{value}' cannot be had ({type(error).__name__}: {told})\n")
+        reason = " ".join(str(error).split())[:400] or "no reason given"
+        sys.stderr.write(f"'{value}' cannot be had ({type(error).__name__}: {reason})\n")
         return 1
     return 0
 

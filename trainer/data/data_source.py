@@ -29,41 +29,41 @@ from verify.verifiers import verifier_for, verifier_of
 
 def opened(problems: Sequence[Problem], share: float) -> list[Problem]:
     """The same problems; `share` of the answers that a verifier compares, evenly spread, are hidden."""
-    found, answers = [], 0
+    copies, answers = [], 0
     for problem in problems:
         if problem.tests is None and problem.verified:
             answers += 1
             if int(answers * share) > int((answers - 1) * share):
                 problem = msgspec.structs.replace(problem, hidden=True)
-        found.append(problem)
-    return found
+        copies.append(problem)
+    return copies
 
 
 def chosen(problems: Sequence[Problem], data: Data, retired: Collection[str] = ()) -> list[Problem]:
     """The problems that fit data.domains and data.pass_rate and are not retired, by id. Raises DataError when none is
     left."""
     least, most = data.pass_rate
-    found = [
+    kept = [
         problem
         for problem in problems
         if problem.id not in retired
         and (not data.domains or problem.domain in data.domains)
         and (problem.pass_rate is None or least <= problem.pass_rate <= most)
     ]
-    if not found:
+    if not kept:
         raise DataError(
             f"none of the {len(problems)} problems in data.train is of data.domains = {data.domains} with "
             f"data.pass_rate = {list(data.pass_rate)} and not solved ({len(retired)} are): widen these settings, "
             "or give more problems"
         )
-    return found
+    return kept
 
 
 FITTING_IN_A_ROW = 200
 TRIES = 10_000
 """draws of one prioritised problem, after which the last is taken: nearly all problems are solved"""
 PROBE_TOKENS = 8, 64, 256
-"""of each sequence of the probe, where model.max_tokens has room for them"""
+"""lengths of the probe's sequences, where model.max_tokens has room for them"""
 
 
 @lru_cache(maxsize=4)
@@ -95,16 +95,16 @@ class PromptFormat:
         language: str = "",
     ) -> list[int]:  # fmt: skip
         """[prompt_tokens] token ids of one user turn; what `text` and `also` spell is never a control token, as in
-        serving. also: texts behind the system prompt, such as tools. form: of the answer, None for that of the domain.
+        serving. also: texts after the system prompt, such as tools. form: of the answer, None for that of the domain.
         language: in which the turn asks to reason, as a server does, "" for none."""
         quoted, template = QuotedTexts(self.chat), self.settings.templates.get(domain, "{problem}")
         system = system_prompt(self.settings.system_prompt, form or verifier_of(domain).form, language)
         question = with_request(template.replace("{problem}", quoted.quote(text)), language)
-        beside = [also] if isinstance(also, str) else also
-        return self.chat.render(question, joined(system, *map(quoted.quote_system, beside)), quoted)
+        texts = [also] if isinstance(also, str) else also
+        return self.chat.render(question, joined(system, *map(quoted.quote_system, texts)), quoted)
 
     def prompt_of(self, problem: Problem, text: str = "", also: Sequence[str] = ()) -> list[int]:
-        """[prompt_tokens] token ids of a problem, behind them its prefix, of which the tags of the reasoning alone are
+        """[prompt_tokens] token ids of a problem, after them its prefix, of which the tags of the reasoning alone are
         control tokens; `text`, where given, takes the place of its own."""
         form, language = verifier_for(problem).form, problem.reasoning_language
         ids = self.render(text or problem.text, problem.domain, also, form, language)
@@ -181,7 +181,7 @@ class DataSource:
             for one, form in zip(problems, forms, strict=True)
         ]
         doubtful = sorted((pair for pair in sizes if pair[0] > self.room), key=lambda pair: -pair[0])
-        found, fitting, longest = [], 0, self.prompt_format.chat.longest_token
+        long, fitting, longest = [], 0, self.prompt_format.chat.longest_token
         for _, problem in doubtful:
             count = len(problem.text + problem.prefix) // longest
             if count <= self.room:
@@ -189,10 +189,10 @@ class DataSource:
             fitting = 0 if count > self.room else fitting + 1
             if count > self.room:
                 self.long[problem.id] = count
-                found.append(problem)
+                long.append(problem)
             elif fitting >= FITTING_IN_A_ROW:
                 break
-        return found
+        return long
 
     def draw(self, index: int) -> Prompt:
         """The first prompt at or after `index` that fits the model's length; longer ones are skipped."""
@@ -209,16 +209,16 @@ class DataSource:
 
     def draw_many(self, index: int, count: int) -> list[Prompt]:
         """The next `count` prompts from `index` on."""
-        found: list[Prompt] = []
+        prompts: list[Prompt] = []
         for _ in range(count):
-            found.append(self.draw(found[-1].index + 1 if found else index))
-        return found
+            prompts.append(self.draw(prompts[-1].index + 1 if prompts else index))
+        return prompts
 
     def probe(self) -> list[list[int]]:
         """[sequences][tokens] fixed sequences that trainers and engines score after weight updates, to prove that
         both hold the same model: ends of problems with their answers, the longest of several, each of another length
         and from another problem on."""
-        found: list[list[int]] = []
+        sequences: list[list[int]] = []
         longest = min(PROBE_TOKENS[-1], self.stages.now.model.max_tokens - 1)
         problems = itertools.cycle(self.all)
         for count in sorted({max(2, tokens * longest // PROBE_TOKENS[-1]) for tokens in PROBE_TOKENS}):
@@ -227,8 +227,8 @@ class DataSource:
                 problem = next(problems)
                 answer = self.prompt_format.chat.encode_plain(problem.answer or problem.text)
                 ids += self.render(problem, 0).token_ids + answer
-            found.append(ids[-count:])
-        return found
+            sequences.append(ids[-count:])
+        return sequences
 
     def seeds(self, prompt: Prompt) -> list[int]:
         """[group_size] sampling seeds of a prompt's completions."""
@@ -237,7 +237,7 @@ class DataSource:
 
 
 def write_jsonl(path: Path, rows: list[msgspec.Struct]) -> None:
-    """Write records, one JSON object a line, to a partial file beside `path` that is then renamed."""
+    """Write records, one JSON object a line, to a partial file next to `path` that is then renamed."""
     with beside(path) as partial, partial.open("wb") as stream:
         for row in rows:
             stream.write(msgspec.json.encode(row) + b"\n")

@@ -12,7 +12,10 @@ from typing import Any
 
 from shared.errors import DataError
 from shared.json_reader import parse_json
+from shared.jsonl import text_of
 from shared.tool_calls import ToolDefinition, call_text, tools_prompt
+from trainer.data.written_text import CLOSE, OPEN
+from verify.extract import extract_answer
 from verify.published import NATIVE, Fields, content_text, parsed, to_native
 
 CONVERSATIONS = ("messages", "conversations", "conversation")
@@ -44,6 +47,19 @@ def to_demonstration(row: Fields, where: str) -> tuple[Fields, str]:
         raise DataError(str(error) if str(error).startswith(where) else f"{where}: {error}") from error
 
 
+def completion_of(row: dict[str, Any], where: str) -> str:
+    """Return the completion to imitate: as written, or reasoning and boxed answer from a worked solution. One that has
+    the tags of reasoning keeps its own, and gets the box if no answer comes after them."""
+    if "completion" not in row and "solution" in row:
+        solution, answer = text_of(row, "solution", where), text_of(row, "answer", where)
+        if CLOSE in solution:
+            solution = solution.strip() if OPEN in solution else f"{OPEN}\n{solution.strip()}"
+            boxed = extract_answer(solution.rpartition(CLOSE)[2]) is not None
+            return solution if boxed else f"{solution}\nThe answer is \\boxed{{{answer}}}."
+        return f"<think>\n{solution}\n</think>\nThe answer is \\boxed{{{answer}}}."
+    return text_of(row, "completion", where)
+
+
 def _shaped(row: Fields) -> tuple[Fields, str] | None:
     completion, problem = row.get("completion"), row.get("problem")
     whole = _whole(completion, problem)
@@ -64,8 +80,8 @@ def _shaped(row: Fields) -> tuple[Fields, str] | None:
     if len(asked) != 1 or len(replied) != 1:
         return None
     turns = [*system, *_history(row), *_turns(_listed(row[asked[0]], "user"))]
-    beside = (name for name in ("input", "context") if name not in asked)
-    if context := next((text for name in beside if (text := _text(row.get(name)))), ""):
+    others = (name for name in ("input", "context") if name not in asked)
+    if context := next((text for name in others if (text := _text(row.get(name)))), ""):
         turns.append(("user", context))
     turns += _turns(_listed(row[replied[0]], "assistant"))
     return _row(row, turns), f"'{asked[0]}' and '{replied[0]}'"
@@ -101,12 +117,12 @@ def _history(row: Fields) -> Iterator[Turn]:
 
 
 def _turns(messages: list[Any]) -> Iterator[Turn]:
-    for place, message in enumerate(messages):
+    for number, message in enumerate(messages):
         name = message.get("role", message.get("from"))
         role = ROLES.get(str(name).lower())
         if role is None:
             known = ", ".join(dict.fromkeys(ROLES))
-            raise DataError(f"message {place} has the role {name!r}: it must be one of {known}")
+            raise DataError(f"message {number} has the role {name!r}: it must be one of {known}")
         text = content_text(message.get("content", message.get("value")))
         if role == "call":
             yield "assistant", _call(parse_json(text)) if text.lstrip().startswith("{") else text
@@ -134,7 +150,7 @@ def _call(call: Mapping[str, Any]) -> str:
 
 
 def _tools(row: Fields) -> str:
-    """The part of the system prompt that tells of a row's tools, "" without any."""
+    """The part of the system prompt that describes a row's tools, "" without any."""
     tools = parsed(row.get("tools") or [])
     given = [
         ToolDefinition(tool["name"], tool.get("description") or "", tool.get("parameters") or {})
@@ -144,7 +160,7 @@ def _tools(row: Fields) -> str:
 
 
 def _row(row: Fields, turns: list[Turn]) -> Fields:
-    """Our row of a conversation: system, problem, then turns of the assistant and what stands between them."""
+    """Our row of a conversation: system, problem, then turns of the assistant and what is between them."""
     joined = list[Turn]()
     for role, text in turns:
         if joined and joined[-1][0] == role != "tool":

@@ -112,11 +112,11 @@ def room_lines(config: Config, rows: list[EnvironmentRow]) -> Iterator[str]:
         texts = f"{prompt:,} of the longest prompt + "
     answers, each = settings.max_turns - 1, settings.observation_tokens + around
     most = prompt + sampled + answers * each
-    held = f"{most:,} = {texts}{sampled:,} sampled + {answers} answers of {each:,}"
-    yield f"its tokens     at most {held}" + (f", {around} of them the chat template's" if around else "")
+    tokens = f"{most:,} = {texts}{sampled:,} sampled + {answers} answers of {each:,}"
+    yield f"its tokens     at most {tokens}" + (f", {around} of them the chat template's" if around else "")
     if most > config.model.max_tokens:
         yield (
-            f"an episode may have {held} tokens, and model.max_tokens = {config.model.max_tokens:,} holds fewer: one "
+            f"an episode may have {tokens} tokens, and model.max_tokens = {config.model.max_tokens:,} holds fewer: one "
             "that reaches it ends there. Raise model.max_tokens, or lower environment.observation_tokens (an answer is "
             "cut to it), environment.max_turns or rollout.max_completion_tokens"
         )

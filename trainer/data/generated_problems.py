@@ -38,7 +38,7 @@ class Wanted(msgspec.Struct):
 
     setting: str
     names: list[str]
-    """of kinds, with "/LEVEL" where a level is given"""
+    """names of kinds, with "/LEVEL" where a level is given"""
     options: dict[str, dict[str, Any]]
     """kind -> fields of its configuration, and `size`"""
     seed: int
@@ -67,8 +67,8 @@ def generate(config: Config, setting: str, value: str) -> Path:
     for kind in options:
         if kind not in {name.partition("/")[0] for name in names} and setting == "data.train":
             raise ConfigError(f"data.generate.{kind} has no effect: name it in data.train, or remove it")
-    wanted = Wanted(setting, names, options, config.seed, size, seen)
-    argument = msgspec.json.encode(wanted).decode()
+    request = Wanted(setting, names, options, config.seed, size, seen)
+    argument = msgspec.json.encode(request).decode()
     write_rows(path, rows_of_process("trainer.data.generated_problems", argument, setting, config.deadlines.start_s))
     return path
 
@@ -110,23 +110,23 @@ def dataset_of(name: str, given: Mapping[str, Any], seed: int) -> Any:
         raise ConfigError(f"data.generate.{kind} = {dict(given)}: {error or type(error).__name__}") from error
 
 
-def rows(wanted: Wanted) -> Iterator[dict[str, Any]]:
+def rows(request: Wanted) -> Iterator[dict[str, Any]]:
     """Yield the rows. Raises ConfigError before the first one where a kind cannot be had."""
     from importlib.metadata import version
 
     seen = set[str]()
-    if wanted.seen:
-        with open(wanted.seen, "rb") as stream:
+    if request.seen:
+        with open(request.seen, "rb") as stream:
             seen = {parse_json(line)["problem"] for line in stream}
     made, source = [], f"reasoning-gym {version('reasoning-gym')}"
-    for name in wanted.names:
+    for name in request.names:
         kind = name.partition("/")[0]
-        size = wanted.options.get(kind, {}).get("size", wanted.size)
-        text = f"{wanted.seed} {wanted.setting} {name}"
+        size = request.options.get(kind, {}).get("size", request.size)
+        text = f"{request.seed} {request.setting} {name}"
         seed = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "big") >> 1
-        made.append((name, size, dataset_of(name, wanted.options.get(kind, {}) | {"size": TRIES * size}, seed)))
+        made.append((name, size, dataset_of(name, request.options.get(kind, {}) | {"size": TRIES * size}, seed)))
     for name, size, dataset in made:
-        found = 0
+        count = 0
         for index in range(TRIES * size):
             item = dataset[index]
             if item["question"] in seen:
@@ -139,8 +139,8 @@ def rows(wanted: Wanted) -> Iterator[dict[str, Any]]:
                 "tests": plain if plain == metadata else codec.encode(metadata), "domain": name,
                 "checker": REASONING_GYM + name.partition("/")[0], "source": source,
             }  # fmt: skip
-            found += 1
-            if found == size:
+            count += 1
+            if count == size:
                 break
 
 

@@ -1,4 +1,4 @@
-"""Offline rows: completions that this run did not sample, which become groups beside the sampled ones (data.offline).
+"""Offline rows: completions that this run did not sample, which become groups next to sampled ones (data.offline).
 
     a run's folder                                             the groups of its rollouts/step_N.jsonl, as they are:
     or JSONL of such groups                                    token ids, log-probs and rewards
@@ -6,7 +6,7 @@
     {"problem", "completion", "answer" or "tests", ...}        scored by the verifier of the row before the first step
     {"problem", "chosen", "rejected"}                          a pair, with rewards 1 and 0
 
-Text becomes tokens once, as the run's own prompts do ("system", "domain", "source", "id" may stand there, too); rows
+Text becomes tokens once, as the run's own prompts do ("system", "domain", "source", "id" may be there, too); rows
 with equal prompts are one group, of at most rollout.group_size. The ledger knows nothing of them: an offline group has
 no policy version (no spans), takes no slot, is no rollout of this run, and is in no mean of ages, ratios or rewards of
 the sampled ones.
@@ -31,11 +31,11 @@ from shared.jsonl import all_faults, read_rows, text_of
 from shared.progress import Progress
 from shared.types import Completion, Group, Problem, Prompt, Reward, Verdict
 from trainer.data.data_source import PromptFormat, permutation
+from trainer.data.demonstration_rows import completion_of
 from trainer.data.written_text import WrittenTexts
 from trainer.objectives.advantage import diverse, graded
 from trainer.objectives.objective import Objective
 from trainer.objectives.registry import objective_of
-from trainer.sft import completion_of
 from verify.scorer import RewardScorer
 from verify.verifiers import read_problem
 
@@ -57,16 +57,16 @@ class OfflineGroups:
     def batch(self, version: int, count: int, seed: int) -> list[Group]:
         """The `count` groups that are trained with the batch after `version`: a pure function of these numbers. Each
         epoch has an order of its own; indices are below 0, where no sampled group has them."""
-        found = []
-        for place in range(count):
-            epoch, position = divmod(version * count + place, len(self.groups))
+        groups = []
+        for number in range(count):
+            epoch, position = divmod(version * count + number, len(self.groups))
             group = self.groups[permutation(seed, epoch, len(self.groups))[position]]
-            found.append(replace(group, prompt=replace(group.prompt, index=-1 - place)))
-        return found
+            groups.append(replace(group, prompt=replace(group.prompt, index=-1 - number)))
+        return groups
 
-    def keep(self, wanted: Callable[[Group], bool], why: str) -> None:
+    def keep(self, usable: Callable[[Group], bool], why: str) -> None:
         """Leave out the other groups, with a line that says why. Raises ConfigError if none is left."""
-        kept = [group for group in self.groups if wanted(group)]
+        kept = [group for group in self.groups if usable(group)]
         if not kept:
             raise ConfigError(f"{SETTING}: none of its {len(self.groups):,} groups can be learned from: {why}")
         if len(kept) < len(self.groups):
@@ -83,8 +83,8 @@ class OfflineGroups:
         """Give rewards to the completions that have none, by the verifiers of their rows."""
 
         async def one(group: Group, completion: Completion) -> None:
-            place = completion.index
-            group.rewards[place], group.texts[place] = await scorer.score(group.prompt.problem, completion)
+            index = completion.index
+            group.rewards[index], group.texts[index] = await scorer.score(group.prompt.problem, completion)
 
         async with asyncio.TaskGroup() as scoring:
             for group in self.groups:
@@ -114,17 +114,17 @@ async def load_offline(
     files. Raises what `read_offline` and `OfflineGroups.settle` raise."""
     if not paths:
         return None
-    found = await asyncio.to_thread(read_offline, paths, prompts, config)
-    await found.score(scorer)
-    found.settle(objective_of(config))
-    for line in found.left_out:
+    offline = await asyncio.to_thread(read_offline, paths, prompts, config)
+    await offline.score(scorer)
+    offline.settle(objective_of(config))
+    for line in offline.left_out:
         progress.warning(line)
-    progress.note(f"{SETTING}: {len(found.groups):,} groups")
-    return found
+    progress.note(f"{SETTING}: {len(offline.groups):,} groups")
+    return offline
 
 
 def offline_count(config: Config) -> int:
-    """Offline groups of a batch, beside rollout.prompts_per_step sampled ones: data.offline_share of both, in whole
+    """Offline groups of a batch, next to rollout.prompts_per_step sampled ones: data.offline_share of both, in whole
     minibatches and at least one of each."""
     share, parts = config.data.offline_share, config.optimiser.minibatches
     if not share:
@@ -138,7 +138,7 @@ def read_offline(paths: Sequence[Path], prompts: PromptFormat, config: Config) -
     Raises DataError naming the lines that cannot be used, ConfigError where the objective cannot learn from what is
     there.
     """
-    found, faults, long = list[Group](), list[str](), 0
+    groups, faults, long = list[Group](), list[str](), 0
     single: dict[tuple[int, ...], Group] = {}
     texts, rows = WrittenTexts(prompts.chat), 0
     for path in paths:
@@ -154,17 +154,17 @@ def read_offline(paths: Sequence[Path], prompts: PromptFormat, config: Config) -
             if len(group.prompt.token_ids) + most > config.model.max_tokens:
                 long += 1
             elif "completions" in row:
-                found.append(group)
+                groups.append(group)
             else:
-                _join(group, single, found, config.rollout.group_size)
+                _join(group, single, groups, config.rollout.group_size)
     if faults:
         raise DataError(all_faults(faults, f"{SETTING}: {len(faults):,} rows cannot be used:"))
-    if not found:
+    if not groups:
         raise DataError(f"{SETTING}: there is no row that fits model.max_tokens = {config.model.max_tokens}")
-    _compare_texts(found, prompts.chat)
-    _check_logprobs(found, objective_of(config))
+    _compare_texts(groups, prompts.chat)
+    _check_logprobs(groups, objective_of(config))
     too_long = f"{SETTING}: {long:,} rows are longer than model.max_tokens = {config.model.max_tokens}: left out"
-    return OfflineGroups(found, texts.warnings(SETTING, rows) + ([too_long] if long else []))
+    return OfflineGroups(groups, texts.warnings(SETTING, rows) + ([too_long] if long else []))
 
 
 def recorded(row: dict[str, Any], where: str, chat: Chat) -> Group:
@@ -179,14 +179,15 @@ def recorded(row: dict[str, Any], where: str, chat: Chat) -> Group:
     if not len(group.completions) == len(group.rewards) == len(group.texts) or not group.prompt.token_ids:
         raise DataError(f"{where}: it has no prompt, or not a reward and a text for each completion")
     kept = [place for place, one in enumerate(group.completions) if one.finish_reason in ("stop", "length")]
-    for place in kept:
-        one, reward = group.completions[place], group.rewards[place]
-        ids = (*group.prompt.token_ids, *one.token_ids)
-        if not one.token_ids or len(one.logprobs) not in (0, len(one.token_ids)) or min(ids) < 0 or max(ids) >= known:
-            raise DataError(f"{where}: completion {place} has no tokens, not one log-prob a token, or unknown tokens")
-        numbers = (*one.logprobs, *((reward.total, reward.correctness) if reward else ()))
+    for index in kept:
+        completion, reward = group.completions[index], group.rewards[index]
+        tokens, logprobs = completion.token_ids, completion.logprobs
+        ids = (*group.prompt.token_ids, *tokens)
+        if not tokens or len(logprobs) not in (0, len(tokens)) or min(ids) < 0 or max(ids) >= known:
+            raise DataError(f"{where}: completion {index} has no tokens, not one log-prob a token, or unknown tokens")
+        numbers = (*logprobs, *((reward.total, reward.correctness) if reward else ()))
         if not all(map(math.isfinite, numbers)):
-            raise DataError(f"{where}: a log-prob or reward of completion {place} is no finite number")
+            raise DataError(f"{where}: a log-prob or reward of completion {index} is no finite number")
     if not kept:
         raise DataError(f"{where}: no completion has an end")
     completions = [replace(group.completions[at], index=place, spans=[], teacher=[]) for place, at in enumerate(kept)]
@@ -228,13 +229,13 @@ def _given(value: float) -> Reward:
     return Reward(value, None, value, 0.0, 0.0, Verdict.OPEN, reason="given by the row")
 
 
-def _join(group: Group, single: dict[tuple[int, ...], Group], found: list[Group], most: int) -> None:
+def _join(group: Group, single: dict[tuple[int, ...], Group], groups: list[Group], most: int) -> None:
     """Put a row's completions into the group of its prompt, or begin one."""
     key = tuple(group.prompt.token_ids)
     known = single.get(key)
     if known is None or len(known.completions) + len(group.completions) > most:
         single[key] = group
-        found.append(group)
+        groups.append(group)
         return
     first = len(known.completions)
     known.completions += [replace(one, index=first + one.index) for one in group.completions]
@@ -244,12 +245,12 @@ def _join(group: Group, single: dict[tuple[int, ...], Group], found: list[Group]
 
 def _compare_texts(groups: Sequence[Group], chat: Chat) -> None:
     """Raise ConfigError where recorded ids are not, in this run's tokenizer, the text that was recorded with them."""
-    told = [(group, place) for group in groups if not group.turns for place, text in enumerate(group.texts) if text]
-    for group, place in told[:: max(len(told) // COMPARED_TEXTS, 1)]:
-        text, ids = group.texts[place], group.completions[place].token_ids
+    texts = [(group, place) for group in groups if not group.turns for place, text in enumerate(group.texts) if text]
+    for group, index in texts[:: max(len(texts) // COMPARED_TEXTS, 1)]:
+        text, ids = group.texts[index], group.completions[index].token_ids
         if chat.decode(ids) not in text:
             raise ConfigError(
-                f"{SETTING}: {group.source}: the tokens of completion {place} are another text with this model's "
+                f"{SETTING}: {group.source}: the tokens of completion {index} are another text with this model's "
                 "tokenizer: such rows can only be learned from with the model that they were recorded with, or one of "
                 'its tokenizer; give other models\' traces as {"problem", "completion", "reward"}'
             )

@@ -1,8 +1,8 @@
 """Reads a file of problems before a run: every row is checked, and all faults are reported at once, by line.
 
 A fault that would make the run wrong is an error, with the first such lines and the count of all: a row that is not
-understood, an id that stands twice, a language that the detector does not know, a ground truth that no completion can
-equal. What may be meant as it stands is a warning.
+understood, an id that occurs twice, a language that the detector does not know, a ground truth that no completion can
+equal. What may be meant as it is gives a warning.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ class ProblemFile:
         published = f": {shapes}" if {*self.shapes} - {NATIVE} else ""
         return f"{self.setting}: {len(self.problems):,} problems read{published}"
 
-    def warn(self, found: Sequence[Problem], what: str) -> None:
+    def warn(self, problems: Sequence[Problem], what: str) -> None:
         """Add a warning about some problems: how many they are, what is doubtful, and where the first one is."""
-        if found:
+        if problems:
             self.warnings.append(
-                f"{self.setting}: {len(found):,} of {len(self.problems):,} problems {what} "
-                f"(first: {self.where(found[0])})"
+                f"{self.setting}: {len(problems):,} of {len(self.problems):,} problems {what} "
+                f"(first: {self.where(problems[0])})"
             )
 
 
@@ -82,7 +82,7 @@ def read_problems(path: Path, setting: str, data: Data | None = None, environmen
     name none. Raises DataError with file, line numbers and repair.
     """
     data = data or Data()
-    found, faults, seen = ProblemFile(path, setting), list[str](), set[str]()
+    file, faults, seen = ProblemFile(path, setting), list[str](), set[str]()
     for row in read_rows(path, setting, faults):
         try:
             seen |= row.fields.keys()
@@ -90,27 +90,27 @@ def read_problems(path: Path, setting: str, data: Data | None = None, environmen
             fields = {"environment": environment} | fields if environment else fields
             problem = read_problem(fields, row.where)
             _check(problem, row.where, compared=data.open_share < 1 or setting != "data.train")
-            if problem.id in found.lines:
+            if problem.id in file.lines:
                 raise DataError(
-                    f"{row.where}: id '{problem.id}' stands in line {found.lines[problem.id]} already: give each "
+                    f"{row.where}: id '{problem.id}' stands in line {file.lines[problem.id]} already: give each "
                     "problem an id of its own, or none"
                 )
         except DataError as error:
             faults.append(str(error))
         else:
-            found.problems.append(problem)
-            found.shapes[shape] += 1
-            found.lines[problem.id] = row.number
+            file.problems.append(problem)
+            file.shapes[shape] += 1
+            file.lines[problem.id] = row.number
     if faults:
         raise DataError(all_faults(faults, f"{setting}: {len(faults):,} rows of {path} cannot be used:"))
     gone = [name for name in data.columns.values() if not {name, name.partition(".")[0]} & seen]
     if gone and setting == "data.train":
         shown = ", ".join(map(repr, sorted(seen)))
         raise DataError(f"data.columns names '{gone[0]}', and no row of {path} has this column: they have {shown}")
-    if not found.problems:
+    if not file.problems:
         raise DataError(f"{setting}: {path} holds no problem")
-    _doubts(found, data)
-    return found
+    _doubts(file, data)
+    return file
 
 
 def _check(problem: Problem, where: str, compared: bool) -> None:
@@ -128,23 +128,23 @@ def _check(problem: Problem, where: str, compared: bool) -> None:
         )
 
 
-def _doubts(found: ProblemFile, data: Data) -> None:
+def _doubts(file: ProblemFile, data: Data) -> None:
     named = {*known_domains(), *data.domains, *data.templates}
-    for domain, _ in Counter(one.domain for one in found.problems if not one.checker).most_common():
+    for domain, _ in Counter(one.domain for one in file.problems if not one.checker).most_common():
         if domain not in named:
-            of = [one for one in found.problems if one.domain == domain and not one.checker]
-            found.warn(of, f"are of domain '{domain}', whose answers are compared like those of \"math\"")
-    compared = _compared(found.problems)
+            unknown = [one for one in file.problems if one.domain == domain and not one.checker]
+            file.warn(unknown, f"are of domain '{domain}', whose answers are compared like those of \"math\"")
+    compared = _compared(file.problems)
     dressed: dict[str, list[Problem]] = {}
     for problem in compared:
         if dress := dress_of(problem.answer):
             dressed.setdefault(dress, []).append(problem)
     for dress, problems in dressed.items():
-        found.warn(problems, f"have an answer with {dress}, which is read without: write the value alone")
+        file.warn(problems, f"have an answer with {dress}, which is read without: write the value alone")
     stand_ins = [problem for problem in compared if may_be_placeholder(problem.answer)]
-    found.warn(stand_ins, 'have an answer such as "None" or "unknown", which may stand for no answer at all')
+    file.warn(stand_ins, 'have an answer such as "None" or "unknown", which may mean no answer at all')
     words = [problem for problem in compared if is_doubtful(problem.answer)]
-    found.warn(words, "have an answer of several words, which only a completion with the same words equals")
+    file.warn(words, "have an answer of several words, which only a completion with the same words equals")
 
 
 def _compared(problems: Iterable[Problem]) -> list[Problem]:
@@ -155,10 +155,8 @@ def _compared(problems: Iterable[Problem]) -> list[Problem]:
     ]
 
 
-async def check_answers(
-    found: ProblemFile, problems: Sequence[Problem], checker: AnswerChecker, config: Config
-) -> None:
-    """Ask the verifier whether it understands the ground truth of these problems of `found`, which gets the warnings.
+async def check_answers(file: ProblemFile, problems: Sequence[Problem], checker: AnswerChecker, config: Config) -> None:
+    """Ask the verifier whether it understands the ground truth of these problems of `file`, which gets the warnings.
 
     Where it does not, no completion of the problem is graded or trained on. Raises DataError when those are more than
     reward.max_failure_share, with which the run would end later on.
@@ -175,26 +173,26 @@ async def check_answers(
         return
     limit = config.reward.max_failure_share
     if len(dark) > limit * count:
-        shown = [f"{found.where(problem)}: '{problem.answer[:60]}'" for problem in dark]
+        shown = [f"{file.where(problem)}: '{problem.answer[:60]}'" for problem in dark]
         what = (
-            f"{found.setting}: the verifier does not understand {len(dark):,} of {count:,} ground truths, more than "
+            f"{file.setting}: the verifier does not understand {len(dark):,} of {count:,} ground truths, more than "
             f'reward.max_failure_share = {limit:g}. Correct these rows, delete them, or set "domain": "open":'
         )
         raise DataError(what + f" {shown[0]}" if len(shown) == 1 else all_faults(shown, what))
-    found.warn(dark, "have a ground truth that the verifier does not understand: no completion of them is trained on")
+    file.warn(dark, "have a ground truth that the verifier does not understand: no completion of them is trained on")
 
 
-def refuse_prose(found: ProblemFile) -> None:
-    """Raise DataError for rows whose answer stands in no box, or whose response is begun: not for an objective that
+def refuse_prose(file: ProblemFile) -> None:
+    """Raise DataError for rows whose answer is in no box, or whose response is begun: not for an objective that
     puts the ground truth into the box of a whole response."""
-    if faults := [found.where(one) for one in found.problems if one.prefix]:
+    if faults := [file.where(one) for one in file.problems if one.prefix]:
         raise DataError(
-            f"{found.setting}: {len(faults):,} rows have a prefix, and the objective learns from whole responses: "
+            f"{file.setting}: {len(faults):,} rows have a prefix, and the objective learns from whole responses: "
             f"leave them out (first: {faults[0]})"
         )
-    if faults := [found.where(one) for one in found.problems if one.answer_form == "response" and not one.verified]:
+    if faults := [file.where(one) for one in file.problems if one.answer_form == "response" and not one.verified]:
         raise DataError(
-            f'{found.setting}: {len(faults):,} rows have the answer_form "response", and the objective learns from the '
+            f'{file.setting}: {len(faults):,} rows have the answer_form "response", and the objective learns from the '
             f"content of a box: leave them out (first: {faults[0]})"
         )
 
@@ -216,16 +214,16 @@ def check_environments(rows: Iterable[tuple[str, str]], others: Mapping[str, obj
         raise DataError(all_faults(faults, f"{len(faults):,} rows name environments that are not there:"))
 
 
-def without_long(found: ProblemFile, problems: Sequence[Problem], long: Sequence[Problem], room: int) -> list[Problem]:
-    """The problems without those whose prompts are too long; `found` gets the warning. Raises DataError if none is
+def without_long(file: ProblemFile, problems: Sequence[Problem], long: Sequence[Problem], room: int) -> list[Problem]:
+    """The problems without those whose prompts are too long; `file` gets the warning. Raises DataError if none is
     left. room: tokens that a prompt may have."""
     if long and len(long) == len(problems):
         raise DataError(
-            f"{found.setting}: every problem of {found.path} is longer than {room} tokens with the chat format: raise "
+            f"{file.setting}: every problem of {file.path} is longer than {room} tokens with the chat format: raise "
             "model.max_tokens or lower rollout.max_completion_tokens"
         )
     share = len(long) / max(len(problems), 1)
-    found.warn(
+    file.warn(
         long,
         f"are longer than {room} tokens with the chat format ({share:.1%}): they are left out. Raise "
         "model.max_tokens or lower rollout.max_completion_tokens to keep them",

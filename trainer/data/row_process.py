@@ -23,7 +23,7 @@ class NoRowCame(DataError):
 
 
 def write_rows(path: Path, lines: Iterator[bytes]) -> None:
-    """Write lines to a partial file beside `path` that is then renamed. Raises DataError when the disk fails."""
+    """Write lines to a partial file next to `path` that is then renamed. Raises DataError when the disk fails."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with beside(path) as partial, partial.open("wb") as stream:
@@ -45,8 +45,8 @@ def rows_of_process(module: str, argument: str, setting: str, deadline_s: float)
     """Yield the lines that a module run with this argument writes; it is killed where one takes longer than
     `deadline_s`. Raises ConfigError and DataError with the last line that it said, by its exit code."""
     command = supervised([sys.executable, "-m", module, argument])
-    said = tempfile.TemporaryFile()  # noqa: SIM115 - closed below
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, start_new_session=True)
+    errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed below
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, start_new_session=True)
     late = threading.Event()
 
     def end() -> None:
@@ -64,8 +64,8 @@ def rows_of_process(module: str, argument: str, setting: str, deadline_s: float)
                 break
             yield line
         child.wait()
-        said.seek(0)
-        reason = said.read().decode("utf-8", "replace").strip().rpartition("\n")[2]
+        errors.seek(0)
+        reason = errors.read().decode("utf-8", "replace").strip().rpartition("\n")[2]
         if late.is_set():
             raise NoRowCame(
                 f"{setting}: no row came for {deadline_s:g} s: choose easier options, or raise deadlines.start_s"
@@ -76,4 +76,4 @@ def rows_of_process(module: str, argument: str, setting: str, deadline_s: float)
         child.kill()
         child.wait()
         child.stdout.close()
-        said.close()
+        errors.close()

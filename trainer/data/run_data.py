@@ -30,7 +30,7 @@ from verify.scorer import RewardScorer
 
 
 def read_files(config: Config, train: Path | None, validation: Path | None) -> list[ProblemFile]:
-    """Read the files of problems: those to train on, then those to validate on, and look for problems that stand in
+    """Read the files of problems: those to train on, then those to validate on, and look for problems that are in
     them more than once. Raises DataError."""
     for stage in reversed(config.every_stage):
         choose(stage.reward)  # its files may define the verifiers of the rows

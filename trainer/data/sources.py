@@ -1,7 +1,7 @@
 """Turn the settings into files: the model folder, training and validation problems, demonstrations.
 
 A script of the user's own, prepare.script, may make them first, in the folder made/ of the run. That one is written
-beside its place and renamed: it is whole or absent, and a resumed run goes on with exactly the files it started with.
+next to its place and renamed: it is whole or absent, and a resumed run goes on with exactly the files it started with.
 Of the weights only the headers are read, so that a damaged or foreign file is reported at once.
 """
 
@@ -71,9 +71,9 @@ def prepare(config: Config, progress: Progress) -> None:
         return
     check_script(config)
     script, folder = Path(config.prepare.script), config.run_dir / "made"
-    made_from, wanted = folder / "made_from.json", _made_from(config)
+    made_from, origin = folder / "made_from.json", _made_from(config)
     if folder.is_dir():
-        _compare(made_from, wanted)
+        _compare(made_from, origin)
         return
     progress.phase(f"running {script}")
     made = getattr(run_file(script, "prepare.script"), "prepare", None)
@@ -85,7 +85,7 @@ def prepare(config: Config, progress: Progress) -> None:
         partial.mkdir(parents=True)
         with errors_told(script, "prepare.script"):
             made(partial, config.prepare.options, config.seed)
-        (partial / made_from.name).write_text(json.dumps(wanted) + "\n", encoding="utf-8")
+        (partial / made_from.name).write_text(json.dumps(origin) + "\n", encoding="utf-8")
         for path in partial.rglob("*"):
             if path.is_file():
                 flush(path)
@@ -110,10 +110,10 @@ def _made_from(config: Config) -> dict[str, Any]:
     }
 
 
-def _compare(path: Path, wanted: dict[str, Any]) -> None:
+def _compare(path: Path, now: dict[str, Any]) -> None:
     """Raise ConfigError where the folder was made from something else than is wanted now."""
-    found = parse_json(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    changed = [key for key in found | wanted if found.get(key) != wanted.get(key)]
+    before = parse_json(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    changed = [key for key in before | now if before.get(key) != now.get(key)]
     if changed:
         raise ConfigError(
             f"{path.parent} was made with other settings ({', '.join(changed)} changed): give this run another name "
@@ -197,25 +197,25 @@ def offline_files(config: Config) -> tuple[Path, ...]:
     path = Path(config.locate(config.data.offline, "data.offline"))
     if path.is_file():
         return (path,)
-    found = sorted((path / "rollouts").glob("step_*.jsonl"), key=lambda one: int("0" + one.stem.removeprefix("step_")))
-    if not found:
+    files = sorted((path / "rollouts").glob("step_*.jsonl"), key=lambda it: int("0" + it.stem.removeprefix("step_")))
+    if not files:
         raise DataError(f"data.offline = '{path}': it is neither a file nor a run's folder with rollouts/step_N.jsonl")
     settings = path / "config.toml"
-    told = tomllib.loads(settings.read_text(encoding="utf-8")) if settings.is_file() else {}
-    then = told.get("rollout", {}).get("temperature", config.rollout.temperature)
+    recorded = tomllib.loads(settings.read_text(encoding="utf-8")) if settings.is_file() else {}
+    then = recorded.get("rollout", {}).get("temperature", config.rollout.temperature)
     if then != config.rollout.temperature:
         raise DataError(
             f"data.offline = '{path}': its log-probs are at rollout.temperature = {then}, and this run has "
             f"{config.rollout.temperature}: set the same"
         )
-    return tuple(found)
+    return tuple(files)
 
 
 def check_vocabulary(model_dir: Path) -> None:
     """Raise ModelError if the tokenizer has tokens that the embedding has no row for."""
     path = model_dir / "tokenizer.json"
     if not path.is_file():
-        return  # other forms of tokenizers are read, and their absence told, by shared.chat.Chat
+        return  # other forms of tokenizers are read, and their absence reported, by shared.chat.Chat
     try:
         most = max(Tokenizer.from_file(str(path)).get_vocab().values(), default=-1)
     except Exception as error:  # tokenizers raises plain Exception

@@ -25,7 +25,7 @@ REFUSED = RewardWeights().refuse
 MARKUP = re.compile(r"think|thought|channel|tool[_▁ ]?call|python_tag|\[ARGS\]|CALL_ID", re.I)
 """in the spelling of control tokens that a model samples inside a turn: its reasoning, and its calls of tools"""
 HARMONY = ("<|start|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>")
-"""what a turn of a model with channels (gpt-oss) holds, too; <|start|> begins messages of the assistant alone"""
+"""tokens of a turn of a model with channels (gpt-oss); only the assistant's messages begin with <|start|>"""
 FOREIGN = re.compile(
     r"<\|/?[a-zA-Z][\w▁ ]*\|>|<｜[^｜\n]{1,40}｜>|</?(?:start|end)_of_turn>|</s>\s*\Z|<[be]os>|\[/?INST\]|<<SYS>>"
 )
@@ -73,11 +73,11 @@ class WrittenTexts:
         return self.encode(text)
 
     def encode(self, text: str) -> list[int]:
-        """[tokens] of a text as it stands."""
+        """[tokens] of a text as it is."""
         first, *others = self._letters.split(text)
         ids = self.chat.encode_completion(first)
-        for place, part in enumerate(others):
-            ids += self.chat.encode_plain(part) if place % 2 == 0 else self.chat.encode(part)
+        for number, piece in enumerate(others):
+            ids += self.chat.encode_plain(piece) if number % 2 == 0 else self.chat.encode(piece)
         return ids
 
     def hold(self, ids: Sequence[int], problem: Problem, where: str) -> None:

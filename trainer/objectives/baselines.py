@@ -64,7 +64,7 @@ def best_of(rewards: Sequence[float], k: int) -> list[float]:
     with k = n only the best has any: n (best - second best).
 
     In ascending order r_1 <= ... <= r_n: r_j exceeds the best of k - 1 others by the sum of those gaps r_{m+1} - r_m,
-    m < j, below which all of the others lie, which has chance C(m, k-1) / C(n-1, k-1). So
+    m < j, below which all of the others are, which has chance C(m, k-1) / C(n-1, k-1). So
     A_j = k sum_{m=k-1}^{j-1} C(m, k-1) / C(n-1, k-1) (r_{m+1} - r_m), a sum without cancellation.
 
     rewards: [completions]. Raises ValueError for another k.

@@ -150,7 +150,7 @@ def importance_weights(inputs: LossInputs, settings: Importance, from_old: bool 
 
 
 def mask(weight: Tensor, measured: Tensor, low: float, high: float) -> Weights:
-    """c_t = `weight` where `measured` lies between the bounds, else 0."""
+    """c_t = `weight` where `measured` is between the bounds, else 0."""
     below, above = measured < low, measured > high
     # not a product: an infinite weight times 0 would be NaN
     return Weights(weight.masked_fill(below | above, 0.0), below, above, below | above)

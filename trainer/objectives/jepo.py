@@ -18,8 +18,8 @@ no L and are in no bound), and the answer's gradient times answer_weight:
 
     loss = - sum_i weight_i (A_i + penalty_i) sum_t c_t log pi(c_it) - answer_weight sum_i weight_i n_i s_i L_i
 
-The paper cuts behind the words "the final answer is". Our form has a cue of its own in every language, the box that is
-graded, so the cut is there. What stands before it is part of the reasoning c_i of the bound, the summary too, and a
+The paper cuts after the words "the final answer is". Our form has a cue of its own in every language, the box that is
+graded, so the cut is there. The text before it is part of the reasoning c_i of the bound, the summary too, and a
 summary may have named an answer already ("4" above): then L_i says mostly whether that one was right. The bound holds
 for any cut, but reasoning that is followed by a wrong summary is blamed for it.
 A token over the cut, as "{4" for "\boxed{4}", is not kept: its letters before the cut begin the ground truth.
@@ -141,7 +141,7 @@ def cut(chat: Chat, ids: list[int], text: str, at: int) -> tuple[int, str]:
         count *= 2
     low = max(len(ids) - count, 0)
     before = len(text) - len(chat.decode(ids[low:]))
-    # of the tokens from `low` on the first that ends behind the cut; whole texts then decide, since decoding a part may
+    # of the tokens from `low` on the first that ends after the cut; whole texts then decide, since decoding a part may
     # lose a blank or half a character
     behind = bisect_right(range(low, len(ids)), at - before, key=lambda end: len(chat.decode(ids[low:end])))
     kept = low + behind
@@ -184,7 +184,7 @@ class Jepo(PolicyGradient):
 
     @property
     def needs(self) -> set[Need]:
-        """Return what the bound needs beside the policy gradient: whole groups and ground truths."""
+        """Return what the bound needs in addition to the policy gradient: whole groups and ground truths."""
         return super().needs | {Need.GROUPS, Need.GROUND_TRUTH}
 
     def is_bounded(self, group: Group) -> bool:
@@ -205,7 +205,7 @@ class Jepo(PolicyGradient):
     def sequences(
         self, groups: Sequence[Group], config: Config, chat: Chat | None, values: Mapping[str, float] | None
     ) -> list[list[TrainSequence | None]]:
-        """Return, of bounded groups, the reasoning with the ground truth behind it, and the penalties as advantages.
+        """Return, of bounded groups, the reasoning with the ground truth after it, and the penalties as advantages.
 
         A group in which one would be longer than model.max_tokens is trained by its rewards, since a cut answer has
         another likelihood.

@@ -59,7 +59,7 @@ class LocalTeacher(Section):
     """A teacher whose model is loaded into the trainers."""
 
     kind: Literal["local"] = "local"
-    """where the teacher is: in the trainers, or behind an address"""
+    """where the teacher is: in the trainers, or at an address"""
     path: str = Field(min_length=1)
     """a Hugging Face folder or Hub id, with the same tokenizer"""
     weight: float = Field(1.0, gt=0)
@@ -75,7 +75,7 @@ class ServedTeacher(Section):
     model: str = Field(min_length=1)
     """model name as that API knows it"""
     key_variable: str = ""
-    """environment variable that holds the API key; "" for none (the key itself never stands in a settings file)"""
+    """environment variable that holds the API key; "" for none (the key itself is never in a settings file)"""
     weight: float = Field(1.0, gt=0)
     """weight of log teacher - log policy in addition to the advantage"""
 
@@ -133,7 +133,7 @@ class Objective(Section):
 
     @property
     def needs(self) -> set[Need]:
-        """What it asks of the run beside rewards and the log-probs of sampling."""
+        """What it asks of the run in addition to rewards and the log-probs of sampling."""
         reference = {Need.REFERENCE} if self.compared_with is not None else set()
         return reference | {Need.TEACHER} if self.teacher is not None else reference
 
@@ -222,7 +222,7 @@ class Objective(Section):
 
     @property
     def served_teacher(self) -> str:
-        """The model's name, if the teacher is behind an address; else ""."""
+        """The model's name, if the teacher is at an address; else ""."""
         return self.teacher.model if isinstance(self.teacher, ServedTeacher) else ""
 
     @property
@@ -286,7 +286,7 @@ class Objective(Section):
                 "use agro, spo or dro, one of examples/objectives, or one with importance weights, such as aipo"
             )
         elif config.data.offline and self.served_teacher:
-            yield "data.offline: a teacher behind an address is not asked about offline rows: give the teacher's folder"
+            yield "data.offline: a teacher at an address is not asked about offline rows: give the teacher's folder"
 
     def _advantage_contradictions(self, config: Config) -> Iterator[str]:
         size, rights = config.rollout.group_size, config.reward.correctness

@@ -3,7 +3,7 @@
     R(x, y) = r(x, y) - beta log(pi(y|x) / ref(y|x)) is the same for all y exactly when pi is the optimum
     pi* = ref exp((r - V*) / beta),     V*(x) = beta log E_ref[exp(r / beta)]
 
-    name    loss of a prompt                            what stands for V*
+    name    loss of a prompt                            what is used for V*
     agro    1/2 Var_y R, by its n samples               the mean of R over the group (arXiv 2503.19612)
     spo     1/2 E (R - V)^2                             V from samples of the reference (arXiv 2503.05453)
     dro     1/2 E (R - V(x))^2, also minimised in V     a value head (arXiv 2405.19107)

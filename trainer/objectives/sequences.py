@@ -34,14 +34,14 @@ def sequence_of(group: Group, completion: Completion, advantages: list[float]) -
 
 
 class Demonstration(NamedTuple):
-    """What is imitated: tokens behind a prompt, of one turn or of several."""
+    """What is imitated: tokens after a prompt, of one turn or of several."""
 
     prompt: list[int]
     """[prompt_tokens]"""
     completion: list[int]
     """[tokens] the end of each turn included"""
     mask: bytes = b""
-    """[tokens] IMITATED, or CONTEXT for what stands between two turns; b"" where all are imitated"""
+    """[tokens] IMITATED, or CONTEXT for what is between two turns; b"" where all are imitated"""
 
 
 def sft_sequences(examples: Sequence[Demonstration]) -> list[TrainSequence]:

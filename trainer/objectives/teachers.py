@@ -1,4 +1,4 @@
-"""A teacher behind an API, asked for the log-probs that it gives to the tokens which the policy sampled.
+"""A teacher at an API, asked for the log-probs that it gives to the tokens which the policy sampled.
 
     POST {objective.teacher.url}/completions  {"prompt": [token ids], "prompt_logprobs": 0, "max_tokens": 1, ...}
     -> choices[0].prompt_logprobs = [null, {"token id": {"logprob": ...}}, ...], one for each token sent
@@ -35,7 +35,7 @@ MAX_REPLY_BYTES = 256 << 20
 MINUS_INFINITY = -9999.0
 """vLLM's server writes this for minus infinity"""
 ROUNDING = 1e-3
-"""how far above 0 a log-prob may lie"""
+"""how far above 0 a log-prob may be"""
 
 
 class Entry(msgspec.Struct):
@@ -77,7 +77,7 @@ class Decoded(msgspec.Struct):
 
 
 class Teacher:
-    """The model behind the address objective.teacher.url, asked over HTTP for log-probs."""
+    """The model at the address objective.teacher.url, asked over HTTP for log-probs."""
 
     def __init__(self, settings: ServedTeacher, deadline_s: float):
         """deadline_s: for one request with all its attempts. Raises ConfigError where the variable of the key is not

@@ -63,11 +63,11 @@ def first_fit_decreasing(lengths: Sequence[int], budget_tokens: int) -> list[lis
         length, node = lengths[index], 1
         while node < size:
             node = 2 * node + (most[2 * node] < length)
-        place = node - size if length <= budget_tokens else len(bins)
-        if place == len(bins):
+        number = node - size if length <= budget_tokens else len(bins)
+        if number == len(bins):
             bins.append([])
-        bins[place].append(index)
-        node = size + place
+        bins[number].append(index)
+        node = size + number
         most[node] -= length
         while node > 1:
             node //= 2
@@ -78,16 +78,16 @@ def first_fit_decreasing(lengths: Sequence[int], budget_tokens: int) -> list[lis
 def spread(lengths: Sequence[int], budget_tokens: int, count: int) -> list[list[int]] | None:
     """`count` bins of nearly equal fill: longest first, each into the emptiest bin (ties: the first).
 
-    Returns None where that breaks the budget; a sequence longer than the budget may only stand alone.
+    Returns None where that breaks the budget; a sequence longer than the budget may only be alone.
     """
     bins: list[list[int]] = [[] for _ in range(count)]
     emptiest = [(0, place) for place in range(count)]
     for index in descending(lengths):
-        fill, place = heapq.heappop(emptiest)
-        if bins[place] and fill + lengths[index] > budget_tokens:
+        fill, number = heapq.heappop(emptiest)
+        if bins[number] and fill + lengths[index] > budget_tokens:
             return None
-        bins[place].append(index)
-        heapq.heappush(emptiest, (fill + lengths[index], place))
+        bins[number].append(index)
+        heapq.heappush(emptiest, (fill + lengths[index], number))
     return bins
 
 
@@ -195,10 +195,10 @@ def add_up(parts: Sequence[StepSums], seconds: float, averaged: Sequence[str] = 
     whose mean is taken instead."""
     sums: dict[str, float] = {}
     maxima: dict[str, float] = {}
-    for part in parts:
-        for name, value in part.sums.items():
+    for addend in parts:
+        for name, value in addend.sums.items():
             sums[name] = sums.get(name, 0.0) + value / (len(parts) if name in averaged else 1)
-        for name, value in part.maxima.items():
+        for name, value in addend.maxima.items():
             maxima[name] = max(maxima.get(name, value), value)
     return StepSums(sums, maxima, seconds, sum(part.tokens for part in parts), sum(part.flops for part in parts))
 

@@ -32,7 +32,7 @@ class StepSums(msgspec.Struct):
     """loss, tokens, entropy, abs_logprob_difference, kl_k3, ratio, clipped_low, ... (trainer/objectives/loss.py)"""
     maxima: dict[str, float]
     seconds: float
-    """of the slowest rank"""
+    """time of the slowest rank"""
     tokens: int
     """prompt + completion tokens put through the model"""
     flops: float = 0.0
@@ -41,7 +41,7 @@ class StepSums(msgspec.Struct):
 
 @dataclass
 class AuxiliaryModels:
-    """The models that the objective needs beside the policy; None for those that it does not need."""
+    """The models that the objective needs in addition to the policy; None for those that it does not need."""
 
     reference: LanguageModel | KeptAdapters | None = None
     """frozen, sharded as the policy is; of a policy with adapters, other adapters"""
@@ -87,13 +87,13 @@ def check(sequence: TrainSequence, sft: bool) -> None:
 
 
 def pack_sequences(sequences: Sequence[TrainSequence], device: torch.device) -> PackedBatch:
-    """Pack sequences end to end with their loss tokens as targets; none give a stand-in without targets."""
+    """Pack sequences end to end with their loss tokens as targets; none give a placeholder without targets."""
     ids, masks, routes = ([getattr(one, name) for one in sequences] for name in ("token_ids", "mask", "routes"))
     return pack(ids, masks, device, routes=routes)
 
 
 def work_of(model: LanguageModel, packed: PackedBatch) -> float:
-    """Return the operations of one forward pass; none for a stand-in without targets."""
+    """Return the operations of one forward pass; none for a placeholder without targets."""
     targets = len(packed.targets)
     return packed_flops(model.config, packed.lengths, packed.prefixes, targets) if targets else 0.0
 
@@ -122,11 +122,11 @@ def compute_old_logprobs(
     decoder: LanguageModel, micro_batches: Sequence[MicroBatch], temperature: float
 ) -> list[list[float]]:
     """Return [sequences, in order][loss tokens] log-probs under the current policy. A collective."""
-    found: list[list[float]] = []
+    columns: list[list[float]] = []
     for batch, logprobs in zip(micro_batches, score_each(decoder, micro_batches, temperature), strict=True):
         counts = [sequence.loss_tokens for sequence in batch.sequences]
-        found += [part.tolist() for part in logprobs.cpu().split(counts)] if counts else []
-    return found
+        columns += [part.tolist() for part in logprobs.cpu().split(counts)] if counts else []
+    return columns
 
 
 def score_kept(
@@ -153,13 +153,13 @@ def score_frozen(auxiliary: AuxiliaryModels, packed: PackedBatch, temperature: f
 
 def check_needs(objective: Objective, auxiliary: AuxiliaryModels, micro_batches: Sequence[MicroBatch]) -> None:
     """Raise RunError if a model, or log-probs, that the objective needs are missing."""
-    wanted = objective.needs
-    if Need.REFERENCE in wanted and auxiliary.reference is None:
+    needs = objective.needs
+    if Need.REFERENCE in needs and auxiliary.reference is None:
         raise RunError("the objective needs a reference model: load_frozen comes before forward_backward")
-    if Need.VALUE in wanted and auxiliary.values is None:
+    if Need.VALUE in needs and auxiliary.values is None:
         raise RunError("the objective needs a value head, and this rank has none")
     given = all("teacher" in sequence.columns for batch in micro_batches for sequence in batch.sequences)
-    if Need.TEACHER in wanted and auxiliary.teacher is None and not given:
+    if Need.TEACHER in needs and auxiliary.teacher is None and not given:
         raise RunError(
             "the objective needs a teacher, and there is neither its model nor its log-probs (completions that were "
             "sampled before objective.teacher was set have none)"
@@ -175,8 +175,8 @@ def forward_backward(
 ) -> StepSums:
     """Run all micro-batches; gradients add to those that exist, and are sums over ranks when the last one is done.
 
-    objective: None to imitate. Every rank must be given the same number of micro-batches (empty ones included). Models
-    beside the policy run before it, so that its activations need not wait for them. Raises what `check` raises and
+    objective: None to imitate. Every rank must be given the same number of micro-batches (empty ones included). Other
+    models run before the policy, so that its activations need not wait for them. Raises what `check` raises and
     RunError for something missing, before anything runs, and NonFinite for an infinite loss, after the last backward.
     """
     start = time.perf_counter()
@@ -203,15 +203,15 @@ def forward_backward(
         logprobs, entropy, states = decoder(packed, temperature, "states")
         flops += passes * work_of(decoder, packed)
         if objective is None:
-            found = sft_loss(loss_inputs(batch.sequences, logprobs), entropy)
+            outcome = sft_loss(loss_inputs(batch.sequences, logprobs), entropy)
         else:
             head = auxiliary.values
             values = None if head is None else (lambda first, head=head, states=states: head(states[first]))
-            found = policy_loss(loss_inputs(batch.sequences, logprobs, **frozen, values=values), entropy, objective)
-        found.loss.backward()
-        for name, value in found.sums.items():
+            outcome = policy_loss(loss_inputs(batch.sequences, logprobs, **frozen, values=values), entropy, objective)
+        outcome.loss.backward()
+        for name, value in outcome.sums.items():
             sums[name] = sums[name] + value if name in sums else value
-        for name, value in found.maxima.items():
+        for name, value in outcome.maxima.items():
             maxima[name] = torch.maximum(maxima[name], value) if name in maxima else value
     experts = {} if decoder.expert_counts is None else decoder.expert_counts.take()
     numbers = read(sums)

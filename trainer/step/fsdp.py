@@ -75,7 +75,7 @@ def shard(decoder: LanguageModel, mesh: DeviceMesh, compute_dtype: torch.dtype) 
     """Shard each layer and the root over the mesh, in place; the parameters become DTensors of float32 rows.
 
     The decoder may be on the meta device (then `materialise` it); parameters that are trained must be float32, those
-    beside adapters, which are not, become the compute type. Where the rank `works_in_place` nothing else happens.
+    with adapters, which are not, become the compute type. Where the rank `works_in_place` nothing else happens.
     """
     if any(True for _ in lora.adapters(decoder)):
         for parameter in decoder.parameters():
@@ -117,11 +117,11 @@ def provide_gradients(model: nn.Module) -> None:
     if first.device.type != "cpu" or is_sharded(first):
         return
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    held: list[Tensor] | None = getattr(model, "gradient_memory", None)
-    if held is None:
-        held = [torch.zeros_like(parameter) for parameter in trained]
-        model.gradient_memory = held  # type: ignore[assignment]  # a list, neither parameter nor submodule
-    for parameter, memory in zip(trained, held, strict=True):
+    gradients: list[Tensor] | None = getattr(model, "gradient_memory", None)
+    if gradients is None:
+        gradients = [torch.zeros_like(parameter) for parameter in trained]
+        model.gradient_memory = gradients  # type: ignore[assignment]  # a list, neither parameter nor submodule
+    for parameter, memory in zip(trained, gradients, strict=True):
         if parameter.grad is None:
             parameter.grad = memory.zero_()
 
@@ -195,10 +195,10 @@ def rows_of(tensor: Tensor) -> range:
 
 
 def own_rows(tensor: Tensor) -> tuple[range, slice]:
-    """The rows of a parameter that this rank saves, and where they lie in `local`: replicas save a part each."""
-    held = rows_of(tensor)
-    share = own_share(tensor, len(held)) if is_sharded(tensor) else slice(0, len(held))
-    return held[share], share
+    """The rows of a parameter that this rank saves, and where they are in `local`: replicas save a part each."""
+    rows = rows_of(tensor)
+    share = own_share(tensor, len(rows)) if is_sharded(tensor) else slice(0, len(rows))
+    return rows[share], share
 
 
 @torch.no_grad()
@@ -211,11 +211,11 @@ def compare_replicas(model: nn.Module, when: str) -> None:
     first = next(model.parameters())
     if not is_sharded(first) or (mesh := first.device_mesh).ndim == 1:
         return
-    names, held = zip(*((name, local(parameter)) for name, parameter in model.named_parameters()), strict=True)
-    sums = torch.stack([one.view(WORDS[one.element_size()]).sum(dtype=torch.int64) for one in held])
+    names, shards = zip(*((name, local(parameter)) for name, parameter in model.named_parameters()), strict=True)
+    sums = torch.stack([one.view(WORDS[one.element_size()]).sum(dtype=torch.int64) for one in shards])
     ranks = dist.get_process_group_ranks(group := mesh.get_group("replicate"))
     dist.all_gather(parts := [torch.empty_like(sums) for _ in ranks], sums, group)
-    differ = (found := torch.stack(parts)) != found.mode(dim=0).values
+    differ = (by_rank := torch.stack(parts)) != by_rank.mode(dim=0).values
     if not differ.any():
         return
     some = [name for name, one in zip(names, differ.any(dim=0).tolist(), strict=True) if one]
@@ -235,5 +235,5 @@ def gather_full(parameters: Iterable[tuple[str, nn.Parameter]], dtype: torch.dty
     One parameter at a time is whole on the device; what is kept is the caller's choice.
     """
     for name, parameter in parameters:
-        held = parameter.detach()
-        yield name, (held.full_tensor() if is_sharded(held) else held).to(dtype)
+        values = parameter.detach()
+        yield name, (values.full_tensor() if is_sharded(values) else values).to(dtype)

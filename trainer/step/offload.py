@@ -1,6 +1,6 @@
 """Moves a trainer's memory to the host and back, bit for bit, while engines use its GPU.
 
-The tensors stay the same objects: only the memory behind them is given back and taken again, so that optimiser, FSDP
+The tensors stay the same objects: only their memory is given back and taken again, so that optimiser, FSDP
 and weight transfer may hold on to them.
 """
 
@@ -15,7 +15,7 @@ from trainer.step.fsdp import local
 
 
 class HostMemory:
-    """Holds the contents of tensors whose device memory was given back. Its own memory (pinned, beside a GPU) stays for
+    """Holds the contents of tensors whose device memory was given back. Its own memory (pinned, with a GPU) stays for
     the next time."""
 
     def __init__(self) -> None:
@@ -52,10 +52,10 @@ class HostMemory:
     def onload(self) -> None:
         """Give the tensors their memory back, with the contents of before. Does nothing where none is away."""
         for key, size in self.sizes.items():
-            storage, held = self.kept[key]
+            storage, copy = self.kept[key]
             if storage.nbytes() != size:
                 storage.resize_(size)
-            bytes_of(storage).copy_(held, non_blocking=True)
+            bytes_of(storage).copy_(copy, non_blocking=True)
         wait_for_copies(self.kept[key][0] for key in self.sizes)
         self.sizes.clear()
 
@@ -68,11 +68,11 @@ def bytes_of(storage: torch.UntypedStorage) -> Tensor:
 def host_bytes(storage: torch.UntypedStorage) -> Tensor:
     """[bytes] uint8 on the host, pinned for a GPU's storage: of exactly its size, which torch's own pinned memory would
     round up to a power of two."""
-    held = torch.empty(storage.nbytes(), dtype=torch.uint8)
+    memory = torch.empty(storage.nbytes(), dtype=torch.uint8)
     if storage.device.type == "cuda":
         cuda = torch.cuda.cudart()
-        torch.cuda.check_error(int(cuda.cudaHostRegister(held.data_ptr(), held.numel(), 0)))
-    return held
+        torch.cuda.check_error(int(cuda.cudaHostRegister(memory.data_ptr(), memory.numel(), 0)))
+    return memory
 
 
 def wait_for_copies(storages: Iterable[torch.UntypedStorage]) -> None:

@@ -18,7 +18,7 @@ from shared.sections import Optimiser
 from trainer.step.fsdp import local, trained
 
 BETAS, EPSILON = (0.9, 0.95), 1e-8
-"""of AdamW: rates of the moments' averages, and what is added to the root of the second"""
+"""rates of the averages of AdamW's moments, and the number that is added to the root of the second moment"""
 
 
 def make_optimiser(model: nn.Module, settings: Optimiser) -> torch.optim.AdamW:
@@ -125,10 +125,10 @@ def first_non_finite(model: nn.Module, group: dist.ProcessGroup | None) -> tuple
     counts = torch.tensor(bad, dtype=torch.int64, device=device)
     if group is not None:
         dist.all_reduce(counts, group=group)
-    found = torch.nonzero(counts).flatten().tolist()
-    if not found:
+    indices = torch.nonzero(counts).flatten().tolist()
+    if not indices:
         return "none", "every gradient is finite, but their norm overflows"
-    return names[found[0]], f"{int(counts[found[0]])} values are NaN or infinite"
+    return names[indices[0]], f"{int(counts[indices[0]])} values are NaN or infinite"
 
 
 def describe_dtypes(model: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, str]:

@@ -57,7 +57,7 @@ class LoadedTrainer(msgspec.Struct):
     description: dict[str, str]
     """dtypes and settings to print once at start"""
     checksums: dict[str, dict[str, int]] = {}
-    """of a checkpoint: file -> parameter -> checksum of the weights that this rank took from it (`load_shards`)"""
+    """file of a checkpoint -> parameter -> checksum of the weights that this rank took from it (`load_shards`)"""
     peak_flops: float = 0.0
     """dense bfloat16 peak of its card, FLOP/s; 0 on a CPU, and for a card that trainer/step/flops.py does not list"""
     slow_dtype: bool = False
@@ -141,10 +141,10 @@ def load_weights(model_dir: Path, decoder: LanguageModel, beside_checkpoint: boo
         if name in left_out:
             continue
         rows = fsdp.rows_of(stored[name])
-        held = tensor[rows.start : rows.stop]
-        if not bool(torch.isfinite(held).all()):
+        values = tensor[rows.start : rows.stop]
+        if not bool(torch.isfinite(values).all()):
             raise NonFinite(f"{name} in {model_dir} holds values that are not finite: fetch the weights again")
-        fsdp.local(stored[name]).copy_(held)
+        fsdp.local(stored[name]).copy_(values)
     fsdp.reshard(decoder)
     fsdp.compare_replicas(decoder, f"after the load of {model_dir}")
 
@@ -164,7 +164,7 @@ class TrainerRank:
         self.auxiliary = AuxiliaryModels()
         self.sender: WeightSender | None = None
         self.writer: shards.ShardWriter | None = None  # of the checkpoint that was begun last
-        self.beside: dict[str, Written] = {}  # in that checkpoint besides, written already
+        self.extra_files: dict[str, Written] = {}  # in that checkpoint besides, written already
         self.host = HostMemory()
 
     @call("load of the model", deadline="start")
@@ -224,7 +224,7 @@ class TrainerRank:
 
     @call("load of the {role} model", deadline="start")
     def load_frozen(self, folder: str, role: Literal["reference", "teacher"]) -> None:
-        """Build a frozen model beside the policy, from a Hugging Face folder or, for a reference that moved, from a
+        """Build a frozen model next to the policy, from a Hugging Face folder or, for a reference that moved, from a
         checkpoint. The reference of a policy with adapters is other adapters (docs/lora.md)."""
         if role == "reference" and self.config.lora.rank:
             kept = self.auxiliary.reference = KeptAdapters(self.decoder, self.settle)
@@ -311,22 +311,22 @@ class TrainerRank:
     def save(self, folder: str, version: int) -> dict[str, int]:
         """Begin to write this rank's part of a checkpoint: its rows, and on rank 0 what every rank has whole (the value
         head) or gathers (a reference that moves: first, so that a full disk fails here when no rank waits for this
-        one). `saved` tells when all of it is on the disk.
+        one). `saved` says when all of it is on the disk.
 
         Returns parameter -> checksum of this rank's rows as they are now. version: of the policy, for the shard.
         """
-        path, self.beside = Path(folder), {}
+        path, self.extra_files = Path(folder), {}
         if self.writer is not None:
             self.writer.join()  # one that was given up
         if self.auxiliary.reference is not None and moves(self.objective):
             moved = path / REFERENCE
             self.write_reference(moved)
             if self.rank == 0:
-                self.beside |= {
+                self.extra_files |= {
                     f"{REFERENCE}/{file.name}": safetensors_file.written(file) for file in sorted(moved.iterdir())
                 }
         if self.auxiliary.values is not None and self.rank == 0:
-            self.beside |= self.auxiliary.values.save(path)
+            self.extra_files |= self.auxiliary.values.save(path)
         self.writer = shards.ShardWriter(path, self.decoder, self.optimiser, self.rank, self.world, version)
         return shards.checksums(self.decoder)
 
@@ -335,7 +335,7 @@ class TrainerRank:
         """What was written since `save`, by name in the folder; None while the disk is at it. Raises CheckpointError if
         it did not take it."""
         assert self.writer is not None
-        return None if not self.writer.outcome.done() else self.beside | self.writer.files()
+        return None if not self.writer.outcome.done() else self.extra_files | self.writer.files()
 
     @call("export", deadline="step")
     def export(self, folder: str) -> None:
@@ -359,12 +359,12 @@ class TrainerRank:
 
     def write_reference(self, folder: Path) -> None:
         """Write a reference that moves: a model, or adapters. A collective."""
-        held = self.auxiliary.reference
-        if isinstance(held, KeptAdapters):
-            with held.in_force():
+        frozen = self.auxiliary.reference
+        if isinstance(frozen, KeptAdapters):
+            with frozen.in_force():
                 self.export_adapter(str(folder))
-        elif held is not None:
-            self.write_model(fsdp.gather_full(held.named_parameters(), torch.float32), folder, torch.float32)
+        elif frozen is not None:
+            self.write_model(fsdp.gather_full(frozen.named_parameters(), torch.float32), folder, torch.float32)
 
     def write_model(self, gathered: Iterator[tuple[str, Tensor]], folder: Path, dtype: torch.dtype) -> None:
         """Write a Hugging Face folder, tokenizer included: complete or not at all. A collective."""
@@ -377,11 +377,11 @@ class TrainerRank:
 
     @call("offload of the trainers", deadline="step")
     def offload(self) -> None:
-        """Leave the GPU to the engines: weights and moments, and the models beside the policy, move to the host."""
+        """Leave the GPU to the engines: weights and moments, and the other models, move to the host."""
         self.settle()
         models = (self.decoder, self.auxiliary.reference, self.auxiliary.teacher)
-        held = [parameter for model in models if model is not None for parameter in model.parameters()]
-        self.host.offload([*held, *(value for state in self.optimiser.state.values() for value in state.values())])
+        weights = [parameter for model in models if model is not None for parameter in model.parameters()]
+        self.host.offload([*weights, *(value for state in self.optimiser.state.values() for value in state.values())])
 
     @call("return of the trainers' memory", deadline="step")
     def onload(self) -> None:

@@ -44,9 +44,9 @@ class KeptAdapters:
         """Swap the contents of the kept tensors and of the policy's."""
         self.settle()
         for name, parameter in trained(self.policy):
-            held = local(parameter)
-            own = held.clone()
-            held.copy_(self.kept[name])
+            live = local(parameter)
+            own = live.clone()
+            live.copy_(self.kept[name])
             self.kept[name].copy_(own)
         reshard(self.policy)
 

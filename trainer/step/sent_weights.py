@@ -37,21 +37,21 @@ class SentWeights:
     @torch.no_grad()
     def gather(self) -> None:
         """Gather what the rows of this version need, before it is written. A collective."""
-        for layer, one in self.merged.items():
-            a = one.lora_A.weight.detach()
+        for layer, linear in self.merged.items():
+            a = linear.lora_A.weight.detach()
             if a.ndim == 2:  # those of experts are cut as their weights are
                 self.gathered[layer] = a.full_tensor() if is_sharded(a) else a
 
     def merge(self, layer: str, rows: Tensor, first: int) -> Tensor:
         """Rows of a frozen weight with its adapter, float32; A and B are rounded as in the layers' own computation."""
-        one = self.merged[layer]
+        linear = self.merged[layer]
 
         def own(matrix: Tensor) -> Tensor:
             start = first - rows_of(matrix).start
             return local(matrix)[start : start + len(rows)]
 
-        a, b = self.gathered[layer] if layer in self.gathered else own(one.lora_A.weight), own(one.lora_B.weight)
-        return lora.merged(rows, a.to(rows.dtype), b.to(rows.dtype), one.scale)
+        a, b = self.gathered[layer] if layer in self.gathered else own(linear.lora_A.weight), own(linear.lora_B.weight)
+        return lora.merged(rows, a.to(rows.dtype), b.to(rows.dtype), linear.scale)
 
 
 def scale(factor: float, rows: Tensor, first: int) -> Tensor:

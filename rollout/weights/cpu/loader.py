@@ -2,7 +2,7 @@
 
 vLLM on the CPU keeps private packed (oneDNN) copies of linear weights and of the language-model head and drops the
 plain ones, so writing into its parameters does nothing: each linear is packed anew, which takes several memcpys. A
-thread sees in the buffer that a version is complete and begins to pack it beside the decode step that still runs; once
+thread sees in the buffer that a version is complete and begins to pack it during the decode step that still runs; once
 the engine pauses, both threads pack the rest, and the model gets its new linears all at once.
 """
 
@@ -31,7 +31,7 @@ SWITCH_S = 0.0002
 """seconds that a thread keeps the interpreter lock while another waits; Python's 5 ms would slow every decode step"""
 CONFLICT_BYTES = 1024
 GAP = 32
-"""elements behind each row"""
+"""elements after each row"""
 SCRATCH_BYTES = 64 << 20
 LEAST_PADDED_BYTES = 1 << 20
 """with AMX, vLLM packs weights of up to this many bytes for another kernel, and then refuses rows with gaps"""
@@ -47,12 +47,12 @@ def needs_padding(target: Target, item_bytes: int) -> bool:
 
 
 def padded_bytes(target: Target, item_bytes: int) -> int:
-    """Bytes of a target's rows with a gap behind each."""
+    """Bytes of a target's rows with a gap after each."""
     return target.bytes + target.bytes // target.row_bytes * GAP * item_bytes
 
 
 def pad_rows(rows: torch.Tensor, scratch: torch.Tensor) -> torch.Tensor:
-    """Copy [rows, columns] into the scratch memory with a gap behind each row. Returns the copy."""
+    """Copy [rows, columns] into the scratch memory with a gap after each row. Returns the copy."""
     count, columns = rows.shape
     copy = scratch[: count * (columns + GAP)].view(count, columns + GAP)[:, :columns]
     return copy.copy_(rows)
@@ -60,7 +60,7 @@ def pad_rows(rows: torch.Tensor, scratch: torch.Tensor) -> torch.Tensor:
 
 def pack(weight: torch.Tensor) -> Linear:
     """Return the function that vLLM makes for a linear with this weight [outputs, inputs]; the weight is not kept."""
-    module = SimpleNamespace(weight=weight)  # stands in for the module that vLLM packs a weight for
+    module = SimpleNamespace(weight=weight)  # takes the place of the module that vLLM packs a weight for
     dispatch_cpu_unquantized_gemm(module, remove_weight=False)
     linear: Linear = module.cpu_linear
     return linear
@@ -84,7 +84,7 @@ class CpuWeightLoader:
         self.weights, self.dtype = weights, dtype
         self.plain = [target for target in targets if target.plain]
         self.packed = sorted((t for t in targets if t.packed), key=lambda target: -target.bytes)
-        # made once: beside a running engine every call into torch waits for the interpreter lock
+        # made once: while an engine runs, every call into torch waits for the interpreter lock
         self.views = [
             {id(target): weights.view(buffer, target.sources) for target in targets} for buffer in range(BUFFERS)
         ]
@@ -153,7 +153,7 @@ class CpuWeightLoader:
                 parameter.data.copy_(ExpertOrder.of(target, tuple(rows.shape)).pack(rows))
             elif parameter.shape == rows.shape and parameter.dtype == rows.dtype:
                 parameter.data = rows
-            else:  # an embedding with padding rows behind the vocabulary; a bias that is kept in fp32
+            else:  # an embedding with padding rows after the vocabulary; a bias that is kept in fp32
                 parameter.data[: rows.shape[0]].copy_(rows)
 
     def _claim(self, batch: Batch, ahead: bool) -> Target | None:
@@ -169,9 +169,9 @@ class CpuWeightLoader:
         while (target := self._claim(batch, ahead)) is not None:
             try:
                 rows = self._rows(batch.version, target)
-                held = getattr(target.module, target.parameter).shape
-                if held[0] > rows.shape[0]:  # a head with padding rows
-                    rows = torch.cat([rows, rows.new_zeros(held[0] - rows.shape[0], *rows.shape[1:])])
+                shape = getattr(target.module, target.parameter).shape
+                if shape[0] > rows.shape[0]:  # a head with padding rows
+                    rows = torch.cat([rows, rows.new_zeros(shape[0] - rows.shape[0], *rows.shape[1:])])
                 elif id(target) in self.padded:
                     rows = pad_rows(rows, scratch)
                 self.kept.pop(id(target), None)
@@ -208,9 +208,9 @@ class CpuWeightLoader:
         """The highest version that every trainer rank has stamped into its buffer, -1 if there is none."""
         complete = [-1]
         for buffer in range(BUFFERS):
-            held = self.weights.version_flags(buffer)
-            if len(set(held)) == 1 and buffer_of(held[0]) == buffer:
-                complete.append(held[0])
+            versions = self.weights.version_flags(buffer)
+            if len(set(versions)) == 1 and buffer_of(versions[0]) == buffer:
+                complete.append(versions[0])
         return max(complete)
 
 

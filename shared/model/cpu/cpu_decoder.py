@@ -187,8 +187,8 @@ def attend_masked(
     grouped, head_dim, parts = plan.heads // plan.key_heads, joined.shape[2], list[Tensor]()
     for block in plan.blocks:
         query, key, value = _heads(joined, plan, block)
-        place = torch.arange(key.shape[2], device=joined.device)
-        behind = place[-block.length :, None] - place
+        positions = torch.arange(key.shape[2], device=joined.device)
+        behind = positions[-block.length :, None] - positions
         allowed = behind >= 0 if window is None else (behind >= 0) & (behind < window)
         if cap is None and sinks is None:
             same = plan.heads == plan.key_heads
@@ -251,8 +251,8 @@ class _BmmAttention(torch.autograd.Function):
             d_key = torch.bmm(d_scores.transpose(1, 2), query).mul_(head_dim**-0.5)
             places = _kept(block.query, block.kept_queries)
             d_joined.view(-1, head_dim).index_copy_(0, places, _kept(d_query, block.kept_queries))
-            for shift, part in ((0, d_key), (plan.key_heads, d_value)):
-                _return_keys(d_joined, part, plan, block, shift)
+            for shift, gradients in ((0, d_key), (plan.key_heads, d_value)):
+                _return_keys(d_joined, gradients, plan, block, shift)
         return d_joined, None, None
 
 
@@ -273,11 +273,11 @@ def _probabilities(query: Tensor, key: Tensor, block: Block) -> Tensor:
     return torch.baddbmm(mask, query, key.transpose(1, 2), alpha=query.shape[2] ** -0.5).softmax(-1)
 
 
-def _return_keys(d_joined: Tensor, part: Tensor, plan: PaddedPlan, block: Block, shift: int) -> None:
+def _return_keys(d_joined: Tensor, gradients: Tensor, plan: PaddedPlan, block: Block, shift: int) -> None:
     """Write gradients of a block's own keys (or values) to their places, and add those of the prefix, which all rows
-    share; the prefix's own block stands earlier in the plan and has written there already."""
-    before, head_dim = block.prefix.stop - block.prefix.start, part.shape[2]
-    folded = part.view(block.rows, plan.key_heads, -1, head_dim)
+    share; the prefix's own block is earlier in the plan and has written there already."""
+    before, head_dim = block.prefix.stop - block.prefix.start, gradients.shape[2]
+    folded = gradients.view(block.rows, plan.key_heads, -1, head_dim)
     places = block.key.view(block.rows, plan.key_heads, -1)[:, :, before:].flatten() + shift
     own = folded[:, :, before:].reshape(-1, head_dim)
     kept = block.kept_keys

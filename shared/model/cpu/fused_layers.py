@@ -4,7 +4,7 @@ Same formulas, same rounding forward; what costs little to compute again is not 
 be of a wider type than the input: they are rounded to its type for each product, and that copy is not kept either. The
 product of an adapter is added to that of its layer before the sum is rounded.
 
-On a GPU, what lies between two products is compiled into a kernel or two (`fuse`): eager, each operation would read
+On a GPU, what comes between two products is compiled into a kernel or two (`fuse`): eager, each operation would read
 and write all of its memory.
 """
 
@@ -37,7 +37,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def fuse(function: Function) -> Function:
-    """Compile a function of tensors at its first call on a GPU, for any number of rows; elsewhere it runs as it stands.
+    """Compile a function of tensors at its first call on a GPU, for any number of rows; elsewhere it runs as it is.
 
     The first argument's dimension 0 counts the rows, as it does of every tensor with more than one dimension. Values
     are rounded between operations as the function does it, not only at the end.
@@ -148,8 +148,8 @@ def _join(weights: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
         return torch.cat(list(weights))
     rows = [len(weight) for weight in weights]
     joined = weights[0].new_empty(sum(rows), weights[0].shape[1], dtype=dtype)
-    for part, weight in zip(joined.split(rows), weights, strict=True):
-        part.copy_(weight)
+    for block, weight in zip(joined.split(rows), weights, strict=True):
+        block.copy_(weight)
     return joined
 
 
@@ -169,13 +169,13 @@ class Adapter(NamedTuple):
 
 
 def adapters_of(layers: Sequence[nn.Linear]) -> list[Adapter]:
-    """The adapters of layers whose results stand side by side."""
-    found, end = list[Adapter](), 0
+    """The adapters of layers whose results are side by side."""
+    adapters, end = list[Adapter](), 0
     for layer in layers:
         columns = slice(end, end := end + layer.out_features)
         if isinstance(layer, LoraLinear):
-            found.append(Adapter(columns, layer.scale, layer.lora_A.weight, layer.lora_B.weight))
-    return found
+            adapters.append(Adapter(columns, layer.scale, layer.lora_A.weight, layer.lora_B.weight))
+    return adapters
 
 
 def _from_arguments(
@@ -199,8 +199,8 @@ def _add_adapters(out: Tensor, x: Tensor, adapters: Sequence[Adapter]) -> Tensor
     if not adapters:
         return None
     narrow = x.mm(_join([each.a for each in adapters], x.dtype).t())
-    for each, part in zip(adapters, narrow.split([len(each.a) for each in adapters], 1), strict=True):
-        out[:, each.columns].addmm_(part, each.scaled(x.dtype).t())
+    for each, reduced in zip(adapters, narrow.split([len(each.a) for each in adapters], 1), strict=True):
+        out[:, each.columns].addmm_(reduced, each.scaled(x.dtype).t())
     return narrow
 
 
@@ -212,10 +212,10 @@ def _adapters_backward(
     if narrow is None:
         return None, []
     d_narrow, d_b, ranks = torch.empty_like(narrow), list[Tensor](), [len(each.a) for each in adapters]
-    for each, part, d_part in zip(adapters, narrow.split(ranks, 1), d_narrow.split(ranks, 1), strict=True):
+    for each, reduced, d_part in zip(adapters, narrow.split(ranks, 1), d_narrow.split(ranks, 1), strict=True):
         own = gradient[:, each.columns]
         d_part.copy_(own.mm(each.scaled(own.dtype)))
-        d_b.append(own.t().mm(part).to(each.b.dtype).mul_(each.scale))
+        d_b.append(own.t().mm(reduced).to(each.b.dtype).mul_(each.scale))
     d_x.addmm_(d_narrow, _join([each.a for each in adapters], d_x.dtype))
     return d_narrow, d_b
 

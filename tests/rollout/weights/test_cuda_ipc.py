@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from rollout.weights.cuda_ipc import DeviceShard, create_shard, export_handle, import_handle, part_bytes
+from rollout.weights.cuda_ipc import DeviceShard, create_shard, part_bytes
 from rollout.weights.layout import BUFFERS, plan_layout
+from rollout.weights.shm import export_handle, import_handle
 
 LAYOUT = plan_layout([("a", (3, 4)), ("b", (4, 32)), ("c", (5,))], torch.bfloat16, world=2)
 ROWS = [("a", 2, 1), ("b", 2, 2), ("c", 3, 2)]
