@@ -32,9 +32,9 @@ from shared.config import Config
 from shared.errors import DeadlineExceeded, RunError
 from shared.launch.batch_queue import BatchQueue
 from shared.launch.calls import CallReply, CallRequest, Result, request
-from shared.launch.messages import Message, RankFailed
+from shared.launch.messages import Message, RankFailed, failure
 from shared.launch.ranks import count_gpus
-from shared.launch.rpc import failure, raise_failure
+from shared.launch.rpc import raise_failure
 from shared.types import Completion
 
 QUEUE_FACTOR = 2
