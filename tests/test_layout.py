@@ -30,9 +30,10 @@ ALLOWED = {
     "serve": {"shared", "verify", "environments", "rollout", "serve"},
     "dashboard": {"shared", "verify", "serve", "dashboard"},
     "evaluation": {"shared", "verify", "environments", "serve", "evaluation"},
+    "oversight": {"shared", "verify", "serve", "evaluation", "oversight"},
     "curate": {"shared", "verify", "environments", "rollout", "trainer", "curate"},
     "lab": {"shared", "verify", "environments", "rollout", "trainer", "lab"},
-    "examples": {"shared", "verify", "environments", "trainer", "examples"},
+    "examples": {"shared", "verify", "environments", "trainer", "oversight", "examples"},
 }
 SOURCES = sorted(path for room in ALLOWED for path in (ROOT / room).rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py")) + sorted((ROOT / "benchmarks").rglob("*.py"))

@@ -26,7 +26,7 @@ from shared.sections import RewardWeights
 from shared.settings_file import literal, type_name
 from shared.types import Problem, Verdict
 
-READY = ("verify.builtin_rewards", "verify.llm_judge", "verify.debate_judge")
+READY = ("verify.builtin_rewards", "verify.llm_judge", "oversight.judge")
 """modules with the rewards and judges that come with the project"""
 MAGISTRAL = ("format", "correctness", "length", "language")
 

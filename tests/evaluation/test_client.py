@@ -27,11 +27,11 @@ from evaluation.client import (
 )
 from evaluation.settings import EvaluationSettings
 from evaluation.tables import compare, read_run
+from oversight.players import ModelPlayer, read_replies
+from oversight.question import Ask, Said
 from shared.chat_endpoint import ChatEndpoint, HttpStatus, explain_error, read_count, refused_parameter
 from tests.evaluation.conftest import Plain, evaluate, records, write_rows
 from tests.serve.conftest import running
-from verify.oversight.players import ModelPlayer, read_replies
-from verify.oversight.question import Ask, Said
 
 BODY = {"messages": [{"role": "user", "content": "x"}]}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from verify.oversight.question import Ask, Play, Result, Said
+from oversight.question import Ask, Play, Result, Said
 
 
 def rehearse(play: Play[Result], script: Callable[[Ask], str]) -> Result:

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from tests.verify.oversight.rehearsal import rehearse
-from tests.verify.oversight.scripted import agent, make_question, parts, speeches
-from verify.oversight import protocol
-from verify.oversight.prompts import read_choice, read_verdict
-from verify.oversight.protocol import MOST_VOTES, Rules
-from verify.oversight.question import Ask, JudgeVerdict, Said
+from oversight import protocol
+from oversight.prompts import read_choice, read_verdict
+from oversight.protocol import MOST_VOTES, Rules
+from oversight.question import Ask, JudgeVerdict, Said
+from tests.oversight.rehearsal import rehearse
+from tests.oversight.scripted import agent, make_question, parts, speeches
 
 QUESTION = make_question(0, random.Random(0))
 

@@ -16,8 +16,8 @@ import re
 import unicodedata
 from typing import NamedTuple
 
+from oversight.question import Passage
 from shared.reasoning_tags import CONTROL, TEXT
-from verify.oversight.question import Passage
 
 LEAST_WORDS = 4
 WORD_CHARACTERS = 12

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from html import escape
 
-from evaluation.oversight.figures import Json
-from evaluation.oversight.games import GameKey, GameRecord
 from evaluation.report import HERE, hash_source, plot_bars, shorten
 from evaluation.tables import ResultTable, percent
+from oversight.figures import Json
+from oversight.games import GameKey, GameRecord
+from oversight.question import Question, Speech
 from shared.clean_text import clean
 from shared.jsonl import spread
-from verify.oversight.question import Question, Speech
 
 SHOWN = 200
 """largest number of games that a page shows"""

@@ -14,9 +14,9 @@ from typing import Any, Generic, Protocol
 
 import msgspec
 
+from oversight.question import Ask, Play, Result, Said
 from shared.chat_endpoint import AGAIN, FAILURES, ApiEndpoint, HttpStatus, read_count
 from shared.json_reader import decode_json
-from verify.oversight.question import Ask, Play, Result, Said
 
 FIRST_WAIT_S, MOST_WAIT_S = 0.5, 30.0
 MAX_REPLY_BYTES = 16 << 20

@@ -18,16 +18,16 @@ import random
 import secrets
 from collections.abc import Sequence
 
+from oversight import prompts
+from oversight.players import Game, ModelPlayer, hold
+from oversight.protocol import Rules, answer, decide, marks
+from oversight.question import Ask, JudgeVerdict, Play, Question, Result, Speech
+from oversight.speech import plain, read_speech
 from shared.chat_endpoint import FAILURES, key_headers
 from shared.errors import ConfigError
 from shared.judge_settings import Judge
 from shared.types import Verdict
 from verify.llm_judge import ATTEMPTS, Endpoint, is_measured
-from verify.oversight import prompts
-from verify.oversight.players import Game, ModelPlayer, hold
-from verify.oversight.protocol import Rules, answer, decide, marks
-from verify.oversight.question import Ask, JudgeVerdict, Play, Question, Result, Speech
-from verify.oversight.speech import plain, read_speech
 from verify.plugins import JUDGES, Case, Failed
 
 LONGER = 8

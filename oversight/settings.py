@@ -9,11 +9,11 @@ from urllib.parse import urlsplit
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, CliPositionalArg, SettingsConfigDict
 
+from oversight.players import ModelPlayer
+from oversight.protocol import Rules
 from serve.settings import mistakes
 from shared.chat_endpoint import key_headers
 from shared.errors import ConfigError
-from verify.oversight.players import ModelPlayer
-from verify.oversight.protocol import Rules
 
 ProtocolName = Literal["qa", "qa_article", "votes", "consultancy", "debate"]
 
@@ -21,7 +21,7 @@ ProtocolName = Literal["qa", "qa_article", "votes", "consultancy", "debate"]
 class OversightSettings(BaseSettings):
     """Measure how well judges find the right of two answers: by themselves, after a consultancy, after a debate.
 
-    python -m evaluation.oversight stories logic --agents big@http://127.0.0.1:8001/v1 --judges small@http://127.0.0.1:8000/v1
+    python -m oversight stories logic --agents big@http://127.0.0.1:8001/v1 --judges small@http://127.0.0.1:8000/v1
 
     Tasks: stories (generated articles that the judge does not see), logic (generated chains of rules), programs (a
     program against a mutant that fails its tests; needs data/mbpp.jsonl), EVALUATION_FOLDER:ROWS.jsonl (a right and a
@@ -33,7 +33,7 @@ class OversightSettings(BaseSettings):
 
     model_config = SettingsConfigDict(
         env_prefix="MAESTRALE_OVERSIGHT_", extra="forbid", use_attribute_docstrings=True, cli_kebab_case=True,
-        cli_implicit_flags=True, cli_prog_name="python -m evaluation.oversight", cli_hide_none_type=True,
+        cli_implicit_flags=True, cli_prog_name="python -m oversight", cli_hide_none_type=True,
         cli_avoid_json=True,
     )  # fmt: skip
 
@@ -123,7 +123,7 @@ def load(arguments: list[str]) -> OversightSettings:
         raise mistakes(error, hidden=("agents", "judges")) from None
     for name in ("tasks", "agents", "judges"):
         if not getattr(settings, name):
-            raise ConfigError(f"no {name}: see python -m evaluation.oversight --help")
+            raise ConfigError(f"no {name}: see python -m oversight --help")
     if "votes" in settings.protocols and "debate" not in settings.protocols:
         raise ConfigError("protocols: votes takes as many tokens as a debate: it needs debate beside it")
     return settings

@@ -12,14 +12,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from evaluation.oversight.settings import OversightSettings
 from evaluation.samples import SAMPLES, read_samples
+from oversight.question import Question
+from oversight.settings import OversightSettings
+from oversight.stories import PEOPLE, draw_story, ordered
 from shared.errors import ConfigError, DataError
 from shared.jsonl import check_text, read_rows, spread, text_of
 from shared.types import Verdict
 from verify.code.runner import run_tests
-from verify.oversight.question import Question
-from verify.oversight.stories import PEOPLE, draw_story, ordered
 
 KINDS = ("wumpus", "yumpus", "zumpus", "dumpus", "rompus", "numpus", "tumpus", "vumpus", "impus", "jompus", "lorpus",
          "gorpus", "shumpus", "sterpus", "grimpus", "brimpus", "lempus", "rorpus")  # fmt: skip

@@ -19,15 +19,15 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from evaluation.oversight.settings import OversightSettings
 from evaluation.samples import REPAIR
+from oversight import protocol
+from oversight.players import Game, Player, hold
+from oversight.protocol import Rules
+from oversight.question import Ask, JudgeVerdict, Question, Speech
+from oversight.settings import OversightSettings
 from shared.chat_endpoint import FAILURES
 from shared.errors import ConfigError, RunError
 from shared.journal import Journal
-from verify.oversight import protocol
-from verify.oversight.players import Game, Player, hold
-from verify.oversight.protocol import Rules
-from verify.oversight.question import Ask, JudgeVerdict, Question, Speech
 from verify.records import fingerprint
 
 IDENTITY, GAMES, FORMAT = "oversight.json", "games.jsonl", 1

@@ -16,9 +16,9 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from verify.oversight import prompts
-from verify.oversight.question import Ask, JudgeVerdict, Play, Question, Role, Said, Speech
-from verify.oversight.speech import clean, end_of_words, read_speech
+from oversight import prompts
+from oversight.question import Ask, JudgeVerdict, Play, Question, Role, Said, Speech
+from oversight.speech import clean, end_of_words, read_speech
 
 VOTES = 4
 """replies that a voting judge is asked for at a time"""

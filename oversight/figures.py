@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from evaluation.oversight.games import GameKey, GameRecord
+from oversight.games import GameKey, GameRecord
 from shared.statistics import elo, elo_intervals, mean_and_half_width, paired_permutation
 
 Json = dict[str, Any]

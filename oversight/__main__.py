@@ -1,4 +1,4 @@
-"""Evaluate oversight: `python -m evaluation.oversight stories --agents A@URL --judges B@URL`; `--help` says all."""
+"""Evaluate oversight: `python -m oversight stories --agents A@URL --judges B@URL`; `--help` says all."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from pathlib import Path
 
 from evaluation import tables
 from evaluation.client import START_S, weights_of
-from evaluation.oversight import page
-from evaluation.oversight.figures import Json, summarise
-from evaluation.oversight.games import GamePlayer, OversightFolder, identify, jobs_of
-from evaluation.oversight.questions import read_tasks
-from evaluation.oversight.settings import OversightSettings, load
 from evaluation.runner import work_through
+from oversight import page
+from oversight.figures import Json, summarise
+from oversight.games import GamePlayer, OversightFolder, identify, jobs_of
+from oversight.players import ModelPlayer
+from oversight.question import Question
+from oversight.questions import read_tasks
+from oversight.settings import OversightSettings, load
 from shared.atomic_write import append_line, write_whole
 from shared.chat_endpoint import FAILURES
 from shared.clean_text import clean
@@ -26,8 +28,6 @@ from shared.errors import ConfigError, run_command
 from shared.json_reader import parse_json
 from shared.progress import CleanConsole, duration
 from shared.progress_bar import ProgressBar
-from verify.oversight.players import ModelPlayer
-from verify.oversight.question import Question
 
 RESULTS, SUMMARY, REPORT, LAUNCHES = "results.json", "summary.md", "report.html", "launches.jsonl"
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from verify.oversight.question import Ask, Question, Speech
-from verify.oversight.speech import strip_reasoning
+from oversight.question import Ask, Question, Speech
+from oversight.speech import strip_reasoning
 
 LETTERS = "abcdefghijklmnop"
 _VERDICT = re.compile(r"answer\W{0,6}([12])(?![\d|])(?!\s*\|)", re.IGNORECASE)
