@@ -24,7 +24,7 @@ from examples.judge.prepare import NAMES, RULES, JudgeFiles
 from examples.quickstart.tiny_model import write_lines
 from oversight.__main__ import RESULTS, SUMMARY
 from oversight.games import GAMES
-from oversight.stories import draw_story
+from oversight.questions import draw_story
 from shared.errors import RunError
 from shared.progress import duration
 

@@ -18,7 +18,7 @@ from oversight import page
 from oversight.figures import Json, summarise
 from oversight.games import GamePlayer, OversightFolder, identify, jobs_of
 from oversight.players import ModelPlayer
-from oversight.question import Question
+from oversight.prompts import Question
 from oversight.questions import read_tasks
 from oversight.settings import OversightSettings, load
 from shared.atomic_write import append_line, write_whole
@@ -103,9 +103,9 @@ async def evaluate(settings: OversightSettings) -> int:
     for table in page.tables_of(parse_json((Path(settings.out) / RESULTS).read_bytes())):
         console.print(table.rich())
     took = duration(time.monotonic() - began)
-    told = f"; {failed} games failed: the same command plays them again" if failed else ""
+    again = f"; {failed} games failed: the same command plays them again" if failed else ""
     console.print(
-        f"{settings.out}: {RESULTS}, {SUMMARY}, {REPORT} (open it in a browser); {took}{told}", soft_wrap=True
+        f"{settings.out}: {RESULTS}, {SUMMARY}, {REPORT} (open it in a browser); {took}{again}", soft_wrap=True
     )
     return int(failed > 0)
 

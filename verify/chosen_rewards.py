@@ -90,7 +90,7 @@ class Extra(NamedTuple):
     name: str
     members: tuple[Member, ...]
     combine: Callable[[list[float]], float]
-    """of the members' values"""
+    """its value, from the members' values"""
     weight: float
     reference: float | None
     """reference of the log-sigmoid transform, None for none"""

@@ -60,7 +60,8 @@ class RewardOptions(Section):
 
 
 Function = Callable[..., Any]
-"""of a `Case`: a number, or an awaitable of one; of a list of them, where it is a reward of the group: as many"""
+"""takes a `Case`, returns a number, or an awaitable of one; takes a list of them, where it is a reward of the group, and
+returns as many"""
 F = TypeVar("F", bound=Callable[..., Any])
 Kind = TypeVar("Kind", bound=Section)
 
@@ -78,7 +79,7 @@ class Registered(NamedTuple):
     group: bool = False
     """called once, with all completions of a group"""
     members: Callable[[RewardWeights], list[str]] | None = None
-    """of a combination: the rewards whose values its function is given in place of a case"""
+    """the rewards whose values a combination's function is given in place of a case"""
 
 
 _in_force = RewardWeights()
@@ -98,7 +99,7 @@ def put_in_force(settings: RewardWeights) -> None:
 REWARDS: dict[str, Registered] = {}
 """name -> reward"""
 JUDGES: dict[str, Callable[[str, Judge, str], Any]] = {}
-"""what a judge is asked for (`Judge.asks`) -> the kind of `llm_judge.Endpoint` that asks it"""
+"""`Judge.asks` -> the kind of `llm_judge.Endpoint` that asks it"""
 
 
 def register(

@@ -28,10 +28,10 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from examples.quickstart.tiny_model import CONTROL, MARKS, build, write_lines
 from oversight import prompts
+from oversight.prompts import Ask, Question
 from oversight.protocol import Rules, marks
-from oversight.question import Ask, Question, Speech
-from oversight.speech import read_speech
-from oversight.stories import FACTS, PEOPLE, Story, draw_story
+from oversight.questions import FACTS, PEOPLE, Story, draw_story
+from oversight.speech import Speech
 from shared.errors import ConfigError
 from shared.section import Section
 
@@ -175,8 +175,7 @@ def _bare(asked: Question) -> list[Speech]:
 
 def speak(asked: Question, side: int, number: int, quoted: str, text: str = "") -> Speech:
     """Return a speech that quotes a sentence."""
-    found = read_speech(text or argument(quoted), RULES.words, asked.article)
-    return Speech(speaker=RULES.names[side - 1], answer=side, round=number, **found._asdict())
+    return RULES.read(text or argument(quoted), asked, side, number)
 
 
 def argument(quoted: str) -> str:

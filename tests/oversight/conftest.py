@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from oversight.question import Ask
+from oversight.prompts import Ask
 from tests.evaluation.conftest import Plain as Plain
 from tests.evaluation.conftest import plain as plain
 from tests.oversight.scripted import agent, trusting

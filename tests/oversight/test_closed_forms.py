@@ -11,8 +11,9 @@ import pytest
 from oversight import protocol
 from oversight.figures import Json, contests, measure, summarise
 from oversight.games import GameKey, GameRecord
+from oversight.prompts import Ask, Question
 from oversight.protocol import Rules
-from oversight.question import Ask, Question, Speech
+from oversight.speech import Speech
 from tests.oversight.rehearsal import rehearse
 from tests.oversight.scripted import (
     Script,

@@ -10,9 +10,9 @@ from collections.abc import Callable
 import pytest
 
 from oversight import protocol
+from oversight.prompts import Ask, Question
 from oversight.protocol import Rules
-from oversight.question import Ask, Question, Speech
-from oversight.speech import read_speech, split_thinking
+from oversight.speech import Speech, read_speech, split_thinking
 from tests.oversight.rehearsal import rehearse
 from tests.oversight.scripted import ARTICLE, agent, make_question, parts, speeches, trusting
 
