@@ -233,11 +233,8 @@ class SampleRunner:
         """Fill the record with the response and its grade."""
         choice, usage = got.reply.choices[0], got.reply.usage
         response = parse_message(choice.message)
-        record.reasoning, record.answer, record.finish_reason = (
-            response.reasoning,
-            response.answer,
-            choice.finish_reason,
-        )
+        record.reasoning, record.answer = response.reasoning, response.answer
+        record.finish_reason = choice.finish_reason
         record.server_language = choice.reasoning_language
         if usage is not None:
             details = usage.completion_tokens_details

@@ -15,8 +15,8 @@ from evaluation import tables
 from evaluation.client import START_S, weights_of
 from evaluation.runner import work_through
 from oversight import page
-from oversight.figures import Json, summarise
-from oversight.games import GamePlayer, OversightFolder, identify, jobs_of
+from oversight.figures import summarise
+from oversight.games import GamePlayer, OversightFolder, jobs_of
 from oversight.players import ModelPlayer
 from oversight.prompts import Question
 from oversight.questions import read_tasks
@@ -51,8 +51,8 @@ async def play(settings: OversightSettings, tasks: dict[str, list[Question]], st
     everybody = [player for one in players for player in one.values()]
     try:
         weights = {player.model: await weights_of_player(player) for player in everybody}
-        with OversightFolder(Path(settings.out), identify(settings, weights)) as folder:
-            games = GamePlayer(settings, folder, dict(players[0]), dict(players[1]))
+        with OversightFolder(settings, weights) as folder:
+            games = GamePlayer(settings, folder, *players)
             jobs = list(jobs_of(tasks, settings, list(players[0]), list(players[1])))
             left = [job for job in jobs if games.missing(job)]
             launch = {"began": datetime.now(UTC).isoformat(timespec="seconds"), "missing": len(left),
@@ -73,18 +73,13 @@ async def play(settings: OversightSettings, tasks: dict[str, list[Question]], st
             keys = {key for job in jobs for key in job.keys}
             records = {key: record for key, record in folder.rows.items() if key in keys}
             results = await asyncio.to_thread(summarise, records.values(), settings.seed)
-            write(folder.folder, results, {REPORT: page.render(results, tasks, records)})
+            write_whole(folder.folder / RESULTS, json.dumps(results, indent=1, sort_keys=True) + "\n")
+            write_whole(folder.folder / SUMMARY, page.markdown(results))
+            write_whole(folder.folder / REPORT, page.render(results, tasks, records))
             return True, len(games.failed)
     finally:
         for player in everybody:
             await player.close()
-
-
-def write(folder: Path, results: Json, pages: dict[str, str]) -> None:
-    """Write results.json, summary.md and report.html."""
-    text = json.dumps(results, indent=1, sort_keys=True) + "\n"
-    for name, content in {RESULTS: text, SUMMARY: page.markdown(results), **pages}.items():
-        write_whole(folder / name, content)
 
 
 async def evaluate(settings: OversightSettings) -> int:

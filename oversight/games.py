@@ -15,13 +15,13 @@ import secrets
 from collections.abc import Callable, Iterator
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from evaluation.samples import REPAIR
 from oversight import protocol
-from oversight.players import Game, Player, hold
+from oversight.players import Game, ModelPlayer, hold
 from oversight.prompts import Ask, JudgeVerdict, Question, Role
 from oversight.protocol import Rules
 from oversight.settings import OversightSettings
@@ -81,23 +81,18 @@ def mark_of(question: Question) -> str:
 
 
 class OversightFolder(Journal[GameKey, GameRecord]):
-    """The folder of an evaluation, locked by its launch: `with OversightFolder(path, identity) as folder: ...`."""
+    """The folder of an evaluation, locked by its launch: `with OversightFolder(settings, weights) as folder: ...`."""
 
-    def __init__(self, folder: Path, identity: dict[str, Any]):
-        """Models may be added later. Raises ConfigError if the folder was made with other settings or is in use, and
-        DataError."""
-        folder.mkdir(parents=True, exist_ok=True)
-        self.folder = folder
+    def __init__(self, settings: OversightSettings, weights: dict[str, str]):
+        """Models may be added later. weights: model -> name of its weights, "" if its server reports none. Raises
+        ConfigError if the folder was made with other settings or is in use, and DataError."""
+        self.folder = Path(settings.out)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        identity = {"format": FORMAT, **{name: getattr(settings, name) for name in COMMON}, "weights": weights}
         super().__init__(
-            folder / GAMES, GameRecord, attrgetter("key"), {"format": FORMAT, **identity}, REPAIR,
-            where=f"out = {folder}", header=folder / IDENTITY, grows=("weights",),
-            once={"secret": secrets.token_hex(16)},
+            self.folder / GAMES, GameRecord, attrgetter("key"), identity, REPAIR, where=f"out = {self.folder}",
+            header=self.folder / IDENTITY, grows=("weights",), once={"secret": secrets.token_hex(16)},
         )  # fmt: skip
-
-
-def identify(settings: OversightSettings, weights: dict[str, str]) -> dict[str, Any]:
-    """Return what all games have in common. weights: model -> name of its weights, "" if its server tells none."""
-    return {name: getattr(settings, name) for name in COMMON} | {"weights": weights}
 
 
 class GameJob(NamedTuple):
@@ -153,8 +148,9 @@ class GamePlayer:
     """Plays the missing games of a folder."""
 
     def __init__(
-        self, settings: OversightSettings, folder: OversightFolder, agents: dict[str, Player], judges: dict[str, Player]
-    ):
+        self, settings: OversightSettings, folder: OversightFolder, agents: dict[str, ModelPlayer],
+        judges: dict[str, ModelPlayer],
+    ):  # fmt: skip
         self.settings, self.folder, self.agents, self.judges = settings, folder, agents, judges
         self.failed: list[str] = []
         self._in_a_row = 0
@@ -230,8 +226,8 @@ class GamePlayer:
             play = protocol.answer(question, secret, role=role, article=key.protocol in ("agent", "qa_article"))
         return await hold(play, self._choose(key), f"{_seed(self.settings.seed, key)}\0verdict")
 
-    def _choose(self, key: GameKey) -> Callable[[Ask], Player]:
-        def choose(ask: Ask) -> Player:
+    def _choose(self, key: GameKey) -> Callable[[Ask], ModelPlayer]:
+        def choose(ask: Ask) -> ModelPlayer:
             if ask.role == "judge":
                 return self.judges[key.judge]
             return self.agents[key.opponent if ask.answer == 2 and key.opponent else key.agent]

@@ -10,7 +10,7 @@ import hashlib
 import math
 import random
 from collections.abc import Callable
-from typing import Any, Generic, Protocol
+from typing import Any, Generic
 
 import msgspec
 
@@ -22,14 +22,7 @@ FIRST_WAIT_S, MOST_WAIT_S = 0.5, 30.0
 MAX_REPLY_BYTES = 16 << 20
 SEEDS = 1 << 31
 TOP = 20
-"""log-probs of so many tokens are asked for with a verdict"""
-
-
-class Player(Protocol):
-    """Answers requests."""
-
-    async def say(self, ask: Ask, seed: int) -> list[PlayerReply]:
-        """Return `ask.samples` replies, at least one. Raises one of shared.chat_endpoint.FAILURES."""
+"""number of tokens whose log-probs are asked for with a verdict"""
 
 
 class Game(msgspec.Struct, Generic[Result]):
@@ -42,7 +35,7 @@ class Game(msgspec.Struct, Generic[Result]):
     calls: int = 0
 
 
-async def hold(play: Play[Result], choose: Callable[[Ask], Player], seed: str = "") -> Game[Result]:
+async def hold(play: Play[Result], choose: Callable[[Ask], ModelPlayer], seed: str = "") -> Game[Result]:
     """Run a protocol with players. seed: of every request's own seed. Raises what the players raise."""
     game: Game[Any] = Game(None)
     asks = next(play)
@@ -75,7 +68,7 @@ class ModelPlayer(ApiEndpoint):
         self.tries, self.temperature, self.max_tokens = tries, temperature, max_tokens
 
     async def say(self, ask: Ask, seed: int) -> list[PlayerReply]:
-        """Return the replies; busy servers are asked again. Raises one of FAILURES."""
+        """Return `ask.samples` replies; busy servers are asked again. Raises one of FAILURES."""
         body: dict[str, Any] = {
             "model": self.model, "messages": ask.messages, "max_tokens": self.max_tokens, "seed": seed,
             "temperature": 0.0 if ask.greedy else self.temperature, "n": ask.samples,

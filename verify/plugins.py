@@ -60,8 +60,7 @@ class RewardOptions(Section):
 
 
 Function = Callable[..., Any]
-"""takes a `Case`, returns a number, or an awaitable of one; takes a list of them, where it is a reward of the group, and
-returns as many"""
+"""takes a `Case`, returns a number or an awaitable of one; as a reward of the group it takes a list and returns one"""
 F = TypeVar("F", bound=Callable[..., Any])
 Kind = TypeVar("Kind", bound=Section)
 
@@ -175,12 +174,12 @@ def checked_options(table: str, name: str, kind: type[Kind], given: Mapping[str,
             raise ConfigError("\n".join(wrong))
         return options
     except ValidationError as error:
-        lines = []
+        lines, fields = [], {field.alias or attribute: field for attribute, field in kind.model_fields.items()}
         for mistake in error.errors():
             option = str(mistake["loc"][0]) if mistake["loc"] else ""
-            where, field = f"{table}.{name}.{option}".rstrip("."), kind.model_fields.get(option)
+            where, field = f"{table}.{name}.{option}".rstrip("."), fields.get(option)
             if field is None and option:
-                has = ", ".join(sorted(kind.model_fields)) or "none"
+                has = ", ".join(sorted(fields)) or "none"
                 lines.append(f"{where}: there is no such option; {name} has {has}")
             elif mistake["type"] == "value_error":  # a check of the option's own says what is wrong
                 lines.append(f"{where}: {mistake['ctx']['error']}")

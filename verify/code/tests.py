@@ -53,8 +53,8 @@ class Limits(msgspec.Struct, frozen=True):
     memory_bytes: int = 300 << 20
     """address space of a test"""
     compile_s: float = 10.0
-    """limit of each command of the compiler: one for a program with its own `main`; for C++ assertions two that compile (the
-    program once more with another reading where the first fails) and five that link, which take a fraction of a
+    """limit of each command of the compiler: one for a program with its own `main`; for C++ assertions two that compile
+    (the program once more with another reading where the first fails) and five that link, which take a fraction of a
     second"""
     max_tests: int = 20
     seed: str = ""

@@ -72,8 +72,8 @@ class Finding(NamedTuple):
 
 NOT_VERIFIED = Finding(Verdict.OPEN, None, "no verifier is asked: the problem is open")
 Function = Callable[..., Any]
-"""takes an `Answer` (and what the verifier needs), returns whether it is right, the share of it that is right in [0, 1],
-or a `Finding`; or an awaitable of one of these"""
+"""takes an `Answer` (and what the verifier needs); returns whether it is right, the share of it that is right in [0, 1]
+or a `Finding`, or an awaitable of one of these"""
 F = TypeVar("F", bound=Function)
 
 
