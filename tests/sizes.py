@@ -33,7 +33,7 @@ CEILINGS = {
     "serve": 6_710,
     "dashboard": 1_860,
     "evaluation": 2_470,
-    "oversight": 1_960,
+    "oversight": 1_870,
     "curate": 3_260,
     "lab": 3_440,
     "examples": 2_620,

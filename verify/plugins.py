@@ -166,7 +166,7 @@ def read_options(name: str, kind: type[Kind], settings: RewardWeights) -> Kind:
 
 
 def checked_options(table: str, name: str, kind: type[Kind], given: Mapping[str, Any]) -> Kind:
-    """Return the options that a file's reward or environment is given. place: the table of the settings that holds
+    """Return the options that a file's reward or environment is given. table: the table of the settings that holds
     those of each name. Raises ConfigError that lists every mistake in them, one line each."""
     try:
         options = kind.model_validate(dict(given))

@@ -265,9 +265,6 @@ def plain(text: str, boxes: list[tuple[int, int]]) -> str:
     return re.sub(r"[ \t]+", " ", _PLAIN_MARKUP.sub(" ", text)).lower()
 
 
-# ---- what a reader sees ----------------------------------------------------------------------------------------
-
-
 @lru_cache(maxsize=8)
 def visible(text: str) -> str:
     r"""Return the text with every character that a reader does not see replaced by a space; line breaks stay.
