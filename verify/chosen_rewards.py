@@ -182,7 +182,7 @@ def _of_files(settings: RewardWeights) -> dict[str, Member]:
     members = {}
     for reward in described.rewards:
         function = functools.partial(host.values if reward.group else host.value, reward)
-        members[reward.name] = Member(reward.name, function, reward.floor, None, reward.place, reward.group)
+        members[reward.name] = Member(reward.name, function, reward.floor, None, reward.where, reward.group)
     return members
 
 
