@@ -33,6 +33,7 @@ COPY trainer trainer
 COPY serve serve
 COPY dashboard dashboard
 COPY evaluation evaluation
+COPY oversight oversight
 COPY curate curate
 COPY lab lab
 COPY examples examples

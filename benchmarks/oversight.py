@@ -20,13 +20,13 @@ from pathlib import Path
 from benchmarks.figures import ROOT, Section, benchmark, measured_with
 from benchmarks.runs import launch
 from benchmarks.servers import OURS, Running, ours
-from evaluation.oversight.__main__ import RESULTS, SUMMARY
-from evaluation.oversight.games import GAMES
 from examples.judge.prepare import NAMES, RULES, JudgeFiles
 from examples.quickstart.tiny_model import write_lines
+from oversight.__main__ import RESULTS, SUMMARY
+from oversight.games import GAMES
+from oversight.questions import draw_story
 from shared.errors import RunError
 from shared.progress import duration
-from verify.oversight.stories import draw_story
 
 KILLS = 2
 OPTIONS = ["--rounds=1", f"--words={RULES.words}", "--max-tokens=64", "--judge-tokens=32"]
@@ -49,7 +49,7 @@ def games(out: Path) -> int:
 
 def play(command: list[str], out: Path, killed_at: int | None = None) -> None:
     """Run the evaluation, killed when it has so many games. Raises RunError if it fails."""
-    process = subprocess.Popen([sys.executable, "-m", "evaluation.oversight", *command], cwd=ROOT)
+    process = subprocess.Popen([sys.executable, "-m", "oversight", *command], cwd=ROOT)
     while killed_at and process.poll() is None and games(out) < killed_at:
         time.sleep(0.01)
     if killed_at:
@@ -67,7 +67,7 @@ def page(out: Path, command: list[str], killed: list[int], seconds: float) -> st
     return "\n".join([
         "# Scalable oversight with a tiny model as agent and judge",
         "",
-        f"{measured_with('oversight')}: `python -m evaluation.oversight {shown}`, {duration(seconds)}.",
+        f"{measured_with('oversight')}: `python -m oversight {shown}`, {duration(seconds)}.",
         f"The evaluation was killed (SIGKILL) with {' and '.join(map(str, killed))} of {games(out)} games and went on "
         "each time with those that it lacked.",
         "",

@@ -121,9 +121,9 @@ async def weights_of(server: ApiEndpoint, model: str) -> str:
     does, at /version)."""
     try:
         async with asyncio.timeout(START_S):
-            told = parse_json(await server.request("GET", f"{server.url.removesuffix('/v1')}/version"))
-        found = told.get("adapters", {}).get(model, told["weights"])
-        return found if isinstance(found, str) else ""
+            reply = parse_json(await server.request("GET", f"{server.url.removesuffix('/v1')}/version"))
+        weights = reply.get("adapters", {}).get(model, reply["weights"])
+        return weights if isinstance(weights, str) else ""
     except (TimeoutError, AttributeError, *FAILURES):
         return ""
 
@@ -191,7 +191,7 @@ class CompletionChoice(Lenient):
     message: CompletionMessage
     finish_reason: Annotated[str | None, _dropped(str)] = None
     reasoning_language: Annotated[dict[str, Any] | None, _dropped(dict)] = None
-    """what our own server measured"""
+    """the measurement of our own server"""
 
 
 class UsageDetails(Lenient):
@@ -235,8 +235,8 @@ def parse_message(message: CompletionMessage) -> ParsedResponse:
         answer = content or ""
     else:
         reasoning, answer = split(content or "")
-    found = [read_call({**call.function}) for call in message.tool_calls or []]
-    calls = None if None in found else [call for call in found if call is not None]
+    read = [read_call({**call.function}) for call in message.tool_calls or []]
+    calls = None if None in read else [call for call in read if call is not None]
     return ParsedResponse(reasoning, answer, calls)
 
 
@@ -253,9 +253,9 @@ def split(content: str) -> tuple[str, str]:
     return reasoning.strip(), "".join(chunk.text for chunk in chunks if not chunk.thinking).strip()
 
 
-def _text(part: dict[str, Any]) -> str:
+def _text(chunk: dict[str, Any]) -> str:
     """Return the text of a chunk: {"text": ...}, or {"thinking": text or chunks}; other names are servers' own."""
-    inner = next((part[name] for name in ("thinking", "text", "content", "summary") if part.get(name)), "")
+    inner = next((chunk[name] for name in ("thinking", "text", "content", "summary") if chunk.get(name)), "")
     if isinstance(inner, list):
         return "".join(_text(one) for one in inner if isinstance(one, dict))
     return inner if isinstance(inner, str) else ""

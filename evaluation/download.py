@@ -126,9 +126,13 @@ def ifeval(rows: list[Json]) -> Iterator[Json]:
 
 def function_call(simple: list[Json], answers: list[Json], irrelevance: list[Json]) -> Iterator[Json]:
     """Convert BFCL: questions with one right call, and those to which no function fits."""
-    wanted = {row["id"]: row["ground_truth"] for row in answers}
+    truths = {row["id"]: row["ground_truth"] for row in answers}
     for row in [*simple, *irrelevance]:
-        tests = {"type": "function_call", "functions": row["function"], "ground_truth": wanted.get(row["id"], [])}
+        tests = {
+            "type": "function_call",
+            "functions": row["function"],
+            "ground_truth": truths.get(row["id"], []),
+        }
         if row["id"].startswith("simple") and not tests["ground_truth"]:
             raise ValueError(f"{row['id']} has no possible answer")
         problem = row["question"][0][-1]["content"]
@@ -160,17 +164,17 @@ PUBLISHED = {
 
 def fetch(address: str, mirror: str) -> bytes | bytearray:
     """Return a published file. Raises DataError."""
-    place = address.removeprefix("https://")
+    path = address.removeprefix("https://")
     try:
         if mirror and not mirror.startswith(("http://", "https://")):
-            with (Path(mirror) / place).open("rb") as stream:
+            with (Path(mirror) / path).open("rb") as stream:
                 return at_most(stream.read(MOST_BYTES + 1))
-        return _get(f"{mirror.rstrip('/')}/{place}" if mirror else address)
+        return _get(f"{mirror.rstrip('/')}/{path}" if mirror else address)
     except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
         raise DataError(
             f"{address} cannot be had{f' from {mirror}' if mirror else ''} ({type(error).__name__}: "
             f"{str(error).splitlines()[0] if str(error) else 'no reason given'}): fetch it on another machine "
-            f"(wget -x {address}), and give the folder in which it is then {place} with --mirror"
+            f"(wget -x {address}), and give the folder in which it is then {path} with --mirror"
         ) from error
 
 

@@ -20,7 +20,7 @@ from evaluation.tasks import BenchmarkTask, Kind
 from shared.types import Verdict
 from verify.answer_checker import AnswerChecker
 from verify.code.runner import ProgramVerifier
-from verify.verifiers import Answer, Finding, Needs, verifier_for, verifier_of
+from verify.verifiers import Answer, Needs, verifier_for, verifier_of
 from verify.verifiers.calls import FunctionCall, read_calls
 from verify.verifiers.instructions import follow
 
@@ -61,29 +61,28 @@ class ResponseGrader:
             text = json.dumps([call._asdict() for call in response.calls or []])
         answer = verifier.extract(text)
         if answer is None and task.kind in ("answer", "program"):
-            found, near = Finding(Verdict.NO_ANSWER, 0.0, verifier.missing), task.problem.answer
-            missed = "```" in text if task.kind == "program" else _mentions(text, near)
-            return Grade(found.verdict, found.reason, missed=missed)
+            missed = "```" in text if task.kind == "program" else _mentions(text, task.problem.answer)
+            return Grade(Verdict.NO_ANSWER, verifier.missing, missed=missed)
         if answer is None and task.tools is not None:
             return Grade(Verdict.NO_ANSWER, "no call that is understood and no answer")
         source, language = (answer.source, answer.language) if answer else (text, "")
-        found = await verifier.verify(Answer(task.problem, source, language), self.tools)
-        grade = Grade(found.verdict, _storable(found.reason), source)
+        finding = await verifier.verify(Answer(task.problem, source, language), self.tools)
+        grade = Grade(finding.verdict, _storable(finding.reason), source)
         if task.kind == "instructions":
             return await asyncio.to_thread(_with_loose, grade, task, text)
         if task.kind == "calls":
             calls = read_calls(source)
-            told = None if calls is None else _storable(", ".join(map(_line, calls)) or "no call")
-            return grade._replace(extracted=told)
+            listed = None if calls is None else _storable(", ".join(map(_line, calls)) or "no call")
+            return grade._replace(extracted=listed)
         return grade
 
 
 def _with_loose(grade: Grade, task: BenchmarkTask, text: str) -> Grade:
     """Add what the loose rules of IFEval say."""
     tests = task.problem.tests
-    found = follow(text, tests["instruction_id_list"], tests["kwargs"])
-    followed = (len(found.strict), sum(found.strict), sum(found.loose))
-    loose = all(found.loose) and bool(text.strip())
+    rules = follow(text, tests["instruction_id_list"], tests["kwargs"])
+    followed = (len(rules.strict), sum(rules.strict), sum(rules.loose))
+    loose = all(rules.loose) and bool(text.strip())
     return grade._replace(extracted=None, followed=followed, loose=loose)
 
 

@@ -100,14 +100,14 @@ def outcomes(record: SampleRecord) -> list[str]:
     """Return the names of the filters that a sample passes."""
     if record.error:
         return ["error"]
-    found = ["right" if record.correct else "wrong"]
+    names = ["right" if record.correct else "wrong"]
     if record.finish_reason == "length":
-        found.append("truncated")
+        names.append("truncated")
     if record.extracted is None and record.kind != "instructions":
-        found.append("unextracted")
+        names.append("unextracted")
     if record.refused or record.reasoning_language.same is False or record.answer_language.same is False:
-        found.append("wrong language")
-    return found
+        names.append("wrong language")
+    return names
 
 
 def shorten(text: str) -> str:
@@ -142,8 +142,8 @@ def plot_scores(results: Json) -> str:
 def plot_bars(title: str, rows: Sequence[tuple[str, float, float, float]], label: int = LABEL) -> str:
     """Draw a bar for each (name, share, low, high), with a line from low to high. label: pixels for the names."""
     shapes = []
-    for place, (name, share, low, high) in enumerate(rows):
-        middle = place * ROW + 13
+    for row, (name, share, low, high) in enumerate(rows):
+        middle = row * ROW + 13
         shapes += [
             _text(label - 8, middle + 4, name, "end"),
             _box(label, middle - 8, WIDTH, 16, "ground"),
@@ -154,19 +154,19 @@ def plot_bars(title: str, rows: Sequence[tuple[str, float, float, float]], label
     return _svg(label + WIDTH + 70, len(rows) * ROW, title, shapes)
 
 
-def plot_curves(name: str, found: Json) -> str:
+def plot_curves(name: str, figures: Json) -> str:
     """Draw pass@k and maj@k over k, on a logarithmic scale."""
     width, height, left, bottom = 240, 130, 40, 20
     shapes = []
     for share in (0.0, 0.5, 1.0):
         y = 8 + (1 - share) * height
         shapes += [_line(left, y, left + width, y, "grid"), _text(left - 6, y + 4, f"{share:.0%}", "end")]
-    sizes = [int(k) for k in found["pass_at"]]
+    sizes = [int(k) for k in figures["pass_at"]]
     most = math.log2(max(sizes)) or 1.0
     for k in sizes:
         shapes.append(_text(left + math.log2(k) / most * width, height + 8 + bottom - 4, str(k), "middle"))
     for key, kind in (("pass_at", "pass"), ("majority_at", "majority")):
-        known = [(int(k), share) for k, share in (found[key] or {}).items() if share is not None]
+        known = [(int(k), share) for k, share in (figures[key] or {}).items() if share is not None]
         points = [f"{left + math.log2(k) / most * width:.1f},{8 + (1 - share) * height:.1f}" for k, share in known]
         shapes.append(f'<polyline class="curve {kind}" points="{" ".join(points)}"/>')
     return _svg(left + width + 20, height + 8 + bottom, f"{name}: pass@k and maj@k over k", shapes)
@@ -174,19 +174,19 @@ def plot_curves(name: str, found: Json) -> str:
 
 def plot_languages(results: Json) -> str:
     """Draw, for each language, the share of reasoning and answers that were in it."""
-    shapes, place = [], 0
+    shapes, row = [], 0
     for name, benchmark in results["benchmarks"].items():
-        for language, found in benchmark.get("languages", {}).items():
-            for part in ("reasoning", "answer", "response"):
-                y, x = place * ROW + 5, float(LABEL)
-                shapes.append(_text(LABEL - 8, y + 12, f"{name}, {language}, {part}", "end"))
+        for language, shares in benchmark.get("languages", {}).items():
+            for text in ("reasoning", "answer", "response"):
+                y, x = row * ROW + 5, float(LABEL)
+                shapes.append(_text(LABEL - 8, y + 12, f"{name}, {language}, {text}", "end"))
                 for word in tables.SHARES:
-                    width = found[part][word] * WIDTH
+                    width = shares[text][word] * WIDTH
                     shapes.append(_box(x, y, width, 16, word))
                     x += width
-                shapes.append(_text(LABEL + WIDTH + 8, y + 12, f"{percent(found[part]['same'])} %"))
-                place += 1
-    return _svg(LABEL + WIDTH + 70, place * ROW, "Language of reasoning and answers", shapes)
+                shapes.append(_text(LABEL + WIDTH + 8, y + 12, f"{percent(shares[text]['same'])} %"))
+                row += 1
+    return _svg(LABEL + WIDTH + 70, row * ROW, "Language of reasoning and answers", shapes)
 
 
 def plot_lengths(name: str, records: Sequence[SampleRecord]) -> str:
@@ -200,16 +200,16 @@ def plot_lengths(name: str, records: Sequence[SampleRecord]) -> str:
     for tokens, record in known:
         kind = "cut" if record.finish_reason == "length" else "right" if record.correct else "wrong"
         bins[min(BINS - 1, tokens * BINS // (most + 1))][kind] += 1
-    tallest = max(sum(one.values()) for one in bins)
+    tallest = max(sum(counts.values()) for counts in bins)
     shapes = [_line(left, 8 + height, left + width, 8 + height, "grid"), _text(left - 6, 16, str(tallest), "end"),
               _text(left, height + 8 + bottom - 4, "0"),
               _text(left + width, height + 8 + bottom - 4, f"{most:,} tokens", "end")]  # fmt: skip
-    for place, one in enumerate(bins):
+    for number, counts in enumerate(bins):
         y = 8.0 + height
-        for kind, count in one.items():
+        for kind, count in counts.items():
             tall = count / tallest * height
             y -= tall
-            shapes.append(_box(left + place * width / BINS, y, width / BINS - 1, tall, kind))
+            shapes.append(_box(left + number * width / BINS, y, width / BINS - 1, tall, kind))
     return _svg(left + width + 20, height + 8 + bottom, f"{name}: tokens of right, wrong and cut responses", shapes)
 
 

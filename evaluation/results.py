@@ -51,9 +51,9 @@ async def count_votes(samples: Sequence[SampleRecord], checker: AnswerChecker) -
         elif sample.extracted is None:
             silent += 1
         else:
-            for place, (first, count) in enumerate(wrong):
+            for number, (first, count) in enumerate(wrong):
                 if await checker.check(first, sample.extracted) is Verdict.CORRECT:
-                    wrong[place] = (first, count + 1)
+                    wrong[number] = (first, count + 1)
                     break
             else:
                 wrong.append((sample.extracted, 1))
@@ -64,7 +64,7 @@ async def summarise(
     identity: Json, benchmarks: list[Benchmark], records: dict[SampleKey, SampleRecord], checker: AnswerChecker
 ) -> Json:
     """Return all figures of the chosen samples."""
-    found: Json = {}
+    benchmark_figures: Json = {}
     for benchmark in benchmarks:
         problems = [
             [
@@ -76,7 +76,7 @@ async def summarise(
         ]
         votes = await asyncio.gather(*(count_votes(_answered(samples), checker) for samples in problems))
         whole = figures(problems, votes, benchmark.sampling.samples, identity["seed"])
-        found[benchmark.name] = {
+        benchmark_figures[benchmark.name] = {
             "kinds": sorted({task.kind for task in benchmark.tasks}),
             "sampling": benchmark.sampling._asdict(),
             **({"left_out": left_out} if (left_out := left_out_of(chain.from_iterable(problems))) else {}),
@@ -85,23 +85,23 @@ async def summarise(
             "warnings": warnings_of(whole, benchmark, left_out),
         }
     common = {name: value for name, value in identity.items() if name != "benchmarks"}
-    return {**common, "benchmarks": {name: _rounded(one) for name, one in found.items()}}
+    return {**common, "benchmarks": {name: _rounded(one) for name, one in benchmark_figures.items()}}
 
 
 def parts_of(problems: Sequence[Sequence[SampleRecord]], votes: Sequence[Votes], samples: int, seed: int) -> Json:
     """Return `figures` for each language and set of the problems, if there are several: {"language/de": ...}."""
-    found: Json = {}
+    parts: Json = {}
     for kind, name in (("language", "language"), ("set", "source")):
         members: dict[str, list[int]] = defaultdict(list)
-        for place, records in enumerate(problems):
+        for number, records in enumerate(problems):
             if records:
-                members[getattr(records[0], name)].append(place)
+                members[getattr(records[0], name)].append(number)
         if len(members) > 1:
-            found |= {
+            parts |= {
                 f"{kind}/{value}": figures([problems[i] for i in chosen], [votes[i] for i in chosen], samples, seed)
                 for value, chosen in sorted(members.items())
             }
-    return found
+    return parts
 
 
 def figures(problems: Sequence[Sequence[SampleRecord]], votes: Sequence[Votes], samples: int, seed: int) -> Json:
@@ -209,12 +209,12 @@ def _shares(names: Iterable[str]) -> Json:
 def instructions_of(records: Sequence[SampleRecord]) -> Json:
     """Return IFEval's four figures: shares of prompts with all instructions followed, and of instructions followed,
     each by the strict and by the loose rules."""
-    found = [(record, record.followed) for record in records if record.followed is not None]
-    followed = [counts for _, counts in found]
+    judged = [(record, record.followed) for record in records if record.followed is not None]
+    followed = [counts for _, counts in judged]
     total = sum(count for count, _, _ in followed)
     return {
-        "prompt_strict": mean(bool(record.correct) for record, _ in found),
-        "prompt_loose": mean(bool(record.loose) for record, _ in found),
+        "prompt_strict": mean(bool(record.correct) for record, _ in judged),
+        "prompt_loose": mean(bool(record.loose) for record, _ in judged),
         "instruction_strict": sum(strict for _, strict, _ in followed) / total if total else None,
         "instruction_loose": sum(loose for _, _, loose in followed) / total if total else None,
     }
@@ -227,7 +227,7 @@ def left_out_of(records: Iterable[SampleRecord]) -> dict[str, float]:
     return {name: count / len(given) for name, count in sorted(counts.items())}
 
 
-def warnings_of(found: Json, benchmark: Benchmark, left_out: Mapping[str, float]) -> list[str]:
+def warnings_of(rates: Json, benchmark: Benchmark, left_out: Mapping[str, float]) -> list[str]:
     """Return warnings that a reader of the score needs."""
     warnings = [
         f"{share:.1%} of the responses are to requests without {name}: it was refused, or omitted"
@@ -238,32 +238,32 @@ def warnings_of(found: Json, benchmark: Benchmark, left_out: Mapping[str, float]
         )
         for name, share in left_out.items()
     ]
-    if found["errors"]:
-        warnings.append(f"{found['errors']:.1%} of the samples have no response; the same command asks for them again")
-    if not found["problems"]:
+    if rates["errors"]:
+        warnings.append(f"{rates['errors']:.1%} of the samples have no response; the same command asks for them again")
+    if not rates["problems"]:
         return warnings
-    if found["truncated"]:
+    if rates["truncated"]:
         warnings.append(
-            f"{found['truncated']:.1%} of the responses were cut (max_tokens = {benchmark.sampling.max_tokens}, or the "
+            f"{rates['truncated']:.1%} of the responses were cut (max_tokens = {benchmark.sampling.max_tokens}, or the "
             "model's context): with a higher limit the score may be higher"
         )
-    if found["unextracted"] > 0.1:
-        warnings.append(f"{found['unextracted']:.1%} of the responses hold nothing that could be judged")
-    if found["missed"]:
+    if rates["unextracted"] > 0.1:
+        warnings.append(f"{rates['unextracted']:.1%} of the responses hold nothing that could be judged")
+    if rates["missed"]:
         warnings.append(
-            f"{found['missed']:.1%} of the responses seem to hold the answer, but not in the form asked for"
+            f"{rates['missed']:.1%} of the responses seem to hold the answer, but not in the form asked for"
         )
-    if found["refused"]:
-        warnings.append(f"{found['refused']:.1%} of the responses were refused for their language; they count as wrong")
-    if found["ungraded"]:
-        warnings.append(f"{found['ungraded']:.1%} of the responses could not be graded (verifier); they count as wrong")
+    if rates["refused"]:
+        warnings.append(f"{rates['refused']:.1%} of the responses were refused for their language; they count as wrong")
+    if rates["ungraded"]:
+        warnings.append(f"{rates['ungraded']:.1%} of the responses could not be graded (verifier); they count as wrong")
     return warnings
 
 
 def mean(values: Iterable[float]) -> float | None:
     """Return the mean of the values, None if there are none."""
-    found = list(values)
-    return math.fsum(found) / len(found) if found else None
+    listed = list(values)
+    return math.fsum(listed) / len(listed) if listed else None
 
 
 def _answered(records: Sequence[SampleRecord]) -> list[SampleRecord]:

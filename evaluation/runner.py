@@ -232,28 +232,29 @@ class SampleRunner:
     async def _fill(self, record: SampleRecord, task: BenchmarkTask, got: TimedCompletion) -> None:
         """Fill the record with the response and its grade."""
         choice, usage = got.reply.choices[0], got.reply.usage
-        found = parse_message(choice.message)
-        record.reasoning, record.answer, record.finish_reason = found.reasoning, found.answer, choice.finish_reason
+        response = parse_message(choice.message)
+        record.reasoning, record.answer = response.reasoning, response.answer
+        record.finish_reason = choice.finish_reason
         record.server_language = choice.reasoning_language
         if usage is not None:
             details = usage.completion_tokens_details
             record.prompt_tokens, record.completion_tokens = usage.prompt_tokens, usage.completion_tokens
             record.reasoning_tokens = details.reasoning_tokens if details else None
         record.left_out = got.left_out
-        grade = await self.grader.grade(task, found)
+        grade = await self.grader.grade(task, response)
         record.verdict, record.reason, record.extracted = grade.verdict, grade.reason, grade.extracted
         record.correct, record.missed = grade.verdict is Verdict.CORRECT, grade.missed
         record.followed, record.loose = grade.followed, grade.loose
-        await asyncio.to_thread(_measure, record, task.problem.text, found)
+        await asyncio.to_thread(_measure, record, task.problem.text, response)
 
 
-def _measure(record: SampleRecord, problem: str, found: ParsedResponse) -> None:
+def _measure(record: SampleRecord, problem: str, response: ParsedResponse) -> None:
     """Set the detected languages of problem, reasoning and answer in the record."""
     code = record.wanted_language
     asked = detect(problem)
     record.problem_language = DetectedLanguage(asked.language, round(asked.share, 6))
-    reasoning = written(found.reasoning, record.server_language)
-    for name, text in (("reasoning_language", reasoning), ("answer_language", found.answer)):
+    reasoning = written(response.reasoning, record.server_language)
+    for name, text in (("reasoning_language", reasoning), ("answer_language", response.answer)):
         heard, same = spoken_in(text, code)
         setattr(record, name, DetectedLanguage(heard.language, round(heard.share, 6), same))
 

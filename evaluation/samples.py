@@ -32,7 +32,7 @@ from verify.records import fingerprint
 
 EVALUATION, SAMPLES, TIMINGS, LAUNCHES = "evaluation.json", "samples.jsonl", "timings.jsonl", "launches.jsonl"
 FORMAT = 3
-"""of the records in samples.jsonl; goes up when a field changes its name or meaning"""
+"""version of the records in samples.jsonl; goes up when a field changes its name or meaning"""
 COMMON = ("omit", "seed", "reasoning_language", "reasoning_language_enforcement", "ask_form", "function_calls")
 """names of the settings that change every response"""
 
@@ -97,7 +97,7 @@ class SampleRecord(msgspec.Struct, kw_only=True):
     """language that was requested, else that of the problem"""
     problem_language: DetectedLanguage = msgspec.field(default_factory=DetectedLanguage)
     reasoning_language: DetectedLanguage = msgspec.field(default_factory=DetectedLanguage)
-    """of what the model wrote itself: without what the server says that it prefilled"""
+    """language of the model's own text: without what the server says that it prefilled"""
     answer_language: DetectedLanguage = msgspec.field(default_factory=DetectedLanguage)
     server_language: dict[str, Any] | None = None
     """measurements of our own server, including its tries"""

@@ -44,9 +44,9 @@ class EvaluationSettings(BaseSettings):
     compare: bool = False
     """compare two evaluations that are there, ask nothing"""
     url: str = "http://127.0.0.1:8000/v1"
-    """of the API: /chat/completions is below it"""
+    """address of the API: /chat/completions is below it"""
     model: str = ""
-    """as the server calls it; empty for the only one that it serves"""
+    """name that the server gives it; empty for the only one that it serves"""
     out: str = ""
     """folder of records and results; empty for runs/evaluations/MODEL. Samples that are there are not asked again"""
     data: str = "data"
@@ -63,12 +63,12 @@ class EvaluationSettings(BaseSettings):
     top_p: float | None = Field(None, gt=0, le=1)
     """empty for the preset's"""
     max_tokens: int | None = Field(None, ge=1)
-    """of a completion, reasoning included; empty for the preset's. What is cut there is told beside the score"""
+    """longest completion, reasoning included; empty for the preset's. The share that is cut stands next to the score"""
     omit: list[Literal["temperature", "top_p", "seed", "max_tokens", "max_completion_tokens"]] = []
     """parameters that are not sent, such as temperature,top_p,seed; max_tokens is then sent as max_completion_tokens.
     What the server refuses by its name is left out without this"""
     seed: int = Field(0, ge=0)
-    """of every sample's own seed, and of the intervals"""
+    """decides every sample's own seed, and the intervals"""
     reasoning_language: OptionalLanguageTag = ""
     """sent to the server: auto, off or a code such as de; empty to send nothing"""
     reasoning_language_enforcement: Enforcement | None = None
@@ -92,10 +92,10 @@ class EvaluationSettings(BaseSettings):
     @classmethod
     def read_url(cls, value: str) -> str:
         """Raises ValueError for an invalid URL, or one with credentials or a query."""
-        found = urlsplit(value)
-        if found.scheme not in ("http", "https") or not found.hostname:
+        address = urlsplit(value)
+        if address.scheme not in ("http", "https") or not address.hostname:
             raise ValueError("give an address such as http://127.0.0.1:8000/v1")
-        if found.username is not None or found.password is not None or found.query:
+        if address.username is not None or address.password is not None or address.query:
             raise ValueError(f"holds a secret or a query: a key belongs into {KEY_VARIABLE}")
         return value.rstrip("/")
 

@@ -51,9 +51,9 @@ class ResultTable(NamedTuple):
         table = Table(
             title=escape(self.title), title_justify="left", box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False
         )
-        for place, name in enumerate(self.head):
-            widest = max((len(row[place]) for row in self.rows), default=0)
-            table.add_column(name, justify="right" if place else "left", min_width=widest)
+        for column, name in enumerate(self.head):
+            widest = max((len(row[column]) for row in self.rows), default=0)
+            table.add_column(name, justify="right" if column else "left", min_width=widest)
         for row in self.rows:
             table.add_row(*map(escape, row))
         return table
@@ -85,29 +85,29 @@ def percent(share: float | None) -> str:
 def score_table(results: Json) -> ResultTable:
     """Return the scores: a row for every benchmark, and one for each of its parts."""
     rows = []
-    for name, found in results["benchmarks"].items():
-        samples = found["sampling"]["samples"]
-        rows.append(_score_row(name, found, samples))
-        rows += [_score_row(f"  {part.partition('/')[2]}", one, samples) for part, one in found["parts"].items()]
+    for name, figures in results["benchmarks"].items():
+        samples = figures["sampling"]["samples"]
+        rows.append(_score_row(name, figures, samples))
+        rows += [_score_row(f"  {part.partition('/')[2]}", one, samples) for part, one in figures["parts"].items()]
     head = ["benchmark, %", "problems", "pass@1 (95 %)", "pass@k (k)", "maj@k (k)", "cut", "nothing to judge", "errors",
             "tokens"]  # fmt: skip
     return ResultTable(f"{results['model']} {results['weights']}".strip(), head, rows)
 
 
-def _score_row(name: str, found: Json, samples: int) -> list[str]:
-    if not found["problems"]:
-        return [name, f"0 x {samples}", *["-"] * 5, percent(found["errors"]), "-"]
-    low, high = found["interval"]
-    most, tokens = str(samples), found["completion_tokens"]
+def _score_row(name: str, figures: Json, samples: int) -> list[str]:
+    if not figures["problems"]:
+        return [name, f"0 x {samples}", *["-"] * 5, percent(figures["errors"]), "-"]
+    low, high = figures["interval"]
+    most, tokens = str(samples), figures["completion_tokens"]
 
     def at_most(shares: dict[str, float | None] | None) -> str:
         return f"{percent(shares[most])} ({most})" if shares and samples > 1 else "-"
 
     return [
-        name, f"{found['problems']} x {samples}",
-        f"{percent(found['pass_at']['1'])} ({percent(low)} to {percent(high)})",
-        at_most(found["pass_at"]), at_most(found["majority_at"]), percent(found["truncated"]),
-        percent(found["unextracted"]), percent(found["errors"]), "-" if tokens is None else f"{tokens:,.0f}",
+        name, f"{figures['problems']} x {samples}",
+        f"{percent(figures['pass_at']['1'])} ({percent(low)} to {percent(high)})",
+        at_most(figures["pass_at"]), at_most(figures["majority_at"]), percent(figures["truncated"]),
+        percent(figures["unextracted"]), percent(figures["errors"]), "-" if tokens is None else f"{tokens:,.0f}",
     ]  # fmt: skip
 
 
@@ -159,11 +159,11 @@ def sampling_table(results: Json) -> ResultTable:
     return ResultTable("Sampling", ["benchmark", "temperature", "top-p", "max tokens", "samples"], rows)
 
 
-def _sampled(found: Json, field: str) -> str:
+def _sampled(figures: Json, field: str) -> str:
     """Return a value of the sampling, or that the server's own was in force."""
-    left_out = found.get("left_out", {})
+    left_out = figures.get("left_out", {})
     renamed = field == "max_tokens" and "max_completion_tokens" not in left_out
-    return "the server's" if field in left_out and not renamed else f"{found['sampling'][field]:g}"
+    return "the server's" if field in left_out and not renamed else f"{figures['sampling'][field]:g}"
 
 
 def warning_lines(results: Json) -> list[str]:
@@ -214,7 +214,7 @@ def read_run(path: Path) -> EvaluationRun:
 
 def compare(before: EvaluationRun, after: EvaluationRun) -> Json:
     """Return the differences by benchmark, over common problems. Raises ConfigError if there are none."""
-    found: Json = {}
+    benchmarks: Json = {}
     shared = before.identity["benchmarks"].keys() & after.identity["benchmarks"].keys()
     settings = [
         {name: each.identity.get(name) for name in COMMON}
@@ -234,10 +234,10 @@ def compare(before: EvaluationRun, after: EvaluationRun) -> Json:
             words = [", ".join(f"{key} ({share:.0%})" for key, share in one.items()) or "none" for one in sent]
             warnings.append(f"parameters left out of {name}: {words[0]}, now {words[1]}")
         if both:
-            found[name] = _differ([_share(first[id]) for id in both], [_share(second[id]) for id in both], both)
-    if not found:
+            benchmarks[name] = _differ([_share(first[id]) for id in both], [_share(second[id]) for id in both], both)
+    if not benchmarks:
         raise ConfigError("the two evaluations have no problem in common: give two of the same benchmarks")
-    return {"before": before.identity, "after": after.identity, "benchmarks": found, "warnings": warnings}
+    return {"before": before.identity, "after": after.identity, "benchmarks": benchmarks, "warnings": warnings}
 
 
 def _differ(first: list[float], second: list[float], ids: list[str]) -> Json:
@@ -258,22 +258,22 @@ def _share(samples: list[SampleRecord]) -> float:
     return sum(bool(record.correct) for record in samples) / len(samples)
 
 
-def difference_table(title: str, found: Json) -> ResultTable:
+def difference_table(title: str, comparison: Json) -> ResultTable:
     """Return the table of differences, a row for every benchmark."""
     rows = [
         [name, str(one["problems"]), percent(one["before"]), percent(one["after"]),
          f"{100 * one['difference']:+.1f} ({' to '.join(f'{100 * bound:+.1f}' for bound in one['interval'])})"
          + (" *" if is_clear(one) else ""),
          str(len(one["now_right"])), str(len(one["now_wrong"]))]
-        for name, one in found["benchmarks"].items()
+        for name, one in comparison["benchmarks"].items()
     ]  # fmt: skip
     head = ["benchmark, %", "problems", "before", "after", "difference (95 %)", "now right", "now wrong"]
     return ResultTable(title, head, rows)
 
 
-def is_clear(one: Json) -> bool:
+def is_clear(difference: Json) -> bool:
     """Whether the interval of a difference excludes 0."""
-    low, high = one["interval"]
+    low, high = difference["interval"]
     return bool(low > 0 or high < 0)
 
 
@@ -281,37 +281,37 @@ def show_comparison(settings: EvaluationSettings, console: Console) -> int:
     """Compare the two folders of the settings; with --out, compare.json and compare.md are written there."""
     if len(settings.benchmarks) != 2:
         raise ConfigError("--compare takes the folders of two evaluations: --compare BEFORE AFTER")
-    found = compare(*(read_run(Path(path)) for path in settings.benchmarks))
+    comparison = compare(*(read_run(Path(path)) for path in settings.benchmarks))
     names = [
-        " ".join(filter(None, (path, "=", found[when]["model"], found[when]["weights"])))
+        " ".join(filter(None, (path, "=", comparison[when]["model"], comparison[when]["weights"])))
         for path, when in zip(settings.benchmarks, ("before", "after"), strict=True)
     ]
-    table = difference_table(f"{' -> '.join(names)} (*: the interval does not hold 0)", found)
+    table = difference_table(f"{' -> '.join(names)} (*: the interval does not hold 0)", comparison)
     console.print(table.rich())
-    for name, one in found["benchmarks"].items():
+    for name, difference in comparison["benchmarks"].items():
         for words in ("now_right", "now_wrong"):
-            if ids := one[words]:
+            if ids := difference[words]:
                 more = f" and {len(ids) - FLIPPED} more" if len(ids) > FLIPPED else ""
                 text = f"{name}, {words.replace('_', ' ')}: {', '.join(ids[:FLIPPED])}{more}"
                 console.print(text, markup=False, soft_wrap=True)
-    for line in found["warnings"]:
+    for line in comparison["warnings"]:
         console.print(f"warning: not the same in both: {line}", style="yellow", markup=False, soft_wrap=True)
     if settings.out:
-        write_comparison(Path(settings.out), table, found)
+        write_comparison(Path(settings.out), table, comparison)
         console.print(f"{settings.out}: compare.json, compare.md", markup=False, soft_wrap=True)
     return 0
 
 
-def write_comparison(folder: Path, table: ResultTable, found: Json) -> None:
+def write_comparison(folder: Path, table: ResultTable, comparison: Json) -> None:
     """Write compare.json and compare.md."""
     folder.mkdir(parents=True, exist_ok=True)
     lists = [
         f"- {in_markdown(name)}, {words.replace('_', ' ')}: {in_markdown(', '.join(one[words]))}\n"
-        for name, one in found["benchmarks"].items()
+        for name, one in comparison["benchmarks"].items()
         for words in ("now_right", "now_wrong")
         if one[words]
     ]
-    warnings = [f"- **not the same in both: {in_markdown(line)}**\n" for line in found["warnings"]]
+    warnings = [f"- **not the same in both: {in_markdown(line)}**\n" for line in comparison["warnings"]]
     text = f"# {in_markdown(table.title)}\n\n{table.markdown()}\n{''.join(warnings)}{''.join(lists)}"
-    for name, content in (("compare.json", json.dumps(found, indent=1, sort_keys=True) + "\n"), ("compare.md", text)):
-        write_whole(folder / name, content)
+    write_whole(folder / "compare.json", json.dumps(comparison, indent=1, sort_keys=True) + "\n")
+    write_whole(folder / "compare.md", text)

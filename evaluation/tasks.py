@@ -90,42 +90,42 @@ def read_benchmarks(settings: EvaluationSettings) -> list[Benchmark]:
     """Read the benchmarks of the settings, and check every row. Raises ConfigError, DataError."""
     if not settings.benchmarks:
         raise ConfigError(f"no benchmark is given: name some of {', '.join(BENCHMARK_FILES)}, or JSONL files")
-    found: dict[str, Benchmark] = {}
-    for wanted in settings.benchmarks:
-        benchmark = read_benchmark(wanted, settings)
-        if benchmark.name in found:
+    benchmarks: dict[str, Benchmark] = {}
+    for name in settings.benchmarks:
+        benchmark = read_benchmark(name, settings)
+        if benchmark.name in benchmarks:
             raise ConfigError(f"benchmarks: {benchmark.name} is given twice")
-        found[benchmark.name] = benchmark
-    return list(found.values())
+        benchmarks[benchmark.name] = benchmark
+    return list(benchmarks.values())
 
 
-def read_benchmark(wanted: str, settings: EvaluationSettings) -> Benchmark:
+def read_benchmark(name: str, settings: EvaluationSettings) -> Benchmark:
     """Read one benchmark by its name or file. Raises ConfigError, DataError."""
-    source = BENCHMARK_FILES.get(wanted)
-    if source is None and not Path(wanted).is_file():
-        raise ConfigError(f'"{wanted}" is neither a file nor a benchmark: {", ".join(BENCHMARK_FILES)} are')
-    path = source.find(Path(settings.data)) if source else Path(wanted)
+    source = BENCHMARK_FILES.get(name)
+    if source is None and not Path(name).is_file():
+        raise ConfigError(f'"{name}" is neither a file nor a benchmark: {", ".join(BENCHMARK_FILES)} are')
+    path = source.find(Path(settings.data)) if source else Path(name)
     if source is not None and path is None:
         raise ConfigError(
-            f"data = {settings.data or 'nothing'}: there is no such file there as {wanted} needs, {source.stem}.jsonl: "
-            f"make it with `python -m evaluation.download {wanted}`, or give the folder that has it with --data"
+            f"data = {settings.data or 'nothing'}: there is no such file there as {name} needs, {source.stem}.jsonl: "
+            f"make it with `python -m evaluation.download {name}`, or give the folder that has it with --data"
         )
     assert path is not None
-    name = wanted if source else path.name.removesuffix(".gz").removesuffix(".jsonl")
+    stem = name if source else path.name.removesuffix(".gz").removesuffix(".jsonl")
     tasks = []
     for row in read_rows(path, "data" if source else "benchmarks"):
         meta = row.fields.get("meta")
         if isinstance(meta, dict) and meta.get("skip"):
             continue
         if source is None or not source.split or row.fields.get("split") == source.split:
-            tasks.append(make_task(name, row, settings))
+            tasks.append(make_task(stem, row, settings))
     if not tasks:
         raise DataError(f"{path} holds no problems")
     ids = {task.problem.id for task in tasks}
     if len(ids) < len(tasks):
         raise DataError(f"{path}: {len(tasks) - len(ids)} rows have the id of another row: give each its own")
     limit = settings.limit or (QUICK_PROBLEMS if settings.preset == "quick" else len(tasks))
-    return Benchmark(name, choose_sampling(settings, name, tasks[0].kind), spread(tasks, limit))
+    return Benchmark(stem, choose_sampling(settings, stem, tasks[0].kind), spread(tasks, limit))
 
 
 def choose_sampling(settings: EvaluationSettings, name: str, kind: Kind) -> BenchmarkSampling:
@@ -141,8 +141,8 @@ def choose_sampling(settings: EvaluationSettings, name: str, kind: Kind) -> Benc
         "paper": BenchmarkSampling(0.7, 1.0 if kind == "answer" else 0.95, 40960 if aime else 32768, samples),
         "quick": BenchmarkSampling(0.7, 0.95, 4096, samples),
     }[settings.preset]
-    said = {field: getattr(settings, field) for field in BenchmarkSampling._fields}
-    return preset._replace(**{field: value for field, value in said.items() if value is not None})
+    given = {field: getattr(settings, field) for field in BenchmarkSampling._fields}
+    return preset._replace(**{field: value for field, value in given.items() if value is not None})
 
 
 def make_task(benchmark: str, row: Row, settings: EvaluationSettings) -> BenchmarkTask:

@@ -15,10 +15,10 @@ from unittest import mock
 from benchmarks.__main__ import choose, declared
 from curate.__main__ import COMMANDS as STAGES
 from curate.__main__ import parse as parse_curate
-from evaluation.oversight.settings import load as load_oversight
 from evaluation.settings import load as load_evaluation
 from lab.ablate.__main__ import parse as parse_ablation
 from lab.plan import __main__ as plan
+from oversight.settings import load as load_oversight
 from serve.settings import load as load_server
 from shared.settings_file import DASHBOARD
 from trainer import __main__ as trainer
@@ -130,7 +130,7 @@ def read_ablation(arguments: list[str]) -> None:
 
 READERS: dict[str, Callable[[list[str]], object]] = {
     "trainer": read_run, "lab.replay": read_run, "serve": load_server, "evaluation": load_evaluation,
-    "evaluation.oversight": load_oversight, "curate": read_stage, "verify": parse_verify, "lab.plan": plan.read,
+    "oversight": load_oversight, "curate": read_stage, "verify": parse_verify, "lab.plan": plan.read,
     "lab.ablate": read_ablation, "benchmarks": lambda given: choose(given[:1], BENCHMARKS),
 }  # fmt: skip
 """module -> what reads its arguments; the others that take any read them in their `main`, by argparse"""

@@ -17,7 +17,7 @@ from shared.settings_file import SECTIONS, SETTINGS
 ROOT = Path(__file__).resolve().parents[1]
 PRODUCT = (
     *("shared", "verify", "environments", "rollout", "trainer", "serve"),
-    *("dashboard", "evaluation", "curate", "lab", "examples"),
+    *("dashboard", "evaluation", "oversight", "curate", "lab", "examples"),
 )
 TRAINING = ("shared", "rollout", "trainer")
 """what a person reads to change training"""
@@ -26,13 +26,14 @@ APART = ("reward.judge.", "environment.")
 """settings of the judge and of environments, which validate their own"""
 CEILINGS = {
     "shared": 11_330,
-    "verify": 17_930,
+    "verify": 16_980,
     "environments": 2_860,
     "rollout": 5_060,
     "trainer": 13_980,
     "serve": 6_710,
     "dashboard": 1_860,
-    "evaluation": 3_470,
+    "evaluation": 2_470,
+    "oversight": 1_870,
     "curate": 3_260,
     "lab": 3_160,
     "examples": 2_620,

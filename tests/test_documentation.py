@@ -61,7 +61,7 @@ def test_a_wrong_command_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     page = (
         f"```\nA=1 {PYTHON} -m trainer configs/none.toml\noutput\n{PYTHON} -m dashboard runs --prot 1\n"
         f"{PYTHON} -m serve.keys keys.json --nama anna\n{PYTHON} -m lab.plan 8b --gpu 8\nmake trian\n"
-        f'make gpu-check ARGS="--part none"\n{PYTHON} -m verify a.jsonl --outt b\n{PYTHON} -m evaluation.oversight x\n'
+        f'make gpu-check ARGS="--part none"\n{PYTHON} -m verify a.jsonl --outt b\n{PYTHON} -m oversight x\n'
         f'{PYTHON} -m trainer.none\n.venv/bin/pip install ".[none]"\n.venv/bin/torchrun -m trainer my_run.toml --x=1\n'
         f"make site ARGS=--strict\n{PYTHON} -m evaluation.download gsm9k\n{PYTHON} examples/agent/none.py\n"
         f"bash {SERVING} runs/x/latest {PYTHON} -m trainer configs/quickstart.toml --stepz=1\n```\n"

@@ -30,9 +30,10 @@ ALLOWED = {
     "serve": {"shared", "verify", "environments", "rollout", "serve"},
     "dashboard": {"shared", "verify", "serve", "dashboard"},
     "evaluation": {"shared", "verify", "environments", "serve", "evaluation"},
+    "oversight": {"shared", "verify", "serve", "evaluation", "oversight"},
     "curate": {"shared", "verify", "environments", "rollout", "trainer", "curate"},
     "lab": {"shared", "verify", "environments", "rollout", "trainer", "lab"},
-    "examples": {"shared", "verify", "environments", "trainer", "examples"},
+    "examples": {"shared", "verify", "environments", "trainer", "oversight", "examples"},
 }
 SOURCES = sorted(path for room in ALLOWED for path in (ROOT / room).rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py")) + sorted((ROOT / "benchmarks").rglob("*.py"))
@@ -264,16 +265,17 @@ def test_every_metric_that_is_written_is_defined() -> None:
 
 
 TORCH_FREE = [path for path in SOURCES if path.relative_to(ROOT).parts[0] == "verify"] + [
-    ROOT / "shared" / file
+    ROOT / file
     for file in (
-        "config.py",
-        "sections.py",
-        "settings_file.py",
-        "types.py",
-        "launch/messages.py",
-        "metrics.py",
-        "progress.py",
-        "errors.py",
+        "shared/config.py",
+        "shared/sections.py",
+        "shared/settings_file.py",
+        "shared/types.py",
+        "shared/launch/messages.py",
+        "shared/metrics.py",
+        "shared/progress.py",
+        "shared/errors.py",
+        "oversight/judge.py",
     )
 ]
 

@@ -36,7 +36,7 @@ UNDER_WAY = 256
 """responses that are graded at once; verdicts are written in the order of the input"""
 
 PARTS = ("total", "format", "correctness", "length", "language")
-"""what the table of means has rows for"""
+"""rows of the table of means"""
 
 EXAMPLES = r"""
 input, one JSON object a line (.jsonl; also .json, .csv, .tsv, each with .gz, and .parquet):

@@ -149,7 +149,7 @@ def group_length(cases: Sequence[Case]) -> list[float]:
 class RobustOptions(RewardOptions):
     """The options of `robust`."""
 
-    of: list[str] = []
+    members: list[str] = Field([], alias="of")
     """rewards or judges, the ensemble; their own weights may be 0"""
     mean: float = Field(0.5, ge=0, le=1)
     """weight of their mean; the rest is that of the least of them"""
@@ -172,5 +172,5 @@ register(
     lambda settings: functools.partial(robust, options=_robust_options(settings)),
     lowest=lambda _: 0.0,
     options=RobustOptions,
-    members=lambda settings: _robust_options(settings).of,
+    members=lambda settings: _robust_options(settings).members,
 )

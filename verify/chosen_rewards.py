@@ -90,7 +90,7 @@ class Extra(NamedTuple):
     name: str
     members: tuple[Member, ...]
     combine: Callable[[list[float]], float]
-    """of the members' values"""
+    """its value, from the members' values"""
     weight: float
     reference: float | None
     """reference of the log-sigmoid transform, None for none"""
@@ -182,7 +182,7 @@ def _of_files(settings: RewardWeights) -> dict[str, Member]:
     members = {}
     for reward in described.rewards:
         function = functools.partial(host.values if reward.group else host.value, reward)
-        members[reward.name] = Member(reward.name, function, reward.floor, None, reward.place, reward.group)
+        members[reward.name] = Member(reward.name, function, reward.floor, None, reward.where, reward.group)
     return members
 
 

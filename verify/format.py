@@ -28,11 +28,11 @@ class Parts(NamedTuple):
     response: str
     """text after </think>; "" when a rule failed"""
     answer: str | None
-    r"""what the verifier of the domain reads: content of the last \boxed{...}, source text of the program, ..."""
+    r"""text for the verifier of the domain: content of the last \boxed{...}, source text of the program, ..."""
     failed: str
     """the first broken rule in words, "" when the format is right"""
     language: str = ""
-    """of an answer in a fenced block: the word after the fence, in lower case"""
+    """the word after the fence of an answer in a fenced block, in lower case"""
 
     @property
     def ok(self) -> bool:

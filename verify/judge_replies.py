@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 
 MOST_CHARACTERS = 300
-"""of a line that are read, its last ones"""
+"""most characters of a line that are read, its last ones"""
 _WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 _WIDE = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}
 _EMPTY = re.compile(r"\W*|[`~]{3,}\w*|</\w+>")

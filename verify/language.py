@@ -91,7 +91,7 @@ class LanguageOptions(Section):
     """The options of the language reward: reward.options.language."""
 
     undetermined: Undetermined = "neutral"
-    """what a part with too few words to tell its language does to the bonus: neither give nor take it, lose it
+    """effect of a part with too few words to tell its language on the bonus: neither give nor take it, lose it
     ("nothing"), or give it even to a response without any words ("bonus")"""
 
 
@@ -123,7 +123,7 @@ class Consistency(NamedTuple):
 
     consistent: bool
     languages: tuple[str, str, str]
-    """of problem, reasoning, answer; "" when undetermined"""
+    """languages of problem, reasoning, answer; "" when undetermined"""
     reason: str = ""
     """why they are not in one language, in words"""
 

@@ -104,7 +104,7 @@ class Host:
 
     async def values(self, known: Described, cases: Sequence[Case]) -> list[float]:
         """Return [completions] the values of the cases of a group. Raises Failed when there are none."""
-        settings, what = cases[0].settings.model_dump_json(), f"reward {known.name} ({known.place})"
+        settings, what = cases[0].settings.model_dump_json(), f"reward {known.name} ({known.where})"
         fields = [(*case[:7], case.group) for case in cases]
         return await self._call(what, known.deadline_s, PluginProcess.reward, settings, known.name, fields)
 
@@ -116,7 +116,7 @@ class Host:
 
     async def verify(self, known: DescribedVerifier, settings: RewardWeights, answer: Answer) -> float:
         """Return the share of an answer that is right, in [0, 1]. Raises Failed when there is none."""
-        text, what = settings.model_dump_json(), f"verifier of {known.domain} ({known.place})"
+        text, what = settings.model_dump_json(), f"verifier of {known.domain} ({known.where})"
         (share,) = await self._call(what, settings.deadline_s, PluginProcess.verify, text, known.domain, answer)
         if not 0 <= share <= 1:
             raise Failed(Verdict.CRASH, f"{what}: returned {share:g}, not a share from 0 to 1")

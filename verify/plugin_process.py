@@ -33,7 +33,7 @@ class Described(msgspec.Struct):
     name: str
     floor: float
     deadline_s: float
-    place: str
+    where: str
     """file and line of the function"""
     group: bool = False
 
@@ -47,7 +47,7 @@ class DescribedVerifier(msgspec.Struct):
     form: AnswerFormat
     verifies: bool
     home: str
-    place: str
+    where: str
     """file and line of the function"""
 
 
@@ -83,7 +83,7 @@ def function_of(name: str, settings: str) -> plugins.Function:
     return plugins.REWARDS[name].make(settings_of(settings))
 
 
-def _place(function: Any, home: str) -> str:
+def _where(function: Any, home: str) -> str:
     code = getattr(getattr(function, "func", function), "__code__", None)
     return f"{home}:{code.co_firstlineno}" if inspect.iscode(code) else home
 
@@ -131,23 +131,23 @@ class PluginProcess(Served):
     def _reward(self, known: plugins.Registered, settings: str) -> Described:
         weights = settings_of(settings)
         plugins.read_options(known.name, known.options, weights)
-        place = _place(function_of(known.name, settings), known.home)
-        return Described(known.name, float(known.lowest(weights)), known.deadline_s(weights), place, known.group)
+        where = _where(function_of(known.name, settings), known.home)
+        return Described(known.name, float(known.lowest(weights)), known.deadline_s(weights), where, known.group)
 
     def _verifier(self, known: verifiers.Verifier) -> DescribedVerifier:
-        place = _place(known.function, known.home)
+        where = _where(known.function, known.home)
         if known.needs or known.validate is not None:
             raise ConfigError(
-                f"reward.plugins: the verifier of '{known.domain}' ({place}) gives 'needs' or 'validate', which only "
+                f"reward.plugins: the verifier of '{known.domain}' ({where}) gives 'needs' or 'validate', which only "
                 "verifiers of this project can: leave them out"
             )
         return DescribedVerifier(
-            known.domain, known.ground_truth, known.answer_in, known.form, known.verifies, known.home, place
+            known.domain, known.ground_truth, known.answer_in, known.form, known.verifies, known.home, where
         )
 
     def _fault(self, error: BaseException, what: str) -> str:
-        place = line_of(error, self.files)
-        return f"{place or what} fails with {type(error).__name__}: {error}"[:500]
+        where = line_of(error, self.files)
+        return f"{where or what} fails with {type(error).__name__}: {error}"[:500]
 
     @call("reward", deadline=60.0)
     async def reward(self, settings: str, name: str, cases: list[CaseFields]) -> Value:
@@ -185,5 +185,5 @@ class PluginProcess(Served):
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # noqa: BLE001 - whatever a plug-in raises, sys.exit too, is told by the host
-            place, fault = line_of(error, self.files), f"{type(error).__name__}: {error}"[:400]
-            return Value(None, Verdict.CRASH, f"{fault} ({place})" if place else fault)
+            where, fault = line_of(error, self.files), f"{type(error).__name__}: {error}"[:400]
+            return Value(None, Verdict.CRASH, f"{fault} ({where})" if where else fault)

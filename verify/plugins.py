@@ -26,7 +26,7 @@ from shared.sections import RewardWeights
 from shared.settings_file import literal, type_name
 from shared.types import Problem, Verdict
 
-READY = ("verify.builtin_rewards", "verify.llm_judge", "verify.debate_judge")
+READY = ("verify.builtin_rewards", "verify.llm_judge", "oversight.judge")
 """modules with the rewards and judges that come with the project"""
 MAGISTRAL = ("format", "correctness", "length", "language")
 
@@ -60,7 +60,7 @@ class RewardOptions(Section):
 
 
 Function = Callable[..., Any]
-"""of a `Case`: a number, or an awaitable of one; of a list of them, where it is a reward of the group: as many"""
+"""takes a `Case`, returns a number or an awaitable of one; as a reward of the group it takes a list and returns one"""
 F = TypeVar("F", bound=Callable[..., Any])
 Kind = TypeVar("Kind", bound=Section)
 
@@ -78,7 +78,7 @@ class Registered(NamedTuple):
     group: bool = False
     """called once, with all completions of a group"""
     members: Callable[[RewardWeights], list[str]] | None = None
-    """of a combination: the rewards whose values its function is given in place of a case"""
+    """the rewards whose values a combination's function is given in place of a case"""
 
 
 _in_force = RewardWeights()
@@ -98,7 +98,7 @@ def put_in_force(settings: RewardWeights) -> None:
 REWARDS: dict[str, Registered] = {}
 """name -> reward"""
 JUDGES: dict[str, Callable[[str, Judge, str], Any]] = {}
-"""what a judge is asked for (`Judge.asks`) -> the kind of `llm_judge.Endpoint` that asks it"""
+"""`Judge.asks` -> the kind of `llm_judge.Endpoint` that asks it"""
 
 
 def register(
@@ -166,7 +166,7 @@ def read_options(name: str, kind: type[Kind], settings: RewardWeights) -> Kind:
 
 
 def checked_options(table: str, name: str, kind: type[Kind], given: Mapping[str, Any]) -> Kind:
-    """Return the options that a file's reward or environment is given. place: the table of the settings that holds
+    """Return the options that a file's reward or environment is given. table: the table of the settings that holds
     those of each name. Raises ConfigError that lists every mistake in them, one line each."""
     try:
         options = kind.model_validate(dict(given))
@@ -174,12 +174,12 @@ def checked_options(table: str, name: str, kind: type[Kind], given: Mapping[str,
             raise ConfigError("\n".join(wrong))
         return options
     except ValidationError as error:
-        lines = []
+        lines, fields = [], {field.alias or attribute: field for attribute, field in kind.model_fields.items()}
         for mistake in error.errors():
             option = str(mistake["loc"][0]) if mistake["loc"] else ""
-            where, field = f"{table}.{name}.{option}".rstrip("."), kind.model_fields.get(option)
+            where, field = f"{table}.{name}.{option}".rstrip("."), fields.get(option)
             if field is None and option:
-                has = ", ".join(sorted(kind.model_fields)) or "none"
+                has = ", ".join(sorted(fields)) or "none"
                 lines.append(f"{where}: there is no such option; {name} has {has}")
             elif mistake["type"] == "value_error":  # a check of the option's own says what is wrong
                 lines.append(f"{where}: {mistake['ctx']['error']}")

@@ -40,12 +40,12 @@ class Record(msgspec.Struct, kw_only=True):
     """One line of the output: the verdict of one line of the input."""
 
     line: int
-    """of the input, counted from 1"""
+    """line of the input, counted from 1"""
     id: str
-    """of the problem"""
+    """the problem's id"""
     domain: str
     language: str
-    """of the problem, as its row says"""
+    """the problem's language, as its row says"""
     tokens: int | None
     reward: Reward
     row: str

@@ -75,7 +75,7 @@ _LEAD = re.compile(
 _TEXT = re.compile(r"\\(?:text|mathrm|mbox)\s*\{([^{}]*)\}")
 
 AROUND_BEFORE, AROUND_AFTER = 400, 240
-"""characters around the box in which another answer is looked for"""
+"""characters around the box that are read"""
 _OWN_BOX, _OTHER_BOX = "\x01", "\x02"
 _OR = r"(?:or|ou|oder|o|u|oppure|или|либо|或者?|还是|alternatively|otherwise|sinon|andernfalls|altrimenti|иначе|否则)"
 _TWO_BOXES = re.compile(
@@ -145,10 +145,7 @@ def refuse_answer(problem: Problem, parts: Parts, rules: Collection[str]) -> str
         return ""
     if "several" in rules or "unstated" in rules:
         response = visible(parts.response) if "hidden" in rules else parts.response
-        ends = {end for _, end in find_answer(response)}
-        boxes = find_boxes(response)
-        own = [box for box in boxes if box[1] - 1 in ends]
-        others = [box for box in boxes if box[1] - 1 not in ends]
+        own, others = answer_boxes(response)
         if "several" in rules and own and one_of_several(response, own, others, answer):
             return "the answer is one of several"
         if "unstated" in rules and own and not stated(response, own):
@@ -238,14 +235,26 @@ def one_of_several(response: str, boxes: list[tuple[int, int]], others: list[tup
     boxes: those of the answer, `others`: the other boxes, from command to closing brace. A number that equals the
     answer is no other one.
     """
-    start, end = boxes[0][0], boxes[-1][1]
-    first = max(0, start - AROUND_BEFORE)
-    near = [(left - first, right - first) for left, right in others if first <= left and right <= start]
-    text = f"{plain(response[first:start], near)}{_OWN_BOX}{plain(response[end : end + AROUND_AFTER], [])}"
+    text = _OWN_BOX.join(around(response, boxes, others))
     if _TWO_BOXES.search(text):
         return True
     numbers = (next(filter(None, match.groups())).rstrip(".,") for match in _BOX_OR_NUMBER.finditer(text))
     return any(decide(answer, number) is not Verdict.CORRECT for number in numbers)
+
+
+def answer_boxes(response: str) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """Return the boxes of the answer, and the other boxes, from command to closing brace."""
+    ends = {end for _, end in find_answer(response)}
+    boxes = find_boxes(response)
+    return [box for box in boxes if box[1] - 1 in ends], [box for box in boxes if box[1] - 1 not in ends]
+
+
+def around(response: str, boxes: list[tuple[int, int]], others: list[tuple[int, int]]) -> tuple[str, str]:
+    """Return the plain text before the boxes of the answer and after them, other boxes replaced by a sign."""
+    start, end = boxes[0][0], boxes[-1][1]
+    first = max(0, start - AROUND_BEFORE)
+    near = [(left - first, right - first) for left, right in others if first <= left and right <= start]
+    return plain(response[first:start], near), plain(response[end : end + AROUND_AFTER], [])
 
 
 def plain(text: str, boxes: list[tuple[int, int]]) -> str:
@@ -254,9 +263,6 @@ def plain(text: str, boxes: list[tuple[int, int]]) -> str:
         text = f"{text[:start]}{_OTHER_BOX}{text[end:]}"
     text = _NOT_EQUAL.sub(" ≠ ", text.replace("’", "'"))
     return re.sub(r"[ \t]+", " ", _PLAIN_MARKUP.sub(" ", text)).lower()
-
-
-# ---- what a reader sees ----------------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=8)

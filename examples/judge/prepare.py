@@ -1,6 +1,6 @@
 r"""Makes the files of the example "judge": questions about generated articles for a tiny model, in two roles.
 
-    judge     is asked which of two answers is right, in the words of verify/oversight/prompts.py: with the article, or
+    judge     is asked which of two answers is right, in the words of oversight/prompts.py: with the article, or
               after a debate and without it. It quotes a sentence, then says "Answer: n". In other rows it is asked for
               a speech, as a debate's critic
     reader    answers the question about the article itself
@@ -27,13 +27,13 @@ from pydantic import Field, ValidationError
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from examples.quickstart.tiny_model import CONTROL, MARKS, build, write_lines
+from oversight import prompts
+from oversight.prompts import Ask, Question
+from oversight.protocol import Rules, marks
+from oversight.questions import FACTS, PEOPLE, Story, draw_story
+from oversight.speech import Speech
 from shared.errors import ConfigError
 from shared.section import Section
-from verify.oversight import prompts
-from verify.oversight.protocol import Rules, marks
-from verify.oversight.question import Ask, Question, Speech
-from verify.oversight.speech import read_speech
-from verify.oversight.stories import FACTS, PEOPLE, Story, draw_story
 
 MARK, ANY_MARK = "[0-9a-f]{16}", "\u00a7"
 PARTS = rf"</?[a-z_]+>|{ANY_MARK}|[^.\n<>{ANY_MARK}]+\.?|\n+"
@@ -175,8 +175,7 @@ def _bare(asked: Question) -> list[Speech]:
 
 def speak(asked: Question, side: int, number: int, quoted: str, text: str = "") -> Speech:
     """Return a speech that quotes a sentence."""
-    spoken = read_speech(text or argument(quoted), RULES.words, asked.article)
-    return Speech(speaker=RULES.names[side - 1], answer=side, round=number, **spoken._asdict())
+    return RULES.read(text or argument(quoted), asked, side, number)
 
 
 def argument(quoted: str) -> str:

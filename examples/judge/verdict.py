@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from verify.oversight.prompts import read_verdict
-from verify.oversight.protocol import Rules
-from verify.oversight.speech import read_speech
+from oversight.prompts import read_verdict
+from oversight.protocol import Rules
+from oversight.speech import read_speech
 from verify.verifiers import Answer, verifier
 
 

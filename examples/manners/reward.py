@@ -12,12 +12,9 @@ import re
 import tomllib
 from pathlib import Path
 
-from verify.extract import find_answer, find_boxes
 from verify.plugins import Case, reward
-from verify.refusals import plain, visible
+from verify.refusals import answer_boxes, around, visible
 
-BEFORE, AFTER = 400, 240
-"""characters around the box that are read"""
 FEW_WORDS = 3
 """a sentence with fewer words before the box is read together with the one before it"""
 SHORTEST = 4
@@ -64,18 +61,10 @@ def manners(case: Case) -> float:
 def doubt(problem: str, response: str) -> str:
     """Return in words what denies or doubts the answer, "" where nothing does."""
     response = visible(response)
-    ends = {end for _, end in find_answer(response)}
-    boxes = find_boxes(response)
-    answer = [box for box in boxes if box[1] - 1 in ends]
+    answer, others = answer_boxes(response)
     if not answer:
         return ""
-    start, end = answer[0][0], answer[-1][1]
-    first = max(0, start - BEFORE)
-    others = [(left - first, right - first) for left, right in boxes if first <= left and right <= start]
-    head, tail = (
-        text.replace("nything but", "nything_but")
-        for text in (plain(response[first:start], others), plain(response[end : end + AFTER], []))
-    )
+    head, tail = (text.replace("nything but", "nything_but") for text in around(response, answer, others))
     return _doubted_before(head) or _doubted_after(head, tail) or _stepped_back(head, tail, problem.lower())
 
 

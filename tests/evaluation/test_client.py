@@ -27,11 +27,11 @@ from evaluation.client import (
 )
 from evaluation.settings import EvaluationSettings
 from evaluation.tables import compare, read_run
+from oversight.players import ModelPlayer, read_replies
+from oversight.prompts import Ask, PlayerReply
 from shared.chat_endpoint import ChatEndpoint, HttpStatus, explain_error, read_count, refused_parameter
 from tests.evaluation.conftest import Plain, evaluate, records, write_rows
 from tests.serve.conftest import running
-from verify.oversight.players import ModelPlayer, read_replies
-from verify.oversight.question import Ask, Said
 
 BODY = {"messages": [{"role": "user", "content": "x"}]}
 
@@ -194,7 +194,7 @@ def test_refused_parameters_are_left_out_told_once_and_recorded(
 def test_judges_leave_out_what_is_refused(plain: Plain) -> None:
     server = plain(particular)
 
-    async def ask() -> tuple[str, list[Said], set[str]]:
+    async def ask() -> tuple[str, list[PlayerReply], set[str]]:
         judge = ChatEndpoint(server.url, "plain", {}, 20.0)
         player = ModelPlayer(server.url, "plain", {}, 20.0, concurrent=1, tries=1, temperature=1.0, max_tokens=64)
         said = await player.say(Ask(role="judge", purpose="verdict", messages=BODY["messages"]), 1)

@@ -12,10 +12,10 @@ import torch
 from safetensors.torch import load_file
 
 from examples.judge.prepare import MARK, JudgeFiles, draw_rows, make_tokenizer, prepare
+from oversight.prompts import read_verdict
+from oversight.speech import split_thinking
 from shared.errors import ConfigError
 from shared.types import Problem
-from verify.oversight.prompts import read_verdict
-from verify.oversight.speech import split_thinking
 from verify.verifiers import Answer
 
 THOUGHT = r"<think>(.+\?) (.+\.) (\d): (.+)</think>(.*)"

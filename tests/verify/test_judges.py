@@ -173,6 +173,8 @@ def test_reward_models_behind_vllm_and_behind_anything(server: Server) -> None:
         ({"extra": {"robust": 1}}, r"reward.options.robust.of = \[\]: name rewards"),
         ({"extra": {"robust": 1}, "options": {"robust": {"of": ["robust"]}}}, r"of = \['robust'\]: name rewards"),
         ({"extra": {"robust": 1}, "options": {"robust": {"of": ["novelty"]}}}, "name rewards of single completions"),
+        ({"extra": {"robust": 1}, "options": {"robust": {"of": 3}}}, r"reward.options.robust.of = 3: must be"),
+        ({"extra": {"robust": 1}, "options": {"robust": {"members": []}}}, "robust has log_sigmoid, mean, of"),
     ],
 )  # fmt: skip
 def test_settings_of_judges_that_cannot_be(table: dict[str, Any], message: str) -> None:

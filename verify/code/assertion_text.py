@@ -11,7 +11,7 @@ from verify.code.sandbox import assertion_tree
 from verify.code.sandbox.assertion_tree import fails, inside, name_of
 
 _PATCHED = ("builtins.input", "builtins.print", "sys.stdin", "sys.stdout", "sys.stderr")
-"""what a test may replace: the program's sandbox replaces them, too"""
+"""names that a test may replace: the program's sandbox replaces them, too"""
 _APART = {
     "files": (
         "NamedTemporaryFile",
@@ -25,7 +25,7 @@ _APART = {
     "warnings": ("self.assertWarns", "self.assertWarnsRegex", "pytest.warns", "pytest.deprecated_call"),
     "logs": ("self.assertLogs", "self.assertNoLogs"),
 }
-"""what tests and program do not share, with the calls that show that tests need it"""
+"""things that tests and program do not share, with the calls that show that tests need it"""
 _PROCESSES = ("multiprocessing", "subprocess")
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 

@@ -39,7 +39,7 @@ _ASSERTION_RUNNER_BYTES = 600 << 20
 _COMPILER_OUTPUT_BYTES = 1 << 20
 _PROBE_S = 60.0
 ROOM_BYTES = 256 << 20
-"""what C++ programs need on the disk where a sandbox has no memory-backed folder"""
+"""room that C++ programs need on the disk where a sandbox has no memory-backed folder"""
 
 
 class ProgramRun:
@@ -194,7 +194,7 @@ class ProgramRun:
             passed = statuses.count(Status.PASSED)
             if passed == len(tests):
                 return statuses
-            best = max(best, (passed, statuses, self.reason), key=lambda found: found[0])
+            best = max(best, (passed, statuses, self.reason), key=lambda run: run[0])
         self.reason = best[2]
         return best[1]
 

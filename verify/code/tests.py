@@ -53,12 +53,12 @@ class Limits(msgspec.Struct, frozen=True):
     memory_bytes: int = 300 << 20
     """address space of a test"""
     compile_s: float = 10.0
-    """of each command of the compiler: one for a program with its own `main`; for C++ assertions two that compile (the
-    program once more with another reading where the first fails) and five that link, which take a fraction of a
+    """limit of each command of the compiler: one for a program with its own `main`; for C++ assertions two that compile
+    (the program once more with another reading where the first fails) and five that link, which take a fraction of a
     second"""
     max_tests: int = 20
     seed: str = ""
-    """of (problem, group), e.g. "lcb-12/7": the same seed draws the same tests"""
+    """names (problem, group), e.g. "lcb-12/7": the same seed draws the same tests"""
     output_bytes: int = 4 << 20
     """a test may print so much, or four times what is expected where that is more"""
     max_timeouts: int = 2
@@ -74,7 +74,7 @@ class Output(msgspec.Struct, frozen=True, eq=False):
     """PASSED: it ended well, whatever it printed or returned"""
     printed: bytes = b""
     value: Any = None
-    """what the function returned"""
+    """the function's result"""
     changed: list[Any] = []
     """its arguments afterwards, where it returned None"""
 
@@ -86,7 +86,7 @@ class CellOutput(msgspec.Struct, frozen=True):
     stopped: str = ""
     """why it did not come to its end, "" if it did: what it changed is then lost"""
     cpu_s: float = 0.0
-    """of this cell and those before it"""
+    """time of this cell and those before it"""
     raised: bool = False
     """it ended with an exception, whose traceback is printed"""
 
@@ -101,7 +101,7 @@ class ProgramVerdict(msgspec.Struct, frozen=True, eq=False):
     """one line for a human"""
     compile_s: float = 0.0
     cpu_s: float = 0.0
-    """of all tests together"""
+    """time of all tests together"""
 
     @property
     def passed(self) -> int:

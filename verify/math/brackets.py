@@ -26,7 +26,7 @@ class Form(NamedTuple):
     kind: str
     items: tuple[str, ...]
     name: str = ""
-    """what stood before "=", where that was one name"""
+    """the text before "=", where that was one name"""
 
     @property
     def ordered(self) -> bool:

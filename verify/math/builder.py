@@ -76,4 +76,4 @@ def _source(builder: Builder) -> str:
 def _renamed(text: str, names: dict[str, str]) -> str:
     """Replace all names at once, also x by y and y by x."""
     any_name = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
-    return re.sub(rf"(?<![A-Za-z\\])(?:{any_name})(?![A-Za-z_])", lambda found: names[found.group()], text)
+    return re.sub(rf"(?<![A-Za-z\\])(?:{any_name})(?![A-Za-z_])", lambda match: names[match.group()], text)

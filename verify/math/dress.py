@@ -75,10 +75,10 @@ def _without_bytes(text: str) -> str:
 
 def _without_html(text: str) -> str:
     if "&" in text:
-        text = _ENTITY.sub(lambda found: html.unescape(found.group()), text)
+        text = _ENTITY.sub(lambda match: html.unescape(match.group()), text)
     if "<" not in text:
         return text
-    text = _POWERS.sub(lambda found: f"{'^' if found.group(1).casefold() == 'sup' else '_'}{{{found.group(2)}}}", text)
+    text = _POWERS.sub(lambda match: f"{'^' if match.group(1).casefold() == 'sup' else '_'}{{{match.group(2)}}}", text)
     return _TAG.sub(" ", text)
 
 

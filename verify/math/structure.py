@@ -71,7 +71,7 @@ def _expand_signs(items: list[str]) -> list[str]:
 
 def _one_sign(text: str, upper: bool) -> str:
     r"""Replace all \pm and \mp of a text together, by their upper signs or by their lower ones."""
-    return _PM.sub(lambda found: "+" if (found.group(1) == "pm") is upper else "-", text)
+    return _PM.sub(lambda match: "+" if (match.group(1) == "pm") is upper else "-", text)
 
 
 def _by_name(named: re.Match[str], inner: Form) -> Form:

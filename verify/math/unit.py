@@ -134,7 +134,7 @@ def unit(text: str) -> Unit:
     dimensions: dict[str, int] = {}
     factor = Fraction(1)
     text = _MEGA.sub("mega ", text).casefold().strip()
-    text = _BELOW.sub(lambda found: "/" + "/".join(re.split(r"[\s*·]+", found.group(1).strip())), text)
+    text = _BELOW.sub(lambda match: "/" + "/".join(re.split(r"[\s*·]+", match.group(1).strip())), text)
     if "^" in text:
         text = _PRODUCT.sub("*", text)
     parts = [(item, index > 0) for index, parts in enumerate(_PER.split(text))

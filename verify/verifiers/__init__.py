@@ -32,10 +32,10 @@ AnswerIn = Literal["box", "code block", "response"]
 r"""where a response gives its answer: in its last \boxed{...}, in its first fenced block that names a language, or all
 of it is the answer"""
 Needs = Literal["", "answer checker", "sandbox"]
-"""what a verifier is called with in addition to the answer: nothing, an `AnswerChecker`, or a `ProgramVerifier`"""
+"""the second argument of a verifier, after the answer: nothing, an `AnswerChecker`, or a `ProgramVerifier`"""
 DEFAULT = "math"
 REASONING_GYM = "reasoning_gym:"
-"""what the names of reasoning-gym's kinds of problems begin with, as checkers and in data.train"""
+"""prefix of the names of reasoning-gym's kinds of problems, as checkers and in data.train"""
 FORMS: dict[AnswerIn, AnswerFormat] = {
     "box": BOXED_ANSWER,
     "code block": AnswerFormat("the answer in a Markdown block that names its language", "the answer in such a block"),
@@ -72,8 +72,8 @@ class Finding(NamedTuple):
 
 NOT_VERIFIED = Finding(Verdict.OPEN, None, "no verifier is asked: the problem is open")
 Function = Callable[..., Any]
-"""of an `Answer` (and what the verifier needs): whether it is right, the share of it that is right in [0, 1], or a
-`Finding`; or an awaitable of one of these"""
+"""takes an `Answer` (and what the verifier needs); returns whether it is right, the share of it that is right in [0, 1]
+or a `Finding`, or an awaitable of one of these"""
 F = TypeVar("F", bound=Function)
 
 

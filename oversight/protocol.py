@@ -16,9 +16,9 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from verify.oversight import prompts
-from verify.oversight.question import Ask, JudgeVerdict, Play, Question, Role, Said, Speech
-from verify.oversight.speech import clean, end_of_words, read_speech
+from oversight import prompts
+from oversight.prompts import JudgeVerdict, Play, PlayerReply, Question, Role
+from oversight.speech import Speech, clean, end_of_words, read_speech
 
 VOTES = 4
 """replies that a voting judge is asked for at a time"""
@@ -41,6 +41,12 @@ class Rules(NamedTuple):
     names: tuple[str, str] = ("Alice", "Bob")
     """who argues for answer 1 and 2"""
 
+    def read(self, reply: str, question: Question, side: int, number: int, longer: int = 1) -> Speech:
+        """Return the speech for a side in a round; it may be `longer` times as long as the limit."""
+        return read_speech(
+            reply, longer * self.words, question.article, speaker=self.names[side - 1], answer=side, round=number
+        )
+
 
 def marks(secret: str) -> Iterator[str]:
     """Yield marks that nobody can guess who does not know `secret`; the same secret gives the same ones."""
@@ -50,9 +56,9 @@ def marks(secret: str) -> Iterator[str]:
         number += 1
 
 
-def verdict_of(said: Said) -> JudgeVerdict:
+def verdict_of(reply: PlayerReply) -> JudgeVerdict:
     """Return what a reply decides."""
-    return JudgeVerdict(prompts.read_verdict(said.text), said.probability, said.text)
+    return JudgeVerdict(prompts.read_verdict(reply.text), reply.probability, reply.text)
 
 
 def answer(question: Question, secret: str, *, role: Role = "judge", article: bool) -> Play[JudgeVerdict]:
@@ -67,15 +73,15 @@ def vote(question: Question, secret: str, tokens: int) -> Play[JudgeVerdict]:
     source, votes, spent, asked = marks(secret), [0, 0, 0], 0, 0
     while asked == 0 or (spent < tokens and asked < MOST_VOTES):
         replies = yield [prompts.direct(question, source, role="judge", article=False, samples=VOTES)]
-        for said in replies[0]:
-            votes[prompts.read_verdict(said.text) or 0] += 1
-            spent += said.tokens
+        for reply in replies[0]:
+            votes[prompts.read_verdict(reply.text) or 0] += 1
+            spent += reply.tokens
         asked += VOTES
     invalid, first, second = votes
-    told = f"{first} votes for answer 1, {second} for answer 2, {invalid} for none"
+    summary = f"{first} votes for answer 1, {second} for answer 2, {invalid} for none"
     if first == second:
-        return JudgeVerdict(None, 0.5, told)
-    return JudgeVerdict(1 if first > second else 2, first / (first + second), told)
+        return JudgeVerdict(None, 0.5, summary)
+    return JudgeVerdict(1 if first > second else 2, first / (first + second), summary)
 
 
 def debate(question: Question, rules: Rules, secret: str) -> Play[list[Speech]]:
@@ -84,7 +90,7 @@ def debate(question: Question, rules: Rules, secret: str) -> Play[list[Speech]]:
     speeches: list[Speech] = []
     for number in range(1, rules.rounds + 1):
         for sides in [(1, 2)] if rules.simultaneous else [(1,), (2,)]:
-            speeches += yield from _speak(question, sides, number, tuple(speeches), rules, source)
+            speeches += yield from speak(question, sides, number, tuple(speeches), rules, source)
     return speeches
 
 
@@ -98,7 +104,7 @@ def consultancy(question: Question, assigned: int, rules: Rules, secret: str) ->
             text = clean(replies[0][0].text)
             asked = text[: end_of_words(text, JUDGE_WORDS)]
             speeches.append(Speech(speaker="Judge", answer=0, round=number, argument=asked))
-        speeches += yield from _speak(question, (assigned,), number, tuple(speeches), rules, source, alone=True)
+        speeches += yield from speak(question, (assigned,), number, tuple(speeches), rules, source, alone=True)
     return speeches
 
 
@@ -108,31 +114,29 @@ def decide(question: Question, speeches: Sequence[Speech], rules: Rules, secret:
     return verdict_of(replies[0][0])
 
 
-def _speak(
+def speak(
     question: Question, sides: Sequence[int], number: int, heard: Sequence[Speech], rules: Rules,
     source: Iterator[str], *, alone: bool = False,
 ) -> Play[list[Speech]]:  # fmt: skip
     """Return one speech for each of the sides."""
-    asks = [
+    replies = yield [
         prompts.speech(
             question, side, number, heard, words=rules.words, samples=rules.best_of, thinking=rules.thinking,
             names=rules.names, alone=alone, marks=source,
         )
         for side in sides
     ]  # fmt: skip
-    replies = yield asks
-    read = [[read_speech(said.text, rules.words, question.article) for said in drafts] for drafts in replies]
-    places = [0] * len(read)
-    if rules.best_of > 1:
-        choices: list[Ask] = [
-            prompts.choice(question, side, [draft.argument for draft in drafts], source)
-            for side, drafts in zip(sides, read, strict=True)
-        ]
-        replies = yield choices
-        places = [
-            prompts.read_choice(chosen[0].text, len(drafts)) for chosen, drafts in zip(replies, read, strict=True)
-        ]
+    drafts = [
+        [rules.read(reply.text, question, side, number) for reply in of_side]
+        for side, of_side in zip(sides, replies, strict=True)
+    ]
+    if rules.best_of == 1:
+        return [of_side[0] for of_side in drafts]
+    replies = yield [
+        prompts.choice(question, side, [draft.argument for draft in of_side], source)
+        for side, of_side in zip(sides, drafts, strict=True)
+    ]
     return [
-        Speech(speaker=rules.names[side - 1], answer=side, round=number, **drafts[place]._asdict())
-        for side, drafts, place in zip(sides, read, places, strict=True)
+        of_side[prompts.read_choice(chosen[0].text, len(of_side))]
+        for chosen, of_side in zip(replies, drafts, strict=True)
     ]

@@ -6,7 +6,7 @@ import random
 import re
 from collections.abc import Callable
 
-from verify.oversight.question import Ask, Question
+from oversight.prompts import Ask, Question
 
 Script = Callable[[Ask], str]
 ARTICLE = "In the valley of Orm the miller Tove keeps {} in a barn beside the old mill."

@@ -10,26 +10,19 @@ import hashlib
 import math
 import random
 from collections.abc import Callable
-from typing import Any, Generic, Protocol
+from typing import Any, Generic
 
 import msgspec
 
+from oversight.prompts import Ask, Play, PlayerReply, Result
 from shared.chat_endpoint import AGAIN, FAILURES, ApiEndpoint, HttpStatus, read_count
 from shared.json_reader import decode_json
-from verify.oversight.question import Ask, Play, Result, Said
 
 FIRST_WAIT_S, MOST_WAIT_S = 0.5, 30.0
 MAX_REPLY_BYTES = 16 << 20
 SEEDS = 1 << 31
 TOP = 20
-"""log-probs of so many tokens are asked for with a verdict"""
-
-
-class Player(Protocol):
-    """Answers requests."""
-
-    async def say(self, ask: Ask, seed: int) -> list[Said]:
-        """Return `ask.samples` replies, at least one. Raises one of shared.chat_endpoint.FAILURES."""
+"""number of tokens whose log-probs are asked for with a verdict"""
 
 
 class Game(msgspec.Struct, Generic[Result]):
@@ -42,16 +35,16 @@ class Game(msgspec.Struct, Generic[Result]):
     calls: int = 0
 
 
-async def hold(play: Play[Result], choose: Callable[[Ask], Player], seed: str = "") -> Game[Result]:
+async def hold(play: Play[Result], choose: Callable[[Ask], ModelPlayer], seed: str = "") -> Game[Result]:
     """Run a protocol with players. seed: of every request's own seed. Raises what the players raise."""
     game: Game[Any] = Game(None)
     asks = next(play)
     while True:
-        seeds = [_seed(f"{seed}\0{game.calls + place}") for place in range(len(asks))]
-        replies = await asyncio.gather(*(choose(ask).say(ask, own) for ask, own in zip(asks, seeds, strict=True)))
+        numbered = enumerate(asks, game.calls)
+        replies = await asyncio.gather(*(choose(ask).say(ask, _seed(f"{seed}\0{number}")) for number, ask in numbered))
         game.calls += len(asks)
-        game.tokens += sum(said.tokens for one in replies for said in one)
-        game.prompt_tokens += sum(one[0].prompt_tokens for one in replies)
+        game.tokens += sum(reply.tokens for samples in replies for reply in samples)
+        game.prompt_tokens += sum(samples[0].prompt_tokens for samples in replies)
         try:
             asks = play.send(list(replies))
         except StopIteration as end:
@@ -74,8 +67,8 @@ class ModelPlayer(ApiEndpoint):
         super().__init__(url, model, headers, deadline_s, concurrent)
         self.tries, self.temperature, self.max_tokens = tries, temperature, max_tokens
 
-    async def say(self, ask: Ask, seed: int) -> list[Said]:
-        """Return the replies; busy servers are asked again. Raises one of FAILURES."""
+    async def say(self, ask: Ask, seed: int) -> list[PlayerReply]:
+        """Return `ask.samples` replies; busy servers are asked again. Raises one of FAILURES."""
         body: dict[str, Any] = {
             "model": self.model, "messages": ask.messages, "max_tokens": self.max_tokens, "seed": seed,
             "temperature": 0.0 if ask.greedy else self.temperature, "n": ask.samples,
@@ -101,12 +94,12 @@ class _Token(msgspec.Struct):
     logprob: float
 
 
-class _Place(_Token):
+class _Position(_Token):
     top_logprobs: list[_Token] = []
 
 
 class _Logprobs(msgspec.Struct):
-    content: list[_Place] | None = None
+    content: list[_Position] | None = None
 
 
 class _Message(msgspec.Struct):
@@ -123,28 +116,28 @@ class _Completion(msgspec.Struct):
     usage: Any = None
 
 
-def read_replies(data: bytes) -> list[Said]:
+def read_replies(data: bytes) -> list[PlayerReply]:
     """Return the replies of a response of /chat/completions. Raises ValueError if it holds none.
 
     Without a count of tokens a reply counts a token for every four characters, begun ones included.
     """
     try:
-        found = decode_json(data, _Completion)
+        completion = decode_json(data, _Completion)
     except msgspec.DecodeError as error:
         raise ValueError(f"no chat completion: {error}") from None
-    if not found.choices:
+    if not completion.choices:
         raise ValueError("a response without choices")
-    texts = [_text(choice.message.content) for choice in found.choices]
-    usage = found.usage if isinstance(found.usage, dict) else {}
+    texts = [_text(choice.message.content) for choice in completion.choices]
+    usage = completion.usage if isinstance(completion.usage, dict) else {}
     lengths = [-(-len(text) // 4) for text in texts]
     counted, prompt_tokens = (read_count(usage.get(name)) for name in ("completion_tokens", "prompt_tokens"))
     total = sum(lengths) if counted is None else counted
     return [
-        Said(
+        PlayerReply(
             text, probability_of_first(choice.logprobs.content or []) if choice.logprobs else None,
-            total * (place + 1) // len(texts) - total * place // len(texts), prompt_tokens or 0,
+            total * (number + 1) // len(texts) - total * number // len(texts), prompt_tokens or 0,
         )
-        for place, (text, choice) in enumerate(zip(texts, found.choices, strict=True))
+        for number, (text, choice) in enumerate(zip(texts, completion.choices, strict=True))
     ]  # fmt: skip
 
 
@@ -155,14 +148,14 @@ def _text(content: str | list[dict[str, Any]] | None) -> str:
     return content or ""
 
 
-def probability_of_first(places: list[_Place]) -> float | None:
+def probability_of_first(positions: list[_Position]) -> float | None:
     """Return p(1) / (p(1) + p(2)) at the last token that is one of them; None if there is none."""
-    for place in reversed(places):
-        if place.token.strip(" <>*:\n") in ("1", "2"):
+    for position in reversed(positions):
+        if position.token.strip(" <>*:\n") in ("1", "2"):
             weights = {"1": 0.0, "2": 0.0}
-            for one in place.top_logprobs or [place]:
-                if (name := one.token.strip(" <>*:\n")) in weights:
-                    weights[name] += math.exp(min(one.logprob, 0.0))
+            for token in position.top_logprobs or [position]:
+                if (name := token.token.strip(" <>*:\n")) in weights:
+                    weights[name] += math.exp(min(token.logprob, 0.0))
             total = weights["1"] + weights["2"]
             return weights["1"] / total if total else None
     return None

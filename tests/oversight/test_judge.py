@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from oversight.judge import DebateEndpoint, answers_alike, draw_pairs
 from shared.config import Config
 from shared.errors import ConfigError
 from shared.types import Problem, Reward, Verdict
@@ -17,7 +18,6 @@ from tests.verify.test_judges import ESSAY, THOUGHT, Server, server, settled
 from tests.verify.test_plugins import settings
 from trainer.check.remarks import objective_lines
 from verify.chosen_rewards import choose
-from verify.debate_judge import DebateEndpoint, answers_alike, draw_pairs
 from verify.plugins import Case
 
 __all__ = ["server"]
@@ -171,7 +171,7 @@ def test_prose_debates_word_for_word() -> None:
 
 
 def test_a_dead_player_leaves_the_group_ungraded(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("verify.oversight.players.FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr("oversight.players.FIRST_WAIT_S", 0.01)
     server.decide = lambda body: None if body["model"] == "critic" else "Answer: 1"
     rewards, _ = settled([EIGHT, NINE], SUM, **table(server))
     assert [one.verdict for one in rewards] == [Verdict.CRASH] * 2

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from fastapi.responses import JSONResponse
 
-from evaluation.oversight.__main__ import main
+from oversight.__main__ import main
 from tests.evaluation.conftest import Plain, write_rows
-from tests.evaluation.oversight.conftest import scripted_reply
+from tests.oversight.conftest import scripted_reply
 
 QUESTIONS = 6
 

@@ -8,10 +8,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from evaluation.oversight.figures import Json, contests, measure, summarise
-from evaluation.oversight.games import GameKey, GameRecord
-from tests.verify.oversight.rehearsal import rehearse
-from tests.verify.oversight.scripted import (
+from oversight import protocol
+from oversight.figures import Json, contests, measure, summarise
+from oversight.games import GameKey, GameRecord
+from oversight.prompts import Ask, Question
+from oversight.protocol import Rules
+from oversight.speech import Speech
+from tests.oversight.rehearsal import rehearse
+from tests.oversight.scripted import (
     Script,
     agent,
     believing,
@@ -21,9 +25,6 @@ from tests.verify.oversight.scripted import (
     speeches,
     trusting,
 )
-from verify.oversight import protocol
-from verify.oversight.protocol import Rules
-from verify.oversight.question import Ask, Question, Speech
 
 RIGHT, QUOTE = 0.8, 0.9
 SHOWN = QUOTE + (1 - QUOTE) / 2

@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from oversight.prompts import Ask
 from tests.evaluation.conftest import Plain as Plain
 from tests.evaluation.conftest import plain as plain
-from tests.verify.oversight.scripted import agent, trusting
-from verify.oversight.question import Ask
+from tests.oversight.scripted import agent, trusting
 
 
 def scripted_reply(body: dict[str, Any], number: int) -> str:

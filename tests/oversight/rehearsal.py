@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from verify.oversight.question import Ask, Play, Result, Said
+from oversight.prompts import Ask, Play, PlayerReply, Result
 
 
 def rehearse(play: Play[Result], script: Callable[[Ask], str]) -> Result:
@@ -12,7 +12,7 @@ def rehearse(play: Play[Result], script: Callable[[Ask], str]) -> Result:
     asks = next(play)
     while True:
         try:
-            asks = play.send([[Said(script(ask))] for ask in asks])
+            asks = play.send([[PlayerReply(script(ask))] for ask in asks])
         except StopIteration as end:
             result: Result = end.value
             return result

@@ -14,10 +14,10 @@ from __future__ import annotations
 import html
 import re
 import unicodedata
-from typing import NamedTuple
+
+import msgspec
 
 from shared.reasoning_tags import CONTROL, TEXT
-from verify.oversight.question import Passage
 
 LEAST_WORDS = 4
 WORD_CHARACTERS = 12
@@ -39,24 +39,43 @@ _ALIKE = str.maketrans("\u0430\u03b1\u02514@\u0435\u03b53\u04555$\u0440\u03c1\u0
 """letters of other scripts, and digits, that look like those of "passage\""""
 
 
-class ReadSpeech(NamedTuple):
-    """The parts of a speech."""
+class Passage(msgspec.Struct, frozen=True):
+    """A quotation in a speech."""
 
+    text: str
+    verified: bool
+    """whether the article holds it word for word"""
+
+
+class Speech(msgspec.Struct, frozen=True, kw_only=True):
+    """One turn of a debate or a consultancy."""
+
+    speaker: str
+    answer: int
+    """1 or 2, the answer that the speaker argues for; 0 for a question of the judge"""
+    round: int
+    """counted from 1"""
     argument: str
-    """with <v_passage> and <u_passage>"""
-    thinking: str
-    passages: tuple[Passage, ...]
-    cut: bool
+    """the text for opponent and judge, with <v_passage> and <u_passage>"""
+    thinking: str = ""
+    """hidden from everybody else"""
+    passages: tuple[Passage, ...] = ()
+    cut: bool = False
+    """whether it was longer than allowed"""
 
 
-def read_speech(text: str, words: int, article: str = "") -> ReadSpeech:
-    """Return the parts of what a debater said. words: limit of the argument."""
+def read_speech(
+    text: str, words: int, article: str = "", *, speaker: str = "", answer: int = 0, round: int = 1
+) -> Speech:
+    """Return the speech that a debater's reply holds. words: limit of the argument."""
     thinking, argument = split_thinking(text)
     most = MORE * words * WORD_CHARACTERS
     shown = clean(argument[:most])
     end = end_of_words(shown, words)
     marked, passages = mark_passages(shown[:end], article)
-    return ReadSpeech(marked, thinking, passages, len(argument) > most or end < len(shown.rstrip()))
+    cut = len(argument) > most or end < len(shown.rstrip())
+    return Speech(speaker=speaker, answer=answer, round=round, argument=marked, thinking=thinking, passages=passages,
+                  cut=cut)  # fmt: skip
 
 
 def strip_reasoning(text: str) -> tuple[str, str]:
@@ -79,13 +98,13 @@ def split_thinking(text: str) -> tuple[str, str]:
     """Return thinking and argument of a speech. Without the heading "Argument:" all is argument, or all is thinking
     where there is a heading "Thinking:"."""
     thinking, text = strip_reasoning(text)
-    found = list(_HEADING.finditer(text))
-    if not found:
+    headings = list(_HEADING.finditer(text))
+    if not headings:
         return thinking, text
     shown: list[str] = []
-    hidden = [thinking, text[: found[0].start()]]
-    for number, heading in enumerate(found):
-        end = found[number + 1].start() if number + 1 < len(found) else len(text)
+    hidden = [thinking, text[: headings[0].start()]]
+    for number, heading in enumerate(headings):
+        end = headings[number + 1].start() if number + 1 < len(headings) else len(text)
         (shown if heading.group(1).lower() == "argument" else hidden).append(text[heading.end() : end].strip())
     return "\n".join(filter(None, (part.strip() for part in hidden))), "\n".join(filter(None, shown))
 
@@ -102,11 +121,11 @@ def clean(text: str) -> str:
 
 
 def _keep(tag: re.Match[str]) -> str:
-    found = tag.group()
-    if found.lower() in ("<passage>", "</passage>"):
-        return found.lower()
-    spelt = unicodedata.normalize("NFKD", found).lower().translate(_ALIKE)
-    return "" if "pass" in "".join(filter(str.isalpha, spelt)) else found
+    text = tag.group()
+    if text.lower() in ("<passage>", "</passage>"):
+        return text.lower()
+    spelt = unicodedata.normalize("NFKD", text).lower().translate(_ALIKE)
+    return "" if "pass" in "".join(filter(str.isalpha, spelt)) else text
 
 
 def end_of_words(text: str, words: int) -> int:
@@ -128,27 +147,27 @@ def plain(text: str) -> str:
 
 def mark_passages(argument: str, article: str) -> tuple[str, tuple[Passage, ...]]:
     """Return an argument whose passages are marked as verified or not, and the passages."""
-    found: list[Passage] = []
+    passages: list[Passage] = []
     source = f" {plain(article)} "
 
     def mark(match: re.Match[str]) -> str:
         text = match.group(1).replace("</passage>", "").strip()
-        wanted = plain(text)
-        verified = len(_WORD.findall(wanted)) >= LEAST_WORDS and _holds(source, wanted)
-        found.append(Passage(text, verified))
+        quoted = plain(text)
+        verified = len(_WORD.findall(quoted)) >= LEAST_WORDS and _holds(source, quoted)
+        passages.append(Passage(text, verified))
         name = "v_passage" if verified else "u_passage"
         return f"<{name}>{text}</{name}>"
 
     marked = _PASSAGE.sub(mark, argument).replace("</passage>", "").replace("<passage>", "")
-    return marked.strip(), tuple(found)
+    return marked.strip(), tuple(passages)
 
 
-def _holds(source: str, wanted: str) -> bool:
+def _holds(source: str, quoted: str) -> bool:
     """Whether an article holds a passage that neither begins nor ends inside of a word."""
-    place = source.find(wanted)
-    while place >= 0:
-        around = source[place - 1], source[place + len(wanted)]
-        if not (around[0].isalnum() and wanted[0].isalnum()) and not (around[1].isalnum() and wanted[-1].isalnum()):
+    start = source.find(quoted)
+    while start >= 0:
+        around = source[start - 1], source[start + len(quoted)]
+        if not (around[0].isalnum() and quoted[0].isalnum()) and not (around[1].isalnum() and quoted[-1].isalnum()):
             return True
-        place = source.find(wanted, place + 1)
+        start = source.find(quoted, start + 1)
     return False

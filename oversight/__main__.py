@@ -1,4 +1,4 @@
-"""Evaluate oversight: `python -m evaluation.oversight stories --agents A@URL --judges B@URL`; `--help` says all."""
+"""Evaluate oversight: `python -m oversight stories --agents A@URL --judges B@URL`; `--help` says all."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from pathlib import Path
 
 from evaluation import tables
 from evaluation.client import START_S, weights_of
-from evaluation.oversight import page
-from evaluation.oversight.figures import Json, summarise
-from evaluation.oversight.games import GamePlayer, OversightFolder, identify, jobs_of
-from evaluation.oversight.questions import read_tasks
-from evaluation.oversight.settings import OversightSettings, load
 from evaluation.runner import work_through
+from oversight import page
+from oversight.figures import summarise
+from oversight.games import GamePlayer, OversightFolder, jobs_of
+from oversight.players import ModelPlayer
+from oversight.prompts import Question
+from oversight.questions import read_tasks
+from oversight.settings import OversightSettings, load
 from shared.atomic_write import append_line, write_whole
 from shared.chat_endpoint import FAILURES
 from shared.clean_text import clean
@@ -26,8 +28,6 @@ from shared.errors import ConfigError, run_command
 from shared.json_reader import parse_json
 from shared.progress import CleanConsole, duration
 from shared.progress_bar import ProgressBar
-from verify.oversight.players import ModelPlayer
-from verify.oversight.question import Question
 
 RESULTS, SUMMARY, REPORT, LAUNCHES = "results.json", "summary.md", "report.html", "launches.jsonl"
 
@@ -51,8 +51,8 @@ async def play(settings: OversightSettings, tasks: dict[str, list[Question]], st
     everybody = [player for one in players for player in one.values()]
     try:
         weights = {player.model: await weights_of_player(player) for player in everybody}
-        with OversightFolder(Path(settings.out), identify(settings, weights)) as folder:
-            games = GamePlayer(settings, folder, dict(players[0]), dict(players[1]))
+        with OversightFolder(settings, weights) as folder:
+            games = GamePlayer(settings, folder, *players)
             jobs = list(jobs_of(tasks, settings, list(players[0]), list(players[1])))
             left = [job for job in jobs if games.missing(job)]
             launch = {"began": datetime.now(UTC).isoformat(timespec="seconds"), "missing": len(left),
@@ -73,18 +73,13 @@ async def play(settings: OversightSettings, tasks: dict[str, list[Question]], st
             keys = {key for job in jobs for key in job.keys}
             records = {key: record for key, record in folder.rows.items() if key in keys}
             results = await asyncio.to_thread(summarise, records.values(), settings.seed)
-            write(folder.folder, results, {REPORT: page.render(results, tasks, records)})
+            write_whole(folder.folder / RESULTS, json.dumps(results, indent=1, sort_keys=True) + "\n")
+            write_whole(folder.folder / SUMMARY, page.markdown(results))
+            write_whole(folder.folder / REPORT, page.render(results, tasks, records))
             return True, len(games.failed)
     finally:
         for player in everybody:
             await player.close()
-
-
-def write(folder: Path, results: Json, pages: dict[str, str]) -> None:
-    """Write results.json, summary.md and report.html."""
-    text = json.dumps(results, indent=1, sort_keys=True) + "\n"
-    for name, content in {RESULTS: text, SUMMARY: page.markdown(results), **pages}.items():
-        write_whole(folder / name, content)
 
 
 async def evaluate(settings: OversightSettings) -> int:
@@ -103,9 +98,9 @@ async def evaluate(settings: OversightSettings) -> int:
     for table in page.tables_of(parse_json((Path(settings.out) / RESULTS).read_bytes())):
         console.print(table.rich())
     took = duration(time.monotonic() - began)
-    told = f"; {failed} games failed: the same command plays them again" if failed else ""
+    again = f"; {failed} games failed: the same command plays them again" if failed else ""
     console.print(
-        f"{settings.out}: {RESULTS}, {SUMMARY}, {REPORT} (open it in a browser); {took}{told}", soft_wrap=True
+        f"{settings.out}: {RESULTS}, {SUMMARY}, {REPORT} (open it in a browser); {took}{again}", soft_wrap=True
     )
     return int(failed > 0)
 

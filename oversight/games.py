@@ -15,19 +15,20 @@ import secrets
 from collections.abc import Callable, Iterator
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
-from evaluation.oversight.settings import OversightSettings
 from evaluation.samples import REPAIR
+from oversight import protocol
+from oversight.players import Game, ModelPlayer, hold
+from oversight.prompts import Ask, JudgeVerdict, Question, Role
+from oversight.protocol import Rules
+from oversight.settings import OversightSettings
+from oversight.speech import Speech
 from shared.chat_endpoint import FAILURES
 from shared.errors import ConfigError, RunError
 from shared.journal import Journal
-from verify.oversight import protocol
-from verify.oversight.players import Game, Player, hold
-from verify.oversight.protocol import Rules
-from verify.oversight.question import Ask, JudgeVerdict, Question, Speech
 from verify.records import fingerprint
 
 IDENTITY, GAMES, FORMAT = "oversight.json", "games.jsonl", 1
@@ -42,7 +43,7 @@ class GameKey(NamedTuple):
 
     task: str
     id: str
-    """of the question"""
+    """the question's id"""
     order: int
     """1: the answers as the task gives them; 2: the other way round"""
     protocol: str
@@ -71,7 +72,7 @@ class GameRecord(msgspec.Struct, kw_only=True):
     prompt_tokens: int = 0
     calls: int = 0
     spoken: tuple[int, int, int] = (0, 0, 0)
-    """of these what the speeches took, for other judges of the same debate: tokens, prompt tokens, calls"""
+    """tokens, prompt tokens and calls that the speeches took, for other judges of the same debate"""
 
 
 def mark_of(question: Question) -> str:
@@ -80,23 +81,18 @@ def mark_of(question: Question) -> str:
 
 
 class OversightFolder(Journal[GameKey, GameRecord]):
-    """The folder of an evaluation, locked by its launch: `with OversightFolder(path, identity) as folder: ...`."""
+    """The folder of an evaluation, locked by its launch: `with OversightFolder(settings, weights) as folder: ...`."""
 
-    def __init__(self, folder: Path, identity: dict[str, Any]):
-        """Models may be added later. Raises ConfigError if the folder was made with other settings or is in use, and
-        DataError."""
-        folder.mkdir(parents=True, exist_ok=True)
-        self.folder = folder
+    def __init__(self, settings: OversightSettings, weights: dict[str, str]):
+        """Models may be added later. weights: model -> name of its weights, "" if its server reports none. Raises
+        ConfigError if the folder was made with other settings or is in use, and DataError."""
+        self.folder = Path(settings.out)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        identity = {"format": FORMAT, **{name: getattr(settings, name) for name in COMMON}, "weights": weights}
         super().__init__(
-            folder / GAMES, GameRecord, attrgetter("key"), {"format": FORMAT, **identity}, REPAIR,
-            where=f"out = {folder}", header=folder / IDENTITY, grows=("weights",),
-            once={"secret": secrets.token_hex(16)},
+            self.folder / GAMES, GameRecord, attrgetter("key"), identity, REPAIR, where=f"out = {self.folder}",
+            header=self.folder / IDENTITY, grows=("weights",), once={"secret": secrets.token_hex(16)},
         )  # fmt: skip
-
-
-def identify(settings: OversightSettings, weights: dict[str, str]) -> dict[str, Any]:
-    """Return what all games have in common. weights: model -> name of its weights, "" if its server tells none."""
-    return {name: getattr(settings, name) for name in COMMON} | {"weights": weights}
 
 
 class GameJob(NamedTuple):
@@ -111,48 +107,50 @@ def jobs_of(
     tasks: dict[str, list[Question]], settings: OversightSettings, agents: list[str], judges: list[str]
 ) -> Iterator[GameJob]:
     """Yield all jobs; those that need the length of a debate come last."""
-    wanted = settings.protocols
+    chosen = settings.protocols
     asked = [
-        (task, order, one if order == 1 else one.swapped())
+        (GameKey(task, question.id, order, ""), question if order == 1 else question.swapped())
         for task, questions in tasks.items()
-        for one in questions
+        for question in questions
         for order in (1, 2)
     ]
-    for task, order, one in asked:
-        base = GameKey(task, one.id, order, "")
-        if "debate" in wanted or "consultancy" in wanted:
+    for base, question in asked:
+        if "debate" in chosen or "consultancy" in chosen:
             for agent in agents:
-                yield GameJob(one, [base._replace(protocol="agent", agent=agent)])
+                yield GameJob(question, [base._replace(protocol="agent", agent=agent)])
         for judge in judges:
             for name in ("qa", "qa_article"):
-                if name in wanted and (name == "qa" or one.article):
-                    yield GameJob(one, [base._replace(protocol=name, judge=judge)])
+                if name in chosen and (name == "qa" or question.article):
+                    yield GameJob(question, [base._replace(protocol=name, judge=judge)])
         for agent in agents:
-            held = base._replace(agent=agent, opponent=agent)
-            if "consultancy" in wanted:
+            if "consultancy" in chosen:
                 for judge in judges:
                     for assigned in (1, 2):
                         key = base._replace(protocol="consultancy", assigned=assigned, agent=agent, judge=judge)
-                        yield GameJob(one, [key])
-            if "debate" in wanted:
-                yield GameJob(one, [held._replace(protocol="debate", judge=judge) for judge in judges])
+                        yield GameJob(question, [key])
+            if "debate" in chosen:
+                yield _debate(base._replace(protocol="debate", agent=agent, opponent=agent), question, judges)
     rng = random.Random(f"{settings.seed} elo")
-    for task, order, one in [rng.choice(asked) for _ in range(settings.elo_games)]:
+    for base, question in [rng.choice(asked) for _ in range(settings.elo_games)]:
         first, second = rng.choice(agents), rng.choice(agents)
-        key = GameKey(task, one.id, order, "elo", 0, first, second)
-        yield GameJob(one, [key._replace(judge=judge) for judge in judges])
-    if "votes" in wanted:
-        for task, order, one in asked:
+        yield _debate(base._replace(protocol="elo", agent=first, opponent=second), question, judges)
+    if "votes" in chosen:
+        for base, question in asked:
             for judge in judges:
-                yield GameJob(one, [GameKey(task, one.id, order, "votes", 0, agents[0], "", judge)])
+                yield GameJob(question, [base._replace(protocol="votes", agent=agents[0], judge=judge)])
+
+
+def _debate(base: GameKey, question: Question, judges: list[str]) -> GameJob:
+    return GameJob(question, [base._replace(judge=judge) for judge in judges])
 
 
 class GamePlayer:
     """Plays the missing games of a folder."""
 
     def __init__(
-        self, settings: OversightSettings, folder: OversightFolder, agents: dict[str, Player], judges: dict[str, Player]
-    ):
+        self, settings: OversightSettings, folder: OversightFolder, agents: dict[str, ModelPlayer],
+        judges: dict[str, ModelPlayer],
+    ):  # fmt: skip
         self.settings, self.folder, self.agents, self.judges = settings, folder, agents, judges
         self.failed: list[str] = []
         self._in_a_row = 0
@@ -188,10 +186,10 @@ class GamePlayer:
             return
         speeches: Game[list[Speech]] = Game([])
         if keys[0].protocol in ("debate", "elo"):
-            speeches = self._held(job) or await self._hold(keys[0]._replace(judge=""), question)
+            speeches = self._recorded(job) or await self._argue(keys[0]._replace(judge=""), question)
         for key in keys:
             if key.protocol == "consultancy":
-                speeches = await self._hold(key, question)
+                speeches = await self._argue(key, question)
             verdict = await self._decide(key, question, speeches.result)
             spoken = (speeches.tokens, speeches.prompt_tokens, speeches.calls)
             self.folder.add(GameRecord(
@@ -200,49 +198,42 @@ class GamePlayer:
                 prompt_tokens=spoken[1] + verdict.prompt_tokens, calls=spoken[2] + verdict.calls,
             ))  # fmt: skip
 
-    def _held(self, job: GameJob) -> Game[list[Speech]] | None:
+    def _recorded(self, job: GameJob) -> Game[list[Speech]] | None:
         """Return the speeches of a debate that another judge has decided."""
         for record in filter(None, map(self.folder.rows.get, job.keys)):
             return Game(record.speeches, *record.spoken)
         return None
 
-    def _secret(self, key: GameKey) -> str:
-        return "\0".join((self.folder.identity["secret"], *map(str, key)))
+    async def _argue(self, key: GameKey, question: Question) -> Game[list[Speech]]:
+        rules, secret = self.settings.rules(), _seed(self.folder.identity["secret"], key)
+        if key.protocol == "consultancy":
+            play = protocol.consultancy(question, key.assigned, rules, secret)
+        else:
+            play = protocol.debate(question, rules._replace(rounds=1) if key.protocol == "elo" else rules, secret)
+        return await hold(play, self._choose(key), _seed(self.settings.seed, key))
 
-    def _choose(self, key: GameKey) -> Callable[[Ask], Player]:
-        def choose(ask: Ask) -> Player:
+    async def _decide(self, key: GameKey, question: Question, speeches: list[Speech]) -> Game[JudgeVerdict]:
+        secret = _seed(self.folder.identity["secret"], key)
+        if key.protocol == "votes":
+            debate = self.folder.rows.get(key._replace(protocol="debate", opponent=key.agent))
+            if debate is None:
+                raise ValueError("the debate whose tokens it may spend has failed")
+            play = protocol.vote(question, secret, debate.tokens)
+        elif speeches:
+            play = protocol.decide(question, speeches, Rules(), secret)
+        else:
+            role: Role = "agent" if key.protocol == "agent" else "judge"
+            play = protocol.answer(question, secret, role=role, article=key.protocol in ("agent", "qa_article"))
+        return await hold(play, self._choose(key), f"{_seed(self.settings.seed, key)}\0verdict")
+
+    def _choose(self, key: GameKey) -> Callable[[Ask], ModelPlayer]:
+        def choose(ask: Ask) -> ModelPlayer:
             if ask.role == "judge":
                 return self.judges[key.judge]
             return self.agents[key.opponent if ask.answer == 2 and key.opponent else key.agent]
 
         return choose
 
-    async def _hold(self, key: GameKey, question: Question) -> Game[list[Speech]]:
-        rules, secret = self.settings.rules(), self._secret(key)
-        if key.protocol == "elo":
-            rules = rules._replace(rounds=1)
-        play = (
-            protocol.consultancy(question, key.assigned, rules, secret)
-            if key.protocol == "consultancy"
-            else protocol.debate(question, rules, secret)
-        )
-        return await hold(play, self._choose(key), self._seed(key))
 
-    async def _decide(self, key: GameKey, question: Question, speeches: list[Speech]) -> Game[JudgeVerdict]:
-        secret, rules = self._secret(key), Rules()
-        if key.protocol == "votes":
-            debate = key._replace(protocol="debate", opponent=key.agent)
-            held = self.folder.rows.get(debate)
-            if held is None:
-                raise ValueError("the debate whose tokens it may spend has failed")
-            play = protocol.vote(question, secret, held.tokens)
-        elif speeches:
-            play = protocol.decide(question, speeches, rules, secret)
-        else:
-            article = key.protocol in ("agent", "qa_article")
-            role: Any = "agent" if key.protocol == "agent" else "judge"
-            play = protocol.answer(question, secret, role=role, article=article)
-        return await hold(play, self._choose(key), f"{self._seed(key)}\0verdict")
-
-    def _seed(self, key: GameKey) -> str:
-        return "\0".join((str(self.settings.seed), *map(str, key)))
+def _seed(secret: str | int, key: GameKey) -> str:
+    return "\0".join(map(str, (secret, *key)))

@@ -1,4 +1,4 @@
-"""What agents and judges are asked. The wording is ours; its parts are those of Kenton et al. 2024, appendix H.
+"""The requests to agents and judges. The wording is ours; its parts are those of Kenton et al. 2024, appendix H.
 
 There is no system role. Every text that somebody else wrote stands between marks that its author cannot know, a new one
 for each request.
@@ -7,10 +7,76 @@ for each request.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from typing import Literal, TypeVar
 
-from verify.oversight.question import Ask, Question, Speech
-from verify.oversight.speech import strip_reasoning
+import msgspec
+
+from oversight.speech import Speech, strip_reasoning
+
+Result = TypeVar("Result")
+Role = Literal["agent", "judge"]
+Purpose = Literal["verdict", "speech", "choice", "question"]
+
+
+class Question(msgspec.Struct, frozen=True, kw_only=True):
+    """A question with two answers, of which one is right."""
+
+    id: str
+    text: str
+    answers: tuple[str, str]
+    right: int | None
+    """the right answer, 1 or 2; None if nobody knows it"""
+    article: str = ""
+    """a text that agents may read and the judge may not; "" for a closed question"""
+
+    def swapped(self) -> Question:
+        """Return the same question with its answers in the other order."""
+        right = None if self.right is None else 3 - self.right
+        return msgspec.structs.replace(self, answers=self.answers[::-1], right=right)
+
+
+class JudgeVerdict(msgspec.Struct, frozen=True):
+    """What a judge decided."""
+
+    answer: int | None
+    """1 or 2; None if the reply names none"""
+    probability: float | None = None
+    """p(answer 1), from the log-probs of the reply where the endpoint reports them"""
+    reply: str = ""
+
+    def score(self, answer: int | None) -> float:
+        """Return 1 if the verdict is `answer`, 0 if it is the other one, and 0.5, a coin's share, if it is none."""
+        return 0.5 if self.answer is None else float(self.answer == answer)
+
+
+class Ask(msgspec.Struct, frozen=True, kw_only=True):
+    """One request to a player."""
+
+    role: Role
+    purpose: Purpose
+    messages: list[dict[str, str]]
+    answer: int = 0
+    """the answer that the speaker argues for, 0 for none"""
+    round: int = 0
+    samples: int = 1
+    greedy: bool = True
+    """whether the most likely reply is asked for, not a sampled one"""
+
+
+class PlayerReply(msgspec.Struct, frozen=True):
+    """One reply of a player."""
+
+    text: str
+    probability: float | None = None
+    """p(answer 1) against answer 2, where the reply names one and log-probs are known"""
+    tokens: int = 0
+    """sampled tokens"""
+    prompt_tokens: int = 0
+
+
+Play = Generator[list[Ask], list[list[PlayerReply]], Result]
+"""A protocol: yields requests that may be made at the same time, receives [requests][samples] replies, and returns."""
 
 LETTERS = "abcdefghijklmnop"
 _VERDICT = re.compile(r"answer\W{0,6}([12])(?![\d|])(?!\s*\|)", re.IGNORECASE)
@@ -62,7 +128,7 @@ def posed(question: Question, mark: str, *, article: bool) -> str:
 
 def spoken(speeches: Sequence[Speech], mark: str) -> str:
     """Return a transcript."""
-    return "\n\n".join(f"ROUND {one.round}, {one.speaker} {mark}\n{one.argument}\n{mark}" for one in speeches)
+    return "\n\n".join(f"ROUND {turn.round}, {turn.speaker} {mark}\n{turn.argument}\n{mark}" for turn in speeches)
 
 
 def _message(*parts: str) -> list[dict[str, str]]:
@@ -145,13 +211,13 @@ def inquiry(question: Question, heard: Sequence[Speech], words: int, marks: Iter
 def read_verdict(reply: str) -> int | None:
     """Return the answer, 1 or 2, that a reply states: the last "Answer: n", or a reply that is nothing else."""
     text = strip_reasoning(reply)[1]
-    found = _VERDICT.findall(text)
+    stated = _VERDICT.findall(text)
     bare = text.strip(" \n\t<>().*")
-    return int(found[-1]) if found else int(bare) if bare in ("1", "2") else None
+    return int(stated[-1]) if stated else int(bare) if bare in ("1", "2") else None
 
 
 def read_choice(reply: str, drafts: int) -> int:
     """Return the place of the draft that a reply chooses; 0, the first one, if it names none."""
-    found = _CHOICE.findall(strip_reasoning(reply)[1])
-    place = LETTERS.index(found[-1].lower()) if found else 0
-    return place if place < drafts else 0
+    letters = _CHOICE.findall(strip_reasoning(reply)[1])
+    number = LETTERS.index(letters[-1].lower()) if letters else 0
+    return number if number < drafts else 0

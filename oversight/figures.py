@@ -17,7 +17,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from evaluation.oversight.games import GameKey, GameRecord
+import msgspec
+
+from oversight.games import GameKey, GameRecord
 from shared.statistics import elo, elo_intervals, mean_and_half_width, paired_permutation
 
 Json = dict[str, Any]
@@ -38,38 +40,36 @@ class Contest(NamedTuple):
 
 def summarise(records: Iterable[GameRecord], seed: int = 0) -> Json:
     """Return all figures."""
-    found = {record.key: record for record in records}
-    games = contests(found)
-    scores = {contest: by_question(of) for contest, of in games.items()}
+    played = {record.key: record for record in records}
+    games = contests(played)
+    scores = {contest: by_question(records) for contest, records in games.items()}
     return {
         "contests": measure(games),
-        "agents": _agents(found.values()),
+        "agents": _agents(played.values()),
         "tests": list(_tests(scores, seed)),
-        "elo": {judge: _elo(found.values(), judge, seed) for judge in sorted({one.judge for one in games})},
+        "elo": {judge: _elo(played.values(), judge, seed) for judge in sorted({contest.judge for contest in games})},
     }
 
 
 def measure(games: Mapping[Contest, list[GameRecord]]) -> list[Json]:
     """Return accuracy, bias and persuasion of each contest."""
-    listed = sorted(games, key=lambda one: (one.task, one.judge, one.agent, ORDER.index(one.protocol)))
-    return [{**contest._asdict(), **_figures(games[contest], by_question(games[contest]))} for contest in listed]
+    listed = sorted(games, key=lambda contest: (*contest[:3], ORDER.index(contest.protocol)))
+    return [{**contest._asdict(), **_figures(games[contest])} for contest in listed]
 
 
 def contests(records: Mapping[GameKey, GameRecord]) -> dict[Contest, list[GameRecord]]:
     """Return the games of each contest; those of open ones are chosen from the assigned ones."""
-    found: dict[Contest, list[GameRecord]] = defaultdict(list)
+    games: dict[Contest, list[GameRecord]] = defaultdict(list)
     for key, record in records.items():
         if key.protocol not in ORDER or record.right is None:
             continue
-        agent = "" if key.protocol == "votes" else key.agent
-        found[Contest(key.task, key.judge, agent, key.protocol)].append(record)
+        contest = Contest(key.task, key.judge, "" if key.protocol == "votes" else key.agent, key.protocol)
+        games[contest].append(record)
         own = own_answer(records, key)
         if key.protocol in ("consultancy", "debate") and own and key.assigned in (0, own):
-            found[Contest(key.task, key.judge, agent, f"open {key.protocol}")].append(
-                GameRecord(key=key._replace(assigned=own), question=record.question, right=record.right,
-                           verdict=record.verdict, tokens=record.tokens)
-            )  # fmt: skip
-    return found
+            opened = msgspec.structs.replace(record, key=key._replace(assigned=own))
+            games[contest._replace(protocol=f"open {key.protocol}")].append(opened)
+    return games
 
 
 def own_answer(records: Mapping[GameKey, GameRecord], key: GameKey) -> int | None:
@@ -83,7 +83,7 @@ def by_question(games: list[GameRecord]) -> dict[str, float]:
     scores: dict[str, list[float]] = defaultdict(list)
     for game in games:
         scores[game.key.id].append(game.verdict.score(game.right))
-    return {id: sum(one) / len(one) for id, one in scores.items()}
+    return {id: sum(shares) / len(shares) for id, shares in scores.items()}
 
 
 def _mean(values: Iterable[float]) -> float | None:
@@ -91,19 +91,20 @@ def _mean(values: Iterable[float]) -> float | None:
     return round(sum(listed) / len(listed), 6) if listed else None
 
 
-def _figures(games: list[GameRecord], scores: Mapping[str, float]) -> Json:
+def _figures(games: list[GameRecord]) -> Json:
+    scores = by_question(games)
     mean, half = mean_and_half_width(list(scores.values()))
     decided = [game.verdict.answer for game in games if game.verdict.answer is not None]
-    found: Json = {
+    figures: Json = {
         "questions": len(scores), "games": len(games), "accuracy": round(mean, 6), "half_width": round(half, 6),
         "position": _mean(decided), "same": _same(games), "invalid": 1 - len(decided) / len(games),
         "tokens": _mean(game.tokens for game in games),
     }  # fmt: skip
-    for word, wanted in (("right", True), ("wrong", False)):
-        told = [game for game in games if game.key.assigned and (game.key.assigned == game.right) is wanted]
-        found[f"advocates_{word}"] = len(told)
-        found[f"convinced_{word}"] = _mean(game.verdict.score(game.key.assigned) for game in told)
-    return found
+    for word, is_right in (("right", True), ("wrong", False)):
+        argued = [game for game in games if game.key.assigned and (game.key.assigned == game.right) is is_right]
+        figures[f"advocates_{word}"] = len(argued)
+        figures[f"convinced_{word}"] = _mean(game.verdict.score(game.key.assigned) for game in argued)
+    return figures
 
 
 def _same(games: list[GameRecord]) -> float | None:
@@ -113,39 +114,34 @@ def _same(games: list[GameRecord]) -> float | None:
         if game.verdict.answer is not None:
             advocate = (game.key.assigned == game.right) if game.key.assigned else None
             pairs[game.key.id, advocate][game.key.order] = game.verdict.answer == game.right
-    return _mean(float(len(set(one.values())) == 1) for one in pairs.values() if len(one) == 2)
+    return _mean(float(len(set(orders.values())) == 1) for orders in pairs.values() if len(orders) == 2)
 
 
 def _agents(records: Iterable[GameRecord]) -> list[Json]:
     """Return how often agents are right by themselves."""
-    found: dict[tuple[str, str], list[GameRecord]] = defaultdict(list)
+    games: dict[tuple[str, str], list[GameRecord]] = defaultdict(list)
     for record in records:
         if record.key.protocol == "agent" and record.right is not None:
-            found[record.key.task, record.key.agent].append(record)
-    return [
-        {"task": task, "agent": agent, **_figures(games, by_question(games))}
-        for (task, agent), games in sorted(found.items())
-    ]
+            games[record.key.task, record.key.agent].append(record)
+    return [{"task": task, "agent": agent, **_figures(games[task, agent])} for task, agent in sorted(games)]
 
 
 def _tests(scores: Mapping[Contest, Mapping[str, float]], seed: int) -> Iterable[Json]:
     """Yield the paired tests: of the same judge, task and agent on the questions that both protocols have."""
-    for contest, first in sorted(scores.items()):
-        for one, other in TESTED:
-            if contest.protocol != one:
-                continue
+    for contest, scores_here in sorted(scores.items()):
+        for other in (second for first, second in TESTED if first == contest.protocol):
             agent = "" if other in ("qa", "qa_article", "votes") else contest.agent
-            agents = {found.agent for found in scores if found.protocol == other} if one == "qa_article" else {agent}
-            for name in sorted(agents):
-                second = scores.get(contest._replace(agent=name, protocol=other))
-                both = sorted(first.keys() & second.keys()) if second else []
-                if second and both:
-                    pairs = [first[id] for id in both], [second[id] for id in both]
+            agents = {rival.agent for rival in scores if rival.protocol == other}
+            for name in sorted(agents) if contest.protocol == "qa_article" else [agent]:
+                scores_there = scores.get(contest._replace(agent=name, protocol=other), {})
+                ids = sorted(scores_here.keys() & scores_there.keys())
+                if ids:
+                    first, second = ([shares[id] for id in ids] for shares in (scores_here, scores_there))
                     yield {
-                        "task": contest.task, "judge": contest.judge, "agent": contest.agent or name, "first": one,
-                        "second": other, "questions": len(both),
-                        "difference": round((sum(pairs[0]) - sum(pairs[1])) / len(both), 6),
-                        "p": round(paired_permutation(*pairs, seed), 6),
+                        "task": contest.task, "judge": contest.judge, "agent": contest.agent or name,
+                        "first": contest.protocol, "second": other, "questions": len(ids),
+                        "difference": round((sum(first) - sum(second)) / len(ids), 6),
+                        "p": round(paired_permutation(first, second, seed), 6),
                     }  # fmt: skip
 
 
@@ -156,8 +152,8 @@ def _elo(records: Iterable[GameRecord], judge: str, seed: int) -> list[Json]:
         key = record.key
         if key.protocol in games and key.judge == judge and record.right is not None:
             words = ("right", "wrong") if record.right == 1 else ("wrong", "right")
-            players = [f"{name} {word}" for name, word in zip((key.agent, key.opponent), words, strict=True)]
-            games[key.protocol].append((players[0], players[1], record.verdict.score(1)))
+            game = (f"{key.agent} {words[0]}", f"{key.opponent} {words[1]}", record.verdict.score(1))
+            games[key.protocol].append(game)
     chosen = games["elo"] or games["debate"]
     if not chosen:
         return []
@@ -165,5 +161,5 @@ def _elo(records: Iterable[GameRecord], judge: str, seed: int) -> list[Json]:
     return [
         {"player": name, "elo": round(points, 1), "interval": [round(bound, 1) for bound in intervals[name]],
          "games": sum(name in game[:2] for game in chosen)}
-        for name, points in sorted(elo(chosen).items(), key=lambda one: -one[1])
+        for name, points in sorted(elo(chosen).items(), key=lambda rating: -rating[1])
     ]  # fmt: skip

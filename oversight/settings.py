@@ -9,11 +9,11 @@ from urllib.parse import urlsplit
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, CliPositionalArg, SettingsConfigDict
 
+from oversight.players import ModelPlayer
+from oversight.protocol import Rules
 from serve.settings import mistakes
 from shared.chat_endpoint import key_headers
 from shared.errors import ConfigError
-from verify.oversight.players import ModelPlayer
-from verify.oversight.protocol import Rules
 
 ProtocolName = Literal["qa", "qa_article", "votes", "consultancy", "debate"]
 
@@ -21,7 +21,7 @@ ProtocolName = Literal["qa", "qa_article", "votes", "consultancy", "debate"]
 class OversightSettings(BaseSettings):
     """Measure how well judges find the right of two answers: by themselves, after a consultancy, after a debate.
 
-    python -m evaluation.oversight stories logic --agents big@http://127.0.0.1:8001/v1 --judges small@http://127.0.0.1:8000/v1
+    python -m oversight stories logic --agents big@http://127.0.0.1:8001/v1 --judges small@http://127.0.0.1:8000/v1
 
     Tasks: stories (generated articles that the judge does not see), logic (generated chains of rules), programs (a
     program against a mutant that fails its tests; needs data/mbpp.jsonl), EVALUATION_FOLDER:ROWS.jsonl (a right and a
@@ -33,7 +33,7 @@ class OversightSettings(BaseSettings):
 
     model_config = SettingsConfigDict(
         env_prefix="MAESTRALE_OVERSIGHT_", extra="forbid", use_attribute_docstrings=True, cli_kebab_case=True,
-        cli_implicit_flags=True, cli_prog_name="python -m evaluation.oversight", cli_hide_none_type=True,
+        cli_implicit_flags=True, cli_prog_name="python -m oversight", cli_hide_none_type=True,
         cli_avoid_json=True,
     )  # fmt: skip
 
@@ -50,11 +50,11 @@ class OversightSettings(BaseSettings):
     data: str = "data"
     """folder with mbpp.jsonl, for programs"""
     questions: int = Field(128, ge=1)
-    """of each task, each in both orders of its answers"""
+    """number of each task, each in both orders of its answers"""
     facts: int = Field(40, ge=2, le=400)
     """sentences of an article of the task stories"""
     rounds: int = Field(3, ge=1, le=10)
-    """of debates and consultancies"""
+    """number of rounds of debates and consultancies"""
     simultaneous: bool = True
     """debaters hear earlier rounds only; off: the second also hears the first one's speech of the round"""
     best_of: int = Field(1, ge=1, le=16)
@@ -66,13 +66,13 @@ class OversightSettings(BaseSettings):
     elo_games: int = Field(0, ge=0)
     """debates of one round between two agents, drawn at random, to rate them (the paper: 512); 0: the other debates"""
     temperature: float = Field(0.7, ge=0, le=2)
-    """of speeches, drafts, questions and votes; verdicts and choices are greedy"""
+    """for speeches, drafts, questions and votes; verdicts and choices are greedy"""
     max_tokens: int = Field(1024, ge=1)
-    """of a reply of an agent, thinking included"""
+    """longest reply of an agent, thinking included"""
     judge_tokens: int = Field(256, ge=1)
-    """of a reply of a judge; one that reasons needs more"""
+    """longest reply of a judge; one that reasons needs more"""
     seed: int = Field(0, ge=0)
-    """of the questions, of every request's own seed, and of the intervals"""
+    """decides the questions, every request's own seed, and the intervals"""
     concurrency: int = Field(16, ge=1, le=4096)
     """games under way at a time"""
     deadline_s: float = Field(600.0, gt=0)
@@ -107,8 +107,8 @@ def parse_player(text: str) -> tuple[str, str, str]:
     """Return model, address and variable of the key of "MODEL@URL@VARIABLE". Raises ValueError."""
     model, _, rest = text.partition("@http")
     url, _, variable = f"http{rest}".partition("@")
-    found = urlsplit(url)
-    if not model or not rest or not found.hostname or found.query or not (variable or "_").isidentifier():
+    address = urlsplit(url)
+    if not model or not rest or not address.hostname or address.query or not (variable or "_").isidentifier():
         raise ValueError("give MODEL@URL, such as small@http://127.0.0.1:8000/v1, or MODEL@URL@VARIABLE_OF_THE_KEY")
     if variable and variable not in os.environ:
         raise ValueError(f"the environment variable {variable} is not set: it should hold the key of {model}")
@@ -123,7 +123,7 @@ def load(arguments: list[str]) -> OversightSettings:
         raise mistakes(error, hidden=("agents", "judges")) from None
     for name in ("tasks", "agents", "judges"):
         if not getattr(settings, name):
-            raise ConfigError(f"no {name}: see python -m evaluation.oversight --help")
+            raise ConfigError(f"no {name}: see python -m oversight --help")
     if "votes" in settings.protocols and "debate" not in settings.protocols:
         raise ConfigError("protocols: votes takes as many tokens as a debate: it needs debate beside it")
     return settings

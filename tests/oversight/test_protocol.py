@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from tests.verify.oversight.rehearsal import rehearse
-from tests.verify.oversight.scripted import agent, make_question, parts, speeches
-from verify.oversight import protocol
-from verify.oversight.prompts import read_choice, read_verdict
-from verify.oversight.protocol import MOST_VOTES, Rules
-from verify.oversight.question import Ask, JudgeVerdict, Said
+from oversight import protocol
+from oversight.prompts import Ask, JudgeVerdict, PlayerReply, read_choice, read_verdict
+from oversight.protocol import MOST_VOTES, Rules
+from tests.oversight.rehearsal import rehearse
+from tests.oversight.scripted import agent, make_question, parts, speeches
 
 QUESTION = make_question(0, random.Random(0))
 
@@ -24,7 +23,7 @@ def watched(play: Any, reply: str = "Thinking: t\nArgument: a{}") -> tuple[Any, 
     while True:
         steps.append(asks)
         try:
-            asks = play.send([[Said(reply.format(len(steps)))] * ask.samples for ask in asks])
+            asks = play.send([[PlayerReply(reply.format(len(steps)))] * ask.samples for ask in asks])
         except StopIteration as end:
             return end.value, steps
 
@@ -61,10 +60,10 @@ def test_the_best_of_four_is_chosen_by_the_agent() -> None:
     play = protocol.debate(QUESTION, Rules(rounds=1, best_of=4), "s")
     asks = next(play)
     assert [ask.samples for ask in asks] == [4, 4]
-    choices = play.send([[Said(f"{side} {n}") for n in range(4)] for side in "ab"])
+    choices = play.send([[PlayerReply(f"{side} {n}") for n in range(4)] for side in "ab"])
     assert [one.purpose for one in choices] == ["choice"] * 2 and dict(parts(choices[1]))["DRAFT d"] == "b 3"
     with pytest.raises(StopIteration) as end:
-        play.send([[Said("Answer: c")], [Said("none of these")]])
+        play.send([[PlayerReply("Answer: c")], [PlayerReply("none of these")]])
     assert [one.argument for one in end.value.value] == ["a 2", "b 0"]
 
 
@@ -75,7 +74,7 @@ def test_votes_go_on_until_the_tokens_are_spent() -> None:
         while True:
             asked += asks[0].samples
             try:
-                asks = play.send([[Said(text, tokens=10) for text in texts]])
+                asks = play.send([[PlayerReply(text, tokens=10) for text in texts]])
             except StopIteration as end:
                 return end.value, asked
 

@@ -9,12 +9,12 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.verify.oversight.rehearsal import rehearse
-from tests.verify.oversight.scripted import ARTICLE, agent, make_question, parts, speeches, trusting
-from verify.oversight import protocol
-from verify.oversight.protocol import Rules
-from verify.oversight.question import Ask, Question, Speech
-from verify.oversight.speech import read_speech, split_thinking
+from oversight import protocol
+from oversight.prompts import Ask, Question
+from oversight.protocol import Rules
+from oversight.speech import Speech, read_speech, split_thinking
+from tests.oversight.rehearsal import rehearse
+from tests.oversight.scripted import ARTICLE, agent, make_question, parts, speeches, trusting
 
 TRUE = ARTICLE.format("nine geese")
 LIE = "Tove keeps two mules in a barn beside the old mill"

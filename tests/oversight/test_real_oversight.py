@@ -1,6 +1,6 @@
 """A real server's model as agent and judge: killed at random moments the evaluation ends with the same bytes.
 
-`pytest --soak -n 0 tests/evaluation/oversight/test_real_oversight.py` runs it and prints what it found. The model is
+`pytest --soak -n 0 tests/oversight/test_real_oversight.py` runs it and prints what it found. The model is
 the quickstart's before any training, so nothing but the pipeline is shown.
 """
 
@@ -31,7 +31,7 @@ def launch(url: str, out: Path) -> subprocess.Popen[bytes]:
                  "--facts", "3", "--rounds", "2", "--best-of", "2", "--max-tokens", "60", "--judge-tokens", "16",
                  "--concurrency", "1"]  # fmt: skip
     return subprocess.Popen(
-        [sys.executable, "-m", "evaluation.oversight", *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        [sys.executable, "-m", "oversight", *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": str(Path.cwd())},
     )  # fmt: skip
 

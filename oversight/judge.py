@@ -18,28 +18,27 @@ import random
 import secrets
 from collections.abc import Sequence
 
+from oversight.players import Game, ModelPlayer, hold
+from oversight.prompts import JudgeVerdict, Play, Question, Result
+from oversight.protocol import Rules, answer, decide, marks, speak
+from oversight.speech import Speech, plain
 from shared.chat_endpoint import FAILURES, key_headers
 from shared.errors import ConfigError
 from shared.judge_settings import Judge
 from shared.types import Verdict
 from verify.llm_judge import ATTEMPTS, Endpoint, is_measured
-from verify.oversight import prompts
-from verify.oversight.players import Game, ModelPlayer, hold
-from verify.oversight.protocol import Rules, answer, decide, marks
-from verify.oversight.question import Ask, JudgeVerdict, Play, Question, Result, Speech
-from verify.oversight.speech import plain, read_speech
 from verify.plugins import JUDGES, Case, Failed
 
 LONGER = 8
 """a response may have so many times the words of a rebuttal"""
 
 
-def answers_alike(one: Case, two: Case) -> bool:
+def answers_alike(left: Case, right: Case) -> bool:
     """Return whether two responses give the same answer: as the verifier says where it judged them right or wrong (two
     right ones do), else word for word."""
-    if Verdict.CORRECT in (one.verdict, two.verdict):
-        return one.verdict is two.verdict
-    return plain(one.answer or one.response) == plain(two.answer or two.response)
+    if Verdict.CORRECT in (left.verdict, right.verdict):
+        return left.verdict is right.verdict
+    return plain(left.answer or left.response) == plain(right.answer or right.response)
 
 
 def draw_pairs(cases: Sequence[Case], opponents: int) -> list[tuple[int, int]]:
@@ -50,43 +49,27 @@ def draw_pairs(cases: Sequence[Case], opponents: int) -> list[tuple[int, int]]:
     first = cases[0]
     pairs = [(i, j) for j in range(len(cases)) for i in range(j) if not answers_alike(cases[i], cases[j])]
     random.Random(f"debates {first.group} {first.problem.id}").shuffle(pairs)
-    held, drawn = [0] * len(cases), []
+    debates, drawn = [0] * len(cases), []
     for i, j in pairs:
-        if held[i] < opponents and held[j] < opponents:
-            held[i], held[j] = held[i] + 1, held[j] + 1
+        if debates[i] < opponents and debates[j] < opponents:
+            debates[i], debates[j] = debates[i] + 1, debates[j] + 1
             drawn.append((i, j))
     return drawn
 
 
-def posed(one: Case, two: Case, rules: Rules, article: bool) -> Question:
+def posed(left: Case, right: Case, rules: Rules, article: bool) -> Question:
     """Return what two responses to a problem disagree about. article: whether its text up to its last blank line is
     one."""
-    texts = [case.answer or f"the response of {name}" for case, name in zip((one, two), rules.names, strict=True)]
-    before, _, asked = one.problem.text.rpartition("\n\n") if article else ("", "", one.problem.text)
-    return Question(id=one.problem.id, text=asked, answers=(texts[0], texts[1]), right=None, article=before)
+    texts = [case.answer or f"the response of {name}" for case, name in zip((left, right), rules.names, strict=True)]
+    before, _, asked = left.problem.text.rpartition("\n\n") if article else ("", "", left.problem.text)
+    return Question(id=left.problem.id, text=asked, answers=(texts[0], texts[1]), right=None, article=before)
 
 
-def debate(one: Case, two: Case, question: Question, rules: Rules, secret: str) -> Play[list[Speech]]:
-    """Hold a debate between two responses, the first of which stands first: yields two rebuttals, returns what was
-    said."""
-    source = marks(secret)
-    heard = [_speech(side, 1, case.response, LONGER, rules, question) for side, case in ((1, one), (2, two))]
-    asks: list[Ask] = [
-        prompts.speech(
-            question, side, 2, heard, words=rules.words, samples=1, thinking=rules.thinking, names=rules.names,
-            alone=False, marks=source,
-        )
-        for side in (1, 2)
-    ]  # fmt: skip
-    replies = yield asks
-    for side, said in zip((1, 2), replies, strict=True):
-        heard.append(_speech(side, 2, said[0].text, 1, rules, question))
-    return heard
-
-
-def _speech(side: int, number: int, text: str, longer: int, rules: Rules, question: Question) -> Speech:
-    found = read_speech(text, longer * rules.words, question.article)
-    return Speech(speaker=rules.names[side - 1], answer=side, round=number, **found._asdict())
+def debate(left: Case, right: Case, question: Question, rules: Rules, secret: str) -> Play[list[Speech]]:
+    """Hold a debate between two responses, the first of which stands first: asks for two rebuttals, and returns all
+    speeches."""
+    speeches = [rules.read(case.response, question, side, 1, LONGER) for side, case in ((1, left), (2, right))]
+    return speeches + (yield from speak(question, (1, 2), 2, speeches, rules, marks(secret)))
 
 
 def probability(verdict: JudgeVerdict) -> float:
@@ -134,37 +117,38 @@ class DebateEndpoint(Endpoint):
         """Return [completions] the mean probability that the judge gives to each one's answer, in [0, 1]; 1/2 for one
         that met no other answer. Raises Failed when a player does not answer."""
         pairs = draw_pairs(cases, self.judge.opponents)
-        shares = await asyncio.gather(*(self._share(cases[one], cases[two]) for one, two in pairs))
+        shares = await asyncio.gather(*(self._share(cases[i], cases[j]) for i, j in pairs))
         won: list[list[float]] = [[] for _ in cases]
-        for (one, two), share in zip(pairs, shares, strict=True):
-            won[one].append(share)
-            won[two].append(1 - share)
-        return [sum(held) / len(held) if held else 0.5 for held in won]
+        for (i, j), share in zip(pairs, shares, strict=True):
+            won[i].append(share)
+            won[j].append(1 - share)
+        return [sum(shares) / len(shares) if shares else 0.5 for shares in won]
 
-    async def _share(self, one: Case, two: Case) -> float:
-        """Return the probability of the first one's answer: the mean of two debates, one in each order."""
+    async def _share(self, left: Case, right: Case) -> float:
+        """Return the probability of the left one's answer: the mean of two debates, one in each order."""
         try:
-            first, second = await asyncio.gather(self._verdict(one, two), self._verdict(two, one))
+            first, second = await asyncio.gather(self._verdict(left, right), self._verdict(right, left))
         except FAILURES as error:
             reason = f"reward {self.name}: a debate failed with {type(error).__name__}: {error}"
             raise Failed(Verdict.CRASH, reason[:500]) from None
         self.measurement.first += [first.score(1), second.score(1)]
         self.measurement.agreed.append(float(first.answer is not None and first.answer == 3 - (second.answer or 0)))
         share = (probability(first) + 1 - probability(second)) / 2
-        if is_measured(self.judge, one) and {one.verdict, two.verdict} == {Verdict.CORRECT, Verdict.WRONG}:
-            right = share if one.verdict is Verdict.CORRECT else 1 - share
-            self.measurement.right.append(0.5 if right == 0.5 else float(right > 0.5))
+        if is_measured(self.judge, left) and {left.verdict, right.verdict} == {Verdict.CORRECT, Verdict.WRONG}:
+            of_right = share if left.verdict is Verdict.CORRECT else 1 - share
+            self.measurement.right.append(0.5 if of_right == 0.5 else float(of_right > 0.5))
         return share
 
-    async def _verdict(self, one: Case, two: Case) -> JudgeVerdict:
-        question, secret = posed(one, two, self.rules, bool(self.judge.article)), secrets.token_hex(16)
+    async def _verdict(self, left: Case, right: Case) -> JudgeVerdict:
+        question, secret = posed(left, right, self.rules, bool(self.judge.article)), secrets.token_hex(16)
         if self.debates:
-            said = await self._play(debate(one, two, question, self.rules, secret))
-            found = await self._play(decide(question, said.result, self.rules, secret))
+            speeches = await self._play(debate(left, right, question, self.rules, secret))
+            play = decide(question, speeches.result, self.rules, secret)
         else:
-            found = await self._play(answer(question, secret, article=self.judge.article == "shown"))
-        self.measurement.tokens.append(found.tokens + found.prompt_tokens)
-        return found.result
+            play = answer(question, secret, article=self.judge.article == "shown")
+        game = await self._play(play)
+        self.measurement.tokens.append(game.tokens + game.prompt_tokens)
+        return game.result
 
     async def _play(self, play: Play[Result]) -> Game[Result]:
         return await hold(play, lambda ask: self.players[ask.role], secrets.token_hex(8))
