@@ -9,13 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import os
+import secrets
 import shlex
+import signal
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, suppress
+from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import anyio
 from pydantic import Field, model_validator
 
 from environments.environment import Observation, environment
@@ -37,6 +43,8 @@ WATCH_S = 5.0
 """seconds between two looks whether a server still answers"""
 CLOSE_S = 20.0
 """seconds that a server may take to end its session"""
+MARK = "MAESTRALE_MCP_SESSION"
+"""environment variable by which the processes of a session's server are known"""
 MOST_PAGES = 100
 """Most pages of a server's list of tools."""
 
@@ -92,8 +100,12 @@ class McpSession:
     def __init__(self, options: McpOptions):
         self.options, self.users, self._gone, self._heard = options, 0, False, 0.0
         self.definitions: list[ToolDefinition] = []
-        self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        self._opened: asyncio.Future[None] = loop.create_future()
         self._closing = asyncio.Event()
+        self._mark = secrets.token_hex(16)
+        self._limit = anyio.CancelScope()  # the package ends well by anyio's cancellation, and may hang by asyncio's
+        self._late = loop.call_later(START_S, self._give_up)
         self._task = asyncio.create_task(self._hold())
 
     @property
@@ -107,40 +119,59 @@ class McpSession:
 
         from environments import mcp_http
 
-        secrets = self.options.secrets()
+        values = self.options.secrets()
         if self.options.url:
-            client = await stack.enter_async_context(mcp_http.client(secrets))
+            client = await stack.enter_async_context(mcp_http.client(values))
             return streamable_http_client(self.options.url, http_client=client)
         program, *arguments = supervised(shlex.split(self.options.command))
-        server = StdioServerParameters(command=program, args=arguments, env=secrets)
+        server = StdioServerParameters(command=program, args=arguments, env={**values, MARK: self._mark})
         return stdio_client(server, errlog=clean_errors())
 
     async def _hold(self) -> None:
         from mcp import Client
 
+        logging.getLogger("mcp").setLevel(logging.CRITICAL)  # else a traceback for each line that is no message
         try:
-            async with asyncio.timeout(START_S) as limit, AsyncExitStack() as stack:
-                self._client = await stack.enter_async_context(Client(await self._server(stack)))
-                cursor = None
-                for _ in range(MOST_PAGES):
-                    page = await self._client.list_tools(cursor=cursor)
-                    self.definitions += [
-                        ToolDefinition(one.name, one.description or "", one.input_schema) for one in page.tools
-                    ]
-                    if (cursor := page.next_cursor) is None:
-                        break
-                limit.reschedule(None)
-                self._opened.set_result(None)
-                await self._watch()
+            with self._limit:
+                async with AsyncExitStack() as stack:
+                    self._client = await stack.enter_async_context(Client(await self._server(stack)))
+                    cursor = None
+                    for _ in range(MOST_PAGES):
+                        page = await self._client.list_tools(cursor=cursor)
+                        self.definitions += [
+                            ToolDefinition(one.name, one.description or "", one.input_schema) for one in page.tools
+                        ]
+                        if (cursor := page.next_cursor) is None:
+                            break
+                    if not self._opened.done():
+                        self._opened.set_result(None)
+                    await self._watch()
         except Exception as error:  # noqa: BLE001 - whatever a server or its transport raises ends the session
-            late = isinstance(error, TimeoutError) and limit.expired()
-            how = f"gave no answer for {START_S:g} s: given up" if late else f"cannot be used: {_cause(error)}"
-            self._tell_end(how)
-            if not self._opened.done():
-                self._opened.set_exception(Failed(Verdict.CRASH, f"the MCP server {how}"))
+            self._fail(f"cannot be used: {_cause(error)}")
 
-    def _tell_end(self, how: str) -> None:
-        """Tell once that the server is gone; nothing where the session is closed."""
+    def _fail(self, how: str) -> None:
+        """Report the end of the server, also to the episodes that wait for its start."""
+        self._report_end(how)
+        if not self._opened.done():
+            self._opened.set_exception(Failed(Verdict.CRASH, f"the MCP server {how}"))
+            self._opened.exception()  # perhaps no episode waits any more
+
+    def _give_up(self) -> None:
+        """End a session whose server has not answered since it was started."""
+        if not self._opened.done():
+            self._fail(f"gave no answer for {START_S:g} s: given up")
+            self._cut()
+
+    def _cut(self) -> None:
+        """Kill what the command has started, and cancel whatever waits for it."""
+        for pid in deaths.children(os.getpid()):
+            with suppress(OSError):
+                if self._mark.encode() in Path(f"/proc/{pid}/environ").read_bytes():
+                    os.kill(pid, signal.SIGKILL)
+        self._limit.cancel()
+
+    def _report_end(self, how: str) -> None:
+        """Report once that the server is gone; nothing where the session is closed."""
         if not self._gone and not self._closing.is_set():
             where = "command" if self.options.command else "url"
             then = "its calls fail, and the next episode begins another session"
@@ -162,10 +193,10 @@ class McpSession:
                     await self._client.list_tools(cache_mode="bypass")
             except TimeoutError:
                 if self._heard < began:  # else it is busy with the calls of others
-                    self._tell_end(f"gave no answer for {self.options.call_s:g} s: given up")
+                    self._report_end(f"gave no answer for {self.options.call_s:g} s: given up")
             except MCPError as error:
                 if error.error.code == CONNECTION_CLOSED:
-                    self._tell_end("has ended")
+                    self._report_end("has ended")
 
     async def open(self) -> None:
         """Wait until the tools are known. Raises Failed."""
@@ -189,7 +220,7 @@ class McpSession:
             raise ToolError(f"no result after {self.options.call_s:g} s") from error
         except MCPError as error:
             if error.error.code == CONNECTION_CLOSED:
-                self._tell_end("has ended")
+                self._report_end("has ended")
                 raise Failed(Verdict.CRASH, "the MCP server has ended") from error
             raise ToolError(str(error)) from error
         self._heard = time.monotonic()
@@ -199,14 +230,16 @@ class McpSession:
         return text
 
     async def close(self) -> None:
-        """End the session, and the server that a command started."""
+        """End the session, and the server that a command started. Takes at most CLOSE_S twice."""
         self._closing.set()
+        self._late.cancel()
         if not self._opened.done():
-            self._task.cancel()
-        await asyncio.wait([self._task], timeout=CLOSE_S)
-        if not self._task.done():
-            self._task.cancel()
-            await asyncio.wait([self._task])
+            self._cut()
+        for _ in range(2):
+            await asyncio.wait([self._task], timeout=CLOSE_S)
+            if self._task.done():
+                return
+            self._cut()
 
 
 def _text(content: Any) -> str:
@@ -242,10 +275,9 @@ class Mcp(ToolEnvironment):
         options.secrets()
         session, option = McpSession(options), "command" if options.command else "url"
         try:
-            async with asyncio.timeout(START_S):
-                await session.open()
-        except (Failed, TimeoutError) as error:
-            why = str(error) or f"the MCP server has listed no tools after {START_S:g} s"
+            await session.open()
+        except Failed as error:
+            why = str(error)
             setting = f"environment.options.mcp.{option} = {literal(getattr(options, option))}"
             raise ConfigError(f"{setting}: {why}; start it by hand to see what is wrong") from error
         finally:

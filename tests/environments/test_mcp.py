@@ -25,7 +25,7 @@ from environments import mcp_tools
 from environments.environment import made
 from environments.mcp_tools import Mcp, McpOptions
 from shared.errors import ConfigError
-from shared.launch.deaths import helpers
+from shared.launch.deaths import children, helpers
 from shared.sections import RewardWeights
 from tests.environments.test_tools import PROBLEM, new, no_grade, turn
 from verify.plugins import Failed
@@ -182,22 +182,57 @@ def test_a_shared_server_that_stops_while_it_starts_is_given_up_and_replaced(
     command = f"bash -c 'test -e {tmp_path}/begun && exec {COMMAND}; touch {tmp_path}/begun; exec sleep 600'"
 
     async def episodes() -> list[str]:
-        one, two = (new(Mcp, command=command, shared=True) for _ in range(2))
-        for environment in (one, two):
-            with pytest.raises(Failed, match="gave no answer for 1 s: given up"):
-                await environment.reset(PROBLEM, 0)
+        one, two, three = (new(Mcp, command=command, shared=True) for _ in range(3))
+        failures = await asyncio.gather(*(each.reset(PROBLEM, 0) for each in (one, two)), return_exceptions=True)
+        assert [str(failure) for failure in failures] == ["the MCP server gave no answer for 1 s: given up"] * 2
         monkeypatch.setattr(mcp_tools, "START_S", 60.0)
-        await one.close()
-        await one.reset(PROBLEM, 0)
+        await three.reset(PROBLEM, 0)  # the others still have the session that was given up
         try:
-            return await answers(one, ("add", {"a": 1, "b": 2}))
+            return await answers(three, ("add", {"a": 1, "b": 2}))
         finally:
-            await one.close()
-            await two.close()
+            for each in (one, two, three):
+                await each.close()
 
     monkeypatch.setattr(helpers, "_ends", {})
     monkeypatch.setattr(mcp_tools, "START_S", 1.0)
     assert asyncio.run(episodes()) == ["3"]
+    assert [line.partition(" (")[0] for line in helpers.news()] == [
+        "the MCP server of environment.options.mcp.command gave no answer for 1 s: given up"
+    ]
+
+
+@pytest.mark.parametrize("command", ["sleep 600", "yes", "cat /dev/zero"])
+def test_a_server_that_starts_badly_is_given_up_though_its_transport_never_ends(
+    monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """The package's own shutdown waits for what a server writes; here it hangs altogether."""
+    from mcp.client import stdio
+
+    async def hang(process: Any) -> None:
+        await asyncio.sleep(600)
+
+    async def episodes() -> list[int]:
+        environment = new(Mcp, command=command, shared=True)
+        with pytest.raises(Failed, match="gave no answer for 1 s: given up"):
+            await environment.reset(PROBLEM, 0)
+        session = environment.session
+        assert session is not None and session.ended, "the next episode begins another"
+        left = []
+        for pid in children(os.getpid()):
+            with suppress(OSError):
+                left += [pid] * (session._mark in Path(f"/proc/{pid}/environ").read_text())
+        await environment.close()
+        return left
+
+    monkeypatch.setattr(stdio, "_stop_server_process", hang)
+    monkeypatch.setattr(helpers, "_ends", {})
+    monkeypatch.setattr(mcp_tools, "START_S", 1.0)
+    monkeypatch.setattr(mcp_tools, "CLOSE_S", 0.2)
+    loop = asyncio.new_event_loop()
+    try:
+        assert all(map(gone, loop.run_until_complete(episodes())))
+    finally:
+        loop.stop()  # its tasks hang, as planted
     assert [line.partition(" (")[0] for line in helpers.news()] == [
         "the MCP server of environment.options.mcp.command gave no answer for 1 s: given up"
     ]
