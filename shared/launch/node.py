@@ -122,11 +122,8 @@ class _Node:
                 break
             if pid in self.ranks:  # else it belonged to a rank that has ended
                 rank = self.ranks[pid]
-                rank.running, rank.code, rank.peak_bytes = (
-                    False,
-                    os.waitstatus_to_exitcode(status),
-                    1024 * used.ru_maxrss,
-                )
+                rank.running, rank.peak_bytes = False, 1024 * used.ru_maxrss
+                rank.code = os.waitstatus_to_exitcode(status)
                 self._note_end(rank)
 
     def _end_within(self, seconds: float, reason: str) -> None:
