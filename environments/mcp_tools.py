@@ -149,13 +149,6 @@ class McpSession:
         except Exception as error:  # noqa: BLE001 - whatever a server or its transport raises ends the session
             self._fail(f"cannot be used: {_cause(error)}")
 
-    def _fail(self, how: str) -> None:
-        """Report the end of the server, also to the episodes that wait for its start."""
-        self._report_end(how)
-        if not self._opened.done():
-            self._opened.set_exception(Failed(Verdict.CRASH, f"the MCP server {how}"))
-            self._opened.exception()  # perhaps no episode waits any more
-
     def _give_up(self) -> None:
         """End a session whose server has not answered since it was started."""
         if not self._opened.done():
@@ -170,13 +163,17 @@ class McpSession:
                     os.kill(pid, signal.SIGKILL)
         self._limit.cancel()
 
-    def _report_end(self, how: str) -> None:
-        """Report once that the server is gone; nothing where the session is closed."""
+    def _fail(self, how: str) -> None:
+        """Report once that the server is gone, also to episodes that wait for its start; nothing where the session is
+        closed."""
         if not self._gone and not self._closing.is_set():
             where = "command" if self.options.command else "url"
             then = "its calls fail, and the next episode begins another session"
             deaths.helpers.add(f"the MCP server of environment.options.mcp.{where}", how, then)
         self._gone = True
+        if not self._opened.done():
+            self._opened.set_exception(Failed(Verdict.CRASH, f"the MCP server {how}"))
+            self._opened.exception()  # perhaps no episode waits any more
 
     async def _watch(self) -> None:
         """Ask the server for its tools every WATCH_S, until the session is closed or it can be used no more."""
@@ -193,10 +190,10 @@ class McpSession:
                     await self._client.list_tools(cache_mode="bypass")
             except TimeoutError:
                 if self._heard < began:  # else it is busy with the calls of others
-                    self._report_end(f"gave no answer for {self.options.call_s:g} s: given up")
+                    self._fail(f"gave no answer for {self.options.call_s:g} s: given up")
             except MCPError as error:
                 if error.error.code == CONNECTION_CLOSED:
-                    self._report_end("has ended")
+                    self._fail("has ended")
 
     async def open(self) -> None:
         """Wait until the tools are known. Raises Failed."""
@@ -220,7 +217,7 @@ class McpSession:
             raise ToolError(f"no result after {self.options.call_s:g} s") from error
         except MCPError as error:
             if error.error.code == CONNECTION_CLOSED:
-                self._report_end("has ended")
+                self._fail("has ended")
                 raise Failed(Verdict.CRASH, "the MCP server has ended") from error
             raise ToolError(str(error)) from error
         self._heard = time.monotonic()
@@ -277,9 +274,8 @@ class Mcp(ToolEnvironment):
         try:
             await session.open()
         except Failed as error:
-            why = str(error)
             setting = f"environment.options.mcp.{option} = {literal(getattr(options, option))}"
-            raise ConfigError(f"{setting}: {why}; start it by hand to see what is wrong") from error
+            raise ConfigError(f"{setting}: {error}; start it by hand to see what is wrong") from error
         finally:
             await session.close()
 

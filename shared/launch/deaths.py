@@ -158,7 +158,7 @@ def how(status: int | None, words: str = "") -> str:
     if status is None:
         return "ended, and its parent did not say how"
     if status >= 0:
-        return f"ended with exit code {status}" + (f": {words}" if words else " (its own messages are above)")
+        return f"ended with exit code {status}" + (f": {words}" if words else "; its messages are above")
     try:
         return f"was killed by signal {-status} ({signal.Signals(-status).name})"
     except ValueError:
