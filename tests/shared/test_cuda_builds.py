@@ -1,11 +1,17 @@
-"""CUDA builds beside a CPU torch are hidden; everything else is left alone."""
+"""What `shared` sets before anything imports torch: CUDA builds beside a CPU torch are hidden, caches are private."""
 
+import getpass
 import importlib.metadata
+import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from shared import cuda_builds
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -42,3 +48,26 @@ def test_cuda_torch_keeps_all(versions):
 def test_no_torch_no_change(versions):
     versions["torchvision"] = "0.28.0"
     assert cuda_builds.hide_cuda_builds() == []
+
+
+@pytest.mark.parametrize(("home", "place"), [("home", "home/.cache/torchinductor"), ("file", "")])
+def test_what_others_put_among_the_temporary_files_is_no_cache_of_torch(tmp_path: Path, home: str, place: str) -> None:
+    """A link there ended every command that imports torch._dynamo with torch's own traceback."""
+    (tmp_path / "home").mkdir()
+    (tmp_path / "file").touch()
+    program = "import os, shared; print(os.environ.get('TORCHINDUCTOR_CACHE_DIR', ''), end='')"
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "HOME": str(tmp_path / home)}
+    if home == "file" and os.geteuid() == 0:
+        environment["XDG_CACHE_HOME"] = "/proc/none"  # root may write everywhere else
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == (str(tmp_path / place) if place else "")
+
+
+@pytest.mark.slow
+def test_a_planted_link_ends_no_import_of_torch(tmp_path: Path) -> None:
+    (tmp_path / f"torchinductor_{getpass.getuser()}").symlink_to("/none/of/that")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+    environment.pop("TORCHINDUCTOR_CACHE_DIR", None)
+    for program, code in (("import torch._dynamo", 1), ("import shared, torch._dynamo", 0)):
+        done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True)
+        assert done.returncode == code, done.stderr[-2000:]
