@@ -25,6 +25,7 @@ from rollout.vllm_config import GPU_SHARE, make_vllm_config, prepare_environment
 from serve.engine import Candidate, Constraint, Delta, EngineDied, EngineRefused, SamplingParameters
 from serve.engine_deaths import EngineFailover, EngineWatch
 from shared.errors import ConfigError, ModelError
+from shared.launch.adaptive_deadline import AdaptiveDeadline
 from shared.model.cpu.processor import given_threads
 from shared.model.model_card import read_card
 
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 CPU_CACHE_BYTES = 1 << 30
 LOAD_DEADLINE_S = 600.0
 START_DEADLINE_S = 1800.0
-"""long enough to read the largest models from slow disks"""
+"""long enough to read the largest models from slow disks; another start may take ten times as long as those before"""
 MINUS_INFINITY = -9999.0
 """minus infinity as vLLM's server returns it, since JSON has none"""
 
@@ -80,6 +81,7 @@ class VllmEngine:
         """seconds that the warm-up of the last start took"""
         self.failover = EngineFailover(lambda: self.llm, self._sample)
         self.watch = EngineWatch()
+        self._patience = AdaptiveDeadline()
         self._stop_ids = sorted(stop_ids) or read_stop_tokens(model_dir)
         self._names = itertools.count()
         self._changing = asyncio.Lock()
@@ -144,8 +146,10 @@ class VllmEngine:
             **more,
         )
         try:
-            with started_within(START_DEADLINE_S):
+            began = time.monotonic()
+            with started_within(self._patience("start", START_DEADLINE_S)):
                 llm: StepLLM = StepLLM.from_vllm_config(config, disable_log_stats=True)
+            self._patience.took("start", time.monotonic() - began)
         except TimeoutError as error:
             raise ModelError(f"vLLM hangs at the start of {self.model_dir}: {error}") from error
         except (RuntimeError, ValueError) as error:

@@ -8,15 +8,18 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rollout.start import engine_processes, started_within
 from rollout.warm_up import LENGTHS
+from serve import vllm_engine
 from serve.engine import CrashingRequest, Delta, EngineDied, SamplingParameters
 from serve.engine_deaths import EngineFailover
 from serve.server import Server
@@ -24,6 +27,7 @@ from serve.settings import ServerSettings
 from serve.vllm_engine import VllmEngine
 from serve.vllm_parts import StepLLM
 from shared.errors import ModelError
+from shared.launch import adaptive_deadline
 from tests.rollout.tiny_llama import random_weights, write_model
 from tests.shared.test_chat import make_folder
 
@@ -252,3 +256,44 @@ def test_what_waits_for_an_engine_outlives_a_start_that_fails(model: Path, late:
 
     calm, found = asyncio.run(play())
     assert found == calm
+
+
+def test_an_engine_that_stands_still_while_it_starts_again_is_started_once_more(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first start may take half an hour; a later one ten times as long as those before."""
+    monkeypatch.setattr(vllm_engine, "START_DEADLINE_S", 100.0)
+    for name, value in (("LEAST_S", 10.0), ("OFTEN", 1)):
+        monkeypatch.setattr(adaptive_deadline, name, value)
+    deadlines: list[float] = []
+
+    def within(deadline_s: float) -> AbstractContextManager[None]:
+        deadlines.append(deadline_s)
+        return started_within(deadline_s)
+
+    monkeypatch.setattr(vllm_engine, "started_within", within)
+
+    class Stopped(Mortal):
+        starts = 0
+
+        def _begin(self) -> StepLLM:
+            self.starts += 1
+            if self.starts == 2:
+                threading.Thread(target=self.freeze, args=(engine_processes(),), daemon=True).start()
+            return super()._begin()
+
+        def freeze(self, others: set[Any]) -> None:
+            while not (begun := engine_processes() - others):
+                time.sleep(0.01)
+            for process in begun:
+                os.kill(process.pid, signal.SIGSTOP)
+
+    async def play() -> list[int] | str:
+        engine = Stopped(model)
+        async with kept_alive(engine):
+            await engine.die()
+            tokens = await whole(engine, [5, 6], temperature=0, max_tokens=20)
+            assert engine.starts == 3
+            return tokens
+
+    assert len(asyncio.run(play())) == 20 and deadlines[0] == 100 > max(deadlines[1:])
