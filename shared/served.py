@@ -55,7 +55,7 @@ class Served:
     """the first call"""
 
     async def run(self) -> None:
-        """What goes on beside the calls."""
+        """Runs in addition to the calls; does nothing by default."""
 
 
 def frames_of(descriptor: int) -> Iterator[tuple[int, bytes]]:

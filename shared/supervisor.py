@@ -47,6 +47,11 @@ def descendants() -> list[int]:
     return pids[1:]
 
 
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose own parent ends (a subreaper), so that `end_all` reaches it."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
 def end_all() -> None:
     """SIGKILL all descendants until none is left."""
     until = time.monotonic() + KILL_S
@@ -66,7 +71,7 @@ def end_all() -> None:
 def supervise(start: Callable[[], NoReturn], watched: Sequence[int]) -> int | None:
     """Run `start` in a child; returns its wait status when it has ended, None when one of the processes with the
     pidfds `watched` has. All descendants are gone then."""
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    adopt_orphans()
     signals, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wake)
     for passed in (*PASSED_ON, signal.SIGCHLD):

@@ -7,7 +7,6 @@ signal that asks for the end is passed on to the first rank here. When this proc
 
 from __future__ import annotations
 
-import ctypes
 import os
 import select
 import signal
@@ -23,13 +22,12 @@ from shared.atomic_write import append_line
 from shared.clean_text import clean
 from shared.launch import deaths, launch_folder
 from shared.launch.deaths import REPORTS, RankFile
-from shared.supervisor import end_all
+from shared.supervisor import adopt_orphans, end_all
 
 SAVING_S = 600.0
 """seconds that the ranks have to save and end after a signal or a death"""
 LEAVE_S = 10.0
 """seconds that the other ranks of a node have to end after the controller"""
-_PR_SET_CHILD_SUBREAPER = 36
 
 
 @dataclass
@@ -92,12 +90,14 @@ class _Node:
         return sorted((rank for rank in self.ranks.values() if rank.running), key=lambda each: each.rank)
 
     def run(self, command: list[str], environment: Mapping[str, str]) -> int:
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)  # what a rank leaves behind comes here, and ends with us
+        adopt_orphans()  # what a rank leaves running ends with this process
         try:
             for local, (rank, file) in enumerate(self.files.items()):
-                own = {"RANK": str(rank), "LOCAL_RANK": str(local), "TMPDIR": str(self.folder)}
+                variables = {"RANK": str(rank), "LOCAL_RANK": str(local), "TMPDIR": str(self.folder)}
                 # a signal that asks for the end waits until the rank can handle it
-                pid = os.posix_spawn(command[0], command, {**environment, **own}, setsigmask=deaths.ENDING, setsid=True)
+                pid = os.posix_spawn(
+                    command[0], command, {**environment, **variables}, setsigmask=deaths.ENDING, setsid=True
+                )
                 self.ranks[pid] = RankProcess(rank, pid, file)
             while self.running:
                 self._wait()
