@@ -1,0 +1,196 @@
+"""Planted faults: does a test fail when the product is wrong? `make mutants` plants each fault and writes the page.
+
+A line of tests/planted_faults/ROOM.jsonl is one fault: in `file`, the text `right` (which stands there once) becomes
+`wrong`, and `tests` (files or tests, as pytest takes them) must fail. `soak` marks tests that only `make soak` runs.
+Where no test finds a fault, `reason` says why that is right.
+
+    python -m tests.mutants                       all rooms; writes docs/results/mutants.md
+    python -m tests.mutants trainer verify        these rooms; prints only
+    python -m tests.mutants trainer --only loss   the faults whose file or text has "loss"
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from pathlib import Path
+from queue import SimpleQueue
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = Path(__file__).with_name("planted_faults")
+PAGE = ROOT / "docs" / "results" / "mutants.md"
+LIMIT_S = 900.0
+"""seconds after which the tests of one fault are ended: they hang, so the fault is seen"""
+
+
+class Fault(NamedTuple):
+    """One wrong line, and the tests that must fail with it."""
+
+    room: str
+    file: str
+    right: str
+    wrong: str
+    tests: tuple[str, ...]
+    soak: bool = False
+    reason: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.file}: `{' '.join(self.right.split())}` becomes `{' '.join(self.wrong.split())}`"
+
+
+class Outcome(NamedTuple):
+    """What the tests said of one fault."""
+
+    fault: Fault
+    caught: bool
+    seconds: float
+
+
+def planted(rooms: Iterable[str] = ()) -> list[Fault]:
+    """The faults of these rooms, of all where none is named."""
+    files = [FOLDER / f"{room}.jsonl" for room in rooms] or sorted(FOLDER.glob("*.jsonl"))
+    lines = [(file.stem, json.loads(line)) for file in files for line in file.read_text("utf-8").splitlines()]
+    return [Fault(room, **{**fields, "tests": tuple(fields["tests"])}) for room, fields in lines]
+
+
+def wrong_text(fault: Fault, root: Path = ROOT) -> str:
+    """The file with its fault. ValueError where the right text does not stand there exactly once."""
+    text = (root / fault.file).read_text(encoding="utf-8")
+    if (count := text.count(fault.right)) != 1:
+        raise ValueError(f"{fault.file}: {fault.right!r} stands there {count} times, not once")
+    changed = text.replace(fault.right, fault.wrong)
+    compile(changed, fault.file, "exec")
+    return changed
+
+
+def copy_checkout(folder: Path) -> Path:
+    """Copy what git tracks, and link the environment, so that a fault never touches the checkout."""
+    names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    for name in filter(None, names.split("\0")):
+        if (source := ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, folder / name)
+    return folder
+
+
+def passes(tests: Sequence[str], soak: bool, root: Path) -> bool:
+    """Whether pytest ends with success there."""
+    command = [sys.executable, "-m", "pytest", "-n", "0", "-x", "-q", "-p", "no:cacheprovider", *tests]
+    environment = os.environ | {"PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
+    with subprocess.Popen(
+        command + ["--soak"] * soak, cwd=root, env=environment, start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    ) as process:  # fmt: skip
+        try:
+            output = process.communicate(timeout=LIMIT_S)[0]
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, 9)
+            return False
+    if process.returncode > 2:
+        raise ValueError(f"pytest {' '.join(tests)} ends with {process.returncode}:\n{output[-2000:]}")
+    return process.returncode == 0
+
+
+def plant(fault: Fault, root: Path) -> Outcome:
+    """Run the tests of a fault with the fault in place."""
+    file, start = root / fault.file, time.monotonic()
+    right = file.read_text(encoding="utf-8")
+    file.write_text(wrong_text(fault, root), encoding="utf-8")
+    try:
+        return Outcome(fault, not passes(fault.tests, fault.soak, root), time.monotonic() - start)
+    finally:
+        file.write_text(right, encoding="utf-8")
+
+
+def try_all(faults: Sequence[Fault], processes: int) -> list[Outcome]:
+    """Plant each fault in turn, in as many copies of the checkout as processes. ValueError where tests fail already."""
+    with tempfile.TemporaryDirectory(prefix="mutants-") as temporary, ThreadPoolExecutor(processes) as threads:
+        copies: SimpleQueue[Path] = SimpleQueue()
+        for number in range(processes):
+            copies.put(copy_checkout(Path(temporary, str(number), "checkout")))
+
+        def check(tests: tuple[str, ...], soak: bool) -> None:
+            root = copies.get()
+            try:
+                if not passes(tests, soak, root):
+                    raise ValueError(f"pytest {' '.join(tests)} fails without any fault")
+            finally:
+                copies.put(root)
+
+        def outcome(fault: Fault) -> Outcome:
+            root = copies.get()
+            try:
+                result = plant(fault, root)
+            finally:
+                copies.put(root)
+            print(f"{'found   ' if result.caught else 'SURVIVES'} {result.seconds:5.1f} s  {fault.name}", flush=True)
+            return result
+
+        for checked in [threads.submit(check, *key) for key in {(fault.tests, fault.soak) for fault in faults}]:
+            checked.result()
+        return list(threads.map(outcome, faults))
+
+
+def page(outcomes: Sequence[Outcome]) -> str:
+    """The page in docs/results: shares by room, survivors, and every fault with its result."""
+    lines = [
+        "# Planted faults\n",
+        "`make mutants` plants one fault at a time into a copy of the checkout and runs tests that should notice it.\n",
+        f"Made on {datetime.now(UTC):%Y-%m-%d} on {os.cpu_count()} cores of {processor()}, "
+        f"Python {platform.python_version()}.\n",
+        "| room | faults | found by `make test` | found with `make soak` |",
+        "|---|---|---|---|",
+    ]
+    for room in (*sorted({outcome.fault.room for outcome in outcomes}), ""):
+        rows = [outcome for outcome in outcomes if room in ("", outcome.fault.room)]
+        quick = sum(outcome.caught and not outcome.fault.soak for outcome in rows)
+        caught = sum(outcome.caught for outcome in rows)
+        shares = (f"{count} ({count / len(rows):.2f})" for count in (quick, caught))
+        lines.append(f"| {room or 'all'} | {len(rows)} | {' | '.join(shares)} |")
+    lines.append("\n## Not found\n")
+    lines += [f"- {outcome.fault.name}: {outcome.fault.reason}" for outcome in outcomes if not outcome.caught] or [
+        "None."
+    ]
+    lines += ["\n## All\n", "| fault | tests | result | seconds |", "|---|---|---|---|"]
+    for fault, caught, seconds in outcomes:
+        name = fault.name.replace("|", "\\|")
+        lines.append(f"| {name} | `{' '.join(fault.tests)}` | {'found' if caught else 'not found'} | {seconds:.0f} |")
+    return "\n".join(lines) + "\n"
+
+
+def processor() -> str:
+    """The processor's name, as the system gives it."""
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Exit code 1 where a fault that has no reason is not found."""
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__.split("\n\n", 1)[0])
+    parser.add_argument("rooms", nargs="*", help="files of tests/planted_faults, without .jsonl")
+    parser.add_argument("--only", default="", help="a part of a fault's file or text")
+    parser.add_argument("--processes", type=int, default=2)
+    given = parser.parse_args(arguments)
+    faults = [fault for fault in planted(given.rooms) if given.only in fault.name]
+    outcomes = try_all(faults, given.processes)
+    if not given.rooms and not given.only:
+        PAGE.write_text(page(outcomes), encoding="utf-8")
+    caught = sum(outcome.caught for outcome in outcomes)
+    print(f"{caught} of {len(outcomes)} planted faults are found")
+    return int(any(not outcome.caught and not outcome.fault.reason for outcome in outcomes))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
