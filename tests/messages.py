@@ -1,7 +1,7 @@
 """Every message of an error that the product raises. `python -m tests.messages` prints them.
 
-tests/messages.txt holds them, and a test compares: a changed message is a changed line in a diff. Other tests ask only for
-the word that tells one error from another.
+tests/messages.txt holds them, and a test compares: a changed message is a changed line in a diff. Other tests ask only
+for the word that tells one error from another.
 """
 
 from __future__ import annotations
