@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import example, given
-from hypothesis.strategies import text
+from hypothesis import strategies as st
 from langcodes import Language
 
 from serve.reasoning_language import (
@@ -196,7 +196,7 @@ def test_auto_agrees_with_the_users_language_on_mgsm(data_folder: Path) -> None:
     assert len(asked) >= 1500 and right >= 0.99 * len(asked)
 
 
-@given(text())
+@given(st.text())
 @example("a\0b")
 @example("\0ġ")
 @example("\ud800")
