@@ -30,12 +30,12 @@ CEILINGS = {
     "environments": 2_890,
     "rollout": 5_060,
     "trainer": 13_930,
-    "serve": 6_710,
+    "serve": 6_716,
     "dashboard": 1_860,
     "evaluation": 2_470,
     "oversight": 1_870,
     "curate": 3_200,
-    "lab": 3_160,
+    "lab": 3_154,
     "examples": 2_610,
 }
 """Most lines of each room. One rises only in a commit that lowers another by as much, so that their sum never rises; a
