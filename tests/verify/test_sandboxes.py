@@ -18,7 +18,7 @@ import pytest
 
 from shared.errors import DataError, RunError
 from shared.types import Verdict
-from tests.verify.attacks import FIRST, TWICE
+from tests.verify.programs import FIRST, TWICE
 from tests.verify.sandboxes import opened
 from verify.code import cpp, program_run, sandbox_pool
 from verify.code.program_run import cpp_works
