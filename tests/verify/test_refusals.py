@@ -4,13 +4,13 @@ completions that a policy could learn to earn a reward with, and honest ones tha
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any, NamedTuple
 
 import pytest
 
 from shared.sections import RewardWeights
 from shared.types import Problem, Reward, Verdict
+from tests.processor_time import at_most
 from tests.tables import read_table
 from verify.code_block import first_program
 from verify.format import Parts
@@ -129,11 +129,10 @@ def test_programs_in_lists_quotations_and_other_fences(row: dict[str, Any]) -> N
 @pytest.mark.slow
 def test_hostile_text_takes_linear_time(piece: str) -> None:
     long = piece * (300_000 // len(piece))
-    start = time.perf_counter()
     parts = Parts(long, f"{long} \\boxed{{5}} {long}", "5", "")
     problem = Problem("x", long, "5")
-    refuse_format(problem, parts, GUARDED)
-    refuse_answer(problem, parts, GUARDED)
-    asides(f"$ {long}")
-    clean(long * 4)
-    assert time.perf_counter() - start < 12  # a tenth of it on a quiet machine; quadratic scans took minutes
+    with at_most(12):  # a tenth of it; quadratic scans took minutes
+        refuse_format(problem, parts, GUARDED)
+        refuse_answer(problem, parts, GUARDED)
+        asides(f"$ {long}")
+        clean(long * 4)

@@ -262,9 +262,7 @@ def test_a_held_lock_ends_the_wait_for_the_header(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(cpp, "LOCK_S", 0.3)
     with open(f"{folder}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        start = time.monotonic()
         assert not cpp.precompile.__wrapped__()
-        assert 0.2 < time.monotonic() - start < 5
     assert not [path for path in folder.rglob("*") if path.is_file()]
 
 
