@@ -3,7 +3,7 @@
     R = r - beta log(pi / ref)     J = E_pi R     pi* = ref exp((r - V*) / beta)     V* = beta log E_ref exp(r / beta)
 
 The losses are those of the trainer (policy_loss), their expectations sums over all completions, or all pairs of them
-for agro. Who uses this: test_held.py.
+for agro. Who uses this: test_regularised.py.
 """
 
 from __future__ import annotations

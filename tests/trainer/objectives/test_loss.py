@@ -98,8 +98,8 @@ def test_truncated_importance_gradient_saturates_and_never_vanishes() -> None:
 
 
 def test_decoupled_loss_clips_against_the_start_of_the_batch() -> None:
-    """Without it: gradient rho A, whatever the clip. prox = .5 as mu: ratio and weight of the policy that sampled are 1;
-    with prox = 1 and mu = .5: r = 1.5 is clipped for A > 0, and weighed by prox / mu = 2 for A < 0."""
+    """Not kept: gradient rho A, whatever the clip. prox = .5 as mu: ratio and weight of who sampled are 1; with
+    prox = 1 and mu = .5: r = 1.5 is clipped for A > 0, and weighed by prox / mu = 2 for A < 0."""
     assert pulls([0.25, 3.0], [1.0, -2.0], name="decoupled_ppo") == near([0.25, -6.0])
     same, moved = ({"old": torch.full((2,), math.log(p))} for p in (0.5, 1.0))
     assert pulls([1.5, 1.1], [1.0, 1.0], name="decoupled_ppo", extra=same) == near([0, 1.1])
@@ -180,19 +180,19 @@ def test_supervised_is_the_weighted_negative_log_likelihood() -> None:
 
 
 def test_metrics_are_sums_over_tokens_by_hand() -> None:
-    output, _ = run([0.5, 0.5, 2.0, 4.0], [1.0, -1.0, 1.0, -1.0], [0.25] * 4)
+    output, _ = run([0.5, 0.5, 2.0, 4.0], [-1.0, -1.0, 1.0, -1.0], [0.25] * 4)
     log2 = math.log(2)
     expected = {
         "tokens": 4,
         "compared": 4,
-        "loss": -0.25 * (0.5 - 0.8 + 1.28 - 4.0),
+        "loss": -0.25 * (-0.8 - 0.8 + 1.28 - 4.0),
         "entropy": 4,
         "abs_logprob_difference": 5 * log2,
         "logprob_difference": -log2,
         "kl_k3": 2 * (0.5 - 1 + log2) + (2 - 1 - log2) + (4 - 1 - 2 * log2),
         "ratio": 7,
         "ratio_squared": 20.5,
-        "clipped_low": 1,
+        "clipped_low": 2,
         "clipped_high": 1,
         "masked": 0,
     }

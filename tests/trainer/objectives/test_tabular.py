@@ -11,7 +11,6 @@ from torch import Tensor
 
 from tests.trainer.objectives.named import example
 from tests.trainer.objectives.tabular import COMPLETIONS, Problem, draw_policy, draw_rewards, gradients
-from trainer.objectives.clip import Clip
 from trainer.objectives.inputs import LossInputs, completions_of
 from trainer.objectives.loss import policy_loss
 from trainer.objectives.registry import read_objective
@@ -161,16 +160,6 @@ def test_regularised_losses_have_the_gradients_of_their_definitions(seed: int) -
     assert slope.item() == pytest.approx(-(mu * (regular - 0.3)).sum().item(), abs=1e-5)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_agro_on_policy_is_the_regularised_policy_gradient(seed: int) -> None:
-    """Sampling from pi itself: minus the gradient of E[r] - beta KL (the loss is over beta already)."""
-    problem, beta = make(seed, on_policy=True), 0.5
-    whole = problem.policy.whole()
-    objective = (whole.exp() * (problem.rewards - beta * (whole - problem.reference.whole()))).sum()
-    found = gradients(loss_of(problem.groups_of(2), name="agro", beta=beta), problem)
-    close(-found, gradients(objective, problem))
-
-
 def cut(inputs: LossInputs, order: list[int]) -> LossInputs:
     """The completions in `order` of a packed micro-batch."""
     of = inputs.completions
@@ -262,9 +251,3 @@ def test_two_tokens_from_a_uniform_policy() -> None:
         loss = loss_of(inputs, name="reinforce", importance={"kind": importance, **bounds})
         (gradient,) = torch.autograd.grad(loss, first)
         assert -gradient[0].item() == pytest.approx(wanted, abs=1e-6), importance
-
-
-def test_the_start_of_the_batch_is_the_policy_itself_where_it_was_not_kept() -> None:
-    problem = make(3)
-    full = read_objective({"name": "decoupled_ppo"})
-    assert isinstance(full, Clip) and full.log_ratios(problem.every()).detach().abs().max() == 0
