@@ -1,12 +1,20 @@
+"""A batch cut into minibatches and micro-batches: whole, within the budget, balanced, and added up again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
 import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.types import TrainSequence
+from shared.types import Group, MicroBatch, Problem, Prompt, TrainSequence
 from tests.trainer.sequences import make_sequence
-from trainer.step.batching import first_fit_decreasing, plan_batch, spread
+from trainer.step.batching import BatchPlan, Learned, combine, first_fit_decreasing, plan_batch, split, spread
+from trainer.step.forward_backward import StepSums
+from trainer.step.rank import Stepped
 
 
 def sequences(lengths: list[int]) -> list[TrainSequence]:
@@ -48,23 +56,36 @@ def test_collation_saves_padding_against_filling_in_order_of_arrival(
 
 
 lengths_lists = st.lists(st.integers(2, 60), max_size=60)
+groups_lists = st.lists(st.tuples(st.integers(1, 30), st.lists(st.integers(1, 30), min_size=1, max_size=6)), max_size=8)
+
+
+def assert_whole(
+    plan: BatchPlan, made: list[TrainSequence], ranks: int, budget: int,
+    parts: Callable[[list[TrainSequence]], Iterable[list[TrainSequence]]] = lambda batch: ([s] for s in batch),
+) -> list[list[TrainSequence]]:  # fmt: skip
+    """That every sequence is in one micro-batch, none over the budget but one part alone, and ranks have equally many.
+
+    parts: of a micro-batch, each with one prompt in common. Returns the micro-batches."""
+    assert len(plan.micro_batches) == ranks
+    assert len({len(share) for share in plan.micro_batches}) == 1 and plan.micro_batches[0]
+    batches = [batch.sequences for share in plan.micro_batches for batch in share]
+    assert sorted(map(id, made)) == sorted(id(sequence) for batch in batches for sequence in batch)
+    for batch in batches:
+        sizes = [part[0].prompt_tokens + sum(len(s.token_ids) - s.prompt_tokens for s in part) for part in parts(batch)]
+        assert len(sizes) <= 1 or sum(sizes) <= budget
+    assert plan.tokens == sum(len(sequence.token_ids) for sequence in made)
+    assert 0 <= plan.padding_share <= 1 and plan.imbalance > -1e-9
+    return batches
 
 
 @given(lengths_lists, st.integers(1, 8), st.integers(1, 100))
 def test_every_sequence_is_in_one_micro_batch_within_the_budget_and_ranks_have_equal_counts(
     lengths: list[int], ranks: int, budget: int
 ) -> None:
-    found = plan_batch(sequences(lengths), ranks, budget)
-    assert len(found.micro_batches) == ranks
-    assert len({len(share) for share in found.micro_batches}) == 1 and found.micro_batches[0]
-    batches = [batch.sequences for share in found.micro_batches for batch in share]
-    placed = sorted(sequence.token_ids[0] for batch in batches for sequence in batch)
-    assert placed == list(range(len(lengths)))
-    for batch in batches:
-        assert len(batch) <= 1 or sum(len(sequence.token_ids) for sequence in batch) <= budget
-    assert found.tokens == sum(lengths)
-    assert 0 <= found.padding_share <= 1 and found.imbalance > -1e-9
-    assert found == plan_batch(sequences(lengths), ranks, budget)
+    made = sequences(lengths)
+    plan = plan_batch(made, ranks, budget)
+    assert_whole(plan, made, ranks, budget)
+    assert plan == plan_batch(made, ranks, budget)
 
 
 @given(lengths_lists, st.integers(1, 8), st.integers(60, 200))
@@ -113,21 +134,24 @@ def test_one_group_is_split_over_ranks_rather_than_leaving_some_idle() -> None:
     assert [[len(batch.sequences) for batch in share] for share in found.micro_batches] == [[4]] * 4
 
 
-@given(
-    st.lists(st.tuples(st.integers(1, 30), st.lists(st.integers(1, 30), min_size=1, max_size=6)), max_size=8),
-    st.integers(1, 4), st.integers(1, 120),
-)  # fmt: skip
+def by_prompt(batch: list[TrainSequence]) -> Iterable[list[TrainSequence]]:
+    prompts = {tuple(s.token_ids[: s.prompt_tokens]) for s in batch}
+    return [[s for s in batch if tuple(s.token_ids[: s.prompt_tokens]) == prompt] for prompt in prompts]
+
+
+def by_group(batch: list[TrainSequence]) -> Iterable[list[TrainSequence]]:
+    return [[s for s in batch if s.group == name] for name in {s.group for s in batch}]
+
+
+@given(groups_lists, st.integers(1, 4), st.integers(1, 120))
 def test_groups_are_placed_once_within_the_budget(groups: list[tuple[int, list[int]]], ranks: int, budget: int) -> None:
     made = [s for number, (prompt, completions) in enumerate(groups) for s in group(number, prompt, completions)]
-    found = plan_batch(made, ranks, budget)
-    batches = [batch.sequences for share in found.micro_batches for batch in share]
-    assert sorted(map(id, made)) == sorted(id(sequence) for batch in batches for sequence in batch)
-    assert len({len(share) for share in found.micro_batches}) == 1
-    for batch in batches:
-        prompts = {tuple(sequence.token_ids[: sequence.prompt_tokens]) for sequence in batch}
-        stored = sum(map(len, prompts)) + sum(len(s.token_ids) - s.prompt_tokens for s in batch)
+    plan = plan_batch(made, ranks, budget)
+    for batch in assert_whole(plan, made, ranks, budget, by_prompt):
+        stored = sum(part[0].prompt_tokens + sum(len(s.token_ids) - s.prompt_tokens for s in part)
+                     for part in by_prompt(batch))  # fmt: skip
         assert len(batch) <= 1 or stored <= budget
-    assert found == plan_batch(made, ranks, budget)
+    assert plan == plan_batch(made, ranks, budget)
 
 
 def test_spread_gives_up_where_the_budget_does_not_allow_it() -> None:
@@ -140,28 +164,17 @@ def test_nonsense_is_refused() -> None:
         plan_batch([], 0, 10)
 
 
-@given(
-    st.lists(st.tuples(st.integers(1, 30), st.lists(st.integers(1, 30), min_size=1, max_size=6)), max_size=8),
-    st.sampled_from([1, 2, 4]), st.integers(1, 120),
-)  # fmt: skip
+@given(groups_lists, st.sampled_from([1, 2, 4]), st.integers(1, 120))
 def test_groups_that_must_stay_together_do(groups: list[tuple[int, list[int]]], ranks: int, budget: int) -> None:
     """Every second group is drawn from the prompt of the one before: a group of its own all the same."""
     made = []
     for number, (prompt, completions) in enumerate(groups):
         same = groups[number - 1][0] if number % 2 else prompt
         made += [msgspec.structs.replace(s, group=100 + number) for s in group(number // 2, same, completions)]
-    found = plan_batch(made, ranks, budget, together=True)
-    batches = [batch.sequences for share in found.micro_batches for batch in share]
-    assert sorted(map(id, made)) == sorted(id(sequence) for batch in batches for sequence in batch)
-    assert len(found.micro_batches) == ranks and len({len(share) for share in found.micro_batches}) == 1
-    places = {(sequence.group, number) for number, batch in enumerate(batches) for sequence in batch}
-    assert len(places) == len({name for name, _ in places}) == len(groups), "no group is in two micro-batches"
-    for batch in batches:
-        names = {sequence.group for sequence in batch}
-        parts = [[s for s in batch if s.group == name] for name in names]
-        tokens = sum(p[0].prompt_tokens + sum(len(s.token_ids) - s.prompt_tokens for s in p) for p in parts)
-        assert len(names) <= 1 or tokens <= budget
-    assert found == plan_batch(made, ranks, budget, together=True)
+    plan = plan_batch(made, ranks, budget, together=True)
+    batches = assert_whole(plan, made, ranks, budget, by_group)
+    assert sum(len({s.group for s in batch}) for batch in batches) == len(groups), "no group is in two micro-batches"
+    assert plan == plan_batch(made, ranks, budget, together=True)
 
 
 def test_a_prompt_drawn_twice_is_two_groups_which_a_small_budget_parts() -> None:
@@ -178,3 +191,31 @@ def test_a_whole_group_longer_than_the_budget_has_a_micro_batch_of_its_own() -> 
     found = plan_batch(made, 2, 40, together=True)
     shares = [sorted({s.group for s in batch.sequences}) for share in found.micro_batches for batch in share]
     assert sorted(shares) == [[0], [1, 2]] and 0 <= found.padding_share < 1
+
+
+# ---- minibatches -----------------------------------------------------------------------------------------------------
+
+
+def test_minibatches_hold_whole_groups_in_order():
+    groups = [Group(Prompt(index, Problem("p", "?", "1"), [1]), [], []) for index in range(6)]
+    parts = split(groups, 3)
+    assert [[g.prompt.index for g in part] for part in parts] == [[0, 1], [2, 3], [4, 5]]
+    assert split(groups, 1) == [groups]
+    with pytest.raises(ValueError, match="cut into 4"):
+        split(groups, 4)
+
+
+def test_numbers_of_two_steps_are_added_or_averaged():
+    def step(loss: float, tokens: float, ratio: float, norm: float) -> Learned:
+        plan = BatchPlan([[MicroBatch([])], [MicroBatch([])]], tokens=int(tokens), stored_tokens=5, padding_share=0.2,
+                    imbalance=0.0)  # fmt: skip
+        sums = {"loss": loss, "tokens": tokens, "entropy": 2 * tokens}
+        return Learned(plan, StepSums(sums, {"ratio": ratio}, 1.5, int(tokens)), Stepped(norm, 0.5))
+
+    both = combine([step(0.2, 10, 1.1, 1.0), step(0.4, 30, 1.4, 3.0)])
+    assert both.sums.sums == {"loss": pytest.approx(0.3), "tokens": 40, "entropy": 80}
+    assert both.sums.maxima == {"ratio": 1.4} and both.sums.seconds == 3.0
+    assert both.stepped == Stepped(2.0, 1.0)
+    assert [len(share) for share in both.plan.micro_batches] == [2, 2] and both.plan.tokens == 40
+    one = step(0.2, 10, 1.1, 1.0)
+    assert combine([one]) is one
