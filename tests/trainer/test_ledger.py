@@ -21,7 +21,7 @@ from shared.config import Config
 from shared.errors import NoProgress, RunError
 from shared.types import Completion, Group, Problem, Prompt, Reward, Verdict, VersionSpan
 from trainer.checkpoint import ledger_file
-from trainer.ledger import Interrupted, Ledger, LedgerState
+from trainer.ledger import Interrupted, Ledger, LedgerState, with_unfinished
 from trainer.stages import Stages
 
 PROBLEM = Problem("p", "1+1=?", "2")
@@ -71,28 +71,45 @@ def restored(ledger: Ledger, into: Ledger | None = None) -> Ledger:
 
 
 class Simulation:
-    """Scripted engines: each completion decodes one token a tick with the engines' current version."""
+    """Scripted engines, a token a tick with their current version, and a trainer of any speed; can stop and go on."""
 
-    def __init__(self, config: Config, seed: int, no_signal: float = 0.3):
-        self.ledger, self.random, self.no_signal = Ledger(Stages(config)), random.Random(seed), no_signal
+    def __init__(
+        self, config: Config, seed: int, no_signal: float = 0.3, train_ticks: int = 20, publish_ticks: int = 5,
+        saved: bytes = b"", stop_after: int = 0,
+    ):  # fmt: skip
+        """Goes on from `saved`, if given; is interrupted after `stop_after` ticks, 0 for never."""
+        self.config, self.ledger, self.random = config, Ledger(Stages(config)), random.Random(seed)
+        self.no_signal, self.train_ticks, self.publish_ticks = no_signal, train_ticks, publish_ticks
+        self.stop_after = stop_after
         self.engine_version = 0
-        self.config = config
         self.ages: list[int] = []
+        self.token_ages: dict[int, set[int]] = {}
+        """version before a step -> ages of all tokens trained in it"""
         self.trained: list[int] = []
         self.filtered = 0
         self.sampled_lengths: list[int] = []
         self.trained_lengths: list[int] = []
+        self.decoded: dict[tuple[int, int], list[int]] = {}
+        """running completion -> version of each token"""
+        self.saved = b""
+        """the ledger after an interruption"""
+        if saved:
+            self.ledger.restore(msgspec.json.decode(saved, type=LedgerState))
+            self.engine_version = self.ledger.version
 
-    async def decode(self, completion: Completion, tokens: int, lucky: float) -> None:
-        versions = []
+    async def decode(self, completion: Completion, tokens: int, total: float) -> None:
+        versions = [span.version for span in completion.spans for _ in range(span.start, span.end)]
+        self.decoded[completion.group, completion.index] = versions
         for _ in range(tokens):
             await asyncio.sleep(0)
             versions.append(self.engine_version)
-        done = end(completion, versions)
+        done = end(completion, self.decoded.pop((completion.group, completion.index)))
         self.ledger.receive(done)
-        self.ledger.close(done, reward(lucky), "text")
+        self.ledger.close(done, reward(total), "text")
 
     async def admit(self, tasks: asyncio.TaskGroup) -> None:
+        for completion in self.ledger.unfinished():
+            tasks.create_task(self.decode(completion, 10, float(completion.index == 0)))
         while count := await self.ledger.slot():
             for _ in range(count):
                 index = self.ledger.next_index
@@ -106,26 +123,51 @@ class Simulation:
 
     async def train(self) -> None:
         async with asyncio.TaskGroup() as publishing:
-            for step in range(self.config.steps):
-                groups = await self.ledger.take()
-                for _ in range(20):
+            while not self.ledger.exhausted:
+                version = self.ledger.version
+                try:
+                    groups = await self.ledger.take()
+                except Interrupted:
+                    self.save()
+                    raise
+                for _ in range(self.train_ticks):
                     await asyncio.sleep(0)
+                completions = [completion for group in groups for completion in group.completions]
                 self.ages += [self.ledger.staleness(group) for group in groups]
+                self.token_ages[version] = {version - span.version for each in completions for span in each.spans}
                 self.trained += [group.prompt.index for group in groups]
-                self.trained_lengths += [len(c.token_ids) for group in groups for c in group.completions]
+                self.trained_lengths += [len(completion.token_ids) for completion in completions]
                 self.filtered += len(self.ledger.trained(groups))
-                publishing.create_task(self.publish(step + 1))
+                publishing.create_task(self.publish(self.ledger.version))
+
+    def save(self) -> None:
+        partial = [
+            msgspec.structs.replace(end(completion, self.decoded[key]), finish_reason=None)
+            for completion in self.ledger.unfinished()
+            if (key := (completion.group, completion.index)) in self.decoded
+        ]
+        self.saved = msgspec.json.encode(with_unfinished(self.ledger.state(), partial))
 
     async def publish(self, version: int) -> None:
-        for _ in range(5):
+        for _ in range(self.publish_ticks):
             await asyncio.sleep(0)
         self.engine_version = max(self.engine_version, version)
         self.ledger.release(version)
 
+    async def interrupt(self) -> None:
+        for _ in range(self.stop_after):
+            await asyncio.sleep(0)
+        self.ledger.interrupt()
+
     async def run(self) -> None:
-        async with asyncio.timeout(150), asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.admit(tasks))
-            tasks.create_task(self.train())
+        try:
+            async with asyncio.timeout(600), asyncio.TaskGroup() as tasks:
+                if self.stop_after:
+                    tasks.create_task(self.interrupt())
+                tasks.create_task(self.admit(tasks))
+                tasks.create_task(self.train())
+        except* Interrupted:
+            assert self.saved
 
 
 @settings(max_examples=20)

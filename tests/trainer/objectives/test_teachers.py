@@ -288,28 +288,25 @@ def test_a_server_that_is_still_loading_is_waited_for(api: Api) -> None:
     assert "65 tokens of context, the same tokenizer" in start(api)
 
 
-def test_a_server_that_knows_no_log_probs_of_prompts_is_refused_at_the_start(api: Api) -> None:
-    api.replies = [lambda ids: None]
-    with pytest.raises(ConfigError, match="objective.teacher.url = .* no prompt_logprobs: serve it with"):
-        start(api)
-
-
 @pytest.mark.parametrize(
-    ("models", "told"),
-    [(404, "objective.teacher.url = .*status 404.*up to the API's version"), (403, "objective.teacher.key_variable"),
-     ({"id": "other"}, f'objective.teacher.model = "{NAME}".* only "other"'),
-     ({}, "objective.teacher.url = .*cannot be"),
-     ({"id": NAME, "max_model_len": 64}, "context of 64 .* 64 here.* model.max_tokens to at most 63")],
-)  # fmt: skip
-def test_a_wrong_address_or_model_is_told(api: Api, models: Any, told: str) -> None:
-    api.models = [models]
+    ("changed", "told"),
+    [
+        ({"models": [404]}, "objective.teacher.url = .*status 404.*up to the API's version"),
+        ({"models": [403]}, "objective.teacher.key_variable"),
+        ({"models": [{"id": "other"}]}, f'objective.teacher.model = "{NAME}".* only "other"'),
+        ({"models": [{}]}, "objective.teacher.url = .*cannot be"),
+        ({"models": [{"id": NAME, "max_model_len": 64}]}, "context of 64 .* 64 here.* model.max_tokens to at most 63"),
+        ({"replies": [lambda ids: None]}, "objective.teacher.url = .* no prompt_logprobs: serve it with"),
+        ({"text": "texts"}, "objective.teacher.model .*another tokenizer.* reads 'texts' where"),
+    ],
+    ids=str,
+)
+def test_a_server_that_cannot_be_the_teacher_is_refused_at_the_start(
+    api: Api, changed: dict[str, Any], told: str
+) -> None:
+    for name, value in changed.items():
+        setattr(api, name, value)
     with pytest.raises(ConfigError, match=told):
-        start(api)
-
-
-def test_another_tokenizer_is_refused(api: Api) -> None:
-    api.text = "texts"
-    with pytest.raises(ConfigError, match="objective.teacher.model .*another tokenizer.* reads 'texts' where"):
         start(api)
 
 
