@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Hashable
 
 import msgspec
 import numpy as np
@@ -56,36 +56,6 @@ def test_collation_saves_padding_against_filling_in_order_of_arrival(
 
 
 lengths_lists = st.lists(st.integers(2, 60), max_size=60)
-groups_lists = st.lists(st.tuples(st.integers(1, 30), st.lists(st.integers(1, 30), min_size=1, max_size=6)), max_size=8)
-
-
-def assert_whole(
-    plan: BatchPlan, made: list[TrainSequence], ranks: int, budget: int,
-    parts: Callable[[list[TrainSequence]], Iterable[list[TrainSequence]]] = lambda batch: ([s] for s in batch),
-) -> list[list[TrainSequence]]:  # fmt: skip
-    """That every sequence is in one micro-batch, none over the budget but one part alone, and ranks have equally many.
-
-    parts: of a micro-batch, each with one prompt in common. Returns the micro-batches."""
-    assert len(plan.micro_batches) == ranks
-    assert len({len(share) for share in plan.micro_batches}) == 1 and plan.micro_batches[0]
-    batches = [batch.sequences for share in plan.micro_batches for batch in share]
-    assert sorted(map(id, made)) == sorted(id(sequence) for batch in batches for sequence in batch)
-    for batch in batches:
-        sizes = [part[0].prompt_tokens + sum(len(s.token_ids) - s.prompt_tokens for s in part) for part in parts(batch)]
-        assert len(sizes) <= 1 or sum(sizes) <= budget
-    assert plan.tokens == sum(len(sequence.token_ids) for sequence in made)
-    assert 0 <= plan.padding_share <= 1 and plan.imbalance > -1e-9
-    return batches
-
-
-@given(lengths_lists, st.integers(1, 8), st.integers(1, 100))
-def test_every_sequence_is_in_one_micro_batch_within_the_budget_and_ranks_have_equal_counts(
-    lengths: list[int], ranks: int, budget: int
-) -> None:
-    made = sequences(lengths)
-    plan = plan_batch(made, ranks, budget)
-    assert_whole(plan, made, ranks, budget)
-    assert plan == plan_batch(made, ranks, budget)
 
 
 @given(lengths_lists, st.integers(1, 8), st.integers(60, 200))
@@ -143,17 +113,6 @@ def by_group(batch: list[TrainSequence]) -> Iterable[list[TrainSequence]]:
     return [[s for s in batch if s.group == name] for name in {s.group for s in batch}]
 
 
-@given(groups_lists, st.integers(1, 4), st.integers(1, 120))
-def test_groups_are_placed_once_within_the_budget(groups: list[tuple[int, list[int]]], ranks: int, budget: int) -> None:
-    made = [s for number, (prompt, completions) in enumerate(groups) for s in group(number, prompt, completions)]
-    plan = plan_batch(made, ranks, budget)
-    for batch in assert_whole(plan, made, ranks, budget, by_prompt):
-        stored = sum(part[0].prompt_tokens + sum(len(s.token_ids) - s.prompt_tokens for s in part)
-                     for part in by_prompt(batch))  # fmt: skip
-        assert len(batch) <= 1 or stored <= budget
-    assert plan == plan_batch(made, ranks, budget)
-
-
 def test_spread_gives_up_where_the_budget_does_not_allow_it() -> None:
     assert spread([6, 6, 6], 10, 2) is None
     assert spread([6, 6, 4], 10, 2) == [[0, 2], [1]]
@@ -164,17 +123,42 @@ def test_nonsense_is_refused() -> None:
         plan_batch([], 0, 10)
 
 
-@given(groups_lists, st.sampled_from([1, 2, 4]), st.integers(1, 120))
-def test_groups_that_must_stay_together_do(groups: list[tuple[int, list[int]]], ranks: int, budget: int) -> None:
-    """Every second group is drawn from the prompt of the one before: a group of its own all the same."""
+def by_prompt(sequence: TrainSequence) -> Hashable:
+    return tuple(sequence.token_ids[: sequence.prompt_tokens])
+
+
+def by_group(sequence: TrainSequence) -> Hashable:
+    return sequence.group
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 30), st.lists(st.integers(1, 30), min_size=1, max_size=6)), max_size=8),
+    st.integers(1, 8), st.integers(1, 120), st.booleans(),
+)  # fmt: skip
+def test_every_sequence_is_in_one_micro_batch_within_the_budget_and_ranks_have_equal_counts(
+    groups: list[tuple[int, list[int]]], ranks: int, budget: int, together: bool
+) -> None:
+    """Every second group is drawn from the prompt of the one before: a group of its own all the same. Only a single
+    sequence, or a group that must stay together, may be over the budget."""
     made = []
     for number, (prompt, completions) in enumerate(groups):
         same = groups[number - 1][0] if number % 2 else prompt
         made += [msgspec.structs.replace(s, group=100 + number) for s in group(number // 2, same, completions)]
-    plan = plan_batch(made, ranks, budget, together=True)
-    batches = assert_whole(plan, made, ranks, budget, by_group)
-    assert sum(len({s.group for s in batch}) for batch in batches) == len(groups), "no group is in two micro-batches"
-    assert plan == plan_batch(made, ranks, budget, together=True)
+    plan = plan_batch(made, ranks, budget, together)
+    assert plan == plan_batch(made, ranks, budget, together)
+    assert len(plan.micro_batches) == ranks
+    assert len({len(share) for share in plan.micro_batches}) == 1 and plan.micro_batches[0]
+    batches = [batch.sequences for share in plan.micro_batches for batch in share]
+    assert sorted(map(id, made)) == sorted(id(sequence) for batch in batches for sequence in batch)
+    for batch in batches:
+        parts = {(by_group if together else by_prompt)(s): s.prompt_tokens for s in batch}
+        stored = sum(parts.values()) + sum(len(s.token_ids) - s.prompt_tokens for s in batch)
+        assert stored <= budget or (len(parts) if together else len(batch)) == 1
+    if together:
+        names = [name for batch in batches for name in {s.group for s in batch}]
+        assert len(names) == len(groups), "no group is in two micro-batches"
+    assert plan.tokens == sum(len(sequence.token_ids) for sequence in made)
+    assert 0 <= plan.padding_share <= 1 and plan.imbalance > -1e-9
 
 
 def test_a_prompt_drawn_twice_is_two_groups_which_a_small_budget_parts() -> None:

@@ -1,5 +1,5 @@
 """Small tabular problems: completions of one or two tokens whose every probability is a table, so that expectations are
-sums over all completions. Who uses this: the tests of this folder, and descent.py."""
+sums over all completions. Who uses this: the tests of this folder."""
 
 from __future__ import annotations
 

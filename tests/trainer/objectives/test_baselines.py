@@ -40,20 +40,6 @@ def expected(
     return mean, square - mean[0] ** 2
 
 
-def derivative(policy: Sequence[float], k: int, value: Callable[[Arms], float]) -> list[float]:
-    """d E[value of k draws] / d theta by central differences, all draws enumerated."""
-    step, found = 1e-5, []
-    for moved in range(len(policy)):
-        sides = []
-        for sign in (1, -1):
-            odds = [chance * math.exp(sign * step * (arm == moved)) for arm, chance in enumerate(policy)]
-            pi = [odd / sum(odds) for odd in odds]
-            draws = itertools.product(range(len(pi)), repeat=k)
-            sides.append(math.fsum(math.prod(pi[arm] for arm in draw) * value(draw) for draw in draws))
-        found.append((sides[0] - sides[1]) / (2 * step))
-    return found
-
-
 def rewards_of(group: Arms) -> list[float]:
     """Of two arms: the first is right."""
     return [float(arm == 0) for arm in group]
@@ -190,15 +176,6 @@ def of_sixteen(p: float, advantages: Callable[[list[float]], list[float]]) -> tu
     return first, first**2 / (second - first**2)
 
 
-@pytest.mark.parametrize(("k", "size"), [(2, 2), (2, 5), (3, 5), (4, 5)])
-def test_the_best_of_real_rewards_is_unbiased_too(k: int, size: int) -> None:
-    policy, rewards = (0.5, 0.3, 0.2), (-0.4, 0.25, 1.7)
-    found, _ = expected(policy, size, lambda group: best_of([rewards[arm] for arm in group], k))
-    exact = derivative(policy, k, lambda draw: max(rewards[arm] for arm in draw))
-    assert found == pytest.approx(exact, abs=1e-6)
-    assert max(map(abs, exact)) > 0.1
-
-
 @pytest.mark.parametrize(("p", "size"), [(0.5, 4), (0.1, 4), (0.25, 3)])
 def test_the_centred_best_of_all_by_enumeration(p: float, size: int) -> None:
     """k = n: who is right alone has n - 1, the others -1. So g = (1 - 1/n) instead of 1 - p, where it is not 0:
@@ -238,28 +215,6 @@ def test_the_best_is_the_mean_over_all_subsets(rewards: list[float]) -> None:
 def test_the_majority_of_three_has_its_gradient_for_any_number_of_completions(size: int) -> None:
     """E f = p^3 + 3 p^2 (1 - p), d E f / d theta = 6 p^2 (1 - p)^2 = 0.3456 for p = 0.6."""
     assert_expected(lambda group: majority_advantages(group, 3), 0.6, size, 0.3456)
-
-
-@pytest.mark.parametrize(
-    ("policy", "k", "size"),
-    [
-        ((0.4, 0.35, 0.25), 3, 3),
-        ((0.4, 0.35, 0.25), 3, 5),
-        ((0.4, 0.35, 0.25), 4, 6),
-        ((0.3, 0.2, 0.1, 0.4), 1, 3),
-        ((0.3, 0.2, 0.1, 0.4), 2, 5),
-        ((0.3, 0.2, 0.1, 0.4), 4, 4),
-        ((0.3, 0.2, 0.1, 0.4), 4, 5),
-    ],
-    ids=str,
-)
-def test_the_majority_among_several_answers_and_silence_is_unbiased(
-    policy: tuple[float, ...], k: int, size: int
-) -> None:
-    found, _ = expected(policy, size, lambda group: majority_advantages(group, k))
-    exact = derivative(policy, k, majority)
-    assert found == pytest.approx(exact, abs=1e-6)
-    assert max(map(abs, exact)) > 0.1
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=7))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -23,27 +22,6 @@ from trainer.objectives.registry import read_objective
 
 PRIOR, ANSWER = [0.5, 0.5], [0.9, 0.1]
 BOUNDS = ("single_sample", "multi_sample")
-MULTI = {1: -1.203973, 2: -0.948560, 3: -0.848516, 4: -0.800589, 6: -0.757777}
-"""E log mean of n: sum_k C(n, k) 2^-n log((.9 k + .1 (n - k)) / n)"""
-
-
-def expectation(n: int, value: Callable[[Tensor, tuple[int, ...]], Tensor]) -> Tensor:
-    """Return the sum, over all n completions, of their probability times value([n] log-likelihoods, kinds)."""
-    logs = torch.tensor(ANSWER).log()
-    total = torch.zeros(())
-    for kinds in itertools.product(range(2), repeat=n):
-        total = total + math.prod(PRIOR[kind] for kind in kinds) * value(logs[list(kinds)], kinds)
-    return total
-
-
-@pytest.mark.parametrize(("n", "expected"), MULTI.items())
-def test_the_bound_of_n_completions_rises_towards_the_log_likelihood(n: int, expected: float) -> None:
-    marginal = math.log(0.5 * 0.9 + 0.5 * 0.1)
-    assert marginal == pytest.approx(-0.693147, abs=1e-6)
-    assert expectation(n, lambda logs, _: bound_value(logs, "multi_sample")).item() == pytest.approx(expected, abs=1e-6)
-    single = expectation(n, lambda logs, _: bound_value(logs, "single_sample")).item()
-    assert single == pytest.approx(-1.203973, abs=1e-6) and marginal - single == pytest.approx(0.510826, abs=1e-6)
-    assert single <= expected + 1e-6 < marginal
 
 
 @pytest.mark.parametrize("bound", BOUNDS)
