@@ -104,15 +104,6 @@ def test_one_group_is_split_over_ranks_rather_than_leaving_some_idle() -> None:
     assert [[len(batch.sequences) for batch in share] for share in found.micro_batches] == [[4]] * 4
 
 
-def by_prompt(batch: list[TrainSequence]) -> Iterable[list[TrainSequence]]:
-    prompts = {tuple(s.token_ids[: s.prompt_tokens]) for s in batch}
-    return [[s for s in batch if tuple(s.token_ids[: s.prompt_tokens]) == prompt] for prompt in prompts]
-
-
-def by_group(batch: list[TrainSequence]) -> Iterable[list[TrainSequence]]:
-    return [[s for s in batch if s.group == name] for name in {s.group for s in batch}]
-
-
 def test_spread_gives_up_where_the_budget_does_not_allow_it() -> None:
     assert spread([6, 6, 6], 10, 2) is None
     assert spread([6, 6, 4], 10, 2) == [[0, 2], [1]]

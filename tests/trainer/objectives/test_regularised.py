@@ -60,7 +60,7 @@ CORRECTED = {"name": "rloo", "kl": {"weight": BETA, "gradient": "sequence_k2"}, 
 @pytest.mark.parametrize("behaviour", [SKEWED, UNIFORM], ids=["skewed", "reference"])
 @pytest.mark.parametrize("given", [*({"name": name, "beta": BETA} for name in ("agro", "spo", "dro")), CORRECTED])
 def test_all_reach_the_optimum_whatever_policy_sampled(given: dict[str, Any], behaviour: list[float]) -> None:
-    """By gradient descent on the expected loss; dro's value is trained beside the policy, and diverges at rates of 2."""
+    """By gradient descent on the expected loss; dro's value is trained beside it, and diverges at rates of 2."""
     problem, settings = bandit(behaviour), read_objective(given)
     assert problem.value is not None
     steps, rate = (200, 1.0) if settings.name == "dro" else (60, 3.0)
