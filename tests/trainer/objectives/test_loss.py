@@ -75,7 +75,7 @@ def test_dual_clip_ends_the_gradient_of_bad_tokens_that_became_likely() -> None:
 
 def test_gspo_ratio_is_the_geometric_mean_of_the_completion() -> None:
     """Log-ratios (.1, -.3, .5, 0): s = exp(.075) = 1.077884; each token's gradient is s A / 4 times its weight (1)."""
-    wide = {"clip_low": 0.9, "clip_high": 0.9, "counts": [4]}
+    wide: dict[str, Any] = {"clip_low": 0.9, "clip_high": 0.9, "counts": [4]}
     output, gradient = run(OF_LOGS, [1.0] * 4, name="gspo", **wide)
     assert -output.loss.item() == near(4 * 1.077884, 1e-5)
     assert (-gradient).tolist() == near([1.077884] * 4)
@@ -125,7 +125,7 @@ def test_decoupled_loss_clips_against_the_start_of_the_batch() -> None:
 )
 def test_importance_weights_of_log_ratios(importance: str, bounds: dict[str, float], expected: list[float]) -> None:
     """Log-ratios (.1, -.3, .5, 0) of one completion; their product is 1.349859, their geometric mean 1.077884."""
-    settings = {"name": "reinforce", "importance": {"kind": importance, **bounds}}
+    settings: dict[str, Any] = {"name": "reinforce", "importance": {"kind": importance, **bounds}}
     output, gradient = run(OF_LOGS, [1.0] * 4, counts=[4], **settings)
     assert (-gradient).tolist() == near(expected, 1e-4)
     assert output.sums["masked"].item() == (expected.count(0) if "masked" in importance else 0)

@@ -292,7 +292,6 @@ def test_a_server_that_is_still_loading_is_waited_for(api: Api) -> None:
         ({"replies": [lambda ids: None]}, "objective.teacher.url = .* no prompt_logprobs: serve it with"),
         ({"text": "texts"}, "objective.teacher.model .*another tokenizer.* reads 'texts' where"),
     ],
-    ids=str,
 )
 def test_a_server_that_cannot_be_the_teacher_is_refused_at_the_start(
     api: Api, changed: dict[str, Any], told: str
