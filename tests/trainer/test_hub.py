@@ -185,7 +185,7 @@ def test_the_name_that_the_documentation_shows_is_read_with_its_own_columns(tmp_
     assert [f"#### {int(problem.answer):,}" for problem in read.problems] == numbers
     assert read.read_as == "data.train: 20 problems read: 20 as worked solutions (GSM8K, MATH)"
     out = tmp_path / "formatted.jsonl"
-    assert curate(["format", name, "--out", str(out), "--workers=1"]) == 0
+    assert curate(["format", name.removesuffix(":train"), "--out", str(out), "--workers=1"]) == 0
     formatted = [json.loads(line)["answer"] for line in out.read_text().splitlines()]
     assert formatted == [problem.answer for problem in read.problems]
     with pytest.raises(DataError, match=r"data\.train: 'hub:o/others' .*DatasetNotFoundError"):
