@@ -282,7 +282,7 @@ def test_a_server_that_is_still_loading_is_waited_for(api: Api) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("changed", "named"),
     [
         ({"models": [404]}, "objective.teacher.url = .*status 404.*up to the API's version"),
         ({"models": [403]}, "objective.teacher.key_variable"),
@@ -294,11 +294,11 @@ def test_a_server_that_is_still_loading_is_waited_for(api: Api) -> None:
     ],
 )
 def test_a_server_that_cannot_be_the_teacher_is_refused_at_the_start(
-    api: Api, changed: dict[str, Any], told: str
+    api: Api, changed: dict[str, Any], named: str
 ) -> None:
     for name, value in changed.items():
         setattr(api, name, value)
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=named):
         start(api)
 
 
