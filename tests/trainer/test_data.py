@@ -162,11 +162,6 @@ def test_seeds_differ_between_prompts_and_samples_and_repeat():
     assert completion_seed(0, 3, 4) == completion_seed(0, 3, 4) != completion_seed(1, 3, 4)
 
 
-def test_real_problem_files_load(data_folder: Path):
-    problems = read_problems(data_folder / "gsm8k_train.jsonl.gz", "data.train").problems
-    assert len(problems) == 7473 and problems[0].language == "en" and problems[0].answer
-
-
 def test_a_share_of_the_problems_is_made_open_evenly() -> None:
     """Programs and rows that are open already are not counted; domain, and with it prompts, stay."""
     problems = [

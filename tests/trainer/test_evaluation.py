@@ -261,10 +261,11 @@ def test_an_evaluation_has_an_eighth_of_the_slots_where_training_leaves_none():
         evaluator = Evaluator(engines, EasyJudges(), Plain(), problems)  # type: ignore[arg-type]
         ended = list[tuple[int, int]]()
         task = asyncio.create_task(evaluator.run(1.0, 2, ended=lambda *numbers: ended.append(numbers)))
-        await asyncio.sleep(0.1)
+        for _ in range(100):  # until nothing can go on
+            await asyncio.sleep(0)
         first = engines.under_way
         engines.go.set()
-        found = await asyncio.wait_for(task, 60)
+        found = await asyncio.wait_for(task, 120)
         assert engines.most == 4
         assert ended == [(number + 1, 18) for number in range(18)]
         return first, found

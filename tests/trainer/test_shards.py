@@ -210,7 +210,7 @@ def test_a_checkpoint_of_adapters_holds_the_policy_while_the_reference_is_in_for
     free, write = threading.Event(), shards.safetensors_file.write
 
     def late(*arguments: Any) -> Written:
-        assert free.wait(20)
+        assert free.wait(120)
         return write(*arguments)
 
     monkeypatch.setattr(shards.safetensors_file, "write", late)
