@@ -14,6 +14,7 @@ import pytest
 from shared.config import Config
 from shared.progress import Progress
 from shared.types import Completion, Problem, Prompt, Reward, Turn, Verdict
+from trainer.data.data_source import completion_seed
 from trainer.evaluation import (
     Evaluation,
     EvaluationRecord,
@@ -204,6 +205,7 @@ class FullEngines:
     def __init__(self) -> None:
         self.go = asyncio.Event()
         self.under_way = self.most = 0
+        self.seeds: list[int] = []
 
     def slots(self) -> int:
         return 32
@@ -216,6 +218,7 @@ class FullEngines:
 
     async def sample(self, token_ids: list[int], seeds: list[int], temperature: float) -> list[Completion]:
         self.under_way += 1
+        self.seeds += seeds
         self.most = max(self.most, self.under_way)
         await self.go.wait()
         self.under_way -= 1
@@ -267,6 +270,8 @@ def test_an_evaluation_has_an_eighth_of_the_slots_where_training_leaves_none():
         engines.go.set()
         found = await asyncio.wait_for(task, 120)
         assert engines.most == 4
+        trained = {completion_seed(Plain.seed, index, sample) for index in range(99) for sample in range(2)}
+        assert len(set(engines.seeds)) == 18 and trained.isdisjoint(engines.seeds), "training has other seeds"
         assert ended == [(number + 1, 18) for number in range(18)]
         return first, found
 

@@ -60,8 +60,8 @@ def test_clipping_scales_to_the_norm_and_reports_the_norm_before() -> None:
     model.weight.grad = torch.tensor([[3.0, 4.0]])
     assert clip(model, 10.0, None) == pytest.approx(5.0)
     assert model.weight.grad.tolist() == [[3.0, 4.0]]
-    assert clip(model, 1.0, None) == pytest.approx(5.0)
-    assert model.weight.grad.tolist() == [[pytest.approx(0.6), pytest.approx(0.8)]]
+    assert clip(model, 4.0, None) == pytest.approx(5.0)
+    assert model.weight.grad.tolist() == [[pytest.approx(2.4), pytest.approx(3.2)]]
 
 
 def test_the_first_parameter_with_a_bad_gradient_is_named() -> None:

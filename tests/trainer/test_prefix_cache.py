@@ -7,35 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from rollout.local_engine import LocalEngine
 from rollout.vllm_config import CPU_BLOCK_TOKENS
-from shared.model import hf
-from shared.model.config import DecoderConfig
-from shared.model.decoder import Decoder, initialise
 from shared.types import Completion, Prompt
 from tests.environments.test_host import playing, prompt_of
-from tests.rollout.test_agreement import COMMON, FAMILIES
 from tests.rollout.tiny_llama import engine_config
-from tests.shared.test_turns import chat_of
+from tests.trainer.test_turn_agreement import EPISODES, LONGEST, TURNS, make_folder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(360)]
-TURNS, EPISODES, LONGEST = 6, 24, 400
-ENDS = list(range(40, 49))
-"""tokens that end a turn, beside the template's own: a random model ends one after some thirty tokens"""
-
-
-def make_folder(folder: Path) -> None:
-    """A random model with the chat template of Qwen 2.5."""
-    ends = [chat_of(folder, "qwen2_5").eos_id, *ENDS]
-    config = {**COMMON, **FAMILIES["LlamaForCausalLM"], "architectures": ["LlamaForCausalLM"], "eos_token_id": ends}
-    decoder = Decoder(DecoderConfig.from_hf({**config, "vocab_size": 271}))
-    initialise(decoder, seed=3)
-    with torch.no_grad():
-        for parameter in decoder.parameters():
-            parameter.mul_(6.0 if parameter.ndim == 2 else 1.0)
-    hf.save_model(folder, {**config, "vocab_size": 271}, dict(decoder.named_parameters()), torch.float32)
 
 
 def test_no_turn_computes_again_what_stands_before_it(tmp_path: Path) -> None:

@@ -5,9 +5,12 @@ import shutil
 import threading
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -105,6 +108,19 @@ def test_loading_restores_weights_moments_and_step(tmp_path: Path) -> None:
         assert torch.equal(mine, theirs)
         for moment in ("exp_avg", "exp_avg_sq"):
             assert torch.equal(optimiser.state[mine][moment], restored.state[theirs][moment])
+
+
+@given(st.tuples(*[st.integers(0, 12)] * 4))
+def test_a_rank_takes_of_a_file_the_rows_that_both_have(bounds: tuple[int, int, int, int]) -> None:
+    (file_first, file_end), (first, end) = sorted(bounds[:2]), sorted(bounds[2:])
+    whole, mine = torch.arange(24.0).reshape(12, 2), torch.full((end - first, 2), -1.0)
+    stored = mock.MagicMock()
+    stored.get_slice.return_value.get_shape.return_value = [file_end - file_first, 2]
+    stored.get_slice.return_value.__getitem__.side_effect = whole[file_first:file_end].__getitem__
+    rows = shards.copy_overlap(stored, "x", file_first, first, {"weight": mine})
+    assert set(rows) == set(range(file_first, file_end)) & set(range(first, end))
+    for row in range(first, end):
+        assert torch.equal(mine[row - first], whole[row] if row in rows else torch.full((2,), -1.0))
 
 
 def test_damaged_foreign_or_absent_checkpoints_are_named(tmp_path: Path) -> None:
