@@ -268,7 +268,7 @@ def test_an_evaluation_has_an_eighth_of_the_slots_where_training_leaves_none():
             await asyncio.sleep(0)
         first = engines.under_way
         engines.go.set()
-        found = await asyncio.wait_for(task, 120)
+        found = await asyncio.wait_for(task, 600)
         assert engines.most == 4
         trained = {completion_seed(Plain.seed, index, sample) for index in range(99) for sample in range(2)}
         assert len(set(engines.seeds)) == 18 and trained.isdisjoint(engines.seeds), "training has other seeds"

@@ -157,7 +157,7 @@ class SlowDisk:
         def slow(writer: ShardWriter, name: str) -> Tensor:
             if self.left == 0:
                 self.waits.set()
-                assert self.told.wait(60)
+                assert self.told.wait(600)
             self.left = max(self.left - 1, 0)
             return take(writer, name)
 
@@ -174,7 +174,7 @@ def test_what_is_written_beside_training_is_bit_for_bit_the_state_of_its_step(
     at_the_step = save_shard(tmp_path / "before", model, optimiser, 0, 1, 7)
     sums, disk = checksums(model), SlowDisk(monkeypatch, at_once)
     writer = ShardWriter(tmp_path / "beside", model, optimiser, 0, 1, 7)
-    assert disk.waits.wait(60) and not writer.outcome.done()
+    assert disk.waits.wait(600) and not writer.outcome.done()
     writer.settle()
     train(model, optimiser)
     writer.settle()
@@ -200,7 +200,7 @@ def test_where_memory_is_short_training_waits_for_the_disk(tmp_path: Path, monke
     training.join(0.3)
     assert training.is_alive() and not writer.settled
     disk.told.set()
-    training.join(60)
+    training.join(600)
     assert writer.files() == expected and step_count(optimiser) == 2
 
 
@@ -226,7 +226,7 @@ def test_a_checkpoint_of_adapters_holds_the_policy_while_the_reference_is_in_for
     free, write = threading.Event(), shards.safetensors_file.write
 
     def late(*arguments: Any) -> Written:
-        assert free.wait(120)
+        assert free.wait(600)
         return write(*arguments)
 
     monkeypatch.setattr(shards.safetensors_file, "write", late)
