@@ -6,14 +6,7 @@ from torch import nn
 
 from shared.errors import NonFinite, RunError
 from shared.sections import Optimiser
-from trainer.step.optimiser import (
-    clip,
-    describe_dtypes,
-    make_optimiser,
-    reset,
-    step_count,
-    update,
-)
+from trainer.step.optimiser import clip, describe_dtypes, make_optimiser, reset, step_count, update
 
 
 def test_first_step_moves_by_the_learning_rate_and_decays_matrices_only(monkeypatch: pytest.MonkeyPatch) -> None:
