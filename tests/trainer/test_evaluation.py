@@ -157,31 +157,28 @@ def measured(temperature: float, accuracy: float, pass_at_k: float | None = None
     )
 
 
+def write(config: Config, *entries: tuple[int, Evaluation]) -> None:
+    """entries: (version, its evaluation)."""
+    config.run_dir.mkdir(parents=True, exist_ok=True)
+    with (config.run_dir / "evaluations.jsonl").open("ab") as stream:
+        for version, score in entries:
+            stream.write(msgspec.json.encode(EvaluationRecord(version, 1.0, score)) + b"\n")
+
+
 def test_the_best_version_can_be_that_of_pass_at_k(tmp_path: Path):
     evaluate = {"every": 5, "samples": 2, "best": "pass_at_k"}
     table = {"runs_dir": str(tmp_path), "steps": 20, "data": VALIDATION, "evaluate": evaluate}
     config = Config.model_validate(table)
-    config.run_dir.mkdir(parents=True)
-    with (config.run_dir / "evaluations.jsonl").open("wb") as stream:
-        for version, accuracy, share in ((0, 0.9, None), (5, 0.3, 0.6), (10, 0.4, 0.5)):
-            found = measured(1.0, accuracy, pass_at_k=share)
-            stream.write(msgspec.json.encode(EvaluationRecord(version, 1.0, found)) + b"\n")
+    write(config, (0, measured(1.0, 0.9)), (5, measured(1.0, 0.3, 0.6)), (10, measured(1.0, 0.4, 0.5)))
     assert best_version(config) == 5, "and not one without the figure"
-
-
-def write(config: Config, *entries: tuple[int, float, float]) -> None:
-    config.run_dir.mkdir(parents=True, exist_ok=True)
-    with (config.run_dir / "evaluations.jsonl").open("ab") as stream:
-        for version, temperature, accuracy in entries:
-            found = measured(temperature, accuracy)
-            stream.write(msgspec.json.encode(EvaluationRecord(version, 1.0, found)) + b"\n")
 
 
 def test_the_best_version_is_the_first_of_the_highest_at_the_sampling_temperature(tmp_path: Path):
     table = {"runs_dir": str(tmp_path), "steps": 20, "data": VALIDATION, "evaluate": {"every": 5}}
     config = Config.model_validate(table)
     assert best_version(config) is None
-    write(config, (0, 1.0, 0.2), (0, 0.0, 0.9), (5, 1.0, 0.6), (10, 1.0, 0.6), (15, 1.0, 0.4))
+    scores = [(0, 1.0, 0.2), (0, 0.0, 0.9), (5, 1.0, 0.6), (10, 1.0, 0.6), (15, 1.0, 0.4)]
+    write(config, *((version, measured(temperature, accuracy)) for version, temperature, accuracy in scores))
     assert best_version(config) == 5
     assert wanted_versions(config) == {5, 20}, "the best, and what is not evaluated yet"
     forget_evaluations(config.run_dir, 4)
