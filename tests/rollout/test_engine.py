@@ -350,6 +350,22 @@ def test_what_is_given_up_with_an_engine_leaves_no_error_that_nobody_reads() -> 
     assert asyncio.run(scene()) == []
 
 
+def test_an_error_of_the_engines_own_code_ends_the_rank_and_a_dead_process_does_not() -> None:
+    """`EngineRank` raises `failure`, and replaces an engine that has ended without one."""
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    async def end(error: Exception, of_this_process: bool = True) -> tuple[bool, BaseException | None]:
+        engine, process = Engine.__new__(Engine), object()
+        engine.llm, engine.failure, engine.ended = process, None, asyncio.Event()  # type: ignore[assignment]
+        engine._end(process if of_this_process else object(), error)  # type: ignore[arg-type]
+        return engine.ended.is_set(), engine.failure
+
+    error = RuntimeError("a log-prob is not finite")
+    assert asyncio.run(end(error)) == (True, error)
+    assert asyncio.run(end(EngineDeadError())) == (True, None)
+    assert asyncio.run(end(error, of_this_process=False)) == (False, None), "it was replaced since"
+
+
 def test_an_engine_that_does_not_start_in_time_is_killed_and_named(tmp_path: Path) -> None:
     config = engine_config(deadlines={"start_s": 0.3})
     engine = Engine(config, str(write_model(tmp_path, random_weights(0))), rank=3, engine=0)

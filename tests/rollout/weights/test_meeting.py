@@ -11,13 +11,17 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import IO, Any
 
 import pytest
+import torch.distributed as dist
 
+from rollout.weights.network import NetworkSender
 from tests.rollout.weights.chain_rank import Play, settings
 from tests.system.launch import free_port
 
@@ -61,6 +65,17 @@ def two_agents(play: Play, deadline_s: float) -> list[dict[str, Any]]:
         words = [sys.executable, "-m", "torch.distributed.run", *where, "--master-addr=127.0.0.1", str(SCRIPT)]
         agents.append(start([*words, settings(play)]))
     return gather(agents, deadline_s)
+
+
+def test_a_version_that_was_written_over_is_not_sent_again() -> None:
+    """Two buffers hold versions 4 and 5; the engine that asked for 3 has died since."""
+    store = dist.HashStore()
+    for number, version in enumerate((3, 4), 1):
+        store.set(f"transfer/request/{number}", str(version))
+    sender: Any = SimpleNamespace(
+        changed=threading.Condition(), closed=False, newest=5, announced=5, served=0, store=store
+    )
+    assert NetworkSender._decide(sender) == 4 and sender.served == 2
 
 
 @pytest.mark.slow
