@@ -54,7 +54,7 @@ def test_what_a_command_or_a_plugin_starts_ends_with_the_controller(tmp_path: Pa
     try:
         assert os.read(reader, 1) == b"x"
         controller.kill()
-        assert select.select([reader], [], [], 30)[0] and os.read(reader, 1) == b""
+        assert select.select([reader], [], [], 120)[0] and os.read(reader, 1) == b""
     finally:
         controller.kill()
         controller.wait()

@@ -56,7 +56,7 @@ class Scene:
         async def together() -> None:
             tasks = [asyncio.ensure_future(work) for work in (self.rank(), self.client.dispatch())]
             try:
-                await asyncio.wait_for(story, 20)
+                await asyncio.wait_for(story, 120)
             finally:
                 for task in tasks:
                     task.cancel()

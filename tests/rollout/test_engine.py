@@ -141,7 +141,7 @@ def test_streamed_weights_are_those_of_a_fresh_engine_and_come_again_to_the_next
         found = [await scene.complete([request(index) for index in range(4)])]
         assert scene.engine.llm is not None
         scene.engine.llm.kill()
-        await asyncio.wait_for(scene.engine.ended.wait(), 30)
+        await asyncio.wait_for(scene.engine.ended.wait(), 120)
         await scene.engine.restart()
         return [*found, await scene.complete([request(index) for index in range(4)])]
 

@@ -32,7 +32,7 @@ from rollout.weights.receiver import WeightReceiver
 SMALL = [("embed", (37, 16)), ("q", (8, 16)), ("k", (3, 16)), ("norm", (5,)), ("single", (1, 4))]
 LARGE = [("embed", (65536, 256)), *((f"layer{n}", (2048, 1024)) for n in range(16)), ("norm", (1024,))]
 """about 100 MB in bfloat16, a third of them in one tensor"""
-DEADLINE_S = 40.0
+DEADLINE_S = 150.0
 
 
 @dataclass
@@ -124,7 +124,7 @@ def main(play: Play) -> None:
     """Play one rank of every meeting."""
     rank = int(os.environ["RANK"])
     store = dist.FileStore(f"{play.folder}/store", -1)
-    store.set_timeout(timedelta(seconds=60))
+    store.set_timeout(timedelta(seconds=180))
     torch.set_num_threads(1)
     if rank < play.trainers:
         group = dist.PrefixStore("trainers", store)

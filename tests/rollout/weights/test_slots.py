@@ -21,7 +21,9 @@ def test_each_bucket_is_read_once_it_is_complete_and_is_free_once_every_worker_h
     rank = WeightSlots.create(LAYOUT, 2, torch.device("cpu"))
     workers = [WeightSlots.open(LAYOUT, **rank.describe()) for _ in range(2)]
     rank.begin(7)
-    values = {name: torch.full(place.shape, float(number)) for number, (name, place) in enumerate(LAYOUT.places.items())}
+    values = {
+        name: torch.full(place.shape, float(number)) for number, (name, place) in enumerate(LAYOUT.places.items())
+    }
     for number in (0, 1):
         names = rank.buckets[number].names
         rank.slot(number).copy_(torch.cat([values[name].flatten() for name in names]).view(torch.uint8))
