@@ -8,9 +8,6 @@ import os
 import random
 import re
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -288,38 +285,15 @@ def test_a_process_that_is_killed_between_turns_is_replaced_and_the_instance_rep
 
 
 def test_nothing_is_left_behind(tmp_path: Path) -> None:
-    """Neither after the end, nor when the parent is killed with SIGKILL."""
+    """test_orphans.py says what happens when the parent is killed."""
 
     async def run() -> list[int]:
         async with playing(tmp_path, processes=2) as episodes:
             await play(episodes, "exits")  # a third one, for what is asked alone
             return [process.pid for process in episodes.host._processes if process.pid]
 
-    for pid in (pids := asyncio.run(run())):
-        assert not Path(f"/proc/{pid}").exists()
-    assert len(pids) == 3
-    script = f"""
-import asyncio
-from environments.host import EnvironmentHost
-from shared.environment_settings import EnvironmentSettings
-from shared.sections import RewardWeights
-async def main():
-    host = EnvironmentHost(EnvironmentSettings(plugins=[{str(tmp_path / "mine.py")!r}]), RewardWeights(), None)
-    await host.start(["faulty"])
-    print(host._processes[0].pid, flush=True)
-    await asyncio.sleep(1000)
-asyncio.run(main())
-"""
-    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
-    assert parent.stdout is not None
-    pid = int(parent.stdout.readline())
-    assert Path(f"/proc/{pid}").exists()
-    parent.kill()
-    parent.wait()
-    until = time.monotonic() + 100
-    while Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().split()[2]:
-        assert time.monotonic() < until, "the process outlives its parent"
-        time.sleep(0.05)
+    pids = asyncio.run(run())
+    assert len(pids) == 3 and not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
 
 @pytest.mark.parametrize(
@@ -339,40 +313,55 @@ def test_wrong_settings_are_told_at_the_start(tmp_path: Path, settings: dict[str
         asyncio.run(run())
 
 
+@contextlib.asynccontextmanager
+async def started(file: Path) -> AsyncIterator[EnvironmentHost]:
+    """A host of the environments above."""
+    file.write_text(FILE)
+    host = EnvironmentHost(EnvironmentSettings(plugins=[str(file)]), RewardWeights(), no_grade)
+    await host.start(["faulty"])
+    try:
+        yield host
+    finally:
+        await host.end()
+
+
 def test_a_call_to_an_instance_whose_process_ended_says_so(tmp_path: Path) -> None:
     async def run() -> None:
-        (tmp_path / "mine.py").write_text(FILE)
-        host = EnvironmentHost(EnvironmentSettings(plugins=[str(tmp_path / "mine.py")]), RewardWeights(), no_grade)
-        await host.start(["faulty"])
-        try:
-            assert isinstance(await host.reset((0, 0), problem("exits"), 1, 5.0), Observation)
-            await host.step((0, 0), Action("", ""), 5.0)
+        async with started(tmp_path / "mine.py") as host:
+            assert isinstance(await host.reset((0, 0), problem("exits"), 1, 60.0), Observation)
+            await host.step((0, 0), Action("", ""), 60.0)
             with pytest.raises(InstanceLost, match="exit code 3"):
-                await host.step((0, 0), Action("", ""), 5.0)
+                await host.step((0, 0), Action("", ""), 60.0)
             assert not host.alive((0, 0))
-        finally:
-            await host.end()
+
+    asyncio.run(run())
+
+
+def test_an_instance_of_a_process_that_was_started_again_is_lost(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with started(tmp_path / "mine.py") as host:
+            await host.reset((0, 0), problem("goes on"), 1, 60.0)
+            host._processes[0].kill()
+            await host.reset((0, 1), problem("goes on"), 1, 60.0)
+            assert (host.alive((0, 0)), host.alive((0, 1))) == (False, True)
+            with pytest.raises(InstanceLost):
+                await host.step((0, 0), Action("", ""), 60.0)
 
     asyncio.run(run())
 
 
 def test_a_process_that_cannot_start_again_is_tried_anew_by_the_next_episode(tmp_path: Path) -> None:
-    async def run() -> float:
+    """And nobody waits for the one that has refused."""
+
+    async def run() -> None:
         file = tmp_path / "mine.py"
-        file.write_text(FILE)
-        host = EnvironmentHost(EnvironmentSettings(plugins=[str(file)]), RewardWeights(), no_grade)
-        await host.start(["faulty"])
-        try:
+        async with started(file) as host:
             for process in host._processes:
                 await process.end()
             file.write_text("raise ValueError('not now')")
             with pytest.raises(Failed, match="not now"):
-                await host.reset((0, 0), problem("ends"), 1, 5.0)
+                await host.reset((0, 0), problem("ends"), 1, 60.0)
             file.write_text(FILE)
-            began = time.monotonic()
             assert isinstance(await host.reset((0, 0), problem("ends"), 1, 60.0), Observation)
-            return time.monotonic() - began
-        finally:
-            await host.end()
 
-    assert asyncio.run(run()) < 30, "nobody waits for the process that has refused"
+    asyncio.run(asyncio.wait_for(run(), 150))
