@@ -80,6 +80,14 @@ def test_engines_and_trainers_meet_in_any_order_and_one_engine_dies_on_the_way(t
     assert len(found) == 3 * 4
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_on_one_host_an_engine_reads_the_memory_of_the_trainers_who_gather_nothing(tmp_path: Path) -> None:
+    *trainers, engine = run_ranks(Play(str(tmp_path), 2, 1, versions=3, transport="auto"), 280)
+    assert engine["transport"] == "shm" and sum(rank["own"] for rank in trainers) == engine["payload"]
+    assert all(rank["own"] < engine["payload"] for rank in trainers)
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("count", [2, 3])
