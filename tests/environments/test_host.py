@@ -191,38 +191,28 @@ def test_what_goes_wrong_costs_its_own_episode_and_says_why(tmp_path: Path) -> N
             for kind, one in zip(WRONG, found, strict=False):
                 reason, words = WRONG[kind]
                 assert one.finish_reason == reason, (kind, one)
-                assert one.turns and re.search(words, one.turns[-1].failure), (
-                    kind,
-                    one.turns[-1].failure,
-                )
+                assert one.turns and re.search(words, one.turns[-1].failure), (kind, one)
                 reward, _ = await episodes.scorer.score(problem(kind), one)
                 assert not reward.verdict.graded and reward.reason == one.turns[-1].failure
             for before, again in zip(sound, found[len(WRONG) :], strict=True):
                 assert again.finish_reason == "stop" and len(again.turns) == 4
-                assert (again.token_ids, again.logprobs, again.spans) == (
-                    before.token_ids,
-                    before.logprobs,
-                    before.spans,
-                )
+                for name in ("token_ids", "logprobs", "spans"):
+                    assert getattr(again, name) == getattr(before, name)
                 assert [turn.reward for turn in again.turns] == [1.0] * 4
 
     asyncio.run(run())
 
 
-def test_a_method_that_blocks_its_thread_is_killed_at_the_deadline(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "environment"), [("late", "faulty"), ("?", "threaded")])
+def test_an_answer_after_its_deadline_costs_the_episode_and_the_next_one_has_another_process(
+    tmp_path: Path, kind: str, environment: str
+) -> None:
+    """threaded: its methods are not async, and one blocks its thread."""
+
     async def run() -> None:
         async with playing(tmp_path) as episodes:
-            assert (await play(episodes, "?", environment="threaded")).finish_reason == "timeout"
-            assert (await play(episodes, "ends")).finish_reason == "stop"  # in a new process
-
-    asyncio.run(run())
-
-
-def test_an_answer_after_its_deadline_costs_the_episode(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with playing(tmp_path) as episodes:
-            one = await play(episodes, "late")
-            assert one.finish_reason == "timeout" and "no answer after 3 s" in one.turns[-1].failure
+            late = await play(episodes, kind, environment=environment)
+            assert late.finish_reason == "timeout" and "no answer after 3 s" in late.turns[-1].failure
             assert (await play(episodes, "ends")).finish_reason == "stop"
 
     asyncio.run(run())
