@@ -23,6 +23,7 @@ from rollout.weights.layout import (
 
 SHAPES = [("a", (3, 4)), ("b", (2, 32)), ("c", (5,))]
 DTYPES = (torch.bfloat16, torch.float32)
+Ranges = list[tuple[int, int]]
 sizes = st.lists(st.integers(1, 9), max_size=3).map(tuple)
 
 
@@ -34,7 +35,7 @@ def layouts(draw: st.DrawFn) -> Layout:
 
 
 @st.composite
-def ranges(draw: st.DrawFn) -> list[tuple[int, int]]:
+def ranges(draw: st.DrawFn) -> Ranges:
     """Ranges (start, end), ascending, with gaps between some."""
     borders = sorted(draw(st.sets(st.integers(0, 60), max_size=12)))
     return [(start, end) for start, end in zip(borders, borders[1:], strict=False) if draw(st.booleans())]
@@ -79,7 +80,7 @@ def test_buckets_have_every_tensor_in_order_and_are_as_few_as_the_largest_allows
 
 
 @given(ranges(), ranges())
-def test_what_is_cut_into_spans_are_the_bytes_that_both_have(whole: list[tuple[int, int]], spans: list) -> None:
+def test_what_is_cut_into_spans_are_the_bytes_that_both_have(whole: Ranges, spans: Ranges) -> None:
     pieces = cut([(start, end - start) for start, end in whole], spans)
     assert len(pieces) == len(spans)
     for (start, end), parts in zip(spans, pieces, strict=True):
