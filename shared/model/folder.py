@@ -29,7 +29,7 @@ def load_config(folder: Path) -> dict[str, Any]:
 
 
 def check_files(folder: Path) -> None:
-    """Raise ModelError for a folder with something that is read without end: a pipe, a socket, a device, or too long."""
+    """Raise ModelError for something in a folder that is read without end: a pipe, a socket, a device, or too long."""
     try:
         for path in [*folder.iterdir(), *folder.glob("additional_chat_templates/*")] if folder.is_dir() else []:
             size = check_regular(path).stat().st_size if path.exists() and path.suffix in (".json", ".jinja") else 0
