@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,7 +21,11 @@ from shared.languages import LANGUAGES
 from tests.tables import read_table
 
 ASY = '[asy] draw((0,0)--(1,1)); label("(a) Find", (0,0)); [/asy]'
-READERS = {"proof": asks_proof, "several parts": several_parts, "missing figure": missing_figure}
+READERS: dict[str, Callable[[str], object]] = {
+    "proof": asks_proof,
+    "several parts": several_parts,
+    "missing figure": missing_figure,
+}
 CASES = read_table("curate/statements")
 
 
