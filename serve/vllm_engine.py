@@ -316,7 +316,7 @@ class VllmEngine:
 
 
 def import_vllm() -> None:
-    """Import it with frames of their own: one of its modules keeps the frames under it, and all that they hold."""
+    """Import vLLM in a call of its own: one of its modules keeps the stack of its first import, and its variables."""
     prepare_environment(given_threads(otherwise=len(os.sched_getaffinity(0))))
     from serve import vllm_parts  # noqa: F401
 

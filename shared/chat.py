@@ -121,7 +121,7 @@ class Chat:
     def _template_of_folder(self) -> str:
         """The folder's default template, "" where it has none."""
         template = self.tokenizer.chat_template
-        if isinstance(template, dict):  # beside additional_chat_templates/ transformers drops the one of this file
+        if isinstance(template, dict):  # with additional_chat_templates/, transformers ignores that of the file
             template = template.get("default") or read_json(self.folder / "tokenizer_config.json").get("chat_template")
         return template if isinstance(template, str) else ""
 

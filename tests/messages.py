@@ -29,7 +29,7 @@ def messages(path: Path, root: Path = ROOT) -> Iterator[str]:
     for call in sorted(calls, key=lambda call: call.lineno):
         texts = [template(argument) for argument in call.args]
         if message := next((each for each in texts if any(map(str.isalpha, each))), ""):
-            yield f"{path.relative_to(root)} {ast.unparse(call.func)}: {message}"
+            yield f"{path.relative_to(root)} {ast.unparse(call.func)}: {message}".replace("\n", "\\n")
 
 
 def template(node: ast.expr) -> str:
@@ -37,7 +37,7 @@ def template(node: ast.expr) -> str:
     if isinstance(node, ast.JoinedStr):
         return "".join(template(value) for value in node.values)
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        return " ".join(node.value.split(" ")).replace("\n", "\\n")
+        return node.value
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
         return template(node.left) + template(node.right)
     return VARIES

@@ -14,18 +14,20 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
+from contextlib import contextmanager
+from datetime import date
 from pathlib import Path
 from queue import SimpleQueue
 from typing import NamedTuple
+
+from benchmarks.figures import describe_machine
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = Path(__file__).with_name("planted_faults")
@@ -76,7 +78,7 @@ def wrong_text(fault: Fault, root: Path = ROOT) -> str:
 
 
 def copy_checkout(folder: Path) -> Path:
-    """Copy what git tracks, and link the environment, so that a fault never touches the checkout."""
+    """Copy what git tracks, so that a fault never touches the checkout. Returns the folder."""
     names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
     for name in filter(None, names.split("\0")):
         if (source := ROOT / name).is_file():
@@ -121,20 +123,22 @@ def try_all(faults: Sequence[Fault], processes: int) -> list[Outcome]:
         for number in range(processes):
             copies.put(copy_checkout(Path(temporary, str(number), "checkout")))
 
-        def check(tests: tuple[str, ...], soak: bool) -> None:
+        @contextmanager
+        def free_copy() -> Iterator[Path]:
             root = copies.get()
             try:
-                if not passes(tests, soak, root):
-                    raise ValueError(f"pytest {' '.join(tests)} fails without any fault")
+                yield root
             finally:
                 copies.put(root)
 
+        def check(tests: tuple[str, ...], soak: bool) -> None:
+            with free_copy() as root:
+                if not passes(tests, soak, root):
+                    raise ValueError(f"pytest {' '.join(tests)} fails without any fault")
+
         def outcome(fault: Fault) -> Outcome:
-            root = copies.get()
-            try:
+            with free_copy() as root:
                 result = plant(fault, root)
-            finally:
-                copies.put(root)
             print(f"{'found   ' if result.caught else 'SURVIVES'} {result.seconds:5.1f} s  {fault.name}", flush=True)
             return result
 
@@ -148,8 +152,7 @@ def page(outcomes: Sequence[Outcome]) -> str:
     lines = [
         "# Planted faults\n",
         "`make mutants` plants one fault at a time into a copy of the checkout and runs tests that should notice it.\n",
-        f"Made on {datetime.now(UTC):%Y-%m-%d} on {os.cpu_count()} cores of {processor()}, "
-        f"Python {platform.python_version()}.\n",
+        f"Made on {date.today()} with `make mutants` on {describe_machine()}.\n",
         "| room | faults | found by `make test` | found with `make soak` |",
         "|---|---|---|---|",
     ]
@@ -170,18 +173,12 @@ def page(outcomes: Sequence[Outcome]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def processor() -> str:
-    """The processor's name, as the system gives it."""
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
-
-
 def main(arguments: Sequence[str]) -> int:
     """Exit code 1 where a fault that has no reason is not found."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__.split("\n\n", 1)[0])
     parser.add_argument("rooms", nargs="*", help="files of tests/planted_faults, without .jsonl")
     parser.add_argument("--only", default="", help="a part of a fault's file or text")
-    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--processes", type=int, default=2, help="copies of the checkout that are tried at a time")
     given = parser.parse_args(arguments)
     faults = [fault for fault in planted(given.rooms) if given.only in fault.name]
     outcomes = try_all(faults, given.processes)

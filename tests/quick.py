@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ FILE = Path(__file__).with_name("slow_tests.txt")
 LEAST_S = 0.15
 """a function one of whose cases takes longer, its fixtures included, is not quick"""
 CASES = 3
+"""of each parametrised function"""
 
 
 def function_of(nodeid: str) -> str:
@@ -23,14 +24,15 @@ def function_of(nodeid: str) -> str:
     return nodeid.partition("[")[0]
 
 
-def slow_functions() -> set[str]:
-    """The functions that slow_tests.txt lists."""
-    return {line.split()[1] for line in FILE.read_text(encoding="utf-8").splitlines()}
+def read() -> dict[str, float]:
+    """The functions of slow_tests.txt, and the seconds of their slowest case."""
+    lines = (line.split() for line in FILE.read_text(encoding="utf-8").splitlines())
+    return {name: float(taken) for taken, name in lines}
 
 
 def choose(items: Sequence[pytest.Item], seed: int) -> list[pytest.Item]:
     """The quick tests among these, in their order."""
-    slow, draw = slow_functions(), random.Random(seed)
+    slow, draw = read(), random.Random(seed)
     tables: defaultdict[str, list[pytest.Item]] = defaultdict(list)
     for item in sorted(items, key=lambda item: item.nodeid):
         if not item.get_closest_marker("slow") and function_of(item.nodeid) not in slow:
@@ -40,12 +42,10 @@ def choose(items: Sequence[pytest.Item], seed: int) -> list[pytest.Item]:
 
 
 def write(seconds: Mapping[str, float]) -> None:
-    """Keep the functions that took long. seconds: test id -> what it took."""
-    longest: defaultdict[str, float] = defaultdict(float)
+    """Keep the functions that took long, and those that did not run as they were. seconds: test id -> what it took."""
+    ran = {function_of(nodeid) for nodeid in seconds}
+    longest = defaultdict(float, {name: taken for name, taken in read().items() if name not in ran})
     for nodeid, taken in seconds.items():
         longest[function_of(nodeid)] = max(longest[function_of(nodeid)], taken)
-    FILE.write_text("".join(listing(longest.items())), encoding="utf-8")
-
-
-def listing(longest: Iterable[tuple[str, float]]) -> list[str]:
-    return [f"{taken:8.1f} {name}\n" for name, taken in sorted(longest) if taken > LEAST_S]
+    lines = [f"{taken:8.2f} {name}\n" for name, taken in sorted(longest.items()) if taken > LEAST_S]
+    FILE.write_text("".join(lines), encoding="utf-8")

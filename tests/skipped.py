@@ -13,12 +13,12 @@ CLASSES = {
         "apt install chromium g++ libtcmalloc-minimal4 python3-dev",
     ),
     "rights": (r"root|namespace|veth|mount|control group|throttled|isolate", "run as root, on a host that allows them"),
-    "a real model": (r"llm.smollm2|make smollm2", "make smollm2, then python -m examples.quickstart.smollm2"),
+    "a real model": (r"llm.smollm2|make smollm2", "make smollm2, then .venv/bin/python -m examples.quickstart.smollm2"),
     "problem sets": (r"problem sets", "../shared/data, a folder of public problem sets beside the checkout"),
     "other people's programs": (r"make install-clients|docs/environments", "make install-clients install-environments"),
     "optional packages": (
         r"the extra|could not import|(is|are) not installed|torchvision",
-        'uv pip install -e ".[wandb,trackio,mlflow]" peft',
+        '.venv/bin/uv pip install --python .venv/bin/python -e ".[wandb,trackio,mlflow]" peft',
     ),
     "another kind of machine": (r"", "the reasons stand above"),
 }

@@ -11,10 +11,10 @@ import pytest
 
 from shared.metrics import METRICS
 from shared.settings_file import SECTIONS, SETTINGS
+from tests.messages import VARIES, template
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "trouble.md").read_text(encoding="utf-8")
-VARIES = "…"
 FAILURES = dict(re.findall(r"^### (\d+\. [^\n]+)\n(.*?)(?=^##|\Z)", PAGE, re.DOTALL | re.MULTILINE))
 
 
@@ -28,11 +28,8 @@ def templates(file: str) -> tuple[str, ...]:
     """Every text of a module, with VARIES in the place of what is filled in."""
     found = []
     for node in ast.walk(ast.parse((ROOT / file).read_text(encoding="utf-8"))):
-        if isinstance(node, ast.JoinedStr):
-            parts = (part.value if isinstance(part, ast.Constant) else VARIES for part in node.values)
-            found.append(one_line("".join(map(str, parts))))
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            found.append(one_line(node.value))
+        if isinstance(node, (ast.JoinedStr, ast.Constant)) and (text := template(node)) != VARIES:
+            found.append(one_line(text))
     return tuple(found)
 
 

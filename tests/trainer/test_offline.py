@@ -18,8 +18,8 @@ from shared.chat import Chat
 from shared.config import Config
 from shared.errors import ConfigError, DataError
 from shared.types import Completion, Group, Problem, Prompt, Reward, Verdict, VersionSpan
-from tests.trainer.objectives.descent import optimum
 from tests.trainer.objectives.named import NAMES, example
+from tests.trainer.objectives.tabular import optimum
 from trainer.data.data_source import PromptFormat
 from trainer.data.offline import OfflineGroups, offline_count, read_offline
 from trainer.data.sources import offline_files

@@ -141,3 +141,9 @@ def gradients(loss: Tensor, problem: Problem) -> Tensor:
         loss, problem.policy.parameters(), retain_graph=True, allow_unused=True, materialize_grads=True
     )
     return torch.cat([one.flatten() for one in found])
+
+
+def optimum(reference: Tensor, rewards: Tensor, beta: float) -> tuple[Tensor, float]:
+    """(log pi* [completions] float64, V*) = (log of ref exp(r / beta) / Z, beta log Z), from reference log-probs."""
+    tilted = reference.detach().double() + rewards.double() / beta
+    return tilted.log_softmax(0), beta * tilted.logsumexp(0).item()

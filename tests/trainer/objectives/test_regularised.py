@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tests.trainer.objectives.named import example
-from tests.trainer.objectives.tabular import Arms, Problem, gradients
+from tests.trainer.objectives.tabular import Arms, Problem, gradients, optimum
 from trainer.objectives.inputs import LossInputs, completions_of
 from trainer.objectives.loss import LossOutput, policy_loss
 from trainer.objectives.objective import Objective
@@ -33,9 +33,8 @@ def bandit(behaviour: list[float], policy: list[float] | None = None) -> Problem
 
 
 def best_of_bandit() -> tuple[Tensor, float]:
-    """(log pi* [arms] float64, V*) = (log of ref exp(r / beta) / Z, beta log Z)."""
-    tilted = torch.tensor(UNIFORM).double().log() + torch.tensor(REWARDS).double() / BETA
-    best, value = tilted.log_softmax(0), BETA * tilted.logsumexp(0).item()
+    """(log pi* [arms] float64, V*), which are those by hand."""
+    best, value = optimum(torch.tensor(UNIFORM).double().log(), torch.tensor(REWARDS), BETA)
     assert best.exp().tolist() == pytest.approx(BEST, abs=5e-5) and value == pytest.approx(SOFT_VALUE, abs=1e-6)
     return best, value
 
