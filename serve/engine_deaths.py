@@ -21,6 +21,7 @@ import asyncio
 import contextlib
 import hashlib
 import logging
+import weakref
 from collections import Counter, OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterator
 from dataclasses import replace
@@ -109,13 +110,12 @@ class EngineFailover:
         current: Callable[[], object | None],
         sample: Callable[[list[int], SamplingParameters], AsyncGenerator[Delta, None]],
     ):
-        """current: returns the current engine. sample: samples one completion in
-        it; raises EngineDied, after `mark_dead`."""
+        """current: returns the engine. sample: samples a completion in it; raises EngineDied, after `mark_dead`."""
         self._current, self._sample = current, sample
         self.crashes = CrashTracker()
         self.over = False
         """whether there will be no further engine"""
-        self._dead: object | None = None
+        self._dead: Callable[[], object | None] = lambda: None  # a weak reference: its sockets are closed with it
         self._successor: asyncio.Future[bool] | None = None
         """resolves to True when the next engine is ready, to False if there will be none; None while no task waits"""
 
@@ -137,7 +137,7 @@ class EngineFailover:
                 raise
             except EngineDied:
                 self.crashes.check(request)
-                lives = engine is not None and self._dead is not engine  # then there will be no successor
+                lives = engine is not None and self._dead() is not engine  # then there will be no successor
                 if lives or not (repeatable(sampling) or plain(sampling)):
                     raise
             await self._await_successor(engine)
@@ -181,9 +181,9 @@ class EngineFailover:
 
     def mark_dead(self, engine: object, *, meant: bool = False) -> None:
         """Record once that an engine is dead. Unless that was intended (`meant`), a request may have caused it."""
-        if self._dead is engine:
+        if self._dead() is engine:
             return
-        self._dead = engine
+        self._dead = weakref.ref(engine)
         if not meant and self.crashes.record_death() is not None:
             log.error("a request was running at %d deaths of the engine: it is not tried again", DEATHS)
 

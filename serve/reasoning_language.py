@@ -95,7 +95,6 @@ class LanguageChoice(NamedTuple):
     code: str
     """"" if no language is requested"""
     source: Source
-    """Where the language comes from."""
 
 
 class Measured(NamedTuple):
@@ -119,7 +118,8 @@ def read_tag(value: str) -> str:
     if code is not None:
         return code
     what = "no language" if match is None else "no language that is recognised here"
-    near = nearest(tag[:40]) if tag else ""
+    words = "".join(filter(str.isprintable, tag[:40]))  # langcodes reads past its tables at a NUL character
+    near = nearest(words) if words else ""
     hint = f'; the nearest is "{near}" ({name_of(near).english})' if near else ""
     raise ValueError(f'"{value[:40]}" is {what}: give auto, off, or a BCP 47 code such as fr or pt-BR{hint}')
 

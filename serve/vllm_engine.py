@@ -93,6 +93,7 @@ class VllmEngine:
         async with self._changing:
             others = engine_processes()
             try:
+                await asyncio.to_thread(import_vllm)
                 self.llm = await asyncio.to_thread(self._begin)
                 self.watch.start(self.llm.is_sleeping, engine_processes() - others)
                 for name, request in self._adapters.current.items():
@@ -123,7 +124,6 @@ class VllmEngine:
         self.warm_up_s = time.monotonic() - began
 
     def _begin(self) -> StepLLM:
-        prepare_environment(given_threads(otherwise=len(os.sched_getaffinity(0))))
         from serve.vllm_parts import EngineSettings, StepLLM
 
         on_gpu = torch.cuda.is_available()
@@ -313,6 +313,12 @@ class VllmEngine:
             await asyncio.to_thread(llm.shutdown, 5)
             # its destructor shuts down once more, which fails when the interpreter ends
             setattr(llm, "shutdown", lambda *_: None)  # noqa: B010 - no method of the class is meant
+
+
+def import_vllm() -> None:
+    """Import it with frames of their own: one of its modules keeps the frames under it, and all that they hold."""
+    prepare_environment(given_threads(otherwise=len(os.sched_getaffinity(0))))
+    from serve import vllm_parts  # noqa: F401
 
 
 class AdapterRequests:

@@ -109,14 +109,21 @@ class Chat:
         """finds what control tokens are spelled"""
         self.think_ids: tuple[int, int] | None = self._find_think_ids()
         """control tokens [THINK] and [/THINK], None when the tokenizer has none"""
-        if not (template or self.tokenizer.chat_template):
+        text, given = template or self._template_of_folder(), arguments or {}
+        if not text:
             raise ModelError(
                 f"{folder} has no chat template (a base model?): set model.chat_template to a file, or add "
                 "chat_template.jinja to the folder, for instance that of the same family's instruct model"
             )
-        text, given = template or str(self.tokenizer.get_chat_template()), arguments or {}
         try_template(f"{text}{given}", lambda: self._render_most(text, given), self._whose)
         self._use(text, given)
+
+    def _template_of_folder(self) -> str:
+        """The folder's default template, "" where it has none."""
+        template = self.tokenizer.chat_template
+        if isinstance(template, dict):  # beside additional_chat_templates/ transformers drops the one of this file
+            template = template.get("default") or read_json(self.folder / "tokenizer_config.json").get("chat_template")
+        return template if isinstance(template, str) else ""
 
     @property
     def _whose(self) -> str:

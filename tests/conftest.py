@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,12 +14,16 @@ from typing import TYPE_CHECKING, Any
 import hypothesis
 import pytest
 
+from tests.skipped import summary
+
 if TYPE_CHECKING:
     from verify.code.sandbox_pool import SandboxPool
 
 ROOT = Path(__file__).resolve().parents[1]
 TRAINERS = {f"tests/trainer/test_{name}.py" for name in ("fsdp", "rank", "rank_adapters", "shards")}
 """files whose tests read what one session of trainer ranks found"""
+CASES = 3
+"""of each table of cases, with --quick"""
 
 hypothesis.settings.register_profile("unhurried", deadline=None)  # on a busy machine an example takes its time
 hypothesis.settings.load_profile("unhurried")
@@ -57,21 +63,42 @@ def sandboxes() -> Iterator[SandboxPool]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--soak", action="store_true", help="run the acceptance tests of many minutes, and only them")
+    parser.addoption("--quick", action="store_true", help="no slow tests, and three cases of each table")
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
+    """Say last what this machine lacks, and what brings it."""
+    yield
+    reports = terminalreporter.stats.get("skipped", [])
+    for line in summary(report.longrepr[2] for report in reports if isinstance(report.longrepr, tuple)):
+        terminalreporter.write_line(line)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """What takes longest comes first, so that no process is left with it at the end; `gpu` tests need a GPU, and `soak`
     tests run only with --soak."""
-    wanted = bool(config.getoption("--soak"))
-    others = [item for item in items if bool(item.get_closest_marker("soak")) is not wanted]
-    if others:
-        config.hook.pytest_deselected(items=others)
-        items[:] = [item for item in items if bool(item.get_closest_marker("soak")) is wanted]
+    chosen = [item for item in items if bool(item.get_closest_marker("soak")) is bool(config.getoption("--soak"))]
+    if config.getoption("--quick"):
+        chosen = quick(chosen, random.Random(config.getoption("randomly_seed", 0)))
+    if others := set(items) - set(chosen):
+        config.hook.pytest_deselected(items=list(others))
+        items[:] = chosen
     launches = {item.path for item in items if item.path.is_relative_to(ROOT / "tests" / "system")}
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: (item.path not in launches, item.path not in slow))
     skip_without_gpu(items)
+
+
+def quick(items: list[pytest.Item], random: random.Random) -> list[pytest.Item]:
+    """Tests that are not slow, and of each table CASES of its cases, drawn by the seed that pytest-randomly prints."""
+    tables: defaultdict[str, list[pytest.Item]] = defaultdict(list)
+    for item in sorted(items, key=lambda item: item.nodeid):
+        if not item.get_closest_marker("slow"):
+            tables[item.nodeid.partition("[")[0]].append(item)
+    drawn = {item for cases in tables.values() for item in random.sample(cases, min(CASES, len(cases)))}
+    return [item for item in items if item in drawn]
 
 
 def pytest_collection_finish() -> None:

@@ -25,17 +25,17 @@ OTHERS = ("benchmarks", "tests")
 APART = ("reward.judge.", "environment.")
 """settings of the judge and of environments, which validate their own"""
 CEILINGS = {
-    "shared": 11_490,
+    "shared": 11_507,
     "verify": 16_980,
-    "environments": 2_890,
+    "environments": 2_886,
     "rollout": 5_060,
-    "trainer": 13_940,
-    "serve": 6_710,
+    "trainer": 13_930,
+    "serve": 6_716,
     "dashboard": 1_860,
-    "evaluation": 2_470,
+    "evaluation": 2_467,
     "oversight": 1_870,
     "curate": 3_200,
-    "lab": 3_160,
+    "lab": 3_154,
     "examples": 2_610,
 }
 """Most lines of each room. One rises only in a commit that lowers another by as much, so that their sum never rises; a

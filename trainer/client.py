@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from rollout.weights.proof import PublishedWeights
 from shared.config import Config
 from shared.errors import NonFinite
-from shared.launch.calls import CallRequest, Connection, RankClient, Result, request
+from shared.launch.calls import Connection, RankClient, request
 from shared.record_file import Written
 from shared.types import MicroBatch
 from trainer.step.batching import add_up
@@ -25,8 +25,6 @@ class TrainerClient(RankClient):
         self.config = config
         self.version = 0
         """policy version that was last published"""
-        self.under_way = 0
-        """calls that the ranks have not answered yet"""
 
     async def compute_old_logprobs(self, plan: list[list[MicroBatch]]) -> None:
         """Write into every sequence of the plan its log-probs under the policy as it is (column "old")."""
@@ -69,11 +67,3 @@ class TrainerClient(RankClient):
             return None
         saved = [files for files in await self.call(TrainerRank.saved) if files is not None]
         return None if len(saved) < len(self.ranks) else {name: each for files in saved for name, each in files.items()}
-
-    async def call_each(self, requests: list[CallRequest[Result]]) -> list[Result]:
-        """Call one method of every rank; `under_way` counts such calls."""
-        self.under_way += 1
-        try:
-            return await super().call_each(requests)
-        finally:
-            self.under_way -= 1

@@ -180,6 +180,8 @@ class RankClient:
         self.hub, self.ranks, self.deadlines = hub, ranks, deadlines
         self.prepare: Callable[[CallRequest[Any]], Coroutine[Any, Any, None]] | None = None
         """awaited with each call before it is made"""
+        self.under_way = 0
+        """calls that the ranks have not answered yet"""
 
     @typing.overload
     async def call(
@@ -207,10 +209,14 @@ class RankClient:
 
     async def call_each(self, requests: list[CallRequest[Result]]) -> list[Result]:
         """Call one method of every rank, with arguments of its own. Raises as `call`."""
-        if self.prepare is not None:
-            await self.prepare(requests[0])
-        deadline_s = requests[0].call.seconds(self.deadlines)
-        return await self.hub.call_all(dict(zip(self.ranks, requests, strict=True)), deadline_s, self.excused)
+        self.under_way += 1
+        try:
+            if self.prepare is not None:
+                await self.prepare(requests[0])
+            deadline_s = requests[0].call.seconds(self.deadlines)
+            return await self.hub.call_all(dict(zip(self.ranks, requests, strict=True)), deadline_s, self.excused)
+        finally:
+            self.under_way -= 1
 
     def excused(self) -> set[int]:
         """Ranks that may be late now."""

@@ -12,6 +12,8 @@ from shared.json_reader import parse_json
 
 MOST_TOKENS = 1 << 31
 """larger numbers are no token ids"""
+MOST_BYTES = 256 << 20
+"""of a text file; the largest tokenizer.json have 35 MB"""
 
 
 def load_config(folder: Path) -> dict[str, Any]:
@@ -27,10 +29,12 @@ def load_config(folder: Path) -> dict[str, Any]:
 
 
 def check_files(folder: Path) -> None:
-    """Raise ModelError for a folder with something that is read without end: a pipe, a socket, a device."""
+    """Raise ModelError for something in a folder that is read without end: a pipe, a socket, a device, or too long."""
     try:
         for path in [*folder.iterdir(), *folder.glob("additional_chat_templates/*")] if folder.is_dir() else []:
-            check_regular(path)
+            size = check_regular(path).stat().st_size if path.exists() and path.suffix in (".json", ".jinja") else 0
+            if size > MOST_BYTES:
+                raise ModelError(f"{path} has {size:,} bytes, more than any such file: fetch it again")
     except OSError as error:
         raise ModelError(f"{folder} cannot be read ({error}): make it readable") from error
 

@@ -14,7 +14,7 @@ from environments.environment import Action, Observation
 from shared.types import Problem, Reward, Verdict
 
 PROBLEM = Problem("p1", "2 + 3 = ?", "5", environment="agent")
-DEADLINE_S = 60.0
+DEADLINE_S = 150.0
 
 
 async def grade(problem: Problem, text: str) -> Reward:

@@ -1,11 +1,14 @@
-"""A server of the Model Context Protocol for tests: `python mcp_server.py [PORT]`, stdio without a port."""
+"""A server of the Model Context Protocol for tests: `python mcp_server.py [PORT]`, stdio without a port. It prints its
+port when it listens (0: a free one)."""
 
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import time
 
+import uvicorn
 from mcp.server.mcpserver import MCPServer
 
 server = MCPServer("tests")
@@ -59,6 +62,10 @@ def leave() -> str:
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        server.run("streamable-http", host="127.0.0.1", port=int(sys.argv[1]))
+        listening = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+        sys.stdout.write(f"{listening.getsockname()[1]}\n")
+        sys.stdout.flush()
+        application = server.streamable_http_app()
+        uvicorn.Server(uvicorn.Config(application, log_level="warning")).run(sockets=[listening])
     else:
         server.run("stdio")

@@ -1,7 +1,8 @@
-"""A server of OpenEnv 0.10, made with its own classes: `python openenv_server.py PORT`. Find a number from 1 to 8."""
+"""A server of OpenEnv 0.10, made with its own classes: `python openenv_server.py`. Find a number from 1 to
+8. It prints its port when it listens."""
 
 import random
-import sys
+import socket
 
 import uvicorn
 from openenv.core.env_server import Action, Environment, Observation, State, create_fastapi_app
@@ -44,4 +45,6 @@ class GuessEnvironment(Environment):
 app = create_fastapi_app(GuessEnvironment, Guess, Hint, max_concurrent_envs=1000)
 
 if __name__ == "__main__":
-    uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[1]), log_level="warning")
+    listening = socket.create_server(("127.0.0.1", 0))
+    print(listening.getsockname()[1], flush=True)
+    uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listening])

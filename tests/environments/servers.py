@@ -5,12 +5,10 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,7 +17,6 @@ from tests.environments.foreign import data_set
 
 ROOT = Path(__file__).resolve().parents[2]
 AGENTS = ROOT / "examples" / "agent"
-START_S = 120.0
 HUB = {"reverse-text": "PrimeIntellect/Reverse-Text-RL", "alphabet-sort": "kalomaze/alphabetic-arxiv-authors-it1"}
 """the data sets of verifiers' environments"""
 
@@ -74,21 +71,12 @@ def verifiers_agents(folder: Path, environment: str = "verifiers") -> Iterator[s
 @contextmanager
 def openenv() -> Iterator[str]:
     """The address of openenv_server.py, which is made with the classes of OpenEnv."""
-    interpreter = python("openenv", "openenv")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [str(interpreter), str(Path(__file__).with_name("openenv_server.py")), str(port)]
+    command = [str(python("openenv", "openenv")), str(Path(__file__).with_name("openenv_server.py"))]
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    child = subprocess.Popen(command, env=environ)
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ)
     try:
-        end = time.monotonic() + START_S
-        while True:
-            with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-                break
-            assert time.monotonic() < end and child.poll() is None
-            time.sleep(0.1)
-        yield f"http://127.0.0.1:{port}"
+        assert child.stdout is not None
+        yield f"http://127.0.0.1:{int(child.stdout.readline())}"
     finally:
         child.kill()
         child.wait()

@@ -1,4 +1,4 @@
-"""The environment of the documentation works as it stands there, in a process of its own."""
+"""The environment and the agent of the documentation work as they stand there, in processes of their own."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from environments.environment import ENVIRONMENTS, Action, load_ready
+from environments.environment import ENVIRONMENTS, Action, Observation, load_ready
 from environments.host import EnvironmentHost
 from shared.environment_settings import EnvironmentSettings
 from shared.sections import RewardWeights
 from shared.types import Problem, Reward
+from tests.environments.agents import action, agent, play, program
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "environments.md"
 
@@ -26,11 +27,14 @@ async def no_grade(problem: Problem, text: str) -> Reward:
     raise AssertionError("not asked")
 
 
-def test_the_example_of_the_page_runs(tmp_path: Path) -> None:
-    code = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)[0]
-    (tmp_path / "rooms.py").write_text(code, encoding="utf-8")
+def first_program(page: Path) -> str:
+    return re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)[0]
 
-    async def episode(answer: str) -> float | None:
+
+def test_the_environment_of_the_page_runs(tmp_path: Path) -> None:
+    (tmp_path / "rooms.py").write_text(first_program(PAGE), encoding="utf-8")
+
+    async def episode(right: bool) -> float | None:
         settings = EnvironmentSettings(plugins=[str(tmp_path / "rooms.py")])
         host = EnvironmentHost(settings, RewardWeights(), no_grade)
         try:
@@ -38,16 +42,27 @@ def test_the_example_of_the_page_runs(tmp_path: Path) -> None:
             begun = await host.reset((0, 0), Problem("1", "?", "", environment="parity"), 5, 30)
             [message] = begun.messages
             number = int(re.findall(r"\d+", message.text)[0])
-            right = "odd" if number % 2 else "even"
-            said = right if answer == "right" else "maybe"
+            said = "maybe" if not right else "odd" if number % 2 else "even"
             ended = await host.step((0, 0), Action(said, said), 30)
             assert ended.done
             return ended.reward
         finally:
             await host.end()
 
-    assert asyncio.run(episode("right")) == 1.0
-    assert asyncio.run(episode("wrong")) == 0.0
+    assert [asyncio.run(episode(right)) for right in (True, False)] == [1.0, 0.0]
+
+
+def test_the_agent_of_its_page_runs(tmp_path: Path) -> None:
+    code = first_program(PAGE.parent / "environments" / "agent.md")
+
+    async def scene() -> list[Observation]:
+        async with agent(command=program(tmp_path, code)) as one:
+            return await play(one, [action("<think>a</think>4"), action("5")])
+
+    first, second, end = asyncio.run(scene())
+    assert [message.text for message in first.messages] == ["2 + 3 = ?"]
+    assert [message.text for message in second.messages] == ["No. Try again."]
+    assert (end.reward, end.solved, end.done) == (1.0, True, True)
 
 
 @pytest.mark.parametrize("name", sorted(_known()))

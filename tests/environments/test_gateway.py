@@ -153,10 +153,11 @@ def test_the_reward_comes_by_http_or_from_the_verifier(tmp_path: Path) -> None:
 def test_what_fails_costs_the_episode_with_a_reason(tmp_path: Path, rest: str, reason: str) -> None:
     async def scene() -> None:
         async with agent(command=program(tmp_path, PLAIN + rest)) as one:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(150):
                 await one.reset(PROBLEM, 7)
                 if "timeout=0.3" in rest:
-                    await asyncio.sleep(1)
+                    assert one.running
+                    await asyncio.wait([one.running])
                 for _ in range(2):
                     await one.step(action("5"))
 

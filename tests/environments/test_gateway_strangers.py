@@ -18,7 +18,7 @@ from environments.gateway.process import Gateway
 from shared.launch.sockets import refused
 
 ASK = {"messages": [{"role": "user", "content": "x"}]}
-DEADLINE_S = 60
+DEADLINE_S = 150
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 

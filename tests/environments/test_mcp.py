@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 import functools
 import gzip
+import json
 import os
 import shlex
 import signal
-import socket
 import subprocess
 import sys
-import time
 import tracemalloc
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -51,23 +51,15 @@ def play(work: Callable[..., Awaitable[Any]], count: int = 1, **options: Any) ->
             for one in episodes:
                 await one.close()
 
-    return asyncio.run(asyncio.wait_for(run(), 60))
+    return asyncio.run(asyncio.wait_for(run(), 150))
 
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    process = subprocess.Popen([sys.executable, str(SERVER), str(port)], stderr=subprocess.DEVNULL)
+    process = subprocess.Popen([sys.executable, str(SERVER), "0"], stdout=subprocess.PIPE, text=True)
     try:
-        deadline = time.monotonic() + 60
-        while True:
-            with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-                break
-            assert time.monotonic() < deadline and process.poll() is None
-            time.sleep(0.1)
-        yield f"http://127.0.0.1:{port}/mcp"
+        assert process.stdout is not None
+        yield f"http://127.0.0.1:{int(process.stdout.readline())}/mcp"
     finally:
         process.kill()
         process.wait()
@@ -84,11 +76,8 @@ def check_tools(**options: Any) -> None:
     assert failed.startswith("Error: ") and "fail" in failed and "there is no tool 'subtract'" in unknown
 
 
-def test_tools_of_a_command() -> None:
+def test_tools_of_a_command_and_of_an_address(url: str) -> None:
     check_tools(command=COMMAND)
-
-
-def test_tools_of_an_address(url: str) -> None:
     check_tools(url=url)
 
 
@@ -242,32 +231,13 @@ def gone(pid: int) -> bool:
     return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
-def test_a_server_ends_with_its_episode_and_with_the_process_that_started_it(tmp_path: Path) -> None:
+def test_a_server_ends_with_its_episode() -> None:
+    """test_orphans.py says that it ends with the process that started it, too."""
+
     async def ask(one: Any) -> int:
         return int((await answers(one, ("process", {})))[0].split()[0])
 
     assert gone(play(ask, command=COMMAND)[0])
-    program = tmp_path / "parent.py"
-    program.write_text(
-        "import asyncio, sys, time\nfrom tests.environments.test_mcp import COMMAND, new, Mcp, PROBLEM, answers\n"
-        "async def run():\n    one = new(Mcp, command=COMMAND)\n    await one.reset(PROBLEM, 0)\n"
-        "    print((await answers(one, ('process', {})))[0], flush=True)\n    time.sleep(60)\nasyncio.run(run())\n"
-    )
-    root = Path(__file__).resolve().parents[2]
-    environment = {**os.environ, "PYTHONPATH": str(root)}
-    parent = subprocess.Popen([sys.executable, str(program)], stdout=subprocess.PIPE, text=True, env=environment)
-    try:
-        assert parent.stdout is not None
-        server = int(parent.stdout.readline().split()[0])
-        assert not gone(server)
-        os.kill(parent.pid, signal.SIGKILL)
-    finally:
-        parent.kill()
-        parent.wait()
-    deadline = time.monotonic() + 10
-    while not gone(server):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_what_a_server_writes_to_standard_error_is_clean(capfd: pytest.CaptureFixture[str]) -> None:
@@ -307,73 +277,82 @@ def test_a_variable_that_is_not_set_is_told_before_a_run(monkeypatch: pytest.Mon
         {"command": COMMAND, "variables": ["MAPS_TOKEN"]},
         {"url": "http://x", "key_variable": "MAPS_TOKEN"},
     ):
-        with pytest.raises(
-            ConfigError, match=r'variables? (names|=) "MAPS_TOKEN": that environment variable is not set'
-        ):
+        with pytest.raises(ConfigError, match='variables? (names|=) "MAPS_TOKEN"'):
             asyncio.run(Mcp.check(McpOptions.model_validate(options)))
 
 
-@pytest.mark.parametrize(
-    ("options", "name"),
-    [
-        ({"command": "env MAPS=hush server"}, "MAPS"),
-        ({"command": "/usr/bin/env -u PATH MAPS_KEY=hush server"}, "MAPS_KEY"),
-        ({"command": "sh -c 'export MAPS=hush; server'"}, "MAPS"),
-        ({"command": "bash -c \"sh -c 'TOKEN=hush exec server'\""}, "TOKEN"),
-        ({"command": "docker run -e MAPS=hush image"}, "MAPS"),
-        ({"command": "docker run -eMAPS=hush image"}, "MAPS"),
-        ({"command": "docker run --env=MAPS=hush image"}, "MAPS"),
-        ({"command": "server --api-key hush"}, "--api-key"),
-        ({"command": "server --github_token=hush"}, "--github_token"),
-        ({"command": "server -password hush"}, "-password"),
-        ({"command": "server token=hush"}, "token"),
-        ({"command": "server --header 'Authorization: Bearer hushhush'"}, "Authorization"),
-        ({"command": "server -H 'X-Api-Key: hush'"}, "X-Api-Key"),
-        ({"command": "npx mcp-remote 'https://host/sse?token=hush'"}, "token"),
-        ({"command": 'npx server --config \'{"clientSecret":"hush"}\''}, "clientSecret"),
-        ({"command": "server --connection 'Host=a;AccountKey=hushhush=='"}, "AccountKey"),
-        ({"command": "server -H 'Cookie: session=hush'"}, "Cookie"),
-        ({"command": "server --key hushhushhushhush"}, "--key"),
-        ({"command": "server sk-hushhushhushhushhush"}, "a key or password"),
-        ({"command": "server ghp_hushhushhushhushhush"}, "a key or password"),
-        ({"command": "server postgres://user:hush@host/base"}, "a key or password"),
-        ({"url": "http://user:hush@host/mcp"}, "key or password"),
-        ({"url": "http://hushhushhushhush@host/mcp"}, "key or password"),
-        ({"url": "https://host/mcp?api_key=hush"}, "api_key"),
-        ({"url": "https://host/sk-hushhushhushhushhush/mcp"}, "a key"),
-        ({"command": "server", "variables": ["MAPS=hush"]}, "MAPS"),
-    ],
-)
-def test_a_secret_in_a_command_or_an_address_is_refused_and_not_repeated(options: dict[str, Any], name: str) -> None:
+@pytest.mark.parametrize("line", Path(__file__).with_name("mcp_secrets.jsonl").read_text().splitlines())
+def test_a_secret_in_a_command_or_an_address_is_refused_and_not_repeated(line: str) -> None:
+    """named: what the refusal names; "" where nothing is a secret."""
+    options, name = json.loads(line).values()
+    if not name:
+        assert McpOptions(**options).command == options["command"]
+        return
     with pytest.raises(ConfigError) as refused:
         made(Mcp, "mcp", options, no_grade, RewardWeights())
     said = str(refused.value)
-    assert (
-        name in said and "hush" not in said and ('= "NAME"' in said or '["NAME"]' in said or "without values" in said)
-    )
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        "npx -y @modelcontextprotocol/server-filesystem /data", "python -m mcp_server_time --local-timezone UTC",
-        "docker run -i --rm -e GITHUB_TOKEN ghcr.io/github/server", "server --tokenizer gpt --max-token 512 --keys 3",
-        "server --ssl-key /etc/key.pem --token-file hidden", "sh -c 'server --token \"$TOKEN\"'",
-        "server --no-auth --port 1",
-        "uvx mcp-server-sqlite --db-path a=b.db", "server postgres://host:5432/base", "server --monkey business",
-        "npx mcp-remote https://host/sse --header 'Authorization: Bearer ${TOKEN}'",
-        "server --sort-key name --auth oauth",
-        "npx mcp-remote https://host/sse?page=2 --header Authorization:${HEADER}",
-    ],
-)  # fmt: skip
-def test_commands_without_a_secret_are_taken(command: str) -> None:
-    assert McpOptions(command=command).command == command
+    assert name in said and "hush" not in said
+    assert '= "NAME"' in said or '["NAME"]' in said or "without values" in said
 
 
 def test_an_address_gets_the_key_of_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MAPS_TOKEN", "hidden-1")
     asked = hostile(b"HTTP/1.1 401 X\r\nContent-Length: 0\r\n\r\n", key_variable="MAPS_TOKEN")[0]
     assert "authorization: bearer hidden-1" in asked and "accept-encoding: identity" in asked
+
+
+# ---- bounds ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_list_of_tools_without_end_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Endless:
+        """A client whose server always has another page."""
+
+        pages = 0
+
+        def __init__(self, server: object):
+            pass
+
+        async def __aenter__(self) -> Endless:
+            return self
+
+        async def __aexit__(self, *_: object) -> None:
+            pass
+
+        async def list_tools(self, **_: object) -> SimpleNamespace:
+            Endless.pages += 1
+            assert Endless.pages <= 3, "asked on and on"
+            return SimpleNamespace(tools=[], next_cursor="more")
+
+    async def server(*_: object) -> None:
+        return None
+
+    async def scene() -> None:
+        session = mcp_tools.McpSession(McpOptions(command="endless"))
+        await session.open()
+        await session.close()
+
+    monkeypatch.setattr("mcp.Client", Endless)
+    monkeypatch.setattr(mcp_tools.McpSession, "_server", server)
+    monkeypatch.setattr(mcp_tools, "MOST_PAGES", 3)
+    asyncio.run(asyncio.wait_for(scene(), 60))
+    assert Endless.pages == 3
+
+
+@pytest.mark.parametrize(
+    ("shared", "ended", "others", "closed"),
+    [(False, False, 0, 1), (False, False, 1, 0), (True, False, 0, 0), (True, True, 0, 1), (True, True, 1, 0)],
+)
+def test_a_session_is_closed_by_the_last_that_can_use_it(shared: bool, ended: bool, others: int, closed: int) -> None:
+    ends: list[int] = []
+
+    async def end() -> None:
+        ends.append(1)
+
+    episode = new(Mcp, command="server", shared=shared)
+    episode.session = SimpleNamespace(users=1 + others, ended=ended, close=end)
+    asyncio.run(episode.close())
+    assert len(ends) == closed
 
 
 # ---- hostile servers -------------------------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ async def answer(socket: ServerConnection) -> None:
 
 def run(turns: list[str], **options: str) -> list[Observation]:
     async def scene() -> list[Observation]:
-        async with serve(answer, "127.0.0.1", 0) as server, asyncio.timeout(30):
+        async with serve(answer, "127.0.0.1", 0) as server, asyncio.timeout(120):
             url = f"http://127.0.0.1:{next(iter(server.sockets)).getsockname()[1]}"
             one = OpenEnv()
             one.options = OpenEnvOptions.model_validate({"url": url, **options})

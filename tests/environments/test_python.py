@@ -55,8 +55,8 @@ def test_a_program_that_raises_keeps_what_it_did() -> None:
 @pytest.mark.parametrize(
     ("code", "told"),
     [
-        ("x = 2\nwhile True: pass", "took more than 1 s"),
-        ("x = 2\nimport time\ntime.sleep(60)", "took more than 1 s"),
+        ("x = 2\nwhile True: pass", "took more than 3 s"),
+        ("x = 2\nimport time\ntime.sleep(60)", "took more than 3 s"),
         ("x = 2\nimport os\nos._exit(0)", "it left the interpreter"),
         ("x = 2\nprint('a' * 10 ** 6)", "it printed more than 65536 bytes"),
         ("x = 2\nimport os\nos.kill(os.getpid(), 11)", "stopped"),
@@ -64,7 +64,7 @@ def test_a_program_that_raises_keeps_what_it_did() -> None:
     ],
 )
 def test_a_program_that_is_stopped_changes_nothing(code: str, told: str) -> None:
-    found = run("x = 1", code, "x", sandbox={"test_s": 1.0})
+    found = run("x = 1", code, "x", sandbox={"test_s": 3.0})
     assert told in found[1].messages[0].text and "What it changed is undone" in found[1].messages[0].text
     assert len(found[1].messages[0].text) < 2200 and found[1].info["failed_calls"] == 1.0
     assert found[2].messages[0].text == "1\n"

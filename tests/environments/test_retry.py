@@ -38,26 +38,25 @@ def answer(number: int) -> str:
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "rewards"),
+    ("first", "second", "rewards", "made"),
     [
-        (391, 391, (1.0, 1.0)),  # r1, r2 + alpha (r2 - r1)
-        (390, 391, (0.0, 2.0)),
-        (391, 390, (1.0, -1.0)),
-        (390, 390, (0.0, 0.0)),
+        (391, 391, (1.0, 1.0), (0, 0)),  # r1, r2 + alpha (r2 - r1)
+        (390, 391, (0.0, 2.0), (1, 0)),
+        (391, 390, (1.0, -1.0), (0, 1)),
+        (390, 390, (0.0, 0.0), (0, 0)),
     ],
 )
-def test_progress_is_paid_and_told(first: int, second: int, rewards: tuple[float, float]) -> None:
+def test_progress_is_paid_and_told(
+    first: int, second: int, rewards: tuple[float, float], made: tuple[int, int]
+) -> None:
     one, two = play(answer(first), answer(second))
     assert (one.reward, two.reward) == rewards and not one.done and two.done
     assert one.messages[0].text.startswith("There might be an error in the solution above") and not one.info
-    right = first == 391, second == 391
-    assert two.solved == right[1] and two.info == {
-        "first_right": float(right[0]),
-        "second_right": float(right[1]),
-        "made_right": float(right == (False, True)),
-        "made_wrong": float(right == (True, False)),
-        "progress": float(right[1]) - float(right[0]),
-    }
+    r1, r2, (right, wrong) = float(first == 391), float(second == 391), made
+    assert two.solved == bool(r2)
+    assert two.info == {
+        "first_right": r1, "second_right": r2, "made_right": right, "made_wrong": wrong, "progress": r2 - r1,
+    }  # fmt: skip
 
 
 def test_weights_and_words_can_be_chosen() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import json
 import os
+import re
 import sqlite3
 import subprocess
 import sys
@@ -80,6 +81,7 @@ def test_an_index_is_made_once_and_again_when_the_file_changes(corpus: Path) -> 
         assert set(threads.map(index_of, [corpus] * 8)) == {Path(f"{corpus}.fts5")}
     made = Path(f"{corpus}.fts5").stat().st_ino
     assert index_of(corpus).stat().st_ino == made
+    assert index_of(corpus).stat().st_mode & 0o777 == 0o600, "for this user alone"
     written(corpus, [{"text": "Rome is the capital of Italy."}])
     assert "[1]" in texts(corpus, ("search", {"query": "italy"}))[0] and index_of(corpus).stat().st_ino != made
     Path(f"{corpus}.fts5").write_bytes(b"no index")
@@ -138,21 +140,27 @@ def test_an_index_that_another_user_can_have_made_is_not_taken(
     assert index_of(corpus).parent != corpus.parent and f"{path} is not used: " in capfd.readouterr().err
 
 
-def test_an_index_is_for_this_user_alone(corpus: Path) -> None:
-    assert index_of(corpus).stat().st_mode & 0o777 == 0o600
-
-
-def test_mistakes_of_the_file_name_setting_and_line(tmp_path: Path) -> None:
-    for rows, told in [
-        ([{"text": "a", "id": "x"}, {"text": "b", "id": "x"}], ":2: the id 'x' is there twice"),
-        ([{"title": "a"}], ":1 lacks 'text'"),
-    ]:
-        path = written(tmp_path / "bad.jsonl", rows)
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('{"text": "a", "id": "x"}\n{"text": "b", "id": "x"}\n', ":2: the id 'x' is there twice"),
+        ('{"title": "a"}\n', ":1 lacks 'text'"),
+        ('{"text": "a"}\n' + "[" * 100_000 + "\n", ":2 is nested too deeply"),
+        (None, "there is no such file"),
+    ],
+    ids=["two ids", "no text", "deep", "no file"],
+)
+def test_mistakes_of_the_file_name_setting_and_line(tmp_path: Path, text: str | None, told: str) -> None:
+    path = tmp_path / "bad.jsonl"
+    if text is not None:
+        path.write_text(text)
+    for make in (index_of, lambda corpus: main([str(corpus)])):
         with pytest.raises(DataError, match="environment.options.search.corpus") as error:
-            index_of(path)
-        assert told in str(error.value) and [one.name for one in tmp_path.iterdir()] == ["bad.jsonl"]
-    with pytest.raises(Failed, match="there is no such file"):
-        texts(tmp_path / "none.jsonl")
+            make(path)
+        assert told in str(error.value)
+    assert [one.name for one in tmp_path.iterdir()] == ["bad.jsonl"] * (text is not None)
+    with pytest.raises(Failed, match=re.escape(told)):
+        texts(path)
 
 
 def test_the_index_is_made_before_a_run(tmp_path: Path) -> None:
@@ -163,14 +171,7 @@ def test_the_index_is_made_before_a_run(tmp_path: Path) -> None:
     assert done.stdout.strip() == f"{path}.fts5" and "[1]" in texts(path, ("search", {"query": "rome"}))[0]
 
 
-def test_what_is_wrong_with_a_corpus_is_one_line(corpus: Path) -> None:
-    (corpus.parent / "deep.jsonl").write_text('{"text": "a"}\n' + "[" * 100_000 + "\n")
-    for path, told in [
-        (corpus.parent / "deep.jsonl", ":2 is nested too deeply"),
-        (corpus.parent / "none.jsonl", "there is no such file"),
-    ]:
-        with pytest.raises(DataError, match=told):
-            main([str(path)])
+def test_its_command_says_how_it_is_used_and_where_no_index_can_be_kept(corpus: Path) -> None:
     assert [main(given) for given in ([], ["--help"], ["a", "b"])] == [2, 0, 2]
     os.mkfifo(f"{corpus}.fts5")
     with pytest.raises(DataError, match="no index can be kept next to it"):

@@ -64,7 +64,7 @@ async def sample(folder: Path) -> list[tuple[float, GenerateRequest]]:
         for index in range(6)
     ]
     await engine.generate(requests)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(240):
         while len(ended) < len(requests):
             await asyncio.sleep(0.01)
     await engine.stop()

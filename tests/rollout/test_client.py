@@ -56,7 +56,7 @@ class Scene:
         async def together() -> None:
             tasks = [asyncio.ensure_future(work) for work in (self.rank(), self.client.dispatch())]
             try:
-                await asyncio.wait_for(story, 20)
+                await asyncio.wait_for(story, 120)
             finally:
                 for task in tasks:
                     task.cancel()
@@ -151,10 +151,13 @@ def test_completions_that_nobody_asked_for_are_dropped_and_counted() -> None:
 
     async def story() -> None:
         before = refused.total
-        own = group(1, 1)
-        await scene.client.submit([own])
-        await scene.finish(Completion(1, 7, 0), Completion(-5, 0, 0), own.completions[0], own.completions[0])
-        await until(lambda: refused.total == before + 3)
+        asked = group(1, 1)
+        await scene.client.submit([asked])
+        [completion] = asked.completions
+        scene.client._arrived(7, completion)  # of another rank than the one that has it
+        assert refused.total == before + 1 and scene.client.live == {0: 1}
+        await scene.finish(Completion(1, 7, 0), Completion(-5, 0, 0), completion, completion)
+        await until(lambda: refused.total == before + 4)
         assert scene.client.live == {0: 0}
 
     scene.play(story())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import multiprocessing
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -141,7 +141,7 @@ def test_streamed_weights_are_those_of_a_fresh_engine_and_come_again_to_the_next
         found = [await scene.complete([request(index) for index in range(4)])]
         assert scene.engine.llm is not None
         scene.engine.llm.kill()
-        await asyncio.wait_for(scene.engine.ended.wait(), 30)
+        await asyncio.wait_for(scene.engine.ended.wait(), 120)
         await scene.engine.restart()
         return [*found, await scene.complete([request(index) for index in range(4)])]
 
@@ -219,35 +219,24 @@ def test_a_request_that_waited_through_an_update_starts_on_a_clean_cache(tmp_pat
     assert largest_gap(waited.logprobs, clean.logprobs) < CLOSE
 
 
-def test_seeds_decide_samples(scene: Scene) -> None:
+def test_seeds_decide_samples_and_the_stop_token_is_kept_and_ends_a_completion(scene: Scene) -> None:
     async def story() -> list[list[Completion]]:
         await scene.publish(0)
-        rounds = [[request(0, 30, 1.0, seed=seed) for seed in seeds] for seeds in ((1, 2), (1, 2))]
-        return [await scene.complete(items) for items in rounds]
+        return [await scene.complete([request(0, 400, 2.0, seed=seed) for seed in range(24)]) for _ in range(2)]
 
-    first, second = scene.run(story())
-    assert [c.token_ids for c in first] == [c.token_ids for c in second]
-    assert first[0].token_ids != first[1].token_ids
-
-
-def test_the_stop_token_is_kept_and_ends_the_completion(scene: Scene) -> None:
-    async def story() -> list[Completion]:
-        await scene.publish(0)
-        return await scene.complete([request(0, 400, 2.0, seed=seed) for seed in range(24)])
-
-    stopped = [completion for completion in scene.run(story()) if completion.finish_reason == "stop"]
+    completions, again = scene.run(story())
+    assert [one.token_ids for one in completions] == [one.token_ids for one in again]
+    assert completions[0].token_ids != completions[1].token_ids
+    stopped = [completion for completion in completions if completion.finish_reason == "stop"]
     assert stopped
     for completion in stopped:
         assert completion.token_ids.index(511) == len(completion.token_ids) - 1 == len(completion.logprobs) - 1
 
 
-def test_a_prompt_that_fills_the_model_is_refused_by_name(scene: Scene) -> None:
+def test_a_prompt_that_fills_the_model_and_scoring_at_another_temperature_are_refused(scene: Scene) -> None:
     long = GenerateRequest([1] * 640, Completion(group=0, index=0, seed=0), 10, 0.0)
     with pytest.raises(ConfigError, match=r"model\.max_tokens = 640"):
         scene.run(scene.engine.generate([long]))
-
-
-def test_scoring_at_another_temperature_is_refused(scene: Scene) -> None:
     with pytest.raises(ConfigError, match="temperature 1 only"):
         scene.run(scene.engine.score([[1, 2]], 0.6))
 
@@ -255,6 +244,13 @@ def test_scoring_at_another_temperature_is_refused(scene: Scene) -> None:
 # ---- broken updates: each is detected on that update, and named -----------------------------------------------------
 
 NAMES = ("model.layers.1.self_attn.o_proj.weight", "model.layers.1.self_attn.q_proj.weight")
+MISPLACED = {
+    "nothing": "",
+    "one tensor": rf"{NAMES[0]} still of the previous version \(dropped\)$",
+    "two tensors swapped": rf"{NAMES[0]} and {NAMES[1]} are swapped$",
+    "everything": r"all \d+ changed tensors are those of the previous version",
+}
+"""what the trainers write elsewhere -> what the proof says"""
 
 
 async def publish_and_prove(scene: Scene, seed: int) -> None:
@@ -267,45 +263,24 @@ async def publish_and_prove(scene: Scene, seed: int) -> None:
     compare_held([published], await scene.engine.read_back(), 0, [before])
 
 
-def misplace(scene: Scene, monkeypatch: pytest.MonkeyPatch, bad: Callable[[int, int], torch.Tensor]) -> None:
-    """From now on the trainers write where `bad(buffer, number of the piece)` says; what they wrote before stays."""
-    sender, first = scene.trainers.sender, scene.version + 1
-    target = sender.target
-    monkeypatch.setattr(sender, "target", lambda buffer, n: (bad if buffer == buffer_of(first) else target)(buffer, n))
+@pytest.mark.parametrize("what", MISPLACED)
+def test_tensors_that_are_written_elsewhere_are_named(scene: Scene, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    for _ in range(2):  # both buffers hold seed 4
+        scene.run(scene.publish(4))
+    sender, spoiled = scene.trainers.sender, buffer_of(scene.version + 1)
+    target, (first, second) = sender.target, ([piece.name for piece in sender.pieces].index(name) for name in NAMES)
+    swapped = {first: second, second: first} if what == "two tensors swapped" else {}
 
+    def misplaced(buffer: int, number: int) -> torch.Tensor:
+        if buffer == spoiled and (what == "everything" or (what == "one tensor" and number == first)):
+            return torch.empty(sender.pieces[number].local.shape)
+        return target(buffer, swapped.get(number, number) if buffer == spoiled else number)
 
-def test_a_correct_update_passes_the_proof(scene: Scene) -> None:
-    scene.run(scene.publish(4))
-    scene.run(publish_and_prove(scene, 5))
-
-
-def test_a_dropped_tensor_is_named(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    sender = scene.trainers.sender
-    scene.run(scene.publish(4))
-    scene.run(scene.publish(4))  # both buffers hold seed 4
-    number = [piece.name for piece in sender.pieces].index(NAMES[0])
-    target, trash = sender.target, torch.empty(sender.pieces[number].local.shape)
-    misplace(scene, monkeypatch, lambda buffer, n: trash if n == number else target(buffer, n))
-    with pytest.raises(SyncMismatch, match=rf"engine 0 .*{NAMES[0]} still of the previous version \(dropped\)$"):
+    monkeypatch.setattr(sender, "target", misplaced)
+    if what == "nothing":
         scene.run(publish_and_prove(scene, 5))
-
-
-def test_two_swapped_tensors_are_both_named(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    sender = scene.trainers.sender
-    scene.run(scene.publish(4))
-    names = [piece.name for piece in sender.pieces]
-    swap = {names.index(NAMES[0]): names.index(NAMES[1]), names.index(NAMES[1]): names.index(NAMES[0])}
-    target = sender.target
-    misplace(scene, monkeypatch, lambda buffer, n: target(buffer, swap.get(n, n)))
-    with pytest.raises(SyncMismatch, match=rf"engine 0 .*{NAMES[0]} and {NAMES[1]} are swapped$"):
-        scene.run(publish_and_prove(scene, 5))
-
-
-def test_the_old_version_under_a_new_number_is_recognised(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    scene.run(scene.publish(4))
-    scene.run(scene.publish(4))
-    misplace(scene, monkeypatch, lambda buffer, n: torch.empty(scene.trainers.sender.pieces[n].local.shape))
-    with pytest.raises(SyncMismatch, match=r"engine 0 .*all \d+ changed tensors are those of the previous version"):
+        return
+    with pytest.raises(SyncMismatch, match=f"engine 0 .*{MISPLACED[what]}"):
         scene.run(publish_and_prove(scene, 5))
 
 
@@ -348,6 +323,22 @@ def test_what_is_given_up_with_an_engine_leaves_no_error_that_nobody_reads() -> 
         return unread
 
     assert asyncio.run(scene()) == []
+
+
+def test_an_error_of_the_engines_own_code_ends_the_rank_and_a_dead_process_does_not() -> None:
+    """`EngineRank` raises `failure`, and replaces an engine that has ended without one."""
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    async def end(error: Exception, of_this_process: bool = True) -> tuple[bool, BaseException | None]:
+        engine, process = Engine.__new__(Engine), object()
+        engine.llm, engine.failure, engine.ended = process, None, asyncio.Event()  # type: ignore[assignment]
+        engine._end(process if of_this_process else object(), error)  # type: ignore[arg-type]
+        return engine.ended.is_set(), engine.failure
+
+    error = RuntimeError("a log-prob is not finite")
+    assert asyncio.run(end(error)) == (True, error)
+    assert asyncio.run(end(EngineDeadError())) == (True, None)
+    assert asyncio.run(end(error, of_this_process=False)) == (False, None), "it was replaced since"
 
 
 def test_an_engine_that_does_not_start_in_time_is_killed_and_named(tmp_path: Path) -> None:

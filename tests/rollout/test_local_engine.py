@@ -7,15 +7,13 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from rollout.cpu_worker import CpuWorker
 from rollout.local_engine import QUEUE_FACTOR, LocalEngine
 from rollout.vllm_config import THREADS_VARIABLE
-from shared.errors import ConfigError, RunError, SyncMismatch
+from shared.errors import ConfigError, RunError
 from shared.types import Completion
 from tests.rollout.test_agreement import make_folder
 from tests.rollout.tiny_llama import engine_config, random_weights, write_model
@@ -126,22 +124,10 @@ def test_what_ends_the_engine_reaches_everyone(tmp_path: Path) -> None:
     asyncio.run(story())
 
 
-class ThreadsAfterLoading(CpuWorker):
-    """A worker whose model was loaded with one thread, and which computes with two."""
-
-    def load_model(self, **named: Any) -> None:
-        torch._C.set_num_threads(1)
-        super().load_model(**named)
-        torch._C.set_num_threads(2)
-
-
-@pytest.mark.parametrize("worker", ["CpuWorker", "ThreadsAfterLoading"])
 def test_an_engine_of_two_threads_computes_with_the_weights_it_was_sent(
-    worker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(THREADS_VARIABLE, "2")
-    if worker == "ThreadsAfterLoading":
-        monkeypatch.setattr("rollout.vllm_config.CPU_WORKER", f"{__name__}.{worker}")
     decoder = make_folder(tmp_path, "LlamaForCausalLM")
 
     async def story() -> None:
@@ -153,15 +139,7 @@ def test_an_engine_of_two_threads_computes_with_the_weights_it_was_sent(
                     parameter.mul_(1.1)
             await engine.update()
 
-    if worker == "CpuWorker":
-        asyncio.run(story())
-        return
-    try:
-        asyncio.run(story())
-    except SyncMismatch as error:
-        assert "gate_proj" in str(error)
-    else:
-        pytest.skip("this processor's packed weights have one order whatever the number of threads")
+    asyncio.run(story())
 
 
 def test_completions_end_with_the_tokens_of_the_chat_template_too(tmp_path: Path) -> None:

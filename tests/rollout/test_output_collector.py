@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import numpy as np
 import pytest
@@ -15,92 +16,96 @@ from shared.launch.messages import GenerateRequest
 from shared.types import Completion, VersionSpan
 
 
-def output(name: str, token: int, logprob: float, finish: FinishReason | None = None) -> EngineCoreOutput:
+def output(name: str, token: int, logprob: float = -0.5, finish: FinishReason | None = None) -> EngineCoreOutput:
     """One token of one request."""
     lists = LogprobsLists(np.array([[token]]), np.array([[logprob]]), np.array([1]))
     return EngineCoreOutput(name, [token], new_logprobs=lists, finish_reason=finish)
 
 
-def intake() -> tuple[OutputCollector, GenerateRequest]:
-    """An intake with one running request named "r"."""
-    box = OutputCollector(engine=3)
-    request = GenerateRequest([1, 2], Completion(group=7, index=4, seed=0), 10, 1.0)
-    box.running["r"] = request
-    return box, request
+class Collected(OutputCollector):
+    """With one running request, "r", and steps of engine 3."""
 
+    def __init__(self) -> None:
+        super().__init__(engine=3)
+        self.request = self.running["r"] = GenerateRequest([1, 2], Completion(group=7, index=4, seed=0), 10, 1.0)
 
-def step(box: OutputCollector, version: int, *outputs: EngineCoreOutput, time_s: float = 1.0) -> None:
-    """One engine step under a version."""
-    box.take_step(EngineCoreOutputs(outputs=list(outputs), timestamp=time_s, weight_version=str(version)))
+    def step(self, version: int, *outputs: EngineCoreOutput) -> None:
+        """One engine step under a version."""
+        self.take_step(EngineCoreOutputs(outputs=list(outputs), timestamp=1.0, weight_version=str(version)))
 
 
 def test_spans_follow_the_version_of_each_step() -> None:
-    box, request = intake()
+    box = Collected()
     for version, token in ((4, 50), (4, 51), (5, 52), (7, 53)):
-        step(box, version, output("r", token, -0.5))
-    completion = request.completion
+        box.step(version, output("r", token))
+    completion = box.request.completion
     assert completion.token_ids == [50, 51, 52, 53] and completion.logprobs == [-0.5] * 4
     assert completion.spans == [VersionSpan(4, 0, 2), VersionSpan(5, 2, 3), VersionSpan(7, 3, 4)]
 
 
 def test_routes_follow_each_other_token_by_token() -> None:
     """Of the prompt with the first token, then the last token's: [layers, experts of a token] each."""
-    box, request = intake()
+    box = Collected()
     for rows in (2, 1, 0):
-        one = output("r", 50, -0.5)
-        one.routed_experts = np.arange(rows * 6, dtype=np.uint8).reshape(rows, 3, 2)
-        step(box, 1, one)
-    assert request.completion.routes == [bytes(range(6)), bytes(range(6, 12)), bytes(range(6))]
-    copy = copy_unfinished(request.completion)
-    assert copy.routes == request.completion.routes and copy.routes is not request.completion.routes
+        token = output("r", 50)
+        token.routed_experts = np.arange(rows * 6, dtype=np.uint8).reshape(rows, 3, 2)
+        box.step(1, token)
+    assert box.request.completion.routes == [bytes(range(6)), bytes(range(6, 12)), bytes(range(6))]
 
 
 def test_an_ended_request_is_handed_on_once_and_later_output_is_ignored() -> None:
-    box, request = intake()
-    ended: list[GenerateRequest] = []
+    box, ended = Collected(), list[GenerateRequest]()
     box.on_finished = ended.append
-    step(box, 1, output("r", 50, -1.0, FinishReason.STOP))
-    step(box, 1, output("r", 51, -1.0), output("unknown", 51, -1.0))
-    assert ended == [request] and request.completion.finish_reason == "stop" and not box.running
-    assert request.completion.token_ids == [50]
+    box.step(1, output("r", 50, finish=FinishReason.STOP))
+    box.step(1, output("r", 51), output("unknown", 51))
+    assert ended == [box.request] and box.request.completion.finish_reason == "stop" and not box.running
+    assert box.request.completion.token_ids == [50]
 
 
 @pytest.mark.parametrize("value", [float("nan"), -float("inf")])
 def test_a_logprob_that_is_not_finite_names_completion_and_position(value: float) -> None:
-    box, _ = intake()
-    step(box, 2, output("r", 50, -1.0))
+    box = Collected()
+    box.step(2, output("r", 50))
     with pytest.raises(NonFinite, match="engine 3: log-prob .* of token 1 in completion 4 of group 7.*version 2"):
-        step(box, 2, output("r", 51, value))
+        box.step(2, output("r", 51, value))
 
 
-def test_an_abort_that_nobody_asked_for_is_an_error() -> None:
-    box, _ = intake()
-    with pytest.raises(RunError, match="engine 3 ended completion 4 of group 7"):
-        step(box, 2, output("r", 50, -1.0, FinishReason.ABORT))
-
-
-def test_tokens_without_logprobs_are_an_error() -> None:
+def test_an_abort_that_nobody_asked_for_and_tokens_without_logprobs_are_errors() -> None:
+    with pytest.raises(RunError, match="completion 4 of group 7"):
+        Collected().step(2, output("r", 50, finish=FinishReason.ABORT))
     with pytest.raises(RunError, match="2 tokens with 0 log-probs"):
         extend(Completion(group=0, index=0, seed=0), [1, 2], [], 0, engine=0)
 
 
 def test_only_requests_without_a_token_are_requeued_and_their_late_output_is_ignored() -> None:
-    box, started = intake()
-    fresh = GenerateRequest([1], Completion(group=8, index=0, seed=0), 10, 1.0)
-    box.running["s"] = fresh
-    step(box, 0, output("r", 50, -1.0))
+    box = Collected()
+    fresh = box.running["s"] = GenerateRequest([1], Completion(group=8, index=0, seed=0), 10, 1.0)
+    box.step(0, output("r", 50))
     assert box.requeue_unstarted() == ["s"]
-    step(box, 0, output("s", 50, -1.0))
+    box.step(0, output("s", 50))
     assert fresh.completion.token_ids == [] and set(box.running) == {"r", "requeued s"}
-    assert started.completion.token_ids == [50]
+    assert box.request.completion.token_ids == [50]
 
 
 def test_a_snapshot_does_not_grow() -> None:
-    completion = Completion(group=0, index=0, seed=0)
+    completion = Completion(group=0, index=0, seed=0, routes=[b"a"])
     extend(completion, [1], [-1.0], 0, engine=0)
     copy = copy_unfinished(completion)
     extend(completion, [2], [-1.0], 0, engine=0)
-    assert copy.token_ids == [1] and copy.spans == [VersionSpan(0, 0, 1)]
+    completion.routes.append(b"b")
+    assert (copy.token_ids, copy.logprobs, copy.spans) == ([1], [-1.0], [VersionSpan(0, 0, 1)])
+    assert copy.routes == [b"a"]
+
+
+def test_the_longest_silence_is_kept_from_the_first_tokens_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    box, longest = Collected(), []
+    for wait_s, tokens in ((50.0, False), (2.0, True), (9.0, False), (1.0, True)):
+        now[0] += wait_s
+        box.alive(tokens)
+        longest.append(box.longest_s)
+    assert longest == [None, 2.0, 9.0, 9.0], "loading a model is no silence"
 
 
 def test_the_interval_is_the_median_of_busy_ones_and_idle_time_does_not_count() -> None:

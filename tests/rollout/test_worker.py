@@ -242,6 +242,24 @@ def test_sampling_before_the_first_update_is_refused(tmp_path: Path) -> None:
         asyncio.run(ask())
 
 
+def test_a_checkpoint_has_the_completions_of_training_alone(tmp_path: Path) -> None:
+    """Those of an evaluation have a group below 0."""
+    running = [Completion(group, 0, seed=0) for group in (-3, 0, 5)]
+    rank: Any = SimpleNamespace(engine=SimpleNamespace(snapshot=lambda: running), role=place(dist.HashStore()))
+    [name] = asyncio.run(EngineRank.snapshot(rank, str(tmp_path)))
+    written = [msgspec.msgpack.decode(content, type=Completion) for content in record_file.read(tmp_path / name)]
+    assert [completion.group for completion in written] == [0, 5]
+
+
+@pytest.mark.parametrize(("longest_s", "patience_s"), [(None, 50), (0.1, 25), (4.0, 40), (30.0, 100)])
+def test_the_patience_with_a_silent_engine_follows_its_longest_silence(
+    longest_s: float | None, patience_s: float
+) -> None:
+    config = SimpleNamespace(deadlines=SimpleNamespace(token_s=100.0))
+    rank: Any = SimpleNamespace(config=config, engine=SimpleNamespace(outputs=SimpleNamespace(longest_s=longest_s)))
+    assert EngineRank.patience_s(rank) == patience_s
+
+
 @pytest.mark.parametrize(("mode", "threads"), [("rl", "2"), ("sft", "4")])
 def test_an_engine_beside_trainers_that_wait_has_their_cores(
     mode: str, threads: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

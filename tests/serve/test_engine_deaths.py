@@ -120,9 +120,9 @@ def test_a_request_that_kills_its_engine_ends_alone(model: Path) -> None:
             first, *others, unseeded = await asyncio.gather(deadly, *innocents(), drawn)
             assert first == "CrashingRequest" and others == calm, "the others have the tokens of a calm run"
             assert isinstance(unseeded, list) and len(unseeded) == 400
-            deaths, began = engine.deaths, time.monotonic()
+            deaths = engine.deaths
             assert await whole(engine, [DEADLY, 5], temperature=0) == "CrashingRequest", "it is known now"
-            assert time.monotonic() - began < 1 and engine.deaths == deaths
+            assert engine.deaths == deaths
             assert len(await whole(engine, [5, 6], temperature=0)) == WORDS
             await until_ready(server)
             return deaths, server.restarts

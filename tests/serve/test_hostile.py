@@ -19,6 +19,7 @@ import pytest
 
 from serve.reasoning_language import without_quotations
 from shared.http_limits import HEAD_BYTES, PIPELINED, LimitedHttpProtocol
+from tests.processor_time import at_most
 from tests.serve.conftest import Serve, Served, eventually
 
 CHAT = "/v1/chat/completions"
@@ -146,15 +147,13 @@ def test_other_content_types(serve: Serve) -> None:
 def test_headers_have_a_deadline(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LimitedHttpProtocol, "head_s", 0.4)
     served = serve("x")
-    began = time.monotonic()
     for half in (b"", b"POST /v1/chat", head(5)[:-2], b"\r\n\r\n"):
         check(speak(served, half), 408, "headers_too_slow")
     host, port = served.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=30) as client, contextlib.suppress(OSError):
+    with socket.create_connection((host, int(port)), timeout=30) as client, pytest.raises(OSError):
         for letter in b"POST /v1/chat/completions HTTP/1.1\r\n" * 100:  # a letter at a time does not put it off
             client.sendall(bytes([letter]))
             time.sleep(0.02)
-    assert time.monotonic() - began < 30
     assert served.client.get("/health").is_success, "one that waits between two requests is another matter"
 
 
@@ -276,17 +275,15 @@ def test_other_methods(serve: Serve, method: str) -> None:
 
 @pytest.mark.parametrize("mark", ["“", "„", "«", "「", '"', ">", "$", "`", "\\(", "<", "http://", "\n", " ", "a"])
 def test_no_text_takes_long_to_read(mark: str) -> None:
-    began = time.process_time()
-    without_quotations(mark * 1_000_000)
-    assert time.process_time() - began < 2
+    with at_most(2):
+        without_quotations(mark * 1_000_000)
 
 
 def test_a_long_turn_does_not_hold_up_others(serve: Serve) -> None:
     served = serve("x", reasoning_language="auto")
-    began = time.monotonic()
-    reply = served.ask("“ab cd " * 200_000)
+    with at_most(20):
+        reply = served.ask("“ab cd " * 200_000)
     assert reply.status_code == 400 and reply.json()["error"]["code"] == "context_length_exceeded"
-    assert time.monotonic() - began < 20
 
 
 # ---- memory --------------------------------------------------------------------------------------------------------

@@ -8,12 +8,15 @@ import json
 from pathlib import Path
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from langcodes import Language
 
 from serve.reasoning_language import (
     LanguageChoice,
     accepted,
     choose_language,
+    codes,
     language_of,
     measure,
     read_tag,
@@ -191,3 +194,14 @@ def test_auto_agrees_with_the_users_language_on_mgsm(data_folder: Path) -> None:
     asked = [row for row in rows if row["language"] in LANGUAGES]
     right = sum(language_of(row["problem"]) == row["language"] for row in asked)
     assert len(asked) >= 1500 and right >= 0.99 * len(asked)
+
+
+@given(st.text())
+@example("a\0b")
+@example("\0ġ")
+@example("\ud800")
+def test_any_text_is_a_language_or_refused_with_a_hint(value: str) -> None:
+    try:
+        assert read_tag(value) in {"auto", "off", *codes().values()}
+    except ValueError as refusal:
+        assert type(refusal) is ValueError and "give auto, off" in str(refusal)

@@ -210,9 +210,8 @@ def test_draining_lets_responses_end_and_admits_no_more(serve: Serve) -> None:
 
 def test_a_quiet_stream_is_pinged(serve: Serve) -> None:
     served = serve("ab", token_s=0.4, ping_s=0.1)
-    began = time.monotonic()
     text = served.ask(stream=True).text
-    assert text.count(": ping") >= 2 and text.rstrip().endswith("[DONE]") and time.monotonic() - began < 20
+    assert text.count(": ping") >= 2 and text.rstrip().endswith("[DONE]")
 
 
 # ---- what reviewers found ----------------------------------------------------------------------------------------

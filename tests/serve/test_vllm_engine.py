@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+import os
 import shutil
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +22,7 @@ from serve.vllm_engine import VllmEngine
 from shared.chat import Chat
 from shared.model.model_card import CARD
 from shared.reasoning_tags import TEXT
+from tests.process import in_fresh_process
 from tests.serve.command import untrained_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(540)]
@@ -62,6 +66,30 @@ def test_what_is_under_way_when_the_engine_is_stopped_is_no_response(model: Path
 
     with pytest.raises(EngineDied):
         asyncio.run(stop_it())
+
+
+def replaced_twice(model: Path) -> tuple[list[int], bool]:
+    """The descriptors of this process with each of three engines, and whether it still has the first."""
+
+    async def play() -> tuple[list[int], bool]:
+        engine = VllmEngine(str(model), max_tokens=160, max_sequences=4, cache_bytes=64 << 20, dtype="float32")
+        await engine.start()
+        first, descriptors = weakref.ref(engine.llm), [len(os.listdir("/proc/self/fd"))]
+        try:
+            for _ in range(2):
+                await engine.restart()
+                gc.collect()
+                descriptors.append(len(os.listdir("/proc/self/fd")))
+            return descriptors, first() is not None
+        finally:
+            await engine.stop()
+
+    return asyncio.run(play())
+
+
+def test_an_engine_that_was_replaced_leaves_nothing(model: Path) -> None:
+    descriptors, kept = in_fresh_process(replaced_twice, model)
+    assert not kept and descriptors[2] == descriptors[1] <= descriptors[0] + 2
 
 
 @pytest.mark.parametrize(("given", "threads"), [("", 3), ("2", 2)])

@@ -115,3 +115,29 @@ def read_terminal(ours):
         return os.read(ours, 1 << 16).decode()
     except OSError:  # nobody has it open any more
         return ""
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"])
+def test_a_file_of_a_hundred_gigabytes_is_refused_before_it_is_read(tmp_path, name):
+    folder = make_folder(tmp_path / "model")
+    with (folder / name).open("wb") as file:
+        file.truncate(100 << 30)  # nothing of it is on the disk
+    with pytest.raises(ModelError, match=f"{name} has 107,374,182,400 bytes"):
+        Chat(folder)
+
+
+def test_templates_beside_the_default_leave_it_in_force(tmp_path):
+    folder = make_folder(tmp_path / "model")
+    path = folder / "tokenizer_config.json"
+    template = json.loads(path.read_text()).get("chat_template") or (folder / "chat_template.jinja").read_text()
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": template}))
+    expected = Chat(folder).template.text
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tool_use.jinja").write_text(LOOP)
+    assert Chat(folder).template.text == expected
+    path.write_text(
+        json.dumps({key: value for key, value in json.loads(path.read_text()).items() if key != "chat_template"})
+    )
+    with pytest.raises(ModelError, match="has no chat template"):
+        Chat(folder)

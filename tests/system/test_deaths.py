@@ -47,9 +47,7 @@ def test_sigterm_saves_a_second_launch_touches_nothing_and_a_killed_trainer_is_n
     assert f"from step {step}" in second.output, second.output[-3000:]
     victim = second.rank_pid(1)
     os.kill(victim, signal.SIGKILL)
-    killed = time.monotonic()
     assert second.wait(100) == 128 + signal.SIGKILL, second.output[-3000:]
-    assert time.monotonic() - killed < 25
     words = "trainer 0 (rank 1", f"pid {victim}", "killed by signal 9 (SIGKILL)", f"goes on from step {step}"
     assert second.told(*words), second.output[-3000:]
     assert second.survivors() == []

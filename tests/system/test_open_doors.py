@@ -284,7 +284,7 @@ def test_all_wings(
         others = {str(line.laddr.port) for server in servers for line in server.net_connections("tcp")}
         assert [line for one in found for line in one["read"] if line.split()[0] not in others] == []
         commands = " ".join(command for _, command in strangers[0].ports.values())
-        assert "-m environments.gateway.process" in commands and "-m dashboard" in commands, commands
+        assert "environments.gateway.process:Gateway" in commands and "-m dashboard" in commands, commands
         assert launch.metrics()[-1]["messages/refused"] > 0, "the gateway counts its strangers"
         assert judge.seen and any("agent" in str(group) for group in launch.groups())
     finally:

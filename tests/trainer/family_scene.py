@@ -54,7 +54,7 @@ def sequences() -> list[TrainSequence]:
 def run_rank(folder: Path, families: list[str], rank: int, world: int) -> None:
     """Take the step on every family, then an update, and write what was found."""
     store = dist.FileStore(str(folder / f"store-{world}"), world)
-    mesh = fsdp.join(store, rank, world, torch.device("cpu"), timeout_s=150)
+    mesh = fsdp.join(store, rank, world, torch.device("cpu"), timeout_s=600)
     for family in families:
         lora = SETTINGS.lora.model_copy(update={"rank": 3 if family.endswith(ADAPTERS) else 0})
         if EXPERTS in family:

@@ -101,7 +101,7 @@ class Scene:
         self.found: dict[str, Any] = {}
         self.tensors: dict[str, Tensor] = {}
         store = dist.FileStore(str(folder / f"store-{world}"), world)
-        self.mesh = fsdp.join(store, rank, world, torch.device("cpu"), timeout_s=150)
+        self.mesh = fsdp.join(store, rank, world, torch.device("cpu"), timeout_s=600)
 
     def run(self) -> None:
         decoder = make_model(self.mesh)

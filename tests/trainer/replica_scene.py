@@ -61,7 +61,7 @@ class Scene:
 
     def gradients(self, replicas: int) -> None:
         """Whole gradients and the norm, of a model that is kept whole and of a large one, whose all-reduces count."""
-        mesh = fsdp.join(self.store(), self.rank, RANKS, torch.device("cpu"), 60, replicas)
+        mesh = fsdp.join(self.store(), self.rank, RANKS, torch.device("cpu"), 600, replicas)
         for kept in (True, False):
             with mock.patch.object(fsdp, "KEEP_WHOLE_BYTES", fsdp.KEEP_WHOLE_BYTES if kept else 0):
                 decoder = make_model(mesh)

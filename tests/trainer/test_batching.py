@@ -1,12 +1,20 @@
+"""A batch cut into minibatches and micro-batches: whole, within the budget, balanced, and added up again."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
 import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.types import TrainSequence
+from shared.types import Group, MicroBatch, Problem, Prompt, TrainSequence
 from tests.trainer.sequences import make_sequence
-from trainer.step.batching import first_fit_decreasing, plan_batch, spread
+from trainer.step.batching import BatchPlan, Learned, combine, first_fit_decreasing, plan_batch, split, spread
+from trainer.step.forward_backward import StepSums
+from trainer.step.rank import Stepped
 
 
 def sequences(lengths: list[int]) -> list[TrainSequence]:
@@ -48,23 +56,6 @@ def test_collation_saves_padding_against_filling_in_order_of_arrival(
 
 
 lengths_lists = st.lists(st.integers(2, 60), max_size=60)
-
-
-@given(lengths_lists, st.integers(1, 8), st.integers(1, 100))
-def test_every_sequence_is_in_one_micro_batch_within_the_budget_and_ranks_have_equal_counts(
-    lengths: list[int], ranks: int, budget: int
-) -> None:
-    found = plan_batch(sequences(lengths), ranks, budget)
-    assert len(found.micro_batches) == ranks
-    assert len({len(share) for share in found.micro_batches}) == 1 and found.micro_batches[0]
-    batches = [batch.sequences for share in found.micro_batches for batch in share]
-    placed = sorted(sequence.token_ids[0] for batch in batches for sequence in batch)
-    assert placed == list(range(len(lengths)))
-    for batch in batches:
-        assert len(batch) <= 1 or sum(len(sequence.token_ids) for sequence in batch) <= budget
-    assert found.tokens == sum(lengths)
-    assert 0 <= found.padding_share <= 1 and found.imbalance > -1e-9
-    assert found == plan_batch(sequences(lengths), ranks, budget)
 
 
 @given(lengths_lists, st.integers(1, 8), st.integers(60, 200))
@@ -113,23 +104,6 @@ def test_one_group_is_split_over_ranks_rather_than_leaving_some_idle() -> None:
     assert [[len(batch.sequences) for batch in share] for share in found.micro_batches] == [[4]] * 4
 
 
-@given(
-    st.lists(st.tuples(st.integers(1, 30), st.lists(st.integers(1, 30), min_size=1, max_size=6)), max_size=8),
-    st.integers(1, 4), st.integers(1, 120),
-)  # fmt: skip
-def test_groups_are_placed_once_within_the_budget(groups: list[tuple[int, list[int]]], ranks: int, budget: int) -> None:
-    made = [s for number, (prompt, completions) in enumerate(groups) for s in group(number, prompt, completions)]
-    found = plan_batch(made, ranks, budget)
-    batches = [batch.sequences for share in found.micro_batches for batch in share]
-    assert sorted(map(id, made)) == sorted(id(sequence) for batch in batches for sequence in batch)
-    assert len({len(share) for share in found.micro_batches}) == 1
-    for batch in batches:
-        prompts = {tuple(sequence.token_ids[: sequence.prompt_tokens]) for sequence in batch}
-        stored = sum(map(len, prompts)) + sum(len(s.token_ids) - s.prompt_tokens for s in batch)
-        assert len(batch) <= 1 or stored <= budget
-    assert found == plan_batch(made, ranks, budget)
-
-
 def test_spread_gives_up_where_the_budget_does_not_allow_it() -> None:
     assert spread([6, 6, 6], 10, 2) is None
     assert spread([6, 6, 4], 10, 2) == [[0, 2], [1]]
@@ -140,28 +114,42 @@ def test_nonsense_is_refused() -> None:
         plan_batch([], 0, 10)
 
 
+def by_prompt(sequence: TrainSequence) -> Hashable:
+    return tuple(sequence.token_ids[: sequence.prompt_tokens])
+
+
+def by_group(sequence: TrainSequence) -> Hashable:
+    return sequence.group
+
+
 @given(
     st.lists(st.tuples(st.integers(1, 30), st.lists(st.integers(1, 30), min_size=1, max_size=6)), max_size=8),
-    st.sampled_from([1, 2, 4]), st.integers(1, 120),
+    st.integers(1, 8), st.integers(1, 120), st.booleans(),
 )  # fmt: skip
-def test_groups_that_must_stay_together_do(groups: list[tuple[int, list[int]]], ranks: int, budget: int) -> None:
-    """Every second group is drawn from the prompt of the one before: a group of its own all the same."""
+def test_every_sequence_is_in_one_micro_batch_within_the_budget_and_ranks_have_equal_counts(
+    groups: list[tuple[int, list[int]]], ranks: int, budget: int, together: bool
+) -> None:
+    """Every second group is drawn from the prompt of the one before: a group of its own all the same. Only a single
+    sequence, or a group that must stay together, may be over the budget."""
     made = []
     for number, (prompt, completions) in enumerate(groups):
         same = groups[number - 1][0] if number % 2 else prompt
         made += [msgspec.structs.replace(s, group=100 + number) for s in group(number // 2, same, completions)]
-    found = plan_batch(made, ranks, budget, together=True)
-    batches = [batch.sequences for share in found.micro_batches for batch in share]
+    plan = plan_batch(made, ranks, budget, together)
+    assert plan == plan_batch(made, ranks, budget, together)
+    assert len(plan.micro_batches) == ranks
+    assert len({len(share) for share in plan.micro_batches}) == 1 and plan.micro_batches[0]
+    batches = [batch.sequences for share in plan.micro_batches for batch in share]
     assert sorted(map(id, made)) == sorted(id(sequence) for batch in batches for sequence in batch)
-    assert len(found.micro_batches) == ranks and len({len(share) for share in found.micro_batches}) == 1
-    places = {(sequence.group, number) for number, batch in enumerate(batches) for sequence in batch}
-    assert len(places) == len({name for name, _ in places}) == len(groups), "no group is in two micro-batches"
     for batch in batches:
-        names = {sequence.group for sequence in batch}
-        parts = [[s for s in batch if s.group == name] for name in names]
-        tokens = sum(p[0].prompt_tokens + sum(len(s.token_ids) - s.prompt_tokens for s in p) for p in parts)
-        assert len(names) <= 1 or tokens <= budget
-    assert found == plan_batch(made, ranks, budget, together=True)
+        parts = {(by_group if together else by_prompt)(s): s.prompt_tokens for s in batch}
+        stored = sum(parts.values()) + sum(len(s.token_ids) - s.prompt_tokens for s in batch)
+        assert stored <= budget or (len(parts) if together else len(batch)) == 1
+    if together:
+        names = [name for batch in batches for name in {s.group for s in batch}]
+        assert len(names) == len(groups), "no group is in two micro-batches"
+    assert plan.tokens == sum(len(sequence.token_ids) for sequence in made)
+    assert 0 <= plan.padding_share <= 1 and plan.imbalance > -1e-9
 
 
 def test_a_prompt_drawn_twice_is_two_groups_which_a_small_budget_parts() -> None:
@@ -178,3 +166,31 @@ def test_a_whole_group_longer_than_the_budget_has_a_micro_batch_of_its_own() -> 
     found = plan_batch(made, 2, 40, together=True)
     shares = [sorted({s.group for s in batch.sequences}) for share in found.micro_batches for batch in share]
     assert sorted(shares) == [[0], [1, 2]] and 0 <= found.padding_share < 1
+
+
+# ---- minibatches -----------------------------------------------------------------------------------------------------
+
+
+def test_minibatches_hold_whole_groups_in_order():
+    groups = [Group(Prompt(index, Problem("p", "?", "1"), [1]), [], []) for index in range(6)]
+    parts = split(groups, 3)
+    assert [[g.prompt.index for g in part] for part in parts] == [[0, 1], [2, 3], [4, 5]]
+    assert split(groups, 1) == [groups]
+    with pytest.raises(ValueError, match="cut into 4"):
+        split(groups, 4)
+
+
+def test_numbers_of_two_steps_are_added_or_averaged():
+    def step(loss: float, tokens: float, ratio: float, norm: float) -> Learned:
+        plan = BatchPlan([[MicroBatch([])], [MicroBatch([])]], tokens=int(tokens), stored_tokens=5, padding_share=0.2,
+                    imbalance=0.0)  # fmt: skip
+        sums = {"loss": loss, "tokens": tokens, "entropy": 2 * tokens}
+        return Learned(plan, StepSums(sums, {"ratio": ratio}, 1.5, int(tokens)), Stepped(norm, 0.5))
+
+    both = combine([step(0.2, 10, 1.1, 1.0), step(0.4, 30, 1.4, 3.0)])
+    assert both.sums.sums == {"loss": pytest.approx(0.3), "tokens": 40, "entropy": 80}
+    assert both.sums.maxima == {"ratio": 1.4} and both.sums.seconds == 3.0
+    assert both.stepped == Stepped(2.0, 1.0)
+    assert [len(share) for share in both.plan.micro_batches] == [2, 2] and both.plan.tokens == 40
+    one = step(0.2, 10, 1.1, 1.0)
+    assert combine([one]) is one

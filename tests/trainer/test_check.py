@@ -51,13 +51,14 @@ def trainer_check(*words: str, before: str = "", **environment: str) -> tuple[in
     if before:
         wrapped = [sys.executable, "-c", NO_ISOLATION, *command[1:]]
         command = ["unshare", "--mount", "sh", "-ec", f'{before}\nexec "$@"', "sh", *wrapped]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False,
                           env={**os.environ, **environment})  # fmt: skip
     assert done.stdout.startswith("{"), done.stdout + done.stderr
     return done.returncode, findings(done.stdout)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_every_trouble_of_a_machine_is_found_with_its_next_step(tmp_path: Path) -> None:
     """No compiler, a small /dev/shm, a full disk, no isolation, a port that is taken: planted together for real."""
     if os.geteuid() or subprocess.run(["unshare", "--mount", "true"], check=False).returncode:
@@ -99,6 +100,7 @@ mount -t tmpfs -o size=8m none {runs}"""
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_this_machine_has_no_trouble(tmp_path: Path) -> None:
     code, found = trainer_check(QUICKSTART, f"--runs_dir={tmp_path}")
     assert code == 0, found

@@ -78,7 +78,7 @@ def test_memory_decides_and_the_error_names_what_to_lower() -> None:
     for level, gpu, host, placement, words in (
         (2, 26, 256, {}, ["rollout.max_async_level = 2: set it to 0", "micro_batch_tokens", "a trainer takes 21"]),
         (0, 20, 256, {}, ["not even in turns", "master weights, gradients, moments 15.5", "rollout.cache_bytes"]),
-        (0, 26, 8, {}, ["memory of 8 GiB does not hold the 12 GiB"]),
+        (0, 26, 13, {}, ["memory of 13 GiB does not hold the 12 GiB"]),
         (0, 26, 256, {"colocate": "resident"}, ['placement.colocate = "resident": a trainer', 'colocate = "turns"']),
     ):  # fmt: skip
         with pytest.raises(ConfigError) as error:

@@ -28,7 +28,13 @@ from trainer.step.forward_backward import StepSums
 from trainer.step.rank import Stepped, TrainerRank
 from trainer.timing import PhaseTimer
 
-GROUPS = [Group(Prompt(i, Problem(str(i), "?", "1"), [1]), [Completion(i, 0, 0)], [None]) for i in range(4)]
+
+def group(index: int) -> Group:
+    return Group(Prompt(index, Problem(str(index), "?", "1"), [1]), [Completion(index, 0, 0)], [None])
+
+
+GROUPS = [group(index) for index in range(4)]
+COUNTED = ("tokens", "compared", "clipped_low", "clipped_high", "masked", "abs_logprob_difference")
 
 
 class Recorder:
@@ -42,43 +48,59 @@ class Recorder:
 
     async def forward_backward(self, plan: list[Any]) -> StepSums:
         self.calls.append(f"train {plan[0][0]}")
-        return StepSums({"loss": 1.0, "tokens": 1.0, "compared": 1.0, "abs_logprob_difference": 0.0}, {}, 0.1, 10)
+        return StepSums(dict.fromkeys(COUNTED, 1.0) | {"loss": 1.0}, {}, 0.1, 10)
 
     async def step(self, rate: float) -> Stepped:
         self.calls.append("step")
         return Stepped(1.0, 0.1)
 
     async def call(self, method: Callable[..., Any], given: Any) -> None:
-        assert method in (TrainerRank.move_reference, TrainerRank.set_objective)
-        self.calls.append(f"{'move' if method is TrainerRank.move_reference else 'objective'} {given}")
+        names = {TrainerRank.move_reference: "move", TrainerRank.set_objective: "objective"}
+        self.calls.append(f"{names[method]} {given}")
+
+
+def learner_of(version: int, minibatches: int, **objective: Any) -> Any:
+    """A learner whose trainers note what they are told on top of `version`, and whose plans are indices of groups."""
+    optimiser = {"minibatches": minibatches}
+    given = {"rollout": {"prompts_per_step": 4}, "optimiser": optimiser, "objective": objective}
+    stages = Stages(Config.model_validate(given))
+    ledger: Any = SimpleNamespace(version=version, stages=stages, staleness=lambda group: 0)
+    learner: Any = Learner(Recorder(), ledger, SimpleNamespace(vocabulary=100), PhaseTimer())  # type: ignore[arg-type]
+
+    def plan(minibatch: list[Group]) -> BatchPlan:
+        indices = "".join(str(group.prompt.index) for group in minibatch)
+        return BatchPlan([[indices]], 10, 10, 0.0, 0.0)  # type: ignore[list-item]
+
+    learner.plan = plan
+    return learner
 
 
 def learned(version: int, minibatches: int, offline: Sequence[int] = (), **objective: Any) -> list[str]:
-    """The calls of one batch of four groups and those `offline`, trained on top of `version`."""
-    config = Config.model_validate(
-        {
-            "rollout": {"prompts_per_step": 4},
-            "optimiser": {"minibatches": minibatches},
-            "objective": objective,
-        }
-    )
-    trainers, stages = Recorder(), Stages(config)
+    """The calls of one batch of four groups and those `offline`."""
 
-    ledger: Any = SimpleNamespace(version=version, stages=stages, staleness=lambda group: 0)
-    learner = Learner(trainers, ledger, SimpleNamespace(vocabulary=100), PhaseTimer())  # type: ignore[arg-type]
+    async def go() -> Any:
+        learner = learner_of(version, minibatches, **objective)
+        output = await learner.learn(GROUPS, learner.clock.nothing(), [group(index) for index in offline])
+        assert output.sums.sums["loss"] == 1.0 and output.plan.tokens == 10 * minibatches
+        return learner.trainers.calls
 
-    def plan(minibatch: list[Group]) -> BatchPlan:
-        return BatchPlan([["".join(str(group.prompt.index) for group in minibatch)]], 10, 10, 0.0, 0.0)  # type: ignore[list-item]
+    return asyncio.run(go())
 
-    learner.plan = plan  # type: ignore[method-assign]
 
-    async def go() -> Learned:
-        others = [Group(Prompt(i, Problem(str(i), "?", "1"), [1]), [], []) for i in offline]
-        return await learner.learn(GROUPS, learner.clock.nothing(), others)
+def test_the_first_step_waits_until_the_update_before_has_read_the_weights() -> None:
+    async def go() -> list[str]:
+        learner, sync = learner_of(0, 1), asyncio.get_running_loop().create_future()
+        learning = asyncio.ensure_future(learner.learn(GROUPS, sync))
+        while not learner.trainers.calls:
+            await asyncio.sleep(0)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        before = [*learner.trainers.calls]
+        sync.set_result(None)
+        await learning
+        return before
 
-    found = asyncio.run(go())
-    assert found.sums.sums["loss"] == 1.0 and found.plan.tokens == 10 * minibatches
-    return trainers.calls
+    assert asyncio.run(go()) == ["train 0123"]
 
 
 def test_trainers_are_told_an_objective_that_a_stage_or_a_step_changed_and_no_other() -> None:
@@ -141,17 +163,14 @@ class Interruptible(Ledger):
     """One batch is there; Ctrl-C comes while it is trained."""
 
     async def take(self) -> list[Group]:
-        """The batch, then the interruption."""
         if self.interrupted:
             raise Interrupted
         return GROUPS
 
     def staleness(self, group: Group) -> int:
-        """Nothing was sampled."""
         return 0
 
     def trained(self, groups: list[Group]) -> list[Group]:
-        """The step ended, and so did the patience."""
         self.interrupt()
         return super().trained(groups)
 
@@ -159,19 +178,18 @@ class Interruptible(Ledger):
 class Shelf:
     """Engines and trainers that have little to save, and a record of when the rollouts were there."""
 
+    under_way = 0
+
     def __init__(self, run_dir: Path) -> None:
         self.rollouts = run_dir / "rollouts" / "step_1.jsonl"
         self.asked = 0
 
-    under_way = 0
-
     async def snapshot(self, folder: Path) -> dict[str, Written]:
-        """What a checkpoint begins with: nothing of it may be there before the rollouts."""
+        """What a checkpoint begins with."""
         assert self.rollouts.exists(), "a checkpoint before the rollouts of its step"
         return {}
 
     async def save(self, folder: Path, version: int) -> list[dict[str, int]]:
-        """No shards."""
         return [{}]
 
     async def saved(self) -> dict[str, Written] | None:
@@ -195,23 +213,19 @@ def test_a_checkpoint_comes_after_the_rollouts_of_its_step_also_when_ctrl_c_ends
         {"runs_dir": str(tmp_path), "steps": 5, "checkpoint": {"every": every},
          "rollout": {"prompts_per_step": 4, "max_async_level": 1}, "evaluate": {"every": 0}}
     )  # fmt: skip
-    ledger, clock, parts = Interruptible(Stages(config)), PhaseTimer(), Shelf(config.run_dir)
-    shelf: Any = parts
+    ledger, clock, shelf = Interruptible(Stages(config)), PhaseTimer(), Shelf(config.run_dir)
 
-    async def nothing(*_: Any) -> None:
-        return None
+    async def nothing(*_: Any) -> None: ...
 
     async def learn(*_: Any) -> Learned:
-        counts = dict.fromkeys(
-            ("tokens", "compared", "clipped_low", "clipped_high", "masked", "abs_logprob_difference"), 0.0
-        )
-        return Learned(BatchPlan([[]], 0, 0, 0.0, 0.0), StepSums(counts, {}, 0.1, 10), Stepped(1.0, 0.1))
+        sums = StepSums(dict.fromkeys(COUNTED, 0.0), {}, 0.1, 10)
+        return Learned(BatchPlan([[]], 0, 0, 0.0, 0.0), sums, Stepped(1.0, 0.1))
 
+    parts: Any = (shelf, shelf, clock, Progress(io.StringIO()), Origin({}, {}))
     run: Any = SimpleNamespace(
-        config=config, ledger=ledger, clock=clock, publish=nothing,
+        config=config, ledger=ledger, clock=clock, publish=nothing, checkpointer=Checkpointer(config, ledger, *parts),
         learner=SimpleNamespace(learn=learn, offline_groups=list),
-        logger=SimpleNamespace(step=lambda *_: {"entropy": 1.0}, keep=parts.keep),
-        checkpointer=Checkpointer(config, ledger, shelf, shelf, clock, Progress(io.StringIO()), Origin({}, {})),
+        logger=SimpleNamespace(step=lambda *_: {"entropy": 1.0}, keep=shelf.keep),
     )  # fmt: skip
 
     async def go() -> None:
@@ -220,7 +234,7 @@ def test_a_checkpoint_comes_after_the_rollouts_of_its_step_also_when_ctrl_c_ends
 
     with pytest.RaisesGroup(Interrupted):
         asyncio.run(go())
-    assert folder_of(config.run_dir, 1).is_dir() and parts.rollouts.exists()
+    assert folder_of(config.run_dir, 1).is_dir() and shelf.rollouts.exists()
 
 
 def test_evaluations_are_under_way_only_where_some_are_due() -> None:
@@ -237,18 +251,19 @@ def test_evaluations_are_under_way_only_where_some_are_due() -> None:
 
 
 def test_an_evaluation_begins_behind_the_update_of_its_version() -> None:
-    told = list[str]()
-
-    async def evaluate(version: int) -> None:
-        told.append(f"evaluates {version}")
-
-    async def update() -> None:
-        await asyncio.sleep(0.05)
-        told.append("updated")
-
     async def go() -> None:
+        versions, update = list[int](), asyncio.get_running_loop().create_future()
+
+        async def evaluate(version: int) -> None:
+            assert update.done()
+            versions.append(version)
+
         run: Any = SimpleNamespace(evaluate_if_due=evaluate)
-        await TrainingLoop.evaluate_after(run, asyncio.ensure_future(update()), 3)
+        waiting = asyncio.ensure_future(TrainingLoop.evaluate_after(run, update, 3))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        update.set_result(None)
+        await waiting
+        assert versions == [3]
 
     asyncio.run(go())
-    assert told == ["updated", "evaluates 3"]

@@ -49,22 +49,6 @@ def write(path: Path, *rows: object) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    ("lines", "message"),
-    [
-        (['{"problem": "a", "answer": "1"}', "{oops"], r"rows.jsonl:2 is not JSON"),
-        ([{"problem": "a"}], r"rows.jsonl:1 lacks 'answer'"),
-        ([{"problem": " ", "answer": "1"}], r"rows.jsonl:1 lacks 'problem'"),
-        (["7"], r"rows.jsonl:1 is not a JSON object"),
-        (["[1, 2]"], r"rows.jsonl holds a JSON list: let its name end in .json"),
-        ([], "holds no problem"),
-    ],
-)
-def test_a_bad_line_is_named_with_file_number_and_repair(tmp_path: Path, lines: list[object], message: str):
-    with pytest.raises(DataError, match=message):
-        read_problems(write(tmp_path / "rows.jsonl", *lines), "data.train")
-
-
 def test_a_missing_file_names_the_setting(tmp_path: Path):
     with pytest.raises(DataError, match=r"data\.train = .*nothing\.jsonl"):
         read_problems(tmp_path / "nothing.jsonl", "data.train")
@@ -126,10 +110,10 @@ def test_a_stage_draws_what_fits_it_from_its_own_first_index():
         Problem("code", "d", "", domain="code", tests=["assert f(1) == 1"], pass_rate=0.5),
         Problem("done", "e", "1", pass_rate=0.5),
     ]
-    narrow = make_config(data={"order": "file", "system_prompt": "", "domains": ["math"], "pass_rate": [0.2, 0.8]})
+    narrow = make_config(data={"order": "file", "system_prompt": "", "domains": ["math"], "pass_rate": [0.5, 0.8]})
     source.stages = Stages(narrow)
-    source.stages.state.first_index, source.stages.state.retired = 40, ["done"]
-    assert [source.problem_at(index).id for index in range(40, 44)] == ["half", "unknown", "half", "unknown"]
+    source.stages.state.first_index, source.stages.state.retired = 41, ["done"]
+    assert [source.problem_at(index).id for index in range(41, 45)] == ["half", "unknown", "half", "unknown"]
     source.stages = Stages(make_config(data={"domains": ["poetry"]}))
     with pytest.raises(DataError, match=r"data\.domains = \['poetry'\].*widen"):
         source.problem_at(0)
@@ -160,11 +144,6 @@ def test_seeds_differ_between_prompts_and_samples_and_repeat():
     seeds = {completion_seed(0, index, sample) for index in range(100) for sample in range(16)}
     assert len(seeds) == 1600 and all(0 <= seed < 2**62 for seed in seeds)
     assert completion_seed(0, 3, 4) == completion_seed(0, 3, 4) != completion_seed(1, 3, 4)
-
-
-def test_real_problem_files_load(data_folder: Path):
-    problems = read_problems(data_folder / "gsm8k_train.jsonl.gz", "data.train").problems
-    assert len(problems) == 7473 and problems[0].language == "en" and problems[0].answer
 
 
 def test_a_share_of_the_problems_is_made_open_evenly() -> None:

@@ -14,7 +14,6 @@ from shared import settings_file
 from shared.config import Config
 from shared.errors import ModelError
 from tests.shared.test_turns import chat_of
-from trainer import memory
 from trainer.__main__ import main
 from trainer.check.plan import derived_lines, memory_lines, model_shape, placement_lines, plan_text
 from trainer.check.remarks import remark_lines
@@ -35,15 +34,6 @@ def folder(tmp_path: Path) -> str:
 
 def settings(**sections: Any) -> Config:
     return Config.model_validate(sections)
-
-
-def test_parameters_and_cache_of_a_known_model(folder: str) -> None:
-    shape = model_shape(settings(model={"path": folder}))
-    assert shape is not None
-    # 49152 x 576 tied embedding; a layer: q and o 576 x 576, k and v 192 x 576, three 1536 x 576, two norms; last norm
-    layer = 2 * 576 * 576 + 2 * 192 * 576 + 3 * 1536 * 576 + 2 * 576
-    assert shape.parameters == 49152 * 576 + 30 * layer + 576 == 134_515_008
-    assert memory.cache_bytes_per_token(shape, 2, 1) == 2 * 30 * 3 * 64 * 2
 
 
 def test_memory_is_shared_by_the_trainers(folder: str) -> None:

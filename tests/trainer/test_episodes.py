@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from rollout.client import EngineClient
 from shared.config import Config
@@ -30,7 +31,7 @@ from trainer.stages import Stages
         ({"max_turns": 3}, "goes on", 3, "stop"),
         ({"max_turns": 50, "max_tokens": 180}, "goes on", 0, "length"),
         ({"max_turns": 50, "max_completion_tokens": 9}, "goes on", 3, "length"),
-        ({"max_turns": 50, "episode_s": 0.8}, "slow", 3, "timeout"),
+        ({"max_turns": 50, "episode_s": 0.8}, "slow", 0, "timeout"),
     ],
 )
 def test_limits_end_an_episode(tmp_path: Path, settings: dict[str, Any], kind: str, turns: int, reason: str) -> None:
@@ -120,14 +121,9 @@ class Engines:
         self.routed |= set(self.waves[-1])
         self.training_in_flight += len(free)
         for one in sorted(free, key=lambda one: one.group == 1):
-            start = len(one.token_ids)
-            self.queue.put_nowait(
-                Completion(
-                    one.group, one.index, one.seed, [*one.token_ids, 5, 6], [*one.logprobs, -1.0, -1.0],
-                    turns=one.turns, finish_reason="stop",
-                )
-            )  # fmt: skip
-            assert start == one.turn_start
+            assert len(one.token_ids) == one.turn_start
+            tokens, logprobs = [*one.token_ids, 5, 6], [*one.logprobs, -1.0, -1.0]
+            self.queue.put_nowait(replace(one, token_ids=tokens, logprobs=logprobs, finish_reason="stop"))
 
     async def finished(self) -> Any:
         while True:
@@ -142,17 +138,18 @@ class ThreeTurns:
     """Environments that answer at once, with one token, twice."""
 
     def end_turn(self, completion: Completion) -> Completion:
-        completion.turns = [*completion.turns, Turn(completion.turn_start, len(completion.token_ids), 1.0)]
-        completion.finish_reason = None
-        return completion
+        turn = Turn(completion.turn_start, len(completion.token_ids), 1.0)
+        return replace(completion, turns=[*completion.turns, turn], finish_reason=None)
 
     async def advance(self, prompt: Prompt, one: Completion) -> Completion:
-        done = len(one.turns) == 3
-        said = [] if done else [9]
-        return Completion(
-            one.group, one.index, one.seed, one.token_ids + said, one.logprobs + [0.0] * len(said), turns=one.turns,
-            finish_reason="stop" if done else None,
-        )  # fmt: skip
+        if len(one.turns) == 3:
+            return replace(one, finish_reason="stop")
+        return replace(one, token_ids=[*one.token_ids, 9], logprobs=[*one.logprobs, 0.0])
+
+
+def loop_of(ledger: Ledger, engines: Any, scorer: Any, episodes: Any, logger: Any) -> TrainingLoop:
+    learner = Learner(None, ledger, None, None)  # type: ignore[arg-type]
+    return TrainingLoop(ledger, engines, scorer, episodes, None, learner, None, logger, None, [])  # type: ignore[arg-type]
 
 
 def test_in_synchronous_mode_turns_wait_for_one_another_and_for_completions_without_an_environment() -> None:
@@ -169,14 +166,13 @@ def test_in_synchronous_mode_turns_wait_for_one_another_and_for_completions_with
         async def settle(_: Group, *scored: Any) -> list[tuple[Any, ...]]:
             return [scored]
 
-        scorer: Any = SimpleNamespace(score=score, settle=settle)
-        learner = Learner(None, ledger, None, None)  # type: ignore[arg-type]
-        loop = TrainingLoop(ledger, engines, scorer, ThreeTurns(), None, learner, None, logger, None, [])  # type: ignore[arg-type]
+        scorer = SimpleNamespace(score=score, settle=settle)
+        loop = loop_of(ledger, engines, scorer, ThreeTurns(), logger)
         for index, name in enumerate(("guess", "")):
             ledger.open(Prompt(index, Problem("p", "?", "1", environment=name), [1]), [7, 8])
         await engines.submit(list(ledger.groups.values()))
         collecting = asyncio.ensure_future(loop.collect())
-        groups = await asyncio.wait_for(ledger.take(), 10)
+        groups = await asyncio.wait_for(ledger.take(), 300)
         collecting.cancel()
         assert [len(one.turns) for group in groups for one in group.completions] == [3, 3, 0, 0]
         return engines.waves
@@ -196,14 +192,12 @@ def test_a_batch_comes_together_whatever_its_environments_do(tmp_path: Path) -> 
             logger.ledger, logger.engines, logger._idle = ledger, engines, SimpleNamespace(note=lambda *_: None)
             logger.note_waiting = lambda: RunLogger.note_waiting(logger)  # type: ignore[arg-type]
             engines.live, engines.slots = {}, lambda: 8  # type: ignore[attr-defined]
-            loop = TrainingLoop(
-                ledger, engines, scorer, episodes, None, Learner(None, ledger, None, None), None, logger, None, []
-            )  # type: ignore[arg-type]  # fmt: skip
+            loop = loop_of(ledger, engines, scorer, episodes, logger)
             for index, kind in enumerate(failing + sound):
                 ledger.open(prompt_of(episodes, kind, index), [7, 8])
             await engines.submit(list(ledger.groups.values()))
             taking, collecting = asyncio.ensure_future(ledger.take()), asyncio.ensure_future(loop.collect())
-            await asyncio.wait({taking, collecting}, timeout=150, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({taking, collecting}, timeout=600, return_when=asyncio.FIRST_COMPLETED)
             assert taking.done(), collecting.exception() if collecting.done() else ledger.groups
             collecting.cancel()
             groups = taking.result()

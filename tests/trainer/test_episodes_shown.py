@@ -69,14 +69,21 @@ def test_tokens_that_no_bridge_of_one_message_made_are_shown_as_they_are(tmp_pat
     assert turns_of(prompts, prompt, completion)[1].text == "<|user|>a<|user|>b<|assistant|>"
 
 
-def test_a_beginning_that_the_environment_wrote_is_shown_and_so_is_a_failure(tmp_path: Path) -> None:
+def test_a_beginning_that_the_environment_wrote_is_shown_and_so_is_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     prompts = prompts_of(tmp_path)
     completion = Completion(0, 0, 0, [5], turns=[Turn(0, 1, failure="environment guess: hung")])
     opened = turns_of(prompts, Prompt(0, PROBLEM, prompts.render("Another text.")), completion)
     assert opened[0] == TurnText("environment", "<|user|>Another text.<|assistant|>")
     assert (opened[1].role, opened[1].failure) == ("policy", "environment guess: hung")
-    begun = turns_of(prompts, Prompt(0, PROBLEM, prompts.render(PROBLEM.text)), Completion(0, 0, 0, turns=[Turn(0, 0)]))
-    assert begun == [TurnText("policy", "")]
+    prompt = Prompt(0, PROBLEM, prompts.render(PROBLEM.text))
+    monkeypatch.setattr(prompts.chat, "think_prefix", "<think>")
+    for turn, text in ((Turn(0, 0), ""), (Turn(0, 1), "<think>" + prompts.chat.decode([5]))):
+        completion = Completion(0, 0, 0, [5][: turn.end], turns=[turn])
+        assert turns_of(prompts, prompt, completion) == [TurnText("policy", text, turn.reward)], (
+            "a turn that never began"
+        )
 
 
 def group_of(problem: Problem, prompts: PromptFormat, *completions: Completion) -> Group:

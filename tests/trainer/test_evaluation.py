@@ -14,6 +14,7 @@ import pytest
 from shared.config import Config
 from shared.progress import Progress
 from shared.types import Completion, Problem, Prompt, Reward, Turn, Verdict
+from trainer.data.data_source import completion_seed
 from trainer.evaluation import (
     Evaluation,
     EvaluationRecord,
@@ -156,31 +157,28 @@ def measured(temperature: float, accuracy: float, pass_at_k: float | None = None
     )
 
 
+def write(config: Config, *entries: tuple[int, Evaluation]) -> None:
+    """entries: (version, its evaluation)."""
+    config.run_dir.mkdir(parents=True, exist_ok=True)
+    with (config.run_dir / "evaluations.jsonl").open("ab") as stream:
+        for version, score in entries:
+            stream.write(msgspec.json.encode(EvaluationRecord(version, 1.0, score)) + b"\n")
+
+
 def test_the_best_version_can_be_that_of_pass_at_k(tmp_path: Path):
     evaluate = {"every": 5, "samples": 2, "best": "pass_at_k"}
     table = {"runs_dir": str(tmp_path), "steps": 20, "data": VALIDATION, "evaluate": evaluate}
     config = Config.model_validate(table)
-    config.run_dir.mkdir(parents=True)
-    with (config.run_dir / "evaluations.jsonl").open("wb") as stream:
-        for version, accuracy, share in ((0, 0.9, None), (5, 0.3, 0.6), (10, 0.4, 0.5)):
-            found = measured(1.0, accuracy, pass_at_k=share)
-            stream.write(msgspec.json.encode(EvaluationRecord(version, 1.0, found)) + b"\n")
+    write(config, (0, measured(1.0, 0.9)), (5, measured(1.0, 0.3, 0.6)), (10, measured(1.0, 0.4, 0.5)))
     assert best_version(config) == 5, "and not one without the figure"
-
-
-def write(config: Config, *entries: tuple[int, float, float]) -> None:
-    config.run_dir.mkdir(parents=True, exist_ok=True)
-    with (config.run_dir / "evaluations.jsonl").open("ab") as stream:
-        for version, temperature, accuracy in entries:
-            found = measured(temperature, accuracy)
-            stream.write(msgspec.json.encode(EvaluationRecord(version, 1.0, found)) + b"\n")
 
 
 def test_the_best_version_is_the_first_of_the_highest_at_the_sampling_temperature(tmp_path: Path):
     table = {"runs_dir": str(tmp_path), "steps": 20, "data": VALIDATION, "evaluate": {"every": 5}}
     config = Config.model_validate(table)
     assert best_version(config) is None
-    write(config, (0, 1.0, 0.2), (0, 0.0, 0.9), (5, 1.0, 0.6), (10, 1.0, 0.6), (15, 1.0, 0.4))
+    scores = [(0, 1.0, 0.2), (0, 0.0, 0.9), (5, 1.0, 0.6), (10, 1.0, 0.6), (15, 1.0, 0.4)]
+    write(config, *((version, measured(temperature, accuracy)) for version, temperature, accuracy in scores))
     assert best_version(config) == 5
     assert wanted_versions(config) == {5, 20}, "the best, and what is not evaluated yet"
     forget_evaluations(config.run_dir, 4)
@@ -204,6 +202,7 @@ class FullEngines:
     def __init__(self) -> None:
         self.go = asyncio.Event()
         self.under_way = self.most = 0
+        self.seeds: list[int] = []
 
     def slots(self) -> int:
         return 32
@@ -216,6 +215,7 @@ class FullEngines:
 
     async def sample(self, token_ids: list[int], seeds: list[int], temperature: float) -> list[Completion]:
         self.under_way += 1
+        self.seeds += seeds
         self.most = max(self.most, self.under_way)
         await self.go.wait()
         self.under_way -= 1
@@ -261,11 +261,14 @@ def test_an_evaluation_has_an_eighth_of_the_slots_where_training_leaves_none():
         evaluator = Evaluator(engines, EasyJudges(), Plain(), problems)  # type: ignore[arg-type]
         ended = list[tuple[int, int]]()
         task = asyncio.create_task(evaluator.run(1.0, 2, ended=lambda *numbers: ended.append(numbers)))
-        await asyncio.sleep(0.1)
+        for _ in range(100):  # until nothing can go on
+            await asyncio.sleep(0)
         first = engines.under_way
         engines.go.set()
-        found = await asyncio.wait_for(task, 60)
+        found = await asyncio.wait_for(task, 600)
         assert engines.most == 4
+        trained = {completion_seed(Plain.seed, index, sample) for index in range(99) for sample in range(2)}
+        assert len(set(engines.seeds)) == 18 and trained.isdisjoint(engines.seeds), "training has other seeds"
         assert ended == [(number + 1, 18) for number in range(18)]
         return first, found
 

@@ -7,6 +7,7 @@ import torch
 from shared.errors import NonFinite, RunError
 from shared.model.decoder import Decoder, DecoderConfig, initialise
 from shared.types import MicroBatch, TrainSequence
+from tests.packed import pack_from
 from tests.trainer.sequences import make_sequence
 from trainer.objectives.inputs import loss_inputs
 from trainer.objectives.kl import GRADIENTS
@@ -57,31 +58,30 @@ def test_segments_have_advantages_of_their_own_and_what_an_environment_says_has_
         check(TrainSequence(turns.token_ids, turns.mask, 0.5, [1.0], columns=turns.columns), sft=False)
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_a_bad_log_prob_is_located(value: float) -> None:
-    with pytest.raises(NonFinite, match=r"completion position 2 \(token id 7\)"):
-        check(sequence([5, 6, 7], [-1.0, -1.0, value]), sft=False)
+@pytest.mark.parametrize(
+    ("given", "error", "named"),
+    [
+        *((sequence([5, 6, 7], [-1.0, -1.0, bad]), NonFinite, r"position 2 \(token id 7\)")
+          for bad in (math.nan, math.inf, -math.inf)),
+        (sequence([5], [-1.0], math.nan), NonFinite, r"advantages \[nan\]"),
+        # infinities of both signs too, whose sum is no number
+        *((make_sequence([1, 2, 5, 6], 2, [-1.0, -1.0], 1.0, 0.5, teacher=bad), NonFinite, r"objective\.teacher")
+          for bad in ([math.nan, -1.0], [math.inf, -math.inf])),
+        (sequence([5, 6], [-1.0]), RunError, r"1 log-probs \(behaviour\) .* 2 tokens"),
+        (make_sequence([1, 2, 3, 9, 9], 2, [-1.0], 0.0, 1.0), RunError, r"1 log-probs \(behaviour\) .* 3 tokens"),
+        (sequence([], []), RunError, "at least one token"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_trained_is_refused(given: TrainSequence, error: type[Exception], named: str) -> None:
+    with pytest.raises(error, match=named):
+        check(given, sft=False)
 
 
-def test_log_probs_of_a_teacher_that_are_not_finite_are_refused() -> None:
-    """Infinities of both signs too, whose sum is no number."""
-    for values in ([math.nan, -1.0], [math.inf, -math.inf]):
-        told = make_sequence([1, 2, 5, 6], 2, [-1.0, -1.0], 1.0, 0.5, teacher=values)
-        with pytest.raises(NonFinite, match=r"objective\.teacher"):
-            check(told, sft=False)
-
-
-def test_a_bad_advantage_is_refused() -> None:
-    with pytest.raises(NonFinite, match=r"advantages \[nan\]"):
-        check(sequence([5], [-1.0], math.nan), sft=True)
-
-
-def test_as_many_log_probs_as_completion_tokens_are_needed() -> None:
-    with pytest.raises(RunError, match=r"1 log-probs \(behaviour\) came with a completion of 2 tokens"):
-        check(sequence([5, 6], [-1.0]), sft=False)
+def test_demonstrations_need_no_log_probs_but_sound_numbers() -> None:
     check(make_sequence([1, 2, 5, 6], 2, None, 0.0, 0.5), sft=True)
-    with pytest.raises(RunError, match="at least one token"):
-        check(sequence([], []), sft=True)
+    for given in (sequence([5], [-1.0], math.nan), sequence([], [])):
+        with pytest.raises((NonFinite, RunError)):
+            check(given, sft=True)
 
 
 def test_temperature_changes_log_probs_as_sampling_does() -> None:
@@ -90,7 +90,7 @@ def test_temperature_changes_log_probs_as_sampling_does() -> None:
     initialise(decoder, 0)
     completion = [3, 4, 5]
     for temperature in (0.6, 1.0, 1.3):
-        logits = decoder(_packed([1, 2, *completion]), output="logits")[1:4] / temperature
+        logits = decoder(pack_from([[1, 2, *completion]], [1]), output="logits")[1:4] / temperature
         logprobs = logits.log_softmax(-1)[torch.arange(3), torch.tensor(completion)].tolist()
         batch = [MicroBatch([sequence(completion, logprobs)])]
         reply = forward_backward(decoder, batch, temperature, PLAIN)
@@ -173,16 +173,17 @@ def test_without_kl_and_in_imitation_the_reference_is_not_run() -> None:
         trained([MicroBatch(SEQUENCES)], {"kl": {"weight": 0.5}}, spoilt)
 
 
-def test_kl_without_a_reference_is_an_error_before_the_first_forward() -> None:
-    with pytest.raises(RunError, match="needs a reference model"):
-        trained([MicroBatch(SEQUENCES)], {"kl": {"weight": 0.5}})
-
-
-def test_other_needs_are_errors_too() -> None:
-    with pytest.raises(RunError, match="needs a value head"):
-        trained([MicroBatch(SEQUENCES)], {"name": "dro"}, model(2))
-    with pytest.raises(RunError, match="needs a teacher"):
-        trained([MicroBatch(SEQUENCES)], {"name": "distill", "teacher": {"kind": "local", "path": "somewhere"}})
+@pytest.mark.parametrize(
+    ("needed", "settings"),
+    [
+        ("reference model", {"kl": {"weight": 0.5}}),
+        ("value head", {"name": "dro"}),
+        ("teacher", {"name": "distill", "teacher": {"kind": "local", "path": "somewhere"}}),
+    ],
+)
+def test_what_the_objective_needs_and_is_not_there_is_an_error(needed: str, settings: dict[str, Any]) -> None:
+    with pytest.raises(RunError, match=f"needs a {needed}"):
+        trained([MicroBatch(SEQUENCES)], settings, None if needed == "reference model" else model(2))
 
 
 def test_a_teacher_in_the_trainers_says_what_one_behind_an_address_does() -> None:
@@ -230,8 +231,6 @@ def test_a_ground_truth_answer_is_trained_and_was_not_sampled() -> None:
     found = forward_backward(decoder, [MicroBatch(group)], 0.7, read_objective({"name": "jepo"}))
     assert found.sums["tokens"] == 3 and math.isfinite(found.sums["loss"])
     assert any(parameter.grad.abs().max() > 0 for parameter in decoder.parameters() if parameter.grad is not None)
-    with pytest.raises(RunError, match=r"1 log-probs \(behaviour\) came with a completion of 3 tokens"):
-        check(make_sequence([1, 2, 3, 9, 9], 2, [-1.0], 0.0, 1.0), sft=False)
 
 
 def test_the_value_head_learns_the_mean_reward_of_its_prompt() -> None:
@@ -243,11 +242,5 @@ def test_the_value_head_learns_the_mean_reward_of_its_prompt() -> None:
     for _ in range(150):
         forward_backward(decoder, [MicroBatch(group)], 1.0, settings, auxiliary)
         head.step()
-    _, _, states = decoder(_packed([1, 2, 3]), 1.0, "states")
+    _, _, states = decoder(pack_from([[1, 2, 3]], [1]), 1.0, "states")
     assert head(states[1:2]).item() == pytest.approx(0.5, abs=0.01)
-
-
-def _packed(ids: list[int]):  # type: ignore[no-untyped-def]
-    from tests.packed import pack_from
-
-    return pack_from([ids], [1])

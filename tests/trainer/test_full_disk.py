@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from shared import metrics, settings_file
-from shared.atomic_write import append_line, beside
+from shared.atomic_write import append_line
 from shared.config import Config
 from shared.errors import ConfigError, DiskError, MaestraleError
 from shared.metrics import MetricsLog, read_rows
@@ -206,11 +206,3 @@ def test_damaged_lines_are_told_at_start_kept_aside_and_left_out(tmp_path: Path)
     (tmp_path / FILE).mkdir()
     with pytest.raises(ConfigError, match=r"evaluations\.jsonl cannot be read.*Is a directory"):
         check_folder(tmp_path)
-
-
-def test_a_failed_write_beside_keeps_the_old_file(disk: Path) -> None:
-    (disk / "page").write_text("old")
-    fill(disk)
-    with pytest.raises(DiskError, match=rf"page {FULL}"), beside(disk / "page") as partial:
-        partial.write_bytes(b"x" * 9000)
-    assert (disk / "page").read_text() == "old" and not (disk / "page.partial").exists()

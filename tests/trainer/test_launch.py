@@ -97,6 +97,7 @@ print("went on")
 """
 
 
+@pytest.mark.timeout(900)
 def test_a_signal_while_libraries_are_imported_ends_the_launch() -> None:
     root = Path(__file__).resolve().parents[2]
     run = subprocess.run(
@@ -104,6 +105,6 @@ def test_a_signal_while_libraries_are_imported_ends_the_launch() -> None:
         cwd=root,
         env={**os.environ, "PYTHONPATH": str(root)},
         capture_output=True,
-        timeout=150,
+        timeout=600,
     )
     assert (run.returncode, run.stdout, run.stderr) == (130, b"", b"stopped\n")

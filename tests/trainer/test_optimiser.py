@@ -6,14 +6,7 @@ from torch import nn
 
 from shared.errors import NonFinite, RunError
 from shared.sections import Optimiser
-from trainer.step.optimiser import (
-    clip,
-    describe_dtypes,
-    make_optimiser,
-    reset,
-    step_count,
-    update,
-)
+from trainer.step.optimiser import clip, describe_dtypes, make_optimiser, reset, step_count, update
 
 
 def test_first_step_moves_by_the_learning_rate_and_decays_matrices_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,8 +53,8 @@ def test_clipping_scales_to_the_norm_and_reports_the_norm_before() -> None:
     model.weight.grad = torch.tensor([[3.0, 4.0]])
     assert clip(model, 10.0, None) == pytest.approx(5.0)
     assert model.weight.grad.tolist() == [[3.0, 4.0]]
-    assert clip(model, 1.0, None) == pytest.approx(5.0)
-    assert model.weight.grad.tolist() == [[pytest.approx(0.6), pytest.approx(0.8)]]
+    assert clip(model, 4.0, None) == pytest.approx(5.0)
+    assert model.weight.grad.tolist() == [[pytest.approx(2.4), pytest.approx(3.2)]]
 
 
 def test_the_first_parameter_with_a_bad_gradient_is_named() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,8 @@ from trainer.stages import Stages
 from verify.answer_checker import AnswerChecker
 
 GOOD = {"problem": "1+1?", "answer": "2"}
+TABLE = [json.loads(line) for line in Path(__file__).with_name("refused_rows.jsonl").read_text("utf-8").splitlines()]
+"""lines of a file, and what is said of the last one"""
 
 
 def write(path: Path, *rows: object) -> Path:
@@ -25,14 +28,7 @@ def write(path: Path, *rows: object) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        "see solution", "See Solution.", "\\text{See the proof}", "N/A", "NaN", "null", "proof", "Proof.", "-", "?",
-        "...", "The answer is 42", "#### 42", "\\boxed{42}", "42 (see figure)", "见解析", "略", "voir la solution",
-        "Both sides are equal since x is positive and even", "因为两边相等所以这个三角形是等腰三角形",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("answer", ["see solution", "The answer is 42", "Both sides are equal since x is positive"])
 def test_ground_truth_answers_that_nothing_equals_are_refused(tmp_path: Path, answer: str):
     path = write(tmp_path / "rows.jsonl", GOOD, {**GOOD, "answer": answer})
     with pytest.raises(DataError, match=r'rows\.jsonl:2: the answer .* every completion would be wrong.*"open"'):
@@ -40,41 +36,10 @@ def test_ground_truth_answers_that_nothing_equals_are_refused(tmp_path: Path, an
     assert read_problems(write(path, {**GOOD, "answer": answer, "domain": "open"}), "data.train").problems
 
 
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ({"problem": "1+1?", "anwser": "2"}, r":2: unknown key 'anwser': is 'answer' meant\?"),
-        ({**GOOD, "langauge": "fr"}, r":2: unknown key 'langauge': is 'language' meant\?"),
-        ({**GOOD, "lang": "fr"}, r":2: unknown key 'lang': is 'language' meant\?"),
-        (
-            {"query": "1+1?", "reply": "2"},
-            r"""2 lacks 'problem': it has 'query', 'reply'.*columns = { problem = "query", answer = "reply" }""",
-        ),
-        ('{"problem": "1+1?", "answer": NaN}', r":2: 'answer' is nan"),
-        ('{"problem": "1+1?", "answer": "\\ud800"}', r":2: 'answer' holds half a character .*ud800 at character 1"),
-        ('{"problem": "is \\udc00 odd?", "answer": "2"}', r":2: 'problem' holds half a character"),
-        ({**GOOD, "answer": [2]}, r":2: 'answer' is a list"),
-        ({**GOOD, "answer": {"value": 2}}, r":2: 'answer' is an object"),
-        ({**GOOD, "answer": True}, r":2: 'answer' is true"),
-        ({**GOOD, "language": ["en"]}, r":2: 'language' is a list"),
-        ({**GOOD, "domain": "maths"}, r":2: domain 'maths' is not known: is 'math' meant\?"),
-        ({**GOOD, "domain": "Code"}, r":2: domain 'Code' is not known: is 'code' meant\?"),
-        ({**GOOD, "language": "english"}, r":2: language 'english' .*is 'en' meant\?"),
-        ({**GOOD, "language": "pt-BR"}, r":2: language 'pt-BR' .*write 'pt'"),
-        ({**GOOD, "language": "xx"}, r":2: language 'xx' is no code"),
-        ({**GOOD, "reasoning_language": "xx"}, r":2: reasoning_language 'xx' is no code"),
-        ({**GOOD, "reasoning_language": "German"}, r":2: reasoning_language 'German' .*is 'de' meant\?"),
-        ({**GOOD, "reasoning_language": "de-DE"}, r":2: reasoning_language 'de-DE' .*write 'de'"),
-        ({**GOOD, "reasoning_language": ["de"]}, r":2: 'reasoning_language' is a list"),
-        ({**GOOD, "reasoning_langage": "de"}, r":2: unknown key 'reasoning_langage': is 'reasoning_language' meant\?"),
-        ({**GOOD, "id": "a"}, r":2: id 'a' stands in line 1 already"),
-        ({"problem": "print 1", "tests": ["assert f() == 1"]}, r':2 lacks \'answer\'.* need "domain": "code"'),
-    ],
-)
-def test_rows_that_mean_something_else_are_refused(tmp_path: Path, row: object, message: str):
-    path = write(tmp_path / "rows.jsonl", {**GOOD, "id": "a"}, row)
-    with pytest.raises(DataError, match=message):
-        read_problems(path, "data.train")
+@pytest.mark.parametrize("case", TABLE, ids=lambda case: case["message"][:40])
+def test_rows_that_mean_something_else_are_refused(tmp_path: Path, case: dict[str, Any]):
+    with pytest.raises(DataError, match=case["message"]):
+        read_problems(write(tmp_path / "rows.jsonl", *case["lines"]), "data.train")
 
 
 def test_an_error_shows_the_first_faults_and_counts_all(tmp_path: Path):

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +21,7 @@ from tests.trainer.worker_scene import PROBE
 from trainer.checkpoint import shards
 from trainer.launch import Launch
 from trainer.objectives.registry import read_objective
+from trainer.step import optimiser
 from trainer.step.rank import LoadedTrainer, TrainerRank
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -34,17 +36,8 @@ def replies(scene: Any, world: int, rank: int = 0, launch: str = "first") -> lis
 
 
 def test_every_call_has_its_reply(scene: Any) -> None:
-    expected = [
-        "LoadedTrainer",
-        "StepSums",
-        "Stepped",
-        "PublishedWeights",
-        "dict",
-        "NoneType",
-        "RankFailed",
-        "NoneType",
-        "NoneType",
-    ]
+    expected = ["LoadedTrainer", "StepSums", "Stepped", "PublishedWeights", "dict", "NoneType", "RankFailed"]
+    expected += ["NoneType"] * 2
     for world, rank in RANKS:
         assert [reply["type"] for reply in replies(scene, world, rank)] == expected
 
@@ -232,3 +225,26 @@ def test_a_reference_that_moved_is_gathered_before_a_disk_can_fail(
     with pytest.raises(CheckpointError, match="no space left"):
         TrainerRank.save(rank, str(tmp_path), 1)
     assert done == ["gather", "shard"]
+
+
+@pytest.mark.parametrize(
+    ("change", "first_change"),
+    [(lambda rank: TrainerRank.step(rank, 1e-3), "update"), (TrainerRank.reset_optimiser, "reset"),
+     (TrainerRank.offload, "offload")],
+)  # fmt: skip
+def test_a_checkpoint_under_way_is_asked_before_weights_or_moments_change(
+    monkeypatch: pytest.MonkeyPatch, change: Callable[[Any], object], first_change: str
+) -> None:
+    events: list[str] = []
+    monkeypatch.setattr(optimiser, "clip", lambda *_: 1.0)
+    for name in ("update", "reset"):
+        monkeypatch.setattr(optimiser, name, lambda *_, name=name: events.append(name))
+    rank: Any = SimpleNamespace(
+        config=Config(), decoder=torch.nn.Linear(2, 2), optimiser=SimpleNamespace(state={}),
+        role=SimpleNamespace(device=torch.device("cpu")),
+        mesh=SimpleNamespace(get_group=lambda _: None), settle=lambda: events.append("settle"),
+        auxiliary=SimpleNamespace(reference=None, teacher=None, values=None),
+        host=SimpleNamespace(offload=lambda _: events.append("offload")),
+    )  # fmt: skip
+    change(rank)
+    assert events == ["settle", first_change]

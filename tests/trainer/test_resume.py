@@ -99,11 +99,8 @@ def test_nothing_changed_nothing_told(folder: Folder):
     ("settings", "told"),
     [
         ({"optimiser__learning_rate": 0.1}, "optimiser.learning_rate: 1e-06 -> 0.1"),
-        ({"rollout__group_size": 8}, "rollout.group_size: 16 -> 8"),
         ({"data__system_prompt": "Be brief."}, 'data.system_prompt: "magistral" -> "Be brief."'),
-        ({"data__templates": {"math": "{problem}!"}}, "data.templates"),
         ({"objective__name": "grpo"}, 'objective.name: "magistral" -> "grpo"'),
-        ({"reward__correctness": 0.5}, "reward.correctness: 0.9 -> 0.5"),
     ],
 )
 def test_a_setting_that_changes_a_step_is_refused_unless_accepted(folder: Folder, settings: dict[str, Any], told: str):
@@ -122,9 +119,6 @@ def test_a_setting_that_changes_a_step_is_refused_unless_accepted(folder: Folder
     ("settings", "told"),
     [
         ({"checkpoint__every": 3}, "checkpoint.every: 10 -> 3"),
-        ({"placement__trainers": 2}, "placement.trainers: 1 -> 2"),
-        ({"deadlines__step_s": 5}, "deadlines.step_s"),
-        ({"evaluate__samples": 4}, "evaluate.samples: 1 -> 4"),
         ({"sft__batch": 4}, "sft.batch: 64 -> 4"),
         ({"optimiser__micro_batch_tokens": 64}, "optimiser.micro_batch_tokens"),
     ],
@@ -229,15 +223,9 @@ def test_the_lists_of_settings_name_settings_and_a_new_one_counts():
     known = SETTINGS.keys() | {f"objective.{name}" for name in nested(Objective)}
     assert set(PATHS) <= known and set(FREE) <= known | SECTIONS
     counting = {setting for setting in SETTINGS if not is_free(setting, "rl")}
-    assert {
-        "seed",
-        "mode",
-        "model.dtype",
-        "rollout.max_async_level",
-        "optimiser.weight_decay",
-        "stages",
-        "data.order",
-    } <= counting
+    assert counting >= {"seed", "mode", "model.dtype", "rollout.max_async_level", "rollout.group_size", "stages"}
+    assert counting >= {"optimiser.weight_decay", "data.order", "data.templates", "reward.correctness"}
+    assert counting.isdisjoint({"placement.trainers", "deadlines.step_s", "evaluate.samples"})
     then, now = Origin({}, {}), Origin({"mode": "rl", "seed": 7, "model.dtype": "bfloat16"}, {})
     assert [one.text for one in differences(then, now)] == ["seed: 0 -> 7"], "newer than the checkpoint: its default"
 

@@ -27,7 +27,7 @@ def test_a_launch_that_was_killed_is_told_of_by_the_next(tmp_path: Path) -> None
     program = "import os, sys; from pathlib import Path; from trainer.run_lock import RunLock\n"
     program += "lock = RunLock(Path(sys.argv[1])); os.kill(os.getpid(), 9)"
     killed = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], env={**os.environ, "PYTHONPATH": "."})
-    assert killed.wait(60) == -9
+    assert killed.wait(600) == -9
     lock = RunLock(tmp_path)
     assert f"controller pid {killed.pid}" in lock.silent and "ended without a word" in lock.silent
     lock.close("exit code 1")

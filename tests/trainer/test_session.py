@@ -25,11 +25,7 @@ from trainer.session import Session
 from trainer.step.batching import plan_batch
 from trainer.step.rank import TrainerRank
 
-SETTINGS = {
-    "model": {"dtype": "float32"},
-    "optimiser": {"compute_dtype": "float32"},
-    "rollout": {"transport": "shm"},
-}
+SETTINGS = {"model": {"dtype": "float32"}, "optimiser": {"compute_dtype": "float32"}, "rollout": {"transport": "shm"}}
 
 
 def take_steps(folder: Path) -> None:

@@ -139,26 +139,8 @@ def test_a_demonstration_of_several_turns_is_what_an_episode_is(tmp_path: Path):
             read_demonstrations(path, "sft.demonstrations", PromptFormat(chat, Data()), 100, [])
 
 
-WRITTEN = [
-    ("It is 5.", "does not start with <think>", False),
-    ("<think>\nTwo and three: 2+3=5.\n</think>\n\\boxed{5}", "", True),
-    ("<think>\nTwo and three: 2+3=5.\n</think>\n\\boxed{5}<|end|>", "end with the end token", True),
-    ("<think>\nTwo and three: 2+3=5.\n</think>\n\\boxed{5}<|end|>\n<|end|>\n", "end with the end token", True),
-    ("<think>\nTwo <|end|> three: 2+3=5.\n</think>\n\\boxed{5}", "spell control tokens inside", True),
-    ("<think>\nTwo and three: 2+3=5.\n</think>\n\\boxed{5}<|user|>And 6?", "spell control tokens inside", True),
-    ("<think>\nTwo and three: 2+3=5.\n</think>\n\\boxed{5}<end_of_turn>", "control tokens of another model", True),
-    ("<think>\n<think>\nTwo and three: 2+3=5.\n</think>\n</think>\n\\boxed{5}", "found 2 and 2", False),
-    ("<think>\nTwo and three: 2+3=5.\n</think>\n\\boxed{5}\n</think> again \\boxed{6}", "found 1 and 2", False),
-    ("<think>\nTwo and three: 2+3=5.\n</think>\nIt is 5.", "no balanced", False),
-    ("<|begin_of_thought|>\nTwo.\n<|end_of_thought|>\n\\boxed{5}", "stands in <|begin_of_thought|>", False),
-    ("<reasoning>\nTwo and three: 2+3=5.\n</reasoning>\n\\boxed{5}", "stands in <reasoning>", False),
-    ("[THINK]\nTwo and three: 2+3=5.\n[/THINK]\n\\boxed{5}", "", True),
-    ("◁think▷Two and three: 2+3=5.◁/think▷\\boxed{5}", "stands in ◁think▷", False),
-    ("<think>\nTwo.\n</think>\n\\boxed{5}", "break the form", False),
-    ("<think>\n\n</think>\n\\boxed{5}", "break the form", False),
-    ("<think>\nTwo and three: 2+3=5.\n</think>\n\\boxed{ }", "the box is empty", False),
-    ("<think>\nTwo and three: 2+3=5.\n</think>\n`\\boxed{5}`", "only in a comment, in code", False),
-]
+WRITTEN = Path(__file__).with_name("written_completions.jsonl").read_text("utf-8").splitlines()
+"""texts of demonstrations, what is said of each ("" for nothing), and whether it keeps the form of the run"""
 
 
 @pytest.fixture(scope="module")
@@ -166,7 +148,7 @@ def chat(tmp_path_factory: pytest.TempPathFactory) -> Chat:
     return chat_of(tmp_path_factory.mktemp("model"), "ours")
 
 
-@pytest.mark.parametrize(("text", "told", "right"), WRITTEN)
+@pytest.mark.parametrize(("text", "told", "right"), [json.loads(line).values() for line in WRITTEN])
 def test_a_demonstration_is_held_to_the_form_of_the_run(
     chat: Chat, tmp_path: Path, text: str, told: str, right: bool
 ) -> None:

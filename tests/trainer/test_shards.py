@@ -5,9 +5,12 @@ import shutil
 import threading
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -107,6 +110,19 @@ def test_loading_restores_weights_moments_and_step(tmp_path: Path) -> None:
             assert torch.equal(optimiser.state[mine][moment], restored.state[theirs][moment])
 
 
+@given(st.tuples(*[st.integers(0, 12)] * 4))
+def test_a_rank_takes_of_a_file_the_rows_that_both_have(bounds: tuple[int, int, int, int]) -> None:
+    (file_first, file_end), (first, end) = sorted(bounds[:2]), sorted(bounds[2:])
+    whole, mine = torch.arange(24.0).reshape(12, 2), torch.full((end - first, 2), -1.0)
+    stored = mock.MagicMock()
+    stored.get_slice.return_value.get_shape.return_value = [file_end - file_first, 2]
+    stored.get_slice.return_value.__getitem__.side_effect = whole[file_first:file_end].__getitem__
+    rows = shards.copy_overlap(stored, "x", file_first, first, {"weight": mine})
+    assert set(rows) == set(range(file_first, file_end)) & set(range(first, end))
+    for row in range(first, end):
+        assert torch.equal(mine[row - first], whole[row] if row in rows else torch.full((2,), -1.0))
+
+
 def test_damaged_foreign_or_absent_checkpoints_are_named(tmp_path: Path) -> None:
     model, optimiser = trained()
     with pytest.raises(CheckpointError, match="not a checkpoint"):
@@ -141,7 +157,7 @@ class SlowDisk:
         def slow(writer: ShardWriter, name: str) -> Tensor:
             if self.left == 0:
                 self.waits.set()
-                assert self.told.wait(60)
+                assert self.told.wait(600)
             self.left = max(self.left - 1, 0)
             return take(writer, name)
 
@@ -158,7 +174,7 @@ def test_what_is_written_beside_training_is_bit_for_bit_the_state_of_its_step(
     at_the_step = save_shard(tmp_path / "before", model, optimiser, 0, 1, 7)
     sums, disk = checksums(model), SlowDisk(monkeypatch, at_once)
     writer = ShardWriter(tmp_path / "beside", model, optimiser, 0, 1, 7)
-    assert disk.waits.wait(60) and not writer.outcome.done()
+    assert disk.waits.wait(600) and not writer.outcome.done()
     writer.settle()
     train(model, optimiser)
     writer.settle()
@@ -184,7 +200,7 @@ def test_where_memory_is_short_training_waits_for_the_disk(tmp_path: Path, monke
     training.join(0.3)
     assert training.is_alive() and not writer.settled
     disk.told.set()
-    training.join(60)
+    training.join(600)
     assert writer.files() == expected and step_count(optimiser) == 2
 
 
@@ -210,7 +226,7 @@ def test_a_checkpoint_of_adapters_holds_the_policy_while_the_reference_is_in_for
     free, write = threading.Event(), shards.safetensors_file.write
 
     def late(*arguments: Any) -> Written:
-        assert free.wait(20)
+        assert free.wait(600)
         return write(*arguments)
 
     monkeypatch.setattr(shards.safetensors_file, "write", late)

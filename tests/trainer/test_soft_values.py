@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shared.config import Config
 from shared.errors import ConfigError, DataError, NonFinite
@@ -40,11 +42,28 @@ def source_of(config: Config, problems: list[Problem] | None = None) -> DataSour
 def test_the_soft_value_by_hand() -> None:
     """One right of four at beta 1/2: (1/2) log(3/4 + exp(2) / 4) = 0.477229."""
     assert soft_value([1.0, 0.0, 0.0, 0.0], 0.5) == pytest.approx(0.4772293, abs=1e-6)
-    assert soft_value([0.3] * 5, 0.5) == pytest.approx(0.3)
-    assert soft_value([1.0, 0.0], 1e-4) == pytest.approx(1 - 1e-4 * math.log(2)), "near the best, without overflow"
-    assert soft_value([1.0, 0.0], 1e6) == pytest.approx(0.5, abs=1e-6), "near the mean"
-    with pytest.raises(NonFinite, match="nan"):
-        soft_value([1.0, math.nan], 0.5)
+    assert soft_value([1.0, 0.0, 0.0], 1e-6) == pytest.approx(1 - 1e-6 * math.log(3), abs=1e-12), "without overflow"
+    assert soft_value([1.0, 0.0, 0.5, 0.1], 1e6) == pytest.approx(0.4, abs=1e-6), "near the mean"
+    for bad in (math.nan, math.inf):
+        with pytest.raises(NonFinite, match="finite"):
+            soft_value([1.0, bad], 0.5)
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=16), st.floats(0.05, 10))
+def test_soft_values_of_rewards_of_zero_and_one(rights: list[bool], beta: float) -> None:
+    """beta log(1 - p + p exp(1 / beta))."""
+    p = sum(rights) / len(rights)
+    closed = beta * math.log(1 - p + p * math.exp(1 / beta))
+    assert soft_value([float(right) for right in rights], beta) == pytest.approx(closed, abs=1e-9)
+
+
+@given(st.lists(st.floats(-3, 3), min_size=1, max_size=16), st.floats(0.01, 10), st.floats(-2, 2))
+def test_soft_values_lie_between_mean_and_maximum_and_move_with_the_rewards(
+    rewards: list[float], beta: float, shift: float
+) -> None:
+    value = soft_value(rewards, beta)
+    assert math.fsum(rewards) / len(rewards) - 1e-9 <= value <= max(rewards) + 1e-9
+    assert soft_value([reward + shift for reward in rewards], beta) == pytest.approx(value + shift, abs=1e-9)
 
 
 def test_a_run_of_one_stage_values_the_prompts_that_it_draws_and_some_more() -> None:
@@ -160,25 +179,36 @@ def test_what_was_sampled_before_a_stop_is_not_sampled_again(tmp_path: Path, mon
     assert set(asked) == set(order[4:]) and len(asked) == 8
 
 
-def test_a_file_that_does_not_fit_the_run_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"objective": {"name": "spo", "beta": 0.1, "value_samples": 4}}, r"objective\.beta = 0\.1, .* 0\.5"),
+        ({"objective": {"name": "spo", "beta": 0.5}}, r"objective\.value_samples = 8, .* 4"),
+        ({"reward": {"language": 0.0}}, r"reward\.language = 0\.0, .* 0\.1"),
+        ({"data": {"system_prompt": "x"}}, r"data\.system_prompt = x"),
+    ],
+)
+def test_values_of_other_settings_are_refused(tmp_path: Path, changed: dict[str, Any], named: str) -> None:
+    estimate(settings(runs_dir=str(tmp_path)))
+    with pytest.raises(ConfigError, match=named):
+        read_values(settings(runs_dir=str(tmp_path), **changed))
+
+
+def test_values_that_are_missing_or_damaged_are_told(tmp_path: Path) -> None:
     config = settings(runs_dir=str(tmp_path))
     assert read_values(config) == {}
     estimate(config)
-    for changed, told in (
-        ({"objective": {"name": "spo", "beta": 0.1, "value_samples": 4}}, r"objective\.beta = 0\.1, but .* with 0\.5"),
-        ({"objective": {"name": "spo", "beta": 0.5}}, r"objective\.value_samples = 8, but .* with 4"),
-        ({"reward": {"language": 0.0}}, r"reward\.language = 0\.0, but .* with 0\.1"),
-        ({"data": {"system_prompt": "x"}}, r"data\.system_prompt = x"),
-    ):
-        with pytest.raises(ConfigError, match=told):
-            read_values(settings(runs_dir=str(tmp_path), **changed))
-    with pytest.raises(ConfigError, match='lacks the soft values of 1 problems, "h0"'):
-        estimate(config, problems=[*EASY[:6], HARD[0]], begun=True)
-    assert estimate(config, problems=[*EASY[:6], HARD[0]]).keys() == {"h0", *(one.id for one in EASY[:6])}
+    more = [*EASY[:6], HARD[0]]
+    with pytest.raises(ConfigError, match='1 problems, "h0"'):
+        estimate(config, problems=more, begun=True)
+    assert estimate(config, problems=more).keys() == {problem.id for problem in more}
     path = config.run_dir / FILE
-    path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(DataError, match="damaged"):
-        read_values(config)
+    whole = path.read_bytes()
+    for damaged in (whole[:-9], whole.replace(b'"e0":', b'"e0":1')):
+        assert damaged != whole
+        path.write_bytes(damaged)
+        with pytest.raises(DataError, match="damaged"):
+            read_values(config)
     forget_values(config.run_dir)
     assert read_values(config) == {}
     forget_values(config.run_dir)

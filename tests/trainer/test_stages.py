@@ -98,7 +98,7 @@ def test_a_stage_whose_last_step_has_passed_is_gone_through():
     """The condition holds at step 6 at the earliest; the second stage was to end after step 5."""
     stages = [{"name": "easy", "until": "accuracy > 0.45", "over_steps": 3}, {"name": "short", "until_step": 5}]
     simulation = StagedSimulation(make_config([*stages, {"name": "hard"}]), seed=1)
-    asyncio.run(asyncio.wait_for(simulation.run(), 100))
+    asyncio.run(asyncio.wait_for(simulation.run(), 600))
     assert [line.split(" ends")[0] for line in simulation.lines] == ["stage easy", "stage short"]
     assert simulation.begun[0] == simulation.begun[1] and len(simulation.by_step) == 20
 

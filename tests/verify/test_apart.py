@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from shared.types import Verdict
-from tests.verify import objects
+from tests.tables import read_table
 from verify.code import cpp
 from verify.code.runner import run_tests
 from verify.code.sandbox_pool import SandboxPool
@@ -25,6 +25,6 @@ def sandboxes() -> Iterator[SandboxPool]:
 
 
 def test_objects_of_the_programs_own_decide_nothing(sandboxes: SandboxPool) -> None:
-    for tests, source, right in [*objects.FIRST, *objects.SECOND]:
-        found = run_tests(source, "python", Assertions(tests), LIMITS, pool=sandboxes)
-        assert found.verdict is (Verdict.CORRECT if right else Verdict.WRONG), (source, found)
+    for row in read_table("verify/objects"):
+        outcome = run_tests(row["program"], "python", Assertions(row["tests"]), LIMITS, pool=sandboxes)
+        assert outcome.verdict is (Verdict.CORRECT if row["right"] else Verdict.WRONG), (row, outcome)

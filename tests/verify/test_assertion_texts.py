@@ -11,49 +11,48 @@ import pytest
 
 from shared.errors import DataError
 from shared.types import Verdict
-from tests.verify.assertion_texts import CHEATS, REFUSED, ROWS, UNVERIFIABLE
-from tests.verify.assertion_texts_again import FOURTH, SECOND, THIRD
+from tests.tables import read_table
 from verify.code.assertion_text import check_assertion_text
 from verify.code.runner import run_tests
 from verify.code.sandbox_pool import SandboxPool
 from verify.code.tests import Limits, read_tests
 
-AGAIN = {"second": SECOND, "third": THIRD, "fourth": FOURTH}
-ALL = [*ROWS, *((kind, *row) for kind, rows in AGAIN.items() for row in rows)]
-KINDS = list(dict.fromkeys(kind for kind, *_ in ALL))
+ROWS = read_table("verify/assertion_texts")
+"""of most kinds, a program that is right and one that is wrong; cheats pass nowhere, and nobody can check some"""
+KINDS = list(dict.fromkeys(row["kind"] for row in ROWS if "right" in row))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(360)
 @pytest.mark.parametrize("kind", KINDS)
 def test_right_programs_pass_and_wrong_ones_fail(sandboxes: SandboxPool, kind: str) -> None:
-    for tests, right, wrong in (row[1:] for row in ALL if row[0] == kind):
-        found = run_tests(right, "python", tests, pool=sandboxes)
-        assert found.verdict is Verdict.CORRECT, (tests, right, found)
-        found = run_tests(wrong, "python", tests, pool=sandboxes)
-        assert found.verdict is Verdict.WRONG and found.reason, (tests, wrong, found)
+    for row in (row for row in ROWS if row["kind"] == kind):
+        right = run_tests(row["right"], "python", row["tests"], pool=sandboxes)
+        assert right.verdict is Verdict.CORRECT, (row, right)
+        wrong = run_tests(row["wrong"], "python", row["tests"], pool=sandboxes)
+        assert wrong.verdict is Verdict.WRONG and wrong.reason, (row, wrong)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(360)
 def test_no_cheat_passes(sandboxes: SandboxPool) -> None:
-    for tests, program in CHEATS:
-        found = run_tests(program, "python", tests, Limits(test_s=1.0), pool=sandboxes)
-        assert found.verdict in (Verdict.WRONG, Verdict.UNVERIFIABLE), (tests, program, found)
+    for row in (row for row in ROWS if row["kind"] == "cheat"):
+        outcome = run_tests(row["program"], "python", row["tests"], Limits(test_s=1.0), pool=sandboxes)
+        assert outcome.verdict in (Verdict.WRONG, Verdict.UNVERIFIABLE), (row, outcome)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(360)
 def test_what_nobody_can_check_is_unverifiable(sandboxes: SandboxPool) -> None:
-    for tests, source in UNVERIFIABLE:
-        found = run_tests(source, "python", tests, pool=sandboxes)
-        assert found.verdict is Verdict.UNVERIFIABLE and found.reason, (tests, found)
+    for row in (row for row in ROWS if row["kind"] == "unverifiable"):
+        outcome = run_tests(row["program"], "python", row["tests"], pool=sandboxes)
+        assert outcome.verdict is Verdict.UNVERIFIABLE and outcome.reason, (row, outcome)
 
 
-@pytest.mark.parametrize(("tests", "words"), REFUSED)
-def test_tests_that_grade_no_program_are_refused_when_read(tests: Any, words: str) -> None:
-    with pytest.raises(DataError, match=words):
-        read_tests(tests)
+@pytest.mark.parametrize("row", [row for row in ROWS if row["kind"] == "refused"])
+def test_tests_that_grade_no_program_are_refused_when_read(row: dict[str, Any]) -> None:
+    with pytest.raises(DataError, match=row["words"]):
+        read_tests(row["tests"])
 
 
 def test_no_row_of_public_sets_is_refused(data_folder: Path) -> None:

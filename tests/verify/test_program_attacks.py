@@ -11,12 +11,13 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from shared.types import Verdict
-from tests.verify import attacks
+from tests.tables import read_table
 from tests.verify.sandboxes import opened
 from verify.code import cpp
 from verify.code.runner import run_tests
@@ -31,10 +32,27 @@ LITTLE_MEMORY = Limits(test_s=0.5, compile_s=3.0, memory_bytes=64 << 20)
 """filled in .03 s (the usual 300 MB took .15, and on a busy machine .5): so it is memory that ends it, not time"""
 WITHOUT_LANDLOCK = ("outside", "canary", "disk", "program", "accounts", "processes", "parent's", "state", "link")
 ALSO_WITHOUT = ("outside", "kill", "fork", "exec", "ptrace", "socket", "disk", "canary", "program", "symlink")
+ATTACKS = read_table("verify/attacks")
+"""given the input "3" each must print "6", and none does so honestly; {canary} stands for a file outside"""
 needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="g++ is not installed")
 
 
-@pytest.fixture(scope="module", params=["namespaces", "landlock only", "namespaces only"])
+def shown(language: str) -> list[Any]:
+    """(isolation, attack), left out where another kind of isolation shows the same: time and memory are limited, and
+    system calls filtered, alike with and without namespaces."""
+    pairs = []
+    for row in (row for row in ATTACKS if row["language"] == language):
+        name, timed = row["name"], row["statuses"] == "timeout" or "bomb" in row["name"]
+        kinds = ["namespaces"]
+        if any(word in name for word in WITHOUT_LANDLOCK):
+            kinds.append("namespaces only")
+        if not timed and any(word in name for word in ALSO_WITHOUT):
+            kinds.append("landlock only")
+        pairs += [pytest.param(kind, row, id=f"{kind}: {name}") for kind in kinds]
+    return pairs
+
+
+@pytest.fixture(scope="module")
 def sandboxes(request: pytest.FixtureRequest) -> Iterator[SandboxPool]:
     namespaces, landlock = request.param != "landlock only", request.param != "namespaces only"
     with tempfile.TemporaryDirectory(prefix="attacks-", dir="/tmp") as folder, pytest.MonkeyPatch.context() as patch:
@@ -64,17 +82,6 @@ def descendants(sandboxes: SandboxPool) -> int:
     return found
 
 
-def skip_what_another_kind_shows(sandboxes: SandboxPool, name: str, statuses: str) -> None:
-    if not sandboxes.landlock and not any(word in name for word in WITHOUT_LANDLOCK):
-        pytest.skip("isolated alike with and without Landlock")
-    if sandboxes.namespaces:
-        return
-    if statuses == "timeout" or "bomb" in name:
-        pytest.skip("time is limited alike with and without namespaces")
-    if not any(word in name for word in ALSO_WITHOUT):
-        pytest.skip("isolated by seccomp and rlimits alike with and without namespaces")
-
-
 def check(
     sandboxes: SandboxPool, canary: Path, language: str, statuses: str, source: str, limits: Limits = LIMITS
 ) -> None:
@@ -92,18 +99,16 @@ def _names(statuses: str) -> list[str]:
 
 
 def test_there_are_enough_attacks() -> None:
-    assert len(attacks.PYTHON) >= 40 and len(attacks.CPP) >= 40
+    assert all(sum(row["language"] == language for row in ATTACKS) >= 40 for language in ("python", "cpp"))
 
 
-@pytest.mark.parametrize("name", attacks.PYTHON)
-def test_python_attack(sandboxes: SandboxPool, canary: Path, name: str) -> None:
-    skip_what_another_kind_shows(sandboxes, name, attacks.PYTHON[name][0])
-    check(sandboxes, canary, "python", *attacks.PYTHON[name])
+@pytest.mark.parametrize(("sandboxes", "row"), shown("python"), indirect=["sandboxes"])
+def test_python_attack(sandboxes: SandboxPool, canary: Path, row: dict[str, str]) -> None:
+    check(sandboxes, canary, "python", row["statuses"], row["program"])
 
 
 @needs_compiler
-@pytest.mark.parametrize("name", attacks.CPP)
-def test_cpp_attack(sandboxes: SandboxPool, canary: Path, name: str) -> None:
-    skip_what_another_kind_shows(sandboxes, name, attacks.CPP[name][0])
-    limits = LITTLE_MEMORY if name.startswith("memory") else LIMITS
-    check(sandboxes, canary, "cpp", *attacks.CPP[name], limits=limits)
+@pytest.mark.parametrize(("sandboxes", "row"), shown("cpp"), indirect=["sandboxes"])
+def test_cpp_attack(sandboxes: SandboxPool, canary: Path, row: dict[str, str]) -> None:
+    limits = LITTLE_MEMORY if row["name"].startswith("memory") else LIMITS
+    check(sandboxes, canary, "cpp", row["statuses"], row["program"], limits=limits)

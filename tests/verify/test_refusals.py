@@ -1,16 +1,17 @@
-"""What `reward.refuse` refuses: no undeserved reward in any class, and no honest completion refused (`refusals.py`)."""
+"""What `reward.refuse` refuses: no undeserved reward in any class, and no honest completion refused (refusals.jsonl:
+completions that a policy could learn to earn a reward with, and honest ones that look alike)."""
 
 from __future__ import annotations
 
 import asyncio
-import time
+from typing import Any, NamedTuple
 
 import pytest
 
 from shared.sections import RewardWeights
 from shared.types import Problem, Reward, Verdict
-from tests.verify import code_blocks, refusals, refusals_again
-from tests.verify.refusals import Row
+from tests.processor_time import at_most
+from tests.tables import read_table
 from verify.code_block import first_program
 from verify.format import Parts
 from verify.math.plain import decide
@@ -18,15 +19,26 @@ from verify.refusals import refuse_answer, refuse_format
 from verify.reward import CompletionScorer
 from verify.text_cleaning import asides, clean
 
+FRENCH = "Tom a 2 pommes. Il achète 3 pommes de plus. Combien de pommes a-t-il maintenant ?"
+
+
+class Row(NamedTuple):
+    """One completion. `paid`: the part of the reward that the rule guards is deserved."""
+
+    paid: bool
+    solution: str
+    ground_truth: str = "5"
+    problem: str = "Tom has 2 apples. Tom buys 3 more. How many apples does Tom have now?"
+    thoughts: str = "Tom starts with 2 apples and buys 3 more, so we add them: 2+3=5."
+
+
 GUARDED = {
     "empty": "format", "thoughtless": "format", "hidden": "correctness", "several": "correctness",
     "restated": "correctness", "foreign": "language",
 }  # fmt: skip
 ROWS = [
-    pytest.param(kind, row, id=f"{kind} {table} {index}")
-    for table, kinds in (("first", refusals.FIRST), ("second", refusals_again.SECOND))
-    for kind, rows in kinds.items()
-    for index, row in enumerate(rows)
+    (row["kind"], Row(**{field: row[field] for field in Row._fields if field in row}))
+    for row in read_table("verify/refusals")
 ]
 
 
@@ -40,7 +52,7 @@ class Equal:
 
 def rewarded(row: Row, refuse: list[str] | None = None) -> Reward:
     settings = RewardWeights(length_max=100) if refuse is None else RewardWeights(length_max=100, refuse=refuse)  # type: ignore[arg-type]
-    problem = Problem("x", row.problem, row.ground_truth, "fr" if row.problem == refusals.FR else "en")
+    problem = Problem("x", row.problem, row.ground_truth, "fr" if row.problem == FRENCH else "en")
     return asyncio.run(
         CompletionScorer(settings, Equal()).score(problem, f"<think>{row.thoughts}</think>{row.solution}", 50)
     )
@@ -73,17 +85,14 @@ def test_what_is_a_last_line_of_its_own(text: str) -> None:
 
 def test_each_class_has_honest_rows_and_enough_of_the_others() -> None:
     for kind in GUARDED:
-        assert (
-            sum(not row.paid for row in refusals.FIRST[kind]) >= 20
-            and len(refusals_again.SECOND.get(kind, refusals.FIRST[kind])) >= 10
-        )
-        assert any(row.paid for row in refusals.FIRST[kind])
+        rows = [row for of, row in ROWS if of == kind]
+        assert sum(not row.paid for row in rows) >= 20 and any(row.paid for row in rows)
 
 
 @pytest.mark.parametrize("kind", GUARDED)
 def test_without_its_rule_a_class_is_paid(kind: str) -> None:
     others = [rule for rule in GUARDED if rule != kind]
-    rows = [row for row in refusals.FIRST[kind] if not row.paid]
+    rows = [row for of, row in ROWS if of == kind and not row.paid]
     paid = sum(getattr(rewarded(row, others), GUARDED[kind]) > 0 for row in rows)
     assert paid > len(rows) // 2, f"only {paid} of {len(rows)}"
 
@@ -94,9 +103,9 @@ def test_a_refusal_says_why() -> None:
     assert rewarded(Row(False, "The answer is \\boxed{}.")).reason == "format: the box is empty"
 
 
-@pytest.mark.parametrize(("solution", "found"), [*code_blocks.FIRST, *code_blocks.SECOND])
-def test_programs_in_lists_quotations_and_other_fences(solution: str, found: tuple[str, str] | None) -> None:
-    assert first_program(solution) == found
+@pytest.mark.parametrize("row", read_table("verify/code_blocks"))
+def test_programs_in_lists_quotations_and_other_fences(row: dict[str, Any]) -> None:
+    assert first_program(row["solution"]) == (tuple(row["block"]) if row["block"] else None)
 
 
 @pytest.mark.parametrize(
@@ -120,11 +129,10 @@ def test_programs_in_lists_quotations_and_other_fences(solution: str, found: tup
 @pytest.mark.slow
 def test_hostile_text_takes_linear_time(piece: str) -> None:
     long = piece * (300_000 // len(piece))
-    start = time.perf_counter()
     parts = Parts(long, f"{long} \\boxed{{5}} {long}", "5", "")
     problem = Problem("x", long, "5")
-    refuse_format(problem, parts, GUARDED)
-    refuse_answer(problem, parts, GUARDED)
-    asides(f"$ {long}")
-    clean(long * 4)
-    assert time.perf_counter() - start < 12  # a tenth of it on a quiet machine; quadratic scans took minutes
+    with at_most(12):  # a tenth of it; quadratic scans took minutes
+        refuse_format(problem, parts, GUARDED)
+        refuse_answer(problem, parts, GUARDED)
+        asides(f"$ {long}")
+        clean(long * 4)

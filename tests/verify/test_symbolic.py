@@ -5,12 +5,12 @@ from __future__ import annotations
 import gzip
 import json
 import re
-import time
 from pathlib import Path
 
 import pytest
 
 from shared.types import Verdict
+from tests.processor_time import at_most
 from tests.verify.blocking import check_completion, is_equivalent
 from verify.math.algebra import equal
 from verify.math.plain import decide
@@ -163,10 +163,9 @@ HOSTILE = [
 @pytest.mark.parametrize("answer", HOSTILE, ids=lambda answer: repr(answer[:16]))
 def test_cheap_stage_never_raises_and_is_quick(answer: str) -> None:
     for ground_truth in ("7", "x^2+1", "(1,2)", "\\text{yes}"):
-        start = time.perf_counter()
-        verdict = decide(ground_truth, answer)
+        with at_most(0.5):
+            verdict = decide(ground_truth, answer)
         assert verdict is None or verdict is Verdict.WRONG or (ground_truth == "7" and answer == "7\0")
-        assert time.perf_counter() - start < 0.25
 
 
 def test_real_answers_equal_themselves_and_not_their_neighbours() -> None:

@@ -166,15 +166,12 @@ def test_a_model_and_a_layout_that_do_not_match_are_refused():
 
 
 PACK_AHEAD = """
-import sys
 import torch
 from tests.rollout.weights import test_cpu as scenes
 
 wide, long = ("up.weight", (192, 64)), ("down.weight", (64, 192))
 scenes.SHAPES = [("embed.weight", (8, 64)), wide, long, ("norm.weight", (64,))]
 torch._C.set_num_threads(1)  # as in an engine process: OpenMP's own number is another, that of OMP_NUM_THREADS
-if sys.argv[1] == "forgotten":
-    torch._C.set_num_threads = lambda threads: None
 model, buffers = scenes.Model(), scenes.Buffers()
 x = torch.linspace(-1, 1, 192).view(3, 64)
 model(x)
@@ -187,12 +184,8 @@ print(torch.allclose(model(x), buffers.expected(0, x), rtol=1e-3, atol=1e-3))
 """
 
 
-@pytest.mark.parametrize(("threads", "right"), [("set", True), ("forgotten", False)])
-def test_weights_packed_ahead_have_the_order_of_those_that_were_loaded(threads: str, right: bool):
+def test_weights_packed_ahead_have_the_order_of_those_that_were_loaded():
     """With another number of threads oneDNN packs a weight of 192 x 64 in another order, and the products are wrong."""
-    command = [sys.executable, "-c", PACK_AHEAD, threads]
-    environment = {**os.environ, "OMP_NUM_THREADS": "2"}
-    found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-    if not right and found.stdout.strip() == "True":
-        pytest.skip("this processor's packed weights have one order whatever the number of threads")
-    assert found.stdout.strip() == str(right), found.stderr[-2000:]
+    command, environment = [sys.executable, "-c", PACK_AHEAD], {**os.environ, "OMP_NUM_THREADS": "2"}
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=170)
+    assert found.stdout.strip() == "True", found.stderr[-2000:]

@@ -11,15 +11,18 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import IO, Any
 
 import pytest
+import torch.distributed as dist
 
+from rollout.weights.network import NetworkSender
 from tests.rollout.weights.chain_rank import Play, settings
-from tests.system.launch import free_port
 
 SCRIPT = Path(__file__).with_name("chain_rank.py")
 RATE, BURST = 100_000_000, 256 << 10
@@ -53,42 +56,57 @@ def gather(agents: list[tuple[subprocess.Popen[bytes], IO[bytes]]], deadline_s: 
     return [json.loads(line) for text in told for line in text.splitlines() if line.startswith('{"rank"')]
 
 
-def two_agents(play: Play, deadline_s: float) -> list[dict[str, Any]]:
-    """Run two torchrun agents, as on two nodes: the first has the trainers, the second the engines."""
-    port, agents = free_port(), []
-    for node, ranks in enumerate((play.trainers, play.engines)):
-        where = [f"--node-rank={node}", f"--nproc-per-node={ranks}", "--nnodes=2", f"--master-port={port}"]
-        words = [sys.executable, "-m", "torch.distributed.run", *where, "--master-addr=127.0.0.1", str(SCRIPT)]
-        agents.append(start([*words, settings(play)]))
-    return gather(agents, deadline_s)
+def run_ranks(play: Play, deadline_s: float) -> list[dict[str, Any]]:
+    """Run every rank in a process of its own, the trainers first; they meet in a file of the play's folder."""
+    words = [sys.executable, str(SCRIPT), settings(play)]
+    return gather([start(words, RANK=str(rank)) for rank in range(play.trainers + play.engines)], deadline_s)
+
+
+def test_a_version_that_was_written_over_is_not_sent_again() -> None:
+    """Two buffers hold versions 4 and 5; the engine that asked for 3 has died since."""
+    store = dist.HashStore()
+    for number, version in enumerate((3, 4), 1):
+        store.set(f"transfer/request/{number}", str(version))
+    sender: Any = SimpleNamespace(
+        changed=threading.Condition(), closed=False, newest=5, announced=5, served=0, store=store
+    )
+    assert NetworkSender._decide(sender) == 4 and sender.served == 2
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_engines_and_trainers_meet_in_any_order_and_one_engine_dies_on_the_way(tmp_path: Path) -> None:
-    found = two_agents(Play(str(tmp_path), 2, 2, meetings=3, versions=3, delay_s=0.3, die=(0, 1, 3)), 200)
+    found = run_ranks(Play(str(tmp_path), 2, 2, meetings=3, versions=3, delay_s=0.3, die=(0, 1, 3)), 280)
     assert len(found) == 3 * 4
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_on_one_host_an_engine_reads_the_memory_of_the_trainers_who_gather_nothing(tmp_path: Path) -> None:
+    *trainers, engine = run_ranks(Play(str(tmp_path), 2, 1, versions=3, transport="auto"), 280)
+    assert engine["transport"] == "shm" and sum(rank["own"] for rank in trainers) == engine["payload"]
+    assert all(rank["own"] < engine["payload"] for rank in trainers)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("count", [2, 3])
 def test_two_hundred_meetings_with_random_delays(tmp_path: Path, count: int) -> None:
-    found = two_agents(Play(str(tmp_path), count, count, meetings=200, delay_s=0.3), 1700)
+    found = run_ranks(Play(str(tmp_path), count, count, meetings=200, delay_s=0.3), 1700)
     assert len(found) == 200 * 2 * count
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 def test_fifty_meetings_in_which_an_engine_process_dies_in_the_middle_of_a_delivery(tmp_path: Path) -> None:
-    found = two_agents(Play(str(tmp_path), 2, 3, meetings=50, versions=4, delay_s=0.2, die=(1, 2, 2)), 1700)
+    found = run_ranks(Play(str(tmp_path), 2, 3, meetings=50, versions=4, delay_s=0.2, die=(1, 2, 2)), 1700)
     assert len(found) == 50 * 5
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_each_trainer_sends_its_rows_once_and_a_receiver_holds_two_tensors(tmp_path: Path) -> None:
-    found = two_agents(Play(str(tmp_path), 2, 2, large=True), 200)
+    found = run_ranks(Play(str(tmp_path), 2, 2, large=True), 280)
     trainers, engines = found[:2], found[2:]
     assert all(one["sent"] == 2 * one["own"] for one in trainers), "two versions"
     assert sum(one["own"] for one in trainers) == LARGE_BYTES

@@ -1,5 +1,5 @@
 """Small tabular problems: completions of one or two tokens whose every probability is a table, so that expectations are
-sums over all completions. Who uses this: the tests of this folder, and descent.py."""
+sums over all completions. Who uses this: the tests of this folder."""
 
 from __future__ import annotations
 
@@ -22,55 +22,49 @@ ENTRIES = torch.tensor([
 """where each completion's tokens stand among the first token's table and the second's, one after the other"""
 
 
-@dataclass
-class Policy:
-    """Logits [TOKENS] of the first token, [TOKENS, TOKENS] of the second after each first."""
+class Table:
+    """Completions whose every probability is known. counts: [completions] tokens of each."""
 
-    first: Tensor
-    second: Tensor
+    counts: list[int]
 
     def flat(self) -> Tensor:
         """[tokens of all completions] log-probabilities, one completion after the other."""
-        return torch.cat([self.first.log_softmax(-1), self.second.log_softmax(-1).flatten()])[ENTRIES]
+        raise NotImplementedError
 
-    @property
-    def counts(self) -> list[int]:
-        """[completions] tokens of each."""
-        return COUNTS
+    def parameters(self) -> list[Tensor]:
+        raise NotImplementedError
 
     def logprobs(self) -> list[Tensor]:
         """[tokens] of every completion."""
-        return list(torch.split(self.flat(), COUNTS))
+        return list(torch.split(self.flat(), self.counts))
 
     def whole(self) -> Tensor:
         """[completions] log-probabilities."""
         return torch.stack([tokens.sum() for tokens in self.logprobs()])
 
+
+class Policy(Table):
+    """Logits [TOKENS] of the first token, [TOKENS, TOKENS] of the second after each first."""
+
+    counts = COUNTS
+
+    def __init__(self, first: Tensor, second: Tensor):
+        self.first, self.second = first, second
+
+    def flat(self) -> Tensor:
+        return torch.cat([self.first.log_softmax(-1), self.second.log_softmax(-1).flatten()])[ENTRIES]
+
     def parameters(self) -> list[Tensor]:
         return [self.first, self.second]
 
 
-@dataclass
-class Arms:
+class Arms(Table):
     """Logits [arms] of completions of one token: a bandit."""
 
-    logits: Tensor
+    def __init__(self, logits: Tensor):
+        self.logits, self.counts = logits, [1] * logits.shape[0]
 
     def flat(self) -> Tensor:
-        """[arms] log-probabilities."""
-        return self.logits.log_softmax(-1)
-
-    @property
-    def counts(self) -> list[int]:
-        """[arms] one each."""
-        return [1] * self.logits.shape[0]
-
-    def logprobs(self) -> list[Tensor]:
-        """[1] of every arm."""
-        return list(torch.split(self.flat(), 1))
-
-    def whole(self) -> Tensor:
-        """[arms] log-probabilities."""
         return self.logits.log_softmax(-1)
 
     def parameters(self) -> list[Tensor]:
@@ -94,10 +88,10 @@ def draw_rewards(seed: int) -> Tensor:
 class Problem:
     """Everything that an objective can ask for, and the policy that is trained."""
 
-    policy: Policy | Arms
-    behaviour: Policy | Arms
-    reference: Policy | Arms
-    old: Policy | Arms | None
+    policy: Table
+    behaviour: Table
+    reference: Table
+    old: Table | None
     rewards: Tensor
     """[completions]"""
     value: Tensor | None = None
@@ -111,7 +105,7 @@ class Problem:
         counts = [self.policy.counts[y] for y in chosen]
         places = torch.tensor([t for y in chosen for t in range(ends[y] - self.policy.counts[y], ends[y])]).long()
 
-        def packed(policy: Policy | Arms) -> Tensor:
+        def packed(policy: Table) -> Tensor:
             return policy.flat().detach()[places]
 
         lengths = torch.tensor(counts).long()

@@ -30,12 +30,12 @@ WHOLE = ("a_lol", "agro", "dro", "kto", "sharpening")
 TURNS = sorted(name for name, one in PUBLISHED.items() if not one.kind.several_turns and name not in WHOLE)
 
 
-def model(seed: int) -> Decoder:
-    decoder = Decoder(SHAPE)
+def model(seed: int, shape: DecoderConfig = SHAPE, spread: float = 3.0) -> Decoder:
+    decoder = Decoder(shape)
     initialise(decoder, seed)
     with torch.no_grad():
         for parameter in decoder.parameters():
-            parameter.mul_(3.0)
+            parameter.mul_(spread)
     return decoder
 
 
@@ -164,12 +164,7 @@ def test_divergences_are_those_of_the_whole_episode(name: str) -> None:
     KL(pi || ref) over both turns, what the first does to the second included."""
     vocabulary = 6
     shape = DecoderConfig("llama", vocabulary, 16, 24, 1, 2, 1, 8, 1e-5, 64, tied=True)
-    policy, reference, behaviour = Decoder(shape), Decoder(shape), Decoder(shape)
-    for seed, decoder in enumerate((policy, reference, behaviour)):
-        initialise(decoder, seed)
-        with torch.no_grad():
-            for parameter in decoder.parameters():
-                parameter.mul_(4.0)
+    policy, reference, behaviour = (model(seed, shape, 4.0) for seed in range(3))
     if name == "return":
         behaviour = copy.deepcopy(policy)  # exact where the policy itself sampled
     whole = [TrainSequence([0, first, (first + 2) % 6, 1, second], bytes([0, 1, 0, 0, 1]), 1.0, [0.0, 0.0], number)
@@ -211,60 +206,52 @@ def group_of(*pairs: tuple[Completion, Reward]) -> Group:
     return Group(prompt, [one for one, _ in pairs], [reward for _, reward in pairs], [""] * len(pairs))
 
 
-def test_a_turn_is_credited_with_the_rewards_from_it_on() -> None:
-    """Returns (1 0 1), (0 0), (2), and one that is not graded. Means 1, 0 and 1 at turns 1, 2 and 3."""
-    group = group_of(
-        episode(0, 1.0, -1.0, 1.0), episode(1, 0.0, 0.0), episode(2, 2.0), episode(3, 9.0, verdict=Verdict.CRASH)
-    )
-    plain = read_objective({"name": "dr_grpo"})
-    assert turn_advantages([group], plain.advantage) == [[[0.0, 0.0, 0.0], [-1.0, 0.0], [1.0], None]]
-    others = read_objective({"name": "rloo"})
-    assert turn_advantages([group], others.advantage) == [[[0.0, 0.0, 0.0], [-1.5, 0.0], [1.5], None]]
-    by_group = read_objective({"name": "grpo"})  # deviation sqrt(2/3) at turn 1, none at the others
-    found = turn_advantages([group], by_group.advantage)[0]
-    assert found[1] == pytest.approx([-(1.5**0.5), 0.0]) and found[2] == pytest.approx([1.5**0.5])
-    whole = read_objective({"name": "magistral"})  # of 0 0 0 -1 0 1: sqrt(1/3)
-    found = turn_advantages([group], whole.advantage)[0]
-    assert found[1] == pytest.approx([-(3**0.5), 0.0]) and found[2] == pytest.approx([3**0.5])
-
-
-def test_later_rewards_are_discounted_by_turns() -> None:
-    """With 1/2 the returns are (1 - 1/2 + 1/4, -1 + 1/2, 1) = (.75 -.5 1) and (2), with 0 the rewards themselves."""
-    group = group_of(episode(0, 1.0, -1.0, 1.0), episode(1, 2.0))
-    plain = read_objective({"name": "dr_grpo"})
-    assert turn_advantages([group], plain.advantage, 0.5) == [[[-0.625, 0.0, 0.0], [0.625]]]
-    assert turn_advantages([group], plain.advantage, 0.0) == [[[-0.5, 0.0, 0.0], [0.5]]]
-    two = group_of(episode(0, 0.0, 2.0), episode(1, 0.0, 0.0))  # "retry" without a reward for the first answer
-    found = train_sequences([two], plain, settings_of(credit="turn", discount=0.0))
-    assert [one.advantages for one in found] == [[0.0, 1.0], [0.0, -1.0]]
-
-
-def test_a_discount_without_credit_by_turn_is_refused() -> None:
-    said = list(read_objective({"name": "dr_grpo"}).contradictions(settings_of(discount=0.5)))
-    assert len(said) == 1 and said[0].startswith("environment.discount = 0.5 has no effect")
-
-
-def test_a_verifiers_total_is_the_reward_of_the_last_turn() -> None:
-    group = group_of(
-        episode(0, None, None, verdict=Verdict.CORRECT, total=1.0),
-        episode(1, None, None, total=0.0),
-        episode(2, None, total=0.5),
-    )
-    found = turn_advantages([group], read_objective({"name": "dr_grpo"}).advantage)
-    assert found == [[[0.5, 0.5], [-0.5, -0.5], [0.0]]]
-
-
 def settings_of(**environment: Any) -> Config:
     return Config.model_validate({"environment": environment, "model": {"path": "m"}, "data": {"train": "t"}})
 
 
+SEVERAL = group_of(
+    episode(0, 1.0, -1.0, 1.0), episode(1, 0.0, 0.0), episode(2, 2.0), episode(3, 9.0, verdict=Verdict.CRASH)
+)
+TWO = group_of(episode(0, 1.0, -1.0, 1.0), episode(1, 2.0))
+VERIFIED = group_of(
+    episode(0, None, None, verdict=Verdict.CORRECT, total=1.0), episode(1, None, None), episode(2, None, total=0.5)
+)
+
+
+@pytest.mark.parametrize(
+    ("group", "name", "discount", "expected"),
+    [
+        # returns (1 0 1), (0 0), (2), and one that is not graded. Means 1, 0 and 1 at turns 1, 2 and 3
+        (SEVERAL, "dr_grpo", 1.0, [[0.0, 0.0, 0.0], [-1.0, 0.0], [1.0], None]),
+        (SEVERAL, "rloo", 1.0, [[0.0, 0.0, 0.0], [-1.5, 0.0], [1.5], None]),
+        # deviation sqrt(2/3) at turn 1, none at the others; over the minibatch that of 0 0 0 -1 0 1: sqrt(1/3)
+        (SEVERAL, "grpo", 1.0, [[0.0, 0.0, 0.0], [-(1.5**0.5), 0.0], [1.5**0.5], None]),
+        (SEVERAL, "magistral", 1.0, [[0.0, 0.0, 0.0], [-(3**0.5), 0.0], [3**0.5], None]),
+        # returns (1 - 1/2 + 1/4, -1 + 1/2, 1) = (.75 -.5 1) and (2); with 0 the rewards themselves
+        (TWO, "dr_grpo", 0.5, [[-0.625, 0.0, 0.0], [0.625]]),
+        (TWO, "dr_grpo", 0.0, [[-0.5, 0.0, 0.0], [0.5]]),
+        # a verifier's total is the reward of the last turn
+        (VERIFIED, "dr_grpo", 1.0, [[0.5, 0.5], [-0.5, -0.5], [0.0]]),
+    ],
+)
+def test_a_turn_is_credited_with_the_discounted_rewards_from_it_on(
+    group: Group, name: str, discount: float, expected: list[list[float] | None]
+) -> None:
+    [rows] = turn_advantages([group], read_objective({"name": name}).advantage, discount)
+    assert rows == [None if row is None else pytest.approx(row) for row in expected]
+
+
 def test_sequences_carry_the_advantages_of_their_turns() -> None:
-    group = group_of(episode(0, 1.0, 0.0), episode(1, 0.0, 1.0), episode(2, 0.0, 0.0))
     plain = read_objective({"name": "dr_grpo"})
-    found = train_sequences([group], plain, settings_of(credit="turn"))
-    assert [one.advantages for one in found] == [
-        pytest.approx([1 / 3, -1 / 3]), pytest.approx([1 / 3, 2 / 3]), pytest.approx([-2 / 3, -1 / 3])
-    ]  # fmt: skip
+
+    def trained(group: Group, **environment: Any) -> list[list[float]]:
+        return [each.advantages for each in train_sequences([group], plain, settings_of(credit="turn", **environment))]
+
+    three = group_of(episode(0, 1.0, 0.0), episode(1, 0.0, 1.0), episode(2, 0.0, 0.0))
+    assert trained(three) == [pytest.approx(row) for row in ([1 / 3, -1 / 3], [1 / 3, 2 / 3], [-2 / 3, -1 / 3])]
+    two = group_of(episode(0, 0.0, 2.0), episode(1, 0.0, 0.0))  # "retry" without a reward for the first answer
+    assert trained(two, discount=0.0) == [[0.0, 1.0], [0.0, -1.0]]
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------
@@ -290,3 +277,8 @@ def test_credit_by_turn_needs_a_mean_to_compare_with(advantage: str) -> None:
     assert any("environment.credit" in line and '"leave_one_out"' in line for line in complaints(config))
     allowed = config.model_copy(update={"objective": {"name": "rloo"}})
     assert not any("environment.credit" in line for line in complaints(allowed))
+
+
+def test_a_discount_without_credit_by_turn_is_refused() -> None:
+    [line] = read_objective({"name": "dr_grpo"}).contradictions(settings_of(discount=0.5))
+    assert line.startswith("environment.discount = 0.5 has no effect")

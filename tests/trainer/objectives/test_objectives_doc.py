@@ -42,7 +42,6 @@ MUST_BE_SET: dict[str, dict[str, Any]] = {"distill": {"teacher": {"kind": "local
 
 
 def kinds(union: Any) -> tuple[str, ...]:
-    """Every kind of a table."""
     return tuple(kind for each in tables_of(union) for kind in kinds_of(each))
 
 
@@ -62,10 +61,6 @@ VALUES: dict[str, tuple[str, ...]] = {
 }
 
 
-def numbers(text: str) -> set[float]:
-    return set(map(float, re.findall(r"\d+(?:\.\d+)?", text)))
-
-
 ROWS = {row[first].strip("`"): row for first in ("name", "example") for row in table(first)}
 
 
@@ -82,28 +77,16 @@ def test_every_objective_has_a_row() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_row_names_source_and_needs(name: str) -> None:
+def test_a_row_has_source_needs_numbers_and_tests(name: str) -> None:
+    row, full = ROWS[name], read_objective(dict(name=NAMES[name], **MUST_BE_SET.get(name, {})))
+    assert all(row.values())
     published = re.findall(r"\d{4}\.\d{5}", PUBLISHED[name].source)
-    assert re.findall(r"\d{4}\.\d{5}", ROWS[name]["source"]) == published
-    wanted = {WORDS[need] for need in read_objective(dict(name=NAMES[name], **MUST_BE_SET.get(name, {}))).needs}
-    assert set(ROWS[name]["needs"].split(", ")) == (wanted or {"nothing"})
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_formula_has_the_papers_numbers(name: str) -> None:
-    full = read_objective(dict(name=NAMES[name], **MUST_BE_SET.get(name, {})))
-    assert {value for number in NUMBERS if (value := flat(full.in_force).get(number))} <= numbers(ROWS[name]["formula"])
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_tests_of_a_row_are_there(name: str) -> None:
-    named = [one.split("::") for one in re.findall(r"`([^`]+)`", ROWS[name]["test"])]
+    assert re.findall(r"\d{4}\.\d{5}", row["source"]) == published
+    assert set(row["needs"].split(", ")) == ({WORDS[need] for need in full.needs} or {"nothing"})
+    written = set(map(float, re.findall(r"\d+(?:\.\d+)?", row["formula"])))
+    assert {value for number in NUMBERS if (value := flat(full.in_force).get(number))} <= written
+    named = [test.split("::") for test in re.findall(r"`([^`]+)`", row["test"])]
     assert named and all(function in functions(file) for file, function in named)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_no_cell_of_a_row_is_empty(name: str) -> None:
-    assert all(ROWS[name].values())
 
 
 @pytest.mark.parametrize("setting", VALUES)
@@ -163,11 +146,8 @@ def test_an_objective_is_shown_on_one_screen_with_every_value_and_its_source(nam
     assert all((source in values[setting]) == (setting in paper) for setting in shown)
 
 
-def test_the_list_has_every_objective() -> None:
+def test_the_command_lists_shows_and_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     text = "\n".join(describe_all())
     assert all(re.search(rf"^{re.escape(full)}\b", text, re.MULTILINE) for full in NAMES.values())
-
-
-def test_the_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["objectives", "grp"]) == 2 and "did you mean grpo?" in capsys.readouterr().err
     assert main(["objectives", "gspo"]) == 0 and "clip_low" in capsys.readouterr().out

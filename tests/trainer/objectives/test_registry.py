@@ -1,7 +1,12 @@
-"""Objectives by name: the values of their papers, what a departure drops, what nothing reads, what makes no sense."""
+"""Objectives by name: the values of their papers, what a departure drops, what nothing reads, what makes no sense.
+
+The tables lie beside this file, a line a case: papers.jsonl, departures.jsonl, unread.jsonl, mistakes.jsonl,
+contradictions.jsonl.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from itertools import permutations
@@ -24,17 +29,20 @@ from trainer.objectives.kl import GRADIENTS, KlGradient
 from trainer.objectives.loss import policy_loss
 from trainer.objectives.objective import Need
 from trainer.objectives.page import describe_settings
-from trainer.objectives.registry import (
-    OBJECTIVES,
-    complaints,
-    needs,
-    objective_of,
-    read_objective,
-)
+from trainer.objectives.registry import OBJECTIVES, complaints, needs, objective_of, read_objective
 from trainer.objectives.tables import kinds_of, nested, tables_of
 
-PAGE = Path(__file__).parents[3] / "docs" / "objectives.md"
+HERE = Path(__file__).parent
+PAGE = HERE.parents[2] / "docs" / "objectives.md"
 TEACHER = {"teacher": {"kind": "local", "path": "models/teacher"}}
+
+
+def rows(name: str) -> list[dict[str, Any]]:
+    """The cases of a table beside this file."""
+    return [json.loads(line) for line in (HERE / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+PAPERS = {row["name"]: row for row in rows("papers")}
 
 
 def chosen(name: str, **settings: Any) -> dict[str, Any]:
@@ -61,6 +69,8 @@ def test_an_objective_written_out_in_full_is_the_same(name: str) -> None:
     """All that has an effect may also be set: nothing of it is without effect, and nothing changes."""
     full = read_objective(chosen(name))
     assert read_objective(full.in_force) == full and mistakes(full.in_force) == []
+    missing = flat(PUBLISHED[name].values).items() - flat(full.in_force).items()
+    assert not missing, "values of its paper have no effect"
 
 
 def test_only_distill_needs_another_setting() -> None:
@@ -68,85 +78,12 @@ def test_only_distill_needs_another_setting() -> None:
     assert len(mistakes({"name": "distill"})) == 1
 
 
-def advantage(kind: str, **settings: Any) -> dict[str, Any]:
-    return {"advantage": {"kind": kind, **settings}}
-
-
-def truncated(high: float = 2.0) -> dict[str, Any]:
-    return {"importance": {"kind": "token_truncated", "low": 0.0, "high": high}}
-
-
-def old(kind: str, **bounds: float) -> dict[str, Any]:
-    return {"ratio_reference": {"kind": "old", "importance": {"kind": kind, **bounds}}}
-
-
-UNWEIGHTED = {"importance": {"kind": "none"}}
-BY_VALUE = {"loss_aggregation": "completions", "filter_groups_by": "off"}
-START = {"reference": {"kind": "start"}}
-BY_HAND: dict[str, dict[str, Any]] = {
-    "magistral": {"clip_low": 0.2, "clip_high": 0.28, **advantage("mean", scale="minibatch"),
-                  "loss_aggregation": "group_tokens", "filter_groups_by": "total", "kl": None,
-                  "ratio_reference": {"kind": "rollout"}},
-    "grpo": {"clip_low": 0.2, "clip_high": 0.2, **advantage("mean", scale="group"), "loss_aggregation": "sequence",
-             "filter_groups_by": "off"},
-    "dapo": {"clip_low": 0.2, "clip_high": 0.28, **advantage("mean", scale="group"),
-             "loss_aggregation": "batch_tokens", "filter_groups_by": "correctness"},
-    "dr_grpo": {"clip_low": 0.2, "clip_high": 0.2, **advantage("mean", scale="none"), "loss_aggregation": "constant"},
-    "reinforce": {**UNWEIGHTED, **advantage("mean", scale="none"), **BY_VALUE},
-    "rloo": {**UNWEIGHTED, **advantage("leave_one_out", scale="none"), **BY_VALUE},
-    "aipo": {**truncated(), **advantage("mean", scale="none"), **BY_VALUE},
-    "cispo": {**truncated(5.0), **advantage("mean", scale="group"), "loss_aggregation": "batch_tokens"},
-    "gspo": {"clip_low": 3e-4, "clip_high": 4e-4, **advantage("mean", scale="group"), "loss_aggregation": "sequence"},
-    "gspo_token": {"clip_low": 3e-4, "clip_high": 4e-4, **advantage("mean", scale="group"),
-                   "loss_aggregation": "sequence"},
-    "decoupled_ppo": {"clip_low": 0.2, "clip_high": 0.2, **old("token")},
-    "tis": old("token_truncated", low=0.0, high=2.0),
-    "icepop": old("token_masked", low=0.5, high=5.0),
-    "dppo": {"importance": {"kind": "divergence_masked", "low": 0.2, "high": 0.2}},
-    "maxrl": {**UNWEIGHTED, **advantage("maxrl"), **BY_VALUE},
-    "pass_at_k": {**truncated(), **advantage("pass_at_k", k=0, centred=False, scale="none")},
-    "f_dpg": {"divergence": "js", **truncated(), **advantage("reward"), **START, **BY_VALUE},
-    "sharpening": {**truncated(), **advantage("none"), **START, "self_weight": 1.0},
-    "pass_at_k_centred": {**truncated(), **advantage("pass_at_k", k=0, centred=True, scale="none")},
-    "majority": {**truncated(), **advantage("majority", k=0, centred=False, scale="none")},
-    "gdpo": {**advantage("each_reward", scale="minibatch"), "clip_high": 0.2, "filter_groups_by": "off"},
-    "agro": {**advantage("reward"), "beta": 0.1, **START, "kl": None, **BY_VALUE, "value_samples": None,
-             "clip_low": None, "importance": None},
-    "spo": {**advantage("reward"), "beta": 0.1, **START, "value_samples": 8, "value_learning_rate": None, **BY_VALUE},
-    "dro": {**advantage("reward"), "beta": 0.1, **START, "value_learning_rate": 1e-2, "value_samples": None,
-            **BY_VALUE},
-    "kto": {**advantage("reward"), "beta": 0.1, **START, "desirable_above": 0.5, "desirable_weight": 1.0,
-            "undesirable_weight": 1.0, **BY_VALUE},
-    "a_lol": {**advantage("reward"), **START, "clip_low": 0.9, "clip_high": 0.9, "value_learning_rate": 1e-2,
-              **BY_VALUE},
-    "c_rlft": {**advantage("reward"), "reference": None, "beta": 0.43, **BY_VALUE},
-    "jepo": {"bound": "multi_sample", "bound_groups": "every", "answer_weight": 0.01, "missing_answer_penalty": 10.0,
-             **truncated(), "loss_aggregation": "completions"},
-    "distill": {**advantage("none"), "teacher": {**TEACHER["teacher"], "weight": 1.0},
-                "loss_aggregation": "batch_tokens", **truncated(), "filter_groups_by": "off"},
-}  # fmt: skip
-
-
 @pytest.mark.parametrize("name", NAMES)
-def test_the_values_of_each_paper(name: str) -> None:
-    full = read_objective(chosen(name)).in_force
-    assert {setting: full.get(setting) for setting in BY_HAND[name]} == BY_HAND[name]
-
-
-NEEDS = {
-    "decoupled_ppo": {Need.OLD_LOGPROBS}, "tis": {Need.OLD_LOGPROBS}, "icepop": {Need.OLD_LOGPROBS},
-    "agro": {Need.REFERENCE, Need.GROUPS}, "spo": {Need.REFERENCE, Need.START_VALUES},
-    "dro": {Need.REFERENCE, Need.VALUE}, "jepo": {Need.GROUPS, Need.GROUND_TRUTH}, "distill": {Need.TEACHER},
-    "kto": {Need.REFERENCE, Need.GROUPS}, "a_lol": {Need.REFERENCE, Need.VALUE},
-    "sharpening": {Need.REFERENCE, Need.GROUPS}, "f_dpg": {Need.REFERENCE, Need.GROUPS, Need.START_VALUES},
-}  # fmt: skip
-"""of the others: nothing"""
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_what_each_asks_of_the_run(name: str) -> None:
-    wanted = NEEDS.get(name, set())
-    assert read_objective(chosen(name)).needs == wanted
+def test_values_and_needs_of_each_paper(name: str) -> None:
+    paper, full = PAPERS[name], read_objective(chosen(name))
+    assert {setting: full.in_force.get(setting) for setting in paper["values"]} == paper["values"]
+    wanted = {Need[need.upper()] for need in paper["needs"]}
+    assert full.needs == wanted
     with_divergence = read_objective(chosen(name, kl={"weight": 0.1}))
     assert with_divergence.needs == wanted | {Need.REFERENCE}
     assert with_divergence.kl is not None and with_divergence.kl.gradient == "return"
@@ -155,113 +92,35 @@ def test_what_each_asks_of_the_run(name: str) -> None:
     assert needs(Config.model_validate({"objective": chosen(name), **imitating})) == set(), "imitation needs nothing"
 
 
-@pytest.mark.parametrize(
-    ("given", "found"),
-    [
-        ({"name": "icepop", **old("token_truncated")}, old("token_truncated", low=0.0, high=2.0)),
-        ({"name": "icepop", "ratio_reference": {"importance": {"high": 3.0}}}, old("token_masked", low=0.5, high=3.0)),
-        ({"name": "cispo", "importance": {"kind": "sequence_truncated"}},
-         {"importance": {"kind": "sequence_truncated", "high": 5.0}}),
-        ({"name": "cispo", "importance": {"kind": "divergence_masked", "low": 0.1}},
-         {"importance": {"kind": "divergence_masked", "low": 0.1, "high": 0.2}}),
-        ({"name": "tis", "ratio_reference": {"kind": "rollout"}}, {"ratio_reference": {"kind": "rollout"}}),
-        ({"name": "magistral", "ratio_reference": {"kind": "old"}}, old("token")),
-        ({"name": "dapo", **advantage("leave_one_out")},
-         {**advantage("leave_one_out", scale="none"), "loss_aggregation": "batch_tokens"}),
-        ({"name": "rloo", **advantage("mean")}, advantage("mean", scale="minibatch")),
-        ({"name": "maxrl", **advantage("pass_at_k")}, advantage("pass_at_k", k=0, centred=False, scale="none")),
-        ({"name": "pass_at_k", "advantage": {"k": 4}}, advantage("pass_at_k", k=4, centred=False, scale="none")),
-        ({"name": "grpo", "kl": {"weight": 0.1, "reference": {"kind": "average"}}},
-         {"kl": {"weight": 0.1, "gradient": "return", "reference": {"kind": "average", "every": 1, "share": 0.01}}}),
-        ({"entropy_target": {"nats": 0.4}}, {"entropy_target": {"nats": 0.4, "clip_high_bounds": [0.2, 0.4]}}),
-        # the paper's own choice given again changes nothing
-        ({"name": "cispo", "importance": {"kind": "token_truncated"}}, truncated(5.0)),
-        # what is set stays, whatever else is
-        ({"name": "gspo", "clip_high": 0.5}, {"clip_low": 3e-4, "clip_high": 0.5}),
-    ],
-    ids=str,
-)  # fmt: skip
-def test_another_kind_drops_the_values_that_its_paper_gave_the_old_one(
-    given: dict[str, Any], found: dict[str, Any]
-) -> None:
-    full = read_objective(given).in_force
-    assert {setting: full[setting] for setting in found} == found
+@pytest.mark.parametrize("row", rows("departures"), ids=lambda row: str(row["given"]))
+def test_another_kind_drops_the_values_that_its_paper_gave_the_old_one(row: dict[str, Any]) -> None:
+    full = read_objective(row["given"]).in_force
+    assert {setting: full[setting] for setting in row["in_force"]} == row["in_force"]
+    assert mistakes(row["given"]) == []
 
 
-@pytest.mark.parametrize(
-    ("given", "unread"),
-    [
-        ({"name": "gspo", "dual_clip": 3.0}, ["dual_clip"]),
-        ({"name": "reinforce", "clip_low": 0.1, "clip_high": 0.1, "ratio_reference": {"kind": "old"}},
-         ["clip_high", "clip_low", "ratio_reference"]),
-        ({"name": "grpo", "beta": 0.1}, ["beta"]),
-        ({"name": "agro", "value_samples": 4, "value_learning_rate": 0.1}, ["value_learning_rate", "value_samples"]),
-        ({"bound": "single_sample", "bound_groups": "every", "answer_weight": 1.0, "missing_answer_penalty": 1.0},
-         ["answer_weight", "bound", "bound_groups", "missing_answer_penalty"]),
-    ],
-    ids=lambda value: "-".join(map(str, value)),
-)  # fmt: skip
-def test_settings_that_nothing_reads_are_found_and_refused(given: dict[str, Any], unread: list[str]) -> None:
+@pytest.mark.parametrize("row", rows("unread"), ids=lambda row: "-".join(row["unread"]))
+def test_settings_that_nothing_reads_are_found_and_refused(row: dict[str, Any]) -> None:
+    given, unread = row["given"], row["unread"]
     rest = {name: value for name, value in given.items() if name not in unread}
-    lines = sorted(mistakes(given))
-    assert [line.split(" ")[0] for line in lines] == [f"objective.{name}" for name in unread]
-    name = read_objective(rest).name
+    lines, name = sorted(mistakes(given)), read_objective(rest).name
+    assert [line.split(" ")[0] for line in lines] == [f"objective.{setting}" for setting in unread]
     assert all(line.endswith("remove it") and f'objective.name = "{name}"' in line for line in lines)
     assert mistakes(rest) == []
 
 
-@pytest.mark.parametrize(
-    ("table", "settings", "setting"),
-    [
-        ("importance", {"kind": "token", "high": 2.0}, "high"), ("importance", {"kind": "none", "low": 1.0}, "low"),
-        ("importance", {"kind": "sequence_masked", "low": 0.5}, "low"),
-        ("advantage", {"kind": "leave_one_out", "k": 4}, "k"), ("advantage", {"k": 4}, "k"),
-        ("advantage", {"kind": "maxrl", "scale": "none"}, "scale"),
-        ("advantage", {"kind": "mean", "centred": True}, "centred"),
-        ("teacher", {"kind": "local", "path": "a", "model": "m"}, "model"),
-        ("kl.reference", {"kind": "previous", "every": 2, "share": 0.5}, "share"),
-        ("kl.reference", {"kind": "start", "every": 2}, "every"),
-    ],
-    ids=str,
-)  # fmt: skip
-def test_a_setting_of_another_kind_is_refused(table: str, settings: dict[str, Any], setting: str) -> None:
-    given = {"kl": {"weight": 0.1, "reference": settings}} if table == "kl.reference" else {table: settings}
-    (line,) = mistakes({"name": "reinforce", **given})
-    assert line.startswith(f"objective.{table}.{setting} has no effect with this objective.{table}.kind: remove it")
-    assert 'kind = "' in line, "every kind with its settings"
+@pytest.mark.parametrize("row", rows("mistakes"), ids=lambda row: str(row["given"]))
+def test_a_mistake_is_one_line_that_says_what_to_write(row: dict[str, Any]) -> None:
+    (line,) = mistakes(row["given"])
+    assert line.startswith(row["says"][0]) and all(words in line for words in row["says"]), line
 
 
-OLD = {
-    "k": "advantage.k", "scale": "advantage.scale", "centred": "advantage.centred",
-    "importance_low": "ratio_reference.importance.low", "importance": "ratio_reference.importance",
-    "kl_gradient": "kl.gradient", "reference": "kl.reference", "reference_every": "kl.reference.every",
-    "reference_share": "kl.reference.share", "clip_high_bounds": "entropy_target.clip_high_bounds",
-    "teacher_model": "teacher.model", "teacher_key_variable": "teacher.key_variable",
-    "teacher_weight": "teacher.weight",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("setting", OLD)
-def test_a_setting_that_is_in_a_table_now_is_named(setting: str) -> None:
-    (line,) = mistakes({setting: 1})
-    table = OLD[setting].rpartition(".")[0]
-    assert line.startswith(f"objective.{setting} is objective.{OLD[setting]} now: [objective.{table}] has ")
-
-
-@pytest.mark.parametrize(
-    ("given", "write"),
-    [
-        ({"advantage": "pass_at_k"}, 'objective.advantage.kind = "pass_at_k"'), ({"kl": 0.1}, "[objective.kl]"),
-        ({"name": "aipo", "importance": "token"}, 'objective.importance.kind = "token"'),
-        ({"ratio_reference": "old"}, 'objective.ratio_reference.kind = "old"'),
-        ({"name": "agro", "reference": "average"}, 'objective.reference.kind = "average"'),
-        ({"teacher": "runs/a/latest"}, "[objective.teacher]"), ({"entropy_target": 0.4}, "[objective.entropy_target]"),
-    ],
-    ids=str,
-)  # fmt: skip
-def test_a_value_in_the_place_of_a_table_is_told_what_to_write(given: dict[str, Any], write: str) -> None:
-    (line,) = mistakes(given)
-    assert line.startswith(f"objective.{[*given][-1]} is a table, not a value: write {write}") and line.endswith(")")
+@pytest.mark.parametrize("row", rows("contradictions"), ids=lambda row: f"{row['given']} {row['others']}")
+def test_a_contradiction_is_one_line_with_names_and_repair(row: dict[str, Any]) -> None:
+    given, allowed = (row[key] | {"name": NAMES[row[key].get("name", "magistral")]} for key in ("given", "allowed"))
+    lines = mistakes(given, **row["others"])
+    assert len(lines) == 1 and all(name in lines[0] for name in row["says"]), lines
+    assert mistakes(allowed, **row["allowed_others"]) == []
 
 
 def test_options_choose_a_kind_and_its_settings(tmp_path: Path) -> None:
@@ -293,28 +152,6 @@ def test_options_choose_a_kind_and_its_settings(tmp_path: Path) -> None:
         assert message in str(refused.value), option
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"name": "grpoo"}, 'objective.name = "grpoo": did you mean grpo? It must be one of agro, aipo'),
-        ({"name": "kto"}, 'objective.name = "kto": it is an example, write "examples/objectives/kto.py:kto"'),
-        ({"clip_lo": 0.1}, "unknown setting objective.clip_lo; did you mean objective.clip_low?"),
-        ({"clip_low": -1}, "objective.clip_low = -1: must be a finite number, more than 0"),
-        ({"advantage": {"scale": "both"}}, 'objective.advantage.scale = "both": must be one of "minibatch", "group"'),
-        ({"name": "reinforce", "importance": ["token"]}, "objective.importance is a table, not a value"),
-        ({"kl": {"gradient": "return"}}, "objective.kl.weight is missing: it must be a finite number, at least 0"),
-        ({"kl": {"weight": 1, "gradient": "wrong_k1"}}, 'objective.kl.gradient = "wrong_k1": must be one of "return"'),
-        ({"kl": {"weight": 1, "reference": {"every": 2}}}, 'objective.kl.reference.kind is missing: it must be one of'),
-        ({"advantage": {"kind": "best"}}, 'objective.advantage.kind = "best": it must be one of "mean"'),
-        ({"teacher": {"path": "a"}}, 'objective.teacher.kind is missing: it must be one of "local" (path, weight)'),
-    ],
-    ids=str,
-)  # fmt: skip
-def test_a_mistake_is_one_line_that_says_what_to_write(given: dict[str, Any], message: str) -> None:
-    (line,) = mistakes(given)
-    assert line.startswith(message), line
-
-
 def test_an_objective_of_ones_own_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The example of docs/objectives.md, word for word, through the loss of a micro-batch."""
     (example,) = re.findall(r"```python objective\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
@@ -339,78 +176,6 @@ def test_an_objective_of_ones_own_is_a_file(tmp_path: Path, monkeypatch: pytest.
     assert line.endswith("ends.py fails with SystemExit: 3 in line 1")
 
 
-NO_CORRECTNESS = {"reward": {"correctness": 0.0}}
-HELD = {"loss_aggregation": "completions", "filter_groups_by": "off"}
-API = {"teacher": {"kind": "served", "url": "http://127.0.0.1:8000/v1", "model": "m"}, "filter_groups_by": "off"}
-PREVIOUS = {"kl": {"weight": 0.1, "reference": {"kind": "previous"}}}
-WARM = {"rollout": {"temperature": 0.7}}
-CONTRADICTIONS: list[tuple[dict[str, Any], dict[str, Any], tuple[str, ...], dict[str, Any], dict[str, Any]]] = [
-    # [objective], other sections, what the line names, and the nearest that is allowed
-    ({"name": "agro", "kl": {"weight": 0.1}}, {}, ("objective.kl", "objective.beta", "remove kl"),
-     {"name": "agro"}, {}),
-    ({"name": "dro", **advantage("mean")}, {}, ('objective.advantage.kind = "mean"', '"dro"', 'use "reward"'),
-     {"name": "dro", **advantage("reward")}, {}),
-    ({"name": "grpo", **advantage("reward")}, {}, ('objective.advantage.kind = "reward"', '"grpo"', 'use "mean"'),
-     {"name": "grpo", **advantage("mean")}, {}),
-    ({"name": "spo", "reference": {"kind": "average"}}, {}, ('objective.reference.kind = "average"', '"spo"', 'use '
-      '"start"'), {"name": "spo", **START}, {}),
-    ({"name": "agro", "filter_groups_by": "total"}, {}, ('objective.filter_groups_by = "total"', '"agro"', 'use "off"'),
-     {"name": "agro", "filter_groups_by": "off"}, {}),
-    ({"name": "jepo", "filter_groups_by": "total"}, {}, ('objective.filter_groups_by = "total"', '"jepo"', 'use "off"'),
-     {"name": "jepo", "filter_groups_by": "off"}, {}),
-    (TEACHER, {}, ('objective.filter_groups_by = "total"', "a teacher", 'use "off"'),
-     {**TEACHER, "filter_groups_by": "off"}, {}),
-    ({"name": "pass_at_k", "advantage": {"k": 17}}, {}, ("objective.advantage.k = 17", "rollout.group_size = 16"),
-     {"name": "pass_at_k", "advantage": {"k": 16}}, {}),
-    ({"name": "majority", "advantage": {"k": 1}}, {}, ("objective.advantage.k = 1", "at least 2"),
-     {"name": "majority", "advantage": {"k": 2}}, {}),
-    *(({"name": name}, NO_CORRECTNESS, (f'objective.advantage.kind = "{name}"', "reward.correctness = 0", 'use kind = '
-        '"mean"'), {"name": name, **advantage("mean")}, NO_CORRECTNESS) for name in ("maxrl", "pass_at_k", "majority")),
-    ({"name": "dapo"}, NO_CORRECTNESS, ('objective.filter_groups_by = "correctness"', "reward.correctness = 0",
-      '"total"'), {"name": "dapo", "filter_groups_by": "total"}, NO_CORRECTNESS),
-    (advantage("none"), {}, ('objective.advantage.kind = "none"', "set objective.teacher", 'use "mean"'),
-     {**advantage("none"), "filter_groups_by": "off", **TEACHER}, {}),
-    ({"name": "dro", "reference": {"kind": "previous"}}, {}, ('objective.reference.kind = "previous"', "raise "
-      "objective.reference.every or optimiser.minibatches"),
-     {"name": "dro", "reference": {"kind": "previous", "every": 2}}, {}),
-    (PREVIOUS, {}, ('objective.kl.reference.kind = "previous"', "one optimiser step", "objective.kl.reference.every"),
-     PREVIOUS, {"optimiser": {"minibatches": 2}}),
-    ({"name": "sharpening", "kl": {"weight": 1.0, "reference": {"kind": "average"}}}, {}, ("objective.kl.reference",
-      "one reference model"), {"name": "sharpening", "kl": {"weight": 1.0}}, {}),
-    ({"name": "distill"}, {}, ('objective.name = "distill"', "set objective.teacher"), {"name": "distill", **TEACHER},
-     {}),
-    ({"name": "gspo", **TEACHER}, {}, ("objective.teacher", 'objective.name = "gspo"', 'use "reinforce"'),
-     {"name": "reinforce", **TEACHER}, {}),
-    ({"teacher": {"kind": "served", "url": "a"}}, {}, ("objective.teacher.model is missing",), API, {}),
-    (API, WARM, ("rollout.temperature = 0.7", "set it to 1"), {"filter_groups_by": "off", **TEACHER}, WARM),
-    ({"name": "distill", "teacher": {"kind": "served", "url": "folder", "model": "m"}}, {}, (
-      'objective.teacher.kind = "local"', 'objective.teacher.url = "folder"'), {"name": "distill", **TEACHER}, {}),
-    ({"name": "distill", "teacher": {"kind": "local", "path": "http://a/v1"}}, {}, ('objective.teacher.kind = '
-      '"served"',), {"name": "distill", **API}, {}),
-    ({"dual_clip": 1.0}, {}, ("objective.dual_clip = 1.0", "above 1, or 0"), {"dual_clip": 1.5}, {}),
-    ({"name": "aipo", "importance": {"low": 2.0}}, {}, ("objective.importance.low = 2.0", "below objective.importance."
-      "high"), {"name": "aipo", "importance": {"low": 1.9}}, {}),
-    ({"name": "icepop", "ratio_reference": {"importance": {"high": 0.4}}}, {}, ("ratio_reference.importance.low = 0.5",
-      "importance.high = 0.4"), {"name": "icepop", "ratio_reference": {"importance": {"high": 0.6}}}, {}),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("objective", "others", "names", "allowed", "allowed_others"), CONTRADICTIONS,
-    ids=[" ".join(map(str, one[0].values())) + str(number) for number, one in enumerate(CONTRADICTIONS)],
-)  # fmt: skip
-def test_a_contradiction_is_one_line_with_names_and_repair(
-    objective: dict[str, Any], others: dict[str, Any], names: tuple[str, ...], allowed: dict[str, Any],
-    allowed_others: dict[str, Any],
-) -> None:  # fmt: skip
-    objective, allowed = (
-        given | {"name": NAMES.get(given.get("name", ""), "magistral")} for given in (objective, allowed)
-    )
-    lines = mistakes(objective, **others)
-    assert len(lines) == 1 and all(name in lines[0] for name in names), lines
-    assert mistakes(allowed, **allowed_others) == []
-
-
 def test_help_tells_every_setting_of_every_objective() -> None:
     text = describe_settings()
     for published in OBJECTIVES.values():
@@ -423,12 +188,6 @@ def test_help_tells_every_setting_of_every_objective() -> None:
 def test_a_difference_of_probabilities_has_bounds_in_any_order() -> None:
     """Of "divergence_masked" both bounds are distances from 0."""
     assert mistakes({"name": "dppo", "importance": {"low": 0.3, "high": 0.1}}) == []
-
-
-def test_the_values_of_a_paper_all_have_an_effect() -> None:
-    for name, published in PUBLISHED.items():
-        missing = flat(published.values).items() - flat(read_objective(chosen(name)).in_force).items()
-        assert not missing, f"{name}: {missing} of its paper have no effect"
 
 
 def test_every_choice_of_a_setting_is_known_to_the_formulas() -> None:

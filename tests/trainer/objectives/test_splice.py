@@ -13,7 +13,6 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from examples.quickstart.prepare import Options, make_tiny_model
 from shared.chat import Chat
 from shared.config import Config
-from shared.errors import ConfigError
 from shared.types import IMITATED, Completion, Group, Problem, Prompt, Reward, TrainSequence, Verdict
 from trainer.objectives.jepo import Jepo, encode_inside, splice_answer
 from trainer.objectives.objective import train_sequences
@@ -49,17 +48,25 @@ def straddling(folder: Path, special: list[str], template: str = TEMPLATE) -> Ch
     return write(folder, tokenizer, template)
 
 
-@pytest.fixture(scope="module", params=["tiny", "straddling", "smollm2"])
+@pytest.fixture(scope="module", params=["tiny", "straddling"])
 def chat(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Chat:
     folder = tmp_path_factory.mktemp("tokenizer") / "model"
-    if request.param == "smollm2":
-        if not SMOLLM2.is_dir():
-            pytest.skip(f"{SMOLLM2} is not there: make smollm2 says how to make it")
-        return Chat(SMOLLM2)
     if request.param == "straddling":
         return straddling(folder, ["<eos>"])
     make_tiny_model(folder, Options(operations=(2, 2), max_tokens=192), 0)
     return Chat(folder)
+
+
+@pytest.fixture
+def bytewise(tmp_path: Path) -> Chat:
+    return straddling(tmp_path / "model", ["<eos>"])
+
+
+def spliced(chat: Chat, ids: list[int], answer: str) -> str:
+    """The text with the answer in its place."""
+    cut = splice_answer(chat, ids, answer)
+    assert cut is not None and cut.ground_truth[-1] == chat.eos_id
+    return chat.decode([*ids[: cut.kept], *cut.ground_truth])
 
 
 @pytest.mark.parametrize(
@@ -80,16 +87,13 @@ def test_the_ground_truth_answer_stands_where_the_graded_one_began(chat: Chat, r
     text = reasoning + response
     ids = [*chat.encode(text), chat.eos_id]
     found = splice_answer(chat, ids, "7/2")
-    assert found is not None and found.ground_truth[-1] == chat.eos_id
-    assert chat.decode([*ids[: found.kept], *found.ground_truth]) == f"{reasoning}{kept}7/2}}"
+    assert found is not None and spliced(chat, ids, "7/2") == f"{reasoning}{kept}7/2}}"
     assert len(chat.decode(ids[: found.kept + 1])) > len(reasoning + kept), "no whole token before the cut is lost"
 
 
 def test_of_boxes_that_are_one_answer_the_first_is_the_cue(chat: Chat) -> None:
     ids = chat.encode("<think>a</think>Either \\boxed{1} or \\boxed{2}.")
-    found = splice_answer(chat, ids, "3, 4")
-    assert found is not None
-    assert chat.decode([*ids[: found.kept], *found.ground_truth]) == "<think>a</think>Either \\boxed{3, 4}"
+    assert spliced(chat, ids, "3, 4") == "<think>a</think>Either \\boxed{3, 4}"
 
 
 @given(summary=ANSWERS, own=ANSWERS, answer=ANSWERS, rest=ANSWERS)
@@ -98,17 +102,15 @@ def test_any_answer_is_put_and_read_back(chat: Chat, summary: str, own: str, ans
     summary, own, rest = (part.translate({ord(sign): None for sign in "{}\\"}) for part in (summary, own, rest))
     before = chat.decode(chat.encode(f"<think>t</think>{summary}\\boxed{{"))
     ids = chat.encode(f"{before}{own}}}{rest}")
-    found = splice_answer(chat, ids, answer)
-    assert found is not None
-    whole = chat.decode([*ids[: found.kept], *found.ground_truth])
+    whole = spliced(chat, ids, answer)
     known = chat.decode(chat.encode(answer))  # some tokenizers lack the bytes of rare letters
     assert whole == f"{before}{known}}}"
     if not set("{}\\") & set(answer):
         assert extract_answer(after_reasoning(whole) or "") == known.strip()
 
 
-def test_a_token_over_the_cut_gives_its_first_letters_to_the_ground_truth(tmp_path: Path) -> None:
-    chat = straddling(tmp_path / "model", ["<eos>"])
+def test_a_token_over_the_cut_gives_its_first_letters_to_the_ground_truth(bytewise: Chat) -> None:
+    chat = bytewise
     ids = chat.encode("<think>a</think>\\boxed{4}.")
     assert chat.tokenizer.convert_ids_to_tokens(ids)[-1] == "{4}."
     found = splice_answer(chat, ids, "5")
@@ -120,8 +122,8 @@ def test_a_token_over_the_cut_gives_its_first_letters_to_the_ground_truth(tmp_pa
     assert chat.tokenizer.convert_ids_to_tokens(found.ground_truth) == ["4", "}", "<eos>"]
 
 
-def test_sampled_tokens_are_kept_however_they_spell_their_text(tmp_path: Path) -> None:
-    chat = straddling(tmp_path / "model", ["<eos>"])
+def test_sampled_tokens_are_kept_however_they_spell_their_text(bytewise: Chat) -> None:
+    chat = bytewise
     ids = [token for letter in "<think>d{4}.</think>\\boxed{4}." for token in chat.encode(letter)]
     assert ids != chat.encode(chat.decode(ids)), "the tokenizer itself would merge"
     found = splice_answer(chat, ids, "4")
@@ -129,8 +131,8 @@ def test_sampled_tokens_are_kept_however_they_spell_their_text(tmp_path: Path) -
     assert found.kept == len("<think>d{4}.</think>\\boxed{")
 
 
-def test_half_a_character_is_not_kept(tmp_path: Path) -> None:
-    chat = straddling(tmp_path / "model", ["<eos>"])
+def test_half_a_character_is_not_kept(bytewise: Chat) -> None:
+    chat = bytewise
     start, over = chat.encode("<think>a</think>"), chat.tokenizer.convert_tokens_to_ids(OVER)
     ids = [*start, chat.encode("é")[0], over, *chat.encode("}")]
     assert chat.decode(ids) == "<think>a</think>é\\boxed{4}"
@@ -139,8 +141,8 @@ def test_half_a_character_is_not_kept(tmp_path: Path) -> None:
     assert chat.decode(found.ground_truth) == "é\\boxed{5}"
 
 
-def test_a_long_completion_is_decoded_a_few_times_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    chat = straddling(tmp_path / "model", ["<eos>"])
+def test_a_long_completion_is_decoded_a_few_times_only(bytewise: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
+    chat = bytewise
     ids = chat.encode(f"<think>{'word ' * 2000}</think>\\boxed{{4}} {'and more ' * 100}")
     decoded: list[int] = []
     decode = chat.decode
@@ -168,8 +170,7 @@ def test_a_completion_that_gives_no_answer_has_no_cue(chat: Chat, text: str) -> 
 def test_reasoning_that_the_template_opens(tmp_path: Path) -> None:
     chat = straddling(tmp_path / "model", ["<eos>"], TEMPLATE + "<think>")
     ids = chat.encode("a</think>So \\boxed{3}.")
-    found = splice_answer(chat, ids, "5")
-    assert found is not None and chat.decode([*ids[: found.kept], *found.ground_truth]) == "a</think>So \\boxed{5}"
+    assert spliced(chat, ids, "5") == "a</think>So \\boxed{5}"
     assert splice_answer(chat, chat.encode("<think>a</think>\\boxed{3}"), "5") is None, "opened twice"
 
 
@@ -200,9 +201,7 @@ def test_no_blank_is_put_before_the_ground_truth_answer(tmp_path: Path) -> None:
     assert chat.decode([*chat.encode("4"), *chat.encode("5")]) == "4 5"
     assert chat.tokenizer.convert_ids_to_tokens(encode_inside(chat, "5 7")) == ["5", "▁", "7"]
     ids = chat.encode("<think>a</think>So it is \\boxed{4}.")
-    found = splice_answer(chat, ids, "7/2")
-    assert found is not None
-    assert chat.decode([*ids[: found.kept], *found.ground_truth]) == "<think>a</think>So it is \\boxed{7/2}"
+    assert spliced(chat, ids, "7/2") == "<think>a</think>So it is \\boxed{7/2}"
 
 
 def group(domain: str, *verdicts: Verdict | None) -> Group:
@@ -234,11 +233,6 @@ def test_which_groups_are_trained_by_their_bound(bound_groups: str, bounded: lis
     assert isinstance(objective, Jepo) and [objective.is_bounded(group) for group in GROUPS] == bounded
 
 
-def test_an_unknown_choice_of_groups_is_named() -> None:
-    with pytest.raises(ConfigError, match='objective.bound_groups = "evry": must be one of "every"'):
-        read_objective({"name": "jepo", "bound_groups": "evry"})
-
-
 def test_a_group_whose_ground_truth_answer_does_not_fit_is_trained_by_its_rewards(tmp_path: Path) -> None:
     r"""A prompt of 3 tokens, reasoning of 16 and 20, 6 for \boxed{ ("d{" is one token), 4 of the answer: 29 and 33."""
     chat = straddling(tmp_path / "model", ["<eos>"])
@@ -249,11 +243,13 @@ def test_a_group_whose_ground_truth_answer_does_not_fit_is_trained_by_its_reward
     rewards = [Reward(value, 0.1, 0.0, 0.0, 0.0, Verdict.OPEN) for value in (1.0, 0.0)]
     asked = Group(Prompt(0, Problem("p", "?", "57", domain="open", hidden=True), [1, 2, 3]), completions, rewards)
 
-    def trained(most: int) -> list[TrainSequence]:
+    def trained(most: int, loss_aggregation: str = "completions") -> list[TrainSequence]:
         settings = {
-            "objective": {"name": "jepo"}, "model": {"max_tokens": most}, "rollout": {"max_completion_tokens": 30},
+            "objective": {"name": "jepo", "loss_aggregation": loss_aggregation},
+            "model": {"max_tokens": most},
+            "rollout": {"max_completion_tokens": 30},
             "reward": {"overlong_buffer": 8},
-        }  # fmt: skip
+        }
         config = Config.model_validate(settings)
         return train_sequences([asked], objective_of(config), config, chat)
 
@@ -265,3 +261,5 @@ def test_a_group_whose_ground_truth_answer_does_not_fit_is_trained_by_its_reward
     assert [one.token_ids[3:] for one in rewarded] == [completion.token_ids for completion in completions]
     assert [one.advantages for one in rewarded] == [[0.5], [-0.5]]
     assert {one.weight for one in bound} == {one.weight for one in rewarded} == {0.5}
+    by_tokens = {sequence.weight for sequence in trained(33, "batch_tokens")}
+    assert by_tokens == {1 / (29 - 7 + 33 - 7)}, "only what was sampled counts"

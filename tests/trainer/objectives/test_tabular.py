@@ -3,6 +3,7 @@
 import itertools
 import math
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +12,6 @@ from torch import Tensor
 
 from tests.trainer.objectives.named import example
 from tests.trainer.objectives.tabular import COMPLETIONS, Problem, draw_policy, draw_rewards, gradients
-from trainer.objectives.clip import Clip
 from trainer.objectives.inputs import LossInputs, completions_of
 from trainer.objectives.loss import policy_loss
 from trainer.objectives.registry import read_objective
@@ -82,62 +82,36 @@ def masked(weight: Tensor, measured: Tensor, low: float, high: float) -> Tensor:
     return torch.where((measured < low) | (measured > high), 0.0, weight)
 
 
+def clip(p: Tensor, m: Tensor, _: Tensor, a: Tensor) -> Tensor:
+    r = (p - m).exp()
+    return torch.where(((a > 0) & (r > 1.28)) | ((a < 0) & (r < 0.8)), 0.0, r * a)
+
+
+WIDE, NEAR = {"clip_low": 0.2, "clip_high": 0.28}, {"low": 0.9, "high": 1.1}
+FORMULAS: list[tuple[dict[str, Any], Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]]] = [
+    ({"name": "decoupled_ppo", "clip_high": 0.28}, lambda p, m, x, a: (x - m).exp() * clip(p, x, x, a)),
+    ({"name": "tis"}, lambda p, m, x, a: (x - m).exp().clamp(max=2) * clip(p, x, x, a)),
+    ({"name": "icepop", "ratio_reference": {"importance": NEAR}},
+     lambda p, m, x, a: masked((x - m).exp(), (x - m).exp(), 0.9, 1.1) * clip(p, x, x, a)),
+    ({"name": "gspo", **WIDE}, gspo),
+    ({"name": "gspo_token", **WIDE}, gspo),
+    ({"name": "aipo", "importance": {"kind": "sequence_masked", "high": 1.1}},
+     lambda p, m, x, a: masked((p - m).sum().exp().expand_as(p), (p - m).sum().exp(), 0.0, 1.1) * a),
+    ({"name": "aipo", "importance": {"kind": "geometric_masked", **NEAR}},
+     lambda p, m, x, a: masked((p - m).exp(), (p - m).mean().exp(), 0.9, 1.1) * a),
+]  # fmt: skip
+"""[objective] and the coefficient of a token's score, from log pi, mu and old of one completion, and its reward"""
+
+
 @pytest.mark.parametrize("seed", SEEDS)
-def test_expected_gradients_off_policy_against_the_formulas(seed: int) -> None:
-    """Each coefficient of a token's score, written out again for one completion at a time."""
+@pytest.mark.parametrize(("chosen", "coefficient"), FORMULAS)
+def test_expected_gradients_off_policy_against_the_formulas(
+    chosen: dict[str, Any], coefficient: Callable[..., Tensor], seed: int
+) -> None:
     problem = make(seed, proximal=True)
-    proximal = problem.old or problem.policy
-    pi, mu, prox = (policy.logprobs() for policy in (problem.policy, problem.behaviour, proximal))
-    rewards = problem.rewards
-
-    def each(coefficient: Any) -> list[Tensor]:
-        return [coefficient(pi[y].detach(), mu[y], prox[y], rewards[y]) for y in range(len(COMPLETIONS))]
-
-    def clip(p: Tensor, m: Tensor, _: Tensor, a: Tensor) -> Tensor:
-        r = (p - m).exp()
-        return torch.where(((a > 0) & (r > 1.28)) | ((a < 0) & (r < 0.8)), 0.0, r * a)
-
-    def decoupled(p: Tensor, m: Tensor, x: Tensor, a: Tensor) -> Tensor:
-        return (x - m).exp() * clip(p, x, x, a)
-
-    def dual(p: Tensor, m: Tensor, _: Tensor, a: Tensor) -> Tensor:
-        r = (p - m).exp()
-        return torch.where((a < 0) & (r > 1.5), 0.0, clip(p, m, m, a))
-
-    def dppo(p: Tensor, m: Tensor, _: Tensor, a: Tensor) -> Tensor:
-        change = p.exp() - m.exp()
-        gone = change > 0.05 if a > 0 else change < -0.1
-        return torch.where(gone, 0.0, (p - m).exp() * a)
-
-    wide = {"clip_low": 0.2, "clip_high": 0.28}
-    bounds = {"low": 0.9, "high": 1.1}
-    cases: list[tuple[dict[str, Any], Any]] = [
-        ({"name": "magistral"}, clip),
-        ({"name": "decoupled_ppo", "clip_high": 0.28}, decoupled),
-        ({"name": "gspo", **wide}, gspo),
-        ({"name": "gspo_token", **wide}, gspo),
-        ({"name": "reinforce"}, lambda p, m, x, a: a.expand_as(p)),
-        ({"name": "aipo"}, lambda p, m, x, a: (p - m).exp().clamp(max=2) * a),
-        ({"name": "cispo", "importance": {"high": 1.5}}, lambda p, m, x, a: (p - m).exp().clamp(max=1.5) * a),
-        ({"name": "tis"}, lambda p, m, x, a: (x - m).exp().clamp(max=2) * clip(p, x, x, a)),
-        (
-            {"name": "icepop", "ratio_reference": {"importance": bounds}},
-            lambda p, m, x, a: masked((x - m).exp(), (x - m).exp(), 0.9, 1.1) * clip(p, x, x, a),
-        ),
-        ({"name": "magistral", "dual_clip": 1.5}, dual),
-        ({"name": "dppo", "importance": {"low": 0.1, "high": 0.05}}, dppo),
-        (
-            {"name": "aipo", "importance": {"kind": "sequence_masked", "high": 1.1}},
-            lambda p, m, x, a: masked((p - m).sum().exp().expand_as(p), (p - m).sum().exp(), 0.0, 1.1) * a,
-        ),
-        (
-            {"name": "aipo", "importance": {"kind": "geometric_masked", **bounds}},
-            lambda p, m, x, a: masked((p - m).exp(), (p - m).mean().exp(), 0.9, 1.1) * a,
-        ),
-    ]
-    for chosen, coefficient in cases:
-        found = gradients(loss_of(problem.every(), **chosen), problem)
-        close(-found, analytic(problem, each(coefficient)))
+    pi, mu, old = (policy.logprobs() for policy in (problem.policy, problem.behaviour, problem.old or problem.policy))
+    factors = [coefficient(pi[y].detach(), mu[y], old[y], problem.rewards[y]) for y in range(len(COMPLETIONS))]
+    close(-gradients(loss_of(problem.every(), **chosen), problem), analytic(problem, factors))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -159,16 +133,6 @@ def test_regularised_losses_have_the_gradients_of_their_definitions(seed: int) -
     regular = (problem.rewards - beta * (problem.policy.whole() - problem.reference.whole())).detach()
     (slope,) = torch.autograd.grad(loss_of(problem.every(), name="dro", beta=beta), problem.value)
     assert slope.item() == pytest.approx(-(mu * (regular - 0.3)).sum().item(), abs=1e-5)
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_agro_on_policy_is_the_regularised_policy_gradient(seed: int) -> None:
-    """Sampling from pi itself: minus the gradient of E[r] - beta KL (the loss is over beta already)."""
-    problem, beta = make(seed, on_policy=True), 0.5
-    whole = problem.policy.whole()
-    objective = (whole.exp() * (problem.rewards - beta * (whole - problem.reference.whole()))).sum()
-    found = gradients(loss_of(problem.groups_of(2), name="agro", beta=beta), problem)
-    close(-found, gradients(objective, problem))
 
 
 def cut(inputs: LossInputs, order: list[int]) -> LossInputs:
@@ -262,9 +226,3 @@ def test_two_tokens_from_a_uniform_policy() -> None:
         loss = loss_of(inputs, name="reinforce", importance={"kind": importance, **bounds})
         (gradient,) = torch.autograd.grad(loss, first)
         assert -gradient[0].item() == pytest.approx(wanted, abs=1e-6), importance
-
-
-def test_the_start_of_the_batch_is_the_policy_itself_where_it_was_not_kept() -> None:
-    problem = make(3)
-    full = read_objective({"name": "decoupled_ppo"})
-    assert isinstance(full, Clip) and full.log_ratios(problem.every()).detach().abs().max() == 0

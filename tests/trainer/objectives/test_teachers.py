@@ -112,22 +112,14 @@ def test_scores_are_those_of_our_decoder(real: str, model: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(540)
-def test_what_a_real_server_cannot_do_is_told_at_the_start(real: str, model: Path) -> None:
-    chat = Chat(model)
-    context = load_model(model).config.max_positions
-
-    def start(decode: Callable[[list[int]], str] = chat.tokenizer.decode, tokens: int = 64, name: str = NAME) -> None:
-        ask(real, lambda teacher: teacher.start([PROMPT], decode, tokens), model=name)
-
-    with pytest.raises(ConfigError, match=f'objective.teacher.model = "other".* only "{NAME}"'):
-        start(name="other")
-    with pytest.raises(ConfigError, match=f"objective.teacher.url = .*context of {context} .* at most {context - 1}"):
-        start(tokens=context)
+def test_what_a_real_server_cannot_do_is_told(real: str, model: Path) -> None:
+    decode, context = Chat(model).tokenizer.decode, load_model(model).config.max_positions
+    with pytest.raises(ConfigError, match=f"context of {context} .* at most {context - 1}"):
+        ask(real, lambda teacher: teacher.start([PROMPT], decode, context))
     with pytest.raises(ConfigError, match="objective.teacher.model .* another tokenizer"):
-        start(decode=lambda ids: "another text")
-    with pytest.raises(RunError, match="objective.teacher.url = .* no log-probs of 2001 tokens: status 400"):
+        ask(real, lambda teacher: teacher.start([PROMPT], lambda ids: "another text", 64))
+    with pytest.raises(RunError, match="no log-probs of 2001 tokens: status 400"):
         ask(real, lambda teacher: teacher.score([5], [5] * 2000))
-    start()
 
 
 # ---- a scripted one --------------------------------------------------------------------------------------------------
@@ -154,6 +146,9 @@ class Api(ThreadingHTTPServer):
         self.requests: list[dict[str, Any]] = []
         self.keys: set[str | None] = set()
         self.busy = self.busiest = 0
+        self.gate = threading.Event()
+        """replies wait for it, or for as many requests as may come at a time"""
+        self.gate.set()
         self.lock = threading.Lock()
 
 
@@ -179,7 +174,9 @@ class Handler(BaseHTTPRequestHandler):
             reply = api.replies.pop(0) if len(api.replies) > 1 else api.replies[0]
             api.busy += 1
             api.busiest = max(api.busiest, api.busy)
-        threading.Event().wait(0.01)
+            if api.busy == CONCURRENT:
+                api.gate.set()
+        api.gate.wait(60)
         with api.lock:
             api.busy -= 1
         if reply is None:
@@ -238,14 +235,10 @@ def test_a_failure_is_tried_again_once_the_server_has_answered_as_it_must(api: A
     assert len(api.requests) == 5
 
 
-@pytest.mark.parametrize("reply", [503, None])
-def test_a_server_that_stays_away_ends_the_run_at_the_deadline(api: Api, reply: int | None) -> None:
-    api.replies = [reply]
-    with pytest.raises(
-        RunError, match=r"objective.teacher.url = .*not answer for 0.3 s, at last with (status 503|Remote)"
-    ):
-        score(api, deadline_s=0.3)
-    assert len(api.requests) > 2
+def test_a_server_that_stays_away_ends_the_run_at_the_deadline(api: Api) -> None:
+    api.replies = [503]
+    with pytest.raises(RunError, match="objective.teacher.url = .*not answer for 2 s, at last with status 503"):
+        score(api, deadline_s=2)
 
 
 @pytest.mark.parametrize(
@@ -288,28 +281,24 @@ def test_a_server_that_is_still_loading_is_waited_for(api: Api) -> None:
     assert "65 tokens of context, the same tokenizer" in start(api)
 
 
-def test_a_server_that_knows_no_log_probs_of_prompts_is_refused_at_the_start(api: Api) -> None:
-    api.replies = [lambda ids: None]
-    with pytest.raises(ConfigError, match="objective.teacher.url = .* no prompt_logprobs: serve it with"):
-        start(api)
-
-
 @pytest.mark.parametrize(
-    ("models", "told"),
-    [(404, "objective.teacher.url = .*status 404.*up to the API's version"), (403, "objective.teacher.key_variable"),
-     ({"id": "other"}, f'objective.teacher.model = "{NAME}".* only "other"'),
-     ({}, "objective.teacher.url = .*cannot be"),
-     ({"id": NAME, "max_model_len": 64}, "context of 64 .* 64 here.* model.max_tokens to at most 63")],
-)  # fmt: skip
-def test_a_wrong_address_or_model_is_told(api: Api, models: Any, told: str) -> None:
-    api.models = [models]
-    with pytest.raises(ConfigError, match=told):
-        start(api)
-
-
-def test_another_tokenizer_is_refused(api: Api) -> None:
-    api.text = "texts"
-    with pytest.raises(ConfigError, match="objective.teacher.model .*another tokenizer.* reads 'texts' where"):
+    ("changed", "named"),
+    [
+        ({"models": [404]}, "objective.teacher.url = .*status 404.*up to the API's version"),
+        ({"models": [403]}, "objective.teacher.key_variable"),
+        ({"models": [{"id": "other"}]}, f'objective.teacher.model = "{NAME}".* only "other"'),
+        ({"models": [{}]}, "objective.teacher.url = .*cannot be"),
+        ({"models": [{"id": NAME, "max_model_len": 64}]}, "context of 64 .* 64 here.* model.max_tokens to at most 63"),
+        ({"replies": [lambda ids: None]}, "objective.teacher.url = .* no prompt_logprobs: serve it with"),
+        ({"text": "texts"}, "objective.teacher.model .*another tokenizer.* reads 'texts' where"),
+    ],
+)
+def test_a_server_that_cannot_be_the_teacher_is_refused_at_the_start(
+    api: Api, changed: dict[str, Any], named: str
+) -> None:
+    for name, value in changed.items():
+        setattr(api, name, value)
+    with pytest.raises(ConfigError, match=named):
         start(api)
 
 
@@ -340,5 +329,6 @@ def test_requests_at_a_time_are_bounded(api: Api) -> None:
     async def work(teacher: Teacher) -> list[list[float]]:
         return await asyncio.gather(*(teacher.score(PROMPT, COMPLETION) for _ in range(3 * CONCURRENT)))
 
+    api.gate.clear()
     assert ask(api.url, work) == [[-1.5, -2.0]] * 3 * CONCURRENT
-    assert 1 < api.busiest <= CONCURRENT
+    assert api.busiest == CONCURRENT
