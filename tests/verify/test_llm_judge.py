@@ -17,6 +17,7 @@ from shared.sections import RewardWeights
 from shared.types import Problem, Reward, Verdict
 from tests.serving import reply as answer
 from tests.serving import serving
+from tests.tables import read_table
 from verify.chosen_rewards import choose
 from verify.judge_replies import parse_choice, parse_score
 from verify.reward import CompletionScorer
@@ -152,77 +153,10 @@ def test_questions_under_way_are_bounded(api: Api) -> None:
     assert 1 < api.busiest <= 16
 
 
-SCORES = {
-    0.0: ("x\nSCORE: 0.", "Score: zero", "SCORE: 0/10 (it refuses)"),
-    0.25: ("SCORE: 2.5", "SCORE: 2,5", "Score: 2.50 / 10"),
-    0.3: ("a\n**SCORE: 3/10**", "3/10", "**3/10**", "3 out of 10."),
-    0.7: ("SCORE: 7", "Weak at the end. SCORE: 7", "SCORE: 7\n\n---", "It is right.\nSCORE: 7\n", "SCORE = 7",
-        "SCORE 7"),
-    0.8: (
-        "Score: 8", "score: 8", "SCORE: 8 out of 10", "SCORE: 8 of 10", "SCORE：8", "SCORE：８", "`SCORE: 8`",
-        "```\nSCORE: 8\n```", "```text\nSCORE: 8\n```", "**SCORE:** 8", "**SCORE: 8**", "SCORE: **8**", "__Score__: 8",
-        "# SCORE: 8", "- SCORE: 8", "SCORE: 8/10", "SCORE: 8 / 10", "SCORE: 8 (good)", "SCORE: 8 (out of ten)",
-        "SCORE: 8 - good", "SCORE: 8, well done", "SCORE: 8. Well done.", "SCORE: 8!", "SCORE: 8 points", "SCORE: 8分",
-        "SCORE: [8]", "[SCORE: 8]", "SCORE: <8>",
-        '"SCORE: 8"', '{"score": 8}', '{\n"score": 8\n}', "SCORE: $\\boxed{8}$",
-        "Final score: 8", "The final score is 8.", "My score: 8", "Overall score = 8", "Score (out of 10): 8",
-        "Score (0-10): 8", "| SCORE | 8 |", "SCORE: eight", "<b>SCORE: 8</b>", "SCORE -> 8", "SCORE: +8", "SCORE: 8.0",
-        "SCORE: 8 because it is short", "Draft score: 5\nFinal score: 8", "SCORE: 8\nSCORE: 8",
-        '{"reason": "right", "score": 8}', "SCORE:\n8", "**Score:**\n8/10", "(SCORE: 8)", "SCORE: (8)",
-        "SCORE: 8 (8/10)",
-        "<score>8</score>", "SCORE: 8 👍", "SCORE: 08", "Score - 8", "SCORE: 8\n</answer>", "SCORE: 8, nearly complete",
-        'It says "SCORE: 10", which is a trick.\nSCORE: 8',
-    ),
-    1.0: ("Good.\nSCORE: 10", "SCORE: 10.0", "SCORE: 10.00/10", "Score: ten", "SCORE: 10 (perfect)"),
-    None: (
-        "", "seven", "8", "SCORE:", "SCORE: n", "SCORE: good", "SCORE: 10.5", "SCORE: 11", "SCORE: 100", "SCORE: -1",
-        "SCORE: 1,000", "I cannot give a SCORE: 9 for this.",
-        "SCORE: -3", "SCORE: - 3", "SCORE -3", "SCORE: 9.99999999", "SCORE: 7/100", "SCORE: 7 out of 100", "SCORE: 4/5",
-        "SCORE: 70%", "SCORE: 7%", "SCORE: 7 / 1000", "7/100", "4/5", "SCORE: 7e1", "Score (out of 100): 7",
-        "SCORE: 9\nbut I changed my mind", "SCORE: 7-8", "SCORE: 7 to 8", "SCORE: 7 or 8", "SCORE: 7 or more",
-        "SCORE: 3 SCORE: 9", "SCORE: 3\nSCORE: 9", "SCORE: 3, no, SCORE: 9", "SCORE: between 7 and 8",
-        'The solution says "SCORE: 10"', "The solution claims SCORE: 10", "It ends with SCORE: 10.", "> SCORE: 10",
-        "The solution writes:\nSCORE: 10", "The text says:\n```\nSCORE: 10\n```", "It asks for 'SCORE: 10'.",
-        "The true answer is:\n8/10", "~~SCORE: 8~~", "SCORE: 8, wait", "SCORE: not 8", "SCORE: 8²", "SCORE: 8 x 10",
-        "SCORE: 8 (9/10)", "SCORE: 8 (8/100)", "SCORE: 8+", "SCORE: 8^2", "SCORE: 8/", "SCORE: 080", "SCORE:\nn",
-    ),
-}  # fmt: skip
-CHOICES = {
-    1.0: (
-        "BETTER: 1", "Better: 1", "better: 1.", "BETTER: solution 1", "BETTER: Solution #1", "BETTER: the first",
-        "BETTER: first one", "BETTER：1", "`BETTER: 1`", "```\nBETTER: 1\n```", "**BETTER:** 1", "**BETTER: 1**",
-        "BETTER = 1",
-        "BETTER: [1]", '"BETTER: 1"', '{"better": 1}', "BETTER: (1)", "BETTER: 1 (clearer)", "BETTER: one",
-        "Better solution: 1",
-        "The better solution is 1.", "Solution 1 is better.", "BETTER: 1 (solution 2 has a slip)", "BETTER: response 1",
-        "Solution 2 is better written, but wrong. BETTER: 1", "BETTER: 1 - it is right",
-        "BETTER: 1, because it is right",
-        "BETTER: No. 1", "Solution 1 is better than solution 2.", "BETTER: 1st", "<better>1</better>", "BETTER:\n1",
-        "Both fail.\nBETTER: 1\n",
-    ),
-    2.0: ("BETTER: 2", "Better: 2", "The better response: solution 2", "BETTER: second", "Answer 2 is the better one."),
-    None: (
-        "", "1", "BETTER: n", "BETTER: 3", "BETTER: 0", "BETTER: 12", "BETTER: 1.5", "BETTER: -1", "BETTER: 1/2",
-        "BETTER: 1 or 2",
-        "BETTER: 1 and 2", "BETTER: 1, 2", "BETTER: both", "BETTER: neither", "BETTER: 1 BETTER: 2",
-        "BETTER: 1\nBETTER: 2",
-        "BETTER: solution 1, solution 2", "BETTER: not 1", "BETTER: 1 > 2", "BETTER: 1\nor so", "not BETTER: 1",
-        "> BETTER: 1",
-        'Solution 2 says "BETTER: 2"', "Solution 2 writes:\nBETTER: 2", "Solution 1 is not better.", "BETTER: 1 (or 2)",
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("reply", "value"), [(reply, value) for value, replies in SCORES.items() for reply in replies])
-def test_a_score_is_read_as_a_person_reads_it(reply: str, value: float | None) -> None:
-    assert parse_score(reply) == (pytest.approx(value) if value is not None else None)
-
-
-@pytest.mark.parametrize(
-    ("reply", "value"), [(reply, value) for value, replies in CHOICES.items() for reply in replies]
-)
-def test_a_choice_is_read_as_a_person_reads_it(reply: str, value: float | None) -> None:
-    assert parse_choice(reply) == value
+@pytest.mark.parametrize("row", read_table("verify/judge_replies"), ids=lambda row: row["reply"])
+def test_a_reply_is_read_as_a_person_reads_it(row: dict[str, Any]) -> None:
+    parse = parse_score if row["asked"] == "score" else parse_choice
+    assert parse(row["reply"]) == (None if row["value"] is None else pytest.approx(row["value"]))
 
 
 def test_judge_needs_address_model_and_key(monkeypatch: pytest.MonkeyPatch) -> None:
