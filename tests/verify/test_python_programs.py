@@ -26,6 +26,12 @@ def test_what_was_written_counts_however_it_was_written(sandboxes: SandboxPool, 
     assert run_tests(row["program"], "python", SIX, pool=sandboxes) == Verdict.CORRECT
 
 
+@pytest.mark.parametrize("row", read_table("verify/python_programs", kind="standard input"), ids=program)
+def test_standard_input_is_a_file(sandboxes: SandboxPool, row: dict[str, Any]) -> None:
+    tests = [StdioTest("1 " * 500_000, "1000000")]
+    assert run_tests(row["program"], "python", tests, pool=sandboxes) == Verdict.CORRECT
+
+
 @pytest.mark.parametrize("tests", [SIX, [CallTest("f", [3], 6)], "assert f(3) == 6"])
 def test_annotations_are_evaluated_as_python_does(sandboxes: SandboxPool, tests: Any) -> None:
     wrong = "def f(x: List[int]) -> Foo: return 6\nprint(6)"

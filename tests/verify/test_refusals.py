@@ -104,22 +104,9 @@ def test_a_refusal_says_why() -> None:
 
 @pytest.mark.parametrize(
     "piece",
-    [
-        "\\boxed{}",
-        "\\boxed{1} or ",
-        "\\boxed{",
-        "`",
-        "```\n",
-        "<!--",
-        "<a ",
-        "\n%",
-        "a% ",
-        "\\text{",
-        "- ",
-        "~~a",
-        "not ",
-    ],
-)
+    ["\\boxed{}", "\\boxed{1} or ", "\\boxed{", "`", "```\n", "<!--", "<a ", "\n%", "a% ", "\\text{", "- ", "~~a",
+     "not "],
+)  # fmt: skip
 @pytest.mark.slow
 def test_hostile_text_takes_linear_time(piece: str) -> None:
     long = piece * (300_000 // len(piece))

@@ -305,21 +305,6 @@ def test_a_head_without_types_is_refused(held: SandboxPool, head: str) -> None:
         run_tests("return x * x; }", "cpp", Assertions("int main() { assert(f(2) == 4); }", f"{head} {{\n"), pool=held)
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "import os\nprint(os.fstat(0).st_size)",
-        "import os\nprint(len(os.read(0, 10**7)))",
-        "import mmap\nprint(len(mmap.mmap(0, 0, access=mmap.ACCESS_READ)))",
-        "import os, sys\nx = sys.stdin.read(5)\nos.lseek(0, 0, 0)\nprint(len(os.read(0, 10**7)))",
-        "import os\ntry: os.write(0, b'9')\nexcept OSError: print(1000000)",
-    ],
-)
-def test_standard_input_is_a_file(held: SandboxPool, source: str) -> None:
-    found = run_tests(source, "python", [StdioTest("1 " * 500_000, "1000000")], pool=held)
-    assert found == Verdict.CORRECT, found
-
-
 def test_a_stack_larger_than_the_memory_is_cut(held: SandboxPool) -> None:
     source = (
         "import sys, threading\nthreading.stack_size(1 << 29)\nsys.setrecursionlimit(10**6)\n"
