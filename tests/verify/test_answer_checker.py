@@ -58,7 +58,7 @@ def with_checker(workers: int = 1, deadline_s: float = HANGS_S, **limits: int) -
 
 
 @pytest.fixture(scope="module")
-def background() -> None:
+def background(unhurried: None) -> None:
     """The blocking checker lives as long as the process: start it before counting children."""
     assert check_answer("\\sqrt{2}x", "x\\sqrt{2}") is Verdict.CORRECT
 

@@ -15,9 +15,7 @@ from pathlib import Path
 import pytest
 
 from shared.types import Verdict
-from tests.verify.blocking import check_completion, is_equivalent
-from verify.extract import extract_answer
-from verify.math.algebra import equal
+from tests.verify.blocking import check_completion, is_equivalent, judge
 from verify.math.plain import decide
 
 
@@ -26,12 +24,6 @@ def read_cases(name: str) -> list[tuple[str, bool, str, str]]:
     lines = (Path(__file__).parent / name).read_text(encoding="utf-8").splitlines()
     rows = [line.split("\t") for line in lines if line and not line.startswith("#")]
     return [(category, sign == "=", ground_truth, answer) for category, sign, ground_truth, answer in rows]
-
-
-def judge(ground_truth: str, answer: str) -> Verdict:
-    """Both stages of the answer checker without its process."""
-    ground_truth, answer = extract_answer(ground_truth) or ground_truth, extract_answer(answer) or answer
-    return decide(ground_truth, answer) or equal(ground_truth, answer)
 
 
 CASES = read_cases("cases.tsv")
@@ -126,6 +118,8 @@ def test_last_box_after_the_thoughts_is_graded(completion: str, verdict: Verdict
     assert check_completion("5", completion) is check_completion("\\boxed{5}", completion) is verdict
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("unhurried")
 def test_blocking_entry_uses_a_worker_process() -> None:
     assert is_equivalent("\\sqrt{8}", "\\boxed{2\\sqrt2}")
     assert not is_equivalent("\\sqrt{8}", "3\\sqrt2")

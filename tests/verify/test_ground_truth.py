@@ -11,7 +11,7 @@ import pytest
 
 from shared.types import Verdict
 from tests.tables import read_table
-from verify.answer_checker import check_answer
+from tests.verify.blocking import judge
 from verify.ground_truth import may_be_placeholder, not_an_answer
 from verify.math.dress import dress_of
 
@@ -27,7 +27,7 @@ def test_what_no_completion_equals_is_named_and_an_answer_is_one(row: dict[str, 
 
 @pytest.mark.parametrize("row", read_table("verify/ground_truths", kind="dressed"), ids=lambda row: row["answer"])
 def test_what_stands_around_a_value_is_taken_away_and_told(row: dict[str, Any]) -> None:
-    assert dress_of(row["answer"]) and check_answer(row["answer"], row["value"]) is Verdict.CORRECT
+    assert dress_of(row["answer"]) and judge(row["answer"], row["value"]) is Verdict.CORRECT
 
 
 def test_answers_of_real_sets(data_folder: Path) -> None:

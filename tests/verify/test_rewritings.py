@@ -9,8 +9,8 @@ import pytest
 
 from shared.jsonl import read_rows
 from shared.types import Verdict
+from tests.verify.blocking import judge
 from tests.verify.rewritings import DIFFERENT, SAME
-from tests.verify.test_cases import judge
 
 SAMPLES = ["12", "-3400", "\\frac{3}{4}", "-\\frac{7}{2}", "(1,2)", "(1,-2,3)", "x^2 + 3x - 2", "2\\pi", "[0,\\infty)"]
 
