@@ -47,7 +47,7 @@ def test_a_file_that_cannot_be_loaded_is_named(
 ) -> None:
     monkeypatch.setattr(plugin_host, "START_S", 9.0 if "while True" in body else 60.0)
     path = write(tmp_path, body)
-    for _ in range(2):  # it is not kept
+    for _ in range(1 if "while True" in body else 2):  # it is not kept
         with pytest.raises(ConfigError, match=rf"reward\.plugins: {re.escape(str(tmp_path))}.*{message}"):
             choose(settings(plugins=[path], extra={"mine": 1}))
 
