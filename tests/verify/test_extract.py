@@ -23,7 +23,7 @@ def test_hostile_text_takes_no_time(text: str) -> None:
 
 
 def test_limits() -> None:
-    assert within_limits("1" * 400) and not within_limits("1" * 401)
+    assert within_limits("1" * 400) and not within_limits("1" * 401) and not within_limits("x = " + "1" * 401)
     assert within_limits("x " * 1000) and not within_limits("x " * 1001)
     assert within_limits("{" * 200) and not within_limits("{" * 201)
     assert within_limits("{}" * 300)

@@ -235,6 +235,16 @@ def test_novelty_and_length_by_hand() -> None:
     assert group_length(lengths[:1] * 3) == [0.0] * 3
 
 
+def test_a_reward_of_the_group_leaves_what_is_not_graded_as_it_is() -> None:
+    verdicts = (Verdict.CORRECT, Verdict.NO_ANSWER, Verdict.TIMEOUT)
+    rewards = [Reward(0.0, 0.0, 0.0, 0.0, 0.0, verdict) for verdict in verdicts]
+    scorer = CompletionScorer(settings(extra={"group_length": 1.0}), Fast())
+    completed = asyncio.run(scorer.with_group(rewards, [case("", 10), None, None]))
+    assert [(reward.total, reward.extra) for reward in completed] == [
+        (0.0, {"group_length": 0.0}), (-0.5, {"group_length": -0.5}), (0.0, {}),
+    ]  # fmt: skip
+
+
 class Said(Tokens):
     """A chat whose token is the number of a response."""
 

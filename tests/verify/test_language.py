@@ -215,6 +215,14 @@ def read_spoken() -> list[tuple[str, bool, str, str, str]]:
 SPOKEN = read_spoken()
 
 
+def test_a_little_of_another_language_in_formulas_is_forgiven_and_more_is_not() -> None:
+    english = "First we count the apples that Tom has, and then we add the ones that he buys from his sister. " * 5
+    aside = "$\\text{la somme de toutes les pommes}$ "
+    for times, consistent in ((1, True), (3, False)):
+        found = consistency(PROBLEM["en"], english + aside * times, ANSWER["en"], hidden=True)
+        assert found.consistent is consistent, found
+
+
 @pytest.mark.parametrize("kind", sorted({kind for kind, *_ in SPOKEN}))
 def test_texts_that_are_paid_and_texts_that_are_not(kind: str) -> None:
     rows = [row for row in SPOKEN if row[0] == kind]
