@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 
 from shared.errors import ConfigError
@@ -150,7 +151,9 @@ def test_a_process_that_stands_still_before_a_call_begins_is_replaced(
 
     async def grade() -> list[float]:
         first = await scorer.score(PROBLEM, GOOD, 50)
-        await asyncio.sleep(0.5)
+        process = psutil.Process(int(first.extra["mine"]))
+        while process.status() != psutil.STATUS_STOPPED:
+            await asyncio.sleep(0.01)
         async with asyncio.timeout(60):
             second = await scorer.score(PROBLEM, GOOD, 50)
         return [first.extra["mine"], second.extra["mine"]]
