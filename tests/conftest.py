@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import random
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import hypothesis
 import pytest
 
+from tests import quick
 from tests.skipped import summary
 
 if TYPE_CHECKING:
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[1]
 TRAINERS = {f"tests/trainer/test_{name}.py" for name in ("fsdp", "rank", "rank_adapters", "shards")}
 """files whose tests read what one session of trainer ranks found"""
-CASES = 3
-"""of each table of cases, with --quick"""
 
 hypothesis.settings.register_profile("unhurried", deadline=None)  # on a busy machine an example takes its time
 hypothesis.settings.load_profile("unhurried")
@@ -63,7 +61,26 @@ def sandboxes() -> Iterator[SandboxPool]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--soak", action="store_true", help="run the acceptance tests of many minutes, and only them")
-    parser.addoption("--quick", action="store_true", help="no slow tests, and three cases of each table")
+    parser.addoption("--quick", action="store_true", help="tests of a moment, and three cases of each table")
+    parser.addoption("--time-tests", action="store_true", help="write down which tests --quick leaves out")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--time-tests") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Timer())
+
+
+class Timer:
+    """Adds up what each test takes, its fixtures included, and writes down the slow ones."""
+
+    def __init__(self) -> None:
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.seconds[report.nodeid] += report.duration
+
+    def pytest_sessionfinish(self) -> None:
+        quick.write(self.seconds)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -81,7 +98,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     tests run only with --soak."""
     chosen = [item for item in items if bool(item.get_closest_marker("soak")) is bool(config.getoption("--soak"))]
     if config.getoption("--quick"):
-        chosen = quick(chosen, random.Random(config.getoption("randomly_seed", 0)))
+        chosen = quick.choose(chosen, config.getoption("randomly_seed", 0))
     if others := set(items) - set(chosen):
         config.hook.pytest_deselected(items=list(others))
         items[:] = chosen
@@ -89,16 +106,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: (item.path not in launches, item.path not in slow))
     skip_without_gpu(items)
-
-
-def quick(items: list[pytest.Item], random: random.Random) -> list[pytest.Item]:
-    """Tests that are not slow, and of each table CASES of its cases, drawn by the seed that pytest-randomly prints."""
-    tables: defaultdict[str, list[pytest.Item]] = defaultdict(list)
-    for item in sorted(items, key=lambda item: item.nodeid):
-        if not item.get_closest_marker("slow"):
-            tables[item.nodeid.partition("[")[0]].append(item)
-    drawn = {item for cases in tables.values() for item in random.sample(cases, min(CASES, len(cases)))}
-    return [item for item in items if item in drawn]
 
 
 def pytest_collection_finish() -> None:

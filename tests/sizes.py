@@ -26,7 +26,7 @@ APART = ("reward.judge.", "environment.")
 """settings of the judge and of environments, which validate their own"""
 CEILINGS = {
     "shared": 11_507,
-    "verify": 16_980,
+    "verify": 16_981,
     "environments": 2_886,
     "rollout": 5_060,
     "trainer": 13_930,
@@ -36,7 +36,7 @@ CEILINGS = {
     "oversight": 1_870,
     "curate": 3_200,
     "lab": 3_154,
-    "examples": 2_610,
+    "examples": 2_609,
 }
 """Most lines of each room. One rises only in a commit that lowers another by as much, so that their sum never rises; a
 commit that makes a room smaller lowers its ceiling."""

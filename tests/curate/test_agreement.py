@@ -58,6 +58,11 @@ def test_one_test_with_agreement_of_seven_tenths(values: tuple[Any, ...], what: 
         assert isinstance(done.test, CallTest) and done.test.expected == 7
 
 
+def test_the_share_that_is_asked_for_suffices() -> None:
+    outputs = gave(7, 7, 7, 6)
+    assert [check_tests([call(6, 3)], outputs, share)[0].what for share in (0.75, 0.76)] == [REPLACED, DISAGREEMENT]
+
+
 def test_shares_are_of_all_solutions() -> None:
     outputs = [one[0] for one in gave(7, 7, FAILED, 8)]
     best, share = majority_output(call(6, 3), outputs)

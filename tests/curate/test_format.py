@@ -1,4 +1,4 @@
-"""The stage format on rows of every kind; the real training set loses hardly anything."""
+"""The stage format on rows of every kind, multiple choice among them; the real training set loses hardly anything."""
 
 from __future__ import annotations
 
@@ -9,11 +9,15 @@ from typing import Any
 import pytest
 
 from curate.__main__ import main as curate
-from curate.format import FormatStage, count_words
+from curate.format import FormatStage, count_words, find_choices, letter_of, needs_options, position_of
 from curate.stage import Decision, Kept
 from shared.jsonl import read_rows
 from tests.curate.deciding import decide_rows, reasons_of
 from tests.published import SETS
+from tests.tables import read_table
+
+FORMATS = read_table("curate/formats")
+CHOICES = "curate/choices"
 
 
 def decide(rows: list[dict[str, Any]]) -> list[Decision]:
@@ -25,34 +29,7 @@ def reasons(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def test_reasons() -> None:
-    tests = [{"input": "1\n", "output": "1\n"}]
-    cases = [
-        ({"problem": "What is 2+2?", "answer": 4}, "kept"),
-        ({"problem": "What is 2+2?", "answer": "4", "domain": "math", "id": "x", "extra": [1]}, "kept"),
-        ({"problem": "Prove that 2+2=4.", "answer": "4"}, "proof"),
-        ({"problem": "(a) Find 2+2. (b) Find 3+3.", "answer": "4, 6"}, "several parts"),
-        ({"problem": "In the figure, find $x$.", "answer": "4"}, "missing figure"),
-        ({"problem": "Find $x$.", "answer": "\\frac{1}{"}, "answer not checkable"),
-        ({"problem": "Find $x$.", "answer": "see solution"}, "answer not checkable"),
-        *(({"problem": "Find $x$.", "answer": text}, "answer not checkable")
-          for text in ("notfound", "NotFound", r"\text{not_found}", "None", "unknown", "error", "[INVALID]")),
-        ({"problem": "Describe $f$.", "answer": "It is continuous because it is a sum of two others"},
-         "answer not checkable"),
-        ({"problem": "When?", "answer": "8:34 p.m."}, "kept"),
-        ({"problem": "Find $x$.", "answer": ""}, "no answer"),
-        ({"problem": "Find $x$.", "answer": True}, "no answer"),
-        ({"problem": " ", "answer": "4"}, "no problem text"),
-        ({"answer": "4"}, "no problem text"),
-        ({"problem": "Which of these is prime?\nEnter the letter.", "answer": "B"},
-         "multiple choice: options not readable"),
-        ({"problem": "Which of the following is prime? (A) 4 (B) 7 (C) 9", "answer": "B"},
-         "multiple choice: which of the following"),
-        ({"problem": "What is 2+2? (A) 3 (B) 5 (C) 6", "answer": "4"}, "multiple choice: answer is no option"),
-        ({"problem": "Double it.", "domain": "code", "tests": tests}, "kept"),
-        ({"problem": "Double it.", "domain": "code", "tests": [{"in": 1}]}, "tests not readable"),
-        ({"problem": "Double it.", "domain": "code"}, "tests not readable"),
-    ]  # fmt: skip
-    assert reasons([row for row, _ in cases]) == [reason for _, reason in cases]
+    assert reasons([case["row"] for case in FORMATS]) == [case["reason"] for case in FORMATS]
 
 
 def test_published_sets_and_other_files_are_read_as_a_launch_reads_them(tmp_path: Path) -> None:
@@ -95,6 +72,39 @@ def test_kept_rows_are_untouched() -> None:
 def test_words_of_an_answer() -> None:
     answers = ["4 \\text{ feet}", "\\frac{abc}{2}", "$x^2 + ab$", "三十个苹果", "every prime except 2"]
     assert [count_words(answer) for answer in answers] == [1, 1, 0, 3, 3]
+
+
+@pytest.mark.parametrize("case", read_table(CHOICES, kind="options"))
+def test_options_are_taken_out(case: dict[str, str]) -> None:
+    choices = find_choices(case["text"], "B")
+    assert choices is not None
+    assert (choices.stem, choices.options) == ("How many?", ["477", "482", "487"])
+    assert position_of(choices, "\\text{(B)}") == 1 and not needs_options(choices, "482")
+
+
+def test_open_end_is_marked_and_drawings_stay() -> None:
+    asy = '[asy] draw((0,0)); label("(A)"); [/asy]'
+    choices = find_choices(f"If $x>0$, then $x^2$= {asy}\n(A) 1 (B) 2 (C) 4", "4")
+    assert choices is not None and choices.stem == f"If $x>0$, then $x^2$= ____.\n{asy}"
+    choices = find_choices("The number of pairs $(f,m)$ is\n(A) 1 (B) 2 (C) 4", "C")
+    assert choices is not None and choices.stem == "The number of pairs $(f,m)$ is ____."
+    assert not needs_options(choices, "4")
+
+
+@pytest.mark.parametrize("case", read_table(CHOICES, kind="needs"))
+def test_problems_that_need_their_options(case: dict[str, str]) -> None:
+    choices = find_choices(f"{case['stem']}\n(A) 1 (B) {case['option']} (C) 3 (D) 4", "B")
+    assert choices is not None and needs_options(choices, case["option"]) == case["why"]
+
+
+@pytest.mark.parametrize("case", read_table(CHOICES, kind="none"))
+def test_labels_that_are_no_options(case: dict[str, str]) -> None:
+    assert find_choices(case["text"], case["answer"]) is None
+
+
+def test_letters() -> None:
+    assert [letter_of(text) for text in ("B", "(b)", "\\text{(B)}", "$\\textbf{B}$", "B.", "B) 5")] == list("BbBBBB")
+    assert [letter_of(text) for text in ("BC", "5", "x", "AB=3", "B=2")] == [""] * 5
 
 
 @pytest.mark.slow

@@ -144,8 +144,9 @@ def test_other_jobs_are_refused(numbers: list[Path], tmp_path: Path) -> None:
 
 
 def test_places_that_cannot_be_written(numbers: list[Path], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="would overwrite"):
-        run(Numbers(), numbers, numbers[0], quiet=True)
+    for source in (numbers[0], write(tmp_path / "out.rejected.jsonl", [{"n": 1}])):
+        with pytest.raises(ConfigError, match="would overwrite"):
+            run(Numbers(), [source], tmp_path / source.name.replace(".rejected", ""), quiet=True)
     with pytest.raises(ConfigError, match="there is no folder"):
         run(Numbers(), numbers, tmp_path / "no" / "out.jsonl", quiet=True)
     with pytest.raises(ConfigError, match="must be a name"):

@@ -64,5 +64,9 @@ def test_each_fault_has_its_alarm(name: str) -> None:
     assert len(alarm.advice) > 40 and any(character.isdigit() for character in alarm.seen)
 
 
+def test_tokens_as_old_as_the_bound_are_allowed() -> None:
+    assert names(HEALTHY, bound=2) == [] and names(HEALTHY, bound=1) == ["Tokens are older than the bound"]
+
+
 def test_a_run_without_numbers_has_no_alarm() -> None:
     assert names([]) == [] and names([{}]) == [] and names([{"reward/mean": float("nan")}] * 50) == []

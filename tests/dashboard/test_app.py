@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -154,7 +155,8 @@ def test_a_wrong_start_is_one_clear_error(tmp_path: Path, capsys: pytest.Capture
     assert main([str(tmp_path / "none")]) == 2 and "is no folder" in capsys.readouterr().err
     held = take_port([0])
     assert held is not None
-    held.listen()
     port = held.getsockname()[1]
+    with socket.create_connection(("127.0.0.1", port)):
+        pass  # it listens before its link is printed
     assert main([str(tmp_path), f"--port={port}"]) == 2 and f"port {port} is taken" in capsys.readouterr().err
     held.close()

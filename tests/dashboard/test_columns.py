@@ -80,10 +80,11 @@ def test_axes_by_hand(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     log, columns = MetricsLog(path), MetricColumns(path)
     log.write(1, dict(zip(KEYS, (0.1, 100.0, 2.0, 1800.0), strict=True)))
-    log.write(2, dict(zip(KEYS, (0.2, 50.0, 4.0, 3600.0), strict=True)))
+    log.write(2, {"time/total_s": 2700.0})  # of a step without speed
+    log.write(3, dict(zip(KEYS, (0.2, 50.0, 4.0, 3600.0), strict=True)))
     columns.look()
-    assert columns.over("train", "tokens").tolist() == [200.0, 400.0]
-    assert columns.over("train", "time").tolist() == [0.5, 1.0]
+    assert columns.over("train", "tokens").tolist() == [200.0, 200.0, 400.0]
+    assert columns.over("train", "time").tolist() == [0.5, 0.75, 1.0]
     assert columns.over("evaluation", "time").tolist() == []
 
 

@@ -11,9 +11,12 @@ from typing import Any
 
 import pytest
 from fastapi import FastAPI
+from starlette.types import Message
 
 from serve.engine import SamplingParameters
 from serve.generation import MOST_HELD
+from serve.keys import Client
+from serve.limits import BodyLimitMiddleware
 from serve.streams import EventStream
 from tests.serve.conftest import Serve, eventually, running
 from tests.serve.test_chat import ENGLISH, FRENCH, QUESTION, RIGHT
@@ -63,6 +66,22 @@ def test_bodies_are_limited_in_size_and_time(serve: Serve) -> None:
     assert served.ask().is_success
 
 
+def test_pieces_of_a_body_are_limited_together() -> None:
+    pieces = iter([b"x" * 600] * 4)
+    statuses: list[int] = []
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": next(pieces), "more_body": True}
+
+    async def send(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            statuses.append(message["status"])
+
+    limited = BodyLimitMiddleware(FastAPI(), most_bytes=2000, deadline_s=300)
+    asyncio.run(limited({"type": "http", "method": "POST", "headers": []}, receive, send))
+    assert statuses == [413]
+
+
 def test_a_conversation_that_is_too_long(serve: Serve) -> None:
     reply = serve("x", max_tokens=64).ask("y" * 100)
     assert reply.status_code == 400 and reply.json()["error"]["code"] == "context_length_exceeded"
@@ -109,6 +128,15 @@ def test_beyond_capacity_is_503_at_once(serve: Serve) -> None:
         assert reply.json()["error"]["code"] == "server_overloaded"
     eventually(lambda: served.server.admitted == 0)
     assert served.ask().is_success
+
+
+def test_places_are_given_back_once(serve: Serve) -> None:
+    server, client = serve("x").server, Client(None)
+    with server.admit(1, client), server.admit(2, client) as permit:
+        permit.close()
+        permit.close()
+        assert (server.admitted, client.admitted) == (1, 1)
+    assert (server.admitted, client.admitted) == (0, 0)
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -147,6 +147,13 @@ def test_what_would_do_nothing_is_refused(serve: Serve, path: str, body: dict[st
     assert (reply.json()["error"]["param"] or "").split(".")[0] == param and not served.engine.prompts
 
 
+@pytest.mark.parametrize(("above", "status"), [(-1, 200), (0, 400)])
+def test_the_last_token_of_the_vocabulary_may_be_named(serve: Serve, above: int, status: int) -> None:
+    served = serve("x")
+    token = len(served.server.prompts.chat.tokenizer) + above
+    assert served.ask(allowed_token_ids=[token]).status_code == status
+
+
 def accepted() -> Iterator[str]:
     """The rows of the accepted parameters, from the fields of the bodies and their docstrings."""
     for name in sorted({name for body in BODIES.values() for name in body.model_fields}):

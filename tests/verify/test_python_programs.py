@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import select
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,6 +12,8 @@ from shared.sandbox_settings import Sandbox
 from shared.types import Verdict
 from tests.tables import read_table
 from verify.code.runner import run_tests
+from verify.code.sandbox import protocol
+from verify.code.sandbox.client import Pipe, SandboxHandle
 from verify.code.sandbox_pool import SandboxPool
 from verify.code.tests import Assertions, CallTest, Limits, ProgramVerdict, StdioTest
 
@@ -72,11 +76,22 @@ def test_imports_are_a_setting_of_calls_alone(sandboxes: SandboxPool) -> None:
         run_tests(source, "python", [CallTest("f", [3], 6)], Limits(imports=("collections",)), pool=sandboxes).share
         == 1
     )
-    asserted = run_tests("raise NameError('x')", "python", "assert f(3) == 6", pool=sandboxes)
-    assert asserted == Verdict.WRONG and asserted.reason == "raised NameError: x"
     assert list(Sandbox(imports=("math", "numpyy")).own_contradictions()) == [
         "reward.sandbox.imports has 'numpyy', no module of Python's standard library: leave it out"
     ]
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_program_that_raises_is_reported_though_its_end_is_seen_first(
+    sandboxes: SandboxPool, monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    def wait_for_the_end(pipes: dict[SandboxHandle, Pipe], deadline_s: float, stop: Callable[[], bool]) -> None:
+        assert select.select([owner.ours for owner in pipes], [], [], 60)[0]
+
+    if late:
+        monkeypatch.setattr(protocol, "exchange", wait_for_the_end)
+    raised = run_tests("raise NameError('x')", "python", "assert f(3) == 6", pool=sandboxes)
+    assert raised == Verdict.WRONG and raised.reason == "raised NameError: x"
 
 
 @pytest.mark.parametrize(

@@ -164,6 +164,7 @@ def _first_frame(talk: _Talk, wall_s: float) -> bytes | None:
     """Wait for the first frame, sent when the candidate's program was read; None when it ended before."""
     pipe = talk.ours
     exchange(talk.running, wall_s + GRACE_S, lambda: pipe.flooded or _has_frame(pipe))
+    pipe.drain()  # its end may be seen before what it said
     return _pop(pipe)
 
 
