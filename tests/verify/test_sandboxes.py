@@ -305,6 +305,22 @@ def test_a_head_without_types_is_refused(held: SandboxPool, head: str) -> None:
         run_tests("return x * x; }", "cpp", Assertions("int main() { assert(f(2) == 4); }", f"{head} {{\n"), pool=held)
 
 
+FILES = "import os\nprint(os.listdir())\nopen('seen', 'w')"
+LARGE = """
+import os
+file, written = os.open('large', os.O_CREAT | os.O_WRONLY), 0
+try:
+    while written < 20 << 20: written += os.write(file, bytes(1 << 20))
+except OSError: print(written >> 20)
+"""
+
+
+@pytest.mark.parametrize(("source", "printed"), [(FILES, "[]"), (LARGE, "16")], ids=["left behind", "size"])
+def test_files_are_limited_and_gone_before_the_next_test(held: SandboxPool, source: str, printed: str) -> None:
+    outcome = run_tests(source, "python", [StdioTest("", printed)] * 2, pool=held)
+    assert outcome == Verdict.CORRECT, outcome
+
+
 def test_a_stack_larger_than_the_memory_is_cut(held: SandboxPool) -> None:
     source = (
         "import sys, threading\nthreading.stack_size(1 << 29)\nsys.setrecursionlimit(10**6)\n"
