@@ -6,6 +6,14 @@ from shared.types import Verdict
 from verify.answer_checker import check_answer
 from verify.extract import extract_answer
 from verify.format import after_reasoning
+from verify.math.algebra import equal
+from verify.math.plain import decide
+
+
+def judge(ground_truth: str, answer: str) -> Verdict:
+    """Both stages of the answer checker without its process."""
+    ground_truth, answer = _unboxed(ground_truth), _unboxed(answer)
+    return decide(ground_truth, answer) or equal(ground_truth, answer)
 
 
 def is_equivalent(ground_truth: str, answer: str) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 
+from tests.tables import read_table
+
 GOLDS = ("7", "x^2+1", "(1,2)", "\\text{yes}", "[0,1)", "\\{1,2,3\\}", "x \\leq 3", "y=2x+1", "\\frac{\\pi}{2}")
 
 _INJECTIONS = [
@@ -33,6 +35,16 @@ _CLOSERS = {"{": "}", "(": ")", "[": "]", "\\{": "\\}", "|": "|"}
 _ODD = ["\0", "\ud800", "\udfff", "\u202e", "\ufeff", "\u0305", "\x1b[2J", "\U0010ffff", "٣", "½", "ﬃ", "\r", "\u2028"]
 _ATOMS = ["7", "x", "\\pi", "1.5", "\\frac12", "i", "e", "\\infty", "yes", "5 cm", "50\\%", "n!", "\\sqrt2", "a_1"]
 _SIGNS = ["+", "-", "*", "/", "^", "=", "<", ",", ";", ":", "!", "\\pm ", "\\cup ", "_", "&", "\\\\", " ", "\\in ", "'"]
+
+
+def written(kind: str) -> list[str]:
+    """The hostile answers of hostile.jsonl: "cheap" ones, and those for the "worker" of the answer checker."""
+    texts = []
+    for row in read_table("verify/hostile", kind=kind):
+        times = row.get("times", 1)
+        piece, close = row.get("piece", row.get("answer")), row.get("close", "")
+        texts.append(row.get("before", "") + piece * times + row.get("after", "") + close * times)
+    return texts
 
 
 def _nested(dice: random.Random) -> str:

@@ -8,18 +8,17 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import threading
-import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from shared.errors import RunError
-from shared.launch.deaths import helpers
 from shared.types import Verdict
-from tests.verify.event_loop import watched
+from tests.verify.hostile import written
 from verify.answer_checker import AnswerChecker, check_answer
 
 pytestmark = pytest.mark.slow
@@ -27,252 +26,176 @@ pytestmark = pytest.mark.slow
 TERMS = itertools.count(1000)
 ROOT = Path(__file__).resolve().parents[2]
 SLOW_PAIR = ("x^2+1", "\\int_0^1 e^{x^{x^x}} dx")
-"""SymPy works on this for much longer than any deadline here"""
-
-HOSTILE = [
-    "9**9**9**9",
-    "x+9**9**9**9",
-    "{" * 1_000_000,
-    "(" * 190 + "x" + ")" * 190,
-    "7\0x",
-    "__import__('os').system('kill -9 0')",
-    "5^(5^(5^5))",
-    "x+5^{5^{5^5}}",
-    "9" * 100_000,
-    "\ud800x",
-    "\\frac{1}{" * 60 + "x" + "}" * 60,
-    "\\int_0^{10^9} e^{x^2} dx",
-    "\\sum_{k=1}^{99999999} k^k",
-    "\\prod_{k=1}^{9999999} k",
-    "(x+1)^{9999}(x+2)^{9999}",
-    "x^{x^{x^{x^{x^{x}}}}}",
-    "(10^9+x)!",
-    "\\binom{10^9}{x}",
-    "\\lim_{x\\to 0} \\frac{\\sin x}{x^{99}}",
-]
+"""SymPy works on this for minutes"""
+HANGS_S = 60.0
+"""deadline of tests in which none is missed, on a busy machine either"""
 
 
-def children() -> list[psutil.Process]:
-    return psutil.Process().children(recursive=True)
+def children() -> set[int]:
+    return {process.pid for process in psutil.Process().children(recursive=True)}
 
 
 async def settle(checker: AnswerChecker) -> None:
-    """Wait until a worker is ready, so that deadlines are the only clock; a new pair each time, not one from memory."""
-    term = next(TERMS)
-    assert await checker.check(f"x+{term}", f"{term}+x") is Verdict.CORRECT
+    """Wait until a worker answers, with a new pair each time: none is in memory."""
+    verdict = Verdict.TIMEOUT
+    while verdict is Verdict.TIMEOUT:
+        verdict = await checker.check(f"x+{(term := next(TERMS))}", f"{term}+x")
+    assert verdict is Verdict.CORRECT
+
+
+def with_checker(workers: int = 1, deadline_s: float = HANGS_S, **limits: int) -> Callable[..., Callable[[], None]]:
+    """Decorator: run a test with a checker of which a worker is ready."""
+
+    def decorate(test: Callable[[AnswerChecker], Awaitable[None]]) -> Callable[[], None]:
+        async def use() -> None:
+            async with AnswerChecker(workers, deadline_s, **limits) as checker:
+                await settle(checker)
+                await test(checker)
+
+        return lambda: asyncio.run(use())
+
+    return decorate
 
 
 @pytest.fixture(scope="module")
-def background() -> None:
+def background(unhurried: None) -> None:
     """The blocking checker lives as long as the process: start it before counting children."""
     assert check_answer("\\sqrt{2}x", "x\\sqrt{2}") is Verdict.CORRECT
 
 
 @pytest.mark.usefixtures("background")
-def test_verdicts_need_no_torch_and_leave_no_process_or_descriptor() -> None:
-    async def use() -> None:
-        async with AnswerChecker(workers=2, deadline_s=5) as checker:
+def test_verdicts_leave_no_process_or_descriptor() -> None:
+    @with_checker(workers=2)
+    async def use(checker: AnswerChecker) -> None:
+        assert await checker.check("5", "5.0") is Verdict.CORRECT
+        assert await checker.check("\\sqrt{8}", "2\\sqrt{2}") is Verdict.CORRECT
+        assert await checker.check("\\sqrt{8}", "3\\sqrt{2}") is Verdict.WRONG
+        assert await checker.check("\\foo{x}{", "3x") is Verdict.UNVERIFIABLE
+        assert checker.counts["crashes"] == checker.counts["timeouts"] == 0
+
+    use()  # whatever is opened once stays open from here
+    before, descriptors = children(), len(os.listdir("/proc/self/fd"))
+    use()
+    assert children() == before and len(os.listdir("/proc/self/fd")) == descriptors
+
+
+@with_checker(deadline_s=1.0)
+async def test_hostile_answers_are_answered(checker: AnswerChecker) -> None:
+    for answer in written("worker"):
+        for ground_truth in ("7", "x^2+1"):
+            verdict = await asyncio.wait_for(checker.check(ground_truth, answer), 120)
+            assert verdict in (Verdict.WRONG, Verdict.TIMEOUT, Verdict.CRASH), answer[:40]
             await settle(checker)
-            assert await checker.check("5", "5.0") is Verdict.CORRECT
-            assert await checker.check("\\sqrt{8}", "2\\sqrt{2}") is Verdict.CORRECT
-            assert await checker.check("\\sqrt{8}", "3\\sqrt{2}") is Verdict.WRONG
-            assert await checker.check("\\foo{x}{", "3x") is Verdict.UNVERIFIABLE
-            assert checker.counts["crashes"] == checker.counts["timeouts"] == 0
-
-    asyncio.run(use())  # whatever is opened once stays open from here
-    before, descriptors = {process.pid for process in children()}, len(os.listdir("/proc/self/fd"))
-    asyncio.run(use())
-    assert {process.pid for process in children()} == before
-    assert len(os.listdir("/proc/self/fd")) == descriptors
-
-
-def test_hostile_answers_are_answered_within_the_deadline() -> None:
-    deadline_s = 1.0
-
-    async def use() -> None:
-        async with AnswerChecker(workers=1, deadline_s=deadline_s) as checker:
-            await settle(checker)
-            for answer in HOSTILE:
-                for ground_truth in ("7", "x^2+1"):
-                    await settle(checker)
-                    verdict = await checker.check(ground_truth, answer)
-                    assert verdict in (Verdict.WRONG, Verdict.TIMEOUT, Verdict.CRASH), answer[:40]
-            await settle(checker)
-
-    asyncio.run(use())
-    cheap = ["9**9**9**9", "5^(5^(5^5))", "{" * 1_000_000, "9" * 100_000, "__import__('os').system('kill -9 0')"]
-
-    async def plain() -> list[Verdict]:
-        async with AnswerChecker(workers=1, deadline_s=deadline_s) as checker:
-            return [await checker.check("7", answer) for answer in cheap]
-
-    assert asyncio.run(plain()) == [Verdict.WRONG] * len(cheap)
 
 
 @pytest.mark.usefixtures("background")
 def test_blocking_entry_works_from_other_threads() -> None:
-    found: dict[str, Verdict] = {}
+    verdicts: dict[str, Verdict] = {}
     pairs = {"right": ("\\sqrt{8}", "2\\sqrt{2}"), "wrong": ("\\sqrt{8}", "\\sqrt{7}"), "hostile": ("7", "9**9**9**9")}
-    threads = [
-        threading.Thread(target=lambda name=name, pair=pair: found.__setitem__(name, check_answer(*pair)))
-        for name, pair in pairs.items()
-    ]
+
+    def check(name: str) -> None:
+        verdicts[name] = check_answer(*pairs[name])
+
+    threads = [threading.Thread(target=check, args=(name,)) for name in pairs]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
-    assert found == {"right": Verdict.CORRECT, "wrong": Verdict.WRONG, "hostile": Verdict.WRONG}
+        thread.join()
+    assert verdicts == {"right": Verdict.CORRECT, "wrong": Verdict.WRONG, "hostile": Verdict.WRONG}
 
 
-def test_loop_goes_on_while_a_verdict_times_out() -> None:
-    async def use() -> None:
-        async with AnswerChecker(workers=2, deadline_s=3.0) as checker:
-            await asyncio.gather(*(checker.check("x+1", f"{k}+x") for k in range(2, 6)))
-            async with watched() as gaps:
-                verdict, other = await asyncio.gather(checker.check(*SLOW_PAIR), checker.check("x^2", "x \\cdot x"))
-            assert (verdict, other) == (Verdict.TIMEOUT, Verdict.CORRECT)
-            assert checker.counts["timeouts"] == 1
-            assert gaps.longest_s < 2.5
-
-    asyncio.run(use())
+@with_checker(workers=2, deadline_s=5.0)
+async def test_loop_goes_on_while_a_verdict_times_out(checker: AnswerChecker) -> None:
+    slow = asyncio.ensure_future(checker.check(*SLOW_PAIR))
+    await settle(checker)
+    assert not slow.done() and await slow is Verdict.TIMEOUT
 
 
-def test_stopped_worker_is_killed_at_the_deadline() -> None:
-    async def use() -> None:
-        async with AnswerChecker(workers=1, deadline_s=1.0) as checker:
-            await settle(checker)
-            victim = checker.pids[0]
-            os.kill(victim, signal.SIGSTOP)
-            assert await checker.check("x+2", "2+x") is Verdict.TIMEOUT
-            assert victim not in checker.pids
-            assert await checker.check("x+2", "2+x") is Verdict.CORRECT
-            assert not psutil.pid_exists(victim)
-
-    asyncio.run(use())
+@with_checker(deadline_s=1.0)
+async def test_stopped_worker_is_killed_at_the_deadline(checker: AnswerChecker) -> None:
+    victim = checker.pids[0]
+    os.kill(victim, signal.SIGSTOP)
+    assert await checker.check("x+2", "2+x") is Verdict.TIMEOUT
+    assert victim not in checker.pids
+    again = [await checker.check("x+2", "2+x") for _ in range(5)]  # no verdict, so none is kept
+    assert Verdict.CORRECT in again and not psutil.pid_exists(victim)
 
 
-def test_request_of_a_killed_worker_is_answered_by_a_fresh_one() -> None:
-    async def use() -> None:
-        async with AnswerChecker(workers=1, deadline_s=20) as checker:
-            await settle(checker)
-            victim = checker.pids[0]
-            os.kill(victim, signal.SIGSTOP)
-            task = asyncio.ensure_future(checker.check("x+2", "2+x"))
-            await asyncio.sleep(0.1)
-            os.kill(victim, signal.SIGKILL)
-            assert await task is Verdict.CORRECT
-            assert checker.counts["crashes"] == 1 and victim not in checker.pids
-
-    asyncio.run(use())
+@with_checker()
+async def test_request_of_a_killed_worker_is_answered_by_a_fresh_one(checker: AnswerChecker) -> None:
+    victim = checker.pids[0]
+    os.kill(victim, signal.SIGSTOP)
+    task = asyncio.ensure_future(checker.check("x+2", "2+x"))
+    while checker._workers[0].served < 2:
+        await asyncio.sleep(0.01)
+    os.kill(victim, signal.SIGKILL)
+    assert await task is Verdict.CORRECT
+    assert checker.counts["crashes"] == 1 and victim not in checker.pids
 
 
-def test_second_crash_is_the_verdict() -> None:
-    async def use() -> None:
-        async with AnswerChecker(workers=1, deadline_s=20) as checker:
-            await settle(checker)
-
-            async def murder() -> None:
-                while True:
-                    for worker in checker._workers:
-                        if worker.served > 0 and worker.child.alive:
-                            worker.served = 0
-                            os.kill(worker.child.pid, signal.SIGKILL)
-                    await asyncio.sleep(0.01)
-
-            checker._workers[0].served = 0
-            murderer = asyncio.ensure_future(murder())
-            assert await checker.check(*SLOW_PAIR) is Verdict.CRASH
-            murderer.cancel()
-            assert checker.counts["crashes"] == 2
-            await settle(checker)
-
-    asyncio.run(use())
-
-
-def test_worker_killed_while_idle_costs_no_verdict() -> None:
-    async def use() -> None:
-        async with AnswerChecker(workers=1) as checker:
-            await settle(checker)
-            os.kill(checker.pids[0], signal.SIGKILL)
-            await asyncio.sleep(0.1)
-            assert await checker.check("x+2", "2+x") is Verdict.CORRECT
-            assert checker.counts["crashes"] == 0 and checker.counts["started"] == 2
-
-    asyncio.run(use())
-
-
-def test_ends_of_workers_are_told_whether_they_were_at_work_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that is killed while idle, one while it works, one that is stopped; none that is stopped on purpose."""
-    monkeypatch.setattr(helpers, "_ends", {})
-
-    async def told(words: str) -> None:
-        while not any(line.startswith(f"a verifier process {words}") for line in helpers.news()):
+@with_checker()
+async def test_second_crash_is_the_verdict(checker: AnswerChecker) -> None:
+    async def murder() -> None:
+        while True:
+            for worker in checker._workers:
+                if worker.served > 0 and worker.child.alive:
+                    worker.served = 0
+                    os.kill(worker.child.pid, signal.SIGKILL)
             await asyncio.sleep(0.01)
 
-    async def use() -> None:
-        async with AnswerChecker(workers=1, deadline_s=2.0) as checker:
-            await settle(checker)
-            os.kill(checker.pids[0], signal.SIGKILL)
-            await told("was killed by signal 9 (SIGKILL) (1 so far)")
-            await settle(checker)
-            os.kill(checker.pids[0], signal.SIGSTOP)
-            asking = asyncio.ensure_future(checker.check("x+3", "3+x"))
-            await asyncio.sleep(0.1)
-            os.kill(checker.pids[0], signal.SIGKILL)
-            await told("was killed by signal 9 (SIGKILL) (2 so far)")
-            assert await asking is Verdict.CORRECT
-            os.kill(checker.pids[0], signal.SIGSTOP)
-            assert await checker.check("x+4", "4+x") is Verdict.TIMEOUT
-            await told("gave no answer for 2 s: killed (1 so far)")
-            await settle(checker)
-
-    asyncio.run(asyncio.wait_for(use(), 60))
-    assert helpers.news() == []
+    checker._workers[0].served = 0
+    murderer = asyncio.ensure_future(murder())
+    assert await checker.check(*SLOW_PAIR) is Verdict.CRASH
+    murderer.cancel()
+    assert checker.counts["crashes"] == 2
+    await settle(checker)
 
 
-def test_worker_is_recycled_after_so_many_requests_or_bytes() -> None:
-    async def use(**limits: int) -> None:
-        async with AnswerChecker(workers=1, **limits) as checker:
-            for k in range(2, 5):
-                assert await checker.check("x+1", f"x+{k}") is Verdict.WRONG
-            assert checker.counts["recycled"] >= 1
-
-    asyncio.run(use(max_requests=2))
-    asyncio.run(use(max_rss_bytes=1))
+@with_checker()
+async def test_worker_killed_while_idle_costs_no_verdict(checker: AnswerChecker) -> None:
+    os.kill(checker.pids[0], signal.SIGKILL)
+    while checker.pids:
+        await asyncio.sleep(0.01)
+    await settle(checker)
+    assert checker.counts["crashes"] == 0 and checker.counts["started"] == 2
 
 
-def test_same_pair_is_asked_once() -> None:
-    async def use() -> None:
-        async with AnswerChecker(workers=2) as checker:
-            verdicts = await asyncio.gather(*(checker.check("x^2+x", "x(x+1)") for _ in range(16)))
-            assert set(verdicts) == {Verdict.CORRECT}
-            assert await checker.check("x^2+x", "x(x+1)") is Verdict.CORRECT
-            assert checker.counts["asked"] == 1
+@pytest.mark.parametrize("limits", [{"max_requests": 2}, {"max_rss_bytes": 1}], ids=str)
+def test_worker_is_recycled_after_so_many_requests_or_bytes(limits: dict[str, Any]) -> None:
+    @with_checker(**limits)
+    async def use(checker: AnswerChecker) -> None:
+        for k in range(2, 5):
+            assert await checker.check("x+1", f"x+{k}") is Verdict.WRONG
+        assert checker.counts["recycled"] >= 1
 
-    asyncio.run(use())
+    use()
 
 
-def test_cancelled_request_does_not_lose_the_worker() -> None:
-    async def use() -> None:
-        async with AnswerChecker(workers=1, deadline_s=1.0) as checker:
-            await settle(checker)
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(checker.check(*SLOW_PAIR), 0.2)
-            assert await checker.check("x+2", "2+x") is Verdict.CORRECT
+@with_checker(workers=2)
+async def test_same_pair_is_asked_once(checker: AnswerChecker) -> None:
+    before = checker.counts["asked"]
+    verdicts = await asyncio.gather(*(checker.check("x^2+x", "x(x+1)") for _ in range(16)))
+    assert {*verdicts, await checker.check("x^2+x", "x(x+1)")} == {Verdict.CORRECT}
+    assert checker.counts["asked"] == before + 1
 
-    asyncio.run(use())
+
+@with_checker()
+async def test_cancelled_request_does_not_lose_the_worker(checker: AnswerChecker) -> None:
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(checker.check(*SLOW_PAIR), 0.2)
+    await settle(checker)
 
 
 @pytest.mark.usefixtures("background")
 def test_close_during_a_request_ends_everything() -> None:
-    before = {process.pid for process in children()}
+    before = children()
 
     async def use() -> None:
         checker = AnswerChecker(workers=2, deadline_s=3600)
         await checker.start()
         await settle(checker)
         task = asyncio.ensure_future(checker.check(*SLOW_PAIR))
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0)
         await checker.close()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -280,7 +203,7 @@ def test_close_during_a_request_ends_everything() -> None:
             await checker.check("x+2", "2+x")
 
     asyncio.run(use())
-    assert {process.pid for process in children()} == before
+    assert children() == before
 
 
 def test_workers_that_cannot_start_are_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,39 +217,18 @@ def test_workers_that_cannot_start_are_one_clear_error(monkeypatch: pytest.Monke
     asyncio.run(use())
 
 
-def test_workers_die_with_a_killed_parent() -> None:
-    program = """
-        import asyncio, sys
-        from verify.answer_checker import AnswerChecker
-        async def main():
-            checker = AnswerChecker(workers=2, deadline_s=60)
-            await checker.start()
-            await asyncio.gather(checker.check("x+1", "1+x"), checker.check("x+2", "2+x"))
-            task = asyncio.ensure_future(checker.check("x^2+1", "\\\\int_0^1 e^{x^{x^x}} dx"))
-            await asyncio.sleep(0.3)
-            print(*checker.pids, flush=True)
-            await task
-        asyncio.run(main())
-    """
-    with subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(program)], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    ) as parent:
-        assert parent.stdout
-        pids = [int(pid) for pid in parent.stdout.readline().split()]
-        assert len(pids) == 2 and all(psutil.pid_exists(pid) for pid in pids)
-        parent.kill()
-    limit = time.perf_counter() + 5
-    while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids):
-        assert time.perf_counter() < limit, "workers outlived their parent"
-        time.sleep(0.02)
-
-
-def test_room_imports_no_torch_and_the_caller_no_sympy() -> None:
-    program = (
-        "import sys, verify.reward, verify.answer_checker, verify.language; "
-        "verify.language.detect('How many apples are there?'); verify.answer_checker.decide('1', '2'); "
-        "bad = {'torch', 'sympy', 'vllm', 'transformers'} & set(sys.modules); sys.exit(str(bad) if bad else 0)"
-    )
-    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True).returncode == 0
-    program = "import sys, verify.checker_process, verify.math.algebra; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True).returncode == 0
+@pytest.mark.parametrize(
+    ("use", "unwanted"),
+    [
+        (
+            "import verify.reward, verify.answer_checker, verify.language; "
+            "verify.language.detect('How many apples are there?'); verify.answer_checker.decide('1', '2')",
+            {"torch", "sympy", "vllm", "transformers"},
+        ),
+        ("import verify.checker_process, verify.math.algebra", {"torch"}),
+    ],
+)
+def test_room_imports_no_torch_and_the_caller_no_sympy(use: str, unwanted: set[str]) -> None:
+    program = f"import sys; {use}; sys.exit(str({unwanted} & set(sys.modules) or ''))"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert done.stderr.strip() == ""

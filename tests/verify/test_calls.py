@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from shared.jsonl import read_rows
+from tests.tables import read_table
 from verify.verifiers.calls import FunctionCall, fault, plain_schema, read_call, read_calls, tool_name
 
 AREA = {
@@ -28,31 +29,10 @@ def judge(**arguments: Any) -> str:
     return fault([FunctionCall("geo.area", {"base": 10, "height": 5, **arguments})], AREA)
 
 
-@pytest.mark.parametrize("arguments", [
-    {}, {"height": 5.5}, {"unit": "Square-Units"}, {"flags": ["A", "b"]}, {"where": {"city": "berlin"}},
-    {"where": {"city": "Bonn", "zip": 1}}, {"exact": True},
-])  # fmt: skip
-def test_right_calls(arguments: dict[str, Any]) -> None:
-    assert judge(**arguments) == ""
-
-
-@pytest.mark.parametrize(("arguments", "words"), [
-    ({"base": 11}, "base = 11 is not accepted"),
-    ({"base": 10.0}, "base is not of type integer"),
-    ({"base": True}, "base is not of type integer"),
-    ({"base": "10"}, "base is not of type integer"),
-    ({"unit": "cm"}, "is not accepted"),
-    ({"flags": ["b", "a"]}, "is not accepted"),
-    ({"where": {"zip": 1}}, "is not accepted"),
-    ({"where": {"city": "Bonn", "street": "x"}}, "is not accepted"),
-    ({"exact": 1}, "exact is not of type boolean"),
-    ({"flags": ""}, "flags is not of type array"),
-    ({"where": ""}, "where is not of type dict"),
-    ({"exact": ""}, "exact is not of type boolean"),
-    ({"color": "red"}, "there is no argument color"),
-])  # fmt: skip
-def test_wrong_calls(arguments: dict[str, Any], words: str) -> None:
-    assert words in judge(**arguments)
+@pytest.mark.parametrize("row", read_table("verify/calls"), ids=lambda row: json.dumps(row["arguments"]))
+def test_right_and_wrong_arguments(row: dict[str, Any]) -> None:
+    fault_found = judge(**row["arguments"])
+    assert row["words"] in fault_found and bool(row["words"]) is bool(fault_found)
 
 
 def test_wrong_functions_and_numbers_of_calls() -> None:

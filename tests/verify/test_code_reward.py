@@ -5,9 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +12,9 @@ import pytest
 
 from shared.errors import DataError
 from shared.sandbox_settings import Sandbox
-from shared.sections import RewardWeights
 from shared.types import Problem, Verdict
 from trainer.data.problem_file import read_problems
-from verify.chosen_rewards import choose
+from verify.__main__ import main as verify
 from verify.code import cpp
 from verify.code.runner import ProgramVerifier
 from verify.code.sandbox.client import SandboxRefused
@@ -132,35 +128,11 @@ def test_a_host_that_cannot_isolate_refuses_and_names_the_setting(monkeypatch: p
     asyncio.run(run())
 
 
-def test_isolation_is_told_in_one_line() -> None:
-    async def run() -> str:
-        programs = ProgramVerifier(Sandbox(max_concurrency=1))
-        try:
-            return await programs.start()
-        finally:
-            await programs.close()
-
-    assert asyncio.run(run()).startswith("sandbox: ")
-
-
-def test_tests_passed_as_a_reward_reproduces_the_papers_negative_setting() -> None:
-    settings = RewardWeights.model_validate({"correctness": 0, "extra": {"tests_passed": 0.9}})
-    assert [extra.name for extra in choose(settings).extras] == ["tests_passed"]
-    halves = ROW | {"tests": [{"input": f"{n}", "output": f"{max(2 * n, 4)}"} for n in range(4)]}
-    found = score(halves, response(DOUBLE), settings)
-    assert found.extra == {"tests_passed": pytest.approx(0.45)}
-    assert found.total == pytest.approx(0.1 + 0.1 + 0.45)
-
-
-def test_command_grades_programs_beside_answers(root: Path, tmp_path: Path) -> None:
+def test_command_grades_programs_beside_answers(tmp_path: Path) -> None:
     math = {"problem": "Tom has 5 apples and buys 3. How many has he?", "answer": "8"}
     answer = "<think>Tom starts with 5 apples and buys 3 more.</think>The answer is \\boxed{8}."
     rows = [ROW | {"response": response(DOUBLE)}, ROW | {"response": response("print(0)")}, math | {"response": answer}]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    done = subprocess.run(
-        [sys.executable, "-m", "verify", str(tmp_path / "in.jsonl"), "--out", str(tmp_path / "out.jsonl")],
-        cwd=root, env={**os.environ, "PYTHONPATH": str(root)}, capture_output=True, text=True, timeout=100,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    assert verify([str(tmp_path / "in.jsonl"), "--out", str(tmp_path / "out.jsonl")]) == 0
     written = [json.loads(line)["reward"]["verdict"] for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert written == ["correct", "wrong", "correct"]

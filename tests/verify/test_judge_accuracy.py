@@ -104,6 +104,7 @@ def scored(responses: list[str], problem: Problem, index: int, held: Any, **rewa
 def test_accuracy_and_bias_are_what_the_script_did(server: Server, asks: str, decide: Any) -> None:
     scorer, rewards = measure(server, decide, asks)
     row, told = scorer.judge_metrics, scorer.told
+    assert not any("TRUE ANSWER" in body["messages"][1]["content"] for body in server.seen), "it is measured"
     if asks == "score":
         right = [said == ("boxed{8}" in solutions[0]) for said, solutions in told]
         assert len(right) == GROUPS * SIZE and row["judge/who/accuracy"] == pytest.approx(

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 
 from shared.errors import ConfigError
@@ -31,6 +32,8 @@ def write(folder: Path, body: str) -> str:
     ("body", "message"),
     [
         ("def f():\n    return 1 / 0\n\nf()", "fails with ZeroDivisionError: division by zero in line 5"),
+        ("def f(:", "fails with SyntaxError"),
+        ("import nowhere_to_be_found", "fails with ModuleNotFoundError"),
         ("sys.exit(3)", "fails with SystemExit: 3 in line 4"),
         ("os._exit(0)", "ended its process while loading: it ended with exit code 0"),
         ("os.kill(os.getpid(), 9)", r"ended its process while loading: it was killed by signal 9 \(SIGKILL\)"),
@@ -45,8 +48,14 @@ def test_a_file_that_cannot_be_loaded_is_named(
 ) -> None:
     monkeypatch.setattr(plugin_host, "START_S", 9.0 if "while True" in body else 60.0)
     path = write(tmp_path, body)
-    with pytest.raises(ConfigError, match=rf"reward\.plugins: {re.escape(str(tmp_path))}.*{message}"):
-        choose(settings(plugins=[path], extra={"mine": 1}))
+    for _ in range(1 if "while True" in body else 2):  # it is not kept
+        with pytest.raises(ConfigError, match=rf"reward\.plugins: {re.escape(str(tmp_path))}.*{message}"):
+            choose(settings(plugins=[path], extra={"mine": 1}))
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="other.py': there is no such file"):
+        choose(settings(plugins=[str(tmp_path / "other.py")]))
 
 
 @pytest.mark.parametrize(
@@ -57,15 +66,18 @@ def test_a_file_that_cannot_be_loaded_is_named(
         ("os._exit(7)", Verdict.CRASH, "its process ended with exit code 7"),
         ("os.kill(os.getpid(), 9)", Verdict.CRASH, r"its process was killed by signal 9 \(SIGKILL\)"),
         ("time.sleep(60)", Verdict.TIMEOUT, r"no value after 0\.5 s, it was at .*mine\.py:\d+ in f"),
+        ("await asyncio.sleep(60)", Verdict.TIMEOUT, r"no value after 0\.5 s"),
         ("return None", Verdict.CRASH, r"returned None, which is no number"),
         ("return float('nan')", Verdict.CRASH, r"returned nan, not a number"),
+        ("return 'much'", Verdict.CRASH, r"returned 'much', which is no number"),
+        ("return -1", Verdict.CRASH, r"returned -1(\.0)?, not a number of at least 0"),
     ],
 )
 def test_a_call_that_fails_costs_one_completion_and_names_the_line(
     tmp_path: Path, body: str, verdict: Verdict, reason: str
 ) -> None:
     """The bad problem fails each time, the others around it, asked at the same time, are graded."""
-    head = '@reward("mine")\ndef f(case: Case) -> float:\n'
+    head = f'@reward("mine")\n{"async " * ("await" in body)}def f(case: Case) -> float:\n'
     function = f'{head}    if case.problem.id == "bad":\n        {body}\n    return 1.0'
     chosen = settings(plugins=[write(tmp_path, function)], extra={"mine": 0.5}, deadline_s=0.5)
     one, bad, two = (msgspec.structs.replace(PROBLEM, id=name) for name in ("one", "bad", "two"))
@@ -139,7 +151,9 @@ def test_a_process_that_stands_still_before_a_call_begins_is_replaced(
 
     async def grade() -> list[float]:
         first = await scorer.score(PROBLEM, GOOD, 50)
-        await asyncio.sleep(0.5)
+        process = psutil.Process(int(first.extra["mine"]))
+        while process.status() != psutil.STATUS_STOPPED:
+            await asyncio.sleep(0.01)
         async with asyncio.timeout(60):
             second = await scorer.score(PROBLEM, GOOD, 50)
         return [first.extra["mine"], second.extra["mine"]]

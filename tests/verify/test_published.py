@@ -12,6 +12,7 @@ from shared.errors import DataError
 from shared.jsonl import read_rows
 from shared.sections import Data
 from tests.published import READ_AS, SETS, Published
+from tests.tables import read_table
 from trainer.data.problem_file import read_problems
 from verify.__main__ import main as verify
 from verify.published import NATIVE, READERS, renamed, to_native
@@ -66,76 +67,21 @@ def test_the_right_solution_of_each_set_is_paid_and_a_wrong_one_is_not(tmp_path:
     assert not wrong
 
 
-@pytest.mark.parametrize(
-    ("row", "answer"),
-    [
-        ({"question": QUESTION, "answer": "3 + 3\n#### -1,234,567"}, "-1234567"),
-        ({"question": QUESTION, "answer": "#### $6"}, "6"),
-        ({"problem": QUESTION, "answer": "It is 3 + 3.\n#### 6"}, "6"),
-        ({"problem": QUESTION, "answer": "We add three and three and find $\\boxed{6}$."}, "6"),
-        ({"problem": QUESTION, "solution": "First \\boxed{5}? No, it is \\fbox{6}."}, "6"),
-        ({"problem": QUESTION, "solution": "so it is $\\boxed 6$"}, "6"),
-        ({"question": QUESTION, "solution": "so it is $\\boxed{\\frac{1}{2}}$"}, "\\frac{1}{2}"),
-        ({"prompt": QUESTION, "ground_truth": ["6"]}, "6"),
-        ({"prompt": [{"role": "user", "content": QUESTION}], "answer": 6}, "6"),
-        ({"prompt": [{"role": "user", "content": [{"type": "text", "text": QUESTION}]}], "answer": 6}, "6"),
-        ({"problem": QUESTION, "expected_answer": "6", "generated_solution": "..."}, "6"),
-        ({"problem": QUESTION, "answer": "6", "domain": ["Algebra"]}, "6"),
-        ({"problem": QUESTION, "answer": "6", "llama8b_solve_rate": None}, "6"),
-        ({"prompt": QUESTION, "reward_model": '{"ground_truth": "6"}'}, "6"),
-        ({"prompt": QUESTION, "reward_model": {"ground_truth": '["6"]'}}, "6"),
-        ({"prompt": str([{"role": "user", "content": QUESTION}]), "reward_model": "{'ground_truth': '6'}"}, "6"),
-        ({"prompt": [{"role": "user", "content": QUESTION}], "label": "6"}, "6"),
-        ({"prompt": [{"role": "user", "content": QUESTION}], "solution": "so $\\boxed{6}$"}, "6"),
-    ],
-)
-def test_neighbours_of_the_shapes(row: dict[str, Any], answer: str) -> None:
-    problem = read_problem(row, "rows.jsonl:1")
-    assert (problem.text, problem.answer, problem.domain) == (QUESTION, answer, "math")
+@pytest.mark.parametrize("case", read_table("verify/published_rows", kind="read"), ids=str)
+def test_neighbours_of_the_shapes(case: dict[str, Any]) -> None:
+    problem = read_problem(case["row"], "rows.jsonl:1")
+    assert (problem.text, problem.answer, problem.domain) == (QUESTION, case["answer"], "math")
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        {"problem": QUESTION, "answer": "a long answer ends in \\boxed{6}, and is all compared", "domain": "open"},
-        {"problem": QUESTION, "answer": "one\n#### 6", "checker": "math"},
-        {"problem": QUESTION, "answer": "6", "question": "another text", "prompt": "a third"},
-        {"problem": QUESTION, "environment": "guess", "solution": "\\boxed{6}"},
-        {"problem": {"problem": QUESTION, "answer": "6"}, "response": "6"},
-    ],
-)
-def test_our_own_form_wins(row: dict[str, Any]) -> None:
-    assert to_native(row, "row 1") == (row, NATIVE)
+@pytest.mark.parametrize("case", read_table("verify/published_rows", kind="own form"), ids=str)
+def test_our_own_form_wins(case: dict[str, Any]) -> None:
+    assert to_native(case["row"], "row 1") == (case["row"], NATIVE)
 
 
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ({"question": "a", "prompt": "b", "answer": "6"}, r"'question' and 'prompt' differ, and either could be meant"),
-        ({"question": "a", "answer": "5", "final_answer": "6"}, "'answer' and 'final_answer' differ"),
-        ({"question": "a", "test": "t", "solution": "s", "input_output": "{}"}, "APPS or TACO and as KodCode"),
-        ({"question": "a", "choices": ["x", "y"], "answer": 1}, r"its 'choices' may belong to the question\. Rename"),
-        ({"context": "c", "question": "a", "answer": "x"}, "its 'context' may belong to the question"),
-        ({"A": "1", "B": "2", "question": "a", "answer": "A"}, "its 'A' and 'B' may belong"),
-        ({"question": "a", "answer": "We add them one by one and then we see it."}, "lacks 'problem'.*a question"),
-        ({"prompt": "p", "test": "def check(f): 1"}, "nearest shape that is read is HumanEval, .*'entry_point'"),
-        ({"prompt": "p", "test": "t", "entry_point": "f"}, "its 'prompt' does not begin the function 'f'"),
-        ({"question": "a", "input_output": "", "starter_code": "def f"}, "nearest .* APPS or TACO, .*'input_output'"),
-        ({"question": "a", "input_output": "oops"}, "its 'input_output' is no JSON object"),
-        ({"query": "a", "reply": "6"}, r'data\.columns = { problem = "query", answer = "reply" }'),
-        ({}, "it has nothing"),
-        ({"problem": "a", "solution": "no box"}, r"'solution' ends neither in a line '#### ANSWER' nor in \\boxed"),
-        ({"prompt": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], "answer": "6"},
-         "has the turns user, assistant: a problem is one turn of the user"),
-        ({"prompt": [{"role": "user", "content": [{"type": "image"}]}], "answer": "6"}, "content that is no text"),
-        ({"prompt": "a", "reward_model": {"ground_truth": {"target": ["x"]}}}, "rows.jsonl:1.*"),
-        ({"prompt": "[{'role': 'user', 'content': array([1])}]", "answer": "6"}, "looks like a list of messages"),
-        ({"problem_id": 7, "question": "a", "input_output": ""}, "nearest shape that is read is APPS or TACO"),
-    ],
-)  # fmt: skip
-def test_rows_that_are_not_beyond_doubt_are_refused_with_a_repair(row: dict[str, Any], message: str) -> None:
-    with pytest.raises(DataError, match=message) as error:
-        read_problem(row, "rows.jsonl:1")
+@pytest.mark.parametrize("case", read_table("verify/published_rows", kind="refused"), ids=lambda case: case["message"])
+def test_rows_that_are_not_beyond_doubt_are_refused_with_a_repair(case: dict[str, Any]) -> None:
+    with pytest.raises(DataError, match=case["message"]) as error:
+        read_problem(case["row"], "rows.jsonl:1")
     assert str(error.value).count("rows.jsonl:1") == 1, "the place is told once"
 
 

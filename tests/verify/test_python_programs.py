@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import select
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from shared.sandbox_settings import Sandbox
 from shared.types import Verdict
+from tests.tables import read_table
 from verify.code.runner import run_tests
 from verify.code.sandbox import protocol
 from verify.code.sandbox.client import Pipe, SandboxHandle
@@ -20,29 +21,19 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(360)]
 SIX = [StdioTest("3\n", "6\n")]
 
 
-@pytest.fixture(scope="module")
-def sandboxes() -> Iterator[SandboxPool]:
-    made = SandboxPool(1)
-    yield made
-    made.close()
+def program(row: dict[str, Any]) -> str:
+    return str(row["program"])
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "out = open(1, 'w')\nout.write('6\\n')",
-        "import os\nf = os.fdopen(1, 'w')\nf.write('6\\n')",
-        "import io, sys\nsys.stdout = io.TextIOWrapper(sys.stdout.buffer)\nprint(6)",
-        "import sys\nsys.__stdout__.write('6\\n')",
-        "class A:\n    def __del__(self): print(6)\na = A()",
-        "def g():\n    try: yield\n    finally: print(6)\nx = g(); next(x)",
-        "import sys\nprint(6)\nsys.stdout.close()",
-        "import threading\nthreading.Timer(0.05, lambda: print(6)).start()",
-        "import atexit\natexit.register(lambda: print(6))",
-    ],
-)
-def test_what_was_written_counts_however_it_was_written(sandboxes: SandboxPool, source: str) -> None:
-    assert run_tests(source, "python", SIX, pool=sandboxes) == Verdict.CORRECT
+@pytest.mark.parametrize("row", read_table("verify/python_programs", kind="written"), ids=program)
+def test_what_was_written_counts_however_it_was_written(sandboxes: SandboxPool, row: dict[str, Any]) -> None:
+    assert run_tests(row["program"], "python", SIX, pool=sandboxes) == Verdict.CORRECT
+
+
+@pytest.mark.parametrize("row", read_table("verify/python_programs", kind="standard input"), ids=program)
+def test_standard_input_is_a_file(sandboxes: SandboxPool, row: dict[str, Any]) -> None:
+    tests = [StdioTest("1 " * 500_000, "1000000")]
+    assert run_tests(row["program"], "python", tests, pool=sandboxes) == Verdict.CORRECT
 
 
 @pytest.mark.parametrize("tests", [SIX, [CallTest("f", [3], 6)], "assert f(3) == 6"])
@@ -53,76 +44,15 @@ def test_annotations_are_evaluated_as_python_does(sandboxes: SandboxPool, tests:
     assert run_tests(right, "python", tests, pool=sandboxes) == Verdict.CORRECT
 
 
-WRAPPED = {"fn_name": "f", "inputs": [[3], [4]], "outputs": [[6], [8]]}
-TEXTS = {"fn_name": "f", "inputs": ["3", "4"], "outputs": ["[6]", "[8]"]}
-OBJECTS = {"fn_name": "f", "inputs": [[{"1": 2}], [{"5": 6}]], "outputs": [{"2": 1}, {"6": 5}]}
-LISTS = {"fn_name": "f", "inputs": [[[1, 2]], [[3, 4]]], "outputs": [[[2, 1]], [[4, 3]]]}
-NESTED = {"fn_name": "f", "inputs": [[1]], "outputs": [[{"1": [{"-2": {"0.5": None}}]}]]}
+@pytest.mark.parametrize("row", read_table("verify/python_programs", kind="stored values"), ids=program)
+def test_values_as_published_sets_store_them(sandboxes: SandboxPool, row: dict[str, Any]) -> None:
+    assert run_tests(row["program"], "python", row["tests"], pool=sandboxes) == row["verdict"]
 
 
-@pytest.mark.parametrize(
-    ("source", "tests", "verdict"),
-    [
-        ("def f(x): return 2 * x", WRAPPED, "correct"),
-        ("def f(x): return [2 * x]", WRAPPED, "correct"),
-        ("def f(x): return (2 * x,)", WRAPPED, "correct"),
-        ("def f(x): return [2 * x] if x == 3 else 2 * x", WRAPPED, "wrong"),
-        ("def f(x): return [[2 * x]]", WRAPPED, "wrong"),
-        ("def f(x): return str(2 * x)", WRAPPED, "wrong"),
-        ("def f(x): return {2 * x}", WRAPPED, "wrong"),
-        ("def f(x): return 2 * x", {**WRAPPED, "outputs": [[6], 8]}, "wrong"),
-        ("def f(x): return x", {**WRAPPED, "outputs": [[3, 0], [4, 0]]}, "wrong"),
-        ("def f(x): return None", {**WRAPPED, "outputs": [[], []]}, "wrong"),
-        ("def f(x): return None", {**WRAPPED, "outputs": [[None], [None]]}, "correct"),
-        ("def f(x): return 1", {**WRAPPED, "outputs": [[True], [True]]}, "wrong"),
-        ("def f(x): return 0.1 + 0.2", {**WRAPPED, "outputs": [[0.3], [0.3]]}, "correct"),
-        ("class Solution:\n    def f(self, x): return 2 * x", TEXTS, "correct"),
-        ("class L(list):\n    __eq__ = lambda self, other: True\ndef f(x): return L([0])", WRAPPED, "wrong"),
-        ("class K(int):\n    __eq__ = lambda self, other: True\ndef f(x): return [K(2 * x)]", WRAPPED, "wrong"),
-        ("def f(a): return a[::-1]", LISTS, "correct"),
-        ("def f(a): a.reverse()", LISTS, "correct"),
-        ("def f(a): return a[:1]", LISTS, "wrong"),
-        ("def f(d): return {v: k for k, v in d.items()}", OBJECTS, "correct"),
-        ("def f(d): return {str(v): int(k) for k, v in d.items()}", OBJECTS, "correct"),
-        ("def f(d): return {str(v) if v == 2 else v: int(k) for k, v in d.items()}", OBJECTS, "wrong"),
-        ("def f(d): return d", OBJECTS, "wrong"),
-        ("def f(d): return {int(v): k for k, v in d.items()}", OBJECTS | {"inputs": [[{"1": 2}], [{"x": 6}]]}, "wrong"),
-        ("def f(x): return {1: [{-2: {0.5: None}}]}", NESTED, "correct"),
-        ("def f(x): return [{1: [{-2: {0.5: None}}]}]", NESTED, "correct"),
-        ("def f(x): return {1: [{-2: {0.25: None}}]}", NESTED, "wrong"),
-        ("def f(x): return {1: 3}", {"function": "f", "args": [1], "expected": {"1": 2}}, "wrong"),
-    ],
-)  # fmt: skip
-def test_values_as_published_sets_store_them(
-    sandboxes: SandboxPool, source: str, tests: dict[str, Any], verdict: str
-) -> None:
-    assert run_tests(source, "python", tests, pool=sandboxes) == verdict
-
-
-@pytest.mark.parametrize(
-    ("source", "reason"),
-    [
-        ("class Solution:\n    def f(self, a: Optional[List[int]]) -> 'Dict': return 6", ""),
-        ("def f(x):\n    d = defaultdict(int); q = deque([x]); d[x] += 2 * q[0]\n    return Counter(d)[x]", ""),
-        ("@lru_cache(None)\ndef g(n): return 2 * n\ndef f(x): return reduce(add, accumulate([g(x)]))", ""),
-        ("def f(x): h = []; heappush(h, 2 * x); return heapq.heappop(h) if inf > math.pi else 0", ""),
-        ("def f(x): return 6 if bisect.bisect([1], 1) == bisect_left([1], 2) and datetime.datetime else 0", ""),
-        ("def f(x): return pow(2, x, 5) * 2 if open.__module__ == 'io' and abs(-1) == 1 else 0", ""),
-        ("def gcd(a, b): return 6\ndef f(x): return gcd(4, 6)", ""),
-        ("def f(x): return 6 if x == 3 else f(x)\nlist = None\nTuple = int\nassert Tuple('6') == 6", ""),
-        ("def f(x, depth=0): return 6 if depth == 20_000 else f(x, depth + 1)", ""),
-        ("def f(x): return Foo(x)", "raised NameError: name 'Foo' is not defined"),
-        ("def f(x: Lists): return 6", "raised NameError: name 'Lists' is not defined"),
-        ("def f(x): return 6\nraise ValueError('two\\nlines')", "raised ValueError: two lines"),
-        ("def f(x) return 6", "raised SyntaxError: expected ':' (solution.py, line 1)"),
-        ("import sys\nsys.exit('now')", "exit status 1"),
-        ("class Solution: pass", "raised AttributeError: 'Solution' object has no attribute 'f'"),
-        ("class E(KeyError): pass\ndef f(x): raise E", "raised KeyError"),
-    ],
-)  # fmt: skip
-def test_a_function_has_the_imports_of_its_site(sandboxes: SandboxPool, source: str, reason: str) -> None:
-    found = run_tests(source, "python", CallTest("f", [3], 6), pool=sandboxes)
-    assert (found.verdict, found.reason) == (Verdict.WRONG if reason else Verdict.CORRECT, reason)
+@pytest.mark.parametrize("row", read_table("verify/python_programs", kind="imports"), ids=program)
+def test_a_function_has_the_imports_of_its_site(sandboxes: SandboxPool, row: dict[str, Any]) -> None:
+    outcome = run_tests(row["program"], "python", CallTest("f", [3], 6), pool=sandboxes)
+    assert outcome.verdict is (Verdict.WRONG if row["reason"] else Verdict.CORRECT) and outcome.reason == row["reason"]
 
 
 @pytest.mark.parametrize("name", ["gcd", "comb", "sorted", "mean", "Solution.f", "math", "f"])
@@ -182,36 +112,10 @@ def test_calls(sandboxes: SandboxPool, source: str, test: CallTest, verdict: str
 PREFIX = "import math\n\ndef help(x):\n    return x + 1\n\ndef f(x):\n"
 
 
-@pytest.mark.parametrize(
-    ("source", "code", "verdict", "said"),
-    [
-        ("pass", '"""only words"""\nprint("start")', Verdict.UNVERIFIABLE, "nothing"),
-        ("def f(x): return 6", '"""a docstring"""\nassert f(3) == 6', Verdict.CORRECT, ""),
-        ("def f(x): return 7", '"""a docstring"""\nassert f(3) == 6', Verdict.WRONG, ""),
-        ("def f(x): return 6", "import no_such_module\nassert f(3) == 6", Verdict.UNVERIFIABLE, "no_such_module"),
-        ("def f(x): return 6", "from solution import f\nassert f(3) == 6", Verdict.CORRECT, ""),
-        ("def f(x): return 6", "assert f(3 == 6", Verdict.UNVERIFIABLE, "cannot be run"),
-        ("def select(x): return 6", "assert select(3) == 6", Verdict.CORRECT, ""),
-        ("def copy(x): return list(x)", "assert copy([1]) == [1]", Verdict.CORRECT, ""),
-        ("import math\ndef f(x): return x * math.pi", "assert abs(f(2) - 2 * math.pi) < 1e-9", Verdict.CORRECT, ""),
-        ("class Node:\n    def __init__(s, n=None): s.n = n",
-         "node, count = Node(Node()), 0\nwhile node:\n    node, count = node.n, count + 1\nassert count == 2",
-         Verdict.CORRECT, ""),
-        ("class P:\n    def __init__(s, x): s.x = x\n    def __eq__(s, o): return s.x == o.x",
-         "assert P(1) == P(1)\nassert not P(1) == P(2)", Verdict.CORRECT, ""),
-        ("class P:\n    def __init__(s, x): s.x = x\n    def __str__(s): return f'<{s.x}>'",
-         "assert str(P(1)) == '<1>'", Verdict.CORRECT, ""),
-        ("def g(n):\n    yield from range(n)", "it = g(3)\nassert next(it) == 0\nassert list(it) == [1, 2]",
-         Verdict.CORRECT, ""),
-        ("class Any:\n    def __eq__(s, o): return True\ndef f(x): return Any()", "assert f(3) == 6",
-         Verdict.WRONG, ""),
-        ("def f(x): return 6\nif __name__ == '__main__':\n    print(f(int(input())))", "assert f(3) == 6",
-         Verdict.CORRECT, ""),
-    ],
-)  # fmt: skip
-def test_assertions(sandboxes: SandboxPool, source: str, code: str, verdict: Verdict, said: str) -> None:
-    found = run_tests(source, "python", Assertions(code), pool=sandboxes)
-    assert found == verdict and said in found.reason, found
+@pytest.mark.parametrize("row", read_table("verify/python_programs", kind="assertions"), ids=program)
+def test_assertions(sandboxes: SandboxPool, row: dict[str, Any]) -> None:
+    outcome = run_tests(row["program"], "python", Assertions(row["tests"]), pool=sandboxes)
+    assert outcome == row["verdict"] and row["words"] in outcome.reason, outcome
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ completions that a policy could learn to earn a reward with, and honest ones tha
 from __future__ import annotations
 
 import asyncio
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
@@ -12,7 +12,6 @@ from shared.sections import RewardWeights
 from shared.types import Problem, Reward, Verdict
 from tests.processor_time import at_most
 from tests.tables import read_table
-from verify.code_block import first_program
 from verify.format import Parts
 from verify.math.plain import decide
 from verify.refusals import refuse_answer, refuse_format
@@ -103,29 +102,11 @@ def test_a_refusal_says_why() -> None:
     assert rewarded(Row(False, "The answer is \\boxed{}.")).reason == "format: the box is empty"
 
 
-@pytest.mark.parametrize("row", read_table("verify/code_blocks"))
-def test_programs_in_lists_quotations_and_other_fences(row: dict[str, Any]) -> None:
-    assert first_program(row["solution"]) == (tuple(row["block"]) if row["block"] else None)
-
-
 @pytest.mark.parametrize(
     "piece",
-    [
-        "\\boxed{}",
-        "\\boxed{1} or ",
-        "\\boxed{",
-        "`",
-        "```\n",
-        "<!--",
-        "<a ",
-        "\n%",
-        "a% ",
-        "\\text{",
-        "- ",
-        "~~a",
-        "not ",
-    ],
-)
+    ["\\boxed{}", "\\boxed{1} or ", "\\boxed{", "`", "```\n", "<!--", "<a ", "\n%", "a% ", "\\text{", "- ", "~~a",
+     "not "],
+)  # fmt: skip
 @pytest.mark.slow
 def test_hostile_text_takes_linear_time(piece: str) -> None:
     long = piece * (300_000 // len(piece))

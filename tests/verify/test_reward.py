@@ -1,10 +1,10 @@
-"""The reward of hand-written completions, component by component, and the guard against a failing verifier."""
+"""What a reward records and asks (test_reward_table.py: its parts), and the guard against a failing verifier."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-import time
+import threading
 
 import msgspec
 import pytest
@@ -12,13 +12,13 @@ import pytest
 from shared.errors import ConfigError, RunError
 from shared.sections import RewardWeights
 from shared.types import Problem, Reward, Verdict
+from verify.language import Consistency, consistency
 from verify.math.plain import decide
 from verify.reward import CompletionScorer
 from verify.scorer import FailureWindow
 
 WEIGHTS = RewardWeights(length_max=100, overlong_buffer=20)
 PROBLEM = Problem("1", "Tom has 5 apples. Tom buys 3 more. How many apples does Tom have now?", "8")
-FRENCH = Problem("2", "Tom a 5 pommes. Tom achète 3 pommes de plus. Combien de pommes a-t-il ?", "8", language="fr")
 GOOD = "<think>Tom starts with 5 and buys 3 more: 5+3=8.</think>The answer is \\boxed{8}."
 
 
@@ -34,10 +34,8 @@ class Fast:
         return self.fixed or decide(ground_truth, answer) or Verdict.UNVERIFIABLE
 
 
-def reward(
-    response: str, tokens: int = 10, problem: Problem = PROBLEM, fixed: Verdict | None = None, opened: bool = False
-) -> Reward:
-    return asyncio.run(CompletionScorer(WEIGHTS, Fast(fixed)).score(problem, response, tokens, opened=opened))
+def reward(response: str, tokens: int = 10, problem: Problem = PROBLEM, fixed: Verdict | None = None) -> Reward:
+    return asyncio.run(CompletionScorer(WEIGHTS, Fast(fixed)).score(problem, response, tokens))
 
 
 EN, FR = ("Tom starts with 5 and buys 3 more: 5+3=8.", "Tom commence avec 5 et il en achète 3 : 5+3=8.")
@@ -51,62 +49,6 @@ def test_the_language_that_a_row_asks_for_is_the_one_that_is_paid() -> None:
     assert reward(english, problem=asked).consistent is False and "expected fr" in reward(english, problem=asked).reason
 
 
-@pytest.mark.parametrize(
-    ("response", "tokens", "total"),
-    [
-        # everything right; then one component after the other
-        (f"<think>{EN}</think>The answer is \\boxed{{8}}.", 10, 1.1),
-        (f"<think>{EN}</think>\\boxed{{8}}", 10, 1.1),
-        (f"<think>{EN}</think>The answer is \\boxed{{8.0}}.", 80, 1.1),
-        (f"<think>{EN}</think>The answer is \\boxed{{8}}.", 90, 1.05),
-        (f"<think>{EN}</think>The answer is \\boxed{{8}}.", 100, 1.0),
-        (f"<think>{EN}</think>The answer is \\boxed{{8}}.", 500, 1.0),
-        (f"<think>{EN}</think>The answer is \\boxed{{9}}.", 10, 0.2),
-        (f"<think>{EN}</think>The answer is \\boxed{{9}}.", 90, 0.15),
-        (f"<think>{EN}</think>The answer is \\boxed{{9}}.", 100, 0.1),
-        (f"<think>{FR}</think>The answer is \\boxed{{8}}.", 10, 1.0),
-        (f"<think>{FR}</think>The answer is \\boxed{{8}}.", 90, 0.95),
-        (f"<think>{FR}</think>The answer is \\boxed{{9}}.", 10, 0.1),
-        (f"<think>{FR}</think>The answer is \\boxed{{9}}.", 100, 0.0),
-        (f"<think>{EN}</think>La réponse est \\boxed{{8}}.", 10, 1.0),
-        (f"<think>{EN} {FR}</think>The answer is \\boxed{{8}}.", 10, 1.0),
-        ("<think></think>The answer is \\boxed{8}.", 10, 0.0),
-        ("<think>5+3=8</think>The answer is \\boxed{8}.", 10, 1.1),
-        ("<think>5+3=8</think>\\boxed{8}", 10, 1.0),
-        (f"<think>{EN}</think>The answer is \\boxed{{}}.", 10, 0.0),
-        (f"<think>{EN} \\boxed{{9}}</think>The answer is \\boxed{{8}}.", 10, 1.1),
-        (f"<think>{EN} \\boxed{{8}}</think>The answer is \\boxed{{9}}.", 10, 0.2),
-        (f"<think>{EN}</think>\\boxed{{9}}, no: the answer is \\boxed{{8}}.", 10, 1.1),
-        (f"<think>{EN}</think>\\boxed{{8}}, no: the answer is \\boxed{{9}}.", 10, 0.2),
-        (f"<think>{EN}</think>The answer is \\boxed{{8 \\text{{ apples}}}}.", 10, 1.1),
-        (f"<think>{EN}</think>The answer is \\boxed{{7, 8}}.", 10, 0.2),
-        # a broken format is 0 whatever else holds, length included
-        (f"{EN} The answer is \\boxed{{8}}.", 10, 0.0),
-        (f" <think>{EN}</think>The answer is \\boxed{{8}}.", 10, 0.0),
-        (f"<think>{EN} The answer is \\boxed{{8}}.", 10, 0.0),
-        (f"<think>{EN}</think>The answer is 8.", 10, 0.0),
-        (f"<think>{EN} \\boxed{{8}}</think>The answer is 8.", 10, 0.0),
-        (f"<think>{EN}</think></think>The answer is \\boxed{{8}}.", 10, 0.0),
-        (f"<think><think>{EN}</think>The answer is \\boxed{{8}}.", 10, 0.0),
-        (f"<think>{EN}</think><think>x</think>The answer is \\boxed{{8}}.", 10, 0.0),
-        (f"<think>{EN}</think>The answer is \\boxed{{8", 10, 0.0),
-        (f"<think>{EN}", 100, 0.0),
-        (f"<think>{EN}</think>The ans", 100, 0.0),
-        ("", 0, 0.0),
-    ],
-)
-def test_total_of_hand_written_completions(response: str, tokens: int, total: float) -> None:
-    found = reward(response, tokens)
-    assert found.total == pytest.approx(total, abs=1e-9), found
-    assert found.total == pytest.approx(found.format + found.correctness + found.length + found.language)
-
-
-def test_thoughts_in_the_language_of_the_problem() -> None:
-    assert reward(f"<think>{FR}</think>La réponse est \\boxed{{8}}.", problem=FRENCH).total == pytest.approx(1.1)
-    assert reward(f"<think>{EN}</think>La réponse est \\boxed{{8}}.", problem=FRENCH).total == pytest.approx(1.0)
-    assert reward(f"<think>{EN}</think>The answer is \\boxed{{8}}.", problem=FRENCH).total == pytest.approx(1.0)
-
-
 def test_record_says_what_was_found() -> None:
     found = reward(GOOD)
     assert (found.verdict, found.answer, found.consistent) == (Verdict.CORRECT, "8", True)
@@ -114,11 +56,6 @@ def test_record_says_what_was_found() -> None:
     broken = reward("The answer is \\boxed{8}.")
     assert (broken.verdict, broken.answer, broken.consistent) == (Verdict.NO_ANSWER, None, None)
     assert "does not start with <think>" in broken.reason
-
-
-def test_template_that_opens_the_thought() -> None:
-    assert reward(GOOD.removeprefix("<think>"), opened=True).total == pytest.approx(1.1)
-    assert reward(GOOD, opened=True).total == 0.0
 
 
 @pytest.mark.parametrize("verdict", [Verdict.TIMEOUT, Verdict.CRASH, Verdict.UNVERIFIABLE])
@@ -165,17 +102,14 @@ def test_window_forgives_few_failures_and_forgets_old_ones() -> None:
             window.add(Verdict.UNVERIFIABLE)
 
 
-def test_long_response_does_not_hold_the_event_loop() -> None:
-    async def longest_share() -> float:
-        long = GOOD.replace("</think>", " We count them again and again, one after the other." * 12_000 + "</think>")
-        scoring = asyncio.ensure_future(CompletionScorer(WEIGHTS, Fast()).score(PROBLEM, long, 10))
-        pauses, last = [], time.perf_counter()
-        while not scoring.done():
-            await asyncio.sleep(0.001)
-            now = time.perf_counter()
-            pauses.append(now - last)
-            last = now
-        assert scoring.result().total == pytest.approx(1.1) and len(pauses) > 3
-        return max(pauses) / sum(pauses)
+def test_the_language_of_a_long_response_is_detected_outside_of_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    in_loop = []
 
-    assert asyncio.run(longest_share()) < 0.5
+    def noted(*parts: str, **options: object) -> Consistency:
+        in_loop.append(threading.current_thread() is threading.main_thread())
+        return consistency(*parts, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("verify.reward.consistency", noted)
+    long = GOOD.replace("</think>", " We count them again and again, one after the other." * 1_000 + "</think>")
+    assert reward(GOOD).total == reward(long).total == pytest.approx(1.1)
+    assert in_loop == [True, False]

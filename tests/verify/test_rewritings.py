@@ -9,17 +9,10 @@ import pytest
 
 from shared.jsonl import read_rows
 from shared.types import Verdict
+from tests.verify.blocking import judge
 from tests.verify.rewritings import DIFFERENT, SAME
-from verify.math.algebra import equal
-from verify.math.plain import decide
 
-DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 SAMPLES = ["12", "-3400", "\\frac{3}{4}", "-\\frac{7}{2}", "(1,2)", "(1,-2,3)", "x^2 + 3x - 2", "2\\pi", "[0,\\infty)"]
-
-
-def judge(ground_truth: str, answer: str) -> Verdict:
-    """Both stages of `is_equivalent` without its process."""
-    return decide(ground_truth, answer) or equal(ground_truth, answer)
 
 
 def count_errors(answers: list[str]) -> tuple[Counter[str], Counter[str], list[tuple[str, str, str]]]:
@@ -48,10 +41,8 @@ def test_every_change_applies_and_is_judged_right() -> None:
 
 @pytest.mark.soak  # in make test: the same rewritings of written answers
 @pytest.mark.slow
-def test_real_answers() -> None:
-    if not DATA.is_dir():
-        pytest.skip(f"{DATA} is not there: the shared data folder lies beside the checkout")
-    rows = [row.fields for path in sorted(DATA.glob("*.jsonl*")) for row in read_rows(path)]
+def test_real_answers(data_folder: Path) -> None:
+    rows = [row.fields for path in sorted(data_folder.glob("*.jsonl*")) for row in read_rows(path)]
     answers = {row["answer"] for row in rows if row.get("domain") == "math" and isinstance(row.get("answer"), str)}
     assert [answer for answer in answers if judge(answer, answer) is not Verdict.CORRECT] == []
     tried, wrong, examples = count_errors(sorted(answers))

@@ -305,19 +305,20 @@ def test_a_head_without_types_is_refused(held: SandboxPool, head: str) -> None:
         run_tests("return x * x; }", "cpp", Assertions("int main() { assert(f(2) == 4); }", f"{head} {{\n"), pool=held)
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "import os\nprint(os.fstat(0).st_size)",
-        "import os\nprint(len(os.read(0, 10**7)))",
-        "import mmap\nprint(len(mmap.mmap(0, 0, access=mmap.ACCESS_READ)))",
-        "import os, sys\nx = sys.stdin.read(5)\nos.lseek(0, 0, 0)\nprint(len(os.read(0, 10**7)))",
-        "import os\ntry: os.write(0, b'9')\nexcept OSError: print(1000000)",
-    ],
-)
-def test_standard_input_is_a_file(held: SandboxPool, source: str) -> None:
-    found = run_tests(source, "python", [StdioTest("1 " * 500_000, "1000000")], pool=held)
-    assert found == Verdict.CORRECT, found
+FILES = "import os\nprint(os.listdir())\nopen('seen', 'w')"
+LARGE = """
+import os
+file, written = os.open('large', os.O_CREAT | os.O_WRONLY), 0
+try:
+    while written < 20 << 20: written += os.write(file, bytes(1 << 20))
+except OSError: print(written >> 20)
+"""
+
+
+@pytest.mark.parametrize(("source", "printed"), [(FILES, "[]"), (LARGE, "16")], ids=["left behind", "size"])
+def test_files_are_limited_and_gone_before_the_next_test(held: SandboxPool, source: str, printed: str) -> None:
+    outcome = run_tests(source, "python", [StdioTest("", printed)] * 2, pool=held)
+    assert outcome == Verdict.CORRECT, outcome
 
 
 def test_a_stack_larger_than_the_memory_is_cut(held: SandboxPool) -> None:

@@ -127,7 +127,7 @@ def test_example_of_the_manual_runs(tmp_path: Path, root: Path) -> None:
     assert reward(row, "I do not know.", **table).verdict == "no answer"
 
 
-HEAD = "import os, time\nfrom verify.verifiers import Answer, verifier\n\n"
+HEAD = "import os\nfrom verify.verifiers import Answer, verifier\n\n"
 
 
 @pytest.mark.slow
@@ -136,8 +136,6 @@ HEAD = "import os, time\nfrom verify.verifiers import Answer, verifier\n\n"
     ("body", "verdict", "reason"),
     [
         ("return 1 / 0", "crash", r"verifier of mine \(.*mine\.py:4\): ZeroDivisionError: .*mine\.py:6 in f"),
-        ("os._exit(7)", "crash", r"verifier of mine .* its process ended with exit code 7"),
-        ("time.sleep(60)", "timeout", r"verifier of mine .* no value after 0\.5 s, it was at .*mine\.py:6 in f"),
         ("return 7", "crash", r"verifier of mine .* returned 7, not a share from 0 to 1"),
         ("return 'yes'", "crash", r"verifier of mine .* returned 'yes', which is no number"),
     ],
