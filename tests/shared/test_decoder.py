@@ -217,4 +217,5 @@ def test_initial_weights_depend_on_the_seed_alone():
     assert all(torch.equal(a, b) for a, b in pairs)
     assert not torch.equal(first.model.embed_tokens.weight, other.model.embed_tokens.weight)
     assert first.model.embed_tokens.weight.std().item() == pytest.approx(0.02, rel=0.05)
+    assert first.model.layers[0].mlp.down_proj.weight.std().item() == pytest.approx(0.02 / 2, rel=0.1), "2 layers"
     assert not first.model.layers[0].self_attn.q_proj.bias.any()
