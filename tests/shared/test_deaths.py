@@ -16,25 +16,20 @@ from shared.launch import deaths
 from shared.launch.messages import RankFailed
 from shared.launch.rpc import raise_failure
 
-ROOT = Path(__file__).resolve().parents[2]
-PROGRAM = """
-import os, sys
-from pathlib import Path
-from shared.launch import deaths, watchdog
-file = deaths.RankFile(Path(sys.argv[1]))
-watchdog.keep_phases(file)
-file.about = "engine 1 (rank 3)", "/runs/\\u00e9\\n"
-watchdog.phase("a long phase " + "x" * 5000)
-watchdog.phase("\\u00fcber")
-os.kill(os.getpid(), 9)
-"""
+ROOT = str(Path(__file__).resolve().parents[2])
 
 
 def test_what_a_rank_has_named_is_there_after_any_death(tmp_path: Path) -> None:
+    program = (
+        "import os, sys; from pathlib import Path; from shared.launch import deaths, watchdog\n"
+        "file = deaths.RankFile(Path(sys.argv[1])); watchdog.keep_phases(file)\n"
+        "file.about = 'engine 1 (rank 3)', '/runs/\\u00e9\\n'\n"
+        "watchdog.phase('a long phase ' + 'x' * 5000); watchdog.phase('\\u00fcber')\n"
+        "os.kill(os.getpid(), 9)"
+    )
     file = deaths.RankFile(tmp_path / "rank3")
     assert (file.about, file.phase, file.explained) == (("", ""), "", False)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path / "rank3")], env=environment)
+    subprocess.run([sys.executable, "-c", program, str(tmp_path / "rank3")], env={**os.environ, "PYTHONPATH": ROOT})
     assert (file.about, file.phase, file.explained) == (("engine 1 (rank 3)", "/runs/\u00e9\n"), "\u00fcber", False)
     file.explain()
     assert file.explained and file.phase == "\u00fcber"
@@ -50,7 +45,11 @@ def test_a_full_disk_ends_a_launch_before_it_begins(tmp_path: Path) -> None:
 def test_memory_is_blamed_only_where_the_kernel_counted_a_kill() -> None:
     before = deaths.memory_kills()
     blamed = deaths.advice(-signal.SIGKILL, "trainer", 3 << 30, before - 1)
-    assert all(word in blamed for word in ("memory killer", "3.0 GiB", "optimiser.micro_batch_tokens"))
+    assert (
+        "memory killer has ended a process" in blamed
+        and "3.0 GiB" in blamed
+        and "optimiser.micro_batch_tokens" in blamed
+    )
     assert "counted no out-of-memory kill" in deaths.advice(-signal.SIGKILL, "trainer", 3 << 30, before)
     assert deaths.advice(-signal.SIGSEGV, "trainer", 3 << 30, before - 1) == ""
 
@@ -77,24 +76,16 @@ def test_ends_of_helpers_are_told_each_time_at_first_and_ever_more_seldom() -> N
     assert helpers.news() == ["a verifier process gave no answer (1 so far): another takes its place"]
 
 
-@pytest.mark.parametrize(
-    ("kind", "message", "who", "repair"),
-    [
+def test_want_of_files_and_memory_in_a_rank_is_told_with_the_repair_and_no_traceback() -> None:
+    for kind, message, who, repair in (
         ("OSError", "[Errno 24] Too many open files: '/x'", "trainer rank 1", "Raise the limit of open files"),
-        ("MemoryError", "MemoryError", "trainer rank 1", "lower optimiser.micro_batch_tokens"),
+        ("MemoryError", "", "trainer rank 1", "lower optimiser.micro_batch_tokens"),
         ("RuntimeError", "DefaultCPUAllocator: can't allocate memory", "engine rank 2", "lower rollout.cache_bytes"),
         ("OSError", "[Errno 12] Cannot allocate memory", "", "lower rollout.prompts_per_step"),
-    ],
-)
-def test_want_of_files_and_memory_in_a_rank_is_told_with_the_repair_and_no_traceback(
-    kind: str, message: str, who: str, repair: str
-) -> None:
-    with pytest.raises(RunError) as error:
-        raise_failure(who, RankFailed(kind=kind, message=message, traceback="Traceback ..."))
-    assert "Traceback" not in str(error.value) and repair in deaths.lacking(str(error.value))
-
-
-def test_a_repair_is_said_once() -> None:
+    ):
+        with pytest.raises(RunError) as told:
+            raise_failure(who, RankFailed(kind=kind, message=message or kind, traceback="Traceback ..."))
+        assert "Traceback" not in str(told.value) and repair in deaths.lacking(str(told.value))
     full = cannot_write(Path("/x"), OSError(24, "Too many open files"))
-    assert full.endswith(MORE_FILES) and deaths.lacking(full) == ""
+    assert full.endswith(MORE_FILES) and deaths.lacking(full) == "", "said already"
     assert deaths.lacking("ValueError: 3") == ""

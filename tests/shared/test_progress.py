@@ -37,27 +37,10 @@ def wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
 
 
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture(params=[io.StringIO])
-def stream(request: pytest.FixtureRequest) -> io.StringIO:
-    """A file; a terminal where a test asks for it by `on_a_terminal`."""
-    return request.param()
-
-
-@pytest.fixture
-def progress(stream: io.StringIO, clock: Clock) -> Progress:
-    return Progress(stream, clock)
-
-
-on_a_terminal = pytest.mark.parametrize("stream", [Terminal], indirect=True)
-
-
 def batch(progress: Progress, done: int, step: int = 1) -> None:
-    progress.batch(done=done, needed=100, in_flight=40, tokens_per_s=1234.5, oldest_wait_s=3.0, step=step, steps=10)
+    progress.batch(
+        done=done, needed=100, in_flight=40, tokens_per_s=1234.5, oldest_wait_s=3.0, step=step, steps=10
+    )  # fmt: skip
 
 
 METRICS = {
@@ -66,7 +49,9 @@ METRICS = {
 }  # fmt: skip
 
 
-def test_a_step_is_one_line_with_its_bottleneck_and_what_is_left(progress: Progress, stream: io.StringIO) -> None:
+def test_a_step_is_one_line_with_its_bottleneck_and_what_is_left() -> None:
+    stream, clock = io.StringIO(), Clock()
+    progress = Progress(stream, clock)
     batch(progress, 0)
     progress.step_line(1, METRICS)
     assert stream.getvalue() == (
@@ -75,15 +60,17 @@ def test_a_step_is_one_line_with_its_bottleneck_and_what_is_left(progress: Progr
     )
 
 
-def test_missing_metrics_are_left_out(progress: Progress, stream: io.StringIO, clock: Clock) -> None:
+def test_missing_metrics_are_left_out() -> None:
+    stream, clock = io.StringIO(), Clock()
+    progress = Progress(stream, clock)
     clock.now = 2.0
     progress.step_line(1, {"accuracy": 1.0})
     assert stream.getvalue() == "step 1  acc 100%  2.0 s\n"
 
 
-def test_without_a_terminal_there_are_no_control_codes_and_few_lines(
-    progress: Progress, stream: io.StringIO, clock: Clock
-) -> None:
+def test_without_a_terminal_there_are_no_control_codes_and_few_lines() -> None:
+    stream, clock = io.StringIO(), Clock()
+    progress = Progress(stream, clock)
     progress.phase("[red]starting[/red] \x07")
     for second in range(31):
         clock.now = float(second)
@@ -98,10 +85,9 @@ def test_without_a_terminal_there_are_no_control_codes_and_few_lines(
     assert lines[-2:] == ["warning: w", "error: e"]
 
 
-@on_a_terminal
-def test_on_a_terminal_the_bar_is_erased_before_the_next_line(
-    progress: Progress, stream: io.StringIO, clock: Clock
-) -> None:
+def test_on_a_terminal_the_bar_is_erased_before_the_next_line() -> None:
+    stream, clock = Terminal(), Clock()
+    progress = Progress(stream, clock)
     for done in (10, 20, 30):
         clock.now += 1
         batch(progress, done)
@@ -112,16 +98,18 @@ def test_on_a_terminal_the_bar_is_erased_before_the_next_line(
     assert "\x1b[?25l" not in text  # the cursor is never hidden
 
 
-def test_the_bar_never_wraps(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+def test_the_bar_never_wraps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "60")
-    stream = Terminal()
+    stream, clock = Terminal(), Clock()
     progress = Progress(stream, clock)
     clock.now = 1.0
     batch(progress, 10)
     assert len(re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", stream.getvalue())) <= 59
 
 
-def test_time_left_in_the_step_and_in_the_run(progress: Progress, stream: io.StringIO, clock: Clock) -> None:
+def test_time_left_in_the_step_and_in_the_run() -> None:
+    stream, clock = io.StringIO(), Clock()
+    progress = Progress(stream, clock)
     clock.now = 12.0
     batch(progress, 0)
     assert "left ?, run ?" in stream.getvalue()  # nothing is known yet
@@ -135,7 +123,9 @@ def test_time_left_in_the_step_and_in_the_run(progress: Progress, stream: io.Str
     assert "left 20 s, run 7:10 min" in stream.getvalue()
 
 
-def test_the_sft_has_a_bar_and_a_closing_line(progress: Progress, stream: io.StringIO, clock: Clock) -> None:
+def test_the_sft_has_a_bar_and_a_closing_line() -> None:
+    stream, clock = io.StringIO(), Clock()
+    progress = Progress(stream, clock)
     clock.now = 60.0  # kernels are compiled in the first step: the others take a fifth of a second
     progress.sft(1, 100, 7.5, 20.0)
     clock.now = 70.0
@@ -148,9 +138,10 @@ def test_the_sft_has_a_bar_and_a_closing_line(progress: Progress, stream: io.Str
     assert closing == "    SFT: 100 steps, loss 1.250, 20,000 tokens/s, 1:20 min"
 
 
-@on_a_terminal
-def test_sampling_alone_has_a_bar_with_the_time_left(progress: Progress, stream: io.StringIO, clock: Clock) -> None:
+def test_sampling_alone_has_a_bar_with_the_time_left() -> None:
     """100 of 400 completions in 30 s: 90 s are left."""
+    stream, clock = Terminal(), Clock()
+    progress = Progress(stream, clock)
     progress.phase("soft values")
     clock.now = 30.0
     progress.sampled(100, 400)
