@@ -116,8 +116,9 @@ async def test_a_client_calls_all_ranks_and_names_the_call_that_is_late_or_answe
         assert [counted.letters for counted in await client.call_each(each)] == list(RANKS)
         with pytest.raises(RunError, match=r"engine rank \d answered 'name' wrongly: Expected `str`, got `int`"):
             await client.call(Counter.name)
-        with pytest.raises(DeadlineExceeded, match=r"engine rank 1, .*in phase 'silence' \(no setting"):
+        with pytest.raises(DeadlineExceeded, match=r"engine rank 1, .*in phase 'silence' \(no setting") as late:
             await client.call(Counter.silence)
+        assert late.value.deadline_s == 0.5
         for task in serving:
             task.cancel()
 
