@@ -49,10 +49,11 @@ class Monitor:
     def __init__(self, socket: zmq.Socket[bytes], name: str):
         self.watched, self.counts, self.reported = socket, Counter[int](), 0
         self.looked, self.unproved = 0.0, 0
-        socket.monitor(f"inproc://connections of {name}", zmq.EVENT_ACCEPTED | SUCCEEDED | zmq.EVENT_DISCONNECTED)
+        line = f"inproc://connections of {name} {secrets.token_hex(8)}"  # an earlier one's is freed some time later
+        socket.monitor(line, zmq.EVENT_ACCEPTED | SUCCEEDED | zmq.EVENT_DISCONNECTED)
         self.socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PAIR)
         self.socket.setsockopt(zmq.RCVHWM, 0)  # else a full line would stop the watched socket itself
-        self.socket.connect(f"inproc://connections of {name}")
+        self.socket.connect(line)
 
     def failures(self) -> int:
         """Return how many such connections are new since the last call."""
@@ -150,9 +151,8 @@ class ListeningSocket:
 
     def _admit_only(self, key: bytes, own_secret: bytes, name: str) -> None:
         global _authenticator
-        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         if _authenticator is None:
-            _authenticator = ThreadAuthenticator(context)
+            _authenticator = ThreadAuthenticator(zmq.Context.instance())
             _authenticator.start()
         _authenticator.configure_curve_callback(domain=name, credentials_provider=_OneKey(key))
         self.socket.zap_domain = name.encode()

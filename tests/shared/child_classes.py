@@ -53,13 +53,13 @@ class Async(Served):
         """Send an event before the answer."""
         self.say(Said(text))
 
-    @call("wait", deadline=60.0)
+    @call("wait", deadline=600.0)
     async def wait(self, seconds: float) -> str:
         """Wait, and let other calls go on."""
         await asyncio.sleep(seconds)
         return "waited"
 
-    @call("block", deadline=60.0)
+    @call("block", deadline=600.0)
     async def block(self, seconds: float) -> str:
         """Wait, and let no other call begin."""
         time.sleep(seconds)
@@ -119,3 +119,8 @@ class Plain(Served):
         self.calls += 1
         print("nobody sees this")
         return self.calls
+
+    @call("leave", deadline=60.0)
+    def leave(self) -> None:
+        """End the process."""
+        os._exit(3)

@@ -15,7 +15,8 @@ from shared.launch.calls import CallReply, RankClient, RequestDecoder, call, enc
 from shared.launch.messages import RankFailed
 from shared.launch.sockets import refused
 from shared.sections import Deadlines
-from tests.shared.test_rpc import RANKS, refusals, wired, within
+from tests.asynchronous import asynchronous
+from tests.shared.test_rpc import ENOUGH_S, RANKS, refusals, wired
 
 
 class Counted(msgspec.Struct):
@@ -105,47 +106,44 @@ async def serve(link: rpc.EngineLink, wrong: Any = None) -> None:
             await link.send(call_id, CallReply(wrong))
 
 
-def test_a_client_calls_all_ranks_and_names_the_call_that_is_late_or_answered_wrongly(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with wired(tmp_path) as (hub, links, _):
-            client = RankClient(hub, RANKS, Deadlines())
-            serving = [asyncio.ensure_future(serve(link, wrong=5)) for link in links]
-            assert await client.call(Counter.count, "abc") == [Counted(3)] * 3
-            each = [request(Counter.count, "a" * rank) for rank in RANKS]
-            assert [found.letters for found in await client.call_each(each)] == list(RANKS)
-            with pytest.raises(RunError, match=r"engine rank \d answered 'name' wrongly: Expected `str`, got `int`"):
-                await client.call(Counter.name)
-            with pytest.raises(DeadlineExceeded, match=r"engine rank 1, .*in phase 'silence' \(no setting"):
-                await client.call(Counter.silence)
-            for task in serving:
-                task.cancel()
-
-    within(work)
-
-
-def test_a_call_that_cannot_be_read_is_reported_to_the_caller(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with wired(tmp_path) as (hub, links, _):
-            serving = asyncio.ensure_future(serve(links[0]))
-            ask: Any = request
-            with pytest.raises(RunError, match="engine rank 1: Counter cannot read a call: Expected `str`, got `int`"):
-                await hub.call(1, ask(Counter.count, 4), 20)
-            with pytest.raises(RunError, match="cannot read a call"):
-                await serving
-
-    within(work)
+@asynchronous
+async def test_a_client_calls_all_ranks_and_names_the_call_that_is_late_or_answered_wrongly(tmp_path: Path) -> None:
+    async with wired(tmp_path) as (hub, links, _):
+        client = RankClient(hub, RANKS, Deadlines())
+        serving = [asyncio.ensure_future(serve(link, wrong=5)) for link in links]
+        assert await client.call(Counter.count, "abc") == [Counted(3)] * 3
+        each = [request(Counter.count, "a" * rank) for rank in RANKS]
+        assert [counted.letters for counted in await client.call_each(each)] == list(RANKS)
+        with pytest.raises(RunError, match=r"engine rank \d answered 'name' wrongly: Expected `str`, got `int`"):
+            await client.call(Counter.name)
+        with pytest.raises(DeadlineExceeded, match=r"engine rank 1, .*in phase 'silence' \(no setting") as late:
+            await client.call(Counter.silence)
+        assert late.value.deadline_s == 0.5
+        for task in serving:
+            task.cancel()
 
 
-def test_an_answer_above_the_limit_is_dropped_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def work() -> None:
-        async with wired(tmp_path) as (hub, links, _):
-            before = refused.total
-            monkeypatch.setattr(rpc, "MESSAGE_BYTES", 3 << 20)
-            serving = asyncio.ensure_future(serve(links[0], wrong="x" * (4 << 20)))
-            with pytest.raises(DeadlineExceeded, match="in phase 'name'"):
-                await hub.call(1, request(Counter.name), 1.0)
-            assert await refusals(before + 1) == before + 1
-            assert await hub.call(1, request(Counter.count, "abc"), 10) == Counted(3), "the next call is as ever"
-            serving.cancel()
+@asynchronous
+async def test_a_call_that_cannot_be_read_is_reported_to_the_caller(tmp_path: Path) -> None:
+    ask: Any = request
+    async with wired(tmp_path) as (hub, links, _):
+        serving = asyncio.ensure_future(serve(links[0]))
+        with pytest.raises(RunError, match="engine rank 1: Counter cannot read a call: Expected `str`, got `int`"):
+            await hub.call(1, ask(Counter.count, 4), ENOUGH_S)
+        with pytest.raises(RunError, match="cannot read a call"):
+            await serving
 
-    within(work)
+
+@asynchronous
+async def test_an_answer_above_the_limit_is_dropped_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rpc, "MESSAGE_BYTES", 3 << 20)
+    async with wired(tmp_path) as (hub, links, _):
+        before = refused.total
+        serving = asyncio.ensure_future(serve(links[0], wrong="x" * (4 << 20)))
+        with pytest.raises(DeadlineExceeded, match="in phase 'name'"):
+            await hub.call(1, request(Counter.name), 1.0)
+        assert await refusals(before + 1) == before + 1
+        assert await hub.call(1, request(Counter.count, "abc"), ENOUGH_S) == Counted(3), "the next call is as ever"
+        serving.cancel()

@@ -4,13 +4,19 @@ import json
 
 import pytest
 
+from serve.messages import ChatMessage
+from serve.system_prompts import PromptRenderer
 from shared.chat import Chat, system_prompt
-from shared.errors import ModelError
+from shared.config import Config
+from shared.errors import ConfigError, ModelError
 from shared.languages import LANGUAGES, WITH_REQUEST, with_request
+from shared.model.model_card import read_card
+from shared.sections import Data
 from verify.verifiers import verifier_of
 
 PLAIN = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}<eos>{% endfor %}<assistant>"
 SPECIAL = ["<pad>", "<eos>", "<user>", "<assistant>", "<system>", "<think>", "</think>", "<turn>"]
+RULE, TASK = "Think first, then box the answer.", 'What is 6 * 7, <in> words & "figures"?\nSay it.'
 
 
 def make_folder(path, template=PLAIN, eos="<eos>", **files):
@@ -33,19 +39,28 @@ def make_folder(path, template=PLAIN, eos="<eos>", **files):
     return path
 
 
+def save(chat, folder):
+    """The tokenizer as a model folder."""
+    chat.tokenizer.save_pretrained(str(folder))
+    return folder
+
+
+def shown(chat, problem=TASK, system=RULE):
+    """The text of a prompt."""
+    return chat.tokenizer.decode(chat.render(problem, system))
+
+
 def test_render_puts_system_then_user_then_opens_the_answer(tmp_path):
     chat = Chat(make_folder(tmp_path))
-    assert chat.tokenizer.decode(chat.render("2+3?", "be brief")) == "<system>be brief<eos><user>2+3?<eos><assistant>"
-    assert chat.tokenizer.decode(chat.render("2+3?", "")) == "<user>2+3?<eos><assistant>"
+    assert shown(chat, "2+3?", "be brief") == "<system>be brief<eos><user>2+3?<eos><assistant>"
+    assert shown(chat, "2+3?", "") == "<user>2+3?<eos><assistant>"
 
 
 def test_decode_keeps_reasoning_visible_and_drops_only_the_final_end(tmp_path):
     chat = Chat(make_folder(tmp_path))
     text = "<think>\n2 + 3 , é 中</think>\n\\boxed{5}"
-    assert chat.decode([*chat.encode(text), chat.eos_id]) == text
-    assert chat.decode(chat.encode(text)) == text
-    assert chat.decode([chat.eos_id, *chat.encode("x")]) == "<eos>x"
-    assert chat.decode([]) == ""
+    assert chat.decode([*chat.encode(text), chat.eos_id]) == chat.decode(chat.encode(text)) == text
+    assert chat.decode([chat.eos_id, *chat.encode("x")]) == "<eos>x" and chat.decode([]) == ""
 
 
 def test_stop_tokens_come_from_tokenizer_and_generation_settings(tmp_path):
@@ -69,34 +84,24 @@ def test_control_tokens_for_reasoning_are_found(tmp_path, monkeypatch):
     assert chat.think_ids == tuple(chat.encode("[THINK][/THINK]")) and chat.think_prefix == "[THINK]"
 
 
-def test_template_without_system_role_gets_it_before_the_users_words(tmp_path):
-    strict = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}" + PLAIN
-    chat = Chat(make_folder(tmp_path, strict))
-    assert chat.tokenizer.decode(chat.render("2+3?", "be brief")) == "<user>be brief\n\n2+3?<eos><assistant>"
+@pytest.mark.parametrize(
+    ("template", "eos", "message"),
+    [("", "<eos>", "has no chat template"), (PLAIN.replace("<eos>", ""), "", "no end-of-sequence token")],
+)
+def test_folder_without_template_or_end_is_refused(tmp_path, template, eos, message):
+    with pytest.raises(ModelError, match=message):
+        Chat(make_folder(tmp_path, template, eos))
 
 
-def test_folder_without_tokenizer_template_or_end_is_refused(tmp_path):
+def test_folder_without_tokenizer_is_refused(tmp_path):
     with pytest.raises(ModelError, match="no usable tokenizer"):
         Chat(tmp_path)
-    with pytest.raises(ModelError, match="has no chat template"):
-        Chat(make_folder(tmp_path / "a", template=""))
-    with pytest.raises(ModelError, match="no end-of-sequence token"):
-        Chat(make_folder(tmp_path / "b", PLAIN.replace("<eos>", ""), eos=""))
 
 
 def test_magistral_prompt_asks_for_all_that_the_reward_checks():
+    asked = ["<think>", "</think>", r"\boxed{", "language of the task", "Markdown", "LaTeX", "as casual and as long"]
     text = system_prompt("magistral")
-    for part in (
-        "<think>",
-        "</think>",
-        r"\boxed{",
-        "language of the task",
-        "Markdown",
-        "LaTeX",
-        "as casual and as long",
-    ):
-        assert part in text
-    assert "\\\n" not in text
+    assert [words for words in asked if words not in text] == [] and "\\\n" not in text
     code = system_prompt("magistral", verifier_of("code").form)
     assert "```python" in code and r"\boxed" not in code and "{" not in code
     assert system_prompt("") == "" and system_prompt("my own") == "my own"
@@ -118,74 +123,54 @@ def test_plain_text_leaves_the_tokenizer_of_other_threads_alone(tmp_path):
     assert chat.encode("a<eos>b")[1] == chat.eos_id
 
 
-def test_no_added_token_can_be_spelled(tmp_path):
+def test_no_added_token_can_be_spelled_and_blank_lines_are_none(tmp_path):
     """Tokenizers split those that they call special; Qwen's <think> and <tool_call> are none of these."""
     chat = Chat(make_folder(tmp_path))
-    chat.tokenizer.add_tokens(["<tool_call>", "call>"])
+    chat.tokenizer.add_tokens(["<tool_call>", "call>", "\n\n", "  "])
     chat = Chat(save(chat, tmp_path / "more"))
     text = "a <tool_call> b<think>call>"
     ids = chat.encode_plain(text)
     assert chat.tokenizer.decode(ids) == text and max(ids) < len(SPECIAL) + 256
     assert not {chat.encode(token)[0] for token in ("<tool_call>", "<think>", "call>")} & set(ids)
-
-
-def test_blank_lines_that_a_family_adds_are_no_control_tokens(tmp_path):
-    chat = Chat(make_folder(tmp_path))
-    chat.tokenizer.add_tokens(["\n\n", "  "])
-    chat = Chat(save(chat, tmp_path / "more"))
     assert chat.encode_plain("a\n\nb  c") == chat.encode("a\n\nb  c") and len(chat.encode("a\n\nb")) == 3
 
 
 @pytest.mark.parametrize("text", ["2+3?", "a <eos> b", "<think>", "\ue0000\ue001 <eos>"])
-def test_training_renders_a_problem_as_serving_does_whatever_it_spells(tmp_path, text):
-    """What a problem or a client spells is never a control token; a template may be written with some."""
-    from serve.messages import ChatMessage
-    from serve.system_prompts import PromptRenderer
-    from shared.sections import Data
+def test_only_what_a_run_writes_itself_can_be_a_control_token(tmp_path, text):
+    """That training renders problems as serving does: test_quoted_texts.py."""
     from trainer.data.data_source import PromptFormat
 
     chat = Chat(make_folder(tmp_path))
-    trained = PromptFormat(chat, Data(system_prompt="Be brief."))
-    asked, think = ChatMessage(role="user", content=text), chat.encode("<think>")[0]
-    ids = trained.render(text)
-    assert ids == PromptRenderer(chat, "Be brief.").render([asked], "")
+    think, ids = chat.encode("<think>")[0], PromptFormat(chat, Data(system_prompt="Be brief.")).render(text)
     assert text in chat.tokenizer.decode(ids) and ids.count(chat.eos_id) == 2 and think not in ids
-    own = PromptFormat(chat, Data(system_prompt="", templates={"math": "<think>{problem}"})).render(text)
-    assert (own.count(think), trained.render(text, also=[text, "<think>"]).count(think)) == (1, 0)
-    also = PromptRenderer(chat, "").render([ChatMessage(role="system", content=text), asked], "")
-    assert chat.tokenizer.decode(also).count(text) == 2 and also.count(chat.eos_id) == 2 and think not in also
+    written = PromptFormat(chat, Data(system_prompt="", templates={"math": "<think>{problem}"})).render(text)
+    assert written.count(think) == 1
 
 
-def save(chat, folder):
-    """The tokenizer as a model folder."""
-    chat.tokenizer.save_pretrained(str(folder))
-    return folder
-
-
-KEPT = "{% for m in messages %}<{{ m['role'] }}>{{ CONTENT }}<eos>{% endfor %}<assistant>"
-IF = "{% if CONDITION %}<{{"
-ONLY = KEPT.replace("<{{", IF).replace("CONTENT", "m['content']").replace("<eos>", "<eos>{% endif %}")
+IF = PLAIN.replace("<{{", "{% if CONDITION %}<{{").replace("<eos>", "<eos>{% endif %}")
+NO_SYSTEM = IF.replace("CONDITION", "m['role'] != 'system'")
+STRICT_SYSTEM = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+SWITCHED = STRICT_SYSTEM.replace("%}{{ raise_exception('no system role') }}", "and enable_system %}<system>x<eos>")
 PARTS = "{% for m in messages %}<{{ m['role'] }}>{% for c in m['content'] %}{% if c['type'] == 'text' %}{{ c['text'] }}"
 PARTS += "{% endif %}{% endfor %}<eos>{% endfor %}<assistant>"
-RULE, TASK = "Think first, then box the answer.", 'What is 6 * 7, <in> words & "figures"?\nSay it.'
 
 
 @pytest.mark.parametrize(
     "template",
     [
-        ONLY.replace("CONDITION", "m['role'] != 'system'"),
-        ONLY.replace("CONDITION", "m['role'] in ['developer', 'user', 'assistant']"),
-        ONLY.replace("CONDITION", "m['role'] != 'system' or tools"),
-        ONLY.replace("CONDITION", "m['role'] != 'system' or messages|length == 2"),
-        ONLY.replace("CONDITION", "not loop.first or m['role'] != 'system'"),
-        "<system>You are kind.<eos>" + ONLY.replace("CONDITION", "m['role'] != 'system'"),
-        "{% if messages[0]['role'] == 'system' and enable_system %}<system>{{ messages[0]['content'] }}<eos>{% endif %}"
-        + ONLY.replace("CONDITION", "m['role'] != 'system'"),
+        NO_SYSTEM,
+        STRICT_SYSTEM + PLAIN,
+        IF.replace("CONDITION", "m['role'] in ['developer', 'user', 'assistant']"),
+        IF.replace("CONDITION", "m['role'] != 'system' or tools"),
+        IF.replace("CONDITION", "m['role'] != 'system' or messages|length == 2"),
+        IF.replace("CONDITION", "not loop.first or m['role'] != 'system'"),
+        "<system>You are kind.<eos>" + NO_SYSTEM,
+        SWITCHED + NO_SYSTEM,
     ],
 )
-def test_a_system_prompt_that_the_template_drops_stands_before_the_users_words(tmp_path, template):
+def test_a_system_prompt_that_the_template_does_not_take_stands_before_the_users_words(tmp_path, template):
     chat = Chat(make_folder(tmp_path, template))
-    text = chat.tokenizer.decode(chat.render(TASK, RULE))
+    text = shown(chat)
     assert text.endswith(f"<user>{RULE}\n\n{TASK}<eos><assistant>") and text.count(RULE) == 1
     assert "no system role" in chat.describe()
     turns = [{"role": "system", "content": RULE}, {"role": "user", "content": "A"}]
@@ -198,69 +183,70 @@ def test_a_system_prompt_that_the_template_drops_stands_before_the_users_words(t
 )
 def test_contents_are_lists_where_the_template_wants_them(tmp_path, template):
     chat = Chat(make_folder(tmp_path, template))
-    text = chat.tokenizer.decode(chat.render(TASK, RULE))
-    assert TASK in text and RULE in text
+    assert TASK in shown(chat) and RULE in shown(chat)
     assert "first" in chat.tokenizer.decode([*chat.render("first", ""), *chat.bridge([("user", "second")])])
 
 
 @pytest.mark.parametrize(
     ("template", "lost"),
     [
-        *((KEPT.replace("CONTENT", content), "the system prompt and what the user says") for content in (
+        *((PLAIN.replace("m['content']", content), "the system prompt and what the user says") for content in (
             "m['content'][:12]", "m['content']|lower", "m['content']|e", "m['content']|tojson",
-            "m['content'].split('\n')[0]", "m['content']|replace('\n', ' ')", "m['content']|title", "m['text']",
-            "m['content']|striptags",
+            "m['content'].split('\n')[0]", "m['content']|replace('\n', ' ')", "m['text']", "m['content']|striptags",
         )),
         ("<user>{{ messages[0]['content'] }}<eos><assistant>", "earlier turns of the assistant"),
         ("<user>{{ messages[-1]['content'] }}<eos><assistant>", "the system prompt, what the user says and earlier"),
-        (ONLY.replace("CONDITION", "m['role'] != 'assistant'"), "earlier turns of the assistant"),
-        (ONLY.replace("CONDITION", "loop.last"), "the system prompt, what the user says and earlier turns"),
+        (PLAIN.replace("in messages", "in messages|reverse"), "earlier turns of the assistant and what the user says"),
+        (IF.replace("CONDITION", "m['role'] != 'assistant'"), "earlier turns of the assistant"),
+        (IF.replace("CONDITION", "loop.last"), "the system prompt, what the user says and earlier turns"),
         ("<assistant>", "the system prompt and what the user says"),
     ],
 )  # fmt: skip
-def test_a_template_that_loses_or_changes_texts_is_refused_by_name(tmp_path, template, lost):
+def test_a_template_that_loses_changes_or_turns_texts_is_refused_by_name(tmp_path, template, lost):
     with pytest.raises(ModelError, match=rf"loses or changes {lost}.*model\.chat_template"):
         Chat(make_folder(tmp_path, template))
 
 
 def test_each_prompt_is_looked_at_since_templates_leave_out_by_conditions(tmp_path):
     long = "A long task. " * 20
-    chat = Chat(make_folder(tmp_path / "a", ONLY.replace("CONDITION", "m['content']|length < 200")))
-    assert "A task" in chat.tokenizer.decode(chat.render("A task", RULE))
+    chat = Chat(make_folder(tmp_path / "a", IF.replace("CONDITION", "m['content']|length < 200")))
+    assert "A task" in shown(chat, "A task")
     with pytest.raises(ModelError, match="loses or changes what the user says"):
         chat.render(long, RULE)
-    template = ONLY.replace("CONDITION", "m['role'] != 'system' or m['content']|length < 200")
+    template = IF.replace("CONDITION", "m['role'] != 'system' or m['content']|length < 200")
     chat = Chat(make_folder(tmp_path / "b", template))
-    assert chat.tokenizer.decode(chat.render("A task", long)) == f"<user>{long}\n\nA task<eos><assistant>"
-    assert chat.tokenizer.decode(chat.render("A task", RULE)) == f"<system>{RULE}<eos><user>A task<eos><assistant>"
+    assert shown(chat, "A task", long) == f"<user>{long}\n\nA task<eos><assistant>"
+    assert shown(chat, "A task") == f"<system>{RULE}<eos><user>A task<eos><assistant>"
 
 
 def test_a_template_of_a_single_turn_is_no_loss(tmp_path):
     single = "{% if messages|length > 2 %}{{ raise_exception('one turn only') }}{% endif %}" + PLAIN
     chat = Chat(make_folder(tmp_path, single))
-    assert TASK in chat.tokenizer.decode(chat.render(TASK, RULE))
+    assert TASK in shown(chat)
     with pytest.raises(ModelError, match="one turn only"):
         chat.bridge([("user", "more")])
 
 
-ENDING = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}END{% endfor %}<assistant>"
+def ending(text):
+    """A template that ends turns so."""
+    return PLAIN.replace("<eos>", text)
 
 
 @pytest.mark.parametrize(
-    ("template", "eos", "stops", "end", "adds"),
+    ("template", "stops", "end", "adds"),
     [
-        (ENDING.replace("END", "<turn>\n"), "<eos>", [1, 7], "<turn>", False),
-        (ENDING.replace("END", " <eos>"), "<eos>", [1], "<eos>", False),
-        (ENDING.replace("END", "<turn>\n"), "<eos>", [1], "<turn>", True),
-        (ENDING.replace("END", ""), "<eos>", [1, 2], "<user>", False),
-        (ENDING.replace("END", "\n"), "<eos>", [1], "<eos>", False),
-        (ENDING.replace("END", "{% if loop.last %}<eos>{% else %}<turn>{% endif %}"), "<eos>", [1, 7], "<turn>", False),
-        (ENDING.replace("END", "</s>\n"), "<eos>", [1], "<eos>", False),
+        (ending("<turn>\n"), [1, 7], "<turn>", False),
+        (ending(" <eos>"), [1], "<eos>", False),
+        (ending("<turn>\n"), [1], "<turn>", True),
+        (ending(""), [1, 2], "<user>", False),
+        (ending("\n"), [1], "<eos>", False),
+        (ending("{% if loop.last %}<eos>{% else %}<turn>{% endif %}"), [1, 7], "<turn>", False),
+        (ending("</s>\n"), [1], "<eos>", False),
     ],
     ids=["Gemma", "Llama 2", "ChatML of a base model", "GLM", "nothing", "the last otherwise", "letters"],
 )
-def test_a_turn_ends_with_what_the_template_puts_behind_it(tmp_path, template, eos, stops, end, adds):
-    chat = Chat(make_folder(tmp_path, template, eos, generation_config={"eos_token_id": stops}))
+def test_a_turn_ends_with_what_the_template_puts_behind_it(tmp_path, template, stops, end, adds):
+    chat = Chat(make_folder(tmp_path, template, generation_config={"eos_token_id": stops}))
     assert chat.tokenizer.convert_ids_to_tokens(chat.eos_id) == end
     assert chat.adds_stop is adds and set(chat.stop_ids) == {*stops, chat.eos_id}
     assert [end in line for line in chat.warnings] == [True] * (adds or "</s>" in template)
@@ -268,10 +254,10 @@ def test_a_turn_ends_with_what_the_template_puts_behind_it(tmp_path, template, e
 
 def test_turns_are_bridged_where_the_template_ends_none(tmp_path):
     """The end is the model's own then, and all that the template writes follows it."""
-    chat = Chat(make_folder(tmp_path / "a", ENDING.replace("END", "\n\n")))
-    said = [*chat.encode("one"), chat.eos_id, *chat.bridge([("user", "two")])]
-    assert chat.tokenizer.decode(said) == "one<eos>\n\n<user>two\n\n<assistant>"
-    chat = Chat(make_folder(tmp_path / "b", ENDING.replace("END", "</s>")))
+    chat = Chat(make_folder(tmp_path / "a", ending("\n\n")))
+    episode = [*chat.encode("one"), chat.eos_id, *chat.bridge([("user", "two")])]
+    assert chat.tokenizer.decode(episode) == "one<eos>\n\n<user>two\n\n<assistant>"
+    chat = Chat(make_folder(tmp_path / "b", ending("</s>")))
     with pytest.raises(ModelError, match="ends a turn of the assistant with '</s>"):
         chat.bridge([("user", "two")])
 
@@ -281,12 +267,10 @@ STRICT = (
     "{% for m in rest %}{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('in turn!') }}"
     "{% endif %}{% endfor %}" + PLAIN
 )
+RESULT = "<tool_response>\n2\n</tool_response>"
 
 
 def test_turns_of_one_role_are_joined_where_the_template_wants_them_in_turn(tmp_path):
-    from serve.messages import ChatMessage
-    from serve.system_prompts import PromptRenderer
-
     chat, free = Chat(make_folder(tmp_path / "a", STRICT)), Chat(make_folder(tmp_path / "b"))
 
     def text(roles, chat=chat):
@@ -294,19 +278,17 @@ def test_turns_of_one_role_are_joined_where_the_template_wants_them_in_turn(tmp_
         return chat.tokenizer.decode(PromptRenderer(chat, "").render(turns, ""))
 
     assert "joined" in chat.describe() and "joined" not in free.describe()
+    with_tool = f"<user>0<eos><assistant>1<eos><user>{RESULT}\n\n3<eos><assistant>"
     assert text("user user") == "<user>0\n\n1<eos><assistant>"
     assert text("user user", free) == "<user>0<eos><user>1<eos><assistant>"
-    assert text("user assistant tool user") == (
-        "<user>0<eos><assistant>1<eos><user><tool_response>\n2\n</tool_response>\n\n3<eos><assistant>"
-    )
+    assert text("user assistant tool user") == with_tool
     assert text("user assistant assistant user") == "<user>0<eos><assistant>1\n\n2<eos><user>3<eos><assistant>"
     assert text("user system user") == "<system>1<eos><user>0\n\n2<eos><assistant>"
     with pytest.raises(ModelError, match="the first turn is the assistant's.*wants the user's first"):
         text("assistant user")
     assert text("assistant user", free) == "<assistant>0<eos><user>1<eos><assistant>"
     between = chat.bridge([("tool", "2"), ("user", "3")])
-    whole = [*chat.render("0", ""), *chat.encode("1"), chat.eos_id, *between]
-    assert chat.tokenizer.decode(whole) == text("user assistant tool user")
+    assert chat.tokenizer.decode([*chat.render("0", ""), *chat.encode("1"), chat.eos_id, *between]) == with_tool
 
 
 THINKING = PLAIN + "{% if enable_thinking %}<think>{% else %}<think>{{ '\n\n' }}</think>{{ '\n\n' }}{% endif %}"
@@ -314,10 +296,9 @@ THINKING = PLAIN + "{% if enable_thinking %}<think>{% else %}<think>{{ '\n\n' }}
 
 def test_arguments_of_the_template_open_and_close_the_reasoning(tmp_path):
     folder = make_folder(tmp_path, THINKING)
-    closed = Chat(folder)
+    closed, opened = Chat(folder), Chat(folder, arguments={"enable_thinking": True})
     assert closed.think_prefix == "<think>\n\n</think>\n\n" and closed.think_closed
     assert "set model.template = { enable_thinking = true }" in closed.warnings[0]
-    opened = Chat(folder, arguments={"enable_thinking": True})
     assert opened.think_prefix == "<think>" and not opened.think_closed and not opened.warnings
     assert closed.with_arguments({"enable_thinking": True}).render(TASK, RULE) == opened.render(TASK, RULE)
     assert opened.with_arguments({"enable_thinking": False}).render(TASK, RULE) == closed.render(TASK, RULE)
@@ -326,23 +307,20 @@ def test_arguments_of_the_template_open_and_close_the_reasoning(tmp_path):
             Chat(folder, PLAIN, {name: True})
     lone = Chat(folder, PLAIN + "</think>")
     assert lone.think_prefix == "<think></think>" and lone.encode_completion("<think></think>5") == lone.encode("5")
-    begun = Chat(
-        folder, PLAIN.replace("<assistant>", "{% if add_generation_prompt %}<assistant><think>Well, {% endif %}")
-    )
+    begin = "{% if add_generation_prompt %}<assistant><think>Well, {% endif %}"
+    begun = Chat(folder, PLAIN.replace("<assistant>", begin))
     assert begun.think_prefix == "<think>Well, " and not begun.think_closed
 
 
 def test_a_run_gives_its_model_a_template_and_the_export_keeps_it(tmp_path):
-    from shared.config import Config
-    from shared.errors import ConfigError
     from trainer.export import note_training
 
     folder = make_folder(tmp_path / "base", template="", config={"eos_token_id": 1})
-    file, text = tmp_path / "template.jinja", ENDING.replace("END", "<turn>")
+    file, text = tmp_path / "template.jinja", ending("<turn>")
     file.write_text(text)
     (tmp_path / "template.json").write_text(json.dumps({"chat_template": text}))
-    for given in (str(file), text, str(tmp_path / "template.json")):
-        config = Config.model_validate({"model": {"chat_template": given}, "data": {"system_prompt": ""}})
+    for template in (str(file), text, str(tmp_path / "template.json")):
+        config = Config.model_validate({"model": {"chat_template": template}, "data": {"system_prompt": ""}})
         chat = Chat.of_run(folder, config)
         assert chat.describe() == "model.chat_template; a turn ends with <turn>" and chat.stop_ids == (1, 7)
     note_training(config, folder, 3)
@@ -353,30 +331,32 @@ def test_a_run_gives_its_model_a_template_and_the_export_keeps_it(tmp_path):
         Chat.of_run(folder, Config.model_validate({"model": {"chat_template": str(tmp_path / "gone.jinja")}}))
 
 
-def test_an_export_tells_whether_its_training_asked_for_languages(tmp_path):
-    from shared.config import Config
-    from shared.model.model_card import read_card
+@pytest.mark.parametrize(
+    ("train", "demonstrations", "base", "asks", "blanks"),
+    [
+        ("plain", "plain", "", False, ("", "", "")),  # as its demonstrations write the tags
+        ("asking", "plain", "", True, ("", "", "")),
+        ("plain", "asking", "", True, ("", "", "")),
+        ("plain", "plain", "asks", True, ("", "", "")),  # the model that it began with learned it
+        ("plain", "plain", "damaged", False, ("", "", "")),
+        ("plain", "usual", "", False, ("\n", "\n", "\n\n")),
+    ],
+)
+def test_an_export_tells_whether_its_training_asked_for_languages(tmp_path, train, demonstrations, base, asks, blanks):
     from trainer.export import note_training
 
     row = {"problem": "1+1?", "answer": "2", "completion": "<think>.</think>2"}
-    for name, fields in (("plain", {}), ("asking", {"reasoning_language": "de"})):
-        (tmp_path / f"{name}.jsonl").write_text(f"{json.dumps(row)}\n{json.dumps(row | fields)}\n")
-
-    def exported(train: str, demonstrations: str, base: str) -> bool:
-        folder = make_folder(tmp_path / f"{train}-{demonstrations}-{base}")
-        data, sft = {"train": f"{tmp_path}/{train}.jsonl"}, {"demonstrations": f"{tmp_path}/{demonstrations}.jsonl"}
-        note_training(Config.model_validate({"model": {"path": base}, "data": data, "sft": sft}), folder, 1)
-        return read_card(folder).language_requests
-
-    assert not exported("plain", "plain", "")
-    assert exported("asking", "plain", "")
-    assert exported("plain", "asking", "")
-    assert exported("plain", "plain", str(tmp_path / "asking-plain-")), "the model that it began with learned it"
-    assert read_card(tmp_path / "plain-plain-").tag_blanks == ("", "", ""), "as its demonstrations write the tags"
-    (tmp_path / "usual.jsonl").write_text(json.dumps(row | {"completion": "<think>\nSo.\n</think>\n\n2"}))
-    (tmp_path / "none.jsonl").write_text(json.dumps(row | {"completion": "2"}))
-    exported("plain", "usual", "")
-    assert read_card(tmp_path / "plain-usual-").tag_blanks == ("\n", "\n", "\n\n")
-    (tmp_path / "damaged").mkdir()
-    (tmp_path / "damaged" / "maestrale.json").write_text("{")
-    assert not exported("plain", "plain", str(tmp_path / "damaged"))
+    usual, asking = row | {"completion": "<think>\nSo.\n</think>\n\n2"}, row | {"reasoning_language": "de"}
+    for name, rows in {"plain": [row, row], "asking": [row, asking], "usual": [usual]}.items():
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
+    if base:
+        make_folder(tmp_path / base)
+        card = {"run": "r", "version": 1, "system_prompt": "", "language_requests": True}
+        (tmp_path / base / "maestrale.json").write_text(json.dumps(card) if base == "asks" else "{")
+    settings = {
+        "model": {"path": str(tmp_path / base) if base else ""}, "data": {"train": f"{tmp_path}/{train}.jsonl"},
+        "sft": {"demonstrations": f"{tmp_path}/{demonstrations}.jsonl"},
+    }  # fmt: skip
+    note_training(Config.model_validate(settings), make_folder(tmp_path / "exported"), 1)
+    card = read_card(tmp_path / "exported")
+    assert card.language_requests is asks and card.tag_blanks == blanks

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,44 +11,17 @@ from pydantic import ValidationError
 
 from shared.config import Config
 
-CONTRADICTIONS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
-    ({"model": {"max_tokens": 128}}, ("rollout.max_completion_tokens", "model.max_tokens")),
-    (
-        {"rollout": {"max_async_level": 0, "reorder_window": 64}},
-        ("rollout.max_async_level", "rollout.reorder_window", "rollout.prompts_per_step"),
-    ),
-    (
-        {"rollout": {"max_async_level": 0, "fixed_staleness": True}},
-        ("rollout.fixed_staleness", "rollout.max_async_level"),
-    ),
-    (
-        {"rollout": {"reorder_window": 31, "fixed_staleness": True}},
-        ("rollout.reorder_window", "rollout.fixed_staleness"),
-    ),
-    ({"rollout": {"tensor_parallel": 2, "transport": "shm"}}, ("rollout.tensor_parallel", "rollout.transport")),
-    ({"reward": {"overlong_buffer": 200}}, ("reward.overlong_buffer", "rollout.max_completion_tokens")),
-    ({"reward": {"overlong_buffer": 60, "length_max": 50}}, ("reward.overlong_buffer", "reward.length_max")),
-    ({"reward": {"length_max": 500}}, ("reward.length_max", "rollout.max_completion_tokens")),
-    ({"reward": {"format": 0, "correctness": 0, "language": 0}}, ("reward.format", "reward.correctness")),
-    ({"data": {"train": "a.jsonl", "validation": "a.jsonl"}}, ("data.train", "data.validation")),
-    ({"data": {"validation": ""}, "evaluate": {"every": 5}}, ("evaluate.every", "data.validation")),
-    ({"evaluate": {"best": "majority", "samples": 1}}, ('evaluate.best = "majority"', "evaluate.samples")),
-    ({"evaluate": {"best": "pass_at_k", "samples": 1}}, ('evaluate.best = "pass_at_k"', "evaluate.samples")),
-    ({"sft": {"steps": 5}}, ("sft.steps", "sft.demonstrations")),
-    ({"stages": [{"name": "a", "until": "evaluation/tokens > 8"}, {"name": "b"}]}, ("stages.a.until", "training step")),
-    ({"stages": [{"name": "a", "until": "accuracy > 0.8."}, {"name": "b"}]}, ("stages.a.until", "METRIC > NUMBER")),
-    ({"mode": "sft", "sft": {"steps": 1, "demonstrations": "a"}, "stages": [{"name": "a"}]}, ("mode", "stages")),
-    ({"name": "../elsewhere"}, ("name", "runs_dir")),
-]
+TABLE = Path(__file__).with_name("contradictions.jsonl").read_text(encoding="utf-8").splitlines()
+"""settings that contradict each other, and what the error names"""
 
 
-@pytest.mark.parametrize(("settings", "names"), CONTRADICTIONS, ids=lambda value: str(value)[:60])
-def test_a_contradiction_names_every_setting_of_it(settings: dict[str, Any], names: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("row", map(json.loads, TABLE), ids=lambda row: str(row["settings"])[:60])
+def test_a_contradiction_names_every_setting_of_it(row: dict[str, Any]) -> None:
     with pytest.raises(ValidationError) as caught:
-        Config.model_validate(settings)
+        Config.model_validate(row["settings"])
     (error,) = caught.value.errors()
     lines = str(error["ctx"]["error"]).splitlines()
-    assert len(lines) == 1 and all(name in lines[0] for name in names)
+    assert len(lines) == 1 and all(name in lines[0] for name in row["names"])
 
 
 def test_all_contradictions_come_at_once() -> None:
@@ -62,21 +37,12 @@ def test_settings_cannot_change_later() -> None:
 
 @pytest.mark.parametrize(
     ("async_level", "window", "bound"),
-    [
-        (0, 0, 0),
-        (1, 1, 1),
-        (2, 0, 3),
-        (2, 32, 3),
-        (2, 33, 3),
-        (2, 34, 4),
-        (1, 64, 3),
-    ],  # P = 32: async_level + ceil((W-1)/P)
+    [(0, 0, 0), (1, 1, 1), (2, 0, 3), (2, 32, 3), (2, 33, 3), (2, 34, 4), (1, 64, 3)],
 )
 def test_the_bound_of_staleness(async_level: int, window: int, bound: int) -> None:
-    assert (
-        Config.model_validate({"rollout": {"max_async_level": async_level, "reorder_window": window}}).max_staleness
-        == bound
-    )
+    """async_level + ceil((W - 1) / P) for P = 32."""
+    rollout = {"max_async_level": async_level, "reorder_window": window}
+    assert Config.model_validate({"rollout": rollout}).max_staleness == bound
 
 
 @pytest.mark.parametrize(("async_level", "window"), [(1, 0), (2, 32), (8, 0)])

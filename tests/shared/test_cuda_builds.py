@@ -32,22 +32,21 @@ def versions(monkeypatch):
         sys.modules.pop(package, None)
 
 
-def test_cuda_build_beside_cpu_torch_is_hidden(versions):
-    versions.update({"torch": "2.13.0+cpu", "torchvision": "0.28.0", "torchaudio": "2.11.0+cpu"})
-    assert cuda_builds.hide_cuda_builds() == ["torchvision"]
-    with pytest.raises(ModuleNotFoundError):
-        __import__("torchvision")
+@pytest.mark.parametrize(
+    ("installed", "hidden"),
+    [
+        ({"torch": "2.13.0+cpu", "torchvision": "0.28.0", "torchaudio": "2.11.0+cpu"}, ["torchvision"]),
+        ({"torch": "2.13.0", "torchvision": "0.28.0"}, []),
+        ({"torchvision": "0.28.0"}, []),
+    ],
+)
+def test_cuda_builds_beside_cpu_torch_are_hidden(versions, installed, hidden):
+    versions.update(installed)
+    assert cuda_builds.hide_cuda_builds() == hidden
+    for package in hidden:
+        with pytest.raises(ModuleNotFoundError):
+            __import__(package)
     assert "torchaudio" not in sys.modules
-
-
-def test_cuda_torch_keeps_all(versions):
-    versions.update({"torch": "2.13.0", "torchvision": "0.28.0"})
-    assert cuda_builds.hide_cuda_builds() == []
-
-
-def test_no_torch_no_change(versions):
-    versions["torchvision"] = "0.28.0"
-    assert cuda_builds.hide_cuda_builds() == []
 
 
 @pytest.mark.parametrize(("home", "place"), [("home", "home/.cache/torchinductor"), ("file", "")])

@@ -16,6 +16,8 @@ from shared.launch import deaths
 from shared.launch.messages import RankFailed
 from shared.launch.rpc import raise_failure
 
+ROOT = str(Path(__file__).resolve().parents[2])
+
 
 def test_what_a_rank_has_named_is_there_after_any_death(tmp_path: Path) -> None:
     program = (
@@ -27,7 +29,7 @@ def test_what_a_rank_has_named_is_there_after_any_death(tmp_path: Path) -> None:
     )
     file = deaths.RankFile(tmp_path / "rank3")
     assert (file.about, file.phase, file.explained) == (("", ""), "", False)
-    subprocess.run([sys.executable, "-c", program, str(tmp_path / "rank3")], env={**os.environ, "PYTHONPATH": "."})
+    subprocess.run([sys.executable, "-c", program, str(tmp_path / "rank3")], env={**os.environ, "PYTHONPATH": ROOT})
     assert (file.about, file.phase, file.explained) == (("engine 1 (rank 3)", "/runs/\u00e9\n"), "\u00fcber", False)
     file.explain()
     assert file.explained and file.phase == "\u00fcber"

@@ -2,39 +2,56 @@
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from shared.model.cpu.cpu_decoder import round_up
 from shared.model.packing import PackedBatch, pack
 from tests.packed import pack_from
 
-
-def test_targets_are_predicted_from_the_position_before_them():
-    batch = pack([[5, 6, 7], [8, 9]], [b"\0\1\1", b"\0\1"])
-    assert batch.token_ids.tolist() == [5, 6, 7, 8, 9]
-    assert batch.positions.tolist() == [0, 1, 2, 0, 1]
-    assert batch.lengths == (3, 2)
-    assert batch.loss_positions.tolist() == [0, 1, 3]
-    assert batch.targets.tolist() == [6, 7, 9]
+PROMPTS = [[5, 6], [5, 6, 1], [7]]
 
 
-def test_prompt_tokens_carry_no_target():
-    batch = pack([[1, 2, 3, 4], [5, 6]], [b"\0\0\0\1", b"\0\0"])
-    assert batch.loss_positions.tolist() == [2] and batch.targets.tolist() == [4]
+@st.composite
+def groups(draw):
+    """Sequences that share a few prompts, and masks: turns of an environment lie between targets."""
+    sequences, masks = [], []
+    for _ in range(draw(st.integers(1, 6))):
+        prompt, rest = (
+            draw(st.sampled_from(PROMPTS)),
+            draw(st.lists(st.tuples(st.integers(1, 9), st.booleans()), max_size=5)),
+        )
+        sequences.append(prompt + [token for token, _ in rest])
+        masks.append(bytes(len(prompt)) + bytes(trained for _, trained in rest))
+    return sequences, masks
 
 
-def test_routes_lie_beside_their_tokens():
-    """Of a shared prompt the first sequence's; tokens that have none, and those that pad the batch, are marked."""
-    sequences, firsts = [[5, 6, 7, 8, 4], [1, 2, 3], [5, 6, 9, 3]], [2, 1, 2]
-    routes = [[b"aa", b"bb", b"cc", b"dd"], [], [b"ee", b"ff", b"gg"]]
-    batch = pack_from(sequences, firsts, routes=routes)
-    assert batch.token_ids.tolist() == [5, 6, 7, 8, 1, 2, 3, 9]
-    expected = [*b"aabbccdd", *b"\xff" * 6, *b"gg"]
-    assert batch.routes is not None and batch.routes.flatten().tolist() == expected
-    padded = round_up(batch, 3).routes
-    assert padded is not None and padded.flatten().tolist() == expected + [255] * 2
-    assert pack_from(sequences, firsts).routes is None and pack([], []).routes is None
-    with pytest.raises(ValueError, match="several lengths"):
-        pack_from(sequences, firsts, routes=[[b"aa", b"b"], [], []])
+def whole_sequences(batch):
+    """[segments] the places in the stream of each sequence, its prefix included."""
+    ends = torch.tensor(batch.lengths).cumsum(0).tolist()
+    segments = [list(range(end - length, end)) for end, length in zip(ends, batch.lengths, strict=True)]
+    return [
+        segments[prefix] + segment if prefix >= 0 else segment
+        for prefix, segment in zip(batch.prefixes, segments, strict=True)
+    ]
+
+
+@settings(max_examples=50)
+@given(groups(), st.booleans())
+def test_every_target_is_predicted_behind_the_tokens_that_came_before_it(group, share):
+    sequences, masks = group
+    batch = pack(sequences, masks, share_prefixes=share)
+    ids, expected, before = batch.token_ids.tolist(), [], {}
+    for sequence, mask in zip(sequences, masks, strict=True):
+        expected += [sequence[: place + 1] for place in range(len(sequence)) if mask[place]]
+    for places in whole_sequences(batch):
+        assert batch.positions[places].tolist() == list(range(len(places)))
+        before |= {place: [ids[other] for other in places[: number + 1]] for number, place in enumerate(places)}
+    pairs = zip(batch.loss_positions.tolist(), batch.targets.tolist(), strict=True)
+    assert [[*before[place], target] for place, target in pairs] == expected
+    assert batch.longest == max(map(len, whole_sequences(batch)))
+    if not share:
+        assert ids == sum(sequences, []) and set(batch.prefixes) == {-1}
 
 
 def test_a_prompt_of_several_sequences_is_stored_once():
@@ -47,16 +64,6 @@ def test_a_prompt_of_several_sequences_is_stored_once():
     assert batch.longest == 3
 
 
-def test_sharing_can_be_left_out():
-    batch = pack_from([[5, 6, 7], [5, 6, 8]], [2, 2], share_prefixes=False)
-    assert batch.token_ids.tolist() == [5, 6, 7, 5, 6, 8] and batch.prefixes == (-1, -1)
-
-
-def test_no_sequences_give_one_token_without_target():
-    batch = pack([], [])
-    assert batch.tokens == 1 and batch.lengths == (1,) and batch.targets.shape == (0,)
-
-
 def test_what_an_environment_says_between_two_turns_is_read_and_not_a_target():
     """Both sequences share what stands before their first target; 7 and 8 answer a turn of the first."""
     batch = pack([[5, 6, 1, 7, 8, 2], [5, 6, 3]], [b"\0\0\1\0\0\1", b"\0\0\1"])
@@ -64,33 +71,55 @@ def test_what_an_environment_says_between_two_turns_is_read_and_not_a_target():
     assert batch.targets.tolist() == [1, 2, 3] and batch.loss_positions.tolist() == [1, 4, 1]
 
 
+def test_routes_lie_beside_their_tokens():
+    """Of a shared prompt the first sequence's; tokens that have none, and those that pad the batch, are marked."""
+    sequences, firsts = [[5, 6, 7, 8, 4], [1, 2, 3], [5, 6, 9, 3]], [2, 1, 2]
+    routes = [[b"aa", b"bb", b"cc", b"dd"], [], [b"ee", b"ff", b"gg"]]
+    batch = pack_from(sequences, firsts, routes=routes)
+    assert batch.token_ids.tolist() == [5, 6, 7, 8, 1, 2, 3, 9]
+    expected = [*b"aabbccdd", *b"\xff" * 6, *b"gg"]
+    assert batch.routes.flatten().tolist() == expected
+    assert round_up(batch, 3).routes.flatten().tolist() == expected + [255] * 2
+    assert pack_from(sequences, firsts).routes is None and pack([], []).routes is None
+    with pytest.raises(ValueError, match="several lengths"):
+        pack_from(sequences, firsts, routes=[[b"aa", b"b"], [], []])
+
+
+def test_no_sequences_give_one_token_without_target():
+    batch = pack([], [])
+    assert batch.tokens == 1 and batch.lengths == (1,) and batch.targets.shape == (0,)
+
+
 @pytest.mark.parametrize(
-    ("mask", "message"),
-    [(b"", "a mask of 0 for 3"), (b"\0\1", "a mask of 2 for 3"), (b"\1\1\1", "first token cannot be a target")],
+    ("masks", "message"),
+    [
+        ([b"\0\1", b""], "sequence 1: a mask of 0 for 3"),
+        ([b"\0\1", b"\0\1"], "sequence 1: a mask of 2 for 3"),
+        ([b"\0\1", b"\1\1\1"], "sequence 1: .*first token cannot be a target"),
+        ([b"\0\1"], "2 sequences but 1"),
+    ],
 )
-def test_a_mask_that_does_not_fit_is_refused(mask, message):
-    with pytest.raises(ValueError, match=f"sequence 1: .*{message}"):
-        pack([[1, 2], [1, 2, 3]], [b"\0\1", mask])
+def test_a_mask_that_does_not_fit_is_refused(masks, message):
+    with pytest.raises(ValueError, match=message):
+        pack([[1, 2], [1, 2, 3]], masks)
 
 
-def test_counts_must_agree():
-    with pytest.raises(ValueError, match="2 sequences but 1"):
-        pack([[1, 2], [3, 4]], [b"\0\1"])
+IDS = torch.zeros(3, dtype=torch.int64)
 
 
-def test_shapes_that_contradict_each_other_are_refused():
-    ids = torch.zeros(3, dtype=torch.int64)
-    none = ids[:0]
-    with pytest.raises(ValueError, match="token_ids"):
-        PackedBatch(ids, ids, (2,), (-1,), none, none)
-    with pytest.raises(ValueError, match="at least one token"):
-        PackedBatch(ids, ids, (3, 0), (-1, -1), none, none)
-    with pytest.raises(ValueError, match="loss_positions"):
-        PackedBatch(ids, ids, (3,), (-1,), ids, none)
-    with pytest.raises(ValueError, match="segment 1 continues 1"):
-        PackedBatch(ids, ids, (2, 1), (-1, 1), none, none)
-    with pytest.raises(ValueError, match="1 prefixes for 2 segments"):
-        PackedBatch(ids, ids, (2, 1), (-1,), none, none)
+@pytest.mark.parametrize(
+    ("lengths", "prefixes", "loss_positions", "message"),
+    [
+        ((2,), (-1,), IDS[:0], "token_ids"),
+        ((3, 0), (-1, -1), IDS[:0], "at least one token"),
+        ((3,), (-1,), IDS, "loss_positions"),
+        ((2, 1), (-1, 1), IDS[:0], "segment 1 continues 1"),
+        ((2, 1), (-1,), IDS[:0], "1 prefixes for 2 segments"),
+    ],
+)
+def test_shapes_that_contradict_each_other_are_refused(lengths, prefixes, loss_positions, message):
+    with pytest.raises(ValueError, match=message):
+        PackedBatch(IDS, IDS, lengths, prefixes, loss_positions, IDS[:0])
 
 
 def test_rounding_up_adds_a_segment_of_stand_ins():

@@ -26,36 +26,38 @@ from shared.launch.ranks import (
 )
 
 
-def test_rank_0_controls_the_next_train_the_rest_roll_out():
+def placed(trainers: int = 1, engines: int = 1, tensor_parallel: int = 1, **more: Any) -> Config:
+    placement = {"trainers": trainers, "engines": engines, **more}
+    return Config.model_validate({"placement": placement, "rollout": {"tensor_parallel": tensor_parallel}})
+
+
+def test_rank_0_controls_the_next_train_the_rest_roll_out() -> None:
     assert [kind_of(rank, 2) for rank in range(5)] == ["controller", "trainer", "trainer", "engine", "engine"]
 
 
-def test_gpus_are_taken_in_order_and_the_controller_takes_none():
-    config = Config.model_validate({"placement": {"trainers": 4, "engines": 6}, "rollout": {"tensor_parallel": 2}})
-    # node 0: controller, 4 trainers, engines with 2 GPUs each
-    node = range(7)
-    starts = [gpus_of(rank, node, config, 8).start for rank in node]
-    assert starts == [0, 0, 1, 2, 3, 4, 6] and len(gpus_of(0, node, config, 8)) == 0
-    # node 1 starts at rank 7 with engines only
-    node = range(7, 11)
-    assert [list(gpus_of(rank, node, config, 8)) for rank in node] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+def test_gpus_are_taken_in_order_and_the_controller_takes_none() -> None:
+    config, first, second = placed(4, 6, 2), range(7), range(7, 11)
+    # node 0: controller, 4 trainers, engines with 2 GPUs each; node 1 has engines only
+    assert [gpus_of(rank, first, config, 8).start for rank in first] == [0, 0, 1, 2, 3, 4, 6]
+    assert len(gpus_of(0, first, config, 8)) == 0
+    assert [list(gpus_of(rank, second, config, 8)) for rank in second] == [[0, 1], [2, 3], [4, 5], [6, 7]]
 
 
 @pytest.mark.parametrize(
-    ("nodes", "settings", "sizes"),
+    ("config", "sizes"),
     [
-        (1, {}, [3]),
-        (2, {}, [2, 1]),
-        (4, {"placement": {"trainers": 16, "engines": 16}}, [9, 8, 8, 8]),
-        (2, {"placement": {"trainers": 8, "engines": 2}, "rollout": {"tensor_parallel": 4}}, [9, 2]),
-        (3, {"placement": {"trainers": 4, "engines": 3}}, [4, 3, 1]),
-        (2, {"placement": {"trainers": 3, "engines": 2}}, [4, 2]),
+        (placed(), [3]),
+        (placed(), [2, 1]),
+        (placed(16, 16), [9, 8, 8, 8]),
+        (placed(8, 2, 4), [9, 2]),
+        (placed(4, 3), [4, 3, 1]),
+        (placed(3, 2), [4, 2]),
     ],
 )
-def test_ranks_are_spread_by_the_gpus_that_they_need(nodes: int, settings: dict[str, Any], sizes: list[int]) -> None:
-    config, first = Config.model_validate(settings), 0
+def test_ranks_are_spread_by_the_gpus_that_they_need(config: Config, sizes: list[int]) -> None:
+    first = 0
     for number, size in enumerate(sizes):
-        node = Nodes(nodes, number, "10.0.0.1", 1234)
+        node = Nodes(len(sizes), number, "10.0.0.1", 1234)
         assert node.ranks(config) == range(first, first + size)
         assert node.variables(config)["LOCAL_WORLD_SIZE"] == str(size)
         first += size
@@ -79,71 +81,64 @@ def see_gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
 
 
-def devices(monkeypatch: pytest.MonkeyPatch, config: Config, node: range) -> list[str]:
+def devices(monkeypatch: pytest.MonkeyPatch, config: Config, node: range) -> str:
     """Of the ranks of a node."""
-    found = []
+    names = []
     for rank in node:
         set_launch(monkeypatch, rank, config.world_size, node)
         device = read_role(config, dist.HashStore(), Path()).device
-        found.append("cpu" if device.type == "cpu" else str(device.index))
-    return found
+        names.append("cpu" if device.type == "cpu" else str(device.index))
+    return " ".join(names)
 
 
 @pytest.mark.parametrize(
-    ("gpus", "placement", "expected"),
+    ("gpus", "config", "expected"),
     [
-        (0, {}, "cpu cpu cpu"),
-        (1, {}, "cpu 0 0"),
-        (2, {}, "cpu 0 1"),
-        (2, {"trainers": 2, "engines": 2}, "cpu 0 1 0 1"),
-        (2, {"trainers": 1, "engines": 2}, "cpu 0 0 1"),
-        (8, {"trainers": 4, "engines": 4}, "cpu 0 1 2 3 4 5 6 7"),
-        (8, {"trainers": 8, "engines": 8}, "cpu 0 1 2 3 4 5 6 7 0 1 2 3 4 5 6 7"),
-        (8, {"trainers": 6, "engines": 4}, "cpu 0 1 2 3 4 5 4 5 6 7"),  # the fewest GPUs are shared
-        (8, {"device": "cpu"}, "cpu cpu cpu"),
+        (0, placed(), "cpu cpu cpu"),
+        (1, placed(), "cpu 0 0"),
+        (2, placed(), "cpu 0 1"),
+        (2, placed(2, 2), "cpu 0 1 0 1"),
+        (2, placed(1, 2), "cpu 0 0 1"),
+        (8, placed(4, 4), "cpu 0 1 2 3 4 5 6 7"),
+        (8, placed(8, 8), "cpu 0 1 2 3 4 5 6 7 0 1 2 3 4 5 6 7"),
+        (8, placed(6, 4), "cpu 0 1 2 3 4 5 4 5 6 7"),  # the fewest GPUs are shared
+        (8, placed(device="cpu"), "cpu cpu cpu"),
     ],
 )
 def test_devices_of_a_launch_on_one_node(
-    monkeypatch: pytest.MonkeyPatch, gpus: int, placement: dict[str, Any], expected: str
+    monkeypatch: pytest.MonkeyPatch, gpus: int, config: Config, expected: str
 ) -> None:
     see_gpus(monkeypatch, gpus)
-    config = Config.model_validate({"placement": placement})
-    assert devices(monkeypatch, config, range(config.world_size)) == expected.split()
+    assert devices(monkeypatch, config, range(config.world_size)) == expected
 
 
-def test_on_four_nodes_every_rank_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_several_nodes_every_rank_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     see_gpus(monkeypatch, 8)
-    config = Config.model_validate({"placement": {"trainers": 16, "engines": 16}})
-    assert devices(monkeypatch, config, range(9)) == ["cpu", *"01234567"]
+    assert devices(monkeypatch, placed(16, 16), range(9)) == "cpu 0 1 2 3 4 5 6 7"
     for node in (range(9, 17), range(17, 25), range(25, 33)):
-        assert devices(monkeypatch, config, node) == list("01234567")
+        assert devices(monkeypatch, placed(16, 16), node) == "0 1 2 3 4 5 6 7"
+    see_gpus(monkeypatch, 3)
+    assert devices(monkeypatch, placed(2, 2), range(3, 5)) == "0 1", "the first ones: none are shared"
     see_gpus(monkeypatch, 1)
-    few = Config.model_validate({"placement": {"trainers": 2, "engines": 2}})
-    for node in (range(2), range(2, 3), range(3, 4), range(4, 5)):
-        assert devices(monkeypatch, few, node)[-1] == "0"
+    assert [devices(monkeypatch, placed(2, 2), range(rank, rank + 1)) for rank in (2, 3, 4)] == ["0", "0", "0"]
     with pytest.raises(ConfigError, match=r"trainer rank 2 needs GPU 1.* has 1 .*on more nodes \(--nnodes"):
-        devices(monkeypatch, few, range(3))  # GPUs are shared on one node only
+        devices(monkeypatch, placed(2, 2), range(3))
 
 
 @pytest.mark.parametrize(
-    ("gpus", "placement", "message"),
+    ("gpus", "config", "message"),
     [
-        (
-            1,
-            {"colocate": "never"},
-            r"engine rank 2 needs GPU 1 of this node, which has 1.*placement\.colocate other than",
-        ),
-        (1, {"trainers": 2}, r"trainer rank 2 needs GPU 1.*placement\.trainers = 2.*at most 1.*lower them"),
-        (2, {"trainers": 2, "engines": 3}, r"engine rank 3 needs GPU 2.*tensor_parallel = 3 may each be at most 2"),
-        (0, {"device": "cuda"}, r'placement\.device = "cuda", but torch can use no GPU.*placement\.device = "cpu"'),
+        (1, placed(colocate="never"), r"engine rank 2 needs GPU 1 .*has 1.*placement\.colocate other than"),
+        (1, placed(2), r"trainer rank 2 needs GPU 1.*placement\.trainers = 2.*at most 1.*lower them"),
+        (2, placed(2, 3), r"engine rank 3 needs GPU 2.*tensor_parallel = 3 may each be at most 2"),
+        (0, placed(device="cuda"), r'placement\.device = "cuda", but torch can use no GPU.*placement\.device = "cpu"'),
     ],
 )
 def test_too_few_gpus_are_refused_with_the_repair(
-    monkeypatch: pytest.MonkeyPatch, gpus: int, placement: dict[str, Any], message: str
+    monkeypatch: pytest.MonkeyPatch, gpus: int, config: Config, message: str
 ) -> None:
     """By every rank of the node, the controller included, which tells the user."""
     see_gpus(monkeypatch, gpus)
-    config = Config.model_validate({"placement": placement})
     for rank in range(config.world_size):
         set_launch(monkeypatch, rank, config.world_size)
         with pytest.raises(ConfigError, match=message):
@@ -153,6 +148,7 @@ def test_too_few_gpus_are_refused_with_the_repair(
 def test_a_gpu_that_torch_cannot_use_is_no_accident(monkeypatch: pytest.MonkeyPatch) -> None:
     see_gpus(monkeypatch, 0)
     monkeypatch.setattr(Path, "glob", lambda path, pattern: iter([Path("/dev/nvidia0")] if str(path) == "/dev" else []))
+    monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     with pytest.raises(ConfigError, match=r"/dev/nvidia0 is there: .*EXTRA=cuda.*placement\.device = \"cpu\""):
         count_gpus("auto")
@@ -166,27 +162,27 @@ def test_a_gpu_that_torch_cannot_use_is_no_accident(monkeypatch: pytest.MonkeyPa
     assert count_gpus("auto") == 0
 
 
-def test_a_launch_of_another_size_names_both_settings_and_the_repair(monkeypatch: pytest.MonkeyPatch):
+def test_a_launch_of_another_size_names_both_settings_and_the_repair(monkeypatch: pytest.MonkeyPatch) -> None:
     set_launch(monkeypatch, 0, 5)
     message = r"5 ranks.*placement\.trainers = 1.*placement\.engines = 1.*--nproc-per-node=3"
     with pytest.raises(ConfigError, match=message):
         read_role(Config(), dist.HashStore(), Path())
 
 
-def test_a_role_knows_its_place(monkeypatch: pytest.MonkeyPatch):
+def test_a_role_knows_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     set_launch(monkeypatch, 3, 4)
-    role = read_role(Config.model_validate({"placement": {"trainers": 2}}), dist.HashStore(), Path())
+    role = read_role(placed(2), dist.HashStore(), Path())
     assert (role.kind, role.rank, role.rank_in_role, role.one_node) == ("engine", 3, 0, True)
 
 
 def test_on_several_nodes_ranks_meet_in_the_runs_folder_and_take_no_other(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
+) -> None:
     """Torchrun's store says no more than where, and whoever changes that gets nobody to follow."""
     torchruns = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    set_launch(monkeypatch, 0, 3)
-    for name, value in {"LOCAL_WORLD_SIZE": "2", "MASTER_PORT": str(torchruns.port),
-                        "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RUN_ID": "none"}.items():  # fmt: skip
+    set_launch(monkeypatch, 0, 3, range(2))
+    for name, value in {"MASTER_PORT": str(torchruns.port), "TORCHELASTIC_USE_AGENT_STORE": "True",
+                        "TORCHELASTIC_RUN_ID": "none"}.items():  # fmt: skip
         monkeypatch.setenv(name, value)
     node, run_dir = launch_folder.make(tmp_path / "node"), tmp_path / "run"
     meeting = open_meeting(node, run_dir)
@@ -197,13 +193,11 @@ def test_on_several_nodes_ranks_meet_in_the_runs_folder_and_take_no_other(
     (meeting.path / deaths_file(0)).touch()
     assert (node.path / REPORTS).resolve() == meeting.path / deaths_file(0)
     second = launch_folder.make(tmp_path / "second")
-    monkeypatch.setenv("RANK", "2")
-    monkeypatch.setenv("LOCAL_RANK", "0")
-    found = join_meeting(second)
-    assert found is not None and open_store(found).get("settings") == b"a secret"
+    set_launch(monkeypatch, 2, 3, range(2, 3))
+    joined = join_meeting(second)
+    assert joined is not None and open_store(joined).get("settings") == b"a secret"
     assert (second.path / REPORTS).resolve() == meeting.path / deaths_file(2)
-    [key] = [key for key in torchruns.list_keys() if "folder" in key]
-    assert not [other for other in torchruns.list_keys() if other != key and "maestrale" in other]
+    [key] = [key for key in torchruns.list_keys() if "maestrale" in key]
     public, elsewhere = tmp_path / "public", launch_folder.make(tmp_path / "elsewhere")
     public.mkdir(0o755)
     (public / launch_folder.LOCK).touch()
@@ -216,6 +210,6 @@ def test_on_several_nodes_ranks_meet_in_the_runs_folder_and_take_no_other(
             join_meeting(node)
     torchruns.set(key, "")
     assert join_meeting(node) is None
-    for folder in (node, second, meeting, found, elsewhere):
+    for folder in (node, second, meeting, joined, elsewhere):
         folder.leave()
     assert list(run_dir.iterdir()) == []

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from shared.errors import DataError
-from shared.jsonl import read_rows
+from shared.jsonl import read_rows, spread
 from shared.row_files import plain
 
 ROWS = [{"problem": 'Say "a, b"\nor c; is it 1?', "answer": "1"}, {"problem": "2?", "answer": "2"}]
@@ -83,6 +83,11 @@ def test_faults_of_a_table_are_all_told(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("problem,answer\n1,2,3\n1?,1\n1,2,3\n")
     faults: list[str] = []
     assert len(list(read_rows(tmp_path / "a.csv", "data.train", faults))) == 1 and len(faults) == 2
+
+
+def test_items_are_spread_over_a_mixed_file() -> None:
+    assert spread(range(100), 8) == [0, 12, 25, 37, 50, 62, 75, 87]
+    assert spread([1, 2, 3], 200) == [1, 2, 3]
 
 
 def test_bytes_are_the_text_that_they_are() -> None:

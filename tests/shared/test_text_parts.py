@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
@@ -95,19 +94,3 @@ def test_a_foreign_tensor_in_the_text_part_is_told_and_one_beside_it_is_not(tmp_
     save_file(weights, tmp_path / "model.safetensors")
     with pytest.raises(ModelError, match="lacks model.norm.weight"):
         hf.check_trainable(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        ({"quantization_config": {"bits": 8}}, "unquantised"),
-        ({"text_config": "none"}, "does not fit mistral3"),
-        ({"text_config": {"model_type": "mistral", "hidden_size": 1 << 40}}, "hidden_size"),
-        ({"text_config": {"model_type": "own"}}, "does not fit mistral3"),
-        ({"model_type": "llava"}, "its text part is not trained here"),
-    ],
-)
-def test_what_cannot_be_trained_is_refused_in_one_line(more: dict[str, Any], message: str):
-    with pytest.raises(ModelError, match=message) as told:
-        read_shape(json.loads(json.dumps(config_of("mistral3"))) | more)
-    assert "\n" not in str(told.value)

@@ -116,3 +116,5 @@ def test_what_an_environment_says_is_cut(tmp_path: Path) -> None:
     chat = chat_of(tmp_path, "ours")
     whole, none = chat.bridge([("user", "x" * 50)]), chat.bridge([("user", "")])
     assert len(whole) == len(none) + 50 and len(chat.bridge([("user", "x" * 50)], 8)) == len(none) + 8
+    both = [("user", "x" * 50), ("user", "y" * 50)]
+    assert len(chat.bridge(both, 60)) == len(chat.bridge([("user", ""), ("user", "")])) + 60, "together"
