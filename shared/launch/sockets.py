@@ -49,7 +49,7 @@ class Monitor:
     def __init__(self, socket: zmq.Socket[bytes], name: str):
         self.watched, self.counts, self.reported = socket, Counter[int](), 0
         self.looked, self.unproved = 0.0, 0
-        line = f"inproc://connections of {name} {secrets.token_hex(8)}"  # an earlier one's is freed some time later
+        line = f"inproc://connections of {name} {secrets.token_hex(8)}"  # a closed one's name is freed late
         socket.monitor(line, zmq.EVENT_ACCEPTED | SUCCEEDED | zmq.EVENT_DISCONNECTED)
         self.socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PAIR)
         self.socket.setsockopt(zmq.RCVHWM, 0)  # else a full line would stop the watched socket itself
