@@ -13,7 +13,7 @@ from tests.benchmarks.stand_ins.echo import Echo
 
 
 @pytest.mark.slow
-def test_it_answers_tells_its_errors_stops_and_goes_on() -> None:
+def test_a_child_answers_reports_errors_stops_goes_on_and_is_missed_when_it_ends() -> None:
     async def story() -> None:
         with Child(Echo, "me") as child:
             assert await child("say", "hello") == "me: hello"
@@ -26,13 +26,6 @@ def test_it_answers_tells_its_errors_stops_and_goes_on() -> None:
             assert await child("say", "again") == "me: again"
             child.suspend()
         assert not process.is_running(), "the end reaches a stopped process too"
-
-    asyncio.run(story())
-
-
-@pytest.mark.slow
-def test_a_process_that_ended_is_an_error_and_not_a_wait() -> None:
-    async def story() -> None:
         with Child(Echo, "me") as child, pytest.raises(RunError, match="the process of Echo ended in leave"):
             await child("leave")
 

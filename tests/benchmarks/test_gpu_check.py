@@ -39,14 +39,14 @@ def check(*arguments: str, python: str = sys.executable, **environment: str) -> 
 
 @pytest.mark.slow
 def test_without_a_card_it_runs_to_its_end_and_says_what_was_skipped_and_why(tmp_path: Path) -> None:
-    code, said = check("--out", str(tmp_path / "found.json"), CUDA_VISIBLE_DEVICES="")
-    assert code == 0, said
-    found = json.loads((tmp_path / "found.json").read_text())
-    assert [row["name"] for row in found["items"]] == [item.name for item in gpu_check.ITEMS]
-    for row in found["items"]:
+    code, output = check("--out", str(tmp_path / "found.json"), CUDA_VISIBLE_DEVICES="")
+    assert code == 0, output
+    results = json.loads((tmp_path / "found.json").read_text())
+    assert [row["name"] for row in results["items"]] == [item.name for item in gpu_check.ITEMS]
+    for row in results["items"]:
         assert row["status"] == "skipped" and "sees no NVIDIA card" in row["reason"]
-        assert f"{row['part']} part, {row['name']}: " in said and row["reason"] in said
-    assert f"0 passed, 0 failed, {len(gpu_check.ITEMS)} skipped" in said
+        assert f"{row['part']} part, {row['name']}: " in output and row["reason"] in output
+    assert f"0 passed, 0 failed, {len(gpu_check.ITEMS)} skipped" in output
 
 
 def bare_interpreter(folder: Path) -> str:
@@ -73,10 +73,12 @@ def test_the_trainer_part_needs_torch_and_a_folder_of_packages_only(tmp_path: Pa
         if (source := Path(msgspec.__file__).parents[1] / name).exists():
             (wheels / name).symlink_to(source)
     some = ("--part", "trainer", "--device", "cpu", "--tiny", "--only", "gradients", "transfer")
-    code, said = check(*some, python=python, GPU_WHEELS=str(tmp_path / "nothing"))
-    assert code == 1 and "No module named 'msgspec'" in said and "make gpu-wheels" in said
-    code, said = check(*some, "--out", str(tmp_path / "found.json"), python=python, GPU_WHEELS=str(tmp_path / "wheels"))
-    assert code == 0 and "2 passed, 0 failed" in said, said
+    code, output = check(*some, python=python, GPU_WHEELS=str(tmp_path / "nothing"))
+    assert code == 1 and "No module named 'msgspec'" in output and "make gpu-wheels" in output
+    code, output = check(
+        *some, "--out", str(tmp_path / "found.json"), python=python, GPU_WHEELS=str(tmp_path / "wheels")
+    )
+    assert code == 0 and "2 passed, 0 failed" in output, output
 
 
 @pytest.mark.soak
@@ -84,8 +86,8 @@ def test_the_trainer_part_needs_torch_and_a_folder_of_packages_only(tmp_path: Pa
 @pytest.mark.parametrize("name", [item.name for item in gpu_check.ITEMS if item.name != "trl"])
 def test_every_item_runs_on_a_cpu(name: str) -> None:
     """Several minutes: so that no code runs for the first time on a card."""
-    code, said = check("--device", "cpu", "--tiny", "--only", name)
-    assert code == 0 and "1 passed, 0 failed" in said, said
+    code, output = check("--device", "cpu", "--tiny", "--only", name)
+    assert code == 0 and "1 passed, 0 failed" in output, output
 
 
 def row_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: str, deadline_s: float = 20.0) -> dict[str, Any]:
@@ -126,19 +128,15 @@ def test_a_figure_beyond_its_limit_fails_the_item(monkeypatch: pytest.MonkeyPatc
     assert gpu_check.shown(missed) == "1.5 GB/s (>= 2, **missed**)"
 
 
-@pytest.mark.parametrize(
-    ("item", "found", "device", "why"),
-    [
-        ("peaks", {"why": "No module named 'torch'"}, "cuda", "has no torch that works: No module named 'torch'"),
-        ("peaks", {"torch": "2.10.1+cu128", "card": "NVIDIA H100"}, "cuda", "is older than 2.11"),
-        ("peaks", {"torch": "2.11.0", "card": "NVIDIA H100"}, "cuda", ""),
-        ("peaks", {"torch": "2.13.0+cpu", "card": ""}, "cpu", ""),
-        ("learning", {"torch": "2.13.0+cpu", "card": ""}, "cuda", "torch 2.13.0+cpu sees no NVIDIA card"),
-    ],
-)
-def test_what_does_not_fit_is_told(item: str, found: dict[str, Any], device: str, why: str) -> None:
-    one = next(one for one in gpu_check.ITEMS if one.name == item)
-    reason = gpu_check.unfit(one, found, device)
+@pytest.mark.parametrize(("item", "machine", "device", "why"), [
+    ("peaks", {"why": "No module named 'torch'"}, "cuda", "has no torch that works: No module named 'torch'"),
+    ("peaks", {"torch": "2.10.1+cu128", "card": "NVIDIA H100"}, "cuda", "is older than 2.11"),
+    ("peaks", {"torch": "2.11.0", "card": "NVIDIA H100"}, "cuda", ""),
+    ("peaks", {"torch": "2.13.0+cpu", "card": ""}, "cpu", ""),
+    ("learning", {"torch": "2.13.0+cpu", "card": ""}, "cuda", "torch 2.13.0+cpu sees no NVIDIA card"),
+])  # fmt: skip
+def test_an_item_that_does_not_fit_says_why(item: str, machine: dict[str, Any], device: str, why: str) -> None:
+    reason = gpu_check.unfit(next(each for each in gpu_check.ITEMS if each.name == item), machine, device)
     assert why in reason and bool(reason) == bool(why)
 
 
