@@ -34,46 +34,27 @@ def gave(*values: Any) -> list[list[Output]]:
     return [[value if isinstance(value, Output) else Output(Status.PASSED, value=value)] for value in values]
 
 
-@pytest.mark.parametrize(
-    ("values", "what"),
-    [
-        ((6, 6, 6), KEPT),
-        ((7, 7, 7), REPLACED),
-        ((7, 7, 7, 6), REPLACED),
-        ((7, 7, 6), DISAGREEMENT),
-        ((7, 7, FAILED, 8), DISAGREEMENT),
-        ((FAILED, FAILED), DISAGREEMENT),
-        ((7, 7), REPLACED),
-        ((7, 6), DISAGREEMENT),
-        ((7,), KEPT),
-        ((FAILED,), KEPT),
-        ((), KEPT),
-    ],
-)
-def test_one_test_with_agreement_of_seven_tenths(values: tuple[Any, ...], what: str) -> None:
-    done = check_tests([call(6, 3)], gave(*values), 0.7)[0]
-    assert done.what == what
-    assert (done.test is None) == (what == DISAGREEMENT)
+SKIPPED = Output(Status.SKIPPED)
+
+
+@pytest.mark.parametrize(("values", "agreement", "what"), [
+    ((6, 6, 6), 0.7, KEPT), ((7, 7, 7), 0.7, REPLACED), ((7, 7, 7, 6), 0.7, REPLACED), ((7, 7, 6), 0.7, DISAGREEMENT),
+    ((7, 7, FAILED, 8), 0.7, DISAGREEMENT), ((FAILED, FAILED), 0.7, DISAGREEMENT), ((7, 7), 0.7, REPLACED),
+    ((7, 6), 0.7, DISAGREEMENT), ((7,), 0.7, KEPT), ((FAILED,), 0.7, KEPT), ((), 0.7, KEPT),
+    ((7, 7, 7, 6), 0.75, REPLACED), ((7, 7, 7, 6), 0.76, DISAGREEMENT), ((6, 6, SKIPPED), 0.7, KEPT),
+    ((7, SKIPPED), 0.7, KEPT),  # one alone overrules nothing, and one that was not run has no say
+])  # fmt: skip
+def test_one_test_by_what_solutions_return(values: tuple[Any, ...], agreement: float, what: str) -> None:
+    done = check_tests([call(6, 3)], gave(*values), agreement)[0]
+    assert done.what == what and (done.test is None) == (what == DISAGREEMENT)
     if what == REPLACED:
         assert isinstance(done.test, CallTest) and done.test.expected == 7
 
 
-def test_the_share_that_is_asked_for_suffices() -> None:
-    outputs = gave(7, 7, 7, 6)
-    assert [check_tests([call(6, 3)], outputs, share)[0].what for share in (0.75, 0.76)] == [REPLACED, DISAGREEMENT]
-
-
 def test_shares_are_of_all_solutions() -> None:
-    outputs = [one[0] for one in gave(7, 7, FAILED, 8)]
-    best, share = majority_output(call(6, 3), outputs)
+    best, share = majority_output(call(6, 3), [outputs[0] for outputs in gave(7, 7, FAILED, 8)])
     assert best is not None and best.value == 7 and share == 0.5
     assert majority_output(call(6, 3), [FAILED]) == (None, 0.0)
-
-
-def test_a_solution_that_was_not_run_has_no_say() -> None:
-    skipped = Output(Status.SKIPPED)
-    assert check_tests([call(6, 3)], gave(6, 6, skipped), 0.7)[0].what == KEPT
-    assert check_tests([call(6, 3)], gave(7, skipped), 0.7)[0].what == KEPT, "one alone overrules nothing"
 
 
 def test_contradictory_tests() -> None:

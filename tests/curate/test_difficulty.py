@@ -78,11 +78,11 @@ def test_of_a_group_only_answers_are_kept_and_no_programs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "words"),
     [({}, "lacks 'samples'"), ({"samples": []}, "lacks 'samples'"), ({"samples": [{"answer": "5"}]}, "damaged")],
 )
-def test_rows_that_were_not_sampled_are_told(fields: dict[str, Any], told: str) -> None:
-    with pytest.raises(DataError, match=rf"problems.jsonl:1.*{told}.*run the stage sample first"):
+def test_rows_that_were_not_sampled_are_refused(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(DataError, match=rf"problems.jsonl:1.*{words}.*run the stage sample first"):
         read_samples(row(**fields))
 
 

@@ -1,18 +1,16 @@
-"""The stage format on rows of every kind, multiple choice among them; the real training set loses hardly anything."""
+"""The stage format on rows of every kind, and how multiple choice is read."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from curate.__main__ import main as curate
 from curate.format import FormatStage, count_words, find_choices, letter_of, needs_options, position_of
-from curate.stage import Decision, Kept
 from shared.jsonl import read_rows
-from tests.curate.deciding import decide_rows, reasons_of
+from tests.curate.deciding import reasons_of
 from tests.published import SETS
 from tests.tables import read_table
 
@@ -20,16 +18,9 @@ FORMATS = read_table("curate/formats")
 CHOICES = "curate/choices"
 
 
-def decide(rows: list[dict[str, Any]]) -> list[Decision]:
-    return decide_rows(FormatStage(workers=1), rows)
-
-
-def reasons(rows: list[dict[str, Any]]) -> list[str]:
-    return reasons_of(FormatStage(workers=1), rows)
-
-
 def test_reasons() -> None:
-    assert reasons([case["row"] for case in FORMATS]) == [case["reason"] for case in FORMATS]
+    reasons = reasons_of(FormatStage(workers=1), [case["row"] for case in FORMATS])
+    assert reasons == [case["reason"] for case in FORMATS]
 
 
 def test_published_sets_and_other_files_are_read_as_a_launch_reads_them(tmp_path: Path) -> None:
@@ -52,23 +43,6 @@ def test_published_sets_and_other_files_are_read_as_a_launch_reads_them(tmp_path
     assert curate(["format", str(tmp_path / "rows.csv"), "--out", str(tmp_path / "b.jsonl"), "--columns", "x=y"]) == 2
 
 
-def test_multiple_choice_is_opened() -> None:
-    rows = [
-        {"id": "1", "problem": "What is 1/2+1/2? (A) $\\frac12$ (B) $1$ (C) $2$", "answer": "(B)"},
-        {"id": "2", "problem": "What is 1/2+1/2? (A) $\\frac12$ (B) $1.0$ (C) $2$", "answer": "1"},
-    ]
-    for decision in decide(rows):
-        assert isinstance(decision, Kept) and decision.counts == {"multiple choice rewritten": 1}
-        row = decision.rows[0]
-        assert row["problem"] == "What is 1/2+1/2?" and row["answer"] == "1" and len(row["options"]) == 3
-
-
-def test_kept_rows_are_untouched() -> None:
-    row = {"id": 7, "problem": "What is 2+2?", "answer": 4, "meta": {"x": None}}
-    decision = decide([row])[0]
-    assert isinstance(decision, Kept) and decision.rows == [row]
-
-
 def test_words_of_an_answer() -> None:
     answers = ["4 \\text{ feet}", "\\frac{abc}{2}", "$x^2 + ab$", "三十个苹果", "every prime except 2"]
     assert [count_words(answer) for answer in answers] == [1, 1, 0, 3, 3]
@@ -82,13 +56,12 @@ def test_options_are_taken_out(case: dict[str, str]) -> None:
     assert position_of(choices, "\\text{(B)}") == 1 and not needs_options(choices, "482")
 
 
-def test_open_end_is_marked_and_drawings_stay() -> None:
+def test_an_open_end_is_marked_and_drawings_stay() -> None:
     asy = '[asy] draw((0,0)); label("(A)"); [/asy]'
-    choices = find_choices(f"If $x>0$, then $x^2$= {asy}\n(A) 1 (B) 2 (C) 4", "4")
-    assert choices is not None and choices.stem == f"If $x>0$, then $x^2$= ____.\n{asy}"
-    choices = find_choices("The number of pairs $(f,m)$ is\n(A) 1 (B) 2 (C) 4", "C")
-    assert choices is not None and choices.stem == "The number of pairs $(f,m)$ is ____."
-    assert not needs_options(choices, "4")
+    for text, stem in ((f"If $x>0$, then $x^2$= {asy}", f"If $x>0$, then $x^2$= ____.\n{asy}"),
+                       ("The number of pairs $(f,m)$ is", "The number of pairs $(f,m)$ is ____.")):  # fmt: skip
+        choices = find_choices(f"{text}\n(A) 1 (B) 2 (C) 4", "4")
+        assert choices is not None and choices.stem == stem and not needs_options(choices, "4")
 
 
 @pytest.mark.parametrize("case", read_table(CHOICES, kind="needs"))
@@ -105,13 +78,3 @@ def test_labels_that_are_no_options(case: dict[str, str]) -> None:
 def test_letters() -> None:
     assert [letter_of(text) for text in ("B", "(b)", "\\text{(B)}", "$\\textbf{B}$", "B.", "B) 5")] == list("BbBBBB")
     assert [letter_of(text) for text in ("BC", "5", "x", "AB=3", "B=2")] == [""] * 5
-
-
-@pytest.mark.slow
-def test_real_problems_are_kept(data_folder: Path) -> None:
-    """Of every 10th row of MATH less than 1 % goes; of MGSM in six languages none."""
-    rows = [row.fields for row in read_rows(data_folder / "math_train.jsonl.gz")][::10]
-    found = reasons(rows)
-    assert len(found) > 700 and found.count("kept") / len(found) > 0.99
-    rows = [row.fields for row in read_rows(data_folder / "mgsm.jsonl.gz")][::10]
-    assert set(reasons(rows)) == {"kept"}

@@ -25,7 +25,7 @@ from curate.languages import (
 )  # fmt: skip
 from curate.stage import Kept, Rejected
 from shared.errors import DataError, RunError
-from shared.jsonl import Row, read_rows
+from shared.jsonl import Row
 from tests.curate.deciding import decide_rows
 from tests.serving import reply as answer
 from tests.serving import serving
@@ -113,9 +113,9 @@ def test_endpoint_that_fails_stops_the_stage(api: Api, monkeypatch: pytest.Monke
 def test_only_a_share_of_english_mathematics(api: Api) -> None:
     rows = [{"problem": ENGLISH, "answer": "1"} for _ in range(40)]
     rows += [{"problem": FRENCH, "answer": "1", "language": "fr"}, {"problem": ENGLISH, "domain": "code", "tests": [1]}]
-    found = decide_rows(translate(api, share=0.25), rows)
-    assert sum("translated into de" in decision.counts for decision in found) == 10 == len(api.requests)
-    assert found[40] == Kept([rows[40]]) and found[41] == Kept([rows[41]])
+    decisions = decide_rows(translate(api, share=0.25), rows)
+    assert sum("translated into de" in decision.counts for decision in decisions) == 10 == len(api.requests)
+    assert decisions[40] == Kept([rows[40]]) and decisions[41] == Kept([rows[41]])
 
 
 def test_command_sends_the_key_and_keeps_it_out_of_files(
@@ -156,7 +156,7 @@ def test_what_speaks_against_a_translation(translation: str, why: str) -> None:
 
 
 def test_formulas_are_compared_without_spacing_and_words() -> None:
-    one = "Let $x \\, = 3$ and \\[ y=2 \\text{ if odd}. \\] Then \\begin{align} a&=b \\end{align} holds."
+    english = "Let $x \\, = 3$ and \\[ y=2 \\text{ if odd}. \\] Then \\begin{align} a&=b \\end{align} holds."
     other = "Sei $x=3$ und $$y=2\\text{ falls ungerade}$$. Dann gilt \\begin{align}a&=b\\end{align}."
     assert formulas(one) == formulas(other) and sum(formulas(one).values()) == 3
     assert formulas("$x$ and $x$") == Counter({"x": 2})
@@ -197,10 +197,10 @@ def test_one_language_a_problem() -> None:
     rows[13]["answer"] = "361"  # set/de/3
     rows[24]["problem"] = GERMAN  # set/fr/4
     del rows[5]  # set/en/5
-    found = decide_rows(HumanStage(["de", "fr"], share=0.5), rows)
-    reasons = Counter(decision.reason for decision in found if isinstance(decision, Rejected))
+    decisions = decide_rows(HumanStage(["de", "fr"], share=0.5), rows)
+    reasons = Counter(decision.reason for decision in decisions if isinstance(decision, Rejected))
     assert reasons == {"translations with different answers": 3, "text in another language": 1}
-    written = [row for decision in found if isinstance(decision, Kept) for row in decision.rows]
+    written = [row for decision in decisions if isinstance(decision, Kept) for row in decision.rows]
     numbers = sorted(row["id"][-1] for row in written)
     assert numbers == ["0", "1", "2", "4", "5", "6", "7", "8", "9"]
     languages = Counter(row["language"] for row in written)
@@ -215,13 +215,3 @@ def test_rows_that_cannot_be_paired() -> None:
     assert key_of(Row("file:1", 1, {**row, "id": "set_de.7"})) == "set_*.7"
     with pytest.raises(DataError, match="twice in 'de'"):
         decide_rows(HumanStage(["de"], 1.0, key="group"), [row, row])
-
-
-@pytest.mark.slow
-def test_real_set_of_human_translations(data_folder: Path) -> None:
-    rows = [row.fields for row in read_rows(data_folder / "mgsm.jsonl.gz")]
-    found = decide_rows(HumanStage(["fr", "es", "de", "zh", "ru"], share=0.1), rows)
-    written = [row for decision in found if isinstance(decision, Kept) for row in decision.rows]
-    assert len(written) == 250 and not any(isinstance(decision, Rejected) for decision in found)
-    languages = Counter(row["language"] for row in written)
-    assert languages.pop("en") == 225 and set(languages.values()) == {5}
