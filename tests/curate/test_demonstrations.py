@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from curate.__main__ import main
+from curate.demonstrations import DemonstrationsStage, GradedCompletion
 from shared.types import Completion, Group, Problem, Prompt, Reward, Verdict
 from trainer.data.demonstration_rows import completion_of
 from trainer.data.problem_file import read_problems
@@ -43,7 +44,7 @@ def run_folder(tmp_path: Path) -> Path:
         10: [group("a", [130, 140, 150], []), group("never", [], [7, 8])],
     }
     for step, groups in steps.items():
-        lines = b"".join(msgspec.json.encode(one) + b"\n" for one in groups)
+        lines = b"".join(msgspec.json.encode(each) + b"\n" for each in groups)
         (folder / "rollouts" / f"step_{step}.jsonl").write_bytes(lines)
     return folder
 
@@ -68,7 +69,7 @@ def test_right_completions_of_a_run(run_folder: Path, tmp_path: Path) -> None:
         "completions of a skipped step": 2, "completions short and early": 1,
     }  # fmt: skip
     assert report["rejected"] == {"no completion to imitate": 2} and report["rows_in"] == 6
-    assert [one["file"] for one in report["inputs"]] == [f"step_{step}.jsonl" for step in (1, 2, 3, 10)]
+    assert [file["file"] for file in report["inputs"]] == [f"step_{step}.jsonl" for step in (1, 2, 3, 10)]
 
 
 def test_caps_and_copies(run_folder: Path, tmp_path: Path) -> None:
@@ -87,14 +88,14 @@ def test_a_demonstration_asks_as_its_problem_did(tmp_path: Path) -> None:
            "verdict": "correct"}  # fmt: skip
     source.write_text(json.dumps(row))
     rows, _ = select(source, tmp_path / "out.jsonl")
-    assert {one["reasoning_language"] for one in rows} == {"fr"}
+    assert {row["reasoning_language"] for row in rows} == {"fr"}
 
 
 def test_repeated_texts_count_once(tmp_path: Path) -> None:
     source = tmp_path / "in.jsonl"
     right = "<think>Two.</think>\\boxed{4}"
     row = {"id": "x", "problem": "2+2?", "answer": "4", "response": right, "verdict": "correct"}
-    source.write_text("".join(json.dumps(one) + "\n" for one in (row, row, {**row, "verdict": "wrong"})))
+    source.write_text("".join(json.dumps(each) + "\n" for each in (row, row, {**row, "verdict": "wrong"})))
     rows, report = select(source, tmp_path / "out.jsonl")
     assert len(rows) == 1 and rows[0]["pass_rate"] == 2 / 3
     assert report["counts"]["completions that repeat another"] == 1
@@ -108,17 +109,23 @@ def test_verdicts_of_the_verifier_are_joined(tmp_path: Path, capsys: pytest.Capt
     source.write_text("".join(json.dumps({**row, "response": answer}) + "\n" for answer in answers))
     assert grade([str(source), "--out", str(verdicts)]) == 0
     rows, _ = select(source, tmp_path / "out.jsonl", "--verdicts", str(verdicts))
-    assert [one["completion"] for one in rows] == answers[:1] and rows[0]["pass_rate"] == 1 / 3
+    assert [row["completion"] for row in rows] == answers[:1] and rows[0]["pass_rate"] == 1 / 3
     source.write_text(source.read_text().replace("2+2?", "3+1?"))
     arguments = ["demonstrations", str(source), "--out", str(tmp_path / "other.jsonl"), "--verdicts", str(verdicts)]
     capsys.readouterr()
     assert main(arguments) == 2 and "responses.jsonl:1: --verdicts has none" in capsys.readouterr().err
 
 
+def test_open_answers_are_not_called_wrong() -> None:
+    problem, verdicts = Problem("p", "?", "prose", domain="open", hidden=True), (Verdict.OPEN, Verdict.NO_ANSWER)
+    graded = [GradedCompletion(0, problem, str(n), 5, verdict, 1) for n, verdict in enumerate(verdicts)]
+    assert DemonstrationsStage().choose(graded) == ([], {0: {"of open problems": 2}})
+
+
 def test_bad_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source, out = tmp_path / "in.jsonl", str(tmp_path / "out.jsonl")
     source.write_text('{"problem": "2+2?", "answer": "4", "response": "4"}\n')
-    for arguments, told in (
+    for arguments, words in (
         ([str(source)], "no verdict: give --verdicts"),
         ([str(tmp_path)], "no folder of a run"),
         ([str(source), "--copies=0"], "--copies = 0"),
@@ -129,7 +136,7 @@ def test_bad_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     ):
         assert main(["demonstrations", *arguments, "--out", out]) == 2
         shown = capsys.readouterr().err
-        assert told in shown and shown.count("\n") == 1
+        assert words in shown and shown.count("\n") == 1
 
 
 def test_starts_from_prefixes_of_right_completions(run_folder: Path, tmp_path: Path) -> None:

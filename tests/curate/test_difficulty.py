@@ -75,6 +75,13 @@ def test_of_a_group_only_answers_are_kept_and_no_programs() -> None:
 
     assert samples_of_group(group("math")) == [Sample("print(5)", RIGHT, 4), Sample(None, NONE, 5)]
     assert [sample.answer for sample in samples_of_group(group("code"))] == [None, None]
+    problem, reward = (
+        Problem("p", "?", "prose", domain="open", hidden=True),
+        Reward(0, 0, 0, 0, 0, Verdict.OPEN, answer="a"),
+    )
+    assert samples_of_group(Group(Prompt(0, problem, [1]), [Completion(0, 0, 0, [1, 2])], [reward])) == [
+        Sample("a", Verdict.OPEN, 2)
+    ]
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from curate.languages import (
     TranslateStage,
     assign_languages,
     formulas,
+    is_english_math,
     key_of,
     numbers,
     plain_reply,
@@ -158,16 +159,21 @@ def test_what_speaks_against_a_translation(translation: str, why: str) -> None:
 def test_formulas_are_compared_without_spacing_and_words() -> None:
     english = "Let $x \\, = 3$ and \\[ y=2 \\text{ if odd}. \\] Then \\begin{align} a&=b \\end{align} holds."
     other = "Sei $x=3$ und $$y=2\\text{ falls ungerade}$$. Dann gilt \\begin{align}a&=b\\end{align}."
-    assert formulas(one) == formulas(other) and sum(formulas(one).values()) == 3
+    assert formulas(english) == formulas(other) and sum(formulas(english).values()) == 3
     assert formulas("$x$ and $x$") == Counter({"x": 2})
 
 
 def test_prices_are_no_formulas_and_numbers_are_compared_by_value() -> None:
     assert not formulas("She pays $5 for the cake and $6 for the rest.")
-    one = "He pays 80,000 and 1.50 for .5 litres, twice 3, 4."
+    english = "He pays 80,000 and 1.50 for .5 litres, twice 3, 4."
     other = "Er zahlt 80.000 und 1,5 für 0,5 Liter, zweimal 3, 4."
-    assert numbers(one) == numbers(other) and numbers("80 000") == numbers("80000") != numbers("8000")
+    assert numbers(english) == numbers(other) and numbers("80 000") == numbers("80000") != numbers("8000")
     assert numbers("1, 2") != numbers("1.2")
+
+
+def test_an_open_answer_is_not_left_behind_in_another_language() -> None:
+    row = {"problem": "Prove that ice floats on water.", "answer": "It is less dense than water.", "domain": "open"}
+    assert not is_english_math(Row("file:1", 1, row)) and is_english_math(Row("file:1", 1, {**row, "domain": "math"}))
 
 
 def test_reply_without_reasoning_and_fences() -> None:
