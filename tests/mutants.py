@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import shutil
 import subprocess
@@ -34,6 +35,8 @@ FOLDER = Path(__file__).with_name("planted_faults")
 PAGE = ROOT / "docs" / "results" / "mutants.md"
 LIMIT_S = 900.0
 """seconds after which the tests of one fault are ended: they hang, so the fault is seen"""
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["torch", "transformers", "sympy", "fastapi", "hypothesis", "pytest"])
 
 
 class Fault(NamedTuple):
@@ -87,22 +90,38 @@ def copy_checkout(folder: Path) -> Path:
     return folder
 
 
+def run_pytest(root: Path, arguments: list[str], output: Path) -> None:
+    """In a process of its own: end with pytest's exit code. The packages of this checkout make room for the copy's."""
+    os.setsid()
+    with output.open("wb") as stream:
+        os.dup2(stream.fileno(), 1)
+        os.dup2(stream.fileno(), 2)
+    for name in list(sys.modules):
+        if (ROOT / name.partition(".")[0]).is_dir():
+            del sys.modules[name]
+    os.chdir(root)
+    os.environ["PYTHONPATH"] = str(root)
+    sys.path[:] = [str(root), *(path for path in sys.path if path not in ("", str(ROOT)))]
+    sys.dont_write_bytecode = True
+    import pytest
+
+    sys.exit(pytest.main(arguments))
+
+
 def passes(tests: Sequence[str], soak: bool, root: Path) -> bool:
-    """Whether pytest ends with success there."""
-    command = [sys.executable, "-m", "pytest", "-n", "0", "-x", "-q", "-p", "no:cacheprovider", *tests]
-    environment = os.environ | {"PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
-    with subprocess.Popen(
-        command + ["--soak"] * soak, cwd=root, env=environment, start_new_session=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    ) as process:  # fmt: skip
-        try:
-            output = process.communicate(timeout=LIMIT_S)[0]
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, 9)
-            return False
-    if process.returncode > 2:
-        raise ValueError(f"pytest {' '.join(tests)} ends with {process.returncode}:\n{output[-2000:]}")
-    return process.returncode == 0
+    """Whether pytest ends with success there. What is slow to import is imported once, by multiprocessing's server."""
+    arguments = ["-n", "0", "-x", "-q", "-p", "no:cacheprovider", *["--soak"] * soak, *tests]
+    output = root.with_name("output.txt")
+    process = PROCESSES.Process(target=run_pytest, args=(root, arguments, output))
+    process.start()
+    process.join(LIMIT_S)
+    if process.exitcode is None:
+        os.killpg(process.pid or 0, 9)
+        process.join()
+        return False
+    if process.exitcode > 2:
+        raise ValueError(f"pytest {' '.join(tests)} ends with {process.exitcode}:\n{output.read_text()[-2000:]}")
+    return process.exitcode == 0
 
 
 def plant(fault: Fault, root: Path) -> Outcome:
