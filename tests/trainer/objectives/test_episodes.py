@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import random
 from typing import Any
@@ -16,7 +17,7 @@ from shared.model.decoder import Decoder, DecoderConfig, initialise
 from shared.types import Completion, Group, MicroBatch, Problem, Prompt, Reward, TrainSequence, Turn, Verdict
 from tests.trainer.objectives.named import NAMES, PUBLISHED
 from trainer.objectives.advantage import turn_advantages
-from trainer.objectives.inputs import loss_inputs
+from trainer.objectives.inputs import completions_of, loss_inputs
 from trainer.objectives.loss import policy_loss
 from trainer.objectives.objective import train_sequences
 from trainer.objectives.registry import complaints, read_objective
@@ -114,69 +115,29 @@ def test_ratios_are_means_of_a_turn_where_they_are_means() -> None:
     assert inputs.completions.sums(inputs.logprobs - inputs.behaviour).tolist() == pytest.approx([0.0], abs=1e-6)
 
 
-@pytest.mark.parametrize("name", WHOLE)
-def test_a_factor_of_an_episode_is_of_all_its_turns(name: str) -> None:
-    """The gradient is that of each turn's log-probs times a factor of the episode, in which log pi/ref is summed over
-    all turns. agro and dro: of the regularised reward r - beta log pi/ref; kto: of what is felt of it beside the
-    group's others; a_lol: of the advantage times the clipped ratio; sharpening: of what the reference says of it beside
-    the group's others, each token times its ratio, at most 2."""
-    decoder, reference, settings = model(1), model(2), objective(name)
+@pytest.mark.parametrize(
+    "chosen",
+    [*({"name": name} for name in WHOLE),
+     *({"name": "reinforce", "kl": {"weight": 1.0, "gradient": kind}}
+       for kind in ("return", "sequence_k2", "sequence_k3"))],
+    ids=str,
+)  # fmt: skip
+def test_a_factor_of_an_episode_is_of_all_its_turns(chosen: dict[str, Any]) -> None:
+    """Sums of log pi/ref, and so divergences, are those of the whole episode, what a turn does to later ones included:
+    loss and gradient are those of the same tokens in one turn, whose values test_loss.py and test_tabular.py hold."""
+    decoder, settings = model(1), objective(**chosen)
     whole = [replace(one, advantages=one.advantages[:1] * len(one.segments)) for one in episodes(decoder, 5)]
     packed = pack_sequences(whole, torch.device("cpu"))
-    logprobs = decoder(packed, 1.0)[0]
-    said = reference(packed, 1.0)[0].detach()
-    inputs = loss_inputs(whole, logprobs, said, values=lambda first: torch.full((6,), 0.3))
-    of = inputs.completions
-    assert of.count == 6 and of.turns == 12
-    got = torch.autograd.grad(policy_loss(inputs, torch.zeros_like(logprobs), settings).loss, logprobs)[0]
-    rewards = torch.tensor([one.advantages[0] for one in whole])
-    ratios, said = of.sums((logprobs - said).detach()), of.sums(said)
-    regular, weights = rewards - 0.1 * ratios, torch.tensor([one.weight for one in whole])
-
-    def mean_of_group(values: Tensor) -> Tensor:
-        return values.view(2, 3).mean(1).repeat_interleave(3)
-
-    if name == "dro":
-        factor = -weights * (regular - 0.3)
-    elif name == "a_lol":
-        factor = -weights * (rewards - 0.3).clamp(min=0) * ratios.exp().clamp(0.1, 1.9)
-    elif name == "kto":
-        signs, others = torch.where(rewards > 0.5, 1.0, -1.0), (3 * mean_of_group(ratios) - ratios) / 2
-        felt = torch.sigmoid(signs * 0.1 * (ratios - others.clamp(min=0)))
-        factor = -weights * signs * felt * (1 - felt)
-    elif name == "sharpening":
-        factor = -weights * (rewards + 1.5 * (said - mean_of_group(said)))
-        got = got / (logprobs.detach() - inputs.behaviour).exp().clamp(max=2.0)
-    else:  # 1/2 sum_i w_i n/(n - 1) (R_i - mean R)^2 / beta over each group of 3
-        pulls = weights * (regular - mean_of_group(regular))
-        factor = -1.5 * (pulls - mean_of_group(pulls))
-    torch.testing.assert_close(got, factor[of.index], rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize("name", ["return", "sequence_k2", "sequence_k3"])
-def test_divergences_are_those_of_the_whole_episode(name: str) -> None:
-    """All episodes of two turns of one token, with a reply that depends on the first: the expected gradient is that of
-    KL(pi || ref) over both turns, what the first does to the second included."""
-    shape = DecoderConfig("llama", 6, 16, 24, 1, 2, 1, 8, 1e-5, 64, tied=True)
-    policy, reference, behaviour = (model(seed, shape, 4.0) for seed in (0, 1, 0 if name == "return" else 2))
-    whole = [TrainSequence([0, first, (first + 2) % 6, 1, second], bytes([0, 1, 0, 0, 1]), 1.0, [0.0, 0.0], number)
-             for number, (first, second) in enumerate(itertools.product(range(6), repeat=2))]  # fmt: skip
-    packed = pack_sequences(whole, torch.device("cpu"))
-    with torch.no_grad():
-        mu, ref = (one(packed, 1.0)[0] for one in (behaviour, reference))
-    for one, values in zip(whole, mu.view(-1, 2), strict=True):
-        one.columns, one.weight = {"behaviour": values.tolist()}, float(values.sum().exp())
-    assert sum(one.weight for one in whole) == pytest.approx(1.0, abs=1e-5)
-    settings, logprobs = objective("reinforce", kl={"weight": 1.0, "gradient": name}), policy(packed, 1.0)[0]
-    loss = policy_loss(loss_inputs(whole, logprobs, ref), torch.zeros_like(logprobs), settings).loss
-    sums = logprobs.view(-1, 2).sum(1)
-    exact = (sums.exp() * (sums - ref.view(-1, 2).sum(1))).sum()
-    gradient, expected = (
-        torch.cat([g.flatten() for g in torch.autograd.grad(one, list(policy.parameters()), retain_graph=True)])
-        for one in (loss, exact)
-    )
-    assert exact > 0.01
-    assert float((gradient - expected).norm() / expected.norm()) < 1e-4
+    logprobs = decoder(packed, 1.0)[0].detach().requires_grad_()
+    reference, values = model(2)(packed, 1.0)[0].detach(), torch.full((6,), 0.3)
+    inputs = loss_inputs(whole, logprobs, reference, values=lambda first: values)
+    assert inputs.completions.count == 6 and inputs.completions.turns == 12
+    counts, groups = [one.loss_tokens for one in whole], [one.group for one in whole]
+    one_turn = dataclasses.replace(inputs, completions=completions_of(counts, groups))
+    several, alone = (policy_loss(one, torch.zeros_like(logprobs), settings).loss for one in (inputs, one_turn))
+    assert several.item() == alone.item()
+    expected = torch.autograd.grad(alone, logprobs)[0]
+    assert torch.equal(torch.autograd.grad(several, logprobs)[0], expected) and expected.abs().max() > 1e-4
 
 
 def episode(

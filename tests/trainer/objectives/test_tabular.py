@@ -3,7 +3,7 @@ ones, and where descent on them ends."""
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -102,36 +102,63 @@ def test_expected_gradients_off_policy_against_the_formulas(
     close(-problem.gradients(loss_of(problem.every(), **chosen)), problem.gradients(expected))
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_regularised_losses_have_the_gradients_of_their_definitions(seed: int) -> None:
-    """AGRO: of 1/2 Var_mu(R) / beta by groups of 2 and of 3; SPO and DRO: of 1/2 E_mu (R - V)^2 / beta."""
-    problem = make(seed)
-    mu = problem.behaviour.whole().exp()
-    regular = problem.rewards - BETA * (problem.policy.whole() - problem.reference.whole())
-    variance = problem.gradients((mu * (regular - (mu * regular).sum()).square()).sum() / 2 / BETA)
+def f_divergence(name: str, policy: Tensor, best: Tensor) -> Tensor:
+    """D_f(pi || pi*) by its definition, from [completions] log-probs."""
+    middle = ((policy.exp() + best.exp()) / 2).log()
+    if name == "js":
+        return (policy.exp() * (policy - middle)).sum() + (best.exp() * (best - middle)).sum()
+    return (policy.exp() * (policy - best)).sum() if name == "kl" else (policy.exp() - best.exp()).abs().sum() / 2
+
+
+def definitions(problem: Problem, on_policy: bool) -> Iterator[tuple[str, LossInputs, dict[str, Any], Tensor]]:
+    """(name, inputs, further settings, the loss by its definition), R = r - beta log pi/ref and V = .3."""
+    mu, ratio, rewards = (
+        problem.behaviour.whole().exp(),
+        problem.policy.whole() - problem.reference.whole(),
+        problem.rewards,
+    )
+    regular, beta = rewards - BETA * ratio, {"beta": BETA}
     for size in (2, 3):
-        close(problem.gradients(loss_of(problem.groups_of(size), name="agro", beta=BETA)), variance)
-    squared = problem.gradients((mu * (regular - 0.3).square()).sum() / 2 / BETA)
-    close(problem.gradients(loss_of(problem.every(problem.rewards - 0.3), name="spo", beta=BETA)), squared)
-    loss = loss_of(problem.every(), name="dro", beta=BETA)
-    close(problem.gradients(loss), squared)
-    (slope,) = torch.autograd.grad(loss, problem.value)
-    assert slope.item() == pytest.approx(-(mu * (regular - 0.3)).sum().item(), abs=1e-5)
+        yield "agro", problem.groups_of(size), beta, (mu * (regular - (mu * regular).sum()).square()).sum() / 2 / BETA
+    squared = (mu * (regular - 0.3).square()).sum() / 2 / BETA
+    yield "spo", problem.every(rewards - 0.3), beta, squared
+    yield "dro", problem.every(), beta, squared
+    # pairs: the mean of lambda (1 - sigma(+- beta (l_i - z))) / beta, z = max(0, l_j) held
+    point, signs = ratio.detach().clamp(min=0), torch.where(rewards > 0, 1.0, -1.0)
+    felt = torch.sigmoid(BETA * signs[:, None] * (ratio[:, None] - point[None, :]))
+    pairs = (mu[:, None] * mu[None, :] * (1 - felt)).sum() / BETA
+    yield example("kto"), problem.groups_of(2), beta | {"desirable_above": 0.0}, pairs
+    best, value = optimum(problem.reference.whole(), rewards, BETA)
+    for name in ("js", "kl", "total_variation"):
+        exact = BETA * f_divergence(name, problem.policy.whole(), best.float())
+        given = beta | {"divergence": name, "importance": WHOLE}
+        yield example("f_dpg"), problem.groups_of(2, rewards - value), given, exact
+    gain = problem.expect(2 * problem.reference.whole() + rewards)
+    yield example("sharpening"), problem.groups_of(2), {"importance": WHOLE, "self_weight": 2.0}, -gain
+    for name in GRADIENTS:  # right wherever: whole completions; where the policy sampled: all but weighted_k3
+        if name.startswith("sequence") or (on_policy and name == "return"):
+            kl = {"kl": {"weight": 1.0, "gradient": name}}
+            yield "reinforce", problem.every(torch.zeros(7)), kl, problem.expect(ratio)
 
 
+@pytest.mark.parametrize("on_policy", [True, False])
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("name", GRADIENTS)
-def test_divergences_have_the_gradient_of_the_kl_of_completions(name: str, seed: int) -> None:
-    """All but weighted_k3 where the policy itself sampled, and those of whole completions wherever."""
-    for on_policy in (True, False):
-        problem = make(seed, on_policy)
-        exact = problem.gradients(problem.expect(problem.policy.whole() - problem.reference.whole()))
-        inputs = problem.every(torch.zeros(7))
-        pull = problem.gradients(loss_of(inputs, name="reinforce", kl={"weight": 1.0, "gradient": name}))
-        if name.startswith("sequence") or (name == "return" and on_policy):
-            close(pull, exact)
-        else:
-            assert (pull - exact).abs().max() > 0.01
+def test_losses_have_the_gradients_of_their_definitions(seed: int, on_policy: bool) -> None:
+    """By enumeration of all completions, pairs or triples, sampled by the policy or by another one."""
+    problem = make(seed, on_policy)
+    for name, inputs, given, exact in definitions(problem, on_policy):
+        expected = problem.gradients(exact)
+        torch.testing.assert_close(problem.gradients(loss_of(inputs, name=name, **given)), expected, atol=1e-6,
+                                   rtol=1e-5, msg=f"{name} {given}")  # fmt: skip
+        assert expected.abs().max() > 0.01
+    (slope,) = torch.autograd.grad(loss_of(problem.every(), name="dro", beta=BETA), problem.value)
+    mu, ratio = problem.behaviour.whole().exp(), (problem.policy.whole() - problem.reference.whole()).detach()
+    assert slope.item() == pytest.approx((mu * (0.3 - problem.rewards + BETA * ratio)).sum().item(), abs=1e-5)
+    # mu = ref and wide bounds: minus the gradient of E_pi max(r - V, 0)
+    problem.behaviour = problem.reference
+    loss = loss_of(problem.every(), name=example("a_lol"), clip_low=0.999999, clip_high=1e6)
+    gain = problem.gradients(problem.expect((problem.rewards - 0.3).clamp(min=0)))
+    torch.testing.assert_close(problem.gradients(loss), -gain, atol=1e-6, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", GRADIENTS)
@@ -161,59 +188,6 @@ def test_divergences_that_many_trainers_differentiate_are_wrong() -> None:
         mean = (torch.tensor([mu, 1 - mu]) * terms).sum()
         (slope,) = torch.autograd.grad(mean, logits, retain_graph=True)
         assert slope[0].item() == pytest.approx(expected, abs=1e-6)
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_kto_has_the_gradient_of_its_definition(seed: int) -> None:
-    """Pairs that mu samples: the mean of lambda (1 - sigma(+- beta (l_i - z))) / beta, z = max(0, l_j) held."""
-    problem = make(seed)
-    loss = loss_of(problem.groups_of(2), name=example("kto"), beta=BETA, desirable_above=0.0)
-    mu, ratio = problem.behaviour.whole().exp(), problem.policy.whole() - problem.reference.whole()
-    signs, point = torch.where(problem.rewards > 0, 1.0, -1.0), ratio.detach().clamp(min=0)
-    felt = torch.sigmoid(BETA * signs[:, None] * (ratio[:, None] - point[None, :]))
-    close(problem.gradients(loss), problem.gradients((mu[:, None] * mu[None, :] * (1 - felt)).sum() / BETA))
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_a_lol_is_the_policy_gradient_of_positive_advantages_where_the_reference_wrote_the_data(seed: int) -> None:
-    """mu = ref and wide bounds: minus the gradient of E_pi max(r - V, 0)."""
-    problem = make(seed)
-    problem.behaviour = problem.reference
-    loss = loss_of(problem.every(), name=example("a_lol"), clip_low=0.999999, clip_high=1e6)
-    gain = problem.gradients(problem.expect((problem.rewards - 0.3).clamp(min=0)))
-    torch.testing.assert_close(problem.gradients(loss), -gain, atol=1e-6, rtol=1e-4)
-
-
-def divergence_of(name: str, policy: Tensor, best: Tensor) -> Tensor:
-    """D_f(pi || pi*) by its definition, from [completions] log-probs."""
-    middle = ((policy.exp() + best.exp()) / 2).log()
-    if name == "js":
-        return (policy.exp() * (policy - middle)).sum() + (best.exp() * (best - middle)).sum()
-    return (policy.exp() * (policy - best)).sum() if name == "kl" else (policy.exp() - best.exp()).abs().sum() / 2
-
-
-@pytest.mark.parametrize("divergence", ["js", "kl", "total_variation"])
-@pytest.mark.parametrize("seed", SEEDS)
-def test_f_dpg_has_the_gradient_of_its_divergence_by_enumeration(divergence: str, seed: int) -> None:
-    """All pairs, sampled by the policy and, weighed by ratios of whole completions, by another."""
-    for on_policy in (True, False):
-        problem = make(seed, on_policy)
-        best, value = optimum(problem.reference.whole(), problem.rewards, BETA)
-        pairs = problem.groups_of(2, problem.rewards - value)
-        loss = loss_of(pairs, name=example("f_dpg"), beta=BETA, divergence=divergence, importance=WHOLE)
-        exact = problem.gradients(divergence_of(divergence, problem.policy.whole(), best.float()))
-        close(problem.gradients(loss), BETA * exact)
-        assert exact.abs().max() > 0.05
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_sharpening_is_the_policy_gradient_of_the_references_log_probs(seed: int) -> None:
-    """Minus grad E_pi (2 log ref + r), by enumeration of all pairs."""
-    for on_policy in (True, False):
-        problem = make(seed, on_policy)
-        loss = loss_of(problem.groups_of(2), name=example("sharpening"), importance=WHOLE, self_weight=2.0)
-        gain = problem.gradients(problem.expect(2 * problem.reference.whole() + problem.rewards))
-        close(problem.gradients(loss), -gain)
 
 
 UNIFORM, SKEWED = [1 / 3, 1 / 3, 1 / 3], [0.1, 0.3, 0.6]
