@@ -2,7 +2,7 @@
 
     python rank_scene.py FOLDER steps | cuda | replicas | FAMILY...
 
-Every rank leaves what came of it in FOLDER/SCENE-WORLD-RANK.pt; whole tensors only rank 0 does.
+Every rank leaves what came of it in FOLDER/SCENE-WORLD-RANK.pt.
 """
 
 from __future__ import annotations
@@ -171,15 +171,6 @@ class Scene:
         config = Config.model_validate({"optimiser": {"compute_dtype": "float32"}})
         return build_frozen(self.folder / "reference", config, self.mesh, torch.device("cpu"))
 
-    def keep(self, **results: Any) -> None:
-        """Whole tensors of rank 0 alone: those of the others are the same."""
-        for name, value in results.items():
-            if self.rank and isinstance(value, dict):
-                value = {
-                    part: one for part, one in value.items() if part == "sums" or not isinstance(one, Tensor | dict)
-                }
-            self.results[name] = value
-
     def run(self) -> None:
         decoder = make_model(self.mesh)
         if self.world > 1:
@@ -196,11 +187,12 @@ class Scene:
     def cases(self, decoder: Decoder) -> None:
         frozen = self.frozen()
         for name, case in CASES.items():
-            self.keep(**{name: case.step(decoder, case.batches(self.rank, self.world), frozen)})
+            self.results[name] = case.step(decoder, case.batches(self.rank, self.world), frozen)
         # one rank with all long sequences, one with a single short one, the others empty, three times over
         sequences = sorted(make_sequences("group_tokens"), key=lambda sequence: -len(sequence.token_ids))
         mine = [sequences[:-1], sequences[-1:], [], []][self.rank]
-        self.keep(adversarial=Case().step(decoder, [MicroBatch(mine), MicroBatch([]), MicroBatch([])]))
+        batches = [MicroBatch(mine), MicroBatch([]), MicroBatch([])]
+        self.results["adversarial"] = Case().step(decoder, batches)
         self.results["reference gathered"] = [
             name for name, one in frozen.named_parameters()
             if not isinstance(one, DTensor) or one.requires_grad or one.grad is not None
@@ -210,19 +202,24 @@ class Scene:
         """Recomputed activations, and the path of models too large to be kept whole between micro-batches."""
         case, regularised = CASES["group_tokens"], CASES["regularised"]
         batches = case.batches(self.rank, self.world)
-        self.keep(recompute=case.step(make_model(self.mesh, recompute=1), batches))
+        self.results["recompute"] = case.step(make_model(self.mesh, recompute=1), batches)
         with mock.patch.object(fsdp, "KEEP_WHOLE_BYTES", 0):
             large = make_model(self.mesh)
-            self.keep(large=case.step(large, batches))
-            self.keep(large_regularised=regularised.step(large, batches, self.frozen()))
+            self.results["large"] = case.step(large, batches)
+            self.results["large regularised"] = regularised.step(large, batches, self.frozen())
 
     def replicas(self) -> None:
-        """Two replicas, kept whole and large, and what is said of one that differs in one bit."""
+        """Two replicas, kept whole and large, whose all-reduces count; what is said of one that differs in a bit."""
         pairs = init_device_mesh("cpu", (2, self.world // 2), mesh_dim_names=("replicate", "shard"))
         batches = Case().batches(self.rank, self.world)
-        self.keep(replicas=Case().step(decoder := make_model(pairs), batches))
-        with mock.patch.object(fsdp, "KEEP_WHOLE_BYTES", 0):
-            self.keep(large_replicas=Case().step(make_model(pairs), batches))
+        for name, limit in (("replicas", fsdp.KEEP_WHOLE_BYTES), ("large replicas", 0)):
+            with mock.patch.object(fsdp, "KEEP_WHOLE_BYTES", limit):
+                decoder = make_model(pairs)
+                with mock.patch.object(_fsdp_collectives.dist, "all_reduce", wraps=dist.all_reduce) as reductions:
+                    self.results[name] = Case().step(decoder, batches)
+                self.results[f"{name} all-reduces"] = reductions.call_count
+        dro = CASES["dro"]
+        self.results["dro of replicas"] = dro.step(decoder, dro.batches(self.rank, self.world), self.frozen())
         fsdp.compare_replicas(decoder, "before the fault")
         if self.rank == self.world - 1:
             change_a_bit(decoder, "model.layers.1.mlp.up_proj.weight")
@@ -236,7 +233,7 @@ class Scene:
         the weights are still gathered."""
         decoder, group = make_model(self.mesh, "bfloat16"), self.mesh.get_group()
         batches = Case().batches(self.rank, self.world)
-        self.keep(bfloat16=Case().step(decoder, batches))
+        self.results["bfloat16"] = Case().step(decoder, batches)
         made = optimiser.make_optimiser(decoder, Optimiser(weight_decay=0.0))
         places = [fsdp.local(parameter).data_ptr() for parameter in decoder.parameters()]
         sums, memory = [], []
@@ -295,18 +292,18 @@ class Scene:
 
         for _ in range(3):
             train(decoder, made)
-        self.keep(trained=state_of(decoder, made))
+        self.results["trained"] = state_of(decoder, made)
         if writes:
             saved.mkdir(exist_ok=True)
             shards.ShardWriter(saved, decoder, made, self.rank, self.world).files()
             self.results["live"] = shards.checksums(decoder)
             dist.barrier()
         self.results["step"], self.results["taken"] = shards.load_shards(saved, fresh, restored)
-        self.keep(loaded=state_of(fresh, restored))
+        self.results["loaded"] = state_of(fresh, restored)
         if writes:
             train(decoder, made)
             train(fresh, restored)
-            self.keep(went_on=state_of(decoder, made), resumed=state_of(fresh, restored))
+            self.results |= {"went on": state_of(decoder, made), "resumed": state_of(fresh, restored)}
 
 
 class CudaScene(Scene):
@@ -319,7 +316,7 @@ class CudaScene(Scene):
         mesh = fsdp.join(self.store(), self.rank, self.world, device, timeout_s=600)
         for compute in ("float32", "bfloat16"):
             decoder = make_model(mesh, compute, device=str(device), shape=WIDE)
-            self.keep(**{compute: Case().step(decoder, Case().batches(self.rank, self.world))})
+            self.results[compute] = Case().step(decoder, Case().batches(self.rank, self.world))
         self.results["backend"] = dist.get_backend(mesh.get_group())
         fsdp.leave()
 
@@ -332,31 +329,18 @@ class ReplicaScene(Scene):
     def run(self) -> None:
         self.batches = Case().batches(self.rank, self.world)
         for replicas in (1, 2):
-            self.results[f"of {replicas}"] = self.gradients(replicas) | self.train(replicas)
+            self.results[f"of {replicas}"] = self.train(replicas)
         for replicas in (1, 2):
-            self.results[f"of {replicas}"] |= self.resume(replicas) | {"head": self.value_head(replicas)}
+            self.results[f"of {replicas}"] |= self.resume(replicas)
         for case in ("none", "weight", "rate", "folder", "one of four"):
             self.results[case] = self.diverge(case)
 
-    def gradients(self, replicas: int) -> Results:
-        """Of a model that is kept whole and of a large one, whose all-reduces count."""
-        mesh = fsdp.join(self.store(), self.rank, self.world, torch.device("cpu"), 600, replicas)
-        results: Results = {}
-        for name, limit in (("kept", fsdp.KEEP_WHOLE_BYTES), ("large", 0)):
-            with mock.patch.object(fsdp, "KEEP_WHOLE_BYTES", limit):
-                decoder = make_model(mesh)
-                with mock.patch.object(_fsdp_collectives.dist, "all_reduce", wraps=dist.all_reduce) as reductions:
-                    forward_backward(decoder, self.batches, 0.7, MAGISTRAL)
-                results |= {f"{name} all-reduces": reductions.call_count, name: gradients(decoder)}
-        fsdp.leave()
-        return results
-
     @contextmanager
-    def launch(self, replicas: int, model: str = "model", checkpoint: Path | None = None, **objective: Any) -> Iterator:
+    def launch(self, replicas: int, model: str = "model", checkpoint: Path | None = None) -> Iterator:
         """A trainer rank that has loaded, and leaves in the end."""
         config = Config.model_validate({
             "model": {"dtype": "float32"}, "optimiser": {"compute_dtype": "float32"}, "rollout": {"transport": "shm"},
-            "placement": {"trainers": self.world, "replicas": replicas}, "objective": objective,
+            "placement": {"trainers": self.world, "replicas": replicas},
         })  # fmt: skip
         role = SimpleNamespace(rank_in_role=self.rank, store=self.store(), device=torch.device("cpu"))
         rank: Any = TrainerRank(config, role)
@@ -398,15 +382,6 @@ class ReplicaScene(Scene):
             results = {"taken": self.loaded.checksums, "resumed": state_of(rank.decoder, rank.optimiser)}
             self.steps(rank, 1)
             return results | {"resumed step": state_of(rank.decoder, rank.optimiser)}
-
-    def value_head(self, replicas: int) -> list[float]:
-        """A head of which every rank has all, trained beside a frozen reference by whole groups."""
-        with self.launch(replicas, name="dro", value_learning_rate=0.05) as rank:
-            rank.load_frozen(str(self.folder / "reference"), "reference")
-            rank.forward_backward(CASES["dro"].batches(self.rank, self.world), 0.7)
-            rank.step(1e-2)
-            head = rank.auxiliary.values
-            return head.optimiser.state[head.weight]["exp_avg"].tolist()
 
     def diverge(self, case: str) -> str:
         """What a rank says when one replica differs: a weight by one bit, a learning rate, a model folder."""
@@ -462,7 +437,7 @@ class FamilyScene(Scene):
                 self.results["matrices"] = {name: whole(one) for name, one in fsdp.trained(decoder)}
             forward_backward(decoder, batches, 1.0, MAGISTRAL)
             fsdp.reshard(decoder)
-            self.keep(**{family: gradients(decoder)})
+            self.results[family] = gradients(decoder)
             forward_backward(decoder, batches, 1.0, MAGISTRAL)
             fsdp.reshard(decoder)
             optimiser.update(decoder, made, 1e-3)

@@ -84,10 +84,13 @@ def test_recomputed_activations_large_models_and_replicas_take_the_same_step(sce
     for world in WORLDS:
         assert_same_step(scene, world, "recompute", "group_tokens", EXACT)
         assert_same_step(scene, world, "large", "group_tokens", EXACT)
-        assert_same_step(scene, world, "large_regularised", "regularised", EXACT)
+        assert_same_step(scene, world, "large regularised", "regularised", EXACT)
     for world in (2, 4):
-        assert_same_step(scene, world, "replicas", "group_tokens", EXACT)
-        assert_same_step(scene, world, "large_replicas", "group_tokens", EXACT)
+        assert_same_step(scene, world, "dro of replicas", "dro", EXACT)
+        for name in ("replicas", "large replicas"):
+            assert_same_step(scene, world, name, "group_tokens", EXACT)
+            # gradients pass between replicas once a step for each of two layers and the root, in several micro-batches
+            assert {rank[f"{name} all-reduces"] for rank in scene.of(world)} == {3}
         # and a replica that differs in a bit is named
         lines = [rank.get("replicas differ", "") for rank in scene.of(world)]
         assert [bool(line) for line in lines] == ([True, True] if world == 2 else [False, True, False, True])
@@ -156,7 +159,7 @@ def test_two_ranks_write_and_one_two_or_four_read_bitwise_the_same(scene: Ranks,
             assert add_parts(parts) == rank["live"]
         for name, value in ranks[0]["trained"].items():
             torch.testing.assert_close(value, written[name], atol=EXACT, rtol=0)
-    assert all(torch.equal(first["resumed"][name], one) for name, one in first["went_on"].items())
+    assert all(torch.equal(first["resumed"][name], one) for name, one in first["went on"].items())
     names = [f"trainer-{rank}-of-2.safetensors" for rank in (0, 1)]
     assert [shard.path.name for shard in shard_files.read_shards(scene.folder / "checkpoint")] == names
     shutil.copy(scene.folder / "checkpoint" / names[0], tmp_path)
@@ -194,13 +197,6 @@ def test_two_replicas_do_what_one_does_and_resume_from_each_other(replicas: Rank
     for rank in ranks:
         one, two = rank["of 1"], rank["of 2"]
         assert two["steps"] == pytest.approx(one["steps"], rel=EXACT)
-        assert two["head"] == pytest.approx(one["head"], rel=EXACT) and any(one["head"])
-        # gradients pass between replicas once a step for each of two layers and the root, in two micro-batches
-        assert [two[f"{kind} all-reduces"] for kind in ("kept", "large")] == [3, 3]
-        assert [one[f"{kind} all-reduces"] for kind in ("kept", "large")] == [0, 0]
-        for kind in ("kept", "large"):
-            assert_close(two[kind], one["kept"], EXACT)
-            assert not all(torch.equal(value, one["kept"][name]) for name, value in two[kind].items())
         for way, other in ((one, two), (two, one)):
             # of squares, AdamW's second moments, three steps leave 3e-6
             for part, within in (("weight/", EXACT), ("exp_avg", 1e-5)):
