@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import math
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -106,90 +107,53 @@ class EngineOfTwo:
 
 
 class Graders:
-    """Two tokens are right; what belongs to `silent` is not graded."""
+    """Two tokens are right; what belongs to `silent` is not graded, and `breaks` ends the launch."""
 
-    def __init__(self, *silent: str):
-        self.silent = silent
+    def __init__(self, silent: Collection[str], breaks: str):
+        self.silent, self.breaks, self.asked = silent, breaks, list[str]()
 
     async def score(self, problem: Problem, completion: Completion) -> tuple[Reward, str]:
+        self.asked.append(problem.id)
+        if problem.id == self.breaks:
+            raise OSError("stop")
         right = len(completion.token_ids) == 2
         verdict = Verdict.TIMEOUT if problem.id in self.silent else Verdict.CORRECT if right else Verdict.WRONG
         return Reward(float(right), 0.0, float(right), 0.0, 0.0, verdict), "text"
 
 
-def estimate(config: Config, *silent: str, problems: list[Problem] = EASY[:6], begun: bool = False) -> dict[str, float]:
+def estimate(
+    config: Config, *silent: str, problems: list[Problem] = EASY[:6], begun: bool = False, breaks: str = ""
+) -> tuple[dict[str, float], list[str]]:
+    """(the values, the problems whose completions were graded)"""
     config.run_dir.mkdir(parents=True, exist_ok=True)
-    parts: Any = (EngineOfTwo(), Graders(*silent))
-    return asyncio.run(soft_values(config, *parts, source_of(config, problems), Progress(io.StringIO()), begun))
+    engine, graders, progress = EngineOfTwo(), Graders(silent, breaks), Progress(io.StringIO())
+    parts: Any = (config, engine, graders, source_of(config, problems), progress, begun)
+    return asyncio.run(soft_values(*parts)), graders.asked
 
 
-def test_values_are_estimated_kept_and_read_again(tmp_path: Path) -> None:
-    config = settings(runs_dir=str(tmp_path))
-    found = estimate(config, "e2")
-    possible = {round(soft_value([1.0] * right + [0.0] * (4 - right), 0.5), 9) for right in range(5)}
-    known = [value for name, value in found.items() if name != "e2"]
-    assert found.keys() == {problem.id for problem in EASY[:6]} and len(set(known)) > 1
-    assert {round(value, 9) for value in known} <= possible
-    assert found["e2"] == pytest.approx(math.fsum(known) / 5), "nothing was graded: the mean of the others"
-    every = [problem.id for problem in EASY]
-    assert estimate(config, *every, begun=True) == found, "kept: nobody is asked"
-    forget_values(config.run_dir)
-    with pytest.raises(DataError, match="could be graded"):
-        estimate(config, *every)
-
-
-def test_what_was_sampled_before_a_stop_is_not_sampled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two prompts a part; the verifier breaks in the third part, and the next launch goes on there."""
-    monkeypatch.setattr("trainer.soft_values.PART", 2)
-    config, asked = settings(runs_dir=str(tmp_path)), []
-    whole = estimate(settings(runs_dir=str(tmp_path), name="other"))
-    order = [problem.id for problem in drawn_problems(source_of(config, EASY[:6]), config)]
-
-    class Breaking(Graders):
-        async def score(self, problem: Problem, completion: Completion) -> tuple[Reward, str]:
-            asked.append(problem.id)
-            if problem.id == order[4] and broken:
-                raise OSError("stop")
-            return await super().score(problem, completion)
-
-    def launch() -> dict[str, float]:
-        config.run_dir.mkdir(exist_ok=True)
-        parts: Any = (EngineOfTwo(), Breaking(), source_of(config, EASY[:6]), Progress(io.StringIO()), False)
-        return asyncio.run(soft_values(config, *parts))
-
-    broken = True
-    with pytest.raises(OSError, match="stop"):
-        launch()
-    assert read_values(config).keys() == set(order[:4])
-    broken = False
-    asked.clear()
-    assert launch() == whole
-    assert set(asked) == set(order[4:]) and len(asked) == 8
-
-
-@pytest.mark.parametrize(
-    ("changed", "named"),
-    [
-        ({"objective": {"name": "spo", "beta": 0.1, "value_samples": 4}}, r"objective\.beta = 0\.1, .* 0\.5"),
-        ({"objective": {"name": "spo", "beta": 0.5}}, r"objective\.value_samples = 8, .* 4"),
-        ({"reward": {"language": 0.0}}, r"reward\.language = 0\.0, .* 0\.1"),
-        ({"data": {"system_prompt": "x"}}, r"data\.system_prompt = x"),
-    ],
-)
-def test_values_of_other_settings_are_refused(tmp_path: Path, changed: dict[str, Any], named: str) -> None:
-    estimate(settings(runs_dir=str(tmp_path)))
-    with pytest.raises(ConfigError, match=named):
-        read_values(settings(runs_dir=str(tmp_path), **changed))
-
-
-def test_values_that_are_missing_or_damaged_are_told(tmp_path: Path) -> None:
+def test_values_are_estimated_kept_and_read_again_under_the_same_settings(tmp_path: Path) -> None:
     config = settings(runs_dir=str(tmp_path))
     assert read_values(config) == {}
-    estimate(config)
+    values, _ = estimate(config, "e2")
+    possible = {round(soft_value([1.0] * right + [0.0] * (4 - right), 0.5), 9) for right in range(5)}
+    known = [value for name, value in values.items() if name != "e2"]
+    assert values.keys() == {problem.id for problem in EASY[:6]} and len(set(known)) > 1
+    assert {round(value, 9) for value in known} <= possible
+    assert values["e2"] == pytest.approx(math.fsum(known) / 5), "nothing was graded: the mean of the others"
+    assert estimate(config, begun=True) == (values, []), "kept: nobody is asked"
+    changes: dict[str, dict[str, Any]] = {
+        r"objective\.beta = 0\.1, .* 0\.5": {"objective": {"name": "spo", "beta": 0.1, "value_samples": 4}},
+        r"objective\.value_samples = 8, .* 4": {"objective": {"name": "spo", "beta": 0.5}},
+        r"reward\.language = 0\.0, .* 0\.1": {"reward": {"language": 0.0}},
+        r"data\.system_prompt = x": {"data": {"system_prompt": "x"}},
+    }
+    for named, changed in changes.items():
+        with pytest.raises(ConfigError, match=named):
+            read_values(settings(runs_dir=str(tmp_path), **changed))
     more = [*EASY[:6], HARD[0]]
     with pytest.raises(ConfigError, match='1 problems, "h0"'):
         estimate(config, problems=more, begun=True)
-    assert estimate(config, problems=more).keys() == {problem.id for problem in more}
+    assert estimate(config, problems=more)[0].keys() == {problem.id for problem in more}
     path = config.run_dir / FILE
     whole = path.read_bytes()
     for damaged in (whole[:-9], whole.replace(b'"e0":', b'"e0":1')):
@@ -197,9 +161,24 @@ def test_values_that_are_missing_or_damaged_are_told(tmp_path: Path) -> None:
         path.write_bytes(damaged)
         with pytest.raises(DataError, match="damaged"):
             read_values(config)
-    forget_values(config.run_dir)
-    assert read_values(config) == {}
-    forget_values(config.run_dir)
+    for _ in range(2):
+        forget_values(config.run_dir)
+        assert read_values(config) == {}
+    with pytest.raises(DataError, match="could be graded"):
+        estimate(config, *(problem.id for problem in EASY))
+
+
+def test_what_was_sampled_before_a_stop_is_not_sampled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two prompts a part; the verifier breaks in the third part, and the next launch goes on there."""
+    monkeypatch.setattr("trainer.soft_values.PART", 2)
+    config = settings(runs_dir=str(tmp_path))
+    whole, _ = estimate(settings(runs_dir=str(tmp_path), name="other"))
+    order = [problem.id for problem in drawn_problems(source_of(config, EASY[:6]), config)]
+    with pytest.raises(OSError, match="stop"):
+        estimate(config, breaks=order[4])
+    assert read_values(config).keys() == set(order[:4])
+    values, asked = estimate(config)
+    assert values == whole and set(asked) == set(order[4:]) and len(asked) == 8
 
 
 def test_rewards_do_not_change_under_soft_values() -> None:

@@ -22,6 +22,7 @@ from shared.statistics import exact_majority_at_k
 from shared.types import Completion, Group, Problem, Prompt, Reward, Verdict
 from tests.tables import read_table
 from tests.trainer.objectives.named import example
+from trainer.objectives import baselines
 from trainer.objectives.advantage import advantages, deviation, diverse, group_advantages, token_weights
 from trainer.objectives.baselines import best_of, each_reward, leave_one_out, majority_of, maxrl, mean_baseline
 from trainer.objectives.objective import train_sequences
@@ -34,26 +35,9 @@ ANSWERS = ("7", "8", "9", None)
 """of four arms; the first is right"""
 
 
-def test_formulas_by_hand() -> None:
-    rewards = [1.0, 0.0, 0.0, 0.0]
-    assert mean_baseline(rewards) == [0.75, -0.25, -0.25, -0.25]
-    assert leave_one_out(rewards) == pytest.approx([1.0, -1 / 3, -1 / 3, -1 / 3])
-    assert leave_one_out([2.0, 0.5, 0.2]) == pytest.approx([2.0 - 0.35, 0.5 - 1.1, 0.2 - 1.25])
-    assert leave_one_out([0.7]) == [0.0]
-    assert maxrl(rewards) == [3.0, -1.0, -1.0, -1.0]
-    assert maxrl([1.0, 1.0, 0.0, 0.5]) == pytest.approx([0.6, 0.6, -1.0, -0.2])
-    assert maxrl([-0.1, 0.0, -0.1, 0.0]) == [0.0] * 4, "not for rewards below 0"
-    assert best_of([0.2, 0.9, 0.5, 0.5], 4) == pytest.approx([0.0, 4 * 0.4, 0.0, 0.0])
-    assert best_of([0.0, 1.0, 1.0, 0.0], 4) == [0.0] * 4, "two are right: none is missed"
-    # the first is chosen with the second (adds 0) or with the wrong one (adds 1): 2 * 1/2
-    assert best_of([1.0, 1.0, 0.0], 2) == [1.0, 1.0, 0.0]
-    assert mean_baseline(best_of([0.0, 1.0, 0.0, 0.0], 4)) == [-1.0, 3.0, -1.0, -1.0]
-    # all three of three: without a right one 1 - 1 tie (1/2), without the wrong one still right
-    assert majority_of([True, True, False], ["7", "7.0", "8"], 3) == [1.5, 1.5, 0.0]
-    assert majority_of([True, True, False], ["7", None, "8"], 3) == [1.5, 1.5, 0.0], "right, whatever its form"
-    # 1 - 1 tie: f = 1/2; without the right vote 0, without the wrong one 1; silence changes nothing
-    assert majority_of([True, False, False], ["7", "8", None], 3) == [1.5, -1.5, 0.0]
-    assert majority_of([True], ["7"], 1) == [1.0]
+@pytest.mark.parametrize("row", read_table("trainer/objectives/formulas"), ids=lambda row: row["case"])
+def test_formulas_by_hand(row: dict[str, Any]) -> None:
+    assert getattr(baselines, row["formula"])(*row["arguments"]) == pytest.approx(row["expected"], abs=1e-6)
 
 
 def test_equal_rewards_give_exactly_zero() -> None:
@@ -135,6 +119,7 @@ def test_pass_at_k_has_its_gradient_and_more_completions_only_lower_the_variance
 def test_the_centred_best_of_all_by_enumeration(p: float, size: int) -> None:
     """k = n: who is right alone has n - 1, the others -1. So g = (1 - 1/n) instead of 1 - p, where it is not 0:
     the expectation is (n - 1) p (1 - p)^(n - 1), too large by (1 - 1/n) / (1 - p)."""
+    assert mean_baseline(best_of([0.0, 1.0, 0.0, 0.0], 4)) == [-1.0, 3.0, -1.0, -1.0]
     centred = of_rewards(lambda rewards: mean_baseline(best_of(rewards, size)))
     assert expected(p, size, centred)[0] == pytest.approx((size - 1) * p * (1 - p) ** (size - 1))
 
@@ -338,28 +323,13 @@ def test_each_reward_is_normalised_by_itself() -> None:
         each_reward([[1.0, 0.0], [0.0, 1.0]], [1.0])
 
 
-@pytest.mark.parametrize(
-    ("lengths", "by", "expected"),
-    [
-        ([[1, 3]], "group_tokens", [[0.25, 0.25]]),
-        ([[1, 3]], "batch_tokens", [[0.25, 0.25]]),
-        ([[1, 3]], "sequence", [[0.5, pytest.approx(1 / 6)]]),
-        ([[1, 3]], "constant", [[0.05, 0.05]]),
-        # two groups of 4 and 12 tokens: each group weighs one half, or each token 1/16
-        ([[1, 3], [6, 6]], "group_tokens", [[1 / 8, 1 / 8], [1 / 24, 1 / 24]]),
-        ([[1, 3], [6, 6]], "batch_tokens", [[1 / 16, 1 / 16], [1 / 16, 1 / 16]]),
-        # masked completions and groups leave the denominators
-        ([[1, 3, 0], [2]], "completions", [[0.25, 0.25, 0.0], [0.5]]),
-        ([[1, 0, 3], [0, 0, 0]], "group_tokens", [[0.25, 0.0, 0.25], [0.0, 0.0, 0.0]]),
-        ([[2, 0], [0, 0]], "sequence", [[0.5, 0.0], [0.0, 0.0]]),
-        ([[2, 0, 4], [0, 0, 0]], "constant", [[0.05, 0.0, 0.05], [0.0, 0.0, 0.0]]),
-    ],
-)
-def test_token_weights_of_a_short_and_a_long_completion(lengths: Any, by: Any, expected: Any) -> None:
-    assert token_weights(lengths, by, 10) == expected
-    if by == "constant":
+@pytest.mark.parametrize("row", read_table("trainer/objectives/token_weights"), ids=lambda row: row["case"])
+def test_token_weights_of_a_short_and_a_long_completion(row: dict[str, Any]) -> None:
+    weights = token_weights(row["lengths"], row["by"], 10)
+    assert weights == [pytest.approx(group, abs=1e-9) for group in row["expected"]]
+    if row["by"] == "constant":
         with pytest.raises(ValueError, match="max_completion_tokens"):
-            token_weights(lengths, by)
+            token_weights(row["lengths"], "constant")
 
 
 @given(

@@ -29,12 +29,12 @@ WHOLE = ("a_lol", "agro", "dro", "kto", "sharpening")
 TURNS = sorted(name for name, one in PUBLISHED.items() if not one.kind.several_turns and name not in WHOLE)
 
 
-def model(seed: int, shape: DecoderConfig = SHAPE, spread: float = 3.0) -> Decoder:
-    decoder = Decoder(shape)
+def model(seed: int) -> Decoder:
+    decoder = Decoder(SHAPE)
     initialise(decoder, seed)
     with torch.no_grad():
         for parameter in decoder.parameters():
-            parameter.mul_(spread)
+            parameter.mul_(3.0)
     return decoder
 
 

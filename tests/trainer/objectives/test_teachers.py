@@ -25,6 +25,7 @@ from tests.packed import pack_from
 from tests.serve.command import QUESTION, Command
 from tests.serving import reply as answer
 from tests.serving import serving
+from tests.tables import read_table
 from trainer.objectives import teachers
 from trainer.objectives.registry import read_objective
 from trainer.objectives.teachers import Teacher
@@ -32,9 +33,10 @@ from trainer.objectives.teachers import Teacher
 PROMPT, COMPLETION = [5, 6, 7], [9, 8]
 
 
-def ask(url: str, work: Callable[[Teacher], Any], model: str = NAME, deadline_s: float = 30, **settings: str) -> Any:
+def ask(url: str, work: Callable[[Teacher], Any], deadline_s: float = 30, **settings: str) -> Any:
     """What comes of work with a teacher at that address."""
-    served = read_objective({"name": "distill", "teacher": {"kind": "served", "url": url, "model": model, **settings}})
+    teacher = {"kind": "served", "url": url, "model": NAME, **settings}
+    served = read_objective({"name": "distill", "teacher": teacher})
 
     async def whole() -> Any:
         teacher = Teacher(served.teacher, deadline_s)
@@ -97,21 +99,20 @@ def test_scores_of_a_real_server_are_those_of_our_decoder_and_what_it_cannot_do_
     assert torch.tensor(scores[-1]).std() > 1, "equal log-probs would agree by accident"
 
 
-def right(ids: list[int]) -> list[Any]:
-    """The log-probs -0.5, -1, -1.5, ... of the tokens from the second on."""
-    return [None, *({str(one): {"logprob": -place / 2, "rank": 1}} for place, one in enumerate(ids[1:], 1))]
+RIGHT = "right"
+"""log-probs -0.5, -1, -1.5, ... of the tokens from the second on"""
 
 
 class Api(ThreadingHTTPServer):
-    """A server whose replies to /v1/completions are `replies` in turn, the last again and again: a status, raw bytes,
-    None for a connection that breaks, or a function from token ids to prompt_logprobs."""
+    """A server whose replies to /v1/completions are `replies` in turn, the last again and again: a status, a text,
+    None for a connection that breaks, prompt_logprobs, a whole body, or RIGHT."""
 
     daemon_threads = True
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server_address[1]}/v1"
-        self.replies: list[Any] = [right]
+        self.replies: list[Any] = [RIGHT]
         self.models: list[Any] = [{"id": NAME}]
         self.text: str | None = "text"
         """of whatever is to be decoded; None: it has no such path"""
@@ -151,18 +152,18 @@ class Handler(BaseHTTPRequestHandler):
         api.gate.wait(60)
         with api.lock:
             api.busy -= 1
+        if reply == RIGHT:
+            reply = [None, *({str(one): {"logprob": -place / 2}} for place, one in enumerate(body["prompt"][1:], 1))]
         if reply is None:
             self.close_connection = True
         else:
-            self.tell(
-                {"choices": [{"text": "", "prompt_logprobs": reply(body["prompt"])}]} if callable(reply) else reply
-            )
+            self.tell({"choices": [{"text": "", "prompt_logprobs": reply}]} if isinstance(reply, list) else reply)
         return None
 
     def tell(self, reply: Any) -> None:
-        """Answer with a status, bytes or JSON."""
-        data = reply if isinstance(reply, bytes) else json.dumps(reply).encode()
-        answer(self, reply if isinstance(reply, int) else 200, data)
+        """Answer with a status, a text or JSON."""
+        data = reply if isinstance(reply, str) else json.dumps(reply)
+        answer(self, reply if isinstance(reply, int) else 200, data.encode())
 
 
 @pytest.fixture
@@ -180,7 +181,7 @@ def score(api: Api, deadline_s: float = 30) -> Any:
 
 
 def start(api: Api, **settings: str) -> Any:
-    return ask(api.url, lambda teacher: teacher.start([PROMPT], lambda ids: "text", 64), **settings)
+    return ask(**{"url": api.url, "work": lambda teacher: teacher.start([PROMPT], lambda ids: "text", 64), **settings})
 
 
 def test_the_tokens_are_sent_as_they_are_and_those_of_the_completion_come_back(api: Api) -> None:
@@ -190,7 +191,7 @@ def test_the_tokens_are_sent_as_they_are_and_those_of_the_completion_come_back(a
 
 
 def test_a_busy_server_and_a_broken_connection_are_tried_again_until_the_deadline(api: Api) -> None:
-    api.replies = [503, None, 429, 502, right]
+    api.replies = [503, None, 429, 502, RIGHT]
     assert score(api) == [-1.5, -2.0] and len(api.requests) == 5
     api.replies = [503]
     with pytest.raises(RunError, match="objective.teacher.url = .*not answer for 0.5 s, at last with status 503"):
@@ -204,7 +205,7 @@ def test_a_failure_is_tried_again_once_the_server_has_answered_as_it_must(api: A
         await teacher.start([PROMPT], lambda ids: "text", 64)
         return await teacher.score(PROMPT, COMPLETION)
 
-    api.replies = [right, 500, 500, right]
+    api.replies = [RIGHT, 500, 500, RIGHT]
     assert ask(api.url, work) == [-1.5, -2.0] and len(api.requests) == 4
     api.replies = [500]
     with pytest.raises(ConfigError, match=r"objective\.teacher\.url = .*status 500"):
@@ -212,31 +213,18 @@ def test_a_failure_is_tried_again_once_the_server_has_answered_as_it_must(api: A
     assert len(api.requests) == 5
 
 
-@pytest.mark.parametrize(
-    ("reply", "error", "named"),
-    [
-        (400, RunError, "status 400"),
-        (401, RunError, "objective.teacher.key_variable"),
-        (lambda ids: right([*ids[:4], 4]), RunError, "token 8 was sent at position 4, and a log-prob came of 4"),
-        (lambda ids: [*right(ids)[:4], None], RunError, "token 8 was sent at position 4, and a log-prob came of none"),
-        (lambda ids: right(ids)[:-1], RunError, "5 tokens were sent, and 4 log-probs came"),
-        (lambda ids: [*right(ids)[:4], {"8": {"logprob": float("nan")}}], NonFinite, "NaN or infinite"),
-        (lambda ids: [*right(ids)[:4], {"8": {"logprob": None}}], NonFinite, "of token 8 at position 4 is None"),
-        (lambda ids: [*right(ids)[:4], {"8": {"logprob": -9999.0}}], NonFinite, "of token 8 at position 4 is -9999.0"),
-        (lambda ids: [*right(ids)[:4], {"8": {"logprob": 3.5}}], RunError, "3.5 at position 4 is no log-prob"),
-        (lambda ids: None, RunError, "no prompt_logprobs: serve it with"),
-        (b'{"choices": []}', RunError, "no prompt_logprobs"),
-        (b'{"choices": 3}', RunError, "cannot be read"),
-        (b"<html>", RunError, "cannot be read"),
-    ],
-)  # fmt: skip
-def test_what_is_no_log_prob_of_the_tokens_that_were_sent_ends_the_run(
-    api: Api, reply: Any, error: type[RunError], named: str
+@pytest.mark.parametrize("row", read_table("trainer/objectives/teachers"), ids=lambda row: row["case"])
+def test_a_server_that_cannot_be_the_teacher_and_what_is_no_log_prob_of_the_tokens_are_told(
+    api: Api, row: dict[str, Any]
 ) -> None:
-    api.replies = [reply]
-    with pytest.raises(error, match="objective.teacher.url = ") as raised:
-        score(api)
-    assert named in str(raised.value) and raised.type is error and len(api.requests) == 1
+    """At the start, where a setting is missing too, or when a completion is scored, which ends the run."""
+    for name, value in row.get("api", {}).items():
+        setattr(api, name, value)
+    error = {"ConfigError": ConfigError, "RunError": RunError, "NonFinite": NonFinite}[row["error"]]
+    with pytest.raises(error, match=row["named"]) as raised:
+        score(api) if row["call"] == "score" else start(api, **row.get("settings", {}))
+    assert raised.type is error and "objective.teacher." in str(raised.value)
+    assert row["call"] == "start" or len(api.requests) == 1
 
 
 def test_a_server_that_tells_no_context_and_does_not_decode_and_one_that_is_still_loading(api: Api) -> None:
@@ -248,42 +236,11 @@ def test_a_server_that_tells_no_context_and_does_not_decode_and_one_that_is_stil
     assert [body["prompt"] for body in api.requests] == [PROMPT] * 2
 
 
-@pytest.mark.parametrize(
-    ("changed", "named"),
-    [
-        ({"models": [404]}, "objective.teacher.url = .*status 404.*up to the API's version"),
-        ({"models": [403]}, "objective.teacher.key_variable"),
-        ({"models": [{"id": "other"}]}, f'objective.teacher.model = "{NAME}".* only "other"'),
-        ({"models": [{}]}, "objective.teacher.url = .*cannot be"),
-        ({"models": [{"id": NAME, "max_model_len": 64}]}, "context of 64 .* 64 here.* model.max_tokens to at most 63"),
-        ({"replies": [lambda ids: None]}, "objective.teacher.url = .* no prompt_logprobs: serve it with"),
-        ({"text": "texts"}, "objective.teacher.model .*another tokenizer.* reads 'texts' where"),
-    ],
-)
-def test_a_server_that_cannot_be_the_teacher_is_refused_at_the_start(
-    api: Api, changed: dict[str, Any], named: str
-) -> None:
-    for name, value in changed.items():
-        setattr(api, name, value)
-    with pytest.raises(ConfigError, match=named):
-        start(api)
-
-
 def test_nobody_there_is_told_at_once() -> None:
     free = Api()
     free.server_close()
     with pytest.raises(ConfigError, match="objective.teacher.url = .*ConnectError.*start that server"):
         start(free)
-
-
-@pytest.mark.parametrize(
-    ("settings", "named"),
-    [({"url": ""}, "objective.teacher.url"), ({"model": ""}, "objective.teacher.model"),
-     ({"key_variable": "NOT_SET_HERE"}, 'objective.teacher.key_variable = "NOT_SET_HERE"')],
-)  # fmt: skip
-def test_settings_that_are_missing_are_told(settings: dict[str, str], named: str) -> None:
-    with pytest.raises(ConfigError, match=named):
-        ask(**{"url": "http://127.0.0.1:1/v1", "work": lambda teacher: teacher.score([1], [2]), **settings})
 
 
 def test_the_key_goes_into_the_header_and_requests_at_a_time_are_bounded(
