@@ -19,6 +19,7 @@ from examples.quickstart.prepare import Options, make_tiny_model
 from shared.chat import Chat
 from shared.config import Config
 from shared.types import CONTEXT, IMITATED, SAMPLED, Completion, Group, Problem, Prompt, Reward, TrainSequence, Verdict
+from tests.tables import read_table
 from trainer.objectives.inputs import LossInputs, completions_of
 from trainer.objectives.jepo import (
     Jepo,
@@ -253,26 +254,16 @@ def spliced(chat: Chat, ids: list[int], answer: str) -> tuple[int, list[int], st
     return *cut, chat.decode([*ids[: cut.kept], *cut.ground_truth])
 
 
-@pytest.mark.parametrize(
-    ("response", "kept"),
-    [
-        ("The answer is \\boxed{4}.", "The answer is \\boxed{"),
-        ("The answer is \\boxed{\\frac{1}{2}}", "The answer is \\boxed{"),
-        ("\\boxed{ 4 }", "\\boxed{"),
-        ("\\boxed{3}, no: \\boxed{4}. That is all, and it took a while to see it.", "\\boxed{3}, no: \\boxed{"),
-        ("Either \\boxed{1} or \\boxed{2}.", "Either \\boxed{"),  # one answer together: the first is the cue
-        ("\\boxed{\\text{so } \\boxed{4}}", "\\boxed{\\text{so } \\boxed{"),
-        ("Так что \\boxed{4}.", "Так что \\boxed{"),
-        ("It is 4, so \\boxed{4}.", "It is 4, so \\boxed{"),
-        ("\\boxed{}" + " And so on." * 60, "\\boxed{"),
-    ],
-)
-def test_the_ground_truth_answer_stands_where_the_graded_one_began(chat: Chat, response: str, kept: str) -> None:
-    reasoning = "<think>Three and one: \\boxed{3}? No, 🙂 \\boxed{4}.</think>"
-    ids = [*chat.encode(reasoning + response), chat.eos_id]
+@pytest.mark.parametrize("row", read_table("trainer/objectives/splices"), ids=lambda row: row["case"])
+def test_the_ground_truth_answer_stands_where_the_graded_one_began(chat: Chat, row: dict[str, Any]) -> None:
+    """A completion that gives no answer has no such place."""
+    ids, kept = [*chat.encode(row["text"]), chat.eos_id], row["kept"]
+    if kept is None:
+        assert splice_answer(chat, ids[:-1], "7/2") is None
+        return
     count, _, text = spliced(chat, ids, "7/2")
-    assert text == f"{reasoning}{kept}7/2}}"
-    assert len(chat.decode(ids[: count + 1])) > len(reasoning + kept), "no whole token before the cut is lost"
+    assert text == f"{kept}7/2}}"
+    assert len(chat.decode(ids[: count + 1])) > len(kept), "no whole token before the cut is lost"
 
 
 @given(summary=ANSWERS, own=ANSWERS, answer=ANSWERS, rest=ANSWERS)
@@ -315,15 +306,6 @@ def test_a_long_completion_is_decoded_a_few_times_only(bytewise: Chat, monkeypat
     cut = splice_answer(bytewise, ids, "5")
     assert cut is not None and decode(ids[: cut.kept]).endswith("</think>\\boxed"), "{4} is one token"
     assert sum(decoded) < 6 * len(ids), "of all tokens; one by one it would be thousands of times"
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["<think>It is \\boxed{4}.</think>It is 4.", "<think>It is 4, so \\boxed{4}.",
-     "<think>a</think>The answer is \\boxed{4", "It is \\boxed{4}.", "<think>a</think>\\boxed{4}</think>", ""],
-)  # fmt: skip
-def test_a_completion_that_gives_no_answer_has_no_cue(chat: Chat, text: str) -> None:
-    assert splice_answer(chat, chat.encode(text), "4") is None
 
 
 def test_reasoning_that_the_template_opens(tmp_path: Path) -> None:
