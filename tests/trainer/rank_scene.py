@@ -123,7 +123,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 def gradients(decoder: Any) -> dict[str, Tensor]:
     """Whole gradients, whose memory the next step takes; forgotten afterwards."""
-    copies = {name: whole(one.grad) for name, one in decoder.named_parameters() if one.grad is not None}
+    copies = {name: whole(each.grad) for name, each in decoder.named_parameters() if each.grad is not None}
     decoder.zero_grad(set_to_none=True)
     return copies
 
@@ -194,8 +194,8 @@ class Scene:
         batches = [MicroBatch(mine), MicroBatch([]), MicroBatch([])]
         self.results["adversarial"] = Case().step(decoder, batches)
         self.results["reference gathered"] = [
-            name for name, one in frozen.named_parameters()
-            if not isinstance(one, DTensor) or one.requires_grad or one.grad is not None
+            name for name, each in frozen.named_parameters()
+            if not isinstance(each, DTensor) or each.requires_grad or each.grad is not None
         ]  # fmt: skip
 
     def variants(self) -> None:
@@ -247,7 +247,7 @@ class Scene:
             "gradient types": sorted({str(grad.dtype) for grad in grads}),
             "the same": memory[0] == memory[1],
             "of their own": len({grad.untyped_storage().data_ptr() for grad in grads if len(grad)}),
-            "twice": [bool(torch.allclose(two, 2 * one)) for one, two in zip(*sums, strict=True)],
+            "twice": [bool(torch.allclose(two, 2 * each)) for each, two in zip(*sums, strict=True)],
         }
         self.results["norm"] = optimiser.clip(decoder, 1e9, group)
         optimiser.clip(decoder, 1e-3, group)
@@ -269,7 +269,7 @@ class Scene:
         for _ in range(2):
             forward_backward(decoder, batches, 1.0, MAGISTRAL)
             copies.append(gradients(decoder))
-        self.results["again"] = all(torch.equal(one, copies[1][name]) for name, one in copies[0].items())
+        self.results["again"] = all(torch.equal(each, copies[1][name]) for name, each in copies[0].items())
         forward_backward(decoder, batches, 1.0, MAGISTRAL)
         if self.rank == self.world - 1:
             fsdp.local(decoder.model.layers[1].mlp.up_proj.weight.grad).view(-1)[0] = float("nan")
@@ -282,7 +282,7 @@ class Scene:
         """Three steps; two ranks save, everybody loads what they saved; then one more step after the load."""
         saved, writes = self.folder / "checkpoint", self.world == self.worlds[0][0]
         decoder, fresh = make_model(self.mesh), make_model(self.mesh)
-        made, restored = (optimiser.make_optimiser(one, Optimiser(weight_decay=0.1)) for one in (decoder, fresh))
+        made, restored = (optimiser.make_optimiser(each, Optimiser(weight_decay=0.1)) for each in (decoder, fresh))
 
         def train(trained: Decoder, by: torch.optim.AdamW) -> None:
             forward_backward(trained, Case().batches(self.rank, self.world), 1.0, MAGISTRAL)
@@ -430,11 +430,13 @@ class FamilyScene(Scene):
             decoder, made, _ = build(self.folder / family, None, config, self.mesh, torch.device("cpu"))
             if config.lora.rank:  # B is zero at first, and so are the gradients of A
                 draw = torch.Generator().manual_seed(4)
-                matrices = [(name, torch.randn(one.shape, generator=draw) * 0.1) for name, one in fsdp.trained(decoder)]
+                matrices = [
+                    (name, torch.randn(each.shape, generator=draw) * 0.1) for name, each in fsdp.trained(decoder)
+                ]
                 fill(decoder, matrices)
             if targets:
                 self.results["sent"] = self.sent(decoder)
-                self.results["matrices"] = {name: whole(one) for name, one in fsdp.trained(decoder)}
+                self.results["matrices"] = {name: whole(each) for name, each in fsdp.trained(decoder)}
             forward_backward(decoder, batches, 1.0, MAGISTRAL)
             fsdp.reshard(decoder)
             self.results[family] = gradients(decoder)
@@ -448,8 +450,8 @@ class FamilyScene(Scene):
         """(name, first row, rows) of what this rank sends."""
         weights = SentWeights(decoder)
         weights.gather()
-        pieces = [replace(one, change=weights.changes.get(one.name)) for one in own_pieces(weights.named, self.rank)]
-        return [(one.name, one.first_row, one.values.clone()) for one in pieces]
+        pieces = [replace(each, change=weights.changes.get(each.name)) for each in own_pieces(weights.named, self.rank)]
+        return [(each.name, each.first_row, each.values.clone()) for each in pieces]
 
 
 SCENES: dict[str, type[Scene]] = {"steps": Scene, "cuda": CudaScene, "replicas": ReplicaScene}

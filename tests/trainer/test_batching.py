@@ -56,9 +56,9 @@ def test_collation_saves_padding_against_filling_in_order_of_arrival(
         if length > room:
             arrival, room = arrival + 1, budget
         room -= length
-    found = plan_batch(sequences(lengths), 1, budget)
+    plan = plan_batch(sequences(lengths), 1, budget)
     assert 1 - sum(lengths) / (arrival * budget) == pytest.approx(next_fit, abs=5e-4)
-    assert found.padding_share == pytest.approx(decreasing, abs=5e-4)
+    assert plan.padding_share == pytest.approx(decreasing, abs=5e-4)
 
 
 @given(st.lists(st.integers(2, 60), max_size=60), st.integers(1, 8), st.integers(60, 200))
@@ -154,5 +154,5 @@ def test_numbers_of_two_steps_are_added_or_averaged():
     assert both.sums.maxima == {"ratio": 1.4} and both.sums.seconds == 3.0
     assert both.stepped == Stepped(2.0, 1.0)
     assert [len(share) for share in both.plan.micro_batches] == [2, 2] and both.plan.tokens == 40
-    one = step(0.2, 10, 1.1, 1.0)
-    assert combine([one]) is one
+    single = step(0.2, 10, 1.1, 1.0)
+    assert combine([single]) is single

@@ -56,10 +56,10 @@ def test_problems_that_stand_in_a_file_more_than_once_are_told_apart_from_other_
 
 
 def test_problems_of_an_environment_may_have_one_text(tmp_path: Path) -> None:
-    told = [{"problem": "Guess the number.", "answer": str(number), "environment": "guess"} for number in range(5)]
+    guessed = [{"problem": "Guess the number.", "answer": str(number), "environment": "guess"} for number in range(5)]
     bare = [{"problem": "Play.", "environment": "guess"}] * 2
-    assert [file.warnings for file in files(tmp_path, told[:3] + bare, told[3:] + bare)] == [[], []]
-    assert "1 of 5 problems are copies" in files(tmp_path, [*told[:4], told[0]], [])[0].warnings[0]
+    assert [file.warnings for file in files(tmp_path, guessed[:3] + bare, guessed[3:] + bare)] == [[], []]
+    assert "1 of 5 problems are copies" in files(tmp_path, [*guessed[:4], guessed[0]], [])[0].warnings[0]
 
 
 def test_another_prefix_is_another_problem_to_train_on(tmp_path: Path) -> None:

@@ -33,11 +33,11 @@ def test_gradients_do_not_depend_on_ranks(families: list[str], tmp_path: Path) -
     run_ranks(tmp_path, *families)
     worlds = {world: Ranks(tmp_path, "families").of(world) for row in FamilyScene.worlds for world in row}
     for family in families:
-        one, three = (ranks[0][family] for ranks in worlds.values())
-        assert max(float(gradient.abs().max()) for gradient in one.values()) > 1e-3 and three.keys() == one.keys()
+        single, three = (ranks[0][family] for ranks in worlds.values())
+        assert max(float(gradient.abs().max()) for gradient in single.values()) > 1e-3 and three.keys() == single.keys()
         for name, gradient in three.items():
             assert ("lora_" in name) == family.endswith(ADAPTERS)
-            gap, size = (gradient.double() - one[name].double()).norm(), one[name].double().norm()
+            gap, size = (gradient.double() - single[name].double()).norm(), single[name].double().norm()
             # ranks get other micro-batches than one rank has, and sum in another order
             assert gap <= 2e-5 * size, f"{family}: {name}"
     adapted = families[-1]

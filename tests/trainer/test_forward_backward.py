@@ -131,17 +131,17 @@ def test_dummies_alone_give_zero_gradients_for_every_parameter() -> None:
 def test_regularised_steps_do_not_depend_on_packing(name: str) -> None:
     """A reference equal to the policy changes nothing."""
     settings, reference = {"kl": {"weight": 0.3, "gradient": name}, "entropy_bonus": 0.1}, model(2)
-    one, packed = trained(settings, reference)
+    whole, packed = trained(settings, reference)
     four, single = trained(settings, reference, *([s] for s in SEQUENCES), [])
-    assert four.sums == pytest.approx(one.sums, rel=1e-5) and abs(one.sums["reference_log_ratio"]) > 0.1
+    assert four.sums == pytest.approx(whole.sums, rel=1e-5) and abs(whole.sums["reference_log_ratio"]) > 0.1
     _, plain = trained({})
     for cut, gradient in zip(single, packed, strict=True):
         torch.testing.assert_close(cut, gradient, atol=1e-5 * float(gradient.abs().max()), rtol=0)
-    assert max(float((one - other).abs().max()) for one, other in zip(packed, plain, strict=True)) > 0.01
+    assert max(float((each - other).abs().max()) for each, other in zip(packed, plain, strict=True)) > 0.01
     assert all(parameter.grad is None for parameter in reference.parameters())
     reply, same = trained({"kl": {"weight": 0.5, "gradient": name}}, model(1))
     assert reply.sums["reference_log_ratio"] == reply.sums["regularisation"] == 0
-    assert all(torch.equal(one, other) for one, other in zip(same, plain, strict=True))
+    assert all(torch.equal(each, other) for each, other in zip(same, plain, strict=True))
 
 
 def test_without_kl_and_in_imitation_the_reference_is_not_run() -> None:
@@ -150,7 +150,7 @@ def test_without_kl_and_in_imitation_the_reference_is_not_run() -> None:
     for settings in ({}, None):
         (expected, plain), (reply, gradients) = trained(settings), trained(settings, spoilt)
         assert reply.sums == expected.sums
-        assert all(torch.equal(one, other) for one, other in zip(gradients, plain, strict=True))
+        assert all(torch.equal(each, other) for each, other in zip(gradients, plain, strict=True))
     with pytest.raises(NonFinite, match="loss is nan over 6 tokens"):
         trained({"kl": {"weight": 0.5}}, spoilt)
 

@@ -40,7 +40,7 @@ def distance(tensor: Tensor, expected: Tensor) -> float:
 
 def assert_close(tensors: dict[str, Tensor], expected: dict[str, Tensor], within: float) -> None:
     assert tensors.keys() == expected.keys() and len(expected) > 10
-    far = {name: gap for name, one in tensors.items() if not (gap := distance(one, expected[name])) <= within}
+    far = {name: gap for name, each in tensors.items() if not (gap := distance(each, expected[name])) <= within}
     assert not far
 
 
@@ -59,7 +59,7 @@ def assert_same_step(scene: Ranks, world: int, name: str, case: str, within: flo
         if part in expected["sums"]:
             total = sum(rank[name]["sums"][part] for rank in ranks)
             assert total == pytest.approx(expected["sums"][part], abs=EXACT, rel=EXACT), (name, world, part)
-    assert max(float(one.abs().max()) for one in expected["gradients"].values()) > 0.01
+    assert max(float(each.abs().max()) for each in expected["gradients"].values()) > 0.01
     assert_close(ranks[0][name]["gradients"], expected["gradients"], within)
 
 
@@ -110,12 +110,12 @@ def test_a_sharded_reference_is_frozen_and_given_back(scene: Ranks) -> None:
 def test_bfloat16_on_one_rank_is_that_of_sharded_ranks(scene: Ranks) -> None:
     """One rank rounds weights where it uses them, several where they gather them; gradients add up in float32. What is
     left: within a micro-batch several ranks add the tied head's gradient to the embedding's in bfloat16."""
-    [one] = scene.of(1)
-    expected, exact = one["bfloat16"]["gradients"], alone(scene.folder, "group_tokens", False)["gradients"]
+    [single] = scene.of(1)
+    expected, exact = single["bfloat16"]["gradients"], alone(scene.folder, "group_tokens", False)["gradients"]
     for world in (2, 4):
         ranks = scene.of(world)
         total = sum(rank["bfloat16"]["sums"]["loss"] for rank in ranks)
-        assert total == pytest.approx(one["bfloat16"]["sums"]["loss"], rel=1e-5)
+        assert total == pytest.approx(single["bfloat16"]["sums"]["loss"], rel=1e-5)
         for name, gradient in ranks[0]["bfloat16"]["gradients"].items():
             assert distance(gradient, expected[name]) <= (ROUNDED if "embed_tokens" in name else EXACT), name
     assert all(distance(gradient, exact[name]) > EXACT for name, gradient in expected.items()), "it is not float32"
@@ -126,14 +126,14 @@ def test_bfloat16_on_one_rank_is_that_of_sharded_ranks(scene: Ranks) -> None:
 def test_memory_types_norms_and_errors_of_a_rank(scene: Ranks, world: int) -> None:
     """Weights, gradients and moments are float32 when computing in bfloat16, gradients add up in memory of their own,
     rows stay in theirs. The norm is over all shards; a NaN, and weights of the step before, are named on every rank."""
-    [one] = scene.of(1)
+    [single] = scene.of(1)
     for rank in scene.of(world):
         memory = rank["memory"]
         assert memory["gradient types"] == ["torch.float32"] and all(memory["twice"]) and len(memory["twice"]) > 10
         assert rank["types"] == {"master weights": "float32", "moments": "float32"}
         assert rank["rows stay"] and rank["again"]
         # one rank alone adds up the tied weight's gradients in float32, see ROUNDED (measured: 2.1e-5)
-        assert rank["norm"] == pytest.approx(one["norm"], rel=1e-4)
+        assert rank["norm"] == pytest.approx(single["norm"], rel=1e-4)
         assert rank["clipped norm"] == pytest.approx(1e-3, rel=1e-5)
         assert "model.layers.1.mlp.up_proj.weight (1 values" in rank["non-finite"]
         if world == 1:  # its decoder is the plain model, which gathers nothing and keeps one copy of its gradients
@@ -152,14 +152,16 @@ def test_two_ranks_write_and_one_two_or_four_read_bitwise_the_same(scene: Ranks,
     for world in WORLDS:
         ranks = scene.of(world)
         loaded = ranks[0]["loaded"]
-        assert loaded.keys() == written.keys() and all(torch.equal(loaded[name], one) for name, one in written.items())
+        assert loaded.keys() == written.keys() and all(
+            torch.equal(loaded[name], each) for name, each in written.items()
+        )
         assert all(rank["step"] == 3 for rank in ranks)
         for number, rank in enumerate((first, second)):
-            parts = [one["taken"].get(f"trainer-{number}-of-2.safetensors", {}) for one in ranks]
+            parts = [each["taken"].get(f"trainer-{number}-of-2.safetensors", {}) for each in ranks]
             assert add_parts(parts) == rank["live"]
         for name, value in ranks[0]["trained"].items():
             torch.testing.assert_close(value, written[name], atol=EXACT, rtol=0)
-    assert all(torch.equal(first["resumed"][name], one) for name, one in first["went on"].items())
+    assert all(torch.equal(first["resumed"][name], each) for name, each in first["went on"].items())
     names = [f"trainer-{rank}-of-2.safetensors" for rank in (0, 1)]
     assert [shard.path.name for shard in shard_files.read_shards(scene.folder / "checkpoint")] == names
     shutil.copy(scene.folder / "checkpoint" / names[0], tmp_path)
@@ -195,9 +197,9 @@ def replicas(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
 def test_two_replicas_do_what_one_does_and_resume_from_each_other(replicas: Ranks) -> None:
     ranks = replicas.of(4)
     for rank in ranks:
-        one, two = rank["of 1"], rank["of 2"]
-        assert two["steps"] == pytest.approx(one["steps"], rel=EXACT)
-        for way, other in ((one, two), (two, one)):
+        single, two = rank["of 1"], rank["of 2"]
+        assert two["steps"] == pytest.approx(single["steps"], rel=EXACT)
+        for way, other in ((single, two), (two, single)):
             # of squares, AdamW's second moments, three steps leave 3e-6
             for part, within in (("weight/", EXACT), ("exp_avg", 1e-5)):
                 mine, theirs = ({name: value for name, value in which["trained"].items() if name.startswith(part)}
@@ -216,8 +218,8 @@ def test_each_row_is_sent_and_saved_once(replicas: Ranks) -> None:
     ranks, folder = replicas.of(4), replicas.folder
     assert all(rank[way]["delivered"] for rank in ranks for way in ("of 1", "of 2"))
     for name, headers in (("published", 1.0), ("written", 1.3)):
-        one, two = ([rank[way][name] for rank in ranks] for way in ("of 1", "of 2"))
-        assert min(two) > 0 and sum(one) / headers <= sum(two) <= sum(one) * headers
+        single, two = ([rank[way][name] for rank in ranks] for way in ("of 1", "of 2"))
+        assert min(two) > 0 and sum(single) / headers <= sum(two) <= sum(single) * headers
     exported = [load_file(folder / f"exported-{count}" / "model.safetensors") for count in (1, 2)]
     assert_close(exported[1], exported[0], EXACT)
     for count in (1, 2):

@@ -25,7 +25,7 @@ def trained(turns: bool) -> list[torch.Tensor]:
         if turns:
             moments = [value for state in made.state.values() for value in state.values()]
             away = host.offload([*decoder.parameters(), *moments])
-            assert away == 3 * 4 * sum(one.numel() for one in decoder.parameters()), (
+            assert away == 3 * 4 * sum(each.numel() for each in decoder.parameters()), (
                 "weights and two moments, each once"
             )
             assert all(parameter.untyped_storage().nbytes() == 0 for parameter in decoder.parameters())

@@ -76,12 +76,12 @@ def test_a_launch_warns_of_a_type_that_the_processor_is_slow_in(slow_dtype: bool
 
 @slow
 def test_sums_of_ranks_add_up_to_the_single_rank(scene: Any) -> None:
-    one, two = replies(scene, 1)[TRAIN], [replies(scene, 2, rank)[TRAIN] for rank in (0, 1)]
-    for name, value in one["sums"].items():
+    single, two = replies(scene, 1)[TRAIN], [replies(scene, 2, rank)[TRAIN] for rank in (0, 1)]
+    for name, value in single["sums"].items():
         assert sum(reply["sums"][name] for reply in two) == pytest.approx(value, rel=1e-5), name
-    for name, value in one["maxima"].items():
+    for name, value in single["maxima"].items():
         assert max(reply["maxima"][name] for reply in two) == pytest.approx(value, rel=1e-5), name
-    assert sum(reply["tokens"] for reply in two) == one["tokens"]
+    assert sum(reply["tokens"] for reply in two) == single["tokens"]
     assert replies(scene, 2)[STEP]["grad_norm"] == pytest.approx(replies(scene, 1)[STEP]["grad_norm"], rel=1e-5)
 
 
@@ -113,11 +113,11 @@ def test_probe_is_scored_with_the_weights_that_were_exported(scene: Any) -> None
 @slow
 def test_the_reference_stays_where_it_was_while_the_policy_moves_on(scene: Any) -> None:
     """It is the export of the weights that the policy starts with: no divergence, then a step away from it."""
-    one, *two = (replies(scene, world, rank, "regularised") for world, rank in RANKS)
+    single, *two = (replies(scene, world, rank, "regularised") for world, rank in RANKS)
     for call in (2, 4):
-        for name, value in one[call]["sums"].items():
+        for name, value in single[call]["sums"].items():
             assert sum(reply[call]["sums"][name] for reply in two) == pytest.approx(value, rel=1e-4, abs=1e-4), name
-    for reply in (one, *two):
+    for reply in (single, *two):
         before, after = (reply[call]["sums"] for call in (2, 4))
         assert before["reference_log_ratio"] == before["regularisation"] == 0
         assert abs(after["reference_log_ratio"]) > 0.01 and after["regularisation"] != 0
@@ -169,8 +169,8 @@ def test_the_value_head_is_saved_once_goes_on_bitwise_the_same_and_takes_nothing
         assert ("value_head.safetensors" in first[9]["value"]) == (rank == 0)
         for before, after in ((10, 2), (12, 4)):
             assert first[before]["sums"] == second[after]["sums"]
-    one, two = ([total(scene, world, "dro", call, "loss") for call in (7, 10, 12)] for world in (1, 2))
-    assert len(set(one)) == 3 and two == pytest.approx(one, rel=1e-4)
+    single, two = ([total(scene, world, "dro", call, "loss") for call in (7, 10, 12)] for world in (1, 2))
+    assert len(set(single)) == 3 and two == pytest.approx(single, rel=1e-4)
     for world in (1, 2):
         head = load_file(scene.folder / f"dro-{world}" / "value_head.safetensors")
         assert head["step/0"] == head["step/1"] == 1
@@ -202,10 +202,10 @@ def test_adapters_of_any_number_of_ranks(scene: Any) -> None:
         assert total(scene, world, "adapters rounded", 1, "entropy") == pytest.approx(exact, rel=0.02)
     for call in (train, 5, later, moved):
         for name in ("loss", "entropy", "regularisation", "reference_log_ratio"):
-            one, two = (total(scene, world, "adapters", call, name) for world in (1, 2))
-            assert two == pytest.approx(one, rel=1e-4, abs=1e-4), (call, name)
-    one, two = (replies(scene, world, 0, "adapters")[step_again]["grad_norm"] for world in (1, 2))
-    assert two == pytest.approx(one, rel=1e-5) and one > 0
+            single, two = (total(scene, world, "adapters", call, name) for world in (1, 2))
+            assert two == pytest.approx(single, rel=1e-4, abs=1e-4), (call, name)
+    single, two = (replies(scene, world, 0, "adapters")[step_again]["grad_norm"] for world in (1, 2))
+    assert two == pytest.approx(single, rel=1e-5) and single > 0
     assert total(scene, 1, "adapters", train, "reference_log_ratio") == 0, "B is zero"
     assert abs(total(scene, 1, "adapters", later, "reference_log_ratio")) > 0.01
     assert total(scene, 1, "adapters", moved, "reference_log_ratio") == 0, "the reference is the policy now"

@@ -74,7 +74,7 @@ def test_reasoning_has_the_prompt_of_its_domain_and_general_instructions_none(tm
     loaded = load_demonstrations(reasoning, general, Sft(), PROMPTS, 100)
     german = b"S:add\n\nDenke und antworte auf Deutsch."
     expected = [b"S:add", b"S:add!", b"S:\n\ntools:add", german, b"S:1+1"]
-    assert [bytes(one.prompt) for one in loaded.reasoning] == expected
+    assert [bytes(made.prompt) for made in loaded.reasoning] == expected
     assert bytes(loaded.reasoning[4][1]) == b"<think>\none more\n</think>\nThe answer is \\boxed{2}.\0"
     assert loaded.general == [HI]
 
@@ -94,7 +94,7 @@ def test_files_that_cannot_be_used_are_named_with_their_setting(tmp_path: Path) 
 
 def test_a_share_of_every_batch_is_general_and_the_rate_warms_up_and_decays() -> None:
     demonstrations = Demonstrations([Demonstration([1], [1])], [Demonstration([2], [2])], general_share=0.1)
-    counts = [sum(one.prompt == [2] for one in demonstrations.batch_at(step, 16, 0)) for step in range(400)]
+    counts = [sum(made.prompt == [2] for made in demonstrations.batch_at(step, 16, 0)) for step in range(400)]
     assert set(counts) == {1, 2} and 1.55 < sum(counts) / 400 < 1.65, "1.6 of 16 on average"
     assert demonstrations.batch_at(7, 16, 0) == demonstrations.batch_at(7, 16, 0)
     only = Demonstrations([Demonstration([1], [1])], [], general_share=0.1)
@@ -119,17 +119,17 @@ def test_a_demonstration_of_several_turns_is_what_an_episode_is(tmp_path: Path) 
     chat, path = Chat(tmp_path / "model"), tmp_path / "turns.jsonl"
 
     def read(row: dict[str, object], **data: Any) -> Demonstration:
-        [one] = read_demonstrations(write(path, row), "sft.demonstrations", prompts_of(chat, **data), 100, [])
-        return one
+        [made] = read_demonstrations(write(path, row), "sft.demonstrations", prompts_of(chat, **data), 100, [])
+        return made
 
     row = turns(("assistant", "5"), ("user", "<|end|>no"), ("assistant", "7"))
-    one, between = read(row, system_prompt=""), chat.bridge([("user", "<|end|>no")])
-    assert one.prompt == chat.render("?", "")
+    made, between = read(row, system_prompt=""), chat.bridge([("user", "<|end|>no")])
+    assert made.prompt == chat.render("?", "")
     added = read(row | {"system": "no ?"}, system_prompt="7")
-    assert added == one._replace(prompt=chat.render("?", "7\n\nno ?")), "what an environment adds to the system prompt"
+    assert added == made._replace(prompt=chat.render("?", "7\n\nno ?")), "what an environment adds to the system prompt"
     first, last = ([*chat.encode(text), chat.eos_id] for text in "57")
-    assert one.completion == first + between + last and chat.eos_id not in between
-    assert one.mask == bytes([2] * len(first) + [0] * len(between) + [2] * len(last))
+    assert made.completion == first + between + last and chat.eos_id not in between
+    assert made.mask == bytes([2] * len(first) + [0] * len(between) + [2] * len(last))
     for pairs, why in (
         ([("user", "x"), ("assistant", "5")], "begins"),
         ([("assistant", "5"), ("user", "x")], "must end"),
@@ -147,14 +147,14 @@ def chat(tmp_path_factory: pytest.TempPathFactory) -> Chat:
 @pytest.mark.parametrize("row", read_table("trainer/written_completions"))
 def test_a_demonstration_is_held_to_the_form_of_the_run(chat: Chat, tmp_path: Path, row: dict[str, Any]) -> None:
     path, lines = write(tmp_path / "rows.jsonl", {"problem": "2+3?", "completion": row["text"]}), list[str]()
-    [one] = read_demonstrations(path, "sft.demonstrations", prompts_of(chat), 1000, lines)
+    [made] = read_demonstrations(path, "sft.demonstrations", prompts_of(chat), 1000, lines)
     assert (row["warning"] in "\n".join(lines)) if row["warning"] else not lines
     assert ("break the form" in "\n".join(lines)) is not row["keeps_the_form"]
     assert all(line.startswith("sft.demonstrations: 1 of 1 rows ") and "rows.jsonl:1: " in line for line in lines)
-    controls = {token for token in one.completion if token in chat.tokenizer.added_tokens_decoder}
+    controls = {token for token in made.completion if token in chat.tokenizer.added_tokens_decoder}
     assert controls <= {*map(chat.tokenizer.convert_tokens_to_ids, ("<think>", "</think>")), chat.eos_id}
-    assert one.completion.count(chat.eos_id) == 1 and one.completion[-1] == chat.eos_id
-    assert chat.decode(one.completion) == re.sub(r"(\s*<\|end\|>)+\s*$", "", row["text"]), "no letter is lost"
+    assert made.completion.count(chat.eos_id) == 1 and made.completion[-1] == chat.eos_id
+    assert chat.decode(made.completion) == re.sub(r"(\s*<\|end\|>)+\s*$", "", row["text"]), "no letter is lost"
 
 
 def test_a_demonstration_that_reasons_in_another_language_than_it_asks_for_is_counted(
@@ -172,8 +172,8 @@ def test_a_demonstration_that_reasons_in_another_language_than_it_asks_for_is_co
 
 def test_control_tokens_in_a_turn_are_letters_and_general_texts_have_no_form(chat: Chat, tmp_path: Path) -> None:
     row, lines = turns(("assistant", "5<|end|>"), ("user", "no"), ("assistant", "7 <|user|> 5")), list[str]()
-    [one] = read_demonstrations(write(tmp_path / "rows.jsonl", row), "sft.general", prompts_of(chat), 1000, lines)
-    learned = [token for token, of in zip(one.completion, one.mask, strict=True) if of]
+    [made] = read_demonstrations(write(tmp_path / "rows.jsonl", row), "sft.general", prompts_of(chat), 1000, lines)
+    learned = [token for token, of in zip(made.completion, made.mask, strict=True) if of]
     assert learned == [*chat.encode("5"), chat.eos_id, *chat.encode_plain("7 <|user|> 5"), chat.eos_id]
     assert ["end with" in lines[0], "letters there" in lines[1], len(lines)] == [True, True, 2]
 

@@ -170,7 +170,7 @@ def test_a_checkpoint_of_adapters_holds_the_policy_while_the_reference_is_in_for
     reference = KeptAdapters(model, lambda: writer.settle() if settles else None)
     for kept in reference.kept.values():
         kept.add_(1.0)
-    expected = {name: one.detach().clone() for name, one in model.named_parameters() if one.requires_grad}
+    expected = {name: each.detach().clone() for name, each in model.named_parameters() if each.requires_grad}
     writer = ShardWriter(tmp_path, model, optimiser, 0, 1)
     with reference.in_force():
         disk.told.set()
@@ -178,6 +178,6 @@ def test_a_checkpoint_of_adapters_holds_the_policy_while_the_reference_is_in_for
     [file] = writer.files()
     stored = load_file(tmp_path / file)
     assert len(expected) == 4
-    for name, one in expected.items():
-        assert torch.equal(one, dict(model.named_parameters())[name])
-        assert torch.equal(stored[f"weight/{name}"], one if settles else one + 1.0)
+    for name, each in expected.items():
+        assert torch.equal(each, dict(model.named_parameters())[name])
+        assert torch.equal(stored[f"weight/{name}"], each if settles else each + 1.0)

@@ -89,14 +89,14 @@ async def sample(folder: Path) -> Sampled:
         take = llm.on_step
 
         def watch(outputs: Any) -> None:
-            prefills.update({one.request_id: one.prefill_stats for one in outputs.outputs if one.prefill_stats})
+            prefills.update({each.request_id: each.prefill_stats for each in outputs.outputs if each.prefill_stats})
             take(outputs)
 
         async def play(number: int) -> tuple[Prompt, Completion]:
             prompt = await played.open(prompt_of(played, "goes on", number))
             begun = engine.client.episode(number)
             return prompt, await played.play(
-                prompt, begun, lambda one: engine.client.continue_turn(prompt.token_ids, one, 1.0)
+                prompt, begun, lambda each: engine.client.continue_turn(prompt.token_ids, each, 1.0)
             )
 
         async def once(prompt: Prompt) -> tuple[Prompt, Completion]:
@@ -141,12 +141,12 @@ class Tokens(NamedTuple):
 def trained(folder: Path, pairs: Played, weights: Weights) -> Tokens:
     """Make training sequences, and let the trainer's model score them under every version."""
     decoder = load_model(folder)
-    rows = [sequence_of(Group(prompt, [one], [None]), one, [0.0]) for prompt, one in pairs]
+    rows = [sequence_of(Group(prompt, [each], [None]), each, [0.0]) for prompt, each in pairs]
     versions, after = list[int](), list[bool]()
-    for _, one in pairs:
-        begun = {turn.start for turn in one.turns} or {0}
+    for _, each in pairs:
+        begun = {turn.start for turn in each.turns} or {0}
         first = -1
-        for span in one.spans:
+        for span in each.spans:
             first = span.version if span.start in begun else first
             versions += [span.version] * (span.end - span.start)
             after += [span.version != first] * (span.end - span.start)
@@ -175,10 +175,10 @@ def test_updates_between_turns_and_within_them_leave_each_token_the_logprob_of_i
         assert len(before) > 20 and len(within) > 200 and before.max() < CLOSE
         means.append(within.mean())
     between = sum(
-        one.spans[number].end in {turn.end for turn in one.turns} and one.spans[number].version < following.version
-        for _, one in sampled.episodes for number, following in enumerate(one.spans[1:])
+        each.spans[number].end in {turn.end for turn in each.turns} and each.spans[number].version < following.version
+        for _, each in sampled.episodes for number, following in enumerate(each.spans[1:])
     )  # fmt: skip
-    assert between > 20 and sum(len(one.turns) > 2 for _, one in sampled.episodes) > EPISODES // 2
+    assert between > 20 and sum(len(each.turns) > 2 for _, each in sampled.episodes) > EPISODES // 2
     assert several.trainer.std() > 0.5, "a distribution without entropy would agree by accident"
     assert means[0] < 1.5 * means[1], "an update within a turn weighs as much as in a single one"
 
@@ -186,10 +186,10 @@ def test_updates_between_turns_and_within_them_leave_each_token_the_logprob_of_i
 def test_no_turn_computes_again_what_stands_before_it(sampled: Sampled) -> None:
     """Whole blocks of everything before the last token of the turn before are found in the engine's cache."""
     turns = 0
-    for prompt, one in sampled.still:
-        prefills = [stats for name, stats in sampled.prefills.items() if name.startswith(f"{one.group}.{one.index}.")]
-        assert len(prefills) == len(one.turns)
-        for before, turn, stats in zip(one.turns, one.turns[1:], prefills[1:], strict=False):
+    for prompt, each in sampled.still:
+        prefills = [stats for name, stats in sampled.prefills.items() if name.startswith(f"{each.group}.{each.index}.")]
+        assert len(prefills) == len(each.turns)
+        for before, turn, stats in zip(each.turns, each.turns[1:], prefills[1:], strict=False):
             known = len(prompt.token_ids) + before.end - 1  # the last token of a turn is read by the next one
             assert stats.num_prompt_tokens == len(prompt.token_ids) + turn.start
             assert stats.num_cached_tokens == known // CPU_BLOCK_TOKENS * CPU_BLOCK_TOKENS

@@ -62,8 +62,8 @@ def test_without_a_gradient_it_stays_and_a_reset_forgets_that_there_were_steps()
     assert values_of(head) == [0.0] * 5
     head.reset()
     fresh = ValueHead(4, 0.1)
-    for one in (head, fresh):
-        learn(one, 1)
+    for each in (head, fresh):
+        learn(each, 1)
     assert values_of(head) == values_of(fresh)
     assert [abs(value) for value in values_of(head)] == pytest.approx([0.1] * 5, rel=1e-4)
 

@@ -22,14 +22,14 @@ class Table:
         arms, after = len(first), 0 if second is None else second.shape[1]
         self.completions = [(a,) for a in range(ends if after else arms)]
         self.completions += [(a, b) for a in range(ends, arms) for b in range(after)]
-        self.counts = [len(one) for one in self.completions]
+        self.counts = [len(each) for each in self.completions]
         self.entries = torch.tensor([
             entry for a, *rest in self.completions for entry in (a, *(arms + a * after + b for b in rest))
         ])  # fmt: skip
 
     def flat(self) -> Tensor:
         """[tokens of all completions] log-probabilities, one completion after the other."""
-        return torch.cat([one.log_softmax(-1).flatten() for one in self.logits])[self.entries]
+        return torch.cat([each.log_softmax(-1).flatten() for each in self.logits])[self.entries]
 
     def logprobs(self) -> list[Tensor]:
         """[tokens] of every completion."""

@@ -26,7 +26,7 @@ from trainer.step.forward_backward import AuxiliaryModels, compute_old_logprobs,
 SHAPE = DecoderConfig("llama", 32, 16, 24, 1, 2, 1, 8, 1e-5, 64, tied=True)
 WHOLE = ("a_lol", "agro", "dro", "kto", "sharpening")
 """objectives whose factor is one number of the whole episode"""
-TURNS = sorted(name for name, one in PUBLISHED.items() if not one.kind.several_turns and name not in WHOLE)
+TURNS = sorted(name for name, each in PUBLISHED.items() if not each.kind.several_turns and name not in WHOLE)
 
 
 def model(seed: int) -> Decoder:
@@ -54,9 +54,9 @@ def episodes(decoder: Decoder, seed: int) -> list[TrainSequence]:
             mask += b"\1" * sampled + bytes(heard)
         made.append(TrainSequence(ids, mask, draw.random(), [draw.gauss(0, 1) for _ in range(turns)], number // 3))
     logprobs = compute_old_logprobs(decoder, [MicroBatch(made)], 1.0)
-    for one, values in zip(made, logprobs, strict=True):
+    for each, values in zip(made, logprobs, strict=True):
         names = ("behaviour", "old", "teacher")
-        one.columns = {name: [value + draw.gauss(0, 0.2) for value in values] for name in names}
+        each.columns = {name: [value + draw.gauss(0, 0.2) for value in values] for name in names}
     return made
 
 
@@ -91,25 +91,25 @@ def test_the_gradient_of_an_episode_is_that_of_its_turns(name: str) -> None:
     def gradient(sequences: list[TrainSequence]) -> Tensor:
         decoder.zero_grad()
         forward_backward(decoder, [MicroBatch(sequences)], 1.0, settings, models)
-        return torch.cat([one.grad.double().flatten() for one in decoder.parameters() if one.grad is not None])
+        return torch.cat([each.grad.double().flatten() for each in decoder.parameters() if each.grad is not None])
 
     for seed in range(2):
         whole = episodes(decoder, seed)
-        turns = [turn for one in whole for turn in apart(one)]
-        assert len(turns) == sum(len(one.segments) for one in whole) == 12
+        turns = [turn for each in whole for turn in apart(each)]
+        assert len(turns) == sum(len(each.segments) for each in whole) == 12
         expected = gradient(turns)
         assert expected.norm() > 1e-3
         assert float((gradient(whole) - expected).norm() / expected.norm()) < 1e-6
-    other = gradient([merged(one) for one in whole])
+    other = gradient([merged(each) for each in whole])
     assert float((other - expected).norm() / expected.norm()) > 1e-3, "a loss on what an environment says would be seen"
 
 
 def test_ratios_are_means_of_a_turn_where_they_are_means() -> None:
     """gspo, two turns of 2 and 1 tokens with log-ratios 0.2, 0.4 | -0.6: s = exp(0.3), exp(0.3), exp(-0.6)."""
-    one = TrainSequence(
+    sequence = TrainSequence(
         [9, 1, 2, 9, 3], bytes([0, 1, 1, 0, 1]), 1.0, [1.0, 1.0], columns={"behaviour": [-1.2, -1.4, -0.4]}
     )
-    inputs = loss_inputs([one], torch.tensor([-1.0, -1.0, -1.0]))
+    inputs = loss_inputs([sequence], torch.tensor([-1.0, -1.0, -1.0]))
     ratios = read_objective({"name": "gspo"}).ratios(inputs)  # type: ignore[attr-defined]
     assert ratios.tolist() == pytest.approx([1.349859, 1.349859, 0.548812], rel=1e-5)
     assert inputs.completions.sums(inputs.logprobs - inputs.behaviour).tolist() == pytest.approx([0.0], abs=1e-6)
@@ -126,15 +126,15 @@ def test_a_factor_of_an_episode_is_of_all_its_turns(chosen: dict[str, Any]) -> N
     """Sums of log pi/ref, and so divergences, are those of the whole episode, what a turn does to later ones included:
     loss and gradient are those of the same tokens in one turn, whose values test_loss.py and test_tabular.py hold."""
     decoder, settings = model(1), objective(**chosen)
-    whole = [replace(one, advantages=one.advantages[:1] * len(one.segments)) for one in episodes(decoder, 5)]
+    whole = [replace(each, advantages=each.advantages[:1] * len(each.segments)) for each in episodes(decoder, 5)]
     packed = pack_sequences(whole, torch.device("cpu"))
     logprobs = decoder(packed, 1.0)[0].detach().requires_grad_()
     reference, values = model(2)(packed, 1.0)[0].detach(), torch.full((6,), 0.3)
     inputs = loss_inputs(whole, logprobs, reference, values=lambda first: values)
     assert inputs.completions.count == 6 and inputs.completions.turns == 12
-    counts, groups = [one.loss_tokens for one in whole], [one.group for one in whole]
+    counts, groups = [each.loss_tokens for each in whole], [each.group for each in whole]
     one_turn = dataclasses.replace(inputs, completions=completions_of(counts, groups))
-    several, alone = (policy_loss(one, torch.zeros_like(logprobs), settings).loss for one in (inputs, one_turn))
+    several, alone = (policy_loss(each, torch.zeros_like(logprobs), settings).loss for each in (inputs, one_turn))
     assert several.item() == alone.item()
     expected = torch.autograd.grad(alone, logprobs)[0]
     assert torch.equal(torch.autograd.grad(several, logprobs)[0], expected) and expected.abs().max() > 1e-4
@@ -146,13 +146,13 @@ def episode(
     """Turns of one token each with a reply of one between them."""
     turns = [Turn(2 * turn, 2 * turn + 1, reward) for turn, reward in enumerate(rewards)]
     count = 2 * len(turns) - 1
-    one = Completion(0, index, 0, [7] * count, [-1.0] * count, finish_reason="stop", turns=turns)
-    return one, Reward(total, 0.0, total, 0.0, 0.0, verdict)
+    completion = Completion(0, index, 0, [7] * count, [-1.0] * count, finish_reason="stop", turns=turns)
+    return completion, Reward(total, 0.0, total, 0.0, 0.0, verdict)
 
 
 def group_of(*pairs: tuple[Completion, Reward]) -> Group:
     prompt = Prompt(0, Problem("p", "?", "1", environment="guess"), [1, 2])
-    return Group(prompt, [one for one, _ in pairs], [reward for _, reward in pairs], [""] * len(pairs))
+    return Group(prompt, [completion for completion, _ in pairs], [reward for _, reward in pairs], [""] * len(pairs))
 
 
 def settings_of(**environment: Any) -> Config:
@@ -204,7 +204,7 @@ def test_sequences_carry_the_advantages_of_their_turns() -> None:
 
 
 def test_objectives_that_cannot_be_trained_on_episodes_say_why() -> None:
-    refused = {name for name, one in PUBLISHED.items() if one.kind.several_turns}
+    refused = {name for name, each in PUBLISHED.items() if each.kind.several_turns}
     assert refused == {"f_dpg", "jepo", "spo"}
     for name in refused:
         line = objective(name).refusal("guess")

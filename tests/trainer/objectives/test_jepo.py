@@ -112,9 +112,9 @@ def jepo(*chosen: int, name: str = "jepo", **given: Any) -> tuple[LossOutput, li
         for number, row in zip(chosen, rows, strict=True)
     ]  # fmt: skip
     if isinstance(objective, Jepo):
-        objective.penalise([one for number, one in zip(chosen, sequences, strict=True) if number < 3])
+        objective.penalise([each for number, each in zip(chosen, sequences, strict=True) if number < 3])
     inputs = LossInputs(
-        logprobs, mu.log(), torch.tensor([one.advantages[0] for one in sequences]).repeat_interleave(
+        logprobs, mu.log(), torch.tensor([each.advantages[0] for each in sequences]).repeat_interleave(
             torch.tensor(counts)), weights, completions_of(counts, [int(number > 2) for number in chosen]),
         imitated=imitated, reference=torch.full_like(mu, 0.5).log() if given.get("kl") else None,
     )  # fmt: skip
@@ -266,12 +266,12 @@ def test_the_ground_truth_answer_stands_where_the_graded_one_began(chat: Chat, r
     assert len(chat.decode(ids[: count + 1])) > len(kept), "no whole token before the cut is lost"
 
 
-@given(summary=ANSWERS, own=ANSWERS, answer=ANSWERS, rest=ANSWERS)
+@given(summary=ANSWERS, other=ANSWERS, answer=ANSWERS, rest=ANSWERS)
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_answer_is_put_and_read_back(chat: Chat, summary: str, own: str, answer: str, rest: str) -> None:
-    summary, own, rest = (part.translate({ord(sign): None for sign in "{}\\"}) for part in (summary, own, rest))
+def test_any_answer_is_put_and_read_back(chat: Chat, summary: str, other: str, answer: str, rest: str) -> None:
+    summary, other, rest = (part.translate({ord(sign): None for sign in "{}\\"}) for part in (summary, other, rest))
     before = chat.decode(chat.encode(f"<think>t</think>{summary}\\boxed{{"))
-    _, _, whole = spliced(chat, chat.encode(f"{before}{own}}}{rest}"), answer)
+    _, _, whole = spliced(chat, chat.encode(f"{before}{other}}}{rest}"), answer)
     known = chat.decode(chat.encode(answer))  # some tokenizers lack the bytes of rare letters
     assert whole == f"{before}{known}}}"
     if not set("{}\\") & set(answer):
@@ -351,16 +351,18 @@ def test_no_blank_is_put_before_the_ground_truth_answer(tmp_path: Path) -> None:
 def test_which_groups_are_trained_by_their_bound(domain: str, verdicts: list[Any], bounded: set[str]) -> None:
     answer, tests = ("", ["assert f(1) == 1"]) if domain == "code" else ("1", [])
     problem = Problem("p", "?", answer, domain=domain, hidden=domain == "open", tests=tests)
-    rewards = [None if one is None else Reward(0.1, 0.1, 0.0, 0.0, 0.0, one) for one in verdicts]
+    rewards = [None if each is None else Reward(0.1, 0.1, 0.0, 0.0, 0.0, each) for each in verdicts]
     group = Group(Prompt(0, problem, [1]), [Completion(0, index, 0) for index in range(len(rewards))], rewards)
     kinds = ("every", "unsolved", "open")
-    assert {one for one in kinds if read_objective({"name": "jepo", "bound_groups": one}).is_bounded(group)} == bounded
+    assert {
+        each for each in kinds if read_objective({"name": "jepo", "bound_groups": each}).is_bounded(group)
+    } == bounded
 
 
 def test_a_group_whose_ground_truth_answer_does_not_fit_is_trained_by_its_rewards(bytewise: Chat) -> None:
     r"""A prompt of 3 tokens, reasoning of 16 and 20, 6 for \boxed{ ("d{" is one token), 4 of the answer: 29 and 33."""
     ids = [bytewise.encode(f"<think>{text}</think>\\boxed{{1}}") for text in ("a", "abcde")]
-    completions = [Completion(0, place, 0, one, [-1.0] * len(one)) for place, one in enumerate(ids)]
+    completions = [Completion(0, place, 0, each, [-1.0] * len(each)) for place, each in enumerate(ids)]
     rewards = [Reward(value, 0.1, 0.0, 0.0, 0.0, Verdict.OPEN) for value in (1.0, 0.0)]
     asked = Group(Prompt(0, Problem("p", "?", "57", domain="open", hidden=True), [1, 2, 3]), completions, rewards)
 
@@ -372,13 +374,13 @@ def test_a_group_whose_ground_truth_answer_does_not_fit_is_trained_by_its_reward
         return train_sequences([asked], objective_of(config), config, bytewise)
 
     bound, rewarded = trained(33), trained(32)
-    assert [len(one.token_ids) for one in bound] == [29, 33]
-    assert all(one.mask.count(IMITATED) == 4 and bytewise.decode(one.token_ids).endswith("{57}") for one in bound)
-    assert all(one.advantages == [0.0] and one.columns["behaviour"][-4:] == [0.0] * 4 for one in bound)
-    assert all(IMITATED not in one.mask for one in rewarded)
-    assert [one.token_ids[3:] for one in rewarded] == ids
-    assert [one.advantages for one in rewarded] == [[0.5], [-0.5]]
-    assert {one.weight for one in bound} == {one.weight for one in rewarded} == {0.5}
-    assert {one.weight for one in trained(33, "batch_tokens")} == {1 / (29 - 7 + 33 - 7)}, (
+    assert [len(each.token_ids) for each in bound] == [29, 33]
+    assert all(each.mask.count(IMITATED) == 4 and bytewise.decode(each.token_ids).endswith("{57}") for each in bound)
+    assert all(each.advantages == [0.0] and each.columns["behaviour"][-4:] == [0.0] * 4 for each in bound)
+    assert all(IMITATED not in each.mask for each in rewarded)
+    assert [each.token_ids[3:] for each in rewarded] == ids
+    assert [each.advantages for each in rewarded] == [[0.5], [-0.5]]
+    assert {each.weight for each in bound} == {each.weight for each in rewarded} == {0.5}
+    assert {each.weight for each in trained(33, "batch_tokens")} == {1 / (29 - 7 + 33 - 7)}, (
         "only what was sampled counts"
     )

@@ -167,8 +167,8 @@ def test_help_tells_every_setting_of_every_objective() -> None:
 
 
 def test_every_choice_of_a_setting_is_known_to_the_formulas() -> None:
-    one = torch.zeros(1)
-    inputs = LossInputs(one, one, one, one, completions_of([1]))
+    ones = torch.zeros(1)
+    inputs = LossInputs(ones, ones, ones, ones, completions_of([1]))
     assert set(get_args(KlGradient)) == GRADIENTS.keys()
     assert all(sum(token_weights([[2]], name, 4)[0]) > 0 for name in get_args(LossAggregation))
     for settings in tables_of(Importance):

@@ -299,7 +299,7 @@ def test_order_and_cut_into_micro_batches_change_nothing(chosen: dict[str, Any],
         parts = [shuffled[:place], shuffled[place:]]
     inputs = problem.inputs(picks, weights, [number // 4 for number in range(12)])
     inputs = with_ground_truth(inputs) if chosen["name"] == "jepo" else inputs
-    whole, *losses = (loss_of(one, **chosen) for one in (inputs, *(cut(inputs, part) for part in [*parts, []])))
+    whole, *losses = (loss_of(each, **chosen) for each in (inputs, *(cut(inputs, part) for part in [*parts, []])))
     assert sum(loss.item() for loss in losses) == pytest.approx(whole.item(), abs=1e-5)
     total = torch.stack([problem.gradients(loss) for loss in losses]).sum(0)
     torch.testing.assert_close(total, problem.gradients(whole), atol=1e-5, rtol=1e-4)

@@ -153,7 +153,10 @@ class Handler(BaseHTTPRequestHandler):
         with api.lock:
             api.busy -= 1
         if reply == RIGHT:
-            reply = [None, *({str(one): {"logprob": -place / 2}} for place, one in enumerate(body["prompt"][1:], 1))]
+            reply = [
+                None,
+                *({str(token): {"logprob": -place / 2}} for place, token in enumerate(body["prompt"][1:], 1)),
+            ]
         if reply is None:
             self.close_connection = True
         else:
