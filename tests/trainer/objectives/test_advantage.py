@@ -7,7 +7,7 @@ import itertools
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -76,58 +76,52 @@ def best(k: int) -> Formula:
     return lambda rewards: best_of(rewards, k)
 
 
-@pytest.mark.parametrize(("p", "size"), [(0.5, 2), (0.5, 4), (0.2, 4), (0.2, 8)])
-def test_the_groups_mean_shrinks_the_gradient_and_the_mean_of_the_others_does_not(p: float, size: int) -> None:
-    """d E r / d theta = p(1 - p), times 1 - 1/n: .125 and .1875 for p = .5, .12 and .14 for p = .2."""
-    shrunk = {(0.5, 2): 0.125, (0.5, 4): 0.1875, (0.2, 4): 0.12, (0.2, 8): 0.14}[p, size]
-    assert expected(p, size, of_rewards(mean_baseline))[0] == pytest.approx(shrunk)
-    assert expected(p, size, of_rewards(leave_one_out))[0] == pytest.approx(p * (1 - p))
+def centred_best(k: int) -> Formula:
+    return lambda rewards: mean_baseline(best_of(rewards, k))
 
 
-@pytest.mark.parametrize("p", [0.05, 0.3, 0.5, 0.9])
-@pytest.mark.parametrize("size", [2, 3, 4, 7])
-def test_maxrl_is_maximum_likelihood_to_the_order_of_the_group_less_one(p: float, size: int) -> None:
-    """d/dp of -sum_{m=1}^{M} (1 - p)^m / m is sum_{m=1}^{M} (1 - p)^(m-1), times dp/dtheta = p(1 - p); M = n - 1.
-    Without a baseline, r_i / mean: one order more."""
-    less, more = (p * (1 - p) * sum((1 - p) ** (m - 1) for m in range(1, order + 1)) for order in (size - 1, size))
-    assert expected(p, size, of_rewards(maxrl))[0] == pytest.approx(less)
-    assert abs(less - more) > 1e-8, "one order more is another gradient"
-    plain = of_rewards(lambda rewards: [r * size / max(1, sum(rewards)) for r in rewards])
-    assert expected(p, size, plain)[0] == pytest.approx(more)
+def gradients() -> Iterator[tuple[str, float, int, Callable[[Arms], list[float]], float]]:
+    """(case, p, size of the group, its advantages, the gradient of their objective)"""
+    for p, size, shrunk in ((0.5, 2, 0.125), (0.5, 4, 0.1875), (0.2, 4, 0.12), (0.2, 8, 0.14)):
+        # d E r / d theta = p(1 - p), which the group's mean makes 1 - 1/n times as large
+        yield "less the mean", p, size, of_rewards(mean_baseline), shrunk
+        yield "less the mean of the others", p, size, of_rewards(leave_one_out), p * (1 - p)
+    for p, size in itertools.product((0.05, 0.3, 0.5, 0.9), (2, 3, 4, 7)):
+        # d/dp of -sum_{m=1}^{M} (1 - p)^m / m is sum_{m=1}^{M} (1 - p)^(m-1), times dp/dtheta = p(1 - p); M = n - 1,
+        # and n without a baseline, r_i / mean
+        terms = [p * (1 - p) ** m for m in range(1, size + 1)]
+        yield "maxrl: maximum likelihood to the order n - 1", p, size, of_rewards(maxrl), sum(terms[:-1])
+        plain = of_rewards(lambda rewards: [r * len(rewards) / max(1, sum(rewards)) for r in rewards])
+        yield "maxrl without a baseline", p, size, plain, sum(terms)
+    for p, k, gradient in ((0.5, 4, 0.125), (0.1, 4, 0.26244), (0.25, 4, 0.3164063), (0.1, 8, 0.3443737)):
+        # d (1 - (1 - p)^k) / d theta = k p (1 - p)^k
+        for size in (k, k + 1, k + 2):
+            yield f"pass at {k}", p, size, of_rewards(best(k)), gradient
+    for p, size in ((0.5, 4), (0.1, 4), (0.25, 3)):
+        # who is right alone has n - 1, the others -1: g is 1 - 1/n instead of 1 - p, where it is not 0
+        centred = (size - 1) * p * (1 - p) ** (size - 1)
+        yield "centred pass at n", p, size, of_rewards(centred_best(size)), centred
+    for size in (3, 4, 5, 6):  # E f = p^3 + 3 p^2 (1 - p), d E f / d theta = 6 p^2 (1 - p)^2
+        yield "majority of 3", 0.6, size, of_votes(3), 0.3456
+
+
+@pytest.mark.parametrize(("case", "p", "size", "formula", "gradient"), gradients())
+def test_a_groups_mean_gradient_is_that_of_its_objective(
+    case: str, p: float, size: int, formula: Any, gradient: float
+) -> None:
+    assert expected(p, size, formula)[0] == pytest.approx(gradient, abs=1e-7)
 
 
 @pytest.mark.parametrize(
-    ("p", "k", "gradient", "variance", "plain"),
-    [(0.5, 4, 0.125, 0.0469, 0.7344), (0.1, 4, 0.26244, 0.1673, 0.1861), (0.25, 4, 0.31641, 0.1372, 0.3335),
-     (0.1, 8, 0.34437, 0.1913, 0.3259)],
-)  # fmt: skip
-def test_pass_at_k_has_its_gradient_and_more_completions_only_lower_the_variance(
-    p: float, k: int, gradient: float, variance: float, plain: float
-) -> None:
-    """d (1 - (1 - p)^k) / d theta = k p (1 - p)^k. f sum_i s_i, leaving none out, is unbiased too, and noisier."""
-    exact = pytest.approx(k * p * (1 - p) ** k)
-    assert gradient == pytest.approx(k * p * (1 - p) ** k, abs=1e-5)
-    assert expected(p, k, of_rewards(best(k))) == (exact, pytest.approx(variance, abs=5e-5))
+    ("p", "k", "variance", "plain"),
+    [(0.5, 4, 0.0469, 0.7344), (0.1, 4, 0.1673, 0.1861), (0.25, 4, 0.1372, 0.3335), (0.1, 8, 0.1913, 0.3259)],
+)
+def test_more_completions_only_lower_the_variance_of_pass_at_k(p: float, k: int, variance: float, plain: float) -> None:
+    """f sum_i s_i, leaving none out, is unbiased too, and noisier."""
+    spreads = [expected(p, size, of_rewards(best(k)))[1] for size in (k, k + 1, k + 2)]
+    assert spreads[0] == pytest.approx(variance, abs=5e-5) and spreads[0] - 1e-3 > spreads[1] > spreads[2] + 1e-3
     naive = of_rewards(lambda rewards: [k * max(rewards)] * k)
-    assert expected(p, k, naive) == (exact, pytest.approx(plain, abs=5e-5))
-    means, spreads = zip(*(expected(p, size, of_rewards(best(k))) for size in (k, k + 1, k + 2)), strict=True)
-    assert [*means] == [exact] * 3
-    assert spreads[0] - 1e-3 > spreads[1] > spreads[2] + 1e-3
-
-
-@pytest.mark.parametrize(("p", "size"), [(0.5, 4), (0.1, 4), (0.25, 3)])
-def test_the_centred_best_of_all_by_enumeration(p: float, size: int) -> None:
-    """k = n: who is right alone has n - 1, the others -1. So g = (1 - 1/n) instead of 1 - p, where it is not 0:
-    the expectation is (n - 1) p (1 - p)^(n - 1), too large by (1 - 1/n) / (1 - p)."""
-    assert mean_baseline(best_of([0.0, 1.0, 0.0, 0.0], 4)) == [-1.0, 3.0, -1.0, -1.0]
-    centred = of_rewards(lambda rewards: mean_baseline(best_of(rewards, size)))
-    assert expected(p, size, centred)[0] == pytest.approx((size - 1) * p * (1 - p) ** (size - 1))
-
-
-@pytest.mark.parametrize("size", [3, 4, 5, 6])
-def test_the_majority_of_three_has_its_gradient_for_any_number_of_completions(size: int) -> None:
-    """E f = p^3 + 3 p^2 (1 - p), d E f / d theta = 6 p^2 (1 - p)^2 = 0.3456 for p = 0.6."""
-    assert expected(0.6, size, of_votes(3))[0] == pytest.approx(0.3456)
+    assert expected(p, k, naive) == (pytest.approx(k * p * (1 - p) ** k), pytest.approx(plain, abs=5e-5))
 
 
 def of_sixteen(p: float, formula: Formula) -> tuple[float, float]:
@@ -165,7 +159,7 @@ def test_centring_helps_the_best_of_four_where_few_are_right(
     """The mean of the centred gradient over that of the plain one, and what each tells, as objectives.md has it: a
     right one among c has a (1 - c/16) instead of a (1 - p), a = 4 C(16 - c, 3) / C(15, 3)."""
     mean, clear = of_sixteen(p, best(4))
-    centred, clear_centred = of_sixteen(p, lambda rewards: mean_baseline(best_of(rewards, 4)))
+    centred, clear_centred = of_sixteen(p, centred_best(4))
     assert [centred / mean, clear, clear_centred] == pytest.approx([size, plain, clarity], abs=2e-3)
     by_hand = math.fsum(
         math.comb(16, c) * p**c * (1 - p) ** (16 - c)
