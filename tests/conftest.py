@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from verify.code.sandbox_pool import SandboxPool
 
 ROOT = Path(__file__).resolve().parents[1]
-TRAINERS = {f"tests/trainer/test_{name}.py" for name in ("fsdp", "rank", "rank_adapters", "shards")}
+TRAINERS = {f"tests/trainer/test_{name}.py" for name in ("fsdp", "rank")}
 """files whose tests read what one session of trainer ranks found"""
 
 hypothesis.settings.register_profile("unhurried", deadline=None)  # on a busy machine an example takes its time

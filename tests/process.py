@@ -21,10 +21,11 @@ def in_fresh_process(function: Callable[..., Any], *arguments: Any) -> Any:
         return process.submit(function, *arguments).result(DEADLINE_S)
 
 
-def run_ranks(script: Path, folder: Path) -> None:
-    """Run a script of tests/trainer that forks real ranks, one thread each, and leaves what it finds in the folder."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(script.parents[2])}
-    run = subprocess.run(
-        [sys.executable, script, folder], env=environment, capture_output=True, text=True, timeout=900, check=False
-    )
+def run_ranks(folder: Path, *names: str) -> None:
+    """Run scenes of tests/trainer/rank_scene.py, which forks real ranks, one thread each, and leaves what came of them
+    in the folder."""
+    root = Path(__file__).parents[1]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)}
+    command = [sys.executable, root / "tests" / "trainer" / "rank_scene.py", folder, *names]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=2700, check=False)
     assert run.returncode == 0, run.stderr[-4000:]

@@ -23,7 +23,7 @@ LORA: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.soak  # in make test: tests/trainer/test_rank_adapters.py; a launch with adapters in test_deaths.py
+@pytest.mark.soak  # in make test: tests/trainer/test_rank.py; a launch with adapters in test_deaths.py
 @pytest.mark.parametrize("implementation", ["native", "transformers"])
 def test_a_run_with_adapters_repeats_from_its_checkpoint_and_leaves_both_exports(
     start: Start, tmp_path: Path, implementation: str

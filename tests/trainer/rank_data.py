@@ -32,7 +32,7 @@ def make_sequences(loss_aggregation: str) -> list[TrainSequence]:
     rewards = torch.rand(4, 8, generator=draw).round(decimals=1).tolist()
     rewards[3][7] = None
     graded = [[None if value is None else Reward(value, 0, 0, 0, 0, Verdict.WRONG) for value in row] for row in rewards]
-    found = advantages(graded, MAGISTRAL.advantage, RewardWeights())
+    values = advantages(graded, MAGISTRAL.advantage, RewardWeights())
     weights = token_weights(lengths, loss_aggregation, 30)  # type: ignore[arg-type]
     prompts = torch.randint(0, 67, (4, 5), generator=draw).tolist()
     return [
@@ -40,7 +40,7 @@ def make_sequences(loss_aggregation: str) -> list[TrainSequence]:
             prompts[group] + torch.randint(0, 67, (count,), generator=draw).tolist(),
             5,
             (-4 - torch.rand(count, generator=draw)).tolist(),
-            found[group][sample] or 0.0,
+            values[group][sample] or 0.0,
             weights[group][sample],
             group=group,
         )

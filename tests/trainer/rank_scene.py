@@ -1,33 +1,39 @@
-"""Real trainer ranks for the tests: this script forks worlds of 2, 1 and 4 gloo ranks after a single import of torch.
+"""Real trainer ranks for the tests: worlds of forked ranks after a single import of torch.
 
-    python rank_scene.py FOLDER
+    python rank_scene.py FOLDER steps | cuda | replicas | FAMILY...
 
-Every rank writes what it found to FOLDER/found-WORLD-RANK.json, whole gradients and weights (rank 0) to .safetensors.
+Every rank leaves what came of it in FOLDER/SCENE-WORLD-RANK.pt.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
 import torch.distributed as dist
-from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp._fully_shard import _fsdp_collectives
 from torch.distributed.tensor import DTensor
 
+from rollout.weights.layout import own_pieces
 from shared.config import Config
 from shared.errors import NonFinite, RunError, SyncMismatch
 from shared.model.decoder import Decoder, DecoderConfig, initialise
 from shared.sections import Optimiser
 from shared.types import MicroBatch
+from tests.families import config_of
+from tests.families import reference as family_model
 from tests.packed import pack_from
 from tests.trainer.rank_data import MAGISTRAL, SHAPE, deal, make_folder, make_sequences
 from tests.trainer.worker_scene import WorkerScene
@@ -37,18 +43,60 @@ from trainer.objectives.registry import read_objective
 from trainer.step import fsdp, optimiser
 from trainer.step.batching import plan_batch
 from trainer.step.forward_backward import AuxiliaryModels, forward_backward
-from trainer.step.rank import build_frozen
+from trainer.step.rank import TrainerRank, build, build_frozen
+from trainer.step.reference import fill
+from trainer.step.sent_weights import SentWeights
 from trainer.step.value_head import ValueHead
 
-WORLDS = (2, 1, 4)
-AGGREGATIONS = ("group_tokens", "batch_tokens", "sequence", "completions", "constant")
-CUTS = {"1x32": 1, "4x8": 4, "8x4": 8}
-LOSSES: dict[str, Objective | None] = {
-    "sft": None,
-    **{name: read_objective({"name": name}) for name in ("grpo", "aipo", "gspo", "reinforce")},
+Results = dict[str, Any]
+WIDE = replace(SHAPE, head_dim=16)
+"""heads that FlashAttention takes"""
+
+
+class Case(NamedTuple):
+    """A step: the weights of its sequences, its loss, and how they are dealt."""
+
+    aggregation: str = "group_tokens"
+    settings: Objective | None = MAGISTRAL
+    budget: int = 0
+    """tokens of a micro-batch as a batch is planned; 0: eight micro-batches dealt in turn"""
+
+    @property
+    def whole_groups(self) -> bool:
+        return self.settings is not None and self.settings.name in ("agro", "dro")
+
+    def batches(self, rank: int, world: int) -> list[MicroBatch]:
+        sequences = make_sequences(self.aggregation)
+        if self.budget:
+            return plan_batch(sequences, world, self.budget, together=self.whole_groups).micro_batches[rank]
+        return deal(sequences, 8, rank, world)
+
+    def step(self, decoder: Any, batches: list[MicroBatch], frozen: Any = None) -> Results:
+        """This rank's sums and whole gradients; of a value head its values after a step of its own."""
+        values = ValueHead(SHAPE.hidden_size, 1e-2) if self.settings and self.settings.name == "dro" else None
+        compares = self.whole_groups or (self.settings and self.settings.kl)
+        models = AuxiliaryModels(frozen if compares else None, values=values)
+        sums = forward_backward(decoder, batches, 0.7, self.settings, models).sums
+        result = {"sums": sums, "gradients": gradients(decoder)}
+        if values is not None:
+            values.step()
+            result["gradients"]["head"] = torch.cat([values.weight.detach(), values.bias.detach()[None]])
+        return result
+
+
+CASES = {
+    "group_tokens": Case(),
+    "batch_tokens": Case("batch_tokens", read_objective({"name": "grpo"})),
+    "sequence": Case("sequence", read_objective({"name": "gspo"})),
+    "completions": Case("completions", read_objective({"name": "aipo"})),
+    "constant": Case("constant", read_objective({"name": "reinforce"})),
+    "supervised": Case("sequence", None),
+    "regularised": Case(settings=read_objective({"kl": {"weight": 0.2}, "entropy_bonus": 0.05})),
+    "collated": Case(budget=70),
+    "agro": Case("completions", read_objective({"name": "agro"}), 60),
+    "dro": Case("completions", read_objective({"name": "dro"}), 60),
 }
-REGULARISED = read_objective({"kl": {"weight": 0.2}, "entropy_bonus": 0.05})
-WHOLE = {name: read_objective({"name": name}) for name in ("agro", "dro")}
+"""every way of averaging, every kind of loss"""
 
 
 def make_model(
@@ -68,272 +116,373 @@ def make_model(
     return decoder
 
 
-def gathered(reference: Decoder) -> list[str]:
-    """Names of the parameters that are not sharded now though there are ranks to share them, or that have gradients."""
-    return [
-        name for name, parameter in reference.named_parameters()
-        if isinstance(parameter, DTensor) is (dist.get_world_size() == 1)
-        or parameter.requires_grad or parameter.grad is not None
-    ]  # fmt: skip
+def whole(tensor: Tensor) -> Tensor:
+    """A copy of a sharded tensor in one piece, on the CPU; a plain one is."""
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().cpu().clone()
 
 
-def of_all_ranks(tensor: Tensor) -> Tensor:
-    """A sharded tensor whole; a plain one is."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def gradients(decoder: Decoder) -> dict[str, Tensor]:
-    """Copies of the whole gradients, whose memory the next step takes; forgotten afterwards."""
-    found = {
-        name: of_all_ranks(parameter.grad).clone()
-        for name, parameter in decoder.named_parameters()
-        if parameter.grad is not None
-    }
+def gradients(decoder: Any) -> dict[str, Tensor]:
+    """Whole gradients, whose memory the next step takes; forgotten afterwards."""
+    copies = {name: whole(each.grad) for name, each in decoder.named_parameters() if each.grad is not None}
     decoder.zero_grad(set_to_none=True)
-    return found
+    return copies
+
+
+def state_of(decoder: Any, made: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Whole weights and moments."""
+    copies = {}
+    for name, parameter in decoder.named_parameters():
+        for part, tensor in {"weight": parameter, **made.state[parameter]}.items():
+            if part in ("weight", *shards.MOMENTS):
+                copies[f"{part}/{name}"] = whole(tensor)
+    return copies
+
+
+def change_a_bit(decoder: Any, name: str) -> None:
+    with torch.no_grad():
+        rows = fsdp.local(dict(decoder.named_parameters())[name])
+        rows[-1, -1] = torch.nextafter(rows[-1, -1], torch.tensor(9.0))
 
 
 class Scene:
     """What one rank does."""
 
+    worlds: tuple[tuple[int, ...], ...] = ((2,), (1, 4))
+    """those in a row run at a time; two ranks first: they write the checkpoint"""
+
     def __init__(self, folder: Path, rank: int, world: int):
-        self.folder, self.rank, self.world = folder, rank, world
-        self.found: dict[str, Any] = {}
-        self.tensors: dict[str, Tensor] = {}
-        store = dist.FileStore(str(folder / f"store-{world}"), world)
-        self.mesh = fsdp.join(store, rank, world, torch.device("cpu"), timeout_s=600)
+        self.folder, self.rank, self.world, self.stores = folder, rank, world, 0
+        self.results: Results = {}
+
+    @classmethod
+    def prepare(cls, folder: Path) -> None:
+        make_folder(folder / "model", seed=1)
+        make_folder(folder / "reference", seed=2)
+
+    def store(self) -> dist.Store:
+        self.stores += 1
+        return dist.FileStore(str(self.folder / f"store-{self.world}-{self.stores}"), self.world)
+
+    @cached_property
+    def mesh(self) -> Any:
+        return fsdp.join(self.store(), self.rank, self.world, torch.device("cpu"), timeout_s=600)
+
+    def frozen(self) -> Any:
+        config = Config.model_validate({"optimiser": {"compute_dtype": "float32"}})
+        return build_frozen(self.folder / "reference", config, self.mesh, torch.device("cpu"))
 
     def run(self) -> None:
         decoder = make_model(self.mesh)
-        self.invariance(decoder)
-        self.adversarial(decoder)
-        self.variants()
         if self.world > 1:
+            self.cases(decoder)
             self.replicas()
-        self.regularised(decoder)
-        self.dtypes()
-        self.rounded()
-        self.gradient_memory(decoder)
+        self.variants()
+        self.bfloat16()
         self.non_finite(decoder)
         self.checkpoint()
-        (self.folder / f"found-{self.world}-{self.rank}.json").write_text(json.dumps(self.found))
-        if self.rank == 0:
-            save_file(self.tensors, self.folder / f"found-{self.world}.safetensors")
         fsdp.leave()
         if self.world <= 2:
             WorkerScene(self.folder, self.rank, self.world).run()
 
-    def record(
-        self, name: str, decoder: Decoder, batches: list[MicroBatch], settings: Objective | None = MAGISTRAL,
-        reference: Decoder | None = None, values: ValueHead | None = None,
-    ) -> None:  # fmt: skip
-        """Loss summed over ranks, metrics and whole gradients of one forward and backward."""
-        settings = REGULARISED if reference is not None and settings is MAGISTRAL else settings
-        reply = forward_backward(decoder, batches, 0.7, settings, AuxiliaryModels(reference, values=values))
-        parts = ["loss", "tokens", "entropy"]
-        parts += ["reference_log_ratio"] if reference is not None else []
-        parts += ["regularisation"] if settings is REGULARISED else []
-        total = torch.tensor([reply.sums.get(part, 0.0) for part in parts], dtype=torch.float64)
-        dist.all_reduce(total)
-        self.found |= {f"{name}/{part}": value for part, value in zip(parts, total.tolist(), strict=True)}
-        self.tensors |= {f"{name}/{key}": value.contiguous() for key, value in gradients(decoder).items()}
-
-    def invariance(self, decoder: Decoder) -> None:
-        for loss_aggregation in AGGREGATIONS:
-            for cut, count in CUTS.items():
-                batches = deal(make_sequences(loss_aggregation), count, self.rank, self.world)
-                self.record(f"{loss_aggregation}/{cut}", decoder, batches)
-        for loss, settings in LOSSES.items():
-            self.record(f"{loss}/4x8", decoder, deal(make_sequences("sequence"), 4, self.rank, self.world), settings)
-        plan = plan_batch(make_sequences("group_tokens"), self.world, 70)
-        self.record("group_tokens/collated", decoder, plan.micro_batches[self.rank])
-
-    def adversarial(self, decoder: Decoder) -> None:
-        """One rank with all long sequences, one with a single short one, the others empty, three times over."""
+    def cases(self, decoder: Decoder) -> None:
+        frozen = self.frozen()
+        for name, case in CASES.items():
+            self.results[name] = case.step(decoder, case.batches(self.rank, self.world), frozen)
+        # one rank with all long sequences, one with a single short one, the others empty, three times over
         sequences = sorted(make_sequences("group_tokens"), key=lambda sequence: -len(sequence.token_ids))
-        parts = [sequences[:-1], sequences[-1:]] if self.world > 1 else [sequences]
-        mine = parts[self.rank] if self.rank < len(parts) else []
-        self.record("adversarial", decoder, [MicroBatch(mine), MicroBatch([]), MicroBatch([])])
+        mine = [sequences[:-1], sequences[-1:], [], []][self.rank]
+        batches = [MicroBatch(mine), MicroBatch([]), MicroBatch([])]
+        self.results["adversarial"] = Case().step(decoder, batches)
+        self.results["reference gathered"] = [
+            name for name, each in frozen.named_parameters()
+            if not isinstance(each, DTensor) or each.requires_grad or each.grad is not None
+        ]  # fmt: skip
 
     def variants(self) -> None:
         """Recomputed activations, and the path of models too large to be kept whole between micro-batches."""
-        batches = deal(make_sequences("group_tokens"), 8, self.rank, self.world)
-        self.record("recompute", make_model(self.mesh, recompute=1), batches)
+        case, regularised = CASES["group_tokens"], CASES["regularised"]
+        batches = case.batches(self.rank, self.world)
+        self.results["recompute"] = case.step(make_model(self.mesh, recompute=1), batches)
         with mock.patch.object(fsdp, "KEEP_WHOLE_BYTES", 0):
-            self.record("large", make_model(self.mesh), batches)
+            large = make_model(self.mesh)
+            self.results["large"] = case.step(large, batches)
+            self.results["large regularised"] = regularised.step(large, batches, self.frozen())
 
     def replicas(self) -> None:
-        """Two replicas, kept whole and large, and what is said of one that differs in one bit."""
+        """Two replicas, kept whole and large, whose all-reduces count; what is said of one that differs in a bit."""
         pairs = init_device_mesh("cpu", (2, self.world // 2), mesh_dim_names=("replicate", "shard"))
-        batches = deal(make_sequences("group_tokens"), 8, self.rank, self.world)
-        self.record("replicas", decoder := make_model(pairs), batches)
-        with mock.patch.object(fsdp, "KEEP_WHOLE_BYTES", 0):
-            self.record("large replicas", make_model(pairs), batches)
-        fsdp.compare_replicas(decoder, "before the fault")
-        if self.rank == self.world - 1:
-            held = fsdp.local(decoder.model.layers[1].mlp.up_proj.weight).detach()
-            held[-1, -1] = torch.nextafter(held[-1, -1], torch.tensor(9.0))
-        try:
-            fsdp.compare_replicas(decoder, "after the fault")
-        except SyncMismatch as error:
-            self.found["replicas differ"] = str(error)
+        batches = Case().batches(self.rank, self.world)
+        for name, limit in (("replicas", fsdp.KEEP_WHOLE_BYTES), ("large replicas", 0)):
+            with mock.patch.object(fsdp, "KEEP_WHOLE_BYTES", limit):
+                decoder = make_model(pairs)
+                with mock.patch.object(_fsdp_collectives.dist, "all_reduce", wraps=dist.all_reduce) as reductions:
+                    self.results[name] = Case().step(decoder, batches)
+                self.results[f"{name} all-reduces"] = reductions.call_count
+        dro = CASES["dro"]
+        self.results["dro of replicas"] = dro.step(decoder, dro.batches(self.rank, self.world), self.frozen())
+        alone = init_device_mesh("cpu", (self.world, 1), mesh_dim_names=("replicate", "shard"))
+        for name, model, odd in (("pairs", decoder, self.world - 1), ("alone", make_model(alone), 1)):
+            fsdp.compare_replicas(model, "before the fault")
+            if self.rank == odd:
+                change_a_bit(model, "model.layers.1.mlp.up_proj.weight")
+            try:
+                fsdp.compare_replicas(model, "after the fault")
+            except SyncMismatch as error:
+                self.results[f"{name} differ"] = str(error)
 
-    def regularised(self, decoder: Decoder) -> None:
-        """KL to another model and an entropy bonus: cut in two ways, with dummies, and with models too large to be kept
-        whole."""
-
-        def reference() -> Decoder:
-            config = Config.model_validate({"optimiser": {"compute_dtype": "float32"}})
-            return build_frozen(self.folder / "reference", config, self.mesh, torch.device("cpu"))
-
-        frozen, sequences = reference(), make_sequences("group_tokens")
-        for cut, count in (("1x32", 1), ("8x4", 8)):
-            self.record(f"regularised/{cut}", decoder, deal(sequences, count, self.rank, self.world), reference=frozen)
-        self.whole_groups(decoder, frozen)
-        self.found["reference gathered"] = gathered(frozen)
-        with mock.patch.object(fsdp, "KEEP_WHOLE_BYTES", 0):
-            large, frozen = make_model(self.mesh), reference()
-            self.record("regularised/large", large, deal(sequences, 8, self.rank, self.world), reference=frozen)
-        self.found["reference gathered"] += gathered(frozen)
-
-    def whole_groups(self, decoder: Decoder, frozen: Decoder) -> None:
-        """Objectives that compare completions of a group, or hold a value head: in one micro-batch, and by whole groups
-        dealt to ranks; the head after its steps."""
-        sequences = make_sequences("completions")
-        for name, settings in WHOLE.items():
-            values = ValueHead(SHAPE.hidden_size, 1e-2) if name == "dro" else None
-            for cut, budget in (("whole", 10_000), ("cut", 60)):
-                plan = plan_batch(sequences, self.world, budget, together=True)
-                self.record(f"{name}/{cut}", decoder, plan.micro_batches[self.rank], settings, frozen, values)
-                if values is not None:
-                    values.step()
-                    self.tensors[f"{name}/{cut}/head"] = torch.cat([values.weight.detach(), values.bias.detach()[None]])
-
-    def dtypes(self) -> None:
-        """Types after a real step in bfloat16, and an update far below bfloat16's resolution."""
-        decoder = make_model(self.mesh, "bfloat16")
+    def bfloat16(self) -> None:
+        """Types and memory through steps in bfloat16, an update far below its resolution, and a step that begins while
+        the weights are still gathered."""
+        decoder, group = make_model(self.mesh, "bfloat16"), self.mesh.get_group()
+        batches = Case().batches(self.rank, self.world)
+        self.results["bfloat16"] = Case().step(decoder, batches)
         made = optimiser.make_optimiser(decoder, Optimiser(weight_decay=0.0))
-        batches = deal(make_sequences("group_tokens"), 4, self.rank, self.world)
-        kept = [fsdp.local(parameter).data_ptr() for parameter in decoder.parameters()]
-        forward_backward(decoder, batches, 1.0, MAGISTRAL)
-        self.found["gradient dtypes"] = sorted({str(parameter.grad.dtype) for parameter in decoder.parameters()})
-        group = self.mesh.get_group()
-        self.found["norm"] = optimiser.clip(decoder, 1e9, group)
+        places = [fsdp.local(parameter).data_ptr() for parameter in decoder.parameters()]
+        sums, memory = [], []
+        for _ in range(2):  # the second adds to what lies there
+            forward_backward(decoder, batches, 1.0, None)
+            grads = [fsdp.local(parameter.grad) for parameter in decoder.parameters()]
+            memory.append([grad.data_ptr() for grad in grads])
+            sums.append([grad.clone() for grad in grads])
+        self.results["memory"] = {
+            "sharded": bool(fsdp.sharded_modules(decoder)),
+            "gradient types": sorted({str(grad.dtype) for grad in grads}),
+            "the same": memory[0] == memory[1],
+            "of their own": len({grad.untyped_storage().data_ptr() for grad in grads if len(grad)}),
+            "twice": [bool(torch.allclose(two, 2 * each)) for each, two in zip(*sums, strict=True)],
+        }
+        self.results["norm"] = optimiser.clip(decoder, 1e9, group)
         optimiser.clip(decoder, 1e-3, group)
-        self.found["clipped norm"] = float(optimiser.global_norm(decoder, group))
+        self.results["clipped norm"] = float(optimiser.global_norm(decoder, group))
         fsdp.reshard(decoder)
         optimiser.update(decoder, made, 1e-3)
-        self.found["dtypes"] = optimiser.describe_dtypes(decoder, made)
-        self.found["same memory"] = kept == [fsdp.local(p).data_ptr() for p in decoder.parameters()]
-
-    def rounded(self) -> None:
-        """A step in bfloat16, and one that begins while the weights are still gathered."""
-        decoder, batches = (
-            make_model(self.mesh, "bfloat16"), deal(make_sequences("group_tokens"), 8, self.rank, self.world)
-        )  # fmt: skip
-        self.record("bfloat16", decoder, batches)
+        self.results["types"] = optimiser.describe_dtypes(decoder, made)
+        self.results["rows stay"] = places == [fsdp.local(parameter).data_ptr() for parameter in decoder.parameters()]
         with torch.no_grad():
             decoder(pack_from([[1, 2, 3]], [1]))
         try:
             forward_backward(decoder, batches, 1.0, None)
-            self.found["gathered"] = "none"
         except RunError as error:
-            self.found["gathered"] = str(error)
-
-    def gradient_memory(self, decoder: Decoder) -> None:
-        """Where the gradients of two steps lie, and whether the second ones are those of a fresh start."""
-        places, values = [], []
-        for _ in range(2):
-            forward_backward(
-                decoder, deal(make_sequences("sequence"), 2, self.rank, self.world), 1.0, LOSSES["reinforce"]
-            )
-            places.append([fsdp.local(parameter.grad).data_ptr() for parameter in decoder.parameters()])
-            values.append(gradients(decoder))
-        self.found["same gradient memory"] = places[0] == places[1]
-        equal = [torch.equal(value, values[1][name]) for name, value in values[0].items()]
-        self.found["same gradients again"] = all(equal)
+            self.results["gathered"] = str(error)
 
     def non_finite(self, decoder: Decoder) -> None:
-        """A NaN that only the last rank holds is named on every rank."""
-        forward_backward(decoder, deal(make_sequences("sequence"), 1, self.rank, self.world), 1.0, LOSSES["reinforce"])
+        """Gradients of a second step are those of a fresh start; a NaN that only the last rank holds."""
+        batches, copies = Case().batches(self.rank, self.world), []
+        for _ in range(2):
+            forward_backward(decoder, batches, 1.0, MAGISTRAL)
+            copies.append(gradients(decoder))
+        self.results["again"] = all(torch.equal(each, copies[1][name]) for name, each in copies[0].items())
+        forward_backward(decoder, batches, 1.0, MAGISTRAL)
         if self.rank == self.world - 1:
             fsdp.local(decoder.model.layers[1].mlp.up_proj.weight.grad).view(-1)[0] = float("nan")
         try:
             optimiser.clip(decoder, 1.0, self.mesh.get_group())
         except NonFinite as error:
-            self.found["non-finite"] = str(error)
-        decoder.zero_grad(set_to_none=True)
+            self.results["non-finite"] = str(error)
 
     def checkpoint(self) -> None:
         """Three steps; two ranks save, everybody loads what they saved; then one more step after the load."""
-        decoder = make_model(self.mesh)
-        made = optimiser.make_optimiser(decoder, Optimiser(weight_decay=0.1))
+        saved, writes = self.folder / "checkpoint", self.world == self.worlds[0][0]
+        decoder, fresh = make_model(self.mesh), make_model(self.mesh)
+        made, restored = (optimiser.make_optimiser(each, Optimiser(weight_decay=0.1)) for each in (decoder, fresh))
+
+        def train(trained: Decoder, by: torch.optim.AdamW) -> None:
+            forward_backward(trained, Case().batches(self.rank, self.world), 1.0, MAGISTRAL)
+            optimiser.clip(trained, 1.0, self.mesh.get_group())
+            fsdp.reshard(trained)
+            optimiser.update(trained, by, 1e-3)
+
         for _ in range(3):
-            self.train(decoder, made)
-        self.keep("trained", decoder, made)
-        saved = self.folder / "checkpoint"
-        if self.world == WORLDS[0]:
+            train(decoder, made)
+        self.results["trained"] = state_of(decoder, made)
+        if writes:
             saved.mkdir(exist_ok=True)
             shards.ShardWriter(saved, decoder, made, self.rank, self.world).files()
-            self.found["live"] = shards.checksums(decoder)
+            self.results["live"] = shards.checksums(decoder)
             dist.barrier()
-        fresh = make_model(self.mesh)
-        restored = optimiser.make_optimiser(fresh, Optimiser(weight_decay=0.1))
-        self.found["step"], self.found["taken"] = shards.load_shards(saved, fresh, restored)
-        self.keep("loaded", fresh, restored)
-        if self.world == WORLDS[0]:
-            self.train(decoder, made)
-            self.train(fresh, restored)
-            self.keep("went on", decoder, made)
-            self.keep("resumed", fresh, restored)
-
-    def train(self, decoder: Decoder, made: torch.optim.Optimizer) -> None:
-        forward_backward(decoder, deal(make_sequences("group_tokens"), 8, self.rank, self.world), 1.0, MAGISTRAL)
-        optimiser.clip(decoder, 1.0, self.mesh.get_group())
-        fsdp.reshard(decoder)
-        optimiser.update(decoder, made, 1e-3)
-
-    def keep(self, label: str, decoder: Decoder, made: torch.optim.Optimizer) -> None:
-        """Whole weights and moments."""
-        for name, whole in fsdp.gather_full(decoder.named_parameters(), torch.float32):
-            self.tensors[f"{label}/weight/{name}"] = whole.clone()
-        for name, parameter in decoder.named_parameters():
-            for moment in shards.MOMENTS:
-                self.tensors[f"{label}/{moment}/{name}"] = of_all_ranks(made.state[parameter][moment])
+        self.results["step"], self.results["taken"] = shards.load_shards(saved, fresh, restored)
+        self.results["loaded"] = state_of(fresh, restored)
+        if writes:
+            train(decoder, made)
+            train(fresh, restored)
+            self.results |= {"went on": state_of(decoder, made), "resumed": state_of(fresh, restored)}
 
 
-def fork_rank(run: Callable[[], None]) -> int:
-    """Run a function in a forked process, which ends with code 0 or with its stack; returns the process id."""
-    if (pid := os.fork()) == 0:
-        code = 1
+class CudaScene(Scene):
+    """The steps of two ranks on two GPUs, in either type."""
+
+    worlds = ((2,),)
+
+    def run(self) -> None:
+        device = torch.device("cuda", self.rank)
+        mesh = fsdp.join(self.store(), self.rank, self.world, device, timeout_s=600)
+        for compute in ("float32", "bfloat16"):
+            decoder = make_model(mesh, compute, device=str(device), shape=WIDE)
+            self.results[compute] = Case().step(decoder, Case().batches(self.rank, self.world))
+        self.results["backend"] = dist.get_backend(mesh.get_group())
+        fsdp.leave()
+
+
+class ReplicaScene(Scene):
+    """Four ranks through the calls of a launch, as one replica sharded over all and as two replicas of two."""
+
+    worlds = ((4,),)
+
+    def run(self) -> None:
+        self.batches = Case().batches(self.rank, self.world)
+        for replicas in (1, 2):
+            self.results[f"of {replicas}"] = self.train(replicas)
+        for replicas in (1, 2):
+            self.results[f"of {replicas}"] |= self.resume(replicas)
+        for case in ("none", "rate", "folder"):
+            self.results[case] = self.diverge(case)
+
+    @contextmanager
+    def launch(self, replicas: int, model: str = "model", checkpoint: Path | None = None) -> Iterator:
+        """A trainer rank that has loaded, and leaves in the end."""
+        config = Config.model_validate({
+            "model": {"dtype": "float32"}, "optimiser": {"compute_dtype": "float32"}, "rollout": {"transport": "shm"},
+            "placement": {"trainers": self.world, "replicas": replicas},
+        })  # fmt: skip
+        role = SimpleNamespace(rank_in_role=self.rank, store=self.store(), device=torch.device("cpu"))
+        rank: Any = TrainerRank(config, role)
         try:
-            run()
-            code = 0
-        except BaseException:  # noqa: BLE001 - a forked child must never return into the parent's code
-            traceback.print_exc()
+            self.loaded = rank.load(str(self.folder / model), str(checkpoint) if checkpoint else None)
+            yield rank
         finally:
-            sys.stderr.flush()
-            os._exit(code)
-    return pid
+            rank.stop()
+            fsdp.leave()
+
+    def steps(self, rank: Any, count: int) -> list[float]:
+        """Loss of this rank and norm of each step."""
+        pairs = [(rank.forward_backward(self.batches, 0.7).sums["loss"], rank.step(1e-3).grad_norm)
+                 for _ in range(count)]  # fmt: skip
+        return [number for pair in pairs for number in pair]
+
+    def train(self, replicas: int) -> Results:
+        """Three steps, an update for the engines, a checkpoint and an export; then one more step."""
+        saved, exported = (self.folder / f"{name}-{replicas}" for name in ("saved", "exported"))
+        saved.mkdir(exist_ok=True)
+        with self.launch(replicas) as rank:
+            results: Results = {"steps": self.steps(rank, 3), "trained": state_of(rank.decoder, rank.optimiser)}
+            results["published"] = rank.publish(1, [[3, 1, 4, 1, 5]]).bytes
+            dist.barrier()
+            results["delivered"] = all(
+                torch.equal(rank.sender.memory.tensor(1, name), results["trained"][f"weight/{name}"])
+                for name in rank.sender.layout.places
+            )
+            results["saved"] = rank.save(str(saved), 3)
+            [results["written"]] = [each.bytes for each in rank.writer.files().values()]
+            rank.export(str(exported))
+            dist.barrier()
+            self.steps(rank, 1)
+            return results | {"went on": state_of(rank.decoder, rank.optimiser)}
+
+    def resume(self, replicas: int) -> Results:
+        """From the checkpoint of the other way."""
+        with self.launch(replicas, checkpoint=self.folder / f"saved-{3 - replicas}") as rank:
+            results = {"taken": self.loaded.checksums, "resumed": state_of(rank.decoder, rank.optimiser)}
+            self.steps(rank, 1)
+            return results | {"resumed step": state_of(rank.decoder, rank.optimiser)}
+
+    def diverge(self, case: str) -> str:
+        """What a rank says when one replica differs: a learning rate, a model folder."""
+        try:
+            with self.launch(2, "reference" if self.rank >= 2 and case == "folder" else "model") as rank:
+                rank.forward_backward(self.batches, 0.7)
+                rank.step(1e-3 if self.rank == 3 and case == "rate" else 0.0)
+                dist.barrier()
+        except SyncMismatch as error:
+            return str(error)
+        except RuntimeError as error:
+            return f"a peer has left: {type(error).__name__}"
+        return "equal"
 
 
-def fork(worlds: tuple[int, ...], folder: Path) -> Iterator[int]:
-    """Start all ranks of these worlds; yields their process ids."""
-    for world in worlds:
-        for rank in range(world):
-            yield fork_rank(lambda rank=rank, world=world: Scene(folder, rank, world).run())  # type: ignore[misc]
+ADAPTERS, EXPERTS = ", adapters", ", experts"
 
 
-def main(folder: Path) -> int:
-    """Two ranks first (they write the checkpoint), then one and four together; returns how many ranks failed."""
+class FamilyScene(Scene):
+    """The same step on models of several families. Of "FAMILY, adapters" only adapters are trained; of "FAMILY,
+    experts, adapters" also those of experts, and each rank tells what it sends."""
+
+    worlds = ((1,), (3,))
+    families: Sequence[str] = ()
+
+    @classmethod
+    def prepare(cls, folder: Path) -> None:
+        for family in cls.families:
+            name = family.removesuffix(ADAPTERS).removesuffix(EXPERTS)
+            family_model(config_of(name)).save_pretrained(folder / family)
+            (folder / family / "tokenizer.json").write_text("{}")
+
+    def run(self) -> None:
+        batches = deal(make_sequences("group_tokens"), 6, self.rank, self.world)
+        for family in self.families:
+            targets = {"targets": ["all-linear", "experts"]} if EXPERTS in family else {}
+            config = Config.model_validate({
+                "model": {"implementation": "transformers"}, "optimiser": {"compute_dtype": "float32"},
+                "lora": {"rank": 3 if family.endswith(ADAPTERS) else 0, **targets},
+            })  # fmt: skip
+            decoder, made, _ = build(self.folder / family, None, config, self.mesh, torch.device("cpu"))
+            if config.lora.rank:  # B is zero at first, and so are the gradients of A
+                draw = torch.Generator().manual_seed(4)
+                matrices = [
+                    (name, torch.randn(each.shape, generator=draw) * 0.1) for name, each in fsdp.trained(decoder)
+                ]
+                fill(decoder, matrices)
+            if targets:
+                self.results["sent"] = self.sent(decoder)
+                self.results["matrices"] = {name: whole(each) for name, each in fsdp.trained(decoder)}
+            forward_backward(decoder, batches, 1.0, MAGISTRAL)
+            fsdp.reshard(decoder)
+            self.results[family] = gradients(decoder)
+            forward_backward(decoder, batches, 1.0, MAGISTRAL)
+            fsdp.reshard(decoder)
+            optimiser.update(decoder, made, 1e-3)
+            dist.barrier()
+        fsdp.leave()
+
+    def sent(self, decoder: Any) -> list[tuple[str, int, Tensor]]:
+        """(name, first row, rows) of what this rank sends."""
+        weights = SentWeights(decoder)
+        weights.gather()
+        pieces = [replace(each, change=weights.changes.get(each.name)) for each in own_pieces(weights.named, self.rank)]
+        return [(each.name, each.first_row, each.values.clone()) for each in pieces]
+
+
+SCENES: dict[str, type[Scene]] = {"steps": Scene, "cuda": CudaScene, "replicas": ReplicaScene}
+
+
+def run_rank(made: type[Scene], folder: Path, name: str, rank: int, world: int) -> int:
+    """Run a rank in a forked process, which ends with code 0 or with its stack; returns the process id."""
+    if pid := os.fork():
+        return pid
+    code = 1
+    try:
+        scene = made(folder, rank, world)
+        scene.run()
+        torch.save(scene.results, folder / f"{name}-{world}-{rank}.pt")
+        code = 0
+    except BaseException:  # noqa: BLE001 - a forked child must never return into the parent's code
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def main(folder: Path, *names: str) -> int:
+    """Returns how many ranks failed."""
     torch.set_num_threads(1)
-    make_folder(folder / "model", seed=1)
-    make_folder(folder / "reference", seed=2)
+    FamilyScene.families, name = names, names[0] if names[0] in SCENES else "families"
+    made = SCENES.get(name, FamilyScene)
+    made.prepare(folder)
     failed = 0
-    for worlds in (WORLDS[:1], WORLDS[1:]):
-        failed += sum(os.waitpid(pid, 0)[1] != 0 for pid in list(fork(worlds, folder)))
+    for row in made.worlds:
+        ranks = [run_rank(made, folder, name, rank, world) for world in row for rank in range(world)]
+        failed += sum(os.waitpid(rank, 0)[1] != 0 for rank in ranks)
     return failed
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(main(Path(sys.argv[1]), *sys.argv[2:]))

@@ -17,6 +17,6 @@ def make_sequence(
     if logprobs is None:
         return TrainSequence(token_ids, bytes([CONTEXT] * prompt_tokens + [IMITATED] * count), weight, group=group)
     mask = bytes([CONTEXT] * prompt_tokens + [SAMPLED] * (count - imitated) + [IMITATED] * imitated)
-    found = {"behaviour": logprobs, **columns}
-    padded = {name: [*values, *[0.0] * imitated] for name, values in found.items()}
+    given = {"behaviour": logprobs, **columns}
+    padded = {name: [*values, *[0.0] * imitated] for name, values in given.items()}
     return TrainSequence(token_ids, mask, weight, [advantage], group, padded)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-
 import msgspec
 import numpy as np
 import pytest
@@ -30,11 +28,19 @@ def group(prompt: int, prompt_tokens: int, completions: list[int]) -> list[Train
     ]
 
 
+def sizes(plan: BatchPlan) -> list[list[int]]:
+    """Sequences of every micro-batch of every rank."""
+    return [[len(batch.sequences) for batch in share] for share in plan.micro_batches]
+
+
 def test_longest_first_each_into_the_first_bin_with_room() -> None:
     # by length: 6 (index 1), 5 (2), 4 (0), 4 (4), 1 (3) into bins of 10
     assert first_fit_decreasing([4, 6, 5, 1, 4], 10) == [[1, 0], [2, 4, 3]]
-    assert first_fit_decreasing([30, 4], 10) == [[0], [1]]
-    assert first_fit_decreasing([], 10) == []
+    assert first_fit_decreasing([30, 4], 10) == [[0], [1]] and first_fit_decreasing([], 10) == []
+    assert spread([6, 6, 6], 10, 2) is None, "the budget does not allow it"
+    assert spread([6, 6, 4], 10, 2) == [[0, 2], [1]]
+    with pytest.raises(ValueError, match="ranks = 0"):
+        plan_batch([], 0, 10)
 
 
 @pytest.mark.parametrize(("kind", "next_fit", "decreasing"), [("lognormal", 0.171, 0.002), ("uniform", 0.252, 0.015)])
@@ -50,76 +56,37 @@ def test_collation_saves_padding_against_filling_in_order_of_arrival(
         if length > room:
             arrival, room = arrival + 1, budget
         room -= length
-    found = plan_batch(sequences(lengths), 1, budget)
+    plan = plan_batch(sequences(lengths), 1, budget)
     assert 1 - sum(lengths) / (arrival * budget) == pytest.approx(next_fit, abs=5e-4)
-    assert found.padding_share == pytest.approx(decreasing, abs=5e-4)
+    assert plan.padding_share == pytest.approx(decreasing, abs=5e-4)
 
 
-lengths_lists = st.lists(st.integers(2, 60), max_size=60)
-
-
-@given(lengths_lists, st.integers(1, 8), st.integers(60, 200))
+@given(st.lists(st.integers(2, 60), max_size=60), st.integers(1, 8), st.integers(60, 200))
 def test_ranks_need_no_more_rounds_than_first_fit_bins_ask_for(lengths: list[int], ranks: int, budget: int) -> None:
     bins = len(first_fit_decreasing(lengths, budget))
     assert len(plan_batch(sequences(lengths), ranks, budget).micro_batches[0]) == max(1, -(-bins // ranks))
 
 
-def test_work_is_balanced_over_ranks_where_bins_would_leave_some_idle() -> None:
-    found = plan_batch(sequences([10] * 8), 4, 100)
-    assert [[len(batch.sequences) for batch in share] for share in found.micro_batches] == [[2]] * 4
-    assert found.imbalance == 0
-
-
-def test_adversarial_lengths_give_empty_micro_batches_to_ranks_without_work() -> None:
-    found = plan_batch(sequences([500, 3]), 4, 100)
-    assert [len(share) for share in found.micro_batches] == [1] * 4
-    assert sorted(len(share[0].sequences) for share in found.micro_batches) == [0, 0, 1, 1]
-
-
-def test_the_largest_micro_batch_runs_first() -> None:
-    found = plan_batch(sequences([90, 10, 50, 45, 30]), 1, 100)
-    sizes = [sum(len(sequence.token_ids) for sequence in batch.sequences) for batch in found.micro_batches[0]]
-    assert sizes == sorted(sizes, reverse=True)
+def test_work_is_balanced_over_ranks_and_the_largest_micro_batch_runs_first() -> None:
+    balanced = plan_batch(sequences([10] * 8), 4, 100)
+    assert sizes(balanced) == [[2]] * 4 and balanced.imbalance == 0, "bins would leave some idle"
+    assert sizes(plan_batch(group(1, 10, [20] * 16), 4, 1000)) == [[4]] * 4, "one group is split over ranks"
+    assert sorted(sizes(plan_batch(sequences([500, 3]), 4, 100))) == [[0], [0], [1], [1]], "ranks without work"
+    [share] = plan_batch(sequences([90, 10, 50, 45, 30]), 1, 100).micro_batches
+    tokens = [sum(len(sequence.token_ids) for sequence in batch.sequences) for batch in share]
+    assert tokens == sorted(tokens, reverse=True)
 
 
 def test_completions_of_a_prompt_stay_together_and_count_it_once() -> None:
-    interleaved = [
-        sequence for pair in zip(group(1, 40, [10] * 4), group(2, 40, [10] * 4), strict=True) for sequence in pair
-    ]
-    found = plan_batch(interleaved, 1, 80)
-    assert [{sequence.token_ids[0] for sequence in batch.sequences} for batch in found.micro_batches[0]] == [{1}, {2}]
-    assert (found.tokens, found.stored_tokens, found.padding_share) == (400, 160, 0.0)
-    whole = plan_batch(interleaved, 1, 1000).micro_batches[0]
-    assert [len(batch.sequences) for batch in whole] == [8]
-
-
-def test_a_group_beyond_the_budget_is_split_and_each_part_repeats_the_prompt() -> None:
-    found = plan_batch(group(1, 40, [30, 30, 30]), 1, 100)
-    assert sorted(len(batch.sequences) for batch in found.micro_batches[0]) == [1, 2]
-    assert found.stored_tokens == 40 + 60 + 40 + 30
-
-
-def test_one_group_is_split_over_ranks_rather_than_leaving_some_idle() -> None:
-    found = plan_batch(group(1, 10, [20] * 16), 4, 1000)
-    assert [[len(batch.sequences) for batch in share] for share in found.micro_batches] == [[4]] * 4
-
-
-def test_spread_gives_up_where_the_budget_does_not_allow_it() -> None:
-    assert spread([6, 6, 6], 10, 2) is None
-    assert spread([6, 6, 4], 10, 2) == [[0, 2], [1]]
-
-
-def test_nonsense_is_refused() -> None:
-    with pytest.raises(ValueError, match="ranks = 0"):
-        plan_batch([], 0, 10)
-
-
-def by_prompt(sequence: TrainSequence) -> Hashable:
-    return tuple(sequence.token_ids[: sequence.prompt_tokens])
-
-
-def by_group(sequence: TrainSequence) -> Hashable:
-    return sequence.group
+    """A group beyond the budget is split, and each part repeats the prompt."""
+    pairs = zip(group(1, 40, [10] * 4), group(2, 40, [10] * 4), strict=True)
+    interleaved = [sequence for pair in pairs for sequence in pair]
+    plan = plan_batch(interleaved, 1, 80)
+    assert [{sequence.token_ids[0] for sequence in batch.sequences} for batch in plan.micro_batches[0]] == [{1}, {2}]
+    assert (plan.tokens, plan.stored_tokens, plan.padding_share) == (400, 160, 0.0)
+    assert sizes(plan_batch(interleaved, 1, 1000)) == [[8]]
+    large = plan_batch(group(1, 40, [30, 30, 30]), 1, 100)
+    assert sorted(sizes(large)[0]) == [1, 2] and large.stored_tokens == 40 + 60 + 40 + 30
 
 
 @given(
@@ -142,7 +109,7 @@ def test_every_sequence_is_in_one_micro_batch_within_the_budget_and_ranks_have_e
     batches = [batch.sequences for share in plan.micro_batches for batch in share]
     assert sorted(map(id, made)) == sorted(id(sequence) for batch in batches for sequence in batch)
     for batch in batches:
-        parts = {(by_group if together else by_prompt)(s): s.prompt_tokens for s in batch}
+        parts = {s.group if together else tuple(s.token_ids[: s.prompt_tokens]): s.prompt_tokens for s in batch}
         stored = sum(parts.values()) + sum(len(s.token_ids) - s.prompt_tokens for s in batch)
         assert stored <= budget or (len(parts) if together else len(batch)) == 1
     if together:
@@ -152,23 +119,18 @@ def test_every_sequence_is_in_one_micro_batch_within_the_budget_and_ranks_have_e
     assert 0 <= plan.padding_share <= 1 and plan.imbalance > -1e-9
 
 
-def test_a_prompt_drawn_twice_is_two_groups_which_a_small_budget_parts() -> None:
+def test_whole_groups_stay_together_whatever_their_prompts_and_the_budget() -> None:
+    """A prompt drawn twice is two groups, which a small budget parts; one longer than it has a micro-batch alone."""
     twice = [msgspec.structs.replace(s, group=name) for name in (4, 9) for s in group(1, 10, [20, 20])]
     apart = plan_batch(twice, 1, 60, together=True).micro_batches[0]
     assert [{s.group for s in batch.sequences} for batch in apart] == [{4}, {9}]
-    (both,) = plan_batch(twice, 1, 100, together=True).micro_batches[0]
+    [both] = plan_batch(twice, 1, 100, together=True).micro_batches[0]
     assert [s.group for s in both.sequences] == [4, 4, 9, 9]
-
-
-def test_a_whole_group_longer_than_the_budget_has_a_micro_batch_of_its_own() -> None:
-    sizes = ([50] * 4, [5], [5])
-    made = [msgspec.structs.replace(s, group=n) for n, size in enumerate(sizes) for s in group(n, 5, size)]
-    found = plan_batch(made, 2, 40, together=True)
-    shares = [sorted({s.group for s in batch.sequences}) for share in found.micro_batches for batch in share]
-    assert sorted(shares) == [[0], [1, 2]] and 0 <= found.padding_share < 1
-
-
-# ---- minibatches -----------------------------------------------------------------------------------------------------
+    lengths = ([50] * 4, [5], [5])
+    made = [msgspec.structs.replace(s, group=n) for n, each in enumerate(lengths) for s in group(n, 5, each)]
+    plan = plan_batch(made, 2, 40, together=True)
+    shares = [sorted({s.group for s in batch.sequences}) for share in plan.micro_batches for batch in share]
+    assert sorted(shares) == [[0], [1, 2]] and 0 <= plan.padding_share < 1
 
 
 def test_minibatches_hold_whole_groups_in_order():
@@ -192,5 +154,5 @@ def test_numbers_of_two_steps_are_added_or_averaged():
     assert both.sums.maxima == {"ratio": 1.4} and both.sums.seconds == 3.0
     assert both.stepped == Stepped(2.0, 1.0)
     assert [len(share) for share in both.plan.micro_batches] == [2, 2] and both.plan.tokens == 40
-    one = step(0.2, 10, 1.1, 1.0)
-    assert combine([one]) is one
+    single = step(0.2, 10, 1.1, 1.0)
+    assert combine([single]) is single

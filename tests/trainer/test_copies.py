@@ -24,7 +24,7 @@ def rows(count: int, **fields: Any) -> list[dict[str, Any]]:
     return [{"problem": f"What is {number} + 1?", "answer": str(number + 1)} | fields for number in range(count)]
 
 
-def test_a_copied_file_of_problems_to_validate_on_is_told(tmp_path: Path) -> None:
+def test_a_copied_file_of_problems_to_validate_on_is_told_and_other_problems_are_no_copies(tmp_path: Path) -> None:
     """By content: ids, cases and blanks may differ."""
     copied = [{"id": f"v{n}", "answer": row["answer"], "problem": f"  {row['problem'].upper()}\n"}
               for n, row in enumerate(rows(50)[10:])]  # fmt: skip
@@ -33,29 +33,21 @@ def test_a_copied_file_of_problems_to_validate_on_is_told(tmp_path: Path) -> Non
     [line] = validation.warnings
     assert line.startswith("data.validation: 40 of 40 problems also stand in data.train, where the first is line 11: ")
     assert "curate duplicates --against" in line and line.endswith(f"(first: {tmp_path / 'validation.jsonl'}:1)")
-
-
-def test_other_problems_are_no_copies(tmp_path: Path) -> None:
     other = [{"problem": f"What is {number} + 2?", "answer": str(number + 2)} for number in range(9)]
     assert [file.warnings for file in files(tmp_path, rows(9), other)] == [[], []]
-    [one, *_] = files(tmp_path, rows(9), [*other, rows(9)[4]])[1].warnings
-    assert "1 of 10 problems also stand in data.train, where the first is line 5" in one and one.endswith(":10)")
+    [line, *_] = files(tmp_path, rows(9), [*other, rows(9)[4]])[1].warnings
+    assert "1 of 10 problems also stand in data.train, where the first is line 5" in line and line.endswith(":10)")
 
 
-def test_problems_that_stand_in_a_file_more_than_once_are_told(tmp_path: Path) -> None:
+def test_problems_that_stand_in_a_file_more_than_once_are_told_apart_from_other_answers(tmp_path: Path) -> None:
+    """ "0.5" is 1/2, and what is open has no single answer."""
     again = [row | {"problem": row["problem"].replace(" ", "  ")} for row in rows(3)] * 2
-    [file] = files(tmp_path, rows(4) + again, [])
-    [line] = file.warnings
+    [line] = files(tmp_path, rows(4) + again, [])[0].warnings
     assert line.startswith("data.train: 6 of 10 problems are copies of earlier ones") and "the first is line 1 " in line
     assert line.endswith(":5)")
-
-
-def test_equal_texts_with_other_answers_are_told_apart_from_copies(tmp_path: Path) -> None:
-    """ "0.5" is 1/2, and what is open has no single answer."""
     half = {"problem": "What is half of one?", "answer": "1/2"}
-    given = [*rows(3), half, half | {"answer": "0.5"}, rows(3)[1] | {"answer": "7"}]
-    [file] = files(tmp_path, given, [])
-    other, copies = file.warnings
+    mixed = [*rows(3), half, half | {"answer": "0.5"}, rows(3)[1] | {"answer": "7"}]
+    other, copies = files(tmp_path, mixed, [])[0].warnings
     assert other.startswith("data.train: 1 of 6 problems have the text of an earlier one and another ground truth: ")
     assert "line 2 has '2', line 6 '7'" in other and other.endswith(":6)")
     assert copies.startswith("data.train: 1 of 6 problems are copies of earlier ones")
@@ -64,10 +56,10 @@ def test_equal_texts_with_other_answers_are_told_apart_from_copies(tmp_path: Pat
 
 
 def test_problems_of_an_environment_may_have_one_text(tmp_path: Path) -> None:
-    told = [{"problem": "Guess the number.", "answer": str(number), "environment": "guess"} for number in range(5)]
+    guessed = [{"problem": "Guess the number.", "answer": str(number), "environment": "guess"} for number in range(5)]
     bare = [{"problem": "Play.", "environment": "guess"}] * 2
-    assert [file.warnings for file in files(tmp_path, told[:3] + bare, told[3:] + bare)] == [[], []]
-    assert "1 of 5 problems are copies" in files(tmp_path, [*told[:4], told[0]], [])[0].warnings[0]
+    assert [file.warnings for file in files(tmp_path, guessed[:3] + bare, guessed[3:] + bare)] == [[], []]
+    assert "1 of 5 problems are copies" in files(tmp_path, [*guessed[:4], guessed[0]], [])[0].warnings[0]
 
 
 def test_another_prefix_is_another_problem_to_train_on(tmp_path: Path) -> None:

@@ -1,211 +1,250 @@
-"""What must not depend on how a step is cut: real FSDP2 ranks over gloo (see rank_scene.py)."""
+"""What must not depend on how a step is cut: real FSDP2 ranks against one plain process (see rank_scene.py)."""
 
-from collections.abc import Sequence
+import shutil
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
+from safetensors.torch import load_file
 from torch import Tensor
 
+from rollout.weights.checksum import add_parts
+from shared.errors import CheckpointError
+from shared.model.decoder import Decoder, initialise
 from shared.types import MicroBatch
 from tests.model_folder import load_model
-from tests.process import in_fresh_process
+from tests.process import run_ranks
+from tests.trainer.conftest import Ranks
 from tests.trainer.rank_data import make_sequences
-from tests.trainer.rank_scene import AGGREGATIONS, LOSSES, REGULARISED, make_model
-from trainer.step import fsdp
-from trainer.step.forward_backward import AuxiliaryModels, forward_backward
+from tests.trainer.rank_scene import CASES, WIDE, Case
+from trainer.checkpoint import shard_files
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+slow = pytest.mark.slow
+pytestmark = pytest.mark.timeout(1200)
 WORLDS = (1, 2, 4)
 EXACT = 1e-6
 """of a gradient's norm, where ranks get the same micro-batches: only the order of their sum differs (measured: 3e-7)"""
 CUT_ANEW = 2e-5
 """the same where sequences share other micro-batches: kernels of other shapes round otherwise, and this model's norms
 of two values make much of it (measured: 2e-6 to 6e-6; one unit in the last place of the weights: 4e-6 to 9e-6)"""
-
 ROUNDED = 1e-2
 """the same for the sum of two gradients in bfloat16, whose steps are 8e-3 (measured: 2.5e-3)"""
 
 
-def assert_same_step(
-    scene: Any, reference: str, name: str, within: float = CUT_ANEW, worlds: Sequence[int] = WORLDS
-) -> None:
-    """Loss and every gradient of `name`, on 1, 2 and 4 ranks, equal those of `reference` on one rank."""
-    expected = scene.part(1, reference)
-    assert expected and max(float(value.abs().max()) for value in expected.values()) > 0.01
-    for world in worlds:
-        for part in ("loss", "entropy", "tokens", "regularisation", "reference_log_ratio"):
-            if f"{reference}/{part}" not in scene.found[1][0]:
-                assert not reference.startswith("regularised")
-                continue
-            found, wanted = scene.found[world][0][f"{name}/{part}"], scene.found[1][0][f"{reference}/{part}"]
-            assert found == pytest.approx(wanted, abs=EXACT, rel=EXACT), (name, world, part)
-        gradients = scene.part(world, name)
-        assert gradients.keys() == expected.keys()
-        for key, gradient in gradients.items():
-            assert relative(gradient, expected[key]) <= within, f"{name} on {world} ranks: {key} differs"
-
-
-def relative(found: Tensor, expected: Tensor) -> float:
+def distance(tensor: Tensor, expected: Tensor) -> float:
     """Norm of the difference over the norm of `expected`, summed in float64."""
-    return float((found.double() - expected.double()).norm() / expected.double().norm())
+    return float((tensor.double() - expected.double()).norm() / expected.double().norm())
 
 
-@pytest.mark.parametrize("loss_aggregation", AGGREGATIONS)
-def test_loss_and_gradients_do_not_depend_on_micro_batches_or_ranks(scene: Any, loss_aggregation: str) -> None:
-    for cut in ("1x32", "4x8", "8x4"):
-        assert_same_step(scene, f"{loss_aggregation}/{cut}", f"{loss_aggregation}/{cut}", EXACT)
-        assert_same_step(scene, f"{loss_aggregation}/1x32", f"{loss_aggregation}/{cut}")
+def assert_close(tensors: dict[str, Tensor], expected: dict[str, Tensor], within: float) -> None:
+    assert tensors.keys() == expected.keys() and len(expected) > 10
+    far = {name: gap for name, each in tensors.items() if not (gap := distance(each, expected[name])) <= within}
+    assert not far
 
 
-@pytest.mark.parametrize("loss", LOSSES)
-def test_every_loss_is_a_sum_over_ranks(scene: Any, loss: str) -> None:
-    assert_same_step(scene, f"{loss}/4x8", f"{loss}/4x8", EXACT)
+@cache
+def alone(folder: Path, name: str, whole: bool) -> dict[str, Any]:
+    """The step of a case in one process without ranks: of all sequences together, or cut as one rank has them."""
+    case, decoder = CASES[name], load_model(folder / "model")
+    batches = [MicroBatch(make_sequences(case.aggregation))] if whole else case.batches(0, 1)
+    return case.step(decoder, batches, load_model(folder / "reference"))
 
 
-def test_normalisers_differ(scene: Any) -> None:
-    losses = [scene.found[1][0][f"{loss_aggregation}/1x32/loss"] for loss_aggregation in AGGREGATIONS]
-    assert len({round(loss, 4) for loss in losses}) == 5
+def assert_same_step(scene: Ranks, world: int, name: str, case: str, within: float, whole: bool = False) -> None:
+    """The sums over ranks and every gradient are those of the case in one process."""
+    ranks, expected = scene.of(world), alone(scene.folder, case, whole)
+    for part in ("loss", "entropy", "tokens", "regularisation", "reference_log_ratio"):
+        if part in expected["sums"]:
+            total = sum(rank[name]["sums"][part] for rank in ranks)
+            assert total == pytest.approx(expected["sums"][part], abs=EXACT, rel=EXACT), (name, world, part)
+    assert max(float(each.abs().max()) for each in expected["gradients"].values()) > 0.01
+    assert_close(ranks[0][name]["gradients"], expected["gradients"], within)
 
 
-def test_greedy_collation_does_not_change_the_step(scene: Any) -> None:
-    assert_same_step(scene, "group_tokens/1x32", "group_tokens/collated")
-
-
-def test_one_rank_all_long_and_others_empty_neither_hang_nor_change_the_step(scene: Any) -> None:
-    assert_same_step(scene, "group_tokens/1x32", "adversarial")
-
-
-def test_recomputed_activations_and_large_models_take_the_same_step(scene: Any) -> None:
-    assert_same_step(scene, "group_tokens/8x4", "recompute", EXACT)
-    assert_same_step(scene, "group_tokens/8x4", "large", EXACT)
-
-
-def test_two_replicas_take_the_same_step_and_one_that_differs_in_a_bit_is_named(scene: Any) -> None:
-    for name in ("replicas", "large replicas"):
-        assert_same_step(scene, "group_tokens/8x4", name, EXACT, worlds=(2, 4))
+@slow
+@pytest.mark.parametrize("name", CASES)
+def test_loss_and_gradients_do_not_depend_on_micro_batches_or_ranks(scene: Ranks, name: str) -> None:
+    """For every way of averaging and every kind of loss; objectives of whole groups however groups are dealt."""
     for world in (2, 4):
-        told = [rank.get("replicas differ", "") for rank in scene.found[world]]
-        assert [bool(one) for one in told] == [False, True] * (world // 2) if world == 4 else all(told)
-        assert "after the fault" in told[-1] and "model.layers.1.mlp.up_proj.weight (1 tensors differ)" in told[-1]
-        assert f"trainer rank {world // 2 - 1} or {world - 1} has other values" in told[-1]
+        assert_same_step(scene, world, name, name, CUT_ANEW, whole=True)
+        if name != "collated":
+            assert_same_step(scene, world, name, name, EXACT)
 
 
-def test_kl_and_entropy_bonus_do_not_depend_on_micro_batches_ranks_or_size(scene: Any) -> None:
-    assert_same_step(scene, "regularised/1x32", "regularised/1x32", EXACT)
-    assert_same_step(scene, "regularised/1x32", "regularised/8x4")
-    assert_same_step(scene, "regularised/8x4", "regularised/large", EXACT)
+@slow
+def test_one_rank_all_long_and_others_empty_neither_hang_nor_change_the_step(scene: Ranks) -> None:
+    for world in (2, 4):
+        assert_same_step(scene, world, "adversarial", "group_tokens", CUT_ANEW, whole=True)
 
 
-def test_sharded_reference_is_the_model_of_its_folder_frozen_and_given_back(scene: Any) -> None:
-    """Against one process without sharding; the policy's own loss is that without regularisation."""
-    policy, reference = (load_model(scene.folder / name) for name in ("model", "reference"))
-    plain = forward_backward(
-        policy, [MicroBatch(make_sequences("group_tokens"))], 0.7, REGULARISED, AuxiliaryModels(reference)
-    )
-    found = scene.found[2][0]
-    for part in ("loss", "regularisation", "reference_log_ratio"):
-        assert found[f"regularised/8x4/{part}"] == pytest.approx(plain.sums[part], rel=1e-5), part
-    expected = {name: parameter.grad for name, parameter in policy.named_parameters()}
-    for key, gradient in scene.part(2, "regularised/8x4").items():
-        torch.testing.assert_close(gradient, expected[key], atol=2e-6, rtol=0)
-    assert found["regularised/8x4/loss"] == pytest.approx(found["group_tokens/1x32/loss"], abs=EXACT)
-    assert abs(plain.sums["regularisation"]) > 0.01
-    assert not any(rank["reference gathered"] for world in WORLDS for rank in scene.found[world])
-
-
-def test_weights_gradients_and_moments_are_float32_when_computing_in_bfloat16(scene: Any) -> None:
+@slow
+def test_recomputed_activations_large_models_and_replicas_take_the_same_step(scene: Ranks) -> None:
     for world in WORLDS:
-        for found in scene.found[world]:
-            assert found["gradient dtypes"] == ["torch.float32"]
-            assert found["dtypes"] == {"master weights": "float32", "moments": "float32"}
+        assert_same_step(scene, world, "recompute", "group_tokens", EXACT)
+        assert_same_step(scene, world, "large", "group_tokens", EXACT)
+        assert_same_step(scene, world, "large regularised", "regularised", EXACT)
+    for world in (2, 4):
+        assert_same_step(scene, world, "dro of replicas", "dro", EXACT)
+        for name in ("replicas", "large replicas"):
+            assert_same_step(scene, world, name, "group_tokens", EXACT)
+            # gradients pass between replicas once a step for each of two layers and the root, in several micro-batches
+            assert {rank[f"{name} all-reduces"] for rank in scene.of(world)} == {3}
+        # and a replica that differs in a bit is named, of more than two the one that is alone with it
+        pairs, alone = ([rank.get(f"{name} differ", "") for rank in scene.of(world)] for name in ("pairs", "alone"))
+        assert [bool(line) for line in pairs] == ([True, True] if world == 2 else [False, True, False, True])
+        assert all(
+            "after the fault" in line and "up_proj.weight (1 tensors differ)" in line for line in [pairs[-1], *alone]
+        )
+        assert f"trainer rank {world // 2 - 1} or {world - 1} has other values" in pairs[-1]
+        assert all(f"trainer rank {'0 or 1' if world == 2 else 1} has other values" in line for line in alone)
 
 
-def test_gradients_of_one_rank_keep_their_memory_and_start_from_zero(scene: Any) -> None:
-    assert scene.found[1][0]["same gradient memory"]
-    assert all(found["same gradients again"] for world in WORLDS for found in scene.found[world])
+@slow
+def test_a_sharded_reference_is_frozen_and_given_back(scene: Ranks) -> None:
+    """The policy's own loss is that without regularisation."""
+    regularised, plain = (alone(scene.folder, name, True)["sums"] for name in ("regularised", "group_tokens"))
+    assert regularised["loss"] == pytest.approx(plain["loss"], abs=EXACT) and abs(regularised["regularisation"]) > 0.01
+    assert not any(rank["reference gathered"] for world in (2, 4) for rank in scene.of(world))
 
 
-def test_rows_stay_in_their_memory_through_a_step(scene: Any) -> None:
-    assert all(found["same memory"] for world in WORLDS for found in scene.found[world])
-
-
-def test_gradient_norm_is_over_all_shards_and_clipping_reaches_it(scene: Any) -> None:
-    for world in WORLDS:
-        for found in scene.found[world]:
-            # one rank alone adds up the tied weight's gradients in float32, see ROUNDED (measured: 2.1e-5)
-            assert found["norm"] == pytest.approx(scene.found[1][0]["norm"], rel=1e-5 if world == 1 else 1e-4)
-            assert found["clipped norm"] == pytest.approx(1e-3, rel=1e-5)
-
-
-def test_a_gradient_that_is_not_finite_is_named_on_every_rank(scene: Any) -> None:
-    for world in WORLDS:
-        for found in scene.found[world]:
-            assert "model.layers.1.mlp.up_proj.weight (1 values" in found["non-finite"]
-
-
-def test_trained_weights_and_moments_do_not_depend_on_ranks(scene: Any) -> None:
-    expected = scene.part(1, "trained")
-    for world in WORLDS:
-        for key, value in scene.part(world, "trained").items():
-            torch.testing.assert_close(value, expected[key], atol=EXACT, rtol=0)
-
-
-@pytest.mark.parametrize("name", ("agro", "dro"))
-def test_whole_groups_on_any_number_of_ranks(scene: Any, name: str) -> None:
-    """Objectives that compare the completions of a group, or learn a value: the same step however groups are dealt."""
-    assert_same_step(scene, f"{name}/whole", f"{name}/whole")
-    assert_same_step(scene, f"{name}/cut", f"{name}/cut", EXACT)
-
-
-def test_one_rank_keeps_one_copy_of_its_gradients() -> None:
-    """What the scenes' equal sums do not show."""
-    in_fresh_process(two_steps_of_one_rank)
-
-
-def test_one_rank_on_a_cpu_keeps_no_copies() -> None:
-    """Its decoder is the plain model: the scenes compare it with two and four ranks."""
-    assert in_fresh_process(sharded_modules_of_one_rank) == {"float32": False, "bfloat16": False}
-
-
-def test_bfloat16_on_one_rank_is_that_of_sharded_ranks(scene: Any) -> None:
+@slow
+def test_bfloat16_on_one_rank_is_that_of_sharded_ranks(scene: Ranks) -> None:
     """One rank rounds weights where it uses them, several where they gather them; gradients add up in float32. What is
     left: within a micro-batch several ranks add the tied head's gradient to the embedding's in bfloat16."""
-    expected = scene.part(1, "bfloat16")
-    for world in WORLDS[1:]:
-        assert scene.found[world][0]["bfloat16/loss"] == pytest.approx(scene.found[1][0]["bfloat16/loss"], rel=1e-5)
-        for key, gradient in scene.part(world, "bfloat16").items():
-            within = ROUNDED if "embed_tokens" in key else EXACT
-            assert relative(gradient, expected[key]) <= within, f"{key} on {world} ranks"
-    exact = scene.part(1, "group_tokens/8x4")
-    assert all(relative(gradient, exact[key]) > EXACT for key, gradient in expected.items()), "it is not float32"
+    [single] = scene.of(1)
+    expected, exact = single["bfloat16"]["gradients"], alone(scene.folder, "group_tokens", False)["gradients"]
+    for world in (2, 4):
+        ranks = scene.of(world)
+        total = sum(rank["bfloat16"]["sums"]["loss"] for rank in ranks)
+        assert total == pytest.approx(single["bfloat16"]["sums"]["loss"], rel=1e-5)
+        for name, gradient in ranks[0]["bfloat16"]["gradients"].items():
+            assert distance(gradient, expected[name]) <= (ROUNDED if "embed_tokens" in name else EXACT), name
+    assert all(distance(gradient, exact[name]) > EXACT for name, gradient in expected.items()), "it is not float32"
 
 
-def test_a_step_with_weights_of_the_step_before_is_refused(scene: Any) -> None:
-    assert "still gathered" not in scene.found[1][0]["gathered"], "one rank gathers nothing"
-    for world in WORLDS[1:]:
-        assert all("still gathered" in found["gathered"] for found in scene.found[world])
+@slow
+@pytest.mark.parametrize("world", WORLDS)
+def test_memory_types_norms_and_errors_of_a_rank(scene: Ranks, world: int) -> None:
+    """Weights, gradients and moments are float32 when computing in bfloat16, gradients add up in memory of their own,
+    rows stay in theirs. The norm is over all shards; a NaN, and weights of the step before, are named on every rank."""
+    [single] = scene.of(1)
+    for rank in scene.of(world):
+        memory = rank["memory"]
+        assert memory["gradient types"] == ["torch.float32"] and all(memory["twice"]) and len(memory["twice"]) > 10
+        assert rank["types"] == {"master weights": "float32", "moments": "float32"}
+        assert rank["rows stay"] and rank["again"]
+        # one rank alone adds up the tied weight's gradients in float32, see ROUNDED (measured: 2.1e-5)
+        assert rank["norm"] == pytest.approx(single["norm"], rel=1e-4)
+        assert rank["clipped norm"] == pytest.approx(1e-3, rel=1e-5)
+        assert "model.layers.1.mlp.up_proj.weight (1 values" in rank["non-finite"]
+        if world == 1:  # its decoder is the plain model, which gathers nothing and keeps one copy of its gradients
+            assert not memory["sharded"] and memory["the same"] and memory["of their own"] == len(memory["twice"])
+            assert "gathered" not in rank
+        else:
+            assert "still gathered" in rank["gathered"]
 
 
-def two_steps_of_one_rank() -> None:
-    """In a process of its own."""
-    decoder = make_model(fsdp.join(dist.HashStore(), 0, 1, torch.device("cpu"), 60.0), "bfloat16")
-    batches = [MicroBatch([sequence]) for sequence in make_sequences("group_tokens")[:3]]
-    forward_backward(decoder, batches, 1.0, None)
-    first = [fsdp.local(p.grad) for p in decoder.parameters() if p.grad is not None]
-    before = [gradient.clone() for gradient in first]
-    forward_backward(decoder, batches, 1.0, None)
-    second = [fsdp.local(p.grad) for p in decoder.parameters() if p.grad is not None]
-    assert len(first) == len(list(decoder.parameters()))
-    assert [one.data_ptr() for one in first] == [other.data_ptr() for other in second]
-    assert len({one.untyped_storage().data_ptr() for one in second}) == len(second), "none lies in shared memory"
-    assert any(float(one.abs().max()) > 0 for one in before)
-    for one, other in zip(before, second, strict=True):
-        torch.testing.assert_close(other, 2 * one)
+@slow
+def test_two_ranks_write_and_one_two_or_four_read_bitwise_the_same(scene: Ranks, tmp_path: Path) -> None:
+    """What any number of ranks take from a file adds up to what its rank had; training goes on bitwise the same."""
+    first, second = scene.of(2)
+    written = first["trained"]
+    assert any(name.startswith("exp_avg_sq/") for name in written)
+    for world in WORLDS:
+        ranks = scene.of(world)
+        loaded = ranks[0]["loaded"]
+        assert loaded.keys() == written.keys() and all(
+            torch.equal(loaded[name], each) for name, each in written.items()
+        )
+        assert all(rank["step"] == 3 for rank in ranks)
+        for number, rank in enumerate((first, second)):
+            parts = [each["taken"].get(f"trainer-{number}-of-2.safetensors", {}) for each in ranks]
+            assert add_parts(parts) == rank["live"]
+        for name, value in ranks[0]["trained"].items():
+            torch.testing.assert_close(value, written[name], atol=EXACT, rtol=0)
+    assert all(torch.equal(first["resumed"][name], each) for name, each in first["went on"].items())
+    names = [f"trainer-{rank}-of-2.safetensors" for rank in (0, 1)]
+    assert [shard.path.name for shard in shard_files.read_shards(scene.folder / "checkpoint")] == names
+    shutil.copy(scene.folder / "checkpoint" / names[0], tmp_path)
+    with pytest.raises(CheckpointError, match="incomplete"):
+        shard_files.read_shards(tmp_path)
 
 
-def sharded_modules_of_one_rank() -> dict[str, bool]:
-    """Compute dtype -> whether anything is gathered. In a process of its own."""
-    mesh = fsdp.join(dist.HashStore(), 0, 1, torch.device("cpu"), 60.0)
-    return {dtype: bool(fsdp.sharded_modules(make_model(mesh, dtype))) for dtype in ("float32", "bfloat16")}
+@slow
+@pytest.mark.gpu(2)
+def test_two_gpus_take_the_step_of_one_process(tmp_path: Path) -> None:
+    """Over NCCL; relative distances from float32 on one CPU, by the type of the products."""
+    plain = Decoder(WIDE)
+    initialise(plain, seed=1)
+    expected = Case().step(plain, Case().batches(0, 1))["gradients"]
+    size = float(torch.stack([gradient.norm() for gradient in expected.values()]).norm())
+    run_ranks(tmp_path, "cuda")
+    rank = Ranks(tmp_path, "cuda").of(2)[0]
+    assert rank["backend"] == "nccl"
+    for compute, near in (("float32", 2e-5), ("bfloat16", 0.05)):
+        for name, gradient in rank[compute]["gradients"].items():
+            assert float((gradient - expected[name]).norm()) <= near * size, (compute, name)
+
+
+@pytest.fixture(scope="module")
+def replicas(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
+    """One replica of four ranks and two of two, through the calls of a launch."""
+    folder = tmp_path_factory.mktemp("replicas")
+    run_ranks(folder, "replicas")
+    return Ranks(folder, "replicas")
+
+
+@pytest.mark.soak
+def test_two_replicas_do_what_one_does_and_resume_from_each_other(replicas: Ranks) -> None:
+    ranks = replicas.of(4)
+    for rank in ranks:
+        single, two = rank["of 1"], rank["of 2"]
+        assert two["steps"] == pytest.approx(single["steps"], rel=EXACT)
+        for way, other in ((single, two), (two, single)):
+            # of squares, AdamW's second moments, three steps leave 3e-6
+            for part, within in (("weight/", EXACT), ("exp_avg", 1e-5)):
+                mine, theirs = ({name: value for name, value in which["trained"].items() if name.startswith(part)}
+                                for which in (way, other))  # fmt: skip
+                assert_close(mine, theirs, within)
+            assert all(torch.equal(value, other["trained"][name]) for name, value in way["resumed"].items())
+            assert_close(way["resumed step"], other["went on"], EXACT)
+    for way, other in (("of 1", "of 2"), ("of 2", "of 1")):
+        for number, rank in enumerate(ranks):
+            file = f"trainer-{number}-of-4.safetensors"
+            assert add_parts(each[way]["taken"][file] for each in ranks) == rank[other]["saved"]
+
+
+@pytest.mark.soak
+def test_each_row_is_sent_and_saved_once(replicas: Ranks) -> None:
+    ranks, folder = replicas.of(4), replicas.folder
+    assert all(rank[way]["delivered"] for rank in ranks for way in ("of 1", "of 2"))
+    for name, headers in (("published", 1.0), ("written", 1.3)):
+        single, two = ([rank[way][name] for rank in ranks] for way in ("of 1", "of 2"))
+        assert min(two) > 0 and sum(single) / headers <= sum(two) <= sum(single) * headers
+    exported = [load_file(folder / f"exported-{count}" / "model.safetensors") for count in (1, 2)]
+    assert_close(exported[1], exported[0], EXACT)
+    for count in (1, 2):
+        saved = dict(shard_files.iterate_weights(folder / f"saved-{count}"))
+        assert all(torch.equal(value, exported[count - 1][name]) for name, value in saved.items()) and len(saved) > 10
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("case", "when", "who", "what"),
+    [
+        ("rate", "after an optimiser step", {1: "1 or 3", 3: "1 or 3"}, "model.embed_tokens.weight, "),
+        ("folder", "after the load of ", {0: "0 or 2", 1: "1 or 3", 2: "0 or 2", 3: "1 or 3"}, "q_proj.weight"),
+    ],
+)
+def test_a_replica_that_differs_stops_the_run_in_that_step(
+    replicas: Ranks, case: str, when: str, who: dict[int, str], what: str
+) -> None:
+    for number, rank in enumerate(replicas.of(4)):
+        assert rank["none"] == "equal"
+        if number in who:
+            assert rank[case].startswith(when) and ", trainer ranks " in rank[case]
+            assert f"trainer rank {who[number]} has other values" in rank[case] and what in rank[case]
+        else:
+            assert rank[case].startswith("a peer has left")

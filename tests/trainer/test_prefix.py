@@ -29,15 +29,22 @@ def write(path: Path, **changes: object) -> Path:
     return path
 
 
-def test_the_policy_goes_on_behind_the_prefix_and_is_judged_with_it(tmp_path: Path) -> None:
-    build(tmp_path / "model", 0, train_tokenizer([PREFIX + REST] * 9, 280), 64)
-    chat, config = Chat(tmp_path / "model"), Config.model_validate({"data": {"system_prompt": ""}})
-    stages = Stages(config)
+@pytest.fixture(scope="module")
+def chat(tmp_path_factory: pytest.TempPathFactory) -> Chat:
+    folder = tmp_path_factory.mktemp("tiny") / "model"
+    build(folder, 0, train_tokenizer([PREFIX + REST] * 9, 280), 64)
+    return Chat(folder)
+
+
+CONFIG = Config.model_validate({"data": {"system_prompt": ""}})
+
+
+def test_the_policy_goes_on_behind_the_prefix_and_is_judged_with_it(chat: Chat, tmp_path: Path) -> None:
+    stages = Stages(CONFIG)
     [problem] = read_problems(write(tmp_path / "rows.jsonl"), "data.train").problems
-    source = DataSource([problem], stages, PromptFormat(chat, config.data))
+    source = DataSource([problem], stages, PromptFormat(chat, CONFIG.data))
     prompt = source.draw(0)
-    begun = chat.encode_completion(PREFIX)
-    plain = chat.render(ROW["problem"], "")
+    begun, plain = chat.encode_completion(PREFIX), chat.render(ROW["problem"], "")
     assert prompt.token_ids == plain + begun
     completion = Completion(0, 0, 0, ids := [*chat.encode(REST), chat.eos_id], [-1.0] * len(ids), finish_reason="stop")
     cut = Completion(0, 1, 0, ids[:2], [-1.0] * 2, finish_reason="length")
@@ -45,27 +52,24 @@ def test_the_policy_goes_on_behind_the_prefix_and_is_judged_with_it(tmp_path: Pa
 
     async def score() -> list[tuple[Reward, str]]:
         scorer = RewardScorer(stages, chat)
-        pairs = ((problem, completion), (problem, cut), (whole, completion))
-        found = [await scorer.score(*pair) for pair in pairs]
-        await scorer.close()
-        return found
+        try:
+            return [await scorer.score(*pair)
+                    for pair in ((problem, completion), (problem, cut), (whole, completion))]  # fmt: skip
+        finally:
+            await scorer.close()
 
     (right, text), (broken, _), (alone, _) = asyncio.run(score())
     assert (right.verdict, right.total, text) == ("correct", pytest.approx(1.1), PREFIX + REST)
     assert alone.verdict == "no answer", "it is no whole response by itself"
     group = Group(prompt, [completion, cut], [right, broken])
-    [first, _] = train_sequences([group], objective_of(config), config)
+    [first, _] = train_sequences([group], objective_of(CONFIG), CONFIG)
     assert first.mask == bytes([CONTEXT]) * (len(plain) + len(begun)) + bytes([SAMPLED]) * len(ids)
 
 
-def test_a_prefix_opens_the_reasoning_and_ends_no_turn(tmp_path: Path) -> None:
-    build(tmp_path / "model", 0, train_tokenizer([PREFIX + REST] * 9, 280), 64)
-    chat = Chat(tmp_path / "model")
-    prompts = PromptFormat(chat, Config.model_validate({"data": {"system_prompt": ""}}).data)
-    end = chat.tokenizer.convert_ids_to_tokens(chat.eos_id)
+def test_a_prefix_opens_the_reasoning_and_ends_no_turn(chat: Chat) -> None:
+    prompts, end = PromptFormat(chat, CONFIG.data), chat.tokenizer.convert_ids_to_tokens(chat.eos_id)
     text = f"<think>Five{end}{end} and {end}"
-    ids = prompts.prompt_of(Problem("p", "?", "8", prefix=text))
-    usual = prompts.prompt_of(Problem("p", "?", "8"))
+    ids, usual = (prompts.prompt_of(Problem("p", "?", "8", prefix=prefix)) for prefix in (text, ""))
     assert ids.count(chat.eos_id) == usual.count(chat.eos_id)
     begun = ids[len(usual) :]
     assert chat.tokenizer.decode(begun) == text and begun[0] == chat.encode("<think>")[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import math
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,10 @@ from trainer.objectives.registry import complaints
 from trainer.soft_values import FILE, drawn_problems, forget_values, read_values, soft_value, soft_values
 from trainer.stages import Stages
 
-EASY = [Problem(f"e{i}", "x" * (1 + i % 5), "1", pass_rate=0.9) for i in range(40)]
-HARD = [Problem(f"h{i}", "y" * (1 + i % 5), "1", pass_rate=0.1) for i in range(40)]
+EASY, HARD = (
+    [Problem(f"{name}{i}", letter * (1 + i % 5), "1", pass_rate=rate) for i in range(40)]
+    for name, letter, rate in (("e", "x", 0.9), ("h", "y", 0.1))
+)
 
 
 def settings(**given: Any) -> Config:
@@ -36,7 +39,7 @@ def settings(**given: Any) -> Config:
 
 
 def source_of(config: Config, problems: list[Problem] | None = None) -> DataSource:
-    return DataSource(problems or EASY + HARD, Stages(config), PromptFormat(LetterChat(), config.data))  # type: ignore[arg-type]
+    return DataSource(problems or EASY + HARD, Stages(config), PromptFormat(LetterChat(), config.data))
 
 
 def test_the_soft_value_by_hand() -> None:
@@ -45,72 +48,58 @@ def test_the_soft_value_by_hand() -> None:
     assert soft_value([1.0, 0.0, 0.0], 1e-6) == pytest.approx(1 - 1e-6 * math.log(3), abs=1e-12), "without overflow"
     assert soft_value([1.0, 0.0, 0.5, 0.1], 1e6) == pytest.approx(0.4, abs=1e-6), "near the mean"
     for bad in (math.nan, math.inf):
-        with pytest.raises(NonFinite, match="finite"):
+        with pytest.raises(NonFinite):
             soft_value([1.0, bad], 0.5)
 
 
-@given(st.lists(st.booleans(), min_size=1, max_size=16), st.floats(0.05, 10))
-def test_soft_values_of_rewards_of_zero_and_one(rights: list[bool], beta: float) -> None:
-    """beta log(1 - p + p exp(1 / beta))."""
-    p = sum(rights) / len(rights)
-    closed = beta * math.log(1 - p + p * math.exp(1 / beta))
-    assert soft_value([float(right) for right in rights], beta) == pytest.approx(closed, abs=1e-9)
-
-
-@given(st.lists(st.floats(-3, 3), min_size=1, max_size=16), st.floats(0.01, 10), st.floats(-2, 2))
+@given(st.lists(st.booleans() | st.floats(-3, 3), min_size=1, max_size=16), st.floats(0.05, 10), st.floats(-2, 2))
 def test_soft_values_lie_between_mean_and_maximum_and_move_with_the_rewards(
     rewards: list[float], beta: float, shift: float
 ) -> None:
-    value = soft_value(rewards, beta)
+    """Of rewards of 0 and 1 it is beta log(1 - p + p exp(1 / beta))."""
+    value = soft_value([float(reward) for reward in rewards], beta)
     assert math.fsum(rewards) / len(rewards) - 1e-9 <= value <= max(rewards) + 1e-9
     assert soft_value([reward + shift for reward in rewards], beta) == pytest.approx(value + shift, abs=1e-9)
+    p = sum(reward > 0 for reward in rewards) / len(rewards)
+    closed = beta * math.log(1 - p + p * math.exp(1 / beta))
+    assert soft_value([float(reward > 0) for reward in rewards], beta) == pytest.approx(closed, abs=1e-9)
 
 
-def test_a_run_of_one_stage_values_the_prompts_that_it_draws_and_some_more() -> None:
-    config = settings()
-    source, found = source_of(config), drawn_problems(source_of(config), config)
-    assert len(found) == 25 == len({problem.id for problem in found})  # 1.25 * 4 prompts * (3 steps + async_level + 1)
-    assert found == [source.draw(index).problem for index in range(25)]
-    whole = settings(steps=100)
+def test_a_run_values_the_prompts_that_it_draws_and_some_more() -> None:
+    """Those that fit, each by one id."""
+    config, whole = settings(), settings(steps=100)
+    source, drawn = source_of(config), drawn_problems(source_of(config), config)
+    assert len(drawn) == 25 == len({problem.id for problem in drawn})  # 1.25 * 4 prompts * (3 steps + async_level + 1)
+    assert drawn == [source.draw(index).problem for index in range(25)]
     assert {problem.id for problem in drawn_problems(source, whole)} == {problem.id for problem in source.all}
-    assert drawn_problems(source, config) == found, "wherever the source stands"
+    assert drawn_problems(source, config) == drawn, "wherever the source stands"
+    some = drawn_problems(source_of(whole, [*EASY, Problem("long", "z" * 30, "1")]), whole)
+    assert {problem.id for problem in some} == {problem.id for problem in EASY}
+    with pytest.raises(DataError, match='two different problems have the id "e0"'):
+        drawn_problems(source_of(whole, [*EASY, Problem("e0", "other", "2")]), whole)
 
 
-def test_prompts_that_do_not_fit_are_not_valued() -> None:
-    config = settings(steps=100)
-    found = drawn_problems(source_of(config, [*EASY, Problem("long", "z" * 30, "1")]), config)
-    assert {problem.id for problem in found} == {problem.id for problem in EASY}
-
-
-def test_a_stage_with_other_problems_has_its_own_draws() -> None:
-    stages = [
+def test_a_stage_with_other_problems_has_its_own_draws_or_may_draw_any() -> None:
+    stages: Any = [
         {"name": "easy", "until_step": 2, "data": {"pass_rate": [0.5, 1.0]}},
         {"name": "hard", "data": {"pass_rate": [0.0, 0.5]}, "rollout": {"prompts_per_step": 2, "group_size": 8}},
     ]
     config = settings(stages=stages)
-    found = [problem.id for problem in drawn_problems(source_of(config), config)]
-    assert [name[0] for name in found] == ["e"] * 25 + ["h"] * 13  # ceil(1.25 * 2 * 5)
+    drawn = [problem.id for problem in drawn_problems(source_of(config), config)]
+    assert [name[0] for name in drawn] == ["e"] * 25 + ["h"] * 13  # ceil(1.25 * 2 * 5)
     stages = Stages(config.at_stage(1))
     stages.state.first_index = 9
-    late = DataSource(EASY + HARD, stages, PromptFormat(LetterChat(), config.data))  # type: ignore[arg-type]
-    assert [late.draw(9 + place).problem.id for place in range(13)] == found[25:], "whenever it begins"
-
-
-def test_a_stage_that_leaves_solved_problems_out_may_draw_any() -> None:
-    stages = [{"name": "one", "until_step": 2}, {"name": "two", "data": {"drop_solved_after": 1}}]
-    config = settings(stages=stages)
-    assert len(drawn_problems(source_of(config), config)) == 80
+    late = DataSource(EASY + HARD, stages, PromptFormat(LetterChat(), config.data))
+    assert [late.draw(9 + place).problem.id for place in range(13)] == drawn[25:], "whenever it begins"
+    solved = settings(stages=[{"name": "one", "until_step": 2}, {"name": "two", "data": {"drop_solved_after": 1}}])
+    assert len(drawn_problems(source_of(solved), solved)) == 80, "a later stage that leaves solved problems out"
     assert len(drawn_problems(source_of(config), settings(data={"system_prompt": "", "drop_solved_after": 1}))) == 25
 
 
 class EngineOfTwo:
     """Every completion has as many tokens as its seed says, one or two."""
 
-    def slots(self) -> int:
-        return 8
-
-    def spare(self) -> int:
-        return 8
+    slots = spare = lambda _: 8
 
     async def sample(self, token_ids: list[int], seeds: list[int], temperature: float) -> list[Completion]:
         assert temperature == 1.0
@@ -118,90 +107,53 @@ class EngineOfTwo:
 
 
 class Graders:
-    """Two tokens are right; what belongs to `silent` is not graded."""
+    """Two tokens are right; what belongs to `silent` is not graded, and `breaks` ends the launch."""
 
-    def __init__(self, *silent: str):
-        self.silent = silent
+    def __init__(self, silent: Collection[str], breaks: str):
+        self.silent, self.breaks, self.asked = silent, breaks, list[str]()
 
     async def score(self, problem: Problem, completion: Completion) -> tuple[Reward, str]:
+        self.asked.append(problem.id)
+        if problem.id == self.breaks:
+            raise OSError("stop")
         right = len(completion.token_ids) == 2
         verdict = Verdict.TIMEOUT if problem.id in self.silent else Verdict.CORRECT if right else Verdict.WRONG
         return Reward(float(right), 0.0, float(right), 0.0, 0.0, verdict), "text"
 
 
-def estimate(config: Config, *silent: str, problems: list[Problem] = EASY[:6], begun: bool = False) -> dict[str, float]:
+def estimate(
+    config: Config, *silent: str, problems: list[Problem] = EASY[:6], begun: bool = False, breaks: str = ""
+) -> tuple[dict[str, float], list[str]]:
+    """(the values, the problems whose completions were graded)"""
     config.run_dir.mkdir(parents=True, exist_ok=True)
-    parts: Any = (EngineOfTwo(), Graders(*silent))
-    return asyncio.run(soft_values(config, *parts, source_of(config, problems), Progress(io.StringIO()), begun))
+    engine, graders, progress = EngineOfTwo(), Graders(silent, breaks), Progress(io.StringIO())
+    parts: Any = (config, engine, graders, source_of(config, problems), progress, begun)
+    return asyncio.run(soft_values(*parts)), graders.asked
 
 
-def test_values_are_estimated_kept_and_read_again(tmp_path: Path) -> None:
-    config = settings(runs_dir=str(tmp_path))
-    found = estimate(config, "e2")
-    possible = {round(soft_value([1.0] * right + [0.0] * (4 - right), 0.5), 9) for right in range(5)}
-    known = [value for name, value in found.items() if name != "e2"]
-    assert found.keys() == {problem.id for problem in EASY[:6]} and len(set(known)) > 1
-    assert {round(value, 9) for value in known} <= possible
-    assert found["e2"] == pytest.approx(math.fsum(known) / 5), "nothing was graded: the mean of the others"
-    every = [problem.id for problem in EASY]
-    assert estimate(config, *every, begun=True) == found, "kept: nobody is asked"
-    forget_values(config.run_dir)
-    with pytest.raises(DataError, match="could be graded"):
-        estimate(config, *every)
-
-
-def test_what_was_sampled_before_a_stop_is_not_sampled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two prompts a part; the verifier breaks in the third part, and the next launch goes on there."""
-    monkeypatch.setattr("trainer.soft_values.PART", 2)
-    config, asked = settings(runs_dir=str(tmp_path)), []
-    whole = estimate(settings(runs_dir=str(tmp_path), name="other"))
-    order = [problem.id for problem in drawn_problems(source_of(config, EASY[:6]), config)]
-
-    class Breaking(Graders):
-        async def score(self, problem: Problem, completion: Completion) -> tuple[Reward, str]:
-            asked.append(problem.id)
-            if problem.id == order[4] and broken:
-                raise OSError("stop")
-            return await super().score(problem, completion)
-
-    def launch() -> dict[str, float]:
-        config.run_dir.mkdir(exist_ok=True)
-        parts: Any = (EngineOfTwo(), Breaking(), source_of(config, EASY[:6]), Progress(io.StringIO()), False)
-        return asyncio.run(soft_values(config, *parts))
-
-    broken = True
-    with pytest.raises(OSError, match="stop"):
-        launch()
-    assert read_values(config).keys() == set(order[:4])
-    broken = False
-    asked.clear()
-    assert launch() == whole
-    assert set(asked) == set(order[4:]) and len(asked) == 8
-
-
-@pytest.mark.parametrize(
-    ("changed", "named"),
-    [
-        ({"objective": {"name": "spo", "beta": 0.1, "value_samples": 4}}, r"objective\.beta = 0\.1, .* 0\.5"),
-        ({"objective": {"name": "spo", "beta": 0.5}}, r"objective\.value_samples = 8, .* 4"),
-        ({"reward": {"language": 0.0}}, r"reward\.language = 0\.0, .* 0\.1"),
-        ({"data": {"system_prompt": "x"}}, r"data\.system_prompt = x"),
-    ],
-)
-def test_values_of_other_settings_are_refused(tmp_path: Path, changed: dict[str, Any], named: str) -> None:
-    estimate(settings(runs_dir=str(tmp_path)))
-    with pytest.raises(ConfigError, match=named):
-        read_values(settings(runs_dir=str(tmp_path), **changed))
-
-
-def test_values_that_are_missing_or_damaged_are_told(tmp_path: Path) -> None:
+def test_values_are_estimated_kept_and_read_again_under_the_same_settings(tmp_path: Path) -> None:
     config = settings(runs_dir=str(tmp_path))
     assert read_values(config) == {}
-    estimate(config)
+    values, _ = estimate(config, "e2")
+    possible = {round(soft_value([1.0] * right + [0.0] * (4 - right), 0.5), 9) for right in range(5)}
+    known = [value for name, value in values.items() if name != "e2"]
+    assert values.keys() == {problem.id for problem in EASY[:6]} and len(set(known)) > 1
+    assert {round(value, 9) for value in known} <= possible
+    assert values["e2"] == pytest.approx(math.fsum(known) / 5), "nothing was graded: the mean of the others"
+    assert estimate(config, begun=True) == (values, []), "kept: nobody is asked"
+    changes: dict[str, dict[str, Any]] = {
+        r"objective\.beta = 0\.1, .* 0\.5": {"objective": {"name": "spo", "beta": 0.1, "value_samples": 4}},
+        r"objective\.value_samples = 8, .* 4": {"objective": {"name": "spo", "beta": 0.5}},
+        r"reward\.language = 0\.0, .* 0\.1": {"reward": {"language": 0.0}},
+        r"data\.system_prompt = x": {"data": {"system_prompt": "x"}},
+    }
+    for named, changed in changes.items():
+        with pytest.raises(ConfigError, match=named):
+            read_values(settings(runs_dir=str(tmp_path), **changed))
     more = [*EASY[:6], HARD[0]]
     with pytest.raises(ConfigError, match='1 problems, "h0"'):
         estimate(config, problems=more, begun=True)
-    assert estimate(config, problems=more).keys() == {problem.id for problem in more}
+    assert estimate(config, problems=more)[0].keys() == {problem.id for problem in more}
     path = config.run_dir / FILE
     whole = path.read_bytes()
     for damaged in (whole[:-9], whole.replace(b'"e0":', b'"e0":1')):
@@ -209,15 +161,24 @@ def test_values_that_are_missing_or_damaged_are_told(tmp_path: Path) -> None:
         path.write_bytes(damaged)
         with pytest.raises(DataError, match="damaged"):
             read_values(config)
-    forget_values(config.run_dir)
-    assert read_values(config) == {}
-    forget_values(config.run_dir)
+    for _ in range(2):
+        forget_values(config.run_dir)
+        assert read_values(config) == {}
+    with pytest.raises(DataError, match="could be graded"):
+        estimate(config, *(problem.id for problem in EASY))
 
 
-def test_two_problems_of_one_id_have_no_value() -> None:
-    config = settings(steps=100)
-    with pytest.raises(DataError, match='two different problems have the id "e0"'):
-        drawn_problems(source_of(config, [*EASY, Problem("e0", "other", "2")]), config)
+def test_what_was_sampled_before_a_stop_is_not_sampled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two prompts a part; the verifier breaks in the third part, and the next launch goes on there."""
+    monkeypatch.setattr("trainer.soft_values.PART", 2)
+    config = settings(runs_dir=str(tmp_path))
+    whole, _ = estimate(settings(runs_dir=str(tmp_path), name="other"))
+    order = [problem.id for problem in drawn_problems(source_of(config, EASY[:6]), config)]
+    with pytest.raises(OSError, match="stop"):
+        estimate(config, breaks=order[4])
+    assert read_values(config).keys() == set(order[:4])
+    values, asked = estimate(config)
+    assert values == whole and set(asked) == set(order[4:]) and len(asked) == 8
 
 
 def test_rewards_do_not_change_under_soft_values() -> None:

@@ -1,5 +1,5 @@
-"""Small tabular problems: completions of one or two tokens whose every probability is a table, so that expectations are
-sums over all completions. Who uses this: the tests of this folder."""
+"""Small problems: completions of one or two tokens whose every probability is a table, so that expectations are sums
+over all completions."""
 
 from __future__ import annotations
 
@@ -12,27 +12,24 @@ from torch import Tensor
 
 from trainer.objectives.inputs import LossInputs, completions_of
 
-TOKENS = 3
-"""0 ends a completion; 1 and 2 go on to a second token"""
-COMPLETIONS: list[tuple[int, ...]] = [(0,)] + [(a, b) for a in (1, 2) for b in range(TOKENS)]
-COUNTS = [len(y) for y in COMPLETIONS]
-ENTRIES = torch.tensor([
-    entry for y in COMPLETIONS for entry in (y[0], *(TOKENS + y[0] * TOKENS + b for b in y[1:]))
-])  # fmt: skip
-"""where each completion's tokens stand among the first token's table and the second's, one after the other"""
-
 
 class Table:
-    """Completions whose every probability is known. counts: [completions] tokens of each."""
+    """Completions by their logits: `first` [a] of the first token, of which `ends` numbers end a completion, `second`
+    [a, b] of the token behind each; without it a completion is one token: a bandit."""
 
-    counts: list[int]
+    def __init__(self, first: Tensor, second: Tensor | None = None, ends: int = 1):
+        self.logits = [first] if second is None else [first, second]
+        arms, after = len(first), 0 if second is None else second.shape[1]
+        self.completions = [(a,) for a in range(ends if after else arms)]
+        self.completions += [(a, b) for a in range(ends, arms) for b in range(after)]
+        self.counts = [len(each) for each in self.completions]
+        self.entries = torch.tensor([
+            entry for a, *rest in self.completions for entry in (a, *(arms + a * after + b for b in rest))
+        ])  # fmt: skip
 
     def flat(self) -> Tensor:
         """[tokens of all completions] log-probabilities, one completion after the other."""
-        raise NotImplementedError
-
-    def parameters(self) -> list[Tensor]:
-        raise NotImplementedError
+        return torch.cat([each.log_softmax(-1).flatten() for each in self.logits])[self.entries]
 
     def logprobs(self) -> list[Tensor]:
         """[tokens] of every completion."""
@@ -43,45 +40,10 @@ class Table:
         return torch.stack([tokens.sum() for tokens in self.logprobs()])
 
 
-class Policy(Table):
-    """Logits [TOKENS] of the first token, [TOKENS, TOKENS] of the second after each first."""
-
-    counts = COUNTS
-
-    def __init__(self, first: Tensor, second: Tensor):
-        self.first, self.second = first, second
-
-    def flat(self) -> Tensor:
-        return torch.cat([self.first.log_softmax(-1), self.second.log_softmax(-1).flatten()])[ENTRIES]
-
-    def parameters(self) -> list[Tensor]:
-        return [self.first, self.second]
-
-
-class Arms(Table):
-    """Logits [arms] of completions of one token: a bandit."""
-
-    def __init__(self, logits: Tensor):
-        self.logits, self.counts = logits, [1] * logits.shape[0]
-
-    def flat(self) -> Tensor:
-        return self.logits.log_softmax(-1)
-
-    def parameters(self) -> list[Tensor]:
-        return [self.logits]
-
-
-def draw_policy(seed: int, spread: float = 0.7, train: bool = False) -> Policy:
-    """Random logits, the same for the same seed."""
+def draw(seed: int) -> Table:
+    """Random logits of three tokens, of which the first ends a completion."""
     generator = torch.Generator().manual_seed(seed)
-    first = torch.randn(TOKENS, generator=generator) * spread
-    second = torch.randn(TOKENS, TOKENS, generator=generator) * spread
-    return Policy(first.requires_grad_(train), second.requires_grad_(train))
-
-
-def draw_rewards(seed: int) -> Tensor:
-    """[completions] rewards."""
-    return torch.randn(len(COMPLETIONS), generator=torch.Generator().manual_seed(1000 + seed))
+    return Table(*(torch.randn(*shape, generator=generator) * 0.7 for shape in ((3,), (3, 3))))
 
 
 @dataclass
@@ -91,56 +53,58 @@ class Problem:
     policy: Table
     behaviour: Table
     reference: Table
-    old: Table | None
     rewards: Tensor
     """[completions]"""
+    old: Table | None = None
     value: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        for logits in self.policy.logits:
+            logits.requires_grad_()
 
     def inputs(
         self, chosen: Sequence[int], weights: Tensor, groups: Sequence[int] | None = None,
         advantages: Tensor | None = None,
     ) -> LossInputs:  # fmt: skip
-        """The completions `chosen` packed; weights [chosen], the same for each of a completion's tokens."""
+        """The completions `chosen` packed; weights [chosen], the same for each of a completion's tokens. advantages
+        [completions], the rewards unless given."""
         ends = list(itertools.accumulate(self.policy.counts))
         counts = [self.policy.counts[y] for y in chosen]
         places = torch.tensor([t for y in chosen for t in range(ends[y] - self.policy.counts[y], ends[y])]).long()
-
-        def packed(policy: Table) -> Tensor:
-            return policy.flat().detach()[places]
-
         lengths = torch.tensor(counts).long()
         values = self.rewards if advantages is None else advantages
         return LossInputs(
             logprobs=self.policy.flat()[places],
-            behaviour=packed(self.behaviour),
+            behaviour=self.behaviour.flat().detach()[places],
             advantages=values[torch.tensor(chosen).long()].repeat_interleave(lengths),
             weights=weights.repeat_interleave(lengths),
             completions=completions_of(counts, groups),
-            old=packed(self.old) if self.old else None,
-            reference=packed(self.reference),
+            old=self.old.flat()[places] if self.old else None,
+            reference=self.reference.flat()[places],
             values=self.value.expand(len(chosen)) if self.value is not None else None,
         )
 
     def every(self, advantages: Tensor | None = None) -> LossInputs:
         """All completions, each weighed by its probability under the policy that sampled: an expectation."""
-        weights = self.behaviour.whole().detach().exp()
-        return self.inputs(range(len(self.rewards)), weights, advantages=advantages)
+        return self.inputs(range(len(self.rewards)), self.behaviour.whole().detach().exp(), advantages=advantages)
 
-    def groups_of(self, size: int) -> LossInputs:
+    def groups_of(self, size: int, advantages: Tensor | None = None) -> LossInputs:
         """All groups of `size`, each weighed by its probability under the policy that sampled, 1/size a completion."""
-        probabilities = self.behaviour.whole().detach().exp()
-        tuples = list(itertools.product(range(len(self.rewards)), repeat=size))
-        chosen = [y for one in tuples for y in one]
-        weights = (probabilities[torch.tensor(tuples)].prod(-1) / size).repeat_interleave(size)
-        return self.inputs(chosen, weights, [number for number, _ in enumerate(tuples) for _ in range(size)])
+        groups = torch.tensor(list(itertools.product(range(len(self.rewards)), repeat=size)))
+        chances = self.behaviour.whole().detach().exp()[groups].prod(-1)
+        numbers = torch.arange(len(groups)).repeat_interleave(size).tolist()
+        return self.inputs(groups.flatten().tolist(), (chances / size).repeat_interleave(size), numbers, advantages)
 
+    def expect(self, values: Tensor) -> Tensor:
+        """The mean of `values` [completions] under the policy."""
+        return (self.policy.whole().exp() * values).sum()
 
-def gradients(loss: Tensor, problem: Problem) -> Tensor:
-    """[all logits] of the policy."""
-    found = torch.autograd.grad(
-        loss, problem.policy.parameters(), retain_graph=True, allow_unused=True, materialize_grads=True
-    )
-    return torch.cat([one.flatten() for one in found])
+    def gradients(self, loss: Tensor) -> Tensor:
+        """[all logits] of the policy."""
+        parts = torch.autograd.grad(
+            loss, self.policy.logits, retain_graph=True, allow_unused=True, materialize_grads=True
+        )
+        return torch.cat([part.flatten() for part in parts])
 
 
 def optimum(reference: Tensor, rewards: Tensor, beta: float) -> tuple[Tensor, float]:

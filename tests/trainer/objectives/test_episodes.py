@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import copy
+import dataclasses
 import itertools
 import random
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ from shared.model.decoder import Decoder, DecoderConfig, initialise
 from shared.types import Completion, Group, MicroBatch, Problem, Prompt, Reward, TrainSequence, Turn, Verdict
 from tests.trainer.objectives.named import NAMES, PUBLISHED
 from trainer.objectives.advantage import turn_advantages
-from trainer.objectives.inputs import loss_inputs
+from trainer.objectives.inputs import completions_of, loss_inputs
 from trainer.objectives.loss import policy_loss
 from trainer.objectives.objective import train_sequences
 from trainer.objectives.registry import complaints, read_objective
@@ -27,42 +26,38 @@ from trainer.step.forward_backward import AuxiliaryModels, compute_old_logprobs,
 SHAPE = DecoderConfig("llama", 32, 16, 24, 1, 2, 1, 8, 1e-5, 64, tied=True)
 WHOLE = ("a_lol", "agro", "dro", "kto", "sharpening")
 """objectives whose factor is one number of the whole episode"""
-TURNS = sorted(name for name, one in PUBLISHED.items() if not one.kind.several_turns and name not in WHOLE)
+TURNS = sorted(name for name, each in PUBLISHED.items() if not each.kind.several_turns and name not in WHOLE)
 
 
-def model(seed: int, shape: DecoderConfig = SHAPE, spread: float = 3.0) -> Decoder:
-    decoder = Decoder(shape)
+def model(seed: int) -> Decoder:
+    decoder = Decoder(SHAPE)
     initialise(decoder, seed)
     with torch.no_grad():
         for parameter in decoder.parameters():
-            parameter.mul_(spread)
+            parameter.mul_(3.0)
     return decoder
 
 
 def objective(name: str, **given: Any) -> Any:
-    if name == "distill":
-        given["teacher"] = {"kind": "local", "path": "some/folder"}
-    return read_objective({"name": NAMES[name], **given})
+    teacher = {"teacher": {"kind": "local", "path": "some/folder"}} if name == "distill" else {}
+    return read_objective({"name": NAMES[name], **teacher, **given})
 
 
 def episodes(decoder: Decoder, seed: int) -> list[TrainSequence]:
     """Two groups of three episodes of one to three turns; behaviour and old log-probs near those of the policy."""
-    draw = random.Random(seed)
-    found = []
+    draw, made = random.Random(seed), list[TrainSequence]()
     for number in range(6):
-        ids, mask = [draw.randrange(32) for _ in range(4)], bytes(4)
-        turns = 1 + number % 3
+        ids, mask, turns = [draw.randrange(32) for _ in range(4)], bytes(4), 1 + number % 3
         for turn in range(turns):
-            said, heard = draw.randint(1, 6), draw.randint(1, 3) * (turn < turns - 1)
-            ids += [draw.randrange(32) for _ in range(said + heard)]
-            mask += b"\1" * said + bytes(heard)
-        found.append(TrainSequence(ids, mask, draw.random(), [draw.gauss(0, 1) for _ in range(turns)], number // 3))
-    [*logprobs] = compute_old_logprobs(decoder, [MicroBatch(found)], 1.0)
-    for one, values in zip(found, logprobs, strict=True):
-        one.columns = {
-            name: [value + draw.gauss(0, 0.2) for value in values] for name in ("behaviour", "old", "teacher")
-        }
-    return found
+            sampled, heard = draw.randint(1, 6), draw.randint(1, 3) * (turn < turns - 1)
+            ids += [draw.randrange(32) for _ in range(sampled + heard)]
+            mask += b"\1" * sampled + bytes(heard)
+        made.append(TrainSequence(ids, mask, draw.random(), [draw.gauss(0, 1) for _ in range(turns)], number // 3))
+    logprobs = compute_old_logprobs(decoder, [MicroBatch(made)], 1.0)
+    for each, values in zip(made, logprobs, strict=True):
+        names = ("behaviour", "old", "teacher")
+        each.columns = {name: [value + draw.gauss(0, 0.2) for value in values] for name in names}
+    return made
 
 
 def apart(sequence: TrainSequence) -> list[TrainSequence]:
@@ -71,124 +66,78 @@ def apart(sequence: TrainSequence) -> list[TrainSequence]:
     for run, (sampled, tokens) in enumerate((kind, len(list(same))) for kind, same in itertools.groupby(sequence.mask)):
         if sampled:
             columns = {name: values[here : here + tokens] for name, values in sequence.columns.items()}
-            turns.append(
-                TrainSequence(
-                    sequence.token_ids[: place + tokens], bytes(place) + b"\1" * tokens, sequence.weight,
-                    [sequence.advantages[run // 2]], sequence.group, columns,
-                )
-            )  # fmt: skip
+            ids, mask = sequence.token_ids[: place + tokens], bytes(place) + b"\1" * tokens
+            advantages = [sequence.advantages[run // 2]]
+            turns.append(TrainSequence(ids, mask, sequence.weight, advantages, sequence.group, columns))
             here += tokens
         place += tokens
     return turns
 
 
-def gradient(decoder: Decoder, sequences: Sequence[TrainSequence], settings: Any, reference: Decoder) -> Tensor:
-    decoder.zero_grad()
-    models = AuxiliaryModels(reference=reference, teacher=None)
-    forward_backward(decoder, [MicroBatch(list(sequences))], 1.0, settings, models)
-    return torch.cat([one.grad.double().flatten() for one in decoder.parameters() if one.grad is not None])
+def merged(sequence: TrainSequence) -> TrainSequence:
+    """One turn, of all that comes after the prompt: what an environment says is trained too."""
+    rest = len(sequence.mask) - sequence.prompt_tokens
+    columns = {name: values + [0.0] * (rest - len(values)) for name, values in sequence.columns.items()}
+    mask = bytes(sequence.prompt_tokens) + b"\1" * rest
+    return replace(sequence, mask=mask, advantages=sequence.advantages[:1], columns=columns)
 
 
 @pytest.mark.parametrize("name", TURNS)
 def test_the_gradient_of_an_episode_is_that_of_its_turns(name: str) -> None:
     """Several turns in one sequence, and each as a sequence of its own: the same step, for rewards of the episode and
     of its turns."""
-    decoder, reference, settings = model(1), model(2), objective(name)
-    for seed in range(3):
+    decoder, settings, models = model(1), objective(name), AuxiliaryModels(reference=model(2), teacher=None)
+
+    def gradient(sequences: list[TrainSequence]) -> Tensor:
+        decoder.zero_grad()
+        forward_backward(decoder, [MicroBatch(sequences)], 1.0, settings, models)
+        return torch.cat([each.grad.double().flatten() for each in decoder.parameters() if each.grad is not None])
+
+    for seed in range(2):
         whole = episodes(decoder, seed)
-        turns = [turn for one in whole for turn in apart(one)]
-        assert len(turns) == sum(len(one.segments) for one in whole) == 12
-        found, expected = (gradient(decoder, some, settings, reference) for some in (whole, turns))
+        turns = [turn for each in whole for turn in apart(each)]
+        assert len(turns) == sum(len(each.segments) for each in whole) == 12
+        expected = gradient(turns)
         assert expected.norm() > 1e-3
-        assert float((found - expected).norm() / expected.norm()) < 1e-6, name
-    merged = [replace(one, mask=bytes(len(b)) + b"\1" * (len(one.mask) - len(b)), advantages=one.advantages[:1],
-                      columns={n: v + [0.0] * (len(one.mask) - len(b) - len(v)) for n, v in one.columns.items()})
-              for one in whole for b in [bytes(one.prompt_tokens)]]  # fmt: skip
-    other = gradient(decoder, merged, settings, reference)
+        assert float((gradient(whole) - expected).norm() / expected.norm()) < 1e-6
+    other = gradient([merged(each) for each in whole])
     assert float((other - expected).norm() / expected.norm()) > 1e-3, "a loss on what an environment says would be seen"
 
 
 def test_ratios_are_means_of_a_turn_where_they_are_means() -> None:
     """gspo, two turns of 2 and 1 tokens with log-ratios 0.2, 0.4 | -0.6: s = exp(0.3), exp(0.3), exp(-0.6)."""
-    one = TrainSequence(
+    sequence = TrainSequence(
         [9, 1, 2, 9, 3], bytes([0, 1, 1, 0, 1]), 1.0, [1.0, 1.0], columns={"behaviour": [-1.2, -1.4, -0.4]}
     )
-    inputs = loss_inputs([one], torch.tensor([-1.0, -1.0, -1.0]))
+    inputs = loss_inputs([sequence], torch.tensor([-1.0, -1.0, -1.0]))
     ratios = read_objective({"name": "gspo"}).ratios(inputs)  # type: ignore[attr-defined]
     assert ratios.tolist() == pytest.approx([1.349859, 1.349859, 0.548812], rel=1e-5)
     assert inputs.completions.sums(inputs.logprobs - inputs.behaviour).tolist() == pytest.approx([0.0], abs=1e-6)
 
 
-@pytest.mark.parametrize("name", WHOLE)
-def test_a_factor_of_an_episode_is_of_all_its_turns(name: str) -> None:
-    """The gradient is that of each turn's log-probs times a factor of the episode, in which log pi/ref is summed over
-    all turns. agro and dro: of the regularised reward r - beta log pi/ref; kto: of what is felt of it beside the
-    group's others; a_lol: of the advantage times the clipped ratio; sharpening: of what the reference says of it beside
-    the group's others, each token times its ratio, at most 2."""
-    decoder, reference, settings = model(1), model(2), objective(name)
-    whole = [replace(one, advantages=one.advantages[:1] * len(one.segments)) for one in episodes(decoder, 5)]
+@pytest.mark.parametrize(
+    "chosen",
+    [*({"name": name} for name in WHOLE),
+     *({"name": "reinforce", "kl": {"weight": 1.0, "gradient": kind}}
+       for kind in ("return", "sequence_k2", "sequence_k3"))],
+    ids=str,
+)  # fmt: skip
+def test_a_factor_of_an_episode_is_of_all_its_turns(chosen: dict[str, Any]) -> None:
+    """Sums of log pi/ref, and so divergences, are those of the whole episode, what a turn does to later ones included:
+    loss and gradient are those of the same tokens in one turn, whose values test_loss.py and test_tabular.py hold."""
+    decoder, settings = model(1), objective(**chosen)
+    whole = [replace(each, advantages=each.advantages[:1] * len(each.segments)) for each in episodes(decoder, 5)]
     packed = pack_sequences(whole, torch.device("cpu"))
-    logprobs = decoder(packed, 1.0)[0]
-    inputs = loss_inputs(
-        whole, logprobs, reference(packed, 1.0)[0].detach(), values=lambda first: torch.full((6,), 0.3)
-    )
-    of = inputs.completions
-    assert of.count == 6 and of.turns == 12
-    got = torch.autograd.grad(policy_loss(inputs, torch.zeros_like(logprobs), settings).loss, logprobs)[0]
-    rewards = torch.tensor([one.advantages[0] for one in whole])
-    ratios = torch.stack([part.sum() for part in (logprobs - inputs.reference).split([o.loss_tokens for o in whole])])
-    regular, weights = (rewards - 0.1 * ratios).detach(), torch.tensor([one.weight for one in whole])
-    if name == "dro":
-        factor = -weights * (regular - 0.3)
-    elif name == "a_lol":
-        factor = -weights * (rewards - 0.3).clamp(min=0) * ratios.detach().exp().clamp(0.1, 1.9)
-    elif name == "kto":
-        held, signs = ratios.detach(), torch.where(rewards > 0.5, 1.0, -1.0)
-        others = (held.view(2, 3).sum(1).repeat_interleave(3) - held) / 2
-        felt = torch.sigmoid(signs * 0.1 * (held - others.clamp(min=0)))
-        factor = -weights * signs * felt * (1 - felt)
-    elif name == "sharpening":
-        said = torch.stack([part.sum() for part in inputs.reference.split([o.loss_tokens for o in whole])])
-        factor = -weights * (rewards + 1.5 * (said - said.view(2, 3).mean(1).repeat_interleave(3)))
-        got = got / (logprobs.detach() - inputs.behaviour).exp().clamp(max=2.0)
-    else:  # 1/2 sum_i w_i n/(n - 1) (R_i - mean R)^2 / beta over each group of 3
-        residual = regular - regular.view(2, 3).mean(1).repeat_interleave(3)
-        means = (weights * residual).view(2, 3).mean(1).repeat_interleave(3)
-        factor = -1.5 * (weights * residual - means)
-    torch.testing.assert_close(got, factor[of.index], rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize("name", ["return", "sequence_k2", "sequence_k3"])
-def test_divergences_are_those_of_the_whole_episode(name: str) -> None:
-    """All episodes of two turns of one token, with a reply that depends on the first: the expected gradient is that of
-    KL(pi || ref) over both turns, what the first does to the second included."""
-    vocabulary = 6
-    shape = DecoderConfig("llama", vocabulary, 16, 24, 1, 2, 1, 8, 1e-5, 64, tied=True)
-    policy, reference, behaviour = (model(seed, shape, 4.0) for seed in range(3))
-    if name == "return":
-        behaviour = copy.deepcopy(policy)  # exact where the policy itself sampled
-    whole = [TrainSequence([0, first, (first + 2) % 6, 1, second], bytes([0, 1, 0, 0, 1]), 1.0, [0.0, 0.0], number)
-             for number, (first, second) in enumerate(itertools.product(range(vocabulary), repeat=2))]  # fmt: skip
-    packed = pack_sequences(whole, torch.device("cpu"))
-    with torch.no_grad():
-        mu, ref = (one(packed, 1.0)[0] for one in (behaviour, reference))
-    for one, values in zip(whole, mu.view(-1, 2), strict=True):
-        one.columns, one.weight = {"behaviour": values.tolist()}, float(values.sum().exp())
-    assert sum(one.weight for one in whole) == pytest.approx(1.0, abs=1e-5)
-    settings = read_objective({"name": "reinforce", "kl": {"weight": 1.0, "gradient": name}})
-    logprobs = policy(packed, 1.0)[0]
-    loss = policy_loss(loss_inputs(whole, logprobs, ref), torch.zeros_like(logprobs), settings).loss
-    sums = logprobs.view(-1, 2).sum(1)
-    exact = (sums.exp() * (sums - ref.view(-1, 2).sum(1))).sum()
-    found, expected = (
-        torch.cat([g.flatten() for g in torch.autograd.grad(one, list(policy.parameters()), retain_graph=True)])
-        for one in (loss, exact)
-    )
-    assert exact > 0.01
-    assert float((found - expected).norm() / expected.norm()) < 1e-4
-
-
-# ---- credit by turn --------------------------------------------------------------------------------------------------
+    logprobs = decoder(packed, 1.0)[0].detach().requires_grad_()
+    reference, values = model(2)(packed, 1.0)[0].detach(), torch.full((6,), 0.3)
+    inputs = loss_inputs(whole, logprobs, reference, values=lambda first: values)
+    assert inputs.completions.count == 6 and inputs.completions.turns == 12
+    counts, groups = [each.loss_tokens for each in whole], [each.group for each in whole]
+    one_turn = dataclasses.replace(inputs, completions=completions_of(counts, groups))
+    several, alone = (policy_loss(each, torch.zeros_like(logprobs), settings).loss for each in (inputs, one_turn))
+    assert several.item() == alone.item()
+    expected = torch.autograd.grad(alone, logprobs)[0]
+    assert torch.equal(torch.autograd.grad(several, logprobs)[0], expected) and expected.abs().max() > 1e-4
 
 
 def episode(
@@ -197,13 +146,13 @@ def episode(
     """Turns of one token each with a reply of one between them."""
     turns = [Turn(2 * turn, 2 * turn + 1, reward) for turn, reward in enumerate(rewards)]
     count = 2 * len(turns) - 1
-    one = Completion(0, index, 0, [7] * count, [-1.0] * count, finish_reason="stop", turns=turns)
-    return one, Reward(total, 0.0, total, 0.0, 0.0, verdict)
+    completion = Completion(0, index, 0, [7] * count, [-1.0] * count, finish_reason="stop", turns=turns)
+    return completion, Reward(total, 0.0, total, 0.0, 0.0, verdict)
 
 
 def group_of(*pairs: tuple[Completion, Reward]) -> Group:
     prompt = Prompt(0, Problem("p", "?", "1", environment="guess"), [1, 2])
-    return Group(prompt, [one for one, _ in pairs], [reward for _, reward in pairs], [""] * len(pairs))
+    return Group(prompt, [completion for completion, _ in pairs], [reward for _, reward in pairs], [""] * len(pairs))
 
 
 def settings_of(**environment: Any) -> Config:
@@ -254,11 +203,8 @@ def test_sequences_carry_the_advantages_of_their_turns() -> None:
     assert trained(two, discount=0.0) == [[0.0, 1.0], [0.0, -1.0]]
 
 
-# ---- what is refused -------------------------------------------------------------------------------------------------
-
-
 def test_objectives_that_cannot_be_trained_on_episodes_say_why() -> None:
-    refused = {name for name, one in PUBLISHED.items() if one.kind.several_turns}
+    refused = {name for name, each in PUBLISHED.items() if each.kind.several_turns}
     assert refused == {"f_dpg", "jepo", "spo"}
     for name in refused:
         line = objective(name).refusal("guess")

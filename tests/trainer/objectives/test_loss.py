@@ -1,4 +1,4 @@
-"""Losses token by token, against values worked out by hand."""
+"""Losses token by token, against values worked out by hand. losses.jsonl: a line a case."""
 
 from __future__ import annotations
 
@@ -9,209 +9,69 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.tables import read_table
+from tests.trainer.objectives.named import example
 from trainer.objectives.inputs import LossInputs, completions_of
+from trainer.objectives.kl import GRADIENTS, KlTerms
 from trainer.objectives.loss import LossOutput, policy_loss, sft_loss
 from trainer.objectives.registry import read_objective
 
 TOKEN_LOSSES = ("magistral", "gspo", "gspo_token", "reinforce")
-LOSSES = (*TOKEN_LOSSES, "agro", "spo", "dro", "jepo")
-LOG_RATIOS = [0.1, -0.3, 0.5, 0.0]
-OF_LOGS = [math.exp(value) for value in LOG_RATIOS]
-SERVED = {"kind": "served", "url": "http://x/v1", "model": "m"}
 
 
 def run(
-    ratios: list[float], advantages: list[float], weights: list[float] | None = None,
-    counts: list[int] | None = None, extra: dict[str, Any] | None = None, **settings: Any,
+    logs: list[float], advantages: list[float], weights: list[float], counts: list[int], settings: dict[str, Any],
+    behaviour: float = 0.5, **extra: Tensor,
 ) -> tuple[LossOutput, Tensor]:  # fmt: skip
-    """Loss and its gradient with respect to the log-probs, for tokens of given importance ratios (behaviour p = .5);
-    each is a completion of its own unless `counts` says otherwise."""
-    behaviour = torch.full((len(ratios),), math.log(0.5))
-    logprobs = (behaviour + torch.tensor(ratios).log()).requires_grad_()
-    inputs = LossInputs(
-        logprobs, behaviour, torch.tensor(advantages, dtype=torch.float32),
-        torch.tensor(weights or [1.0] * len(ratios)), completions_of(counts or [1] * len(ratios)), **(extra or {}),
+    """Loss and its gradient with respect to the log-probs, for tokens of given log-ratios to who sampled."""
+    sampled = torch.full((len(logs),), math.log(behaviour))
+    logprobs = (sampled + torch.tensor(logs)).requires_grad_()
+    inputs = LossInputs(logprobs, sampled, torch.tensor(advantages), torch.tensor(weights), completions_of(counts),
+                        **extra)  # fmt: skip
+    output = policy_loss(inputs, torch.ones(len(logs)), read_objective(settings))
+    return output, torch.autograd.grad(output.loss, logprobs)[0]
+
+
+@pytest.mark.parametrize("row", read_table("trainer/objectives/losses"), ids=lambda row: row["case"])
+def test_losses_by_hand(row: dict[str, Any]) -> None:
+    """Each token is a completion of its own with A = 1, weight 1 and mu = .5 unless the row says otherwise. pulls: the
+    derivative of the objective, not of the loss, with respect to each log pi."""
+    logs = row.get("logs") or [math.log(ratio) for ratio in row["ratios"]]
+    ones = [1.0] * len(logs)
+    extra = {name: torch.tensor(row[name]).log() for name in ("old", "teacher") if name in row}
+    output, gradient = run(
+        logs, [float(a) for a in row.get("advantages", ones)], row.get("weights", ones),
+        row.get("counts", [1] * len(logs)), row["objective"], row.get("behaviour", 0.5), **extra,
     )  # fmt: skip
-    output = policy_loss(inputs, torch.ones(len(ratios)), read_objective(settings))
-    (gradient,) = torch.autograd.grad(output.loss, logprobs)
-    return output, gradient
-
-
-def pulls(ratios: list[float], advantages: list[float], **settings: Any) -> list[float]:
-    """Derivative of the objective, not of the loss, with respect to each log pi."""
-    return [-value for value in run(ratios, advantages, **settings)[1].tolist()]
-
-
-def near(expected: Any, abs: float = 1e-6) -> Any:
-    return pytest.approx(expected, abs=abs)
-
-
-@pytest.mark.parametrize(
-    ("ratio", "positive", "negative"),
-    [(0.5, 0.5, 0), (0.79, 0.79, 0), (0.81, 0.81, -0.81), (1, 1, -1), (1.27, 1.27, -1.27), (1.29, 0, -1.29),
-     (3, 0, -3)],
-)  # fmt: skip
-def test_clip_higher_gradients(ratio: float, positive: float, negative: float) -> None:
-    """eps = (.2, .28), no dual clip."""
-    assert pulls([ratio, ratio], [1.0, -1.0]) == near([positive, negative])
-
-
-def test_clip_higher_values() -> None:
-    for ratio, advantage, objective in ((0.5, 1, 0.5), (0.5, -1, -0.8), (1.29, 1, 1.28), (3, -1, -3)):
-        assert -run([ratio], [advantage])[0].loss.item() == near(objective)
-
-
-def test_grpo_clips_at_the_same_distance_on_both_sides() -> None:
-    ratios, advantages = [1.19, 1.21, 1.27, 0.79, 0.79], [1.0, 1.0, 1.0, -1.0, 1.0]
-    assert pulls(ratios, advantages, name="grpo") == near([1.19, 0, 0, 0, 0.79])
-
-
-def test_dual_clip_ends_the_gradient_of_bad_tokens_that_became_likely() -> None:
-    """c = 3: at r = 4 and A = -1 the objective is -3 without a gradient; A = 1 and r = 2 are as without it."""
-    output, gradient = run([4.0, 2.0, 4.0], [-1.0, -1.0, 1.0], dual_clip=3.0)
-    assert (-gradient).tolist() == near([0, -2, 0])
-    assert -output.loss.item() == near(-3 - 2 + 1.28, 1e-5) and output.sums["clipped_high"].item() == 2
-
-
-def test_gspo_ratio_is_the_geometric_mean_of_the_completion() -> None:
-    """Log-ratios (.1, -.3, .5, 0): s = exp(.075) = 1.077884; each token's gradient is s A / 4 times its weight (1)."""
-    wide: dict[str, Any] = {"clip_low": 0.9, "clip_high": 0.9, "counts": [4]}
-    output, gradient = run(OF_LOGS, [1.0] * 4, name="gspo", **wide)
-    assert -output.loss.item() == near(4 * 1.077884, 1e-5)
-    assert (-gradient).tolist() == near([1.077884] * 4)
-    assert pulls(OF_LOGS, [1.0, 2.0, 0.0, 1.0], name="gspo_token", **wide) == near(
-        [1.077884, 2 * 1.077884, 0, 1.077884]
-    )
-    clipped, nothing = run(OF_LOGS, [1.0] * 4, counts=[4], name="gspo")
-    assert nothing.tolist() == [0.0] * 4 and clipped.sums["clipped_high"].item() == 4
-
-
-def test_cispo_keeps_a_gradient_where_the_clip_ends_it() -> None:
-    assert pulls([3.0], [1.0], name="cispo", importance={"high": 1.28}) == near([1.28])
-    assert pulls([3.0], [1.0]) == [0]
-
-
-def test_truncated_importance_gradient_saturates_and_never_vanishes() -> None:
-    output, gradient = run([0.25, 1.5, 4.0, 4.0], [1.0, 1.0, 1.0, -1.0], name="aipo")
-    assert (-gradient).tolist() == near([0.25, 1.5, 2.0, -2.0])
-    assert (output.sums["clipped_low"].item(), output.sums["clipped_high"].item()) == (0, 2)
-
-
-def test_decoupled_loss_clips_against_the_start_of_the_batch() -> None:
-    """Not kept: gradient rho A, whatever the clip. prox = .5 as mu: ratio and weight of who sampled are 1; with
-    prox = 1 and mu = .5: r = 1.5 is clipped for A > 0, and weighed by prox / mu = 2 for A < 0."""
-    assert pulls([0.25, 3.0], [1.0, -2.0], name="decoupled_ppo") == near([0.25, -6.0])
-    same, moved = ({"old": torch.full((2,), math.log(p))} for p in (0.5, 1.0))
-    assert pulls([1.5, 1.1], [1.0, 1.0], name="decoupled_ppo", extra=same) == near([0, 1.1])
-    assert pulls([3.0, 3.0], [1.0, -1.0], name="decoupled_ppo", extra=moved) == near([0, -2 * 1.5], 1e-5)
-
-
-@pytest.mark.parametrize(
-    ("importance", "bounds", "expected"),
-    [
-        ("none", {}, [1.0] * 4),
-        ("token", {}, [1.1052, 0.7408, 1.6487, 1.0]),
-        ("token_truncated", {"low": 0.8, "high": 1.5}, [1.1052, 0.8, 1.5, 1.0]),
-        ("token_masked", {"low": 0.8, "high": 1.5}, [1.1052, 0, 0, 1.0]),
-        ("sequence", {}, [1.349859] * 4),
-        ("sequence_truncated", {"high": 1.2}, [1.2] * 4),
-        ("sequence_masked", {"high": 1.2}, [0.0] * 4),
-        ("sequence_masked", {"high": 1.4}, [1.349859] * 4),
-        ("geometric_masked", {"low": 0.9, "high": 1.07}, [0.0] * 4),
-        ("geometric_masked", {"low": 0.9, "high": 1.08}, [1.1052, 0.7408, 1.6487, 1.0]),
-        # mu = .5: pi - mu = .0526, -.1296, .3244, 0; A > 0 is kept below high
-        ("divergence_masked", {"low": 0.1, "high": 0.1}, [1.1052, 0.7408, 0, 1.0]),
-    ],
-)
-def test_importance_weights_of_log_ratios(importance: str, bounds: dict[str, float], expected: list[float]) -> None:
-    """Log-ratios (.1, -.3, .5, 0) of one completion; their product is 1.349859, their geometric mean 1.077884."""
-    settings: dict[str, Any] = {"name": "reinforce", "importance": {"kind": importance, **bounds}}
-    output, gradient = run(OF_LOGS, [1.0] * 4, counts=[4], **settings)
-    assert (-gradient).tolist() == near(expected, 1e-4)
-    assert output.sums["masked"].item() == (expected.count(0) if "masked" in importance else 0)
-
-
-def test_divergence_mask_keeps_what_moves_back() -> None:
-    """A <= 0 is left out where the probability fell by more than low, whatever it rose. Of a rare token that became
-    likely, .002 -> .05, the weight is 20 at most, not 25."""
-    bounds = {"low": 0.2, "high": 0.2}
-    assert pulls([1.6, 0.5], [-1.0, -1.0], name="dppo", importance=bounds) == near([-1.6, 0])
-    logprobs = torch.tensor([0.05]).log().requires_grad_()
-    inputs = LossInputs(logprobs, torch.tensor([0.002]).log(), torch.ones(1), torch.ones(1), completions_of([1]))
-    loss = policy_loss(inputs, torch.ones(1), read_objective({"name": "dppo"})).loss
-    assert torch.autograd.grad(-loss, logprobs)[0].tolist() == near([20.0], 1e-4)
-
-
-def test_masked_weights_that_overflow_leave_no_trace() -> None:
-    masked = {"kind": "sequence_masked"}
-    assert pulls([math.exp(60)] * 2, [1.0, 1.0], counts=[2], name="reinforce", importance=masked) == [0.0, 0.0]
-
-
-@pytest.mark.parametrize(
-    ("truncate", "plain", "with_baseline"), [(1, 0.04, 0.064), (2, 0.08, 0.096), (4, 0.16, 0.16), (1e9, 0.16, 0.16)]
-)
-def test_aipo_expected_gradient_on_two_arms(truncate: float, plain: float, with_baseline: float) -> None:
-    """pi = (.8, .2), mu = (.2, .8), r = (1, 0): the expectation over mu of the gradient on the first logit."""
-    policy, behaviour, rewards = torch.tensor([0.8, 0.2]), torch.tensor([0.2, 0.8]), torch.tensor([1.0, 0.0])
-    settings = read_objective({"name": "aipo", "importance": {"high": truncate}})
-    for baseline, expected in ((0.0, plain), (float(behaviour @ rewards), with_baseline)):
-        logits = policy.log().requires_grad_()
-        inputs = LossInputs(
-            logits.log_softmax(0), behaviour.log(), rewards - baseline, behaviour, completions_of([1, 1])
-        )
-        loss = policy_loss(inputs, torch.zeros(2), settings).loss
-        assert -torch.autograd.grad(loss, logits)[0][0].item() == near(expected)
-
-
-def test_a_teacher_adds_its_lead_to_every_token() -> None:
-    """log nu - log pi = log(.25 / .5), log(.5 / .5); weight 2, and advantages of .5 beside it."""
-    extra = {"teacher": torch.tensor([math.log(0.25), math.log(0.5)])}
-    given = pulls([1.0, 1.0], [0.5, 0.5], name="distill", teacher=SERVED | {"weight": 2.0}, extra=extra)
-    assert given == near([0.5 - 2 * math.log(2), 0.5])
+    assert (-gradient).tolist() == pytest.approx(row["pulls"], rel=1e-5, abs=1e-6)
+    if "value" in row:
+        assert -output.loss.item() == pytest.approx(row["value"], rel=1e-5)
+    for name, value in row.get("sums", {}).items():
+        assert output.sums[name].item() == pytest.approx(value, abs=1e-5), name
+    if "maxima" in row:
+        assert output.sums.keys() == row["sums"].keys(), "all of them"
+        assert {name: value.item() for name, value in output.maxima.items()} == pytest.approx(row["maxima"])
 
 
 def test_supervised_is_the_weighted_negative_log_likelihood() -> None:
     logprobs = torch.tensor([math.log(0.5), math.log(0.25)], requires_grad=True)
     inputs = LossInputs(logprobs, torch.zeros(2), torch.ones(2), torch.tensor([0.5, 0.5]), completions_of([2]))
     output = sft_loss(inputs, torch.ones(2))
-    assert output.loss.item() == near(-0.5 * (math.log(0.5) + math.log(0.25)))
+    assert output.loss.item() == pytest.approx(-0.5 * (math.log(0.5) + math.log(0.25)))
     assert torch.autograd.grad(output.loss, logprobs)[0].tolist() == [-0.5, -0.5]
     assert output.sums.keys() == {"tokens", "loss", "entropy"}
-
-
-def test_metrics_are_sums_over_tokens_by_hand() -> None:
-    output, _ = run([0.5, 0.5, 2.0, 4.0], [-1.0, -1.0, 1.0, -1.0], [0.25] * 4)
-    log2 = math.log(2)
-    expected = {
-        "tokens": 4,
-        "compared": 4,
-        "loss": -0.25 * (-0.8 - 0.8 + 1.28 - 4.0),
-        "entropy": 4,
-        "abs_logprob_difference": 5 * log2,
-        "logprob_difference": -log2,
-        "kl_k3": 2 * (0.5 - 1 + log2) + (2 - 1 - log2) + (4 - 1 - 2 * log2),
-        "ratio": 7,
-        "ratio_squared": 20.5,
-        "clipped_low": 2,
-        "clipped_high": 1,
-        "masked": 0,
-    }
-    assert {name: value.item() for name, value in output.sums.items()} == near(expected, 1e-5)
-    maxima = {name: value.item() for name, value in output.maxima.items()}
-    assert maxima == near({"abs_logprob_difference": 2 * log2, "ratio": 4.0})
 
 
 def regularised(name: str, **settings: Any) -> tuple[LossOutput, Tensor, Tensor]:
     """Loss and its gradients on log-probs and entropies; two completions of two tokens, pi = ref * (e, 1, 1, 1/e)."""
     logprobs = torch.tensor([-1.0, -2.0, -1.5, -3.0], requires_grad=True)
     entropy = torch.tensor([0.5, 1.0, 1.5, 2.0], requires_grad=True)
-    weights = torch.tensor([0.1, 0.1, 0.4, 0.4])
-    reference = torch.tensor([-2.0, -2.0, -1.5, -2.0])
-    inputs = LossInputs(logprobs, logprobs.detach().clone(), torch.tensor([1.0, 1.0, -0.5, -0.5]), weights,
-                        completions_of([2, 2]), reference=reference)  # fmt: skip
-    output = policy_loss(inputs, entropy, read_objective(dict(name=name, **settings)))
-    gradients = torch.autograd.grad(output.loss, (logprobs, entropy), materialize_grads=True)
-    return output, *gradients
+    inputs = LossInputs(
+        logprobs, logprobs.detach().clone(), torch.tensor([1.0, 1.0, -0.5, -0.5]), torch.tensor([0.1, 0.1, 0.4, 0.4]),
+        completions_of([2, 2]), reference=torch.tensor([-2.0, -2.0, -1.5, -2.0]),
+    )  # fmt: skip
+    output = policy_loss(inputs, entropy, read_objective({"name": name, **settings}))
+    return output, *torch.autograd.grad(output.loss, (logprobs, entropy), materialize_grads=True)
 
 
 @pytest.mark.parametrize("name", TOKEN_LOSSES)
@@ -219,47 +79,142 @@ def test_divergence_and_entropy_bonus_add_to_every_loss(name: str) -> None:
     plain, gradient, _ = regularised(name)
     output, with_both, on_entropy = regularised(name, kl={"weight": 0.5, "gradient": "weighted_k3"}, entropy_bonus=0.2)
     # weight * r * l, r = 1, l = (1, 0, 0, -1)
-    assert (with_both - gradient).tolist() == near([0.05, 0, 0, -0.2])
-    assert on_entropy.tolist() == near([-0.02, -0.02, -0.08, -0.08])
+    assert (with_both - gradient).tolist() == pytest.approx([0.05, 0, 0, -0.2], abs=1e-6)
+    assert on_entropy.tolist() == pytest.approx([-0.02, -0.02, -0.08, -0.08])
     # exp(-l) - 1 + l is 1/e and e - 2; .2 (.1 * 1.5 + .4 * 3.5)
-    added = 0.5 * (0.1 / math.e + 0.4 * (math.e - 2)) - 0.31
-    assert (output.loss - plain.loss).item() == near(added) == output.sums["regularisation"].item()
+    added = pytest.approx(0.5 * (0.1 / math.e + 0.4 * (math.e - 2)) - 0.31, abs=1e-6)
+    assert (output.loss - plain.loss).item() == added and output.sums["regularisation"].item() == added
     assert output.sums["loss"].item() == plain.sums["loss"].item()
     assert output.sums.keys() - plain.sums.keys() == {"reference_log_ratio", "regularisation"}
-    assert output.sums["reference_log_ratio"].item() == near(0)
+    assert output.sums["reference_log_ratio"].item() == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_the_gradient_of_every_divergence_by_hand(name: str) -> None:
+    """pi, ref and r of a completion of three tokens and one of one."""
+    tokens = [(0.5, 0.3, 2.0), (0.25, 0.5, 1.0), (0.1, 0.4, 0.5), (0.9, 0.3, 3.0)]
+    logs, ratios = [math.log(pi / ref) for pi, ref, _ in tokens], [r for _, _, r in tokens]
+    to_the_end = [sum(logs[:3]), sum(logs[1:3]), logs[2], logs[3]]
+    whole = [math.prod(ratios[:3]) * sum(logs[:3])] * 3 + [ratios[3] * logs[3]]
+    expected = {
+        "return": [r * rest for r, rest in zip(ratios, to_the_end, strict=True)],
+        "weighted_k3": [r * log for r, log in zip(ratios, logs, strict=True)],
+        "sequence_k2": whole,
+        "sequence_k3": whole,
+    }[name]
+    logprobs = torch.tensor([math.log(pi) for pi, _, _ in tokens], requires_grad=True)
+    ratio = (logprobs - logprobs.detach() + torch.tensor(ratios).log()).exp()
+    log_ratio = logprobs - torch.tensor([math.log(ref) for _, ref, _ in tokens])
+    terms = GRADIENTS[name](KlTerms(logprobs, ratio, log_ratio, completions_of([3, 1])))
+    assert torch.autograd.grad(terms.sum(), logprobs)[0].tolist() == pytest.approx(expected, abs=1e-5)
+
+
+def hand(
+    name: str, rewards: list[float], logs: list[float], groups: list[int], values: Tensor | None = None,
+    **settings: Any,
+) -> tuple[LossOutput, list[float]]:  # fmt: skip
+    """(output, gradient by completion): completions of two tokens, each with half of log pi / ref; weights
+    .1, .2, .3, .4."""
+    logprobs = torch.full((8,), -2.0, requires_grad=True)
+    inputs = LossInputs(
+        logprobs, torch.full((8,), -3.0), torch.tensor(rewards).repeat_interleave(2),
+        torch.arange(1, 5).repeat_interleave(2) / 10, completions_of([2] * 4, groups),
+        reference=logprobs.detach() - torch.tensor(logs).repeat_interleave(2) / 2, values=values,
+    )  # fmt: skip
+    output = policy_loss(inputs, torch.zeros(8), read_objective({"name": name, **settings}))
+    (gradient,) = torch.autograd.grad(output.loss, logprobs, retain_graph=True)
+    assert torch.equal(gradient[::2], gradient[1::2])
+    return output, gradient[::2].tolist()
+
+
+def sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x))
+
+
+def test_kto_by_hand() -> None:
+    """Log-ratios (.4, -.2, 1) and -1 in two groups. Reference points: mean of the others, at least 0: max(0, .4) = .4,
+    .7, .1, and 0 for the one alone. Rewards above .5 are desirable; they count 1, the others 2; beta = .5."""
+    output, gradient = hand(example("kto"), [1.0, 0.1, 0.6, 0.5], [0.4, -0.2, 1.0, -1.0], [0, 0, 0, 1], beta=0.5,
+                               undesirable_weight=2.0)  # fmt: skip
+    felt = [sigmoid(0.5 * lead) for lead in (0.4 - 0.4, 0.7 + 0.2, 1.0 - 0.1, 1.0)]
+    counted = [0.1 * 1, 0.2 * 2, 0.3 * 1, 0.4 * 2]
+    assert output.loss.item() == pytest.approx(sum(c * (1 - f) for c, f in zip(counted, felt, strict=True)) / 0.5)
+    signs = [-1, 1, -1, 1]  # down for what is desirable: the loss falls as its probability rises
+    pulls = [s * c * f * (1 - f) for s, c, f in zip(signs, counted, felt, strict=True)]
+    assert gradient == pytest.approx(pulls, abs=1e-6)
+
+
+def test_a_lol_by_hand() -> None:
+    """Rewards less values (.5, -.2, .6, .3), of which the second counts for nothing; ratios e^.4, e^-.2, e^1 (cut at
+    1.9) and e^-3 (cut at .1)."""
+    values = torch.tensor([0.5, 0.3, 0.4, 0.7], requires_grad=True)
+    output, gradient = hand(example("a_lol"), [1.0, 0.1, 1.0, 1.0], [0.4, -0.2, 1.0, -3.0], [0, 1, 2, 3], values)
+    factors = [0.1 * 0.5 * math.exp(0.4), 0.0, 0.3 * 0.6 * 1.9, 0.4 * 0.3 * 0.1]
+    errors = zip((0.1, 0.2, 0.3, 0.4), (0.5, -0.2, 0.6, 0.3), strict=True)
+    assert output.loss.item() == pytest.approx(4 * sum(factors) + sum(w * e * e for w, e in errors) / 2, abs=1e-5)
+    assert gradient == pytest.approx([-factor for factor in factors], abs=1e-6)
+    (head,) = torch.autograd.grad(output.loss, values)
+    assert head.tolist() == pytest.approx([-0.05, 0.04, -0.18, -0.12], abs=1e-6)
+    assert [output.sums[name].item() for name in ("clipped_low", "clipped_high", "masked")] == [2, 2, 2]
+
+
+REGULAR: tuple[list[float], list[float]] = [1.0, 0.0, 0.5, 2.0], [0.2, 0.4, -0.2, 2.0]
+"""rewards and log pi / ref; at beta = .5 R = (.9, -.2, .6, 1)"""
+
+
+def test_agro_by_hand() -> None:
+    """The first three are a group, the last is alone: mean R = 1.3/3, n/(n - 1) = 3/2, 1/(2 beta) = 1."""
+    rest = [0.9 - 1.3 / 3, -0.2 - 1.3 / 3, 0.6 - 1.3 / 3]
+    output, gradient = hand("agro", *REGULAR, [7, 7, 7, 3], beta=0.5)
+    assert output.loss.item() == pytest.approx(1.5 * (0.1 * rest[0] ** 2 + 0.2 * rest[1] ** 2 + 0.3 * rest[2] ** 2))
+    # d/dR_i of sum_j w_j d_j^2 is 2 (w_i d_i - mean_j w_j d_j); dR/dlogpi = -beta on each of its tokens
+    pulls = [w * d for w, d in zip((0.1, 0.2, 0.3), rest, strict=True)]
+    assert gradient == pytest.approx([*(-0.5 * 1.5 * 2 * (pull - sum(pulls) / 3) for pull in pulls), 0], abs=1e-6)
 
 
 @pytest.mark.parametrize(
-    ("needed", "settings", "extra"),
+    ("divergence", "slopes"),
+    [("js", [0.5 * math.log((1 + math.exp(u)) / 2) for u in (1.8, -0.4, 1.2, 2.0)]), ("kl", [0.4, -0.7, 0.1, 0.5]),
+     ("total_variation", [0.25, -0.25, 0.25, 0.25])],
+)  # fmt: skip
+def test_f_dpg_by_hand(divergence: str, slopes: list[float]) -> None:
+    """In groups of two, u = R / .5 = (1.8, -.4, 1.2, 2); importance weights left out."""
+    a, b, c, d = slopes
+    _, gradient = hand(example("f_dpg"), *REGULAR, [0, 0, 1, 1], beta=0.5, divergence=divergence,
+                          importance={"kind": "none"})  # fmt: skip
+    assert gradient == pytest.approx([-0.1 * (a - b), -0.2 * (b - a), -0.3 * (c - d), -0.4 * (d - c)], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("needed", "settings"),
     [
-        ("teacher", {"name": "distill", "teacher": SERVED}, {}),
-        ("reference", {"name": "grpo", "kl": {"weight": 0.1}}, {}),
-        ("reference", {"name": "agro"}, {}),
-        ("reference", {"name": "spo"}, {}),
-        ("value head", {"name": "dro"}, {"reference": torch.zeros(1)}),
+        ("teacher", {"name": "distill", "teacher": {"kind": "served", "url": "http://x/v1", "model": "m"}}),
+        ("reference", {"name": "grpo", "kl": {"weight": 0.1}}),
+        *(("reference", {"name": name}) for name in ("agro", "spo")),
+        ("value head", {"name": "dro"}),
     ],
 )
-def test_what_is_needed_and_missing_is_refused(needed: str, settings: dict[str, Any], extra: dict[str, Any]) -> None:
+def test_what_is_needed_and_missing_is_refused(needed: str, settings: dict[str, Any]) -> None:
+    extra = {"reference": torch.zeros(1)} if needed == "value head" else {}
     with pytest.raises(ValueError, match=needed):
-        run([1.0], [1.0], extra=extra, **settings)
+        run([0.0], [1.0], [1.0], [1], settings, **extra)
 
 
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("name", [*TOKEN_LOSSES, "agro", "spo", "dro", "jepo"])
 def test_no_tokens_give_a_loss_of_zero_and_no_maxima(name: str) -> None:
     nothing = torch.zeros(0)
-    extra = {"reference": nothing, "values": nothing, "imitated": nothing.bool()}
-    output, gradient = run([], [], counts=[], name=name, extra=extra)
+    output, gradient = run([], [], [], [], {"name": name}, reference=nothing, values=nothing, imitated=nothing.bool())
     assert output.loss.item() == 0 and gradient.shape == (0,) and not output.maxima
 
 
 def test_an_entropy_target_moves_clip_high_by_hand() -> None:
     """Bounds .2 and .4: .01 a step at most. Entropy half, all, none, 1.5 and 9 times the target of .6."""
-    settings = read_objective({"name": "magistral", "entropy_target": {"nats": 0.6}})
+    table = {"name": "magistral", "entropy_target": {"nats": 0.6}}
     for share, moved in ((0.5, 0.285), (1.0, 0.28), (0.0, 0.29), (1.5, 0.275), (9.0, 0.27)):
-        assert settings.after_step(0.6 * share) == {"clip_high": near(moved)}
+        assert read_objective(table).after_step(0.6 * share) == {"clip_high": pytest.approx(moved)}
     narrow = {"name": "magistral", "entropy_target": {"nats": 0.6, "clip_high_bounds": [0.279, 0.281]}}
-    assert read_objective({**narrow, "clip_high": 0.281}).after_step(0.0) == {"clip_high": 0.281}
-    assert read_objective({**narrow, "clip_high": 0.279}).after_step(9.0) == {"clip_high": 0.279}
+    for bound, entropy in ((0.281, 0.0), (0.279, 9.0)):
+        assert read_objective({**narrow, "clip_high": bound}).after_step(entropy) == {"clip_high": bound}
     for name in ("magistral", "aipo"):
         assert read_objective({"name": name}).after_step(0.0) == {}, "no target: it stays"
 
@@ -270,4 +225,37 @@ def test_an_entropy_that_follows_clip_high_is_brought_to_its_target() -> None:
     for _ in range(400):
         table |= read_objective(table).after_step(entropy)
         entropy += (4 * (table["clip_high"] - 0.2) - entropy) / 10
-    assert (table["clip_high"], entropy) == (near(0.3, 1e-3), near(0.4, 5e-3))
+    assert (table["clip_high"], entropy) == (pytest.approx(0.3, abs=1e-3), pytest.approx(0.4, abs=5e-3))
+
+
+def test_sums_end_with_the_completion() -> None:
+    of = completions_of([2, 1, 3])
+    assert of.last.tolist() == [1, 1, 2, 5, 5, 5] and of.first.tolist() == [0, 2, 3] and of.groups == 3
+    values = torch.tensor([1.0, 2.0, 5.0, 0.5, 0.25, 0.25])
+    assert of.returns_to_go(values).tolist() == [3.0, 2.0, 5.0, 1.0, 0.5, 0.25]
+    assert of.sums(values).tolist() == [3.0, 5.0, 1.0]
+    assert of.turn_means(values).tolist() == pytest.approx([1.5, 5.0, 1 / 3])
+    none = completions_of([])
+    assert none.returns_to_go(torch.zeros(0)).shape == none.sums(torch.zeros(0)).shape == (0,) and none.count == 0
+    # after 50,000 tokens whose sum is 1.5e5, a completion's own sums still have seven digits
+    of, values = completions_of([50_000, 3]), torch.tensor([3.1] * 50_000 + [1e-3, 2e-3, -4e-3])
+    assert of.returns_to_go(values)[-3:].tolist() == pytest.approx([-1e-3, -2e-3, -4e-3], rel=1e-6)
+    assert of.sums(values).tolist() == pytest.approx([155_000, -1e-3], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("reference", "tokens", "named"),
+    [
+        (torch.zeros(2, requires_grad=True), 2, "reference must be without gradients"),
+        (torch.zeros(2, dtype=torch.bfloat16), 2, "reference is torch.bfloat16"),
+        (torch.zeros(3), 2, r"reference is .* \(3,\)"),
+        (torch.zeros(2), 3, "completions"),
+    ],
+)
+def test_inputs_with_gradients_of_another_type_or_shape_are_refused(reference: Tensor, tokens: int, named: str) -> None:
+    zeros = torch.zeros(2)
+    with pytest.raises(ValueError, match=named):
+        LossInputs(zeros, zeros, zeros, zeros, completions_of([tokens]), reference=reference)
+    if reference.dtype == torch.bfloat16:
+        with pytest.raises(ValueError, match="logprobs"):
+            LossInputs(*[reference] * 4, completions_of([2]))

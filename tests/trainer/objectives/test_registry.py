@@ -1,12 +1,9 @@
-"""Objectives by name: the values of their papers, what a departure drops, what nothing reads, what makes no sense.
-
-The tables lie beside this file, a line a case: papers.jsonl, departures.jsonl, unread.jsonl, mistakes.jsonl,
-contradictions.jsonl.
-"""
+"""Objectives by name: the values of their papers, what a departure drops, what nothing reads, what makes no sense, and
+what docs/objectives.md says of them. The tables lie beside this file, a line a case."""
 
 from __future__ import annotations
 
-import json
+import ast
 import re
 import tomllib
 from itertools import permutations
@@ -20,26 +17,27 @@ from shared.config import Config
 from shared.errors import ConfigError
 from shared.section import flat
 from shared.settings_file import load, to_toml
-from tests.trainer.objectives.named import NAMES, PUBLISHED
+from tests.tables import read_table
+from tests.trainer.objectives.named import EXAMPLES, NAMES, PUBLISHED
+from trainer.__main__ import main
 from trainer.objectives import registry
-from trainer.objectives.advantage import LossAggregation, token_weights
+from trainer.objectives.advantage import Advantage, GroupFilter, LossAggregation, Scale, token_weights
 from trainer.objectives.importance import Importance, importance_weights
 from trainer.objectives.inputs import LossInputs, completions_of
-from trainer.objectives.kl import GRADIENTS, KlGradient
+from trainer.objectives.kl import GRADIENTS, KlGradient, Reference
 from trainer.objectives.loss import policy_loss
-from trainer.objectives.objective import Need
-from trainer.objectives.page import describe_settings
+from trainer.objectives.objective import Need, Objective
+from trainer.objectives.page import describe, describe_all, describe_settings, table
 from trainer.objectives.registry import OBJECTIVES, complaints, needs, objective_of, read_objective
 from trainer.objectives.tables import kinds_of, nested, tables_of
 
 HERE = Path(__file__).parent
-PAGE = HERE.parents[2] / "docs" / "objectives.md"
+PAGE = (HERE.parents[2] / "docs" / "objectives.md").read_text(encoding="utf-8")
 TEACHER = {"teacher": {"kind": "local", "path": "models/teacher"}}
 
 
 def rows(name: str) -> list[dict[str, Any]]:
-    """The cases of a table beside this file."""
-    return [json.loads(line) for line in (HERE / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()]
+    return read_table(f"trainer/objectives/{name}")
 
 
 PAPERS = {row["name"]: row for row in rows("papers")}
@@ -56,39 +54,22 @@ def mistakes(objective: dict[str, Any], **others: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_name_is_a_run_and_is_read_back_as_written(name: str) -> None:
+def test_a_name_is_a_run_with_the_values_and_needs_of_its_paper(name: str) -> None:
+    """It is read back as written, and all that has an effect may also be set: nothing changes."""
     config = Config.model_validate({"objective": chosen(name)})
-    assert PUBLISHED[name].source
     again = Config.model_validate(tomllib.loads(to_toml(config)))
-    assert again == config and objective_of(again) == objective_of(config)
-    assert mistakes(chosen(name)) == []
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_an_objective_written_out_in_full_is_the_same(name: str) -> None:
-    """All that has an effect may also be set: nothing of it is without effect, and nothing changes."""
     full = read_objective(chosen(name))
-    assert read_objective(full.in_force) == full and mistakes(full.in_force) == []
-    missing = flat(PUBLISHED[name].values).items() - flat(full.in_force).items()
-    assert not missing, "values of its paper have no effect"
-
-
-def test_only_distill_needs_another_setting() -> None:
-    assert {name for name in NAMES if mistakes({"name": NAMES[name]})} == {"distill"}
-    assert len(mistakes({"name": "distill"})) == 1
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_values_and_needs_of_each_paper(name: str) -> None:
-    paper, full = PAPERS[name], read_objective(chosen(name))
+    assert again == config and objective_of(again) == objective_of(config) == full == read_objective(full.in_force)
+    assert mistakes(chosen(name)) == mistakes(full.in_force) == []
+    assert len(mistakes({"name": NAMES[name]})) == (name == "distill"), "only it needs another setting"
+    published, paper = PUBLISHED[name], PAPERS[name]
+    assert published.source and flat(published.values).items() <= flat(full.in_force).items()
     assert {setting: full.in_force.get(setting) for setting in paper["values"]} == paper["values"]
-    wanted = {Need[need.upper()] for need in paper["needs"]}
-    assert full.needs == wanted
+    expected = {Need[need.upper()] for need in paper["needs"]}
     with_divergence = read_objective(chosen(name, kl={"weight": 0.1}))
-    assert with_divergence.needs == wanted | {Need.REFERENCE}
+    assert full.needs == needs(config) == expected and with_divergence.needs == expected | {Need.REFERENCE}
     assert with_divergence.kl is not None and with_divergence.kl.gradient == "return"
     imitating = {"mode": "sft", "sft": {"steps": 1, "demonstrations": "some.jsonl"}}
-    assert needs(Config.model_validate({"objective": chosen(name)})) == wanted
     assert needs(Config.model_validate({"objective": chosen(name), **imitating})) == set(), "imitation needs nothing"
 
 
@@ -154,26 +135,26 @@ def test_options_choose_a_kind_and_its_settings(tmp_path: Path) -> None:
 
 def test_an_objective_of_ones_own_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The example of docs/objectives.md, word for word, through the loss of a micro-batch."""
-    (example,) = re.findall(r"```python objective\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    (example,) = re.findall(r"```python objective\n(.*?)```", PAGE, re.DOTALL)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(registry, "OBJECTIVES", dict(OBJECTIVES))
     Path("my_loss.py").write_text(example)
+    Path("bad.py").write_text("x = 1\ny = x / 0\n")
+    Path("ends.py").write_text("raise SystemExit(3)\n")
     config = Config.model_validate({"objective": {"name": "my_loss.py:leaky", "leak": 0.5}})
     assert list(complaints(config)) == []
     logprobs = torch.tensor([-1.0, -2.0], requires_grad=True)
     inputs = LossInputs(logprobs, logprobs.detach(), torch.tensor([1.0, -1.0]), torch.ones(2), completions_of([1, 1]))
     policy_loss(inputs, torch.zeros(2), objective_of(config)).loss.backward()
     assert logprobs.grad is not None and logprobs.grad.tolist() == [-1.0, 0.5]
-    (line,) = mistakes({"name": "my_loss.py:leaky", "clip_low": 0.1})
-    assert "objective.clip_low = 0.1 has no effect" in line
-    (line,) = mistakes({"name": "my_los.py:leaky"})
-    assert "there is no file" in line and "paths start at the working directory" in line
-    Path("bad.py").write_text("x = 1\ny = x / 0\n")
-    (line,) = mistakes({"name": "bad.py:mine"})
-    assert line == f"objective.name: {tmp_path / 'bad.py'} fails with ZeroDivisionError: division by zero in line 2"
-    Path("ends.py").write_text("raise SystemExit(3)\n")
-    (line,) = mistakes({"name": "ends.py:mine"})
-    assert line.endswith("ends.py fails with SystemExit: 3 in line 1")
+    for objective, message in (
+        ({"name": "my_loss.py:leaky", "clip_low": 0.1}, "objective.clip_low = 0.1 has no effect"),
+        ({"name": "my_los.py:leaky"}, "there is no file"),
+        ({"name": "bad.py:mine"}, f"{tmp_path / 'bad.py'} fails with ZeroDivisionError: division by zero in line 2"),
+        ({"name": "ends.py:mine"}, "ends.py fails with SystemExit: 3 in line 1"),
+    ):
+        (line,) = mistakes(objective)
+        assert message in line
 
 
 def test_help_tells_every_setting_of_every_objective() -> None:
@@ -185,21 +166,16 @@ def test_help_tells_every_setting_of_every_objective() -> None:
             assert line in text
 
 
-def test_a_difference_of_probabilities_has_bounds_in_any_order() -> None:
-    """Of "divergence_masked" both bounds are distances from 0."""
-    assert mistakes({"name": "dppo", "importance": {"low": 0.3, "high": 0.1}}) == []
-
-
 def test_every_choice_of_a_setting_is_known_to_the_formulas() -> None:
-    one = torch.zeros(1)
-    inputs = LossInputs(one, one, one, one, completions_of([1]))
+    ones = torch.zeros(1)
+    inputs = LossInputs(ones, ones, ones, ones, completions_of([1]))
     assert set(get_args(KlGradient)) == GRADIENTS.keys()
-    for name in get_args(LossAggregation):
-        assert sum(token_weights([[2]], name, 4)[0]) > 0
-    for table in tables_of(Importance):
-        for name in set(kinds_of(table)) - {"none"}:
-            weight = importance_weights(inputs, table(kind=name)).weight  # type: ignore[arg-type, call-arg]
-            assert weight is not None and weight.tolist() == [1.0]
+    assert all(sum(token_weights([[2]], name, 4)[0]) > 0 for name in get_args(LossAggregation))
+    for settings in tables_of(Importance):
+        for name in set(kinds_of(settings)) - {"none"}:
+            assert importance_weights(inputs, settings(kind=name)).weight.tolist() == [1.0]
+    # both bounds of "divergence_masked" are distances from 0
+    assert mistakes({"name": "dppo", "importance": {"low": 0.3, "high": 0.1}}) == []
 
 
 @pytest.mark.parametrize(
@@ -212,5 +188,88 @@ def test_hidden_answers_need_an_objective_or_a_reward_that_does_not_see_them(
     config = Config()
     half = config.data.model_copy(update={"open_share": 0.5})
     config = config.model_copy(update={"data": half, "reward": config.reward.model_copy(update=reward)})
-    said = [line for line in read_objective({"name": objective}).contradictions(config) if "data.open_share" in line]
-    assert bool(said) is refused and all("hides answers from the verifier" in line for line in said)
+    lines = read_objective({"name": objective}).contradictions(config)
+    assert any("data.open_share" in line for line in lines) is refused
+
+
+WORDS = {
+    Need.REFERENCE: "reference", Need.OLD_LOGPROBS: "old log-probs", Need.TEACHER: "teacher", Need.VALUE: "value head",
+    Need.START_VALUES: "soft values", Need.GROUPS: "whole groups", Need.GROUND_TRUTH: "ground-truth answers",
+}  # fmt: skip
+"""of the column `needs`"""
+NUMBERS = (
+    "clip_low", "clip_high", "importance.low", "importance.high", "ratio_reference.importance.low",
+    "ratio_reference.importance.high", "beta", "value_samples", "value_learning_rate", "answer_weight",
+    "missing_answer_penalty", "desirable_above",
+)  # fmt: skip
+ROWS = {row[first].strip("`"): row for first in ("name", "example") for row in table(first)}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_row_of_the_page_has_source_needs_numbers_and_tests_and_one_screen_shows_it(name: str) -> None:
+    row, full, published = ROWS[name], read_objective(chosen(name)), PUBLISHED[name]
+    assert all(row.values())
+    papers = [re.findall(r"\d{4}\.\d{5}", source) for source in (row["source"], published.source)]
+    assert papers[0] == papers[1]
+    assert set(row["needs"].split(", ")) == ({WORDS[need] for need in full.needs} or {"nothing"})
+    written = set(map(float, re.findall(r"\d+(?:\.\d+)?", row["formula"])))
+    assert {value for number in NUMBERS if (value := flat(full.in_force).get(number))} <= written
+    named = [test.split("::") for test in re.findall(r"`([^`]+)`", row["test"])]
+    trees = {file: ast.parse((HERE / file).read_text(encoding="utf-8")) for file, _ in named}
+    tests = {(file, node.name) for file in trees for node in trees[file].body if isinstance(node, ast.FunctionDef)}
+    assert named and {(file, function) for file, function in named} <= tests
+    lines = list(describe(NAMES[name]))
+    assert len(lines) <= 40 and all(len(line) <= 120 for line in lines)
+    assert " ".join(row["formula"].replace("`", "").split()) in " ".join(" ".join(lines).split())
+    values = {line.split()[0]: line for line in lines[lines.index("") + 1 :]}
+    shown = flat(read_objective({"name": NAMES[name]}).in_force).keys() - {"name"}
+    assert shown <= values.keys()
+    assert all((published.source in values[setting]) == (setting in flat(published.values)) for setting in shown)
+
+
+def test_every_objective_value_and_need_has_a_row() -> None:
+    """The names of a row of losses share a class, and the settings that only its loss reads."""
+    assert sorted(ROWS) == sorted(NAMES) and len(table("name")) == len(OBJECTIVES)
+    assert [row["example"].strip("`") for row in table("example")] == EXAMPLES
+    unions = {"importance.kind": Importance, "advantage.kind": Advantage, "reference.kind": Reference}
+    choices = {setting: [kind for each in tables_of(union) for kind in kinds_of(each)]
+               for setting, union in unions.items()}  # fmt: skip
+    literals = {"advantage.scale": Scale, "loss_aggregation": LossAggregation, "filter_groups_by": GroupFilter,
+                "kl.gradient": KlGradient}  # fmt: skip
+    choices |= {setting: list(get_args(literal)) for setting, literal in literals.items()}
+    for setting, kinds in choices.items():
+        assert sorted(row[f"`{setting}`"].strip("`") for row in table(f"`{setting}`")) == sorted(kinds)
+    bounds = {
+        kind: [field.default for name, field in settings.model_fields.items() if name in ("low", "high")]
+        for settings in tables_of(Importance)
+        for kind in kinds_of(settings)
+    }
+    for row in table("`importance.kind`"):
+        written = [float(number) for number in row["bounds unless set"].split(", ") if number]
+        assert written == bounds[row["`importance.kind`"].strip("`")]
+    losses = {name: row for row in table("names") for name in re.findall(r"`(\w+)`", row["names"])}
+    assert sorted(losses) == sorted(NAMES)
+    for name, row in losses.items():
+        reads = PUBLISHED[name].kind.model_fields.keys() - Objective.model_fields.keys()
+        assert set(re.findall(r"`(\w+)`", row["reads"])) == reads, name
+    assert sorted(row["need"] for row in table("need")) == sorted(WORDS.values()) and WORDS.keys() == set(Need)
+
+
+@pytest.mark.parametrize("example", re.findall(r"```toml example\n(.*?)```", PAGE, re.DOTALL))
+def test_an_example_can_be_run(example: str) -> None:
+    config = Config.model_validate(tomllib.loads(example))
+    assert config.objective and not list(complaints(config))
+
+
+def test_the_command_lists_shows_and_names_the_nearest_and_the_page_has_the_error_that_comes(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "\n".join(describe_all())
+    assert all(re.search(rf"^{re.escape(full)}\b", text, re.MULTILINE) for full in NAMES.values())
+    assert main(["objectives", "grp"]) == 2 and "did you mean grpo?" in capsys.readouterr().err
+    assert main(["objectives", "gspo"]) == 0 and "clip_low" in capsys.readouterr().out
+    monkeypatch.chdir(tmp_path)
+    Path("my_run.toml").write_text('[objective]\nname = "gspo"\nbeta = 0.2\n')
+    with pytest.raises(ConfigError) as caught:
+        load("my_run.toml", complaints=complaints)
+    assert f"\nerror: {caught.value}\n" in PAGE
