@@ -28,11 +28,10 @@ BESIDE = {
 }
 
 
-@pytest.mark.parametrize("name", [*DAMAGES, *BESIDE])
-def test_every_damage_is_noticed_and_the_checkpoint_before_is_taken(tmp_path: Path, name: str):
+@pytest.mark.parametrize("damage", (DAMAGES | BESIDE).values(), ids=DAMAGES | BESIDE)
+def test_every_damage_is_noticed_and_the_checkpoint_before_is_taken(tmp_path: Path, damage: Damage):
     save(tmp_path, 1)
     last = save(tmp_path, 2)
-    damage = {**DAMAGES, **BESIDE}[name]
     damage.spoil(last)
     search = reader.newest(tmp_path)
     assert search.newest is not None and search.newest.folder.name == "step_1"
@@ -42,16 +41,11 @@ def test_every_damage_is_noticed_and_the_checkpoint_before_is_taken(tmp_path: Pa
         reader.read(last)
 
 
-def two_ranks(run_dir: Path) -> Path:
-    """A checkpoint that two trainers wrote."""
-    partial = writer.begin(run_dir, 2)
+def test_shards_of_two_ranks_in_each_others_place_are_told_apart(tmp_path: Path):
+    partial = writer.begin(tmp_path, 2)
     model, optimiser = trained()
     files = save_shard(partial, model, optimiser, 0, 2, 2) | save_shard(partial, model, optimiser, 1, 2, 2)
-    return finish(partial, 2, files)
-
-
-def test_shards_of_two_ranks_in_each_others_place_are_told_apart(tmp_path: Path):
-    last = two_ranks(tmp_path)
+    last = finish(partial, 2, files)
     reader.read(last)
     swap_ranks(last)
     with pytest.raises(CheckpointError, match=r"trainer-0-of-2.*it holds what rank 1 of 2 wrote at version 2"):
@@ -61,8 +55,7 @@ def test_shards_of_two_ranks_in_each_others_place_are_told_apart(tmp_path: Path)
 def test_a_checkpoint_that_fits_together_but_is_of_another_version_is_refused(tmp_path: Path):
     """Every hash is right: only the shard's own header tells."""
     partial = writer.begin(tmp_path, 3)
-    files = save_shard(partial, *trained(), 0, 1, version=2)
-    last = finish(partial, 3, files)
+    last = finish(partial, 3, save_shard(partial, *trained(), 0, 1, version=2))
     with pytest.raises(CheckpointError, match=r"trainer-0-of-1.safetensors is of version 2, the manifest of 3"):
         reader.read(last)
 
@@ -73,11 +66,9 @@ def test_no_bit_of_a_manifest_may_be_another(tmp_path: Path, bit: int):
     path = save(tmp_path, 1) / "manifest.json"
     content = path.read_bytes()
     for place in range(0, len(content), 7):
-        spoiled = bytearray(content)
-        spoiled[place] ^= 1 << bit
-        path.write_bytes(spoiled)
+        path.write_bytes(content[:place] + bytes([content[place] ^ 1 << bit]) + content[place + 1 :])
         search = reader.newest(tmp_path)
-        assert search.newest is None, (place, content[place : place + 1], spoiled[place])
+        assert search.newest is None, (place, content[place : place + 1])
         assert "manifest.json" in search.skipped[path.parent] or "older version" in search.skipped[path.parent]
     path.write_bytes(content)
     assert reader.newest(tmp_path).newest is not None
@@ -101,10 +92,11 @@ def shares(step: int) -> list[Tensors]:
     ]  # fmt: skip
 
 
-def sealed(run_dir: Path, held: list[Tensors], live: list[Tensors], rows: Sequence[int] = (0, 1)) -> Path:
-    """A checkpoint of step 2 in which every hash, header and version is right. rows: whose rows a header tells."""
+def resume(run_dir: Path, saved: list[Tensors], live: list[Tensors], rows: Sequence[int] = (0, 1)) -> None:
+    """What a launch does, read, load, compare, with a checkpoint of step 2 in which every hash, header and version is
+    right. rows: whose rows a header tells."""
     partial, files, sums = writer.begin(run_dir, 2), {}, {}
-    for rank, tensors in enumerate(held):
+    for rank, tensors in enumerate(saved):
         shapes = {name: [2 * len(tensors[f"weight/{name}"]), *tensors[f"weight/{name}"].shape[1:]] for name in ROWS}
         index = {"format": 2, "version": 2, "rank": rank, "world": 2, "step": 1,
                  "rows": {name: [rows[rank] * ROWS[name], shapes[name]] for name in ROWS}}  # fmt: skip
@@ -115,36 +107,24 @@ def sealed(run_dir: Path, held: list[Tensors], live: list[Tensors], rows: Sequen
             for name, count in ROWS.items()
         }
     files[LEDGER] = ledger_file.write(partial, state(2))
-    return writer.finish(partial, 2, files, sums, ORIGIN, 1.5, 9)
-
-
-def resume(folder: Path) -> None:
-    """What a launch does: read, load, compare."""
-    found = reader.read(folder)
-    reader.compare_weights(found, [load_shards(folder, *trained(rows=6))[1]])
-
-
-def flip_last_bit(tensor: Tensor) -> None:
-    tensor.view(torch.int32)[0] ^= 1
+    folder = writer.finish(partial, 2, files, sums, ORIGIN, 1.5, 9)
+    reader.compare_weights(reader.read(folder), [load_shards(folder, *trained(rows=6))[1]])
 
 
 def test_weights_that_were_not_live_are_refused_by_name_though_every_hash_is_right(tmp_path: Path) -> None:
-    before, live = shares(1), shares(2)
-    resume(sealed(tmp_path, live, live))
+    earlier, live = shares(1), shares(2)
+    resume(tmp_path, live, live)
     first, last = "trainer-0-of-2.safetensors (0.bias and 3 more)", "trainer-1-of-2.safetensors (0.bias and 3 more)"
 
-    def told(held: list[Tensors], rows: Sequence[int] = (0, 1)) -> str:
+    def refusal(saved: list[Tensors], rows: Sequence[int] = (0, 1)) -> str:
         with pytest.raises(CheckpointError) as refused:
-            resume(sealed(tmp_path, held, live, rows))
+            resume(tmp_path, saved, live, rows)
         assert "step_2 does not hold the weights that were live at step 2" in str(refused.value)
         return str(refused.value)
 
-    stale = told([before[0], live[1]])
+    stale = refusal([earlier[0], live[1]])
     assert first in stale and "trainer-1" not in stale
-    swapped = told(live[::-1])
-    assert first in swapped and last in swapped
-    renamed = told(live[::-1], rows=(1, 0))
-    assert first in renamed and last in renamed
-    flip_last_bit(live[1]["weight/1.bias"])
-    with pytest.raises(CheckpointError, match=r"trainer-1-of-2\.safetensors \(1\.bias\)\."):
-        resume(sealed(tmp_path, live, shares(2)))
+    swapped, renamed = refusal(live[::-1]), refusal(live[::-1], rows=(1, 0))
+    assert all(name in text for name in (first, last) for text in (swapped, renamed))
+    live[1]["weight/1.bias"].view(torch.int32)[0] ^= 1
+    assert "trainer-1-of-2.safetensors (1.bias)." in refusal(shares(2))
