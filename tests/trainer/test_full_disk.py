@@ -1,4 +1,4 @@
-"""A run folder: one launch at a time; a full or read-only disk and damaged small files are told with file and repair."""
+"""A run folder: one launch at a time; a full or read-only disk and damaged small files are told with the repair."""
 
 from __future__ import annotations
 

@@ -12,51 +12,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from examples.loop import OPTIONS, loop
-from rollout.local_engine import LocalConnection, LocalRank
-from shared.config import Config
+from examples.loop import OPTIONS, graded, loop
 from shared.errors import ConfigError, NonFinite, RunError, SyncMismatch
 from shared.types import MicroBatch
 from tests.process import in_fresh_process
-from tests.trainer.rank_data import make_folder, make_sequences
 from tests.trainer.sequences import make_sequence
-from trainer.client import TrainerClient
 from trainer.session import Session
-from trainer.step.batching import plan_batch
-from trainer.step.rank import TrainerRank
-
-SETTINGS = {"model": {"dtype": "float32"}, "optimiser": {"compute_dtype": "float32"}, "rollout": {"transport": "shm"}}
-
-
-def take_steps(folder: Path) -> None:
-    """Load, learn, meet a NaN, end."""
-    make_folder(folder / "model", seed=1)
-    config = Config.model_validate(SETTINGS)
-    rank, link = TrainerRank(config, LocalRank(torch.device("cpu"), dist.HashStore())), LocalConnection("the trainer")
-    trainers = TrainerClient(link, range(1), config)
-    plan = plan_batch(make_sequences("group_tokens"), 1, 8192).micro_batches
-
-    async def story() -> None:
-        serving = asyncio.create_task(link.serve(rank))
-        [loaded] = await trainers.call(TrainerRank.load, str(folder / "model"), None)
-        assert loaded.parameters > 0
-        before = [parameter.detach().clone() for parameter in rank.decoder.parameters()]
-        assert (await trainers.forward_backward(plan)).tokens > 0
-        assert (await trainers.step(1e-2)).grad_norm > 0
-        assert any(not torch.equal(a, b) for a, b in zip(before, rank.decoder.parameters(), strict=True))
-        spoiled = MicroBatch([make_sequence([1, 2, 3, 4], 2, [-1.0, float("nan")], 1.0, 1.0)])
-        with pytest.raises(NonFinite, match="log-prob at completion position"):
-            await trainers.forward_backward([[spoiled]])
-        await trainers.call(TrainerRank.stop)
-        await serving
-
-    asyncio.run(story())
-    assert not dist.is_initialized() and rank.sender is None
-
-
-@pytest.mark.slow
-def test_a_trainer_of_this_process_takes_steps_and_raises_what_its_calls_raise(tmp_path: Path) -> None:
-    in_fresh_process(take_steps, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -83,12 +44,23 @@ def test_a_folder_with_a_run_is_left_alone(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "taken" / "lock").read_bytes())["ended"]
 
 
-def stale(folder: Path) -> None:
-    """An update whose first tensor changes between the write and the checksums."""
+def session_with_faults(folder: Path) -> None:
+    """A step; a sequence with a NaN; an update whose first tensor changes between the write and the checksums."""
 
-    async def story() -> None:
+    async def story() -> Session:
         async with Session("configs/quickstart.toml", *OPTIONS, f"--runs_dir={folder}", "--name=stale") as session:
-            rank = session.trainer
+            rank, trainers = session.trainer, session.loop.learner.trainers
+            before = [parameter.detach().clone() for parameter in rank.decoder.parameters()]
+            groups = [graded(group) for group in await session.sample(session.draw(2))]
+            assert (await session.step(groups))["grad_norm"] > 0
+            assert any(not torch.equal(a, b) for a, b in zip(before, rank.decoder.parameters(), strict=True))
+            with pytest.raises(RunError, match="a step needs publish first: the engine has version 0 of 1"):
+                await session.step(groups)
+
+            spoiled = MicroBatch([make_sequence([1, 2, 3, 4], 2, [-1.0, float("nan")], 1.0, 1.0)])
+            with pytest.raises(NonFinite, match="log-prob at completion position"):
+                await trainers.forward_backward([[spoiled]])
+
             write = rank.sender.write
 
             def late(version: int) -> Any:
@@ -97,13 +69,18 @@ def stale(folder: Path) -> None:
                     next(rank.decoder.parameters()).add_(0.01)
                 return written
 
-            await session.step(groups := await session.sample(session.draw(2)))
-            with pytest.raises(RunError, match="a step needs publish first: the engine has version 0 of 1"):
-                await session.step(groups)
             with mock.patch.object(rank.sender, "write", late), pytest.raises(SyncMismatch, match="does not hold"):
                 await session.publish()
+        return session
 
-    asyncio.run(story())
+    session = asyncio.run(story())
+    assert not dist.is_initialized() and session.trainer.sender is None
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_session_takes_steps_and_raises_what_its_calls_raise_and_weights_that_do_not_arrive(tmp_path: Path) -> None:
+    in_fresh_process(session_with_faults, tmp_path)
 
 
 def learn(folder: Path) -> list[float]:
@@ -111,7 +88,7 @@ def learn(folder: Path) -> list[float]:
     return asyncio.run(loop(f"--runs_dir={folder}"))
 
 
-@pytest.mark.soak  # in make test: the test below has a real engine
+@pytest.mark.soak  # in make test: the test above has a real engine
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_example_learns_with_a_real_engine_and_proves_its_updates(tmp_path: Path) -> None:
@@ -122,9 +99,3 @@ def test_the_example_learns_with_a_real_engine_and_proves_its_updates(tmp_path: 
     assert all(row["staleness/max"] == 0 for row in rows) and rows[-1]["sync/bytes"] > 0
     assert (tmp_path / "loop" / "latest" / "model.safetensors").is_file()
     assert len(list((tmp_path / "loop" / "rollouts").iterdir())) == 20
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_weights_that_do_not_arrive_end_the_session(tmp_path: Path) -> None:
-    in_fresh_process(stale, tmp_path)
