@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from operator import itemgetter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from lab.plan.scenario import MODELS
 from shared.config import Config
 from shared.errors import ConfigError
 from shared.model.config import DecoderConfig
+from tests.tables import read_table
 from trainer.colocate import (
     GIB,
     check_own_gpus,
@@ -44,13 +46,6 @@ def settings(level: int = 0, **sections: Any) -> Config:
     return Config.model_validate({"model": {"max_tokens": 2048}, "optimiser": {"activation_bytes": 0}, **sections})
 
 
-def decide(config: Config, gpu: float, host: float = 256) -> tuple[str, int]:
-    """The way of sharing, and the bytes for keys and values, with GPUs and a host of so many GiB."""
-    shared = share(config, SHAPE, gpu * GIB, host * GIB)
-    assert shared.rollout.cache_bytes is not None
-    return shared.placement.colocate, shared.rollout.cache_bytes
-
-
 def test_a_trainers_memory_is_the_sum_of_its_parts() -> None:
     assert SHAPE.parameters == PARAMETERS
     parts = trainer_memory(settings(), SHAPE, on_gpu=True)
@@ -64,36 +59,25 @@ def test_a_trainers_memory_is_the_sum_of_its_parts() -> None:
     assert two.states == 8 * PARAMETERS and two.frozen == 2 * PARAMETERS
 
 
-STAGES = [{"name": "a", "until_step": 2}, {"name": "b", "rollout": {"max_async_level": 1}}]
-
-
-def test_memory_decides_and_the_error_names_what_to_lower() -> None:
+@pytest.mark.parametrize("row", read_table("trainer/colocations"), ids=itemgetter("name"))
+def test_memory_decides_and_the_error_names_what_to_lower(row: dict[str, Any]) -> None:
     """Trainer 15.5 + 1.1 + 3.9 + 0.8 GiB, engine 1.9 + 3 GiB and keys and values of 64 MiB a sequence."""
+    given = {name: row[name] for name in ("placement", "stages") if name in row}
+    config = settings(row.get("level", 0), rollout={"cache_bytes": row.get("cache_bytes")}, **given)
+    try:
+        shared = share(config, SHAPE, row["gpu"] * GIB, row.get("host", 256) * GIB)
+    except ConfigError as error:
+        assert all(words in str(error) for words in row["refused"]), error
+        return
+    least, most = row.get("cache_gib", (0, 99))
+    assert shared.placement.colocate == row["way"] and least * GIB <= shared.rollout.cache_bytes <= most * GIB
+
+
+def test_turns_with_a_stage_that_samples_ahead_are_refused_by_the_settings() -> None:
     assert open_sequences(settings()) == 64
-    assert decide(settings(), 80) == ("resident", 64 * 2048 * 32768)
-    way, cache_bytes = decide(settings(), 30)
-    assert way == "resident" and GIB < cache_bytes < 4 * GIB  # at least a quarter of what is wanted
-    assert decide(settings(level=2), 80)[0] == "resident"
-    assert decide(settings(), 26) == ("turns", 4 * GIB)
-    assert decide(settings(placement={"colocate": "turns"}), 80)[0] == "turns"
-    assert decide(settings(rollout={"cache_bytes": 512 << 20}), 29.5) == ("resident", 512 << 20)
-    for config, gpu, host, words in (
-        (
-            settings(2),
-            26,
-            256,
-            ["rollout.max_async_level = 2: set it to 0", "micro_batch_tokens", "a trainer takes 21"],
-        ),
-        (settings(stages=STAGES), 26, 256, ["max_async_level = 1: set it to 0"]),
-        (settings(), 20, 256, ["not even in turns", "master weights, gradients, moments 15.5", "rollout.cache_bytes"]),
-        (settings(), 26, 13, ["memory of 13 GiB does not hold the 12 GiB"]),
-        (settings(placement={"colocate": "resident"}), 26, 256, ['"resident": a trainer', 'colocate = "turns"']),
-    ):
-        with pytest.raises(ConfigError) as error:
-            decide(config, gpu, host)
-        assert all(word in str(error.value) for word in words), str(error.value)
+    stages = [{"name": "a", "until_step": 2}, {"name": "b", "rollout": {"max_async_level": 1}}]
     with pytest.raises(ValueError, match='colocate = "turns" samples and trains in turns, but rollout.max_async_level'):
-        settings(placement={"colocate": "turns"}, stages=STAGES)
+        settings(placement={"colocate": "turns"}, stages=stages)
 
 
 LONGER = ("--rollout.max_completion_tokens=3072", "--model.max_tokens=3584", "--rollout.max_sequences=256")
@@ -119,7 +103,7 @@ def test_examples_for_a_card_stay_resident_on_80_gb(file: str, options: tuple[st
 def fits(config: Config, gpu: float) -> bool:
     """Whether both stay in a GPU of so many GiB."""
     try:
-        return decide(config, gpu)[0] == "resident"
+        return share(config, SHAPE, gpu * GIB, 256 * GIB).placement.colocate == "resident"
     except ConfigError:
         return False
 
@@ -133,11 +117,8 @@ def test_slots_and_readers_of_an_update_count() -> None:
     streamed = settings(rollout={**narrow, "transport": "network"})
     assert not fits(streamed, least)
     assert fits(streamed, least + (tensor + context) / GIB / 0.95) and not fits(streamed, least + context / GIB)
-    eight = {"trainers": 8, "engines": 8}
-    beside = trainer_memory(settings(placement=eight), SHAPE, True, readers=7).buffers
-    assert beside == 4 * PARAMETERS / 8 + 7 * context
-    with pytest.raises(ConfigError, match=r"buffers of the weight transfer 3\.9"):
-        decide(settings(placement={**eight, "colocate": "resident"}), 8)
+    eight = settings(placement={"trainers": 8, "engines": 8})
+    assert trainer_memory(eight, SHAPE, True, readers=7).buffers == 4 * PARAMETERS / 8 + 7 * context
 
 
 @pytest.fixture

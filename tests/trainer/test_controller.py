@@ -18,6 +18,7 @@ from shared.launch.calls import RequestDecoder, encode, request
 from shared.progress import Progress
 from shared.record_file import Written
 from shared.types import Completion, Group, Problem, Prompt
+from tests.trainer.test_checkpointer import Disk
 from tests.trainer.test_data import LetterChat
 from trainer.checkpoint.origin import Origin
 from trainer.checkpoint.writer import Checkpointer, folder_of
@@ -173,25 +174,18 @@ class Interruptible(Ledger):
         return super().trained(groups)
 
 
-class Shelf:
-    """Engines and trainers that have little to save, and a record of when the rollouts were there."""
-
-    under_way = 0
+class Shelf(Disk):
+    """Engines and trainers that have little to save, not the first three times, and a record of the rollouts."""
 
     def __init__(self, run_dir: Path) -> None:
-        self.rollouts = run_dir / "rollouts" / "step_1.jsonl"
-        self.asked = 0
+        self.rollouts, self.asked = run_dir / "rollouts" / "step_1.jsonl", 0
 
     async def snapshot(self, folder: Path) -> dict[str, Written]:
         """What a checkpoint begins with."""
         assert self.rollouts.exists(), "a checkpoint before the rollouts of its step"
         return {}
 
-    async def save(self, folder: Path, version: int) -> list[dict[str, int]]:
-        return [{}]
-
     async def saved(self) -> dict[str, Written] | None:
-        """Not the first three times."""
         self.asked += 1
         return None if self.asked < 4 else {}
 

@@ -6,6 +6,8 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from itertools import cycle, islice
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from examples.quickstart.tiny_model import build, train_tokenizer
 from shared.config import Config
 from shared.errors import ConfigError, DataError, ModelError
 from tests.shared.test_turns import chat_of
+from tests.tables import read_table
 from trainer.__main__ import main
 from trainer.check import inspection
 from trainer.check.command import data_and_model
@@ -54,25 +57,21 @@ def findings(config: Config, status: str) -> dict[str, str]:
     return {finding.name: finding.text for finding in chosen}
 
 
-@pytest.mark.parametrize(
-    ("train", "sections", "error"),
-    [
-        ([*GOOD * 400, {"answer": "1"}], {}, r"train\.jsonl:3201\b.* 'problem'"),
-        ([], {}, "holds no problem"),
-        (GOOD, {"data": {"domains": ["physics"]}}, "none of the 8 problems"),
-        (GOOD, {"data": {"validation": "gone.jsonl"}}, r"data\.validation = 'gone\.jsonl': there is no such file"),
-        (GOOD, {"data": {"train": "gone.parquet"}}, "there is no such file"),
-        (GOOD, {"prepare": {"script": "gone.py"}}, r"prepare\.script = 'gone\.py'"),
-        ([{"problem": "5 " * 600, "answer": "1"}], {}, "every problem of .* is longer than 480 tokens"),
-    ],
-)
+@pytest.mark.parametrize("case", read_table("trainer/inspections"), ids=itemgetter("name"))
 def test_what_a_launch_refuses_for_its_data_fails(
-    tmp_path: Path, model: str, train: list[Any], sections: dict[str, Any], error: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, case: dict[str, Any]
 ) -> None:
-    config = settings(tmp_path, model, train, **sections)
-    with pytest.raises(Exception, match=error) as raised:
-        inspect(config).raise_first()
-    assert list(findings(config, "FAIL").values()) == [str(raised.value)]
+    """So many good rows and then others."""
+    monkeypatch.chdir(tmp_path)
+    parity = '@environment("parity")\nclass Parity(Environment):\n    pass\n'
+    (tmp_path / "mine.py").write_text(f"from environments.environment import Environment, environment\n{parity}")
+    rows = [*islice(cycle(GOOD), case.get("good", 0)), *({"answer": "1", **row} for row in case.get("rows", []))]
+    config = settings(tmp_path, model, rows, **case.get("settings", {}))
+    for refuse in (lambda: inspect(config).raise_first(), lambda: plan_text(config)):
+        with pytest.raises((ConfigError, DataError), match=case["message"]):
+            refuse()
+    (text,) = findings(config, "FAIL").values()
+    assert re.search(case["message"], text)
 
 
 def test_demonstrations_and_offline_rows_are_read_too(tmp_path: Path, model: str) -> None:
@@ -183,43 +182,6 @@ def test_data_without_environments_is_planned_without_a_word_of_them(tmp_path: P
     assert rows_of(config) == [] == list(room_lines(config, [])) == environment_rows([])
     assert "\nenvironments\n" not in plan_text(config) and "environments" not in findings(config, "OK")
     assert rows_of(with_environments(tmp_path, data={"train": "made/not_yet.jsonl"})) == []
-
-
-UNKNOWN = [
-    (
-        ("guess", "gues", "retry"),
-        {},
-        r"data\.train: .*train\.jsonl:2: there is no environment 'gues'; did you mean guess",
-    ),
-    (("gues", "guess", "xyzzy"), {}, r"2 rows name environments that are not there:\n.*jsonl:1.*\n.*jsonl:3"),
-    ((None,), {"name": "gues"}, r"environment\.name: there is no environment 'gues'"),
-    (("guess",), {"options": {"gues": {}}}, r"environment\.options\.gues: there is no environment"),
-    (
-        ("parity", "parrity"),
-        {"plugins": ["mine.py"]},
-        "jsonl:2: there is no environment 'parrity'; did you mean parity",
-    ),
-    (("search",), {"options": {"search": {"corpus": "nowhere.jsonl"}}}, r"corpus = 'nowhere\.jsonl': there is no"),
-    (("search",), {"options": {"search": {"corpus": "train.jsonl"}}}, r"search\.corpus: .*train\.jsonl:1 lacks 'text'"),
-    (("mcp",), {"options": {"mcp": {"command": "/no/such/server"}}}, r"mcp\.command = .*cannot be used.*by hand"),
-    (("mcp",), {"options": {"mcp": {"url": "http://127.0.0.1:9/mcp"}}}, r"options\.mcp\.url = .*cannot be used"),
-]
-"""environments of the rows, settings of [environment], what is told"""
-
-
-@pytest.mark.parametrize(("names", "environment", "message"), UNKNOWN)
-def test_an_environment_that_is_not_there_or_lacks_something_is_told_before_a_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: tuple[str], environment: dict[str, Any], message: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(PREPARED, "prepare", {"script": "prepare.py"})
-    (tmp_path / "prepare.py").touch()
-    parity = '@environment("parity")\nclass Parity(Environment):\n    pass\n'
-    (tmp_path / "mine.py").write_text(f"from environments.environment import Environment, environment\n{parity}")
-    config = with_environments(tmp_path, *names, environment=environment)
-    with pytest.raises((ConfigError, DataError), match=message):
-        plan_text(config)
-    assert re.search(message, findings(config, "FAIL")["environments"])
 
 
 def test_a_launch_names_file_and_line_too(tmp_path: Path) -> None:

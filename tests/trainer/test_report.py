@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from shared.errors import DataError
 from shared.metrics import MetricsLog
 from shared.progress import Progress, plain
 from shared.types import Problem, Reward, Verdict
+from tests.tables import read_table
 from trainer import bottleneck, report
 from trainer.bottleneck import PHASES, part_shares
 from trainer.evaluation import Breakdown, Evaluation, EvaluationRecord, Sampled, read_evaluations
@@ -139,31 +141,12 @@ def test_the_shares_are_sums_over_steps_and_sum_to_one() -> None:
     assert sum(shares.values()) == pytest.approx(1.0) and shares["rest"] < 1e-9
 
 
-UPDATES = {"time/step_s": 8.0, "time/wait_sync_s": 4.0}
-
-
-@pytest.mark.parametrize(
-    ("planted", "level", "named", "tried"),
-    [
-        ({"time/wait_batch_s": 1.9}, 2, "a full batch", "placement.engines"),
-        ({"time/wait_batch_s": 1.9}, 0, "a full batch", "max_async_level = 1"),
-        ({"environment/idle_seats": 0.6}, 2, "a full batch", "environments"),
-        ({"groups/filtered": 48.0}, 2, "a full batch", "75% of the groups teach nothing"),
-        ({"truncated": 0.5}, 2, "a full batch", "50% of the completions are cut"),
-        ({"time/train_s": 1.9}, 2, "training", "placement.trainers"),
-        (UPDATES, 0, "weight updates", "max_async_level = 1"),
-        ({**UPDATES, "sync/write_s": 3.0, "sync/update_s": 1.0}, 2, "weight updates", "trainers' write"),
-        ({"time/step_s": 8.0, "time/checkpoint_s": 4.0}, 2, "checkpoints", "checkpoint.every"),
-        ({"time/step_s": 9.0}, 2, "the rest", "controller's machine"),
-    ],
-)
-def test_the_slowest_part_is_named_with_what_to_try(
-    planted: dict[str, float], level: int, named: str, tried: str, tmp_path: Path
-) -> None:
-    config = Config.model_validate({"runs_dir": str(tmp_path), "rollout": {"max_async_level": level}})
-    slowest, faster = bottleneck.lines(steps(**planted), config)
-    assert slowest.startswith("slowest part of a step: ") and named in slowest.partition("(")[0]
-    assert tried in faster
+@pytest.mark.parametrize("row", read_table("trainer/bottlenecks"), ids=itemgetter("name"))
+def test_the_slowest_part_is_named_with_what_to_try(row: dict[str, Any], tmp_path: Path) -> None:
+    config = Config.model_validate({"runs_dir": str(tmp_path), "rollout": {"max_async_level": row["level"]}})
+    slowest, faster = bottleneck.lines(steps(**row["planted"]), config)
+    assert slowest.startswith("slowest part of a step: ") and row["slowest"] in slowest.partition("(")[0]
+    assert row["try"] in faster
 
 
 def test_only_the_last_steps_count(tmp_path: Path) -> None:

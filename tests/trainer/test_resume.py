@@ -90,24 +90,26 @@ def test_nothing_changed_nothing_told(folder: Folder):
     assert launch["pid"] and launch["host"] and launch["changed"] == launch["skipped"] == []
 
 
-def test_a_setting_that_changes_a_step_is_refused_unless_accepted(folder: Folder):
-    sections = {
-        "optimiser": {"learning_rate": 0.1},
-        "data": {"system_prompt": "Be brief."},
-        "objective": {"name": "grpo"},
-    }
-    changes = ["optimiser.learning_rate: 1e-06 -> 0.1", 'data.system_prompt: "magistral" -> "Be brief."',
-               'objective.name: "magistral" -> "grpo"']  # fmt: skip
+@pytest.mark.parametrize(
+    ("section", "setting", "change"),
+    [
+        ("optimiser", {"learning_rate": 0.1}, "optimiser.learning_rate: 1e-06 -> 0.1"),
+        ("data", {"system_prompt": "Be brief."}, 'data.system_prompt: "magistral" -> "Be brief."'),
+        ("objective", {"name": "grpo"}, 'objective.name: "magistral" -> "grpo"'),
+    ],
+)
+def test_a_setting_that_changes_a_step_is_refused_unless_accepted(
+    folder: Folder, section: str, setting: dict[str, Any], change: str
+):
     with pytest.raises(ConfigError) as raised:
-        folder.go_on(**sections)
+        folder.go_on(**{section: setting})
     text = str(raised.value)
-    assert all(part in text for part in (*changes, "step_2", "--name", "--accept-changes")), text
+    assert all(part in text for part in (change, "step_2", "--name", "--accept-changes")), text
     assert raised.value.exit_code == 2
-    name, text = folder.go_on("--accept-changes", **sections)
-    assert name == "step_2" and all(change in text for change in changes) and "accepted" in text
+    name, text = folder.go_on("--accept-changes", **{section: setting})
+    assert name == "step_2" and change in text and "accepted" in text
     assert [launch["outcome"] for launch in folder.launches()] == ["refused", "resumed with accepted changes"]
-    for launch in folder.launches():
-        assert all(any(change in line for line in launch["changed"]) for change in changes)
+    assert all(any(change in line for line in launch["changed"]) for launch in folder.launches())
 
 
 def test_what_may_always_change_is_told_and_gone_on_with(folder: Folder):
