@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import torch
 
 from lab.plan.scenario import MODELS
 from shared.config import Config
+from tests.tables import read_table
 from trainer.__main__ import main
 from trainer.check import cards, command, machine
 from trainer.check.finding import CheckFinding
@@ -166,27 +168,15 @@ def test_driver_and_torch(
     assert usable == ([h100] if status == "OK" else [])
 
 
-CARD = cards.NvidiaCard(0, "NVIDIA H100 80GB HBM3", 80 << 30, 0, "570.86.15", 9.0)
-
-
-@pytest.mark.parametrize(
-    ("card", "placement", "status", "text", "step"),
-    [(CARD, {}, "OK", "trainers and engines share them (resident)", ""),
-     (CARD, {"colocate": "never"}, "WARN", "the settings place ranks on 2 GPUs, 1 are visible", "lower placement.tr"),
-     (CARD, {"engines": 2}, "WARN", "the settings place ranks on 3 GPUs, 1 are visible", "lower"),
-     (CARD._replace(total_bytes=5 << 30), {}, "FAIL", "do they fit", "change what it names"),
-     (CARD._replace(capability=7.5), {}, "FAIL", "compute capability 7.5, bfloat16 needs 8.0", "hide it"),
-     (CARD._replace(used_bytes=20 << 30), None, "WARN", "20.0 GiB of card 0 are taken", "end what runs there"),
-     (CARD._replace(total_bytes=1 << 30), {"colocate": "never"}, "FAIL", "a trainer takes 3.5 GiB", "change what"),
-     (CARD, None, "OK", "0: NVIDIA H100 80GB HBM3 80.0 GiB", "")],
-)  # fmt: skip
-def test_cards(
-    monkeypatch: pytest.MonkeyPatch, card: cards.NvidiaCard, placement: Any, status: str, text: str, step: str
-) -> None:
+@pytest.mark.parametrize("row", read_table("trainer/cards"), ids=itemgetter("name"))
+def test_cards(monkeypatch: pytest.MonkeyPatch, row: dict[str, Any]) -> None:
     monkeypatch.setattr(cards, "computing", lambda: (1, CheckFinding("CUDA", "OK", "")))
-    given = (None, None) if placement is None else (Config.model_validate({"placement": placement}), MODELS["135m"])
-    first, _ = cards.use_of_cards([card], *given)
-    assert first.status == status and text in first.text and first.step.startswith(step)
+    given = {"total_gib": 80, "used_gib": 0, "capability": 9.0, **row["card"]}
+    sizes = given["total_gib"] << 30, given["used_gib"] << 30
+    card = cards.NvidiaCard(0, "NVIDIA H100 80GB HBM3", *sizes, "570.86.15", given["capability"])
+    config = Config.model_validate({"placement": row["placement"]}) if "placement" in row else None
+    first, _ = cards.use_of_cards([card], config, config and MODELS["135m"])
+    assert first.status == row["status"] and row["text"] in first.text and first.step.startswith(row["step"])
 
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="of torch without CUDA")

@@ -20,8 +20,8 @@ from shared.record_file import Written
 from shared.types import Completion, Group, Problem, Prompt
 from tests.trainer.test_checkpointer import Disk
 from tests.trainer.test_data import LetterChat
+from trainer.checkpoint import writer
 from trainer.checkpoint.origin import Origin
-from trainer.checkpoint.writer import Checkpointer, folder_of
 from trainer.controller import TrainingLoop, evaluated_meanwhile
 from trainer.data.data_source import DataSource, PromptFormat
 from trainer.launch import Launch
@@ -191,16 +191,18 @@ class Shelf(Disk):
 
     async def keep(self, groups: list[Group], version: int) -> None:
         """Slowly, as thousands of long completions are."""
-        await asyncio.sleep(0.2)
+        for _ in range(1000):
+            await asyncio.sleep(0)
         self.rollouts.parent.mkdir(parents=True)
         self.rollouts.touch()
 
 
 @pytest.mark.parametrize("every", [1, 10], ids=["checkpoint after the step", "checkpoint because of Ctrl-C"])
 def test_a_checkpoint_comes_after_the_rollouts_of_its_step_also_when_ctrl_c_ends_the_loop(
-    tmp_path: Path, every: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int
 ) -> None:
     """A resume does not train them again, so that they would stay missing."""
+    monkeypatch.setattr(writer, "LOOK_S", 0.01)
     config = Config.model_validate(
         {"runs_dir": str(tmp_path), "steps": 5, "checkpoint": {"every": every},
          "rollout": {"prompts_per_step": 4, "max_async_level": 1}, "evaluate": {"every": 0}}
@@ -215,7 +217,8 @@ def test_a_checkpoint_comes_after_the_rollouts_of_its_step_also_when_ctrl_c_ends
 
     parts: Any = (shelf, shelf, clock, Progress(io.StringIO()), Origin({}, {}))
     run: Any = SimpleNamespace(
-        config=config, ledger=ledger, clock=clock, publish=nothing, checkpointer=Checkpointer(config, ledger, *parts),
+        config=config, ledger=ledger, clock=clock, publish=nothing,
+        checkpointer=writer.Checkpointer(config, ledger, *parts),
         learner=SimpleNamespace(learn=learn, offline_groups=list),
         logger=SimpleNamespace(step=lambda *_: {"entropy": 1.0}, keep=shelf.keep),
     )  # fmt: skip
@@ -226,7 +229,7 @@ def test_a_checkpoint_comes_after_the_rollouts_of_its_step_also_when_ctrl_c_ends
 
     with pytest.RaisesGroup(Interrupted):
         asyncio.run(go())
-    assert folder_of(config.run_dir, 1).is_dir() and shelf.rollouts.exists()
+    assert writer.folder_of(config.run_dir, 1).is_dir() and shelf.rollouts.exists()
 
 
 @pytest.mark.parametrize(

@@ -171,16 +171,17 @@ def test_answers_that_the_verifier_does_not_understand_are_counted_or_refused(tm
     answers = ["2", "x^2", "E(Y|X)", "f \\colon X \\to Y", "Monday", "\\frac{1}{2}", *map(str, range(100))]
     file = read(tmp_path, *({**GOOD, "answer": answer} for answer in answers))
 
-    async def check(share: float) -> None:
+    async def check(*shares: float) -> None:
         async with AnswerChecker(1) as checker:
-            config = Config.model_validate({"reward": {"max_failure_share": share}})
-            await check_answers(file, file.problems, checker, config)
+            for share in shares:
+                config = Config.model_validate({"reward": {"max_failure_share": share}})
+                await check_answers(file, file.problems, checker, config)
 
-    asyncio.run(check(0.05))
+    refusal = r"does not understand 2 of 106 ground truths.*\n.*rows\.jsonl:3: 'E\(Y\|X\)'"
+    with pytest.raises(DataError, match=refusal):
+        asyncio.run(check(0.05, 0.001))
     (line,) = file.warnings
     assert "2 of 106 problems have a ground truth that the verifier does not understand" in line and ":3)" in line
-    with pytest.raises(DataError, match=r"does not understand 2 of 106 ground truths.*\n.*rows\.jsonl:3: 'E\(Y\|X\)'"):
-        asyncio.run(check(0.001))
 
 
 def test_every_epoch_draws_every_problem_once_in_its_own_order():
