@@ -237,8 +237,7 @@ def test_a_checkpoint_comes_after_the_rollouts_of_its_step_also_when_ctrl_c_ends
 )
 def test_evaluations_are_under_way_only_where_some_are_due(every: int, validation: str, due: list[int]) -> None:
     """Those before and after training are asked for by themselves; a resume is warned of others."""
-    given = {"steps": 5, "data": {"validation": validation}, "evaluate": {"every": every}}
-    config = Config.model_validate(given)
+    config = Config.model_validate({"steps": 5, "data": {"validation": validation}, "evaluate": {"every": every}})
     assert [version for version in range(7) if evaluated_meanwhile(config, version)] == due
 
 

@@ -59,8 +59,7 @@ FULL = r"cannot be written \(No space left on device, 0 bytes free\): free disk 
 
 
 def test_every_writer_of_a_run_names_the_file_the_free_space_and_the_repair(disk: Path) -> None:
-    rows = MetricsLog(disk / "metrics.jsonl")
-    rows.write(1, {"reward/mean": 0.5, "time/step_s": 1.0})
+    MetricsLog(disk / "metrics.jsonl").write(1, {"reward/mean": 0.5, "time/step_s": 1.0})
     append_line(disk / FILE, b"{}")
     fill(disk)
     big = [EvaluationRecord(1, 1.0, evaluation(1.0, 0.5))] * 100

@@ -171,10 +171,10 @@ def session_with_faults(folder: Path) -> None:
             write = rank.sender.write
 
             def late(version: int) -> Any:
-                written = write(version)
-                with torch.no_grad():
-                    next(rank.decoder.parameters()).add_(0.01)
-                return written
+                try:
+                    return write(version)
+                finally:
+                    next(rank.decoder.parameters()).detach().add_(0.01)
 
             with mock.patch.object(rank.sender, "write", late), pytest.raises(SyncMismatch, match="does not hold"):
                 await session.publish()
