@@ -102,7 +102,7 @@ def test_a_run_goes_on_while_a_checkpoint_is_written_and_gets_the_state_of_its_s
 @pytest.mark.parametrize(
     ("sizes", "ends"), [([5] * 6, False), ([5, 5, 5, 6, 6, 6, 7, 7, 7, 8], True)], ids=["hangs", "takes something"]
 )
-def test_a_disk_is_waited_for_as_long_as_it_takes_something(
+def test_a_disk_that_takes_something_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sizes: Sequence[int], ends: bool
 ) -> None:
     """sizes: bytes of the checkpoint's folder, at each look, before which a second passes; then the disk has taken all.
@@ -126,9 +126,7 @@ def test_a_disk_is_waited_for_as_long_as_it_takes_something(
         asyncio.run(save(checkpointer))
 
 
-def test_the_ledger_is_encoded_beside_the_loop_a_completion_at_a_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_ledger_is_encoded_beside_the_loop_a_completion_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """So that no encoding of a million tokens keeps the interpreter from the loop."""
     write, threads = ledger_file.write, list[int]()
 

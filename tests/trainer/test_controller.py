@@ -73,11 +73,11 @@ def learner_of(version: int, minibatches: int, **objective: Any) -> Any:
     given = {"rollout": {"prompts_per_step": 4}, "optimiser": {"minibatches": minibatches}, "objective": objective}
     stages = Stages(Config.model_validate(given))
     ledger: Any = SimpleNamespace(version=version, stages=stages, staleness=lambda group: 0)
-    learner: Any = Learner(Recorder(), ledger, SimpleNamespace(vocabulary=100), PhaseTimer())  # type: ignore[arg-type]
+    learner: Any = Learner(Recorder(), ledger, SimpleNamespace(vocabulary=100), PhaseTimer())
 
     def plan(minibatch: list[Group]) -> BatchPlan:
         indices = "".join(str(group.prompt.index) for group in minibatch)
-        return BatchPlan([[indices]], 10, 10, 0.0, 0.0)  # type: ignore[list-item]
+        return BatchPlan([[indices]], 10, 10, 0.0, 0.0)
 
     learner.plan = plan
     return learner
@@ -114,7 +114,7 @@ def test_trainers_get_an_objective_that_a_stage_or_a_step_changed_and_no_other()
     Over the wire a rank goes on with the very message that the controller sends."""
     stages = [{"name": "a", "until_step": 1}, {"name": "b", "objective": {"entropy_target": {"nats": 0.5}}}]
     trainers, state = Recorder(), Stages(Config.model_validate({"stages": stages, "objective": {"clip_low": 0.1}}))
-    learner = Learner(trainers, SimpleNamespace(stages=state), None, PhaseTimer())  # type: ignore[arg-type]
+    learner = Learner(trainers, SimpleNamespace(stages=state), None, PhaseTimer())
 
     def calls() -> list[str]:
         asyncio.run(learner.send_objective())
@@ -127,7 +127,7 @@ def test_trainers_get_an_objective_that_a_stage_or_a_step_changed_and_no_other()
     assert calls() == calls() and trainers.calls[1:] == [
         "objective {'clip_low': 0.1, 'entropy_target': {'nats': 0.5}, 'clip_high': 0.28500000000000003}"
     ]
-    rank = TrainerRank(Config(), SimpleNamespace(rank_in_role=0))  # type: ignore[arg-type]
+    rank = TrainerRank(Config(), SimpleNamespace(rank_in_role=0))
     table = {"entropy_target": {"nats": 0.5, "clip_high_bounds": [0.1, 0.3]}, "clip_high": 0.25}
     RequestDecoder(TrainerRank)(encode(request(TrainerRank.set_objective, table).message)).run(rank)
     assert rank.objective == read_objective(table) and rank.objective.in_force["clip_high"] == 0.25
@@ -301,7 +301,7 @@ def test_soft_values_that_were_not_sampled_at_the_start_cannot_be_had_later(tmp_
 
     def values() -> dict[str, float]:
         """Those that a run with one problem goes on with at version 3."""
-        prompts = PromptFormat(LetterChat(), config.data)  # type: ignore[arg-type]
+        prompts = PromptFormat(LetterChat(), config.data)
         source = DataSource([Problem("p", "?", "1")], Stages(config), prompts)
         learner = SimpleNamespace(offline=None, values={})
         run: Any = SimpleNamespace(ledger=SimpleNamespace(version=3), source=source, scorer=None, learner=learner)

@@ -46,7 +46,7 @@ def make_config(**settings: object) -> Config:
 
 def source_of(problems: list[Problem], **settings: object) -> DataSource:
     config = make_config(**settings)
-    return DataSource(problems, Stages(config), PromptFormat(LetterChat(), config.data))  # type: ignore[arg-type]
+    return DataSource(problems, Stages(config), PromptFormat(LetterChat(), config.data))
 
 
 def make_source(count: int, **settings: object) -> DataSource:
@@ -234,7 +234,7 @@ def test_a_stage_draws_what_fits_it_from_its_own_first_index():
 
 def test_a_prompt_has_the_template_and_system_prompt_of_its_domain():
     settings = Data(system_prompt="S:", templates={"code": "{problem}, in Python"})
-    prompts = PromptFormat(LetterChat(), settings)  # type: ignore[arg-type]
+    prompts = PromptFormat(LetterChat(), settings)
     assert bytes(prompts.render("add", "code")) == b"S:add, in Python"
     assert bytes(prompts.render("add", "math")) == b"S:add"
     assert bytes(prompts.without_system().render("add", "code")) == b"add"
@@ -242,7 +242,7 @@ def test_a_prompt_has_the_template_and_system_prompt_of_its_domain():
 
 def test_a_row_asks_for_its_reasoning_language_at_the_end_of_the_users_turn() -> None:
     settings = Data(system_prompt="magistral", templates={"math": "{problem} Box it."})
-    prompts = PromptFormat(LetterChat(), settings)  # type: ignore[arg-type]
+    prompts = PromptFormat(LetterChat(), settings)
     plain = bytes(prompts.prompt_of(Problem("1", "1+1?", "2")))
     asked = bytes(prompts.prompt_of(Problem("1", "1+1?", "2", reasoning_language="de")))
     assert plain.endswith(b"1+1? Box it.") and b"the summary in the language of the task." in plain

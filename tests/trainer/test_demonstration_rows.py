@@ -109,7 +109,7 @@ def demonstration_of_a_run(path: Path) -> None:
 
 def surface(path: Path) -> None:
     survey: Any = SimpleNamespace(config=Config(), options=SimpleNamespace(data=path, problems=9))
-    Survey.prompts(survey, None)  # type: ignore[arg-type]
+    Survey.prompts(survey, None)
 
 
 def evaluation_of_a_served_model(path: Path) -> None:
@@ -127,19 +127,15 @@ def evaluation_of_a_served_model(path: Path) -> None:
     ],
     ids=["verify", "graded rows", "a run", "evaluation", "surface"],
 )  # fmt: skip
-def test_commands_for_single_completions_refuse_a_row_with_an_environment(
-    tmp_path: Path, command: Callable[[Path], object]
-) -> None:
+def test_commands_for_single_completions_refuse_environments(tmp_path: Path, command: Callable[[Path], object]):
     path, message = rows(tmp_path), "has the environment 'guess', and .* single completions only: leave such rows out"
     with pytest.raises(DataError, match=message):
         command(path)
 
 
 @pytest.mark.parametrize(("environment", "line"), [("", 2), ("guess", 1)])
-def test_curation_that_samples_refuses_an_environment_of_a_row_or_of_the_settings(
-    tmp_path: Path, environment: str, line: int
-) -> None:
+def test_curation_that_samples_refuses_environments_also_of_settings(tmp_path: Path, environment: str, line: int):
     config = Config.model_validate({"environment": {"name": environment}})
     stage: Any = SimpleNamespace(run_config=config, name="difficulty", model_dir=tmp_path)
     with pytest.raises(DataError, match=rf"rows\.jsonl:{line}: .*python -m curate difficulty samples single"):
-        asyncio.run(SampleStage.prepare(stage, list(read_rows(rows(tmp_path))), lambda *at: None))  # type: ignore[arg-type]
+        asyncio.run(SampleStage.prepare(stage, list(read_rows(rows(tmp_path))), lambda *at: None))

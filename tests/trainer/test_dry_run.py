@@ -61,7 +61,7 @@ def test_the_printed_settings_can_be_used_as_a_file_and_stages_are_told(tmp_path
     assert settings_file.load(tmp_path / "printed.toml") == given
 
 
-def test_a_launch_reads_settings_from_the_environment(
+def test_settings_come_from_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "run.toml"

@@ -186,9 +186,9 @@ class Scene:
         self.ledger, self.engines = Ledger(Stages(config)), Engines(config)
         self.logger: Any = SimpleNamespace(engines=self.engines, ledger=self.ledger, waiting=0, _idle=IdleSeats())
         self.logger.note_waiting = lambda: RunLogger.note_waiting(self.logger)
-        learner: Any = Learner(None, self.ledger, None, None)  # type: ignore[arg-type]
+        learner: Any = Learner(None, self.ledger, None, None)
         parts: Any = (scorer or Scorer(), environments, None, learner, None, self.logger, None, [])
-        self.loop = TrainingLoop(self.ledger, self.engines, *parts)  # type: ignore[arg-type]
+        self.loop = TrainingLoop(self.ledger, self.engines, *parts)
 
     async def begin(self, *prompts: Prompt) -> asyncio.Task[None]:
         """Open a group of each prompt, and collect what ends of them."""
@@ -218,9 +218,7 @@ def test_in_synchronous_mode_turns_wait_for_one_another_and_for_completions_with
 
 
 @pytest.mark.parametrize(("level", "counts", "waves"), [(2, [4, 3, 2, 1, 0], 2), (0, [4, 4, 3, 3, 0], 1)])
-def test_an_episode_waits_for_its_environment_and_in_synchronous_mode_for_the_others(
-    level: int, counts: list[int], waves: int
-) -> None:
+def test_an_episode_waits_for_its_environment_or_in_synchronous_mode_for_all(level: int, counts: list[int], waves: int):
     """How many of four wait at first, and after each answer; completions 1 and 3 are over with it. Then how often
     turns were sent out."""
 
@@ -375,9 +373,7 @@ def test_tokens_that_no_bridge_of_one_message_made_are_shown_as_they_are(prompts
     assert turns_of(prompts, first_prompt(prompts), completion)[1].text == "<|user|>a<|user|>b<|assistant|>"
 
 
-def test_a_beginning_that_the_environment_wrote_is_shown_and_so_is_a_failure(
-    prompts: PromptFormat, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_beginning_of_the_environment_and_a_failure_are_shown(prompts: PromptFormat, monkeypatch: pytest.MonkeyPatch):
     completion = Completion(0, 0, 0, [5], turns=[Turn(0, 1, failure="environment guess: hung")])
     opened = turns_of(prompts, Prompt(0, PROBLEM, prompts.render("Another text.")), completion)
     assert opened[0] == TurnText("environment", "<|user|>Another text.<|assistant|>")
@@ -395,9 +391,7 @@ def group_of(problem: Problem, prompts: PromptFormat, *completions: Completion) 
     return Group(prompt, list(completions), rewards, ["text"] * len(completions))
 
 
-def test_rollout_files_have_the_turns_of_episodes_and_nothing_new_of_others(
-    tmp_path: Path, prompts: PromptFormat
-) -> None:
+def test_rollout_files_have_the_turns_of_episodes_and_nothing_new_of_others(tmp_path: Path, prompts: PromptFormat):
     logger = logger_of(tmp_path, io.StringIO(), prompts=prompts)
     single = group_of(Problem("q", "1 + 1?", "2"), prompts, Completion(0, 0, 0, [5], [-1.0], finish_reason="stop"))
     asyncio.run(logger.keep([group_of(PROBLEM, prompts, episode(prompts.chat, "8", "12")), single], 1))
@@ -421,9 +415,7 @@ def test_what_an_environment_grades_has_neither_format_nor_language(prompts: Pro
     assert (mixed["format"], mixed["consistency"], mixed["reward/format"]) == (1.0, 1.0, 0.1)
 
 
-def test_an_evaluation_and_its_report_show_turns_and_leave_out_what_is_not_measured(
-    tmp_path: Path, prompts: PromptFormat
-) -> None:
+def test_an_evaluation_and_its_report_show_turns_and_only_what_is_measured(tmp_path: Path, prompts: PromptFormat):
     def shown_turns(*turns: str) -> Sampled:
         completion = episode(prompts.chat, *turns)
         text, texts = prompts.chat.decode(completion.token_ids), turns_of(prompts, first_prompt(prompts), completion)

@@ -62,7 +62,7 @@ def logger_of(folder: Path, stream: io.StringIO, version: int = 0, prompts: Any 
     """Of a run named "run" in this folder of runs; its lines go to the stream."""
     ledger = Ledger(Stages(Config.model_validate({"runs_dir": str(folder), "name": "run", **sections})))
     ledger.version = version
-    return RunLogger(PhaseTimer(), Progress(stream), None, None, ledger, list, prompts=prompts)  # type: ignore[arg-type]
+    return RunLogger(PhaseTimer(), Progress(stream), None, None, ledger, list, prompts=prompts)
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ class Plain:
 
 
 def evaluator_of(engines: FullEngines, problems: list[Problem], episodes: Any = None) -> Evaluator:
-    return Evaluator(engines, EasyJudges(), Plain(), problems, episodes)  # type: ignore[arg-type]
+    return Evaluator(engines, EasyJudges(), Plain(), problems, episodes)
 
 
 def test_a_number_of_an_episode_is_its_mean_over_turns(monkeypatch: pytest.MonkeyPatch):

@@ -111,9 +111,7 @@ def test_the_oldest_rollouts_make_room_and_a_resume_goes_on_from_what_is_there(t
     assert stream.getvalue().count("the oldest files make room") == 2, "told once a launch"
 
 
-def test_lines_of_metrics_that_wait_are_bounded_and_losses_are_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lines_of_metrics_that_wait_are_bounded_and_losses_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(metrics, "MOST_PENDING", 5)
     stream = io.StringIO()
     logger = logger_of(tmp_path, stream)

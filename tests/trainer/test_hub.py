@@ -190,9 +190,7 @@ def test_the_name_that_the_documentation_shows_is_read_with_its_own_columns(tmp_
     assert [file.name for file in path.parent.iterdir()] == [path.name], "nothing half"
 
 
-def test_a_name_that_is_none_a_file_that_is_not_there_and_a_library_that_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_name_no_file_and_no_library_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for name in ("hub:", "hub:problems", "hub:o/problems/a/b", "hub:o/:train", "hub:/problems"):
         with pytest.raises(ConfigError, match="write hub:OWNER/NAME"):
             gather_sources(settings(tmp_path, train=name))
@@ -241,9 +239,7 @@ def test_the_card_tells_where_the_model_is_from_and_no_path_of_this_machine(tmp_
     assert "| problems | hub:o/problems |" in text
 
 
-def test_exports_are_pushed_whole(
-    tmp_path: Path, best: Path, hub: type[Hub], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_exports_are_pushed_whole(tmp_path: Path, best: Path, hub: type[Hub], capsys: pytest.CaptureFixture[str]):
     assert main([str(best), "o/model"]) == 0, capsys.readouterr().out
     assert hub.pushed == {each.name: each.read_bytes() for each in best.iterdir()} and "README.md" in hub.pushed
     assert hub.created == [{"name": "model", "organization": "o", "visibility": "private", "token": "Bearer hf_own"}]
@@ -253,7 +249,7 @@ def test_exports_are_pushed_whole(
     assert main([str(folder), "o/model", "--public"]) == 0, capsys.readouterr().out
     assert b"library_name: peft" in hub.pushed["README.md"] and "adapter_model.safetensors" in hub.pushed
     assert hub.created[1]["visibility"] == "public"
-    hub.do_POST = Hub.refuse  # type: ignore[method-assign]
+    hub.do_POST = Hub.refuse
     capsys.readouterr()
     assert main([str(folder), "o/model"]) == 1
     assert "error: the Hub did not take" in capsys.readouterr().out

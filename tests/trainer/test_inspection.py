@@ -58,9 +58,7 @@ def findings(config: Config, status: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("case", read_table("trainer/inspections"), ids=itemgetter("name"))
-def test_what_a_launch_refuses_for_its_data_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, case: dict[str, Any]
-) -> None:
+def test_what_a_launch_refuses_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, case: dict[str, Any]):
     """So many good rows and then others."""
     monkeypatch.chdir(tmp_path)
     parity = '@environment("parity")\nclass Parity(Environment):\n    pass\n'
@@ -95,9 +93,7 @@ def test_what_a_launch_warns_of_is_a_warning(tmp_path: Path, model: str) -> None
     assert fine["SFT"] == f"2 of {sft['demonstrations']}" and not findings(config, "FAIL")
 
 
-def test_a_dry_run_ends_with_the_error_of_a_launch(
-    tmp_path: Path, model: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_ends_with_the_error_of_a_launch(tmp_path: Path, model: str, capsys: pytest.CaptureFixture[str]):
     faults = [{"problem": "x", "anwser": "1"}] * 7 + [{"problem": "x", "answer": "1", "language": "english"}] * 2
     config = settings(tmp_path, model, [*GOOD, *faults])
     (tmp_path / "s.toml").write_text(f'runs_dir = "{config.runs_dir}"\n[model]\npath = "{model}"\nmax_tokens = 900\n')
@@ -136,9 +132,7 @@ def test_what_is_not_there_yet_is_named(tmp_path: Path) -> None:
         inspect(config).raise_first()
 
 
-def test_generated_and_fetched_rows_leave_nothing_behind(
-    tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_generated_and_fetched_rows_leave_nothing_behind(tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch):
     datasets = pytest.importorskip("datasets")
     datasets.Dataset.from_list([*GOOD, {"problem": "x", "answer": "proof"}]).to_parquet(str(tmp_path / "r.parquet"))
     config = settings(tmp_path, model, GOOD, data={"train": str(tmp_path / "r.parquet")})
@@ -188,7 +182,7 @@ def test_a_launch_names_file_and_line_too(tmp_path: Path) -> None:
     config = with_environments(tmp_path, "guess", "gues")
 
     class Episodes:
-        settings, host = config.environment, EnvironmentHost(config.environment, config.reward, None)  # type: ignore[arg-type]
+        settings, host = config.environment, EnvironmentHost(config.environment, config.reward, None)
 
         async def start(self, problems: Any) -> None:
             await self.host.start(sorted({problem.environment for problem in problems}))

@@ -88,7 +88,7 @@ def test_under_torchrun_the_first_process_of_a_node_is_the_parent_of_its_ranks(
         (["--nnodes=two"], "invalid int value: 'two'"),
     ],
 )
-def test_impossible_nodes_are_refused_in_one_line(
+def test_impossible_nodes_are_refused(
     command: Any, capsys: pytest.CaptureFixture[str], options: list[str], message: str
 ) -> None:
     try:

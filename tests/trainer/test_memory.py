@@ -37,7 +37,7 @@ def test_known_shapes_have_the_published_number_of_parameters() -> None:
      {"qk_norm": True, "family": "qwen3"}],
 )  # fmt: skip
 def test_the_formula_counts_what_the_decoder_has(changes: dict[str, object]) -> None:
-    shape = replace(SMALL, **changes)  # type: ignore[arg-type]
+    shape = replace(SMALL, **changes)
     with torch.device("meta"):
         decoder = Decoder(shape)
     assert shape.parameters == sum(parameter.numel() for parameter in decoder.parameters())
@@ -49,7 +49,7 @@ def test_the_formula_counts_what_the_decoder_has(changes: dict[str, object]) -> 
 def test_the_transfer_is_counted_as_it_is_allocated(changes: dict[str, object]) -> None:
     """Made for real in host memory, in which slots and buffers have the sizes that they have on a GPU. Tensors start at
     multiples of 64 bytes, which the count leaves out."""
-    shape = replace(SMALL, **changes)  # type: ignore[arg-type]
+    shape = replace(SMALL, **changes)
     with torch.device("meta"):
         shapes = unique_shapes(list(Decoder(shape).named_parameters()))
     layout = plan_layout(shapes, torch.bfloat16, world=1)

@@ -82,9 +82,7 @@ def group_of(prompts: PromptFormat, *rewards: float, **changes: Any) -> Group:
     return msgspec.structs.replace(group, **changes)
 
 
-def test_a_recorded_group_keeps_ids_log_probs_and_rewards_of_what_ended_but_no_version(
-    tmp_path: Path, prompts: PromptFormat
-) -> None:
+def test_a_recorded_group_keeps_ids_log_probs_and_rewards_but_no_version(tmp_path: Path, prompts: PromptFormat):
     recorded = group_of(prompts, 1.0, 0.1, 0.1)
     recorded.completions[1].finish_reason = "abort"
     [group] = read(tmp_path, prompts, recorded).groups
@@ -98,9 +96,7 @@ def test_a_recorded_group_keeps_ids_log_probs_and_rewards_of_what_ended_but_no_v
     assert not sequence_of(recorded, recorded.completions[0], [1.0]).offline
 
 
-def test_rows_of_text_are_tokenised_as_the_run_does_and_grouped_by_their_prompts(
-    tmp_path: Path, prompts: PromptFormat
-) -> None:
+def test_rows_of_text_are_tokenised_as_the_run_does_and_grouped_by_their_prompts(tmp_path: Path, prompts: PromptFormat):
     first, pair, other, rest = read(
         tmp_path, prompts,
         {"problem": "one ?", "completion": "one", "reward": 0.25, "source": "people"},
@@ -151,7 +147,7 @@ def test_rows_without_a_reward_are_scored_by_the_verifier_of_the_row(tmp_path: P
     ]
     offline = read(tmp_path, prompts, *rows)
     assert [group.rewards for group in offline.groups] == [[None], [None]]
-    asyncio.run(offline.score(Scorer()))  # type: ignore[arg-type]
+    asyncio.run(offline.score(Scorer()))
     offline.settle(objective_of(config_of("dro")))
     assert [group.prompt.problem.text for group in offline.groups] == ["one ?"]
     assert "1 of 2 groups are left out" in offline.left_out[0] and "could grade no completion" in offline.left_out[0]
@@ -169,9 +165,7 @@ def test_rows_without_a_reward_are_scored_by_the_verifier_of_the_row(tmp_path: P
         ({"completions": "text", "prompt": 3}, "a group of a rollout file"),
     ],
 )
-def test_a_row_that_cannot_be_used_is_told_with_its_line(
-    tmp_path: Path, prompts: PromptFormat, row: dict[str, Any], message: str
-) -> None:
+def test_a_row_that_cannot_be_used_is_told(tmp_path: Path, prompts: PromptFormat, row: dict[str, Any], message: str):
     with pytest.raises(DataError, match=rf"r\.jsonl:2(?s:.*){re.escape(message)}"):
         read(tmp_path, prompts, {"problem": "a", "completion": "b", "reward": 1}, row)
 
@@ -209,9 +203,7 @@ ANY, REFUSED = {"agro", "spo", "dro", "kto", "a_lol", "c_rlft"}, {"reinforce", "
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_objective_learns_from_offline_rows_or_refuses_in_one_line(
-    tmp_path: Path, prompts: PromptFormat, name: str
-) -> None:
+def test_an_objective_learns_from_offline_rows_or_refuses_in_one_line(tmp_path: Path, prompts: PromptFormat, name: str):
     objective = {"name": NAMES[name], **({"teacher": {"kind": "local", "path": "folder"}} if name == "distill" else {})}
     config = config_of("", objective=objective)
     lines = list(complaints(config))
@@ -301,9 +293,7 @@ COUNTS, REWARDS = (1, 3, 6), (1.0, 0.0, 0.0)
 
 
 @pytest.mark.parametrize("name", ["agro", "spo", "dro"])
-def test_regularised_objectives_reach_the_optimum_from_a_file_of_rows_alone(
-    tmp_path: Path, prompts: PromptFormat, name: str
-) -> None:
+def test_regularised_objectives_reach_the_optimum_from_rows_alone(tmp_path: Path, prompts: PromptFormat, name: str):
     """Three responses to one prompt, written once, thrice and six times by nobody known; the reference is uniform. From
     the file through groups, sequences and packed inputs to the loss: pi* = (.7870, .1065, .1065), V* = .570466."""
     drawn = [arm for arm, count in enumerate(COUNTS) for _ in range(count)]

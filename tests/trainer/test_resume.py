@@ -63,7 +63,7 @@ class Folder:
         return Config.model_validate(table)
 
     def origin(self, config: Config) -> Origin:
-        prompts = PromptFormat(LetterChat(), config.data)  # type: ignore[arg-type]
+        prompts = PromptFormat(LetterChat(), config.data)
         return origin_of(config, self.sources, prompts)
 
     def go_on(self, *arguments: str, **sections: dict[str, Any]) -> tuple[str, str]:
@@ -98,7 +98,7 @@ def test_nothing_changed_nothing_told(folder: Folder):
         ("objective", {"name": "grpo"}, 'objective.name: "magistral" -> "grpo"'),
     ],
 )
-def test_a_setting_that_changes_a_step_is_refused_unless_accepted(
+def test_a_setting_of_a_step_is_refused_unless_accepted(
     folder: Folder, section: str, setting: dict[str, Any], change: str
 ):
     with pytest.raises(ConfigError) as raised:
@@ -220,9 +220,7 @@ SERVED = {"kind": "served", "url": "http://a/v1", "model": "m"}
     ],
     ids=str,
 )
-def test_tables_of_the_objective_are_compared_setting_by_setting(
-    before: dict[str, Any], after: dict[str, Any], texts: list[str]
-):
+def test_tables_are_compared_setting_by_setting(before: dict[str, Any], after: dict[str, Any], texts: list[str]):
     then, now = (Origin(flat(Config.model_validate({"objective": given})), {}) for given in (before, after))
     changes = [change.text for change in differences(then, now) if change.counts]
     assert set(texts) <= set(changes) and bool(texts) == bool(changes)

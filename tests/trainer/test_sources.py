@@ -36,9 +36,7 @@ def make(folder: Path, tokens: str, rows: int = 8) -> Path:
         ("abc", 4, "teacher has 4 rows of token ids, .*policy has 8"),
     ],
 )
-def test_a_teacher_with_other_tokens_than_the_policy_is_refused(
-    tmp_path: Path, tokens: str, rows: int, message: str
-) -> None:
+def test_a_teacher_with_other_tokens_than_the_policy_is_refused(tmp_path: Path, tokens: str, rows: int, message: str):
     policy, teacher = make(tmp_path / "policy", "abc"), make(tmp_path / "padded", "abc", rows=16)
     check_tokenizers(policy, teacher)
     with pytest.raises(ModelError, match=message):
@@ -154,9 +152,7 @@ def test_the_script_runs_once_with_its_options_and_the_seed(script: Path) -> Non
     ("changes", "remark", "setting"),
     [({"seed": 1}, "", "seed"), ({"count": 4}, "", "prepare.options.count"), ({}, "# changed", "prepare.script")],
 )
-def test_a_folder_made_from_something_else_is_refused(
-    script: Path, changes: dict[str, Any], remark: str, setting: str
-) -> None:
+def test_a_folder_made_from_something_else_is_refused(script: Path, changes: dict[str, Any], remark: str, setting: str):
     run(script)
     script.write_text(SCRIPT + remark)
     with pytest.raises(ConfigError, match=rf"made with other settings \({setting} changed\)"):
@@ -173,9 +169,7 @@ def test_a_folder_made_from_something_else_is_refused(
         (None, r"prepare.script = '.*mine.py': there is no such file"),
     ],
 )
-def test_a_script_that_fails_is_told_leaves_no_folder_and_may_begin_again(
-    script: Path, text: str | None, message: str
-) -> None:
+def test_a_script_that_fails_is_told_leaves_no_folder_and_may_begin_again(script: Path, text: str | None, message: str):
     script.unlink() if text is None else script.write_text(text)
     with pytest.raises(ConfigError, match=message):
         run(script)

@@ -94,9 +94,9 @@ def test_source_engines_and_scorer_read_the_settings_of_the_stage() -> None:
     config = make_config(short, {**THREE[1], "reward": {"length_max": 90}})
     stages = Stages(config)
     ledger, chat = Ledger(stages), LetterChat()
-    source = DataSource([Problem("p", "?", "1")], stages, PromptFormat(chat, config.data))  # type: ignore[arg-type]
-    engines = EngineClient(None, range(1), lambda: stages.now, print)  # type: ignore[arg-type]
-    scorer = RewardScorer(stages, chat)  # type: ignore[arg-type]
+    source = DataSource([Problem("p", "?", "1")], stages, PromptFormat(chat, config.data))
+    engines = EngineClient(None, range(1), lambda: stages.now, print)
+    scorer = RewardScorer(stages, chat)
 
     def sizes() -> tuple[int, ...]:
         return ledger.slots, source.room, engines.config.rollout.prompts_per_step, scorer.scorer.settings.length_max
@@ -144,7 +144,7 @@ OBJECTIVES: list[dict[str, Any]] = [
 def test_objectives_and_rewards_change_by_stage() -> None:
     """A name replaces all settings of the objective, others add to them; filters and rewards follow at once."""
     stages = Stages(make_config(*OBJECTIVES))
-    ledger, scorer = Ledger(stages), RewardScorer(stages, LetterChat())  # type: ignore[arg-type]
+    ledger, scorer = Ledger(stages), RewardScorer(stages, LetterChat())
 
     def state() -> tuple[dict[str, Any], list[str], float]:
         weights = scorer.scorer

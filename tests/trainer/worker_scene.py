@@ -199,7 +199,7 @@ class WorkerScene:
         role = SimpleNamespace(rank_in_role=self.rank, store=store, device=torch.device("cpu"))
         link = ScriptedLink(calls)
         with suppress(NonFinite):
-            serve(link, Config.model_validate(self.settings), role)  # type: ignore[arg-type]
+            serve(link, Config.model_validate(self.settings), role)
         return [described(link.replies[number]) for number in range(len(calls))]
 
 
