@@ -41,6 +41,9 @@ assert libc.prctl(22, 2, ctypes.create_string_buffer(program), 0, 0) == 0, ctype
 os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 """
 """goes on as a Python command to which the kernel refuses new namespaces and Landlock (seccomp filter, x86-64)"""
+MISMATCH = "echo 'Failed to initialize NVML: Driver/library version mismatch'; exit 18"
+H100 = """case "$1" in --query*) echo "0, NVIDIA H100 80GB HBM3, 81559, 4, 570.86.15, 9.0";;
+*) echo "| Driver Version: 570  CUDA Version: {newest} |";; esac"""
 
 
 def trainer_check(*words: str, before: str = "", **environment: str) -> tuple[int, dict[str, dict[str, str]]]:
@@ -132,11 +135,6 @@ def test_wrong_settings_are_a_finding_and_cuda_is_not_touched_in_this_process(mo
     command.main((QUICKSTART, "--rollout.group_sise=8"), load, lines.append)
     assert lines[0].startswith("FAIL  settings") and "group_sise" in lines[0] and "1 FAIL" in lines[-1]
     assert len(lines) > 5, "the machine is looked at all the same"
-
-
-MISMATCH = "echo 'Failed to initialize NVML: Driver/library version mismatch'; exit 18"
-H100 = """case "$1" in --query*) echo "0, NVIDIA H100 80GB HBM3, 81559, 4, 570.86.15, 9.0";;
-*) echo "| Driver Version: 570  CUDA Version: {newest} |";; esac"""
 
 
 @pytest.mark.parametrize(

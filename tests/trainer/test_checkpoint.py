@@ -35,6 +35,13 @@ from trainer.ledger import LedgerState
 from trainer.run_log import forget_after
 
 ORIGIN = Origin({"seed": 0}, {"data.train": {"content": "1 lines"}})
+BESIDE = {
+    "bit in the value head": Damage(flip("value_head.safetensors", 0.5, 0), CHANGED),
+    "zeroed file of the reference": Damage(zero("reference/config.json"), CHANGED),
+}
+ROWS = {"0.weight": 3, "0.bias": 3, "1.weight": 1, "1.bias": 1}
+"""of each of two ranks"""
+Tensors = dict[str, Tensor]
 
 
 def state(version: int) -> LedgerState:
@@ -179,12 +186,6 @@ def test_what_came_after_a_checkpoint_is_forgotten_and_damaged_lines_with_it(tmp
     assert (tmp_path / "evaluations.jsonl").read_bytes() == b""
 
 
-BESIDE = {
-    "bit in the value head": Damage(flip("value_head.safetensors", 0.5, 0), CHANGED),
-    "zeroed file of the reference": Damage(zero("reference/config.json"), CHANGED),
-}
-
-
 @pytest.mark.parametrize("damage", (DAMAGES | BESIDE).values(), ids=DAMAGES | BESIDE)
 def test_every_damage_is_noticed_and_the_checkpoint_before_is_taken(tmp_path: Path, damage: Damage):
     save(tmp_path, 1)
@@ -229,11 +230,6 @@ def test_no_bit_of_a_manifest_may_be_another(tmp_path: Path, bit: int):
         assert "manifest.json" in search.skipped[path.parent] or "older version" in search.skipped[path.parent]
     path.write_bytes(content)
     assert reader.newest(tmp_path).newest is not None
-
-
-ROWS = {"0.weight": 3, "0.bias": 3, "1.weight": 1, "1.bias": 1}
-"""of each of two ranks"""
-Tensors = dict[str, Tensor]
 
 
 def shares(step: int) -> list[Tensors]:

@@ -38,6 +38,7 @@ SHAPE = DecoderConfig.from_hf(FOLDER)
 PARAMETERS = 1_040_254_976
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 KL = {"kl": {"weight": 0.1}}
+LONGER = ("--rollout.max_completion_tokens=3072", "--model.max_tokens=3584", "--rollout.max_sequences=256")
 
 
 def settings(level: int = 0, **sections: Any) -> Config:
@@ -78,9 +79,6 @@ def test_turns_with_a_stage_that_samples_ahead_are_refused_by_the_settings() -> 
     stages = [{"name": "a", "until_step": 2}, {"name": "b", "rollout": {"max_async_level": 1}}]
     with pytest.raises(ValueError, match='colocate = "turns" samples and trains in turns, but rollout.max_async_level'):
         settings(placement={"colocate": "turns"}, stages=stages)
-
-
-LONGER = ("--rollout.max_completion_tokens=3072", "--model.max_tokens=3584", "--rollout.max_sequences=256")
 
 
 @pytest.mark.parametrize(("file", "options"), [("magistral", ()), ("gsm8k_gpu", ()), ("gsm8k_gpu", LONGER)])

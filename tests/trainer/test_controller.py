@@ -35,6 +35,9 @@ from trainer.step.forward_backward import StepSums
 from trainer.step.rank import Stepped, TrainerRank
 from trainer.timing import PhaseTimer
 
+KL = {"weight": 0.1}
+AVERAGE = {**KL, "reference": {"kind": "average"}}
+
 
 def group(index: int) -> Group:
     return Group(Prompt(index, Problem(str(index), "?", "1"), [1]), [Completion(index, 0, 0)], [None])
@@ -264,10 +267,6 @@ def make(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text("{}")
     return folder
-
-
-KL = {"weight": 0.1}
-AVERAGE = {**KL, "reference": {"kind": "average"}}
 
 
 def reference(runs: Path, newest: Path | None, version: int, **objective: Any) -> tuple[Path, int]:

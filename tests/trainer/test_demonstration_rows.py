@@ -30,6 +30,7 @@ from verify.records import read_items
 SYSTEM, ASKED, REPLY = ({"role": role, "content": role[0]} for role in ("system", "user", "assistant"))
 TABLE = read_table("trainer/demonstrations")
 """a published row, and the row that is `made` of it or why it is `refused`"""
+ROW = {"id": "p", "problem": "Find it.", "answer": "7", "environment": "guess", "response": "7"}
 
 
 @pytest.mark.parametrize("case", [case for case in TABLE if "made" in case])
@@ -90,9 +91,6 @@ def test_a_cell_of_any_type_is_read_or_refused_with_the_place(row: dict[str, Any
                 to_demonstration(row | {column: cell}, "rows.jsonl:1")
             except DataError as error:
                 assert str(error).startswith("rows.jsonl:1: "), error
-
-
-ROW = {"id": "p", "problem": "Find it.", "answer": "7", "environment": "guess", "response": "7"}
 
 
 def rows(folder: Path) -> Path:

@@ -41,6 +41,8 @@ from trainer.step_metrics import rollout_metrics
 from trainer.timing import IdleSeats
 from verify.scorer import reward_of
 
+PROBLEM = Problem("p", "Find the number.", "", environment="guess")
+
 
 @pytest.mark.parametrize(
     ("settings", "kind", "turns", "reason"),
@@ -323,9 +325,6 @@ def test_calls_of_tools_are_counted_by_episode_and_failures_by_call() -> None:
     assert {"environment/tool_calls", "environment/failed_calls", "environment/waiting"} <= set(METRICS)
     none = metrics([{"tool_calls": 0}])
     assert none["failed_calls"] == 0.0 and none["tool_calls"] == 0.0 and "tool_calls" not in metrics([{}])
-
-
-PROBLEM = Problem("p", "Find the number.", "", environment="guess")
 
 
 def prompts_of(folder: Path, name: str = "ours") -> PromptFormat:

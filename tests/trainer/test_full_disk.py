@@ -32,6 +32,8 @@ from trainer.plot import write_plot
 from trainer.run_lock import RunLock
 from trainer.run_log import check_folder, forget_after, rollout_files
 
+FULL = r"cannot be written \(No space left on device, 0 bytes free\): free disk space"
+
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
@@ -53,9 +55,6 @@ def fill(folder: Path) -> None:
     with (folder / "filler").open("wb", buffering=0) as stream, pytest.raises(OSError):
         while True:
             stream.write(b"x" * 4096)
-
-
-FULL = r"cannot be written \(No space left on device, 0 bytes free\): free disk space"
 
 
 def test_every_writer_of_a_run_names_the_file_the_free_space_and_the_repair(disk: Path) -> None:

@@ -34,6 +34,17 @@ from trainer.push import card_text, main
 
 needs_datasets = pytest.mark.skipif(not importlib.util.find_spec("datasets"), reason="datasets is not installed")
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+GSM8K_CARD = """---
+configs:
+- config_name: main
+  data_files:
+  - {split: train, path: main/train-*}
+  - {split: test, path: main/test-*}
+- config_name: socratic
+  data_files:
+  - {split: train, path: socratic/train-*}
+---
+"""
 
 
 class Hub(BaseHTTPRequestHandler):
@@ -153,19 +164,6 @@ def test_a_parquet_file_becomes_the_rows_of_a_run(tmp_path: Path, monkeypatch: p
     source.unlink()
     assert data_sets.fetch(config, "data.train", str(source)) == path
     assert config.locate("other.parquet") != config.locate(str(source)) != config.locate(str(source), "data.validation")
-
-
-GSM8K_CARD = """---
-configs:
-- config_name: main
-  data_files:
-  - {split: train, path: main/train-*}
-  - {split: test, path: main/test-*}
-- config_name: socratic
-  data_files:
-  - {split: train, path: socratic/train-*}
----
-"""
 
 
 @needs_datasets

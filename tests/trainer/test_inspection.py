@@ -30,6 +30,7 @@ from trainer.data.row_process import NoRowCame
 
 GOOD = [{"problem": f"{number} + 1?", "answer": str(number + 1)} for number in range(8)]
 TRACE = {"problem": "2 + 3?", "completion": "<think>\nTwo and three: 2+3=5.\n</think>\n\n\\boxed{5}"}
+PREPARED: dict[str, Any] = {"model": "made/model", "prepare": {"script": "examples/quickstart/prepare.py"}}
 
 
 @pytest.fixture(scope="module")
@@ -115,9 +116,6 @@ def test_a_template_that_cannot_be_used_fails(tmp_path: Path) -> None:
     (tmp_path / "model" / "chat_template.jinja").unlink(missing_ok=True)
     failed = findings(settings(tmp_path, f"{tmp_path}/model", GOOD), "FAIL")
     assert "has no chat template" in failed["template"]
-
-
-PREPARED: dict[str, Any] = {"model": "made/model", "prepare": {"script": "examples/quickstart/prepare.py"}}
 
 
 def test_what_is_not_there_yet_is_named(tmp_path: Path) -> None:

@@ -28,6 +28,22 @@ from tests.process import in_fresh_process
 from tests.trainer.sequences import make_sequence
 from trainer.session import Session
 
+ALLOCATOR = "libtcmalloc_minimal.so.4"
+SWALLOWS = """
+import importlib, os, signal, sys
+command = importlib.import_module("trainer.__main__")
+class Library:
+    def find_spec(self, name, *more):
+        if name == "verify.plugin_host":
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+            except BaseException:
+                pass  # as a library does that looks whether another can be imported
+sys.meta_path.insert(0, Library())
+command.main(["configs/quickstart.toml"])
+print("went on")
+"""
+
 
 @pytest.fixture
 def command() -> Any:
@@ -41,9 +57,6 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     given: list[Any] = []
     monkeypatch.setattr(node, "run_ranks", lambda *arguments: given.append(arguments) or 7)
     return given
-
-
-ALLOCATOR = "libtcmalloc_minimal.so.4"
 
 
 @pytest.mark.parametrize(
@@ -102,22 +115,6 @@ def test_impossible_nodes_are_refused(
 def test_options_of_nodes_may_stand_anywhere(command: Any) -> None:
     words = ["--nnodes", "2", "a.toml", "--seed=3", "--node_rank=1", "--steps", "7", "--master-addr=::1"]
     assert command.take_nodes(words) == (Nodes(2, 1, "::1", 29500), ["a.toml", "--seed=3", "--steps", "7"])
-
-
-SWALLOWS = """
-import importlib, os, signal, sys
-command = importlib.import_module("trainer.__main__")
-class Library:
-    def find_spec(self, name, *more):
-        if name == "verify.plugin_host":
-            try:
-                os.kill(os.getpid(), signal.SIGINT)
-            except BaseException:
-                pass  # as a library does that looks whether another can be imported
-sys.meta_path.insert(0, Library())
-command.main(["configs/quickstart.toml"])
-print("went on")
-"""
 
 
 @pytest.mark.timeout(900)

@@ -34,6 +34,9 @@ from trainer.step_metrics import offline_metrics
 
 TEXTS = ["one", "two", "three"]
 PAGE = Path(__file__).parents[2] / "docs" / "offline.md"
+ANY, REFUSED = {"agro", "spo", "dro", "kto", "a_lol", "c_rlft"}, {"reinforce", "rloo", "maxrl", "jepo"}
+BETA = 0.5
+COUNTS, REWARDS = (1, 3, 6), (1.0, 0.0, 0.0)
 
 
 @pytest.fixture(scope="module")
@@ -199,9 +202,6 @@ def test_the_rollouts_of_a_run_are_read_in_order_and_only_at_their_temperature(t
         offline_files(Config.model_validate({"data": {"offline": "nowhere"}, "objective": {"name": "dro"}}))
 
 
-ANY, REFUSED = {"agro", "spo", "dro", "kto", "a_lol", "c_rlft"}, {"reinforce", "rloo", "maxrl", "jepo"}
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_an_objective_learns_from_offline_rows_or_refuses_in_one_line(tmp_path: Path, prompts: PromptFormat, name: str):
     objective = {"name": NAMES[name], **({"teacher": {"kind": "local", "path": "folder"}} if name == "distill" else {})}
@@ -286,10 +286,6 @@ def test_offline_tokens_are_in_no_figure_about_the_engines() -> None:
 def test_figures_of_the_offline_groups(prompts: PromptFormat) -> None:
     metrics = offline_metrics([group_of(prompts, 1.0, 0.1), group_of(prompts, 0.4)])
     assert metrics == pytest.approx({"groups/offline": 2.0, "reward/offline": 0.5})
-
-
-BETA = 0.5
-COUNTS, REWARDS = (1, 3, 6), (1.0, 0.0, 0.0)
 
 
 @pytest.mark.parametrize("name", ["agro", "spo", "dro"])

@@ -27,6 +27,8 @@ from trainer.objectives.objective import Objective
 from trainer.objectives.registry import objective_of
 from trainer.objectives.tables import nested
 
+SERVED = {"kind": "served", "url": "http://a/v1", "model": "m"}
+
 
 def sources_of(given: Path) -> Sources:
     """The model folder and data files in this folder."""
@@ -203,9 +205,6 @@ def test_the_lists_of_settings_name_settings_and_a_new_one_counts():
     assert counting.isdisjoint({"placement.trainers", "deadlines.step_s", "evaluate.samples"})
     then, now = Origin({}, {}), Origin({"mode": "rl", "seed": 7, "model.dtype": "bfloat16"}, {})
     assert [change.text for change in differences(then, now)] == ["seed: 0 -> 7"], "newer than the checkpoint: default"
-
-
-SERVED = {"kind": "served", "url": "http://a/v1", "model": "m"}
 
 
 @pytest.mark.parametrize(

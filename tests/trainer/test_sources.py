@@ -19,6 +19,13 @@ from trainer.check.plan import model_shape
 from trainer.data.sources import check_tokenizers, check_vocabulary, gather_sources, prepare
 from trainer.settings import load
 
+SCRIPT = """
+def prepare(folder, options, seed):
+    (folder / "train.jsonl").write_text(f"{options['count']} {seed}")
+    (folder / "model").mkdir()
+    (folder / "model" / "config.json").write_text("{}")
+"""
+
 
 def make(folder: Path, tokens: str, rows: int = 8) -> Path:
     folder.mkdir()
@@ -111,14 +118,6 @@ def test_a_model_that_cannot_be_trained_so_is_refused_before_anything_is_loaded(
     for check in (gather_sources, model_shape) if "targets" in lora else (gather_sources,):
         with pytest.raises(ConfigError, match=message):
             check(config)
-
-
-SCRIPT = """
-def prepare(folder, options, seed):
-    (folder / "train.jsonl").write_text(f"{options['count']} {seed}")
-    (folder / "model").mkdir()
-    (folder / "model" / "config.json").write_text("{}")
-"""
 
 
 @pytest.fixture

@@ -22,6 +22,20 @@ from trainer.objectives.registry import complaints, needs
 from trainer.stages import Stages
 from verify.scorer import RewardScorer
 
+THREE = [
+    {"name": "short", "until_step": 5},
+    {"name": "long", "until_step": 12, "rollout": {"max_completion_tokens": 96, "prompts_per_step": 3}},
+    {"name": "small", "rollout": {"prompts_per_step": 2, "max_async_level": 1}, "data": {"pass_rate": [0.0, 0.8]}},
+]
+EASY = {"name": "easy", "until": "accuracy > 0.45", "over_steps": 3}
+"""accuracy is 0.1, 0.2, ...: the mean of steps 4, 5, 6 is the first above it; what was open then is still trained"""
+PASS_AT_2 = {"name": "pass_at_k", "advantage": {"k": 2}}
+OBJECTIVES: list[dict[str, Any]] = [
+    {"name": "a", "until_step": 5, "objective": {"clip_high": 0.3}},
+    {"name": "b", "until_step": 9, "objective": PASS_AT_2, "reward": {"extra": {"repetition": 0.1}}},
+    {"name": "c", "objective": {"advantage": {"k": 0}}, "reward": {"extra": {}, "correctness": 1.0}},
+]
+
 
 def make_config(*stages: dict[str, Any], steps: int = 20) -> Config:
     return test_ledger.make_config(steps, stages, max_async_level=2, max_completion_tokens=64)
@@ -32,15 +46,6 @@ def pass_steps(ledger: Ledger, steps: int, trained: int) -> str:
     ledger.version, ledger.trained_groups = steps, trained
     ledger.groups.clear()
     return ledger.next_stage()
-
-
-THREE = [
-    {"name": "short", "until_step": 5},
-    {"name": "long", "until_step": 12, "rollout": {"max_completion_tokens": 96, "prompts_per_step": 3}},
-    {"name": "small", "rollout": {"prompts_per_step": 2, "max_async_level": 1}, "data": {"pass_rate": [0.0, 0.8]}},
-]
-EASY = {"name": "easy", "until": "accuracy > 0.45", "over_steps": 3}
-"""accuracy is 0.1, 0.2, ...: the mean of steps 4, 5, 6 is the first above it; what was open then is still trained"""
 
 
 def test_three_stages_train_every_group_once_under_its_own_settings():
@@ -131,14 +136,6 @@ def test_impossible_stages_are_refused_by_name(row: dict[str, Any]):
     except ValueError as error:
         refusal = str(error)
     assert row["message"] in refusal
-
-
-PASS_AT_2 = {"name": "pass_at_k", "advantage": {"k": 2}}
-OBJECTIVES: list[dict[str, Any]] = [
-    {"name": "a", "until_step": 5, "objective": {"clip_high": 0.3}},
-    {"name": "b", "until_step": 9, "objective": PASS_AT_2, "reward": {"extra": {"repetition": 0.1}}},
-    {"name": "c", "objective": {"advantage": {"k": 0}}, "reward": {"extra": {}, "correctness": 1.0}},
-]
 
 
 def test_objectives_and_rewards_change_by_stage() -> None:
