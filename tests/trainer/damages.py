@@ -46,8 +46,8 @@ def flip(name: str, share: float, bit: int) -> Spoil:
     """Turn one bit of a file, so far into it; of a shard with name "": the last rank's."""
 
     def change(content: bytes) -> bytes:
-        place = int(share * (len(content) - 1))
-        return content[:place] + bytes([content[place] ^ 1 << bit]) + content[place + 1 :]
+        offset = int(share * (len(content) - 1))
+        return content[:offset] + bytes([content[offset] ^ 1 << bit]) + content[offset + 1 :]
 
     return edit(change, name, rank=-1)
 
@@ -58,8 +58,8 @@ def exponent(content: bytes) -> bytes:
     header = json.loads(content[8 : 8 + size])
     names = [name for name in header if name.startswith("weight/")]
     name = next((name for name in names if "down_proj" in name), names[0])
-    place = 8 + size + header[name]["data_offsets"][0] + 3
-    return content[:place] + bytes([content[place] ^ 0x40]) + content[place + 1 :]
+    offset = 8 + size + header[name]["data_offsets"][0] + 3
+    return content[:offset] + bytes([content[offset] ^ 0x40]) + content[offset + 1 :]
 
 
 def cut(name: str = "", to: float = 0.5) -> Spoil:
@@ -108,13 +108,13 @@ def manifest(key: str, value: object) -> Spoil:
 
 def forget_a_file(folder: Path) -> None:
     files = json.loads((folder / "manifest.json").read_bytes())["files"]
-    manifest("files", {name: told for name, told in files.items() if name != shards_of(folder)[-1].name})(folder)
+    manifest("files", {name: entry for name, entry in files.items() if name != shards_of(folder)[-1].name})(folder)
 
 
 def another_cursor(content: bytes) -> bytes:
     """Another data cursor of as many bytes."""
-    place = content.index(b"next_index") + len(b"next_index")
-    return content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
+    offset = content.index(b"next_index") + len(b"next_index")
+    return content[:offset] + bytes([content[offset] ^ 1]) + content[offset + 1 :]
 
 
 flip_exponent = edit(exponent)

@@ -127,8 +127,7 @@ def test_a_file_is_hashed_as_it_is_written_and_the_library_reads_it(tmp_path: Pa
         "slice": torch.arange(12.0).reshape(3, 4)[:, 1:3],
     }  # fmt: skip
     path = tmp_path / "some.safetensors"
-    told = safetensors_file.write(path, tensors, {"index": "é"})
-    assert told == safetensors_file.written(path) == written(path)
+    assert safetensors_file.write(path, tensors, {"index": "é"}) == written(path) == safetensors_file.written(path)
     with safe_open(path, framework="pt") as file:
         assert file.metadata() == {"index": "é"} and set(file.keys()) == tensors.keys()
     assert all(torch.equal(read, tensors[name]) for name, read in load_file(path).items())

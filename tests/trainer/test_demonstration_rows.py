@@ -67,8 +67,8 @@ def test_tools_their_calls_and_their_results_are_told_as_in_episodes() -> None:
 
 
 def test_our_own_form_wins_and_a_conversation_before_a_worked_solution() -> None:
-    own = {"problem": "p", "solution": "s", "answer": "2", "messages": [ASKED, REPLY]}
-    assert to_demonstration(own, "") == (own, NATIVE)
+    ours = {"problem": "p", "solution": "s", "answer": "2", "messages": [ASKED, REPLY]}
+    assert to_demonstration(ours, "") == (ours, NATIVE)
     assert to_demonstration(SETS["numina_cot"][0].row, "")[1] == "a conversation in 'messages'"
     row, _ = to_demonstration(SETS["gsm8k"][0].row, "")
     assert row["answer"] == "13" and row["solution"] == "She has 10 + 3 = 13."

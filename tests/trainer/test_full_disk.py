@@ -69,9 +69,9 @@ def test_every_writer_of_a_run_names_the_file_the_free_space_and_the_repair(disk
         "plot.png": lambda: write_plot(disk),
     }
     for name, write in writers.items():
-        with pytest.raises(DiskError, match=rf"{name} {FULL}") as told:
+        with pytest.raises(DiskError, match=rf"{name} {FULL}") as error:
             write()
-        assert isinstance(told.value, MaestraleError) and isinstance(told.value, OSError)
+        assert isinstance(error.value, MaestraleError) and isinstance(error.value, OSError)
     assert (disk / FILE).read_bytes() == b"{}\n", "half a line is taken back"
     with pytest.raises(MaestraleError, match=r"model.*free disk space"):
         hf.save_model(disk / "model", CONFIG, make_decoder().named_parameters(), torch.float32)
@@ -122,9 +122,9 @@ def test_lines_of_metrics_that_wait_are_bounded_and_losses_are_told(tmp_path: Pa
     path.rmdir()
     logger._write(20, {"loss": 1.0})
     assert [row["step"] for row in read_rows(path)] == [15, 16, 17, 18, 19, 20]
-    told = " ".join(stream.getvalue().split())
-    assert "5 line(s) wait in memory until there is room, 3 older ones are lost" in told
-    assert "there is room again, 14 lines are lost" in told
+    text = " ".join(stream.getvalue().split())
+    assert "5 line(s) wait in memory until there is room, 3 older ones are lost" in text
+    assert "there is room again, 14 lines are lost" in text
     logger._write(21, {"loss": 1.0})
     assert stream.getvalue().count("room again") == 1
 
@@ -173,12 +173,12 @@ def test_damaged_lines_are_told_at_start_kept_aside_and_left_out(tmp_path: Path)
     (tmp_path / "stages.jsonl").write_bytes(stage + b"\n{oops\n" + stage[:9])
     step = b'{"step": 1, "kind": "train", "time": 1, "loss": 1.0}\n'
     (tmp_path / "metrics.jsonl").write_bytes(step + b'{"step": "x", "kind": []}\n' + b"\x00" * 40 + b"\n" + step[:30])
-    told = check_folder(tmp_path)
-    names = [line.partition(":")[0].rpartition("/")[2] for line in told]
+    lines = check_folder(tmp_path)
+    names = [line.partition(":")[0].rpartition("/")[2] for line in lines]
     assert names == ["metrics.jsonl", "evaluations.jsonl", "stages.jsonl"]
-    assert "2 damaged lines (the first is line 1)" in told[1] and "evaluations.jsonl.damaged" in told[1]
+    assert "2 damaged lines (the first is line 1)" in lines[1] and "evaluations.jsonl.damaged" in lines[1]
     assert (tmp_path / "evaluations.jsonl.damaged").read_bytes().startswith(b"\xff\xfe garbage")
-    assert [found.version for found in read_evaluations(tmp_path)] == [1]
+    assert [record.version for record in read_evaluations(tmp_path)] == [1]
     forget_after(tmp_path, 1, 1)
     assert MetricsLog(tmp_path / "metrics.jsonl", resume_step=1).path.read_text().count("\n") == 1
     assert check_folder(tmp_path) == [], "the files are whole again"

@@ -83,7 +83,7 @@ def test_a_small_model_stays_gathered_and_a_large_one_does_not() -> None:
     assert memory.gathered_bytes(SMALL, 2) == 8 * SMALL.parameters
     assert not memory.works_in_place(2, "float32", False) and not memory.works_in_place(2, "bfloat16", False)
     alone = {(dtype, gpu) for dtype in ("float32", "bfloat16") for gpu in (False, True)}
-    assert {one for one in alone if not memory.works_in_place(1, *one)} == {("bfloat16", True)}
+    assert {case for case in alone if not memory.works_in_place(1, *case)} == {("bfloat16", True)}
     assert memory.whole_bytes(1000, in_place=True) == 0 and memory.frozen_bytes(1000, 1, in_place=True) == 4000
     layer = 4096 * (2 * 4096 + 2 * 1024 + 3 * 14336) + 2 * 4096
     assert memory.gathered_bytes(large, 2) == 6 * (2 * 128256 * 4096 + 4096 + 2 * layer)
@@ -94,7 +94,7 @@ def test_activations_by_hand() -> None:
     assert memory.activation_bytes(SMALL, 10, 2) == 10 * 3 * layer
     assert memory.activation_bytes(SMALL, 10, 2, 1) == 10 * (1 * 2 * 8 + 2 * layer)
     assert memory.activation_bytes(SMALL, 10, 2, 3) == 10 * (3 * 2 * 8 + layer)
-    of_transformers = MeasuredConfig(**{one.name: getattr(SMALL, one.name) for one in dataclasses.fields(SMALL)})
+    of_transformers = MeasuredConfig(**{each.name: getattr(SMALL, each.name) for each in dataclasses.fields(SMALL)})
     assert memory.activation_bytes(of_transformers, 10, 2) == 10 * 3 * (layer + 2 * 2 * 12)
 
 
@@ -102,9 +102,9 @@ def test_no_more_layers_are_computed_twice_than_the_budget_asks_for() -> None:
     def layers(budget: int | None) -> int:
         return memory.recomputed_layers(SMALL, 10, 2, budget)
 
-    whole, one = memory.activation_bytes(SMALL, 10, 2), memory.activation_bytes(SMALL, 10, 2, 1)
+    whole, first = memory.activation_bytes(SMALL, 10, 2), memory.activation_bytes(SMALL, 10, 2, 1)
     assert layers(None) == layers(whole) == 0
-    assert layers(whole - 1) == layers(one) == 1 and layers(one - 1) == 2
+    assert layers(whole - 1) == layers(first) == 1 and layers(first - 1) == 2
     assert layers(0) == 3
 
 
