@@ -7,6 +7,7 @@ import asyncio
 import io
 import json
 from collections.abc import AsyncIterator, Sequence
+from operator import itemgetter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -24,6 +25,7 @@ from shared.sections import Data
 from shared.types import Completion, Group, Problem, Prompt, Reward, Turn, TurnText, Verdict, VersionSpan
 from tests.environments.test_host import WRONG, play, playing, prompt_of, sampled
 from tests.shared.test_turns import ENDS, chat_of
+from tests.tables import read_table
 from tests.trainer.test_evaluation import logger_of
 from trainer.checkpoint.ledger_file import LedgerState
 from trainer.controller import TrainingLoop
@@ -271,30 +273,16 @@ def test_a_batch_comes_together_whatever_its_environments_do(tmp_path: Path) -> 
     asyncio.run(run())
 
 
-@pytest.mark.parametrize(
-    ("moments", "shares"),
-    [
-        ([], 0.0),
-        ([(5, 8, 8, 100)], 0.0),  # full engines do not idle, whatever waits
-        ([(5, 4, 8, 0)], 0.0),  # free seats that nobody could take
-        ([(5, 4, 256, 4)], 0.5),  # half as many are decoded as could be, of many seats
-        ([(5, 6, 8, 100)], 0.25),  # no more than the free seats
-        ([(5, 0, 8, 3)], 1.0),
-        ([(30, 8, 8, 0), (10, 0, 8, 8)], 0.25),  # by time: 240 and 80 seconds of a seat
-        ([(5, 12, 8, 5)], 0.0),  # more in flight than seats
-    ],
-)
-def test_idle_is_what_waiting_episodes_would_take_by_time(
-    monkeypatch: pytest.MonkeyPatch, moments: list[tuple[int, int, int, int]], shares: float
-) -> None:
+@pytest.mark.parametrize("case", read_table("trainer/cases", of="idle seats"), ids=itemgetter("name"))
+def test_idle_is_what_waiting_episodes_would_take_by_time(monkeypatch: pytest.MonkeyPatch, case: dict[str, Any]):
     """moments: (seconds that it lasts, busy, seats, waiting). Each step has its own share, from the last counts on."""
     now = [100.0]
     monkeypatch.setattr("trainer.timing.time.monotonic", lambda: now[0])
     seats = IdleSeats()
-    for lasts, *counts in moments:
+    for lasts, *counts in case["moments"]:
         seats.note(*counts)
         now[0] += lasts
-    assert seats.take_share() == shares
+    assert seats.take_share() == case["share"]
     seats.note(0, 8, 8)
     for wait, share in ((5, 1.0), (5, 1.0), (0, 0.0)):
         now[0] += wait

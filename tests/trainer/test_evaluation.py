@@ -7,6 +7,7 @@ import asyncio
 import io
 import json
 import math
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from shared.config import Config
 from shared.metrics import MetricsLog
 from shared.progress import Progress, plain
 from shared.types import Completion, Group, Problem, Prompt, Reward, Turn, Verdict, VersionSpan
+from tests.tables import read_table
 from trainer.data.data_source import completion_seed
 from trainer.evaluation import (
     Evaluation,
@@ -65,19 +67,10 @@ def logger_of(folder: Path, stream: io.StringIO, version: int = 0, prompts: Any 
     return RunLogger(PhaseTimer(), Progress(stream), None, None, ledger, list, prompts=prompts)
 
 
-@pytest.mark.parametrize(
-    ("answers", "expected"),
-    [
-        (["1", "1", "x"], 1.0),
-        (["1", "x", "y"], 1 / 3),  # three answers with one vote each
-        (["1", "x", "x "], 0.0),  # blanks do not make another answer
-        (["1", "x", None, None], 0.5),  # no answer is no vote
-        ([None, None], 0.0),
-    ],
-)
-def test_majority_of_one_problem(answers: list[str | None], expected: float):
-    votes = [sampled(RIGHT if each == "1" else WRONG, each) if each else sampled(NONE) for each in answers]
-    assert majority(votes) == pytest.approx(expected)
+@pytest.mark.parametrize("case", read_table("trainer/cases", of="votes"), ids=itemgetter("name"))
+def test_majority_of_one_problem(case: dict[str, Any]) -> None:
+    votes = [sampled(RIGHT if each == "1" else WRONG, each) if each else sampled(NONE) for each in case["answers"]]
+    assert majority(votes) == pytest.approx(case["majority"], abs=1e-6)
 
 
 def test_right_answers_vote_together_whatever_their_form():

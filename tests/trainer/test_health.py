@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import math
+from contextlib import nullcontext
+from operator import itemgetter
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from shared.config import Config
 from shared.errors import TrainingDied
 from shared.types import MicroBatch
+from tests.tables import read_table
 from tests.trainer.sequences import make_sequence
 from trainer.health import check_alive
 from trainer.step.batching import BatchPlan, Learned
@@ -17,7 +19,6 @@ from trainer.step.forward_backward import StepSums
 from trainer.step.rank import Stepped
 
 VOCABULARY = 1000
-GUESS = math.log(VOCABULARY)
 
 
 def check(
@@ -32,37 +33,8 @@ def check(
     check_alive(Learned(plan, sums, Stepped(grad_norm, 0.1)), Config.model_validate(settings), VOCABULARY, 7, age)
 
 
-@pytest.mark.parametrize(
-    ("step", "message"),
-    [
-        ({"grad_norm": 0.0}, r"step 7: grad_norm is exactly 0, though 10 of 10 tokens .*learning_rate"),
-        ({"grad_norm": 0.0, "clipped": 7}, "3 of 10 tokens"),
-        # the very weights that are trained differ by rounding only
-        *[({"difference": 1.1 * rounding, "model": {"dtype": dtype}}, "the very weights that are trained")
-          for dtype, rounding in (("float32", 1e-3), ("float16", 0.5), ("bfloat16", 2.5))],
-        ({"difference": GUESS - 0.4, "age": 2}, r"step 7: .*2 versions ago are no likelier than a blind guess"),
-    ],
-)  # fmt: skip
-def test_training_that_has_died_stops_the_run(step: dict[str, Any], message: str) -> None:
-    with pytest.raises(TrainingDied, match=message):
-        check(**step)
-
-
-@pytest.mark.parametrize(
-    "step",
-    [
-        {"grad_norm": 0.0, "advantage": 0.0},
-        {"grad_norm": 0.0, "clipped": 10},
-        {"grad_norm": 1e-30},
-        # equal rewards balance there: their advantage is the reward
-        *[{"grad_norm": 0.0, "objective": {"name": name}} for name in ("agro", "spo", "dro", "jepo")],
-        *[{"difference": share * rounding, "model": {"dtype": dtype}, **older}
-          for dtype, rounding in (("float32", 1e-3), ("float16", 0.5), ("bfloat16", 2.5))
-          for share, older in ((0.9, {}), (1.1, {"age": 1}), (1.1, {"optimiser": {"minibatches": 2}}))],
-        {"difference": 3.6, "surprise": 2.5, "age": 4},  # a run that learns far too fast
-        {"difference": 0.2, "surprise": GUESS, "age": 2},  # one that never was better than a guess
-    ],
-    ids=str,
-)  # fmt: skip
-def test_what_only_looks_like_it_does_not(step: dict[str, Any]) -> None:
-    check(**step)
+@pytest.mark.parametrize("case", read_table("trainer/cases", of="health"), ids=itemgetter("name"))
+def test_training_that_has_plainly_died_stops_the_run_and_nothing_else_does(case: dict[str, Any]) -> None:
+    dies = pytest.raises(TrainingDied, match=case["dies"]) if "dies" in case else nullcontext()
+    with dies:
+        check(**case["step"])

@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -25,6 +26,7 @@ from shared.launch.ranks import Nodes
 from shared.model.cpu import processor
 from shared.types import MicroBatch
 from tests.process import in_fresh_process
+from tests.tables import read_table
 from tests.trainer.sequences import make_sequence
 from trainer.session import Session
 
@@ -89,27 +91,14 @@ def test_under_torchrun_the_first_process_of_a_node_is_the_parent_of_its_ranks(
     assert ranks == range(3, 5) and line == [sys.executable, "-m", "trainer.rank_process", "some.toml", "--seed=3"]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--nnodes=2"], "--master-addr is missing"),
-        (["--nnodes=2", "--node-rank=2", "--master-addr=a"], "--node-rank=2: expected 0 to --nnodes - 1, which is 1"),
-        (["--nnodes=0"], "--node-rank=0: expected"),
-        (["--node_rank", "-1"], "--node-rank=-1: expected"),
-        (["--nnodes=2", "--master-addr=a", "--master-port=70000"], "--master-port=70000: expected 1 to 65535"),
-        (["--nnodes=9", "--master-addr=a"], "fill only 2 of them"),
-        (["--nnodes=two"], "invalid int value: 'two'"),
-    ],
-)
-def test_impossible_nodes_are_refused(
-    command: Any, capsys: pytest.CaptureFixture[str], options: list[str], message: str
-) -> None:
+@pytest.mark.parametrize("case", read_table("trainer/cases", of="nodes"), ids=itemgetter("name"))
+def test_impossible_nodes_are_refused(command: Any, capsys: pytest.CaptureFixture[str], case: dict[str, Any]) -> None:
     try:
-        code = command.main(["configs/quickstart.toml", *options])
+        code = command.main(["configs/quickstart.toml", *case["options"]])
     except SystemExit as end:
         code = end.code
     printed = capsys.readouterr().err
-    assert code == 2 and message in printed and len(printed.splitlines()) == 1
+    assert code == 2 and case["message"] in printed and len(printed.splitlines()) == 1
 
 
 def test_options_of_nodes_may_stand_anywhere(command: Any) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import tomllib
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from shared.chat import Chat
 from shared.config import Config
 from shared.errors import ConfigError, DataError
 from shared.types import Completion, Group, Problem, Prompt, Reward, Verdict, VersionSpan
+from tests.tables import read_table
 from tests.trainer.objectives.named import NAMES, example
 from tests.trainer.objectives.tabular import optimum
 from trainer.data.data_source import PromptFormat
@@ -156,21 +158,10 @@ def test_rows_without_a_reward_are_scored_by_the_verifier_of_the_row(tmp_path: P
     assert "1 of 2 groups are left out" in offline.left_out[0] and "could grade no completion" in offline.left_out[0]
 
 
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ({"problem": "a", "completion": "b"}, 'give a "reward"'),
-        ({"problem": "a", "completion": "b", "reward": True}, "must be a finite number"),
-        ({"problem": "a", "completion": "b", "reward": "1"}, "must be a finite number"),
-        ({"problem": "a", "chosen": "b"}, "rejected"),
-        ({"completion": "b", "reward": 1}, "problem"),
-        ({"completions": [], "rewards": []}, "a group of a rollout file"),
-        ({"completions": "text", "prompt": 3}, "a group of a rollout file"),
-    ],
-)
-def test_a_row_that_cannot_be_used_is_told(tmp_path: Path, prompts: PromptFormat, row: dict[str, Any], message: str):
-    with pytest.raises(DataError, match=rf"r\.jsonl:2(?s:.*){re.escape(message)}"):
-        read(tmp_path, prompts, {"problem": "a", "completion": "b", "reward": 1}, row)
+@pytest.mark.parametrize("case", read_table("trainer/cases", of="offline rows"), ids=itemgetter("name"))
+def test_a_row_that_cannot_be_used_is_told(tmp_path: Path, prompts: PromptFormat, case: dict[str, Any]) -> None:
+    with pytest.raises(DataError, match=rf"r\.jsonl:2(?s:.*){re.escape(case['message'])}"):
+        read(tmp_path, prompts, {"problem": "a", "completion": "b", "reward": 1}, case["row"])
 
 
 def test_hostile_numbers_and_ids_of_another_tokenizer_are_refused(tmp_path: Path, prompts: PromptFormat) -> None:
