@@ -1,7 +1,7 @@
 """The acceptance of checkpoints: damages planted into those of real runs, each through a real resume in a copy.
 
 Every one must be named, the newest whole checkpoint taken, and what is trained again must be bitwise what the undamaged
-run had: `make soak ARGS="-k checkpoint_damage"`. The same damages without a launch: tests/trainer/test_damage.py.
+run had: `make soak ARGS="-k checkpoint_damage"`. The same damages without a launch: tests/trainer/test_checkpoint.py.
 """
 
 from __future__ import annotations

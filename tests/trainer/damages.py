@@ -29,78 +29,56 @@ def before(folder: Path) -> Path:
     return folder.with_name(f"step_{int(folder.name.removeprefix('step_')) - 1}")
 
 
-def flip(name: str, share: float, bit: int) -> Spoil:
-    """Turn one bit of a file, so far into it; of a shard with name "": the last rank's."""
+def file(folder: Path, name: str, rank: int = 0) -> Path:
+    """The file of this name; with "" the shard of this rank, -1 for the last."""
+    return folder / name if name else shards_of(folder)[rank]
 
+
+def edit(change: Callable[[bytes], bytes], name: str = "", rank: int = 0) -> Spoil:
     def spoil(folder: Path) -> None:
-        path = folder / name if name else shards_of(folder)[-1]
-        content = bytearray(path.read_bytes())
-        content[int(share * (len(content) - 1))] ^= 1 << bit
-        path.write_bytes(content)
+        path = file(folder, name, rank)
+        path.write_bytes(change(path.read_bytes()))
 
     return spoil
 
 
-def flip_exponent(folder: Path) -> None:
+def flip(name: str, share: float, bit: int) -> Spoil:
+    """Turn one bit of a file, so far into it; of a shard with name "": the last rank's."""
+
+    def change(content: bytes) -> bytes:
+        offset = int(share * (len(content) - 1))
+        return content[:offset] + bytes([content[offset] ^ 1 << bit]) + content[offset + 1 :]
+
+    return edit(change, name, rank=-1)
+
+
+def exponent(content: bytes) -> bytes:
     """Of a weight of the first layer that there is (a large value, which is still a number)."""
-    path = shards_of(folder)[0]
-    content = bytearray(path.read_bytes())
     size = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + size])
     names = [name for name in header if name.startswith("weight/")]
     name = next((name for name in names if "down_proj" in name), names[0])
-    content[8 + size + header[name]["data_offsets"][0] + 3] ^= 0x40
-    path.write_bytes(content)
-
-
-def flip_header(folder: Path) -> None:
-    """A letter of a tensor's name: JSON still, and every size as it was."""
-    path = shards_of(folder)[0]
-    content = path.read_bytes()
-    path.write_bytes(content.replace(b"exp_avg_sq/", b"exp_avg_sp/", 1))
-
-
-def header_size(folder: Path) -> None:
-    path = shards_of(folder)[0]
-    content = path.read_bytes()
-    path.write_bytes(b"\xff" * 7 + content[7:])
+    offset = 8 + size + header[name]["data_offsets"][0] + 3
+    return content[:offset] + bytes([content[offset] ^ 0x40]) + content[offset + 1 :]
 
 
 def cut(name: str = "", to: float = 0.5) -> Spoil:
-    def spoil(folder: Path) -> None:
-        path = folder / name if name else shards_of(folder)[0]
-        path.write_bytes(path.read_bytes()[: int(path.stat().st_size * to)])
-
-    return spoil
+    return edit(lambda content: content[: int(len(content) * to)], name)
 
 
 def zero(name: str = "") -> Spoil:
-    def spoil(folder: Path) -> None:
-        path = folder / name if name else shards_of(folder)[0]
-        path.write_bytes(bytes(path.stat().st_size))
-
-    return spoil
-
-
-def zero_tail(folder: Path) -> None:
-    """What a crash of the machine may leave of a file: its size, and no last pages."""
-    path = shards_of(folder)[0]
-    content = path.read_bytes()
-    path.write_bytes(content[:-4096] + bytes(min(4096, len(content))))
+    return edit(lambda content: bytes(len(content)), name)
 
 
 def remove(name: str = "") -> Spoil:
-    def spoil(folder: Path) -> None:
-        (folder / name if name else shards_of(folder)[-1]).unlink()
-
-    return spoil
+    return lambda folder: file(folder, name, rank=-1).unlink()
 
 
 def older(name: str = "") -> Spoil:
     """The same file of the checkpoint before."""
 
     def spoil(folder: Path) -> None:
-        path = folder / name if name else shards_of(folder)[0]
+        path = file(folder, name)
         shutil.copyfile(before(folder) / path.name, path)
 
     return spoil
@@ -108,9 +86,9 @@ def older(name: str = "") -> Spoil:
 
 def swap_ranks(folder: Path) -> None:
     first, *_, last = shards_of(folder)
-    held = first.read_bytes()
+    content = first.read_bytes()
     first.write_bytes(last.read_bytes())
-    last.write_bytes(held)
+    last.write_bytes(content)
 
 
 def all_older(folder: Path) -> None:
@@ -125,46 +103,37 @@ def extra(folder: Path) -> None:
 
 def manifest(key: str, value: object) -> Spoil:
     """Another value in the manifest, which is written as Maestrale writes it."""
-
-    def spoil(folder: Path) -> None:
-        path = folder / "manifest.json"
-        table = json.loads(path.read_text())
-        path.write_text(json.dumps({**table, key: value}, indent=2))
-
-    return spoil
+    return edit(lambda content: json.dumps({**json.loads(content), key: value}, indent=2).encode(), "manifest.json")
 
 
 def forget_a_file(folder: Path) -> None:
-    path = folder / "manifest.json"
-    table = json.loads(path.read_text())
-    del table["files"][shards_of(folder)[-1].name]
-    path.write_text(json.dumps(table, indent=2))
+    files = json.loads((folder / "manifest.json").read_bytes())["files"]
+    manifest("files", {name: entry for name, entry in files.items() if name != shards_of(folder)[-1].name})(folder)
 
 
-def cursor(folder: Path) -> None:
+def another_cursor(content: bytes) -> bytes:
     """Another data cursor of as many bytes."""
-    path = folder / "ledger.msgpack"
-    table = bytearray(path.read_bytes())
-    table[table.index(b"next_index") + len(b"next_index")] ^= 1
-    path.write_bytes(table)
+    offset = content.index(b"next_index") + len(b"next_index")
+    return content[:offset] + bytes([content[offset] ^ 1]) + content[offset + 1 :]
 
 
+flip_exponent = edit(exponent)
 CHANGED, BYTES, MISSING = "was changed after it was written", "bytes instead of", "is missing"
 DAMAGES: dict[str, Damage] = {
     "exponent bit of a weight": Damage(flip_exponent, CHANGED),
     "last bit of a moment": Damage(flip("", 0.9, 0), CHANGED),
     "sign bit in the middle of a shard": Damage(flip("", 0.5, 7), CHANGED),
-    "letter in a shard's header": Damage(flip_header, CHANGED),
-    "size of a shard's header": Damage(header_size, CHANGED),
+    "letter in a shard's header": Damage(edit(lambda c: c.replace(b"exp_avg_sq/", b"exp_avg_sp/", 1)), CHANGED),
+    "size of a shard's header": Damage(edit(lambda c: b"\xff" * 7 + c[7:]), CHANGED),
     "shard cut in half": Damage(cut(), BYTES),
     "shard without its last byte": Damage(cut(to=0.9999), BYTES),
     "empty shard": Damage(cut(to=0), BYTES),
     "zeroed shard": Damage(zero(), CHANGED),
-    "zeroed last page": Damage(zero_tail, CHANGED),
+    "zeroed last page": Damage(edit(lambda c: c[:-4096] + bytes(min(4096, len(c)))), CHANGED),
     "missing shard": Damage(remove(), MISSING),
     "shard of the step before": Damage(older(), "wrote at version"),
     "bit in the ledger": Damage(flip("ledger.msgpack", 0.5, 0), CHANGED),
-    "another data cursor": Damage(cursor, CHANGED),
+    "another data cursor": Damage(edit(another_cursor, "ledger.msgpack"), CHANGED),
     "ledger of the step before": Damage(older("ledger.msgpack"), "ledger.msgpack"),
     "ledger cut": Damage(cut("ledger.msgpack"), BYTES),
     "bit in the checksums of weights": Damage(flip("checksums.msgpack", 0.5, 0), CHANGED),

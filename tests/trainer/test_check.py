@@ -10,13 +10,16 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from lab.plan.scenario import MODELS
 from shared.config import Config
+from tests.tables import read_table
 from trainer.__main__ import main
 from trainer.check import cards, command, machine
 from trainer.check.finding import CheckFinding
@@ -38,15 +41,13 @@ assert libc.prctl(22, 2, ctypes.create_string_buffer(program), 0, 0) == 0, ctype
 os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 """
 """goes on as a Python command to which the kernel refuses new namespaces and Landlock (seccomp filter, x86-64)"""
-
-
-def findings(text: str) -> dict[str, dict[str, str]]:
-    """What --json printed, by name."""
-    return {row["name"]: row for row in json.loads(text.splitlines()[-1])["findings"]}
+MISMATCH = "echo 'Failed to initialize NVML: Driver/library version mismatch'; exit 18"
+H100 = """case "$1" in --query*) echo "0, NVIDIA H100 80GB HBM3, 81559, 4, 570.86.15, 9.0";;
+*) echo "| Driver Version: 570  CUDA Version: {newest} |";; esac"""
 
 
 def trainer_check(*words: str, before: str = "", **environment: str) -> tuple[int, dict[str, dict[str, str]]]:
-    """Run the command with --json. before: shell commands in a mount namespace of its own, ahead of it."""
+    """The exit code and what --json printed, by name. before: shell commands in a mount namespace of its own, ahead."""
     command = [sys.executable, "-m", "trainer", "check", *words, "--json"]
     if before:
         wrapped = [sys.executable, "-c", NO_ISOLATION, *command[1:]]
@@ -54,7 +55,7 @@ def trainer_check(*words: str, before: str = "", **environment: str) -> tuple[in
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False,
                           env={**os.environ, **environment})  # fmt: skip
     assert done.stdout.startswith("{"), done.stdout + done.stderr
-    return done.returncode, findings(done.stdout)
+    return done.returncode, {row["name"]: row for row in json.loads(done.stdout.splitlines()[-1])["findings"]}
 
 
 @pytest.mark.slow
@@ -72,60 +73,47 @@ mount --bind /dev/null {Path(cpp.compiler()).resolve()}
 mount -t tmpfs -o size=8m none {runs}"""
     with socket.create_server(("0.0.0.0", 0)) as taken:
         port = taken.getsockname()[1]
-        code, found = trainer_check(
+        code, rows = trainer_check(
             QUICKSTART, f"--data.train={data}", f"--runs_dir={runs}", "--prepare.script=", "--model.path=no/model",
             before=plant, MASTER_PORT=str(port), HF_HUB_OFFLINE="1",
         )  # fmt: skip
     assert code == 1
+    gone = f"data.validation = '{runs}/quickstart/made/validation.jsonl': there is no such file"
     for name, text, step in (
         ("shared memory", "/dev/shm has 1.0 MiB free, 16.0 MiB are needed", "docker run --shm-size=8g"),
         ("compiler", "g++ is missing: C++ programs of the model are not graded", "apt install g++"),
-        (
-            "disk",
-            f"{runs}: 8.0 MiB free, checkpoints and exports take 2.0 GiB",
-            "free disk space, or set another runs_dir",
-        ),
+        ("disk", f"{runs}: 8.0 MiB free, checkpoints and exports take 2.0 GiB", "set another runs_dir"),
         ("isolation", "this host cannot isolate untrusted programs", "allow user namespaces"),
         ("ports", f"port {port} cannot be had (Address already in use)", f"--master-port={port + 1} on every node"),
         ("model", "'no/model' is no folder, and the Hub does not give it", "hf download"),
-        (
-            "data",
-            f"data.validation = '{runs}/quickstart/made/validation.jsonl': there is no such file",
-            "correct the path",
-        ),
+        ("data", gone, "correct the path"),
     ):
-        row = found[name]
+        row = rows[name]
         assert row["status"] == "FAIL" and text in row["text"] and step in row["next"], row
-    assert found["settings"]["status"] == found["packages"]["status"] == found["memory"]["status"] == "OK"
+    assert rows["settings"]["status"] == rows["packages"]["status"] == rows["memory"]["status"] == "OK"
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_this_machine_has_no_trouble(tmp_path: Path) -> None:
-    code, found = trainer_check(QUICKSTART, f"--runs_dir={tmp_path}")
-    assert code == 0, found
+    code, rows = trainer_check(QUICKSTART, f"--runs_dir={tmp_path}")
+    assert code == 0, rows
     of_cards = ["cards", "CUDA"] if torch.cuda.is_available() else []
-    assert list(found) == ["settings", "packages", "driver", *of_cards, "memory", "shared memory", "compiler",
-                           "isolation", "disk", "ports", "data", "SFT", "template", "model"]  # fmt: skip
-    assert all(row["next"] for row in found.values() if row["status"] != "OK")
-    assert "made at the start by examples/quickstart/prepare.py" in found["model"]["text"]
+    assert list(rows) == ["settings", "packages", "driver", *of_cards, "memory", "shared memory", "compiler",
+                          "isolation", "disk", "ports", "data", "SFT", "template", "model"]  # fmt: skip
+    assert all(row["next"] for row in rows.values() if row["status"] != "OK")
+    assert "made at the start by examples/quickstart/prepare.py" in rows["model"]["text"]
 
 
-def shown(*words: str) -> list[str]:
-    lines: list[str] = []
-    command.main(words, load, lines.append)
-    return lines
-
-
-def only(monkeypatch: pytest.MonkeyPatch, *kept: str) -> None:
-    """Leave out the other examinations, which take seconds."""
+@pytest.fixture
+def idle_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out examinations of the machine, which take seconds."""
     for name in ("packages", "host_memory", "shared_memory", "compilers", "isolation", "disk", "ports"):
-        if name not in kept:
-            monkeypatch.setattr(machine, name, lambda *_, name=name: CheckFinding(name, "OK", ""))
+        monkeypatch.setattr(machine, name, lambda *_, name=name: CheckFinding(name, "OK", ""))
 
 
+@pytest.mark.usefixtures("idle_machine")
 def test_lines_exit_code_and_counts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    only(monkeypatch)
     assert main(["check"]) == 0
     out = capsys.readouterr().out
     assert out.splitlines()[0].split() == ["OK", "packages"] and "0 WARN, 0 FAIL" in out
@@ -134,121 +122,66 @@ def test_lines_exit_code_and_counts(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert main(["check"]) == 1
     out = capsys.readouterr().out
     assert "FAIL  ports         port 1 is taken\n                    next: end it" in out and "1 WARN, 1 FAIL" in out
-
-
-def test_settings_that_are_wrong_are_one_of_the_findings(monkeypatch: pytest.MonkeyPatch) -> None:
-    only(monkeypatch)
-    lines = shown(QUICKSTART, "--rollout.group_sise=8")
-    assert lines[0].startswith("FAIL  settings") and "group_sise" in lines[0] and "1 FAIL" in lines[-1]
-    assert len(lines) > 5, "the machine is looked at all the same"
-
-
-def test_help_and_an_option_without_a_file(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "--help"]) == 0 and "usage: python -m trainer check" in capsys.readouterr().out
     assert main(["check", "--steps=3"]) == 2 and "a settings file comes first" in capsys.readouterr().out
 
 
-def test_cuda_is_not_touched_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("idle_machine")
+def test_wrong_settings_are_a_finding_and_cuda_is_not_touched_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fork after `torch.cuda.is_available()` may not start CUDA."""
-    only(monkeypatch)
     for name in ("is_available", "device_count", "init", "_lazy_init"):
         monkeypatch.setattr(torch.cuda, name, lambda *_, name=name: pytest.fail(f"torch.cuda.{name}"))
-    assert len(shown(QUICKSTART)) > 5
-
-
-# ---- cards ----
-
-
-def fake_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> None:
-    """An nvidia-smi that prints what a machine with cards prints."""
-    path = tmp_path / "nvidia-smi"
-    path.write_text(f"#!/bin/sh\n{body}\n")
-    path.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-
-
-H100 = "0, NVIDIA H100 80GB HBM3, 81559, {used}, 570.86.15, {capability}"
-
-
-def smi(used: int = 4, capability: str = "9.0", newest: str = "12.8") -> str:
-    listed = H100.format(used=used, capability=capability)
-    return f'case "$1" in --query*) echo "{listed}";; *) echo "| Driver Version: 570  CUDA Version: {newest} |";; esac'
-
-
-def test_a_driver_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_smi(tmp_path, monkeypatch, "echo 'Failed to initialize NVML: Driver/library version mismatch'; exit 18")
-    found, told = cards.driver()
-    assert not found and told.status == "FAIL" and "Driver/library version mismatch" in told.text
-    assert "restart the machine after an update of the driver" in told.step
+    lines: list[str] = []
+    command.main((QUICKSTART, "--rollout.group_sise=8"), load, lines.append)
+    assert lines[0].startswith("FAIL  settings") and "group_sise" in lines[0] and "1 FAIL" in lines[-1]
+    assert len(lines) > 5, "the machine is looked at all the same"
 
 
 @pytest.mark.parametrize(
-    ("cuda", "newest", "status", "text", "step"),
-    [(None, "12.8", "WARN", "built for CPUs: the cards idle", "make install EXTRA=cuda"),
-     ("13.0", "12.8", "FAIL", "for CUDA up to 12.8, but torch is built for CUDA 13.0", "install a newer driver"),
-     ("12.8", "13.1", "OK", "570.86.15, for CUDA up to 13.1; torch is built for CUDA 12.8", "")],
+    ("smi", "cuda", "status", "text", "step"),
+    [(MISMATCH, None, "FAIL", "Driver/library version mismatch", "restart the machine after an update of the driver"),
+     (None, "12.8", "WARN", "no nvidia-smi", "--gpus all"),
+     (H100.format(newest="12.8"), None, "WARN", "built for CPUs: the cards idle", "make install EXTRA=cuda"),
+     (H100.format(newest="12.8"), "13.0", "FAIL", "for CUDA up to 12.8, but torch is built for CUDA 13.0", "newer"),
+     (H100.format(newest="13.1"), "12.8", "OK", "570.86.15, for CUDA up to 13.1; torch is built for CUDA 12.8", "")],
 )  # fmt: skip
 def test_driver_and_torch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cuda: str | None, newest: str, status: str, text: str, step: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    smi: str | None,
+    cuda: str | None,
+    status: str,
+    text: str,
+    step: str,
 ) -> None:
-    fake_smi(tmp_path, monkeypatch, smi(newest=newest))
+    """With a program in place of nvidia-smi that prints what it prints on a machine with cards."""
+    if smi:
+        (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{smi}\n")
+        (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}/bin" if smi else str(tmp_path))
     monkeypatch.setattr(torch.version, "cuda", cuda)
-    found, told = cards.driver()
-    assert told.status == status and text in told.text and told.step.startswith(step)
-    assert found == (
-        [cards.NvidiaCard(0, "NVIDIA H100 80GB HBM3", 81559 << 20, 4 << 20, "570.86.15", 9.0)] if cuda == "12.8" else []
-    )
+    usable, finding = cards.driver()
+    assert finding.status == status and text in finding.text and step in finding.step
+    h100 = cards.NvidiaCard(0, "NVIDIA H100 80GB HBM3", 81559 << 20, 4 << 20, "570.86.15", 9.0)
+    assert usable == ([h100] if status == "OK" else [])
 
 
-def test_torch_for_cuda_without_a_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(torch.version, "cuda", "12.8")
-    _, told = cards.driver()
-    assert told.status == "WARN" and "no nvidia-smi" in told.text and "--gpus all" in told.step
-
-
-CARD = cards.NvidiaCard(0, "NVIDIA H100 80GB HBM3", 80 << 30, 0, "570.86.15", 9.0)
-
-
-@pytest.mark.parametrize(
-    ("card", "settings", "status", "text", "step"),
-    [(CARD, {}, "OK", "trainers and engines share them (resident)", ""),
-     (CARD, {"placement": {"colocate": "never"}}, "WARN", "the settings place ranks on 2 GPUs, 1 are visible",
-      "lower placement.trainers"),
-     (CARD, {"placement": {"engines": 2}}, "WARN", "the settings place ranks on 3 GPUs, 1 are visible", "lower"),
-     (CARD._replace(total_bytes=5 << 30), {}, "FAIL", "do they fit", "change what it names"),
-     (CARD._replace(capability=7.5), {}, "FAIL", "compute capability 7.5, bfloat16 needs 8.0", "hide it"),
-     (CARD._replace(used_bytes=20 << 30), None, "WARN", "20.0 GiB of card 0 are taken", "end what runs there"),
-     (CARD._replace(total_bytes=1 << 30), {"placement": {"colocate": "never"}}, "FAIL",
-      "a trainer takes 3.5 GiB before activations", "change what it names"),
-     (CARD, None, "OK", "0: NVIDIA H100 80GB HBM3 80.0 GiB", "")],
-)  # fmt: skip
-def test_cards(
-    monkeypatch: pytest.MonkeyPatch, card: cards.NvidiaCard, settings: Any, status: str, text: str, step: str
-) -> None:
-    from lab.plan.scenario import MODELS
-
+@pytest.mark.parametrize("row", read_table("trainer/cards"), ids=itemgetter("name"))
+def test_cards(monkeypatch: pytest.MonkeyPatch, row: dict[str, Any]) -> None:
     monkeypatch.setattr(cards, "computing", lambda: (1, CheckFinding("CUDA", "OK", "")))
-    config = None if settings is None else Config.model_validate(settings)
-    first, _ = cards.use_of_cards([card], config, None if config is None else MODELS["135m"])
-    assert first.status == status and text in first.text and first.step.startswith(step)
+    given = {"total_gib": 80, "used_gib": 0, "capability": 9.0, **row["card"]}
+    sizes = given["total_gib"] << 30, given["used_gib"] << 30
+    card = cards.NvidiaCard(0, "NVIDIA H100 80GB HBM3", *sizes, "570.86.15", given["capability"])
+    config = Config.model_validate({"placement": row["placement"]}) if "placement" in row else None
+    first, _ = cards.use_of_cards([card], config, config and MODELS["135m"])
+    assert first.status == row["status"] and row["text"] in first.text and first.step.startswith(row["step"])
 
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="of torch without CUDA")
 def test_cards_that_do_not_compute() -> None:
     """For real: this torch has no CUDA."""
-    count, told = cards.computing()
-    assert count == 0 and told.status == "FAIL" and told.step.startswith("check CUDA_VISIBLE_DEVICES")
-
-
-# ---- host ----
-
-
-def test_several_gpus_need_more_shared_memory(tmp_path: Path) -> None:
-    free = shutil.disk_usage(tmp_path).free
-    assert machine.shared_memory(True, tmp_path).status == ("OK" if free > machine.SHM_BYTES_GPUS else "FAIL")
-    gone = machine.shared_memory(False, tmp_path / "gone")
-    assert gone.status == "FAIL" and "No such file" in gone.text
+    count, finding = cards.computing()
+    assert count == 0 and finding.status == "FAIL" and finding.step.startswith("check CUDA_VISIBLE_DEVICES")
 
 
 @pytest.fixture
@@ -261,39 +194,35 @@ def small_files() -> Iterator[None]:
 
 
 def test_a_limit_on_files(small_files: None, tmp_path: Path) -> None:
-    told = machine.disk(Config(runs_dir=str(tmp_path)), None)
-    assert (
-        told.status == "FAIL" and "1,048,576 bytes only (ulimit -f)" in told.text and told.step.startswith("free disk")
-    )
+    finding = machine.disk(Config(runs_dir=str(tmp_path)), None)
+    assert finding.status == "FAIL" and "1,048,576 bytes only (ulimit -f)" in finding.text
 
 
 def test_a_slow_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(machine, "SLOW_WRITE", 1e15)
-    told = machine.disk(Config(runs_dir=str(tmp_path / "not" / "there")), None)
-    assert told.status == "WARN" and "which is slow" in told.text and "faster disk" in told.step
+    finding = machine.disk(Config(runs_dir=str(tmp_path / "not" / "there")), None)
+    assert finding.status == "WARN" and "which is slow" in finding.text and "faster disk" in finding.step
     assert not list(tmp_path.iterdir())
 
 
 def test_memory_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    from lab.plan.scenario import MODELS
-
     shape, config = MODELS["135m"], Config.model_validate({"rollout": {"cache_bytes": 1 << 30}})
-    told = machine.host_memory(config, shape, False)
+    finding = machine.host_memory(config, shape, False)
     trainers, engines = 16 * 134_515_008 + 4 * 134_515_008, 2 * 134_515_008 + (1 << 30)
-    assert size(trainers) in told.text and size(engines) in told.text
+    assert size(trainers) in finding.text and size(engines) in finding.text
     monkeypatch.setattr(machine, "free_bytes", lambda: trainers + engines - 1)
-    told = machine.host_memory(config, shape, False)
-    assert told.status == "FAIL" and told.step.startswith("lower rollout.cache_bytes")
+    finding = machine.host_memory(config, shape, False)
+    assert finding.status == "FAIL" and finding.step.startswith("lower rollout.cache_bytes")
     assert machine.host_memory(config, shape, True).status == "OK", "the cards' line says it"
 
 
-def test_programs_on_trust(tmp_path: Path) -> None:
-    told = machine.isolation(Config.model_validate({"reward": {"sandbox": {"isolation": "none"}}}))
-    assert told.status == "WARN" and "with the rights of this user" in told.text and "required" in told.step
-
-
-def test_a_damaged_model(tmp_path: Path) -> None:
+def test_shared_memory_isolation_and_a_damaged_model(tmp_path: Path) -> None:
+    free = shutil.disk_usage(tmp_path).free
+    assert machine.shared_memory(True, tmp_path).status == ("OK" if free > machine.SHM_BYTES_GPUS else "FAIL")
+    gone = machine.shared_memory(False, tmp_path / "gone")
+    assert gone.status == "FAIL" and "No such file" in gone.text
+    trusted = machine.isolation(Config.model_validate({"reward": {"sandbox": {"isolation": "none"}}}))
+    assert trusted.status == "WARN" and "with the rights of this user" in trusted.text and "required" in trusted.step
     (tmp_path / "config.json").write_text("{")
-    config = Config.model_validate({"model": {"path": str(tmp_path)}})
-    told = command.model_access(config, None)
-    assert told.status == "FAIL" and told.step.startswith("fetch the model again")
+    damaged = command.model_access(Config.model_validate({"model": {"path": str(tmp_path)}}), None)
+    assert damaged.status == "FAIL" and damaged.step.startswith("fetch the model again")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from operator import itemgetter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from lab.plan.scenario import MODELS
 from shared.config import Config
 from shared.errors import ConfigError
 from shared.model.config import DecoderConfig
+from tests.tables import read_table
 from trainer.colocate import (
     GIB,
     check_own_gpus,
@@ -27,14 +29,16 @@ from trainer.colocate import (
 )
 from trainer.settings import load
 
-SHAPE = {
+FOLDER = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 32768, "hidden_size": 2048,
     "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8,
     "tie_word_embeddings": True, "rms_norm_eps": 1e-5, "max_position_embeddings": 8192,
 }  # fmt: skip
+SHAPE = DecoderConfig.from_hf(FOLDER)
 PARAMETERS = 1_040_254_976
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-LONGER = ["--rollout.max_completion_tokens=3072", "--model.max_tokens=3584", "--rollout.max_sequences=256"]
+KL = {"kl": {"weight": 0.1}}
+LONGER = ("--rollout.max_completion_tokens=3072", "--model.max_tokens=3584", "--rollout.max_sequences=256")
 
 
 def settings(level: int = 0, **sections: Any) -> Config:
@@ -43,73 +47,63 @@ def settings(level: int = 0, **sections: Any) -> Config:
     return Config.model_validate({"model": {"max_tokens": 2048}, "optimiser": {"activation_bytes": 0}, **sections})
 
 
-def decide(config: Config, gpu: float, host: float = 256) -> tuple[str, int]:
-    """The way of sharing, and the bytes for keys and values, with GPUs and a host of so many GiB."""
-    found = share(config, DecoderConfig.from_hf(SHAPE), gpu * GIB, host * GIB)
-    assert found.rollout.cache_bytes is not None
-    return found.placement.colocate, found.rollout.cache_bytes
-
-
 def test_a_trainers_memory_is_the_sum_of_its_parts() -> None:
-    shape = DecoderConfig.from_hf(SHAPE)
-    assert shape.parameters == PARAMETERS
-    found = trainer_memory(settings(), shape, on_gpu=True)
+    assert SHAPE.parameters == PARAMETERS
+    parts = trainer_memory(settings(), SHAPE, on_gpu=True)
     layer, table = 60_821_504, 32768 * 2048
-    assert found.states == 16 * PARAMETERS and found.buffers == 4 * PARAMETERS and found.frozen == 0
-    assert found.gathered == 6 * (PARAMETERS - 16 * layer + 2 * layer) and PARAMETERS - 16 * layer == table + 2048
+    assert parts.states == 16 * PARAMETERS and parts.buffers == 4 * PARAMETERS and parts.frozen == 0
+    assert parts.gathered == 6 * (PARAMETERS - 16 * layer + 2 * layer) and PARAMETERS - 16 * layer == table + 2048
     inputs = 16 * 2 * 2048  # of all layers, recomputed, and one layer whole
     whole = 2 * (4 * 2048 + 2 * 2048 + 2 * 512 + 2 * 8192)
-    assert found.activations == 8192 * (inputs + whole)
-    two = trainer_memory(settings(placement={"trainers": 2}, objective={"kl": {"weight": 0.1}}), shape, on_gpu=True)
+    assert parts.activations == 8192 * (inputs + whole)
+    two = trainer_memory(settings(placement={"trainers": 2}, objective=KL), SHAPE, on_gpu=True)
     assert two.states == 8 * PARAMETERS and two.frozen == 2 * PARAMETERS
 
 
-def test_memory_decides_and_the_error_names_what_to_lower() -> None:
+@pytest.mark.parametrize("row", read_table("trainer/colocations"), ids=itemgetter("name"))
+def test_memory_decides_and_the_error_names_what_to_lower(row: dict[str, Any]) -> None:
     """Trainer 15.5 + 1.1 + 3.9 + 0.8 GiB, engine 1.9 + 3 GiB and keys and values of 64 MiB a sequence."""
+    given = {name: row[name] for name in ("placement", "stages") if name in row}
+    config = settings(row.get("level", 0), rollout={"cache_bytes": row.get("cache_bytes")}, **given)
+    try:
+        shared = share(config, SHAPE, row["gpu"] * GIB, row.get("host", 256) * GIB)
+    except ConfigError as error:
+        assert all(words in str(error) for words in row["refused"]), error
+        return
+    least, most = row.get("cache_gib", (0, 99))
+    assert shared.placement.colocate == row["way"] and least * GIB <= shared.rollout.cache_bytes <= most * GIB
+
+
+def test_turns_with_a_stage_that_samples_ahead_are_refused_by_the_settings() -> None:
     assert open_sequences(settings()) == 64
-    assert decide(settings(), 80) == ("resident", 64 * 2048 * 32768)
-    way, cache_bytes = decide(settings(), 30)
-    assert way == "resident" and GIB < cache_bytes < 4 * GIB  # at least a quarter of what is wanted
-    assert decide(settings(level=2), 80)[0] == "resident"
-    assert decide(settings(), 26) == ("turns", 4 * GIB)
-    assert decide(settings(placement={"colocate": "turns"}), 80)[0] == "turns"
-    given = settings(rollout={"cache_bytes": 512 << 20})
-    assert decide(given, 29.5) == ("resident", 512 << 20)
-    for level, gpu, host, placement, words in (
-        (2, 26, 256, {}, ["rollout.max_async_level = 2: set it to 0", "micro_batch_tokens", "a trainer takes 21"]),
-        (0, 20, 256, {}, ["not even in turns", "master weights, gradients, moments 15.5", "rollout.cache_bytes"]),
-        (0, 26, 13, {}, ["memory of 13 GiB does not hold the 12 GiB"]),
-        (0, 26, 256, {"colocate": "resident"}, ['placement.colocate = "resident": a trainer', 'colocate = "turns"']),
-    ):  # fmt: skip
-        with pytest.raises(ConfigError) as error:
-            decide(settings(level, placement=placement), gpu, host)
-        assert all(word in str(error.value) for word in words), str(error.value)
+    stages = [{"name": "a", "until_step": 2}, {"name": "b", "rollout": {"max_async_level": 1}}]
+    with pytest.raises(ValueError, match='colocate = "turns" samples and trains in turns, but rollout.max_async_level'):
+        settings(placement={"colocate": "turns"}, stages=stages)
 
 
-@pytest.mark.parametrize(
-    ("file", "options"),
-    [
-        ("magistral", []),
-        ("gsm8k_gpu", []),
-        (
-            "gsm8k_gpu",
-            ["--rollout.max_completion_tokens=3072", "--model.max_tokens=3584", "--rollout.max_sequences=256"],
-        ),
-    ],
-)
-def test_examples_for_a_card_stay_resident_on_80_gb(file: str, options: list[str]) -> None:
+@pytest.mark.parametrize(("file", "options"), [("magistral", ()), ("gsm8k_gpu", ()), ("gsm8k_gpu", LONGER)])
+def test_examples_for_a_card_stay_resident_on_80_gb(file: str, options: tuple[str, ...]) -> None:
     """With Qwen3 0.6B, as their pages say, and with the longer reasoning that one of them proposes."""
-    page, config = EXAMPLES / file / "README.md", load(str(EXAMPLES / file / "settings.toml"), options)
-    trainer = trainer_memory(config, MODELS["0.6b"], on_gpu=True)
-    assert share(config, MODELS["0.6b"], 80e9, 256 * GIB).placement.colocate == "resident"
+
+    def way(model: str, *options: str) -> str:
+        config = load(str(EXAMPLES / file / "settings.toml"), options)
+        return share(config, MODELS[model], 80e9, 256 * GIB).placement.colocate
+
+    assert way("0.6b", *options) == "resident"
     if file == "magistral":
-        assert f"trainer {trainer.total / GIB:.0f} GiB" in page.read_text(encoding="utf-8")
+        trainer = trainer_memory(load(str(EXAMPLES / file / "settings.toml"), options), MODELS["0.6b"], on_gpu=True)
+        assert f"trainer {trainer.total / GIB:.0f} GiB" in (EXAMPLES / file / "README.md").read_text(encoding="utf-8")
         with pytest.raises(ConfigError, match="do not fit"):
-            share(config, MODELS["1.7b"], 80e9, 256 * GIB)
-        turns = load(
-            str(EXAMPLES / file / "settings.toml"), ["--placement.colocate=turns", "--rollout.max_async_level=0"]
-        )
-        assert share(turns, MODELS["1.7b"], 80e9, 256 * GIB).placement.colocate == "turns"
+            way("1.7b")
+        assert way("1.7b", "--placement.colocate=turns", "--rollout.max_async_level=0") == "turns"
+
+
+def fits(config: Config, gpu: float) -> bool:
+    """Whether both stay in a GPU of so many GiB."""
+    try:
+        return share(config, SHAPE, gpu * GIB, 256 * GIB).placement.colocate == "resident"
+    except ConfigError:
+        return False
 
 
 def test_slots_and_readers_of_an_update_count() -> None:
@@ -121,32 +115,30 @@ def test_slots_and_readers_of_an_update_count() -> None:
     streamed = settings(rollout={**narrow, "transport": "network"})
     assert not fits(streamed, least)
     assert fits(streamed, least + (tensor + context) / GIB / 0.95) and not fits(streamed, least + context / GIB)
-    shape, eight = DecoderConfig.from_hf(SHAPE), settings(placement={"trainers": 8, "engines": 8})
-    beside = trainer_memory(eight, shape, True, readers=7).buffers
-    assert beside == 4 * PARAMETERS / 8 + 7 * context
-    with pytest.raises(ConfigError, match=r"buffers of the weight transfer 3\.9"):
-        decide(settings(placement={"trainers": 8, "engines": 8, "colocate": "resident"}), 8)
+    eight = settings(placement={"trainers": 8, "engines": 8})
+    assert trainer_memory(eight, SHAPE, True, readers=7).buffers == 4 * PARAMETERS / 8 + 7 * context
 
 
-def fits(config: Config, gpu: float) -> bool:
-    """Whether both stay in a GPU of so many GiB."""
-    try:
-        return decide(config, gpu)[0] == "resident"
-    except ConfigError:
-        return False
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    """The GiB of its GPUs, which a test sets; it has 256 of its own, and the model in tmp_path."""
+    (tmp_path / "config.json").write_text(json.dumps(FOLDER))
+    sizes = {"gpu": 80.0}
+    properties = lambda index: SimpleNamespace(total_memory=sizes["gpu"] * GIB)  # noqa: E731
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=256 * GIB))
+    return sizes
 
 
-def test_a_rank_on_its_own_gpu_is_refused_with_the_arithmetic(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    shape = DecoderConfig.from_hf(SHAPE)
+def test_a_rank_on_its_own_gpu_is_refused_with_the_arithmetic(node: dict[str, float], tmp_path: Path) -> None:
     apart = settings(placement={"colocate": "never"})
-    check_own_gpus(apart, shape, 24 * GIB, 2)
+    check_own_gpus(apart, SHAPE, 24 * GIB, 2)
     with pytest.raises(ConfigError, match=r"a trainer takes 20\.9 GiB before activations .*15\.5.*placement\.trainers"):
-        check_own_gpus(apart, shape, 20 * GIB, 2)
+        check_own_gpus(apart, SHAPE, 20 * GIB, 2)
     many = settings(placement={"trainers": 16, "colocate": "never"}, model={"max_tokens": 1 << 17})
     with pytest.raises(ConfigError, match=r"an engine takes 6\.\d GiB .*keys and values 4\.0.*tensor_parallel"):
-        check_own_gpus(many, shape, 5 * GIB, 17)
-    (tmp_path / "config.json").write_text(json.dumps(SHAPE))
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(total_memory=20 * GIB))
+        check_own_gpus(many, SHAPE, 5 * GIB, 17)
+    node["gpu"] = 20
     with pytest.raises(ConfigError, match="before activations"):
         settle(apart, tmp_path, 2, one_node=True)
     with pytest.raises(ConfigError, match="needs a GPU for each trainer and engine"):
@@ -156,61 +148,40 @@ def test_a_rank_on_its_own_gpu_is_refused_with_the_arithmetic(monkeypatch: pytes
 def test_each_node_has_a_replica_as_far_as_memory_allows() -> None:
     """A rank's states are 15.5 GiB over its shards, the rest 3.9 GiB: gathered 1.1, buffers of a quarter 1.0,
     activations 0.8, its process 1; 5 % stay free."""
-    shape = DecoderConfig.from_hf(SHAPE)
 
     def chosen(trainers: int, node_trainers: int, gpu: float, **placement: Any) -> tuple[int | None, int]:
         config = settings(placement={"trainers": trainers, **placement})
-        found = with_replicas(config, shape, node_trainers, gpu * GIB, on_gpu=True)
-        return found.placement.replicas, shards_of(found)
+        split = with_replicas(config, SHAPE, node_trainers, gpu * GIB, on_gpu=True)
+        return split.placement.replicas, shards_of(split)
 
     assert [chosen(4, 1, gpu) for gpu in (21, 19, 13, 11, 4)] == [(4, 1), (2, 2), (2, 2), (1, 4), (1, 4)]
     assert chosen(16, 8, 80) == (2, 8) and chosen(24, 8, 80) == (3, 8)
     assert [chosen(6, 8, 80), chosen(12, 8, 80), chosen(8, 0, 80)] == [(1, 6), (1, 12), (1, 8)]
     assert chosen(16, 8, 80, replicas=1) == (1, 16) and chosen(16, 8, 4, replicas=4) == (4, 4)
-    two = trainer_memory(
-        settings(placement={"trainers": 8, "replicas": 2}, objective={"kl": {"weight": 0.1}}), shape, on_gpu=True
-    )
+    two = trainer_memory(settings(placement={"trainers": 8, "replicas": 2}, objective=KL), SHAPE, on_gpu=True)
     assert (two.states, two.frozen, two.buffers) == (4 * PARAMETERS, PARAMETERS, 4 * PARAMETERS / 8)
     with pytest.raises(ValueError, match="placement.replicas = 3 must divide placement.trainers = 8"):
         settings(placement={"trainers": 8, "replicas": 3})
     with pytest.raises(ConfigError, match=r"lower placement\.replicas"):
-        check_own_gpus(settings(placement={"trainers": 16, "replicas": 16}), shape, 16 * GIB, 8)
+        check_own_gpus(settings(placement={"trainers": 16, "replicas": 16}), SHAPE, 16 * GIB, 8)
 
 
-def test_a_stage_that_samples_ahead_counts() -> None:
-    stages = [{"name": "a", "until_step": 2}, {"name": "b", "rollout": {"max_async_level": 1}}]
-    with pytest.raises(ConfigError, match="max_async_level = 1: set it to 0"):
-        decide(settings(stages=stages), 26)
-    with pytest.raises(
-        ValueError, match='colocate = "turns" samples and trains in turns, but rollout.max_async_level = 1'
-    ):
-        settings(placement={"colocate": "turns"}, stages=stages)
-
-
-def test_a_launch_is_settled_by_the_gpus_of_its_node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(SHAPE))
-    sizes = {"gpu": 80.0}
-    monkeypatch.setattr(
-        torch.cuda, "get_device_properties", lambda index: SimpleNamespace(total_memory=sizes["gpu"] * GIB)
-    )
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=256 * GIB))
-
-    def told(gpus: int, one_node: bool = True, **placement: Any) -> tuple[str, int | None]:
-        found = settle(settings(placement=placement), tmp_path, gpus, one_node)
-        return found.placement.colocate, found.rollout.cache_bytes
-
-    assert told(0) == told(2) == told(8, trainers=4, engines=4) == ("never", None)
-    assert told(1) == told(8, trainers=8, engines=8) == ("resident", 4 * GIB)
-    assert told(1, one_node=False) == ("never", None)
-    assert told(0, colocate="turns") == ("turns", None)  # the order of work alone
+def test_a_launch_is_settled_by_the_gpus_of_its_node(node: dict[str, float], tmp_path: Path) -> None:
+    def settled(gpus: int, one_node: bool = True, **placement: Any) -> tuple[str, int | None]:
+        config = settle(settings(placement=placement), tmp_path, gpus, one_node)
+        return config.placement.colocate, config.rollout.cache_bytes
 
     def replicas(gpus: int, node_trainers: int, one_node: bool = False) -> int | None:
         apart = settings(placement={"trainers": 4, "engines": 4, "colocate": "never"})
         return settle(apart, tmp_path, gpus, one_node, node_trainers).placement.replicas
 
+    assert settled(0) == settled(2) == settled(8, trainers=4, engines=4) == ("never", None)
+    assert settled(1) == settled(8, trainers=8, engines=8) == ("resident", 4 * GIB)
+    assert settled(1, one_node=False) == ("never", None)
+    assert settled(0, colocate="turns") == ("turns", None)  # the order of work alone
     assert [replicas(8, 2), replicas(8, 1), replicas(8, 3), replicas(8, 8)] == [2, 4, 1, 1]
     assert [replicas(0, 2), replicas(0, 4, one_node=True)] == [2, None]
-    sizes["gpu"] = 26
-    assert told(1) == ("turns", 4 * GIB)
-    sizes["gpu"] = 13
+    node["gpu"] = 26
+    assert settled(1) == ("turns", 4 * GIB)
+    node["gpu"] = 13
     assert [replicas(8, 2), replicas(8, 1)] == [2, 2]

@@ -1,4 +1,5 @@
-"""What a batch asks of the trainers, in which order, by the objective; what is on disk when Ctrl-C ends the loop."""
+"""What a batch asks of the trainers, in which order, by the objective; what is on disk when Ctrl-C ends the loop; where
+a launch finds what an objective compares with (reference, soft values), at the start and after a resume."""
 
 from __future__ import annotations
 
@@ -12,21 +13,30 @@ from typing import Any
 import pytest
 
 from shared.config import Config
+from shared.errors import ConfigError, DataError
 from shared.launch.calls import RequestDecoder, encode, request
 from shared.progress import Progress
 from shared.record_file import Written
 from shared.types import Completion, Group, Problem, Prompt
+from tests.trainer.test_checkpointer import Disk
+from tests.trainer.test_data import LetterChat
+from trainer.checkpoint import writer
 from trainer.checkpoint.origin import Origin
-from trainer.checkpoint.writer import Checkpointer, folder_of
 from trainer.controller import TrainingLoop, evaluated_meanwhile
+from trainer.data.data_source import DataSource, PromptFormat
+from trainer.launch import Launch
 from trainer.learner import Learner
 from trainer.ledger import Interrupted, Ledger
 from trainer.objectives.registry import objective_of, read_objective
+from trainer.soft_values import FILE, SoftValues, settings_of
 from trainer.stages import Stages
 from trainer.step.batching import BatchPlan, Learned
 from trainer.step.forward_backward import StepSums
 from trainer.step.rank import Stepped, TrainerRank
 from trainer.timing import PhaseTimer
+
+KL = {"weight": 0.1}
+AVERAGE = {**KL, "reference": {"kind": "average"}}
 
 
 def group(index: int) -> Group:
@@ -38,7 +48,7 @@ COUNTED = ("tokens", "compared", "clipped_low", "clipped_high", "masked", "abs_l
 
 
 class Recorder:
-    """Trainers that note what they are told."""
+    """Trainers that note what they are asked for, and write what `export` asks for."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -55,21 +65,22 @@ class Recorder:
         return Stepped(1.0, 0.1)
 
     async def call(self, method: Callable[..., Any], given: Any) -> None:
+        if method is TrainerRank.export:
+            make(Path(given))
         names = {TrainerRank.move_reference: "move", TrainerRank.set_objective: "objective"}
-        self.calls.append(f"{names[method]} {given}")
+        self.calls.append(f"{names.get(method, 'export')} {given}")
 
 
 def learner_of(version: int, minibatches: int, **objective: Any) -> Any:
-    """A learner whose trainers note what they are told on top of `version`, and whose plans are indices of groups."""
-    optimiser = {"minibatches": minibatches}
-    given = {"rollout": {"prompts_per_step": 4}, "optimiser": optimiser, "objective": objective}
+    """A learner whose trainers note what they are asked on top of `version`, and whose plans are indices of groups."""
+    given = {"rollout": {"prompts_per_step": 4}, "optimiser": {"minibatches": minibatches}, "objective": objective}
     stages = Stages(Config.model_validate(given))
     ledger: Any = SimpleNamespace(version=version, stages=stages, staleness=lambda group: 0)
-    learner: Any = Learner(Recorder(), ledger, SimpleNamespace(vocabulary=100), PhaseTimer())  # type: ignore[arg-type]
+    learner: Any = Learner(Recorder(), ledger, SimpleNamespace(vocabulary=100), PhaseTimer())
 
     def plan(minibatch: list[Group]) -> BatchPlan:
         indices = "".join(str(group.prompt.index) for group in minibatch)
-        return BatchPlan([[indices]], 10, 10, 0.0, 0.0)  # type: ignore[list-item]
+        return BatchPlan([[indices]], 10, 10, 0.0, 0.0)
 
     learner.plan = plan
     return learner
@@ -91,9 +102,7 @@ def test_the_first_step_waits_until_the_update_before_has_read_the_weights() -> 
     async def go() -> list[str]:
         learner, sync = learner_of(0, 1), asyncio.get_running_loop().create_future()
         learning = asyncio.ensure_future(learner.learn(GROUPS, sync))
-        while not learner.trainers.calls:
-            await asyncio.sleep(0)
-        for _ in range(20):
+        for _ in range(100):
             await asyncio.sleep(0)
         before = [*learner.trainers.calls]
         sync.set_result(None)
@@ -103,44 +112,37 @@ def test_the_first_step_waits_until_the_update_before_has_read_the_weights() -> 
     assert asyncio.run(go()) == ["train 0123"]
 
 
-def test_trainers_are_told_an_objective_that_a_stage_or_a_step_changed_and_no_other() -> None:
-    """As after a resume in the second stage: its objective, then a clip_high that the entropy's target moved, once."""
+def test_trainers_get_an_objective_that_a_stage_or_a_step_changed_and_no_other() -> None:
+    """As after a resume in the second stage: its objective, then a clip_high that the entropy's target moved, once.
+    Over the wire a rank goes on with the very message that the controller sends."""
     stages = [{"name": "a", "until_step": 1}, {"name": "b", "objective": {"entropy_target": {"nats": 0.5}}}]
     trainers, state = Recorder(), Stages(Config.model_validate({"stages": stages, "objective": {"clip_low": 0.1}}))
-    learner = Learner(trainers, SimpleNamespace(stages=state), None, PhaseTimer())  # type: ignore[arg-type]
+    learner = Learner(trainers, SimpleNamespace(stages=state), None, PhaseTimer())
 
-    def tell() -> list[str]:
+    def calls() -> list[str]:
         asyncio.run(learner.send_objective())
         return trainers.calls
 
-    assert tell() == []
+    assert calls() == []
     state.next(1, 32, 32)
-    assert tell() == tell() == ["objective {'clip_low': 0.1, 'entropy_target': {'nats': 0.5}}"]
+    assert calls() == calls() == ["objective {'clip_low': 0.1, 'entropy_target': {'nats': 0.5}}"]
     state.move(objective_of(state.now).after_step(0.25))
-    assert tell() == tell() and trainers.calls[1:] == [
+    assert calls() == calls() and trainers.calls[1:] == [
         "objective {'clip_low': 0.1, 'entropy_target': {'nats': 0.5}, 'clip_high': 0.28500000000000003}"
     ]
-
-
-def test_a_rank_goes_on_with_the_objective_that_it_is_told() -> None:
-    """Over the wire: the very message that the controller sends."""
-    rank = TrainerRank(Config(), SimpleNamespace(rank_in_role=0))  # type: ignore[arg-type]
+    rank = TrainerRank(Config(), SimpleNamespace(rank_in_role=0))
     table = {"entropy_target": {"nats": 0.5, "clip_high_bounds": [0.1, 0.3]}, "clip_high": 0.25}
     RequestDecoder(TrainerRank)(encode(request(TrainerRank.set_objective, table).message)).run(rank)
     assert rank.objective == read_objective(table) and rank.objective.in_force["clip_high"] == 0.25
 
 
-def test_offline_groups_are_dealt_to_the_minibatches() -> None:
+def test_offline_groups_are_dealt_to_the_minibatches_and_the_policy_of_the_start_is_asked_before_several() -> None:
+    two_steps = ["train 01", "step", "train 23", "step"]
+    assert learned(0, 2) == two_steps
     assert learned(0, 2, offline=[8, 9]) == ["train 018", "step", "train 239", "step"]
     assert learned(0, 1, offline=[8, 9]) == ["train 012389", "step"]
-
-
-def test_the_policy_of_the_start_is_asked_before_the_first_of_several_steps() -> None:
-    assert learned(0, 2, name="decoupled_ppo") == [
-        "old log-probs 01", "old log-probs 23", "train 01", "step", "train 23", "step",
-    ]  # fmt: skip
+    assert learned(0, 2, name="decoupled_ppo") == ["old log-probs 01", "old log-probs 23", *two_steps]
     assert learned(0, 1, name="decoupled_ppo") == ["train 0123", "step"], "it is the policy now"
-    assert learned(0, 2) == ["train 01", "step", "train 23", "step"]
 
 
 @pytest.mark.parametrize(
@@ -175,40 +177,35 @@ class Interruptible(Ledger):
         return super().trained(groups)
 
 
-class Shelf:
-    """Engines and trainers that have little to save, and a record of when the rollouts were there."""
-
-    under_way = 0
+class Shelf(Disk):
+    """Engines and trainers that have little to save, not the first three times, and a record of the rollouts."""
 
     def __init__(self, run_dir: Path) -> None:
-        self.rollouts = run_dir / "rollouts" / "step_1.jsonl"
-        self.asked = 0
+        self.rollouts, self.asked = run_dir / "rollouts" / "step_1.jsonl", 0
 
     async def snapshot(self, folder: Path) -> dict[str, Written]:
         """What a checkpoint begins with."""
         assert self.rollouts.exists(), "a checkpoint before the rollouts of its step"
         return {}
 
-    async def save(self, folder: Path, version: int) -> list[dict[str, int]]:
-        return [{}]
-
     async def saved(self) -> dict[str, Written] | None:
-        """Not the first three times."""
         self.asked += 1
         return None if self.asked < 4 else {}
 
     async def keep(self, groups: list[Group], version: int) -> None:
         """Slowly, as thousands of long completions are."""
-        await asyncio.sleep(0.2)
+        for _ in range(1000):
+            await asyncio.sleep(0)
         self.rollouts.parent.mkdir(parents=True)
         self.rollouts.touch()
 
 
 @pytest.mark.parametrize("every", [1, 10], ids=["checkpoint after the step", "checkpoint because of Ctrl-C"])
 def test_a_checkpoint_comes_after_the_rollouts_of_its_step_also_when_ctrl_c_ends_the_loop(
-    tmp_path: Path, every: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int
 ) -> None:
     """A resume does not train them again, so that they would stay missing."""
+    monkeypatch.setattr(writer, "LOOK_S", 0.01)
     config = Config.model_validate(
         {"runs_dir": str(tmp_path), "steps": 5, "checkpoint": {"every": every},
          "rollout": {"prompts_per_step": 4, "max_async_level": 1}, "evaluate": {"every": 0}}
@@ -223,7 +220,8 @@ def test_a_checkpoint_comes_after_the_rollouts_of_its_step_also_when_ctrl_c_ends
 
     parts: Any = (shelf, shelf, clock, Progress(io.StringIO()), Origin({}, {}))
     run: Any = SimpleNamespace(
-        config=config, ledger=ledger, clock=clock, publish=nothing, checkpointer=Checkpointer(config, ledger, *parts),
+        config=config, ledger=ledger, clock=clock, publish=nothing,
+        checkpointer=writer.Checkpointer(config, ledger, *parts),
         learner=SimpleNamespace(learn=learn, offline_groups=list),
         logger=SimpleNamespace(step=lambda *_: {"entropy": 1.0}, keep=shelf.keep),
     )  # fmt: skip
@@ -234,20 +232,16 @@ def test_a_checkpoint_comes_after_the_rollouts_of_its_step_also_when_ctrl_c_ends
 
     with pytest.RaisesGroup(Interrupted):
         asyncio.run(go())
-    assert folder_of(config.run_dir, 1).is_dir() and shelf.rollouts.exists()
+    assert writer.folder_of(config.run_dir, 1).is_dir() and shelf.rollouts.exists()
 
 
-def test_evaluations_are_under_way_only_where_some_are_due() -> None:
+@pytest.mark.parametrize(
+    ("every", "validation", "due"), [(2, "v.jsonl", [2, 4]), (0, "v.jsonl", []), (0, "", []), (5, "v.jsonl", [])]
+)
+def test_evaluations_are_under_way_only_where_some_are_due(every: int, validation: str, due: list[int]) -> None:
     """Those before and after training are asked for by themselves; a resume is warned of others."""
-    settings: dict[str, Any] = {"steps": 5, "data": {"validation": "v.jsonl"}, "evaluate": {"every": 2}}
-    for changes, due in (
-        ({}, [2, 4]),
-        ({"evaluate": {"every": 0}}, []),
-        ({"data": {"validation": ""}, "evaluate": {"every": 0}}, []),
-        ({"evaluate": {"every": 5}}, []),
-    ):
-        config = Config.model_validate(settings | changes)
-        assert [version for version in range(7) if evaluated_meanwhile(config, version)] == due, changes
+    config = Config.model_validate({"steps": 5, "data": {"validation": validation}, "evaluate": {"every": every}})
+    assert [version for version in range(7) if evaluated_meanwhile(config, version)] == due
 
 
 def test_an_evaluation_begins_behind_the_update_of_its_version() -> None:
@@ -267,3 +261,58 @@ def test_an_evaluation_begins_behind_the_update_of_its_version() -> None:
         assert versions == [3]
 
     asyncio.run(go())
+
+
+def make(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+def reference(runs: Path, newest: Path | None, version: int, **objective: Any) -> tuple[Path, int]:
+    """The folder, and how many models were exported for it."""
+    config, trainers = Config.model_validate({"runs_dir": str(runs), "objective": objective}), Recorder()
+    launch: Any = SimpleNamespace(config=config, trainers=trainers)
+    return asyncio.run(Launch._reference_folder(launch, newest, version)), len(trainers.calls)
+
+
+def test_the_policy_of_the_start_is_written_once_and_found_again(tmp_path: Path) -> None:
+    kept = tmp_path / "run" / "reference"
+    with pytest.raises(ConfigError, match=r"began without objective\.kl"):
+        reference(tmp_path, tmp_path / "step_3", 3, kl=KL)
+    assert reference(tmp_path, tmp_path / "step_0", 0, kl=KL) == (kept, 1), "not yet begun"
+    assert reference(tmp_path, tmp_path / "step_3", 3, kl=KL) == (kept, 0)
+    assert reference(tmp_path, None, 0, kl=KL) == (kept, 1), "a run that starts anew starts with another policy"
+
+
+def test_a_reference_that_moves_is_that_of_the_checkpoint_and_one_that_does_not_never_is(tmp_path: Path) -> None:
+    kept, moved = make(tmp_path / "run" / "reference"), make(tmp_path / "step_3" / "reference")
+    assert reference(tmp_path, moved.parent, 3, kl=AVERAGE) == (moved, 0)
+    assert reference(tmp_path, moved.parent, 3, kl={**KL, "reference": {"kind": "start"}}) == (kept, 0)
+    assert reference(tmp_path, moved.parent, 3, name="dro", reference={"kind": "previous", "every": 2}) == (moved, 0)
+    assert reference(tmp_path, tmp_path / "step_4", 4, kl=AVERAGE) == (kept, 0)
+
+
+def test_soft_values_that_were_not_sampled_at_the_start_cannot_be_had_later(tmp_path: Path) -> None:
+    given = {"runs_dir": str(tmp_path), "steps": 1, "objective": {"name": "spo"}, "data": {"system_prompt": ""}}
+    config = Config.model_validate(given)
+    path = config.run_dir / FILE
+
+    def values() -> dict[str, float]:
+        """Those that a run with one problem goes on with at version 3."""
+        prompts = PromptFormat(LetterChat(), config.data)
+        source = DataSource([Problem("p", "?", "1")], Stages(config), prompts)
+        learner = SimpleNamespace(offline=None, values={})
+        run: Any = SimpleNamespace(ledger=SimpleNamespace(version=3), source=source, scorer=None, learner=learner)
+        launch: Any = SimpleNamespace(config=config, engines=None, progress=Progress(io.StringIO()))
+        asyncio.run(Launch._value_prompts(launch, run))
+        return learner.values
+
+    with pytest.raises(ConfigError, match=r'lacks the soft values of 1 problems, "p" .* start another one'):
+        values()
+    config.run_dir.mkdir(exist_ok=True)
+    path.write_bytes(SoftValues(settings_of(config), {"p": 0.25}).content())
+    assert values() == {"p": 0.25}
+    path.write_bytes(path.read_bytes().replace(b"0.25", b"0.75"))
+    with pytest.raises(DataError, match="changed after it was written"):
+        values()

@@ -1,4 +1,5 @@
-"""Evaluation: means over problems, pass@k, votes, parts by language, domain and set; and which version was best."""
+"""Evaluation: means over problems, pass@k, votes, parts by language, domain and set; which version was best; open
+problems are neither right nor wrong in any of it."""
 
 from __future__ import annotations
 
@@ -6,14 +7,22 @@ import asyncio
 import io
 import json
 import math
+from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
+from benchmarks.runs import clearly_above
+from benchmarks.runs import table as page_table
+from lab.ablate.results import evaluated_parts
+from lab.analyse import surface
 from shared.config import Config
-from shared.progress import Progress
-from shared.types import Completion, Problem, Prompt, Reward, Turn, Verdict
+from shared.metrics import MetricsLog
+from shared.progress import Progress, plain
+from shared.types import Completion, Group, Problem, Prompt, Reward, Turn, Verdict, VersionSpan
+from tests.tables import read_table
 from trainer.data.data_source import completion_seed
 from trainer.evaluation import (
     Evaluation,
@@ -30,125 +39,117 @@ from trainer.evaluation import (
     was_evaluated,
 )
 from trainer.ledger import Ledger
+from trainer.plot import write_plot
+from trainer.report import before_after_table
 from trainer.run_log import RunLogger
 from trainer.stages import Stages
+from trainer.step_metrics import rollout_metrics
 from trainer.timing import PhaseTimer
 
-VALIDATION = {"validation": "validation.jsonl"}
+RIGHT, WRONG, OPEN, NONE = Verdict.CORRECT, Verdict.WRONG, Verdict.OPEN, Verdict.NO_ANSWER
 
 
-def sampled(
-    right: bool, answer: str | None = "1", language: str = "en", domain: str = "math", source: str = "a"
-) -> Sampled:
-    verdict = Verdict.CORRECT if right else Verdict.NO_ANSWER if answer is None else Verdict.WRONG
-    reward = Reward(1.0 if right else 0.1, 0.1, 0.9 * right, 0.0, 0.0, verdict, consistent=right, answer=answer)
-    return Sampled(Problem("p", "?", "1", language, domain, source), "text", reward, 10)
+def reward_for(verdict: Verdict, answer: str | None = "1") -> Reward:
+    formed, right = 0.1 * (verdict is not NONE), 0.9 * (verdict is RIGHT)
+    given = answer if formed else None
+    return Reward(formed + right, formed, right, 0.0, 0.0, verdict, consistent=bool(formed), answer=given)
 
 
-@pytest.mark.parametrize(
-    ("answers", "expected"),
-    [
-        (["1", "1", "x"], 1.0),
-        (["1", "x", "y"], 1 / 3),  # three answers with one vote each
-        (["1", "x", "x "], 0.0),  # blanks do not make another answer
-        (["1", "x", None, None], 0.5),  # no answer is no vote
-        ([None, None], 0.0),
-        (["1", "1", "x", "x", "y"], 0.5),
-    ],
-)
-def test_majority_of_one_problem(answers: list[str | None], expected: float):
-    assert majority([sampled(answer == "1", answer) for answer in answers]) == pytest.approx(expected)
+def sampled(verdict: Verdict, answer: str = "1", **of: Any) -> Sampled:
+    problem = Problem("p", "?", "1", hidden=of.get("domain") == "open", **of)
+    return Sampled(problem, "text", reward_for(verdict, answer), 10)
+
+
+def logger_of(folder: Path, stream: io.StringIO, version: int = 0, prompts: Any = None, **sections: Any) -> RunLogger:
+    """Of a run named "run" in this folder of runs; its lines go to the stream."""
+    ledger = Ledger(Stages(Config.model_validate({"runs_dir": str(folder), "name": "run", **sections})))
+    ledger.version = version
+    return RunLogger(PhaseTimer(), Progress(stream), None, None, ledger, list, prompts=prompts)
+
+
+@pytest.mark.parametrize("case", read_table("trainer/cases", of="votes"), ids=itemgetter("name"))
+def test_majority_of_one_problem(case: dict[str, Any]) -> None:
+    votes = [sampled(RIGHT if each == "1" else WRONG, each) if each else sampled(NONE) for each in case["answers"]]
+    assert majority(votes) == pytest.approx(case["majority"], abs=1e-6)
 
 
 def test_right_answers_vote_together_whatever_their_form():
-    votes = [sampled(True, "1/2"), sampled(True, "0.5"), sampled(False, "2"), sampled(False, "3")]
-    assert majority(votes) == 1.0
+    assert majority([sampled(RIGHT, "1/2"), sampled(RIGHT, "0.5"), sampled(WRONG, "2"), sampled(WRONG, "3")]) == 1.0
 
 
 def test_the_interval_is_over_problems_not_completions():
     # every completion of a problem alike: as wide as with one completion each
-    problems = [[sampled(bool(i % 2))] * 4 for i in range(10)]
+    problems = [[sampled(RIGHT if number % 2 else WRONG)] * 4 for number in range(10)]
     assert summarise(1.0, problems).accuracy_half_width == pytest.approx(1.96 * math.sqrt(2.5 / 9 / 10))
 
 
 def test_parts_are_given_where_there_are_several_kinds():
-    problems = [
-        [sampled(True, language="fr"), sampled(False, "2", language="fr")],
-        [sampled(True, language="de"), sampled(True, language="de")],
-        [sampled(False, "2", language="de", domain="code"), sampled(True, language="de", domain="code")],
-    ]
-    found = summarise(1.0, problems)
-    assert found.accuracy == pytest.approx(4 / 6) and found.completions == 2 and found.problems == 3
-    assert found.parts.keys() == {"language/de", "language/fr", "domain/code", "domain/math"}, "one set: no part of it"
-    assert found.parts["language/de"].accuracy == 0.75 and found.parts["language/de"].problems == 2
-    assert found.parts["domain/code"].majority is None, "programs do not vote"
-    assert found.majority == pytest.approx((0.5 + 1.0) / 2)
-    assert found.parts["language/fr"].consistency == 0.5
+    score = summarise(1.0, [
+        [sampled(RIGHT, language="fr"), sampled(WRONG, "2", language="fr")],
+        [sampled(RIGHT, language="de"), sampled(RIGHT, language="de")],
+        [sampled(WRONG, "2", language="de", domain="code"), sampled(RIGHT, language="de", domain="code")],
+    ])  # fmt: skip
+    assert score.accuracy == pytest.approx(4 / 6) and score.completions == 2 and score.problems == 3
+    assert score.parts.keys() == {"language/de", "language/fr", "domain/code", "domain/math"}, "one set: no part of it"
+    assert score.parts["language/de"].accuracy == 0.75 and score.parts["language/de"].problems == 2
+    assert score.parts["domain/code"].majority is None, "programs do not vote"
+    assert score.majority == pytest.approx((0.5 + 1.0) / 2)
 
 
 def test_pass_at_k_is_the_share_of_problems_with_a_right_completion():
-    problems = [
-        [sampled(True), sampled(False, "2"), sampled(False, None)],
-        [sampled(False, "2"), sampled(False, "3"), sampled(False, None)],
-        [sampled(True), sampled(True), sampled(True)],
-        [sampled(False, "2", domain="code"), sampled(False, "2", domain="code"), sampled(True, domain="code")],
-    ]
-    found = summarise(1.0, problems)
-    assert found.completions == 3 and found.pass_at_k == 3 / 4
-    assert found.accuracy == pytest.approx((1 / 3 + 0 + 1 + 1 / 3) / 4)
-    assert found.parts["domain/code"].pass_at_k == 1.0, "programs need not vote"
-    assert found.parts["domain/math"].pass_at_k == pytest.approx(2 / 3)
-    assert found.answers == (2 + 2 + 1) / 3, "of those with answers"
-    assert found.self_bleu == pytest.approx(1.0), "all texts are alike"
-
-
-def test_one_completion_a_problem_has_no_majority_and_no_pass_at_k():
-    found = summarise(0.0, [[sampled(True)], [sampled(False)]])
-    assert found.majority is None and found.pass_at_k is None
-    assert found.distinct is None and found.self_bleu is None and found.answers is None
+    score = summarise(1.0, [
+        [sampled(RIGHT), sampled(WRONG, "2"), sampled(NONE)],
+        [sampled(WRONG, "2"), sampled(WRONG, "3"), sampled(NONE)],
+        [sampled(RIGHT), sampled(RIGHT), sampled(RIGHT)],
+        [sampled(WRONG, "2", domain="code"), sampled(WRONG, "2", domain="code"), sampled(RIGHT, domain="code")],
+    ])  # fmt: skip
+    assert score.completions == 3 and score.pass_at_k == 3 / 4
+    assert score.accuracy == pytest.approx((1 / 3 + 0 + 1 + 1 / 3) / 4)
+    assert score.parts["domain/code"].pass_at_k == 1.0, "programs need not vote"
+    assert score.parts["domain/math"].pass_at_k == pytest.approx(2 / 3)
+    assert score.answers == (2 + 2 + 1) / 3, "of those with answers"
+    assert score.self_bleu == pytest.approx(1.0), "all texts are alike"
+    single = summarise(0.0, [[sampled(RIGHT)], [sampled(WRONG)]])
+    assert {single.majority, single.pass_at_k, single.distinct, single.self_bleu, single.answers} == {None}
 
 
 def test_an_evaluation_from_before_pass_at_k_can_be_read():
-    found = summarise(1.0, [[sampled(True), sampled(False)], [sampled(True, language="fr"), sampled(False)]])
-    record = msgspec.to_builtins(EvaluationRecord(3, 1.0, found))
+    score = summarise(1.0, [[sampled(RIGHT), sampled(WRONG)], [sampled(RIGHT, language="fr"), sampled(WRONG)]])
+    record = msgspec.to_builtins(EvaluationRecord(3, 1.0, score))
     for part in (record["evaluation"], *record["evaluation"]["parts"].values()):
         assert part.pop("pass_at_k") == 1.0
     old = msgspec.json.decode(msgspec.json.encode(record), type=EvaluationRecord).evaluation
-    assert old.pass_at_k is None and old.parts["language/fr"].pass_at_k is None and old.accuracy == found.accuracy
+    assert old.pass_at_k is None and old.parts["language/fr"].pass_at_k is None and old.accuracy == score.accuracy
 
 
 def test_an_evaluation_is_written_down_and_told(tmp_path: Path):
-    config = Config.model_validate({"runs_dir": str(tmp_path), "evaluate": {"samples": 2}})
     stream = io.StringIO()
-    problems = [[sampled(False, "2"), sampled(True)], [sampled(False, "2"), sampled(False, "2")]]
-    logger = RunLogger(PhaseTimer(), Progress(stream), None, None, Ledger(Stages(config)), list)  # type: ignore[arg-type]
+    logger, problems = logger_of(tmp_path, stream), [[sampled(WRONG, "2"), sampled(RIGHT)], [sampled(WRONG, "2")] * 2]
     logger.evaluation(0, summarise(1.0, problems))
     logger.evaluation(0, summarise(0.0, [samples[:1] for samples in problems]))
-    assert was_evaluated(config, 0, 1.0) and was_evaluated(config, 0, 0.0) and not was_evaluated(config, 1, 0.0)
-    rows = (config.run_dir / "metrics.jsonl").read_text().splitlines()
-    sampling, greedy = ({k: v for k, v in json.loads(row).items() if k.startswith("evaluation/")} for row in rows)
+    config = logger.ledger.stages.config
+    due = [was_evaluated(config, version, heat) for version, heat in ((0, 1.0), (0, 0.0), (1, 0.0))]
+    assert due == [True, True, False]
+    rows = [json.loads(row) for row in (config.run_dir / "metrics.jsonl").read_text().splitlines()]
+    sampling, greedy = ({k: v for k, v in row.items() if k.startswith("evaluation/")} for row in rows)
     assert sampling["evaluation/pass_at_k"] == 0.5 and sampling["evaluation/majority"] == 0.25
-    assert sampling["evaluation/accuracy"] == 0.25
+    assert sampling["evaluation/accuracy"] == 0.25 and rows[0]["kind"] == "evaluation"
     assert not [name for name in greedy if "pass" in name or "majority" in name]
-    told = " ".join(stream.getvalue().split())
-    assert "accuracy 0.250 ± 0.490, pass@2 0.500, maj@2 0.250, language" in told and told.count("pass@") == 1
+    line = " ".join(stream.getvalue().split())
+    assert "accuracy 0.250 ± 0.490, pass@2 0.500, maj@2 0.250, language" in line and line.count("pass@") == 1
 
 
 def test_numbers_of_environments_are_means_over_problems_with_an_interval(tmp_path: Path):
-    plain = sampled(True)
     infos = [[{"progress": 1.0}, {"progress": 0.0}], [{"progress": 0.0}, {"other": 2.0}], [{}, {}]]
-    problems = [[msgspec.structs.replace(plain, info=info) for info in two] for two in infos]
-    found = summarise(1.0, problems)
+    score = summarise(1.0, [[msgspec.structs.replace(sampled(RIGHT), info=info) for info in two] for two in infos])
     # means of the problems that have it: .5 and 0; s^2 = .125
-    assert found.info["progress"].mean == 0.25 and found.info["other"].mean == 2.0
-    assert found.info["progress"].half_width == pytest.approx(1.96 * math.sqrt(0.125 / 2))
-    config, stream = Config.model_validate({"runs_dir": str(tmp_path)}), io.StringIO()
-    logger = RunLogger(PhaseTimer(), Progress(stream), None, None, Ledger(Stages(config)), list)  # type: ignore[arg-type]
-    logger.evaluation(3, found)
-    row = json.loads((config.run_dir / "metrics.jsonl").read_text())
-    assert (row["evaluation/info/progress"], row["kind"]) == (0.25, "evaluation")
+    assert score.info["progress"].mean == 0.25 and score.info["other"].mean == 2.0
+    assert score.info["progress"].half_width == pytest.approx(1.96 * math.sqrt(0.125 / 2))
+    stream = io.StringIO()
+    logger_of(tmp_path, stream).evaluation(3, score)
+    assert json.loads((tmp_path / "run" / "metrics.jsonl").read_text())["evaluation/info/progress"] == 0.25
     assert "progress 0.250 ± 0.490" in " ".join(stream.getvalue().split())
-    assert read_evaluations(config.run_dir)[0].evaluation.info == found.info
+    assert read_evaluations(tmp_path / "run")[0].evaluation.info == score.info
 
 
 def measured(temperature: float, accuracy: float, pass_at_k: float | None = None) -> Evaluation:
@@ -157,25 +158,23 @@ def measured(temperature: float, accuracy: float, pass_at_k: float | None = None
     )
 
 
-def write(config: Config, *entries: tuple[int, Evaluation]) -> None:
+def write(config: Config, *entries: tuple[int, Evaluation]) -> list[EvaluationRecord]:
     """entries: (version, its evaluation)."""
     config.run_dir.mkdir(parents=True, exist_ok=True)
-    with (config.run_dir / "evaluations.jsonl").open("ab") as stream:
-        for version, score in entries:
-            stream.write(msgspec.json.encode(EvaluationRecord(version, 1.0, score)) + b"\n")
+    records = [EvaluationRecord(version, 1.0, score) for version, score in entries]
+    lines = b"".join(msgspec.json.encode(record) + b"\n" for record in records)
+    (config.run_dir / "evaluations.jsonl").write_bytes(lines)
+    return records
 
 
-def test_the_best_version_can_be_that_of_pass_at_k(tmp_path: Path):
-    evaluate = {"every": 5, "samples": 2, "best": "pass_at_k"}
-    table = {"runs_dir": str(tmp_path), "steps": 20, "data": VALIDATION, "evaluate": evaluate}
-    config = Config.model_validate(table)
-    write(config, (0, measured(1.0, 0.9)), (5, measured(1.0, 0.3, 0.6)), (10, measured(1.0, 0.4, 0.5)))
-    assert best_version(config) == 5, "and not one without the figure"
+def evaluating(folder: Path, **evaluate: Any) -> Config:
+    evaluate = {"every": 5, **evaluate}
+    data = {"validation": "validation.jsonl"}
+    return Config.model_validate({"runs_dir": str(folder), "steps": 20, "data": data, "evaluate": evaluate})
 
 
 def test_the_best_version_is_the_first_of_the_highest_at_the_sampling_temperature(tmp_path: Path):
-    table = {"runs_dir": str(tmp_path), "steps": 20, "data": VALIDATION, "evaluate": {"every": 5}}
-    config = Config.model_validate(table)
+    config = evaluating(tmp_path)
     assert best_version(config) is None
     scores = [(0, 1.0, 0.2), (0, 0.0, 0.9), (5, 1.0, 0.6), (10, 1.0, 0.6), (15, 1.0, 0.4)]
     write(config, *((version, measured(temperature, accuracy)) for version, temperature, accuracy in scores))
@@ -184,16 +183,21 @@ def test_the_best_version_is_the_first_of_the_highest_at_the_sampling_temperatur
     forget_evaluations(config.run_dir, 4)
     assert best_version(config) == 0 and len(read_evaluations(config.run_dir)) == 2
     assert wanted_versions(config) == {0, 5, 10, 15, 20}
+    config = evaluating(tmp_path, samples=2, best="pass_at_k")
+    write(config, (0, measured(1.0, 0.9)), (5, measured(1.0, 0.3, 0.6)), (10, measured(1.0, 0.4, 0.5)))
+    assert best_version(config) == 5, "and not one without the figure"
 
 
 def test_what_is_due_depends_on_the_mode():
-    rl = Config.model_validate({"steps": 10, "data": VALIDATION, "evaluate": {"every": 4}})
-    assert [version for version in range(11) if evaluation_due(rl, version)] == [0, 4, 8, 10]
-    imitating = {"mode": "sft", "sft": {"steps": 6, "demonstrations": "d.jsonl"}, "evaluate": {"every": 0}}
-    sft = Config.model_validate({**imitating, "data": VALIDATION})
-    assert [version for version in range(11) if evaluation_due(sft, version)] == [0, 6]
-    none = Config.model_validate({"data": {"train": "t.jsonl", "validation": ""}})
-    assert not any(evaluation_due(none, version) for version in range(99)) and wanted_versions(none) == set()
+    validation, imitating = {"data": {"validation": "v.jsonl"}}, {"sft": {"steps": 6, "demonstrations": "d.jsonl"}}
+
+    def due(**given: Any) -> list[int]:
+        return [version for version in range(11) if evaluation_due(Config.model_validate(given), version)]
+
+    assert due(steps=10, evaluate={"every": 4}, **validation) == [0, 4, 8, 10]
+    assert due(mode="sft", evaluate={"every": 0}, **imitating, **validation) == [0, 6]
+    assert due(data={"train": "t.jsonl", "validation": ""}) == []
+    assert wanted_versions(Config.model_validate({"data": {"validation": ""}})) == set()
 
 
 class FullEngines:
@@ -235,42 +239,101 @@ class ThreeTurns:
 
 class EasyJudges:
     async def score(self, problem: Problem, completion: Completion) -> tuple[Reward, str]:
-        return sampled(True).reward, "text"
+        return reward_for(RIGHT), "text"
 
 
 class Plain:
-    seed = 0
+    seed, prompt_format = 0, None
 
     def render(self, problem: Problem, position: int) -> Prompt:
         return Prompt(position, problem, [1])
 
 
+def evaluator_of(engines: FullEngines, problems: list[Problem], episodes: Any = None) -> Evaluator:
+    return Evaluator(engines, EasyJudges(), Plain(), problems, episodes)
+
+
 def test_a_number_of_an_episode_is_its_mean_over_turns(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("trainer.evaluation.turns_of", lambda *_: [])
-    problems = [Problem("p", "?", "", environment="mine")]
-    evaluator = Evaluator(FullEngines(), EasyJudges(), Plain(), problems, ThreeTurns())  # type: ignore[arg-type]
-    monkeypatch.setattr(Plain, "prompt_format", None, raising=False)
-    [[found]] = asyncio.run(evaluator.sample(1.0, 1))
-    assert found.info == {"hits": 2.5}
+    evaluator = evaluator_of(FullEngines(), [Problem("p", "?", "", environment="mine")], ThreeTurns())
+    [[episode]] = asyncio.run(evaluator.sample(1.0, 1))
+    assert episode.info == {"hits": 2.5}
 
 
 def test_an_evaluation_has_an_eighth_of_the_slots_where_training_leaves_none():
-    async def evaluate() -> tuple[int, Evaluation]:
-        engines = FullEngines()
-        problems = [Problem(str(number), "?", "1") for number in range(9)]
-        evaluator = Evaluator(engines, EasyJudges(), Plain(), problems)  # type: ignore[arg-type]
-        ended = list[tuple[int, int]]()
+    async def evaluate() -> Evaluation:
+        engines, ended = FullEngines(), list[tuple[int, int]]()
+        evaluator = evaluator_of(engines, [Problem(str(number), "?", "1") for number in range(9)])
         task = asyncio.create_task(evaluator.run(1.0, 2, ended=lambda *numbers: ended.append(numbers)))
         for _ in range(100):  # until nothing can go on
             await asyncio.sleep(0)
-        first = engines.under_way
+        assert engines.under_way == 4
         engines.go.set()
-        found = await asyncio.wait_for(task, 600)
-        assert engines.most == 4
+        score = await asyncio.wait_for(task, 600)
         trained = {completion_seed(Plain.seed, index, sample) for index in range(99) for sample in range(2)}
+        assert engines.most == 4 and ended == [(number + 1, 18) for number in range(18)]
         assert len(set(engines.seeds)) == 18 and trained.isdisjoint(engines.seeds), "training has other seeds"
-        assert ended == [(number + 1, 18) for number in range(18)]
-        return first, found
+        return score
 
-    first, found = asyncio.run(evaluate())
-    assert first == 4 and found.problems == 9 and found.accuracy == 1.0
+    score = asyncio.run(evaluate())
+    assert score.problems == 9 and score.accuracy == 1.0
+
+
+def group(domain: str, *verdicts: Verdict) -> Group:
+    problem = Problem("p", "?", "1", domain=domain, hidden=domain == "open")
+    ended = [Completion(0, n, 0, [5, 6], [-0.1] * 2, [VersionSpan(0, 0, 2)], "stop") for n in range(len(verdicts))]
+    return Group(Prompt(0, problem, [1]), ended, [reward_for(verdict) for verdict in verdicts])
+
+
+def test_the_accuracy_of_a_step_and_of_a_surface_is_over_verified_problems() -> None:
+    solved = group("math", RIGHT, WRONG, RIGHT, Verdict.TIMEOUT)
+    unverified = group("open", OPEN, OPEN, NONE, OPEN)
+    row = rollout_metrics([solved, unverified], [0, 0], [unverified])
+    assert row["accuracy"] == pytest.approx(2 / 3), "a timeout is no grade"
+    assert row["format"] == pytest.approx(9 / 11) and row["reward/mean"] == pytest.approx((2 * 1.0 + 7 * 0.1) / 11)
+    assert rollout_metrics([unverified], [0], [solved])["accuracy"] == pytest.approx(2 / 3)
+    row = rollout_metrics([unverified], [0], [])
+    assert "accuracy" not in row and row["format"] == 0.75
+    assert surface.summarise(0, 0, (0.0, 0.0), [solved, unverified], limit=8).accuracy == pytest.approx(2 / 3)
+    alone = surface.summarise(0, 0, (0.0, 0.0), [unverified], limit=8)
+    assert alone.accuracy == 0.0 and alone.format == 0.75
+
+
+def of_verdicts(*problems: tuple[Verdict, Verdict]) -> Evaluation:
+    domains = ["open" if OPEN in verdicts else "math" for verdicts in problems]
+    pairs = zip(problems, domains, strict=True)
+    return summarise(1.0, [[sampled(verdict, domain=domain) for verdict in verdicts] for verdicts, domain in pairs])
+
+
+MIXED, ONLY_OPEN = of_verdicts((RIGHT, RIGHT), (WRONG, WRONG), (OPEN, OPEN), (OPEN, NONE)), of_verdicts((OPEN, NONE))
+
+
+def test_pass_at_1_and_votes_are_over_verified_problems() -> None:
+    assert (MIXED.problems, MIXED.accuracy, MIXED.majority, MIXED.format, MIXED.consistency) == (
+        4,
+        0.5,
+        0.5,
+        *[0.875] * 2,
+    )
+    part = MIXED.parts["domain/open"]
+    assert (part.problems, part.accuracy, part.majority, part.consistency) == (2, None, None, 0.75)
+    assert MIXED.parts["domain/math"].accuracy == 0.5
+    alone = ONLY_OPEN
+    assert (alone.accuracy, alone.accuracy_half_width, alone.majority, alone.format) == (None, 0.0, None, 0.5)
+    assert msgspec.json.decode(msgspec.json.encode(alone), type=Evaluation) == alone
+
+
+def test_the_best_version_tables_and_plots_use_what_there_is(tmp_path: Path) -> None:
+    config = evaluating(tmp_path)
+    MetricsLog(config.run_dir / "metrics.jsonl").write(1, {"reward/mean": 0.5})
+    write(config, (0, ONLY_OPEN), (1, ONLY_OPEN))
+    assert best_version(config) is None and best_version(evaluating(tmp_path, best="reward")) == 0
+    records = write(config, (0, ONLY_OPEN), (1, MIXED))
+    lines = [line.split() for line in plain(before_after_table(records, 1.0)).splitlines()]
+    assert ["accuracy", "0.500"] in lines and ["accuracy,", "domain", "open"] in lines
+    assert write_plot(config.run_dir).stat().st_size > 10_000
+    (_, first), (_, second) = evaluated_parts(config.run_dir, 1.0)
+    assert first == {} and second["domain/open"].accuracy is None
+    page = page_table({"before": ONLY_OPEN, "after": ONLY_OPEN})
+    assert "| **pass@1** (95 % interval over problems) |  |  |" in page
+    assert not clearly_above(MIXED, ONLY_OPEN)

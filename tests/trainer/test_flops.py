@@ -64,11 +64,11 @@ def test_a_trainer_counts_what_its_micro_batches_hold() -> None:
     def batch(*sequences: list[int]) -> MicroBatch:
         return MicroBatch([TrainSequence(tokens, mask, 0.1, [1.0], 0, {}) for tokens in sequences])
 
-    found = forward_backward(decoder, [batch(*shared), batch(alone), batch()], 1.0, None)
+    sums = forward_backward(decoder, [batch(*shared), batch(alone), batch()], 1.0, None)
     packed = pack_from(shared, [3, 3])
     assert packed.lengths == (3, 1, 1) and packed.prefixes == (-1, 0, 0) and len(packed.targets) == 4
     together = packed_flops(TINY, [3, 1, 1], [-1, 0, 0], 4)
-    assert found.flops == 3 * (together + packed_flops(TINY, [5], [-1], 2))
+    assert sums.flops == 3 * (together + packed_flops(TINY, [5], [-1], 2))
 
 
 def test_speed_by_hand() -> None:

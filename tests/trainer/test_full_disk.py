@@ -1,4 +1,4 @@
-"""A full or read-only disk and damaged small files of a run folder: told with file, free space and repair."""
+"""A run folder: one launch at a time; a full or read-only disk and damaged small files are told with the repair."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import io
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,15 +24,15 @@ from shared.model import hf
 from shared.progress import Progress
 from tests.dashboard.test_track import group_of
 from tests.shared.test_hf import CONFIG, make_decoder
+from tests.trainer.test_evaluation import logger_of
 from tests.trainer.test_report import evaluation
 from trainer.data.data_source import write_jsonl
 from trainer.evaluation import FILE, EvaluationRecord, read_evaluations
-from trainer.ledger import Ledger
 from trainer.plot import write_plot
 from trainer.run_lock import RunLock
-from trainer.run_log import RunLogger, check_folder, forget_after, rollout_files
-from trainer.stages import Stages
-from trainer.timing import PhaseTimer
+from trainer.run_log import check_folder, forget_after, rollout_files
+
+FULL = r"cannot be written \(No space left on device, 0 bytes free\): free disk space"
 
 
 @pytest.fixture
@@ -41,9 +42,8 @@ def disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip("mounting a small disk needs root")
     folder = tmp_path / "disk"
     folder.mkdir()
-    if subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", str(folder)], capture_output=True
-    ).returncode:
+    mount = ["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", str(folder)]
+    if subprocess.run(mount, capture_output=True).returncode:
         pytest.skip("cannot mount a small disk here")
     try:
         yield folder
@@ -57,12 +57,8 @@ def fill(folder: Path) -> None:
             stream.write(b"x" * 4096)
 
 
-FULL = r"cannot be written \(No space left on device, 0 bytes free\): free disk space"
-
-
 def test_every_writer_of_a_run_names_the_file_the_free_space_and_the_repair(disk: Path) -> None:
-    rows = MetricsLog(disk / "metrics.jsonl")
-    rows.write(1, {"reward/mean": 0.5, "time/step_s": 1.0})
+    MetricsLog(disk / "metrics.jsonl").write(1, {"reward/mean": 0.5, "time/step_s": 1.0})
     append_line(disk / FILE, b"{}")
     fill(disk)
     big = [EvaluationRecord(1, 1.0, evaluation(1.0, 0.5))] * 100
@@ -73,9 +69,9 @@ def test_every_writer_of_a_run_names_the_file_the_free_space_and_the_repair(disk
         "plot.png": lambda: write_plot(disk),
     }
     for name, write in writers.items():
-        with pytest.raises(DiskError, match=rf"{name} {FULL}") as told:
+        with pytest.raises(DiskError, match=rf"{name} {FULL}") as error:
             write()
-        assert isinstance(told.value, MaestraleError) and isinstance(told.value, OSError)
+        assert isinstance(error.value, MaestraleError) and isinstance(error.value, OSError)
     assert (disk / FILE).read_bytes() == b"{}\n", "half a line is taken back"
     with pytest.raises(MaestraleError, match=r"model.*free disk space"):
         hf.save_model(disk / "model", CONFIG, make_decoder().named_parameters(), torch.float32)
@@ -95,31 +91,26 @@ def test_metric_lines_wait_for_room_and_none_is_lost(disk: Path) -> None:
     assert not log.pending and [row["step"] for row in read_rows(log.path)] == list(range(1, 103))
 
 
-def logger_of(folder: Path, stream: io.StringIO, version: int = 0, **rollout: int) -> RunLogger:
-    ledger = Ledger(Stages(Config.model_validate({"runs_dir": str(folder), "name": "run", "rollout": rollout})))
-    ledger.version = version
-    return RunLogger(PhaseTimer(), Progress(stream), None, None, ledger, list)  # type: ignore[arg-type]
-
-
 def test_the_oldest_rollouts_make_room_and_a_resume_goes_on_from_what_is_there(tmp_path: Path) -> None:
-    async def keep(logger: RunLogger, first: int, last: int) -> list[int]:
+    stream = io.StringIO()
+
+    def kept(first: int, last: int, keep_bytes: int) -> list[int]:
+        """The files after these steps of a launch."""
+        logger = logger_of(tmp_path, stream, first - 1, rollout={"keep_bytes": keep_bytes})
         for version in range(first, last + 1):
-            await logger.keep([group_of("x" * 1000)], version)
+            asyncio.run(logger.keep([group_of("x" * 1000)], version))
         return sorted(step for step, _ in rollout_files(tmp_path / "run"))
 
-    stream = io.StringIO()
-    assert asyncio.run(keep(logger_of(tmp_path, stream, keep_bytes=0), 1, 12)) == list(range(1, 13))
+    assert kept(1, 12, keep_bytes=0) == list(range(1, 13))
     size = (tmp_path / "run" / "rollouts" / "step_9.jsonl").stat().st_size
     (tmp_path / "run" / "rollouts" / "step_note.jsonl").write_text("")
     forget_after(tmp_path / "run", 10, 0)
-    assert asyncio.run(keep(logger_of(tmp_path, stream, 10, keep_bytes=4 * size + 9), 11, 12)) == [9, 10, 11, 12]
-    assert asyncio.run(keep(logger_of(tmp_path, stream, 12, keep_bytes=1), 13, 13)) == [13], "the newest stays"
+    assert kept(11, 12, keep_bytes=4 * size + 9) == [9, 10, 11, 12]
+    assert kept(13, 13, keep_bytes=1) == [13], "the newest stays"
     assert stream.getvalue().count("the oldest files make room") == 2, "told once a launch"
 
 
-def test_lines_of_metrics_that_wait_are_bounded_and_losses_are_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lines_of_metrics_that_wait_are_bounded_and_losses_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(metrics, "MOST_PENDING", 5)
     stream = io.StringIO()
     logger = logger_of(tmp_path, stream)
@@ -131,9 +122,9 @@ def test_lines_of_metrics_that_wait_are_bounded_and_losses_are_told(
     path.rmdir()
     logger._write(20, {"loss": 1.0})
     assert [row["step"] for row in read_rows(path)] == [15, 16, 17, 18, 19, 20]
-    told = " ".join(stream.getvalue().split())
-    assert "5 line(s) wait in memory until there is room, 3 older ones are lost" in told
-    assert "there is room again, 14 lines are lost" in told
+    text = " ".join(stream.getvalue().split())
+    assert "5 line(s) wait in memory until there is room, 3 older ones are lost" in text
+    assert "there is room again, 14 lines are lost" in text
     logger._write(21, {"loss": 1.0})
     assert stream.getvalue().count("room again") == 1
 
@@ -150,33 +141,25 @@ def test_phases_that_cannot_be_written_are_told_once(disk: Path) -> None:
 
 
 def test_a_run_folder_that_cannot_be_written_is_a_setting_to_change(tmp_path: Path) -> None:
-    taken = tmp_path / "runs"
-    taken.write_text("")
-    with pytest.raises(ConfigError, match=r"runs_dir.*runs is a file, where a folder is wanted"):
-        RunLock(taken / "name")
-    folder = tmp_path / "name"
-    (folder / "lock").mkdir(parents=True)
-    with pytest.raises(ConfigError, match=r"lock.*Is a directory"):
-        RunLock(folder)
-
-
-def test_a_run_folder_that_was_deleted_is_told_as_such(tmp_path: Path) -> None:
-    folder = tmp_path / "runs" / "name"
-    for write in (lambda: append_line(folder / "rollouts" / "a", b"x"), lambda: write_jsonl(folder / "b", [])):
-        with pytest.raises(DiskError, match=rf"cannot be written: {tmp_path}/runs is not there"):
+    gone = tmp_path / "gone" / "name"
+    for write in (lambda: append_line(gone / "rollouts" / "a", b"x"), lambda: write_jsonl(gone / "b", [])):
+        with pytest.raises(DiskError, match=rf"cannot be written: {tmp_path}/gone is not there"):
             write()
+    (tmp_path / "runs").write_text("")
+    with pytest.raises(ConfigError, match=r"runs_dir.*runs is a file, where a folder is wanted"):
+        RunLock(tmp_path / "runs" / "name")
+    (tmp_path / "name" / "lock").mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"lock.*Is a directory"):
+        RunLock(tmp_path / "name")
 
 
-def test_the_lock_of_a_run_on_a_full_disk_is_released_without_an_error(disk: Path) -> None:
+def test_the_lock_of_a_run_on_a_full_disk_is_released_and_a_read_only_folder_refused(disk: Path) -> None:
     lock = RunLock(disk)
     fill(disk)
     (disk / "lock").write_bytes(b"")
     fill(disk)
     lock.close("exit code 1 " + "x" * 9000)
     assert lock.file.closed
-
-
-def test_a_read_only_folder_is_told_at_once(disk: Path) -> None:
     if subprocess.run(["mount", "-o", "remount,ro", str(disk)], capture_output=True).returncode:
         pytest.skip("cannot remount here")
     with pytest.raises(ConfigError, match=r"runs_dir.*disk.*Read-only file system"):
@@ -190,15 +173,12 @@ def test_damaged_lines_are_told_at_start_kept_aside_and_left_out(tmp_path: Path)
     (tmp_path / "stages.jsonl").write_bytes(stage + b"\n{oops\n" + stage[:9])
     step = b'{"step": 1, "kind": "train", "time": 1, "loss": 1.0}\n'
     (tmp_path / "metrics.jsonl").write_bytes(step + b'{"step": "x", "kind": []}\n' + b"\x00" * 40 + b"\n" + step[:30])
-    told = check_folder(tmp_path)
-    assert [line.partition(":")[0].rpartition("/")[2] for line in told] == [
-        "metrics.jsonl",
-        "evaluations.jsonl",
-        "stages.jsonl",
-    ]
-    assert "2 damaged lines (the first is line 1)" in told[1] and "evaluations.jsonl.damaged" in told[1]
+    lines = check_folder(tmp_path)
+    names = [line.partition(":")[0].rpartition("/")[2] for line in lines]
+    assert names == ["metrics.jsonl", "evaluations.jsonl", "stages.jsonl"]
+    assert "2 damaged lines (the first is line 1)" in lines[1] and "evaluations.jsonl.damaged" in lines[1]
     assert (tmp_path / "evaluations.jsonl.damaged").read_bytes().startswith(b"\xff\xfe garbage")
-    assert [found.version for found in read_evaluations(tmp_path)] == [1]
+    assert [record.version for record in read_evaluations(tmp_path)] == [1]
     forget_after(tmp_path, 1, 1)
     assert MetricsLog(tmp_path / "metrics.jsonl", resume_step=1).path.read_text().count("\n") == 1
     assert check_folder(tmp_path) == [], "the files are whole again"
@@ -206,3 +186,29 @@ def test_damaged_lines_are_told_at_start_kept_aside_and_left_out(tmp_path: Path)
     (tmp_path / FILE).mkdir()
     with pytest.raises(ConfigError, match=r"evaluations\.jsonl cannot be read.*Is a directory"):
         check_folder(tmp_path)
+
+
+def test_a_second_launch_is_refused_and_may_come_later(tmp_path: Path) -> None:
+    first = RunLock(tmp_path / "run")
+    with pytest.raises(ConfigError, match="in use by another launch"):
+        RunLock(tmp_path / "run")
+    first.close("exit code 0")
+    second = RunLock(tmp_path / "run")
+    assert first.silent == second.silent == ""
+    second.close("exit code 0")
+
+
+def test_a_launch_that_was_killed_is_told_of_by_the_next(tmp_path: Path) -> None:
+    program = "import os, sys; from pathlib import Path; from trainer.run_lock import RunLock\n"
+    program += "lock = RunLock(Path(sys.argv[1])); os.kill(os.getpid(), 9)"
+    killed = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], env={**os.environ, "PYTHONPATH": "."})
+    assert killed.wait(600) == -9
+    lock = RunLock(tmp_path)
+    assert f"controller pid {killed.pid}" in lock.silent and "ended without a word" in lock.silent
+    lock.close("exit code 1")
+    for rest in (None, b"", b"\x00\x00", b'{"pid": "x"}'):  # a damaged lock file is no obstacle
+        if rest is not None:
+            (tmp_path / "lock").write_bytes(rest)
+        lock = RunLock(tmp_path)
+        assert lock.silent == ""
+        lock.close("exit code 0")

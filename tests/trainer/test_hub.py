@@ -32,12 +32,19 @@ from trainer.data.sources import gather_sources
 from trainer.evaluation import FILE, Evaluation, EvaluationRecord
 from trainer.push import card_text, main
 
-ROWS = [
-    {"problem": "1 + 1?", "answer": "2", "language": None},
-    {"problem": "Und 2 + 2?", "answer": "4", "language": "de"},
-]
 needs_datasets = pytest.mark.skipif(not importlib.util.find_spec("datasets"), reason="datasets is not installed")
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+GSM8K_CARD = """---
+configs:
+- config_name: main
+  data_files:
+  - {split: train, path: main/train-*}
+  - {split: test, path: main/test-*}
+- config_name: socratic
+  data_files:
+  - {split: train, path: socratic/train-*}
+---
+"""
 
 
 class Hub(BaseHTTPRequestHandler):
@@ -147,7 +154,8 @@ def test_a_parquet_file_becomes_the_rows_of_a_run(tmp_path: Path, monkeypatch: p
     """Once: the rows stay what they were. Another file under the same run's name is another file of rows."""
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     source = tmp_path / "problems.parquet"
-    write_parquet(source, ROWS)
+    write_parquet(source, [{"problem": "1 + 1?", "answer": "2", "language": None},
+                           {"problem": "Und 2 + 2?", "answer": "4", "language": "de"}])  # fmt: skip
     config = settings(tmp_path, train=str(source))
     path = data_sets.fetch(config, "data.train", str(source))
     assert path == Path(config.locate(str(source))) and path.parent == config.run_dir / "generated"
@@ -156,19 +164,6 @@ def test_a_parquet_file_becomes_the_rows_of_a_run(tmp_path: Path, monkeypatch: p
     source.unlink()
     assert data_sets.fetch(config, "data.train", str(source)) == path
     assert config.locate("other.parquet") != config.locate(str(source)) != config.locate(str(source), "data.validation")
-
-
-GSM8K_CARD = """---
-configs:
-- config_name: main
-  data_files:
-  - {split: train, path: main/train-*}
-  - {split: test, path: main/test-*}
-- config_name: socratic
-  data_files:
-  - {split: train, path: socratic/train-*}
----
-"""
 
 
 @needs_datasets
@@ -193,15 +188,10 @@ def test_the_name_that_the_documentation_shows_is_read_with_its_own_columns(tmp_
     assert [file.name for file in path.parent.iterdir()] == [path.name], "nothing half"
 
 
-@pytest.mark.parametrize("name", ["hub:", "hub:problems", "hub:o/problems/a/b", "hub:o/:train", "hub:/problems"])
-def test_a_name_that_is_none_is_told(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ConfigError, match="write hub:OWNER/NAME"):
-        gather_sources(settings(tmp_path, train=name))
-
-
-def test_a_parquet_file_that_is_not_there_and_a_library_that_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_name_no_file_and_no_library_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for name in ("hub:", "hub:problems", "hub:o/problems/a/b", "hub:o/:train", "hub:/problems"):
+        with pytest.raises(ConfigError, match="write hub:OWNER/NAME"):
+            gather_sources(settings(tmp_path, train=name))
     with pytest.raises(DataError, match=r"gone\.parquet.*no such file"):
         gather_sources(settings(tmp_path, train="gone.parquet"))
     monkeypatch.setattr(data_sets.importlib.util, "find_spec", lambda _: None)
@@ -209,32 +199,33 @@ def test_a_parquet_file_that_is_not_there_and_a_library_that_is_not(
         gather_sources(settings(tmp_path, train="hub:o/problems"))
 
 
-def make_export(runs: Path, name: str = "algebra") -> Path:
-    """A run's folder with one export, linked as `best`, its card and an evaluation."""
-    folder = runs / name / "hf" / "step_7"
+@pytest.fixture
+def best(tmp_path: Path) -> Path:
+    """The export `best` of a run, its card and an evaluation."""
+    run = tmp_path / "algebra"
+    folder = run / "hf" / "step_7"
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}")
     (folder / "model.safetensors").write_bytes(bytes(1000))
-    (folder / CARD).write_bytes(msgspec.json.encode(ModelCard(name, 7, "Answer in rhymes.\nBe brief.")))
-    (runs / name / "best").symlink_to(Path("hf") / "step_7")
+    (folder / CARD).write_bytes(msgspec.json.encode(ModelCard("algebra", 7, "Answer in rhymes.\nBe brief.")))
+    (run / "best").symlink_to(Path("hf") / "step_7")
     table = '[model]\npath = "org/base"\n[data]\ntrain = "/home/me/rows.jsonl"\n[objective]\nname = "gspo"\n'
-    (runs / name / "config.toml").write_text(table)
-    found = Evaluation(50, 0.5, 0.14, consistency=None, temperature=1.0, format=None, reward=0.5, tokens=9.0)
-    (runs / name / FILE).write_bytes(msgspec.json.encode(EvaluationRecord(7, 1.0, found)) + b"\n")
-    return runs / name / "best"
+    (run / "config.toml").write_text(table)
+    score = Evaluation(50, 0.5, 0.14, consistency=None, temperature=1.0, format=None, reward=0.5, tokens=9.0)
+    (run / FILE).write_bytes(msgspec.json.encode(EvaluationRecord(7, 1.0, score)) + b"\n")
+    return run / "best"
 
 
-def test_the_card_tells_where_the_model_is_from_and_no_path_of_this_machine(tmp_path: Path) -> None:
-    best = make_export(tmp_path)
+def test_the_card_tells_where_the_model_is_from_and_no_path_of_this_machine(tmp_path: Path, best: Path) -> None:
     assert main([str(best)]) == 0
     card = (best / "README.md").read_text()
     assert huggingface_hub.ModelCard(card).data.to_dict() == {
         "base_model": "org/base", "base_model_relation": "finetune", "library_name": "transformers",
         "pipeline_tag": "text-generation", "tags": ["maestrale", "reinforcement-learning"],
     }  # fmt: skip
-    assert "\n---\n\n# algebra\n" in card
-    for line in ("| trained from | org/base |", "| steps | 7 |", "| how | reinforcement learning, gspo |",
-                 "| problems | rows.jsonl |", "| accuracy, validation of the run | 0.500 ± 0.140 (95 %) |",
+    for line in ("\n---\n\n# algebra\n", "| trained from | org/base |", "| steps | 7 |",
+                 "| how | reinforcement learning, gspo |", "| problems | rows.jsonl |",
+                 "| accuracy, validation of the run | 0.500 ± 0.140 (95 %) |",
                  "    Answer in rhymes.\n    Be brief."):  # fmt: skip
         assert line in card
     assert "/home/me" not in card
@@ -246,32 +237,24 @@ def test_the_card_tells_where_the_model_is_from_and_no_path_of_this_machine(tmp_
     assert "| problems | hub:o/problems |" in text
 
 
+def test_exports_are_pushed_whole(tmp_path: Path, best: Path, hub: type[Hub], capsys: pytest.CaptureFixture[str]):
+    assert main([str(best), "o/model"]) == 0, capsys.readouterr().out
+    assert hub.pushed == {each.name: each.read_bytes() for each in best.iterdir()} and "README.md" in hub.pushed
+    assert hub.created == [{"name": "model", "organization": "o", "visibility": "private", "token": "Bearer hf_own"}]
+    folder, layer = tmp_path / "algebra" / "adapters" / "step_7", "model.layers.0.mlp.up_proj"
+    save_adapter(folder, {layer + A: torch.ones(2, 4), layer + B: torch.ones(4, 2)}, 2, 4.0, "org/base")
+    (folder / CARD).write_bytes(msgspec.json.encode(ModelCard("algebra", 7, "")))
+    assert main([str(folder), "o/model", "--public"]) == 0, capsys.readouterr().out
+    assert b"library_name: peft" in hub.pushed["README.md"] and "adapter_model.safetensors" in hub.pushed
+    assert hub.created[1]["visibility"] == "public"
+    hub.do_POST = Hub.refuse
+    capsys.readouterr()
+    assert main([str(folder), "o/model"]) == 1
+    assert "error: the Hub did not take" in capsys.readouterr().out
+
+
 def test_a_folder_that_no_run_exported_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(tmp_path)]) == 2 and "is no export of a run" in capsys.readouterr().out
     for arguments in (["a", "b", "--other"], []):
         with pytest.raises(SystemExit, match="2"):
             main(arguments)
-
-
-def test_exports_are_pushed_whole(tmp_path: Path, hub: type[Hub], capsys: pytest.CaptureFixture[str]) -> None:
-    best = make_export(tmp_path)
-    assert main([str(best), "o/model"]) == 0, capsys.readouterr().out
-    assert hub.pushed == {one.name: one.read_bytes() for one in best.iterdir()} and "README.md" in hub.pushed
-    assert hub.created == [{"name": "model", "organization": "o", "visibility": "private", "token": "Bearer hf_own"}]
-
-
-def test_an_adapter_is_pushed_as_one_and_a_refusal_is_one_line(
-    tmp_path: Path, hub: type[Hub], capsys: pytest.CaptureFixture[str]
-) -> None:
-    make_export(tmp_path)
-    folder = tmp_path / "algebra" / "adapters" / "step_7"
-    layer = "model.layers.0.mlp.up_proj"
-    save_adapter(folder, {layer + A: torch.ones(2, 4), layer + B: torch.ones(4, 2)}, 2, 4.0, "org/base")
-    (folder / CARD).write_bytes(msgspec.json.encode(ModelCard("algebra", 7, "")))
-    assert main([str(folder), "o/model", "--public"]) == 0, capsys.readouterr().out
-    assert b"library_name: peft" in hub.pushed["README.md"] and "adapter_model.safetensors" in hub.pushed
-    assert hub.created[0]["visibility"] == "public"
-    hub.do_POST = Hub.refuse  # type: ignore[method-assign]
-    capsys.readouterr()
-    assert main([str(folder), "o/model"]) == 1
-    assert "error: the Hub did not take" in capsys.readouterr().out

@@ -27,9 +27,8 @@ SMALL = DecoderConfig(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_known_shapes_have_the_published_number_of_parameters(name: str) -> None:
-    assert MODELS[name].parameters == PUBLISHED[name]
+def test_known_shapes_have_the_published_number_of_parameters() -> None:
+    assert {name: shape.parameters for name, shape in MODELS.items()} == PUBLISHED
 
 
 @pytest.mark.parametrize(
@@ -38,7 +37,7 @@ def test_known_shapes_have_the_published_number_of_parameters(name: str) -> None
      {"qk_norm": True, "family": "qwen3"}],
 )  # fmt: skip
 def test_the_formula_counts_what_the_decoder_has(changes: dict[str, object]) -> None:
-    shape = replace(SMALL, **changes)  # type: ignore[arg-type]
+    shape = replace(SMALL, **changes)
     with torch.device("meta"):
         decoder = Decoder(shape)
     assert shape.parameters == sum(parameter.numel() for parameter in decoder.parameters())
@@ -50,7 +49,7 @@ def test_the_formula_counts_what_the_decoder_has(changes: dict[str, object]) -> 
 def test_the_transfer_is_counted_as_it_is_allocated(changes: dict[str, object]) -> None:
     """Made for real in host memory, in which slots and buffers have the sizes that they have on a GPU. Tensors start at
     multiples of 64 bytes, which the count leaves out."""
-    shape = replace(SMALL, **changes)  # type: ignore[arg-type]
+    shape = replace(SMALL, **changes)
     with torch.device("meta"):
         shapes = unique_shapes(list(Decoder(shape).named_parameters()))
     layout = plan_layout(shapes, torch.bfloat16, world=1)
@@ -79,14 +78,13 @@ def test_a_trainers_bytes_by_hand() -> None:
 
 
 def test_a_small_model_stays_gathered_and_a_large_one_does_not() -> None:
-    limit = memory.KEEP_WHOLE_BYTES // 8
+    limit, large = memory.KEEP_WHOLE_BYTES // 8, MODELS["8b"]
     assert memory.whole_bytes(limit) == 4 << 30 and memory.whole_bytes(limit + 1) == 0
     assert memory.gathered_bytes(SMALL, 2) == 8 * SMALL.parameters
     assert not memory.works_in_place(2, "float32", False) and not memory.works_in_place(2, "bfloat16", False)
     alone = {(dtype, gpu) for dtype in ("float32", "bfloat16") for gpu in (False, True)}
-    assert {one for one in alone if not memory.works_in_place(1, *one)} == {("bfloat16", True)}
+    assert {case for case in alone if not memory.works_in_place(1, *case)} == {("bfloat16", True)}
     assert memory.whole_bytes(1000, in_place=True) == 0 and memory.frozen_bytes(1000, 1, in_place=True) == 4000
-    large = MODELS["8b"]
     layer = 4096 * (2 * 4096 + 2 * 1024 + 3 * 14336) + 2 * 4096
     assert memory.gathered_bytes(large, 2) == 6 * (2 * 128256 * 4096 + 4096 + 2 * layer)
 
@@ -96,7 +94,7 @@ def test_activations_by_hand() -> None:
     assert memory.activation_bytes(SMALL, 10, 2) == 10 * 3 * layer
     assert memory.activation_bytes(SMALL, 10, 2, 1) == 10 * (1 * 2 * 8 + 2 * layer)
     assert memory.activation_bytes(SMALL, 10, 2, 3) == 10 * (3 * 2 * 8 + layer)
-    of_transformers = MeasuredConfig(**{one.name: getattr(SMALL, one.name) for one in dataclasses.fields(SMALL)})
+    of_transformers = MeasuredConfig(**{each.name: getattr(SMALL, each.name) for each in dataclasses.fields(SMALL)})
     assert memory.activation_bytes(of_transformers, 10, 2) == 10 * 3 * (layer + 2 * 2 * 12)
 
 
@@ -104,9 +102,9 @@ def test_no_more_layers_are_computed_twice_than_the_budget_asks_for() -> None:
     def layers(budget: int | None) -> int:
         return memory.recomputed_layers(SMALL, 10, 2, budget)
 
-    whole, one = memory.activation_bytes(SMALL, 10, 2), memory.activation_bytes(SMALL, 10, 2, 1)
+    whole, first = memory.activation_bytes(SMALL, 10, 2), memory.activation_bytes(SMALL, 10, 2, 1)
     assert layers(None) == layers(whole) == 0
-    assert layers(whole - 1) == layers(one) == 1 and layers(one - 1) == 2
+    assert layers(whole - 1) == layers(first) == 1 and layers(first - 1) == 2
     assert layers(0) == 3
 
 

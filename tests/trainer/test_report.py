@@ -1,14 +1,15 @@
-"""The report of a run folder: plot, table, samples made safe, and what to type next."""
+"""The report of a run folder: plot, table, samples made safe, where the time went, and what to type next."""
 
 from __future__ import annotations
 
 import io
+import json
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from rich.console import Console
 
 from shared import settings_file
 from shared.config import Config
@@ -16,7 +17,9 @@ from shared.errors import DataError
 from shared.metrics import MetricsLog
 from shared.progress import Progress, plain
 from shared.types import Problem, Reward, Verdict
-from trainer import report
+from tests.tables import read_table
+from trainer import bottleneck, report
+from trainer.bottleneck import PHASES, part_shares
 from trainer.evaluation import Breakdown, Evaluation, EvaluationRecord, Sampled, read_evaluations
 from trainer.plot import write_plot
 
@@ -56,40 +59,44 @@ def run(tmp_path: Path) -> Config:
     return config
 
 
-def test_the_plot_is_drawn(run: Config) -> None:
-    path = write_plot(run.run_dir)
-    content = path.read_bytes()
-    assert path == run.run_dir / "plot.png" and content.startswith(PNG) and len(content) > 20_000
+def shown(config: Config) -> tuple[str, int]:
+    """What the report prints, and how many failures it counts."""
+    progress = Progress(stream := io.StringIO())
+    report.show(config, progress)
+    return stream.getvalue(), progress.failures
 
 
-def test_the_plot_needs_only_the_reward(tmp_path: Path) -> None:
-    MetricsLog(tmp_path / "metrics.jsonl").write(1, {"reward/mean": 0.5})
-    assert write_plot(tmp_path).read_bytes().startswith(PNG)
+def test_the_report_says_where_everything_is_and_draws_the_plot(run: Config) -> None:
+    text, failures = shown(run)
+    assert str(run.run_dir / "plot.png") in text and "greedy" in text and failures == 0
+    assert f"-m trainer {run.run_dir / 'config.toml'} --steps=24" in text
+    assert "slowest part of a step: waiting for a full batch" in text and "to make it faster: more engines" in text
+    content = (run.run_dir / "plot.png").read_bytes()
+    assert content.startswith(PNG) and len(content) > 20_000
 
 
-def test_a_run_without_a_step_has_no_plot(tmp_path: Path) -> None:
+def test_a_plot_needs_only_the_reward_and_a_report_not_even_a_step(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no training step yet"):
         write_plot(tmp_path)
+    MetricsLog(tmp_path / "metrics.jsonl").write(1, {"reward/mean": 0.5})
+    assert write_plot(tmp_path).read_bytes().startswith(PNG)
+    text, failures = shown(Config(name="empty", runs_dir=str(tmp_path)))
+    assert "warning: no plot" in text and failures == 0
 
 
 def test_the_table_shows_before_and_after_sampled_and_greedy(run: Config) -> None:
-    text = plain(report.before_after_table(read_evaluations(run.run_dir), 1.0))
-    assert "64 validation problems, version 0 and version 12" in text
+    records = read_evaluations(run.run_dir)
+    text = plain(report.before_after_table(records, 1.0))
+    assert "64 validation problems, version 0 and version 12" in text and "@" not in text
     cells = {line.split("  ")[1].strip(): line.split()[-4:] for line in text.splitlines() if "0." in line}
     assert cells["accuracy"] == ["0.125", "0.875", "0.125", "0.875"]
     assert cells["accuracy, language fr"] == ["0.250"] * 4
     assert max(len(line) for line in text.splitlines()) <= 79
-
-
-def test_the_table_has_pass_at_k_and_maj_at_k_where_there_were_several_completions(run: Config) -> None:
-    records = read_evaluations(run.run_dir)
-    assert "@" not in plain(report.before_after_table(records, 1.0))
     last = records[-1].evaluation
     last.completions, last.pass_at_k, last.majority = 4, 0.953, 0.922
-    lines = plain(report.before_after_table(records, 1.0)).splitlines()
-    rows = {line.split()[0]: line.split()[1:] for line in lines if "@" in line}
-    assert rows == {"pass@4": ["0.953"], "maj@4": ["0.922"]}, "the version before has neither"
-    assert [line.split()[0] for line in lines if "@" in line or "95" in line] == ["95", "pass@4", "maj@4"]
+    lines = [line.split() for line in plain(report.before_after_table(records, 1.0)).splitlines()]
+    rows = [line for line in lines if line and ("@" in line[0] or line[0] == "95")]
+    assert rows[0][0] == "95" and rows[1:] == [["pass@4", "0.953"], ["maj@4", "0.922"]], "the first version has neither"
 
 
 def test_samples_are_of_different_languages_and_safe_for_a_terminal(run: Config) -> None:
@@ -100,42 +107,68 @@ def test_samples_are_of_different_languages_and_safe_for_a_terminal(run: Config)
     assert "more characters)" in text
 
 
-def test_the_report_says_where_everything_is(run: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = io.StringIO()
-    report.show(run, Progress(stream))
-    text = stream.getvalue()
-    assert str(run.run_dir / "plot.png") in text and "greedy" in text
-    assert f"-m trainer {run.run_dir / 'config.toml'} --steps=24" in text
-
-
-def test_a_report_without_anything_is_no_error(tmp_path: Path) -> None:
-    stream = io.StringIO()
-    progress = Progress(stream)
-    report.show(Config(name="empty", runs_dir=str(tmp_path)), progress)
-    assert "warning: no plot" in stream.getvalue() and progress.failures == 0
-
-
 def test_the_command_shows_a_folder_or_says_what_is_wrong(run: Config, capsys: pytest.CaptureFixture[str]) -> None:
-    assert report.main([str(run.run_dir)]) == 0
-    assert report.main([str(run.run_dir / "nowhere")]) == 2
-    assert report.main([]) == 2
+    assert [report.main(words) for words in ([str(run.run_dir)], [str(run.run_dir / "nowhere")], [])] == [0, 2, 2]
     assert "there is no such settings file" in capsys.readouterr().out
-
-
-def shown(table: Any) -> str:
-    stream = io.StringIO()
-    Console(file=stream, width=100).print(table)
-    return stream.getvalue()
 
 
 def test_speed_and_memory_are_told() -> None:
     rows = [{"kind": "train", "step": step, "tokens/trained_per_s": 1000.0 * step, "mfu": 0.1 * step,
              "memory/trainer_peak_bytes": step << 30, "tflops_per_device": 0.05} for step in (1, 2, 3)]  # fmt: skip
-    text = shown(report.speed_table([*rows, {"kind": "sft", "step": 1, "sft/mfu": 0.9}]))
+    sft: dict[str, Any] = {"kind": "sft", "step": 1, "sft/mfu": 0.9}
+    text = plain(report.speed_table([*rows, sft]))
     assert "2,000" in text and "20.0%" in text and "3.0 GiB" in text and "0.05" in text
     assert "GPU memory" not in text and "90.0%" not in text
+    assert "90.0%" in plain(report.speed_table([sft])) and report.speed_table([]) is None
 
 
-def test_speed_of_a_run_of_sft_alone() -> None:
-    assert "90.0%" in shown(report.speed_table([{"kind": "sft", "step": 1, "sft/mfu": 0.9}]))
-    assert report.speed_table([]) is None
+def step(number: int, **values: float) -> dict[str, Any]:
+    """A step of 4 s: 1.5 for the batch, 1.4 trained, 0.4 for the update, 0.2 for the checkpoint, 0.5 left."""
+    known = {"time/step_s": 4.0, "time/wait_batch_s": 1.5, "time/train_s": 1.4, "time/wait_sync_s": 0.4,
+             "time/checkpoint_s": 0.2, "groups/trained": 16.0, "groups/filtered": 2.0}  # fmt: skip
+    return {"kind": "train", "step": number, "time": 1000.0 + 4 * number, **known, **values}
+
+
+def steps(count: int = 5, **values: float) -> list[dict[str, Any]]:
+    return [step(number, **values) for number in range(1, count + 1)]
+
+
+def test_the_shares_are_sums_over_steps_and_sum_to_one() -> None:
+    long = step(6, **{"time/step_s": 16.0, "time/wait_batch_s": 14.5})
+    shares = part_shares([step(1), long])  # batch (1.5 + 14.5) / 20, training 2.8 / 20, update 0.8 / 20
+    assert shares["time/wait_batch_s"] == pytest.approx(0.8) and shares["time/train_s"] == pytest.approx(0.14)
+    assert shares["time/wait_sync_s"] == pytest.approx(0.04) and shares["time/checkpoint_s"] == pytest.approx(0.02)
+    assert sum(shares.values()) == pytest.approx(1.0) and shares["rest"] < 1e-9
+
+
+@pytest.mark.parametrize("row", read_table("trainer/bottlenecks"), ids=itemgetter("name"))
+def test_the_slowest_part_is_named_with_what_to_try(row: dict[str, Any], tmp_path: Path) -> None:
+    config = Config.model_validate({"runs_dir": str(tmp_path), "rollout": {"max_async_level": row["level"]}})
+    slowest, faster = bottleneck.lines(steps(**row["planted"]), config)
+    assert slowest.startswith("slowest part of a step: ") and row["slowest"] in slowest.partition("(")[0]
+    assert row["try"] in faster
+
+
+def test_only_the_last_steps_count(tmp_path: Path) -> None:
+    early = steps(30, **{"time/step_s": 90.0, "time/checkpoint_s": 80.0})
+    late = [step(number, **{"time/train_s": 2.0}) for number in range(31, 51)]
+    slowest, _ = bottleneck.lines([*early, *late], Config(runs_dir=str(tmp_path)))
+    assert slowest == "slowest part of a step: training (forward, backward, optimiser), 50% of 4 s"
+
+
+def test_a_start_that_took_longer_than_the_steps_is_told_and_the_last_phase_where_there_is_none(tmp_path: Path) -> None:
+    config = Config(runs_dir=str(tmp_path))
+    assert bottleneck.lines([], config) == []
+    began = [
+        (100, "reading the problems"), (110, "training"), (900, "reading the problems"), (905, "loading the model"),
+        (990, "connecting the engines"), (1000, "training"), (1021, "exporting the model"),
+    ]  # fmt: skip
+    config.run_dir.mkdir()
+    lines = [json.dumps({"time": at, "phase": name}) for at, name in began]
+    (config.run_dir / PHASES).write_text("\n".join([*lines, '{"time": 3, "pha']))
+    assert bottleneck.lines(steps(), config)[2] == (
+        "the start of the last launch took 100 s, all its steps 20 s; "
+        'longest: "loading the model", 85 s: train more steps a launch'
+    )
+    assert len(bottleneck.lines(steps(30), config)) == 2, "30 steps took 120 s"
+    assert bottleneck.lines([], config) == ['no training step yet; the last phase of the launch: "exporting the model"']

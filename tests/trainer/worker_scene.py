@@ -83,131 +83,114 @@ class WorkerScene:
 
     def __init__(self, folder: Path, rank: int, world: int):
         self.folder, self.rank, self.world = folder, rank, world
-        self.saved, self.exported = folder / f"saved-{world}", folder / f"exported-{world}"
         self.settings: dict[str, Any] = {
             "model": {"dtype": "float32"},
             "optimiser": {"compute_dtype": "float32", "learning_rate": 1e-2},
             "placement": {"trainers": world, "engines": 1},
             "rollout": {"transport": "shm"},
         }
+        self.batches = deal(make_sequences("group_tokens"), 4, rank, world)
+        self.load, self.train = request(LOAD, str(folder / "model")), request(TRAIN, self.batches, 0.7)
+
+    def path(self, name: str, made: bool = True) -> str:
+        """A folder of this world."""
+        path = self.folder / f"{name}-{self.world}"
+        if made:
+            path.mkdir(exist_ok=True)
+        return str(path)
+
+    def resume(self, saved: str) -> CallRequest[Any]:
+        return request(LOAD, str(self.folder / "model"), saved)
 
     def run(self) -> None:
-        self.saved.mkdir(exist_ok=True)
-        batches = deal(make_sequences("group_tokens"), 4, self.rank, self.world)
+        saved, exported, train = self.path("saved"), self.path("exported", made=False), self.train
         publish = request(TrainerRank.publish, 1, probe=PROBE)
-        model, train = str(self.folder / "model"), request(TRAIN, batches, 0.7)
         first = [
-            request(LOAD, model), train, STEP, publish, request(SAVE, str(self.saved), 0),
-            request(EXPORT, str(self.exported)), request(SAVE, str(self.folder / "absent"), 0), RESET, STOP,
+            self.load, train, STEP, publish, request(SAVE, saved, 0), request(EXPORT, exported),
+            request(SAVE, str(self.folder / "absent"), 0), RESET, STOP,
         ]  # fmt: skip
         spoiled = MicroBatch([make_sequence([1, 2, 3, 4], 2, [-1.0, float("nan")], 1.0, 1.0)])
-        second = [request(LOAD, model, str(self.saved)), publish, request(TRAIN, [spoiled], 1.0)]
+        second = [self.resume(saved), publish, request(TRAIN, [spoiled], 1.0)]
         replies = {name: self.launch(name, messages) for name, messages in (("first", first), ("second", second))}
-        equal = [request(LOAD, model, str(self.saved)), request(LOAD_FROZEN, str(self.exported), "reference")]
+        equal = [self.resume(saved), request(LOAD_FROZEN, exported, "reference")]
         self.settings["objective"] = {"kl": {"weight": 0.2}}
         replies["regularised"] = self.launch("regularised", [*equal, train, STEP, train, STOP])
-        replies |= self.average(model, train) | self.previous(equal, batches) | self.value_head(model, train)
-        replies |= self.adapters(model, train)
+        replies |= self.average() | self.previous(equal) | self.value_head() | self.adapters()
         (self.folder / f"worker-{self.world}-{self.rank}.json").write_bytes(msgspec.json.encode(replies))
 
-    def average(self, model: str, train: CallRequest[Any]) -> dict[str, list[Any]]:
+    def average(self) -> dict[str, list[Any]]:
         """A reference that takes in a quarter of the policy, is saved, and becomes the policy; then a resume."""
-        self.settings["objective"] = {
-            "kl": {"weight": 0.2, "reference": {"kind": "average", "every": 2, "share": 0.25}},
-        }  # fmt: skip
-        saved, policy = self.folder / f"average-{self.world}", self.folder / f"policy-{self.world}"
-        saved.mkdir(exist_ok=True)
+        reference = {"kind": "average", "every": 2, "share": 0.25}
+        self.settings["objective"] = {"kl": {"weight": 0.2, "reference": reference}}
+        saved, train = self.path("average"), self.train
         first = [
-            request(LOAD, model), request(LOAD_FROZEN, str(self.folder / "reference"), "reference"), train, STEP,
-            request(MOVE, 0.25), request(SAVE, str(saved), 0), request(EXPORT, str(policy)), train,
+            self.load, request(LOAD_FROZEN, str(self.folder / "reference"), "reference"), train, STEP,
+            request(MOVE, 0.25), request(SAVE, saved, 0), request(EXPORT, self.path("policy", made=False)), train,
             request(MOVE, 1.0), train, STOP,
         ]  # fmt: skip
-        second = [
-            request(LOAD, model, str(saved)),
-            request(LOAD_FROZEN, str(saved / "reference"), "reference"),
-            train,
-            STOP,
-        ]
-        return {
-            "average": self.launch("average", first), "average resumed": self.launch("average resumed", second),
-        }  # fmt: skip
+        second = [self.resume(saved), request(LOAD_FROZEN, f"{saved}/reference", "reference"), train, STOP]
+        began = self.launch("average", first)
+        return {"average": began, "average resumed": self.launch("average resumed", second)}
 
-    def previous(self, equal: list[CallRequest[Any]], batches: list[MicroBatch]) -> dict[str, list[Any]]:
+    def previous(self, equal: list[CallRequest[Any]]) -> dict[str, list[Any]]:
         """Two steps on a batch whose log-probs are recalled before them; then the policy is the reference."""
-        self.settings["objective"] = {
-            "name": "decoupled_ppo", "kl": {"weight": 0.2, "reference": {"kind": "previous"}},
-        }  # fmt: skip
+        kl = {"weight": 0.2, "reference": {"kind": "previous"}}
+        self.settings["objective"] = {"name": "decoupled_ppo", "kl": kl}
         self.settings["optimiser"]["minibatches"] = 2
-        recalled = len(equal)
 
         def train(replies: Replies) -> CallRequest[Any]:
             """The same sequences as if the policy of the recall had sampled them."""
-            logprobs = iter(replies[recalled])
-            told = [
+            logprobs = iter(replies[len(equal)])
+            return request(TRAIN, [
                 MicroBatch([
-                    msgspec.structs.replace(sequence, columns={"behaviour": found, "old": found})
-                    for sequence, found in zip(batch.sequences, logprobs, strict=False)
+                    msgspec.structs.replace(sequence, columns={"behaviour": recalled, "old": recalled})
+                    for sequence, recalled in zip(batch.sequences, logprobs, strict=False)
                 ])
-                for batch in batches
-            ]  # fmt: skip
-            return request(TRAIN, told, 0.7)
+                for batch in self.batches
+            ], 0.7)  # fmt: skip
 
-        calls = [
-            *equal,
-            request(TrainerRank.compute_old_logprobs, batches, 0.7),
-            train,
-            STEP,
-            train,
-            STEP,
-            request(MOVE, 1.0),
-            train,
-            STOP,
-        ]
+        recall = request(TrainerRank.compute_old_logprobs, self.batches, 0.7)
+        calls = [*equal, recall, train, STEP, train, STEP, request(MOVE, 1.0), train, STOP]
         return {"previous": self.launch("previous", calls)}
 
-    def value_head(self, model: str, train: CallRequest[Any]) -> dict[str, list[Any]]:
+    def value_head(self) -> dict[str, list[Any]]:
         """Supervised steps, which the head forgets, a step of its own, a save, another step; then a resume."""
         self.settings["objective"] = {"name": "dro", "value_learning_rate": 0.05}
-        saved, batches = self.folder / f"dro-{self.world}", train.message.micro_batches  # type: ignore[attr-defined]
-        cold = request(TRAIN, batches, 0.7, sft=True)
-        saved.mkdir(exist_ok=True)
-        beside = request(LOAD_FROZEN, model, "reference")
+        saved, train, cold = self.path("dro"), self.train, request(TRAIN, self.batches, 0.7, sft=True)
+        beside = request(LOAD_FROZEN, str(self.folder / "model"), "reference")
         first = [
-            request(LOAD, model), cold, STEP, cold, STEP, RESET, beside, train, STEP,
-            request(SAVE, str(saved), 0), train, STEP, train, STOP,
+            self.load, cold, STEP, cold, STEP, RESET, beside, train, STEP, request(SAVE, saved, 0), train, STEP, train,
+            STOP,
         ]  # fmt: skip
-        second = [request(LOAD, model, str(saved)), beside, train, STEP, train, STOP]
         with mock.patch.object(shards.safetensors_file, "write", write_late):
             began = self.launch("dro", first)
+        second = [self.resume(saved), beside, train, STEP, train, STOP]
         return {"dro": began, "dro resumed": self.launch("dro resumed", second)}
 
-    def adapters(self, model: str, train: CallRequest[Any]) -> dict[str, list[Any]]:
+    def adapters(self) -> dict[str, list[Any]]:
         """Adapters compared with those of the start, a save and both exports; then a resume; and in bfloat16."""
         self.settings["objective"] = {"kl": {"weight": 0.2}}
         self.settings["optimiser"]["minibatches"] = 1
         self.settings["lora"] = {"rank": 3, "alpha": 6.0}
-        saved, began, merged, alone = (
-            self.folder / f"{name}-{self.world}" for name in ("adapters", "began", "merged", "alone")
-        )
-        saved.mkdir(exist_ok=True)
-        beside = request(LOAD_FROZEN, str(began), "reference")
-        publish = request(TrainerRank.publish, 2, probe=PROBE)
+        saved, train = self.path("adapters"), self.train
+        began, merged, alone = (self.path(name, made=False) for name in ("began", "merged", "alone"))
+        beside, publish = request(LOAD_FROZEN, began, "reference"), request(TrainerRank.publish, 2, probe=PROBE)
 
         def once_there(replies: Replies) -> CallRequest[Any]:
             """The first rank writes: a controller would wait for its answer."""
-            while not began.is_dir():
+            while not Path(began).is_dir():
                 time.sleep(0.01)
             return beside
 
         first = [
-            request(LOAD, model), request(EXPORT_ADAPTER, str(began)), once_there, train, STEP, train, STEP, publish,
-            request(SAVE, str(saved), 0), request(EXPORT, str(merged)), request(EXPORT_ADAPTER, str(alone)), train,
+            self.load, request(EXPORT_ADAPTER, began), once_there, train, STEP, train, STEP, publish,
+            request(SAVE, saved, 0), request(EXPORT, merged), request(EXPORT_ADAPTER, alone), train,
             request(MOVE, 1.0), train, STOP,
         ]  # fmt: skip
-        second = [request(LOAD, model, str(saved)), beside, publish, train, STOP]
+        second = [self.resume(saved), beside, publish, train, STOP]
         replies = {"adapters": self.launch("adapters", first), "adapters resumed": self.launch("resumed", second)}
         self.settings["optimiser"]["compute_dtype"] = "bfloat16"
-        rounded = [request(LOAD, model), train, STEP, publish, STOP]
+        rounded = [self.load, train, STEP, publish, STOP]
         self.settings["objective"] = {}
         return replies | {"adapters rounded": self.launch("adapters rounded", rounded)}
 
@@ -216,7 +199,7 @@ class WorkerScene:
         role = SimpleNamespace(rank_in_role=self.rank, store=store, device=torch.device("cpu"))
         link = ScriptedLink(calls)
         with suppress(NonFinite):
-            serve(link, Config.model_validate(self.settings), role)  # type: ignore[arg-type]
+            serve(link, Config.model_validate(self.settings), role)
         return [described(link.replies[number]) for number in range(len(calls))]
 
 
