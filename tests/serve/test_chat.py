@@ -39,23 +39,27 @@ def test_reasoning_and_answer_are_apart_whole_and_streamed(serve):
     assert {event["object"] for event in events} == {"chat.completion.chunk"} and len({e["id"] for e in events}) == 1
 
 
-@pytest.mark.parametrize("format", ["openai", "deepseek", "inline", "mistral", "hidden"])
-def test_reasoning_stands_where_the_client_wants_it(serve, format):
+@pytest.mark.parametrize(
+    ("format", "names"), [("openai", {"reasoning"}), ("deepseek", {"reasoning_content"}), ("hidden", set())]
+)
+def test_reasoning_stands_where_the_client_wants_it(serve, format, names):
     served = serve(RIGHT)
     message = served.ask(reasoning_format=format).json()["choices"][0]["message"]
     events = served.events(reasoning_format=format)
-    if format == "inline":
-        assert message["content"].startswith(f"<think>\n{FRENCH}\n</think>\nIl y a donc")
-        assert joined(events, "content").split() == message["content"].split()
-    elif format == "mistral":
-        assert [chunk["type"] for chunk in message["content"]] == ["thinking", "text"]
-        first = next(c["delta"]["content"] for e in events for c in e["choices"] if c["delta"].get("content"))
-        assert first[0]["type"] == "thinking"
-    else:
-        names = {"openai": {"reasoning"}, "deepseek": {"reasoning_content"}, "hidden": set()}[format]
-        assert {name for name in ("reasoning", "reasoning_content") if name in message} == names
-        assert all(bool(joined(events, name)) == (name in names) for name in ("reasoning", "reasoning_content"))
-        assert message["content"] == joined(events, "content") == "Il y a donc cinq pommes dans le panier."
+    assert {name for name in ("reasoning", "reasoning_content") if name in message} == names
+    assert all(bool(joined(events, name)) == (name in names) for name in ("reasoning", "reasoning_content"))
+    assert message["content"] == joined(events, "content") == "Il y a donc cinq pommes dans le panier."
+
+
+def test_reasoning_may_stand_in_the_content(serve):
+    served = serve(RIGHT)
+    inline, mistral = (served.ask(reasoning_format=name).json()["choices"][0]["message"]["content"]
+                       for name in ("inline", "mistral"))  # fmt: skip
+    assert inline.startswith(f"<think>\n{FRENCH}\n</think>\nIl y a donc")
+    assert joined(served.events(reasoning_format="inline"), "content").split() == inline.split()
+    assert [chunk["type"] for chunk in mistral] == ["thinking", "text"]
+    deltas = [choice["delta"] for event in served.events(reasoning_format="mistral") for choice in event["choices"]]
+    assert next(filter(None, (delta.get("content") for delta in deltas)))[0]["type"] == "thinking"
 
 
 def test_several_choices_have_seeds_of_their_own(serve):
@@ -97,19 +101,13 @@ def second_time(prompt, sampling, call):
     return WRONG if call == 0 else f" {FRENCH}</think>Cinq pommes, donc."
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_retry_begins_again_before_anything_was_told_and_counts_both_tries(serve, stream):
+def test_retry_begins_again_before_anything_was_told_and_counts_both_tries(serve):
     def script(prompt, sampling, call):
         return f"<think>\n{ENGLISH} {ENGLISH}" if call == 0 else second_time(prompt, sampling, call)
 
     served = serve(script, token_s=0.001, reasoning_language="fr", reasoning_language_enforcement="retry")
-    if stream:
-        events = served.events(QUESTION, seed=4, stream_options={"include_usage": True})
-        reasoning, usage, told = joined(events, "reasoning"), events[-1]["usage"], events[-2]["reasoning_language"]
-    else:
-        body = served.ask(QUESTION, seed=4).json()
-        reasoning, usage = body["choices"][0]["message"]["reasoning"], body["usage"]
-        told = body["reasoning_language"]
+    events = served.events(QUESTION, seed=4, stream_options={"include_usage": True})
+    reasoning, usage, told = joined(events, "reasoning"), events[-1]["usage"], events[-2]["reasoning_language"]
     assert reasoning == f"Bon, réfléchissons étape par étape. {FRENCH}"
     assert served.engine.prompts[1].endswith("<assistant><think>\nBon, réfléchissons étape par étape.")
     assert (told["tries"], told["match"], told["enforcement"]) == (2, True, "retry")
@@ -128,18 +126,12 @@ def long_reasoning(prompt, sampling, call):
     return "Cinq." if call else "<think>" + "et puis encore un " * 50
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_reasoning_ends_with_its_budget(serve, stream):
+def test_reasoning_ends_with_its_budget(serve):
     served = serve(long_reasoning, reasoning_language="fr")
-    ask = {"thinking_token_budget": 60, "max_tokens": 300}
-    if stream:
-        events = served.events(QUESTION, **ask)
-        reasoning, answer = joined(events, "reasoning").strip(), joined(events, "content")
-    else:
-        message = served.ask(QUESTION, **ask).json()["choices"][0]["message"]
-        reasoning, answer = message["reasoning"], message["content"]
+    message = served.ask(QUESTION, thinking_token_budget=60, max_tokens=300).json()["choices"][0]["message"]
+    reasoning = message["reasoning"]
     assert reasoning.startswith("et puis encore un") and reasoning.count("encore") in (3, 4)
-    assert reasoning.endswith("\nJ'ai assez réfléchi, je réponds maintenant.") and answer == "Cinq."
+    assert reasoning.endswith("\nJ'ai assez réfléchi, je réponds maintenant.") and message["content"] == "Cinq."
     first, second = served.engine.prompts
     assert second.startswith(first) and second.endswith("je réponds maintenant.\n</think>\n\n")
     assert served.engine.samplings[1].max_tokens < 300 - 60 and served.engine.running == 0

@@ -2,8 +2,6 @@
 
 import json
 
-import pytest
-
 from serve.completions import TokenPlaces
 
 LETTERS = "é 苹果 👩‍👩‍👧 a\u0301 x"
@@ -14,20 +12,17 @@ def complete(served, **body):
     return served.client.post("/v1/completions", json={"prompt": "One, two,", **body})
 
 
-def choices_of(reply):
-    """The choices, whole or joined from a stream."""
-    if not reply.text.startswith("data:"):
-        return reply.json()["choices"]
-    events = [json.loads(line[6:]) for line in reply.text.splitlines() if line.startswith("data: {")]
-    joined = {}
-    for choice in (choice for event in events for choice in event["choices"]):
-        whole = joined.setdefault(choice["index"], choice)
-        if whole is not choice:
-            whole["text"] += choice["text"]
-            whole["finish_reason"] = choice["finish_reason"]
-            for name, values in choice["logprobs"].items():
-                whole["logprobs"][name] += values
-    return [joined[index] for index in sorted(joined)]
+def joined(text):
+    """The choices of a stream."""
+    choices = {}
+    for event in (json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")):
+        for choice in event["choices"]:
+            whole = choices.setdefault(choice["index"], choice)
+            if whole is not choice:
+                whole |= {"text": whole["text"] + choice["text"], "finish_reason": choice["finish_reason"]}
+                for name, values in choice["logprobs"].items():
+                    whole["logprobs"][name] += values
+    return [choices[index] for index in sorted(choices)]
 
 
 def starts_of(chat, ids):
@@ -77,27 +72,30 @@ def test_log_probs_of_a_prompt_are_keyed_by_token_as_in_vllm_and_computed_once(s
     assert [sampling.prompt_logprobs for sampling in served.engine.samplings].count(0) == 2, "once each prompt"
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_echo_tells_the_prompt_and_its_log_probs(serve, stream):
+def test_echo_tells_the_prompt_and_its_log_probs(serve):
     said = " Ünd 果"
     served = serve(said, logprob=-0.25)
     chat = served.server.prompts.chat
     ids = chat.encode(LETTERS)
     for most in (0, 1, 400):
         after, body = chat.encode(said)[:most], {"echo": True, "logprobs": 1, "max_tokens": most, "n": 2}
-        replies = [complete(served, prompt=text, stream=stream, **body) for text in (LETTERS, ids, [ids, ids[:5]])]
-        for choices in map(choices_of, replies):
+        texts = [chat.tokenizer.decode([token]) for token in (*ids, *after)]
+        for prompt in (LETTERS, ids, [ids, ids[:5]]):
+            whole = complete(served, prompt=prompt, **body).json()
+            choices = whole["choices"]
             for choice in choices[:2]:
-                told, texts = choice["logprobs"], [chat.tokenizer.decode([token]) for token in (*ids, *after)]
+                told = choice["logprobs"]
                 assert told["tokens"] == texts and choice["text"].startswith(LETTERS)
                 assert most == 1 or choice["text"] == LETTERS + said * (most > 0)
                 assert told["token_logprobs"] == [None] + [-0.25] * (len(texts) - 1)
                 assert told["top_logprobs"] == [None, *({text: -0.25} for text in texts[1:])]
                 assert told["text_offset"] == starts_of(chat, [*ids, *after]) and "prompt_logprobs" not in choice
                 assert choice["finish_reason"] == ("stop" if most == 400 else "length")
+            used = whole["usage"]["prompt_tokens"], whole["usage"]["completion_tokens"]
+            assert prompt == [ids, ids[:5]] or used == (2 * len(ids), 2 * len(after))
+            streamed = joined(complete(served, prompt=prompt, stream=True, **body).text)
+            assert [{**one, **more} for one, more in zip(choices, streamed, strict=True)] == choices
         assert [len(choice["logprobs"]["tokens"]) - len(after) for choice in choices] == [len(ids)] * 2 + [5] * 2
-        usage = {} if stream else replies[0].json()["usage"]
-        assert stream or (usage["prompt_tokens"], usage["completion_tokens"]) == (2 * len(ids), 2 * len(after))
 
 
 def test_echo_without_log_probs_and_log_probs_without_echo(serve):

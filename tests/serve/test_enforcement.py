@@ -11,11 +11,10 @@ from shared.chat import Chat
 from shared.tool_calls import call_text
 from tests.serve.test_chat import ENGLISH, FRENCH, QUESTION, WRONG
 from tests.shared import test_chat as chats
+from tests.tables import read_table
 
 MISMATCH, CUT, EMPTY = REFUSALS
 BEGIN, END = "Bon, réfléchissons étape par étape.", "J'ai assez réfléchi, je réponds maintenant."
-LONG = f"{FRENCH} {FRENCH}"
-FORMULAS = "$3+2=5$; $5-2=3$; $3+2=5$; $5-2=3$; $3+2=5$; $5-2=3$; $3+2=5$"
 WAYS = [(api, stream, choices) for api, stream, choices in product(("chat", "responses"), (False, True), (1, 2))
         if api == "chat" or choices == 1]  # fmt: skip
 RETRY, STRICT = ({"reasoning_language": "fr", "reasoning_language_enforcement": name} for name in ("retry", "strict"))
@@ -55,25 +54,7 @@ class Planted(NamedTuple):
         return f"{'' if begun else open_tag}{self.reasoning}{close_tag}{self.answer}"
 
 
-MODELS = {
-    "nothing": Planted(None, "", None, EMPTY),
-    "an empty reasoning and nothing": Planted("", "", None, EMPTY),
-    "an empty reasoning and the right answer": Planted("", FRENCH, True, blocked=True),
-    "marks without a word and the right answer": Planted(" ...\n--- ", FRENCH, True, blocked=True),
-    "another language": Planted(ENGLISH, ENGLISH, False, MISMATCH, 2, blocked=False),
-    "the right language": Planted(FRENCH, FRENCH, True, blocked=True),
-    "the right language and no answer": Planted(FRENCH, "", True, EMPTY),
-    "the right language and blanks": Planted(FRENCH, " \n", True, EMPTY),
-    "an answer in another language": Planted(FRENCH, ENGLISH, False, MISMATCH, blocked=False),
-    "another language, then the right one": Planted(ENGLISH, FRENCH, False, MISMATCH, 2, blocked=True),
-    "no reasoning and the right answer": Planted(None, FRENCH, True, blocked=True),
-    "no reasoning and another language": Planted(None, ENGLISH, False, MISMATCH, 2, blocked=False),
-    "cut in the reasoning": Planted(LONG, FRENCH, True, CUT, max_tokens=150, blocked=True),
-    "cut in the answer": Planted(FRENCH, LONG, True, CUT, max_tokens=len(FRENCH) + 120, blocked=True),
-    "formulas alone": Planted(FORMULAS, "$5$", None),
-    "formulas and the right answer": Planted(FORMULAS, FRENCH, None, blocked=True),
-    "formulas and another language": Planted(FORMULAS, ENGLISH, False, MISMATCH, blocked=False),
-}
+MODELS = {row.pop("name"): Planted(**row) for row in read_table("serve/enforcement")}
 
 
 def asked(served, api, stream, max_tokens=1000, effort="", **body):

@@ -2,11 +2,11 @@
 
 A line of families.jsonl is a family: its template (a `file` of tests/shared/chat_templates, or the parts that matter:
 control tokens, how the assistant's turn begins), its tags, the template's arguments with which it reasons (`on`) and
-does not (`off`), whether the template opens the reasoning, and completions with their reasoning and answer.
+does not (`off`), whether the template opens the reasoning, and completions with their reasoning and answer. At the end
+gpt-oss through a server: its channels, its effort, its calls, and what is prefilled into which channel.
 """
 
 import json
-from typing import Any, NamedTuple
 
 import msgspec
 import pytest
@@ -19,49 +19,33 @@ from shared.errors import ModelError
 from shared.languages import request_for
 from shared.model.model_card import ModelCard
 from shared.reasoning_tags import HARMONY, MARKS, Tags
-from shared.tool_calls import TOOLS_PROMPT
+from shared.tool_calls import TOOLS_PROMPT, call_text
 from tests.shared.test_chat_families import FAMILIES, FOLDER, IM, Family, write_model
 from tests.tables import read_table
 
 PUBLISHED = {row["name"]: row for row in read_table("serve/families")}
 TEXT = ("<think>", "</think>")
 TAGS = ("<think>", "</think>", "[THINK]", "<seed:think>", "<|channel>", "<|channel|>", "START_THINKING", "Here is my")
+A, C, F = "<|channel|>analysis<|message|>", "<|channel|>commentary", "<|channel|>final<|message|>"
+NEXT = "<|end|><|start|>assistant"
+ANSWERED = f"{A}We add.{NEXT}{F}It is 四."
 GPTOSS = (FOLDER / "gptoss.jinja").read_text(encoding="utf-8")
-
-
-def chatml(begin, before=""):
-    """A template that begins the assistant's turn so. before: what it does first."""
-    return (
-        before + "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-        "{% if add_generation_prompt %}<|im_start|>assistant\n" + begin + "{% endif %}"
-    )
 
 
 def write(folder, name):
     """The model's folder of a family."""
     row = PUBLISHED[name]
-    if "file" in row:
-        template = (FOLDER / f"{row['file']}.jinja").read_text(encoding="utf-8")
-    else:
-        template = row.get("template") or chatml(row["begin"], row.get("before", ""))
-    family = FAMILIES[row["model"]] if isinstance(row["model"], str) else Family(*row["model"])
+    template = row.get("template") or (FOLDER / f"{row['file']}.jinja").read_text(encoding="utf-8")
     (folder / "config.json").write_text(json.dumps({"max_position_embeddings": 8192}))
-    return write_model(folder, family, template, TEXT if row.get("special_tags") else ())
-
-
-class Published(NamedTuple):
-    """A family, and its prompts as it reasons, and as it does not, where it can do without."""
-
-    row: dict[str, Any]
-    prompts: PromptRenderer
-    without: PromptRenderer | None
+    return write_model(folder, Family(*row["model"]), template)
 
 
 @pytest.fixture(scope="module", params=PUBLISHED)
 def family(request, tmp_path_factory):
+    """A line of the table, its prompts as it reasons, and as it does not, where it can do without."""
     row = PUBLISHED[request.param]
     prompts = PromptRenderer.of_model(write(tmp_path_factory.mktemp("family"), row["name"]), "policy")
-    return Published(row, prompts.with_arguments(row["on"]), "off" in row and prompts.with_arguments(row["off"]))
+    return row, prompts.with_arguments(row["on"]), "off" in row and prompts.with_arguments(row["off"])
 
 
 def deltas(prompts, text):
@@ -176,7 +160,7 @@ def test_a_model_that_a_run_has_trained_reasons_as_runs_ask(tmp_path, name):
 
 
 def test_a_form_that_cannot_be_read_is_refused_by_name(tmp_path):
-    write_model(tmp_path, IM, chatml("<|thoughts|>\n"))
+    write_model(tmp_path, IM, "{% for m in messages %}{{ m.content }}{% endfor %}<|thoughts|>\n")
     with pytest.raises(ModelError, match=r"'<\|thoughts\|>'.*chat_template.jinja"):
         PromptRenderer.of_model(tmp_path, "policy")
     write_model(tmp_path, Family("<|start|> <|end|> <|return|>", "<|return|>", "<|return|>", ""), GPTOSS)
@@ -188,3 +172,102 @@ def test_a_call_ends_a_completion_in_channels_whatever_the_models_files_say(tmp_
     write_model(tmp_path, FAMILIES["gptoss"]._replace(ends="<|return|>"), GPTOSS)
     chat = PromptRenderer.of_model(tmp_path, "policy").chat
     assert chat.tokenizer.convert_ids_to_tokens(list(chat.stop_ids)) == ["<|return|>", "<|call|>"]
+
+
+@pytest.fixture
+def serve_harmony(serve, tmp_path):
+    """serve_harmony(script, setting=value, ...): a server of gpt-oss whose engine says what the script returns."""
+    folder = write(tmp_path, "gpt-oss")
+
+    def begin(script, **settings):
+        served = serve(script, model=str(folder), **settings)
+        served.engine.chat = served.server.prompts.chat
+        return served
+
+    return begin
+
+
+def test_no_control_token_of_channels_reaches_a_client(serve_harmony):
+    served = serve_harmony(ANSWERED)
+    for format in ("both", "inline", "mistral", "hidden"):
+        message = served.ask(reasoning_format=format).json()["choices"][0]["message"]
+        events = served.events(reasoning_format=format)
+        if format != "mistral":
+            parts = [event["choices"][0]["delta"].get("content") or "" for event in events if event["choices"]]
+            expected = "<think>\nWe add.\n</think>\nIt is 四." if format == "inline" else "It is 四."
+            assert message["content"] == "".join(parts) == expected
+        assert ("We add." in json.dumps(message)) == (format != "hidden")
+        assert not any(mark in json.dumps([message, events]) for mark in MARKS)
+    usage = served.ask().json()["usage"]["completion_tokens_details"]
+    assert usage["reasoning_tokens"] == len(served.engine.chat.encode(ANSWERED.removesuffix("It is 四.")))
+
+
+def test_efforts_reach_the_template_beside_the_budget(serve_harmony):
+    served = serve_harmony(ANSWERED)
+    for effort, expected in (("low", "low"), ("minimal", "low"), ("medium", "medium"), ("max", "high")):
+        assert served.ask(reasoning_effort=effort).status_code == 200
+        assert f"Reasoning: {expected}\n" in served.engine.prompts[-1]
+    served.ask(reasoning_effort="low", chat_template_kwargs={"reasoning_effort": "high"})
+    assert "Reasoning: high\n" in served.engine.prompts[-1]
+    assert served.client.post("/v1/responses", json={"input": "2?", "reasoning": {"effort": "low"}}).status_code == 200
+    assert "Reasoning: low\n" in served.engine.prompts[-1]
+
+
+def test_reasoning_in_channels_is_prefilled_and_ended_in_its_channel(serve_harmony):
+    def script(prompt, sampling, call):
+        return "Vier." if served.engine.prompts[-1].endswith(F) else " Zwei und zwei sind vier, das ist klar." * 3
+
+    served = serve_harmony(script, reasoning_language="de")
+    reply = served.ask(reasoning_language_enforcement="prefill", thinking_token_budget=20).json()["choices"][0]
+    begin, phrase = SYSTEM_PROMPTS["de"].first_words, SYSTEM_PROMPTS["de"].budget_phrase
+    first, last = served.engine.prompts
+    assert first.endswith(f"<|start|>assistant{A}{begin}") and first.count(request_for("de")) == 1
+    assert last.startswith(first) and last.endswith(f"\n{phrase}{NEXT}{F}")
+    assert reply["message"]["content"] == "Vier." and reply["message"]["reasoning"].startswith(f"{begin} Zwei")
+    served.ask(reasoning_effort="none")
+    assert served.engine.prompts[-1].endswith(f"<|start|>assistant{F}")
+
+
+@pytest.mark.parametrize(("stream", "choice"), [(False, "auto"), (True, "auto"), (False, "required"), (True, "none")])
+def test_a_call_in_the_commentary_channel_is_a_call(serve_harmony, stream, choice):
+    header = f"{C} to=functions.add <|constrain|>json<|message|>"
+
+    def script(prompt, sampling, call):
+        before = served.engine.prompts[-1]
+        if before.endswith(header):
+            return '{"a": 2}'
+        return f"{'' if before.endswith(A) else A}I add.{NEXT}{header}" + '{"a": 2}' * (choice == "none")
+
+    served = serve_harmony(script)
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+    if stream:
+        parts = [event["choices"][0]["delta"] for event in served.events(tools=tools, tool_choice=choice)]
+        calls = [call for part in parts for call in part.get("tool_calls", [])]
+        content = "".join(part.get("content") or "" for part in parts)
+    else:
+        [reply] = served.ask(tools=tools, tool_choice=choice).json()["choices"]
+        calls, content = reply["message"]["tool_calls"], reply["message"]["content"] or ""
+        assert reply["finish_reason"] == "tool_calls" and reply["message"]["reasoning"] == "I add."
+    if choice == "none":  # nothing was offered, and what looks like a call is text, as for every model
+        assert not calls and content == call_text("add", '{"a": 2}')
+        return
+    assert content == "" and [call["function"] for call in calls] == [{"name": "add", "arguments": '{"a": 2}'}]
+    assert "You may call tools" in served.engine.prompts[-1]
+    assert [sampling.constraint for sampling in served.engine.samplings] == [None, None]
+
+
+def test_a_form_holds_for_the_final_channel_whatever_its_header(serve_harmony):
+    steps = [f"We add.{NEXT}<|channel|>final <|constrain|>json<|message|>", '{"n": 4}']
+    served = serve_harmony(lambda prompt, sampling, call: steps[call])
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}}
+    message = served.ask(response_format=form).json()["choices"][0]["message"]
+    assert (message["reasoning"], message["content"]) == ("We add.", '{"n": 4}')
+    first, second = served.engine.samplings
+    assert first.constraint is None and first.through == "<|message|>" and second.constraint is not None
+
+
+def test_constrain_is_refused_where_it_would_hold_a_language_in_channels(serve_harmony):
+    served = serve_harmony(ANSWERED, reasoning_language_enforcement="constrain")
+    refused = served.ask(reasoning_language="de")
+    assert refused.status_code == 400 and "give prompt" in refused.json()["error"]["message"]
+    assert served.ask(reasoning_language="off").status_code == 200, "where no language is asked for, there is no mask"

@@ -100,13 +100,9 @@ def test_an_export_says_with_which_template_and_arguments_it_was_trained(serve, 
     assert served.engine.prompts[-1].endswith("<user>2+3?<eos><assistant><think>")
 
 
-def test_conversations_of_agents_are_answered_where_the_template_wants_roles_in_turn(serve, tmp_path):
+def test_an_assistant_may_speak_first_where_a_system_prompt_stands_before(serve, tmp_path):
     model = folder(tmp_path, STRICT)
     served = serve("Yes.", model=model)
-    for roles in ("user user", "user assistant tool user", "user assistant assistant user", "user system user", "user"):
-        messages = [{"role": role, "content": f"Turn {place}."} for place, role in enumerate(roles.split())]
-        assert post(served, messages).status_code == 200, roles
-        assert all(message["content"] in served.engine.prompts[-1] for message in messages)
     messages = [{"role": "assistant", "content": "Hello."}, {"role": "user", "content": "Hi."}]
     assert post(served, messages).status_code == 200
     assert served.engine.prompts[-1] == "<user>Be brief.<eos><assistant>Hello.<eos><user>Hi.<eos><assistant>"

@@ -1,4 +1,4 @@
-"""Which language is wanted, by whom; and what is called a match."""
+"""Which language is wanted, by whom (languages.jsonl); and what is called a match."""
 
 import gzip
 import hashlib
@@ -22,33 +22,21 @@ from serve.reasoning_language import (
 from serve.system_prompts import SYSTEM_PROMPTS, prompts_of
 from shared.languages import LANGUAGES, TAGS, WITH_REQUEST, name_of, request_for
 from shared.reasoning_tags import CONTROL, TEXT
+from tests.tables import read_table
 from verify.language import detect, known_languages, spoken_in
 
 FRENCH = "Un train part de Lyon à huit heures et roule à cent kilomètres par heure. Quand arrive-t-il à Paris ?"
 GERMAN = "Ein Zug fährt um acht Uhr in Köln ab und ist um zehn Uhr in Frankfurt. Wie schnell fährt er im Mittel?"
 ENGLISH = "The train leaves at eight and we need to know when it arrives, so we divide the distance by the speed."
-SPELLINGS = {
-    "auto": "auto", " OFF ": "off", "fr": "fr", "fr-CA": "fr", "zh-Hans-CN": "zh", "DE": "de", "pt-BR": "pt",
-    "zh-Hant": "zh", "en-GB": "en", "uk": "uk", "deu": "de", "ger": "de", "nb": "no", "nn": "nn", "fil": "tl",
-    "iw": "he", "cmn-Hans": "zh", "sr-Latn-RS": "sr", "gsw": "als", "als": "sq", "yue": "yue", "ar-EG": "ar",
-    "bho": "bh", "egl": "eml",
-}  # fmt: skip
-NEAREST = {
-    "french": '"fr" (French)', "Deutsch": '"de" (German)', "portugese": '"pt" (Portuguese)', "ary": '"ar" (Arabic)',
-    "ukranian": '"uk" (Ukrainian)', "qq": "nearest is", "tlh": "nearest is", "f": "", "fr_CA": "", "fr-": "",
-    "../fr": "", "fr CA": "", "x" * 1000: "", "фр": "",
-}  # fmt: skip
 
 
 def test_tags_are_read_or_refused_with_the_nearest_language():
-    assert {tag: read_tag(tag) for tag in SPELLINGS} == SPELLINGS
-    for tag, hint in NEAREST.items():
+    for row in read_table("serve/languages", kind="tag"):
+        assert read_tag(row["text"]) == row["code"], row
+    for row in read_table("serve/languages", kind="no tag"):
         with pytest.raises(ValueError, match="give auto, off, or a BCP 47 code") as caught:
-            read_tag(tag)
-        assert hint in str(caught.value)
-    for tag in ("", "  "):
-        with pytest.raises(ValueError, match="such as fr or pt-BR$"):
-            read_tag(tag)
+            read_tag(row["text"])
+        assert row["hint"] in str(caught.value), row
 
 
 @given(st.text())
@@ -98,15 +86,6 @@ def test_the_texts_of_the_seven_languages_are_those_of_every_release():
 
 
 @pytest.mark.parametrize(
-    ("header", "codes"),
-    [("fr-CH, fr;q=0.9, en;q=0.8, de;q=0.7, *;q=0.5", ["fr", "fr", "en", "de"]), ("de;q=0.3,it", ["it", "de"]),
-     ("es;q=0", []), ("", []), ("en;q=2, ;;;, fr;level=1, ru", ["ru"])],
-)  # fmt: skip
-def test_accept_language(header, codes):
-    assert accepted(header) == codes
-
-
-@pytest.mark.parametrize(
     ("wishes", "turns", "header", "fallback", "choice"),
     [
         ([("", "body"), ("it", "header"), ("fr", "default")], [FRENCH], "", "en", ("it", "header")),
@@ -122,18 +101,12 @@ def test_the_strongest_wish_counts_and_auto_falls_back_step_by_step(wishes, turn
     assert choose_language(wishes, turns, header, fallback) == LanguageChoice(*choice)
 
 
-@pytest.mark.parametrize(
-    ("text", "code"),
-    [(f"Peux-tu résumer ce texte pour moi, s'il te plaît ?\n> {ENGLISH}\n> {ENGLISH}", "fr"),
-     (f"Übersetze bitte diesen Satz ins Deutsche: “{ENGLISH}”", "de"),
-     (f"Pourquoi ce programme échoue-t-il à la dernière ligne ?\n```\n# {ENGLISH}\nx = 1\n```", "fr"),
-     (f"> {ENGLISH}", "en"),  # there is nothing else
-     ("你好", "zh"), ("こんにちは", "ja"), ("안녕", "ko"), ("สวัสดี", "th"), ("2+2=? 你好", "zh"),
-     *((text, "") for text in ("שלום", "Привет", "مرحبا", "Hallo", "αβγδ", "2+2=?", ""))],
-)  # fmt: skip
-def test_a_question_decides_by_its_own_words_or_by_a_script_of_one_language(text, code):
-    assert language_of(text) == code
+def test_a_question_decides_by_its_own_words_or_by_a_script_of_one_language():
+    for row in read_table("serve/languages", kind="question"):
+        assert language_of(row["text"]) == row["code"], row
     assert without_quotations("say \"yes\" or 'no'") == "say \"yes\" or 'no'"
+    for row in read_table("serve/languages", kind="header"):
+        assert accepted(row["text"]) == row["codes"], row
 
 
 def test_auto_agrees_with_the_users_language_on_mgsm(data_folder):

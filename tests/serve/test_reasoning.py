@@ -1,16 +1,10 @@
-"""Reasoning and answer of a stream, cut at any place; its tokens; and one try with its legs."""
+"""Reasoning and answer of a stream, cut at any place; and its tokens."""
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from serve.engine import Constraint, Delta, SamplingParameters
-from serve.generation import Phase, Try
-from serve.plan import GenerationPlan, Response
 from serve.reasoning import Chunk, ReasoningCounter, Splitter
-from serve.reasoning_language import LanguageChoice
-from serve.system_prompts import PromptRenderer
-from shared.chat import Chat
 from shared.reasoning_tags import CONTROL, TEXT
 from shared.tool_calls import unfinished
 
@@ -93,48 +87,3 @@ def test_reasoning_is_counted_by_the_tokens_alone(ids, count):
         for start in range(0, len(ids), size):
             counter.feed(ids[start : start + size])
         assert counter.tokens == count, size
-
-
-def attempt_of(folder, constraint=None):
-    """A try of a model that opens its reasoning itself, and deltas of its text."""
-    chat, response = Chat(folder), Response()
-    sampling = SamplingParameters(100, constraint=constraint)
-    plan = GenerationPlan(chat.encode("Why?"), sampling, LanguageChoice("", "off"), "prompt")
-    attempt = Try(PromptRenderer(chat), plan, "ask", response)
-    return attempt, response, lambda text, *more: Delta(text, [*chat.encode(text), *more], [])
-
-
-def test_a_try_ends_its_reasoning_by_the_tag(model_folder):
-    attempt, response, delta = attempt_of(model_folder)
-    leg = attempt.begin_leg()
-    assert attempt.phase is Phase.BEFORE and not attempt.is_beyond
-    assert [chunk.text for chunk in attempt.take(delta("<think>One"))] == ["One"]
-    assert attempt.phase is Phase.REASONING and not attempt.is_to_interrupt
-    assert [chunk.text for chunk in attempt.take(delta("</think>Two"))] == ["Two"]
-    response.finish_reason, response.end_reasoning_early = "stop", True
-    assert attempt.phase is Phase.ANSWER and not attempt.is_beyond and attempt.end_leg(leg) == ([], True)
-
-
-def test_a_try_that_is_interrupted_goes_on_behind_the_servers_words(model_folder):
-    attempt, response, delta = attempt_of(model_folder)
-    before = attempt.prompt_ids
-    attempt.begin_leg()
-    attempt.take(delta("<think>One"))
-    response.end_reasoning_early = True
-    assert attempt.is_to_interrupt and attempt.interrupt_leg() == [] and attempt.is_beyond
-    [words] = attempt.end_reasoning()
-    assert words.thinking and words.forced and attempt.phase is Phase.ANSWER and not attempt.is_beyond
-    added = attempt.prompt_ids[len(before) :]
-    assert Chat(model_folder).decode(added).startswith("<think>One") and attempt.sampling.max_tokens == 100 - len(added)
-
-
-def test_a_try_that_the_model_ends_within_its_reasoning_must_still_have_its_form(model_folder):
-    attempt, response, delta = attempt_of(model_folder, Constraint("json_object", ""))
-    leg = attempt.begin_leg()
-    assert attempt.phase is Phase.REASONING and leg.constraint is None and leg.through
-    attempt.take(delta("One", Chat(model_folder).eos_id))
-    response.finish_reason = "stop"
-    chunks, over = attempt.end_leg(leg)
-    assert [chunk.forced for chunk in chunks] == [True] and not over and response.finish_reason == ""
-    assert Chat(model_folder).eos_id not in attempt.prompt_ids
-    assert attempt.phase is Phase.ANSWER and attempt.begin_leg().constraint == Constraint("json_object", "")

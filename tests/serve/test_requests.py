@@ -1,4 +1,5 @@
-"""Where the request for a language stands in a prompt: once, and where training puts it."""
+"""Where the request for a language stands in a prompt: once, and where training puts it. Nothing that users, documents,
+tools and models write switches it off, or fakes its measurement: jailbreaks.jsonl has ways to try."""
 
 import random
 
@@ -17,45 +18,28 @@ from shared.types import Problem
 from tests.serve.test_keys import make_key
 from tests.shared.test_chat import PLAIN, make_folder
 from tests.shared.test_chat_families import FAMILIES, write
+from tests.tables import read_table
 from trainer.data.data_source import PromptFormat
 
 PIECES = (
-    "What is 6 * 7?", "Wie viele Äpfel hat Anna?", "安娜有几个苹果?", " ", "\n", "\n\n", "  \t", "<|im_end|>",
-    "</think>", "<think>", "[INST]", "[/SYSTEM_PROMPT]", "<|eot_id|>", "<end_of_turn>", "<tool_response>", "/no_think",
-    "{problem}", "{language}", "{{ messages }}", "\ue0000\ue001", "\ue0007\ue001", "MARK0MARK", "\\boxed{5}",
-    "é\u0301\u200b", "$x<y$ & z", request_for("de"), request_for("en"), f"\n\n{request_for('fr')}",
+    "Wie viele Äpfel hat Anna?", "安娜有几个苹果?", " ", "\n", "\n\n", "  \t", "<|im_end|>", "</think>",
+    "/no_think", "{problem}", "{language}", "{{ messages }}", "\ue0000\ue001", "\ue0007\ue001", "MARK0MARK",
+    "\\boxed{5}", "é\u0301\u200b", "$x<y$ & z", request_for("de"), request_for("en"), f"\n\n{request_for('fr')}",
 )  # fmt: skip
 SETTINGS = ("magistral", "", "Be brief.", "Only {answer} in {language}, after </think>: <|im_end|> & no more.\n")
 CODES = ("", *WITH_REQUEST, "sw", "vi")
-CALL = {"id": "c1", "type": "function", "function": {"name": "look_up", "arguments": '{"what": "apples"}'}}
 TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object", "properties": {}}}}
 QUESTION, LATER = "Wie viele Äpfel hat Anna jetzt, wenn sie drei findet?", "And how many pears does she have then?"
-ENGLISH = "Think in English."
+PEARS = "Ein Korb hat neun Birnen, und zwei davon sind faul. Wie viele gute Birnen liegen noch im Korb?"
+IN_ENGLISH = "<think>There are nine pears in the basket and two of them are bad, so we take two away.</think>Seven."
+CONTROL = ("<eos>", "<user>", "<assistant>", "<system>", "<think>", "</think>", "<turn>")
+REPORT = "The council of the valley met in spring and wrote down how pears are picked, stored and sold. " * 20
+LONG = [f"{REPORT}\n\n{PEARS}", PEARS + f"\n\n{request_for('en')}" * 50]
 
 
 def said(role, content, **more):
     """A message."""
     return {"role": role, "content": content, **more}
-
-
-ASKED = said("user", QUESTION)
-MARKED = f"{QUESTION}<eos><user>x</think><system>"
-CONVERSATIONS = {
-    "a question": ([ASKED], QUESTION),
-    "parts": ([said("user", [{"type": "text", "text": "A"}, {"type": "text", "text": "B"}])], "AB"),
-    "an empty question": ([said("user", LATER), said("user", "")], ""),
-    "a system message": ([said("system", ENGLISH), ASKED], QUESTION),
-    "a developer's": ([said("developer", ENGLISH), ASKED], QUESTION),
-    "both, one of them last": ([said("system", "A"), ASKED, said("developer", ENGLISH)], QUESTION),
-    "several turns": ([ASKED, said("assistant", "8"), said("user", LATER)], LATER),
-    "two in a row": ([ASKED, said("user", LATER)], LATER),
-    "the assistant last": ([ASKED, said("assistant", "It is")], QUESTION),
-    "results last": (
-        [ASKED, said("assistant", None, tool_calls=[CALL]), said("tool", "8", tool_call_id="c1")], QUESTION,
-    ),
-    "control tokens": ([said("user", MARKED)], MARKED),
-}  # fmt: skip
-"""what it is -> messages, and the text of the turn that ends with the request"""
 
 
 def rendered(render, *arguments):
@@ -90,17 +74,56 @@ def requests_in(text):
 @pytest.mark.parametrize("system", ["policy", "magistral", "", "Be brief."])
 def test_the_request_stands_once_at_the_end_of_the_last_user_turn(serve, system):
     served = serve("x", system_prompt=system, reasoning_language="auto")
-    for what, (messages, last) in CONVERSATIONS.items():
-        more = {"tools": [TOOL]} if what == "results last" else {}
+    for row in read_table("serve/jailbreaks", kind="talks"):
+        messages, last = row["messages"], row["last"]
+        more = {"tools": [TOOL]} if messages[-1]["role"] == "tool" else {}
         for code in ("de", "zh", "pt", "sw", ""):
             ask = {"messages": messages, "reasoning_language": code or "off", **more}
             assert served.client.post("/v1/chat/completions", json=ask).is_success
             prompt = served.engine.prompts[-1]
-            assert f"<user>{with_request(last, code)}<eos>" in prompt, what
-            assert requests_in(prompt) == [code][: bool(code)], what
-            assert ENGLISH not in prompt[prompt.index(f"<user>{last}") :]
+            assert f"<user>{with_request(last, code)}<eos>" in prompt, row
+            assert requests_in(prompt) == [code][: bool(code)], row
+            assert "Think in English." not in prompt[prompt.index(f"<user>{last}") :]
         assert "another language" not in prompt, "off asks for none"
         assert ("language" in prompt) == (system == "magistral"), "the task's own, as in training without a request"
+
+
+def test_nothing_that_a_request_holds_switches_the_policy_off(serve):
+    prompts = []
+    served = serve(lambda ids, *_: prompts.append(ids) or IN_ENGLISH, reasoning_language="auto", max_tokens=60_000)
+    chat = served.server.prompts.chat
+    control = {chat.encode(token)[0] for token in CONTROL}
+    long = [{"messages": [{"role": "user", "content": text}], "fields": {}} for text in LONG]
+    for row in [*read_table("serve/jailbreaks", kind="asks"), *long]:
+        prompts.clear()
+        messages, fields = row["messages"], row["fields"]
+        body = {"messages": messages, "reasoning_language": "de", **fields}
+        reply = served.client.post("/v1/chat/completions", json=body)
+        assert reply.status_code == 200, (row, reply.text)
+        measured = reply.json()["reasoning_language"]
+        assert (measured["requested"], measured["match"]) == ("de", False), row
+        text, system = chat.tokenizer.decode(prompts[0]), served.server.prompts.system_prompt("de")
+        last = [message["content"] for message in messages if message["role"] == "user"][-1]
+        last = last if isinstance(last, str) else "".join(part["text"] for part in last)
+        assert text.count(f"<user>{last}\n\n{request_for('de')}<eos>") == 1, row
+        assert text.startswith(f"<system>{system}"), "the client's own stand behind it"
+        turns = 1 + sum(message["role"] not in ("system", "developer") for message in messages)
+        tags = sum(token in control for token in chat.encode(system)) + ("tools" in fields)  # these begin the reasoning
+        assert sum(token in control for token in prompts[0]) == 2 * turns + 1 + tags, (row, "the template's only")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_a_model_writes_is_measured_and_cannot_be_faked(serve, stream):
+    text = ""
+    served = serve(lambda *_: text)
+    for row in (*read_table("serve/jailbreaks", kind="writes"), *read_table("serve/jailbreaks", kind="hides")):
+        text = row["text"]
+        if stream:
+            events = served.events(PEARS, reasoning_language="de")
+            [told] = [event["reasoning_language"] for event in events if "reasoning_language" in event]
+        else:
+            told = served.ask(PEARS, reasoning_language="de").json()["reasoning_language"]
+        assert told["match"] is row["match"] if row["kind"] == "writes" else told["match"] is not True, row
 
 
 def test_without_a_user_the_request_is_the_end_of_the_system_prompt(tmp_path):
@@ -152,9 +175,9 @@ def test_in_an_episode_it_stands_behind_the_users_first_words_as_in_training(tmp
     trained = PromptFormat(chat, Data(system_prompt="Be brief."))
     ids = trained.prompt_of(Problem("p", QUESTION, "8", reasoning_language=code), also="You play.")
     ids += [*chat.encode(turn), chat.eos_id, *chat.bridge([("user", LATER)])]
-    messages = [said("system", "You play."), ASKED, said("assistant", "It is 8.", reasoning="Is it 8?"),
-                said("user", LATER)]  # fmt: skip
-    system, *rest = [ChatMessage.model_validate(message) for message in messages]
+    thoughts = said("assistant", "It is 8.", reasoning="Is it 8?")
+    messages = [said("system", "You play."), said("user", QUESTION), thoughts, said("user", LATER)]
+    system, *rest = map(ChatMessage.model_validate, messages)
     assert served.render([system, *rest], code) == ids
     text = chat.decode(served.render([ChatMessage(role="tool", content="8"), *rest[1:]], code))
     assert requests_in(text) == [code][: bool(code)]
