@@ -7,7 +7,6 @@ from typing import NamedTuple
 import pytest
 
 from serve.reasoning_language import REFUSALS, measure
-from shared.chat import Chat
 from shared.tool_calls import call_text
 from tests.serve.test_chat import ENGLISH, FRENCH, QUESTION, WRONG
 from tests.shared import test_chat as chats
@@ -15,8 +14,8 @@ from tests.tables import read_table
 
 MISMATCH, CUT, EMPTY = REFUSALS
 BEGIN, END = "Bon, réfléchissons étape par étape.", "J'ai assez réfléchi, je réponds maintenant."
-WAYS = [(api, stream, choices) for api, stream, choices in product(("chat", "responses"), (False, True), (1, 2))
-        if api == "chat" or choices == 1]  # fmt: skip
+WAYS = [*product(["chat"], (1, 2), (False, True)), ("responses", 1, False)]
+"""interface, choices, whether streamed"""
 RETRY, STRICT = ({"reasoning_language": "fr", "reasoning_language_enforcement": name} for name in ("retry", "strict"))
 
 
@@ -57,15 +56,13 @@ class Planted(NamedTuple):
 MODELS = {row.pop("name"): Planted(**row) for row in read_table("serve/enforcement")}
 
 
-def asked(served, api, stream, max_tokens=1000, effort="", **body):
+def asked(served, api="chat", stream=False, max_tokens=1000, effort="", **body):
     """Status, code of an error, and the language and the text of each reasoning."""
     if api == "responses":
-        body |= {"input": QUESTION, "max_output_tokens": max_tokens, "stream": stream}
-        reply = served.client.post("/v1/responses", json=body | ({"reasoning": {"effort": effort}} if effort else {}))
-        whole = reply.json() if not stream else json.loads(reply.text.splitlines()[-2].removeprefix("data: "))
-        assert not stream or whole["type"] in ("response.completed", "response.incomplete", "response.failed")
-        whole = whole["response"] if stream else whole
-        if whole.get("error"):
+        body |= {"input": QUESTION, "max_output_tokens": max_tokens, "reasoning": {"effort": effort or None}}
+        reply = served.client.post("/v1/responses", json=body)
+        whole = reply.json()
+        if whole["error"]:
             return reply.status_code, whole["error"]["code"], []
         parts = [part["text"] for item in whole["output"] if item["type"] == "reasoning" for part in item["content"]]
         return 200, "", [(whole["reasoning_language"], "".join(parts))]
@@ -86,68 +83,60 @@ def asked(served, api, stream, max_tokens=1000, effort="", **body):
     return 200, "", [(languages[index], text) for index, text in texts.items()]
 
 
+def check(served, model, enforcement, way=WAYS[0], budget=None, **body):
+    """Ask in a way, and compare with what is to be said of the model. budget: of the reasoning; 0: it is closed."""
+    match, refused = (model.blocked, model.refused) if budget == 0 else (model.match, model.refused)
+    if budget == 0 and refused != EMPTY and model.max_tokens == 1000:
+        refused = MISMATCH if match is False else "" if model.answer.strip() else EMPTY
+    if model.max_tokens < 1000 and budget is not None:
+        return  # it would not be cut there
+    api, choices, stream = way
+    body |= {"reasoning_language": "fr", "reasoning_language_enforcement": enforcement}
+    body |= {"n": choices} if choices > 1 else {}
+    status, code, told = asked(served, api, stream, model.max_tokens, **body)
+    scene = (model, enforcement, way, budget)
+    if enforcement == "strict" and refused:
+        assert (status, code) == (200 if stream else 422, refused), scene
+        return
+    assert (status, code, len(told)) == (200, "", choices), scene
+    for language, text in told:
+        assert language["match"] is match, scene
+        if budget is None:
+            assert language["tries"] == (model.tries if enforcement in ("retry", "strict") else 1), scene
+        server = language.get("prefilled", [])
+        begun = budget != 0 and (enforcement == "prefill" or language["tries"] == 2)
+        assert (BEGIN in server, END in server) == (begun, END in text), scene
+        for phrase in server:
+            assert phrase in text, scene
+            text = text.replace(phrase, "", 1)
+        assert measure(text, model.answer, "fr").match is match, "whoever measures again finds the same"
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_only_the_models_words_count(serve, name):
     served = serve("")
     MODELS[name].plant(served)
     for enforcement in ("prompt", "constrain", "prefill", "retry", "strict"):
-        check_ways(served, MODELS[name], enforcement)
-
-
-def check_ways(served, model, enforcement):
-    """Ask in several ways, under strict in every one, and compare with what is to be said of the model."""
-    ways = [(None, way) for way in WAYS[:: 1 if enforcement == "strict" else 2]]
-    ends = [(60, WAYS[3]), (60, WAYS[4]), (0, WAYS[0]), (0, WAYS[5])]
-    for budget, (api, stream, choices) in ways + ends:
-        match, refused = (model.blocked, model.refused) if budget == 0 else (model.match, model.refused)
-        if budget == 0 and refused != EMPTY and model.max_tokens == 1000:
-            refused = MISMATCH if match is False else "" if model.answer.strip() else EMPTY
-        if model.max_tokens < 1000 and budget is not None:
-            continue  # it would not be cut there
-        body = {"reasoning_language": "fr", "reasoning_language_enforcement": enforcement}
-        body |= {} if budget is None else {"effort": "none"} if budget == 0 else {"thinking_token_budget": budget}
-        body |= {"n": choices} if choices > 1 else {}
-        status, code, told = asked(served, api, stream, model.max_tokens, **body)
-        way = (enforcement, budget, api, stream, choices)
-        if enforcement == "strict" and refused:
-            assert (status, code) == (200 if stream else 422, refused), way
-            continue
-        assert (status, code, len(told)) == (200, "", choices), way
-        for language, text in told:
-            assert language["match"] is match, way
-            if budget is None:
-                assert language["tries"] == (model.tries if enforcement in ("retry", "strict") else 1), way
-            server = language.get("prefilled", [])
-            begun = budget != 0 and (enforcement == "prefill" or language["tries"] == 2)
-            assert (BEGIN in server, END in server) == (begun, END in text), way
-            for phrase in server:
-                assert phrase in text, way
-                text = text.replace(phrase, "", 1)
-            assert measure(text, model.answer, "fr").match is match, "whoever measures again finds the same"
+        for way in WAYS[:: 1 if enforcement == "strict" else 2]:
+            check(served, MODELS[name], enforcement, way)
+        for way in WAYS[3:5]:
+            check(served, MODELS[name], enforcement, way, 60, thinking_token_budget=60)
+        for way in WAYS[:2]:
+            check(served, MODELS[name], enforcement, way, 0, effort="none")
 
 
 @pytest.mark.parametrize("tags", ["control", "opened", "closed"])
 def test_tags_do_not_matter(serve, tmp_path, monkeypatch, tags):
-    template = chats.PLAIN
     if tags == "control":
         monkeypatch.setattr(chats, "SPECIAL", [*chats.SPECIAL, "[THINK]", "[/THINK]"])
-    blank = "{{ '\n' }}"
-    template += {"control": "", "opened": f"<think>{blank}", "closed": f"<think>{blank}</think>{blank}"}[tags]
-    folder = chats.make_folder(tmp_path / "m", template, config={"max_position_embeddings": 4096, "eos_token_id": 1})
-    served = serve("", model=str(folder), reasoning_language="fr")
-    served.engine.chat = Chat(folder)
+    begun = {"control": "", "opened": "<think>{{ '\n' }}", "closed": "<think>{{ '\n' }}</think>{{ '\n' }}"}[tags]
+    config = {"max_position_embeddings": 4096, "eos_token_id": 1}
+    folder = chats.make_folder(tmp_path / "m", chats.PLAIN + begun, config=config)
+    served = serve("", model=str(folder))
+    served.engine.chat = served.server.prompts.chat
     for model, enforcement in product(MODELS.values(), ("prefill", "strict")):
         model.plant(served)
-        match, refused = (model.blocked, "") if tags == "closed" else (model.match, model.refused)
-        if tags == "closed" and not model.answer.strip():
-            refused = EMPTY
-        elif tags == "closed":
-            refused = MISMATCH if match is False else CUT if len(model.answer) > model.max_tokens else ""
-        status, code, told = asked(served, "chat", False, model.max_tokens, reasoning_language_enforcement=enforcement)
-        if enforcement == "strict" and refused:
-            assert (status, code) == (422, refused), model
-        else:
-            assert status == 200 and told[0][0]["match"] is match, (model, enforcement, code)
+        check(served, model, enforcement, budget=0 if tags == "closed" else None)
 
 
 def test_tags_alone_are_no_answer_and_short_answers_are(serve):
@@ -156,7 +145,7 @@ def test_tags_alone_are_no_answer_and_short_answers_are(serve):
                  "[/THINK]", "<think></think><answer> </answer>", "</tool_call>", "<|END_THINKING|>",
                  "</think><user>", " <assistant>\n"):  # fmt: skip
         served.engine.script = lambda *_, text=text: text
-        for api, stream in product(("chat", "responses"), (False, True)):
+        for api, _, stream in WAYS[2:]:
             assert asked(served, api, stream, **STRICT)[:2] == (200 if stream else 422, EMPTY), (text, api, stream)
             assert asked(served, api, stream, reasoning_language="fr")[:2] == (200, ""), (text, api, stream)
     for text in ("5", "\\boxed{5}", "+", "✓", "<b>", "x</think>", "</thinking>", "🙂"):

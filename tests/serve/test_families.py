@@ -28,7 +28,6 @@ TEXT = ("<think>", "</think>")
 TAGS = ("<think>", "</think>", "[THINK]", "<seed:think>", "<|channel>", "<|channel|>", "START_THINKING", "Here is my")
 A, C, F = "<|channel|>analysis<|message|>", "<|channel|>commentary", "<|channel|>final<|message|>"
 NEXT = "<|end|><|start|>assistant"
-ANSWERED = f"{A}We add.{NEXT}{F}It is 四."
 GPTOSS = (FOLDER / "gptoss.jinja").read_text(encoding="utf-8")
 
 
@@ -65,12 +64,13 @@ def split(splitter, pieces):
     return tuple("".join(chunk.text for chunk in chunks if chunk.thinking is kind) for kind in (True, False))
 
 
-def test_reasoning_and_answer_are_apart_wherever_a_stream_is_cut(family):
+def test_reasoning_and_answer_are_apart_and_counted_wherever_a_stream_is_cut(family):
     row, prompts, _ = family
+    form = {"opened": prompts.opened, "control": prompts.control}
     assert [*prompts.tags[:2]] == row["tags"] and prompts.opened == row["opened"]
 
     def parts(pieces):
-        return [*split(Splitter(prompts.tags, opened=prompts.opened, control=prompts.control), pieces)]
+        return [*split(Splitter(prompts.tags, **form), pieces)]
 
     for text, *expected in row["completions"]:
         steps = list(deltas(prompts, text))
@@ -84,14 +84,10 @@ def test_reasoning_and_answer_are_apart_wherever_a_stream_is_cut(family):
         assert parts([("", ids), *((letter, ()) for letter in text)]) == expected, "late text"
         if ids[-1] in prompts.chat.stop_ids:  # engines give its token, and no text of it
             assert parts([(text[: len(text) - len(steps[-1][0])], ids)]) == expected
-
-
-def test_tokens_of_the_reasoning_are_counted_up_to_its_closing_tag(family):
-    row, prompts, _ = family
-    text = row["completions"][0][0]
-    ids, close = prompts.chat.encode(text), prompts.tags.close
+    text, close = row["completions"][0][0], prompts.tags.close
+    ids = prompts.chat.encode(text)
     for size in (1, 3, len(ids)):
-        counter = ReasoningCounter(prompts.letters, prompts.tags, opened=prompts.opened, control=prompts.control)
+        counter = ReasoningCounter(prompts.letters, prompts.tags, **form)
         for start in range(0, len(ids), size):
             counter.feed(ids[start : start + size])
         assert counter.tokens == len(prompts.chat.encode(text[: text.index(close) + len(close)]))
@@ -187,8 +183,8 @@ def serve_harmony(serve, tmp_path):
     return begin
 
 
-def test_no_control_token_of_channels_reaches_a_client(serve_harmony):
-    served = serve_harmony(ANSWERED)
+def test_channels_take_efforts_and_no_control_token_of_theirs_reaches_a_client(serve_harmony):
+    served = serve_harmony(f"{A}We add.{NEXT}{F}It is 四.")
     for format in ("both", "inline", "mistral", "hidden"):
         message = served.ask(reasoning_format=format).json()["choices"][0]["message"]
         events = served.events(reasoning_format=format)
@@ -199,18 +195,17 @@ def test_no_control_token_of_channels_reaches_a_client(serve_harmony):
         assert ("We add." in json.dumps(message)) == (format != "hidden")
         assert not any(mark in json.dumps([message, events]) for mark in MARKS)
     usage = served.ask().json()["usage"]["completion_tokens_details"]
-    assert usage["reasoning_tokens"] == len(served.engine.chat.encode(ANSWERED.removesuffix("It is 四.")))
-
-
-def test_efforts_reach_the_template_beside_the_budget(serve_harmony):
-    served = serve_harmony(ANSWERED)
+    assert usage["reasoning_tokens"] == len(served.engine.chat.encode(f"{A}We add.{NEXT}{F}"))
     for effort, expected in (("low", "low"), ("minimal", "low"), ("medium", "medium"), ("max", "high")):
         assert served.ask(reasoning_effort=effort).status_code == 200
-        assert f"Reasoning: {expected}\n" in served.engine.prompts[-1]
+        assert f"Reasoning: {expected}\n" in served.engine.prompts[-1], "beside the budget"
     served.ask(reasoning_effort="low", chat_template_kwargs={"reasoning_effort": "high"})
     assert "Reasoning: high\n" in served.engine.prompts[-1]
     assert served.client.post("/v1/responses", json={"input": "2?", "reasoning": {"effort": "low"}}).status_code == 200
     assert "Reasoning: low\n" in served.engine.prompts[-1]
+    for language, status in (("de", 400), ("off", 200)):  # a mask would hold the language in all channels
+        reply = served.ask(reasoning_language=language, reasoning_language_enforcement="constrain")
+        assert reply.status_code == status and (status == 200 or "give prompt" in reply.json()["error"]["message"])
 
 
 def test_reasoning_in_channels_is_prefilled_and_ended_in_its_channel(serve_harmony):
@@ -264,10 +259,3 @@ def test_a_form_holds_for_the_final_channel_whatever_its_header(serve_harmony):
     assert (message["reasoning"], message["content"]) == ("We add.", '{"n": 4}')
     first, second = served.engine.samplings
     assert first.constraint is None and first.through == "<|message|>" and second.constraint is not None
-
-
-def test_constrain_is_refused_where_it_would_hold_a_language_in_channels(serve_harmony):
-    served = serve_harmony(ANSWERED, reasoning_language_enforcement="constrain")
-    refused = served.ask(reasoning_language="de")
-    assert refused.status_code == 400 and "give prompt" in refused.json()["error"]["message"]
-    assert served.ask(reasoning_language="off").status_code == 200, "where no language is asked for, there is no mask"
