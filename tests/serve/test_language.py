@@ -9,16 +9,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from langcodes import Language
 
-from serve.reasoning_language import (
-    LanguageChoice,
-    accepted,
-    choose_language,
-    codes,
-    language_of,
-    measure,
-    read_tag,
-    without_quotations,
-)
+from serve import reasoning_language
+from serve.reasoning_language import LanguageChoice, accepted, choose_language, codes, language_of, measure, read_tag
 from serve.system_prompts import SYSTEM_PROMPTS, prompts_of
 from shared.languages import LANGUAGES, TAGS, WITH_REQUEST, name_of, request_for
 from shared.reasoning_tags import CONTROL, TEXT
@@ -104,7 +96,7 @@ def test_the_strongest_wish_counts_and_auto_falls_back_step_by_step(wishes, turn
 def test_a_question_decides_by_its_own_words_or_by_a_script_of_one_language():
     for row in read_table("serve/languages", kind="question"):
         assert language_of(row["text"]) == row["code"], row
-    assert without_quotations("say \"yes\" or 'no'") == "say \"yes\" or 'no'"
+    assert reasoning_language.without_quotations("say \"yes\" or 'no'") == "say \"yes\" or 'no'"
     for row in read_table("serve/languages", kind="header"):
         assert accepted(row["text"]) == row["codes"], row
 

@@ -1,5 +1,5 @@
 """Every parameter of OpenAI's and vLLM's APIs stands in docs/parameters.md, as accepted or as refused by name; and what
-is refused, of all endpoints (mistakes.jsonl). What accepted ones do is tested with a real engine, in test_effects.py.
+is refused, of all endpoints (bodies.jsonl). What accepted ones do is tested with a real engine, in test_effects.py.
 """
 
 import re
@@ -32,16 +32,6 @@ TOO_LONG = [
     (COMPLETIONS, {"prompt": "y" * 9000}), (CHAT, {"tools": [{"type": "function", "function": {"name": "a"}}] * 200}),
     (CHAT, {"messages": [QUESTION, {"role": "assistant", "tool_calls": [
         {"id": "c", "type": "function", "function": {"name": "a", "arguments": "[" * 100_000}}]}]}),
-]  # fmt: skip
-HARMLESS = [
-    (CHAT, {"user": "anna", "metadata": {"a": "b"}, "store": False, "service_tier": "auto", "functions": [],
-            "logit_bias": {}, "modalities": ["text"], "safety_identifier": "a", "prompt_cache_key": "b"}),
-    (CHAT, {"use_beam_search": False, "length_penalty": 1.0, "add_generation_prompt": True, "echo": False,
-            "priority": 0, "zzzz": None, "spaces_between_special_tokens": True, "guided_json": None}),
-    (COMPLETIONS, {"best_of": 1, "echo": False, "suffix": "", "user": "anna", "logit_bias": None}),
-    (RESPONSES, {"include": ["reasoning.encrypted_content"], "truncation": "disabled", "store": False,
-                 "background": False, "service_tier": "auto", "top_logprobs": 0, "user": "a",
-                 "reasoning": {"effort": "low", "summary": "auto"}, "text": {"verbosity": "medium"}}),
 ]  # fmt: skip
 
 
@@ -79,7 +69,7 @@ def test_every_parameter_of_vllm_is_accepted_or_refused_by_name(serve):
 
 def test_mistakes_and_what_would_do_nothing_are_refused_by_name(serve):
     served = serve("x", max_sequences=8, queue=8)
-    for row in read_table("serve/mistakes"):
+    for row in read_table("serve/bodies", kind="refused"):
         reply = served.client.post(row["path"], json={**NEEDED.get(row["path"], {}), **row["body"]})
         error = reply.json()["error"]
         assert reply.status_code == (404 if row["code"] == "model_not_found" else 400), row
@@ -92,8 +82,8 @@ def test_mistakes_and_what_would_do_nothing_are_refused_by_name(serve):
 
 def test_values_that_ask_for_nothing_are_no_mistakes(serve):
     served = serve("x")
-    for path, body in HARMLESS:
-        assert served.client.post(path, json={**NEEDED[path], **body}).is_success, body
+    for row in read_table("serve/bodies", kind="accepted"):
+        assert served.client.post(row["path"], json={**NEEDED[row["path"]], **row["body"]}).is_success, row
     size = len(served.server.prompts.chat.tokenizer)
     assert [served.ask(allowed_token_ids=[token]).status_code for token in (size - 1, size)] == [200, 400]
 
