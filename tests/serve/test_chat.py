@@ -22,14 +22,14 @@ def test_reasoning_and_answer_are_apart_whole_and_streamed(serve):
     served = serve(RIGHT)
     body = served.ask(seed=3).json()
     (choice,) = body["choices"]
-    message, usage, told = choice["message"], body["usage"], body["reasoning_language"]
+    message, usage, language = choice["message"], body["usage"], body["reasoning_language"]
     assert message["reasoning"] == message["reasoning_content"] == FRENCH
     assert message["content"] == "Il y a donc cinq pommes dans le panier." and message["refusal"] is None
     assert (body["object"], body["model"], choice["finish_reason"]) == ("chat.completion", "tiny", "stop")
     assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
     thinking = usage["completion_tokens_details"]["reasoning_tokens"]
     assert len(FRENCH) < thinking < usage["completion_tokens"]
-    assert (told["requested"], told["match"], told["detected"]) == (None, None, "fr")
+    assert (language["requested"], language["match"], language["detected"]) == (None, None, "fr")
     events = served.events(stream_options={"include_usage": True})
     assert joined(events, "reasoning").strip() == joined(events, "reasoning_content").strip() == FRENCH
     assert joined(events, "content") == message["content"]
@@ -77,9 +77,9 @@ def test_sampling_is_as_asked_or_the_servers_own(serve):
     served = serve("x", temperature=0.6, top_p=0.9)
     served.ask(temperature=0, top_p=0.5, top_k=4, stop="end", max_tokens=9, max_completion_tokens=7, seed=1)
     served.ask(stop=[])
-    asked, own = served.engine.samplings
+    asked, usual = served.engine.samplings
     assert (asked.temperature, asked.top_p, asked.top_k, asked.stop, asked.max_tokens) == (0, 0.5, 4, ["end"], 7)
-    assert (own.temperature, own.top_p, own.stop, own.seed) == (0.6, 0.9, [], None)
+    assert (usual.temperature, usual.top_p, usual.stop, usual.seed) == (0.6, 0.9, [], None)
     assert served.ask(max_tokens=1).json()["choices"][0]["finish_reason"] == "stop"
 
 
@@ -107,13 +107,13 @@ def test_retry_begins_again_before_anything_was_told_and_counts_both_tries(serve
 
     served = serve(script, token_s=0.001, reasoning_language="fr", reasoning_language_enforcement="retry")
     events = served.events(QUESTION, seed=4, stream_options={"include_usage": True})
-    reasoning, usage, told = joined(events, "reasoning"), events[-1]["usage"], events[-2]["reasoning_language"]
+    reasoning, usage, language = joined(events, "reasoning"), events[-1]["usage"], events[-2]["reasoning_language"]
     assert reasoning == f"Bon, réfléchissons étape par étape. {FRENCH}"
     assert served.engine.prompts[1].endswith("<assistant><think>\nBon, réfléchissons étape par étape.")
-    assert (told["tries"], told["match"], told["enforcement"]) == (2, True, "retry")
+    assert (language["tries"], language["match"], language["enforcement"]) == (2, True, "retry")
     assert served.engine.told < 2 * len(ENGLISH) + len(FRENCH), "the first try was aborted"
     assert [sampling.seed for sampling in served.engine.samplings] == [4, 5]
-    first = told["first_try"]
+    first = language["first_try"]
     assert first["reasoning"].strip().startswith("There are three apples") and first["answer"] == ""
     assert (first["detected"], first["tokens"]) == ("en", first["reasoning_tokens"]) and first["tokens"] >= 80
     spoken = len(f" {FRENCH}".encode()) + 1  # and the closing tag; its tokens are bytes

@@ -73,28 +73,28 @@ def test_log_probs_of_a_prompt_are_keyed_by_token_as_in_vllm_and_computed_once(s
 
 
 def test_echo_tells_the_prompt_and_its_log_probs(serve):
-    said = " Ünd 果"
-    served = serve(said, logprob=-0.25)
+    text = " Ünd 果"
+    served = serve(text, logprob=-0.25)
     chat = served.server.prompts.chat
     ids = chat.encode(LETTERS)
     for most in (0, 1, 400):
-        after, body = chat.encode(said)[:most], {"echo": True, "logprobs": 1, "max_tokens": most, "n": 2}
+        after, body = chat.encode(text)[:most], {"echo": True, "logprobs": 1, "max_tokens": most, "n": 2}
         texts = [chat.tokenizer.decode([token]) for token in (*ids, *after)]
         for prompt in (LETTERS, ids, [ids, ids[:5]]):
             whole = complete(served, prompt=prompt, **body).json()
             choices = whole["choices"]
             for choice in choices[:2]:
-                told = choice["logprobs"]
-                assert told["tokens"] == texts and choice["text"].startswith(LETTERS)
-                assert most == 1 or choice["text"] == LETTERS + said * (most > 0)
-                assert told["token_logprobs"] == [None] + [-0.25] * (len(texts) - 1)
-                assert told["top_logprobs"] == [None, *({text: -0.25} for text in texts[1:])]
-                assert told["text_offset"] == starts_of(chat, [*ids, *after]) and "prompt_logprobs" not in choice
+                ranked = choice["logprobs"]
+                assert ranked["tokens"] == texts and choice["text"].startswith(LETTERS)
+                assert most == 1 or choice["text"] == LETTERS + text * (most > 0)
+                assert ranked["token_logprobs"] == [None] + [-0.25] * (len(texts) - 1)
+                assert ranked["top_logprobs"] == [None, *({text: -0.25} for text in texts[1:])]
+                assert ranked["text_offset"] == starts_of(chat, [*ids, *after]) and "prompt_logprobs" not in choice
                 assert choice["finish_reason"] == ("stop" if most == 400 else "length")
             used = whole["usage"]["prompt_tokens"], whole["usage"]["completion_tokens"]
             assert prompt == [ids, ids[:5]] or used == (2 * len(ids), 2 * len(after))
             streamed = joined(complete(served, prompt=prompt, stream=True, **body).text)
-            assert [{**one, **more} for one, more in zip(choices, streamed, strict=True)] == choices
+            assert [{**choice, **same} for choice, same in zip(choices, streamed, strict=True)] == choices
         assert [len(choice["logprobs"]["tokens"]) - len(after) for choice in choices] == [len(ids)] * 2 + [5] * 2
 
 
@@ -106,9 +106,9 @@ def test_echo_without_log_probs_and_log_probs_without_echo(serve):
     assert served.engine.samplings[-1].prompt_logprobs == 0
     both = complete(served, prompt="One", echo=True, prompt_logprobs=0, logprobs=2).json()["choices"][0]
     assert served.engine.samplings[-1].prompt_logprobs == 2 and both["prompt_logprobs"][0] is None
-    told = complete(served, logprobs=0).json()["choices"][0]["logprobs"]
-    assert told["text_offset"] == starts_of(chat, chat.encode("é果")) == [0, 0, 1, 1, 1]
-    assert len(told["tokens"]) == 5 and complete(served, max_tokens=0).json()["choices"][0]["text"] == ""
+    ranked = complete(served, logprobs=0).json()["choices"][0]["logprobs"]
+    assert ranked["text_offset"] == starts_of(chat, chat.encode("é果")) == [0, 0, 1, 1, 1]
+    assert len(ranked["tokens"]) == 5 and complete(served, max_tokens=0).json()["choices"][0]["text"] == ""
 
 
 def test_log_probs_of_prompts_have_a_bound(serve, monkeypatch):

@@ -93,13 +93,13 @@ def check(served, model, enforcement, way=WAYS[0], budget=None, **body):
     api, choices, stream = way
     body |= {"reasoning_language": "fr", "reasoning_language_enforcement": enforcement}
     body |= {"n": choices} if choices > 1 else {}
-    status, code, told = asked(served, api, stream, model.max_tokens, **body)
+    status, code, languages = asked(served, api, stream, model.max_tokens, **body)
     scene = (model, enforcement, way, budget)
     if enforcement == "strict" and refused:
         assert (status, code) == (200 if stream else 422, refused), scene
         return
-    assert (status, code, len(told)) == (200, "", choices), scene
-    for language, text in told:
+    assert (status, code, len(languages)) == (200, "", choices), scene
+    for language, text in languages:
         assert language["match"] is match, scene
         if budget is None:
             assert language["tries"] == (model.tries if enforcement in ("retry", "strict") else 1), scene
@@ -169,8 +169,8 @@ def test_where_there_is_no_reasoning_the_answer_is_held_back_and_sampled_again(s
     served = serve(lambda prompt, sampling, call: ENGLISH if call % 2 == 0 else FRENCH, **STRICT)
     body = served.ask(QUESTION, reasoning_effort="none", seed=7).json()
     assert body["choices"][0]["message"]["content"] == FRENCH and body["choices"][0]["message"]["reasoning"] is None
-    told = body["reasoning_language"]
-    assert (told["match"], told["tries"], told["first_try"]["detected"]) == (True, 2, "en")
+    measured = body["reasoning_language"]
+    assert (measured["match"], measured["tries"], measured["first_try"]["detected"]) == (True, 2, "en")
     assert len(set(served.engine.prompts)) == 1 and [sampling.seed for sampling in served.engine.samplings] == [7, 8]
     events = served.events(QUESTION, reasoning_effort="none")
     assert "three apples" not in json.dumps([event["choices"][0]["delta"] for event in events])
@@ -182,13 +182,13 @@ def test_a_phrase_that_ends_the_reasoning_hides_no_other_language(serve):
     """The held-back reasoning is English, and the French phrase behind it is the server's."""
     served = serve("", **RETRY)
     Planted("We add two.", FRENCH).plant(served)
-    told = served.ask(QUESTION, thinking_token_budget=40).json()["reasoning_language"]
-    assert (told["match"], told["tries"], told["detected"]) == (None, 1, None)
+    measured = served.ask(QUESTION, thinking_token_budget=40).json()["reasoning_language"]
+    assert (measured["match"], measured["tries"], measured["detected"]) == (None, 1, None)
     Planted(ENGLISH, FRENCH).plant(served)
-    told = served.ask(QUESTION, thinking_token_budget=60).json()["reasoning_language"]
-    assert (told["match"], told["tries"], told["detected"]) == (False, 2, "en")
-    assert END not in told["first_try"]["reasoning"] and told["first_try"]["detected"] == "en"
-    assert told["prefilled"] == [BEGIN, END]
+    measured = served.ask(QUESTION, thinking_token_budget=60).json()["reasoning_language"]
+    assert (measured["match"], measured["tries"], measured["detected"]) == (False, 2, "en")
+    assert END not in measured["first_try"]["reasoning"] and measured["first_try"]["detected"] == "en"
+    assert measured["prefilled"] == [BEGIN, END]
 
 
 def test_calls_are_no_words_of_an_answer(serve):

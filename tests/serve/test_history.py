@@ -30,9 +30,9 @@ def post(served, messages):
 @pytest.mark.parametrize("template", [PLAIN, DROPPING, OPENING], ids=["keeping", "dropping", "opening"])
 def test_a_message_that_comes_back_is_what_was_sampled(serve, tmp_path, template, format):
     ids = []
-    said = f"{'' if template == OPENING else '<think>'}{THOUGHTS}</think>{ANSWER}"
+    turn = f"{'' if template == OPENING else '<think>'}{THOUGHTS}</think>{ANSWER}"
     model = folder(tmp_path, template, history="whole")
-    served = serve(lambda prompt, *_: ids.append(prompt) or said, model=model, reasoning_format=format)
+    served = serve(lambda prompt, *_: ids.append(prompt) or turn, model=model, reasoning_format=format)
     served.engine.chat = chat = served.server.prompts.chat
     question, more = ({"role": "user", "content": text} for text in ("Find the number.", "More."))
     with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client:
@@ -45,7 +45,7 @@ def test_a_message_that_comes_back_is_what_was_sampled(serve, tmp_path, template
             items += [*(item.to_dict() for item in client.responses.create(model="tiny", input=items).output), more]
     trained = [chat.render("Find the number.", "Be brief.")]
     for _ in range(2):
-        trained += [[*trained[-1], *chat.encode(said), chat.eos_id, *chat.bridge([("user", "More.")])]]
+        trained += [[*trained[-1], *chat.encode(turn), chat.eos_id, *chat.bridge([("user", "More.")])]]
     assert ids == trained * (len(ids) // 3) and len(ids) == (6 if format == "both" else 3)
 
 

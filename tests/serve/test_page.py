@@ -92,7 +92,7 @@ def test_the_examples_are_word_problems_that_the_quickstart_knows():
     for code, example in examples:
         phrases, changes = PHRASES[code], PHRASES[code].gains + PHRASES[code].losses
         known = (
-            phrases.space.join([thing.has, *told, thing.ask]).format(who=who, owner=owner, number="#", unit=thing.unit)
-            for (who, owner), thing, *told in product(phrases.people, phrases.things, changes, changes)
+            phrases.space.join([thing.has, *both, thing.ask]).format(who=who, owner=owner, number="#", unit=thing.unit)
+            for (who, owner), thing, *both in product(phrases.people, phrases.things, changes, changes)
         )
         assert re.sub(r"\d+", "#", example) in known, example

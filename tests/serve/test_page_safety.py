@@ -71,7 +71,7 @@ def look(page, width, axe=Axe()):  # noqa: B008
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     violations = axe.run(page).response["violations"]
     grave = [violation for violation in violations if violation["impact"] in ("serious", "critical")]
-    assert not grave, [(one["id"], [node["html"][:200] for node in one["nodes"]]) for one in grave]
+    assert not grave, [(rule["id"], [node["html"][:200] for node in rule["nodes"]]) for rule in grave]
 
 
 def test_hostile_texts_do_nothing_in_a_stream(serve, browser):

@@ -36,7 +36,7 @@ REPORT = "The council of the valley met in spring and wrote down how pears are p
 LONG = [f"{REPORT}\n\n{PEARS}", PEARS + f"\n\n{request_for('en')}" * 50]
 
 
-def said(role, content, **more):
+def turn_of(role, content, **more):
     """A message."""
     return {"role": role, "content": content, **more}
 
@@ -110,10 +110,10 @@ def test_what_a_model_writes_is_measured_and_cannot_be_faked(serve, stream):
         text = row["text"]
         if stream:
             events = served.events(PEARS, reasoning_language="de")
-            [told] = [event["reasoning_language"] for event in events if "reasoning_language" in event]
+            [language] = [event["reasoning_language"] for event in events if "reasoning_language" in event]
         else:
-            told = served.ask(PEARS, reasoning_language="de").json()["reasoning_language"]
-        assert told["match"] is row["match"] if row["kind"] == "writes" else told["match"] is not True, row
+            language = served.ask(PEARS, reasoning_language="de").json()["reasoning_language"]
+        assert language["match"] is row["match"] if row["kind"] == "writes" else language["match"] is not True, row
 
 
 def test_without_a_user_the_request_is_the_end_of_the_system_prompt(tmp_path):
@@ -141,7 +141,7 @@ def test_who_asks_for_the_language_changes_nothing_else(serve, tmp_path, capsys)
         (QUESTION, named, header, {"reasoning_language": "off"}, None, "off"),
         (QUESTION, plain, {"X-Reasoning-Language": "off"}, {}, None, "off"),
     ):
-        ask = {"messages": [said("user", text)], **body}
+        ask = {"messages": [turn_of("user", text)], **body}
         headers = {"Authorization": f"Bearer {key}", **headers}
         for endpoint, fields in (
             ("/v1/chat/completions", ask), ("/v1/responses", {"input": text, **body}), ("/tokenize", ask),
@@ -151,8 +151,8 @@ def test_who_asks_for_the_language_changes_nothing_else(serve, tmp_path, capsys)
             if endpoint == "/tokenize":
                 prompt = served.server.prompts.chat.tokenizer.decode(reply.json()["tokens"])
             else:
-                prompt, told = served.engine.prompts[-1], reply.json()["reasoning_language"]
-                assert (told["requested"], told["source"]) == (code, source)
+                prompt, wanted = served.engine.prompts[-1], reply.json()["reasoning_language"]
+                assert (wanted["requested"], wanted["source"]) == (code, source)
             assert prompt == f"<system>Be brief.<eos><user>{with_request(text, code or '')}<eos><assistant>"
 
 
@@ -165,8 +165,8 @@ def test_in_an_episode_it_stands_behind_the_users_first_words_as_in_training(tmp
     trained = PromptFormat(chat, Data(system_prompt="Be brief."))
     ids = trained.prompt_of(Problem("p", QUESTION, "8", reasoning_language=code), also="You play.")
     ids += [*chat.encode(turn), chat.eos_id, *chat.bridge([("user", LATER)])]
-    thoughts = said("assistant", "It is 8.", reasoning="Is it 8?")
-    messages = [said("system", "You play."), said("user", QUESTION), thoughts, said("user", LATER)]
+    thoughts = turn_of("assistant", "It is 8.", reasoning="Is it 8?")
+    messages = [turn_of("system", "You play."), turn_of("user", QUESTION), thoughts, turn_of("user", LATER)]
     system, *rest = map(ChatMessage.model_validate, messages)
     assert served.render([system, *rest], code) == ids
     text = chat.decode(served.render([ChatMessage(role="tool", content="8"), *rest[1:]], code))
@@ -175,7 +175,7 @@ def test_in_an_episode_it_stands_behind_the_users_first_words_as_in_training(tmp
 
 
 def test_the_start_says_of_which_models_it_is_not_known_whether_they_follow_requests(serve, tmp_path, caplog):
-    for number, (card, template, language, told) in enumerate((
+    for number, (card, template, language, warned) in enumerate((
         (None, PLAIN, "auto", True),
         (ModelCard("run", 3, "magistral"), PLAIN, "de", True),
         (ModelCard("run", 3, "magistral"), PLAIN, "off", False),
@@ -189,8 +189,8 @@ def test_the_start_says_of_which_models_it_is_not_known_whether_they_follow_requ
         caplog.clear()
         serve("x", model=str(folder), reasoning_language=language)
         lines = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-        assert len(lines) == told, lines
-        if told:
+        assert len(lines) == warned, lines
+        if warned:
             assert lines[0].startswith(f"model-{number}: ") and "reasoning_language" in lines[0]
             assert ("closes the reasoning" in lines[0]) == (template != PLAIN)
 

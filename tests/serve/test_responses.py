@@ -109,9 +109,9 @@ def typed_objects(serve):
             rows += streamed(piece, served.client.post(path, json={**body, "stream": True, **options}).text)
         raw = {"prompt": ["One", "Two"], "logprobs": 1, "n": 2}
         rows += [("completion", complete(served, **raw).text), ("completion", complete(served, echo=True).text)]
-        told = complete(served, **raw, stream=True, stream_options=more).text
+        pieces = complete(served, **raw, stream=True, stream_options=more).text
         # null until the end, as from OpenAI's server; its type knows the ends only
-        rows += streamed("completion", told.replace('"finish_reason":null', '"finish_reason":"stop"'))
+        rows += streamed("completion", pieces.replace('"finish_reason":null', '"finish_reason":"stop"'))
     return rows
 
 

@@ -9,13 +9,13 @@ BARE = "Four.\n\nFive END six."
 CONSTRAIN = {"reasoning_language": "ru", "reasoning_language_enforcement": "constrain"}
 
 
-def going_on(served, said):
+def going_on(served, text):
     """An engine that says a text from where the prompt has come to."""
     decode = served.server.prompts.chat.tokenizer.decode
 
     def script(prompt, sampling, call):
-        told = decode(prompt, skip_special_tokens=False)
-        return next(said[size:] for size in range(len(said), -1, -1) if told.endswith(said[:size]))
+        prompted = decode(prompt, skip_special_tokens=False)
+        return next(text[size:] for size in range(len(text), -1, -1) if prompted.endswith(text[:size]))
 
     served.engine.script = script
     return served
@@ -39,8 +39,8 @@ def test_a_stop_in_the_reasoning_does_not_end_it(serve):
         ("\n\n", "Four.", "\n\n"), (["END"], "Four.\n\nFive", "END"), (["six", "END"], "Four.\n\nFive", "END"),
         *((stop, BARE, None) for stop in ("nowhere", "</think>", "One", "<")),
     ):  # fmt: skip
-        *told, tokens = got(served, stop=stop)
-        assert told == ["One.\n\nTwo END three.", answer, "stop", reason]
+        *response, tokens = got(served, stop=stop)
+        assert response == ["One.\n\nTwo END three.", answer, "stop", reason]
         spoken = SAID if reason is None else SAID[: SAID.rindex(reason) + len(reason)]
         if reason == "\n\n":
             spoken = SAID[: SAID.index("Four.") + len("Four.\n\n")]
@@ -54,8 +54,8 @@ def test_an_answer_without_reasoning_is_stopped_too_and_the_stop_can_be_told(ser
     served = going_on(serve(""), "Four.\n\nFive </think> END six.")
     assert got(served, stop=["END"])[:4] == ("", "Four.\n\nFive </think>", "stop", "END")
     assert got(served, stop=["Five", "END"])[:4] == ("", "Four.", "stop", "Five")
-    for said in (SAID, BARE):
-        going_on(served, said)
+    for text in (SAID, BARE):
+        going_on(served, text)
         assert got(served, stop="END", include_stop_str_in_output=True)[1] == "Four.\n\nFive END"
 
 
@@ -93,11 +93,11 @@ def flat(content):
 
 
 @pytest.mark.parametrize(
-    "said", ["<think>\n One.\n\nTwo.\n \n</think>\n\n Four.\n\nFive. END\n \n", "Four.\tFive. END ", "<think>\nOne. \n",
+    "text", ["<think>\n One.\n\nTwo.\n \n</think>\n\n Four.\n\nFive. END\n \n", "Four.\tFive. END ", "<think>\nOne. \n",
              " \n<think> \n </think> \n ", "<think>One.</think>", " \n"],
 )  # fmt: skip
-def test_texts_and_items_are_the_same_streamed_and_whole(serve, said):
-    served = going_on(serve(""), said)
+def test_texts_and_items_are_the_same_streamed_and_whole(serve, text):
+    served = going_on(serve(""), text)
     for body in (
         {}, {"stop": "END"}, {"stop": "END", "include_stop_str_in_output": True}, {"stop": "\n"}, {"n": 2},
         {"max_tokens": 12}, {"max_tokens": 24}, {"reasoning_format": "inline"}, {"reasoning_format": "mistral"},

@@ -128,11 +128,11 @@ def test_what_is_no_call_stays_text(text):
 
 
 @pytest.mark.parametrize(
-    "said", ['<tool_call>\n{"name": "add", "arguments": {"a":1,', '<tool_call>\n{"name": "add"</tool_call>',
+    "answer", ['<tool_call>\n{"name": "add", "arguments": {"a":1,', '<tool_call>\n{"name": "add"</tool_call>',
              f'{call_text("add", "{}")}\n<tool_call>\n{{"name": "add", "arguments": {{', "<tool_call>"],
 )  # fmt: skip
-def test_what_should_be_a_call_and_is_none_is_an_error(serve, said):
-    served = serve(in_two(said))
+def test_what_should_be_a_call_and_is_none_is_an_error(serve, answer):
+    served = serve(in_two(answer))
     named = {"type": "function", "function": {"name": "add"}}
     for more in ({"tool_choice": "required"}, {"tool_choice": "required", "n": 2}, {"tool_choice": named}, {}):
         reply = served.ask(tools=[ADD], **more)
