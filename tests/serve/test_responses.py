@@ -34,7 +34,7 @@ def test_a_response_has_reasoning_and_answer_as_items(serve):
     assert 0 < whole.usage.output_tokens_details.reasoning_tokens < whole.usage.output_tokens
     assert whole.usage.total_tokens == whole.usage.input_tokens + whole.usage.output_tokens
     assert whole.model_extra["reasoning_language"]["match"] is True and whole.store is False
-    events = ask(served, stream=True)
+    events = ask(served, stream=True, extra_body={"reasoning_language": "fr"})
     assert [event.sequence_number for event in events] == list(range(len(events)))
     assert list(dict.fromkeys(event.type.removeprefix("response.") for event in events)) == [
         "created", "in_progress", "output_item.added", "reasoning_text.delta", "reasoning_text.done",
@@ -43,6 +43,7 @@ def test_a_response_has_reasoning_and_answer_as_items(serve):
     ]  # fmt: skip
     text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
     assert text == events[-1].response.output_text == whole.output_text
+    assert events[-1].response.model_extra["reasoning_language"] == whole.model_extra["reasoning_language"]
     with client_of(served) as client, client.responses.stream(model="tiny", input=QUESTION) as stream:
         assert stream.get_final_response().output_text == text
 
