@@ -19,7 +19,7 @@ QUIET = ("--disable-background-networking", "--disable-component-update", "--no-
 @contextmanager
 def chromium() -> Iterator[Browser]:
     """The Chromium that the system has; skips the test where there is none."""
-    path = next((found for name in NAMES if (found := shutil.which(name))), None)
+    path = next(filter(None, map(shutil.which, NAMES)), None)
     if path is None:
         pytest.skip("browser tests need Chromium: apt install chromium")
     arguments = [*QUIET, *(["--no-sandbox"] if os.geteuid() == 0 else [])]
@@ -30,17 +30,17 @@ def chromium() -> Iterator[Browser]:
 
 
 class Visitor:
-    """Somebody with the page open. Notes everything that must not happen."""
+    """Somebody with the page open, until the block of a `with` ends. Notes everything that must not happen."""
 
     def __init__(
         self, browser: Browser, served: Served, *, width: int = 1100, height: int = 760, dark: bool = False,
         home: str = "/",
     ):  # fmt: skip
         self.served = served
-        size = ViewportSize(width=width, height=height)
         self.context = browser.new_context(
-            viewport=size, color_scheme="dark" if dark else "light", locale="en", reduced_motion="reduce"
-        )
+            viewport=ViewportSize(width=width, height=height), color_scheme="dark" if dark else "light", locale="en",
+            reduced_motion="reduce",
+        )  # fmt: skip
         self.context.set_default_timeout(60_000)
         self.page: Page = self.context.new_page()
         self.foreign: list[str] = []
@@ -53,6 +53,14 @@ class Visitor:
         self.page.on("console", self._note_console)
         token = getattr(served, "token", "")  # of a dashboard
         self.page.goto(served.url + (home.replace("/", f"/?token={token}", 1) if token else home))
+
+    def __enter__(self) -> Visitor:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.check()
+        self.context.close()
 
     def _note_request(self, request: Request) -> None:
         if not request.url.startswith((f"{self.served.url}/", f"blob:{self.served.url}/")):

@@ -1,27 +1,22 @@
 """Planted models under every enforcement: what is measured, what strict lets pass, and what streams say of it."""
 
-from __future__ import annotations
-
 import json
 from itertools import product
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
 from serve.reasoning_language import REFUSALS, measure
-from shared.chat import Chat
 from shared.tool_calls import call_text
-from tests.serve.conftest import Serve, Served
-from tests.serve.fake_engine import Script
 from tests.serve.test_chat import ENGLISH, FRENCH, QUESTION, WRONG
 from tests.shared import test_chat as chats
+from tests.tables import read_table
 
 MISMATCH, CUT, EMPTY = REFUSALS
 BEGIN, END = "Bon, réfléchissons étape par étape.", "J'ai assez réfléchi, je réponds maintenant."
-LONG = f"{FRENCH} {FRENCH}"
-FORMULAS = "$3+2=5$; $5-2=3$; $3+2=5$; $5-2=3$; $3+2=5$; $5-2=3$; $3+2=5$"
-DONE = "data: [DONE]"
+WAYS = [*product(["chat"], (1, 2), (False, True)), ("responses", 1, False)]
+"""interface, choices, whether streamed"""
+RETRY, STRICT = ({"reasoning_language": "fr", "reasoning_language_enforcement": name} for name in ("retry", "strict"))
 
 
 class Planted(NamedTuple):
@@ -30,7 +25,7 @@ class Planted(NamedTuple):
     reasoning: str | None
     """None: it writes no reasoning, and closes one that is begun for it"""
     answer: str
-    match: bool | None
+    match: bool | None = False
     refused: str = ""
     """by strict, with this code"""
     tries: int = 1
@@ -39,11 +34,12 @@ class Planted(NamedTuple):
     blocked: bool | None = None
     """match where its reasoning is closed before it begins"""
 
-    def behind(self, chat: Chat) -> Script:
-        """The script of an engine that is this model."""
-        return lambda prompt, sampling, call: self.script(chat.tokenizer.decode(prompt, skip_special_tokens=False))
+    def plant(self, served):
+        """Let the engine of a server be this model."""
+        decode = served.engine.chat.tokenizer.decode
+        served.engine.script = lambda ids, sampling, call: self.script(decode(ids, skip_special_tokens=False))
 
-    def script(self, prompt: str) -> str:
+    def script(self, prompt):
         """What it writes behind a prompt."""
         opened, closed = prompt.rfind("THINK]"), prompt.rfind("/THINK]")
         if opened < 0:
@@ -57,165 +53,109 @@ class Planted(NamedTuple):
         return f"{'' if begun else open_tag}{self.reasoning}{close_tag}{self.answer}"
 
 
-MODELS = {
-    "nothing": Planted(None, "", None, EMPTY),
-    "an empty reasoning and nothing": Planted("", "", None, EMPTY),
-    "an empty reasoning and the right answer": Planted("", FRENCH, True, blocked=True),
-    "marks without a word and the right answer": Planted(" ...\n--- ", FRENCH, True, blocked=True),
-    "another language": Planted(ENGLISH, ENGLISH, False, MISMATCH, 2, blocked=False),
-    "the right language": Planted(FRENCH, FRENCH, True, blocked=True),
-    "the right language and no answer": Planted(FRENCH, "", True, EMPTY),
-    "the right language and blanks": Planted(FRENCH, " \n", True, EMPTY),
-    "an answer in another language": Planted(FRENCH, ENGLISH, False, MISMATCH, blocked=False),
-    "another language, then the right one": Planted(ENGLISH, FRENCH, False, MISMATCH, 2, blocked=True),
-    "no reasoning and the right answer": Planted(None, FRENCH, True, blocked=True),
-    "no reasoning and another language": Planted(None, ENGLISH, False, MISMATCH, 2, blocked=False),
-    "cut in the reasoning": Planted(LONG, FRENCH, True, CUT, max_tokens=150, blocked=True),
-    "cut in the answer": Planted(FRENCH, LONG, True, CUT, max_tokens=len(FRENCH) + 120, blocked=True),
-    "formulas alone": Planted(FORMULAS, "$5$", None),
-    "formulas and the right answer": Planted(FORMULAS, FRENCH, None, blocked=True),
-    "formulas and another language": Planted(FORMULAS, ENGLISH, False, MISMATCH, blocked=False),
-}
+MODELS = {row.pop("name"): Planted(**row) for row in read_table("serve/enforcement")}
 
 
-def thoughts(response: dict[str, Any]) -> str:
-    """The reasoning of a Responses object."""
-    items = [item for item in response["output"] if item["type"] == "reasoning"]
-    return "".join(part["text"] for item in items for part in item["content"])
-
-
-def asked(served: Served, api: str, stream: bool, **body: Any) -> tuple[int, str, list[dict[str, Any]], list[str]]:
-    """Status, code of an error, objects of all choices' languages, and the texts of their reasoning."""
+def asked(served, api="chat", stream=False, max_tokens=1000, effort="", **body):
+    """Status, code of an error, and the language and the text of each reasoning."""
     if api == "responses":
-        body["max_output_tokens"] = body.pop("max_tokens", 1000)
-        body = {"input": QUESTION, **({"reasoning": {"effort": "none"}} if body.pop("effort", "") else {}), **body}
-    else:
-        body = {"messages": [{"role": "user", "content": QUESTION}], **body}
-        body |= {"reasoning_effort": body.pop("effort")} if "effort" in body else {}
-    reply = served.client.post("/v1/responses" if api == "responses" else "/v1/chat/completions",
-                               json={**body, "stream": stream})  # fmt: skip
+        body |= {"input": QUESTION, "max_output_tokens": max_tokens, "reasoning": {"effort": effort or None}}
+        reply = served.client.post("/v1/responses", json=body)
+        whole = reply.json()
+        if whole["error"]:
+            return reply.status_code, whole["error"]["code"], []
+        parts = [part["text"] for item in whole["output"] if item["type"] == "reasoning" for part in item["content"]]
+        return 200, "", [(whole["reasoning_language"], "".join(parts))]
+    body |= {"max_tokens": max_tokens, **({"reasoning_effort": effort} if effort else {})}
     if not stream:
-        found = reply.json()
-        if "error" in found and found["error"]:
-            return reply.status_code, found["error"]["code"], [], []
-        if api == "responses":
-            return 200, "", [found["reasoning_language"]], [thoughts(found)]
-        choices = found["choices"]
-        languages = [choice["reasoning_language"] for choice in choices]
-        return 200, "", languages, [choice["message"]["reasoning"] or "" for choice in choices]
-    lines = [line for line in reply.text.splitlines() if line.startswith("data:")]
-    if api == "responses":
-        last = json.loads(lines[-1].removeprefix("data: "))
-        if last["type"] == "response.failed":
-            return reply.status_code, last["response"]["error"]["code"], [], []
-        assert last["type"] in ("response.completed", "response.incomplete")
-        return 200, "", [last["response"]["reasoning_language"]], [thoughts(last["response"])]
-    assert lines[-1] == DONE
-    events = [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+        reply = served.ask(QUESTION, **body)
+        if not reply.is_success:
+            return reply.status_code, reply.json()["error"]["code"], []
+        choices = reply.json()["choices"]
+        return 200, "", [(choice["reasoning_language"], choice["message"]["reasoning"] or "") for choice in choices]
+    events = served.events(QUESTION, **body)
     if "error" in events[-1]:
-        return reply.status_code, events[-1]["error"]["code"], [], []
-    ends = sorted((event for event in events if "reasoning_language" in event), key=lambda e: e["choices"][0]["index"])
-    texts = ["" for _ in ends]
-    for event in events:
-        for choice in event["choices"]:
-            texts[choice["index"]] += choice["delta"].get("reasoning") or ""
-    return 200, "", [event["reasoning_language"] for event in ends], texts
+        return 200, events[-1]["error"]["code"], []
+    languages = {event["choices"][0]["index"]: event.get("reasoning_language") for event in events}
+    texts = dict.fromkeys(sorted(languages), "")
+    for choice in (choice for event in events for choice in event["choices"]):
+        texts[choice["index"]] += choice["delta"].get("reasoning") or ""
+    return 200, "", [(languages[index], text) for index, text in texts.items()]
+
+
+def check(served, model, enforcement, way=WAYS[0], budget=None, **body):
+    """Ask in a way, and compare with what is to be said of the model. budget: of the reasoning; 0: it is closed."""
+    match, refused = (model.blocked, model.refused) if budget == 0 else (model.match, model.refused)
+    if budget == 0 and refused != EMPTY and model.max_tokens == 1000:
+        refused = MISMATCH if match is False else "" if model.answer.strip() else EMPTY
+    if model.max_tokens < 1000 and budget is not None:
+        return  # it would not be cut there
+    api, choices, stream = way
+    body |= {"reasoning_language": "fr", "reasoning_language_enforcement": enforcement}
+    body |= {"n": choices} if choices > 1 else {}
+    status, code, languages = asked(served, api, stream, model.max_tokens, **body)
+    scene = (model, enforcement, way, budget)
+    if enforcement == "strict" and refused:
+        assert (status, code) == (200 if stream else 422, refused), scene
+        return
+    assert (status, code, len(languages)) == (200, "", choices), scene
+    for language, text in languages:
+        assert language["match"] is match, scene
+        if budget is None:
+            assert language["tries"] == (model.tries if enforcement in ("retry", "strict") else 1), scene
+        server = language.get("prefilled", [])
+        begun = budget != 0 and (enforcement == "prefill" or language["tries"] == 2)
+        assert (BEGIN in server, END in server) == (begun, END in text), scene
+        for phrase in server:
+            assert phrase in text, scene
+            text = text.replace(phrase, "", 1)
+        assert measure(text, model.answer, "fr").match is match, "whoever measures again finds the same"
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_only_the_models_words_count(serve: Serve, name: str) -> None:
+def test_only_the_models_words_count(serve, name):
     served = serve("")
-    served.engine.script = MODELS[name].behind(served.engine.chat)
+    MODELS[name].plant(served)
     for enforcement in ("prompt", "constrain", "prefill", "retry", "strict"):
-        check_ways(served, MODELS[name], enforcement)
-
-
-def check_ways(served: Served, model: Planted, enforcement: str) -> None:
-    """Ask in every way, and compare with what is to be said of the model."""
-    ways = [("chat", False, 1), ("chat", True, 1), ("chat", False, 2), ("chat", True, 2), ("responses", False, 1),
-            ("responses", True, 1)]  # fmt: skip
-    ends = [(60, ways[3]), (60, ways[4]), (0, ways[0]), (0, ways[5])]
-    for budget, (api, stream, choices) in [*((None, way) for way in ways), *ends]:
-        match, refused = (model.blocked, model.refused) if budget == 0 else (model.match, model.refused)
-        if budget == 0 and refused != EMPTY and model.max_tokens == 1000:
-            refused = MISMATCH if match is False else "" if model.answer.strip() else EMPTY
-        if model.max_tokens < 1000 and budget is not None:
-            continue  # it would not be cut there
-        body: dict[str, Any] = {"reasoning_language": "fr", "reasoning_language_enforcement": enforcement,
-                                "max_tokens": model.max_tokens}  # fmt: skip
-        body |= {} if budget is None else {"effort": "none"} if budget == 0 else {"thinking_token_budget": budget}
-        body |= {"n": choices} if choices > 1 else {}
-        status, code, languages, texts = asked(served, api, stream, **body)
-        way = (enforcement, budget, api, stream, choices)
-        if enforcement == "strict" and refused:
-            assert (status, code) == (200 if stream else 422, refused), way
-            continue
-        assert (status, code, len(languages)) == (200, "", choices), way
-        for language, text in zip(languages, texts, strict=True):
-            assert language["match"] is match, way
-            again = enforcement in ("retry", "strict")
-            if budget is None:
-                assert language["tries"] == (model.tries if again else 1), way
-            server = language.get("prefilled", [])
-            begun = budget != 0 and (enforcement == "prefill" or language["tries"] == 2)
-            assert (BEGIN in server, END in server) == (begun, END in text), way
-            for phrase in server:
-                assert phrase in text, way
-                text = text.replace(phrase, "", 1)
-            assert measure(text, model.answer, "fr").match is match, "whoever measures again finds the same"
+        for way in WAYS[:: 1 if enforcement == "strict" else 2]:
+            check(served, MODELS[name], enforcement, way)
+        for way in WAYS[3:5]:
+            check(served, MODELS[name], enforcement, way, 60, thinking_token_budget=60)
+        for way in WAYS[:2]:
+            check(served, MODELS[name], enforcement, way, 0, effort="none")
 
 
 @pytest.mark.parametrize("tags", ["control", "opened", "closed"])
-def test_tags_do_not_matter(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tags: str) -> None:
-    template = chats.PLAIN
+def test_tags_do_not_matter(serve, tmp_path, monkeypatch, tags):
     if tags == "control":
         monkeypatch.setattr(chats, "SPECIAL", [*chats.SPECIAL, "[THINK]", "[/THINK]"])
-    blank = "{{ '\n' }}"
-    template += {"control": "", "opened": f"<think>{blank}", "closed": f"<think>{blank}</think>{blank}"}[tags]
-    folder = chats.make_folder(tmp_path / "m", template, config={"max_position_embeddings": 4096, "eos_token_id": 1})
+    begun = {"control": "", "opened": "<think>{{ '\n' }}", "closed": "<think>{{ '\n' }}</think>{{ '\n' }}"}[tags]
+    config = {"max_position_embeddings": 4096, "eos_token_id": 1}
+    folder = chats.make_folder(tmp_path / "m", chats.PLAIN + begun, config=config)
     served = serve("", model=str(folder))
-    served.engine.chat = Chat(folder)
+    served.engine.chat = served.server.prompts.chat
     for model, enforcement in product(MODELS.values(), ("prefill", "strict")):
-        served.engine.script = model.behind(served.engine.chat)
-        body = {"reasoning_language": "fr", "reasoning_language_enforcement": enforcement}
-        match, refused = (model.blocked, "") if tags == "closed" else (model.match, model.refused)
-        if tags == "closed" and not model.answer.strip():
-            refused = EMPTY
-        elif tags == "closed":
-            refused = MISMATCH if match is False else CUT if len(model.answer) > model.max_tokens else ""
-        status, code, languages, _ = asked(served, "chat", False, max_tokens=model.max_tokens, **body)
-        if enforcement == "strict" and refused:
-            assert (status, code) == (422, refused), model
-        else:
-            assert status == 200 and languages[0]["match"] is match, (model, enforcement, code)
+        model.plant(served)
+        check(served, model, enforcement, budget=0 if tags == "closed" else None)
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["</think>", "<think>", "</think>\n</think>", "<think></think> <think>", "</think>\u200b\n", "<eos>", "[/THINK]",
-     "<think></think><answer> </answer>", "</tool_call>", "<|END_THINKING|>", "</think><user>", " <assistant>\n"],
-)  # fmt: skip
-@pytest.mark.parametrize("enforcement", ["prompt", "strict"])
-def test_tags_alone_are_no_answer(serve: Serve, text: str, enforcement: str) -> None:
-    served = serve(text, reasoning_language="fr", reasoning_language_enforcement=enforcement)
-    for api, stream in product(("chat", "responses"), (False, True)):
-        status, code, *_ = asked(served, api, stream)
-        strict = enforcement == "strict"
-        assert (status, code) == (422 if strict and not stream else 200, EMPTY if strict else ""), (api, stream)
-
-
-@pytest.mark.parametrize("text", ["5", "\\boxed{5}", "+", "✓", "<b>", "x</think>", "</thinking>", "🙂"])
-def test_short_answers_are_answers(serve: Serve, text: str) -> None:
-    served = serve(text, reasoning_language="fr", reasoning_language_enforcement="strict")
-    assert served.ask(QUESTION).is_success
-
-
-# ---- second tries ------------------------------------------------------------------------------------------------
+def test_tags_alone_are_no_answer_and_short_answers_are(serve):
+    served = serve("")
+    for text in ("</think>", "<think>", "</think>\n</think>", "<think></think> <think>", "</think>\u200b\n", "<eos>",
+                 "[/THINK]", "<think></think><answer> </answer>", "</tool_call>", "<|END_THINKING|>",
+                 "</think><user>", " <assistant>\n"):  # fmt: skip
+        served.engine.script = lambda *_, text=text: text
+        for api, _, stream in WAYS[2:]:
+            assert asked(served, api, stream, **STRICT)[:2] == (200 if stream else 422, EMPTY), (text, api, stream)
+            assert asked(served, api, stream, reasoning_language="fr")[:2] == (200, ""), (text, api, stream)
+    for text in ("5", "\\boxed{5}", "+", "✓", "<b>", "x</think>", "</thinking>", "🙂"):
+        served.engine.script = lambda *_, text=text: text
+        assert served.ask(QUESTION, **STRICT).is_success, text
 
 
 @pytest.mark.parametrize("choices", [1, 3])
-def test_a_model_that_follows_requests_is_asked_again(serve: Serve, choices: int) -> None:
-    served = serve(WRONG, reasoning_language="fr", reasoning_language_enforcement="retry")
+def test_a_model_that_follows_requests_is_asked_again(serve, choices):
+    served = serve(WRONG, **RETRY)
     served.server.prompts.trained = True
     served.ask(QUESTION, seed=7, n=choices, temperature=0.5)
     assert len(set(served.engine.prompts)) == 1, "nothing is put into its mouth"
@@ -225,66 +165,61 @@ def test_a_model_that_follows_requests_is_asked_again(serve: Serve, choices: int
     assert [BEGIN in prompt for prompt in served.engine.prompts] == [False, True], "the same prompt would say the same"
 
 
-def test_where_there_is_no_reasoning_the_answer_is_held_back_and_sampled_again(serve: Serve) -> None:
-    served = serve(lambda prompt, sampling, call: ENGLISH if call % 2 == 0 else FRENCH, reasoning_language="fr",
-                   reasoning_language_enforcement="strict")  # fmt: skip
-    found = served.ask(QUESTION, reasoning_effort="none", seed=7).json()
-    assert found["choices"][0]["message"]["content"] == FRENCH and found["choices"][0]["message"]["reasoning"] is None
-    told = found["reasoning_language"]
-    assert (told["match"], told["tries"], told["first_try"]["detected"]) == (True, 2, "en")
-    assert len(set(served.engine.prompts)) == 1 and [one.seed for one in served.engine.samplings] == [7, 8]
+def test_where_there_is_no_reasoning_the_answer_is_held_back_and_sampled_again(serve):
+    served = serve(lambda prompt, sampling, call: ENGLISH if call % 2 == 0 else FRENCH, **STRICT)
+    body = served.ask(QUESTION, reasoning_effort="none", seed=7).json()
+    assert body["choices"][0]["message"]["content"] == FRENCH and body["choices"][0]["message"]["reasoning"] is None
+    measured = body["reasoning_language"]
+    assert (measured["match"], measured["tries"], measured["first_try"]["detected"]) == (True, 2, "en")
+    assert len(set(served.engine.prompts)) == 1 and [sampling.seed for sampling in served.engine.samplings] == [7, 8]
     events = served.events(QUESTION, reasoning_effort="none")
     assert "three apples" not in json.dumps([event["choices"][0]["delta"] for event in events])
     reply = served.ask(QUESTION, reasoning_effort="none", temperature=0)
     assert reply.status_code == 422 and len(served.engine.prompts) == 5, "a second try would say the same"
 
 
-def test_a_phrase_that_ends_the_reasoning_hides_no_other_language(serve: Serve) -> None:
+def test_a_phrase_that_ends_the_reasoning_hides_no_other_language(serve):
     """The held-back reasoning is English, and the French phrase behind it is the server's."""
-    served = serve("", reasoning_language="fr", reasoning_language_enforcement="retry")
-    short = Planted("We add two.", FRENCH, None)
-    served.engine.script = short.behind(served.engine.chat)
-    told = served.ask(QUESTION, thinking_token_budget=40).json()["reasoning_language"]
-    assert (told["match"], told["tries"], told["detected"]) == (None, 1, None)
-    served.engine.script = Planted(ENGLISH, FRENCH, False).behind(served.engine.chat)
-    told = served.ask(QUESTION, thinking_token_budget=60).json()["reasoning_language"]
-    assert (told["match"], told["tries"], told["detected"]) == (False, 2, "en")
-    assert END not in told["first_try"]["reasoning"] and told["first_try"]["detected"] == "en"
-    assert told["prefilled"] == [BEGIN, END]
+    served = serve("", **RETRY)
+    Planted("We add two.", FRENCH).plant(served)
+    measured = served.ask(QUESTION, thinking_token_budget=40).json()["reasoning_language"]
+    assert (measured["match"], measured["tries"], measured["detected"]) == (None, 1, None)
+    Planted(ENGLISH, FRENCH).plant(served)
+    measured = served.ask(QUESTION, thinking_token_budget=60).json()["reasoning_language"]
+    assert (measured["match"], measured["tries"], measured["detected"]) == (False, 2, "en")
+    assert END not in measured["first_try"]["reasoning"] and measured["first_try"]["detected"] == "en"
+    assert measured["prefilled"] == [BEGIN, END]
 
 
-def test_calls_are_no_words_of_an_answer(serve: Serve) -> None:
-    arguments = {"place": "the capital of the country"}
-    served = serve(call_text("find_the_weather", json.dumps(arguments)), reasoning_language="fr",
-                   reasoning_language_enforcement="strict")  # fmt: skip
+def test_calls_are_no_words_of_an_answer(serve):
+    served = serve(call_text("find_the_weather", '{"place": "the capital of the country"}'), **STRICT)
     parameters = {"type": "object", "properties": {"place": {"type": "string"}}}
     tool = {"type": "function", "function": {"name": "find_the_weather", "parameters": parameters}}
     for effort in ("none", "high"):
-        found = served.ask(QUESTION, tools=[tool], reasoning_effort=effort).json()
-        assert found["choices"][0]["finish_reason"] == "tool_calls", found
-        assert (found["reasoning_language"]["match"], found["reasoning_language"]["tries"]) == (None, 1)
+        body = served.ask(QUESTION, tools=[tool], reasoning_effort=effort).json()
+        assert body["choices"][0]["finish_reason"] == "tool_calls", body
+        assert (body["reasoning_language"]["match"], body["reasoning_language"]["tries"]) == (None, 1)
 
 
-def test_a_tag_that_the_model_has_begun_stays_its_text(serve: Serve) -> None:
+def test_a_tag_that_the_model_has_begun_stays_its_text(serve):
     served = serve("", reasoning_language="fr")
-    served.engine.script = Planted(f"{FRENCH} </thi no", "Cinq.", True).behind(served.engine.chat)
+    Planted(f"{FRENCH} </thi no", "Cinq.").plant(served)
     budget = len(FRENCH) + 1 + len("</thi") + 1  # tokens are bytes, and the tag is one more
-    found = served.ask(QUESTION, thinking_token_budget=budget).json()
-    assert found["choices"][0]["message"]["reasoning"] == f"{FRENCH} </thi\n{END}"
-    assert found["reasoning_language"]["prefilled"] == [END]
+    body = served.ask(QUESTION, thinking_token_budget=budget).json()
+    assert body["choices"][0]["message"]["reasoning"] == f"{FRENCH} </thi\n{END}"
+    assert body["reasoning_language"]["prefilled"] == [END]
 
 
-def test_a_refusal_names_the_text_that_was_written_and_what_ended_it(serve: Serve) -> None:
-    def refusal(reasoning: str | None, answer: str, **body: Any) -> str:
-        served.engine.script = Planted(reasoning, answer, False).behind(served.engine.chat)
-        message: str = served.ask(QUESTION, **body).json()["error"]["message"]
-        return message
-
-    served = serve("", reasoning_language="fr", reasoning_language_enforcement="strict")
-    assert "in any try: answer 100% en; try" in refusal(None, ENGLISH, reasoning_effort="none")
-    assert "in any try: answer 100% en; try" in refusal(FRENCH, ENGLISH)
-    assert "in any try: reasoning fr with words of other languages; try" in refusal(f"{FRENCH} Потом ещё книги.", "")
+def test_a_refusal_names_the_text_that_was_written_and_what_ended_it(serve):
+    served = serve("", **STRICT)
     invented = "zorblat quvnix frembulon dwarpish glonk vexuli krandor plimsy ortwag zunfel bixtom gralvo"
-    assert "in any try: answer in no language that is known; try" in refusal(FRENCH, invented)
-    assert refusal(FRENCH, "").startswith("the model ended without an answer")
-    assert refusal(FRENCH, "END of it.", stop="END").startswith("stop 'END' was reached without an answer")
+    for reasoning, answer, body, words in (
+        (None, ENGLISH, {"reasoning_effort": "none"}, "answer 100% en"), (FRENCH, ENGLISH, {}, "answer 100% en"),
+        (f"{FRENCH} Потом ещё книги.", "", {}, "reasoning fr with words of other languages"),
+        (FRENCH, invented, {}, "answer in no language that is known"),
+        (FRENCH, "", {}, "the model ended without an answer"),
+        (FRENCH, "END of it.", {"stop": "END"}, "stop 'END' was reached without an answer"),
+    ):  # fmt: skip
+        Planted(reasoning, answer).plant(served)
+        message = served.ask(QUESTION, **body).json()["error"]["message"]
+        assert message.startswith(words) if "without" in words else f"in any try: {words}; try" in message

@@ -1,116 +1,66 @@
 """JSON schemas that the engine's grammar cannot hold are refused, with the engine's own library; others are held."""
 
-from __future__ import annotations
-
 import json
-from typing import Any
+from contextlib import nullcontext
 
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from serve.json_schemas import MOST_COMPARED, bounded
+from tests.processor_time import at_most
+from tests.tables import read_table
 
-INT: dict[str, Any] = {"type": "integer"}
 LETTERS = LLTokenizer("byte")
 
 
-def named(*names: str, patterns: tuple[str, ...] = (), **more: Any) -> dict[str, Any]:
-    """An object's schema that requires the names, and allows keys of the patterns."""
-    found = {"properties": dict.fromkeys(names, INT), "required": list(names)} if names else {}
-    found |= {"patternProperties": dict.fromkeys(patterns, INT)} if patterns else {}
-    return {"type": "object", **found, "additionalProperties": False, **more}
-
-
-def ends_early(schema: dict[str, Any], begun: str) -> bool:
-    """Whether the grammar offers nothing behind a text that it has accepted."""
+def matcher_behind(schema, text):
+    """The grammar of a schema, that has accepted a text."""
     form = LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults={"whitespace_flexible": False})
     matcher = LLMatcher(LETTERS, form, log_level=0)
-    assert matcher.consume_tokens(LETTERS.tokenize_str(begun)), matcher.get_error()
-    matcher.compute_bitmask()
-    return matcher.is_error() and not matcher.is_accepting()
+    assert matcher.consume_tokens(LETTERS.tokenize_str(text)), matcher.get_error()
+    return matcher
 
 
-BOTH = named("a", patterns=("^a$",))
-
-
-@pytest.mark.parametrize(
-    ("schema", "place", "key"),
-    [
-        (BOTH, "#:", "a"),
-        (named("ab", patterns=("^a",)), "#:", "ab"),
-        (named("concat", patterns=("cat",)), "#:", "concat"),
-        (named("x", "k7", patterns=("^b", "^k[0-9]+$")), "#:", "k7"),
-        (named("a", patterns=("",)), "#:", "a"),
-        (named("a", patterns=(".*",)), "#:", "a"),
-        (named("größe", patterns=("ö",)), "#:", "größe"),
-        (named('q"', patterns=('^q"$',)), "#:", r'q\"'),
-        (named("A", patterns=("(?i)^a$",)), "#:", "A"),
-        ({"type": "object", "properties": {"a": False}, "patternProperties": {"^a$": INT}}, "#:", "a"),
-        (named("o", properties={"o": BOTH}), "#/properties/o:", "a"),
-        ({"type": "array", "items": BOTH}, "#/items:", "a"),
-        ({"type": "array", "prefixItems": [INT, BOTH]}, "#/prefixItems/1:", "a"),
-        ({"type": "object", "additionalProperties": BOTH}, "#/additionalProperties:", "a"),
-        ({"type": "object", "patternProperties": {"^x": BOTH}}, "#/patternProperties/^x:", "a"),
-        ({"$defs": {"p": BOTH}, "$ref": "#/$defs/p"}, "#/$defs/p:", "a"),
-        ({"$defs": {"p": named(patterns=("^a$",))}, "$ref": "#/$defs/p", "properties": {"a": INT}}, "#:", "a"),
-        ({"$defs": {"p": {"$anchor": "n", "patternProperties": {"^a": INT}}}, "allOf": [{"$ref": "#n"}, named("a")]},
-         "#:", "a"),
-        ({"allOf": [named("a"), {"patternProperties": {"^a$": INT}}]}, "#:", "a"),
-        ({"properties": {"a": INT}, "anyOf": [{"patternProperties": {"^a$": INT}}, {"required": ["a"]}]}, "#:", "a"),
-        ({"anyOf": [{"type": "null"}, BOTH]}, "#/anyOf/1:", "a"),
-        ({"oneOf": [named("b"), BOTH]}, "#/oneOf/1:", "a"),
-        (named(patterns=("^z$",), required=["z"]), "#:", "z"),
-        (named("a", patterns=("^[yz]$",), required=["a", "y", "z"]), "#:", "yz"),
-        (named(patterns=("^k[0-9]$",), minProperties=2), "#:", "minProperties"),
-        ({"type": "object", "additionalProperties": INT, "minProperties": 3}, "#:", "minProperties"),
-    ],
-)  # fmt: skip
-def test_keys_that_the_grammar_cannot_hold_are_refused(schema: dict[str, Any], place: str, key: str) -> None:
-    with pytest.raises(ValueError, match="patternProperties|minProperties") as caught:
-        bounded(schema)
-    assert place in str(caught.value) and key in str(caught.value)
+def test_keys_that_the_grammar_cannot_hold_are_refused_and_other_schemas_are_held():
+    for row in read_table("serve/json_schemas", kind="refused"):
+        with pytest.raises(ValueError, match="patternProperties|minProperties") as caught:
+            bounded(row["schema"])
+        assert row["place"] in str(caught.value) and row["key"] in str(caught.value), row
+    for row in read_table("serve/json_schemas", kind="held"):
+        assert matcher_behind(bounded(row["schema"]), row["answer"]).is_accepting(), row
 
 
 @pytest.mark.parametrize(
-    ("schema", "answer"),
-    [
-        (named("a"), '{"a":1}'),
-        (named("b", patterns=("^a$",)), '{"b":1,"a":2}'),
-        (named("cat", patterns=("^[0-9]+$", "^x_")), '{"cat":1,"12":2,"x_":3}'),
-        (named(patterns=("^k[0-9]$",), minProperties=1, maxProperties=1), '{"k7":1}'),
-        (named(patterns=("^k[0-9]$",), required=["k1"]), '{"k1":1,"k2":2}'),
-        (named("a", "b", minProperties=2), '{"a":1,"b":2}'),
-        ({"type": "object", "additionalProperties": INT, "minProperties": 1}, '{"a":1}'),
-        ({"anyOf": [named("a"), named(patterns=("^a$",))]}, '{"a":1}'),
-        (named("o", properties={"o": named(patterns=("^o$",))}), '{"o":{"o":1}}'),
-        (named("patternProperties", "properties", patterns=("^x$",)), '{"patternProperties":1,"properties":2}'),
-        ({"const": {"properties": {"a": 1}, "patternProperties": {"a": 1}}},
-         '{"properties":{"a":1},"patternProperties":{"a":1}}'),
-        ({"$defs": {"n": named("v", properties={"v": INT, "n": {"$ref": "#/$defs/n"}})}, "$ref": "#/$defs/n"},
-         '{"v":1,"n":{"v":2}}'),
-        ({"allOf": [named("a", additionalProperties=True), {"patternProperties": {"^b$": INT}}]}, '{"a":1,"b":2}'),
-        (named("A", patterns=("^a$",)), '{"A":1,"a":2}'),
-    ],
-)  # fmt: skip
-def test_other_schemas_are_held(schema: dict[str, Any], answer: str) -> None:
-    form = LLMatcher.grammar_from_json_schema(json.dumps(bounded(schema)), defaults={"whitespace_flexible": False})
-    matcher = LLMatcher(LETTERS, form, log_level=0)
-    assert matcher.consume_tokens(LETTERS.tokenize_str(answer)) and matcher.is_accepting(), matcher.get_error()
-
-
-def test_the_library_still_ends_in_the_middle() -> None:
+    ("names", "pattern", "begun", "ends"),
+    [(["a"], "^a$", '{"a":1,', True), (["z"], "^z$", '{"z":1,', True), (["b"], "^a$", '{"b":1,', False)],
+)
+def test_the_library_still_ends_in_the_middle(names, pattern, begun, ends):
     """Why they are refused; where this fails, the library holds them."""
-    assert ends_early(BOTH, '{"a":1,')
-    assert ends_early(named(patterns=("^z$",), required=["z"]), '{"z":1,')
-    assert not ends_early(named("b", patterns=("^a$",)), '{"b":1,')
+    schema = {"type": "object", "properties": dict.fromkeys(names, {"type": "integer"}), "required": names,
+              "patternProperties": {pattern: {"type": "integer"}}, "additionalProperties": False}  # fmt: skip
+    matcher = matcher_behind(schema, begun)
+    matcher.compute_bitmask()
+    assert (matcher.is_error() and not matcher.is_accepting()) is ends
 
 
-def test_hostile_keys_cost_little() -> None:
-    assert bounded(named("a" * 10_000, patterns=("(a+)+!$",)))
-    assert bounded(named(*(f"a{number}" for number in range(500))))
-    many = {"properties": {f"a{number}": {} for number in range(MOST_COMPARED // 2 + 1)}}
-    levels = {"allOf": [{"allOf": [many], "patternProperties": {"^b": {}}}], "patternProperties": {"^c": {}}}
-    with pytest.raises(ValueError, match="more than"):
-        bounded(levels)
-    around: dict[str, Any] = {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}
-    assert bounded(around) == around
+def deep(levels):
+    return {"items": deep(levels - 1)} if levels else {}
+
+
+@pytest.mark.parametrize(
+    ("schema", "why"),
+    [({"x": "y" * 40_000}, "letters"), ({"maxItems": 10**6}, "maxItems"), ({"multipleOf": 999983}, "multipleOf"),
+     ({"properties": {"a": {"maxLength": 10**9}}}, "maxLength"), ({"pattern": "(a{9}){9}" * 40}, "pattern"),
+     ({"patternProperties": {"(a+)*" * 80: {}}}, "pattern"), ({"a": 1e999}, "JSON"), (deep(60), "deep"),
+     ({"allOf": [{"anyOf": [{"const": number} for number in range(4)]}] * 6}, "alternatives"),
+     ({"allOf": [{"anyOf": [1, 1]}] * 200_000}, "letters"),  # measured before its alternatives are counted
+     ({"allOf": [{"allOf": [{"properties": dict.fromkeys(map(str, range(MOST_COMPARED // 2 + 1)), {})}],
+                  "patternProperties": {"^b": {}}}], "patternProperties": {"^c": {}}}, "more than"),
+     ({"properties": {"a" * 10_000: {}}, "patternProperties": {"(a+)+!$": {}}}, ""),
+     ({"maxItems": 10, "pattern": "a+", "properties": {f"a{number}": {} for number in range(500)}}, ""),
+     ({"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}, "")],
+    ids=range(14),
+)  # fmt: skip
+def test_schemas_that_would_hold_up_the_engine_are_refused_and_hostile_keys_cost_little(schema, why):
+    with at_most(1), pytest.raises(ValueError, match=why) if why else nullcontext():
+        assert bounded(schema) is schema

@@ -1,151 +1,51 @@
-"""The chat page with hostile model texts, and with axe-core: nothing runs, nothing is loaded, everybody can read it."""
-
-from __future__ import annotations
-
-from collections.abc import Iterator
-from typing import Any
+"""The chat page with hostile model texts, with axe-core, and on a phone: nothing runs, nothing is loaded, everybody can
+read it."""
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import expect
 
 from tests.serve.browser import Visitor, chromium
-from tests.serve.conftest import Serve
+from tests.tables import read_table
 
 pytestmark = pytest.mark.slow
-ELSEWHERE = "http://elsewhere.invalid"
-HOSTILE = {
-    "script": "<script>window.pwned = 1; alert(1)</script>",
-    "script in a block": "<div>\n\n<script src='http://elsewhere.invalid/x.js'></script>\n\n</div>",
-    "image with a handler": "<img src=http://elsewhere.invalid/a.png onerror='window.pwned = 1'>",
-    "svg": "<svg onload=window.pwned=1><script>window.pwned=1</script></svg>",
-    "mathml": "<math><mtext><table><mglyph><style><img src=x onerror=window.pwned=1></style></mglyph></table></math>",
-    "frame": "<iframe src='http://elsewhere.invalid' srcdoc='<script>parent.pwned=1</script>'></iframe>",
-    "style": "<style>@import 'http://elsewhere.invalid/x.css'; body { display: none }</style>",
-    "link and base": "<link rel=stylesheet href=http://elsewhere.invalid/x.css><base href=http://elsewhere.invalid/>",
-    "refresh": "<meta http-equiv=refresh content='0;url=http://elsewhere.invalid'>",
-    "form": "<form action=http://elsewhere.invalid><input autofocus onfocus=window.pwned=1></form>",
-    "script link": "[x](javascript:window.pwned=1) <javascript:window.pwned=1> [y](JaVaScRiPt&colon;window.pwned=1)",
-    "data link": "[x](data:text/html,<script>window.pwned=1</script>) [v](vbscript:x)",
-    "image": "![a](http://elsewhere.invalid/a.png) ![b](//elsewhere.invalid/b.png) ![c][d]\n\n[d]: http://elsewhere.invalid/c",
-    "data image": "![a](data:image/svg+xml;base64,PHN2ZyBvbmxvYWQ9YWxlcnQoMSk+)",
-    "title": '[x](http://elsewhere.invalid "a\\" onmouseover=window.pwned=1 b=\\"")',
-    "image's words": '![" onerror="window.pwned=1](http://elsewhere.invalid/a.png)',
-    "language of code": '```"><img src=x onerror=window.pwned=1>\ncode\n```',
-    "code": "```html\n</code></pre><img src=x onerror=window.pwned=1><script>window.pwned=1</script>\n```",
-    "formula with a link": r"$\href{javascript:window.pwned=1}{x}$ and $\url{http://elsewhere.invalid}$",
-    "formula with an image": r"$$\includegraphics[height=1em]{http://elsewhere.invalid/a.png}$$",
-    "formula with html": r"$\htmlStyle{background:url(http://elsewhere.invalid)}{x} \class{hidden}{y} \id{send}{z}$",
-    "formula with text": r"$\text{<img src=x onerror=window.pwned=1>}$",
-    "formula that grows": r"$\def\a{xxxxxxxx}\def\b{\a\a\a\a\a\a\a\a}\def\c{\b\b\b\b\b\b\b\b}\c\c\c\c\c\c\c\c\c\c$",
-    "formula without end": r"$\def\a{\a\a}\a$",
-    "formula that is large": r"$\rule{99999em}{99999em}$ $\kern{-9999em} x$ $\raisebox{9999em}{y}$",
+HOSTILE = {row["name"]: row["text"] for row in read_table("serve/hostile_page_texts")} | {
     "deep brackets": "$" + "{" * 900 + "x" + "}" * 900 + "$",
     "deep quotation": ">" * 300 + " x",
     "deep list": "\n".join("  " * depth + "- x" for depth in range(150)),
     "many dollars": "$a " * 1500,
-    "tags": "</think> <think> x </think> <script>window.pwned=1</script>",
-    "directions": "\u202e<script>window.pwned=1</script>\u2066 x",
-}  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as found:
-        yield found
-
-
-@pytest.fixture
-def visitor(serve: Serve, browser: Browser) -> Iterator[Visitor]:
-    """Somebody with the page of a server that says little; afterwards nothing may have happened."""
-    found = Visitor(browser, serve("<think>x</think>y"))
-    yield found
-    found.check()
-    found.context.close()
-
-
-GROW = """async (texts) => {
+}
+GROW = """async (text) => {
   const { Prose } = await import("/page/prose.js");
-  for (const text of texts) {
-    const element = document.createElement("div");
-    element.className = "prose";
-    document.getElementById("turns").append(element);
-    const prose = new Prose(element);
-    const step = Math.ceil(text.length / 12);
-    for (let end = step; end < text.length; end += step) {
-      prose.write(text.slice(0, end));
-      await new Promise(requestAnimationFrame);
-    }
-    prose.write(text);
-    prose.end();
+  const element = document.createElement("div");
+  element.className = "prose";
+  document.getElementById("turns").append(element);
+  const prose = new Prose(element);
+  const step = Math.ceil(text.length / 12);
+  for (let end = step; end < text.length; end += step) {
+    prose.write(text.slice(0, end));
+    await new Promise(requestAnimationFrame);
   }
+  prose.write(text);
+  prose.end();
 }"""
-"""shows texts as they grow, in twelve pieces"""
-
-
-def test_hostile_texts_do_nothing_in_a_stream(serve: Serve, browser: Browser) -> None:
-    """Token by token from the server, in the reasoning and in the answer."""
-    names = ("script", "image with a handler", "svg", "script link", "image", "formula with a link", "tags")
-    texts = [HOSTILE[name] for name in names]
-    served = serve(lambda prompt, sampling, call: f"<think>{texts[call]}\n\nend</think>{texts[call]}\n\nThe end.")
-    visitor = Visitor(browser, served)
-    page = visitor.page
-    for name in names:
-        visitor.ask("go on")
-        visitor.wait_for_end()
-        expect(page.locator(".response").last, name).to_contain_text("The end.")
-        page.get_by_role("button", name="New chat").click()
-        visitor.check()
-    visitor.context.close()
-
-
-def test_hostile_texts_do_nothing_while_they_grow(visitor: Visitor) -> None:
-    for name, text in HOSTILE.items():
-        visitor.page.evaluate(GROW, [text])
-        assert visitor.page.locator("#turns .prose").last.inner_text().strip(), name
-        print(name)  # the last one that is told did what follows
-        visitor.check()
-
-
-def test_what_is_left_of_them(visitor: Visitor) -> None:
-    """No element that loads, runs or sends; links only to the web, and only by a click."""
-    page = visitor.page
-    visitor.ask("<img src=x onerror=window.pwned=1> **x**")
-    visitor.wait_for_end()
-    assert page.locator(".question .text").inner_text() == "<img src=x onerror=window.pwned=1> **x**"
-    page.evaluate(GROW, list(HOSTILE.values()))
-    for name in ("script", "img", "iframe", "style", "link", "base", "meta", "form", "input", "svg", "object"):
-        assert page.locator(f"#turns {name}").count() == 0, name
-    for link in page.locator("#turns a[href]").all():
-        assert (link.get_attribute("href") or "").startswith(("http://", "https://", "mailto:"))
-        assert link.get_attribute("rel") == "noopener noreferrer nofollow"
-    assert page.locator("#turns a", has_text="image: a").first.get_attribute("href") == f"{ELSEWHERE}/a.png"
-    attributes = "[...document.querySelectorAll('#turns *')].flatMap((each) => each.getAttributeNames())"
-    assert not [name for name in page.evaluate(attributes) if name.startswith("on")]
-    assert page.locator("#send").is_visible() and page.evaluate("document.querySelectorAll('#send').length") == 1
-    assert page.evaluate("document.documentElement.scrollWidth") <= 1100, "nothing makes the page wider"
-
-
-def test_a_long_block_keeps_the_page_quick(visitor: Visitor) -> None:
-    """1,000 growths of one paragraph of 700 formulas: most frames draw nothing, and all is there in the end."""
-    took_s = visitor.page.evaluate("""async () => {
-      const { Prose } = await import("/page/prose.js");
-      const element = document.createElement("div");
-      document.getElementById("turns").append(element);
-      const prose = new Prose(element);
-      const start = performance.now();
-      let text = "";
-      for (let count = 0; count < 700; count++) prose.write((text += "word **bold** $x$ "));
-      for (let count = 0; count < 300; count++) {
-        prose.write((text += "word "));
-        if (count % 10 === 0) await new Promise(requestAnimationFrame);
-      }
-      prose.end();
-      return (performance.now() - start) / 1000;
-    }""")
-    assert visitor.page.locator("#turns math").count() == 700 and took_s < 10
-
-
+"""shows a text as it grows, in twelve pieces"""
+GROW_LONG = """async () => {
+  const { Prose } = await import("/page/prose.js");
+  const element = document.createElement("div");
+  document.getElementById("turns").append(element);
+  const prose = new Prose(element);
+  let [text, draws] = ["", 0];
+  new MutationObserver(() => draws++).observe(element, { childList: true });
+  for (let count = 0; count < 700; count++) prose.write((text += "word **bold** $x$ "));
+  for (let frame = 0; frame < 30; frame++) {
+    prose.write((text += "word "));
+    await new Promise(requestAnimationFrame);
+  }
+  prose.end();
+  return draws;
+}"""
+"""one paragraph of 700 formulas, over 30 frames; returns how many of them drew it"""
 RICH = (
     "<think>There are three apples in the basket and we add two more of them, which makes five apples.</think>"
     "## Result\n\n$$\\sum_{i=1}^{9} a_i = \\frac{1}{2} + x_1 + x_2 + x_3 + x_4 + x_5 + x_6 + x_7 + x_8 + x_9$$\n\n"
@@ -153,47 +53,140 @@ RICH = (
     "    return first + more\n```\n\n[a link](https://elsewhere.invalid) and `code`\n\n> quoted\n\n"
     "| a | b |\n|---|---|\n| 1 | 2 |\n\nDas sind zusammen also genau \\boxed{5} schöne rote Äpfel."
 )
+STEPS = "\n\n".join(
+    f"Step {number}: there are {number} apples in the basket, and we add two more of them, so $x_{{{number}}} = "
+    f"\\frac{{{number}}}{{2}}$ is known." for number in range(1, 20)
+)  # fmt: skip
+BROKEN = r"Sums \(\frac{1}{2\) and $\unknowncommand{x} + 1$, but $x_1$; $$\begin{align} a &= \left( b \end{align}$$"
 
 
-@pytest.mark.parametrize(
-    ("width", "dark"),
-    [
-        (1100, False),
-        pytest.param(1100, True, marks=pytest.mark.soak),
-        pytest.param(320, False, marks=pytest.mark.soak),
-        (320, True),
-    ],
-)
-def test_axe_finds_nothing_serious(serve: Serve, browser: Browser, width: int, dark: bool) -> None:
+@pytest.fixture(scope="module")
+def browser():
+    with chromium() as running:
+        yield running
+
+
+def look(page, width, axe=Axe()):  # noqa: B008
+    """It is no wider than the window, and nobody is kept from reading it."""
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    violations = axe.run(page).response["violations"]
+    grave = [violation for violation in violations if violation["impact"] in ("serious", "critical")]
+    assert not grave, [(rule["id"], [node["html"][:200] for node in rule["nodes"]]) for rule in grave]
+
+
+def test_hostile_texts_do_nothing_in_a_stream(serve, browser):
+    """Token by token from the server, in the reasoning and in the answer."""
+    names = ("script", "image with a handler", "svg", "script link", "image", "formula with a link", "tags")
+    texts = [HOSTILE[name] for name in names]
+    served = serve(lambda prompt, sampling, call: f"<think>{texts[call]}\n\nend</think>{texts[call]}\n\nThe end.")
+    with Visitor(browser, served) as visitor:
+        for name in names:
+            visitor.ask("go on")
+            visitor.wait_for_end()
+            expect(visitor.page.locator(".response").last, name).to_contain_text("The end.")
+            visitor.page.get_by_role("button", name="New chat").click()
+            visitor.check()
+
+
+def test_hostile_texts_do_nothing_while_they_grow(serve, browser):
+    """No element that loads, runs or sends is left; links only to the web, and only by a click."""
+    with Visitor(browser, serve("<think>x</think>y")) as visitor:
+        page = visitor.page
+        visitor.ask("<img src=x onerror=window.pwned=1> **x**")
+        visitor.wait_for_end()
+        assert page.locator(".question .text").inner_text() == "<img src=x onerror=window.pwned=1> **x**"
+        for name, text in HOSTILE.items():
+            page.evaluate(GROW, text)
+            assert page.locator("#turns .prose").last.inner_text().strip(), name
+            print(name)  # the last one that is told did what follows
+            visitor.check()
+        for name in ("script", "img", "iframe", "style", "link", "base", "meta", "form", "input", "svg", "object"):
+            assert page.locator(f"#turns {name}").count() == 0, name
+        for link in page.locator("#turns a[href]").all():
+            assert (link.get_attribute("href") or "").startswith(("http://", "https://", "mailto:"))
+            assert link.get_attribute("rel") == "noopener noreferrer nofollow"
+        image = page.locator("#turns a", has_text="image: a").first
+        assert image.get_attribute("href") == "http://elsewhere.invalid/a.png"
+        attributes = "[...document.querySelectorAll('#turns *')].flatMap((each) => each.getAttributeNames())"
+        assert not [name for name in page.evaluate(attributes) if name.startswith("on")]
+        assert page.locator("#send").is_visible() and page.evaluate("document.querySelectorAll('#send').length") == 1
+        assert page.evaluate("document.documentElement.scrollWidth") <= 1100, "nothing makes the page wider"
+
+
+def test_a_long_block_is_drawn_in_few_frames_and_is_all_there_in_the_end(serve, browser):
+    with Visitor(browser, serve("x")) as visitor:
+        draws = visitor.page.evaluate(GROW_LONG)
+        print(draws)
+        assert visitor.page.locator("#turns math").count() == 700 and draws <= 15
+
+
+@pytest.mark.parametrize(("width", "dark"), [(1100, False), (320, True)])
+def test_axe_finds_nothing_serious(serve, browser, width, dark):
     served = serve(RICH, token_s=0.004, reasoning_language="de")
-    visitor = Visitor(browser, served, width=width, dark=dark)
-    page = visitor.page
-    axe, found = Axe(), []
+    with Visitor(browser, served, width=width, dark=dark) as visitor:
+        page = visitor.page
+        look(page, width)
+        visitor.ask()
+        expect(page.locator(".reasoning .prose")).to_contain_text("There")
+        look(page, width)
+        page.get_by_label("Thinks in").select_option("de")
+        visitor.wait_for_end()
+        expect(page.locator(".answer")).to_contain_text("schöne rote")
+        page.locator(".reasoning summary").click()
+        page.locator(".badge summary").click()
+        look(page, width)
+        served.server.ready = False
+        visitor.ask("again")
+        expect(page.locator(".error")).to_be_visible()
+        look(page, width)
+        page.get_by_role("button", name="Edit").first.click()
+        page.get_by_role("button", name="Settings").click()
+        look(page, width)
 
-    def look(state: str) -> None:
-        wide: Any = page.evaluate("document.documentElement.scrollWidth")
-        assert wide <= width, f"{state}: the page is {wide} pixels wide"
-        for violation in axe.run(page).response["violations"]:
-            if violation["impact"] in ("serious", "critical"):
-                found.append((state, violation["id"], [node["html"][:200] for node in violation["nodes"]]))
 
-    look("empty")
-    visitor.ask()
-    expect(page.locator(".reasoning .prose")).to_contain_text("There")
-    look("thinking")
-    page.get_by_label("Thinks in").select_option("de")
-    visitor.wait_for_end()
-    expect(page.locator(".answer")).to_contain_text("schöne rote")
-    page.locator(".reasoning summary").click()
-    page.locator(".badge summary").click()
-    look("whole")
-    served.server.ready = False
-    visitor.ask("again")
-    expect(page.locator(".error")).to_be_visible()
-    look("error")
-    page.get_by_role("button", name="Edit").first.click()
-    page.get_by_role("button", name="Settings").click()
-    look("settings")
-    assert found == []
-    visitor.check()
-    visitor.context.close()
+def test_reasoning_on_a_phone(serve, browser):
+    """What can be read is most of the window while the model thinks; formulas that cannot be set stand as written."""
+    served = serve(f"<think>\n{STEPS}\n</think>\n\n{BROKEN}", token_s=0.002, reasoning_language="en", max_tokens=40_000)
+    with Visitor(browser, served, width=360, height=640) as visitor:
+        page = visitor.page
+
+        def box(selector):
+            """Where an element stands in the window."""
+            return page.evaluate("name => document.querySelector(name).getBoundingClientRect().toJSON()", selector)
+
+        visitor.ask()
+        prose, window = page.locator(".reasoning .prose"), page.locator(".reasoning .window")
+        expect(prose).to_contain_text("Step 12", timeout=90_000)
+        served.engine.token_s = 0.5  # all but still
+        look(page, 360)
+        composer, dock, frame = box("#composer"), box("#dock"), box(".reasoning .window")
+        assert composer["left"] >= 0 and composer["right"] <= 360 and composer["bottom"] <= 640
+        assert dock["height"] <= 0.3 * 640
+        assert all(box(control)["width"] >= 100 for control in ("#language", "#enforcement")), "values can be read"
+        labels = [label.bounding_box() for label in page.locator("#composer label span").all()]
+        assert all(label["height"] < 24 for label in labels), "no label takes two lines"
+        for name in ("Answer now", "Stop"):
+            button = page.get_by_role("button", name=name).bounding_box()
+            assert button["height"] >= 36 and button["width"] >= 60
+        assert box(".reasoning summary")["top"] >= box("header")["bottom"] - 1, "how long it thinks stays in sight"
+        assert frame["height"] <= 0.5 * 640 and frame["bottom"] <= dock["top"] + 1, "the newest words are in sight"
+        assert window.evaluate("w => w.scrollHeight - w.scrollTop - w.clientHeight") <= 40
+        window.evaluate("w => { w.scrollTop = 0; }")
+        served.engine.token_s = 0.002
+        expect(prose).to_contain_text("Step 14")
+        assert window.evaluate("w => w.scrollTop") < 40, "who reads the first ones is left alone"
+        served.engine.token_s = 0
+        visitor.wait_for_end()
+        look(page, 360)
+        page.locator(".reasoning summary").click()
+        expect(prose).to_be_visible()
+        assert window.evaluate("w => w.scrollHeight - w.clientHeight") <= 1, "opened later it is whole"
+        look(page, 360)
+        answer = page.locator(".answer")
+        assert answer.locator("math").count() == 1 and answer.locator(".temml-error").count() == 0
+        sources = [source.inner_text() for source in answer.locator("code.source").all()]
+        assert sources == [r"\frac{1}{2", r"\unknowncommand{x} + 1", r"\begin{align} a &= \left( b \end{align}"]
+        assert "ParseError" not in answer.inner_text() and "Expected" not in answer.inner_text()
+        colours = "[...document.querySelectorAll('.answer *')].map(each => getComputedStyle(each).color)"
+        red = f"{colours}.filter(colour => /^rgb\\((1[6-9]|2)\\d, [0-5]?\\d, [0-5]?\\d\\)$/.test(colour)).length"
+        assert page.evaluate(red) == 0
