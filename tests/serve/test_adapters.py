@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
 
@@ -10,17 +9,13 @@ import httpx
 import pytest
 import torch
 
-from serve.adapters import ServedAdapter, read_adapter
-from serve.engine import SamplingParameters
-from serve.vllm_engine import VllmEngine
+from serve.adapters import read_adapter
 from shared.errors import ConfigError, ModelError
 from shared.model import hf, lora
-from shared.model.adapter_folder import merged_weights, read_matrices, save_adapter
+from shared.model.adapter_folder import save_adapter
 from shared.model.config import DecoderConfig
 from shared.model.decoder import Decoder
 from shared.model.model_card import CARD
-from tests.packed import pack_from
-from tests.serve.command import untrained_model
 from tests.serve.conftest import Serve, eventually
 
 SAID = "<think>Two and three.</think>5"
@@ -139,55 +134,3 @@ def test_a_version_that_comes_while_the_engine_is_dead_is_taken_later(
     link.unlink()
     link.symlink_to(folders[2])
     eventually(lambda: server.reloads == 2)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(540)
-def test_vllm_answers_by_name_in_one_batch_and_with_newer_versions_at_once(tmp_path: Path) -> None:
-    """The log-probs are those of the merged models, also of the model alone while its adapters run."""
-    model = untrained_model(tmp_path)
-    versions = [write_adapter(tmp_path / str(seed), model, rank=3, seed=seed) for seed in (1, 2, 3)]
-    adapters: dict[str, ServedAdapter] = {
-        name: read_adapter(folder, model, "") for name, folder in zip(("one", "two"), versions, strict=False)
-    }
-    prompts = {name: [5, 6, 7, *range(20, 80)] for name in ("", "one", "two")}
-
-    async def tokens(engine: VllmEngine, name: str) -> tuple[list[int], list[float]]:
-        ids, logprobs = list[int](), list[float]()
-        sampling = SamplingParameters(max_tokens=20, temperature=0, logprobs=0, adapter=name)
-        async for delta in engine.generate(prompts[name], sampling):
-            ids += delta.token_ids
-            logprobs += [ranked[0].logprob for ranked in delta.logprobs]
-        return ids, logprobs
-
-    async def story() -> None:
-        engine = VllmEngine(
-            str(model), max_tokens=160, max_sequences=8, cache_bytes=64 << 20, dtype="float32", adapters=adapters
-        )
-        await engine.start()
-        try:
-            folders: dict[str, Path | None] = {"": None, "one": versions[0], "two": versions[1]}
-            for _ in range(2):
-                found = await asyncio.gather(*(tokens(engine, name) for name in folders))
-                for name, (ids, logprobs) in zip(folders, found, strict=True):
-                    check(model, folders[name], prompts[name], ids, logprobs)
-                assert found[0][0] != found[1][0] != found[2][0]
-                await engine.load_adapter("two", versions[2])
-                folders["two"] = versions[2]
-            with pytest.raises(ModelError, match="cannot serve .* as one"):
-                await engine.load_adapter("one", tmp_path / "nowhere")
-            check(model, versions[0], prompts["one"], *await tokens(engine, "one"))
-        finally:
-            await engine.stop()
-
-    asyncio.run(story())
-
-
-def check(model: Path, adapter: Path | None, prompt: list[int], ids: list[int], logprobs: list[float]) -> None:
-    """Compare an engine's log-probs with those of the model with an adapter merged into it."""
-    decoder = Decoder(DecoderConfig.from_hf(hf.load_config(model)))
-    matrices = {} if adapter is None else read_matrices(adapter)
-    decoder.load_state_dict(dict(merged_weights(model, matrices, 8.0 / 3)))
-    with torch.no_grad():
-        expected = decoder.float()(pack_from([prompt + ids], [len(prompt)]))[0]
-    torch.testing.assert_close(torch.tensor(logprobs), expected, rtol=0, atol=1e-3)  # other adapters: whole nats

@@ -1,16 +1,19 @@
 """What each accepted parameter of sampling does, by its effect, with an untrained model in a real vLLM engine.
 
-Its texts mean nothing, so whatever is seen comes from the parameter. test_parameters.py: which ones there are.
+Its texts mean nothing, so whatever is seen comes from the parameter. test_parameters.py: which ones there are. The
+server is one that uvicorn starts.
 """
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
-from pathlib import Path
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
+from rollout.vllm_config import read_stop_tokens
 from tests.serve.command import QUESTION, Command, untrained_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(540)]
@@ -19,10 +22,22 @@ MESSAGES = [{"role": "user", "content": QUESTION}]
 
 @pytest.fixture(scope="module")
 def command(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
-    """One server for all tests of this file."""
-    running = Command(untrained_model(tmp_path_factory.mktemp("runs")), tmp_path_factory.mktemp("serve") / "log")
-    yield running
-    running.close()
+    """One server for all tests of this file, with settings of the environment and of a file."""
+    folder = tmp_path_factory.mktemp("runs")
+    model, settings = untrained_model(folder), folder / "serve.toml"
+    settings.write_text(f'name = "of a file"\ncache_bytes = {64 << 20}\ndtype = "float32"\n')
+    variables = {"MAESTRALE_MODEL": str(model), "MAESTRALE_CONFIG": str(settings)}
+    running = Command(model, folder / "log", program=["uvicorn", "serve.app:app"], **variables)
+    try:
+        yield running
+        running.process.terminate()
+        assert running.process.wait(90) in (0, -signal.SIGTERM)
+    finally:
+        running.close()
+
+
+def test_uvicorn_serves_with_settings_of_the_environment(command: Command) -> None:
+    assert [model["id"] for model in command.client.get("/v1/models").json()["data"]] == ["of a file"]
 
 
 class Asked:
@@ -38,21 +53,14 @@ class Asked:
 
 
 def ids(command: Command, text: str) -> list[int]:
-    found: list[int] = command.client.post("/tokenize", json={"prompt": text}).json()["tokens"]
-    return found
+    tokens: list[int] = command.client.post("/tokenize", json={"prompt": text}).json()["tokens"]
+    return tokens
 
 
-def plain(command: Command) -> list[int]:
-    """Ids of three tokens that are letters, far apart."""
+@pytest.fixture(scope="module")
+def letters(command: Command) -> list[int]:
+    """Ids of Q, Z and X, three tokens that are letters, far apart."""
     return [ids(command, letter)[-1] for letter in "QZX"]
-
-
-def end_of(command: Command) -> int:
-    """The token at which the model ends by itself."""
-    from rollout.vllm_config import read_stop_tokens
-
-    model = Path(command.process.args[command.process.args.index("--model") + 1])  # type: ignore[union-attr, index]
-    return read_stop_tokens(str(model))[0]
 
 
 def test_greedy_is_what_narrow_sampling_draws(command: Command) -> None:
@@ -64,15 +72,18 @@ def test_greedy_is_what_narrow_sampling_draws(command: Command) -> None:
     assert Asked(command, max_tokens=3).count == 3
 
 
-def test_logit_bias_and_allowed_tokens(command: Command) -> None:
-    first, second, third = plain(command)
+def test_letters_can_be_favoured_and_forbidden(command: Command, letters: list[int]) -> None:
+    first, second, third = letters
     assert Asked(command, logit_bias={str(first): 100}).text == "Q" * 16
-    assert set(Asked(command, allowed_token_ids=[first, second, third], temperature=2, seed=1).text) <= set("QZX")
+    assert set(Asked(command, allowed_token_ids=letters, temperature=2, seed=1).text) <= set("QZX")
     assert set(Asked(command, allowed_token_ids=[first, third], logit_bias={str(first): -100}).text) == {"X"}
+    favoured = {"allowed_token_ids": [first, second], "logit_bias": {str(first): 5}}
+    assert set(Asked(command, **favoured).text) == {"Q"}
+    assert set(Asked(command, **favoured, bad_words=["Q"]).text) == {"Z"}
 
 
-def test_penalties(command: Command) -> None:
-    first, second, _ = plain(command)
+def test_penalties(command: Command, letters: list[int]) -> None:
+    first, second, _ = letters
     pair: dict[str, Any] = {"allowed_token_ids": [first, second], "max_tokens": 40}
     low, high = -30.0, 30.0  # what Z needs beside Q, so that neither always wins
     for _ in range(8):
@@ -85,34 +96,31 @@ def test_penalties(command: Command) -> None:
         ("presence_penalty", 2, -2), ("frequency_penalty", 2, -2), ("repetition_penalty", 50, 0.02),
     ):  # fmt: skip
         texts = [Asked(command, **pair, **{name: value}).text for value in (apart, alike)]
-        changes = [sum(one != other for one, other in zip(text, text[1:], strict=False)) for text in texts]
+        changes = [sum(letter != after for letter, after in pairwise(text)) for text in texts]
         assert changes[0] > changes[1], (name, texts)
 
 
-def test_bad_words(command: Command) -> None:
-    first, second, _ = plain(command)
-    letters = {"allowed_token_ids": [first, second], "logit_bias": {str(first): 5}}
-    assert set(Asked(command, **letters).text) == {"Q"}
-    assert set(Asked(command, **letters, bad_words=["Q"]).text) == {"Z"}
-
-
-def test_ends(command: Command) -> None:
-    first, second, _ = plain(command)
-    letters: dict[str, Any] = {"allowed_token_ids": [first, second], "temperature": 2, "seed": 3, "max_tokens": 60}
-    free = Asked(command, **letters)
+def test_ends(command: Command, letters: list[int]) -> None:
+    body: dict[str, Any] = {"allowed_token_ids": letters[:2], "temperature": 2, "seed": 3, "max_tokens": 60}
+    free = Asked(command, **body)
     assert free.finish == "length" and free.count == 60 and "QZ" in free.text
     until = free.text.index("QZ")
-    by_text = Asked(command, **letters, stop="QZ")
+    by_text = Asked(command, **body, stop="QZ")
     assert (by_text.text, by_text.finish, by_text.stop) == (free.text[:until], "stop", "QZ")
-    told = Asked(command, **letters, stop="QZ", include_stop_str_in_output=True)
+    told = Asked(command, **body, stop="QZ", include_stop_str_in_output=True)
     assert told.text == free.text[: until + 2] and told.count == by_text.count == until + 2
-    by_token = Asked(command, **letters, stop_token_ids=[second])
-    assert (by_token.text, by_token.finish, by_token.stop) == (free.text[: free.text.index("Z")], "stop", second)
+    by_token = Asked(command, **body, stop_token_ids=letters[1:2])
+    assert (by_token.text, by_token.finish, by_token.stop) == (free.text[: free.text.index("Z")], "stop", letters[1])
+    bad = command.client.post("/v1/completions", json={"prompt": "x", "stop_token_ids": [10**6]})
+    assert bad.status_code == 400 and bad.json()["error"]["param"] == "stop_token_ids"
+
+
+def wish_for_the_end(command: Command) -> dict[str, Any]:
+    return {"logit_bias": {str(read_stop_tokens(str(command.model))[0]): 100}}
 
 
 def test_the_models_own_end(command: Command) -> None:
-    end = end_of(command)
-    wish = {"logit_bias": {str(end): 100}}
+    wish = wish_for_the_end(command)
     at_once = Asked(command, **wish)
     assert (at_once.text, at_once.count, at_once.finish, at_once.stop) == ("", 1, "stop", None)
     later = Asked(command, **wish, min_tokens=5)
@@ -123,49 +131,44 @@ def test_the_models_own_end(command: Command) -> None:
     assert shown.text != never.text and shown.count == 16
 
 
-def chat(command: Command, path: str, **body: Any) -> str:
-    """Reasoning and answer of a chat, or of a response, which have the same parameters."""
-    common = {"temperature": 0, "reasoning_language": "off", **body}
-    if path == "/v1/responses":
-        reply = command.client.post(path, json={"input": QUESTION, "max_output_tokens": 12, **common})
-        assert reply.is_success, reply.text
-        return "".join(part["text"] for item in reply.json()["output"] for part in item["content"])
-    reply = command.client.post(path, json={"messages": MESSAGES, "max_tokens": 12, **common})
-    assert reply.is_success, reply.text
-    message = reply.json()["choices"][0]["message"]
-    return (message["reasoning"] or "") + (message["content"] or "")
-
-
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
-def test_chats_have_them_too(command: Command, path: str) -> None:
-    first, second, _ = plain(command)
+def test_chats_have_them_too(command: Command, letters: list[int], path: str) -> None:
+    first, second, _ = letters
+    asked = {"input": QUESTION, "max_output_tokens": 12} if "resp" in path else {"messages": MESSAGES, "max_tokens": 12}
+
+    def chat(**body: Any) -> str:
+        """Reasoning and answer."""
+        common = {"temperature": 0, "reasoning_language": "off"}
+        reply = command.client.post(path, json={**asked, **common, **body})
+        assert reply.is_success, reply.text
+        if "resp" in path:
+            return "".join(part["text"] for item in reply.json()["output"] for part in item["content"])
+        message = reply.json()["choices"][0]["message"]
+        return (message["reasoning"] or "") + (message["content"] or "")
+
     pair: dict[str, Any] = {"allowed_token_ids": [first, second]}
-    assert chat(command, path, logit_bias={str(first): 100}) == "Q" * 12
-    mixed = chat(command, path, **pair, temperature=2, seed=4)
-    assert set(mixed) == set("QZ") and len(mixed) == 12
-    assert chat(command, path, **pair, temperature=2, seed=4) == mixed
-    favoured = {"logit_bias": {str(first): 5}}
-    assert set(chat(command, path, **pair, **favoured, bad_words=["Q"])) == {"Z"}
-    assert chat(command, path, **pair, temperature=2, seed=4, stop="Z") == mixed[: mixed.index("Z")]
-    told = chat(command, path, **pair, temperature=2, seed=4, stop="Z", include_stop_str_in_output=True)
-    assert told == mixed[: mixed.index("Z") + 1]
-    assert chat(command, path, **pair, temperature=2, seed=4, stop_token_ids=[second]) == mixed[: mixed.index("Z")]
-    below = {"logit_bias": {str(first): -20, str(second): -20}}
+    drawn: dict[str, Any] = {**pair, "temperature": 2, "seed": 4}
+    assert chat(logit_bias={str(first): 100}) == "Q" * 12
+    mixed = chat(**drawn)
+    assert set(mixed) == set("QZ") and len(mixed) == 12 and chat(**drawn) == mixed
+    assert set(chat(**pair, logit_bias={str(first): 5}, bad_words=["Q"])) == {"Z"}
+    before = mixed[: mixed.index("Z")]
+    assert chat(**drawn, stop="Z") == chat(**drawn, stop_token_ids=[second]) == before
+    assert chat(**drawn, stop="Z", include_stop_str_in_output=True) == f"{before}Z"
+    below = {**pair, "logit_bias": {str(first): -20, str(second): -20}}
     for penalty in ({"frequency_penalty": 2, "presence_penalty": 2}, {"repetition_penalty": 50}):
-        assert chat(command, path, **pair, **below, **penalty) != chat(command, path, **pair, **below)
-    greedy = chat(command, path)
+        assert chat(**below, **penalty) != chat(**below)
+    greedy = chat()
     for narrow in ({"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1.0}):
-        assert chat(command, path, temperature=2, **narrow) == greedy
-    wish = {"logit_bias": {str(end_of(command)): 100}}
-    assert chat(command, path, **wish) == "" != chat(command, path, **wish, min_tokens=4)
-    assert chat(command, path, **wish, ignore_eos=True) != ""
-    bad = command.client.post("/v1/completions", json={"prompt": "x", "stop_token_ids": [10**6]})
-    assert bad.status_code == 400 and bad.json()["error"]["param"] == "stop_token_ids"
+        assert chat(temperature=2, **narrow) == greedy
+    wish = wish_for_the_end(command)
+    assert chat(**wish) == "" != chat(**wish, min_tokens=4)
+    assert chat(**wish, ignore_eos=True) != ""
 
 
-def test_a_stop_in_the_reasoning_of_a_real_engine(command: Command) -> None:
+def test_a_stop_in_the_reasoning_of_a_real_engine(command: Command, letters: list[int]) -> None:
     """Reasoning and answer are forced letter by letter: Q and Z until the tag that a budget of reasoning writes."""
-    first, second, _ = plain(command)
+    first, second, _ = letters
     body = {"messages": MESSAGES, "allowed_token_ids": [*ids(command, "<think>\n"), first, second], "seed": 2,
             "temperature": 1, "thinking_token_budget": 30, "max_tokens": 90, "reasoning_language": "off",
             "logit_bias": {str(first): 4, str(second): 4}}  # fmt: skip

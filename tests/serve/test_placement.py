@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,15 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-from torch import Tensor
 
-from examples.quickstart.prepare import Options, make_tiny_model
 from serve import settings, vllm_engine
-from serve.engine import SamplingParameters
 from serve.vllm_engine import VllmEngine
 from shared.errors import ConfigError
-from shared.model import hf
 from tests.rollout.tiny_llama import random_weights, write_model
 
 PROMPT = [5, 61, 7, 300, 12, 9, 42, 42, 7]
@@ -75,42 +67,3 @@ def test_settings_reach_vllm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     assert "gpu_memory_utilization" not in handed_over(monkeypatch, folder, 0)
     with pytest.raises(ConfigError, match="tensor_parallel = 3: this process sees 2 GPUs"):
         handed_over(monkeypatch, folder, 2, tensor_parallel=3)
-
-
-def quantise(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Matrices of the layers as 8-bit integers with a scale for each row."""
-    found = {}
-    for name, weight in weights.items():
-        if "proj" in name:
-            scale = weight.abs().amax(1, keepdim=True) / 127
-            found[name], found[f"{name}_scale"] = (weight / scale).round().to(torch.int8), scale
-        else:
-            found[name] = weight
-    return found
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(360)
-def test_a_quantised_checkpoint_is_served_as_it_is(tmp_path: Path) -> None:
-    """Real engines: its log-probs are those of the weights that it was made from, but for the rounding."""
-
-    async def logprobs(folder: Path) -> list[float]:
-        hf.check(folder)  # as the server does before it starts one
-        engine = VllmEngine(str(folder), max_tokens=64, max_sequences=4, cache_bytes=64 << 20, dtype="bfloat16")
-        await engine.start()
-        try:
-            sampling = SamplingParameters(max_tokens=1, prompt_logprobs=0)
-            [delta] = [delta async for delta in engine.generate(PROMPT, sampling) if delta.prompt_logprobs]
-            return [ranked[0].logprob for ranked in delta.prompt_logprobs]
-        finally:
-            await engine.stop()
-
-    plain, quantised = tmp_path / "plain", tmp_path / "quantised"
-    make_tiny_model(plain, Options(), 0)
-    shutil.copytree(plain, quantised)
-    save_file(quantise(load_file(plain / "model.safetensors")), quantised / "model.safetensors", {"format": "pt"})
-    config = json.loads((plain / "config.json").read_text())
-    (quantised / "config.json").write_text(json.dumps({**config, "quantization_config": QUANTISED}))
-    expected, found = asyncio.run(logprobs(plain)), asyncio.run(logprobs(quantised))
-    differences = [abs(one - other) for one, other in zip(expected, found, strict=True)]
-    assert 0 < max(differences) < 0.3
