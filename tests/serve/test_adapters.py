@@ -1,11 +1,11 @@
-"""Adapters beside a served model: names, prompts, mistakes, newer versions; with a scripted engine, and with vLLM."""
+"""Adapters beside a served model, over a scripted engine: names, prompts, mistakes, newer versions. With vLLM:
+test_vllm_engine.py."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-import httpx
 import pytest
 import torch
 
@@ -17,6 +17,7 @@ from shared.model.config import DecoderConfig
 from shared.model.decoder import Decoder
 from shared.model.model_card import CARD
 from tests.serve.conftest import Serve, eventually
+from tests.serve.test_operation import move
 
 SAID = "<think>Two and three.</think>5"
 
@@ -42,28 +43,25 @@ def write_adapter(folder: Path, model: Path | None = None, rank: int = 4, seed: 
 def test_each_name_gets_its_adapter_and_its_system_prompt(serve: Serve, tmp_path: Path) -> None:
     poems, sums = write_adapter(tmp_path / "a", prompt="Write poems."), write_adapter(tmp_path / "b", prompt="Add up.")
     served = serve(SAID, name="base", system_prompt="trained", adapter=[f"poems={poems}", f"sums={sums}"])
+    engine, client = served.engine, served.client
     for model, prompt in (("poems", "Write poems."), ("sums", "Add up."), ("base", ""), ("", "")):
         reply = served.ask("How many?", model=model).json()
         assert reply["model"] == (model or "base")
-        assert served.engine.samplings[-1].adapter == ("" if model in ("", "base") else model)
-        assert (prompt in served.engine.prompts[-1]) and ("poems" in served.engine.prompts[-1]) == (model == "poems")
-    raw = served.client.post("/v1/completions", json={"prompt": "2 + 3 =", "model": "sums"})
-    assert raw.json()["model"] == "sums" and served.engine.samplings[-1].adapter == "sums"
-    told = served.client.post("/v1/responses", json={"input": "How many?", "model": "poems"})
-    assert told.json()["model"] == "poems" and served.engine.samplings[-1].adapter == "poems"
-    listed = httpx.get(f"{served.url}/v1/models").json()["data"]
-    assert [one["id"] for one in listed] == ["base", "poems", "sums"]
-    assert httpx.get(f"{served.url}/v1/models/sums").json()["id"] == "sums"
-    told = httpx.get(f"{served.url}/version").json()
-    assert told["adapters"] == {"poems": "a, step 3", "sums": "b, step 3"}, "what an evaluation keeps of the weights"
-
-
-def test_a_name_that_is_not_served_is_a_clear_404(serve: Serve, tmp_path: Path) -> None:
-    served = serve(SAID, name="base", adapter=[f"poems={write_adapter(tmp_path / 'a')}"])
-    for reply in (served.ask(model="songs"), served.client.get("/v1/models/songs")):
+        assert engine.samplings[-1].adapter == ("" if model in ("", "base") else model)
+        assert (prompt in engine.prompts[-1]) and ("poems" in engine.prompts[-1]) == (model == "poems")
+    raw = client.post("/v1/completions", json={"prompt": "2 + 3 =", "model": "sums"})
+    assert raw.json()["model"] == engine.samplings[-1].adapter == "sums"
+    response = client.post("/v1/responses", json={"input": "How many?", "model": "poems"})
+    assert response.json()["model"] == engine.samplings[-1].adapter == "poems"
+    assert [model["id"] for model in client.get("/v1/models").json()["data"]] == ["base", "poems", "sums"]
+    assert client.get("/v1/models/sums").json()["id"] == "sums"
+    versions = client.get("/version").json()["adapters"]
+    assert versions == {"poems": "a, step 3", "sums": "b, step 3"}, "what an evaluation keeps of the weights"
+    asked = len(engine.prompts)
+    for reply in (served.ask(model="songs"), client.get("/v1/models/songs")):
         assert reply.status_code == 404 and reply.json()["error"]["code"] == "model_not_found"
-        assert reply.json()["error"]["message"] == 'there is no model "songs" here, only "base", "poems"'
-    assert not served.engine.prompts
+        assert reply.json()["error"]["message"] == 'there is no model "songs" here, only "base", "poems", "sums"'
+    assert len(engine.prompts) == asked
 
 
 def test_mistakes_in_the_setting_are_told_before_anything_starts(serve: Serve, tmp_path: Path) -> None:
@@ -77,48 +75,48 @@ def test_mistakes_in_the_setting_are_told_before_anything_starts(serve: Serve, t
             serve(SAID, name="base", adapter=given)
     with pytest.raises(ModelError, match="nowhere does not exist"):
         serve(SAID, adapter=["one=nowhere"])
-
-
-def test_adapters_of_experts_are_refused_with_what_to_serve_instead(tmp_path: Path) -> None:
     matrices = {"experts.lora_gate_up_proj" + lora.A: torch.ones(3, 2, 4)}
     save_adapter(tmp_path / "experts", matrices, 2, 4.0, "")
     with pytest.raises(ModelError, match="has adapters of experts.*serve the run's merged export"):
         read_adapter(tmp_path / "experts", tmp_path, "")
 
 
-def test_a_newer_version_is_taken_up_and_one_that_does_not_fit_is_not(serve: Serve, tmp_path: Path) -> None:
-    folders = [write_adapter(tmp_path / name, rank=rank) for name, rank in (("1", 4), ("2", 4), ("3", 8))]
-    link = tmp_path / "latest-adapter"
-    link.symlink_to(folders[0])
+@pytest.fixture
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Versions of an adapter; the last does not fit. The link "latest" beside them leads to the first."""
+    monkeypatch.setattr("serve.follow.AGAIN_S", 0.01)
+    monkeypatch.setattr("serve.follow.FOLLOW_EVERY_S", 0.01)
+    folders = [write_adapter(tmp_path / str(number), rank=8 if number == 3 else 4) for number in range(4)]
+    move(tmp_path / "latest", folders[0])
+    return folders
+
+
+def test_a_newer_version_is_taken_up_and_one_that_does_not_fit_is_not(
+    serve: Serve, folders: list[Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    link = folders[0].with_name("latest")
     served = serve(SAID, name="base", adapter=[f"sums={link}"], follow=True)
-    for folder in folders[1:]:
-        link.unlink()
-        link.symlink_to(folder)
-        if folder is folders[1]:
-            eventually(lambda: served.server.reloads == 1)
+    move(link, folders[1])
+    eventually(lambda: served.server.reloads == 1)
+    move(link, folders[3])
+    eventually(lambda: "rank 8 is above 4" in caplog.text)
     assert served.engine.loaded == [("sums", folders[1])] and served.server.adapters["sums"].folder == folders[1]
     assert served.ask(model="sums").status_code == 200
 
 
 def test_a_version_that_comes_while_the_engine_is_dead_is_taken_later(
-    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, folders: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("serve.follow.AGAIN_S", 0.01)
-    monkeypatch.setattr("serve.follow.FOLLOW_EVERY_S", 0.01)
-    folders = [write_adapter(tmp_path / name) for name in ("1", "2", "3")]
-    link = tmp_path / "latest-adapter"
-    link.symlink_to(folders[0])
+    link = folders[0].with_name("latest")
     served = serve(SAID, name="base", adapter=[f"sums={link}"], follow=True)
-    server = served.server
 
     async def dead_first(name: str, folder: Path) -> None:
         served.engine.dead = not served.engine.tries  # it dies of nothing, before the watch has looked
         await type(served.engine).load_adapter(served.engine, name, folder)
 
     monkeypatch.setattr(served.engine, "load_adapter", dead_first)
-    link.unlink()
-    link.symlink_to(folders[1])
-    eventually(lambda: server.reloads == 1)
+    move(link, folders[1])
+    eventually(lambda: served.server.reloads == 1)
     assert served.engine.tries == [folders[1], folders[1]]
 
     resolve, failed = Path.resolve, list[Path]()
@@ -131,6 +129,5 @@ def test_a_version_that_comes_while_the_engine_is_dead_is_taken_later(
 
     monkeypatch.setattr(Path, "resolve", stale)
     eventually(lambda: bool(failed))
-    link.unlink()
-    link.symlink_to(folders[2])
-    eventually(lambda: server.reloads == 2)
+    move(link, folders[2])
+    eventually(lambda: served.server.reloads == 2)
