@@ -12,8 +12,6 @@ import httpx
 import openai
 import pytest
 
-from serve.letter_mask import LetterMask, MaskRequest, scripts_of
-from shared.reasoning_tags import TEXT
 from tests.evaluation.conftest import evaluate, records, write_rows
 from tests.serve.command import QUESTION, Command, check_sigterm, untrained_model
 from tests.serve.conftest import eventually
@@ -101,7 +99,6 @@ def test_a_raw_prompt_is_sampled_on(command: Command, client: openai.OpenAI) -> 
 
 def test_constrain_keeps_foreign_words_out_of_the_reasoning(command: Command) -> None:
     """Through both APIs, whole and streamed. A form of the answer begins the reasoning, which this model never ends."""
-    mask = LetterMask(MaskRequest(sorted(scripts_of("ru")), TEXT, [], [], [], True, True))
     ask = {"reasoning_language": "ru", "temperature": 1, "seed": 1}
     form = {"type": "json_object"}
     chat = {"messages": MESSAGES, "max_tokens": 90, "n": 2, "response_format": form, **ask}
@@ -122,7 +119,7 @@ def test_constrain_keeps_foreign_words_out_of_the_reasoning(command: Command) ->
     for enforcement in ("constrain", "prompt"):
         texts = reasoning_of(enforcement)
         assert len(texts) == 6 and all(texts), texts
-        broken = [broken_at(mask, text.rstrip("\ufffd")) for text in texts]
+        broken = [broken_at("ru", text.rstrip("\ufffd")) for text in texts]
         assert [place is None for place in broken] == [enforcement == "constrain"] * 6, (enforcement, broken)
 
 

@@ -9,9 +9,10 @@ import json
 import os
 import shutil
 import weakref
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -51,18 +52,40 @@ QUANTISED = {
 }  # fmt: skip
 
 
-def new_engine(model: Path, dtype: str = "float32", max_tokens: int = 512, **more: object) -> VllmEngine:
-    return VllmEngine(str(model), max_tokens=max_tokens, max_sequences=8, cache_bytes=64 << 20, dtype=dtype, **more)  # type: ignore[arg-type]
+class Live:
+    """An engine, and the loop that it lives in."""
 
+    def __init__(self, model: Path, dtype: str = "float32", max_tokens: int = 512, **more: Any):
+        self.runner = asyncio.Runner()
+        self.engine = VllmEngine(
+            str(model), max_tokens=max_tokens, max_sequences=8, cache_bytes=64 << 20, dtype=dtype, **more
+        )
 
-async def deltas_of(engine: VllmEngine, prompt: list[int], **sampling: object) -> list[Delta]:
-    return [delta async for delta in engine.generate(prompt, SamplingParameters(**sampling))]  # type: ignore[arg-type]
+    def __enter__(self) -> Live:
+        self.run(self.engine.start())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.run(self.engine.stop())
+        self.runner.close()
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return self.runner.run(work)
+
+    async def sample(self, prompt: list[int], **sampling: Any) -> list[Delta]:
+        return [delta async for delta in self.engine.generate(prompt, SamplingParameters(**sampling))]
+
+    def threads(self) -> int:
+        """What it computes with."""
+        assert self.engine.llm is not None
+        [count] = self.run(self.engine.llm.collective_rpc("count_threads"))
+        return int(count)
 
 
 def count_threads(patch: pytest.MonkeyPatch, given: str) -> None:
-    """Let engines count their threads, on a machine of three cores; given: what the user gives them."""
+    """Let engines count their threads, on a machine of two cores; given: what the user gives them."""
     patch.setattr("rollout.vllm_config.CPU_WORKER", "tests.serve.counted_threads.CountedThreads")
-    patch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2})
+    patch.setattr("os.sched_getaffinity", lambda _: {0, 1})
     patch.setenv("OMP_NUM_THREADS", given)
     patch.setenv(THREADS_VARIABLE, "")
     patch.delenv(THREADS_VARIABLE)  # it is not given, and what a start sets is taken back
@@ -82,123 +105,98 @@ def versions(model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path
 
 
 @pytest.fixture(scope="module")
-def runner() -> Iterator[asyncio.Runner]:
-    with asyncio.Runner() as runner:
-        yield runner
-
-
-@pytest.fixture(scope="module")
-def engine(model: Path, versions: list[Path], runner: asyncio.Runner) -> Iterator[VllmEngine]:
+def live(model: Path, versions: list[Path]) -> Iterator[Live]:
     """One with the first two adapters, for tests that do not end it."""
     adapters = {name: read_adapter(folder, model, "") for name, folder in zip(("one", "two"), versions, strict=False)}
-    engine = new_engine(model, adapters=adapters)
     with pytest.MonkeyPatch.context() as patch:
-        count_threads(patch, "")
-        runner.run(engine.start())
-    yield engine
-    runner.run(engine.stop())
+        count_threads(patch, "1")
+        with Live(model, adapters=adapters) as live:
+            yield live
 
 
-def test_the_engine_of_a_server_has_every_core(engine: VllmEngine, runner: asyncio.Runner) -> None:
-    assert engine.llm is not None
-    assert runner.run(engine.llm.collective_rpc("count_threads")) == [3]
-
-
-def test_closing_the_stream_aborts_the_request_in_the_engine(engine: VllmEngine, runner: asyncio.Runner) -> None:
+def test_closing_the_stream_aborts_the_request_in_the_engine(live: Live) -> None:
     async def leave() -> tuple[int, int]:
-        assert engine.llm is not None
-        stream = engine.generate([5, 6, 7], SamplingParameters(max_tokens=400, ignore_eos=True))
+        assert live.engine.llm is not None
+        stream = live.engine.generate([5, 6, 7], SamplingParameters(max_tokens=400, ignore_eos=True))
         first = await anext(stream)
         assert first.token_ids and first.finish_reason is None
-        before = engine.llm.get_num_unfinished_requests()
+        before = live.engine.llm.get_num_unfinished_requests()
         await stream.aclose()
-        return before, engine.llm.get_num_unfinished_requests()
+        return before, live.engine.llm.get_num_unfinished_requests()
 
-    assert runner.run(leave()) == (1, 0)
+    assert live.run(leave()) == (1, 0)
 
 
-def test_deltas_stay_single_where_the_reader_lags(engine: VllmEngine, runner: asyncio.Runner) -> None:
+def test_deltas_stay_single_where_the_reader_lags(live: Live) -> None:
     async def read_slowly() -> list[Delta]:
         slow = []
-        async for delta in engine.generate([5, 6], SamplingParameters(max_tokens=60, temperature=0, logprobs=1)):
+        async for delta in live.engine.generate([5, 6], SamplingParameters(max_tokens=60, temperature=0, logprobs=1)):
             slow.append(delta._replace(logprobs=[]) if delta.logprobs else delta)
             await asyncio.sleep(0.1 if len(slow) in (1, 5, 20) else 0)
         return slow
 
-    quick, slow = runner.run(deltas_of(engine, [5, 6], max_tokens=60, temperature=0)), runner.run(read_slowly())
+    quick, slow = live.run(live.sample([5, 6], max_tokens=60, temperature=0)), live.run(read_slowly())
     assert quick == slow and all(len(delta.token_ids) == 1 for delta in slow) and len(slow) == 60
 
 
-# ---- log-probs, against our own decoder on the same weights; over HTTP: tests/trainer/objectives/test_teachers.py ----
-
-
-def test_log_probs_of_a_prompt_are_those_of_the_model_whatever_the_sampling(
-    model: Path, engine: VllmEngine, runner: asyncio.Runner
-) -> None:
-    """The last request is one whose keys and values the engine could have kept from the first."""
+def test_log_probs_of_a_prompt_are_those_of_the_model_whatever_the_sampling(model: Path, live: Live) -> None:
+    """Of our own decoder on the same weights. The last request is one whose keys and values the engine could have kept
+    from the first. Over HTTP: tests/trainer/objectives/test_teachers.py."""
     with torch.no_grad():
         logits: Tensor = load_model(model)(pack_from([PROMPT], [1]), output="logits")
     expected = logits.log_softmax(-1)[:-1]  # [prompt tokens - 1, vocabulary] of the tokens from the second on
     best = expected.topk(3).indices.tolist()
-    for more in (
-        {"temperature": 0.3, "top_p": 0.9}, {"temperature": 1.7}, {"presence_penalty": 1.5}, {"temperature": 0.3},
-    ):  # fmt: skip
-        deltas = runner.run(deltas_of(engine, PROMPT, max_tokens=2, prompt_logprobs=3, **more))
+    narrow = {"temperature": 0.3, "top_p": 0.9}
+    for more in (narrow, {"temperature": 1.7}, {"presence_penalty": 1.5}, narrow):
+        deltas = live.run(live.sample(PROMPT, max_tokens=2, prompt_logprobs=3, **more))
         [places] = [delta.prompt_logprobs for delta in deltas if delta.prompt_logprobs]
         assert [itself.token_id for itself, *_ in places] == PROMPT[1:]
         assert [[each.token_id for each in ranked] for _, *ranked in places] == best
         for place, candidates in enumerate(places):
-            for each in candidates:
-                assert abs(each.logprob - float(expected[place, each.token_id])) < 1e-4
-    single = runner.run(deltas_of(engine, [5], max_tokens=2, prompt_logprobs=3))
+            assert all(abs(each.logprob - float(expected[place, each.token_id])) < 1e-4 for each in candidates)
+    single = live.run(live.sample([5], max_tokens=2, prompt_logprobs=3))
     assert sum(len(delta.token_ids) for delta in single) == 2
     assert not any(delta.prompt_logprobs for delta in single), "of a first token there is none"
 
 
-def test_what_cannot_be_sampled_has_a_log_prob_that_json_can_hold(engine: VllmEngine, runner: asyncio.Runner) -> None:
-    [[ranked]] = [delta.logprobs for delta in runner.run(deltas_of(engine, PROMPT, max_tokens=1, top_k=1, logprobs=2))]
+def test_what_cannot_be_sampled_has_a_log_prob_that_json_can_hold(live: Live) -> None:
+    [[ranked]] = [delta.logprobs for delta in live.run(live.sample(PROMPT, max_tokens=1, top_k=1, logprobs=2))]
     assert [each.logprob for each in ranked] == [0.0, 0.0, MINUS_INFINITY]
 
 
-def test_adapters_answer_by_name_in_one_batch_and_with_newer_versions_at_once(
-    model: Path, versions: list[Path], engine: VllmEngine, runner: asyncio.Runner, tmp_path: Path
+def test_adapters_answer_in_one_batch_and_with_newer_versions_at_once(
+    model: Path, versions: list[Path], live: Live, tmp_path: Path
 ) -> None:
     """The log-probs are those of the merged models, also of the model alone while its adapters run."""
     prompt = [5, 6, 7, *range(20, 80)]
 
-    async def tokens(name: str) -> tuple[list[int], list[float]]:
-        deltas = await deltas_of(engine, prompt, max_tokens=20, temperature=0, logprobs=0, adapter=name)
+    async def sample(name: str, adapter: Path | None) -> list[int]:
+        deltas = await live.sample(prompt, max_tokens=20, temperature=0, logprobs=0, adapter=name)
         ids = [token for delta in deltas for token in delta.token_ids]
-        return ids, [ranked[0].logprob for delta in deltas for ranked in delta.logprobs]
-
-    def check(adapter: Path | None, ids: list[int], logprobs: list[float]) -> None:
         decoder = Decoder(DecoderConfig.from_hf(hf.load_config(model)))
         matrices = {} if adapter is None else read_matrices(adapter)
         decoder.load_state_dict(dict(merged_weights(model, matrices, 8.0 / 3)))
         with torch.no_grad():
             expected = decoder.float()(pack_from([prompt + ids], [len(prompt)]))[0]
-        # other adapters: whole nats
-        torch.testing.assert_close(torch.tensor(logprobs), expected, rtol=0, atol=1e-3)
+        logprobs = torch.tensor([ranked[0].logprob for delta in deltas for ranked in delta.logprobs])
+        torch.testing.assert_close(logprobs, expected, rtol=0, atol=1e-3)  # other adapters: whole nats
+        return ids
 
     async def story() -> None:
         folders: dict[str, Path | None] = {"": None, "one": versions[0], "two": versions[1]}
         for _ in range(2):
-            answers = await asyncio.gather(*(tokens(name) for name in folders))
-            for folder, (ids, logprobs) in zip(folders.values(), answers, strict=True):
-                check(folder, ids, logprobs)
-            assert answers[0][0] != answers[1][0] != answers[2][0]
-            await engine.load_adapter("two", versions[2])
+            answers = await asyncio.gather(*(sample(*each) for each in folders.items()))
+            assert answers[0] != answers[1] != answers[2]
+            await live.engine.load_adapter("two", versions[2])
             folders["two"] = versions[2]
         with pytest.raises(ModelError, match="cannot serve .* as one"):
-            await engine.load_adapter("one", tmp_path / "nowhere")
-        check(versions[0], *await tokens("one"))
+            await live.engine.load_adapter("one", tmp_path / "nowhere")
+        await sample("one", versions[0])
 
-    runner.run(story())
+    live.run(story())
 
 
-def test_a_mask_keeps_foreign_words_out_of_the_reasoning_alone(
-    model: Path, engine: VllmEngine, runner: asyncio.Runner
-) -> None:
+def test_a_mask_keeps_foreign_words_out_of_the_reasoning_alone(model: Path, live: Live) -> None:
     """Requests with different masks in one batch with one that has none."""
     chat = Chat(model)
     prompt = chat.render("Tom has 3 apples. How many?", "")
@@ -208,27 +206,25 @@ def test_a_mask_keeps_foreign_words_out_of_the_reasoning_alone(
     masked = [replace(plain, constraint=masks[code], through=TEXT.close) for code in codes]
     free = replace(plain, constraint=reasoning_mask("ru", chat, TEXT, opened=False))
 
-    async def sample(sampling: SamplingParameters) -> str:
-        return "".join([delta.text async for delta in engine.generate(prompt, sampling)])
+    async def sample(*samplings: SamplingParameters) -> list[str]:
+        async def text_of(sampling: SamplingParameters) -> str:
+            return "".join([delta.text async for delta in live.engine.generate(prompt, sampling)])
 
-    async def together() -> tuple[str, list[str], list[str]]:
-        alone = await sample(plain)
-        batches = [await asyncio.gather(*map(sample, (plain, free, *masked))) for _ in "12"]
-        return alone, *batches
+        return await asyncio.gather(*map(text_of, samplings))
 
-    alone, batch, again = runner.run(together())
+    [alone] = live.run(sample(plain))
+    batch, again = (live.run(sample(plain, free, *masked)) for _ in "12")
     assert batch == again, "seeds repeat"
     assert batch[0] == alone == batch[1], "without a mask nothing changes, nor in an answer without reasoning"
     for code, text in zip(codes, batch[2:], strict=True):
-        mask = LetterMask(MaskRequest(sorted(scripts_of(code)), TEXT, [], [], [], True, True))
-        broken = broken_at(mask, text.replace(chat.tokenizer.eos_token, "").rstrip("�"))
+        broken = broken_at(code, text.replace(chat.tokenizer.eos_token, "").rstrip("�"))
         assert text and broken is None, (code, broken)
-    mask = LetterMask(MaskRequest(["Cyrl"], TEXT, [], [], [], True, True))
-    assert broken_at(mask, alone) is not None, "the model would"
+    assert broken_at("ru", alone) is not None, "the model would"
 
 
-def broken_at(mask: LetterMask, text: str) -> str | None:
-    """The text up to the first character that the mask forbids; None without one."""
+def broken_at(code: str, text: str) -> str | None:
+    """The text up to the first character that a language's mask forbids; None without one."""
+    mask = LetterMask(MaskRequest(sorted(scripts_of(code)), TEXT, [], [], [], True, True))
     state: MaskState | None = mask.start
     for place, character in enumerate(text):
         assert state is not None
@@ -238,15 +234,13 @@ def broken_at(mask: LetterMask, text: str) -> str | None:
     return None
 
 
-# ---- other engines ------------------------------------------------------------------------------------------------
-
-
-def test_newer_weights_are_those_of_a_fresh_engine_and_one_that_was_replaced_leaves_nothing(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_newer_weights_are_those_of_a_fresh_engine_and_a_replaced_one_leaves_nothing(
+    model: Path, tmp_path: Path
 ) -> None:
-    """Requests run all the time; none fails. Then a fresh engine of the other export replaces this one, twice."""
+    """Requests run all the time; none fails. Then fresh engines of the other export replace this one, twice."""
     other, prompts = change_weights(model, tmp_path / "other"), [[5, 6, 7], [9, 8, 7, 6], [30, 31]]
-    engine = new_engine(model, max_tokens=160)
+    live = Live(model, max_tokens=160)
+    engine = live.engine
 
     async def whole(prompt: list[int], begun: asyncio.Event | None = None) -> list[int]:
         ids: list[int] = []
@@ -265,7 +259,7 @@ def test_newer_weights_are_those_of_a_fresh_engine_and_one_that_was_replaced_lea
     async def reload() -> list[list[int]]:
         old = [await whole(prompt) for prompt in prompts]
         under_way = await all_begun()
-        loading = asyncio.create_task(engine.reload(str(other), 30))
+        loading = asyncio.create_task(engine.reload(str(other), 300))
         await asyncio.sleep(0.02)
         late = [asyncio.create_task(whole(prompt)) for prompt in prompts]
         await loading
@@ -289,22 +283,16 @@ def test_newer_weights_are_those_of_a_fresh_engine_and_one_that_was_replaced_lea
             assert [await whole(prompt) for prompt in prompts] == new
         assert first() is None and descriptors[2] == descriptors[1] <= descriptors[0] + 2
 
-    async def story() -> None:
-        count_threads(monkeypatch, "2")
-        await engine.start()
-        try:
-            assert engine.llm is not None and await engine.llm.collective_rpc("count_threads") == [2]
-            new = await reload()
-            await replace_twice(new)
-            stream = engine.generate([5, 6, 7], SamplingParameters(max_tokens=150, ignore_eos=True))
-            await anext(stream)
-        finally:
-            await engine.stop()
+    async def stop() -> None:
+        stream = engine.generate([5, 6, 7], SamplingParameters(max_tokens=150, ignore_eos=True))
+        await anext(stream)
+        await engine.stop()
         with pytest.raises(EngineDied):  # what was under way is no response
-            async for _ in stream:
-                pass
+            await anext(stream)
 
-    asyncio.run(story())
+    with live:
+        live.run(replace_twice(live.run(reload())))
+        live.run(stop())
 
 
 def change_weights(model: Path, folder: Path) -> Path:
@@ -319,27 +307,26 @@ def change_weights(model: Path, folder: Path) -> Path:
     return folder
 
 
-def test_a_start_that_is_cancelled_leaves_no_engine_process(model: Path) -> None:
+def test_a_start_that_is_cancelled_or_fails_leaves_no_engine_process(model: Path) -> None:
     async def cancel() -> None:
-        start = asyncio.create_task(new_engine(model).start())
+        start = asyncio.create_task(Live(model).engine.start())
         while engine_processes() == before:
             await asyncio.sleep(0.01)
         start.cancel()
         await start
 
+    import_vllm()
     before = engine_processes()
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(cancel())  # which waits for the thread that starts it
+    with pytest.raises(ModelError, match=r"max_model_len \(100000\)"):
+        asyncio.run(Live(model, max_tokens=100_000).engine.start())
     assert engine_processes() <= before
 
 
-def test_what_a_start_fails_of_is_told(model: Path) -> None:
-    import_vllm()
-    with pytest.raises(ModelError, match=r"max_model_len \(100000\)"):
-        asyncio.run(new_engine(model, max_tokens=100_000).start())
-
-
-def test_a_quantised_checkpoint_is_served_as_it_is(model: Path, tmp_path: Path) -> None:
+def test_a_quantised_checkpoint_is_served_as_it_is_with_every_core(
+    model: Path, live: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its log-probs are those of the weights that it was made from, but for the rounding, also of bfloat16."""
     folder, weights = shutil.copytree(model, tmp_path / "quantised"), {}
     for name, weight in load_file(model / "model.safetensors").items():
@@ -351,19 +338,12 @@ def test_a_quantised_checkpoint_is_served_as_it_is(model: Path, tmp_path: Path) 
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "quantization_config": QUANTISED}))
     hf.check(folder)  # as the server does before it starts one
-
-    async def logprobs() -> list[float]:
-        engine = new_engine(folder, "bfloat16", 64)
-        await engine.start()
-        try:
-            places = [
-                delta.prompt_logprobs for delta in await deltas_of(engine, PROMPT, max_tokens=1, prompt_logprobs=0)
-            ]
-            return [ranked[0].logprob for ranked in places[0]]
-        finally:
-            await engine.stop()
-
+    count_threads(monkeypatch, "")
+    with Live(folder, "bfloat16", 64) as quantised:
+        assert quantised.threads() == 2 and live.threads() == 1, "every core, or what the user gives"
+        deltas = quantised.run(quantised.sample(PROMPT, max_tokens=1, prompt_logprobs=0))
     with torch.no_grad():
         expected = load_model(model)(pack_from([PROMPT], [1]))[0]
-    differences = (torch.tensor(asyncio.run(logprobs())) - expected).abs()
+    [places] = [delta.prompt_logprobs for delta in deltas if delta.prompt_logprobs]
+    differences = (torch.tensor([ranked[0].logprob for ranked in places]) - expected).abs()
     assert 0 < differences.max() < 0.3
