@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from rollout.vllm_config import read_stop_tokens
+from serve.engine import SamplingParameters
 from tests.serve.command import QUESTION, Command, untrained_model
+from tests.serve.conftest import Served
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(540)]
 MESSAGES = [{"role": "user", "content": QUESTION}]
@@ -115,12 +118,8 @@ def test_ends(command: Command, letters: list[int]) -> None:
     assert bad.status_code == 400 and bad.json()["error"]["param"] == "stop_token_ids"
 
 
-def wish_for_the_end(command: Command) -> dict[str, Any]:
-    return {"logit_bias": {str(read_stop_tokens(str(command.model))[0]): 100}}
-
-
 def test_the_models_own_end(command: Command) -> None:
-    wish = wish_for_the_end(command)
+    wish = {"logit_bias": {str(read_stop_tokens(str(command.model))[0]): 100}}
     at_once = Asked(command, **wish)
     assert (at_once.text, at_once.count, at_once.finish, at_once.stop) == ("", 1, "stop", None)
     later = Asked(command, **wish, min_tokens=5)
@@ -131,39 +130,15 @@ def test_the_models_own_end(command: Command) -> None:
     assert shown.text != never.text and shown.count == 16
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
-def test_chats_have_them_too(command: Command, letters: list[int], path: str) -> None:
-    first, second, _ = letters
-    asked = {"input": QUESTION, "max_output_tokens": 12} if "resp" in path else {"messages": MESSAGES, "max_tokens": 12}
-
-    def chat(**body: Any) -> str:
-        """Reasoning and answer."""
-        common = {"temperature": 0, "reasoning_language": "off"}
-        reply = command.client.post(path, json={**asked, **common, **body})
-        assert reply.is_success, reply.text
-        if "resp" in path:
-            return "".join(part["text"] for item in reply.json()["output"] for part in item["content"])
-        message = reply.json()["choices"][0]["message"]
-        return (message["reasoning"] or "") + (message["content"] or "")
-
-    pair: dict[str, Any] = {"allowed_token_ids": [first, second]}
-    drawn: dict[str, Any] = {**pair, "temperature": 2, "seed": 4}
-    assert chat(logit_bias={str(first): 100}) == "Q" * 12
-    mixed = chat(**drawn)
-    assert set(mixed) == set("QZ") and len(mixed) == 12 and chat(**drawn) == mixed
-    assert set(chat(**pair, logit_bias={str(first): 5}, bad_words=["Q"])) == {"Z"}
-    before = mixed[: mixed.index("Z")]
-    assert chat(**drawn, stop="Z") == chat(**drawn, stop_token_ids=[second]) == before
-    assert chat(**drawn, stop="Z", include_stop_str_in_output=True) == f"{before}Z"
-    below = {**pair, "logit_bias": {str(first): -20, str(second): -20}}
-    for penalty in ({"frequency_penalty": 2, "presence_penalty": 2}, {"repetition_penalty": 50}):
-        assert chat(**below, **penalty) != chat(**below)
-    greedy = chat()
-    for narrow in ({"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1.0}):
-        assert chat(temperature=2, **narrow) == greedy
-    wish = wish_for_the_end(command)
-    assert chat(**wish) == "" != chat(**wish, min_tokens=4)
-    assert chat(**wish, ignore_eos=True) != ""
+def test_chats_and_responses_are_sampled_as_completions_are(served: Served) -> None:
+    body = {"temperature": 1.5, "top_p": 0.5, "top_k": 3, "min_p": 0.1, "presence_penalty": 1, "frequency_penalty": 1,
+            "repetition_penalty": 2, "logit_bias": {"9": 3}, "allowed_token_ids": [9, 10], "bad_words": ["b"],
+            "seed": 4, "ignore_eos": True, "min_tokens": 1}  # fmt: skip
+    for path, asked in (("completions", {"prompt": "x"}), ("chat/completions", {"messages": MESSAGES}),
+                        ("responses", {"input": "x"})):  # fmt: skip
+        assert served.client.post(f"/v1/{path}", json={**asked, **body}).is_success
+    completion, *others = [replace(sampling, max_tokens=9) for sampling in served.engine.samplings[-3:]]
+    assert others == [completion] * 2 == [SamplingParameters(**{**body, "max_tokens": 9, "logit_bias": {9: 3}})] * 2
 
 
 def test_a_stop_in_the_reasoning_of_a_real_engine(command: Command, letters: list[int]) -> None:

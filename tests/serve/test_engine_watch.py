@@ -55,32 +55,6 @@ def test_what_loads_or_ends_steps_may_be_silent(monkeypatch: pytest.MonkeyPatch)
     assert watch.frozen == ""
 
 
-def test_only_the_engine_that_stands_still_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_deaths, "LOOK_EVERY_S", 1 / 256)
-    monkeypatch.setattr(engine_deaths, "QUIET_S", 20 / 256)
-    monkeypatch.setattr(engine_deaths, "processor_s", lambda _: 7.0)
-
-    async def play() -> None:
-        answers, still, sound = 0, Process(), Process()
-
-        async def answer() -> None:
-            nonlocal answers
-            answers += 1
-            if answers % 2:
-                raise RuntimeError("not now")
-
-        watches = [EngineWatch(), EngineWatch()]
-        watches[0].start(asyncio.Event().wait, [still])  # type: ignore[list-item]
-        watches[1].start(answer, [sound])  # type: ignore[list-item]
-        while not still.killed:
-            await asyncio.sleep(0)
-        assert not sound.killed and answers > 10
-        for watch in watches:
-            await watch.end()
-
-    asyncio.run(play())
-
-
 def test_the_end_of_a_process_is_told_with_its_reason(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

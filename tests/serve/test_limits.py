@@ -130,23 +130,6 @@ def test_a_client_that_takes_nothing_loses_its_place(monkeypatch: pytest.MonkeyP
         assert ended.wait(60)
 
 
-def test_a_dead_engine_is_started_again(serve: Serve) -> None:
-    served = serve(RIGHT, token_s=0.01)
-    asked, start = threading.Event(), served.engine.start
-
-    async def start_later() -> None:
-        await asyncio.to_thread(asked.wait, 60)
-        await start()
-
-    served.engine.start = start_later  # type: ignore[method-assign]
-    served.engine.dead = True
-    reply = served.ask()
-    asked.set()
-    assert reply.status_code == 503 and reply.headers["retry-after"]
-    eventually(lambda: served.engine.starts == 2 and served.server.ready)
-    assert served.ask().is_success and served.server.restarts == 1
-
-
 def test_draining_lets_responses_end_and_admits_no_more(serve: Serve) -> None:
     served = serve("<think>a</think>" + "b" * 40, token_s=0.01)
     replies: list[Any] = []

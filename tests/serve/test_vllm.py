@@ -37,7 +37,7 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
 
 @pytest.fixture
 def client(command: Command) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{command.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+    with openai.OpenAI(base_url=f"{command.url}/v1", api_key="none", max_retries=0, timeout=300) as client:
         yield client
 
 
@@ -62,25 +62,6 @@ def test_the_openai_client_gets_the_same_streamed_and_whole(command: Command, cl
     assert command.client.get("/version").json()["weights"] == "run, step 0"
 
 
-def test_log_probs_seeds_and_errors_are_those_that_the_client_knows(client: openai.OpenAI) -> None:
-    ask: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, "extra_body": {"reasoning_format": "inline"}}
-    greedy = client.chat.completions.create(**ask, max_tokens=5, logprobs=True, top_logprobs=3, temperature=0, n=2)
-    assert len(greedy.choices) == 2
-    for choice in greedy.choices:
-        tokens = choice.logprobs.content
-        assert len(tokens) == 5 and all(token.logprob <= 0 and len(token.top_logprobs) == 3 for token in tokens)
-        assert all(token.logprob == token.top_logprobs[0].logprob for token in tokens), "greedy"
-    first, again, other = (
-        client.chat.completions.create(**ask, max_tokens=16, seed=seed, temperature=1).choices[0].message.content
-        for seed in (1, 1, 2)
-    )
-    assert first == again != other
-    with pytest.raises(openai.NotFoundError, match='no model "other"'):
-        client.chat.completions.create(model="other", messages=MESSAGES)  # type: ignore[arg-type]
-    with pytest.raises(openai.BadRequestError, match="shorten it"):
-        client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "apples " * 4000}])
-
-
 def test_a_raw_prompt_is_sampled_on(command: Command, client: openai.OpenAI) -> None:
     ask: dict[str, Any] = {"model": "tiny", "prompt": QUESTION, "max_tokens": 12, "temperature": 0, "logprobs": 2}
     whole = client.completions.create(**ask)
@@ -99,35 +80,30 @@ def test_a_raw_prompt_is_sampled_on(command: Command, client: openai.OpenAI) -> 
 
 def test_constrain_keeps_foreign_words_out_of_the_reasoning(command: Command) -> None:
     """Through both APIs, whole and streamed. A form of the answer begins the reasoning, which this model never ends."""
-    ask = {"reasoning_language": "ru", "temperature": 1, "seed": 1}
-    form = {"type": "json_object"}
-    chat = {"messages": MESSAGES, "max_tokens": 90, "n": 2, "response_format": form, **ask}
-    responses = {"input": QUESTION, "max_output_tokens": 90, "text": {"format": form}, **ask}
+    form, ask = {"type": "json_object"}, {"reasoning_language": "ru", "temperature": 1, "seed": 1}
+    chat = {"messages": MESSAGES, "max_tokens": 90, "response_format": form, **ask}
+    response = {"input": QUESTION, "max_output_tokens": 90, "text": {"format": form}, **ask}
 
-    def reasoning_of(enforcement: str) -> list[str]:
-        extra, client = {"reasoning_language_enforcement": enforcement}, command.client
-        texts = [choice["message"]["reasoning"] for choice in client.post(CHAT, json=chat | extra).json()["choices"]]
-        streamed = ["", ""]
-        for event in events_of(client.post(CHAT, json=chat | extra | {"stream": True})):
-            for choice in event["choices"]:
-                streamed[choice["index"]] += choice["delta"].get("reasoning") or ""
-        items = client.post("/v1/responses", json=responses | extra).json()["output"]
-        texts += streamed + ["".join(piece["text"] for piece in items[0]["content"])]
-        deltas = events_of(client.post("/v1/responses", json=responses | extra | {"stream": True}))
-        return [*texts, "".join(each["delta"] for each in deltas if each["type"] == "response.reasoning_text.delta")]
+    def post(path: str, **body: Any) -> httpx.Response:
+        reply = command.client.post(path, json={**body, "reasoning_language_enforcement": enforcement})
+        assert reply.is_success, reply.text
+        return reply
+
+    def events(path: str, **body: Any) -> list[Any]:
+        lines = post(path, **body, stream=True).text.splitlines()
+        return [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
 
     for enforcement in ("constrain", "prompt"):
-        texts = reasoning_of(enforcement)
-        assert len(texts) == 6 and all(texts), texts
+        pieces = [
+            [choice["message"]["reasoning"] for choice in post(CHAT, **chat).json()["choices"]],
+            [choice["delta"].get("reasoning") or "" for event in events(CHAT, **chat) for choice in event["choices"]],
+            [piece["text"] for piece in post("/v1/responses", **response).json()["output"][0]["content"]],
+            [event["delta"] for event in events("/v1/responses", **response)
+             if event["type"] == "response.reasoning_text.delta"],
+        ]  # fmt: skip
+        texts = ["".join(parts) for parts in pieces]
         broken = [broken_at("ru", text.rstrip("\ufffd")) for text in texts]
-        assert [place is None for place in broken] == [enforcement == "constrain"] * 6, (enforcement, broken)
-
-
-def events_of(reply: httpx.Response) -> list[dict[str, Any]]:
-    """The events of a stream that ended as it should."""
-    assert reply.is_success, reply.text
-    lines = [line.removeprefix("data: ") for line in reply.text.splitlines() if line.startswith("data: ")]
-    return [json.loads(line) for line in lines if line != "[DONE]"]
+        assert all(texts) and [place is None for place in broken] == [enforcement == "constrain"] * 4, (texts, broken)
 
 
 def test_an_engine_killed_under_load_is_replaced_and_nobody_notices(command: Command) -> None:
@@ -144,7 +120,7 @@ def test_an_engine_killed_under_load_is_replaced_and_nobody_notices(command: Com
         return done == "data: [DONE]" and "error" not in json.loads(last.removeprefix("data: "))
 
     async def load() -> list[bool]:
-        async with httpx.AsyncClient(base_url=command.url, timeout=90) as client:
+        async with httpx.AsyncClient(base_url=command.url, timeout=300) as client:
             tasks = [asyncio.create_task(ask(client, bool(number % 2))) for number in range(40)]
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             command.engine().kill()
@@ -163,28 +139,6 @@ def test_an_engine_killed_under_load_is_replaced_and_nobody_notices(command: Com
     sockets = [socket for socket in command.engine().net_connections("inet") if socket.laddr.port == command.port]
     assert not sockets, "the engine has inherited connections of clients, or the server's port"
     assert not list(command.temporary.glob("vllm*")), "an engine that was killed leaves files"
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_leaves_frees_its_tokens(command: Command, stream: bool) -> None:
-    """Of 8 completions of more than 900 tokens, which would be counted."""
-    body = {"messages": MESSAGES, "stream": stream, "temperature": 2, "ignore_eos": True, "n": 8}
-
-    def tokens() -> float:
-        return sum(figure(command, f'tokens_total{{kind="{kind}"}}') for kind in ("reasoning", "answer"))
-
-    before = tokens()
-    with httpx.Client(base_url=command.url, timeout=0.3) as leaving:
-        if stream:
-            with leaving.stream("POST", CHAT, json=body) as events:
-                lines = events.iter_lines()  # kept: a generator that is thrown away closes the stream
-                next(lines)
-                assert figure(command, "completions_under_way") == 8
-        else:
-            with pytest.raises(httpx.ReadTimeout):
-                leaving.post(CHAT, json=body)
-    eventually(lambda: figure(command, "completions_under_way") == 0)
-    assert tokens() - before < 8 * 900
 
 
 def test_an_evaluation_is_the_same_each_time(command: Command, tmp_path: Path) -> None:
