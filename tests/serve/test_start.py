@@ -4,17 +4,19 @@ hear there before the model has loaded; what is handed to vLLM."""
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import pytest
@@ -24,9 +26,8 @@ from safetensors.torch import save_file
 from serve import __main__ as command
 from serve import settings, vllm_engine
 from serve.__main__ import DrainingServer
-from serve.app import create_app
+from serve.app import create_app, make_engine
 from serve.settings import ServerSettings
-from serve.vllm_engine import VllmEngine
 from shared.chat import Chat
 from shared.errors import ConfigError, ModelError
 from shared.http_limits import take_address
@@ -145,9 +146,9 @@ def test_a_restart_takes_its_port_while_old_connections_linger() -> None:
 class SlowEngine(ScriptedEngine):
     """One that starts when `go` is set, or then fails."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, fails: bool = False):
         super().__init__(Chat(folder), lambda *_: "x")
-        self.go, self.fails, self.stopped = threading.Event(), False, False
+        self.go, self.fails, self.stopped = threading.Event(), fails, False
 
     async def start(self) -> None:
         while not self.go.is_set():
@@ -159,39 +160,27 @@ class SlowEngine(ScriptedEngine):
         self.stopped = True
 
 
-class Starting:
+class Starting(NamedTuple):
     """A server as `python -m serve` runs it, whose engine starts when a test says so."""
 
-    def __init__(self, folder: Path, address: socket.socket):
-        self.engine, self.address, self.errors = SlowEngine(folder), address, list[Exception]()
-        port = address.getsockname()[1]
-        settings = ServerSettings(model=str(folder), port=port)
-        self.server = DrainingServer(create_app(settings, self.engine), settings)
-        self.client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60)
-        self.thread = threading.Thread(target=self._run)
-        self.thread.start()
-        assert self.client.get("/ready").status_code == 503
-
-    def _run(self) -> None:
-        try:
-            self.server.run(sockets=[self.address])
-        except Exception as error:  # noqa: BLE001 - the test looks at it
-            self.errors.append(error)
-
-    def check_end(self) -> None:
-        """It ends by itself, and so does its engine."""
-        self.thread.join(60)
-        assert not self.thread.is_alive() and self.engine.stopped
+    engine: SlowEngine
+    server: DrainingServer
+    client: httpx.Client
+    end: Future[None]
 
 
 @pytest.fixture
 def starting(model_folder: Path) -> Iterator[Starting]:
-    with take_address("127.0.0.1", 0) as address:
-        made = Starting(model_folder, address)
-        yield made
-        made.server.should_exit = True
-        made.thread.join(60)
-        made.client.close()
+    engine = SlowEngine(model_folder)
+    with take_address("127.0.0.1", 0) as address, ThreadPoolExecutor(1) as pool:
+        port = address.getsockname()[1]
+        settings = ServerSettings(model=str(model_folder), port=port)
+        server = DrainingServer(create_app(settings, engine), settings)
+        end = pool.submit(server.run, sockets=[address])
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+            assert client.get("/ready").status_code == 503
+            yield Starting(engine, server, client, end)
+        server.should_exit = True
 
 
 def test_a_server_answers_while_its_engine_starts(starting: Starting) -> None:
@@ -206,53 +195,36 @@ def test_a_server_answers_while_its_engine_starts(starting: Starting) -> None:
 
 def test_a_signal_ends_a_server_whose_engine_starts(starting: Starting) -> None:
     starting.server.handle_exit(signal.SIGTERM, None)
-    starting.check_end()
-    assert not starting.errors
+    starting.end.result(60)
+    assert starting.engine.stopped
 
 
 def test_a_server_whose_engine_does_not_start_ends(
-    starting: Starting, model_folder: Path, start: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+    model_folder: Path, start: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    starting.engine.fails = True
-    starting.engine.go.set()
-    starting.check_end()
-    assert [str(error) for error in starting.errors] == ["a damaged shard"]
-    monkeypatch.setattr("serve.app.make_engine", lambda *_: starting.engine)
-    assert start("--model", model_folder, "--port", "0") == "error: a damaged shard"
+    engine = SlowEngine(model_folder, fails=True)
+    engine.go.set()
+    monkeypatch.setattr("serve.app.make_engine", lambda *_: engine)
+    assert start("--model", model_folder, "--port", "0") == "error: a damaged shard" and engine.stopped
 
 
 # ---- what is handed to vLLM: how it serves a quantised checkpoint is tested in test_vllm_engine.py -------------------
 
 
-class Asked(Exception):
-    """The settings for vLLM were made."""
-
-
 def test_settings_reach_vllm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     folder = write_model(tmp_path, random_weights(0))
-    handed: dict[str, Any] = {}
-
-    def note(model_dir: str, **arguments: Any) -> None:
-        handed.update(arguments)
-        raise Asked
-
-    monkeypatch.setattr(vllm_engine, "make_vllm_config", note)
+    monkeypatch.setattr(vllm_engine, "make_vllm_config", lambda *_, **arguments: pytest.fail(json.dumps(arguments)))
     monkeypatch.setitem(sys.modules, "serve.vllm_parts", SimpleNamespace(StepLLM=None, EngineSettings=dict))
 
-    def begin(gpus: int, **values: Any) -> dict[str, Any]:
+    def begin(gpus: int, **values: Any) -> Any:
         """Arguments of make_vllm_config for a server with these settings."""
-        handed.clear()
         monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
         monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
         given = settings.load(model=str(folder), **values)
-        engine = VllmEngine(
-            str(folder), max_tokens=64, max_sequences=4, cache_bytes=given.cache_bytes, dtype=given.dtype,
-            gpu_share=given.gpu_memory_utilization, tensor_parallel=given.tensor_parallel,
-            quantization=given.quantization,
-        )  # fmt: skip
-        with pytest.raises(Asked):
+        engine = make_engine(given, folder, 64, {}, SimpleNamespace(chat=SimpleNamespace(stop_ids=[1])))  # type: ignore[arg-type]
+        with pytest.raises(pytest.fail.Exception) as handed:
             engine._begin()
-        return handed
+        return json.loads(str(handed.value))
 
     plain = begin(1)
     assert (plain["cache_bytes"], plain["gpu_memory_utilization"], plain["tensor_parallel"]) == (None, 0.92, 1)
