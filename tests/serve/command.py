@@ -59,7 +59,7 @@ class Command:
             command, stdout=log.open("w"), stderr=subprocess.STDOUT, env=environment, start_new_session=True
         )
         self.client = httpx.Client(base_url=self.url, timeout=300)
-        eventually(lambda: self.process.poll() is not None or self.status("/ready") == 200, 200)
+        eventually(lambda: self.process.poll() is not None or self.status("/ready") == 200, 500)
         assert self.process.poll() is None, log.read_text()
 
     def status(self, path: str) -> int:

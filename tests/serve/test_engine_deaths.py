@@ -28,7 +28,6 @@ from serve.engine import Delta, SamplingParameters
 from serve.server import Server
 from serve.settings import ServerSettings
 from serve.vllm_engine import VllmEngine
-from serve.vllm_parts import StepLLM
 from shared.launch import adaptive_deadline
 from tests.rollout.tiny_llama import random_weights, write_model
 from tests.serve.conftest import eventually, running
@@ -62,7 +61,7 @@ class Mortal(VllmEngine):
                 await self.die()
             yield delta
 
-    def _begin(self) -> StepLLM:
+    def _begin(self) -> Any:
         self.starts += 1
         if self.next_start == "freezes":
             self.next_start = ""
@@ -101,9 +100,9 @@ class Scene:
         values = {"prompt": prompt, "max_tokens": 400, "temperature": 0, "logprobs": 1, **body}
         return self.pool.submit(httpx.post, f"{self.url}/v1/completions", json=values, timeout=300)
 
-    def ask(self, *prompts: list[int], **body: Any) -> list[httpx.Response]:
-        """All at a time, to their ends."""
-        return [each.result() for each in [self.begin(prompt, **body) for prompt in prompts]]
+    def ask(self, prompt: list[int], **body: Any) -> httpx.Response:
+        """The same, to its end."""
+        return self.begin(prompt, **body).result()
 
     def calm_again(self) -> bool:
         """Whether the engine has been replaced and the server has noticed."""
@@ -151,17 +150,17 @@ def test_a_request_that_kills_its_engine_ends_alone(scene: Scene) -> None:
                 *(scene.begin(prompt, temperature=1, seed=3) for prompt in innocents)]  # fmt: skip
 
     calm = [tokens_of(each.result()) for each in begin()]
-    others = begin()
+    before, others = len(scene.engine.tried), begin()
     # so cold that the end token is as unlikely as in a greedy run, but not to be repeated
     drawn = scene.begin([4, 4], temperature=0.001)
-    eventually(lambda: scene.server.admitted == 9)
-    [killer] = scene.ask([DEADLY, 5])
+    eventually(lambda: len(scene.engine.tried) == before + 9)
+    killer = scene.ask([DEADLY, 5])
     assert error_of(killer) == (500, "engine_killed") and killer.headers["x-should-retry"] == "false"
     assert [tokens_of(each.result()) for each in others] == calm, "the others have the tokens of a calm run"
     assert len(tokens_of(drawn.result())) == 400
     eventually(scene.calm_again, 200)
     assert 2 <= scene.engine.deaths == scene.server.restarts <= 3
-    [killer], [other] = scene.ask([DEADLY, 5]), scene.ask([5, 6], max_tokens=60)
+    killer, other = scene.ask([DEADLY, 5]), scene.ask([5, 6], max_tokens=60)
     assert error_of(killer) == (500, "engine_killed") and len(tokens_of(other)) == 60
     assert scene.engine.deaths == scene.server.restarts, "it is known now"
 
@@ -171,18 +170,18 @@ def test_what_its_client_sends_again_is_known_too_and_what_waits_outlives_a_star
 ) -> None:
     """What cannot go on by itself (a stop string, no seed) is sent again by its client, and kills no third engine."""
     caplog.set_level(logging.ERROR)
-    [calm] = scene.ask([5, 6])
-    under_way = scene.begin([5, 6])
-    eventually(lambda: scene.server.admitted == 1)
+    calm = scene.ask([5, 6])
+    before, under_way = len(scene.engine.tried), scene.begin([5, 6])
+    eventually(lambda: len(scene.engine.tried) > before)
     scene.engine.next_start = "dies"
     deadly: dict[str, Any] = {"stop": ["x"], "temperature": 1}
-    [first] = scene.ask([DEADLY, 5], **deadly)
+    first = scene.ask([DEADLY, 5], **deadly)
     assert error_of(first) == (503, "engine_restarting") and first.headers["retry-after"]
     assert tokens_of(under_way.result()) == tokens_of(calm)
     assert scene.engine.starts == 2 and "died of a prompt of 1 token (float32): try another dtype" in caplog.text
     eventually(scene.calm_again, 200)
     for _ in range(2):
-        [again] = scene.ask([DEADLY, 5], **deadly)
+        again = scene.ask([DEADLY, 5], **deadly)
         assert error_of(again) == (500, "engine_killed")
         eventually(scene.calm_again, 200)
     assert scene.engine.deaths == 3, "with that of the start"
@@ -196,17 +195,17 @@ def test_an_engine_that_stands_still_is_replaced_also_while_it_starts(
         monkeypatch.setattr(adaptive_deadline, name, value)
     monkeypatch.setattr("serve.vllm_engine.START_DEADLINE_S", 100.0)
     caplog.set_level(logging.ERROR)
-    [calm] = scene.ask([5, 6])
+    calm = scene.ask([5, 6])
     monkeypatch.setattr(engine_deaths, "QUIET_S", 2.0)
-    under_way = scene.begin([5, 6])
-    eventually(lambda: scene.server.admitted == 1)
+    before, under_way = len(scene.engine.tried), scene.begin([5, 6])
+    eventually(lambda: len(scene.engine.tried) > before)
     scene.engine.next_start = "freezes"
     scene.engine.signal(signal.SIGSTOP)
     eventually(lambda: not scene.server.ready, 60)
     monkeypatch.setattr(engine_deaths, "QUIET_S", 60.0)
     assert httpx.get(f"{scene.url}/health").is_success
     assert error_of(httpx.get(f"{scene.url}/ready")) == (503, "not_ready")
-    assert error_of(scene.ask([7])[0]) == (503, "engine_starting")
+    assert error_of(scene.ask([7])) == (503, "engine_starting")
     assert tokens_of(under_way.result()) == tokens_of(calm)
     assert scene.engine.starts >= 2 and "had not started after" in caplog.text
     assert "has neither answered nor computed for 2 s" in caplog.text

@@ -1,4 +1,4 @@
-"""Keys, their scopes and bounds, and who may come in without one."""
+"""Keys, their scopes and bounds, and who may come in without one: this machine, and pages of named origins."""
 
 from __future__ import annotations
 
@@ -151,3 +151,36 @@ def test_a_server_without_keys_answers_its_own_machine_only(served: Served) -> N
 
     peers = ("10.0.0.5", "of a header", "127.0.0.1", "::1")
     assert [asyncio.run(ask(peer)) for peer in peers] == [403, 403, 200, 200]
+
+
+PAGE = "https://chat.example"
+
+
+def preflight(served: Served, origin: str) -> Any:
+    wish = {"access-control-request-method": "POST", "access-control-request-headers": "authorization, content-type"}
+    return served.client.options(CHAT, headers={"origin": origin, **wish})
+
+
+def test_pages_of_named_origins_may_use_the_server(serve: Serve) -> None:
+    served = serve("x", origins=f"{PAGE}, http://localhost:3000")
+    allowed = preflight(served, PAGE)
+    assert allowed.is_success and "authorization" in allowed.headers["access-control-allow-headers"].lower()
+    answered, wrong = (
+        served.client.post(CHAT, json=body, headers={"origin": PAGE}) for body in ({"messages": MESSAGES}, {})
+    )
+    assert answered.is_success and wrong.status_code == 400, "pages may read errors"
+    for reply in (allowed, answered, wrong):
+        assert reply.headers["access-control-allow-origin"] == PAGE
+    assert "x-request-id" in answered.headers["access-control-expose-headers"].lower()
+    for origin in ("https://evil.example", "null", f"{PAGE}.evil.example", "http://chat.example"):
+        assert "access-control-allow-origin" not in preflight(served, origin).headers
+        reply = served.client.post(CHAT, json={"messages": MESSAGES}, headers={"origin": origin})
+        assert reply.status_code == 403 and "access-control-allow-origin" not in reply.headers
+
+
+def test_origins_that_are_none(model_folder: Path, served: Served) -> None:
+    assert not preflight(served, PAGE).is_success, "where no origin is named no page may"
+    for origins in ("chat.example", "https://chat.example/path", "https://", "*", "https://a b"):
+        with pytest.raises(ConfigError, match="origins"):
+            load_settings(model=str(model_folder), origins=origins)
+    assert list(load_settings(model=str(model_folder), origins=f"{PAGE},").allowed_origins) == [PAGE]

@@ -1,8 +1,10 @@
-"""What operators see and do: metrics, "answer now", newer exports while requests run. The engine is scripted."""
+"""What operators see and do: request ids, the log, metrics, "answer now", newer exports while requests run."""
 
 from __future__ import annotations
 
 import json
+import logging
+import re
 import shutil
 import threading
 from pathlib import Path
@@ -15,7 +17,7 @@ from serve.engine import SamplingParameters
 from serve.keys import ApiKey, KeyFile, digest_of, write
 from tests.serve.conftest import Serve, Served, eventually
 from tests.serve.test_chat import QUESTION, RIGHT, WRONG, joined, second_time
-from tests.serve.test_hostile import CHAT, MESSAGES
+from tests.serve.test_hostile import CHAT, HEALTH, MESSAGES, head, speak
 
 CONTROL = f"{CHAT}/control"
 
@@ -30,6 +32,61 @@ def language(outcome: str, enforcement: str = "prompt", requested: str = "fr") -
     """Name of a counter of responses."""
     labels = f'enforcement="{enforcement}",outcome="{outcome}",requested="{requested}"'
     return f"maestrale_reasoning_language_total{{{labels}}}"
+
+
+def test_every_response_has_a_request_id(serve: Serve) -> None:
+    def fail(prompt: list[int], sampling: SamplingParameters, call: int) -> str:
+        raise ZeroDivisionError
+
+    served = serve(fail)
+    client = served.client
+
+    def id_of(given: bytes) -> str:
+        return client.get("/health", headers={"x-request-id": given}).headers["x-request-id"]
+
+    for reply in (
+        client.get("/health"), client.get("/nowhere"), client.put("/health"), served.ask(), served.ask(stream=True),
+        client.post(CHAT, content=b"{"), client.get("/health", headers={"host": "evil.example"}),
+    ):  # fmt: skip
+        assert re.fullmatch(r"req_[0-9a-f]{32}", reply.headers["x-request-id"]), reply.status_code
+    assert id_of(b"Trace-1.2:3_4") == "Trace-1.2:3_4"
+    assert all(id_of(bad).startswith("req_") for bad in (b"x" * 129, b"", "ä".encode(), b"a,b<script>", b"a b\x7f"))
+    for raw in (b"hello\r\n\r\n", HEALTH + b"X: " + b"a" * (65 << 10) + b"\r\n\r\n"):
+        refusal = speak(served, raw)
+        assert not refusal or b"\r\nX-Request-ID: req_" in refusal
+
+
+def test_one_line_a_request(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+    def access() -> list[str]:
+        return [record.getMessage() for record in caplog.records if record.name == "serve.access"]
+
+    caplog.set_level(logging.INFO)
+    assert serve("x", access_log=False).ask().is_success and not access()
+    served = serve("<think>a</think>" + "b" * 5)
+    for number, stream in enumerate((False, True)):
+        body = {"messages": [{"role": "user", "content": "a secret question"}], "stream": stream}
+        headers = {"x-request-id": f"id-{number}", "authorization": "Bearer secret-key"}
+        served.client.post(f"{CHAT}?key=secret-key", json=body, headers=headers)
+    served.client.get("/now%0Ahere", headers={"x-request-id": "id-2"})
+    served.client.head("/health", headers={"x-request-id": "id-3"})
+    eventually(lambda: len(access()) == 4)
+    tokens = len(served.server.prompts.chat.encode("<think>a</think>" + "b" * 5))
+    for line in access()[:2]:
+        assert re.fullmatch(rf"POST {CHAT} 200 \d+ ms \d\d+\+{tokens} tokens id-[01]", line), line
+    assert re.fullmatch(r"GET /now%0Ahere 404 \d+ ms 0\+0 tokens id-2", access()[2])
+    assert re.fullmatch(r"HEAD /health 200 \d+ ms 0\+0 tokens id-3", access()[3])
+    assert not any("secret" in record.getMessage() for record in caplog.records if record.name.startswith("serve"))
+
+
+def test_head_is_get_without_its_body(served: Served) -> None:
+    for path in ("/", "/health", "/ready", "/version", "/v1/models", "/v1/models/tiny", "/metrics", "/docs",
+                 "/openapi.json", "/nowhere", "/v1/models/other"):  # fmt: skip
+        whole, top = served.client.get(path), served.client.head(path)
+        assert top.status_code == whole.status_code and top.content == b""
+        same = ["content-type"] if path == "/metrics" else ["content-type", "content-length"]
+        assert [top.headers[name] for name in same] == [whole.headers[name] for name in same]
+    reply = speak(served, head().replace(b"POST", b"HEAD", 1))
+    assert reply.startswith(b"HTTP/1.1 405 ") and reply.endswith(b"\r\n\r\n")
 
 
 def test_languages_are_counted_by_what_was_measured(serve: Serve) -> None:
