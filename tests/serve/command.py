@@ -40,24 +40,26 @@ def untrained_model(runs_dir: Path, **changes: int) -> Path:
 
 
 class Command:
-    """`python -m serve` in a process of its own."""
+    """`python -m serve` in a process of its own, or another program that listens at a --port."""
 
     def __init__(
-        self, model: Path, log: Path, name: str = "tiny", dtype: str = "float32", settings: Sequence[str] = ()
-    ):
+        self, model: Path, log: Path, name: str = "tiny", dtype: str = "float32", settings: Sequence[str] = (),
+        program: Sequence[str] = (), **variables: str,
+    ):  # fmt: skip
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = int(probe.getsockname()[1])
-        self.url, self.log = f"http://127.0.0.1:{self.port}", log
-        command = [sys.executable, "-m", "serve", "--model", str(model), "--port", str(self.port), "--cache-bytes",
-                   str(64 << 20), "--dtype", dtype, "--name", name, *settings]  # fmt: skip
+        self.url, self.log, self.model = f"http://127.0.0.1:{self.port}", log, model
+        program = program or ["serve", "--model", str(model), "--cache-bytes", str(64 << 20), "--dtype", dtype,
+                              "--name", name, *settings]  # fmt: skip
         self.temporary = Path(tempfile.mkdtemp())
-        environment = {**os.environ, "PYTHONPATH": str(Path.cwd()), "TMPDIR": str(self.temporary)}
+        environment = {**os.environ, "PYTHONPATH": str(Path.cwd()), "TMPDIR": str(self.temporary), **variables}
+        command = [sys.executable, "-m", *program, "--port", str(self.port)]
         self.process = subprocess.Popen(
             command, stdout=log.open("w"), stderr=subprocess.STDOUT, env=environment, start_new_session=True
         )
-        self.client = httpx.Client(base_url=self.url, timeout=90)
-        eventually(lambda: self.process.poll() is not None or self.status("/ready") == 200, 200)
+        self.client = httpx.Client(base_url=self.url, timeout=300)
+        eventually(lambda: self.process.poll() is not None or self.status("/ready") == 200, 500)
         assert self.process.poll() is None, log.read_text()
 
     def status(self, path: str) -> int:
@@ -93,11 +95,3 @@ def check_sigterm(command: Command) -> None:
     assert command.process.wait(90) == 0, command.log.read_text()
     eventually(lambda: not any(psutil.pid_exists(pid) for pid in tree), 60)
     assert "Exception ignored" not in command.log.read_text()
-
-
-def answers(url: str) -> bool:
-    """Whether a GET succeeds."""
-    try:
-        return httpx.get(url).is_success
-    except httpx.HTTPError:
-        return False

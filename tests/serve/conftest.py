@@ -54,9 +54,9 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(make_folder(folder, config={"max_position_embeddings": 4096, "eos_token_id": 1}))
 
 
-@pytest.fixture
-def serve(model_folder: Path) -> Iterator[Serve]:
-    """serve(script, setting=value, ...): a server whose engine says what the script returns."""
+@contextmanager
+def servers(model_folder: Path) -> Iterator[Serve]:
+    """begin(script, setting=value, ...): a server whose engine says what the script returns."""
     with ExitStack() as stack:
 
         def begin(script: Script | str, token_s: float = 0.0, logprob: float | None = None, **settings: Any) -> Served:
@@ -69,6 +69,20 @@ def serve(model_folder: Path) -> Iterator[Serve]:
             return served
 
         yield begin
+
+
+@pytest.fixture
+def serve(model_folder: Path) -> Iterator[Serve]:
+    """Servers for a test."""
+    with servers(model_folder) as begin:
+        yield begin
+
+
+@pytest.fixture(scope="module")
+def served(model_folder: Path) -> Iterator[Served]:
+    """A server that says "x", for all cases of a module that leave nothing behind."""
+    with servers(model_folder) as begin:
+        yield begin("x")
 
 
 @contextmanager

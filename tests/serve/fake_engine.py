@@ -87,7 +87,7 @@ class ScriptedEngine:
                 delta = "" if whole.endswith("�") else whole[len(text) : until]
                 text += delta
                 self.told += 1
-                reason = None if not last else "stop" if last and number == len(ids) else "length"
+                reason = None if not last else "stop" if number == len(ids) else "length"
                 ranked = self._ranked([token], sampling.logprobs)
                 prompt = self._ranked(prompt_ids[1:], sampling.prompt_logprobs) if number == 1 else []
                 yield Delta(delta, [token], ranked, reason, prompt, stop if reason == "stop" else None)

@@ -1,27 +1,23 @@
-"""Adapters beside a served model: names, prompts, mistakes, newer versions; with a scripted engine, and with vLLM."""
+"""Adapters beside a served model, over a scripted engine: names, prompts, mistakes, newer versions. With vLLM:
+test_vllm_engine.py."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
 
-import httpx
 import pytest
 import torch
 
-from serve.adapters import ServedAdapter, read_adapter
-from serve.engine import SamplingParameters
-from serve.vllm_engine import VllmEngine
+from serve.adapters import read_adapter
 from shared.errors import ConfigError, ModelError
 from shared.model import hf, lora
-from shared.model.adapter_folder import merged_weights, read_matrices, save_adapter
+from shared.model.adapter_folder import save_adapter
 from shared.model.config import DecoderConfig
 from shared.model.decoder import Decoder
 from shared.model.model_card import CARD
-from tests.packed import pack_from
-from tests.serve.command import untrained_model
 from tests.serve.conftest import Serve, eventually
+from tests.serve.test_operation import move
 
 SAID = "<think>Two and three.</think>5"
 
@@ -47,28 +43,25 @@ def write_adapter(folder: Path, model: Path | None = None, rank: int = 4, seed: 
 def test_each_name_gets_its_adapter_and_its_system_prompt(serve: Serve, tmp_path: Path) -> None:
     poems, sums = write_adapter(tmp_path / "a", prompt="Write poems."), write_adapter(tmp_path / "b", prompt="Add up.")
     served = serve(SAID, name="base", system_prompt="trained", adapter=[f"poems={poems}", f"sums={sums}"])
+    engine, client = served.engine, served.client
     for model, prompt in (("poems", "Write poems."), ("sums", "Add up."), ("base", ""), ("", "")):
         reply = served.ask("How many?", model=model).json()
         assert reply["model"] == (model or "base")
-        assert served.engine.samplings[-1].adapter == ("" if model in ("", "base") else model)
-        assert (prompt in served.engine.prompts[-1]) and ("poems" in served.engine.prompts[-1]) == (model == "poems")
-    raw = served.client.post("/v1/completions", json={"prompt": "2 + 3 =", "model": "sums"})
-    assert raw.json()["model"] == "sums" and served.engine.samplings[-1].adapter == "sums"
-    told = served.client.post("/v1/responses", json={"input": "How many?", "model": "poems"})
-    assert told.json()["model"] == "poems" and served.engine.samplings[-1].adapter == "poems"
-    listed = httpx.get(f"{served.url}/v1/models").json()["data"]
-    assert [one["id"] for one in listed] == ["base", "poems", "sums"]
-    assert httpx.get(f"{served.url}/v1/models/sums").json()["id"] == "sums"
-    told = httpx.get(f"{served.url}/version").json()
-    assert told["adapters"] == {"poems": "a, step 3", "sums": "b, step 3"}, "what an evaluation keeps of the weights"
-
-
-def test_a_name_that_is_not_served_is_a_clear_404(serve: Serve, tmp_path: Path) -> None:
-    served = serve(SAID, name="base", adapter=[f"poems={write_adapter(tmp_path / 'a')}"])
-    for reply in (served.ask(model="songs"), served.client.get("/v1/models/songs")):
+        assert engine.samplings[-1].adapter == ("" if model in ("", "base") else model)
+        assert (prompt in engine.prompts[-1]) and ("poems" in engine.prompts[-1]) == (model == "poems")
+    raw = client.post("/v1/completions", json={"prompt": "2 + 3 =", "model": "sums"})
+    assert raw.json()["model"] == engine.samplings[-1].adapter == "sums"
+    response = client.post("/v1/responses", json={"input": "How many?", "model": "poems"})
+    assert response.json()["model"] == engine.samplings[-1].adapter == "poems"
+    assert [model["id"] for model in client.get("/v1/models").json()["data"]] == ["base", "poems", "sums"]
+    assert client.get("/v1/models/sums").json()["id"] == "sums"
+    versions = client.get("/version").json()["adapters"]
+    assert versions == {"poems": "a, step 3", "sums": "b, step 3"}, "what an evaluation keeps of the weights"
+    asked = len(engine.prompts)
+    for reply in (served.ask(model="songs"), client.get("/v1/models/songs")):
         assert reply.status_code == 404 and reply.json()["error"]["code"] == "model_not_found"
-        assert reply.json()["error"]["message"] == 'there is no model "songs" here, only "base", "poems"'
-    assert not served.engine.prompts
+        assert reply.json()["error"]["message"] == 'there is no model "songs" here, only "base", "poems", "sums"'
+    assert len(engine.prompts) == asked
 
 
 def test_mistakes_in_the_setting_are_told_before_anything_starts(serve: Serve, tmp_path: Path) -> None:
@@ -82,48 +75,48 @@ def test_mistakes_in_the_setting_are_told_before_anything_starts(serve: Serve, t
             serve(SAID, name="base", adapter=given)
     with pytest.raises(ModelError, match="nowhere does not exist"):
         serve(SAID, adapter=["one=nowhere"])
-
-
-def test_adapters_of_experts_are_refused_with_what_to_serve_instead(tmp_path: Path) -> None:
     matrices = {"experts.lora_gate_up_proj" + lora.A: torch.ones(3, 2, 4)}
     save_adapter(tmp_path / "experts", matrices, 2, 4.0, "")
     with pytest.raises(ModelError, match="has adapters of experts.*serve the run's merged export"):
         read_adapter(tmp_path / "experts", tmp_path, "")
 
 
-def test_a_newer_version_is_taken_up_and_one_that_does_not_fit_is_not(serve: Serve, tmp_path: Path) -> None:
-    folders = [write_adapter(tmp_path / name, rank=rank) for name, rank in (("1", 4), ("2", 4), ("3", 8))]
-    link = tmp_path / "latest-adapter"
-    link.symlink_to(folders[0])
+@pytest.fixture
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Versions of an adapter; the last does not fit. The link "latest" beside them leads to the first."""
+    monkeypatch.setattr("serve.follow.AGAIN_S", 0.01)
+    monkeypatch.setattr("serve.follow.FOLLOW_EVERY_S", 0.01)
+    folders = [write_adapter(tmp_path / str(number), rank=8 if number == 3 else 4) for number in range(4)]
+    move(tmp_path / "latest", folders[0])
+    return folders
+
+
+def test_a_newer_version_is_taken_up_and_one_that_does_not_fit_is_not(
+    serve: Serve, folders: list[Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    link = folders[0].with_name("latest")
     served = serve(SAID, name="base", adapter=[f"sums={link}"], follow=True)
-    for folder in folders[1:]:
-        link.unlink()
-        link.symlink_to(folder)
-        if folder is folders[1]:
-            eventually(lambda: served.server.reloads == 1)
+    move(link, folders[1])
+    eventually(lambda: served.server.reloads == 1)
+    move(link, folders[3])
+    eventually(lambda: "rank 8 is above 4" in caplog.text)
     assert served.engine.loaded == [("sums", folders[1])] and served.server.adapters["sums"].folder == folders[1]
     assert served.ask(model="sums").status_code == 200
 
 
 def test_a_version_that_comes_while_the_engine_is_dead_is_taken_later(
-    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, folders: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("serve.follow.AGAIN_S", 0.01)
-    monkeypatch.setattr("serve.follow.FOLLOW_EVERY_S", 0.01)
-    folders = [write_adapter(tmp_path / name) for name in ("1", "2", "3")]
-    link = tmp_path / "latest-adapter"
-    link.symlink_to(folders[0])
+    link = folders[0].with_name("latest")
     served = serve(SAID, name="base", adapter=[f"sums={link}"], follow=True)
-    server = served.server
 
     async def dead_first(name: str, folder: Path) -> None:
         served.engine.dead = not served.engine.tries  # it dies of nothing, before the watch has looked
         await type(served.engine).load_adapter(served.engine, name, folder)
 
     monkeypatch.setattr(served.engine, "load_adapter", dead_first)
-    link.unlink()
-    link.symlink_to(folders[1])
-    eventually(lambda: server.reloads == 1)
+    move(link, folders[1])
+    eventually(lambda: served.server.reloads == 1)
     assert served.engine.tries == [folders[1], folders[1]]
 
     resolve, failed = Path.resolve, list[Path]()
@@ -136,58 +129,5 @@ def test_a_version_that_comes_while_the_engine_is_dead_is_taken_later(
 
     monkeypatch.setattr(Path, "resolve", stale)
     eventually(lambda: bool(failed))
-    link.unlink()
-    link.symlink_to(folders[2])
-    eventually(lambda: server.reloads == 2)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(540)
-def test_vllm_answers_by_name_in_one_batch_and_with_newer_versions_at_once(tmp_path: Path) -> None:
-    """The log-probs are those of the merged models, also of the model alone while its adapters run."""
-    model = untrained_model(tmp_path)
-    versions = [write_adapter(tmp_path / str(seed), model, rank=3, seed=seed) for seed in (1, 2, 3)]
-    adapters: dict[str, ServedAdapter] = {
-        name: read_adapter(folder, model, "") for name, folder in zip(("one", "two"), versions, strict=False)
-    }
-    prompts = {name: [5, 6, 7, *range(20, 80)] for name in ("", "one", "two")}
-
-    async def tokens(engine: VllmEngine, name: str) -> tuple[list[int], list[float]]:
-        ids, logprobs = list[int](), list[float]()
-        sampling = SamplingParameters(max_tokens=20, temperature=0, logprobs=0, adapter=name)
-        async for delta in engine.generate(prompts[name], sampling):
-            ids += delta.token_ids
-            logprobs += [ranked[0].logprob for ranked in delta.logprobs]
-        return ids, logprobs
-
-    async def story() -> None:
-        engine = VllmEngine(
-            str(model), max_tokens=160, max_sequences=8, cache_bytes=64 << 20, dtype="float32", adapters=adapters
-        )
-        await engine.start()
-        try:
-            folders: dict[str, Path | None] = {"": None, "one": versions[0], "two": versions[1]}
-            for _ in range(2):
-                found = await asyncio.gather(*(tokens(engine, name) for name in folders))
-                for name, (ids, logprobs) in zip(folders, found, strict=True):
-                    check(model, folders[name], prompts[name], ids, logprobs)
-                assert found[0][0] != found[1][0] != found[2][0]
-                await engine.load_adapter("two", versions[2])
-                folders["two"] = versions[2]
-            with pytest.raises(ModelError, match="cannot serve .* as one"):
-                await engine.load_adapter("one", tmp_path / "nowhere")
-            check(model, versions[0], prompts["one"], *await tokens(engine, "one"))
-        finally:
-            await engine.stop()
-
-    asyncio.run(story())
-
-
-def check(model: Path, adapter: Path | None, prompt: list[int], ids: list[int], logprobs: list[float]) -> None:
-    """Compare an engine's log-probs with those of the model with an adapter merged into it."""
-    decoder = Decoder(DecoderConfig.from_hf(hf.load_config(model)))
-    matrices = {} if adapter is None else read_matrices(adapter)
-    decoder.load_state_dict(dict(merged_weights(model, matrices, 8.0 / 3)))
-    with torch.no_grad():
-        expected = decoder.float()(pack_from([prompt + ids], [len(prompt)]))[0]
-    torch.testing.assert_close(torch.tensor(logprobs), expected, rtol=0, atol=1e-3)  # other adapters: whole nats
+    move(link, folders[2])
+    eventually(lambda: served.server.reloads == 2)

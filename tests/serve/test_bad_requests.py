@@ -7,100 +7,101 @@ from typing import Any
 
 import pytest
 
-from tests.serve.conftest import Serve
+from tests.processor_time import at_most
+from tests.serve.conftest import Serve, Served
+from tests.tables import read_table
 
 CHAT = "/v1/chat/completions"
 MESSAGES: Any = [{"role": "user", "content": "x"}]
 JSON = {"content-type": "application/json"}
+ROWS = read_table("serve/bad_requests")
 
 
-@pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/responses", "/tokenize", "/detokenize"])
-@pytest.mark.parametrize(
-    ("text", "code", "words"),
-    [
-        (b"", "empty_body", "empty"), (b"  \n", "empty_body", "JSON object"),
-        (b'{"a": 1,}', "invalid_json", "line 1 column 9"), (b'{\n"a": \'x\'}', "invalid_json", "line 2 column 6"),
-        (b"[1]", "invalid_json", "not a list"), (b'"x"', "invalid_json", "not a string"),
-        (b"null", "invalid_json", "null"),
-        (b"\xff\xfe", "invalid_json", "UTF-8"),
-    ],
-)  # fmt: skip
-def test_bodies_that_are_no_json_objects(serve: Serve, path: str, text: bytes, code: str, words: str) -> None:
-    reply = serve("x").client.post(path, content=text, headers=JSON)
-    assert reply.status_code == 400
-    error = reply.json()["error"]
-    assert error["code"] == code and words in error["message"] and error["type"] == "invalid_request_error"
+def check(served: Served, path: str, body: bytes, status: int = 400) -> dict[str, Any]:
+    """The error that a body gets; the server is none the worse, and sends nothing of a body back at length."""
+    reply = served.client.post(path, content=body, headers=JSON)
+    assert reply.status_code == status and len(reply.text) < 1000, reply.text
+    error: dict[str, Any] = reply.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"} and error["type"].endswith("_error")
+    assert "\n" not in error["message"] and served.server.admitted == 0
+    return error
 
 
-def test_content_types(serve: Serve) -> None:
+@pytest.mark.parametrize("row", ROWS, ids=[row["name"] for row in ROWS])
+def test_an_error_names_the_field_and_the_repair(served: Served, row: dict[str, Any]) -> None:
+    """text: the bytes of a body, as ISO 8859-1; else body."""
+    body = row["text"].encode("latin-1") if "text" in row else json.dumps(row["body"]).encode()
+    error = check(served, row.get("path", CHAT), body, row.get("status", 400))
+    assert row.get("code") in (None, error["code"]) and (error["param"] or "").startswith(row.get("param", ""))
+    assert all(words in error["message"] for words in row.get("words", "").split("|"))
+
+
+def test_bodies_that_would_take_long_are_mistakes_too(served: Served) -> None:
+    begun = b'{"messages": [{"role": "user", "content": "x"}], '
+    with at_most(20):
+        for text in (
+            b"[" * 200_000, b'{"messages": ' + b"[" * 200_000, b'{"a":' * 50_000 + b"1" + b"}" * 50_000,
+            begun + b'"x": ' + b'{"a":' * 50_000 + b"1" + b"}" * 50_001,
+            begun + b'"max_tokens": 1' + b"0" * 5000 + b"}",
+            json.dumps({"messages": [{"role": "user", "content": [{}] * 100_000}]}).encode(),
+            json.dumps({"messages": MESSAGES * 1025}).encode(),
+        ):  # fmt: skip
+            check(served, CHAT, text)
+    error = check(served, CHAT, json.dumps({"messages": MESSAGES, "x": "z" * (4 << 20)}).encode(), 413)
+    assert error["code"] == "body_too_large" and "shorten" in error["message"]
+    assert served.ask().is_success
+
+
+def test_whole_characters_are_no_halves(serve: Serve) -> None:
     served = serve("x")
+    assert served.ask("🍎\\ud800").is_success and "🍎\\ud800" in served.engine.prompts[0]
+
+
+def test_content_types(served: Served) -> None:
     body = json.dumps({"messages": MESSAGES})
     for kind in ("application/json", "application/json; charset=utf-8", "APPLICATION/JSON", "application/problem+json"):
         assert served.client.post(CHAT, content=body, headers={"content-type": kind}).is_success
-    for headers in ({}, {"content-type": "text/plain"}, {"content-type": "multipart/form-data; boundary=x"},
-                    {"content-type": "application/x-www-form-urlencoded"},
-                    {"content-type": "application/jsonx"}):  # fmt: skip
-        reply = served.client.post(CHAT, content=body, headers=headers)
+    for kind in ("", "text/plain", "multipart/form-data; boundary=x", "application/x-www-form-urlencoded",
+                 "application/jsonx"):  # fmt: skip
+        reply = served.client.post(CHAT, content=body, headers={"content-type": kind} if kind else {})
         error = reply.json()["error"]
-        assert reply.status_code == 415
-        assert error["code"] == "unsupported_media_type" and error["param"] == "content-type"
+        assert (reply.status_code, error["code"], error["param"]) == (415, "unsupported_media_type", "content-type")
         assert "send Content-Type: application/json" in error["message"]
     packed = served.client.post(CHAT, content=body, headers={**JSON, "content-encoding": "gzip"})
-    assert packed.status_code == 415 and packed.json()["error"]["param"] == "content-encoding"
+    assert packed.status_code == 415 and packed.json()["error"]["param"] == "content-encoding", "it is not inflated"
 
 
-@pytest.mark.parametrize(
-    ("part", "words"),
-    [
-        ({"type": "image_url", "image_url": {"url": "data:"}}, "image_url"),
-        ({"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}, "input_audio"),
-        ({"type": "input_image", "image_url": "x"}, "input_image"), ({"type": "file", "file": {}}, "file"),
-        ({"type": "video_url", "video_url": {"url": "x"}}, "video_url"), ({"text": "x"}, "type"), ("x", "object"),
-    ],
-)  # fmt: skip
-def test_what_is_no_text(serve: Serve, part: Any, words: str) -> None:
-    served = serve("x")
-    content = [{"type": "text", "text": "look"}, part]
-    for path, body, param in (
-        (CHAT, {"messages": [*MESSAGES, {"role": "user", "content": content}]}, "messages.1.content.1"),
-        ("/v1/responses", {"input": [{"role": "user", "content": content}]}, "input.0.content.1"),
-        ("/tokenize", {"messages": [{"role": "user", "content": content}]}, "messages.0.content.1"),
-    ):
-        error = served.client.post(path, json=body).json()["error"]
-        assert error["param"] == param and words in error["message"], error
-        if words not in ("type", "object"):
-            assert "text only" in error["message"]
+def test_null_is_a_field_that_is_not_there(served: Served) -> None:
+    names = ["n", "stream", "logprobs", "top_logprobs", "presence_penalty", "tool_choice", "parallel_tool_calls"]
+    names += ["tools", "stop", "seed", "max_tokens", "response_format", "stream_options"]
+    assert served.ask(**dict.fromkeys(names)).is_success
+    assert served.client.post("/v1/completions", json={"prompt": "a", "n": None, "frequency_penalty": None}).is_success
+    names = ["store", "stream", "tool_choice", "parallel_tool_calls", "text", "tools"]
+    assert served.client.post("/v1/responses", json={"input": "a", **dict.fromkeys(names)}).is_success
 
 
-@pytest.mark.parametrize(
-    ("body", "status", "param", "words"),
-    [
-        ({"messages": MESSAGES * 1025}, 400, "messages", "1024"), ({"messages": MESSAGES, "n": 17}, 400, "n", "16"),
-        ({"messages": MESSAGES, "max_tokens": 5000}, 400, "max_tokens", "4096"),
-        ({"messages": MESSAGES, "max_completion_tokens": 5000}, 400, "max_completion_tokens", "leave it out"),
-        ({"messages": [{"role": "user", "content": "y" * 5000}]}, 400, "messages", "shorten"),
-        ({"messages": [{"role": "user", "content": 5}]}, 400, "messages.0.content", "string"),
-        ({"messages": [{"role": "user", "content": "z" * (4 << 20)}]}, 413, None, "shorten"),
-        ({}, 400, "messages", "missing"),
-    ],
-)  # fmt: skip
-def test_limits(serve: Serve, body: dict[str, Any], status: int, param: str | None, words: str) -> None:
-    served = serve("x")
-    reply = served.client.post(CHAT, json=body)
-    error = reply.json()["error"]
-    assert (reply.status_code, error["param"]) == (status, param) and words in error["message"], error
-    assert served.server.admitted == 0
-
-
-def test_limits_of_the_others(serve: Serve) -> None:
-    served = serve("x")
-    for path, body, param in (
-        ("/v1/completions", {"prompt": "x", "max_tokens": 5000}, "max_tokens"),
-        ("/v1/responses", {"input": "x", "max_output_tokens": 5000}, "max_output_tokens"),
-        ("/v1/completions", {"prompt": "y" * 5000}, "prompt"), ("/v1/responses", {"input": "y" * 5000}, "input"),
-        ("/v1/completions", {}, "prompt"), ("/v1/responses", {}, "input"), ("/v1/completions", {"prompt": 5}, "prompt"),
-        ("/v1/responses", {"input": 5}, "input"), ("/v1/responses", {"input": [{"type": "item_reference"}]}, "input.0"),
+def test_what_is_said_beside_texts_is_measured_too(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cannot fit is refused before it is made into tokens."""
+    monkeypatch.setattr(served.server.prompts.chat, "encode", lambda *_: pytest.fail("it was"))
+    much = "y " * 100_000
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": json.dumps({"a": much})}}
+    tool = {"type": "function", "function": {"name": "f", "description": much}}
+    answered = [{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": "1", "content": "z"}]
+    for body in (
+        {"messages": [{"role": "user", "content": much}]}, {"messages": [*MESSAGES, *answered]},
+        {"messages": MESSAGES, "tools": [tool]},
     ):  # fmt: skip
-        reply = served.client.post(path, json=body)
-        error = reply.json()["error"]
-        assert reply.status_code == 400 and (error["param"] or "").startswith(param), (path, error)
+        error = served.client.post(CHAT, json=body).json()["error"]
+        assert error["code"] == "context_length_exceeded" and "characters" in error["message"]
+
+
+def test_schemas_of_any_shape_are_mistakes_at_most(serve: Serve) -> None:
+    served = serve("{}")
+    shapes: list[Any] = [{"patternProperties": 5}, {"allOf": 5}, {"allOf": [{"anyOf": 5}]}, {"anyOf": {"a": 1}}]
+    for schema in shapes:
+        form = {"type": "json_schema", "json_schema": {"schema": schema}}
+        assert served.ask(response_format=form).status_code in (200, 400)
+    deep = '{"allOf": [' * 400 + "{}" + "]}" * 400
+    form_of = '"response_format": {"type": "json_schema", "json_schema": {"schema": '
+    error = check(served, CHAT, f'{{"messages": {json.dumps(MESSAGES)}, {form_of}{deep}}}}}}}'.encode())
+    assert "deep" in error["message"]

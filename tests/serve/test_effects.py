@@ -1,17 +1,23 @@
 """What each accepted parameter of sampling does, by its effect, with an untrained model in a real vLLM engine.
 
-Its texts mean nothing, so whatever is seen comes from the parameter. test_parameters.py: which ones there are.
+Its texts mean nothing, so whatever is seen comes from the parameter. test_parameters.py: which ones there are. The
+server is one that uvicorn starts.
 """
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
-from pathlib import Path
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
+from rollout.vllm_config import read_stop_tokens
+from serve.engine import SamplingParameters
 from tests.serve.command import QUESTION, Command, untrained_model
+from tests.serve.conftest import Served
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(540)]
 MESSAGES = [{"role": "user", "content": QUESTION}]
@@ -19,10 +25,22 @@ MESSAGES = [{"role": "user", "content": QUESTION}]
 
 @pytest.fixture(scope="module")
 def command(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
-    """One server for all tests of this file."""
-    running = Command(untrained_model(tmp_path_factory.mktemp("runs")), tmp_path_factory.mktemp("serve") / "log")
-    yield running
-    running.close()
+    """One server for all tests of this file, with settings of the environment and of a file."""
+    folder = tmp_path_factory.mktemp("runs")
+    model, settings = untrained_model(folder), folder / "serve.toml"
+    settings.write_text(f'name = "of a file"\ncache_bytes = {64 << 20}\ndtype = "float32"\n')
+    variables = {"MAESTRALE_MODEL": str(model), "MAESTRALE_CONFIG": str(settings)}
+    running = Command(model, folder / "log", program=["uvicorn", "serve.app:app"], **variables)
+    try:
+        yield running
+        running.process.terminate()
+        assert running.process.wait(90) in (0, -signal.SIGTERM)
+    finally:
+        running.close()
+
+
+def test_uvicorn_serves_with_settings_of_the_environment(command: Command) -> None:
+    assert [model["id"] for model in command.client.get("/v1/models").json()["data"]] == ["of a file"]
 
 
 class Asked:
@@ -38,21 +56,14 @@ class Asked:
 
 
 def ids(command: Command, text: str) -> list[int]:
-    found: list[int] = command.client.post("/tokenize", json={"prompt": text}).json()["tokens"]
-    return found
+    tokens: list[int] = command.client.post("/tokenize", json={"prompt": text}).json()["tokens"]
+    return tokens
 
 
-def plain(command: Command) -> list[int]:
-    """Ids of three tokens that are letters, far apart."""
+@pytest.fixture(scope="module")
+def letters(command: Command) -> list[int]:
+    """Ids of Q, Z and X, three tokens that are letters, far apart."""
     return [ids(command, letter)[-1] for letter in "QZX"]
-
-
-def end_of(command: Command) -> int:
-    """The token at which the model ends by itself."""
-    from rollout.vllm_config import read_stop_tokens
-
-    model = Path(command.process.args[command.process.args.index("--model") + 1])  # type: ignore[union-attr, index]
-    return read_stop_tokens(str(model))[0]
 
 
 def test_greedy_is_what_narrow_sampling_draws(command: Command) -> None:
@@ -64,15 +75,18 @@ def test_greedy_is_what_narrow_sampling_draws(command: Command) -> None:
     assert Asked(command, max_tokens=3).count == 3
 
 
-def test_logit_bias_and_allowed_tokens(command: Command) -> None:
-    first, second, third = plain(command)
+def test_letters_can_be_favoured_and_forbidden(command: Command, letters: list[int]) -> None:
+    first, second, third = letters
     assert Asked(command, logit_bias={str(first): 100}).text == "Q" * 16
-    assert set(Asked(command, allowed_token_ids=[first, second, third], temperature=2, seed=1).text) <= set("QZX")
+    assert set(Asked(command, allowed_token_ids=letters, temperature=2, seed=1).text) <= set("QZX")
     assert set(Asked(command, allowed_token_ids=[first, third], logit_bias={str(first): -100}).text) == {"X"}
+    favoured = {"allowed_token_ids": [first, second], "logit_bias": {str(first): 5}}
+    assert set(Asked(command, **favoured).text) == {"Q"}
+    assert set(Asked(command, **favoured, bad_words=["Q"]).text) == {"Z"}
 
 
-def test_penalties(command: Command) -> None:
-    first, second, _ = plain(command)
+def test_penalties(command: Command, letters: list[int]) -> None:
+    first, second, _ = letters
     pair: dict[str, Any] = {"allowed_token_ids": [first, second], "max_tokens": 40}
     low, high = -30.0, 30.0  # what Z needs beside Q, so that neither always wins
     for _ in range(8):
@@ -85,34 +99,27 @@ def test_penalties(command: Command) -> None:
         ("presence_penalty", 2, -2), ("frequency_penalty", 2, -2), ("repetition_penalty", 50, 0.02),
     ):  # fmt: skip
         texts = [Asked(command, **pair, **{name: value}).text for value in (apart, alike)]
-        changes = [sum(one != other for one, other in zip(text, text[1:], strict=False)) for text in texts]
+        changes = [sum(letter != after for letter, after in pairwise(text)) for text in texts]
         assert changes[0] > changes[1], (name, texts)
 
 
-def test_bad_words(command: Command) -> None:
-    first, second, _ = plain(command)
-    letters = {"allowed_token_ids": [first, second], "logit_bias": {str(first): 5}}
-    assert set(Asked(command, **letters).text) == {"Q"}
-    assert set(Asked(command, **letters, bad_words=["Q"]).text) == {"Z"}
-
-
-def test_ends(command: Command) -> None:
-    first, second, _ = plain(command)
-    letters: dict[str, Any] = {"allowed_token_ids": [first, second], "temperature": 2, "seed": 3, "max_tokens": 60}
-    free = Asked(command, **letters)
+def test_ends(command: Command, letters: list[int]) -> None:
+    body: dict[str, Any] = {"allowed_token_ids": letters[:2], "temperature": 2, "seed": 3, "max_tokens": 60}
+    free = Asked(command, **body)
     assert free.finish == "length" and free.count == 60 and "QZ" in free.text
     until = free.text.index("QZ")
-    by_text = Asked(command, **letters, stop="QZ")
+    by_text = Asked(command, **body, stop="QZ")
     assert (by_text.text, by_text.finish, by_text.stop) == (free.text[:until], "stop", "QZ")
-    told = Asked(command, **letters, stop="QZ", include_stop_str_in_output=True)
+    told = Asked(command, **body, stop="QZ", include_stop_str_in_output=True)
     assert told.text == free.text[: until + 2] and told.count == by_text.count == until + 2
-    by_token = Asked(command, **letters, stop_token_ids=[second])
-    assert (by_token.text, by_token.finish, by_token.stop) == (free.text[: free.text.index("Z")], "stop", second)
+    by_token = Asked(command, **body, stop_token_ids=letters[1:2])
+    assert (by_token.text, by_token.finish, by_token.stop) == (free.text[: free.text.index("Z")], "stop", letters[1])
+    bad = command.client.post("/v1/completions", json={"prompt": "x", "stop_token_ids": [10**6]})
+    assert bad.status_code == 400 and bad.json()["error"]["param"] == "stop_token_ids"
 
 
 def test_the_models_own_end(command: Command) -> None:
-    end = end_of(command)
-    wish = {"logit_bias": {str(end): 100}}
+    wish = {"logit_bias": {str(read_stop_tokens(str(command.model))[0]): 100}}
     at_once = Asked(command, **wish)
     assert (at_once.text, at_once.count, at_once.finish, at_once.stop) == ("", 1, "stop", None)
     later = Asked(command, **wish, min_tokens=5)
@@ -123,49 +130,20 @@ def test_the_models_own_end(command: Command) -> None:
     assert shown.text != never.text and shown.count == 16
 
 
-def chat(command: Command, path: str, **body: Any) -> str:
-    """Reasoning and answer of a chat, or of a response, which have the same parameters."""
-    common = {"temperature": 0, "reasoning_language": "off", **body}
-    if path == "/v1/responses":
-        reply = command.client.post(path, json={"input": QUESTION, "max_output_tokens": 12, **common})
-        assert reply.is_success, reply.text
-        return "".join(part["text"] for item in reply.json()["output"] for part in item["content"])
-    reply = command.client.post(path, json={"messages": MESSAGES, "max_tokens": 12, **common})
-    assert reply.is_success, reply.text
-    message = reply.json()["choices"][0]["message"]
-    return (message["reasoning"] or "") + (message["content"] or "")
+def test_chats_and_responses_are_sampled_as_completions_are(served: Served) -> None:
+    body = {"temperature": 1.5, "top_p": 0.5, "top_k": 3, "min_p": 0.1, "presence_penalty": 1, "frequency_penalty": 1,
+            "repetition_penalty": 2, "logit_bias": {"9": 3}, "allowed_token_ids": [9, 10], "bad_words": ["b"],
+            "seed": 4, "ignore_eos": True, "min_tokens": 1}  # fmt: skip
+    for path, asked in (("completions", {"prompt": "x"}), ("chat/completions", {"messages": MESSAGES}),
+                        ("responses", {"input": "x"})):  # fmt: skip
+        assert served.client.post(f"/v1/{path}", json={**asked, **body}).is_success
+    completion, *others = [replace(sampling, max_tokens=9) for sampling in served.engine.samplings[-3:]]
+    assert others == [completion] * 2 == [SamplingParameters(**{**body, "max_tokens": 9, "logit_bias": {9: 3}})] * 2
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
-def test_chats_have_them_too(command: Command, path: str) -> None:
-    first, second, _ = plain(command)
-    pair: dict[str, Any] = {"allowed_token_ids": [first, second]}
-    assert chat(command, path, logit_bias={str(first): 100}) == "Q" * 12
-    mixed = chat(command, path, **pair, temperature=2, seed=4)
-    assert set(mixed) == set("QZ") and len(mixed) == 12
-    assert chat(command, path, **pair, temperature=2, seed=4) == mixed
-    favoured = {"logit_bias": {str(first): 5}}
-    assert set(chat(command, path, **pair, **favoured, bad_words=["Q"])) == {"Z"}
-    assert chat(command, path, **pair, temperature=2, seed=4, stop="Z") == mixed[: mixed.index("Z")]
-    told = chat(command, path, **pair, temperature=2, seed=4, stop="Z", include_stop_str_in_output=True)
-    assert told == mixed[: mixed.index("Z") + 1]
-    assert chat(command, path, **pair, temperature=2, seed=4, stop_token_ids=[second]) == mixed[: mixed.index("Z")]
-    below = {"logit_bias": {str(first): -20, str(second): -20}}
-    for penalty in ({"frequency_penalty": 2, "presence_penalty": 2}, {"repetition_penalty": 50}):
-        assert chat(command, path, **pair, **below, **penalty) != chat(command, path, **pair, **below)
-    greedy = chat(command, path)
-    for narrow in ({"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1.0}):
-        assert chat(command, path, temperature=2, **narrow) == greedy
-    wish = {"logit_bias": {str(end_of(command)): 100}}
-    assert chat(command, path, **wish) == "" != chat(command, path, **wish, min_tokens=4)
-    assert chat(command, path, **wish, ignore_eos=True) != ""
-    bad = command.client.post("/v1/completions", json={"prompt": "x", "stop_token_ids": [10**6]})
-    assert bad.status_code == 400 and bad.json()["error"]["param"] == "stop_token_ids"
-
-
-def test_a_stop_in_the_reasoning_of_a_real_engine(command: Command) -> None:
+def test_a_stop_in_the_reasoning_of_a_real_engine(command: Command, letters: list[int]) -> None:
     """Reasoning and answer are forced letter by letter: Q and Z until the tag that a budget of reasoning writes."""
-    first, second, _ = plain(command)
+    first, second, _ = letters
     body = {"messages": MESSAGES, "allowed_token_ids": [*ids(command, "<think>\n"), first, second], "seed": 2,
             "temperature": 1, "thinking_token_budget": 30, "max_tokens": 90, "reasoning_language": "off",
             "logit_bias": {str(first): 4, str(second): 4}}  # fmt: skip

@@ -1,299 +1,211 @@
-"""A request that kills its engine ends alone, what runs beside it goes on, and an engine is tried before it is ready.
+"""Deaths of a real engine under a server: the request that kills it ends alone, what runs beside it goes on, and an
+engine that stands still, or that its own start kills, is replaced.
 
-The engines are real; `Mortal` dies of a token, as one with a faulty kernel would of a length.
+`Mortal` dies of a token, as one with a faulty kernel would of a length. The rules of the watch: test_engine_watch.py.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
-from contextlib import AbstractContextManager, asynccontextmanager
+from collections.abc import AsyncGenerator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
-from rollout.start import engine_processes, started_within
+from rollout.start import engine_processes
 from rollout.warm_up import LENGTHS
-from serve import vllm_engine
-from serve.engine import CrashingRequest, Delta, EngineDied, SamplingParameters
-from serve.engine_deaths import EngineFailover
+from serve import engine_deaths
+from serve.app import create_app
+from serve.engine import Delta, SamplingParameters
 from serve.server import Server
 from serve.settings import ServerSettings
 from serve.vllm_engine import VllmEngine
-from serve.vllm_parts import StepLLM
-from shared.errors import ModelError
 from shared.launch import adaptive_deadline
 from tests.rollout.tiny_llama import random_weights, write_model
+from tests.serve.conftest import eventually, running
 from tests.shared.test_chat import make_folder
 
 DEADLY = 99
 """in a prompt: kills the engine some tokens later"""
-WORDS = 60
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(540)]
 
 
 class Mortal(VllmEngine):
-    """Its process is killed where a prompt holds the deadly token, once the request is decoded."""
+    """Its process is killed where a prompt holds the deadly token, once the request is decoded; and by its next start
+    if that is said: "dies" of a short prompt, or "freezes"."""
 
-    def __init__(self, model: Path, deadly: int = DEADLY, dtype: str = "float32"):
-        super().__init__(str(model), max_tokens=512, max_sequences=16, cache_bytes=64 << 20, dtype=dtype)
-        self.deadly, self.deaths = deadly, 0
+    def __init__(self, model: Path):
+        super().__init__(str(model), max_tokens=512, max_sequences=16, cache_bytes=64 << 20, dtype="float32")
+        self.deaths = self.starts = 0
+        self.next_start = ""
+        self.tried: list[int] = []
+        """lengths of all prompts"""
 
     async def _sample(self, prompt_ids: list[int], sampling: SamplingParameters) -> AsyncGenerator[Delta, None]:
+        self.tried.append(len(prompt_ids))
+        if self.next_start == "dies" and len(prompt_ids) == 1:
+            self.next_start = ""
+            await self.die()
         number = 0
         async for delta in super()._sample(prompt_ids, sampling):
             number += 1
-            if self.deadly in prompt_ids and number == 3:
+            if DEADLY in prompt_ids and number == 3:
                 await self.die()
             yield delta
 
+    def _begin(self) -> Any:
+        self.starts += 1
+        if self.next_start == "freezes":
+            self.next_start = ""
+            threading.Thread(target=freeze_another, args=(engine_processes(),), daemon=True).start()
+        return super()._begin()
+
+    def signal(self, number: int) -> None:
+        """Send it to the engine's process."""
+        for process in self.watch._processes:
+            os.kill(process.pid or 0, number)
+
     async def die(self) -> None:
         """At once, without a word."""
-        assert self.llm is not None
         self.deaths += 1
-        processes = self.llm.engine_core.resources.engine_manager.processes
-        for process in processes:
-            os.kill(process.pid, signal.SIGKILL)
-        while any(process.is_alive() for process in processes):
+        self.signal(signal.SIGKILL)
+        while any(process.is_alive() for process in self.watch._processes):
             await asyncio.sleep(0.01)
+
+
+def freeze_another(others: set[Any]) -> None:
+    """Stop the engine process that will be there besides these."""
+    while not (begun := engine_processes() - others):
+        time.sleep(0.01)
+    for process in begun:
+        os.kill(process.pid, signal.SIGSTOP)
+
+
+class Scene:
+    """A server of one mortal engine."""
+
+    def __init__(self, url: str, engine: Mortal, server: Server, pool: ThreadPoolExecutor):
+        self.url, self.engine, self.server, self.pool = url, engine, server, pool
+
+    def begin(self, prompt: list[int], **body: Any) -> Future[httpx.Response]:
+        """Ask for a completion in a thread."""
+        values = {"prompt": prompt, "max_tokens": 400, "temperature": 0, "logprobs": 1, **body}
+        return self.pool.submit(httpx.post, f"{self.url}/v1/completions", json=values, timeout=300)
+
+    def ask(self, prompt: list[int], **body: Any) -> httpx.Response:
+        """The same, to its end."""
+        return self.begin(prompt, **body).result()
+
+    def calm_again(self) -> bool:
+        """Whether the engine has been replaced and the server has noticed."""
+        return self.server.ready and httpx.get(f"{self.url}/ready").is_success
+
+
+def tokens_of(reply: httpx.Response) -> list[str]:
+    assert reply.is_success, reply.text
+    tokens: list[str] = reply.json()["choices"][0]["logprobs"]["tokens"]
+    return tokens
+
+
+def error_of(reply: httpx.Response) -> tuple[int, str]:
+    """Its status and code."""
+    return reply.status_code, reply.json()["error"]["code"]
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model whose tokenizer knows fewer tokens than it has."""
-    folder = write_model(tmp_path_factory.mktemp("models") / "mortal", random_weights(0))
-    return Path(make_folder(folder))
+def module_scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    """The tokenizer of its tiny model knows fewer tokens than it has."""
+    model = Path(make_folder(write_model(tmp_path_factory.mktemp("models") / "mortal", random_weights(0))))
+    engine = Mortal(model)
+    app = create_app(ServerSettings(model=str(model), port=0, max_tokens=512), engine)
+    with running(app) as url, ThreadPoolExecutor(16) as pool:
+        yield Scene(url, engine, app.state.server, pool)
 
 
-@asynccontextmanager
-async def kept_alive(engine: VllmEngine) -> AsyncIterator[Server]:
-    """An engine under the watch of a server."""
-    server = Server.__new__(Server)
-    server.engine, server.ready, server.restarts, server.settings = engine, True, 0, ServerSettings()
-    await engine.start()
-    watch = asyncio.create_task(server._keep_alive())
-    try:
-        yield server
-    finally:
-        watch.cancel()
-        await asyncio.gather(watch, return_exceptions=True)
-        await engine.stop()
+@pytest.fixture
+def scene(module_scene: Scene) -> Scene:
+    """It, with nothing counted yet."""
+    eventually(module_scene.calm_again, 200)
+    module_scene.engine.deaths = module_scene.engine.starts = module_scene.server.restarts = 0
+    return module_scene
 
 
-async def until_ready(server: Server) -> None:
-    """An engine answers a moment before its server has counted the restart. Raises TimeoutError."""
-    async with asyncio.timeout(60):
-        while not server.ready:
-            await asyncio.sleep(0.01)
+def test_an_engine_is_tried_before_it_is_ready(scene: Scene) -> None:
+    assert scene.engine.tried[: len(LENGTHS)] == list(LENGTHS) and set(range(1, 9)) < set(LENGTHS)
 
 
-async def whole(engine: VllmEngine, prompt: list[int], **sampling: object) -> list[int] | str:
-    """The tokens of a completion, or what ended it."""
-    ids: list[int] = []
-    try:
-        async for delta in engine.generate(prompt, SamplingParameters(**{"max_tokens": WORDS, **sampling})):  # type: ignore[arg-type]
-            ids += delta.token_ids
-    except (CrashingRequest, EngineDied) as error:
-        return type(error).__name__
-    return ids
+def test_a_request_that_kills_its_engine_ends_alone(scene: Scene) -> None:
+    innocents = [[number, 6, 7] for number in range(10, 14)]
+
+    def begin() -> list[Future[httpx.Response]]:
+        return [*(scene.begin(prompt) for prompt in innocents),
+                *(scene.begin(prompt, temperature=1, seed=3) for prompt in innocents)]  # fmt: skip
+
+    calm = [tokens_of(each.result()) for each in begin()]
+    before, others = len(scene.engine.tried), begin()
+    # so cold that the end token is as unlikely as in a greedy run, but not to be repeated
+    drawn = scene.begin([4, 4], temperature=0.001)
+    eventually(lambda: len(scene.engine.tried) == before + 9)
+    killer = scene.ask([DEADLY, 5])
+    assert error_of(killer) == (500, "engine_killed") and killer.headers["x-should-retry"] == "false"
+    assert [tokens_of(each.result()) for each in others] == calm, "the others have the tokens of a calm run"
+    assert len(tokens_of(drawn.result())) == 400
+    eventually(scene.calm_again, 200)
+    assert 2 <= scene.engine.deaths == scene.server.restarts <= 3
+    killer, other = scene.ask([DEADLY, 5]), scene.ask([5, 6], max_tokens=60)
+    assert error_of(killer) == (500, "engine_killed") and len(tokens_of(other)) == 60
+    assert scene.engine.deaths == scene.server.restarts, "it is known now"
 
 
-def test_a_request_that_kills_its_engine_ends_alone(model: Path) -> None:
-    async def play() -> tuple[int, int]:
-        engine = Mortal(model)
-        prompts = [[number, 6, 7] for number in range(5, 9)]
-
-        def innocents() -> list[Coroutine[Any, Any, list[int] | str]]:
-            greedy = [whole(engine, prompt, temperature=0, max_tokens=400) for prompt in prompts]
-            return [*greedy, *(whole(engine, prompt, seed=3, max_tokens=400) for prompt in prompts)]
-
-        async with kept_alive(engine) as server:
-            calm = await asyncio.gather(*innocents())
-            deadly = whole(engine, [DEADLY, 5], temperature=0)
-            # so cold that the end token is as unlikely as in a greedy run, but not to be repeated
-            drawn = whole(engine, [4, 4], temperature=0.001, max_tokens=400)
-            first, *others, unseeded = await asyncio.gather(deadly, *innocents(), drawn)
-            assert first == "CrashingRequest" and others == calm, "the others have the tokens of a calm run"
-            assert isinstance(unseeded, list) and len(unseeded) == 400
-            deaths = engine.deaths
-            assert await whole(engine, [DEADLY, 5], temperature=0) == "CrashingRequest", "it is known now"
-            assert engine.deaths == deaths
-            assert len(await whole(engine, [5, 6], temperature=0)) == WORDS
-            await until_ready(server)
-            return deaths, server.restarts
-
-    deaths, restarts = asyncio.run(play())
-    assert 2 <= deaths <= 3 and restarts == deaths
-
-
-def test_a_death_that_the_engine_outlives_ends_the_request() -> None:
-    engine, calm = object(), SamplingParameters(max_tokens=3, temperature=0)
-
-    async def sample(prompt: list[int], sampling: SamplingParameters) -> AsyncGenerator[Delta, None]:
-        raise EngineDied
-        yield  # it is a generator
-
-    async def ask() -> None:
-        async for _ in EngineFailover(lambda: engine, sample).generate([5], calm):
-            pass
-
-    with pytest.raises(EngineDied):
-        asyncio.run(asyncio.wait_for(ask(), 5))
-
-
-def test_what_was_sent_again_by_its_client_is_known_too(model: Path) -> None:
+def test_what_its_client_sends_again_is_known_too_and_what_waits_outlives_a_start_that_fails(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
     """What cannot go on by itself (a stop string, no seed) is sent again by its client, and kills no third engine."""
-
-    async def play() -> list[list[int] | str]:
-        engine = Mortal(model)
-        async with kept_alive(engine) as server:
-            found = []
-            for _ in range(4):
-                while not (server.ready and await engine.is_alive()):
-                    await asyncio.sleep(0.05)
-                found.append(await whole(engine, [DEADLY, 5], stop=["x"], temperature=1))
-            assert engine.deaths == 2
-            return found
-
-    assert asyncio.run(play()) == ["EngineDied", "CrashingRequest", "CrashingRequest", "CrashingRequest"]
-
-
-def test_deltas_stay_single_where_the_reader_lags(model: Path) -> None:
-    async def play() -> tuple[list[Delta], list[Delta]]:
-        engine = Mortal(model)
-        await engine.start()
-        try:
-            quick = [
-                delta async for delta in engine.generate([5, 6], SamplingParameters(max_tokens=WORDS, temperature=0))
-            ]
-            slow = []
-            async for delta in engine.generate([5, 6], SamplingParameters(max_tokens=WORDS, temperature=0, logprobs=1)):
-                slow.append(delta._replace(logprobs=[]) if delta.logprobs else delta)
-                await asyncio.sleep(0.1 if len(slow) in (1, 5, 20) else 0)
-            return quick, slow
-        finally:
-            await engine.stop()
-
-    quick, slow = asyncio.run(play())
-    assert quick == slow and all(len(delta.token_ids) == 1 for delta in slow) and len(slow) == WORDS
+    caplog.set_level(logging.ERROR)
+    calm = scene.ask([5, 6])
+    before, under_way = len(scene.engine.tried), scene.begin([5, 6])
+    eventually(lambda: len(scene.engine.tried) > before)
+    scene.engine.next_start = "dies"
+    deadly: dict[str, Any] = {"stop": ["x"], "temperature": 1}
+    first = scene.ask([DEADLY, 5], **deadly)
+    assert error_of(first) == (503, "engine_restarting") and first.headers["retry-after"]
+    assert tokens_of(under_way.result()) == tokens_of(calm)
+    assert scene.engine.starts == 2 and "died of a prompt of 1 token (float32): try another dtype" in caplog.text
+    eventually(scene.calm_again, 200)
+    for _ in range(2):
+        again = scene.ask([DEADLY, 5], **deadly)
+        assert error_of(again) == (500, "engine_killed")
+        eventually(scene.calm_again, 200)
+    assert scene.engine.deaths == 3, "with that of the start"
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_an_engine_is_tried_before_it_is_ready(model: Path, dtype: str) -> None:
-    tried: list[int] = []
-
-    class Told(Mortal):
-        async def _sample(self, prompt_ids: list[int], sampling: SamplingParameters) -> AsyncGenerator[Delta, None]:
-            tried.append(len(prompt_ids))
-            async for delta in super()._sample(prompt_ids, sampling):
-                yield delta
-
-    async def play() -> float:
-        engine = Told(model, dtype=dtype)
-        try:
-            await engine.start()
-            return engine.warm_up_s
-        finally:
-            await engine.stop()
-
-    seconds = asyncio.run(play())
-    print(f"{dtype}: warm-up of {seconds:.2f} s")
-    assert tried == list(LENGTHS) and set(range(1, 9)) < set(tried) and seconds < 5
-
-
-def test_an_engine_that_dies_of_a_short_prompt_is_an_error_of_the_start(model: Path) -> None:
-    class Frail(Mortal):
-        async def _sample(self, prompt_ids: list[int], sampling: SamplingParameters) -> AsyncGenerator[Delta, None]:
-            if len(prompt_ids) == 1:
-                await self.die()
-            async for delta in super()._sample(prompt_ids, sampling):
-                yield delta
-
-    async def play() -> None:
-        engine = Frail(model)
-        try:
-            await engine.start()
-        finally:
-            await engine.stop()
-
-    with pytest.raises(ModelError, match=r"died of a prompt of 1 token \(float32\): try another dtype"):
-        asyncio.run(play())
-
-
-@pytest.mark.parametrize("late", [pytest.param(False, marks=pytest.mark.soak), True])
-def test_what_waits_for_an_engine_outlives_a_start_that_fails(model: Path, late: bool) -> None:
-    """late: the start fails once the process is there."""
-
-    class Stumbling(Mortal):
-        starts = 0
-
-        def _begin(self) -> StepLLM:
-            self.starts += 1
-            if self.starts == 2 and not late:
-                raise ModelError("no memory, this time")
-            return super()._begin()
-
-        async def _warm_up(self) -> None:
-            if self.starts == 2:
-                raise ModelError("no adapter, this time")
-            await super()._warm_up()
-
-    async def play() -> tuple[list[int] | str, list[int] | str]:
-        engine = Stumbling(model)
-        async with kept_alive(engine):
-            calm = await whole(engine, [5, 6], temperature=0, max_tokens=400)
-            under_way = asyncio.create_task(whole(engine, [5, 6], temperature=0, max_tokens=400))
-            await asyncio.sleep(0.2)
-            await engine.die()
-            found = await under_way
-            assert engine.starts == 3
-            return calm, found
-
-    calm, found = asyncio.run(play())
-    assert found == calm
-
-
-def test_an_engine_that_stands_still_while_it_starts_again_is_started_once_more(
-    model: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_engine_that_stands_still_is_replaced_also_while_it_starts(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The first start may take half an hour; a later one ten times as long as those before."""
-    monkeypatch.setattr(vllm_engine, "START_DEADLINE_S", 100.0)
     for name, value in (("LEAST_S", 10.0), ("OFTEN", 1)):
         monkeypatch.setattr(adaptive_deadline, name, value)
-    deadlines: list[float] = []
-
-    def within(deadline_s: float) -> AbstractContextManager[None]:
-        deadlines.append(deadline_s)
-        return started_within(deadline_s)
-
-    monkeypatch.setattr(vllm_engine, "started_within", within)
-
-    class Stopped(Mortal):
-        starts = 0
-
-        def _begin(self) -> StepLLM:
-            self.starts += 1
-            if self.starts == 2:
-                threading.Thread(target=self.freeze, args=(engine_processes(),), daemon=True).start()
-            return super()._begin()
-
-        def freeze(self, others: set[Any]) -> None:
-            while not (begun := engine_processes() - others):
-                time.sleep(0.01)
-            for process in begun:
-                os.kill(process.pid, signal.SIGSTOP)
-
-    async def play() -> list[int] | str:
-        engine = Stopped(model)
-        async with kept_alive(engine):
-            await engine.die()
-            tokens = await whole(engine, [5, 6], temperature=0, max_tokens=20)
-            assert engine.starts == 3
-            return tokens
-
-    assert len(asyncio.run(play())) == 20 and deadlines[0] == 100 > max(deadlines[1:])
+    monkeypatch.setattr("serve.vllm_engine.START_DEADLINE_S", 100.0)
+    caplog.set_level(logging.ERROR)
+    calm = scene.ask([5, 6])
+    monkeypatch.setattr(engine_deaths, "QUIET_S", 2.0)
+    before, under_way = len(scene.engine.tried), scene.begin([5, 6])
+    eventually(lambda: len(scene.engine.tried) > before)
+    scene.engine.next_start = "freezes"
+    scene.engine.signal(signal.SIGSTOP)
+    eventually(lambda: not scene.server.ready, 60)
+    monkeypatch.setattr(engine_deaths, "QUIET_S", 60.0)
+    assert httpx.get(f"{scene.url}/health").is_success
+    assert error_of(httpx.get(f"{scene.url}/ready")) == (503, "not_ready")
+    assert error_of(scene.ask([7])) == (503, "engine_starting")
+    assert tokens_of(under_way.result()) == tokens_of(calm)
+    assert scene.engine.starts >= 2 and "had not started after" in caplog.text
+    assert "has neither answered nor computed for 2 s" in caplog.text

@@ -1,9 +1,14 @@
-"""The openai package, unmodified: python openai_client.py URL; prints what it got as JSON."""
+"""The openai package, unmodified: python openai_client.py URL [FILE]; prints what it got as JSON.
+
+FILE: JSON, [[name of a type, object as JSON], ...], to compare with its types.
+"""
 
 import json
 import sys
+from pathlib import Path
 
 import openai
+from openai_types import check
 
 client = openai.OpenAI(base_url=f"{sys.argv[1]}/v1", api_key="none", timeout=30)
 ask = {"model": "tiny", "messages": [{"role": "user", "content": "How many apples?"}], "max_tokens": 400}
@@ -28,6 +33,7 @@ completion = client.completions.create(model="tiny", prompt="Once", max_tokens=4
 parts = client.completions.create(model="tiny", prompt="Once", max_tokens=400, stream=True)
 print(json.dumps({
     "version": openai.__version__,
+    "typed": sum(check(json.loads(Path(file).read_text())) for file in sys.argv[2:]),
     "models": [model.id for model in client.models.list()],
     "retries": raw.retries_taken,
     "text": whole.choices[0].message.content,
