@@ -1,7 +1,5 @@
 """What the processes of test_child_process.py run."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

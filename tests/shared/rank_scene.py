@@ -1,6 +1,4 @@
-"""A controller (rank 0) or a trainer for test_watchdog.py, over real sockets: `rank_scene.py RANK FOLDER HEARTBEAT_S`."""
-
-from __future__ import annotations
+"""A controller or a trainer for test_watchdog.py, over real sockets: `rank_scene.py RANK FOLDER HEARTBEAT_S`."""
 
 import asyncio
 import os

@@ -1,7 +1,5 @@
 """One declaration a call: what a rank can be asked, and what is refused on both sides. On the wire: test_rpc.py."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The chat format: rendering, decoding, stop tokens, and templates with their own ideas."""
+"""The chat format: rendering, decoding, stop tokens, and templates with ideas of their own (odd_templates.jsonl)."""
 
 import json
 
@@ -11,6 +11,7 @@ from shared.config import Config
 from shared.errors import ConfigError, ModelError
 from shared.languages import LANGUAGES, WITH_REQUEST, with_request
 from shared.model.model_card import read_card
+from tests.tables import read_table
 from trainer.export import note_training
 from verify.verifiers import verifier_of
 
@@ -104,77 +105,47 @@ def test_prompts_ask_for_all_that_rewards_check_and_every_language_for_itself():
     assert with_request("2+3?", "fr") == "2+3?\n\nRéfléchis et réponds en français." and with_request("x", "") == "x"
 
 
-IF = PLAIN.replace("<{{", "{% if CONDITION %}<{{").replace("<eos>", "<eos>{% endif %}")
-NO_SYSTEM = IF.replace("CONDITION", "m['role'] != 'system'")
-STRICT_SYSTEM = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
-SWITCHED = STRICT_SYSTEM.replace("%}{{ raise_exception('no system role') }}", "and enable_system %}<system>x<eos>")
-PARTS = "{% for m in messages %}<{{ m['role'] }}>{% for c in m['content'] %}{% if c['type'] == 'text' %}{{ c['text'] }}"
-PARTS += "{% endif %}{% endfor %}<eos>{% endfor %}<assistant>"
+def odd(kind):
+    """Templates of this kind."""
+    return pytest.mark.parametrize("row", read_table("shared/odd_templates", kind=kind), ids=lambda row: row["name"])
 
 
-@pytest.mark.parametrize(
-    "template",
-    [
-        NO_SYSTEM,
-        STRICT_SYSTEM + PLAIN,
-        IF.replace("CONDITION", "m['role'] in ['developer', 'user', 'assistant']"),
-        IF.replace("CONDITION", "m['role'] != 'system' or tools"),
-        IF.replace("CONDITION", "m['role'] != 'system' or messages|length == 2"),
-        IF.replace("CONDITION", "not loop.first or m['role'] != 'system'"),
-        "<system>You are kind.<eos>" + NO_SYSTEM,
-        SWITCHED + NO_SYSTEM,
-    ],
-)
-def test_a_system_prompt_that_the_template_does_not_take_stands_before_the_users_words(tmp_path, template):
-    chat = Chat(make_folder(tmp_path, template))
+@odd("no system role")
+def test_a_system_prompt_that_the_template_does_not_take_stands_before_the_users_words(tmp_path, row):
+    chat = Chat(make_folder(tmp_path, row["template"]))
     text = shown(chat)
     assert text.endswith(f"<user>{RULE}\n\n{TASK}<eos><assistant>") and text.count(RULE) == 1
     assert "no system role" in chat.describe()
-    roles = {"system": RULE, "user": "A", "assistant": "B"}
-    turns = [*({"role": role, "content": text} for role, text in roles.items()), {"role": "user", "content": "C"}]
+    turns = [{"role": "system", "content": RULE}, {"role": "user", "content": "A"}]
+    turns += [{"role": "assistant", "content": "B"}, {"role": "user", "content": "C"}]
     assert chat.render_turns(turns).endswith(f"<user>{RULE}\n\nA<eos><assistant>B<eos><user>C<eos><assistant>")
 
 
-@pytest.mark.parametrize(
-    "template", [PARTS, PARTS.replace("m['content'] %}", "m['content'] if m['role'] != 'system' %}")]
-)
-def test_contents_are_lists_where_the_template_wants_them(tmp_path, template):
-    chat = Chat(make_folder(tmp_path, template))
+@odd("lists")
+def test_contents_are_lists_where_the_template_wants_them(tmp_path, row):
+    chat = Chat(make_folder(tmp_path, row["template"]))
     assert TASK in shown(chat) and RULE in shown(chat)
     assert "first" in chat.tokenizer.decode([*chat.render("first", ""), *chat.bridge([("user", "second")])])
 
 
-@pytest.mark.parametrize(
-    ("template", "lost"),
-    [
-        *((PLAIN.replace("m['content']", content), "the system prompt and what the user says") for content in (
-            "m['content'][:12]", "m['content']|lower", "m['content']|e", "m['content']|tojson",
-            "m['content'].split('\n')[0]", "m['content']|replace('\n', ' ')", "m['text']", "m['content']|striptags",
-        )),
-        ("<user>{{ messages[0]['content'] }}<eos><assistant>", "earlier turns of the assistant"),
-        ("<user>{{ messages[-1]['content'] }}<eos><assistant>", "the system prompt, what the user says and earlier"),
-        (PLAIN.replace("in messages", "in messages|reverse"), "earlier turns of the assistant and what the user says"),
-        (IF.replace("CONDITION", "m['role'] != 'assistant'"), "earlier turns of the assistant"),
-        (IF.replace("CONDITION", "loop.last"), "the system prompt, what the user says and earlier turns"),
-        ("<assistant>", "the system prompt and what the user says"),
-    ],
-)  # fmt: skip
-def test_a_template_that_loses_changes_or_turns_texts_is_refused_by_name(tmp_path, template, lost):
-    with pytest.raises(ModelError, match=rf"loses or changes {lost}.*model\.chat_template"):
-        Chat(make_folder(tmp_path, template))
+@odd("loses")
+def test_a_template_that_loses_changes_or_turns_texts_is_refused_by_name(tmp_path, row):
+    with pytest.raises(ModelError, match=rf"loses or changes {row['lost']}.*model\.chat_template"):
+        Chat(make_folder(tmp_path, row["template"]))
 
 
 def test_each_prompt_is_looked_at_since_templates_leave_out_by_conditions(tmp_path):
-    long = "A long task. " * 20
-    chat = Chat(make_folder(tmp_path / "a", IF.replace("CONDITION", "m['content']|length < 200")))
+    long, only_if = "A long task. " * 20, "{% for m in messages if CONDITION %}"
+    short = PLAIN.replace("{% for m in messages %}", only_if.replace("CONDITION", "m['content']|length < 200"))
+    chat = Chat(make_folder(tmp_path, short))
     assert "A task" in shown(chat, "A task")
     with pytest.raises(ModelError, match="loses or changes what the user says"):
         chat.render(long, RULE)
-    chat = Chat(tmp_path / "a", IF.replace("CONDITION", "m['role'] != 'system' or m['content']|length < 200"))
+    chat = Chat(tmp_path, short.replace("if m", "if m['role'] != 'system' or m"))
     assert shown(chat, "A task", long) == f"<user>{long}\n\nA task<eos><assistant>"
     assert shown(chat, "A task") == f"<system>{RULE}<eos><user>A task<eos><assistant>"
     single = "{% if messages|length > 2 %}{{ raise_exception('one turn only') }}{% endif %}" + PLAIN
-    chat = Chat(tmp_path / "a", single)
+    chat = Chat(tmp_path, single)
     assert TASK in shown(chat), "a template of a single turn loses nothing"
     with pytest.raises(ModelError, match="one turn only"):
         chat.bridge([("user", "more")])
@@ -185,24 +156,12 @@ def ending(text):
     return PLAIN.replace("<eos>", text)
 
 
-@pytest.mark.parametrize(
-    ("template", "stops", "end", "adds"),
-    [
-        (ending("<turn>\n"), [1, 7], "<turn>", False),
-        (ending(" <eos>"), [1], "<eos>", False),
-        (ending("<turn>\n"), [1], "<turn>", True),
-        (ending(""), [1, 2], "<user>", False),
-        (ending("\n"), [1], "<eos>", False),
-        (ending("{% if loop.last %}<eos>{% else %}<turn>{% endif %}"), [1, 7], "<turn>", False),
-        (ending("</s>\n"), [1], "<eos>", False),
-    ],
-    ids=["Gemma", "Llama 2", "ChatML of a base model", "GLM", "nothing", "the last otherwise", "letters"],
-)
-def test_a_turn_ends_with_what_the_template_puts_behind_it(tmp_path, template, stops, end, adds):
-    chat = Chat(make_folder(tmp_path, template, generation_config={"eos_token_id": stops}))
-    assert chat.tokenizer.convert_ids_to_tokens(chat.eos_id) == end
-    assert chat.adds_stop is adds and set(chat.stop_ids) == {*stops, chat.eos_id}
-    assert [end in line for line in chat.warnings] == [True] * (adds or "</s>" in template)
+@odd("ends")
+def test_a_turn_ends_with_what_the_template_puts_behind_it(tmp_path, row):
+    chat = Chat(make_folder(tmp_path, row["template"], generation_config={"eos_token_id": row["stops"]}))
+    assert chat.tokenizer.convert_ids_to_tokens(chat.eos_id) == row["end"]
+    assert chat.adds_stop is row["adds"] and set(chat.stop_ids) == {*row["stops"], chat.eos_id}
+    assert [row["end"] in line for line in chat.warnings] == [True] * (row["adds"] or "</s>" in row["template"])
 
 
 def test_turns_are_bridged_where_the_template_ends_none(tmp_path):

@@ -1,6 +1,7 @@
-"""Templates of families as published: nothing is lost of a prompt, and turns end as the template ends them."""
+"""Templates of families as published: nothing is lost of a prompt, and turns end as the template ends them.
 
-from __future__ import annotations
+chat_families.jsonl: what is known of each (`Family`).
+"""
 
 import json
 import random
@@ -20,6 +21,7 @@ from shared.sections import Data
 from shared.tool_calls import TOOLS_PROMPT, ToolDefinition, signatures, tools_prompt
 from shared.types import Problem
 from tests.shared.test_chat import write_tokenizer
+from tests.tables import read_table
 from trainer.data.data_source import PromptFormat
 from trainer.data.written_text import WrittenTexts
 from trainer.sft import encode_turns
@@ -43,46 +45,8 @@ class Family(NamedTuple):
     """whether several turns can be trained"""
 
 
-CHATML = "<|im_start|> <|im_end|> <|endoftext|>"
-LLAMA = "<|begin_of_text|> <|start_header_id|> <|end_header_id|> <|eot_id|> <|end_of_text|>"
-PHI = "<|user|> <|assistant|> <|system|> <|end|> <|endoftext|>"
-GEMMA = "<bos> <eos> <start_of_turn> <end_of_turn>"
-GEMMA4 = "<bos> <eos> <|turn> <turn|> <|channel> <channel|> <|think|>"
-MISTRAL = "<s> </s> [INST] [/INST] [SYSTEM_PROMPT] [/SYSTEM_PROMPT] [THINK] [/THINK]"
-GLM = "[gMASK] <sop> <|user|> <|assistant|> <|system|> <|observation|> <|endoftext|>"
-DEEPSEEK = "<｜begin▁of▁sentence｜> <｜end▁of▁sentence｜> <｜User｜> <｜Assistant｜>"
-HARMONY = "<|start|> <|message|> <|channel|> <|end|> <|return|> <|call|> <|constrain|> <|startoftext|>"
-THINKS, CLOSES = {"enable_thinking": True}, {"enable_thinking": False}
-CLOSED = "<think>\n\n</think>\n\n"
-IM = Family(CHATML, "<|im_end|>", "<|im_end|> <|endoftext|>", "<|im_end|>")
-GLM4 = Family(GLM, "<|endoftext|>", "<|endoftext|> <|user|> <|observation|>", "<|user|>")
-FAMILIES = {
-    "llama3": Family(LLAMA, "<|eot_id|>", "<|end_of_text|> <|eot_id|>", "<|eot_id|>"),
-    "llama3_1": Family(LLAMA, "<|eot_id|>", "<|end_of_text|> <|eot_id|>", "<|eot_id|>"),
-    "mistral": Family(MISTRAL, "</s>", "</s>", "</s>"),
-    "magistral": Family(MISTRAL, "</s>", "</s>", "</s>"),
-    "qwen2_5": IM,
-    "qwen2_5 base": IM._replace(eos="<|endoftext|>", ends="<|endoftext|>"),
-    "qwen3": IM,
-    "qwen3 closing": IM._replace(arguments=CLOSES, prefix=CLOSED),
-    "qwen3_instruct_2507": IM,
-    "qwen3_5_think": IM._replace(prefix="<think>\n"),
-    "qwen3_5_think closing": IM._replace(arguments=CLOSES, prefix=CLOSED),
-    "qwen3_5_nothink": IM._replace(prefix=CLOSED),
-    "qwen3_5_nothink opening": IM._replace(arguments=THINKS, prefix="<think>\n"),
-    "gemma3": Family(GEMMA, "<eos>", "<eos> <end_of_turn>", "<end_of_turn>"),
-    "gemma4": Family(GEMMA4, "<eos>", "<eos> <turn|>", "<turn|>"),
-    "phi3": Family(PHI, "<|endoftext|>", "<|endoftext|> <|assistant|> <|end|>", "<|end|>"),
-    "phi4": Family(f"{CHATML} <|im_sep|>", "<|im_end|>", "<|im_end|>", "<|im_end|>"),
-    "glm4moe": GLM4,
-    "glm4moe closing": GLM4._replace(arguments=CLOSES, prefix="<think></think>"),
-    "deepseek_r1_distill": Family(DEEPSEEK, *["<｜end▁of▁sentence｜>"] * 3, "<think>\n"),
-    "gptoss": Family(HARMONY, "<|return|>", "<|return|> <|call|>", "<|return|>", several=False),
-    "smollm2": Family(CHATML, "<|im_end|>", "<|im_end|>", "<|im_end|>"),
-    "smollm3": IM,
-    "smollm3 closing": IM._replace(arguments=CLOSES, prefix="<think>\n\n</think>\n"),
-    "olmo": Family(CHATML, "<|endoftext|>", "<|im_end|> <|endoftext|>", "<|im_end|>"),
-}  # fmt: skip
+FAMILIES = {row.pop("name"): Family(**row) for row in read_table("shared/chat_families")}
+IM, DEEPSEEK = FAMILIES["qwen2_5"], FAMILIES["deepseek_r1_distill"].control
 OTHERS = ("<think>", "</think>")
 SEVERAL = [name for name, family in FAMILIES.items() if family.several]
 
@@ -172,7 +136,7 @@ def test_no_text_of_others_spells_a_control_token_and_training_renders_as_servin
     control = [token.content for token in chat.tokenizer.added_tokens_decoder.values()]
     words = [*control, *control, "a", " b", "\n\n", "é", "\ue0000\ue001", TOOLS_PROMPT.split("{given}")[0]]
     begun = [token for token in control if re.search("think|tool_call|channel", token.lower())]
-    begun += HARMONY.split() * (name == "gptoss")  # a response of its own form holds some
+    begun += FAMILIES[name].control.split() * (name == "gptoss")  # a response of its own form holds some
     inside, draw = chat.tokenizer.convert_tokens_to_ids(begun), random.Random(name)
 
     def spelled(ids: list[int]) -> list[int]:

@@ -1,7 +1,5 @@
 """A child process: whatever it does, its caller learns how it ended, and nothing of it is left."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re

@@ -1,7 +1,5 @@
 """Texts of others on a terminal, in logs, in files: seen, and nothing more."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import json

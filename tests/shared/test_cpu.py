@@ -12,13 +12,6 @@ import pytest
 import torch
 
 from shared.model.cpu import processor
-from shared.model.cpu.processor import (
-    given_threads,
-    has_matrix_units,
-    keep_freed_memory,
-    multiplies_bfloat16_fast,
-    spare_allocator,
-)
 from tests.process import in_fresh_process
 
 INTEL, AMD = "GenuineIntel", "AuthenticAMD"
@@ -27,9 +20,9 @@ INTEL, AMD = "GenuineIntel", "AuthenticAMD"
 @pytest.fixture(autouse=True)
 def forgotten() -> Iterator[None]:
     """No answer of this machine before, none of the tests' afterwards."""
-    multiplies_bfloat16_fast.cache_clear()
+    processor.multiplies_bfloat16_fast.cache_clear()
     yield
-    multiplies_bfloat16_fast.cache_clear()
+    processor.multiplies_bfloat16_fast.cache_clear()
 
 
 def is_processor(monkeypatch: pytest.MonkeyPatch, folder: Path, can: dict[str, bool], vendor: str) -> None:
@@ -49,8 +42,8 @@ def is_processor(monkeypatch: pytest.MonkeyPatch, folder: Path, can: dict[str, b
 )  # fmt: skip
 def test_bfloat16_is_for_matrix_units_and_for_amds_instructions(monkeypatch, tmp_path, can, vendor, fast):
     is_processor(monkeypatch, tmp_path, can, vendor)
-    assert has_matrix_units("cpu") is can.get("amx_bf16", False) and has_matrix_units("cuda")
-    assert multiplies_bfloat16_fast("cpu") is fast and multiplies_bfloat16_fast("cuda") is True
+    assert processor.has_matrix_units("cpu") is can.get("amx_bf16", False) and processor.has_matrix_units("cuda")
+    assert processor.multiplies_bfloat16_fast("cpu") is fast and processor.multiplies_bfloat16_fast("cuda") is True
 
 
 def test_this_machine_says_what_its_kernel_says() -> None:
@@ -60,14 +53,14 @@ def test_this_machine_says_what_its_kernel_says() -> None:
     except (OSError, StopIteration):
         pytest.skip("no flags in /proc/cpuinfo")
     amd = any(AMD in line for line in lines)
-    assert multiplies_bfloat16_fast("cpu") is ("amx_bf16" in flags or (amd and "avx512_bf16" in flags))
+    assert processor.multiplies_bfloat16_fast("cpu") is ("amx_bf16" in flags or (amd and "avx512_bf16" in flags))
 
 
 def faults_of_allocating_again() -> list[int]:
     """Pages that were touched for the first time in the second half of 16 rounds that allocate and free 100 MB; then
     the same where freed memory is kept."""
     faults = []
-    for prepare in (lambda: None, keep_freed_memory):
+    for prepare in (lambda: None, processor.keep_freed_memory):
         prepare()
         counts = []
         for _ in range(16):
@@ -85,7 +78,7 @@ def test_freed_memory_is_there_for_the_next_allocation() -> None:
 
 
 def test_a_process_that_starts_with_the_spare_allocator_has_it() -> None:
-    if not (library := spare_allocator()):
+    if not (library := processor.spare_allocator()):
         pytest.skip("tcmalloc is not installed: apt install libtcmalloc-minimal4")
     command = [sys.executable, "-c", "print(open('/proc/self/maps').read().count('libtcmalloc_minimal'))"]
     environment = {**os.environ, "LD_PRELOAD": library}
@@ -98,5 +91,5 @@ def test_threads_are_those_of_openmp(monkeypatch: pytest.MonkeyPatch, given: str
     monkeypatch.setenv("OMP_NUM_THREADS", given or "")
     if given is None:
         monkeypatch.delenv("OMP_NUM_THREADS")
-    assert given_threads() == threads
-    assert given_threads(otherwise=8) == (threads if given in ("3", "4,2", "0") else 8)
+    assert processor.given_threads() == threads
+    assert processor.given_threads(otherwise=8) == (threads if given in ("3", "4,2", "0") else 8)

@@ -3,8 +3,6 @@
 refused_configs.jsonl: what in a config.json (`change` of `base`) an implementation refuses, and words of the error.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 from collections.abc import Mapping

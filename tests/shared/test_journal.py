@@ -1,7 +1,5 @@
 """The journal of a resumable command: rows, kills, identities and damaged files."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """JSON of others: whatever is wrong with it, it is one kind of error."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -18,14 +16,10 @@ from trainer.checkpoint.origin import Origin
 from trainer.checkpoint.reader import decode
 from trainer.evaluation import read_evaluations
 
-DEEP = b"[" * 200_000
 UNREADABLE = {
-    "deep list": DEEP,
-    "deep object": b'{"a":' * 200_000,
-    "long number": b"1" * 5000,
-    "text": b"\xff",
+    "deep list": b"[" * 200_000, "deep object": b'{"a":' * 200_000, "long number": b"1" * 5000, "text": b"\xff",
     "cut": b"{",
-}
+}  # fmt: skip
 
 
 class Record(msgspec.Struct):
@@ -33,7 +27,7 @@ class Record(msgspec.Struct):
 
 
 @pytest.mark.parametrize("name", UNREADABLE)
-def test_what_cannot_be_read_is_one_kind_of_error(name: str) -> None:
+def test_files_of_others_are_refused_or_their_lines_are_left_out(tmp_path: Path, name: str) -> None:
     data = UNREADABLE[name]
     with pytest.raises(json.JSONDecodeError):
         parse_json(data)
@@ -41,11 +35,6 @@ def test_what_cannot_be_read_is_one_kind_of_error(name: str) -> None:
         with pytest.raises(ValueError, match="."):
             decode_json(text, Record)
     assert parse_json(b'{"a": [1, NaN]}')["a"][0] == 1 and decode_json(b'{"x": 3, "y": [[]]}', Record) == Record(3)
-
-
-@pytest.mark.parametrize("name", UNREADABLE)
-def test_files_of_others_are_refused_or_their_lines_are_left_out(tmp_path: Path, name: str) -> None:
-    data = UNREADABLE[name]
     for file in ("config.json", "generation_config.json", CARD, "origin.json", "metrics.jsonl", "evaluations.jsonl"):
         (tmp_path / file).write_bytes(data + b"\n")
     for read in (load_config, read_card, lambda folder: read_json(folder / "generation_config.json")):
@@ -65,5 +54,4 @@ def test_token_ids_are_whole_numbers(tmp_path: Path, value: str) -> None:
     with pytest.raises(ModelError, match="generation_config.json: eos_token_id = .* is no token id"):
         token_ids(path, "eos_token_id")
     path.write_text('{"eos_token_id": [2, 7], "pad_token_id": 0}')
-    assert token_ids(path, "eos_token_id") == [2, 7] and token_ids(path, "pad_token_id") == [0]
-    assert token_ids(path, "bos_token_id") == []
+    assert [token_ids(path, f"{name}_token_id") for name in ("eos", "pad", "bos")] == [[2, 7], [0], []]

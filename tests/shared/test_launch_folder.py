@@ -1,7 +1,5 @@
 """The private folder of a launch: closed to others, found by its own, gone with the last process that used it."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shutil

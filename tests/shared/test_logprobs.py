@@ -49,7 +49,7 @@ def test_the_definition_by_hand():
 
 
 @pytest.mark.parametrize("scale", SCALES, ids=str)
-@pytest.mark.parametrize("tile", [Tile(1, 1), Tile(5, 7), Tile(37, 50), Tile(100, 30), None])
+@pytest.mark.parametrize("tile", [Tile(1, 10), Tile(8, 1), Tile(37, 50), Tile(100, 30), None])
 @pytest.mark.parametrize("temperature", [0.6, 1.0, 1.3])
 def test_chunked_equals_full(tile, temperature, scale):
     hidden, weight, targets = make_inputs()

@@ -1,7 +1,5 @@
 """Adapters of linear layers: their formula, who has gradients, merging, and the folder that PEFT reads."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -143,10 +141,12 @@ def test_modules_of_transformers_train_adapters_alone_and_merge(tmp_path: Path, 
     save_adapter(tmp_path / "adapter", matrices, 3, 6.0, str(tmp_path / "base"))
     again = read_matrices(tmp_path / "adapter")
     assert again.keys() == matrices.keys() and all(torch.equal(again[name], matrices[name]) for name in again)
-    hf.save_trained(
-        tmp_path / "merged", tmp_path / "base", merged_weights(tmp_path / "base", again, 2.0), torch.float32
+    weights = merged_weights(tmp_path / "base", again, 2.0)
+    hf.save_trained(tmp_path / "merged", tmp_path / "base", weights, torch.float32)
+    merged, changed = (
+        load_model(tmp_path / "merged", implementation="transformers"),
+        model(BATCH, output="logits").detach(),
     )
-    merged, changed = load_model(tmp_path / "merged", implementation="transformers"), model(BATCH, output="logits").detach()
     torch.testing.assert_close(merged(BATCH, output="logits"), changed, rtol=1e-5, atol=1e-5)
     assert float((changed - frozen).abs().max()) > 0.05
 

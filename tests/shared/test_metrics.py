@@ -1,7 +1,5 @@
 """metrics.jsonl: known names only, one whole line a step, no step twice after a resume."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Deaths of ranks. Real ranks, real signals: the parent of a node's ranks names each once, and nothing outlives it."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

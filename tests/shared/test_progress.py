@@ -1,12 +1,9 @@
 """The display: plain text without a terminal, a clean line on one, never an error for training."""
 
-from __future__ import annotations
-
 import io
 import json
 import re
 import time
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 

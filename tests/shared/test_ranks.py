@@ -1,7 +1,5 @@
 """Ranks to roles and devices. placements.jsonl: settings, GPUs of a node, and the ranks' devices, or why not."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +9,8 @@ import torch.distributed as dist
 
 from shared.config import Config
 from shared.errors import ConfigError
-from shared.launch import launch_folder
+from shared.launch import launch_folder, ranks
 from shared.launch.deaths import REPORTS, deaths_file
-from shared.launch.ranks import (
-    Nodes,
-    Role,
-    count_gpus,
-    gpus_of,
-    invite,
-    join_meeting,
-    kind_of,
-    open_meeting,
-    open_store,
-    read_role,
-)
 from tests.tables import read_table
 
 
@@ -42,24 +28,24 @@ def rows(kind: str) -> Any:
 
 
 def test_rank_0_controls_the_next_train_the_rest_roll_out_on_gpus_in_their_order() -> None:
-    assert [kind_of(rank, 2) for rank in range(5)] == ["controller", "trainer", "trainer", "engine", "engine"]
+    assert [ranks.kind_of(rank, 2) for rank in range(5)] == ["controller", "trainer", "trainer", "engine", "engine"]
     config, first, second = placed(4, 6, 2), range(7), range(7, 11)
     # node 0: controller, 4 trainers, engines with 2 GPUs each; node 1 has engines only
-    assert [gpus_of(rank, first, config, 8).start for rank in first] == [0, 0, 1, 2, 3, 4, 6]
-    assert len(gpus_of(0, first, config, 8)) == 0
-    assert [list(gpus_of(rank, second, config, 8)) for rank in second] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert [ranks.gpus_of(rank, first, config, 8).start for rank in first] == [0, 0, 1, 2, 3, 4, 6]
+    assert len(ranks.gpus_of(0, first, config, 8)) == 0
+    assert [list(ranks.gpus_of(rank, second, config, 8)) for rank in second] == [[0, 1], [2, 3], [4, 5], [6, 7]]
 
 
 @pytest.mark.parametrize(("sizes", "gpus", "config"), rows("sizes"))
 def test_ranks_are_spread_by_the_gpus_that_they_need(sizes: list[int], gpus: int, config: Config) -> None:
     for number, size in enumerate(sizes):
-        node, first = Nodes(len(sizes), number, "10.0.0.1", 1234), sum(sizes[:number])
+        node, first = ranks.Nodes(len(sizes), number, "10.0.0.1", 1234), sum(sizes[:number])
         assert node.ranks(config) == range(first, first + size)
         variables = node.variables(config)
         assert variables["LOCAL_WORLD_SIZE"] == str(size) and variables["WORLD_SIZE"] == str(sum(sizes))
     assert sum(sizes) == config.world_size
     with pytest.raises(ConfigError, match=r"--nnodes=99: placement\.trainers = "):
-        Nodes(99).ranks(config)
+        ranks.Nodes(99).ranks(config)
 
 
 def set_launch(monkeypatch: pytest.MonkeyPatch, rank: int, world: int, node: range | None = None) -> None:
@@ -74,9 +60,9 @@ def see_gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
 
 
-def role_of(monkeypatch: pytest.MonkeyPatch, config: Config, rank: int, node: range) -> Role:
+def role_of(monkeypatch: pytest.MonkeyPatch, config: Config, rank: int, node: range) -> ranks.Role:
     set_launch(monkeypatch, rank, config.world_size, node)
-    return read_role(config, dist.HashStore(), Path())
+    return ranks.read_role(config, dist.HashStore(), Path())
 
 
 def devices(monkeypatch: pytest.MonkeyPatch, config: Config, node: range) -> str:
@@ -119,15 +105,15 @@ def test_a_gpu_that_torch_cannot_use_is_no_accident(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     with pytest.raises(ConfigError, match=r"/dev/nvidia0 is there: .*EXTRA=cuda.*placement\.device = \"cpu\""):
-        count_gpus("auto")
-    assert count_gpus("cpu") == 0
+        ranks.count_gpus("auto")
+    assert ranks.count_gpus("cpu") == 0
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     with pytest.raises(ConfigError, match=r"driver new enough"):
-        count_gpus("auto")
+        ranks.count_gpus("auto")
     with pytest.raises(ConfigError, match=r'placement\.device = "cpu" needs the CPU builds.*make install EXTRA=cpu'):
-        count_gpus("cpu")
+        ranks.count_gpus("cpu")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # hidden on purpose
-    assert count_gpus("auto") == 0
+    assert ranks.count_gpus("auto") == 0
 
 
 def test_a_role_knows_its_place_and_a_launch_of_another_size_names_both_settings(monkeypatch):
@@ -136,7 +122,7 @@ def test_a_role_knows_its_place_and_a_launch_of_another_size_names_both_settings
     set_launch(monkeypatch, 0, 5)
     message = r"5 ranks.*placement\.trainers = 1.*placement\.engines = 1.*--nproc-per-node=3"
     with pytest.raises(ConfigError, match=message):
-        read_role(Config(), dist.HashStore(), Path())
+        ranks.read_role(Config(), dist.HashStore(), Path())
 
 
 def test_on_several_nodes_ranks_meet_in_the_runs_folder_and_take_no_other(monkeypatch, tmp_path):
@@ -147,30 +133,30 @@ def test_on_several_nodes_ranks_meet_in_the_runs_folder_and_take_no_other(monkey
                         "TORCHELASTIC_RUN_ID": "none"}.items():  # fmt: skip
         monkeypatch.setenv(name, value)
     node, run_dir = launch_folder.make(tmp_path / "node"), tmp_path / "run"
-    meeting = open_meeting(node, run_dir)
-    open_store(meeting).set("settings", "a secret")
-    invite(meeting)
+    meeting = ranks.open_meeting(node, run_dir)
+    ranks.open_store(meeting).set("settings", "a secret")
+    ranks.invite(meeting)
     assert meeting.path.parent == run_dir and meeting.path.stat().st_mode & 0o777 == 0o700
     assert not (node.path / REPORTS).exists(), "the controller does not listen yet"
     (meeting.path / deaths_file(0)).touch()
     assert (node.path / REPORTS).resolve() == meeting.path / deaths_file(0)
     second = launch_folder.make(tmp_path / "second")
     set_launch(monkeypatch, 2, 3, range(2, 3))
-    joined = join_meeting(second)
-    assert open_store(joined).get("settings") == b"a secret"
+    joined = ranks.join_meeting(second)
+    assert ranks.open_store(joined).get("settings") == b"a secret"
     assert (second.path / REPORTS).resolve() == meeting.path / deaths_file(2)
     [key] = [key for key in torchruns.list_keys() if "maestrale" in key]
     public, elsewhere = tmp_path / "public", launch_folder.make(tmp_path / "elsewhere")
     public.mkdir(0o755)
     (public / launch_folder.LOCK).touch()
-    open_store(elsewhere).set("launch", "none/0/1")  # private, of another launch of the same user
+    ranks.open_store(elsewhere).set("launch", "none/0/1")  # private, of another launch of the same user
     forgeries = {public: "its mode is 755", elsewhere.path: "made for it", tmp_path / "none": "made for it"}
     for forged, message in forgeries.items():
         torchruns.set(key, str(forged))
         with pytest.raises(ConfigError, match=message):
-            join_meeting(node)
+            ranks.join_meeting(node)
     torchruns.set(key, "")
-    assert join_meeting(node) is None
+    assert ranks.join_meeting(node) is None
     for folder in (node, second, meeting, joined, elsewhere):
         folder.leave()
     assert list(run_dir.iterdir()) == []

@@ -1,7 +1,5 @@
 """The controller's wire over real sockets: nothing is lost or late, a failure ends the wait, strangers go unheard."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

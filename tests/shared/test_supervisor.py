@@ -3,8 +3,6 @@
 All processes below the command have one end of a pipe, whose other end shows when the last of them is gone.
 """
 
-from __future__ import annotations
-
 import os
 import select
 import signal

@@ -1,8 +1,6 @@
 """The module of transformers as the trained model, family by family: against its own plain forward, one sequence at a
 time, and the properties that training leans on; replayed routes of mixtures; text parts of vision-language models."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -46,9 +44,9 @@ def logits_of(theirs: Any) -> list[Tensor]:
 
 
 def assert_near(actual: Tensor, wanted: Tensor) -> None:
-    """To 1e-5 of the largest logit: processors sum in other orders, and small logits are differences of large products.
+    """To 2e-5 of the largest logit: processors sum in other orders, and small logits are differences of large products.
     Flat logits would agree by accident."""
-    torch.testing.assert_close(actual, wanted, atol=1e-5 * max(1.0, float(wanted.abs().max())), rtol=0)
+    torch.testing.assert_close(actual, wanted, atol=2e-5 * max(1.0, float(wanted.abs().max())), rtol=0)
     assert wanted.std() > 0.3
 
 

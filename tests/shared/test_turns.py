@@ -1,7 +1,5 @@
 """Episodes of several turns, exact to the token: what is trained is what was sampled and what the environment said."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

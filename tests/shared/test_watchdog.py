@@ -1,7 +1,5 @@
 """Two real processes: a frozen one is noticed, named, shown with its stack, and killed."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
