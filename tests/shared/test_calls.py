@@ -49,24 +49,19 @@ def test_the_decorated_method_is_the_message_and_its_answer() -> None:
     assert Counter().end() == "ended", "and still a method"
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        {"type": "count", "word": 4}, {"type": "count"}, {"type": "count", "word": "x", "times": "2"}, {"word": "x"},
-        {"type": "not_a_call"}, {"type": "__init__"}, [1, 2], msgspec.Raw(b"\x91" * 100_000),
-    ],
-    ids=lambda content: str(content)[:40],
-)  # fmt: skip
+@pytest.mark.parametrize("content", [
+    {"type": "count", "word": 4}, {"type": "count"}, {"type": "count", "word": "x", "times": "2"}, {"word": "x"},
+    {"type": "not_a_call"}, {"type": "__init__"}, [1, 2], msgspec.Raw(b"\x91" * 100_000),
+], ids=lambda content: str(content)[:40])  # fmt: skip
 def test_an_unknown_method_and_arguments_of_another_type_are_refused(content: Any) -> None:
     with pytest.raises(RunError, match="Counter cannot read a call"):
         decode(content if isinstance(content, msgspec.Raw) else msgspec.msgpack.encode(content))
 
 
-@pytest.mark.parametrize(
-    ("method", "arguments", "error"),
-    [(Counter.count, {}, TypeError), (Counter.count, {"word": "x", "length": 3}, TypeError),
-     (Counter.not_a_call, {}, AttributeError)],
-)  # fmt: skip
+@pytest.mark.parametrize(("method", "arguments", "error"), [
+    (Counter.count, {}, TypeError), (Counter.count, {"word": "x", "length": 3}, TypeError),
+    (Counter.not_a_call, {}, AttributeError),
+])  # fmt: skip
 def test_arguments_that_do_not_fit_the_method_are_an_error_of_the_caller(
     method: Any, arguments: Any, error: Any
 ) -> None:

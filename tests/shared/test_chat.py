@@ -83,10 +83,9 @@ def test_a_template_that_opens_the_reasoning_is_noticed(tmp_path, monkeypatch):
     assert chat.think_ids == tuple(chat.encode("[THINK][/THINK]")) and chat.think_prefix == "[THINK]"
 
 
-@pytest.mark.parametrize(
-    ("template", "eos", "message"),
-    [("", "<eos>", "has no chat template"), (PLAIN.replace("<eos>", ""), "", "no end-of-sequence token")],
-)
+@pytest.mark.parametrize(("template", "eos", "message"), [
+    ("", "<eos>", "has no chat template"), (PLAIN.replace("<eos>", ""), "", "no end-of-sequence token"),
+])  # fmt: skip
 def test_a_folder_without_template_end_or_tokenizer_is_refused(tmp_path, template, eos, message):
     with pytest.raises(ModelError, match="no usable tokenizer"):
         Chat(tmp_path)
@@ -244,17 +243,14 @@ DEMONSTRATIONS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("train", "demonstrations", "base", "asks", "blanks"),
-    [
-        ("plain", "plain", "", False, ("", "", "")),  # as its demonstrations write the tags
-        ("asking", "plain", "", True, ("", "", "")),
-        ("plain", "asking", "", True, ("", "", "")),
-        ("plain", "plain", "asks", True, ("", "", "")),  # the model that it began with learned it
-        ("plain", "plain", "damaged", False, ("", "", "")),
-        ("plain", "usual", "", False, ("\n", "\n", "\n\n")),
-    ],
-)
+@pytest.mark.parametrize(("train", "demonstrations", "base", "asks", "blanks"), [
+    ("plain", "plain", "", False, ("", "", "")),  # as its demonstrations write the tags
+    ("asking", "plain", "", True, ("", "", "")),
+    ("plain", "asking", "", True, ("", "", "")),
+    ("plain", "plain", "asks", True, ("", "", "")),  # the model that it began with learned it
+    ("plain", "plain", "damaged", False, ("", "", "")),
+    ("plain", "usual", "", False, ("\n", "\n", "\n\n")),
+])  # fmt: skip
 def test_an_export_tells_whether_its_training_asked_for_languages(tmp_path, train, demonstrations, base, asks, blanks):
     for name, rows in DEMONSTRATIONS.items():
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

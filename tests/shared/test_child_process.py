@@ -83,15 +83,10 @@ async def test_calls_without_async_run_one_after_the_other(capfd):
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize(
-    ("fault", "error", "message"),
-    [
-        ("refuse", ConfigError, "^the file is wrong$"),
-        ("raise", RunError, "the child failed: KeyError: 'nothing'"),
-        ("exit", ChildLost, "ended with exit code 7"),
-        ("hang", ChildLate, "no answer after 0.7 s"),
-    ],
-)
+@pytest.mark.parametrize(("fault", "error", "message"), [
+    ("refuse", ConfigError, "^the file is wrong$"), ("raise", RunError, "the child failed: KeyError: 'nothing'"),
+    ("exit", ChildLost, "ended with exit code 7"), ("hang", ChildLate, "no answer after 0.7 s"),
+])  # fmt: skip
 @asynchronous
 async def test_a_start_that_fails_raises_and_is_not_reported_again(fault, error, message, news):
     child = made()
@@ -104,14 +99,10 @@ async def test_a_start_that_fails_raises_and_is_not_reported_again(fault, error,
     assert news() == []
 
 
-@pytest.mark.parametrize(
-    ("method", "argument", "how"),
-    [
-        (Async.leave, -11, "was killed by signal 11 (SIGSEGV)"),
-        (Async.leave, 3, "ended with exit code 3"),
-        *((Async.harm, kind, "was killed by signal 9 (SIGKILL)") for kind in ("flood", "lie", "babble")),
-    ],
-)
+@pytest.mark.parametrize(("method", "argument", "how"), [
+    (Async.leave, -11, "was killed by signal 11 (SIGSEGV)"), (Async.leave, 3, "ended with exit code 3"),
+    *((Async.harm, kind, "was killed by signal 9 (SIGKILL)") for kind in ("flood", "lie", "babble")),
+])  # fmt: skip
 @asynchronous
 async def test_an_end_is_raised_and_reported_once_and_the_process_can_be_started_again(method, argument, how, news):
     async with started() as child:

@@ -34,12 +34,11 @@ def is_processor(monkeypatch: pytest.MonkeyPatch, folder: Path, can: dict[str, b
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: can)
 
 
-@pytest.mark.parametrize(
-    ("can", "vendor", "fast"),
-    [({"amx_bf16": True}, INTEL, True), ({"amx_bf16": True, "avx512_bf16": True}, "", True),
-     ({"amx_bf16": False}, INTEL, False), ({"avx512_bf16": True}, INTEL, False), ({"avx512_bf16": True}, "", False),
-     ({"avx512_bf16": True}, AMD, True), ({"avx512_f": True}, AMD, False), ({}, AMD, False), ({}, "", False)],
-)  # fmt: skip
+@pytest.mark.parametrize(("can", "vendor", "fast"), [
+    ({"amx_bf16": True}, INTEL, True), ({"amx_bf16": True, "avx512_bf16": True}, "", True),
+    ({"amx_bf16": False}, INTEL, False), ({"avx512_bf16": True}, INTEL, False), ({"avx512_bf16": True}, "", False),
+    ({"avx512_bf16": True}, AMD, True), ({"avx512_f": True}, AMD, False), ({}, AMD, False), ({}, "", False),
+])  # fmt: skip
 def test_bfloat16_is_for_matrix_units_and_for_amds_instructions(monkeypatch, tmp_path, can, vendor, fast):
     is_processor(monkeypatch, tmp_path, can, vendor)
     assert processor.has_matrix_units("cpu") is can.get("amx_bf16", False) and processor.has_matrix_units("cuda")

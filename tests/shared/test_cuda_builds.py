@@ -14,14 +14,10 @@ from shared import cuda_builds
 ROOT = str(Path(__file__).resolve().parents[2])
 
 
-@pytest.mark.parametrize(
-    ("installed", "hidden"),
-    [
-        ({"torch": "2.13.0+cpu", "torchvision": "0.28.0", "torchaudio": "2.11.0+cpu"}, ["torchvision"]),
-        ({"torch": "2.13.0", "torchvision": "0.28.0"}, []),
-        ({"torchvision": "0.28.0"}, []),
-    ],
-)
+@pytest.mark.parametrize(("installed", "hidden"), [
+    ({"torch": "2.13.0+cpu", "torchvision": "0.28.0", "torchaudio": "2.11.0+cpu"}, ["torchvision"]),
+    ({"torch": "2.13.0", "torchvision": "0.28.0"}, []), ({"torchvision": "0.28.0"}, []),
+])  # fmt: skip
 def test_cuda_builds_beside_cpu_torch_are_hidden(monkeypatch, installed, hidden):
     def version(package):
         if package not in installed:

@@ -173,9 +173,9 @@ def all_of(given: list[Tensor]) -> list[Tensor]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "device", [pytest.param("cpu", marks=pytest.mark.soak), pytest.param("cuda", marks=pytest.mark.gpu)]
-)
+@pytest.mark.parametrize("device", [
+    pytest.param("cpu", marks=pytest.mark.soak), pytest.param("cuda", marks=pytest.mark.gpu),
+])  # fmt: skip
 def test_compiled_they_give_what_they_give_as_they_stand(device, monkeypatch, tmp_path):
     """In bfloat16, as far from float64 as these; compiled once for all numbers of rows, and kept at home."""
     if device == "cpu" and not (Path(sysconfig.get_path("include")) / "Python.h").is_file():

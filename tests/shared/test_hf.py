@@ -150,18 +150,15 @@ def test_a_folder_that_is_damaged_is_refused_with_the_repair(folder: Path, name:
             read(folder)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({NORM: torch.ones(16, dtype=torch.int64)}, rf"{NORM} is of type I64"),
-        ({NORM: torch.ones(16).to(torch.float8_e4m3fn)}, rf"{NORM} is of type F8_E4M3"),
-        ({NORM: torch.ones(16, dtype=torch.bool)}, rf"{NORM} is of type BOOL"),
-        ({NORM: torch.ones(15)}, rf"{NORM} has shape \[15\], config\.json asks for \[16\]"),
-        ({"visual.weight": torch.ones(1)}, r"has unknown visual\.weight"),
-        ({LOST: None}, r"lacks model\.layers\.1\.mlp\.up_proj"),
-        ({"lm_head.weight": torch.zeros(40, 16), "model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(4)}, ""),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    ({NORM: torch.ones(16, dtype=torch.int64)}, rf"{NORM} is of type I64"),
+    ({NORM: torch.ones(16).to(torch.float8_e4m3fn)}, rf"{NORM} is of type F8_E4M3"),
+    ({NORM: torch.ones(16, dtype=torch.bool)}, rf"{NORM} is of type BOOL"),
+    ({NORM: torch.ones(15)}, rf"{NORM} has shape \[15\], config\.json asks for \[16\]"),
+    ({"visual.weight": torch.ones(1)}, r"has unknown visual\.weight"),
+    ({LOST: None}, r"lacks model\.layers\.1\.mlp\.up_proj"),
+    ({"lm_head.weight": torch.zeros(40, 16), "model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(4)}, ""),
+])  # fmt: skip
 def test_weights_of_another_name_type_or_shape_are_refused_and_what_is_known_and_not_needed_is_left_out(
     folder: Path, change: dict[str, Any], message: str
 ) -> None:

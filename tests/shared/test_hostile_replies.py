@@ -86,9 +86,9 @@ def bomb(layers: int) -> bytes:
 
 
 @pytest.mark.parametrize("status", [200, 302, 500])
-@pytest.mark.parametrize(
-    "coding", ["gzip", "gzip, gzip", "GZIP", "x-gzip", "deflate", "br", "zstd", "identity, gzip", "gzip\r\nX: y"]
-)
+@pytest.mark.parametrize("coding", [
+    "gzip", "gzip, gzip", "GZIP", "x-gzip", "deflate", "br", "zstd", "identity, gzip", "gzip\r\nX: y",
+])  # fmt: skip
 def test_a_packed_reply_is_never_unpacked(coding: str, status: int) -> None:
     data = zlib.compress(BLOCK * 1024) if coding == "deflate" else bomb(2 if coding.count("gzip") == 2 else 1)
     head = f"HTTP/1.1 {status} X\r\nContent-Encoding: {coding}\r\nContent-Length: {len(data)}\r\n\r\n"
@@ -116,14 +116,10 @@ def test_headers_without_end_are_cut(begin: bytes, block: bytes) -> None:
     assert isinstance(attack(begin, endless=block), httpx.RemoteProtocolError)
 
 
-@pytest.mark.parametrize(
-    ("begin", "drop"),
-    [
-        (OK + b"\r\n", b"a"), (CHUNKED, b"1\r\na\r\n"), (OK + b"X: ", b"a"), (CHUNKED + b"0\r\n", b"a: b\r\n"),
-        (b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 50), (b"", b"HTTP/1.1 103 X\r\nLink: a\r\n\r\n"), (b"", b""),
-    ],
-    ids=["body", "chunks", "header", "trailers", "100", "103", "nothing"],
-)  # fmt: skip
+@pytest.mark.parametrize(("begin", "drop"), [
+    (OK + b"\r\n", b"a"), (CHUNKED, b"1\r\na\r\n"), (OK + b"X: ", b"a"), (CHUNKED + b"0\r\n", b"a: b\r\n"),
+    (b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 50), (b"", b"HTTP/1.1 103 X\r\nLink: a\r\n\r\n"), (b"", b""),
+], ids=["body", "chunks", "header", "trailers", "100", "103", "nothing"])  # fmt: skip
 def test_the_deadline_is_one_of_the_whole_reply(begin: bytes, drop: bytes) -> None:
     error = attack(begin, endless=drop, deadline_s=0.3, pause_s=0.01)
     assert isinstance(error, httpx.TimeoutException) and "0.3 s" in str(error)

@@ -135,17 +135,11 @@ def test_every_cut_of_the_last_line_is_removed(path: Path, header: Path | None) 
         assert path.read_bytes() == content, length
 
 
-@pytest.mark.parametrize(
-    ("now", "words"),
-    [
-        ({"seed": 2}, "seed = 1, now 2"),
-        ({"seed": 1, "model": "a"}, 'model = null, now "a"'),
-        ({}, "seed = 1, now null"),
-        ({"seed": "1"}, 'seed = 1, now "1"'),
-        ({"seed": ["long"] * 20}, "other seed"),
-        ({"seed": {"a": 1}}, 'seed = 1, now {"a": 1}'),
-    ],
-)
+@pytest.mark.parametrize(("now", "words"), [
+    ({"seed": 2}, "seed = 1, now 2"), ({"seed": 1, "model": "a"}, 'model = null, now "a"'), ({}, "seed = 1, now null"),
+    ({"seed": "1"}, 'seed = 1, now "1"'), ({"seed": ["long"] * 20}, "other seed"),
+    ({"seed": {"a": 1}}, 'seed = 1, now {"a": 1}'),
+])  # fmt: skip
 def test_another_identity_is_refused_and_nothing_changes(path, header, now, words):
     with opened(path, header=header) as journal:
         journal.add(Answer(1))

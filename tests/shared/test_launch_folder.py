@@ -64,11 +64,10 @@ def test_what_a_killed_launch_left_goes_and_what_is_used_stays(tmp_path: Path) -
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("mode", "owner", "why"),
-    [(0o777, 0, "its mode is 777"), (0o710, 0, "its mode is 710"), (0o701, 0, "its mode is 701"),
-     (0o700, 65534, "belongs to user 65534")],
-)  # fmt: skip
+@pytest.mark.parametrize(("mode", "owner", "why"), [
+    (0o777, 0, "its mode is 777"), (0o710, 0, "its mode is 710"), (0o701, 0, "its mode is 701"),
+    (0o700, 65534, "belongs to user 65534"),
+])  # fmt: skip
 def test_a_folder_that_others_can_enter_or_own_is_refused(tmp_path: Path, mode: int, owner: int, why: str) -> None:
     forged = tmp_path / f"{launch_folder.PREFIX}aaaa"
     forged.mkdir()

@@ -105,14 +105,10 @@ FEW = ("gemma3", "qwen3 moe")
 """a mixture, whose experts stay frozen, and layers of two kinds; the others with --soak"""
 
 
-@pytest.mark.parametrize(
-    ("family", "targets"),
-    [
-        *((one, lora.ALL) if one in FEW else pytest.param(one, lora.ALL, marks=pytest.mark.soak) for one in FAMILIES),
-        ("qwen3 moe", [lora.ALL, lora.EXPERTS]),
-        pytest.param("mixtral", [lora.EXPERTS], marks=pytest.mark.soak),
-    ],
-)
+@pytest.mark.parametrize(("family", "targets"), [
+    *((one, lora.ALL) if one in FEW else pytest.param(one, lora.ALL, marks=pytest.mark.soak) for one in FAMILIES),
+    ("qwen3 moe", [lora.ALL, lora.EXPERTS]), pytest.param("mixtral", [lora.EXPERTS], marks=pytest.mark.soak),
+])  # fmt: skip
 def test_modules_of_transformers_train_adapters_alone_and_merge(tmp_path: Path, family: str, targets: Any) -> None:
     """Every linear layer of every family but the head, and experts. Merged through the folders that a run writes, where
     a mixture's experts lie one by one; with recomputed layers bit for bit the same gradients."""
@@ -151,15 +147,12 @@ def test_modules_of_transformers_train_adapters_alone_and_merge(tmp_path: Path, 
     assert float((changed - frozen).abs().max()) > 0.05
 
 
-@pytest.mark.parametrize(
-    ("family", "implementation", "targets"),
-    [
-        *((family, "native", targets) for family in ("llama", "qwen2", "qwen3")
-          for targets in (lora.ALL, ["v_proj", "down_proj"])),
-        *((family, "transformers", lora.ALL) for family in ("qwen3", "gemma3", "olmo3", "qwen3 moe", "phi4", "glm4")),
-        *((family, "transformers", [lora.ALL, lora.EXPERTS]) for family in ("qwen3 moe", "mixtral")),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("family", "implementation", "targets"), [
+    *((family, "native", targets) for family in ("llama", "qwen2", "qwen3")
+      for targets in (lora.ALL, ["v_proj", "down_proj"])),
+    *((family, "transformers", lora.ALL) for family in ("qwen3", "gemma3", "olmo3", "qwen3 moe", "phi4", "glm4")),
+    *((family, "transformers", [lora.ALL, lora.EXPERTS]) for family in ("qwen3 moe", "mixtral")),
+])  # fmt: skip
 def test_peft_reads_the_folder_and_gives_the_same_logits(tmp_path, family, implementation, targets):
     """Where it is installed: it is no dependency. A mixture's attention, and layers that a folder fuses, among them."""
     peft = pytest.importorskip("peft")
@@ -243,18 +236,13 @@ def test_targets_name_layers_by_the_end_of_their_names_and_what_names_nothing_is
 ADAPTER = {"peft_type": "LORA", "r": 2, "lora_alpha": 6, "target_modules": ["q"]}
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (ADAPTER | {"use_dora": True}, "use_dora is not"),
-        ({"peft_type": "IA3"}, "peft_type IA3"),
-        (ADAPTER | {"r": "two"}, "lacks r, lora_alpha"),
-        (ADAPTER | {"lora_alpha": float("nan")}, "are no sizes"),
-        (ADAPTER | {"lora_alpha": 10**400}, "are no sizes"),
-        (ADAPTER | {"target_parameters": ["experts.down_proj"]}, "adapts down_proj: adapters of experts are those of"),
-        ([], "is not a JSON object"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "message"), [
+    (ADAPTER | {"use_dora": True}, "use_dora is not"), ({"peft_type": "IA3"}, "peft_type IA3"),
+    (ADAPTER | {"r": "two"}, "lacks r, lora_alpha"), (ADAPTER | {"lora_alpha": float("nan")}, "are no sizes"),
+    (ADAPTER | {"lora_alpha": 10**400}, "are no sizes"),
+    (ADAPTER | {"target_parameters": ["experts.down_proj"]}, "adapts down_proj: adapters of experts are those of"),
+    ([], "is not a JSON object"),
+])  # fmt: skip
 def test_a_foreign_folder_is_refused_in_one_line(tmp_path: Path, settings: object, message: str) -> None:
     (tmp_path / "adapter_config.json").write_text(json.dumps(settings))
     with pytest.raises(ModelError, match=message) as error:

@@ -28,13 +28,10 @@ def test_a_secret_in_an_address_is_told_without_its_value_and_other_addresses_ar
         assert line.startswith("reward.judge.url holds ") and 'key_variable = "NAME"' in line and "hush" not in line
 
 
-@pytest.mark.parametrize(
-    ("setting", "name"),
-    [
-        ("reward.judge.url", "key_variable"), ("reward.judges.clear.url", "key_variable"),
-        ("reward.judges.clear.critic.url", "key_variable"), ("objective.teacher.url", "objective.teacher.key_variable"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("setting", "name"), [
+    ("reward.judge.url", "key_variable"), ("reward.judges.clear.url", "key_variable"),
+    ("reward.judges.clear.critic.url", "key_variable"), ("objective.teacher.url", "objective.teacher.key_variable"),
+])  # fmt: skip
 def test_settings_with_a_secret_are_refused_in_one_line(tmp_path: Path, setting: str, name: str) -> None:
     (tmp_path / "run.toml").write_text('[objective]\nteacher = { kind = "served", url = "", model = "m" }\n')
     with pytest.raises(ConfigError) as refused:

@@ -141,11 +141,10 @@ def test_a_rank_that_has_explained_the_end_is_not_contradicted(tmp_path: Path) -
     assert node.end() == (128 + signal.SIGKILL, "")
 
 
-@pytest.mark.parametrize(
-    ("does", "named"),
-    [("code", "trainer or engine (rank 2, pid .* exit code 3.*in phase 'start'"),
-     ("ends with 5", "engine 0 (rank 2, pid .* exit code 5.*in phase 'a phase'")],
-)  # fmt: skip
+@pytest.mark.parametrize(("does", "named"), [
+    ("code", "trainer or engine (rank 2, pid .* exit code 3.*in phase 'start'"),
+    ("ends with 5", "engine 0 (rank 2, pid .* exit code 5.*in phase 'a phase'"),
+])  # fmt: skip
 def test_before_the_controller_listens_a_death_is_named_here_and_the_controller_asked_to_end(tmp_path, does, named):
     """It may be downloading a model, and would wait for this rank afterwards."""
     node = Node(tmp_path, {0: "quits", 2: does})

@@ -73,15 +73,10 @@ def test_routes_lie_beside_their_tokens():
         pack_from(sequences, firsts, routes=[[b"aa", b"b"], [], []])
 
 
-@pytest.mark.parametrize(
-    ("masks", "message"),
-    [
-        ([b"\0\1", b""], "sequence 1: a mask of 0 for 3"),
-        ([b"\0\1", b"\0\1"], "sequence 1: a mask of 2 for 3"),
-        ([b"\0\1", b"\1\1\1"], "sequence 1: .*first token cannot be a target"),
-        ([b"\0\1"], "2 sequences but 1"),
-    ],
-)
+@pytest.mark.parametrize(("masks", "message"), [
+    ([b"\0\1", b""], "sequence 1: a mask of 0 for 3"), ([b"\0\1", b"\0\1"], "sequence 1: a mask of 2 for 3"),
+    ([b"\0\1", b"\1\1\1"], "sequence 1: .*first token cannot be a target"), ([b"\0\1"], "2 sequences but 1"),
+])  # fmt: skip
 def test_a_mask_that_does_not_fit_is_refused(masks, message):
     with pytest.raises(ValueError, match=message):
         pack([[1, 2], [1, 2, 3]], masks)
@@ -90,16 +85,11 @@ def test_a_mask_that_does_not_fit_is_refused(masks, message):
 IDS = torch.zeros(3, dtype=torch.int64)
 
 
-@pytest.mark.parametrize(
-    ("lengths", "prefixes", "loss_positions", "message"),
-    [
-        ((2,), (-1,), IDS[:0], "token_ids"),
-        ((3, 0), (-1, -1), IDS[:0], "at least one token"),
-        ((3,), (-1,), IDS, "loss_positions"),
-        ((2, 1), (-1, 1), IDS[:0], "segment 1 continues 1"),
-        ((2, 1), (-1,), IDS[:0], "1 prefixes for 2 segments"),
-    ],
-)
+@pytest.mark.parametrize(("lengths", "prefixes", "loss_positions", "message"), [
+    ((2,), (-1,), IDS[:0], "token_ids"), ((3, 0), (-1, -1), IDS[:0], "at least one token"),
+    ((3,), (-1,), IDS, "loss_positions"), ((2, 1), (-1, 1), IDS[:0], "segment 1 continues 1"),
+    ((2, 1), (-1,), IDS[:0], "1 prefixes for 2 segments"),
+])  # fmt: skip
 def test_shapes_that_contradict_each_other_are_refused(lengths, prefixes, loss_positions, message):
     with pytest.raises(ValueError, match=message):
         PackedBatch(IDS, IDS, lengths, prefixes, loss_positions, IDS[:0])

@@ -138,11 +138,10 @@ def test_a_terminal_that_is_closed_or_has_no_unicode_never_reaches_training() ->
     assert "##########----------" in raw.getvalue().decode("ascii") and plain.failures == 0
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.04, "0.0 s"), (9.94, "9.9 s"), (42.4, "42 s"), (75, "1:15 min"), (3599.9, "59:59 min"), (4000, "1:06 h"),
-     (-1, "?"), (float("nan"), "?"), (float("inf"), "?")],
-)  # fmt: skip
+@pytest.mark.parametrize(("seconds", "text"), [
+    (0.04, "0.0 s"), (9.94, "9.9 s"), (42.4, "42 s"), (75, "1:15 min"), (3599.9, "59:59 min"), (4000, "1:06 h"),
+    (-1, "?"), (float("nan"), "?"), (float("inf"), "?"),
+])  # fmt: skip
 def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 

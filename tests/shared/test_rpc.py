@@ -205,17 +205,14 @@ async def test_whoever_is_late_is_named(hub, links, store):
         assert late.value.deadline_s == 0.5
 
 
-@pytest.mark.parametrize(
-    ("setting_s", "took_s", "expected_s"),
-    [
-        (3600, [], 3600),  # the first: all of the setting
-        (3600, [2.0, 1.0], 360),  # a tenth of the setting
-        (3600, [50.0, 1.0], 500),  # ten times the longest
-        (3600, [1000.0], 3600),
-        (900, [0.1], 120),  # a busy machine
-        (20, [0.1], 20),
-    ],
-)
+@pytest.mark.parametrize(("setting_s", "took_s", "expected_s"), [
+    (3600, [], 3600),  # the first: all of the setting
+    (3600, [2.0, 1.0], 360),  # a tenth of the setting
+    (3600, [50.0, 1.0], 500),  # ten times the longest
+    (3600, [1000.0], 3600),
+    (900, [0.1], 120),  # a busy machine
+    (20, [0.1], 20),
+])  # fmt: skip
 def test_a_deadline_is_ten_times_the_longest_so_far_within_bounds(setting_s, took_s, expected_s):
     patience = AdaptiveDeadline()
     for seconds in took_s:
@@ -429,17 +426,14 @@ def test_a_controller_may_open_as_many_files_as_the_system_lets_it():
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-@pytest.mark.parametrize(
-    ("master", "means", "expected"),
-    [
-        ("10.0.0.7", ["10.0.0.7"], "10.0.0.7"),
-        ("fd00::7", ["fd00::7"], "[fd00::7]"),
-        ("::1", ["::1"], "[::1]"),
-        ("127.0.0.1", ["127.0.0.1"], "127.0.0.1"),
-        ("node0", ["127.0.1.1"], "10.0.0.7"),  # Debian's /etc/hosts: the address from which this host speaks
-        ("node0", ["127.0.1.1", "fd00::7"], "[fd00::7]"),
-    ],
-)
+@pytest.mark.parametrize(("master", "means", "expected"), [
+    ("10.0.0.7", ["10.0.0.7"], "10.0.0.7"),
+    ("fd00::7", ["fd00::7"], "[fd00::7]"),
+    ("::1", ["::1"], "[::1]"),
+    ("127.0.0.1", ["127.0.0.1"], "127.0.0.1"),
+    ("node0", ["127.0.1.1"], "10.0.0.7"),  # Debian's /etc/hosts: the address from which this host speaks
+    ("node0", ["127.0.1.1", "fd00::7"], "[fd00::7]"),
+])  # fmt: skip
 def test_several_nodes_meet_at_an_address_that_others_can_reach(monkeypatch, master, means, expected):
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [(0, 0, 0, "", (address, 0)) for address in means])
     monkeypatch.setattr(sockets, "_speaks_from", lambda target: "" if ":" in target else "10.0.0.7")

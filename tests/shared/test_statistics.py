@@ -29,15 +29,12 @@ def test_pass_at_k_is_the_share_of_choices_with_a_right_one() -> None:
             statistics.pass_at_k(4, right, k)
 
 
-@pytest.mark.parametrize(
-    ("right", "wrong", "silent", "k", "expected"),
-    [
-        (2, [1], 0, 3, 1.0), (1, [1, 1], 0, 3, 1 / 3), (1, [2], 0, 3, 0.0), (1, [1], 2, 4, 0.5), (0, [], 2, 2, 0.0),
-        (2, [1, 1], 0, 2, 1 / 6 + 4 / 6 / 2),  # six pairs: one of both right, four of one right (a tie), one of none
-        (2, [2], 0, 3, 0.5),  # four triples: two with two right, two with two wrong
-        (1, [1], 2, 2, 1 / 6 / 2 + 2 / 6),  # right with wrong; right with silence, twice
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("right", "wrong", "silent", "k", "expected"), [
+    (2, [1], 0, 3, 1.0), (1, [1, 1], 0, 3, 1 / 3), (1, [2], 0, 3, 0.0), (1, [1], 2, 4, 0.5), (0, [], 2, 2, 0.0),
+    (2, [1, 1], 0, 2, 1 / 6 + 4 / 6 / 2),  # six pairs: one of both right, four of one right (a tie), one of none
+    (2, [2], 0, 3, 0.5),  # four triples: two with two right, two with two wrong
+    (1, [1], 2, 2, 1 / 6 / 2 + 2 / 6),  # right with wrong; right with silence, twice
+])  # fmt: skip
 def test_majority_at_k(right: int, wrong: list[int], silent: int, k: int, expected: float) -> None:
     assert statistics.majority_at_k(right, wrong, silent, k) == pytest.approx(expected)
 

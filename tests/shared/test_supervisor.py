@@ -69,15 +69,12 @@ def test_a_stopped_supervisor_keeps_nothing_alive(frozen: int) -> None:
         asking.kill()
 
 
-@pytest.mark.parametrize(
-    ("command", "end"),
-    [
-        (["bash", "-c", "cat; echo wrong >&2; exit 3"], (3, "said", "wrong\n")),
-        (["bash", "-c", "kill -SEGV $$"], (-signal.SIGSEGV, "", "")),
-        (["bash", "-c", "kill -9 $$"], (-signal.SIGKILL, "", "")),
-        (["/no/such/program"], (127, "", "/no/such/program cannot be started: No such file or directory\n")),
-    ],
-)
+@pytest.mark.parametrize(("command", "end"), [
+    (["bash", "-c", "cat; echo wrong >&2; exit 3"], (3, "said", "wrong\n")),
+    (["bash", "-c", "kill -SEGV $$"], (-signal.SIGSEGV, "", "")),
+    (["bash", "-c", "kill -9 $$"], (-signal.SIGKILL, "", "")),
+    (["/no/such/program"], (127, "", "/no/such/program cannot be started: No such file or directory\n")),
+])  # fmt: skip
 def test_the_caller_sees_the_command_s_own_end_and_streams(command, end):
     done = subprocess.run(supervised(command), input="said", capture_output=True, text=True, timeout=DEADLINE_S,
                           start_new_session=True)  # fmt: skip
