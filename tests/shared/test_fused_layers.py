@@ -65,35 +65,35 @@ CASES: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor], list[tuple[
 }
 
 
+def pull(calls: list[Callable[..., Tensor]], *inputs: list[Tensor]) -> list[Tensor]:
+    """The results of two calls; the same gradient has come back through both."""
+    results = [call(*given) for call, given in zip(calls, inputs, strict=True)]
+    gradient = torch.randn(results[0].shape).to(results[0].dtype)
+    for result in results:
+        result.backward(gradient)
+    return results
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_gradients_are_those_of_the_plain_formula(name: str) -> None:
     ours, plain, shapes = CASES[name]
     inputs, others = leaves(torch.float64, *shapes), leaves(torch.float64, *shapes)
-    results = ours(*inputs), plain(*others)
-    torch.testing.assert_close(*results)
-    pull = torch.randn(results[0].shape, dtype=torch.float64)
-    for result in results:
-        result.backward(pull)
+    torch.testing.assert_close(*pull([ours, plain], inputs, others))
     torch.testing.assert_close([one.grad for one in inputs], [other.grad for other in others])
 
 
 IN_TWO: dict[str, Callable[..., Tensor]] = {
-    "normed": lambda x, w, a, b: F.linear(rms_norm(x, w, 1e-5), torch.cat([a, b])),
-    "gated": plain_down,
-}
+    "normed": lambda x, w, a, b: F.linear(rms_norm(x, w, 1e-5), torch.cat([a, b])), "gated": plain_down,
+}  # fmt: skip
 """the parts one after the other, with the gradients of each"""
 
 
 @pytest.mark.parametrize("name", IN_TWO)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rounding_is_that_of_the_parts_bit_for_bit(name: str, dtype: torch.dtype) -> None:
-    (ours, _, shapes), plain = CASES[name], IN_TWO[name]
+    ours, _, shapes = CASES[name]
     inputs, others = leaves(dtype, *shapes), leaves(dtype, *shapes)
-    results = ours(*inputs), plain(*others)
-    assert torch.equal(*results)
-    pull = torch.randn(results[0].shape).to(dtype)
-    for result in results:
-        result.backward(pull)
+    assert torch.equal(*pull([ours, IN_TWO[name]], inputs, others))
     assert all(torch.equal(a.grad, b.grad) for a, b in zip(inputs, others, strict=True))
 
 
@@ -103,17 +103,10 @@ def test_wider_weights_are_rounded_to_the_type_of_the_input(name: str) -> None:
     ours, _, shapes = CASES[name]
     x, *rounded = leaves(torch.bfloat16, *shapes)
     wide = [weight.detach().float().mul(1 + 2e-4).requires_grad_() for weight in rounded]  # rounds to the same again
-    assert all(
-        torch.equal(a.bfloat16(), b) and not torch.equal(a, b.float()) for a, b in zip(wide, rounded, strict=True)
-    )
     same = x.detach().clone().requires_grad_()
-    results = ours(x, *rounded), ours(same, *wide)
-    assert torch.equal(*results)
-    pull = torch.randn(results[0].shape).bfloat16()
-    for result in results:
-        result.backward(pull)
-    assert torch.equal(x.grad, same.grad)
+    assert torch.equal(*pull([ours, ours], [x, *rounded], [same, *wide])) and torch.equal(x.grad, same.grad)
     for a, b in zip(rounded, wide, strict=True):
+        assert torch.equal(b.bfloat16(), a) and not torch.equal(b, a.float())
         assert b.grad.dtype == torch.float32 and torch.equal(a.grad.float(), b.grad)
 
 

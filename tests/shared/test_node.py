@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from shared.atomic_write import cannot_write
-from shared.errors import MORE_FILES, ConfigError, RunError
+from shared.errors import MORE_FILES, ConfigError, EngineLost, RunError
 from shared.launch import deaths
 from shared.launch.deaths import deaths_file
 from shared.launch.messages import RankFailed
@@ -248,16 +248,20 @@ def test_ends_of_helpers_are_told_each_time_at_first_and_ever_more_seldom() -> N
     assert helpers.news() == ["a verifier process gave no answer (1 so far): another takes its place"]
 
 
-def test_want_of_files_and_memory_in_a_rank_is_told_with_the_repair_and_no_traceback() -> None:
+def test_what_a_rank_raised_is_told_in_one_line_with_the_repair_or_with_its_traceback() -> None:
     for kind, message, who, repair in (
         ("OSError", "[Errno 24] Too many open files: '/x'", "trainer rank 1", "Raise the limit of open files"),
-        ("MemoryError", "", "trainer rank 1", "lower optimiser.micro_batch_tokens"),
+        ("MemoryError", "MemoryError", "trainer rank 1", "lower optimiser.micro_batch_tokens"),
         ("RuntimeError", "DefaultCPUAllocator: can't allocate memory", "engine rank 2", "lower rollout.cache_bytes"),
         ("OSError", "[Errno 12] Cannot allocate memory", "", "lower rollout.prompts_per_step"),
+        ("EngineLost", "could not start: reason", "engine rank 2", ""),  # on purpose
     ):
-        with pytest.raises(RunError) as raised:
-            raise_failure(who, RankFailed(kind=kind, message=message or kind, traceback="Traceback ..."))
+        with pytest.raises(EngineLost if kind == "EngineLost" else RunError) as raised:
+            raise_failure(who, RankFailed(kind=kind, message=message, traceback="Traceback ..."))
         assert "Traceback" not in str(raised.value) and repair in deaths.lacking(str(raised.value))
+        assert str(raised.value).startswith(f"{who}: " if who else "")
+    with pytest.raises(Exception, match="trainer rank 1: 'x'\nTraceback"):
+        raise_failure("trainer rank 1", RankFailed("KeyError", "'x'", "Traceback ..."))
     full = cannot_write(Path("/x"), OSError(24, "Too many open files"))
     assert full.endswith(MORE_FILES) and deaths.lacking(full) == "", "said already"
     assert deaths.lacking("ValueError: 3") == ""
