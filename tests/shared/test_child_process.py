@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -18,6 +17,8 @@ from shared.child_process import Child, ChildLate, ChildLost
 from shared.errors import ConfigError, RunError
 from shared.launch import deaths
 from tests.asynchronous import asynchronous
+from tests.process import started as started_program
+from tests.process import until
 from tests.shared import child_classes
 from tests.shared.child_classes import Async, Plain, Said
 
@@ -45,13 +46,6 @@ def news(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def gone(pid: int) -> bool:
     return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-
-
-def wait_until_gone(pid: int) -> None:
-    end = time.monotonic() + 60
-    while not gone(pid):
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 @asynchronous
@@ -180,12 +174,11 @@ asyncio.run(main())
 
 @pytest.mark.parametrize("supervise", [True, False])
 def test_it_ends_with_its_caller(supervise):
-    command = [sys.executable, "-c", CALLER, str(supervise)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as parent:
+    with started_program(CALLER, supervise, stderr=subprocess.DEVNULL) as parent:
         pid = int(parent.stdout.readline())
         assert not gone(pid)
         parent.kill()
-    wait_until_gone(pid)
+    until(lambda: gone(pid))
 
 
 def test_it_ends_with_the_event_loop_of_its_caller_and_what_it_has_started_with_it(news):
@@ -193,6 +186,6 @@ def test_it_ends_with_the_event_loop_of_its_caller_and_what_it_has_started_with_
         child = made()
         return [await child.start(), await child.call(Async.grandchild)]
 
-    for pid in asyncio.run(start_both()):
-        wait_until_gone(pid)
+    pids = asyncio.run(start_both())
+    until(lambda: all(map(gone, pids)))
     assert news() == []

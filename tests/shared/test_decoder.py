@@ -4,9 +4,12 @@ import copy
 
 import pytest
 import torch
+import transformers
 
 from shared.errors import ModelError
+from shared.model import hf
 from shared.model.decoder import Decoder, DecoderConfig, initialise
+from tests.model_folder import load_model
 from tests.packed import entropy_from_logits, logprobs_from_logits, pack_from
 
 COMMON = {
@@ -33,8 +36,6 @@ BATCH = pack_from(SEQUENCES, [1, 1, 1])
 
 def make_pair(name):
     """(transformers model, our decoder with its weights)."""
-    import transformers
-
     architecture, extra = CASES[name]
     torch.manual_seed(3)
     kind = getattr(transformers, architecture)
@@ -54,7 +55,7 @@ def gradients(decoder):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_logits_and_gradients_equal_transformers(name):
+def test_logits_and_gradients_equal_transformers_and_a_saved_folder_is_read_there_and_here(name, tmp_path):
     theirs, ours = make_pair(name)
     expected = torch.cat([theirs(torch.tensor([sequence])).logits[0] for sequence in SEQUENCES])
     actual = ours(BATCH, output="logits")
@@ -70,6 +71,13 @@ def test_logits_and_gradients_equal_transformers(name):
     ordered = [key for key, _ in ours.named_parameters() if key in weights]
     parts = [key.rsplit(".", 2)[1] for key in ordered]  # in the order in which engines fuse them
     assert parts == ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    config = theirs.config.to_dict() | {"architectures": [CASES[name][0]]}
+    hf.save_model(tmp_path / "m", config, ours.named_parameters(), torch.float32, shard_bytes=9000)
+    assert (tmp_path / "m" / hf.INDEX).exists()
+    assert all(map(torch.equal, load_model(tmp_path / "m").parameters(), ours.parameters()))
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "m", dtype=torch.float32)
+    assert type(again) is type(theirs)
+    assert all(map(torch.equal, again.state_dict().values(), theirs.state_dict().values()))
 
 
 @pytest.mark.parametrize("temperature", [0.6, 1.0, 1.3])

@@ -1,9 +1,6 @@
 """The journal of a resumable command: rows, kills, identities and damaged files."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +12,7 @@ from hypothesis import strategies as st
 from shared import journal as journals
 from shared.errors import ConfigError, DataError, InputError
 from shared.journal import Journal, differences, read_journal
+from tests.process import started
 
 
 class Answer(msgspec.Struct):
@@ -103,11 +101,10 @@ for number in range(10_000_000):
 """
 
 
-def test_kills_lose_no_row_and_make_none_twice(root: Path, path: Path) -> None:
-    last, command = -1, [sys.executable, "-c", PROGRAM, str(path)]
+def test_kills_lose_no_row_and_make_none_twice(path: Path) -> None:
+    last = -1
     for kill in range(2):
-        environment = {**os.environ, "PYTHONPATH": str(root)}
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root, env=environment)
+        process = started(PROGRAM, path)
         lines = [process.stdout.readline() for _ in range(8 + 3 * kill)]
         process.kill()
         numbers = list(map(int, lines + process.communicate()[0].split()))

@@ -4,7 +4,6 @@ import fcntl
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,9 @@ import pytest
 from shared.errors import ConfigError
 from shared.launch import launch_folder
 from shared.model.cpu.fused_layers import kernels_folder
+from tests.process import started
 from verify.code import cpp
 
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
 HOLDER = """
 import sys
 from pathlib import Path
@@ -30,8 +29,7 @@ folder.leave()
 
 def holder(place: Path, way: str) -> tuple[subprocess.Popen[str], Path]:
     """Another process that uses a folder until it is told to leave."""
-    command = [sys.executable, "-c", HOLDER, str(place), way]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    process = started(HOLDER, place, way)
     return process, Path(process.stdout.readline().strip())
 
 

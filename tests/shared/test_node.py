@@ -5,10 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,8 +15,8 @@ from shared.launch import deaths
 from shared.launch.deaths import deaths_file
 from shared.launch.messages import RankFailed
 from shared.launch.rpc import raise_failure
+from tests.process import ENVIRONMENT, started, until
 
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
 RANK = """
 import os, signal, subprocess, sys, time
 from pathlib import Path
@@ -75,15 +72,7 @@ ranks = range(int(first), int(first) + int(count))
 world = {"WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
 sys.exit(node.run_ranks(ranks, [sys.executable, f"{folder}/rank.py", folder, *does], {**os.environ, **world}))
 """
-pytestmark = [pytest.mark.timeout(120)]
-
-
-def wait_for(condition: Callable[[], Any]) -> Any:
-    end = time.monotonic() + 60
-    while not (result := condition()):
-        assert time.monotonic() < end
-        time.sleep(0.01)
-    return result
+pytestmark = [pytest.mark.timeout(400)]
 
 
 class Node:
@@ -93,22 +82,19 @@ class Node:
         (folder / "rank.py").write_text(RANK)
         self.folder = folder
         pairs = [f"{rank}={words}" for rank, words in does.items()]
-        command = [sys.executable, "-c", PARENT, str(folder), str(ranks.start), str(len(ranks)), *pairs]
-        environment = {**ENVIRONMENT, "TMPDIR": str(folder)}
-        self.parent = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
-        )
+        options = {"stdin": None, "stderr": subprocess.STDOUT, "env": {**ENVIRONMENT, "TMPDIR": str(folder)}}
+        self.parent = started(PARENT, folder, ranks.start, len(ranks), *pairs, **options)
         self.pids = [self.number(f"ready-{rank}") for rank in ranks if "code" not in does.values()]
 
     def number(self, name: str) -> int:
         """What a rank has written, once it plays."""
-        return int(wait_for(lambda: (path := self.folder / name).exists() and path.read_text()))
+        return int(until(lambda: (path := self.folder / name).exists() and path.read_text()))
 
     def end(self) -> tuple[int, str]:
         """Exit code of the parent, and all that was printed; all processes are gone."""
-        printed, _ = self.parent.communicate(timeout=60)
+        printed, _ = self.parent.communicate(timeout=150)
         for pid in self.pids:
-            wait_for(lambda pid=pid: not Path(f"/proc/{pid}").exists())
+            until(lambda pid=pid: not Path(f"/proc/{pid}").exists())
         left = [path.name for path in self.folder.glob("maestrale.*")]
         assert left == [] or self.parent.returncode < 0, "the private folder goes with the launch"
         return self.parent.returncode, printed
@@ -159,7 +145,7 @@ def test_on_a_node_without_the_controller_a_death_is_named_there_and_reported(tm
     node = Node(tmp_path, {1: "listens", 2: "ends with 4"}, range(1, 3))
     (tmp_path / "go on").touch()
     file = tmp_path / deaths_file(1)
-    assert json.loads(wait_for(file.read_bytes).splitlines()[0])[0] == 2
+    assert json.loads(until(lambda: file.exists() and file.read_bytes()).splitlines()[0])[0] == 2
     os.kill(
         node.pids[0], signal.SIGTERM
     )  # blocked, as the mask of all ranks is: it goes on until the controller ends it
@@ -192,7 +178,7 @@ def test_a_rank_whose_parent_died_before_it_began_ends(tmp_path: Path) -> None:
     """Another process has adopted it then, and nobody would ever end it."""
     place = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "3", "TMPDIR": str(tmp_path / "maestrale.1.1.aaaa")}
     command = [sys.executable, "-c", RANK, str(tmp_path)]
-    assert subprocess.run(command, timeout=60, env=ENVIRONMENT | place).returncode == 1
+    assert subprocess.run(command, timeout=150, env=ENVIRONMENT | place).returncode == 1
 
 
 NAMER = """

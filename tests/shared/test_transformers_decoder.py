@@ -81,24 +81,17 @@ def test_log_probs_and_gradients_are_those_of_each_sequence_alone(family: str):
         assert_near(ours(APART, output="logits"), torch.cat(logits))
 
 
-def test_a_native_family_gives_the_same_through_either_implementation():
-    config = config_of("llama")
-    native, other = make_model(read_shape(config, "native"), config), make_pair("llama")[1]
-    native.load_state_dict(other.state_dict(), strict=True)
-    torch.testing.assert_close(native(APART, 0.7), other(APART, 0.7), atol=1e-5, rtol=1e-5)
-    shape, counted = read_shape(config), read_shape(config, "transformers")
-    assert not isinstance(shape, MeasuredConfig) and isinstance(counted, MeasuredConfig)
-    for name in ("parameters", "products", "cached_values", "layer_products", "layer_parameters"):
-        assert getattr(shape, name) == getattr(counted, name), name
-
-
-def test_auto_takes_what_our_own_decoder_lacks_from_transformers():
-    windowed = config_of("mistral window")
+def test_auto_takes_what_our_own_decoder_lacks_from_transformers_and_either_counts_the_same():
+    windowed, config = config_of("mistral window"), config_of("llama")
     assert isinstance(read_shape(windowed, "auto", max_tokens=17), MeasuredConfig)
     assert not isinstance(read_shape(windowed, "auto", max_tokens=16), MeasuredConfig)
     assert isinstance(read_shape(config_of("phi4")), MeasuredConfig)
     with pytest.raises(ModelError, match="not supported.*LlamaForCausalLM"):
         read_shape(config_of("phi4"), "native")
+    shape, counted = read_shape(config), read_shape(config, "transformers")
+    assert not isinstance(shape, MeasuredConfig) and isinstance(counted, MeasuredConfig)
+    for name in ("parameters", "products", "cached_values", "layer_products", "layer_parameters"):
+        assert getattr(shape, name) == getattr(counted, name), name
 
 
 @pytest.mark.parametrize("family", ["gemma4", "mixtral", "qwen3 moe", "gpt-oss", *VISION_LANGUAGE])

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -17,9 +17,9 @@ import zmq
 from shared.launch import deaths, launch_folder, watchdog
 from shared.launch.ranks import Role
 from shared.launch.sockets import refused
+from tests.process import ENVIRONMENT, started, until
 
 SCENE = Path(__file__).with_name("rank_scene.py")
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(SCENE.parents[2])}
 HEARTBEAT_S = 10.0  # well above what importing takes on a busy machine
 GUARD_S = 300
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -92,10 +92,10 @@ else:
 
 
 def test_a_process_that_hangs_in_a_library_and_one_that_moves_both_show_their_stacks_and_live_on(tmp_path, capfd):
-    command, names = [sys.executable, "-c", VICTIM, str(tmp_path)], ["hangs", "moves", "moves too"]
-    victims = [subprocess.Popen([*command, name], stdout=subprocess.PIPE, env=ENVIRONMENT) for name in names]
+    names = ["hangs", "moves", "moves too"]
+    victims = [started(VICTIM, tmp_path, name) for name in names]
     try:
-        assert [victim.stdout.readline() for victim in victims] == [b"ready\n"] * 3
+        assert [victim.stdout.readline() for victim in victims] == ["ready\n"] * 3
         host = os.uname().nodename
         peers = [watchdog.Peer(rank, "trainer", victim.pid, host, "x") for rank, victim in enumerate(victims)]
         watchdog.report_hang("a test", peers, str(tmp_path), kill=False)
@@ -159,13 +159,6 @@ def line_to(keeper: watchdog.PulseKeeper, identity: bytes) -> zmq.Socket[bytes]:
     return line
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
 PEER = watchdog.Peer(1, "trainer", 4321, os.uname().nodename, "x")
 STRANGE: list[tuple[bytes, list[bytes]]] = [
     (b"1:b", [encode(PEER)]),  # another connection
@@ -180,13 +173,13 @@ STRANGE: list[tuple[bytes, list[bytes]]] = [
 def test_a_heartbeat_is_taken_from_the_rank_that_it_names_and_from_nobody_else(keeper) -> None:
     before, ours = refused.total, line_to(keeper, b"1:a")
     ours.send(encode(PEER))
-    wait_until(lambda: 1 in keeper.heard)
+    until(lambda: 1 in keeper.heard)
     for identity, frames in STRANGE:
         line = line_to(keeper, identity)
         line.send_multipart(frames)
         line.close(linger=20_000)  # a connection takes long on a busy machine
     ours.send(encode(msgspec.structs.replace(PEER, pid=1)))  # a process id does not change
-    wait_until(lambda: refused.total == before + len(STRANGE) + 1)
+    until(lambda: refused.total == before + len(STRANGE) + 1)
     ours.close(linger=0)
     assert {rank: peer.pid for rank, (_, peer) in keeper.heard.items()} == {1: 4321} and keeper.is_alive()
 
@@ -202,8 +195,8 @@ def test_an_answer_is_as_long_as_a_node_has_ranks(keeper) -> None:
 
     assert answer(1, "a") == {1: "a"} and answer(900, "b") == {900: "b"}
     assert answer(2, "c") == {1: "a", 2: "c"}, "a new rank is known to those beside it at once"
-    wait_until(lambda: answer(1, "d") == {1: "d", 2: "c"})  # made anew in every round
-    wait_until(lambda: answer(2, "e") == {1: "d", 2: "e"})
+    until(lambda: answer(1, "d") == {1: "d", 2: "c"})  # made anew in every round
+    until(lambda: answer(2, "e") == {1: "d", 2: "e"})
     for line in lines.values():
         line.close(linger=0)
 
