@@ -401,6 +401,11 @@ async def test_whoever_gives_up_taking_from_a_queue_loses_nothing_and_all_that_g
     queue.put(1)
     queue.put(2)
     assert await queue.take() == [1, 2] and len(queue) == 0
+    waiting = asyncio.ensure_future(queue.take())
+    await asyncio.sleep(0.01)
+    assert not waiting.done(), "nothing is taken twice"
+    queue.put(3)
+    assert await waiting == [3]
 
 
 def test_a_controller_may_open_as_many_files_as_the_system_lets_it():
