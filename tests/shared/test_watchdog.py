@@ -75,9 +75,11 @@ from pathlib import Path
 from shared.launch import watchdog
 watchdog.die_with_parent()
 watchdog.open_stacks(Path(sys.argv[1]), sys.argv[2])
-def spin(deep=0):
-    while not deep or spin(deep - 1):
-        spin(20)
+def spin():
+    while True:
+        [spin_a_little(n) for n in range(20)]
+def spin_a_little(n):
+    return n and spin_a_little(n - 1)
 if sys.argv[2] == "hangs":
     mutex, libc = ctypes.create_string_buffer(64), ctypes.CDLL(None)
     print("ready", flush=True)
